@@ -1,0 +1,5 @@
+//! What one 802.11 channel and the stations on it do, as a discrete-event model without a clock of its own.
+
+pub mod packet;
+
+pub use packet::{AccessCategory, Packet, StationId};

@@ -1,0 +1,55 @@
+//! What travels: IP packets, their stations and access categories.
+
+use coorp_core::{FlowId, Instant};
+
+/// A station on the channel, from 0. The air knows nothing of robots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct StationId(pub u16);
+
+/// EDCA access categories, highest priority first (IEEE 802.11-2020, 10.2.3.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum AccessCategory {
+    /// AC_VO, voice: where control goes.
+    Voice = 0,
+    /// AC_VI, video.
+    Video = 1,
+    /// AC_BE, best effort: where bulk goes.
+    BestEffort = 2,
+    /// AC_BK, background.
+    Background = 3,
+}
+
+impl AccessCategory {
+    /// All four, highest priority first.
+    pub const ALL: [AccessCategory; 4] = [
+        AccessCategory::Voice,
+        AccessCategory::Video,
+        AccessCategory::BestEffort,
+        AccessCategory::Background,
+    ];
+
+    /// 0 for AC_VO to 3 for AC_BK.
+    pub const fn index(self) -> usize {
+        self as usize
+    }
+}
+
+/// One IP packet on its way. Small and `Copy`: queues hold it by value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Packet {
+    /// The flow it belongs to; FQ-CoDel keeps flows apart by it, the layer above finds its owner by it.
+    pub flow: FlowId,
+    /// Opaque to the air: a sequence number, a message and fragment number, or an acknowledgement's index.
+    pub tag: u64,
+    /// Size of the IP packet, headers included, in bytes.
+    pub bytes: u16,
+    /// Who sends.
+    pub from: StationId,
+    /// Who receives.
+    pub to: StationId,
+    /// The category it is queued in.
+    pub category: AccessCategory,
+    /// When the layer above handed it to the host queue.
+    pub sent_at: Instant,
+}

@@ -1,0 +1,2 @@
+//! The `coorp` command.
+fn main() {}

@@ -1,0 +1,9 @@
+//! Identities that cross crates.
+
+/// A robot of the team: its place in the team file, from 0. The leader has one too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RobotId(pub u16);
+
+/// A flow of the team, unique over all robots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FlowId(pub u32);

@@ -1,0 +1,13 @@
+//! What Coorp decides, without I/O.
+//!
+//! Every decision is a state machine that is told what happened and when, and answers what to do and when to
+//! be asked again. Nothing here has a clock, a socket, a thread, randomness or a global, so the code that runs
+//! on a robot is the code that is simulated, fuzzed and replayed from a seed.
+//!
+//! Sources: 'COORP', IEEE IoT Journal 2022 ("001" in comments), and its earlier draft ("000").
+
+pub mod id;
+pub mod time;
+
+pub use id::{FlowId, RobotId};
+pub use time::{Duration, Instant};

@@ -1,0 +1,3 @@
+//! A team in virtual time.
+
+pub mod results;
