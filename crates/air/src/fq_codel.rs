@@ -1,25 +1,49 @@
-//! The host queue: FQ-CoDel (RFC 8290) as mac80211 has it.
+//! The host queue: which packet goes next to the driver, as mac80211's FQ-CoDel decides it (RFC 8290).
+//!
+//! One queue here serves one station and access category. Each destination in it is what mac80211 calls a TXQ, and
+//! the destinations take turns. Inside one, flows share by deficit round robin with a small quantum, and a flow that
+//! comes new goes first, so sparse flows pass fat ones. CoDel (in `codel.rs`) drops at the head of a flow whose
+//! packets wait too long. When the queue is full, the flow with the most bytes loses its oldest packet, as mac80211
+//! does up to Linux 5.10.
+//!
+//! Left out: airtime fairness (the turn is a packet or whatever the caller makes of [`FqCodel::next_destination`]),
+//! airtime queue limits, the limit on memory beside the one on packets, hash collisions between flows (up to
+//! [`MAX_FLOWS`] flows have a queue each), and the packet limit being shared by all categories of a radio.
+//!
+//! Packets live in one slab and queues are links through it, so nothing is allocated per packet.
+
+mod codel;
 
 use crate::packet::{Packet, StationId};
+use codel::Codel;
 use coorp_core::{Duration, Instant};
-use std::collections::VecDeque;
+
+/// Flows with a queue of their own, as many as mac80211 has. Past it, a destination's further flows share one.
+pub const MAX_FLOWS: usize = 4096;
+
+/// No node, flow or destination.
+const NONE: u32 = u32::MAX;
+
+/// The most that [`Config::packet_limit`] may ask for: backlogs in bytes then still fit 32 bits.
+const PACKET_LIMIT_MAX: usize = 65_536;
 
 /// How the queue is set up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Most packets in the queue, all flows together.
+    /// Most packets in the queue, all flows together; 1 to 65,536.
     pub packet_limit: usize,
-    /// What a flow may send in a round, in bytes.
+    /// What a flow may send in a round, in bytes; at least 1.
     pub quantum_bytes: u16,
     /// Whether CoDel drops at all.
     pub codel: bool,
-    /// The standing delay that CoDel accepts.
+    /// The standing wait that CoDel accepts.
     pub target: Duration,
-    /// How long the delay must stand above the target before the first drop.
+    /// How long the wait must stand above the target before the first drop.
     pub interval: Duration,
 }
 
 impl Default for Config {
+    /// mac80211's own numbers.
     fn default() -> Self {
         Config {
             packet_limit: 8192,
@@ -31,51 +55,411 @@ impl Default for Config {
     }
 }
 
+/// A queued packet. The slab's free nodes are linked by `next` as well.
+#[derive(Clone, Copy, Debug)]
+struct Node {
+    packet: Packet,
+    queued_at: Instant,
+    next: u32,
+}
+
+/// A queue of links: nodes of a flow, flows of a round, destinations in turn.
+#[derive(Clone, Copy, Debug)]
+struct List {
+    head: u32,
+    tail: u32,
+}
+
+impl List {
+    const EMPTY: List = List { head: NONE, tail: NONE };
+}
+
+/// Which of its destination's lists a flow stands in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Standing {
+    Out,
+    New,
+    Old,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Flow {
+    key: u64,
+    /// The next flow in the same bucket of the index.
+    chain: u32,
+    packets: List,
+    destination: u32,
+    standing: Standing,
+    /// The next flow in the list that it stands in.
+    next: u32,
+    deficit: i32,
+    codel: Codel,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Destination {
+    station: StationId,
+    new_flows: List,
+    old_flows: List,
+    packets: u32,
+    /// Whether it stands in the turns; `next` is then its follower.
+    in_turn: bool,
+    next: u32,
+    /// The queue of the flows that found no place in the table.
+    shared_flow: u32,
+}
+
 /// The queue of one station and access category.
 #[derive(Clone, Debug)]
 pub struct FqCodel {
     config: Config,
-    packets: VecDeque<Packet>,
+    nodes: Vec<Node>,
+    free: u32,
+    len: usize,
+    flows: Vec<Flow>,
+    /// Bytes queued for each flow; apart from `flows`, so that finding the fattest reads little memory.
+    backlogs: Vec<u32>,
+    /// First flow of each bucket; a power of two of them.
+    buckets: Vec<u32>,
+    destinations: Vec<Destination>,
+    /// Each station's place in `destinations`, by station number.
+    by_station: Vec<u32>,
+    turns: List,
 }
 
 impl FqCodel {
-    /// An empty queue.
+    /// An empty queue. A limit or quantum outside its range is moved to the nearest one inside.
     pub fn new(config: Config) -> Self {
+        let config = Config {
+            packet_limit: config.packet_limit.clamp(1, PACKET_LIMIT_MAX),
+            quantum_bytes: config.quantum_bytes.max(1),
+            ..config
+        };
         FqCodel {
             config,
-            packets: VecDeque::new(),
+            nodes: Vec::new(),
+            free: NONE,
+            len: 0,
+            flows: Vec::new(),
+            backlogs: Vec::new(),
+            buckets: vec![NONE; 16],
+            destinations: Vec::new(),
+            by_station: Vec::new(),
+            turns: List::EMPTY,
         }
     }
-    /// Takes a packet in. What comes back was dropped for it: the oldest packet of the fattest flow.
-    pub fn push(&mut self, packet: Packet, _now: Instant) -> Option<Packet> {
-        self.packets.push_back(packet);
-        (self.packets.len() > self.config.packet_limit)
-            .then(|| self.packets.pop_front())
-            .flatten()
+
+    /// Takes a packet in. What comes back was dropped to make room: the oldest packet of the fattest flow, which can be
+    /// this one.
+    pub fn push(&mut self, packet: Packet, now: Instant) -> Option<Packet> {
+        let destination = self.destination_of(packet.to);
+        let flow = self.flow_of(&packet, destination);
+        let node = self.allocate(packet, now);
+
+        let queue = &mut self.flows[flow as usize].packets;
+        if queue.head == NONE {
+            queue.head = node;
+        } else {
+            self.nodes[queue.tail as usize].next = node;
+        }
+        queue.tail = node;
+        self.backlogs[flow as usize] += cost_bytes(&packet);
+        self.len += 1;
+
+        if self.flows[flow as usize].standing == Standing::Out {
+            self.flows[flow as usize].deficit = i32::from(self.config.quantum_bytes);
+            self.append_flow(destination, flow, Standing::New);
+        }
+        self.destinations[destination as usize].packets += 1;
+        self.take_turn(destination);
+
+        if self.len <= self.config.packet_limit {
+            return None;
+        }
+        self.fattest()
+            .and_then(|fat| self.unlink(fat))
+            .map(|(oldest, _)| oldest)
     }
-    /// The next packet, of the destination whose turn it is. `dropped` is told of each packet that CoDel drops.
-    pub fn pop(&mut self, _now: Instant, _dropped: &mut impl FnMut(Packet)) -> Option<Packet> {
-        self.packets.pop_front()
+
+    /// The next packet, from the destination whose turn it is; the turn passes on. `dropped` is told of each packet
+    /// that CoDel drops on the way.
+    pub fn pop(&mut self, now: Instant, dropped: &mut impl FnMut(Packet)) -> Option<Packet> {
+        while let Some(to) = self.next_destination() {
+            if let Some(packet) = self.pop_for(to, now, dropped) {
+                return Some(packet);
+            }
+        }
+        None
     }
-    /// The next packet to this destination, out of turn: for filling an aggregate.
-    pub fn pop_for(&mut self, to: StationId, _now: Instant, _dropped: &mut impl FnMut(Packet)) -> Option<Packet> {
-        let at = self.packets.iter().position(|packet| packet.to == to)?;
-        self.packets.remove(at)
+
+    /// The next packet to this destination, whose turn it need not be: for filling an aggregate. `dropped` as in
+    /// [`FqCodel::pop`].
+    pub fn pop_for(&mut self, to: StationId, now: Instant, dropped: &mut impl FnMut(Packet)) -> Option<Packet> {
+        let destination = self.find_destination(to)?;
+        while let Some((flow, standing)) = self.first_flow(destination) {
+            if self.flows[flow as usize].deficit <= 0 {
+                self.flows[flow as usize].deficit += i32::from(self.config.quantum_bytes);
+                self.remove_first_flow(destination, standing);
+                self.append_flow(destination, flow, Standing::Old);
+                continue;
+            }
+            if let Some(packet) = self.take(flow, now, dropped) {
+                self.flows[flow as usize].deficit -= i32::from(packet.bytes);
+                return Some(packet);
+            }
+            self.remove_first_flow(destination, standing);
+            // A flow that ran empty while new waits one round behind the old ones, or it could come new again at once
+            // and starve them.
+            let old_wait = self.destinations[destination as usize].old_flows.head != NONE;
+            if standing == Standing::New && old_wait {
+                self.append_flow(destination, flow, Standing::Old);
+            }
+        }
+        None
     }
-    /// The destination whose turn it is; the turn passes on to the next one.
+
+    /// The destination whose turn it is; the turn passes on to the next one that has packets.
     pub fn next_destination(&mut self) -> Option<StationId> {
-        self.packets.front().map(|packet| packet.to)
+        while self.turns.head != NONE {
+            let first = self.turns.head;
+            let destination = &mut self.destinations[first as usize];
+            destination.in_turn = false;
+            self.turns.head = destination.next;
+            if destination.packets > 0 {
+                let station = destination.station;
+                self.take_turn(first);
+                return Some(station);
+            }
+        }
+        None
     }
+
     /// Packets in the queue.
     pub fn len(&self) -> usize {
-        self.packets.len()
+        self.len
     }
+
     /// Packets in the queue to this destination.
     pub fn len_for(&self, to: StationId) -> usize {
-        self.packets.iter().filter(|packet| packet.to == to).count()
+        self.find_destination(to)
+            .map_or(0, |at| self.destinations[at as usize].packets as usize)
     }
+
     /// Whether nothing is queued.
     pub fn is_empty(&self) -> bool {
-        self.packets.is_empty()
+        self.len == 0
+    }
+
+    /// Takes the flow's next packet that CoDel lets live.
+    fn take(&mut self, flow: u32, now: Instant, dropped: &mut impl FnMut(Packet)) -> Option<Packet> {
+        loop {
+            let Some((packet, queued_at)) = self.unlink(flow) else {
+                self.flows[flow as usize].codel.on_empty();
+                return None;
+            };
+            let left = self.backlogs[flow as usize];
+            let codel = &mut self.flows[flow as usize].codel;
+            if !self.config.codel || !codel.drops(now.since(queued_at), left, now, &self.config) {
+                return Some(packet);
+            }
+            dropped(packet);
+        }
+    }
+
+    /// Takes the flow's oldest packet out of the slab, with the time at which it came in.
+    fn unlink(&mut self, flow: u32) -> Option<(Packet, Instant)> {
+        let queue = &mut self.flows[flow as usize].packets;
+        if queue.head == NONE {
+            return None;
+        }
+        let at = queue.head;
+        let node = self.nodes[at as usize];
+        queue.head = node.next;
+        self.nodes[at as usize].next = self.free;
+        self.free = at;
+        self.len -= 1;
+        self.backlogs[flow as usize] -= cost_bytes(&node.packet);
+        let destination = self.flows[flow as usize].destination;
+        self.destinations[destination as usize].packets -= 1;
+        Some((node.packet, node.queued_at))
+    }
+
+    fn allocate(&mut self, packet: Packet, queued_at: Instant) -> u32 {
+        let node = Node {
+            packet,
+            queued_at,
+            next: NONE,
+        };
+        if self.free == NONE {
+            self.nodes.push(node);
+            return (self.nodes.len() - 1) as u32;
+        }
+        let at = self.free;
+        self.free = self.nodes[at as usize].next;
+        self.nodes[at as usize] = node;
+        at
+    }
+
+    /// The flow with the most bytes, the first of equals.
+    fn fattest(&self) -> Option<u32> {
+        let most = *self.backlogs.iter().max()?;
+        self.backlogs
+            .iter()
+            .position(|backlog| *backlog == most)
+            .map(|at| at as u32)
+    }
+
+    fn find_destination(&self, station: StationId) -> Option<u32> {
+        self.by_station
+            .get(usize::from(station.0))
+            .copied()
+            .filter(|at| *at != NONE)
+    }
+
+    fn destination_of(&mut self, station: StationId) -> u32 {
+        if let Some(at) = self.find_destination(station) {
+            return at;
+        }
+        let place = usize::from(station.0);
+        if self.by_station.len() <= place {
+            self.by_station.resize(place + 1, NONE);
+        }
+        let at = self.destinations.len() as u32;
+        self.by_station[place] = at;
+        self.destinations.push(Destination {
+            station,
+            new_flows: List::EMPTY,
+            old_flows: List::EMPTY,
+            packets: 0,
+            in_turn: false,
+            next: NONE,
+            shared_flow: NONE,
+        });
+        at
+    }
+
+    /// The place of the packet's flow, made where it is new.
+    fn flow_of(&mut self, packet: &Packet, destination: u32) -> u32 {
+        let key = u64::from(packet.to.0) << 32 | u64::from(packet.flow.0);
+        let mut at = self.buckets[self.bucket(key)];
+        while at != NONE {
+            let flow = &self.flows[at as usize];
+            if flow.key == key {
+                return at;
+            }
+            at = flow.chain;
+        }
+        if self.flows.len() >= MAX_FLOWS {
+            return self.shared_flow_of(destination);
+        }
+        if self.flows.len() >= self.buckets.len() {
+            self.widen_index();
+        }
+        let at = self.add_flow(key, destination);
+        let bucket = self.bucket(key);
+        self.flows[at as usize].chain = self.buckets[bucket];
+        self.buckets[bucket] = at;
+        at
+    }
+
+    fn shared_flow_of(&mut self, destination: u32) -> u32 {
+        let shared = self.destinations[destination as usize].shared_flow;
+        if shared != NONE {
+            return shared;
+        }
+        let at = self.add_flow(u64::MAX, destination);
+        self.destinations[destination as usize].shared_flow = at;
+        at
+    }
+
+    fn add_flow(&mut self, key: u64, destination: u32) -> u32 {
+        self.flows.push(Flow {
+            key,
+            chain: NONE,
+            packets: List::EMPTY,
+            destination,
+            standing: Standing::Out,
+            next: NONE,
+            deficit: 0,
+            codel: Codel::default(),
+        });
+        self.backlogs.push(0);
+        (self.flows.len() - 1) as u32
+    }
+
+    fn bucket(&self, key: u64) -> usize {
+        // Fibonacci hashing: the product's upper half is well mixed, and alike on every machine.
+        (key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as usize & (self.buckets.len() - 1)
+    }
+
+    fn widen_index(&mut self) {
+        self.buckets = vec![NONE; self.buckets.len() * 2];
+        for at in 0..self.flows.len() {
+            let bucket = self.bucket(self.flows[at].key);
+            self.flows[at].chain = self.buckets[bucket];
+            self.buckets[bucket] = at as u32;
+        }
+    }
+
+    /// Puts the destination last in the turns, unless it stands there already.
+    fn take_turn(&mut self, at: u32) {
+        let destination = &mut self.destinations[at as usize];
+        if destination.in_turn {
+            return;
+        }
+        destination.in_turn = true;
+        destination.next = NONE;
+        if self.turns.head == NONE {
+            self.turns.head = at;
+        } else {
+            self.destinations[self.turns.tail as usize].next = at;
+        }
+        self.turns.tail = at;
+    }
+
+    fn first_flow(&self, destination: u32) -> Option<(u32, Standing)> {
+        let destination = &self.destinations[destination as usize];
+        if destination.new_flows.head != NONE {
+            return Some((destination.new_flows.head, Standing::New));
+        }
+        (destination.old_flows.head != NONE).then_some((destination.old_flows.head, Standing::Old))
+    }
+
+    fn remove_first_flow(&mut self, destination: u32, standing: Standing) {
+        let destination = &mut self.destinations[destination as usize];
+        let list = if standing == Standing::New {
+            &mut destination.new_flows
+        } else {
+            &mut destination.old_flows
+        };
+        let flow = &mut self.flows[list.head as usize];
+        list.head = flow.next;
+        flow.standing = Standing::Out;
+    }
+
+    fn append_flow(&mut self, destination: u32, at: u32, standing: Standing) {
+        let destination = &mut self.destinations[destination as usize];
+        let list = if standing == Standing::New {
+            &mut destination.new_flows
+        } else {
+            &mut destination.old_flows
+        };
+        if list.head == NONE {
+            list.head = at;
+        } else {
+            self.flows[list.tail as usize].next = at;
+        }
+        list.tail = at;
+        let flow = &mut self.flows[at as usize];
+        flow.next = NONE;
+        flow.standing = standing;
     }
 }
+
+/// What a packet counts in its flow's backlog. Never nothing, so that a flow with packets is never taken for empty.
+fn cost_bytes(packet: &Packet) -> u32 {
+    u32::from(packet.bytes.max(1))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,80 @@
+//! CoDel (RFC 8289): which packet of one flow's queue to drop at its head, as Linux runs it for mac80211.
+//!
+//! It measures how long each packet waited. Once that has stood above the target for a whole interval, it drops one
+//! packet, and then more and more often (the interval over the square root of the drops so far) until the wait is
+//! short again. A queue's last packet is never dropped: mac80211 leaves CoDel's MTU at 0. Left out: ECN marks (Linux
+//! TCP asks for none by default) and the looser 50 ms / 300 ms that mac80211 gives to links below 6 Mbit/s.
+
+use super::Config;
+use coorp_core::{Duration, Instant};
+
+/// How many intervals after the last drop a new dropping spell still starts from the old one's rate.
+const MEMORY_INTERVALS: u64 = 16;
+
+/// What CoDel remembers of one flow.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Codel {
+    /// When the wait will have stood above the target for an interval; `None` while it is below.
+    drop_from: Option<Instant>,
+    dropping: bool,
+    drop_next: Instant,
+    /// Drops of this spell.
+    count: u32,
+    /// `count` when this spell began.
+    count_at_start: u32,
+}
+
+impl Codel {
+    /// The queue ran empty.
+    pub(super) fn on_empty(&mut self) {
+        self.dropping = false;
+        self.drop_from = None;
+    }
+
+    /// Whether to drop the packet at the head, which waited `wait` and leaves `backlog_bytes` behind it.
+    pub(super) fn drops(&mut self, wait: Duration, backlog_bytes: u32, now: Instant, config: &Config) -> bool {
+        let standing = self.stands(wait, backlog_bytes, now, config);
+        if !standing {
+            self.dropping = false;
+            return false;
+        }
+        if !self.dropping {
+            self.begin(now, config);
+            return true;
+        }
+        if now < self.drop_next {
+            return false;
+        }
+        self.count = self.count.saturating_add(1);
+        self.drop_next += self.spacing(config);
+        true
+    }
+
+    fn stands(&mut self, wait: Duration, backlog_bytes: u32, now: Instant, config: &Config) -> bool {
+        if wait < config.target || backlog_bytes == 0 {
+            self.drop_from = None;
+            return false;
+        }
+        match self.drop_from {
+            None => {
+                self.drop_from = Some(now + config.interval);
+                false
+            }
+            Some(from) => now > from,
+        }
+    }
+
+    fn begin(&mut self, now: Instant, config: &Config) {
+        // A spell soon after the last one has the same cause: go on near the rate that held the queue then.
+        let added = self.count - self.count_at_start;
+        let recent = now.since(self.drop_next) < config.interval * MEMORY_INTERVALS;
+        self.count = if added > 1 && recent { added } else { 1 };
+        self.count_at_start = self.count;
+        self.dropping = true;
+        self.drop_next = now + self.spacing(config);
+    }
+
+    fn spacing(&self, config: &Config) -> Duration {
+        Duration::from_nanos((config.interval.as_nanos() as f64 / f64::from(self.count).sqrt()) as u64)
+    }
+}
