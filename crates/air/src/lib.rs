@@ -1,7 +1,24 @@
 //! What one 802.11 channel and the stations on it do, as a discrete-event model without a clock of its own.
+//!
+//! The same [`Air`] is driven by virtual time in a simulation and by the wall clock in an emulation: it is told what
+//! is sent and when ([`Air::send`]), answers when it wants to be called again ([`Air::next_deadline`]), and tells its
+//! [`Host`] what the driver and the receivers would see.
+//!
+//! Layers, from below: [`phy`] (how long), [`link`] (how fast, how lossy), [`channel`] (who, when: EDCA, TXOPs,
+//! RTS/CTS, acknowledgements), the WNIC with its queues, [`fq_codel`] (the host queue), [`tcp`].
+//!
+//! Not modelled: hidden stations (all hear all), capture (frames that collide are lost), 160 MHz, MU-MIMO and OFDMA,
+//! power save, beacons and management frames, relaying by the access point (a flow between two robots goes straight).
 
+pub mod channel;
+pub mod config;
 pub mod fq_codel;
+pub mod link;
 pub mod packet;
+pub mod phy;
 pub mod tcp;
+mod wnic;
 
+pub use channel::{Air, Host, MacCounters, Outcome, Transmission};
+pub use config::{Config, Edca, Wnic};
 pub use packet::{AccessCategory, Packet, StationId};

@@ -1,0 +1,849 @@
+//! The medium: who transmits when, for how long, and what arrives. EDCA of IEEE 802.11-2020, 10.23.2.
+//!
+//! All stations hear one another, so the medium is busy or idle for everybody at once and slots line up. Each access
+//! category has a *slot clock* that counts the idle slots after its AIFS; a backoff is a point on that clock. So a
+//! backoff that freezes and resumes needs no work at all, and the next transmission is the smallest of four heap
+//! heads: O(log n) in contending stations.
+//!
+//! Simplifications: after a collision everybody, the colliders too, waits EIFS (theirs would be an ACK timeout, 15 us
+//! less); acknowledgements and CTS are never lost; a BlockAckReq after frames that were given up takes no airtime.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use coorp_core::{Duration, Instant};
+use rand::{RngCore, SeedableRng};
+use rand_xoshiro::Xoshiro256PlusPlus;
+
+use crate::config::{Config, Edca};
+use crate::link::Link;
+use crate::packet::{AccessCategory, Packet, StationId};
+use crate::phy::{Standard, Timing, PPDU_MAX, SIFS, SLOT};
+use crate::wnic::{Aggregate, AggregateLimit, Queues};
+
+/// What the air tells the layer above, and asks of it: the driver's three hooks (001, section V), and arrivals.
+/// Called from within [`Air`]'s methods; answers to them go through [`Air::send`] afterwards.
+pub trait Host {
+    /// The driver is about to take a packet of `category` from the host queue; `in_wnic` packets of it are in the
+    /// WNIC. False holds it until [`Air::kick`].
+    fn may_dequeue(&mut self, station: StationId, category: AccessCategory, in_wnic: u16, now: Instant) -> bool;
+    /// The driver handed `packet` to the WNIC, behind `ahead` packets of its category.
+    fn enqueued(&mut self, packet: &Packet, ahead: u16, now: Instant);
+    /// The WNIC is done with `packet`, which it got at `queued_at` behind `ahead` others: acknowledged, or given up.
+    fn completed(&mut self, packet: &Packet, ahead: u16, queued_at: Instant, acknowledged: bool, now: Instant);
+    /// `packet` reached the stack of its receiver.
+    fn delivered(&mut self, packet: &Packet, now: Instant);
+    /// The host queue dropped `packet`.
+    fn dropped(&mut self, packet: &Packet, now: Instant);
+    /// Something was on the air. For drawing it; by default nobody looks.
+    fn transmitted(&mut self, _transmission: &Transmission) {}
+}
+
+/// How a transmission ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// At least one MPDU arrived.
+    Received,
+    /// Nothing arrived: every MPDU was lost to noise.
+    Lost,
+    /// Two or more stations sent at once.
+    Collided,
+}
+
+/// A PPDU, or the RTS that stood for it, on the air.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Transmission {
+    /// Who sent.
+    pub from: StationId,
+    /// To whom.
+    pub to: StationId,
+    /// In which category.
+    pub category: AccessCategory,
+    /// MPDUs in it.
+    pub frames: u16,
+    /// First bit of the PPDU (of the RTS, where that collided).
+    pub start: Instant,
+    /// Last bit.
+    pub end: Instant,
+    /// How it ended.
+    pub outcome: Outcome,
+}
+
+/// What the MAC did so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MacCounters {
+    /// Times that two or more stations sent at once.
+    pub collisions: u64,
+    /// MPDUs that had to be sent again.
+    pub retries: u64,
+    /// MPDUs given up.
+    pub given_up: u64,
+    /// Airtime of data PPDUs, collided ones included.
+    pub data: Duration,
+    /// Airtime of RTS, CTS, acknowledgements and the SIFS between them.
+    pub control: Duration,
+    /// Events processed.
+    pub events: u64,
+}
+
+/// One EDCA function.
+#[derive(Clone, Copy, Debug)]
+struct Contender {
+    cw: u16,
+    /// Where its backoff ends on its category's slot clock.
+    backoff_end: u64,
+    /// It waits for its turn (and has an entry in `waiting`) or is sending.
+    engaged: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Exchange {
+    station: StationId,
+    category: AccessCategory,
+    aggregate: Aggregate,
+    /// Start of the PPDU.
+    start: Instant,
+    /// End of the transmission opportunity; None where one PPDU is all.
+    txop_end: Option<Instant>,
+}
+
+#[derive(Clone, Debug)]
+enum Medium {
+    /// Idle since, or from, this instant (EIFS counted in).
+    Idle(Instant),
+    /// A PPDU is on the air until the deadline.
+    Ppdu(Exchange),
+    /// It ended and is being acknowledged; so many MPDUs survived.
+    Acknowledge(Exchange, u16),
+    /// Stations collide until the deadline.
+    Collision(Vec<(StationId, AccessCategory, u16)>),
+}
+
+/// One channel with its stations.
+#[derive(Debug)]
+pub struct Air {
+    config: Config,
+    stations: Vec<Queues>,
+    contenders: Vec<[Contender; 4]>,
+    slot_clock: [u64; 4],
+    /// Contenders of each category by the end of their backoff. Every contending function has one entry.
+    waiting: [BinaryHeap<Reverse<(u64, u16)>>; 4],
+    medium: Medium,
+    deadline: Instant,
+    links: Links,
+    rng: Xoshiro256PlusPlus,
+    counters: MacCounters,
+}
+
+/// Links by sender and receiver, with their timing.
+#[derive(Debug)]
+struct Links {
+    default: (Link, Timing),
+    /// Row a sender; empty where it has no link of its own.
+    rows: Vec<Vec<Option<(Link, Timing)>>>,
+}
+
+impl Links {
+    fn get(&self, from: StationId, to: StationId) -> &(Link, Timing) {
+        let own = self.rows[usize::from(from.0)].get(usize::from(to.0));
+        own.and_then(Option::as_ref).unwrap_or(&self.default)
+    }
+}
+
+impl Air {
+    /// A channel where nothing has happened yet. The same seed and calls give the same events.
+    pub fn new(config: Config, seed: u64) -> Air {
+        let count = usize::from(config.stations);
+        let contenders = [0, 1, 2, 3].map(|i: usize| {
+            let cw = config.edca[i].cw_min;
+            Contender {
+                cw,
+                backoff_end: 0,
+                engaged: false,
+            }
+        });
+        Air {
+            stations: (0..count).map(|_| Queues::new(config.wnic)).collect(),
+            contenders: vec![contenders; count],
+            slot_clock: [0; 4],
+            waiting: Default::default(),
+            medium: Medium::Idle(Instant::ZERO),
+            deadline: Instant::FAR_FUTURE,
+            links: Links {
+                default: (config.link, config.phy.timing(config.link.rate)),
+                rows: vec![Vec::new(); count],
+            },
+            rng: Xoshiro256PlusPlus::seed_from_u64(seed),
+            counters: MacCounters::default(),
+            config,
+        }
+    }
+
+    /// Sets one direction between two stations apart from the default link, or changes it as they move.
+    pub fn set_link(&mut self, from: StationId, to: StationId, link: Link) {
+        let row = &mut self.links.rows[usize::from(from.0)];
+        let place = usize::from(to.0);
+        if row.len() <= place {
+            row.resize(place + 1, None);
+        }
+        row[place] = Some((link, self.config.phy.timing(link.rate)));
+    }
+
+    /// PHY data rate from one station to another, bit/s.
+    pub fn bits_per_second(&self, from: StationId, to: StationId) -> f64 {
+        self.links.get(from, to).1.bits_per_second()
+    }
+
+    /// What the MAC did so far.
+    pub fn counters(&self) -> &MacCounters {
+        &self.counters
+    }
+
+    /// Packets in a station's host queue of one category.
+    pub fn host_queue_len(&self, station: StationId, category: AccessCategory) -> usize {
+        self.stations[usize::from(station.0)].host_len(category)
+    }
+
+    /// The stack of `packet.from` sends. Call with `now` no earlier than any call before.
+    pub fn send<H: Host>(&mut self, packet: Packet, now: Instant, host: &mut H) {
+        if let Some(dropped) = self.stations[usize::from(packet.from.0)].push(packet, now) {
+            host.dropped(&dropped, now);
+        }
+        self.kick(packet.from, now, host);
+    }
+
+    /// A gate of `station` opened: its driver asks for packets again.
+    pub fn kick<H: Host>(&mut self, station: StationId, now: Instant, host: &mut H) {
+        self.pull(station, now, host);
+        self.contend_for_ready(station, now);
+        self.plan();
+    }
+
+    /// When [`Air::on_deadline`] wants to be called; [`Instant::FAR_FUTURE`] while nobody has anything to send.
+    pub fn next_deadline(&self) -> Instant {
+        self.deadline
+    }
+
+    /// Does what is due at the deadline.
+    pub fn on_deadline<H: Host>(&mut self, host: &mut H) {
+        let now = self.deadline;
+        self.counters.events += 1;
+        match std::mem::replace(&mut self.medium, Medium::Idle(now)) {
+            Medium::Idle(since) => self.on_contention_end(since, now, host),
+            Medium::Ppdu(exchange) => self.on_ppdu_end(exchange, now, host),
+            Medium::Acknowledge(exchange, survivors) => self.on_exchange_end(exchange, survivors, now, host),
+            Medium::Collision(parties) => self.on_collision_end(&parties, now, host),
+        }
+    }
+
+    /// The driver takes what the WNIC has room for and the gate lets pass, highest category first.
+    fn pull<H: Host>(&mut self, station: StationId, now: Instant, host: &mut H) {
+        let queues = &mut self.stations[usize::from(station.0)];
+        for category in AccessCategory::ALL {
+            while queues.wants(category) {
+                if !host.may_dequeue(station, category, queues.in_wnic[category.index()], now) {
+                    break;
+                }
+                let taken = queues.take(category, now, &mut |dropped| host.dropped(&dropped, now));
+                let Some((packet, ahead)) = taken else { break };
+                host.enqueued(&packet, ahead, now);
+            }
+        }
+        queues.commit();
+    }
+
+    fn contend_for_ready(&mut self, station: StationId, now: Instant) {
+        for category in AccessCategory::ALL {
+            let engaged = self.contenders[usize::from(station.0)][category.index()].engaged;
+            if !engaged && self.stations[usize::from(station.0)].ready(category) {
+                self.contend(station, category, now);
+            }
+        }
+    }
+
+    /// A function has something to send: it goes on with its backoff, draws one if the medium is busy, or sends at
+    /// the next slot boundary if the medium has been idle for AIFS (10.23.2.2).
+    fn contend(&mut self, station: StationId, category: AccessCategory, now: Instant) {
+        let clock = self.slot_clock[category.index()];
+        let aifsn = u64::from(self.config.edca[category.index()].aifsn);
+        let drawn = self.draw_backoff(station, category);
+        let function = &mut self.contenders[usize::from(station.0)][category.index()];
+        match self.medium {
+            Medium::Idle(since) => {
+                let boundary = now.since(since + SIFS).as_nanos().div_ceil(SLOT.as_nanos());
+                function.backoff_end = function.backoff_end.max(clock + boundary.saturating_sub(aifsn));
+            }
+            _ if function.backoff_end <= clock => function.backoff_end = clock + drawn,
+            _ => {}
+        }
+        function.engaged = true;
+        self.waiting[category.index()].push(Reverse((function.backoff_end, station.0)));
+    }
+
+    /// A backoff in slots, uniform over [0, CW].
+    fn draw_backoff(&mut self, station: StationId, category: AccessCategory) -> u64 {
+        let cw = self.contenders[usize::from(station.0)][category.index()].cw;
+        (u64::from(self.rng.next_u32()) * (u64::from(cw) + 1)) >> 32
+    }
+
+    /// First slot boundary after SIFS, counted from it, at which some function of this category sends.
+    fn boundary(&self, category: AccessCategory) -> Option<u64> {
+        let Reverse((backoff_end, _)) = self.waiting[category.index()].peek()?;
+        let slots = backoff_end.saturating_sub(self.slot_clock[category.index()]);
+        Some(slots + u64::from(self.config.edca[category.index()].aifsn))
+    }
+
+    /// Sets the deadline while the medium is idle: the earliest slot boundary at which somebody sends.
+    fn plan(&mut self) {
+        if let Medium::Idle(since) = self.medium {
+            let boundary = AccessCategory::ALL
+                .iter()
+                .filter_map(|category| self.boundary(*category))
+                .min();
+            self.deadline = boundary.map_or(Instant::FAR_FUTURE, |slots| since + SIFS + SLOT * slots);
+        }
+    }
+
+    fn on_contention_end<H: Host>(&mut self, since: Instant, now: Instant, host: &mut H) {
+        let boundary = now.since(since + SIFS).as_nanos() / SLOT.as_nanos();
+        let mut winners: Vec<(StationId, AccessCategory)> = Vec::new();
+        for category in AccessCategory::ALL {
+            while self.boundary(category) == Some(boundary) {
+                let Some(Reverse((_, station))) = self.waiting[category.index()].pop() else {
+                    break;
+                };
+                winners.push((StationId(station), category));
+            }
+        }
+        for (clock, edca) in self.slot_clock.iter_mut().zip(&self.config.edca) {
+            *clock += boundary.saturating_sub(u64::from(edca.aifsn));
+        }
+        let mut sending: Vec<(StationId, AccessCategory, Aggregate)> = Vec::with_capacity(winners.len());
+        for (station, category) in winners {
+            let internal = sending.iter().any(|(other, ..)| *other == station);
+            if internal {
+                // A lower category of a station that sends anyway: as after a collision (10.23.2.4).
+                self.fail(station, category);
+                self.back_off(station, category);
+            } else if let Some(aggregate) = self.aggregate(station, category, self.first_limit(category)) {
+                sending.push((station, category, aggregate));
+            } else {
+                self.contenders[usize::from(station.0)][category.index()].engaged = false;
+            }
+        }
+        match sending[..] {
+            [] => self.idle_from(now),
+            [(station, category, aggregate)] => {
+                let txop = self.config.edca[category.index()].txop;
+                let txop_end = (txop > Duration::ZERO).then(|| now + txop);
+                self.send_ppdu(
+                    Exchange {
+                        station,
+                        category,
+                        aggregate,
+                        start: now,
+                        txop_end,
+                    },
+                    self.config.rts_cts,
+                );
+            }
+            _ => self.collide(&sending, now, host),
+        }
+    }
+
+    /// Airtime of RTS and CTS with the gaps after them, if they are on.
+    fn rts_cts(&self) -> Duration {
+        if self.config.rts_cts {
+            self.config.phy.rts() + SIFS + self.config.phy.cts() + SIFS
+        } else {
+            Duration::ZERO
+        }
+    }
+
+    fn first_limit(&self, category: AccessCategory) -> Duration {
+        match self.config.edca[category.index()].txop {
+            Duration::ZERO => PPDU_MAX,
+            txop => txop
+                .saturating_sub(self.rts_cts() + SIFS + self.block_ack())
+                .min(PPDU_MAX),
+        }
+    }
+
+    fn block_ack(&self) -> Duration {
+        self.config.phy.block_ack(self.config.block_ack_frames)
+    }
+
+    fn acknowledgement(&self, aggregate: &Aggregate) -> Duration {
+        if aggregate.frames > 1 {
+            self.block_ack()
+        } else {
+            self.config.phy.ack()
+        }
+    }
+
+    /// What the next PPDU of a function holds if it may last `limit`. One frame goes however long it takes.
+    fn aggregate(&self, station: StationId, category: AccessCategory, limit: Duration) -> Option<Aggregate> {
+        let queues = &self.stations[usize::from(station.0)];
+        let edca: &Edca = &self.config.edca[category.index()];
+        let timing = &self.links.get(station, queues.destination(category)?).1;
+        let spacing_s = self.config.wnic.mpdu_spacing.as_secs_f64();
+        let limit = AggregateLimit {
+            frames: edca.ampdu_frames,
+            bytes: edca.ampdu_bytes.min(timing.bytes_within(limit)),
+            window: self.config.block_ack_frames,
+            subframe_bytes_min: (spacing_s * timing.bits_per_second() / 8.0) as u32,
+            lone_delimiter: self.config.phy.standard != Standard::N,
+        };
+        queues.aggregate(category, &limit)
+    }
+
+    fn send_ppdu(&mut self, mut exchange: Exchange, rts_cts: bool) {
+        if rts_cts {
+            let opening = self.rts_cts();
+            self.counters.control += opening;
+            exchange.start += opening;
+        }
+        let timing = &self.links.get(exchange.station, exchange.aggregate.to).1;
+        let duration = timing.ppdu(exchange.aggregate.bytes);
+        self.counters.data += duration;
+        self.deadline = exchange.start + duration;
+        self.medium = Medium::Ppdu(exchange);
+    }
+
+    fn on_ppdu_end<H: Host>(&mut self, exchange: Exchange, now: Instant, host: &mut H) {
+        let Exchange {
+            station,
+            category,
+            aggregate,
+            start,
+            ..
+        } = exchange;
+        let loss = self.links.get(station, aggregate.to).0.loss;
+        let rng = &mut self.rng;
+        let survives = || loss <= 0.0 || (rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64 >= loss;
+        let queues = &mut self.stations[usize::from(station.0)];
+        let survivors = queues.deliver(category, aggregate.frames, survives, |packet| {
+            host.delivered(packet, now)
+        });
+        host.transmitted(&Transmission {
+            from: station,
+            to: aggregate.to,
+            category,
+            frames: aggregate.frames,
+            start,
+            end: now,
+            outcome: if survivors > 0 {
+                Outcome::Received
+            } else {
+                Outcome::Lost
+            },
+        });
+        let answer = SIFS + self.acknowledgement(&aggregate);
+        self.counters.control += answer;
+        self.deadline = now + answer;
+        self.medium = Medium::Acknowledge(exchange, survivors);
+    }
+
+    fn on_exchange_end<H: Host>(&mut self, exchange: Exchange, survivors: u16, now: Instant, host: &mut H) {
+        let Exchange {
+            station,
+            category,
+            aggregate,
+            ..
+        } = exchange;
+        // Until the next PPDU or idle time is settled the medium counts as busy.
+        self.medium = Medium::Acknowledge(exchange, survivors);
+        self.settle(station, category, aggregate.frames, now, host);
+        if survivors == 0 {
+            self.fail(station, category);
+        } else {
+            self.contenders[usize::from(station.0)][category.index()].cw = self.config.edca[category.index()].cw_min;
+        }
+        self.pull(station, now, host);
+        if survivors > 0 && self.continue_txop(&exchange, now) {
+            return;
+        }
+        self.back_off(station, category);
+        self.contend_for_ready(station, now);
+        self.idle_from(now);
+    }
+
+    /// Sends another PPDU within the transmission opportunity, if one fits (10.23.2.8).
+    fn continue_txop(&mut self, exchange: &Exchange, now: Instant) -> bool {
+        let Exchange {
+            station,
+            category,
+            txop_end,
+            ..
+        } = *exchange;
+        let Some(end) = txop_end else { return false };
+        let start = now + SIFS;
+        let left = end.since(start).saturating_sub(SIFS + self.block_ack()).min(PPDU_MAX);
+        let Some(aggregate) = self.aggregate(station, category, left) else {
+            return false;
+        };
+        let duration = self.links.get(station, aggregate.to).1.ppdu(aggregate.bytes);
+        if duration > left {
+            return false;
+        }
+        self.counters.control += SIFS;
+        self.send_ppdu(
+            Exchange {
+                aggregate,
+                start,
+                ..*exchange
+            },
+            false,
+        );
+        true
+    }
+
+    fn idle_from(&mut self, since: Instant) {
+        self.medium = Medium::Idle(since);
+        self.plan();
+    }
+
+    /// Doubles the contention window (10.23.2.2).
+    fn fail(&mut self, station: StationId, category: AccessCategory) {
+        let edca = &self.config.edca[category.index()];
+        let function = &mut self.contenders[usize::from(station.0)][category.index()];
+        function.cw = (2 * function.cw.min(u16::MAX / 2 - 1) + 1).min(edca.cw_max);
+    }
+
+    /// Draws a backoff after a transmission, whether or not more waits (post-backoff), and contends if it does.
+    fn back_off(&mut self, station: StationId, category: AccessCategory) {
+        let backoff_end = self.slot_clock[category.index()] + self.draw_backoff(station, category);
+        let engaged = self.stations[usize::from(station.0)].ready(category);
+        let function = &mut self.contenders[usize::from(station.0)][category.index()];
+        function.backoff_end = backoff_end;
+        function.engaged = engaged;
+        if engaged {
+            self.waiting[category.index()].push(Reverse((backoff_end, station.0)));
+        }
+    }
+
+    fn collide<H: Host>(&mut self, sending: &[(StationId, AccessCategory, Aggregate)], now: Instant, host: &mut H) {
+        self.counters.collisions += 1;
+        let mut longest = Duration::ZERO;
+        for (station, category, aggregate) in sending {
+            let duration = if self.config.rts_cts {
+                self.config.phy.rts()
+            } else {
+                self.links.get(*station, aggregate.to).1.ppdu(aggregate.bytes)
+            };
+            longest = longest.max(duration);
+            host.transmitted(&Transmission {
+                from: *station,
+                to: aggregate.to,
+                category: *category,
+                frames: aggregate.frames,
+                start: now,
+                end: now + duration,
+                outcome: Outcome::Collided,
+            });
+        }
+        if self.config.rts_cts {
+            self.counters.control += longest;
+        } else {
+            self.counters.data += longest;
+        }
+        self.deadline = now + longest;
+        self.medium = Medium::Collision(
+            sending
+                .iter()
+                .map(|(station, category, aggregate)| (*station, *category, aggregate.frames))
+                .collect(),
+        );
+    }
+
+    fn on_collision_end<H: Host>(&mut self, parties: &[(StationId, AccessCategory, u16)], now: Instant, host: &mut H) {
+        // Busy until all parties are dealt with.
+        self.medium = Medium::Collision(Vec::new());
+        for (station, category, frames) in parties {
+            self.settle(*station, *category, *frames, now, host);
+            self.fail(*station, *category);
+            self.pull(*station, now, host);
+            self.back_off(*station, *category);
+            self.contend_for_ready(*station, now);
+        }
+        self.idle_from(now + self.config.phy.eifs_extra());
+    }
+
+    fn settle<H: Host>(
+        &mut self,
+        station: StationId,
+        category: AccessCategory,
+        frames: u16,
+        now: Instant,
+        host: &mut H,
+    ) {
+        let counters = &mut self.counters;
+        // Passed up only after all completions are told: both need the host.
+        let mut released: Vec<Packet> = Vec::new();
+        let retried = self.stations[usize::from(station.0)].settle(
+            category,
+            frames,
+            self.config.retries_max,
+            |frame| {
+                counters.given_up += u64::from(!frame.acknowledged);
+                host.completed(&frame.packet, frame.ahead, frame.queued_at, frame.acknowledged, now);
+            },
+            |packet| released.push(*packet),
+        );
+        counters.retries += u64::from(retried);
+        for packet in &released {
+            host.delivered(packet, now);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Wnic;
+    use crate::link::Link;
+    use crate::phy::{Phy, Rate};
+    use coorp_core::FlowId;
+    use proptest::prelude::*;
+
+    /// Remembers what it is told and lets everything pass.
+    #[derive(Default)]
+    struct Recorder {
+        delivered: Vec<Packet>,
+        completed: Vec<(Packet, bool)>,
+        dropped: Vec<Packet>,
+        on_air: Vec<Transmission>,
+        hold: bool,
+    }
+
+    impl Host for Recorder {
+        fn may_dequeue(&mut self, _: StationId, category: AccessCategory, _: u16, _: Instant) -> bool {
+            !self.hold || category == AccessCategory::Voice
+        }
+        fn enqueued(&mut self, _: &Packet, _: u16, _: Instant) {}
+        fn completed(&mut self, packet: &Packet, _: u16, _: Instant, acknowledged: bool, _: Instant) {
+            self.completed.push((*packet, acknowledged));
+        }
+        fn delivered(&mut self, packet: &Packet, _: Instant) {
+            self.delivered.push(*packet);
+        }
+        fn dropped(&mut self, packet: &Packet, _: Instant) {
+            self.dropped.push(*packet);
+        }
+        fn transmitted(&mut self, transmission: &Transmission) {
+            self.on_air.push(*transmission);
+        }
+    }
+
+    fn edca(aifsn: u8, cw_min: u16, cw_max: u16) -> Edca {
+        Edca {
+            aifsn,
+            cw_min,
+            cw_max,
+            txop: Duration::ZERO,
+            ampdu_frames: 64,
+            ampdu_bytes: 65_535,
+        }
+    }
+
+    fn config(stations: u16, commit_frames: Option<u16>, loss: f64) -> Config {
+        Config {
+            phy: Phy {
+                standard: Standard::Ac,
+                width_mhz: 20,
+                guard_interval_ns: 800,
+                control_rate_mbps: 24,
+            },
+            edca: [edca(2, 3, 7), edca(2, 7, 15), edca(3, 15, 1023), edca(7, 15, 1023)],
+            rts_cts: false,
+            retries_max: 7,
+            block_ack_frames: 64,
+            stations,
+            wnic: Wnic {
+                queue_frames: 64,
+                burst_frames: 16,
+                commit_frames,
+                host_queue_packets: 100_000,
+                codel: false,
+                mpdu_spacing: Duration::ZERO,
+            },
+            link: Link {
+                rate: Rate { mcs: 8, streams: 1 },
+                loss,
+            },
+        }
+    }
+
+    fn packet(from: u16, to: u16, category: AccessCategory, tag: u64, now: Instant) -> Packet {
+        let flow = FlowId(u32::from(from) * 1000 + u32::from(to) * 10 + category.index() as u32);
+        Packet {
+            flow,
+            tag,
+            bytes: 1500,
+            from: StationId(from),
+            to: StationId(to),
+            category,
+            sent_at: now,
+        }
+    }
+
+    fn run(air: &mut Air, host: &mut Recorder) -> Instant {
+        let mut now = Instant::ZERO;
+        while air.next_deadline() < Instant::FAR_FUTURE {
+            now = air.next_deadline();
+            air.on_deadline(host);
+        }
+        now
+    }
+
+    #[test]
+    fn a_lone_packet_takes_difs_preamble_symbols_sifs_and_ack() {
+        let (mut air, mut host) = (Air::new(config(2, None, 0.0), 1), Recorder::default());
+        air.send(
+            packet(1, 0, AccessCategory::Voice, 0, Instant::ZERO),
+            Instant::ZERO,
+            &mut host,
+        );
+        let end = run(&mut air, &mut host);
+        // AIFS 34 us; 1542 bytes at 78 Mbit/s (312 bits a symbol): 40 symbols and 40 us of preamble; SIFS; ACK 28 us.
+        assert_eq!(end.as_nanos(), (34 + 40 + 40 * 4 + 16 + 28) * 1_000);
+        assert_eq!(host.delivered.len(), 1);
+        assert_eq!(host.on_air[0].end.as_nanos(), (34 + 40 + 160) * 1_000);
+    }
+
+    #[test]
+    fn stations_of_one_slot_collide_and_recover() {
+        let (mut air, mut host) = (Air::new(config(3, None, 0.0), 1), Recorder::default());
+        for from in [1, 2] {
+            air.send(
+                packet(from, 0, AccessCategory::Voice, 0, Instant::ZERO),
+                Instant::ZERO,
+                &mut host,
+            );
+        }
+        run(&mut air, &mut host);
+        assert!(air.counters().collisions >= 1);
+        assert_eq!(host.on_air[0].outcome, Outcome::Collided);
+        assert_eq!(host.delivered.len(), 2);
+    }
+
+    #[test]
+    fn voice_overtakes_best_effort_unless_the_baseband_has_it() {
+        let overtaken = |commit_frames| {
+            let (mut air, mut host) = (Air::new(config(2, commit_frames, 0.0), 1), Recorder::default());
+            for tag in 0..64 {
+                air.send(
+                    packet(1, 0, AccessCategory::BestEffort, tag, Instant::ZERO),
+                    Instant::ZERO,
+                    &mut host,
+                );
+            }
+            air.on_deadline(&mut host);
+            let now = air.next_deadline();
+            air.send(packet(1, 0, AccessCategory::Voice, 0, now), now, &mut host);
+            run(&mut air, &mut host);
+            let place = host
+                .delivered
+                .iter()
+                .position(|packet| packet.category == AccessCategory::Voice);
+            place.expect("the voice packet arrives")
+        };
+        let (ideal, shallow, deep) = (overtaken(None), overtaken(Some(8)), overtaken(Some(60)));
+        assert!(ideal < 64, "{ideal}");
+        assert_eq!(shallow, 8);
+        assert_eq!(deep, 60);
+    }
+
+    #[test]
+    fn a_txop_carries_several_ppdus_and_ends_within_its_limit() {
+        let mut config = config(2, None, 0.0);
+        config.edca[2].txop = Duration::from_micros(3_008);
+        config.edca[2].ampdu_frames = 4;
+        let (mut air, mut host) = (Air::new(config, 1), Recorder::default());
+        for tag in 0..20 {
+            air.send(
+                packet(1, 0, AccessCategory::BestEffort, tag, Instant::ZERO),
+                Instant::ZERO,
+                &mut host,
+            );
+        }
+        run(&mut air, &mut host);
+        let gaps: Vec<u64> = host
+            .on_air
+            .windows(2)
+            .map(|pair| pair[1].start.since(pair[0].end).as_nanos() / 1_000)
+            .collect();
+        // SIFS + block ack + SIFS within the opportunity.
+        assert_eq!(gaps[..2], [16 + 32 + 16, 16 + 32 + 16]);
+        let opportunity = host.on_air[2].end.since(host.on_air[0].start) + SIFS + Duration::from_micros(32);
+        assert!(opportunity <= Duration::from_micros(3_008), "{opportunity}");
+        assert!(gaps[2] > 64 || gaps[3] > 64, "the opportunity ended: {gaps:?}");
+    }
+
+    #[test]
+    fn a_held_gate_keeps_bulk_in_the_host_queue_until_kicked() {
+        let (mut air, mut host) = (
+            Air::new(config(2, Some(32), 0.0), 1),
+            Recorder {
+                hold: true,
+                ..Default::default()
+            },
+        );
+        air.send(
+            packet(1, 0, AccessCategory::BestEffort, 0, Instant::ZERO),
+            Instant::ZERO,
+            &mut host,
+        );
+        assert_eq!(air.next_deadline(), Instant::FAR_FUTURE);
+        host.hold = false;
+        air.kick(StationId(1), Instant::from_nanos(5_000_000), &mut host);
+        run(&mut air, &mut host);
+        assert_eq!(host.delivered.len(), 1);
+    }
+
+    proptest! {
+        /// Whatever is sent is delivered once and in order of its flow, or reported given up; nothing stays behind.
+        #[test]
+        fn packets_are_conserved(
+            seed: u64,
+            loss in 0.0..0.6f64,
+            commit in prop::option::of(1u16..80),
+            rts_cts: bool,
+            txop_us in 0u64..4_000,
+            sends in prop::collection::vec((0u16..5, 0u16..5, 0usize..4, 0u64..3_000), 1..300),
+        ) {
+            let mut config = config(5, commit, loss);
+            config.rts_cts = rts_cts;
+            config.edca.iter_mut().for_each(|edca| edca.txop = Duration::from_micros(txop_us));
+            let (mut air, mut host) = (Air::new(config, seed), Recorder::default());
+            let mut now = Instant::ZERO;
+            let mut sent = 0;
+            for (tag, (from, to, category, wait_us)) in sends.iter().enumerate() {
+                let at = now + Duration::from_micros(*wait_us);
+                while air.next_deadline() <= at {
+                    air.on_deadline(&mut host);
+                }
+                now = at;
+                if from != to {
+                    let category = AccessCategory::ALL[*category];
+                    air.send(packet(*from, *to, category, tag as u64, now), now, &mut host);
+                    sent += 1;
+                }
+            }
+            run(&mut air, &mut host);
+            prop_assert_eq!(host.completed.len(), sent);
+            let acknowledged = host.completed.iter().filter(|(_, acknowledged)| *acknowledged).count();
+            prop_assert_eq!(host.delivered.len(), acknowledged);
+            let mut last = std::collections::HashMap::new();
+            for packet in &host.delivered {
+                let before = last.insert(packet.flow, packet.tag);
+                prop_assert!(before.is_none_or(|tag| tag < packet.tag), "{:?} after {:?}", packet, before);
+            }
+            // The medium is never used twice at once, collisions aside.
+            for pair in host.on_air.windows(2) {
+                let together = pair[0].outcome == Outcome::Collided && pair[0].start == pair[1].start;
+                prop_assert!(together || pair[1].start >= pair[0].end, "{:?}", pair);
+            }
+        }
+    }
+}

@@ -1,0 +1,394 @@
+//! A station's way from the host queue to the air: FQ-CoDel -> driver -> hardware queue -> commit stage.
+//!
+//! The hardware queue keeps a lane for each destination, as drivers do (a TXQ a station in mac80211). Without a
+//! commit stage every access category contends from its lanes. With one, frames move from the lanes into a single
+//! FIFO, highest category first, and only the head of that FIFO contends: that is local congestion (001, figure 3).
+//! Left out: the bus between host and WNIC, and power save.
+
+use std::collections::VecDeque;
+
+use coorp_core::Instant;
+
+use crate::config::Wnic;
+use crate::fq_codel::{self, FqCodel};
+use crate::packet::{AccessCategory, Packet, StationId};
+
+/// MAC header of a QoS data frame, LLC/SNAP and frame check sequence, bytes.
+const MPDU_OVERHEAD_BYTES: u32 = 26 + 8 + 4;
+/// Delimiter before each MPDU of an A-MPDU, bytes.
+const DELIMITER_BYTES: u32 = 4;
+/// A station that nothing was ever sent to.
+const NO_LANE: u16 = u16::MAX;
+
+/// A packet inside the WNIC.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Frame {
+    pub packet: Packet,
+    pub queued_at: Instant,
+    pub sequence: u32,
+    pub lane: u16,
+    /// Packets of its category that were in the WNIC when it came.
+    pub ahead: u16,
+    pub tries: u8,
+    pub acknowledged: bool,
+}
+
+/// How much may be put into one PPDU.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AggregateLimit {
+    pub frames: u16,
+    pub bytes: u32,
+    /// Highest distance between first and last sequence number: the block-ack window.
+    pub window: u16,
+    /// Bytes that an A-MPDU subframe takes at least, from the minimum MPDU start spacing.
+    pub subframe_bytes_min: u32,
+    /// HT sends a lone MPDU without a delimiter; VHT and HE always use one.
+    pub lone_delimiter: bool,
+}
+
+/// What the next PPDU holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Aggregate {
+    pub to: StationId,
+    pub frames: u16,
+    pub bytes: u32,
+}
+
+/// The receiver's reordering of one lane: MPDUs are passed up in sequence.
+#[derive(Debug, Default)]
+struct Reorder {
+    expected: u32,
+    held: VecDeque<Option<Packet>>,
+}
+
+impl Reorder {
+    fn accept(&mut self, sequence: u32, packet: Packet, up: &mut impl FnMut(&Packet)) {
+        if sequence == self.expected && self.held.is_empty() {
+            self.expected += 1;
+            up(&packet);
+            return;
+        }
+        let place = sequence.wrapping_sub(self.expected) as usize;
+        debug_assert!(place < 256, "an MPDU outside the block-ack window");
+        if self.held.len() <= place {
+            self.held.resize(place + 1, None);
+        }
+        self.held[place] = Some(packet);
+        self.release(up);
+    }
+
+    /// The sender gave up on everything before `sequence` (a BlockAckReq tells; its airtime is left out).
+    fn skip_to(&mut self, sequence: u32, up: &mut impl FnMut(&Packet)) {
+        while self.expected < sequence {
+            if let Some(Some(packet)) = self.held.pop_front() {
+                up(&packet);
+            }
+            self.expected += 1;
+        }
+        self.release(up);
+    }
+
+    fn release(&mut self, up: &mut impl FnMut(&Packet)) {
+        while let Some(Some(packet)) = self.held.front() {
+            up(packet);
+            self.held.pop_front();
+            self.expected += 1;
+        }
+    }
+}
+
+/// What waits for one destination, and what its receiver has seen of it.
+#[derive(Debug, Default)]
+struct Lane {
+    frames: VecDeque<Frame>,
+    sequence_next: u32,
+    reorder: Reorder,
+}
+
+/// One access category's hardware queue.
+#[derive(Debug, Default)]
+struct HardwareQueue {
+    lanes: Vec<Lane>,
+    /// Each station's place in `lanes`, or `NO_LANE`.
+    lane_of: Vec<u16>,
+    /// Lanes that hold frames, in the order they are served.
+    order: VecDeque<u16>,
+    /// What the driver still takes from this destination before it turns to the next.
+    burst: Option<(StationId, u16)>,
+    /// Frames that may still move from the head lane into the commit stage before the next lane's turn.
+    commit_burst: u16,
+}
+
+impl HardwareQueue {
+    fn lane(&mut self, to: StationId) -> u16 {
+        let station = usize::from(to.0);
+        if self.lane_of.len() <= station {
+            self.lane_of.resize(station + 1, NO_LANE);
+        }
+        if self.lane_of[station] == NO_LANE {
+            self.lane_of[station] = self.lanes.len() as u16;
+            self.lanes.push(Lane::default());
+        }
+        self.lane_of[station]
+    }
+}
+
+/// A station's queues.
+#[derive(Debug)]
+pub(crate) struct Queues {
+    wnic: Wnic,
+    host: [FqCodel; 4],
+    hardware: [HardwareQueue; 4],
+    commit: VecDeque<Frame>,
+    /// Packets handed to the WNIC and not completed, by category, the commit stage included.
+    pub in_wnic: [u16; 4],
+}
+
+impl Queues {
+    pub fn new(wnic: Wnic) -> Self {
+        let host = std::array::from_fn(|_| {
+            FqCodel::new(fq_codel::Config {
+                packet_limit: wnic.host_queue_packets,
+                codel: wnic.codel,
+                ..Default::default()
+            })
+        });
+        Queues {
+            wnic,
+            host,
+            hardware: Default::default(),
+            commit: VecDeque::new(),
+            in_wnic: [0; 4],
+        }
+    }
+
+    /// The stack hands over a packet. Gives back the one that no longer fits, if any.
+    pub fn push(&mut self, packet: Packet, now: Instant) -> Option<Packet> {
+        self.host[packet.category.index()].push(packet, now)
+    }
+
+    /// Whether the driver would take a packet of this category: one waits and the WNIC has room.
+    pub fn wants(&self, category: AccessCategory) -> bool {
+        self.in_wnic[category.index()] < self.wnic.queue_frames && !self.host[category.index()].is_empty()
+    }
+
+    /// Packets in the host queue of a category.
+    pub fn host_len(&self, category: AccessCategory) -> usize {
+        self.host[category.index()].len()
+    }
+
+    /// The driver's dequeue and enqueue: one packet from the host queue into its lane.
+    pub fn take(
+        &mut self,
+        category: AccessCategory,
+        now: Instant,
+        dropped: &mut impl FnMut(Packet),
+    ) -> Option<(Packet, u16)> {
+        let host = &mut self.host[category.index()];
+        let queue = &mut self.hardware[category.index()];
+        let burst = match queue.burst {
+            Some((to, left)) if left > 0 => host.pop_for(to, now, dropped).map(|packet| (packet, left - 1)),
+            _ => None,
+        };
+        let (packet, left) = match burst {
+            Some(next) => next,
+            None => (host.pop(now, dropped)?, self.wnic.burst_frames.saturating_sub(1)),
+        };
+        queue.burst = Some((packet.to, left));
+        let lane = queue.lane(packet.to);
+        let target = &mut queue.lanes[usize::from(lane)];
+        let ahead = self.in_wnic[category.index()];
+        let sequence = target.sequence_next;
+        target.sequence_next += 1;
+        if target.frames.is_empty() {
+            queue.order.push_back(lane);
+        }
+        target.frames.push_back(Frame {
+            packet,
+            queued_at: now,
+            sequence,
+            lane,
+            ahead,
+            tries: 0,
+            acknowledged: false,
+        });
+        self.in_wnic[category.index()] += 1;
+        Some((packet, ahead))
+    }
+
+    /// Moves frames from the lanes into the commit stage while it has room, highest category first.
+    pub fn commit(&mut self) {
+        let Some(commit_max) = self.wnic.commit_frames else {
+            return;
+        };
+        let burst_frames = self.wnic.burst_frames.max(1);
+        for queue in &mut self.hardware {
+            while self.commit.len() < usize::from(commit_max) {
+                let Some(&head) = queue.order.front() else { break };
+                let lane = &mut queue.lanes[usize::from(head)];
+                if queue.commit_burst == 0 {
+                    queue.commit_burst = burst_frames;
+                }
+                let Some(frame) = lane.frames.pop_front() else { break };
+                self.commit.push_back(frame);
+                queue.commit_burst -= 1;
+                if lane.frames.is_empty() {
+                    queue.order.pop_front();
+                    queue.commit_burst = 0;
+                } else if queue.commit_burst == 0 {
+                    queue.order.rotate_left(1);
+                }
+            }
+        }
+    }
+
+    /// Whether this category has something to contend for.
+    pub fn ready(&self, category: AccessCategory) -> bool {
+        if self.wnic.commit_frames.is_some() {
+            return self
+                .commit
+                .front()
+                .is_some_and(|frame| frame.packet.category == category);
+        }
+        !self.hardware[category.index()].order.is_empty()
+    }
+
+    fn buffer(&self, category: AccessCategory) -> Option<&VecDeque<Frame>> {
+        if self.wnic.commit_frames.is_some() {
+            return Some(&self.commit);
+        }
+        let queue = &self.hardware[category.index()];
+        Some(&queue.lanes[usize::from(*queue.order.front()?)].frames)
+    }
+
+    /// Where the next PPDU of this category goes.
+    pub fn destination(&self, category: AccessCategory) -> Option<StationId> {
+        Some(self.buffer(category)?.front()?.packet.to)
+    }
+
+    /// The next PPDU of this category within `limit`; at least one frame where any is ready.
+    pub fn aggregate(&self, category: AccessCategory, limit: &AggregateLimit) -> Option<Aggregate> {
+        let frames = self.buffer(category)?;
+        let head = frames.front().filter(|frame| frame.packet.category == category)?;
+        let mut bytes = 0;
+        let mut count = 0;
+        for frame in frames.iter().take(usize::from(limit.frames.max(1))) {
+            let fits_run = frame.lane == head.lane && frame.packet.category == category;
+            if !fits_run || frame.sequence - head.sequence >= u32::from(limit.window.max(1)) {
+                break;
+            }
+            let mpdu = u32::from(frame.packet.bytes) + MPDU_OVERHEAD_BYTES;
+            let subframe = (DELIMITER_BYTES + mpdu)
+                .next_multiple_of(4)
+                .max(limit.subframe_bytes_min);
+            if count > 0 && bytes + subframe > limit.bytes {
+                break;
+            }
+            bytes += subframe;
+            count += 1;
+        }
+        if count == 1 {
+            let mpdu = u32::from(head.packet.bytes) + MPDU_OVERHEAD_BYTES;
+            bytes = if limit.lone_delimiter {
+                mpdu + DELIMITER_BYTES
+            } else {
+                mpdu
+            };
+        }
+        Some(Aggregate {
+            to: head.packet.to,
+            frames: count,
+            bytes,
+        })
+    }
+
+    /// A PPDU of `frames` frames reached its receiver: those that `survives` are passed up in sequence.
+    /// Returns how many survived.
+    pub fn deliver(
+        &mut self,
+        category: AccessCategory,
+        frames: u16,
+        mut survives: impl FnMut() -> bool,
+        mut up: impl FnMut(&Packet),
+    ) -> u16 {
+        let queue = &mut self.hardware[category.index()];
+        let mut survivors = 0;
+        let head = match self.wnic.commit_frames {
+            Some(_) => self.commit.front().map(|frame| frame.lane),
+            None => queue.order.front().copied(),
+        };
+        let Some(lane) = head.and_then(|place| queue.lanes.get_mut(usize::from(place))) else {
+            return 0;
+        };
+        let buffer = if self.wnic.commit_frames.is_some() {
+            &mut self.commit
+        } else {
+            &mut lane.frames
+        };
+        for frame in buffer.iter_mut().take(usize::from(frames)) {
+            frame.acknowledged = survives();
+            if frame.acknowledged {
+                survivors += 1;
+                lane.reorder.accept(frame.sequence, frame.packet, &mut up);
+            }
+        }
+        survivors
+    }
+
+    /// The exchange of a PPDU of `frames` frames has ended. Acknowledged frames and those tried too often leave;
+    /// the others stay at the head, in sequence. Returns how many will be sent again.
+    pub fn settle(
+        &mut self,
+        category: AccessCategory,
+        frames: u16,
+        retries_max: u8,
+        mut completed: impl FnMut(&Frame),
+        mut up: impl FnMut(&Packet),
+    ) -> u16 {
+        let queue = &mut self.hardware[category.index()];
+        let committed = self.wnic.commit_frames.is_some();
+        let head = if committed {
+            self.commit.front().map(|frame| frame.lane)
+        } else {
+            queue.order.front().copied()
+        };
+        let Some(place) = head else { return 0 };
+        let lane = &mut queue.lanes[usize::from(place)];
+        let buffer = if committed { &mut self.commit } else { &mut lane.frames };
+        let in_wnic = &mut self.in_wnic[category.index()];
+        let mut kept = 0;
+        let mut dropped_any = false;
+        // Frames that stay are moved behind the examined ones and then turned back to the front, in order.
+        for _ in 0..frames {
+            let Some(mut frame) = buffer.pop_front() else { break };
+            if !frame.acknowledged && frame.tries < retries_max {
+                frame.tries += 1;
+                buffer.push_back(frame);
+                kept += 1;
+                continue;
+            }
+            dropped_any |= !frame.acknowledged;
+            *in_wnic -= 1;
+            completed(&frame);
+        }
+        buffer.rotate_right(usize::from(kept));
+        if dropped_any {
+            let oldest = buffer
+                .iter()
+                .find(|frame| frame.lane == place && frame.packet.category == category);
+            let oldest = oldest.map(|frame| frame.sequence);
+            let in_lane = lane.frames.front().map(|frame| frame.sequence);
+            lane.reorder
+                .skip_to(oldest.or(in_lane).unwrap_or(lane.sequence_next), &mut up);
+        }
+        if !committed {
+            // Lanes take turns, PPDU by PPDU; one with retries left goes on first, as its window is open.
+            if lane.frames.is_empty() {
+                queue.order.pop_front();
+            } else if kept == 0 {
+                queue.order.rotate_left(1);
+            }
+        }
+        kept
+    }
+}
