@@ -1,0 +1,103 @@
+//! Runs side by side on all cores, with results in the order asked for: the same on one thread as on many.
+//!
+//! Jobs are handed out by an atomic counter, so a long one does not hold up the rest. A job that panics (an
+//! invariant asserted in production code did not hold) becomes that job's failure; the others go on.
+
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::num::NonZeroUsize;
+use std::panic::{self, AssertUnwindSafe};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+thread_local! {
+    static IN_JOB: Cell<bool> = const { Cell::new(false) };
+    static PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+/// As many threads as the machine runs at once.
+pub fn cores() -> usize {
+    thread::available_parallelism().map_or(1, NonZeroUsize::get)
+}
+
+/// Keeps a job's panic message for its result, instead of spilling it over the progress bar.
+pub fn record_panics() {
+    let usual = panic::take_hook();
+    panic::set_hook(Box::new(move |info| {
+        if !IN_JOB.get() {
+            return usual(info);
+        }
+        let place = info.location().map(|at| format!(" at {}:{}", at.file(), at.line())).unwrap_or_default();
+        let text = payload_text(info.payload());
+        PANIC.with_borrow_mut(|slot| *slot = Some(format!("{text}{place}")));
+    }));
+}
+
+/// Runs `work` on every job, `threads` at a time. Results come in the order of `jobs`; the inner error is a
+/// panic's message.
+pub fn run<J, T, W>(jobs: &[J], threads: usize, work: W) -> Vec<Result<T, String>>
+where
+    J: Sync,
+    T: Send,
+    W: Fn(usize, &J) -> T + Sync,
+{
+    let next = AtomicUsize::new(0);
+    let worker = || {
+        let mut done = Vec::new();
+        while let Some((index, job)) = take(&next, jobs) {
+            done.push((index, guarded(|| work(index, job))));
+        }
+        done
+    };
+    let mut all: Vec<(usize, Result<T, String>)> = thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads.clamp(1, jobs.len().max(1))).map(|_| scope.spawn(worker)).collect();
+        workers.into_iter().flat_map(|handle| handle.join().unwrap_or_default()).collect()
+    });
+    all.sort_by_key(|(index, _)| *index);
+    assert_eq!(all.len(), jobs.len(), "every job gives one result");
+    all.into_iter().map(|(_, result)| result).collect()
+}
+
+fn take<'a, J>(next: &AtomicUsize, jobs: &'a [J]) -> Option<(usize, &'a J)> {
+    let index = next.fetch_add(1, Ordering::Relaxed);
+    jobs.get(index).map(|job| (index, job))
+}
+
+fn guarded<T>(work: impl FnOnce() -> T) -> Result<T, String> {
+    IN_JOB.set(true);
+    // What the job borrowed is only read, and what it built is dropped with it, so nothing half-done is seen.
+    let outcome = panic::catch_unwind(AssertUnwindSafe(work));
+    IN_JOB.set(false);
+    outcome.map_err(|payload| PANIC.take().unwrap_or_else(|| payload_text(payload.as_ref())))
+}
+
+fn payload_text(payload: &(dyn Any + Send)) -> String {
+    let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_else(|| "panicked".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_come_in_order_on_any_number_of_threads() {
+        let jobs: Vec<u64> = (0..100).collect();
+        for threads in [1, 3, 200] {
+            let results = run(&jobs, threads, |_, job| job * job);
+            assert_eq!(results, jobs.iter().map(|job| Ok(job * job)).collect::<Vec<_>>());
+        }
+        assert!(run(&[] as &[u64], 4, |_, job| *job).is_empty());
+    }
+
+    #[test]
+    fn one_panic_does_not_take_the_others_with_it() {
+        let results = run(&[1, 2, 3], 2, |_, job| {
+            assert!(*job != 2, "two holders");
+            *job
+        });
+        assert_eq!(results[0], Ok(1));
+        assert!(results[1].as_ref().unwrap_err().contains("two holders"));
+        assert_eq!(results[2], Ok(3));
+    }
+}

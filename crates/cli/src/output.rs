@@ -1,0 +1,185 @@
+//! Where results go: files, written whole or not at all, and the two streams.
+//!
+//! A long run must not end in "permission denied", so a path is tried before the run. A file is written beside
+//! its place and renamed, so that a full disk never leaves half a report, nor destroys the one from before.
+
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+use crate::failure::Failure;
+
+/// Written and thrown away before the run: enough for a file system to admit that it is full.
+const PROBE_BYTES: usize = 64 * 1024;
+
+/// A path that was tried and found writable.
+#[derive(Debug)]
+pub struct Destination {
+    /// As the user gave it, for messages.
+    shown: PathBuf,
+    /// Where the bytes go, links followed.
+    target: PathBuf,
+    /// False for a device or a pipe, which cannot be renamed onto.
+    atomic: bool,
+}
+
+impl Destination {
+    /// Tries whether a file can be written at `path`. Leaves nothing behind.
+    ///
+    /// # Errors
+    /// A missing folder, a folder in the file's place, no permission, a full disk: with the path and the mend.
+    pub fn check(path: &Path) -> Result<Destination, Failure> {
+        let shown = path.to_path_buf();
+        let target = match fs::metadata(path) {
+            Ok(found) if found.is_dir() => {
+                return Err(Failure::Input(format!(
+                    "error: {} is a folder; give the name of a file in it",
+                    path.display()
+                )))
+            }
+            Ok(found) if !found.is_file() => return Ok(Destination { shown, target: path.to_path_buf(), atomic: false }),
+            // Through a link, so that the file it names is replaced and not the link.
+            Ok(_) => fs::canonicalize(path).map_err(|error| unwritable(path, &error))?,
+            Err(_) => path.to_path_buf(),
+        };
+        if target.file_name().is_none() {
+            return Err(Failure::Input(format!("error: '{}' is not the name of a file", path.display())));
+        }
+        let destination = Destination { shown, target, atomic: true };
+        let probe = destination.beside();
+        let tried = write_new(&probe, &[0; PROBE_BYTES]);
+        remove_if_there(&probe);
+        tried.map_err(|error| unwritable(path, &error))?;
+        Ok(destination)
+    }
+
+    /// Writes the whole of `bytes`, or leaves what was there before.
+    ///
+    /// # Errors
+    /// The disk is full, or the folder changed since [`Destination::check`]: with the path and the mend.
+    pub fn write(&self, bytes: &[u8]) -> Result<(), Failure> {
+        let written = if self.atomic {
+            let beside = self.beside();
+            let outcome = write_new(&beside, bytes).and_then(|()| fs::rename(&beside, &self.target));
+            if outcome.is_err() {
+                remove_if_there(&beside);
+            }
+            outcome
+        } else {
+            File::options().write(true).open(&self.target).and_then(|mut file| file.write_all(bytes))
+        };
+        written.map_err(|error| unwritable(&self.shown, &error))
+    }
+
+    /// Whether both names lead to one file.
+    pub fn same_as(&self, other: &Destination) -> bool {
+        self.target == other.target
+    }
+
+    /// The path as the user gave it.
+    pub fn shown(&self) -> &Path {
+        &self.shown
+    }
+
+    /// The temporary file: in the same folder, since a rename does not cross file systems.
+    fn beside(&self) -> PathBuf {
+        let name = self.target.file_name().unwrap_or_default().to_string_lossy();
+        self.target.with_file_name(format!(".{name}.{}.tmp", std::process::id()))
+    }
+}
+
+fn write_new(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut file = File::create(path)?;
+    file.write_all(bytes)?;
+    // Some file systems find out that they are full only here.
+    file.sync_all()
+}
+
+/// Clearing up after a failure must not hide that failure, so its own outcome does not count.
+fn remove_if_there(path: &Path) {
+    let _ = fs::remove_file(path);
+}
+
+fn unwritable(path: &Path, error: &io::Error) -> Failure {
+    let folder = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent.display().to_string(),
+        _ => ".".to_owned(),
+    };
+    let mend = match error.kind() {
+        ErrorKind::NotFound => format!("the folder {folder} does not exist; create it (mkdir -p {folder})"),
+        ErrorKind::NotADirectory => format!("{folder} is not a folder; give another path"),
+        ErrorKind::PermissionDenied => format!("you may not write in {folder}; give another path, or change its rights"),
+        ErrorKind::ReadOnlyFilesystem => format!("{folder} is on a read-only disk; give another path"),
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
+            "the disk is full; free some space on it, or give a path on another disk".to_owned()
+        }
+        _ => format!("{error}; give another path"),
+    };
+    Failure::Input(format!("error: cannot write {}: {mend}", path.display()))
+}
+
+/// Prints results on stdout. A reader that has gone away (`coorp sim ... | head -1`) is no failure.
+///
+/// # Errors
+/// Stdout is a file on a full disk, or closed.
+pub fn print(text: &str) -> Result<(), Failure> {
+    let mut stdout = io::stdout().lock();
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(unwritable(Path::new("/dev/stdout"), &error)),
+        _ => Ok(()),
+    }
+}
+
+/// Says one thing on stderr. Where nobody can hear it there is nobody to tell, so failing to is not an error.
+pub fn note(text: &str) {
+    let _ = writeln!(io::stderr().lock(), "{}", text.trim_end());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder(name: &str) -> PathBuf {
+        let path = std::env::temp_dir().join(format!("coorp-output-{}-{name}", std::process::id()));
+        fs::create_dir_all(&path).unwrap();
+        path
+    }
+
+    #[test]
+    fn a_file_is_replaced_whole_and_nothing_is_left_beside_it() {
+        let folder = folder("replace");
+        let path = folder.join("out.json");
+        fs::write(&path, "old").unwrap();
+        let destination = Destination::check(&path).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "old", "the check must not touch the file");
+        destination.write(b"new").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "new");
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 1);
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_missing_folder_is_found_before_the_run() {
+        let path = folder("missing").join("nowhere").join("out.json");
+        let message = Destination::check(&path).unwrap_err().to_string();
+        assert!(message.contains("nowhere/out.json") && message.contains("mkdir -p"), "{message}");
+    }
+
+    #[test]
+    fn a_folder_is_no_file() {
+        let message = Destination::check(&std::env::temp_dir()).unwrap_err().to_string();
+        assert!(message.contains("is a folder"), "{message}");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_link_stays_a_link() {
+        let folder = folder("link");
+        fs::write(folder.join("real"), "old").unwrap();
+        std::os::unix::fs::symlink(folder.join("real"), folder.join("link")).unwrap();
+        Destination::check(&folder.join("link")).unwrap().write(b"new").unwrap();
+        assert_eq!(fs::read_to_string(folder.join("real")).unwrap(), "new");
+        assert!(fs::symlink_metadata(folder.join("link")).unwrap().file_type().is_symlink());
+        fs::remove_dir_all(folder).unwrap();
+    }
+}

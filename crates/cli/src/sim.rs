@@ -1,0 +1,328 @@
+//! `coorp sim`: one team under one or more policies, in virtual time.
+//!
+//! With one seed: a table, and where asked for the JSON that scripts read and the HTML report. With several:
+//! how the seeds went, which ones failed, and the command that replays each.
+
+use std::path::{Path, PathBuf};
+use std::time;
+
+use clap::builder::PossibleValuesParser;
+use coorp_core::policy::Policy;
+use coorp_core::Duration;
+use coorp_sim::results::{PolicyResult, Report, Run};
+use coorp_sim::Options;
+use coorp_team::Team;
+
+use crate::failure::Failure;
+use crate::number::{parse_duration, percent};
+use crate::output::{self, Destination};
+use crate::progress::Progress;
+use crate::summary::{self, count, shown};
+use crate::table::{self, Sheet};
+use crate::{jobs, report};
+
+/// Without `--policy`: the best that control can get, what stock WiFi gives, and Coorp.
+const POLICIES_OF_A_TEAM: [&str; 3] = ["mpc-only", "edca", "coorp"];
+/// The same for a file of flows alone, which has no control loop to leave alone.
+const POLICIES_OF_FLOWS: [&str; 2] = ["edca", "coorp"];
+/// Failing seeds whose replay is printed; a broken rule can fail them all.
+const REPLAYS_SHOWN_MAX: usize = 20;
+
+/// Options of `coorp sim`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The team file (TOML)
+    file: PathBuf,
+    /// Policies, with commas between or the option repeated [default: mpc-only,edca,coorp]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = PossibleValuesParser::new(Policy::NAMES))]
+    policy: Vec<String>,
+    /// Virtual time to simulate
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_duration)]
+    duration: Duration,
+    /// The seed of every random draw
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// Run this many seeds, from --seed on
+    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    seeds: u32,
+    /// Let robots die, freeze and restart, messages get lost, and clocks step
+    #[arg(long)]
+    faults: bool,
+    /// Write the results as JSON
+    #[arg(long, value_name = "PATH")]
+    json: Option<PathBuf>,
+    /// Write the report as one HTML file
+    #[arg(long, value_name = "PATH")]
+    html: Option<PathBuf>,
+    /// Runs at once [default: as many as there are cores]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+    /// No progress bar and no notes, only the table
+    #[arg(long)]
+    quiet: bool,
+}
+
+/// One run of the simulator.
+struct Job {
+    policy: Policy,
+    seed: u64,
+}
+
+/// Runs `coorp sim`.
+///
+/// # Errors
+/// Input to mend (exit code 2), or a run that broke a rule (exit code 1).
+pub fn run(args: &Args) -> Result<(), Failure> {
+    let team = coorp_team::load(&args.file).map_err(|error| Failure::Input(error.to_string()))?;
+    let policies = chosen_policies(&team, &args.policy)?;
+    if args.seeds > 1 {
+        return run_seeds(args, &team, &policies);
+    }
+    let (json, html) = destinations(args)?;
+    let jobs: Vec<Job> = policies.into_iter().map(|policy| Job { policy, seed: args.seed }).collect();
+    let mut runs = Vec::with_capacity(jobs.len());
+    let mut failed = Vec::new();
+    for (job, outcome) in jobs.iter().zip(simulate(args, &team, &jobs, html.is_some(), |run| run)) {
+        match outcome {
+            Ok(run) => runs.push(run),
+            Err(failure) => failed.push((job, failure)),
+        }
+    }
+    // Half a result would be taken for a whole one by the scripts that read it.
+    if let Some((job, failure)) = failed.first() {
+        return Err(one_failure(args, job, failure));
+    }
+    finish(args, &team, runs, json.as_ref(), html.as_ref())
+}
+
+fn chosen_policies(team: &Team, asked: &[String]) -> Result<Vec<Policy>, Failure> {
+    let default: &[&str] = if team.control.is_some() { &POLICIES_OF_A_TEAM } else { &POLICIES_OF_FLOWS };
+    let mut names: Vec<&str> = Vec::new();
+    for name in if asked.is_empty() { default.to_vec() } else { asked.iter().map(String::as_str).collect() } {
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    let find = |name: &str| {
+        Policy::named(name).ok_or_else(|| Failure::Input(format!("error: there is no policy called '{name}'")))
+    };
+    names.into_iter().map(find).collect()
+}
+
+fn destinations(args: &Args) -> Result<(Option<Destination>, Option<Destination>), Failure> {
+    let json = args.json.as_deref().map(Destination::check).transpose()?;
+    let html = args.html.as_deref().map(Destination::check).transpose()?;
+    if let Some((json, html)) = json.as_ref().zip(html.as_ref()) {
+        if json.same_as(html) {
+            return Err(Failure::Input("error: --json and --html name the same file; give two".to_owned()));
+        }
+    }
+    Ok((json, html))
+}
+
+/// Why one run gave no result.
+enum Broken {
+    /// The simulator's own word.
+    Error(String),
+    /// An assertion did not hold.
+    Panic(String),
+}
+
+/// Runs all jobs side by side; `keep` takes what is needed of each run, so that a thousand runs need not fit in
+/// memory at once.
+fn simulate<T: Send>(
+    args: &Args,
+    team: &Team,
+    jobs: &[Job],
+    timeline: bool,
+    keep: impl Fn(Run) -> T + Sync,
+) -> Vec<Result<T, Broken>> {
+    let progress = Progress::new(jobs.len(), args.duration, args.quiet);
+    let threads = args.threads.map_or_else(jobs::cores, usize::from);
+    let results = jobs::run(jobs, threads, |index, job| {
+        let options = Options { duration: args.duration, seed: job.seed, faults: args.faults, timeline };
+        let outcome = coorp_sim::run(team, &job.policy, &options, &|now| progress.reach(index, now));
+        progress.finish(index);
+        outcome.map(&keep).map_err(|error| error.to_string())
+    });
+    progress.clear();
+    let flatten = |result| match result {
+        Ok(Ok(kept)) => Ok(kept),
+        Ok(Err(error)) => Err(Broken::Error(error)),
+        Err(panic) => Err(Broken::Panic(panic)),
+    };
+    results.into_iter().map(flatten).collect()
+}
+
+fn finish(
+    args: &Args,
+    team: &Team,
+    runs: Vec<Run>,
+    json: Option<&Destination>,
+    html: Option<&Destination>,
+) -> Result<(), Failure> {
+    let (mut results, charts): (Vec<_>, Vec<_>) = runs.into_iter().map(|run| (run.result, run.charts)).unzip();
+    summary::share_of_bulk_only(&mut results);
+    let numbers = Report { team: team.name.clone(), seed: args.seed, results };
+    // The files come before the table: they must not depend on who reads stdout, and for how long.
+    if let Some(json) = json {
+        let mut text = serde_json::to_vec(&numbers).map_err(|error| Failure::Found(format!("error: {error}")))?;
+        text.push(b'\n');
+        json.write(&text)?;
+    }
+    if let Some(html) = html {
+        let bound_ms = team.control.as_ref().map(|control| control.bound.as_millis_f64());
+        let page = report::Page { numbers: &numbers, charts: &charts, bound_ms, command: &own_command_line() };
+        html.write(page.render().as_bytes())?;
+    }
+    output::print(&tables(&numbers.results, table::terminal_width()))?;
+    for written in [json, html].into_iter().flatten().filter(|_| !args.quiet) {
+        output::note(&format!("wrote {}", written.shown().display()));
+    }
+    Ok(())
+}
+
+fn tables(results: &[PolicyResult], width: Option<usize>) -> String {
+    let mut blocks = Vec::new();
+    if summary::has_team_work(results) {
+        blocks.push(summary::policies(results).layout(width));
+    }
+    if results.iter().any(|result| !result.flows.is_empty()) {
+        blocks.push(summary::flows(results).layout(width));
+    }
+    blocks.join("\n")
+}
+
+fn one_failure(args: &Args, job: &Job, failure: &Broken) -> Failure {
+    let policy = &job.policy.name;
+    match failure {
+        Broken::Error(text) if !args.faults => {
+            Failure::Input(format!("error: {}: under {policy}: {text}", args.file.display()))
+        }
+        Broken::Error(text) => Failure::Found(format!("failed: {policy}, seed {}: {text}", job.seed)),
+        Broken::Panic(text) => Failure::Found(format!(
+            "failed: {policy}, seed {}: Coorp broke a rule of its own: {text}\n\
+             Please report it with the team file and this command: {}",
+            job.seed,
+            replay(args, job)
+        )),
+    }
+}
+
+/// What is kept of one run of many.
+struct Kept {
+    violation_rate: Option<f64>,
+    bulk_mbps: Option<f64>,
+    virtual_s: f64,
+}
+
+fn run_seeds(args: &Args, team: &Team, policies: &[Policy]) -> Result<(), Failure> {
+    if args.json.is_some() || args.html.is_some() {
+        return Err(Failure::Input("error: --json and --html hold one seed; leave out --seeds".to_owned()));
+    }
+    let last = args.seed.checked_add(u64::from(args.seeds - 1)).ok_or_else(|| {
+        Failure::Input(format!("error: {} seeds from {} on go past the largest seed", args.seeds, args.seed))
+    })?;
+    let jobs: Vec<Job> = policies
+        .iter()
+        .flat_map(|policy| (args.seed..=last).map(move |seed| Job { policy: policy.clone(), seed }))
+        .collect();
+    let started = time::Instant::now();
+    let outcomes = simulate(args, team, &jobs, false, |run| Kept {
+        violation_rate: run.result.violation_rate,
+        bulk_mbps: run.result.bulk_mbps,
+        virtual_s: run.result.virtual_s,
+    });
+    let wall_s = started.elapsed().as_secs_f64();
+    let per_policy = policies.iter().zip(outcomes.chunks(args.seeds as usize));
+    let sheet = Sheet {
+        titles: ["policy\n", "\nseeds", "\nfailed", "violation rate\nmean", "\nworst", "bulk Mbit/s\nmean", "\nworst"]
+            .map(str::to_owned)
+            .to_vec(),
+        names: 1,
+        rows: per_policy.map(|(policy, outcomes)| seeds_row(&policy.name, outcomes)).collect(),
+    };
+    output::print(&sheet.layout(table::terminal_width()))?;
+    let virtual_s: f64 = outcomes.iter().flatten().map(|kept| kept.virtual_s).sum();
+    if !args.quiet {
+        let speed = shown(summary::speed(virtual_s, wall_s), crate::number::figure);
+        output::note(&format!("{} runs, {speed} virtual seconds a wall second", count(jobs.len() as u64)));
+    }
+    let failed: Vec<(&Job, &Broken)> =
+        jobs.iter().zip(&outcomes).filter_map(|(job, outcome)| outcome.as_ref().err().map(|why| (job, why))).collect();
+    if failed.is_empty() {
+        return Ok(());
+    }
+    Err(Failure::Found(seeds_failed(args, &failed)))
+}
+
+fn seeds_row(policy: &str, outcomes: &[Result<Kept, Broken>]) -> Vec<String> {
+    let violations: Vec<f64> = outcomes.iter().flatten().filter_map(|kept| kept.violation_rate).collect();
+    let bulks: Vec<f64> = outcomes.iter().flatten().filter_map(|kept| kept.bulk_mbps).collect();
+    let mean = |values: &[f64]| (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64);
+    vec![
+        policy.to_owned(),
+        count(outcomes.len() as u64),
+        count(outcomes.iter().filter(|outcome| outcome.is_err()).count() as u64),
+        shown(mean(&violations), percent),
+        shown(violations.iter().copied().reduce(f64::max), percent),
+        shown(mean(&bulks), crate::number::figure),
+        shown(bulks.iter().copied().reduce(f64::min), crate::number::figure),
+    ]
+}
+
+fn seeds_failed(args: &Args, failed: &[(&Job, &Broken)]) -> String {
+    let mut text = format!("{} failed:\n", plural_runs(failed.len()));
+    for (job, why) in failed.iter().take(REPLAYS_SHOWN_MAX) {
+        let (Broken::Error(why) | Broken::Panic(why)) = why;
+        text += &format!("  {}, seed {}: {why}\n    replay: {}\n", job.policy.name, job.seed, replay(args, job));
+    }
+    if failed.len() > REPLAYS_SHOWN_MAX {
+        let rest: Vec<String> =
+            failed.iter().skip(REPLAYS_SHOWN_MAX).map(|(job, _)| format!("{} {}", job.policy.name, job.seed)).collect();
+        text += &format!("  and {}\n", rest.join(", "));
+    }
+    text
+}
+
+fn plural_runs(count: usize) -> String {
+    format!("{count} run{}", if count == 1 { "" } else { "s" })
+}
+
+/// The command that does one run again. The duration is part of it: the draws depend on it.
+fn replay(args: &Args, job: &Job) -> String {
+    let faults = if args.faults { " --faults" } else { "" };
+    let (policy, seed, duration) = (&job.policy.name, job.seed, args.duration);
+    format!("coorp sim {}{faults} --seed {seed} --policy {policy} --duration {duration}", quoted_path(&args.file))
+}
+
+fn own_command_line() -> String {
+    let own = std::env::args_os().skip(1).map(|argument| quoted(&argument.to_string_lossy()));
+    std::iter::once("coorp".to_owned()).chain(own).collect::<Vec<_>>().join(" ")
+}
+
+fn quoted_path(path: &Path) -> String {
+    quoted(&path.to_string_lossy())
+}
+
+/// An argument as a shell takes it.
+fn quoted(argument: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./,:=+@%".contains(c);
+    if !argument.is_empty() && argument.chars().all(plain) {
+        return argument.to_owned();
+    }
+    format!("'{}'", argument.replace('\'', "'\\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_are_quoted_where_a_shell_needs_it() {
+        assert_eq!(quoted("examples/navigation.toml"), "examples/navigation.toml");
+        assert_eq!(quoted("my team.toml"), "'my team.toml'");
+        assert_eq!(quoted("it's"), "'it'\\''s'");
+        assert_eq!(quoted(""), "''");
+    }
+}

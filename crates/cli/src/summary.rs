@@ -1,0 +1,110 @@
+//! What the tables say, the same on the terminal and in the HTML report.
+//!
+//! Left out: everything that needs a picture (the report draws it), and what only scripts want (the JSON has it).
+
+use coorp_sim::results::{PolicyResult, Quantiles};
+
+use crate::number::{figure, grouped, percent};
+use crate::table::{Sheet, DASH};
+
+const TITLES: [&str; 13] = [
+    "policy",
+    "violation\nrate",
+    "reaction ms\np50",
+    "\np90",
+    "\np99",
+    "control ms\np50",
+    "\np99",
+    "bulk\nMbit/s",
+    "of\nbulk-only",
+    "epochs\n",
+    "epoch\nvs edca",
+    "WNIC ahead\nmean",
+    "\np99",
+];
+const SPEED_TITLE: &str = "virtual s\nper wall s";
+
+/// One row a policy. What does not apply shows a dash.
+pub fn policies(results: &[PolicyResult]) -> Sheet {
+    let edca_epoch_s = results.iter().find(|result| result.policy == "edca").and_then(|result| result.epoch_s);
+    Sheet {
+        titles: TITLES.iter().chain(&[SPEED_TITLE]).map(|title| (*title).to_owned()).collect(),
+        names: 1,
+        rows: results.iter().map(|result| policy_row(result, edca_epoch_s)).collect(),
+    }
+}
+
+fn policy_row(result: &PolicyResult, edca_epoch_s: Option<f64>) -> Vec<String> {
+    let reaction = |pick: fn(&Quantiles) -> f64| shown(result.reaction_ms.as_ref().map(pick), figure);
+    let control = |pick: fn(&Quantiles) -> f64| shown(result.control_latency_ms.as_ref().map(pick), figure);
+    let learns = result.epochs > 0 || result.epoch_s.is_some();
+    let relative = result.epoch_s.zip(edca_epoch_s).filter(|(_, edca)| *edca > 0.0).map(|(own, edca)| own / edca);
+    vec![
+        result.policy.clone(),
+        shown(result.violation_rate, percent),
+        reaction(|q| q.p50),
+        reaction(|q| q.p90),
+        reaction(|q| q.p99),
+        control(|q| q.p50),
+        control(|q| q.p99),
+        shown(result.bulk_mbps, figure),
+        shown(result.bulk_share, percent),
+        shown(learns.then_some(result.epochs), count),
+        shown(relative, |ratio| format!("{ratio:.2}x")),
+        shown(result.wnic_ahead.map(|ahead| ahead.mean), figure),
+        shown(result.wnic_ahead.map(|ahead| ahead.p99), figure),
+        shown(speed(result.virtual_s, result.wall_s), figure),
+    ]
+}
+
+/// One row a policy and `[[flow]]`.
+pub fn flows(results: &[PolicyResult]) -> Sheet {
+    let titles = ["policy\n", "flow\n", "\nMbit/s", "\nsent", "\ndelivered", "latency ms\np50", "\np90", "\np99"];
+    let row = |result: &PolicyResult, flow: &coorp_sim::results::FlowResult| {
+        let latency = |pick: fn(&Quantiles) -> f64| shown(flow.latency_ms.as_ref().map(pick), figure);
+        vec![
+            result.policy.clone(),
+            flow.name.clone(),
+            figure(flow.mbps),
+            count(flow.sent),
+            count(flow.delivered),
+            latency(|q| q.p50),
+            latency(|q| q.p90),
+            latency(|q| q.p99),
+        ]
+    };
+    Sheet {
+        titles: titles.map(str::to_owned).to_vec(),
+        names: 2,
+        rows: results.iter().flat_map(|result| result.flows.iter().map(move |flow| row(result, flow))).collect(),
+    }
+}
+
+/// Whether the table of policies has anything to say: there is a control loop or learning.
+pub fn has_team_work(results: &[PolicyResult]) -> bool {
+    results.iter().any(|result| result.violation_rate.is_some() || result.epoch_s.is_some() || result.epochs > 0)
+        || results.iter().all(|result| result.flows.is_empty())
+}
+
+/// Gives every result its share of `bulk-only`, which one policy's run cannot know.
+pub fn share_of_bulk_only(results: &mut [PolicyResult]) {
+    let whole = results.iter().find(|result| result.policy == "bulk-only").and_then(|result| result.bulk_mbps);
+    for result in results {
+        result.bulk_share = result.bulk_mbps.zip(whole).filter(|(_, whole)| *whole > 0.0).map(|(own, whole)| own / whole);
+    }
+}
+
+/// A count for a table.
+pub fn count(value: u64) -> String {
+    grouped(i64::try_from(value).unwrap_or(i64::MAX))
+}
+
+/// A value where there is a finite one, else a dash.
+pub fn shown<T>(value: Option<T>, format: impl Fn(T) -> String) -> String {
+    value.map_or_else(|| DASH.to_owned(), format)
+}
+
+/// Virtual seconds a wall second; none for a run too short to have taken any.
+pub fn speed(virtual_s: f64, wall_s: f64) -> Option<f64> {
+    (wall_s > 0.0).then(|| virtual_s / wall_s)
+}

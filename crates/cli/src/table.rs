@@ -1,0 +1,118 @@
+//! Tables for a terminal: one row a policy where that fits, else one column a policy, else several blocks.
+//!
+//! No colours are used anywhere, so NO_COLOR has nothing to switch off.
+
+use comfy_table::{presets, CellAlignment, ContentArrangement, Table, TableComponent};
+use console::Term;
+
+/// What a cell shows that does not apply.
+pub const DASH: &str = "-";
+
+/// A table before it is laid out.
+#[derive(Clone, Debug, Default)]
+pub struct Sheet {
+    /// Column titles. A line break parts a group ("reaction ms") from its member ("p50").
+    pub titles: Vec<String>,
+    /// How many columns at the left name the row; the others hold figures.
+    pub names: usize,
+    /// The rows, each as long as `titles`.
+    pub rows: Vec<Vec<String>>,
+}
+
+/// The terminal's width in columns; none where stdout is a file or a pipe, which take any width.
+pub fn terminal_width() -> Option<usize> {
+    let term = Term::stdout();
+    term.is_term().then(|| term.size_checked()).flatten().map(|(_rows, columns)| usize::from(columns))
+}
+
+impl Sheet {
+    /// The table as text, no line longer than `width` where that can be done.
+    pub fn layout(&self, width: Option<usize>) -> String {
+        let upright = self.draw();
+        let Some(width) = width else { return upright };
+        if fits(&upright, width) || self.names != 1 {
+            return upright;
+        }
+        // As many rows a block as fit side by side; one is shown even where nothing fits.
+        for per_block in (1..=self.rows.len()).rev() {
+            let blocks: Vec<String> = self.rows.chunks(per_block).map(|rows| self.turned(rows).draw()).collect();
+            if per_block == 1 || blocks.iter().all(|block| fits(block, width)) {
+                return blocks.join("\n");
+            }
+        }
+        upright
+    }
+
+    /// Columns for rows: the first column's names become the titles.
+    fn turned(&self, rows: &[Vec<String>]) -> Sheet {
+        let title = |index: usize| self.titles.get(index).map(|title| title.replace('\n', " ")).unwrap_or_default();
+        let cell = |row: &Vec<String>, index: usize| row.get(index).cloned().unwrap_or_default();
+        Sheet {
+            titles: std::iter::once(title(0)).chain(rows.iter().map(|row| cell(row, 0))).collect(),
+            names: 1,
+            rows: (1..self.titles.len())
+                .map(|index| std::iter::once(title(index)).chain(rows.iter().map(|row| cell(row, index))).collect())
+                .collect(),
+        }
+    }
+
+    fn draw(&self) -> String {
+        let mut table = Table::new();
+        table.load_preset(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
+        table.set_style(TableComponent::HeaderLines, '\u{2500}');
+        table.set_header(&self.titles);
+        table.add_rows(&self.rows);
+        for (index, column) in table.column_iter_mut().enumerate() {
+            column.set_padding((if index == 0 { 0 } else { 1 }, 1));
+            column.set_cell_alignment(if index < self.names { CellAlignment::Left } else { CellAlignment::Right });
+        }
+        let mut text = table.trim_fmt();
+        text.push('\n');
+        text
+    }
+}
+
+fn fits(text: &str, width: usize) -> bool {
+    text.lines().all(|line| console::measure_text_width(line) <= width)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sheet(rows: usize) -> Sheet {
+        Sheet {
+            titles: ["policy", "reaction ms\np50", "bulk\nMbit/s"].map(str::to_owned).to_vec(),
+            names: 1,
+            rows: (0..rows).map(|row| vec![format!("policy-{row}"), "31.2".to_owned(), DASH.to_owned()]).collect(),
+        }
+    }
+
+    #[test]
+    fn a_pipe_gets_one_row_a_policy() {
+        let text = sheet(2).layout(None);
+        assert!(text.lines().any(|line| line.contains("policy-1") && line.contains("31.2")), "{text}");
+    }
+
+    #[test]
+    fn a_narrow_terminal_gets_one_column_a_policy() {
+        let text = sheet(1).layout(Some(28));
+        assert!(text.lines().any(|line| line.contains("reaction ms p50") && line.contains("31.2")), "{text}");
+        assert!(fits(&text, 28), "{text}");
+    }
+
+    #[test]
+    fn many_policies_go_in_blocks_and_none_is_lost() {
+        let text = sheet(9).layout(Some(40));
+        assert!(fits(&text, 40), "{text}");
+        for row in 0..9 {
+            assert_eq!(text.matches(&format!("policy-{row}")).count(), 1, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_terminal_too_narrow_for_anything_still_gets_the_figures() {
+        assert!(sheet(3).layout(Some(1)).contains("policy-2"));
+        assert_eq!(sheet(0).layout(Some(1)).lines().filter(|line| line.contains("policy-")).count(), 0);
+    }
+}
