@@ -1,1 +1,113 @@
-//! The team file.
+//! The team file: what a team of robots, its air and its policy are, in TOML.
+//!
+//! `load` reads a file, `parse` a text; both give a validated [`Team`] or a [`LoadError`] that names every problem
+//! with its line and its mend. The format is described in `docs/team-file.md`. Nothing here simulates or decides.
+//!
+//! Left out: includes, variables, and anything that belongs to a run (policy, duration, seed).
+
+mod check;
+mod model;
+mod problem;
+mod read;
+mod rules;
+mod sheet;
+mod units;
+mod wnic;
+
+pub use model::{
+    Air, Category, Control, Edca, Flow, Learning, Link, LinkRate, PolicyOverrides, RateOverride, RateSource, Robot,
+    Standard, Sync, Team, Traffic, Transport, Wnic,
+};
+pub use problem::LoadError;
+
+use problem::Problems;
+use std::io::Read;
+use std::path::Path;
+use toml::de::DeTable;
+
+/// The largest team file, bytes.
+const FILE_BYTES_MAX: usize = 1 << 20;
+
+/// Reads and validates a team file.
+///
+/// # Errors
+/// Where the file cannot be read, is no UTF-8 or larger than 1 MiB, and for everything that `parse` refuses.
+pub fn load(path: &Path) -> Result<Team, LoadError> {
+    let shown = path.display().to_string();
+    let unread = |error: std::io::Error| {
+        LoadError::plain(
+            format!("cannot read {shown}: {error}"),
+            "name a team file, such as examples/navigation.toml",
+        )
+    };
+    let file = std::fs::File::open(path).map_err(unread)?;
+    let mut bytes = Vec::new();
+    // One byte more than allowed, to see that there is more; a device without end is not read to its end.
+    file.take(FILE_BYTES_MAX as u64 + 1)
+        .read_to_end(&mut bytes)
+        .map_err(unread)?;
+    if bytes.len() > FILE_BYTES_MAX {
+        return Err(too_large(&shown));
+    }
+    match std::str::from_utf8(&bytes) {
+        Ok(text) => parse(text, &shown, path.parent().unwrap_or(Path::new(""))),
+        Err(error) => {
+            let before = bytes.get(..error.valid_up_to()).unwrap_or_default();
+            let line = before.iter().filter(|byte| **byte == b'\n').count() + 1;
+            let column = before.rsplit(|byte| *byte == b'\n').next().map_or(0, |rest| rest.len()) + 1;
+            let message = format!("{shown}:{line}:{column}: the file is not UTF-8 text");
+            Err(LoadError::plain(message, "save it as UTF-8"))
+        }
+    }
+}
+
+/// Reads and validates a team file's text.
+///
+/// `file_name` is for messages, and its stem is the team's name where the text gives none. WNIC profiles are looked
+/// for from the folder `base`.
+///
+/// # Errors
+/// Where the text is larger than 1 MiB, is no TOML, or describes no valid team. All problems that can be told apart
+/// are in the one error.
+pub fn parse(text: &str, file_name: &str, base: &Path) -> Result<Team, LoadError> {
+    if text.len() > FILE_BYTES_MAX {
+        return Err(too_large(file_name));
+    }
+    let problems = Problems::default();
+    let file = problems.file(file_name, text);
+    let (table, errors) = DeTable::parse_recoverable(text);
+    syntax(&problems, file, &errors);
+    let mut team = None;
+    // Past a syntax error, tables are cut short and every further problem may be an echo of it.
+    if errors.is_empty() {
+        let stem = Path::new(file_name)
+            .file_stem()
+            .map_or("team".into(), |stem| stem.to_string_lossy());
+        let sheet = sheet::Sheet::new(table.get_ref(), table.span(), "the team file", &problems, file);
+        team = read::team(sheet, &stem, base);
+    }
+    match (problems.into_error(), team) {
+        (Some(error), _) => Err(error),
+        (None, Some(team)) => Ok(team),
+        (None, None) => Err(LoadError::plain(
+            format!("{file_name} describes no team"),
+            "add two [[robot]] tables",
+        )),
+    }
+}
+
+/// Records TOML's own errors.
+fn syntax(problems: &Problems, file: usize, errors: &[toml::de::Error]) {
+    for error in errors {
+        let mend = "mend the TOML here; https://toml.io shows how it is written";
+        problems.add(file, error.span().unwrap_or(0..0), error.message(), mend);
+    }
+}
+
+fn too_large(shown: &str) -> LoadError {
+    let limit = FILE_BYTES_MAX >> 20;
+    LoadError::plain(
+        format!("{shown} is larger than {limit} MiB"),
+        "a team file is some kilobytes: is this the right file?",
+    )
+}

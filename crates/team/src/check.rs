@@ -1,0 +1,169 @@
+//! The invariants of a `Team`, for teams that were built or changed in code.
+//!
+//! `parse` never gives a team that fails here. Left out: ranges that are matters of taste, such as the longest period.
+
+use crate::model::{RateSource, Team, Traffic};
+use crate::rules;
+use coorp_core::{Duration, RobotId};
+use std::collections::HashSet;
+
+impl Team {
+    /// Whether the team holds together: ids name robots, names are unique, exactly one robot leads, periods are
+    /// positive, rates exist.
+    ///
+    /// # Errors
+    /// A sentence on the first thing that does not.
+    pub fn check(&self) -> Result<(), String> {
+        self.check_robots()?;
+        self.check_air()?;
+        self.check_flows()?;
+        if let Some(control) = &self.control {
+            ensure(control.period > Duration::ZERO, || {
+                "the control period is zero".to_owned()
+            })?;
+            ensure(control.bound <= control.period, || {
+                "the reaction bound is over the period".to_owned()
+            })?;
+            ensure(control.bound > Duration::ZERO, || {
+                "the reaction bound is zero".to_owned()
+            })?;
+            ensure(share(control.inference_sigma / 2.0), || {
+                "the inference spread is out of range".to_owned()
+            })?;
+            ensure(control.perception_bytes > 0 && control.command_bytes > 0, || {
+                "a message is empty".to_owned()
+            })?;
+        }
+        if let Some(learning) = &self.learning {
+            ensure(self.control.is_some(), || "learning needs a control loop".to_owned())?;
+            ensure(learning.parameters > 0 && learning.item_bytes > 0, || {
+                "learning moves no bytes".to_owned()
+            })?;
+            ensure(learning.rounds > 0 && learning.batch_loops > 0, || {
+                "an epoch is empty".to_owned()
+            })?;
+            ensure(share(learning.training_sigma / 2.0), || {
+                "the training spread is out of range".to_owned()
+            })?;
+        }
+        Ok(())
+    }
+
+    fn check_robots(&self) -> Result<(), String> {
+        let count = self.robots.len();
+        ensure((2..=rules::ROBOTS_MAX).contains(&count), || {
+            format!("{count} robots, and a team is 2 to {}", rules::ROBOTS_MAX)
+        })?;
+        let mut names = HashSet::new();
+        for (index, robot) in self.robots.iter().enumerate() {
+            rules::name(&robot.name).map_err(|(message, _)| message)?;
+            ensure(names.insert(robot.name.as_str()), || {
+                format!("two robots are named \"{}\"", robot.name)
+            })?;
+            let leads = index == usize::from(self.leader.0);
+            ensure(robot.leader == leads, || {
+                format!("it is unclear whether \"{}\" leads", robot.name)
+            })?;
+            let points = robot.position_m.iter().chain(&robot.waypoints_m).flatten();
+            ensure(points.copied().chain([robot.speed_mps]).all(f64::is_finite), || {
+                format!("\"{}\" is not at a finite place or speed", robot.name)
+            })?;
+            let placed = robot.waypoints_m.is_empty() || robot.position_m.is_some();
+            ensure(placed, || format!("\"{}\" has waypoints and no position", robot.name))?;
+            let late = robot
+                .phase
+                .zip(self.control)
+                .is_some_and(|(phase, control)| phase >= control.period);
+            ensure(!late, || {
+                format!("the phase of \"{}\" is not below the period", robot.name)
+            })?;
+        }
+        ensure(usize::from(self.leader.0) < count, || "no robot leads".to_owned())
+    }
+
+    fn check_air(&self) -> Result<(), String> {
+        let sorted = self.air.links.windows(2).all(|pair| match pair {
+            [one, next] => (one.from, one.to) < (next.from, next.to),
+            _ => true,
+        });
+        ensure(sorted, || {
+            "links are not sorted by sender and receiver, each once".to_owned()
+        })?;
+        for edca in &self.air.edca {
+            let windows = [edca.cw_min, edca.cw_max]
+                .iter()
+                .all(|window| (u32::from(*window) + 1).is_power_of_two());
+            ensure(windows && edca.cw_min <= edca.cw_max, || {
+                "a contention window is out of order".to_owned()
+            })?;
+            ensure(edca.aifsn > 0 && edca.ampdu_frames > 0, || {
+                "an access category cannot send".to_owned()
+            })?;
+        }
+        // A rate follows from the sender alone, unless a link is described.
+        let others = |from: usize| robot(usize::from(from == 0));
+        let plain = (0..self.robots.len()).map(|from| (robot(from), others(from)));
+        for (from, to) in plain.chain(self.air.links.iter().map(|link| (link.from, link.to))) {
+            let rate = self.rate(from, to).ok_or("a link joins robots that do not exist")?;
+            ensure(from != to, || "a link joins a robot to itself".to_owned())?;
+            ensure(share(rate.loss), || "a loss is not a share of 1".to_owned())?;
+            ensure((1..=4).contains(&rate.streams), || {
+                "a link has not 1 to 4 streams".to_owned()
+            })?;
+            match rate.source {
+                RateSource::Mcs(mcs) => rules::mcs(self.air.standard, self.air.width_mhz, rate.streams, mcs)
+                    .map_err(|(message, _)| message)?,
+                RateSource::SnrDb(snr_db) => ensure(snr_db.is_finite(), || "a signal is not finite".to_owned())?,
+                RateSource::Distance => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn check_flows(&self) -> Result<(), String> {
+        ensure(self.flows.len() <= rules::FLOWS_MAX, || {
+            format!("more than {} flows", rules::FLOWS_MAX)
+        })?;
+        let mut names = HashSet::new();
+        for flow in &self.flows {
+            let name = &flow.name;
+            ensure(names.insert(name), || format!("two flows are named \"{name}\""))?;
+            let known = [flow.from, flow.to]
+                .iter()
+                .all(|end| usize::from(end.0) < self.robots.len());
+            ensure(known && flow.from != flow.to, || {
+                format!("flow \"{name}\" does not join two robots")
+            })?;
+            ensure(flow.stop.is_none_or(|stop| stop > flow.start), || {
+                format!("flow \"{name}\" stops before it starts")
+            })?;
+            let sends = match flow.traffic {
+                Traffic::Saturated { packet_bytes } => packet_bytes > 0,
+                Traffic::Periodic {
+                    size_bytes,
+                    period,
+                    jitter,
+                } => size_bytes > 0 && period > jitter,
+            };
+            ensure(sends, || format!("flow \"{name}\" has no size or period"))?;
+        }
+        Ok(())
+    }
+}
+
+fn robot(index: usize) -> RobotId {
+    RobotId(u16::try_from(index).unwrap_or(u16::MAX))
+}
+
+/// From 0 to 1, and so a number.
+fn share(value: f64) -> bool {
+    (0.0..=1.0).contains(&value)
+}
+
+fn ensure(holds: bool, otherwise: impl FnOnce() -> String) -> Result<(), String> {
+    if holds {
+        Ok(())
+    } else {
+        Err(otherwise())
+    }
+}

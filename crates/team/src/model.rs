@@ -1,0 +1,403 @@
+//! What a team file says, validated: plain values with units, ready for the simulator and the robots.
+//!
+//! Defaults follow the navigation testbed of 001 (section VI) and stock Linux stations; each type's reader gives
+//! them. Anything random (phases, fading) is left out: it belongs to a run and its seed.
+
+use crate::rules::MCS_DEFAULT;
+use coorp_core::{Duration, RobotId};
+
+/// A team: what `load` and `parse` return.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Team {
+    /// `name`, or else the file's stem.
+    pub name: String,
+    /// The robots in the file's order; `RobotId` is the place in this list.
+    pub robots: Vec<Robot>,
+    /// The robot that leads: the access point, where inference and permits are.
+    pub leader: RobotId,
+    /// The channel and the WNICs.
+    pub air: Air,
+    /// The MPC loop; `None` where the team has none.
+    pub control: Option<Control>,
+    /// The DRLC; `None` where the team does not learn.
+    pub learning: Option<Learning>,
+    /// Plain flows; `FlowId`s of the run are the user's to give.
+    pub flows: Vec<Flow>,
+    /// Replaces parts of the named policies.
+    pub policy: PolicyOverrides,
+}
+
+/// One robot.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Robot {
+    /// Unique in the team.
+    pub name: String,
+    /// True for exactly one robot of a team.
+    pub leader: bool,
+    /// Where it stands at the start, metres.
+    pub position_m: Option<[f64; 2]>,
+    /// Where it drives, in a circle: from `position_m` along these points and back to `position_m`. Metres.
+    pub waypoints_m: Vec<[f64; 2]>,
+    /// How fast it drives, metres a second; zero without waypoints.
+    pub speed_mps: f64,
+    /// Of the links that start at this robot.
+    pub rate: RateOverride,
+    /// Median training time of a round on this robot; else `Learning::training`.
+    pub training: Option<Duration>,
+    /// When its sensor first samples, after the start and below the period; else see `Control::synchronised_phases`.
+    pub phase: Option<Duration>,
+    /// Its clock minus the leader's, nanoseconds.
+    pub clock_skew_ns: i64,
+}
+
+/// What a robot or a link says of its rate; `None` leaves it to the next wider description.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct RateOverride {
+    /// A fixed MCS. Excludes `snr_db`.
+    pub mcs: Option<u8>,
+    /// Spatial streams, 1 to 4.
+    pub streams: Option<u8>,
+    /// A fixed signal to noise ratio, from which MCS and losses follow. Excludes `mcs`.
+    pub snr_db: Option<f64>,
+    /// Share of MPDUs lost, 0 to below 1.
+    pub loss: Option<f64>,
+}
+
+/// 802.11 amendments that the air knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standard {
+    /// 802.11n, HT.
+    N,
+    /// 802.11ac, VHT.
+    Ac,
+    /// 802.11ax, HE.
+    Ax,
+}
+
+/// `[air]`: the channel, the same for all.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Air {
+    /// Default 802.11ac.
+    pub standard: Standard,
+    /// Channel number in the 5 GHz band; default 44.
+    pub channel: u16,
+    /// 20, 40 or 80 MHz; default 20.
+    pub width_mhz: u16,
+    /// Spatial streams, 1 to 4; default 1.
+    pub streams: u8,
+    /// 400 or 800 ns (n, ac), 800, 1600 or 3200 ns (ax); default 800.
+    pub guard_interval_ns: u16,
+    /// MCS of every link without one of its own.
+    pub mcs: Option<u8>,
+    /// Signal to noise ratio of every link without a rate of its own, dB.
+    pub snr_db: Option<f64>,
+    /// Share of MPDUs lost on every link without a share of its own; comes on top of what `snr_db` or distance cost.
+    pub loss: f64,
+    /// Links that differ, sorted by sender and receiver, each pair once. See `Team::rate`.
+    pub links: Vec<Link>,
+    /// Whether data is sent behind RTS and CTS; default false.
+    pub rts_cts: bool,
+    /// Rate of RTS, CTS and acknowledgements: 6, 12 or 24 Mbit/s; default 24.
+    pub control_rate_mbps: u16,
+    /// Transmit power, dBm; default 20. This and the next two count only where robots have positions.
+    pub tx_power_dbm: f64,
+    /// Noise power over the channel's width, receiver's noise figure included, dBm. Default: the thermal noise of
+    /// the width (-174 dBm/Hz) and a noise figure of 7 dB.
+    pub noise_dbm: f64,
+    /// Log-distance path loss exponent; default 3, indoors. Free space loss up to 1 m.
+    pub path_loss_exponent: f64,
+    /// EDCA parameters: AC_VO, AC_VI, AC_BE, AC_BK.
+    pub edca: [Edca; 4],
+    /// The network card of every robot.
+    pub wnic: Wnic,
+}
+
+/// `[[air.link]]`: one direction between two robots.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Link {
+    /// Who sends.
+    pub from: RobotId,
+    /// Who receives.
+    pub to: RobotId,
+    /// What differs.
+    pub rate: RateOverride,
+}
+
+/// The rate of one direction between two robots, all descriptions of it put together by `Team::rate`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LinkRate {
+    /// What fixes the MCS.
+    pub source: RateSource,
+    /// Spatial streams, 1 to 4.
+    pub streams: u8,
+    /// Share of MPDUs lost whatever the signal.
+    pub loss: f64,
+}
+
+/// What fixes a link's MCS.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum RateSource {
+    /// This MCS always; valid for the standard, width and streams.
+    Mcs(u8),
+    /// The best MCS for this signal to noise ratio, dB, and the losses that go with it.
+    SnrDb(f64),
+    /// Like `SnrDb`, with the ratio from both robots' positions, which both have.
+    Distance,
+}
+
+/// `[air.ac_vo]` and the like: one access category (IEEE 802.11-2020, 10.23.2, defaults of table 9-155).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Edca {
+    /// Slots after a SIFS before backoff, 1 to 15.
+    pub aifsn: u8,
+    /// Smallest contention window, a power of two less one.
+    pub cw_min: u16,
+    /// Largest contention window, a power of two less one, not below `cw_min`.
+    pub cw_max: u16,
+    /// TXOP limit; zero stands for one PPDU.
+    pub txop: Duration,
+    /// MPDUs in an A-MPDU at most, 1 (no aggregation) to 64, for 802.11ax to 256.
+    pub ampdu_frames: u16,
+    /// A-MPDU length at most, bytes.
+    pub ampdu_bytes: u32,
+}
+
+/// A network card: the profile that `wnic` names.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Wnic {
+    /// `ideal`, `mt7612u`, or the path of a profile file.
+    pub name: String,
+    /// Frames in each category's hardware queue at most.
+    pub queue_frames: u16,
+    /// Frames that the baseband takes out of order of priority: nothing overtakes them. `None`: no such stage.
+    pub commit_frames: Option<u16>,
+    /// Caps `Edca::ampdu_frames`.
+    pub ampdu_frames_max: Option<u16>,
+    /// Caps `Edca::ampdu_bytes`.
+    pub ampdu_bytes_max: Option<u32>,
+    /// Least time between the starts of two MPDUs of an A-MPDU; zero for none.
+    pub mpdu_spacing: Duration,
+    /// Rate of the bus from driver to card, Mbit/s; `None`: no limit.
+    pub bus_mbps: Option<f64>,
+    /// From the end of a frame's exchange to the driver's hearing of it.
+    pub completion_delay: Duration,
+    /// Packets in the host queue (FQ-CoDel) at most.
+    pub host_queue_packets: u32,
+    /// Whether the host queue drops by delay (CoDel) too.
+    pub codel: bool,
+}
+
+/// `[control]`: the MPC loop (001 section III).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Control {
+    /// Time between perceptions of one robot.
+    pub period: Duration,
+    /// The reaction bound, not over the period.
+    pub bound: Duration,
+    /// Size of a perception, bytes.
+    pub perception_bytes: u64,
+    /// Size of a control message to one robot, bytes.
+    pub command_bytes: u64,
+    /// Standard deviation of a sensor's sampling instant.
+    pub jitter: Duration,
+    /// Mean of an exponential delay between a message's making and its reaching the host queue.
+    pub send_jitter: Duration,
+    /// Median time of the leader's inference.
+    pub inference: Duration,
+    /// Sigma of the inference time's logarithm; zero for a constant time.
+    pub inference_sigma: f64,
+    /// Whether all sensors without a `Robot::phase` sample together; else each has a phase drawn from the seed.
+    pub synchronised_phases: bool,
+}
+
+/// `[learning]`: the DRLC (001 section III). An epoch is `batch_loops` MPC loops of collecting, the batch's
+/// dissemination, and `rounds` times training on every robot and synchronising.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Learning {
+    /// Parameters of the model.
+    pub parameters: u64,
+    /// Bytes of one parameter on the air.
+    pub bytes_per_parameter: u8,
+    /// How rounds are kept in step.
+    pub sync: Sync,
+    /// MPC loops, and so data items, in a batch.
+    pub batch_loops: u32,
+    /// Rounds of training and synchronisation on one batch.
+    pub rounds: u32,
+    /// Median training time of a robot's round.
+    pub training: Duration,
+    /// Sigma of the training time's logarithm; zero for a constant time.
+    pub training_sigma: f64,
+    /// Size of a data item, bytes.
+    pub item_bytes: u64,
+}
+
+/// How training rounds are kept in step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sync {
+    /// Bulk synchronous: all wait for the slowest.
+    Bsp,
+    /// Stale synchronous: the fastest is at most so many rounds ahead of the slowest.
+    Ssp {
+        /// Rounds, at least 1.
+        staleness: u32,
+    },
+    /// Asynchronous: nobody waits.
+    Asp,
+}
+
+/// `[[flow]]`: plain traffic between two robots.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Flow {
+    /// Unique among the flows.
+    pub name: String,
+    /// Who sends.
+    pub from: RobotId,
+    /// Who receives; not the sender.
+    pub to: RobotId,
+    /// Where it is queued; default AC_BE.
+    pub category: Category,
+    /// Default UDP.
+    pub transport: Transport,
+    /// What it sends.
+    pub traffic: Traffic,
+    /// When it starts.
+    pub start: Duration,
+    /// When it stops, after `start`; `None`: at the run's end.
+    pub stop: Option<Duration>,
+    /// Whether policies treat it as bulk (permits, gate). Default: where it is saturated and in AC_BE or AC_BK.
+    pub bulk: bool,
+}
+
+/// EDCA access categories as the team file names them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Category {
+    /// AC_VO
+    Voice,
+    /// AC_VI
+    Video,
+    /// AC_BE
+    BestEffort,
+    /// AC_BK
+    Background,
+}
+
+impl Category {
+    /// 0 for AC_VO to 3 for AC_BK: the place in `Air::edca`.
+    pub const fn index(self) -> usize {
+        self as usize
+    }
+}
+
+/// What carries a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Transport {
+    Udp,
+    Tcp,
+}
+
+/// What a flow sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Traffic {
+    /// Always more to send.
+    Saturated {
+        /// Payload of a packet: at most 1472 bytes for UDP, 1448 for TCP, which are the defaults.
+        packet_bytes: u16,
+    },
+    /// A message every period.
+    Periodic {
+        /// Size of a message, bytes; it may take several packets.
+        size_bytes: u64,
+        /// Time between messages.
+        period: Duration,
+        /// Standard deviation of a message's instant.
+        jitter: Duration,
+    },
+}
+
+/// `[policy]`: replaces these parts of every named policy that has them; `None` keeps the policy's own.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct PolicyOverrides {
+    /// Permits at once (LIMIT).
+    pub limit: Option<u16>,
+    /// How long a permit lasts (TIMESLICE).
+    pub slice: Option<Duration>,
+    /// After how long a silent holder loses its permit.
+    pub lease: Option<Duration>,
+    /// C: the share of control messages that a window is to catch, 0.5 to below 1.
+    pub accuracy: Option<f64>,
+    /// Constant by which windows are extended.
+    pub extension: Option<Duration>,
+    /// p_prot: the percentile, as a share, at which the completion time table is read.
+    pub protection_percentile: Option<f64>,
+    /// N_samp: samples kept for each depth of the completion time table.
+    pub completion_samples: Option<u16>,
+    /// Hold bulk where the WNIC would take longer than this to drain.
+    pub backlog_max: Option<Duration>,
+    /// End a window once its messages have gone.
+    pub early_release: Option<bool>,
+    /// Windows for the leader's own control messages.
+    pub command_windows: Option<bool>,
+    /// Windows of other robots' messages hold this robot's bulk too.
+    pub shared_windows: Option<bool>,
+    /// Steer sensor phases so that windows coincide.
+    pub steered_phases: Option<bool>,
+}
+
+impl RateOverride {
+    /// This description, with what it leaves open taken from a wider one. An MCS here hides a ratio there and the
+    /// other way round.
+    pub(crate) fn or(self, wider: RateOverride) -> RateOverride {
+        let fixed = self.mcs.is_some() || self.snr_db.is_some();
+        RateOverride {
+            mcs: if fixed { self.mcs } else { wider.mcs },
+            streams: self.streams.or(wider.streams),
+            snr_db: if fixed { self.snr_db } else { wider.snr_db },
+            loss: self.loss.or(wider.loss),
+        }
+    }
+}
+
+impl Air {
+    /// What `[air]` says of every link.
+    pub(crate) fn rate(&self) -> RateOverride {
+        RateOverride {
+            mcs: self.mcs,
+            streams: Some(self.streams),
+            snr_db: self.snr_db,
+            loss: Some(self.loss),
+        }
+    }
+}
+
+impl Team {
+    /// The rate from one robot to another: what `[[air.link]]` says, else the sender, else `[air]`, else the
+    /// positions, else MCS 7. `None` where a robot does not exist.
+    pub fn rate(&self, from: RobotId, to: RobotId) -> Option<LinkRate> {
+        let sender = self.robots.get(usize::from(from.0))?;
+        let receiver = self.robots.get(usize::from(to.0))?;
+        let link = self
+            .air
+            .links
+            .binary_search_by_key(&(from, to), |link| (link.from, link.to));
+        let link = link
+            .ok()
+            .and_then(|at| self.air.links.get(at))
+            .map(|link| link.rate)
+            .unwrap_or_default();
+        let own = link.or(sender.rate).or(self.air.rate());
+        let placed = sender.position_m.is_some() && receiver.position_m.is_some();
+        let source = match (own.mcs, own.snr_db) {
+            (Some(mcs), _) => RateSource::Mcs(mcs),
+            (None, Some(snr_db)) => RateSource::SnrDb(snr_db),
+            (None, None) if placed => RateSource::Distance,
+            (None, None) => RateSource::Mcs(MCS_DEFAULT),
+        };
+        let (streams, loss) = (
+            own.streams.unwrap_or(self.air.streams),
+            own.loss.unwrap_or(self.air.loss),
+        );
+        Some(LinkRate { source, streams, loss })
+    }
+}

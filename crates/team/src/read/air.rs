@@ -1,0 +1,186 @@
+//! `[air]`: the channel, the access categories, single links, and the WNIC.
+//!
+//! EDCA defaults are those of IEEE 802.11-2020, table 9-155, except that AC_BE and AC_BK send one PPDU a TXOP. The
+//! air models the 5 GHz band only, so other channels are refused rather than simulated wrongly.
+
+use super::robot::{check_mcs, rate};
+use super::Roster;
+use crate::model::{Air, Edca, Link, RateOverride, Robot, Standard};
+use crate::rules::LINKS_MAX;
+use crate::sheet::Sheet;
+use crate::wnic;
+use coorp_core::Duration;
+use std::collections::BTreeMap;
+use std::path::Path;
+use toml::de::DeTable;
+
+const CHANNELS: [u16; 28] = [
+    36, 40, 44, 48, 52, 56, 60, 64, 100, 104, 108, 112, 116, 120, 124, 128, 132, 136, 140, 144, 149, 153, 157, 161,
+    165, 169, 173, 177,
+];
+
+/// The longest TXOP limit that a beacon can announce: 255 times 32 us.
+const TXOP_MAX: Duration = Duration::from_micros(8_160);
+
+pub(super) fn air<'t>(root: &mut Sheet<'t>, robots: &[Robot], roster: &Roster<'t>, base: &Path) -> Air {
+    let empty = DeTable::new();
+    let (problems, file) = root.problems();
+    match root.table("air", "[air]") {
+        Some(mut sheet) => {
+            let links = sheet.tables("link", "[[air.link]]", LINKS_MAX);
+            let mut air = channel(&mut sheet, base);
+            sheet.finish();
+            air.links = self::links(links, robots, roster, &air);
+            air
+        }
+        // Without the table every key is absent and every default counts.
+        None => channel(&mut Sheet::new(&empty, 0..0, "[air]", problems, file), base),
+    }
+}
+
+fn channel(sheet: &mut Sheet<'_>, base: &Path) -> Air {
+    let names = [
+        ("802.11n", Standard::N),
+        ("802.11ac", Standard::Ac),
+        ("802.11ax", Standard::Ax),
+    ];
+    let standard = sheet.choice("standard", &names).unwrap_or(Standard::Ac);
+    let width_mhz = sheet.member("width_mhz", &[20, 40, 80]).unwrap_or(20);
+    if standard == Standard::N && width_mhz > 40 {
+        sheet.problem(
+            "width_mhz",
+            "802.11n has no channels of 80 MHz",
+            "choose 20 or 40, or standard \"802.11ac\"",
+        );
+    }
+    let guard_intervals: &[u16] = if standard == Standard::Ax {
+        &[800, 1600, 3200]
+    } else {
+        &[400, 800]
+    };
+    let rate = rate(sheet);
+    let air = Air {
+        standard,
+        channel: sheet.member("channel", &CHANNELS).unwrap_or(44),
+        width_mhz,
+        streams: rate.streams.unwrap_or(1),
+        guard_interval_ns: sheet.member("guard_interval_ns", guard_intervals).unwrap_or(800),
+        mcs: rate.mcs,
+        snr_db: rate.snr_db,
+        loss: rate.loss.unwrap_or(0.0),
+        links: Vec::new(),
+        rts_cts: sheet.flag("rts_cts").unwrap_or(false),
+        control_rate_mbps: sheet.member("control_rate_mbps", &[6, 12, 24]).unwrap_or(24),
+        tx_power_dbm: sheet.number("tx_power_dbm", -20.0..=36.0).unwrap_or(20.0),
+        noise_dbm: sheet
+            .number("noise_dbm", -120.0..=-30.0)
+            .unwrap_or_else(|| thermal_noise_dbm(width_mhz)),
+        path_loss_exponent: sheet.number("path_loss_exponent", 1.5..=6.0).unwrap_or(3.0),
+        edca: edca(sheet, standard),
+        wnic: wnic::profile(sheet, base),
+    };
+    check_mcs(sheet, "mcs", air.rate(), &air);
+    air
+}
+
+/// Thermal noise over the width, and a receiver's noise figure of 7 dB.
+fn thermal_noise_dbm(width_mhz: u16) -> f64 {
+    -174.0 + 10.0 * (f64::from(width_mhz) * 1e6).log10() + 7.0
+}
+
+fn edca(sheet: &mut Sheet<'_>, standard: Standard) -> [Edca; 4] {
+    // What each standard lets a PPDU carry: aPSDUMaxLength of HT, VHT and HE.
+    let bytes: u32 = match standard {
+        Standard::N => 65_535,
+        Standard::Ac => 1_048_575,
+        Standard::Ax => 6_500_631,
+    };
+    let default = |aifsn, cw_min, cw_max, txop_us| Edca {
+        aifsn,
+        cw_min,
+        cw_max,
+        txop: Duration::from_micros(txop_us),
+        ampdu_frames: 64,
+        ampdu_bytes: bytes,
+    };
+    let frames_max = if standard == Standard::Ax { 256 } else { 64 };
+    [
+        category(sheet, "ac_vo", "[air.ac_vo]", default(2, 3, 7, 1_504), frames_max),
+        category(sheet, "ac_vi", "[air.ac_vi]", default(2, 7, 15, 3_008), frames_max),
+        category(sheet, "ac_be", "[air.ac_be]", default(3, 15, 1_023, 0), frames_max),
+        category(sheet, "ac_bk", "[air.ac_bk]", default(7, 15, 1_023, 0), frames_max),
+    ]
+}
+
+fn category(air: &mut Sheet<'_>, key: &'static str, title: &str, default: Edca, frames_max: u16) -> Edca {
+    let Some(mut sheet) = air.table(key, title) else {
+        return default;
+    };
+    let read = Edca {
+        aifsn: sheet.integer("aifsn", 1..=15).unwrap_or(default.aifsn),
+        cw_min: window(&mut sheet, "cw_min").unwrap_or(default.cw_min),
+        cw_max: window(&mut sheet, "cw_max").unwrap_or(default.cw_max),
+        txop: sheet
+            .duration("txop", Duration::ZERO..=TXOP_MAX)
+            .unwrap_or(default.txop),
+        ampdu_frames: sheet
+            .integer("ampdu_frames", 1..=frames_max)
+            .unwrap_or(default.ampdu_frames),
+        ampdu_bytes: sheet
+            .size("ampdu_bytes", 2_048..=u64::from(default.ampdu_bytes))
+            .and_then(|bytes| u32::try_from(bytes).ok())
+            .unwrap_or(default.ampdu_bytes),
+    };
+    if sheet.sound() && read.cw_min > read.cw_max {
+        let key = if sheet.has("cw_min") { "cw_min" } else { "cw_max" };
+        let message = format!("`cw_min` of {} is above `cw_max` of {}", read.cw_min, read.cw_max);
+        sheet.problem(key, message, "set both, the smaller one as `cw_min`");
+    }
+    sheet.finish();
+    read
+}
+
+/// A contention window: a power of two less one.
+fn window(sheet: &mut Sheet<'_>, key: &'static str) -> Option<u16> {
+    let window: u16 = sheet.integer(key, 0..=32_767)?;
+    if (window + 1).is_power_of_two() {
+        return Some(window);
+    }
+    let above = window.next_power_of_two();
+    let message = format!("`{key}` is {window}, and a contention window is a power of two less one");
+    sheet.problem(key, message, format!("choose {} or {}", above / 2 - 1, above - 1));
+    None
+}
+
+fn links<'t>(sheets: Vec<Sheet<'t>>, robots: &[Robot], roster: &Roster<'t>, air: &Air) -> Vec<Link> {
+    let mut found = BTreeMap::new();
+    for mut sheet in sheets {
+        let ends = roster.ends(&mut sheet);
+        let rate = rate(&mut sheet);
+        if rate == RateOverride::default() && sheet.sound() {
+            let (problems, file) = sheet.problems();
+            let message = "[[air.link]] changes nothing";
+            problems.add(file, sheet.span(), message, "set `mcs`, `streams`, `snr_db` or `loss`");
+        }
+        sheet.finish();
+        let Some(ends) = ends else { continue };
+        let (problems, file) = sheet.problems();
+        if let Some((first, _)) = found.get(&ends) {
+            let other = (Sheet::span(first), "the first is here");
+            let message = "two [[air.link]] tables describe the same direction";
+            problems.add_pair(file, sheet.span(), other, message, "put them together");
+            continue;
+        }
+        let key = if sheet.has("mcs") { "mcs" } else { "streams" };
+        let sender = robots
+            .get(usize::from(ends.0 .0))
+            .map(|robot| robot.rate)
+            .unwrap_or_default();
+        check_mcs(&sheet, key, rate.or(sender).or(air.rate()), air);
+        found.insert(ends, (sheet, rate));
+    }
+    found
+        .into_iter()
+        .map(|((from, to), (_, rate))| Link { from, to, rate })
+        .collect()
+}

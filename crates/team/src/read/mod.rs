@@ -1,0 +1,153 @@
+//! From TOML tables to a `Team`, gathering every problem on the way.
+//!
+//! The order is the order of need: robots first, since links and flows name them; then the air, then what stands on
+//! both. A part with problems is read on with defaults, and the team is thrown away at the end.
+
+mod air;
+mod control;
+mod flow;
+mod policy;
+mod robot;
+
+use crate::model::{Robot, Team};
+use crate::rules;
+use crate::sheet::{nearest, Sheet};
+use crate::units::clip;
+use coorp_core::{Duration, RobotId};
+use std::collections::HashMap;
+use std::ops::Range;
+use std::path::Path;
+
+const SECOND: Duration = Duration::from_secs(1);
+const HOUR: Duration = Duration::from_secs(3_600);
+
+/// Reads a whole team file. `None` where it has no two robots to speak of; problems are in the sheet's list.
+pub(crate) fn team(mut sheet: Sheet<'_>, stem: &str, base: &Path) -> Option<Team> {
+    let name = match sheet.string("name") {
+        Some((name, span)) => {
+            if let Err((message, mend)) = rules::name(name) {
+                let (problems, file) = sheet.problems();
+                problems.add(file, span, message, mend);
+            }
+            name.to_owned()
+        }
+        None => stem.to_owned(),
+    };
+    let mut robot_sheets = sheet.tables("robot", "[[robot]]", rules::ROBOTS_MAX);
+    let (robots, roster) = robot::robots(&mut robot_sheets);
+    let leader = robot::leader(&sheet, &robot_sheets, &robots);
+    let air = air::air(&mut sheet, &robots, &roster, base);
+    let control = control::control(&mut sheet);
+    let learning = control::learning(&mut sheet, control.as_ref(), robots.len());
+    let flows = flow::flows(&mut sheet, &roster);
+    let policy = policy::overrides(&mut sheet);
+    robot::check_against(
+        &robot_sheets,
+        &robots,
+        &air,
+        control.as_ref(),
+        sheet.has("control"),
+        sheet.has("learning"),
+    );
+    sheet.finish();
+    Some(Team {
+        name,
+        robots,
+        leader: leader?,
+        air,
+        control,
+        learning,
+        flows,
+        policy,
+    })
+}
+
+/// The robots by name.
+pub(crate) struct Roster<'t>(HashMap<&'t str, RobotId>);
+
+impl<'t> Roster<'t> {
+    /// The robot that `key` names; a problem where there is none.
+    fn find(&self, sheet: &mut Sheet<'t>, key: &'static str) -> Option<RobotId> {
+        let Some((name, _)) = sheet.string(key) else {
+            sheet.missing(key, format!("add `{key} = \"…\"` with a robot's name"));
+            return None;
+        };
+        let found = self.0.get(name).copied();
+        // With a wrong list of robots every name would look wrong.
+        if found.is_none() && !self.0.is_empty() {
+            let mut names: Vec<&str> = self.0.keys().copied().collect();
+            names.sort_unstable();
+            let mend = match nearest(name, names.iter().copied()) {
+                Some(near) => format!("did you mean \"{near}\"?"),
+                None => format!("the robots are {}", listed(&names)),
+            };
+            sheet.problem(key, format!("there is no robot \"{}\"", clip(name)), mend);
+        }
+        found
+    }
+
+    /// The two ends of a link or flow, which differ.
+    fn ends(&self, sheet: &mut Sheet<'t>) -> Option<(RobotId, RobotId)> {
+        let (from, to) = (self.find(sheet, "from"), self.find(sheet, "to"));
+        let (from, to) = (from?, to?);
+        if from == to {
+            let message = format!("{} goes from a robot to itself", sheet.title());
+            sheet.problem("to", message, "name two different robots");
+            return None;
+        }
+        Some((from, to))
+    }
+}
+
+/// The name that every robot and flow has; a problem where it is missing, unfit or taken.
+fn unique_name<'t>(sheet: &mut Sheet<'t>, taken: &mut HashMap<&'t str, Range<usize>>) -> &'t str {
+    let Some((name, span)) = sheet.string("name") else {
+        sheet.missing("name", "add `name = \"…\"`");
+        return "";
+    };
+    let (problems, file) = sheet.problems();
+    if let Err((message, mend)) = rules::name(name) {
+        problems.add(file, span, message, mend);
+    } else if let Some(first) = taken.get(name) {
+        let message = format!("two {} tables are named \"{}\"", sheet.title(), clip(name));
+        problems.add_pair(
+            file,
+            span,
+            (first.clone(), "the first is here"),
+            message,
+            "give each its own name",
+        );
+    } else {
+        taken.insert(name, span);
+    }
+    name
+}
+
+/// Some of the names, for a message.
+fn listed(names: &[&str]) -> String {
+    const SHOWN_MAX: usize = 8;
+    let shown = names
+        .iter()
+        .take(SHOWN_MAX)
+        .map(|name| format!("\"{name}\""))
+        .collect::<Vec<_>>()
+        .join(", ");
+    match names.len() {
+        0..=SHOWN_MAX => shown,
+        count => format!("{shown} and {} more", count - SHOWN_MAX),
+    }
+}
+
+/// Place of a robot in the list; the list's limit keeps it within `u16`.
+fn robot_id(index: usize) -> RobotId {
+    RobotId(u16::try_from(index).unwrap_or(u16::MAX))
+}
+
+/// The one robot that leads, if there is exactly one.
+fn sole_leader(robots: &[Robot]) -> Option<RobotId> {
+    let mut leaders = robots.iter().enumerate().filter(|(_, robot)| robot.leader);
+    match (leaders.next(), leaders.next()) {
+        (Some((index, _)), None) => Some(robot_id(index)),
+        _ => None,
+    }
+}

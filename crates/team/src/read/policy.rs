@@ -1,0 +1,31 @@
+//! `[policy]`: parts of the named policies to replace. Which policy has which part is the core's matter.
+
+use super::{HOUR, SECOND};
+use crate::model::PolicyOverrides;
+use crate::sheet::Sheet;
+use coorp_core::Duration;
+
+/// Shares that are read as a quantile: past the middle, and short of certainty, which no sample shows.
+const QUANTILE: std::ops::RangeInclusive<f64> = 0.5..=0.9999;
+
+pub(super) fn overrides(root: &mut Sheet<'_>) -> PolicyOverrides {
+    let Some(mut sheet) = root.table("policy", "[policy]") else {
+        return PolicyOverrides::default();
+    };
+    let read = PolicyOverrides {
+        limit: sheet.integer("limit", 1..=1_000),
+        slice: sheet.duration("slice", Duration::from_millis(1)..=HOUR),
+        lease: sheet.duration("lease", Duration::from_millis(10)..=HOUR),
+        accuracy: sheet.number("accuracy", QUANTILE),
+        extension: sheet.duration("extension", Duration::ZERO..=SECOND),
+        protection_percentile: sheet.number("protection_percentile", QUANTILE),
+        completion_samples: sheet.integer("completion_samples", 1..=1_024),
+        backlog_max: sheet.duration("backlog_max", Duration::from_micros(10)..=SECOND),
+        early_release: sheet.flag("early_release"),
+        command_windows: sheet.flag("command_windows"),
+        shared_windows: sheet.flag("shared_windows"),
+        steered_phases: sheet.flag("steered_phases"),
+    };
+    sheet.finish();
+    read
+}

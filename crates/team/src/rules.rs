@@ -1,0 +1,95 @@
+//! Rules that both the reader and `Team::check` hold a team to: limits, and which MCS exist.
+//!
+//! MCS by IEEE 802.11-2020, 19.5 (HT) and 21.5 (VHT), and IEEE 802.11ax-2021, 27.5 (HE). Left out: unequal
+//! modulation, 160 MHz, HE's dual carrier modulation.
+
+use crate::model::Standard;
+
+/// Robots in a team at most.
+pub(crate) const ROBOTS_MAX: usize = 1_000;
+/// Flows in a team at most.
+pub(crate) const FLOWS_MAX: usize = 10_000;
+/// `[[air.link]]` tables at most.
+pub(crate) const LINKS_MAX: usize = 10_000;
+/// Waypoints of a robot at most.
+pub(crate) const WAYPOINTS_MAX: usize = 1_000;
+/// Characters of a name at most.
+pub(crate) const NAME_CHARS_MAX: usize = 64;
+/// The fastest MCS that every standard has at every width and number of streams.
+pub(crate) const MCS_DEFAULT: u8 = 7;
+
+/// What is wrong, and what to do about it.
+pub(crate) type Fault = (String, String);
+
+/// Whether the standard has this MCS at this width and number of streams.
+pub(crate) fn mcs(standard: Standard, width_mhz: u16, streams: u8, mcs: u8) -> Result<(), Fault> {
+    let (name, most) = match standard {
+        Standard::N => ("802.11n", 7),
+        Standard::Ac => ("802.11ac", 9),
+        Standard::Ax => ("802.11ax", 11),
+    };
+    if standard == Standard::N && (8..32).contains(&mcs) {
+        let mend = format!("write `mcs = {}` and `streams = {}`", mcs % 8, mcs / 8 + 1);
+        return Err((
+            format!("MCS {mcs} counts the streams too; here 802.11n has MCS 0 to 7 for each stream"),
+            mend,
+        ));
+    }
+    if mcs > most {
+        return Err((
+            format!("{name} has no MCS {mcs}"),
+            format!("choose an MCS from 0 to {most}"),
+        ));
+    }
+    let hole = standard == Standard::Ac
+        && match (width_mhz, mcs) {
+            (20, 9) => streams != 3,
+            (80, 6) => streams == 3,
+            _ => false,
+        };
+    if hole {
+        let message = format!("802.11ac has no MCS {mcs} at {width_mhz} MHz with {streams} streams");
+        return Err((
+            message,
+            format!("choose MCS {}, or another `width_mhz` or `streams`", mcs - 1),
+        ));
+    }
+    Ok(())
+}
+
+/// Whether a robot or a flow may be called so: the name goes into file names, keys of the fabric and reports.
+pub(crate) fn name(name: &str) -> Result<(), Fault> {
+    let fits = |c: char| c.is_alphanumeric() || matches!(c, '-' | '_' | '.');
+    if name.is_empty() || name.chars().count() > NAME_CHARS_MAX || !name.chars().all(fits) {
+        let message = format!("\"{}\" cannot be a name", crate::units::clip(name));
+        return Err((
+            message,
+            format!("use 1 to {NAME_CHARS_MAX} letters, digits, `-`, `_` and `.`"),
+        ));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mcs_follow_the_standards_tables() {
+        for standard in [Standard::N, Standard::Ac, Standard::Ax] {
+            for width_mhz in [20, 40, 80] {
+                for streams in 1..=4 {
+                    assert!(mcs(standard, width_mhz, streams, MCS_DEFAULT).is_ok());
+                }
+            }
+        }
+        assert!(mcs(Standard::Ac, 20, 3, 9).is_ok());
+        assert!(mcs(Standard::Ac, 20, 2, 9).is_err());
+        assert!(mcs(Standard::Ac, 80, 3, 6).is_err());
+        assert!(mcs(Standard::Ac, 80, 2, 10).is_err());
+        assert!(mcs(Standard::Ax, 20, 1, 11).is_ok());
+        assert!(mcs(Standard::Ax, 20, 1, 12).is_err());
+        let (_, mend) = mcs(Standard::N, 40, 1, 15).unwrap_err();
+        assert_eq!(mend, "write `mcs = 7` and `streams = 2`");
+    }
+}
