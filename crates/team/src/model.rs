@@ -169,6 +169,8 @@ pub struct Wnic {
     pub name: String,
     /// Frames in each category's hardware queue at most.
     pub queue_frames: u16,
+    /// Frames that the driver takes for one receiver before it turns to the next.
+    pub burst_frames: u16,
     /// Frames that the baseband takes out of order of priority: nothing overtakes them. `None`: no such stage.
     pub commit_frames: Option<u16>,
     /// Caps `Edca::ampdu_frames`.
@@ -177,10 +179,6 @@ pub struct Wnic {
     pub ampdu_bytes_max: Option<u32>,
     /// Least time between the starts of two MPDUs of an A-MPDU; zero for none.
     pub mpdu_spacing: Duration,
-    /// Rate of the bus from driver to card, Mbit/s; `None`: no limit.
-    pub bus_mbps: Option<f64>,
-    /// From the end of a frame's exchange to the driver's hearing of it.
-    pub completion_delay: Duration,
     /// Packets in the host queue (FQ-CoDel) at most.
     pub host_queue_packets: u32,
     /// Whether the host queue drops by delay (CoDel) too.

@@ -71,6 +71,7 @@ pub(crate) fn name(name: &str) -> Result<(), Fault> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

@@ -457,13 +457,19 @@ fn one_of(names: &[&str]) -> String {
     )
 }
 
-/// The name that `text` is most likely a misspelling of.
-pub(crate) fn nearest<'n>(text: &str, names: impl Iterator<Item = &'n str>) -> Option<&'n str> {
+/// The name that `text` is most likely a part or a misspelling of.
+pub(crate) fn nearest<'n>(text: &str, names: impl Iterator<Item = &'n str> + Clone) -> Option<&'n str> {
     const TEXT_BYTES_MAX: usize = 64;
     if text.len() > TEXT_BYTES_MAX {
         return None;
     }
     let lower = text.to_lowercase();
+    let mut whole = names
+        .clone()
+        .filter(|name| lower.len() > 1 && name.to_lowercase().contains(&lower));
+    if let (Some(name), None) = (whole.next(), whole.next()) {
+        return Some(name);
+    }
     let distance = |name: &str| strsim::damerau_levenshtein(&lower, &name.to_lowercase());
     let (distance, name) = names
         .map(|name| (distance(name), name))

@@ -111,6 +111,7 @@ pub(crate) fn clip(text: &str) -> String {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

@@ -1,7 +1,7 @@
 //! WNIC profiles: data files that say how deep a card's queues are and what it does out of order of priority.
 //!
 //! Two come with the program (`profiles/`), others are files beside the team file. Left out: profiles for single
-//! robots; all cards of a team are alike.
+//! robots (all cards of a team are alike), and the bus between host and card.
 
 use crate::model::Wnic;
 use crate::problem::Problems;
@@ -87,12 +87,11 @@ fn parse(name: &str, path: &str, text: &str, problems: &Problems) -> Wnic {
     let mut sheet = Sheet::new(table.get_ref(), span, "the WNIC profile", problems, file);
     let raw = Raw {
         queue_frames: sheet.integer("queue_frames", 1..=8_192),
+        burst_frames: sheet.integer("burst_frames", 1..=8_192),
         commit_frames: sheet.integer("commit_frames", 1..=8_192),
         ampdu_frames: sheet.integer("ampdu_frames", 1..=256),
         ampdu_bytes: sheet.integer("ampdu_bytes", 2_048..=6_500_631),
         mpdu_spacing: sheet.duration("mpdu_spacing", Duration::ZERO..=Duration::from_micros(16)),
-        bus_mbps: sheet.number("bus_mbps", 1.0..=100_000.0),
-        completion_delay: sheet.duration("completion_delay", Duration::ZERO..=Duration::from_millis(100)),
         host_queue_packets: sheet.integer("host_queue_packets", 1..=1_000_000),
         codel: sheet.flag("codel"),
     };
@@ -118,12 +117,11 @@ fn parse(name: &str, path: &str, text: &str, problems: &Problems) -> Wnic {
 #[derive(Default)]
 struct Raw {
     queue_frames: Option<u16>,
+    burst_frames: Option<u16>,
     commit_frames: Option<u16>,
     ampdu_frames: Option<u16>,
     ampdu_bytes: Option<u32>,
     mpdu_spacing: Option<Duration>,
-    bus_mbps: Option<f64>,
-    completion_delay: Option<Duration>,
     host_queue_packets: Option<u32>,
     codel: Option<bool>,
 }
@@ -133,12 +131,11 @@ impl Raw {
         Wnic {
             name: name.to_owned(),
             queue_frames: self.queue_frames.unwrap_or(512),
+            burst_frames: self.burst_frames.unwrap_or(16),
             commit_frames: self.commit_frames,
             ampdu_frames_max: self.ampdu_frames,
             ampdu_bytes_max: self.ampdu_bytes,
             mpdu_spacing: self.mpdu_spacing.unwrap_or(Duration::ZERO),
-            bus_mbps: self.bus_mbps,
-            completion_delay: self.completion_delay.unwrap_or(Duration::ZERO),
             host_queue_packets: self.host_queue_packets.unwrap_or(8_192),
             codel: self.codel.unwrap_or(true),
         }

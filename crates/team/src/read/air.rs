@@ -146,7 +146,7 @@ fn window(sheet: &mut Sheet<'_>, key: &'static str) -> Option<u16> {
     if (window + 1).is_power_of_two() {
         return Some(window);
     }
-    let above = window.next_power_of_two();
+    let above = (window + 1).next_power_of_two();
     let message = format!("`{key}` is {window}, and a contention window is a power of two less one");
     sheet.problem(key, message, format!("choose {} or {}", above / 2 - 1, above - 1));
     None
