@@ -1,0 +1,461 @@
+//! What a user sees for each kind of mistake: file, line, column, what is wrong, and what to do.
+
+#![allow(clippy::unwrap_used)] // a test may fail by panicking
+
+use coorp_team::{load, parse, LoadError};
+use std::path::Path;
+
+/// Two robots, to which a test appends what it is about. Ten lines, so appended text begins on line 11.
+const TEAM: &str = "\
+[[robot]]
+name = \"alpha\"
+leader = true
+#
+#
+#
+[[robot]]
+name = \"bravo\"
+#
+#
+";
+
+fn refused(text: &str) -> LoadError {
+    match parse(text, "team.toml", Path::new("")) {
+        Ok(team) => panic!("accepted:\n{text}\n{team:?}"),
+        Err(error) => error,
+    }
+}
+
+/// The text is refused for one problem, and the message has every part.
+fn one(text: &str, parts: &[&str]) {
+    let error = refused(text);
+    let shown = error.to_string();
+    for part in parts {
+        assert!(shown.contains(part), "no `{part}` in:\n{shown}");
+    }
+    assert_eq!(error.problems(), 1, "{shown}");
+}
+
+/// `TEAM` with `text` behind it is refused for one problem.
+fn with(text: &str, parts: &[&str]) {
+    one(&format!("{TEAM}{text}"), parts);
+}
+
+#[test]
+fn a_message_reads_so() {
+    let shown = refused(&format!("{TEAM}[control]\nperid = \"33ms\"\n")).to_string();
+    let expected = "\
+error: unknown key `perid` in [control]
+   ┌─ team.toml:12:1
+   │
+12 │ perid = \"33ms\"
+   │ ^^^^^
+   │
+   = did you mean `period`?";
+    assert_eq!(shown, expected);
+}
+
+#[test]
+fn all_problems_are_shown_in_the_order_of_lines() {
+    let text = format!(
+        "{TEAM}[air]\nwidth_mhz = 30\nlos = 0.1\n[control]\nbound = 33\n[[flow]]\nname = \"f\"\nfrom = \"bravo\"\nto = \"alfa\"\nsize = -1\nperiod = \"0ms\"\n"
+    );
+    let error = refused(&text);
+    let shown = error.to_string();
+    let places: Vec<_> = ["12:13", "13:1", "15:9", "19:6", "20:8", "21:10"]
+        .iter()
+        .map(|place| {
+            shown
+                .find(&format!("team.toml:{place}\n"))
+                .unwrap_or_else(|| panic!("no {place} in:\n{shown}"))
+        })
+        .collect();
+    assert!(places.is_sorted(), "{shown}");
+    assert!(shown.ends_with("6 problems found"), "{shown}");
+    assert_eq!(error.problems(), 6);
+}
+
+#[test]
+fn robots() {
+    one("", &["team.toml:1:1", "no robots", "begin each with [[robot]]"]);
+    one(
+        "[[robot]]\nname = \"a\"\nleader = true",
+        &["team.toml:1:1", "one robot only", "add another"],
+    );
+    one(
+        "robot = 3",
+        &["team.toml:1:9", "`robot` is a whole number", "[[robot]]"],
+    );
+    one(
+        "robot = [3, {name = \"a\", leader = true}, {name = \"b\"}]",
+        &["team.toml:1:10", "not a table"],
+    );
+    one(
+        &TEAM.replace("leader = true", "#"),
+        &["team.toml:1:1", "no robot leads", "`leader = true`", "access point"],
+    );
+    one(
+        &TEAM.replace("leader = true", "leader = \"yes\""),
+        &["team.toml:3:10", "`leader` is a text", "without quotes"],
+    );
+    with(
+        "leader = true",
+        &[
+            "team.toml:11:10",
+            "two robots lead",
+            "team.toml",
+            "the first is here",
+            "keep `leader",
+        ],
+    );
+    one(
+        &TEAM.replace("bravo", "alpha"),
+        &[
+            "team.toml:8:8",
+            "two [[robot]] tables are named \"alpha\"",
+            "its own name",
+        ],
+    );
+    one(
+        &TEAM.replace("bravo", "b/*"),
+        &["team.toml:8:8", "\"b/*\" cannot be a name", "letters, digits"],
+    );
+    one(
+        &TEAM.replace("name = \"bravo\"", ""),
+        &["team.toml:7:1", "[[robot]] has no `name`", "add `name"],
+    );
+    with("mcs = 3\nsnr_db = 20", &["both `mcs` and `snr_db`", "remove one"]);
+    with("streams = 5", &["team.toml:11:11", "`streams` is 5, outside 1 to 4"]);
+    with("speed_mps = 1", &["team.toml:11:13", "nowhere to go", "waypoints_m"]);
+    let placed = TEAM.replacen('#', "position_m = [1, 1]", 1);
+    let text = placed + "waypoints_m = [[1, 2]]\nposition_m = [0, 0]";
+    one(&text, &["team.toml:7:1", "no `speed_mps`", "how fast it drives"]);
+    with(
+        "position_m = [1.0]",
+        &["team.toml:11:14", "not a point", "such as [2.5, 0.0]"],
+    );
+    with("position_m = [1.0, nan]", &["not a point"]);
+    with(
+        "position_m = [1.0, 2.0]",
+        &["team.toml:1:1", "no position", "or fix the rates"],
+    );
+    with(
+        "phase = \"1ms\"",
+        &["team.toml:11:9", "phase without a control loop", "add [control]"],
+    );
+    with(
+        "phase = \"50ms\"\n[control]",
+        &["team.toml:11:9", "not below the control period of 33.33"],
+    );
+    with("training = \"1s\"", &["team.toml:11:12", "add [learning]"]);
+    with(
+        "clock_skew = \"-2h\"",
+        &["team.toml:11:14", "unknown unit `h`", "-3600s to 3600s"],
+    );
+}
+
+#[test]
+fn ten_thousand_robots_are_one_problem() {
+    let robots: String = (0..10_000).map(|n| format!("[[robot]]\nname = \"r{n}\"\n")).collect();
+    one(
+        &robots,
+        &["team.toml:2001:1", "10000 [[robot]] tables", "first beyond 1000"],
+    );
+    let robots: String = (0..1_000)
+        .map(|n| format!("[[robot]]\nname = \"r{n}\"\nleader = {}\n", n == 7))
+        .collect();
+    assert_eq!(parse(&robots, "team.toml", Path::new("")).unwrap().robots.len(), 1_000);
+}
+
+#[test]
+fn air() {
+    with(
+        "[air]\nstandard = \"802.11g\"",
+        &["team.toml:12:12", "cannot be \"802.11g\"", "did you mean \"802.11n\"?"],
+    );
+    with(
+        "[air]\nstandard = \"802.11n\"\nwidth_mhz = 80",
+        &["team.toml:13:13", "no channels of 80 MHz", "20 or 40"],
+    );
+    with(
+        "[air]\nchannel = 6",
+        &["team.toml:12:11", "`channel` cannot be 6", "choose one of 36, 40"],
+    );
+    with(
+        "[air]\nmcs = 9",
+        &["team.toml:12:7", "no MCS 9 at 20 MHz with 1 streams", "choose MCS 8"],
+    );
+    with(
+        "mcs = 10\n[air]\nwidth_mhz = 40",
+        &["team.toml:11:7", "802.11ac has no MCS 10", "from 0 to 9"],
+    );
+    with(
+        "streams = 3\n[air]\nwidth_mhz = 80\nmcs = 6",
+        &["team.toml:11:11", "no MCS 6 at 80 MHz with 3 streams"],
+    );
+    with("[air]\nloss = nan", &["team.toml:12:8", "`loss` is nan, not a number"]);
+    with("[air]\nloss = 1", &["`loss` is 1, outside 0 to 0.99"]);
+    with("[air]\ntx_power_dbm = 1e400", &["team.toml:12:16", "tx_power_dbm"]);
+    with(
+        "[air]\nguard_interval_ns = 1600",
+        &["team.toml:12:21", "choose one of 400, 800"],
+    );
+    with(
+        "[air]\nmcs = 99999999999999999999999999999999999999999",
+        &["team.toml:12:7", "outside 0 to 31"],
+    );
+    with(
+        "[air.ac_vo]\ncw_min = 8",
+        &["team.toml:12:10", "a power of two less one", "choose 7 or 15"],
+    );
+    with(
+        "[air.ac_be]\ncw_min = 15\ncw_max = 7",
+        &["team.toml:12:10", "above `cw_max` of 7"],
+    );
+    with(
+        "[air.ac_be]\nampdu_frames = 128",
+        &["team.toml:12:16", "outside 1 to 64"],
+    );
+    with(
+        "[air.ac_bee]\n",
+        &[
+            "team.toml:11:6",
+            "unknown key `ac_bee` in [air]",
+            "did you mean `ac_be`?",
+        ],
+    );
+    with(
+        "[air.ac_be]\ntxop = \"1s\"",
+        &["team.toml:12:8", "`txop` is 1s, outside 0ns to 8.16ms"],
+    );
+    with(
+        "[[air.link]]\nfrom = \"alpha\"\nto = \"bravo\"",
+        &["team.toml:11:1", "changes nothing", "set `mcs`"],
+    );
+    let link = "[[air.link]]\nfrom = \"alpha\"\nto = \"bravo\"\nmcs = 1\n";
+    with(
+        &format!("{link}{link}"),
+        &[
+            "team.toml:15:1",
+            "same direction",
+            "the first is here",
+            "put them together",
+        ],
+    );
+    with(
+        &link.replace("bravo", "alpha"),
+        &["team.toml:13:6", "to itself", "two different"],
+    );
+    with(&link.replace("mcs = 1", "mcs = 9"), &["team.toml:14:7", "no MCS 9"]);
+}
+
+#[test]
+fn wnic() {
+    with(
+        "[air]\nwnic = \"mt7612\"",
+        &[
+            "team.toml:12:8",
+            "no WNIC profile \"mt7612\"",
+            "did you mean \"mt7612u\"?",
+        ],
+    );
+    with(
+        "[air]\nwnic = \"no-such.toml\"",
+        &["team.toml:12:8", "cannot read the WNIC profile no-such.toml"],
+    );
+    with(
+        "[air]\nwnic = \"/etc/card.toml\"",
+        &["team.toml:12:8", "not a relative path"],
+    );
+    let folder = std::env::temp_dir().join(format!("coorp-team-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::write(folder.join("card.toml"), "queue_frames = 16\ncommit_frames = 32\n").unwrap();
+    let text = format!("{TEAM}[air]\nwnic = \"card.toml\"\n");
+    let shown = parse(&text, "team.toml", &folder).unwrap_err().to_string();
+    assert!(
+        shown.contains("card.toml:2:17") && shown.contains("more than `queue_frames` of 16"),
+        "{shown}"
+    );
+    std::fs::write(folder.join("card.toml"), "queue_frames = 16\n").unwrap();
+    let team = parse(&text, "team.toml", &folder).unwrap();
+    assert_eq!((team.air.wnic.queue_frames, team.air.wnic.commit_frames), (16, None));
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+fn control_and_learning() {
+    with(
+        "[control]\nbound = \"40ms\"",
+        &[
+            "team.toml:12:9",
+            "`bound` is 40ms, longer than the period",
+            "choose a bound",
+        ],
+    );
+    with(
+        "[control]\nperiod = \"0ms\"",
+        &["team.toml:12:10", "`period` is 0ns, outside 1ms to 10s"],
+    );
+    with(
+        "[control]\nperiod = \"33ms\"\nrate_hz = 30",
+        &["both `period` and `rate_hz`", "remove one"],
+    );
+    with(
+        "[control]\nperiod = 33",
+        &[
+            "team.toml:12:10",
+            "not a time",
+            "write the unit, in quotes: \"33ms\" or \"33s\"",
+        ],
+    );
+    with(
+        "[control]\nrate_hz = inf",
+        &["team.toml:12:11", "`rate_hz` is infinite"],
+    );
+    with(
+        "[control]\nperception = -5",
+        &["team.toml:12:14", "`-5` is negative", "choose a size from 1"],
+    );
+    with("[control]\nperception = \"12KB/s\"", &["unknown unit `KB/s`", "KiB"]);
+    with(
+        "[control]\njitter = \"34ms\"",
+        &["team.toml:12:10", "not below the period"],
+    );
+    with(
+        "[learning]\nparameters = 1",
+        &["team.toml:11:1", "there is none", "add [control]"],
+    );
+    with(
+        "[control]\n[learning]",
+        &["team.toml:12:1", "no `parameters`", "add `parameters"],
+    );
+    with(
+        "[control]\n[learning]\nparameters = 9\nsync = \"SPP\"",
+        &["team.toml:14:8", "did you mean \"SSP\"?"],
+    );
+    with(
+        "[control]\n[learning]\nparameters = 9\nstaleness = 2",
+        &["team.toml:14:13", "only SSP", "sync = \"SSP\""],
+    );
+    one(
+        &format!("control = 1979-05-27\n{TEAM}"),
+        &["team.toml:1:11", "`control` is a date"],
+    );
+    let alone = "[[robot]]\nname = \"a\"\nleader = true\n[control]\n";
+    one(alone, &["team.toml:1:1", "one robot only"]);
+}
+
+#[test]
+fn flows() {
+    let flow = "[[flow]]\nname = \"f\"\nfrom = \"alpha\"\nto = \"bravo\"\n";
+    let this = |more: &str, parts: &[&str]| with(&format!("{flow}{more}"), parts);
+    this(
+        "saturated = true\nperiod = \"1ms\"",
+        &["team.toml:16:10", "both `period` and `saturated`", "remove one"],
+    );
+    this(
+        "size = 100",
+        &["team.toml:11:1", "no `period`", "or `saturated = true`"],
+    );
+    this("period = \"5ms\"", &["team.toml:11:1", "no `size`", "\"1KiB\""]);
+    this("size = 100\nperiod = \"0s\"", &["team.toml:16:10", "`period` is 0ns"]);
+    this(
+        "saturated = true\nsize = 1500",
+        &["team.toml:16:8", "`size` is 1500 bytes, outside 1 to 1472"],
+    );
+    this(
+        "saturated = true\nac = \"BE\"",
+        &["team.toml:16:6", "did you mean \"AC_BE\"?", "\"AC_VO\""],
+    );
+    this(
+        "saturated = true\nstart = \"5s\"\nstop = \"5s\"",
+        &["team.toml:17:8", "not after `start`"],
+    );
+    this(
+        "saturated = true\ntransport = \"quic\"",
+        &["team.toml:16:13", "choose one of \"udp\", \"tcp\""],
+    );
+    this(
+        "size = 99999999999999999999\nperiod = \"1s\"",
+        &["team.toml:15:8", "is too large"],
+    );
+    let saturated = flow.to_owned() + "saturated = true\n";
+    with(
+        &format!("{saturated}{saturated}"),
+        &["team.toml:17:8", "two [[flow]] tables are named \"f\""],
+    );
+    with(
+        &saturated.replace("\"bravo\"", "\"brovo\""),
+        &["team.toml:14:6", "no robot \"brovo\"", "did you mean \"bravo\"?"],
+    );
+    with(
+        &saturated.replace("\"bravo\"", "\"zulu\""),
+        &["team.toml:14:6", "the robots are \"alpha\", \"bravo\""],
+    );
+    with(
+        &saturated.replace("to = \"bravo\"", ""),
+        &["team.toml:11:1", "[[flow]] has no `to`"],
+    );
+}
+
+#[test]
+fn policy() {
+    with("[policy]\nlimit = 0", &["team.toml:12:9", "outside 1 to 1000"]);
+    with("[policy]\naccuracy = 95", &["team.toml:12:12", "outside 0.5 to 0.9999"]);
+    with("[policy]\nslise = \"5s\"", &["team.toml:12:1", "did you mean `slice`?"]);
+    with("[policy]\nnonsense = 1", &["[policy] knows limit, slice, lease"]);
+}
+
+#[test]
+fn syntax() {
+    let shown = refused("[[robot]]\nname = \"a\nleader = = true\n").to_string();
+    assert!(
+        shown.contains("team.toml:2:") && shown.contains("team.toml:3:"),
+        "both are shown:\n{shown}"
+    );
+    with("[air]\nmcs = 1\nmcs = 2", &["team.toml:13:1", "duplicate key"]);
+    let deep = format!("a = {}", "[".repeat(100_000));
+    assert!(refused(&deep).to_string().contains("team.toml:1:"));
+    let wide = format!("{TEAM}x = \"{}\"", "y".repeat(100_000));
+    let shown = refused(&wide).to_string();
+    assert!(
+        shown.contains("team.toml:11:1: x") && shown.len() < 1_000,
+        "a long line is not printed:\n{shown}"
+    );
+    let many: String = (0..5_000).map(|n| format!("k{n} = 1\n")).collect();
+    let error = refused(&(many + TEAM));
+    assert!(
+        error
+            .to_string()
+            .ends_with("1000 problems found, the first 25 are shown"),
+        "{error}"
+    );
+    let control = refused("x = \"\u{1b}[31m\"").to_string();
+    assert!(
+        !control.contains('\u{1b}'),
+        "escapes do not reach the terminal: {control:?}"
+    );
+}
+
+#[test]
+fn files() {
+    let missing = load(Path::new("no/such/team.toml")).unwrap_err().to_string();
+    assert!(missing.contains("cannot read no/such/team.toml") && missing.contains("examples/navigation.toml"));
+    assert!(load(Path::new(".")).unwrap_err().to_string().contains("cannot read ."));
+
+    let path = std::env::temp_dir().join(format!("coorp-team-{}.toml", std::process::id()));
+    std::fs::write(&path, b"[[robot]]\nname = \"\xff\"\n").unwrap();
+    let binary = load(&path).unwrap_err().to_string();
+    assert!(
+        binary.contains(".toml:2:9: the file is not UTF-8") && binary.contains("save it as UTF-8"),
+        "{binary}"
+    );
+    std::fs::write(&path, vec![b'\n'; (1 << 20) + 1]).unwrap();
+    assert!(load(&path).unwrap_err().to_string().contains("is larger than 1 MiB"));
+    std::fs::remove_file(&path).unwrap();
+    #[cfg(target_os = "linux")]
+    assert!(load(Path::new("/dev/zero"))
+        .unwrap_err()
+        .to_string()
+        .contains("is larger than 1 MiB"));
+}
