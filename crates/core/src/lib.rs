@@ -7,6 +7,7 @@
 //! Sources: 'COORP', IEEE IoT Journal 2022 ("001" in comments), and its earlier draft ("000").
 
 pub mod id;
+pub mod permits;
 pub mod time;
 
 pub use id::{FlowId, RobotId};
