@@ -60,6 +60,10 @@
     value: (_, value) => value == null ? "–" : unit(value),
   }));
 
+  const CURSOR = { y: false, drag: { x: true, y: false }, points: { size: 7 } };
+  // A border as wide as half the marker fills it.
+  const LEGEND = { markers: { width: 6 } };
+
   // Marks of a logarithmic axis: 1, 2, 5, or evenly where the stretch is short.
   const logMarks = (_, __, low, high) => {
     const marks = [];
@@ -113,14 +117,15 @@
     const within = (value) => `${(100 * value).toFixed(1)} %`;
     add(parent, {
       height: 300,
-      padding: [18, 14, 0, 0],
+      padding: [18, 20, 0, 0],
       scales: { x: { time: false, distr: 3, range: (_, low, high) => [low, high] }, y: { range: [0, 1] } },
       series: [{ label: "within ms", value: (_, x) => x == null ? "–" : short(x) }, ...seriesOf(policies, within)],
       axes: [
-        axis("ms (logarithmic)", { splits: logMarks, filter: (_, marks) => marks, values: (_, marks) => marks.map(short), space: 20 }),
+        axis("ms (logarithmic)", { size: 30, splits: logMarks, filter: (_, marks) => marks, values: (_, marks) => marks.map(short), space: 20 }),
         axis("", { labelSize: 0, size: 48, values: (_, marks) => marks.map((mark) => `${Math.round(mark * 100)} %`) }),
       ],
-      cursor: { y: false, drag: { x: true, y: false }, points: { size: 7 } },
+      cursor: CURSOR,
+      legend: LEGEND,
       hooks: { draw: [boundLine] },
     }, [xs, ...columns]);
   };
@@ -145,11 +150,12 @@
       `Bulk delivered, mean of each ${bin === 1 ? "second" : `${bin} seconds`}. Learning that waits for its robots sends in bursts.`;
     add(parent, {
       height: 260,
-      padding: [12, 14, 0, 0],
+      padding: [12, 20, 0, 0],
       scales: { x: { time: false }, y: { range: (_, __, high) => [0, Math.max(high * 1.08, 1)] } },
       series: [{ label: "s" }, ...seriesOf(policies, (value) => value.toFixed(1))],
-      axes: [axis("virtual time, s"), axis("Mbit/s", { size: 48 })],
-      cursor: { y: false, drag: { x: true, y: false }, points: { size: 7 } },
+      axes: [axis("virtual time, s", { size: 30 }), axis("Mbit/s", { size: 48 })],
+      cursor: CURSOR,
+      legend: LEGEND,
     }, [xs, ...columns]);
   };
 
@@ -211,8 +217,8 @@
     ctx.restore();
   };
 
-  const describe = (span, start_ms) => {
-    const at = (ms) => (ms + start_ms).toFixed(2);
+  const describe = (span) => {
+    const at = (ms) => ms.toFixed(2);
     const frames = span.frames ? `, ${span.frames} frame${span.frames === 1 ? "" : "s"}` : "";
     const late = isLate(span) ? ", late" : "";
     return `${KINDS[span.kind].says}: ${at(span.start)} to ${at(span.end)} ms (${(span.end - span.start).toFixed(2)} ms${frames}${late})`;
@@ -226,7 +232,7 @@
     const found = (lanes[lane] ?? []).filter((span) => span.start - near <= x && span.end + near >= x);
     tip.style.display = found.length ? "block" : "none";
     if (!found.length) return;
-    tip.textContent = [names[lane], ...found.slice(0, 8).map((span) => describe(span, 0))].join("\n");
+    tip.textContent = [names[lane], ...found.slice(0, 8).map((span) => describe(span))].join("\n");
     const flip = left > chart.over.clientWidth / 2;
     tip.style.left = flip ? "" : `${left + 14}px`;
     tip.style.right = flip ? `${chart.over.clientWidth - left + 14}px` : "";
@@ -262,7 +268,7 @@
       tip.className = "tip";
       const chart = add(parent, {
         height: height + 46,
-        padding: [4, 14, 0, 0],
+        padding: [4, 22, 0, 0],
         legend: { show: false },
         scales: { x: { time: false, range: (_, low, high) => [low, high] }, y: { range: [0, rows], dir: -1 } },
         series: [{}, { paths: () => null, points: { show: false } }],

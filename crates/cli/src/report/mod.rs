@@ -9,7 +9,6 @@ mod data;
 
 use coorp_sim::results::{Charts, PolicyResult, Report};
 
-use crate::number::grouped;
 use crate::summary;
 use crate::table::{Sheet, DASH};
 
