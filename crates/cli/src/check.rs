@@ -27,7 +27,10 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 /// The team in one line.
 fn describe(team: &Team) -> String {
     let mut parts = vec![plural(team.robots.len(), "robot")];
-    parts.push(format!("channel {} of {} MHz, {} WNICs", team.air.channel, team.air.width_mhz, team.air.wnic.name));
+    parts.push(format!(
+        "channel {} of {} MHz, {} WNICs",
+        team.air.channel, team.air.width_mhz, team.air.wnic.name
+    ));
     if let Some(control) = &team.control {
         let rate_hz = 1.0 / control.period.as_secs_f64();
         parts.push(format!("control at {rate_hz:.1} Hz within {}", control.bound));

@@ -27,7 +27,10 @@ pub fn record_panics() {
         if !IN_JOB.get() {
             return usual(info);
         }
-        let place = info.location().map(|at| format!(" at {}:{}", at.file(), at.line())).unwrap_or_default();
+        let place = info
+            .location()
+            .map(|at| format!(" at {}:{}", at.file(), at.line()))
+            .unwrap_or_default();
         let text = payload_text(info.payload());
         PANIC.with_borrow_mut(|slot| *slot = Some(format!("{text}{place}")));
     }));
@@ -50,8 +53,13 @@ where
         done
     };
     let mut all: Vec<(usize, Result<T, String>)> = thread::scope(|scope| {
-        let workers: Vec<_> = (0..threads.clamp(1, jobs.len().max(1))).map(|_| scope.spawn(worker)).collect();
-        workers.into_iter().flat_map(|handle| handle.join().unwrap_or_default()).collect()
+        let workers: Vec<_> = (0..threads.clamp(1, jobs.len().max(1)))
+            .map(|_| scope.spawn(worker))
+            .collect();
+        workers
+            .into_iter()
+            .flat_map(|handle| handle.join().unwrap_or_default())
+            .collect()
     });
     all.sort_by_key(|(index, _)| *index);
     assert_eq!(all.len(), jobs.len(), "every job gives one result");
@@ -73,7 +81,8 @@ fn guarded<T>(work: impl FnOnce() -> T) -> Result<T, String> {
 
 fn payload_text(payload: &(dyn Any + Send)) -> String {
     let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_else(|| "panicked".to_owned())
+    text.or_else(|| payload.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "panicked".to_owned())
 }
 
 #[cfg(test)]

@@ -20,7 +20,10 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
         Some("") => return Err(format!("a duration needs its unit, as in {trimmed}s")),
         _ => return Err("a duration is a number with ms, s, min or h, as in 600s".to_owned()),
     };
-    let number: f64 = digits.trim().parse().map_err(|_| format!("'{digits}' is not a number; write one as in 600s"))?;
+    let number: f64 = digits
+        .trim()
+        .parse()
+        .map_err(|_| format!("'{digits}' is not a number; write one as in 600s"))?;
     let seconds = number * unit_s;
     if seconds.is_nan() || seconds < 1e-3 {
         return Err("a run takes at least 1ms".to_owned());
@@ -76,7 +79,19 @@ mod tests {
     #[test]
     fn bad_durations_say_what_would_do() {
         assert!(parse_duration("600").unwrap_err().contains("600s"));
-        for bad in ["", "s", "-5s", "0s", "nans", "infs", "1e99h", "5 parsecs", "25h", "6 0s", "\u{fc}s"] {
+        for bad in [
+            "",
+            "s",
+            "-5s",
+            "0s",
+            "nans",
+            "infs",
+            "1e99h",
+            "5 parsecs",
+            "25h",
+            "6 0s",
+            "\u{fc}s",
+        ] {
             assert!(parse_duration(bad).is_err(), "{bad}");
         }
     }

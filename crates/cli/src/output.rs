@@ -37,15 +37,28 @@ impl Destination {
                     path.display()
                 )))
             }
-            Ok(found) if !found.is_file() => return Ok(Destination { shown, target: path.to_path_buf(), atomic: false }),
+            Ok(found) if !found.is_file() => {
+                return Ok(Destination {
+                    shown,
+                    target: path.to_path_buf(),
+                    atomic: false,
+                })
+            }
             // Through a link, so that the file it names is replaced and not the link.
             Ok(_) => fs::canonicalize(path).map_err(|error| unwritable(path, &error))?,
             Err(_) => path.to_path_buf(),
         };
         if target.file_name().is_none() {
-            return Err(Failure::Input(format!("error: '{}' is not the name of a file", path.display())));
+            return Err(Failure::Input(format!(
+                "error: '{}' is not the name of a file",
+                path.display()
+            )));
         }
-        let destination = Destination { shown, target, atomic: true };
+        let destination = Destination {
+            shown,
+            target,
+            atomic: true,
+        };
         let probe = destination.beside();
         let tried = write_new(&probe, &[0; PROBE_BYTES]);
         remove_if_there(&probe);
@@ -66,7 +79,10 @@ impl Destination {
             }
             outcome
         } else {
-            File::options().write(true).open(&self.target).and_then(|mut file| file.write_all(bytes))
+            File::options()
+                .write(true)
+                .open(&self.target)
+                .and_then(|mut file| file.write_all(bytes))
         };
         written.map_err(|error| unwritable(&self.shown, &error))
     }
@@ -84,7 +100,8 @@ impl Destination {
     /// The temporary file: in the same folder, since a rename does not cross file systems.
     fn beside(&self) -> PathBuf {
         let name = self.target.file_name().unwrap_or_default().to_string_lossy();
-        self.target.with_file_name(format!(".{name}.{}.tmp", std::process::id()))
+        self.target
+            .with_file_name(format!(".{name}.{}.tmp", std::process::id()))
     }
 }
 
@@ -108,7 +125,9 @@ fn unwritable(path: &Path, error: &io::Error) -> Failure {
     let mend = match error.kind() {
         ErrorKind::NotFound => format!("the folder {folder} does not exist; create it (mkdir -p {folder})"),
         ErrorKind::NotADirectory => format!("{folder} is not a folder; give another path"),
-        ErrorKind::PermissionDenied => format!("you may not write in {folder}; give another path, or change its rights"),
+        ErrorKind::PermissionDenied => {
+            format!("you may not write in {folder}; give another path, or change its rights")
+        }
         ErrorKind::ReadOnlyFilesystem => format!("{folder} is on a read-only disk; give another path"),
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
             "the disk is full; free some space on it, or give a path on another disk".to_owned()
@@ -151,7 +170,11 @@ mod tests {
         let path = folder.join("out.json");
         fs::write(&path, "old").unwrap();
         let destination = Destination::check(&path).unwrap();
-        assert_eq!(fs::read_to_string(&path).unwrap(), "old", "the check must not touch the file");
+        assert_eq!(
+            fs::read_to_string(&path).unwrap(),
+            "old",
+            "the check must not touch the file"
+        );
         destination.write(b"new").unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "new");
         assert_eq!(fs::read_dir(&folder).unwrap().count(), 1);
@@ -162,7 +185,10 @@ mod tests {
     fn a_missing_folder_is_found_before_the_run() {
         let path = folder("missing").join("nowhere").join("out.json");
         let message = Destination::check(&path).unwrap_err().to_string();
-        assert!(message.contains("nowhere/out.json") && message.contains("mkdir -p"), "{message}");
+        assert!(
+            message.contains("nowhere/out.json") && message.contains("mkdir -p"),
+            "{message}"
+        );
     }
 
     #[test]
@@ -179,7 +205,10 @@ mod tests {
         std::os::unix::fs::symlink(folder.join("real"), folder.join("link")).unwrap();
         Destination::check(&folder.join("link")).unwrap().write(b"new").unwrap();
         assert_eq!(fs::read_to_string(folder.join("real")).unwrap(), "new");
-        assert!(fs::symlink_metadata(folder.join("link")).unwrap().file_type().is_symlink());
+        assert!(fs::symlink_metadata(folder.join("link"))
+            .unwrap()
+            .file_type()
+            .is_symlink());
         fs::remove_dir_all(folder).unwrap();
     }
 }

@@ -47,7 +47,7 @@ pub struct Args {
     #[arg(long, value_name = "NAME", default_value = "coorp", value_parser = PossibleValuesParser::new(Policy::NAMES))]
     policy: String,
     /// Virtual time to simulate for each size
-    #[arg(long, value_name = "TIME", default_value = "20s", value_parser = parse_duration)]
+    #[arg(long, value_name = "TIME", default_value = "20s", allow_hyphen_values = true, value_parser = parse_duration)]
     duration: Duration,
     /// The seed of every random draw
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -112,9 +112,20 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     };
     let policy = Policy::named(&args.policy)
         .filter(|policy| policy.control)
-        .ok_or_else(|| Failure::Input(format!("error: {} runs no control loop; plan for another policy", args.policy)))?;
+        .ok_or_else(|| {
+            Failure::Input(format!(
+                "error: {} runs no control loop; plan for another policy",
+                args.policy
+            ))
+        })?;
     let json = args.json.as_deref().map(Destination::check).transpose()?;
-    let planner = Planner { args, team: &team, control, policy: &policy, model: model(args, &team, control)? };
+    let planner = Planner {
+        args,
+        team: &team,
+        control,
+        policy: &policy,
+        model: model(args, &team, control)?,
+    };
     let rows = planner.search()?;
     let plan = Plan {
         team: &team.name,
@@ -131,7 +142,11 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         text.push(b'\n');
         json.write(&text)?;
     }
-    output::print(&format!("{}\n{}", sheet(&plan).layout(table::terminal_width()), verdict(&plan)))
+    output::print(&format!(
+        "{}\n{}",
+        sheet(&plan).layout(table::terminal_width()),
+        verdict(&plan)
+    ))
 }
 
 /// The model with this team's figures. B is not the nominal rate but what saturated robots get through to the
@@ -151,16 +166,26 @@ fn model(args: &Args, team: &Team, control: &Control) -> Result<Capacity, Failur
         bulk: true,
     };
     probe.flows = scale::ids(team).filter(|from| *from != team.leader).map(flow).collect();
-    let options = Options { duration: PROBE, seed: args.seed, faults: false, timeline: false };
+    let options = Options {
+        duration: PROBE,
+        seed: args.seed,
+        faults: false,
+        timeline: false,
+    };
     let edca = Policy::named("edca").ok_or_else(|| Failure::Found("error: the policy edca is missing".to_owned()))?;
-    let run = coorp_sim::run(&probe, &edca, &options, &|_| ()).map_err(|error| Failure::Input(format!("error: {error}")))?;
+    let run =
+        coorp_sim::run(&probe, &edca, &options, &|_| ()).map_err(|error| Failure::Input(format!("error: {error}")))?;
     let bandwidth_mbps: f64 = run.result.flows.iter().map(|flow| flow.mbps).sum();
     if bandwidth_mbps <= 0.0 {
         let file = args.file.display();
-        return Err(Failure::Input(format!("error: {file}: nothing gets through to the leader; check [air]")));
+        return Err(Failure::Input(format!(
+            "error: {file}: nothing gets through to the leader; check [air]"
+        )));
     }
     let bulk = team.air.edca.get(Category::BestEffort.index());
-    let ampdu_bytes = bulk.map_or(0, |bulk| bulk.ampdu_bytes).min(team.air.wnic.ampdu_bytes_max.unwrap_or(u32::MAX));
+    let ampdu_bytes = bulk
+        .map_or(0, |bulk| bulk.ampdu_bytes)
+        .min(team.air.wnic.ampdu_bytes_max.unwrap_or(u32::MAX));
     Ok(Capacity {
         bandwidth_bps: bandwidth_mbps * 1e6,
         perception_bytes: control.perception_bytes,
@@ -211,7 +236,12 @@ impl Planner<'_> {
         let threads = self.args.threads.map_or_else(jobs::cores, usize::from);
         let results = jobs::run(sizes, threads, |index, robots| {
             let team = scale::team_of(self.team, *robots).ok_or_else(|| format!("no team has {robots} robots"))?;
-            let options = Options { duration: self.args.duration, seed: self.args.seed, faults: false, timeline: false };
+            let options = Options {
+                duration: self.args.duration,
+                seed: self.args.seed,
+                faults: false,
+                timeline: false,
+            };
             let reach = |now| progress.reach(index, now);
             let run = coorp_sim::run(&team, self.policy, &options, &reach).map_err(|error| error.to_string());
             progress.finish(index);
@@ -220,7 +250,9 @@ impl Planner<'_> {
         progress.clear();
         for (robots, result) in sizes.iter().zip(results) {
             let failed = |why| format!("error: {}: with {robots} robots: {why}", self.args.file.display());
-            let run = result.map_err(|why| Failure::Found(failed(why)))?.map_err(|why| Failure::Input(failed(why)))?;
+            let run = result
+                .map_err(|why| Failure::Found(failed(why)))?
+                .map_err(|why| Failure::Input(failed(why)))?;
             rows.insert(*robots, self.row(*robots, &run));
         }
         Ok(())
@@ -239,7 +271,10 @@ impl Planner<'_> {
             reaction_p99_ms: result.reaction_ms.map(|reaction| reaction.p99),
             bulk_mbps: result.bulk_mbps,
             // No loop at all that ended is a team that does not work.
-            fits: result.loops > 0 && result.violation_rate.is_some_and(|rate| rate <= 1.0 - self.args.quantile),
+            fits: result.loops > 0
+                && result
+                    .violation_rate
+                    .is_some_and(|rate| rate <= 1.0 - self.args.quantile),
         }
     }
 
@@ -264,12 +299,21 @@ fn gap(rows: &BTreeMap<usize, Row>) -> Option<(usize, usize)> {
 
 fn sheet(plan: &Plan<'_>) -> Sheet {
     let share = format!("p{}", figure_of_share(plan.quantile));
-    let titles = ["robots\n", &format!("model reaction\n{share} ms"), "model bulk\nMbit/s", "violation\nrate"];
+    let titles = [
+        "robots\n",
+        &format!("model reaction\n{share} ms"),
+        "model bulk\nMbit/s",
+        "violation\nrate",
+    ];
     let simulated = ["reaction ms\np50", "\np99", "bulk\nMbit/s", "fits\n"];
     Sheet {
         titles: titles.into_iter().chain(simulated).map(str::to_owned).collect(),
         names: 1,
-        rows: plan.rows.iter().map(|row| cells(row, plan.robots_max_simulated)).collect(),
+        rows: plan
+            .rows
+            .iter()
+            .map(|row| cells(row, plan.robots_max_simulated))
+            .collect(),
     }
 }
 
@@ -297,7 +341,11 @@ fn figure_of_share(share: f64) -> f64 {
 }
 
 fn verdict(plan: &Plan<'_>) -> String {
-    let asked = format!("{} % of loops within {} ms", figure_of_share(plan.quantile), plan.bound_ms);
+    let asked = format!(
+        "{} % of loops within {} ms",
+        figure_of_share(plan.quantile),
+        plan.bound_ms
+    );
     let robots = |limit: Option<usize>| match limit {
         None => "no team at all".to_owned(),
         Some(limit) if limit >= ROBOTS_MAX => format!("at least {ROBOTS_MAX} robots"),

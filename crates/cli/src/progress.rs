@@ -15,13 +15,21 @@ pub struct Progress {
 impl Progress {
     /// A bar for `runs` runs of `each` virtual time; none where `quiet` or where stderr is no terminal.
     pub fn new(runs: usize, each: Duration, quiet: bool) -> Progress {
-        let target = if quiet { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
+        let target = if quiet {
+            ProgressDrawTarget::hidden()
+        } else {
+            ProgressDrawTarget::stderr()
+        };
         let bar = ProgressBar::with_draw_target(Some(millis(each.as_nanos()).saturating_mul(runs as u64)), target);
         // No colours, so that NO_COLOR has nothing to switch off.
         if let Ok(style) = ProgressStyle::with_template("simulating {wide_bar} {percent:>3} %, {eta} left") {
             bar.set_style(style.progress_chars("##-"));
         }
-        Progress { bar, reached_ms: (0..runs).map(|_| AtomicU64::new(0)).collect(), each }
+        Progress {
+            bar,
+            reached_ms: (0..runs).map(|_| AtomicU64::new(0)).collect(),
+            each,
+        }
     }
 
     /// Run `index` has come to `now`.

@@ -37,7 +37,7 @@ pub struct Args {
     #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = PossibleValuesParser::new(Policy::NAMES))]
     policy: Vec<String>,
     /// Virtual time to simulate
-    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_duration)]
+    #[arg(long, value_name = "TIME", default_value = "60s", allow_hyphen_values = true, value_parser = parse_duration)]
     duration: Duration,
     /// The seed of every random draw
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -79,7 +79,13 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         return run_seeds(args, &team, &policies);
     }
     let (json, html) = destinations(args)?;
-    let jobs: Vec<Job> = policies.into_iter().map(|policy| Job { policy, seed: args.seed }).collect();
+    let jobs: Vec<Job> = policies
+        .into_iter()
+        .map(|policy| Job {
+            policy,
+            seed: args.seed,
+        })
+        .collect();
     let mut runs = Vec::with_capacity(jobs.len());
     let mut failed = Vec::new();
     for (job, outcome) in jobs.iter().zip(simulate(args, &team, &jobs, html.is_some(), |run| run)) {
@@ -96,9 +102,17 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 }
 
 fn chosen_policies(team: &Team, asked: &[String]) -> Result<Vec<Policy>, Failure> {
-    let default: &[&str] = if team.control.is_some() { &POLICIES_OF_A_TEAM } else { &POLICIES_OF_FLOWS };
+    let default: &[&str] = if team.control.is_some() {
+        &POLICIES_OF_A_TEAM
+    } else {
+        &POLICIES_OF_FLOWS
+    };
     let mut names: Vec<&str> = Vec::new();
-    for name in if asked.is_empty() { default.to_vec() } else { asked.iter().map(String::as_str).collect() } {
+    for name in if asked.is_empty() {
+        default.to_vec()
+    } else {
+        asked.iter().map(String::as_str).collect()
+    } {
         if !names.contains(&name) {
             names.push(name);
         }
@@ -114,7 +128,9 @@ fn destinations(args: &Args) -> Result<(Option<Destination>, Option<Destination>
     let html = args.html.as_deref().map(Destination::check).transpose()?;
     if let Some((json, html)) = json.as_ref().zip(html.as_ref()) {
         if json.same_as(html) {
-            return Err(Failure::Input("error: --json and --html name the same file; give two".to_owned()));
+            return Err(Failure::Input(
+                "error: --json and --html name the same file; give two".to_owned(),
+            ));
         }
     }
     Ok((json, html))
@@ -140,7 +156,12 @@ fn simulate<T: Send>(
     let progress = Progress::new(jobs.len(), args.duration, args.quiet);
     let threads = args.threads.map_or_else(jobs::cores, usize::from);
     let results = jobs::run(jobs, threads, |index, job| {
-        let options = Options { duration: args.duration, seed: job.seed, faults: args.faults, timeline };
+        let options = Options {
+            duration: args.duration,
+            seed: job.seed,
+            faults: args.faults,
+            timeline,
+        };
         let outcome = coorp_sim::run(team, &job.policy, &options, &|now| progress.reach(index, now));
         progress.finish(index);
         outcome.map(&keep).map_err(|error| error.to_string())
@@ -163,7 +184,11 @@ fn finish(
 ) -> Result<(), Failure> {
     let (mut results, charts): (Vec<_>, Vec<_>) = runs.into_iter().map(|run| (run.result, run.charts)).unzip();
     summary::share_of_bulk_only(&mut results);
-    let numbers = Report { team: team.name.clone(), seed: args.seed, results };
+    let numbers = Report {
+        team: team.name.clone(),
+        seed: args.seed,
+        results,
+    };
     // The files come before the table: they must not depend on who reads stdout, and for how long.
     if let Some(json) = json {
         let mut text = serde_json::to_vec(&numbers).map_err(|error| Failure::Found(format!("error: {error}")))?;
@@ -172,7 +197,12 @@ fn finish(
     }
     if let Some(html) = html {
         let bound_ms = team.control.as_ref().map(|control| control.bound.as_millis_f64());
-        let page = report::Page { numbers: &numbers, charts: &charts, bound_ms, command: &own_command_line() };
+        let page = report::Page {
+            numbers: &numbers,
+            charts: &charts,
+            bound_ms,
+            command: &own_command_line(),
+        };
         html.write(page.render().as_bytes())?;
     }
     output::print(&tables(&numbers.results, table::terminal_width()))?;
@@ -218,14 +248,24 @@ struct Kept {
 
 fn run_seeds(args: &Args, team: &Team, policies: &[Policy]) -> Result<(), Failure> {
     if args.json.is_some() || args.html.is_some() {
-        return Err(Failure::Input("error: --json and --html hold one seed; leave out --seeds".to_owned()));
+        return Err(Failure::Input(
+            "error: --json and --html hold one seed; leave out --seeds".to_owned(),
+        ));
     }
     let last = args.seed.checked_add(u64::from(args.seeds - 1)).ok_or_else(|| {
-        Failure::Input(format!("error: {} seeds from {} on go past the largest seed", args.seeds, args.seed))
+        Failure::Input(format!(
+            "error: {} seeds from {} on go past the largest seed",
+            args.seeds, args.seed
+        ))
     })?;
     let jobs: Vec<Job> = policies
         .iter()
-        .flat_map(|policy| (args.seed..=last).map(move |seed| Job { policy: policy.clone(), seed }))
+        .flat_map(|policy| {
+            (args.seed..=last).map(move |seed| Job {
+                policy: policy.clone(),
+                seed,
+            })
+        })
         .collect();
     let started = time::Instant::now();
     let outcomes = simulate(args, team, &jobs, false, |run| Kept {
@@ -236,20 +276,36 @@ fn run_seeds(args: &Args, team: &Team, policies: &[Policy]) -> Result<(), Failur
     let wall_s = started.elapsed().as_secs_f64();
     let per_policy = policies.iter().zip(outcomes.chunks(args.seeds as usize));
     let sheet = Sheet {
-        titles: ["policy\n", "\nseeds", "\nfailed", "violation rate\nmean", "\nworst", "bulk Mbit/s\nmean", "\nworst"]
-            .map(str::to_owned)
-            .to_vec(),
+        titles: [
+            "policy\n",
+            "\nseeds",
+            "\nfailed",
+            "violation rate\nmean",
+            "\nworst",
+            "bulk Mbit/s\nmean",
+            "\nworst",
+        ]
+        .map(str::to_owned)
+        .to_vec(),
         names: 1,
-        rows: per_policy.map(|(policy, outcomes)| seeds_row(&policy.name, outcomes)).collect(),
+        rows: per_policy
+            .map(|(policy, outcomes)| seeds_row(&policy.name, outcomes))
+            .collect(),
     };
     output::print(&sheet.layout(table::terminal_width()))?;
     let virtual_s: f64 = outcomes.iter().flatten().map(|kept| kept.virtual_s).sum();
     if !args.quiet {
         let speed = shown(summary::speed(virtual_s, wall_s), crate::number::figure);
-        output::note(&format!("{} runs, {speed} virtual seconds a wall second", count(jobs.len() as u64)));
+        output::note(&format!(
+            "{} runs, {speed} virtual seconds a wall second",
+            count(jobs.len() as u64)
+        ));
     }
-    let failed: Vec<(&Job, &Broken)> =
-        jobs.iter().zip(&outcomes).filter_map(|(job, outcome)| outcome.as_ref().err().map(|why| (job, why))).collect();
+    let failed: Vec<(&Job, &Broken)> = jobs
+        .iter()
+        .zip(&outcomes)
+        .filter_map(|(job, outcome)| outcome.as_ref().err().map(|why| (job, why)))
+        .collect();
     if failed.is_empty() {
         return Ok(());
     }
@@ -257,7 +313,11 @@ fn run_seeds(args: &Args, team: &Team, policies: &[Policy]) -> Result<(), Failur
 }
 
 fn seeds_row(policy: &str, outcomes: &[Result<Kept, Broken>]) -> Vec<String> {
-    let violations: Vec<f64> = outcomes.iter().flatten().filter_map(|kept| kept.violation_rate).collect();
+    let violations: Vec<f64> = outcomes
+        .iter()
+        .flatten()
+        .filter_map(|kept| kept.violation_rate)
+        .collect();
     let bulks: Vec<f64> = outcomes.iter().flatten().filter_map(|kept| kept.bulk_mbps).collect();
     let mean = |values: &[f64]| (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64);
     vec![
@@ -275,11 +335,19 @@ fn seeds_failed(args: &Args, failed: &[(&Job, &Broken)]) -> String {
     let mut text = format!("{} failed:\n", plural_runs(failed.len()));
     for (job, why) in failed.iter().take(REPLAYS_SHOWN_MAX) {
         let (Broken::Error(why) | Broken::Panic(why)) = why;
-        text += &format!("  {}, seed {}: {why}\n    replay: {}\n", job.policy.name, job.seed, replay(args, job));
+        text += &format!(
+            "  {}, seed {}: {why}\n    replay: {}\n",
+            job.policy.name,
+            job.seed,
+            replay(args, job)
+        );
     }
     if failed.len() > REPLAYS_SHOWN_MAX {
-        let rest: Vec<String> =
-            failed.iter().skip(REPLAYS_SHOWN_MAX).map(|(job, _)| format!("{} {}", job.policy.name, job.seed)).collect();
+        let rest: Vec<String> = failed
+            .iter()
+            .skip(REPLAYS_SHOWN_MAX)
+            .map(|(job, _)| format!("{} {}", job.policy.name, job.seed))
+            .collect();
         text += &format!("  and {}\n", rest.join(", "));
     }
     text
@@ -293,12 +361,20 @@ fn plural_runs(count: usize) -> String {
 fn replay(args: &Args, job: &Job) -> String {
     let faults = if args.faults { " --faults" } else { "" };
     let (policy, seed, duration) = (&job.policy.name, job.seed, args.duration);
-    format!("coorp sim {}{faults} --seed {seed} --policy {policy} --duration {duration}", quoted_path(&args.file))
+    format!(
+        "coorp sim {}{faults} --seed {seed} --policy {policy} --duration {duration}",
+        quoted_path(&args.file)
+    )
 }
 
 fn own_command_line() -> String {
-    let own = std::env::args_os().skip(1).map(|argument| quoted(&argument.to_string_lossy()));
-    std::iter::once("coorp".to_owned()).chain(own).collect::<Vec<_>>().join(" ")
+    let own = std::env::args_os()
+        .skip(1)
+        .map(|argument| quoted(&argument.to_string_lossy()));
+    std::iter::once("coorp".to_owned())
+        .chain(own)
+        .collect::<Vec<_>>()
+        .join(" ")
 }
 
 fn quoted_path(path: &Path) -> String {

@@ -26,9 +26,16 @@ const SPEED_TITLE: &str = "virtual s\nper wall s";
 
 /// One row a policy. What does not apply shows a dash.
 pub fn policies(results: &[PolicyResult]) -> Sheet {
-    let edca_epoch_s = results.iter().find(|result| result.policy == "edca").and_then(|result| result.epoch_s);
+    let edca_epoch_s = results
+        .iter()
+        .find(|result| result.policy == "edca")
+        .and_then(|result| result.epoch_s);
     Sheet {
-        titles: TITLES.iter().chain(&[SPEED_TITLE]).map(|title| (*title).to_owned()).collect(),
+        titles: TITLES
+            .iter()
+            .chain(&[SPEED_TITLE])
+            .map(|title| (*title).to_owned())
+            .collect(),
         names: 1,
         rows: results.iter().map(|result| policy_row(result, edca_epoch_s)).collect(),
     }
@@ -38,7 +45,11 @@ fn policy_row(result: &PolicyResult, edca_epoch_s: Option<f64>) -> Vec<String> {
     let reaction = |pick: fn(&Quantiles) -> f64| shown(result.reaction_ms.as_ref().map(pick), figure);
     let control = |pick: fn(&Quantiles) -> f64| shown(result.control_latency_ms.as_ref().map(pick), figure);
     let learns = result.epochs > 0 || result.epoch_s.is_some();
-    let relative = result.epoch_s.zip(edca_epoch_s).filter(|(_, edca)| *edca > 0.0).map(|(own, edca)| own / edca);
+    let relative = result
+        .epoch_s
+        .zip(edca_epoch_s)
+        .filter(|(_, edca)| *edca > 0.0)
+        .map(|(own, edca)| own / edca);
     vec![
         result.policy.clone(),
         shown(result.violation_rate, percent),
@@ -59,7 +70,16 @@ fn policy_row(result: &PolicyResult, edca_epoch_s: Option<f64>) -> Vec<String> {
 
 /// One row a policy and `[[flow]]`.
 pub fn flows(results: &[PolicyResult]) -> Sheet {
-    let titles = ["policy\n", "flow\n", "\nMbit/s", "\nsent", "\ndelivered", "latency ms\np50", "\np90", "\np99"];
+    let titles = [
+        "policy\n",
+        "flow\n",
+        "\nMbit/s",
+        "\nsent",
+        "\ndelivered",
+        "latency ms\np50",
+        "\np90",
+        "\np99",
+    ];
     let row = |result: &PolicyResult, flow: &coorp_sim::results::FlowResult| {
         let latency = |pick: fn(&Quantiles) -> f64| shown(flow.latency_ms.as_ref().map(pick), figure);
         vec![
@@ -76,21 +96,33 @@ pub fn flows(results: &[PolicyResult]) -> Sheet {
     Sheet {
         titles: titles.map(str::to_owned).to_vec(),
         names: 2,
-        rows: results.iter().flat_map(|result| result.flows.iter().map(move |flow| row(result, flow))).collect(),
+        rows: results
+            .iter()
+            .flat_map(|result| result.flows.iter().map(move |flow| row(result, flow)))
+            .collect(),
     }
 }
 
 /// Whether the table of policies has anything to say: there is a control loop or learning.
 pub fn has_team_work(results: &[PolicyResult]) -> bool {
-    results.iter().any(|result| result.violation_rate.is_some() || result.epoch_s.is_some() || result.epochs > 0)
+    results
+        .iter()
+        .any(|result| result.violation_rate.is_some() || result.epoch_s.is_some() || result.epochs > 0)
         || results.iter().all(|result| result.flows.is_empty())
 }
 
 /// Gives every result its share of `bulk-only`, which one policy's run cannot know.
 pub fn share_of_bulk_only(results: &mut [PolicyResult]) {
-    let whole = results.iter().find(|result| result.policy == "bulk-only").and_then(|result| result.bulk_mbps);
+    let whole = results
+        .iter()
+        .find(|result| result.policy == "bulk-only")
+        .and_then(|result| result.bulk_mbps);
     for result in results {
-        result.bulk_share = result.bulk_mbps.zip(whole).filter(|(_, whole)| *whole > 0.0).map(|(own, whole)| own / whole);
+        result.bulk_share = result
+            .bulk_mbps
+            .zip(whole)
+            .filter(|(_, whole)| *whole > 0.0)
+            .map(|(own, whole)| own / whole);
     }
 }
 

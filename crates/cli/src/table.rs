@@ -22,7 +22,10 @@ pub struct Sheet {
 /// The terminal's width in columns; none where stdout is a file or a pipe, which take any width.
 pub fn terminal_width() -> Option<usize> {
     let term = Term::stdout();
-    term.is_term().then(|| term.size_checked()).flatten().map(|(_rows, columns)| usize::from(columns))
+    term.is_term()
+        .then(|| term.size_checked())
+        .flatten()
+        .map(|(_rows, columns)| usize::from(columns))
 }
 
 impl Sheet {
@@ -35,7 +38,11 @@ impl Sheet {
         }
         // As many rows a block as fit side by side; one is shown even where nothing fits.
         for per_block in (1..=self.rows.len()).rev() {
-            let blocks: Vec<String> = self.rows.chunks(per_block).map(|rows| self.turned(rows).draw()).collect();
+            let blocks: Vec<String> = self
+                .rows
+                .chunks(per_block)
+                .map(|rows| self.turned(rows).draw())
+                .collect();
             if per_block == 1 || blocks.iter().all(|block| fits(block, width)) {
                 return blocks.join("\n");
             }
@@ -45,26 +52,43 @@ impl Sheet {
 
     /// Columns for rows: the first column's names become the titles.
     fn turned(&self, rows: &[Vec<String>]) -> Sheet {
-        let title = |index: usize| self.titles.get(index).map(|title| title.replace('\n', " ")).unwrap_or_default();
+        let title = |index: usize| {
+            self.titles
+                .get(index)
+                .map(|title| title.replace('\n', " "))
+                .unwrap_or_default()
+        };
         let cell = |row: &Vec<String>, index: usize| row.get(index).cloned().unwrap_or_default();
         Sheet {
-            titles: std::iter::once(title(0)).chain(rows.iter().map(|row| cell(row, 0))).collect(),
+            titles: std::iter::once(title(0))
+                .chain(rows.iter().map(|row| cell(row, 0)))
+                .collect(),
             names: 1,
             rows: (1..self.titles.len())
-                .map(|index| std::iter::once(title(index)).chain(rows.iter().map(|row| cell(row, index))).collect())
+                .map(|index| {
+                    std::iter::once(title(index))
+                        .chain(rows.iter().map(|row| cell(row, index)))
+                        .collect()
+                })
                 .collect(),
         }
     }
 
     fn draw(&self) -> String {
         let mut table = Table::new();
-        table.load_preset(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
+        table
+            .load_preset(presets::NOTHING)
+            .set_content_arrangement(ContentArrangement::Disabled);
         table.set_style(TableComponent::HeaderLines, '\u{2500}');
         table.set_header(&self.titles);
         table.add_rows(&self.rows);
         for (index, column) in table.column_iter_mut().enumerate() {
             column.set_padding((if index == 0 { 0 } else { 1 }, 1));
-            column.set_cell_alignment(if index < self.names { CellAlignment::Left } else { CellAlignment::Right });
+            column.set_cell_alignment(if index < self.names {
+                CellAlignment::Left
+            } else {
+                CellAlignment::Right
+            });
         }
         let mut text = table.trim_fmt();
         text.push('\n');
@@ -82,22 +106,34 @@ mod tests {
 
     fn sheet(rows: usize) -> Sheet {
         Sheet {
-            titles: ["policy", "reaction ms\np50", "bulk\nMbit/s"].map(str::to_owned).to_vec(),
+            titles: ["policy", "reaction ms\np50", "bulk\nMbit/s"]
+                .map(str::to_owned)
+                .to_vec(),
             names: 1,
-            rows: (0..rows).map(|row| vec![format!("policy-{row}"), "31.2".to_owned(), DASH.to_owned()]).collect(),
+            rows: (0..rows)
+                .map(|row| vec![format!("policy-{row}"), "31.2".to_owned(), DASH.to_owned()])
+                .collect(),
         }
     }
 
     #[test]
     fn a_pipe_gets_one_row_a_policy() {
         let text = sheet(2).layout(None);
-        assert!(text.lines().any(|line| line.contains("policy-1") && line.contains("31.2")), "{text}");
+        assert!(
+            text.lines()
+                .any(|line| line.contains("policy-1") && line.contains("31.2")),
+            "{text}"
+        );
     }
 
     #[test]
     fn a_narrow_terminal_gets_one_column_a_policy() {
         let text = sheet(1).layout(Some(28));
-        assert!(text.lines().any(|line| line.contains("reaction ms p50") && line.contains("31.2")), "{text}");
+        assert!(
+            text.lines()
+                .any(|line| line.contains("reaction ms p50") && line.contains("31.2")),
+            "{text}"
+        );
         assert!(fits(&text, 28), "{text}");
     }
 
@@ -113,6 +149,13 @@ mod tests {
     #[test]
     fn a_terminal_too_narrow_for_anything_still_gets_the_figures() {
         assert!(sheet(3).layout(Some(1)).contains("policy-2"));
-        assert_eq!(sheet(0).layout(Some(1)).lines().filter(|line| line.contains("policy-")).count(), 0);
+        assert_eq!(
+            sheet(0)
+                .layout(Some(1))
+                .lines()
+                .filter(|line| line.contains("policy-"))
+                .count(),
+            0
+        );
     }
 }

@@ -25,11 +25,17 @@ pub fn team_of(team: &Team, robots: usize) -> Option<Team> {
     // The leader keeps its place among the first, so that a team of the file's own size is the file's team.
     let mut followers = (0..robots - 1).filter_map(|index| {
         let original = led.get(index % led.len())?;
-        Some(Place { original: *original, round: index / led.len() })
+        Some(Place {
+            original: *original,
+            round: index / led.len(),
+        })
     });
     let leader_at = usize::from(team.leader.0).min(robots - 1);
     let mut places: Vec<Place> = followers.by_ref().take(leader_at).collect();
-    places.push(Place { original: team.leader, round: 0 });
+    places.push(Place {
+        original: team.leader,
+        round: 0,
+    });
     places.extend(followers);
     let mut scaled = team.clone();
     scaled.robots = places.iter().filter_map(|place| robot(team, *place)).collect();
@@ -46,7 +52,9 @@ pub fn team_of(team: &Team, robots: usize) -> Option<Team> {
 
 /// The ids of a team's robots.
 pub fn ids(team: &Team) -> impl Iterator<Item = RobotId> + '_ {
-    (0..team.robots.len()).filter_map(|index| u16::try_from(index).ok()).map(RobotId)
+    (0..team.robots.len())
+        .filter_map(|index| u16::try_from(index).ok())
+        .map(RobotId)
 }
 
 fn robot(team: &Team, place: Place) -> Option<Robot> {
@@ -65,7 +73,10 @@ fn copy_name(name: &str, round: usize) -> String {
 /// Every pair of new robots that an old pair became: within one round, or with the leader at one end.
 fn pairs(team: &Team, places: &[Place], from: RobotId, to: RobotId) -> Vec<(RobotId, RobotId, usize)> {
     let found = |wanted: RobotId| {
-        let ids = places.iter().enumerate().filter(move |(_, place)| place.original == wanted);
+        let ids = places
+            .iter()
+            .enumerate()
+            .filter(move |(_, place)| place.original == wanted);
         ids.filter_map(|(index, place)| Some((RobotId(u16::try_from(index).ok()?), place.round)))
     };
     let with_leader = from == team.leader || to == team.leader;
@@ -92,8 +103,17 @@ fn flows(team: &Team, places: &[Place]) -> Vec<Flow> {
     let copies = |flow: &Flow| {
         let found = pairs(team, places, flow.from, flow.to);
         let copy = |(from, to, round): (RobotId, RobotId, usize)| {
-            let name = if round > 0 { copy_name(&flow.name, round) } else { flow.name.clone() };
-            Flow { name, from, to, ..flow.clone() }
+            let name = if round > 0 {
+                copy_name(&flow.name, round)
+            } else {
+                flow.name.clone()
+            };
+            Flow {
+                name,
+                from,
+                to,
+                ..flow.clone()
+            }
         };
         found.into_iter().map(copy).collect::<Vec<_>>()
     };
@@ -149,8 +169,11 @@ mod tests {
         assert_eq!(grown.robots[3].phase, None);
         let links: Vec<(u16, u16)> = grown.air.links.iter().map(|link| (link.from.0, link.to.0)).collect();
         assert_eq!(links, [(2, 1), (4, 1)]);
-        let flows: Vec<(&str, u16, u16)> =
-            grown.flows.iter().map(|flow| (flow.name.as_str(), flow.from.0, flow.to.0)).collect();
+        let flows: Vec<(&str, u16, u16)> = grown
+            .flows
+            .iter()
+            .map(|flow| (flow.name.as_str(), flow.from.0, flow.to.0))
+            .collect();
         assert_eq!(flows, [("video", 0, 2), ("video#2", 3, 4)]);
     }
 

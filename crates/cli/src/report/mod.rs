@@ -52,7 +52,10 @@ impl Page<'_> {
 
     fn head(&self) -> String {
         let virtual_s = self.numbers.results.first().map_or(0.0, |result| result.virtual_s);
-        let bound = self.bound_ms.map(|bound| format!(", reaction bound {bound} ms")).unwrap_or_default();
+        let bound = self
+            .bound_ms
+            .map(|bound| format!(", reaction bound {bound} ms"))
+            .unwrap_or_default();
         format!(
             "<header>\n<h1>{team}</h1>\n<p>{virtual_s} virtual seconds a policy, seed {seed}{bound}. \
              Made by coorp {version} with</p>\n<pre><code>{command}</code></pre>\n</header>\n",
@@ -69,13 +72,16 @@ impl Page<'_> {
         if summary::has_team_work(results) {
             html += "<section>\n<h2>Policies</h2>\n";
             html += &table(&summary::policies(results), |row| results.get(row));
-            html += "<p class=\"note\">Violation rate: share of control loops over the reaction bound. WNIC ahead: bulk \
+            html +=
+                "<p class=\"note\">Violation rate: share of control loops over the reaction bound. WNIC ahead: bulk \
                      packets in the sender's WNIC when a control packet reaches it. A dash: does not apply, or \
                      was not run.</p>\n</section>\n";
         }
         if results.iter().any(|result| !result.flows.is_empty()) {
-            let owners: Vec<&PolicyResult> =
-                results.iter().flat_map(|result| result.flows.iter().map(move |_| result)).collect();
+            let owners: Vec<&PolicyResult> = results
+                .iter()
+                .flat_map(|result| result.flows.iter().map(move |_| result))
+                .collect();
             html += "<section>\n<h2>Flows</h2>\n";
             html += &table(&summary::flows(results), |row| owners.get(row).copied());
             html += "</section>\n";
@@ -89,7 +95,11 @@ impl Page<'_> {
         let mut html = String::from("<noscript><p>The charts need JavaScript; the tables do not.</p></noscript>\n");
         let mut curves = String::new();
         if any(|charts| !charts.reaction_cdf.is_empty()) {
-            curves += &section("reaction", "Reaction time", "Share of control loops that took at most so long.");
+            curves += &section(
+                "reaction",
+                "Reaction time",
+                "Share of control loops that took at most so long.",
+            );
         }
         if any(|charts| !charts.control_cdf.is_empty()) {
             let what = "Share of control messages that arrived within so long, sender's stack to receiver's.";
@@ -122,7 +132,11 @@ fn table<'r>(sheet: &Sheet, owner: impl Fn(usize) -> Option<&'r PolicyResult>) -
     for (index, row) in sheet.rows.iter().enumerate() {
         html += "<tr>";
         for (column, cell) in row.iter().enumerate() {
-            let text = if cell == DASH { "\u{2013}".to_owned() } else { escape(cell) };
+            let text = if cell == DASH {
+                "\u{2013}".to_owned()
+            } else {
+                escape(cell)
+            };
             if column == 0 {
                 let policy = owner(index).map(|result| escape(&result.policy)).unwrap_or_default();
                 html += &format!("<th scope=\"row\"><i class=\"swatch\" data-policy=\"{policy}\"></i>{text}</th>");
@@ -149,15 +163,27 @@ fn header(sheet: &Sheet) -> String {
     while let Some((group, member)) = titles.get(index) {
         let is_more = |(next, _): &&(String, String)| next.is_empty();
         let more = titles.iter().skip(index + 1).take_while(is_more).count();
-        let members = titles.iter().skip(index).take(more + 1).filter(|(_, member)| !member.is_empty()).count();
+        let members = titles
+            .iter()
+            .skip(index)
+            .take(more + 1)
+            .filter(|(_, member)| !member.is_empty())
+            .count();
         let name = if index < sheet.names { " class=\"name\"" } else { "" };
         if index < sheet.names || more == 0 || group.is_empty() || members <= 1 {
             // Standing alone: one cell over both rows.
-            let gap = if group.is_empty() || member.is_empty() { "" } else { "<br>" };
+            let gap = if group.is_empty() || member.is_empty() {
+                ""
+            } else {
+                "<br>"
+            };
             upper += &format!("<th scope=\"col\" rowspan=\"2\"{name}>{group}{gap}{member}</th>");
             index += 1;
         } else {
-            upper += &format!("<th scope=\"colgroup\" colspan=\"{}\" class=\"group\">{group}</th>", more + 1);
+            upper += &format!(
+                "<th scope=\"colgroup\" colspan=\"{}\" class=\"group\">{group}</th>",
+                more + 1
+            );
             for (_, member) in titles.iter().skip(index).take(more + 1) {
                 lower += &format!("<th scope=\"col\">{member}</th>");
             }
@@ -181,4 +207,148 @@ fn escape(text: &str) -> String {
         }
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use coorp_sim::results::{AirtimeShare, FlowResult, MacResult, Quantiles, Span, SpanKind, Timeline};
+
+    const EVIL: &str = "</script><script>alert('1')</script>&\"";
+
+    fn result(policy: &str) -> PolicyResult {
+        let quantiles = Quantiles {
+            p10: 20.0,
+            p50: 22.0,
+            p90: 31.0,
+            p99: 40.0,
+            p999: 50.0,
+            mean: 24.0,
+        };
+        PolicyResult {
+            policy: policy.to_owned(),
+            violation_rate: Some(0.035),
+            loops: 1800,
+            reaction_ms: Some(quantiles),
+            control_latency_ms: Some(quantiles),
+            bulk_mbps: Some(168.2),
+            bulk_share: None,
+            epochs: 4,
+            epoch_s: Some(12.0),
+            wnic_ahead: None,
+            window_share: 0.1,
+            virtual_s: 60.0,
+            wall_s: 0.2,
+            events: 1,
+            flows: Vec::new(),
+            mac: MacResult {
+                collisions: 0,
+                retries: 0,
+                airtime_share: AirtimeShare {
+                    data: 0.5,
+                    control: 0.1,
+                    idle: 0.4,
+                },
+            },
+        }
+    }
+
+    fn charts() -> Charts {
+        let span = Span {
+            robot: 0,
+            kind: SpanKind::Bulk,
+            start_ms: 1.0,
+            end_ms: 2.00049,
+            frames: 32,
+        };
+        Charts {
+            reaction_cdf: vec![(20.0, 0.1), (40.0, 1.0)],
+            control_cdf: vec![(1.0, 1.0)],
+            throughput: vec![(0.0, 160.0)],
+            timeline: Timeline {
+                start_s: 30.0,
+                length_s: 1.0,
+                robots: vec![EVIL.to_owned()],
+                spans: vec![span],
+            },
+        }
+    }
+
+    fn render(team: &str, results: Vec<PolicyResult>, charts: &[Charts], command: &str) -> String {
+        let numbers = Report {
+            team: team.to_owned(),
+            seed: 7,
+            results,
+        };
+        Page {
+            numbers: &numbers,
+            charts,
+            bound_ms: Some(33.0),
+            command,
+        }
+        .render()
+    }
+
+    fn embedded(page: &str) -> serde_json::Value {
+        let from = page.split_once("id=\"data\">").unwrap().1;
+        serde_json::from_str(from.split_once("</script>").unwrap().0).unwrap()
+    }
+
+    #[test]
+    fn names_from_the_team_file_cannot_leave_their_place() {
+        let mut with_flow = result("coorp");
+        with_flow.flows.push(FlowResult {
+            name: EVIL.to_owned(),
+            mbps: 1.0,
+            sent: 1,
+            delivered: 1,
+            latency_ms: None,
+        });
+        let page = render(EVIL, vec![with_flow], &[charts()], EVIL);
+        assert!(!page.contains("<script>alert"), "a name became a script");
+        assert_eq!(page.matches("</script>").count(), 3);
+        assert_eq!(embedded(&page)["policies"][0]["timeline"]["robots"][0], EVIL);
+    }
+
+    #[test]
+    fn the_page_holds_the_run_and_loads_nothing() {
+        let page = render(
+            "nav",
+            vec![result("edca"), result("coorp")],
+            &[charts(), charts()],
+            "coorp sim nav.toml",
+        );
+        assert!(page.contains("coorp sim nav.toml") && page.contains("seed 7") && page.contains("168.2"));
+        for section in ["reaction", "control", "throughput", "timeline"] {
+            assert!(page.contains(&format!("<section id=\"{section}\">")), "{section}");
+        }
+        for outside in ["src=", "href=", "@import", "url("] {
+            assert!(!page.contains(outside), "{outside} would load something");
+        }
+        let data = embedded(&page);
+        assert_eq!(data["bound_ms"], 33.0);
+        assert_eq!(data["policies"][1]["name"], "coorp");
+        assert_eq!(
+            data["policies"][1]["timeline"]["end"][0], 2.0,
+            "rounded to the microsecond"
+        );
+    }
+
+    #[test]
+    fn what_there_is_nothing_of_has_no_place() {
+        let page = render("t", vec![result("edca")], &[Charts::default()], "coorp sim t.toml");
+        assert!(!page.contains("<section id="), "an empty chart has a place");
+    }
+
+    #[test]
+    fn titles_are_grouped_over_their_members() {
+        let html = header(&summary::policies(&[]));
+        assert!(
+            html.contains("<th scope=\"colgroup\" colspan=\"3\" class=\"group\">reaction ms</th>"),
+            "{html}"
+        );
+        assert!(html.contains("bulk<br>Mbit/s"), "{html}");
+        let flows = header(&summary::flows(&[]));
+        assert_eq!(flows.matches("rowspan=\"2\"").count(), 5, "{flows}");
+    }
 }

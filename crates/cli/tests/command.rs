@@ -1,0 +1,282 @@
+//! The command as a user and a script meet it: output, files, exit codes.
+
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+const EXAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples");
+
+fn example(name: &str) -> String {
+    format!("{EXAMPLES}/{name}.toml")
+}
+
+fn coorp(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_coorp"))
+        .args(arguments)
+        .output()
+        .unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+/// A folder of this test's own, gone with the test.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let path = std::env::temp_dir().join(format!("coorp-command-{}-{name}", std::process::id()));
+        fs::create_dir_all(&path).unwrap();
+        Folder(path)
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.0.join(name).to_str().unwrap().to_owned()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The JSON of a short run, without what the wall clock gives.
+fn json_of(folder: &Folder, name: &str, more: &[&str]) -> serde_json::Value {
+    let path = folder.path(name);
+    let file = example("navigation");
+    let mut arguments = vec!["sim", &file, "--duration", "2s", "--quiet", "--json", &path];
+    arguments.extend(more);
+    let output = coorp(&arguments);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let mut json: serde_json::Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+    for result in json["results"].as_array_mut().unwrap() {
+        assert!(result["wall_s"].is_number());
+        result["wall_s"] = serde_json::Value::Null;
+    }
+    json
+}
+
+#[test]
+fn a_run_gives_a_table_and_both_files() {
+    let folder = Folder::new("files");
+    let (file, json, html) = (
+        example("navigation"),
+        folder.path("out.json"),
+        folder.path("report.html"),
+    );
+    let policies = "mpc-only,bulk-only,edca";
+    let output = coorp(&[
+        "sim",
+        &file,
+        "--policy",
+        policies,
+        "--policy",
+        "coorp",
+        "--duration",
+        "2s",
+        "--seed",
+        "3",
+        "--json",
+        &json,
+        "--html",
+        &html,
+    ]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let table = text(&output.stdout);
+    let rows: Vec<&str> = table
+        .lines()
+        .filter_map(|line| line.split_whitespace().next())
+        .collect();
+    assert!(rows.ends_with(&["mpc-only", "bulk-only", "edca", "coorp"]), "{table}");
+    assert!(!table.contains('\u{1b}'), "escape codes in a pipe");
+    let report: serde_json::Value = serde_json::from_str(&fs::read_to_string(&json).unwrap()).unwrap();
+    assert_eq!(report["seed"], 3);
+    let results = report["results"].as_array().unwrap();
+    assert_eq!(results.len(), 4);
+    assert_eq!(results[1]["bulk_share"], 1.0, "bulk-only has all of its own throughput");
+    assert!(results[0]["bulk_share"].is_null() && results[0]["violation_rate"].is_number());
+    let page = fs::read_to_string(&html).unwrap();
+    assert!(page.contains("--seed 3") && page.ends_with("</html>\n"));
+    assert_eq!(
+        fs::read_dir(&folder.0).unwrap().count(),
+        2,
+        "only the two files are left"
+    );
+}
+
+#[test]
+fn the_same_seed_gives_the_same_on_one_thread_and_on_many() {
+    let folder = Folder::new("threads");
+    let policies = ["--policy", "edca,coorp,mpc-only"];
+    let one = json_of(&folder, "one.json", &[&policies[..], &["--threads", "1"]].concat());
+    let many = json_of(&folder, "many.json", &[&policies[..], &["--threads", "8"]].concat());
+    assert_eq!(one.to_string(), many.to_string());
+    let other = json_of(&folder, "other.json", &[&policies[..], &["--seed", "2"]].concat());
+    assert_ne!(
+        one["results"].to_string(),
+        other["results"].to_string(),
+        "the seed has no effect"
+    );
+}
+
+#[test]
+fn flows_alone_get_a_table_of_flows() {
+    let output = coorp(&["sim", &example("flows"), "--duration", "1s", "--policy", "edca"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let table = text(&output.stdout);
+    assert!(table.contains("delivered") && !table.contains("violation"), "{table}");
+}
+
+#[test]
+fn check_says_fine_in_one_line() {
+    let output = coorp(&["check", &example("navigation")]);
+    assert!(output.status.success());
+    let said = text(&output.stdout);
+    assert!(
+        said.contains("navigation.toml: fine: 5 robots") && said.lines().count() == 1,
+        "{said}"
+    );
+}
+
+#[test]
+fn bad_input_exits_with_2_and_says_what_to_mend() {
+    let folder = Folder::new("bad");
+    let typo = folder.path("typo.toml");
+    fs::write(
+        &typo,
+        fs::read_to_string(example("navigation"))
+            .unwrap()
+            .replace("[control]", "[contrl]"),
+    )
+    .unwrap();
+    let good = example("navigation");
+    let nowhere = folder.path("nowhere/out.json");
+    let cases: &[(&[&str], &str)] = &[
+        (&["check", &typo], "typo.toml:"),
+        (&["sim", &typo], "control"),
+        (&["sim", "no-such-team.toml"], "no-such-team.toml"),
+        (&["sim", &good, "--policy", "edac"], "'edca'"),
+        (&["sim", &good, "--duration", "600"], "600s"),
+        (&["sim", &good, "--duration", "-1s"], "duration"),
+        (&["sim", &good, "--json", &nowhere], "mkdir -p"),
+        (&["sim", &good, "--html", EXAMPLES], "is a folder"),
+        (&["sim", &good, "--seeds", "2", "--json", "x.json"], "leave out --seeds"),
+        (&["sim", &good, "--threads", "0"], "threads"),
+        (
+            &["sim", &good, "--seed", "18446744073709551615", "--seeds", "2"],
+            "largest seed",
+        ),
+        (&["plan", &example("flows")], "[control]"),
+        (&["plan", &good, "--policy", "bulk-only"], "another policy"),
+        (&["plan", &good, "--quantile", "95"], "0.95"),
+    ];
+    for (arguments, mend) in cases {
+        let output = coorp(arguments);
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {said}");
+        assert!(said.contains(mend), "{arguments:?} does not say {mend}: {said}");
+        assert!(!said.contains("panicked"), "{arguments:?}: {said}");
+        assert!(output.stdout.is_empty(), "{arguments:?}");
+    }
+}
+
+#[test]
+fn one_name_for_two_files_is_refused() {
+    let folder = Folder::new("same");
+    let path = folder.path("out");
+    let output = coorp(&["sim", &example("navigation"), "--json", &path, "--html", &path]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(!Path::new(&path).exists());
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_is_told_with_the_path() {
+    let output = coorp(&["sim", &example("flows"), "--duration", "1s", "--json", "/dev/full"]);
+    assert_eq!(output.status.code(), Some(2));
+    let said = text(&output.stderr);
+    assert!(said.contains("/dev/full") && said.contains("disk is full"), "{said}");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_behind_stdout_is_told_too() {
+    let full = fs::File::options().write(true).open("/dev/full").unwrap();
+    let file = example("flows");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_coorp"));
+    let output = command
+        .args(["check", &file])
+        .stdout(full)
+        .stderr(Stdio::piped())
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("disk is full"));
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_failure() {
+    let file = example("flows");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_coorp"));
+    command
+        .args(["sim", &file, "--duration", "1s", "--quiet"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(output.stderr.is_empty(), "{}", text(&output.stderr));
+}
+
+#[test]
+fn fault_runs_over_several_seeds_say_how_they_went() {
+    let file = example("navigation");
+    let output = coorp(&[
+        "sim",
+        &file,
+        "--faults",
+        "--seeds",
+        "6",
+        "--policy",
+        "coorp",
+        "--duration",
+        "2s",
+    ]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).contains("coorp"));
+    assert!(text(&output.stderr).contains("6 runs"));
+}
+
+#[test]
+fn plan_marks_the_limit() {
+    let folder = Folder::new("plan");
+    let json = folder.path("plan.json");
+    let output = coorp(&[
+        "plan",
+        &example("navigation"),
+        "--duration",
+        "1s",
+        "--policy",
+        "edca",
+        "--json",
+        &json,
+    ]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).contains("has room for"));
+    let plan: serde_json::Value = serde_json::from_str(&fs::read_to_string(&json).unwrap()).unwrap();
+    let rows = plan["rows"].as_array().unwrap();
+    assert!(
+        rows.iter().any(|row| row["robots"] == 5),
+        "the file's own size is always tried"
+    );
+    if let Some(limit) = plan["robots_max_simulated"].as_u64() {
+        assert!(rows
+            .iter()
+            .all(|row| row["fits"] == true || row["robots"].as_u64() > Some(limit)));
+    }
+}
