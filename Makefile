@@ -1,0 +1,54 @@
+# What people and CI run. Everything that is made stands under $(TARGET), but for report.html and out.json.
+
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+COORP := $(TARGET)/release/coorp
+VENV := $(TARGET)/venv
+PYTHON := $(VENV)/bin/python
+# One version for all, so that a new release of a checker does not break an old commit.
+PYTHON_PACKAGES := ns3==3.44.post0 ruff==0.17.6 pyright[nodejs]==1.1.414
+STUDIES = $(sort $(wildcard studies/*.py) $(wildcard studies/*/run.py))
+
+DEMO_DURATION ?= 120s
+FAULT_SEEDS ?= 1000
+
+export COORP
+
+.PHONY: help demo build test studies lint bench
+
+help:
+	@echo "make demo     build, simulate the papers' testbed, leave report.html"
+	@echo "make test     all tests, the studies in quick form, $(FAULT_SEEDS) fault runs"
+	@echo "make studies  the studies in full (long)"
+	@echo "make lint     rustfmt, clippy, ruff, pyright"
+	@echo "make bench    measure the hot paths"
+
+demo: build
+	$(COORP) sim examples/navigation.toml --policy mpc-only,bulk-only,edca,schedwifi,coorp \
+		--duration $(DEMO_DURATION) --seed 1 --json out.json --html report.html
+
+build:
+	cargo build --release --locked -p coorp-cli
+
+test: build $(VENV)/ready
+	cargo test --workspace --locked
+	$(COORP) sim examples/navigation.toml --faults --seeds $(FAULT_SEEDS) --policy coorp --duration 10s
+	@set -e; for study in $(STUDIES); do echo "== $$study --quick"; $(PYTHON) $$study --quick; done
+
+studies: build $(VENV)/ready
+	@set -e; for study in $(STUDIES); do echo "== $$study"; $(PYTHON) $$study; done
+
+lint: $(VENV)/ready
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+	$(VENV)/bin/ruff check studies
+	$(VENV)/bin/ruff format --check studies
+	$(VENV)/bin/pyright --pythonpath $(PYTHON) studies
+
+bench:
+	cargo bench --workspace --locked
+
+# The mark is written last, so that a broken installation is tried again; a changed list of packages is installed.
+$(VENV)/ready: Makefile
+	python3 -m venv $(VENV)
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check $(PYTHON_PACKAGES)
+	touch $@
