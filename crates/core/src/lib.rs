@@ -8,6 +8,7 @@
 
 pub mod id;
 pub mod permits;
+pub mod policy;
 pub mod time;
 
 pub use id::{FlowId, RobotId};

@@ -1,0 +1,197 @@
+//! A policy as data: which of the parts decide, and how they are set.
+//!
+//! The presets are the systems that 001 compares (section VI), its two components alone (table III), and ours. A
+//! simulation and a robot read the same value. Left out: anything of the network or the team itself.
+
+use crate::permits::PermitConfig;
+use crate::time::Duration;
+
+/// Which traffic runs and what coordinates it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Policy {
+    /// Its name on the command line.
+    pub name: String,
+    /// Whether the control loop and control flows run.
+    pub control: bool,
+    /// Whether learning and bulk flows run.
+    pub bulk: bool,
+    /// How access categories are used.
+    pub access: Access,
+    /// Global preemption: permits for bulk.
+    pub global: Option<PermitConfig>,
+    /// Local preemption: arrival models, protection windows and the gate.
+    pub local: Option<LocalConfig>,
+    /// SchedWiFi's ST windows in place of predicted ones.
+    pub schedwifi: Option<SchedWifiConfig>,
+}
+
+/// How access categories are used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Everything goes AC_BE.
+    BestEffort,
+    /// Control goes AC_VO, bulk AC_BE; plain flows go as they say.
+    Edca,
+}
+
+/// How the deviation of arrivals is taken from the samples.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Deviation {
+    /// A normal distribution of the residuals (001, section IV-B).
+    Normal,
+    /// The residuals' own quantiles, early and late apart.
+    Quantile,
+}
+
+/// Local preemption's parameters and switches.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LocalConfig {
+    /// C: share of control messages that a window is to catch, above 0 and below 1.
+    pub accuracy: f64,
+    /// Constant by which each window is extended at its end.
+    pub extension: Duration,
+    /// How deviations are taken.
+    pub deviation: Deviation,
+    /// A model is refitted at least this often.
+    pub refit_interval: Duration,
+    /// Samples that a model looks back on.
+    pub model_samples: usize,
+    /// N_samp: completion times kept for each number of packets.
+    pub completion_samples: usize,
+    /// p_prot: the percentile, as a share, at which completion times are read.
+    pub protection_percentile: f64,
+    /// A window ends once the messages that it was opened for have left the WNIC.
+    pub early_release: bool,
+    /// Windows for the leader's commands: it knows when its inference will end.
+    pub command_windows: bool,
+    /// Windows for the messages of other robots hold a permit holder's bulk too.
+    pub shared_windows: bool,
+    /// Sensor phases are steered together, so that one pause protects all.
+    pub steered_phases: bool,
+    /// Bulk is held whenever the WNIC would take longer than this to send what it has.
+    pub backlog_max: Option<Duration>,
+}
+
+/// SchedWiFi's parameters (eq. 4 of 001 and the values beside it).
+#[derive(Clone, Debug, PartialEq)]
+pub struct SchedWifiConfig {
+    /// R: transmissions beyond the first that a window has room for.
+    pub retries: u32,
+    /// Duration of an acknowledgement.
+    pub acknowledgement: Duration,
+    /// Short interframe space.
+    pub sifs: Duration,
+    /// Bound on the difference between two robots' clocks; windows are widened by it on both sides.
+    pub clock_skew: Duration,
+    /// The gate in its role as time-aware shaper: how the drain before a window is predicted.
+    pub shaper: LocalConfig,
+}
+
+impl Default for LocalConfig {
+    /// Local preemption exactly as in 001: C = 95 %, 2 ms extension, normal deviations, none of our additions.
+    fn default() -> Self {
+        LocalConfig {
+            accuracy: 0.95,
+            extension: Duration::from_millis(2),
+            deviation: Deviation::Normal,
+            refit_interval: Duration::from_secs(10),
+            model_samples: 300,
+            completion_samples: 100,
+            protection_percentile: 0.95,
+            early_release: false,
+            command_windows: false,
+            shared_windows: false,
+            steered_phases: false,
+            backlog_max: None,
+        }
+    }
+}
+
+impl Default for SchedWifiConfig {
+    fn default() -> Self {
+        SchedWifiConfig {
+            retries: 7,
+            acknowledgement: Duration::from_micros(30),
+            sifs: Duration::from_micros(16),
+            clock_skew: Duration::from_micros(500),
+            shaper: LocalConfig::default(),
+        }
+    }
+}
+
+impl Policy {
+    /// The presets, by name.
+    pub const NAMES: [&'static str; 9] = [
+        "mpc-only",
+        "bulk-only",
+        "best-effort",
+        "edca",
+        "edca+global",
+        "edca+local",
+        "schedwifi",
+        "coorp-paper",
+        "coorp",
+    ];
+
+    /// The preset of this name.
+    pub fn named(name: &str) -> Option<Policy> {
+        let mut policy = Policy {
+            name: name.to_owned(),
+            control: true,
+            bulk: true,
+            access: Access::Edca,
+            global: None,
+            local: None,
+            schedwifi: None,
+        };
+        match name {
+            "mpc-only" => policy.bulk = false,
+            "bulk-only" => policy.control = false,
+            "best-effort" => policy.access = Access::BestEffort,
+            "edca" => {}
+            "edca+global" => policy.global = Some(PermitConfig::default()),
+            "edca+local" => policy.local = Some(LocalConfig::default()),
+            "schedwifi" => policy.schedwifi = Some(SchedWifiConfig::default()),
+            "coorp-paper" => {
+                policy.global = Some(PermitConfig::default());
+                policy.local = Some(LocalConfig::default());
+            }
+            "coorp" => {
+                policy.global = Some(PermitConfig::default());
+                policy.local = Some(LocalConfig {
+                    deviation: Deviation::Quantile,
+                    early_release: true,
+                    command_windows: true,
+                    shared_windows: true,
+                    ..LocalConfig::default()
+                });
+            }
+            _ => return None,
+        }
+        Some(policy)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_is_a_policy_of_that_name_and_no_other_is() {
+        for name in Policy::NAMES {
+            assert_eq!(Policy::named(name).map(|policy| policy.name).as_deref(), Some(name));
+        }
+        assert_eq!(Policy::named("tc"), None);
+    }
+
+    #[test]
+    fn coorp_paper_is_exactly_the_papers() {
+        let policy = Policy::named("coorp-paper").expect("a preset");
+        let (global, local) = (policy.global.expect("global"), policy.local.expect("local"));
+        assert_eq!((global.limit, global.slice), (1, Duration::from_secs(5)));
+        assert_eq!((local.accuracy, local.extension), (0.95, Duration::from_millis(2)));
+        assert_eq!(local.deviation, Deviation::Normal);
+        assert!(!(local.early_release || local.command_windows || local.shared_windows || local.steered_phases));
+        assert_eq!(local.backlog_max, None);
+    }
+}
