@@ -33,7 +33,7 @@ impl Sheet {
     pub fn layout(&self, width: Option<usize>) -> String {
         let upright = self.draw();
         let Some(width) = width else { return upright };
-        if fits(&upright, width) || self.names != 1 {
+        if fits(&upright, width) {
             return upright;
         }
         // As many rows a block as fit side by side; one is shown even where nothing fits.
@@ -50,28 +50,44 @@ impl Sheet {
         upright
     }
 
-    /// Columns for rows: the first column's names become the titles.
+    /// Columns for rows: what names a row becomes the title of its column.
     fn turned(&self, rows: &[Vec<String>]) -> Sheet {
-        let title = |index: usize| {
-            self.titles
-                .get(index)
-                .map(|title| title.replace('\n', " "))
-                .unwrap_or_default()
+        let name_of = |row: &[String]| row.get(..self.names).unwrap_or(row).join("\n");
+        let own_titles = self.flat_titles();
+        let turned_row = |(index, title): (usize, String)| {
+            let cells = rows.iter().map(|row| row.get(index).cloned().unwrap_or_default());
+            std::iter::once(title).chain(cells).collect()
         };
-        let cell = |row: &Vec<String>, index: usize| row.get(index).cloned().unwrap_or_default();
         Sheet {
-            titles: std::iter::once(title(0))
-                .chain(rows.iter().map(|row| cell(row, 0)))
+            titles: std::iter::once(name_of(&own_titles))
+                .chain(rows.iter().map(|row| name_of(row)))
                 .collect(),
             names: 1,
-            rows: (1..self.titles.len())
-                .map(|index| {
-                    std::iter::once(title(index))
-                        .chain(rows.iter().map(|row| cell(row, index)))
-                        .collect()
-                })
+            rows: own_titles
+                .into_iter()
+                .enumerate()
+                .skip(self.names)
+                .map(turned_row)
                 .collect(),
         }
+    }
+
+    /// Each title on one line, with its group's name.
+    fn flat_titles(&self) -> Vec<String> {
+        let mut group = "";
+        let mut flat = Vec::with_capacity(self.titles.len());
+        for (index, title) in self.titles.iter().enumerate() {
+            let (own_group, member) = title.split_once('\n').unwrap_or((title.as_str(), ""));
+            if !own_group.is_empty() {
+                group = own_group;
+            }
+            flat.push(format!("{group} {member}").trim().to_owned());
+            // What names a row is no group for what follows.
+            if index < self.names {
+                group = "";
+            }
+        }
+        flat
     }
 
     fn draw(&self) -> String {
@@ -135,6 +151,19 @@ mod tests {
             "{text}"
         );
         assert!(fits(&text, 28), "{text}");
+    }
+
+    #[test]
+    fn a_turned_table_names_each_figure_in_full() {
+        let mut sheet = sheet(1);
+        sheet.titles = ["policy\n", "reaction ms\np50", "\np90"].map(str::to_owned).to_vec();
+        assert_eq!(sheet.flat_titles(), ["policy", "reaction ms p50", "reaction ms p90"]);
+        sheet.names = 2;
+        assert_eq!(sheet.flat_titles(), ["policy", "reaction ms p50", "p90"]);
+        assert_eq!(
+            sheet.turned(&sheet.rows).titles,
+            ["policy\nreaction ms p50", "policy-0\n31.2"]
+        );
     }
 
     #[test]
