@@ -111,6 +111,11 @@ impl Problems {
         }
     }
 
+    /// Whether no more are kept: looking for mends is wasted from here on.
+    pub(crate) fn full(&self) -> bool {
+        self.count() >= KEPT_MAX
+    }
+
     /// How many there are so far.
     pub(crate) fn count(&self) -> usize {
         self.found.borrow().len()

@@ -393,7 +393,7 @@ impl<'t> Sheet<'t> {
     pub(crate) fn finish(&self) {
         for key in self.table.keys() {
             let name = key.get_ref().as_ref();
-            if self.asked.contains(&name) {
+            if self.asked.contains(&name) || self.problems.full() {
                 continue;
             }
             let message = format!("unknown key `{}` in {}", clip(name), self.title);

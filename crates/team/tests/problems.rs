@@ -168,6 +168,17 @@ fn ten_thousand_robots_are_one_problem() {
 }
 
 #[test]
+fn nine_thousand_wrong_flows_end() {
+    // Each name is held against a thousand others for its mend, which must not be done for every one of them.
+    let robots: String = (0..1_000)
+        .map(|n| format!("[[robot]]\nname = \"robot{n}\"\nleader = {}\n", n == 0))
+        .collect();
+    let flow = |n| format!("[[flow]]\nname = \"f{n}\"\nfrom = \"robt{n}\"\nto = \"rbot{n}\"\nsaturated = true\n");
+    let flows: String = (0..9_000).map(flow).collect();
+    assert_eq!(refused(&(robots + &flows)).problems(), 1_000);
+}
+
+#[test]
 fn air() {
     with(
         "[air]\nstandard = \"802.11g\"",

@@ -74,7 +74,7 @@ impl<'t> Roster<'t> {
         };
         let found = self.0.get(name).copied();
         // With a wrong list of robots every name would look wrong.
-        if found.is_none() && !self.0.is_empty() {
+        if found.is_none() && !self.0.is_empty() && !sheet.problems().0.full() {
             let mut names: Vec<&str> = self.0.keys().copied().collect();
             names.sort_unstable();
             let mend = match nearest(name, names.iter().copied()) {
