@@ -1,0 +1,52 @@
+//! The format's page stays true: its sample is valid, and it names every key that the reader knows.
+#![allow(clippy::unwrap_used)] // a test may fail by panicking
+
+use std::path::Path;
+
+const PAGE: &str = include_str!("../../../docs/team-file.md");
+
+#[test]
+fn the_sample_is_valid() {
+    let sample = PAGE.split("```toml\n").nth(1).unwrap().split("```").next().unwrap();
+    assert_eq!(
+        coorp_team::parse(sample, "sample.toml", Path::new(""))
+            .unwrap()
+            .robots
+            .len(),
+        2
+    );
+}
+
+#[test]
+fn every_key_is_on_the_page() {
+    // An unknown key that is like no other makes the reader list what a table knows.
+    let robots = "[[robot]]\nname = \"a\"\nleader = true\n[[robot]]\nname = \"b\"\n";
+    let tables = [
+        "[[robot]]\n",
+        "[air]\n",
+        "[air.ac_vo]\n",
+        "[[air.link]]\nmcs = 1\n",
+        "[control]\n",
+        "[learning]\n",
+        "[[flow]]\n",
+        "[policy]\n",
+    ];
+    for table in tables {
+        let shown = coorp_team::parse(&format!("{robots}{table}qqqqqqqq = 1\n"), "t.toml", Path::new(""));
+        let shown = shown.unwrap_err().to_string();
+        let (_, known) = shown.split_once(" knows ").unwrap_or_else(|| panic!("{shown}"));
+        for key in known.lines().next().unwrap().split(", ") {
+            // [[air.link]] stands in [air] under its own title.
+            let written = if key == "link" {
+                "`[[air.link]]`".to_owned()
+            } else {
+                format!("`{key}`")
+            };
+            let table = format!("`[air.{key}]`");
+            assert!(
+                PAGE.contains(&written) || PAGE.contains(&table),
+                "{key} of {table} is not on the page"
+            );
+        }
+    }
+}
