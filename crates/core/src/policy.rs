@@ -3,6 +3,7 @@
 //! The presets are the systems that 001 compares (section VI), its two components alone (table III), and ours. A
 //! simulation and a robot read the same value. Left out: anything of the network or the team itself.
 
+pub use crate::arrival::Deviation;
 use crate::permits::PermitConfig;
 use crate::time::Duration;
 
@@ -32,15 +33,6 @@ pub enum Access {
     BestEffort,
     /// Control goes AC_VO, bulk AC_BE; plain flows go as they say.
     Edca,
-}
-
-/// How the deviation of arrivals is taken from the samples.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Deviation {
-    /// A normal distribution of the residuals (001, section IV-B).
-    Normal,
-    /// The residuals' own quantiles, early and late apart.
-    Quantile,
 }
 
 /// Local preemption's parameters and switches.

@@ -1,0 +1,573 @@
+//! When the next control message of a flow comes: the time model {p, q, sigma} (001, section IV-B).
+//!
+//! Message k of a flow is expected at q + p k and comes within a normal deviation of sigma. [`ArrivalModel`]
+//! learns the three by linear regression over a sliding window of samples, and fits again when a message misses
+//! by more than 2 sigma or when an interval has passed. [`TimeModel`] is what it knows, to be sent to others.
+//!
+//! A sample is nothing but its time. Its k is the nearest whole number of periods, which bridges lost messages
+//! and drops doubled ones. Samples that miss by far more than the flow's habit mean a new period or a clock that
+//! stepped: after few of them the model starts again from these alone.
+//!
+//! The sums of the regression are exact integers over the residuals to a reference line, which moves with the
+//! window, so nothing cancels and nothing drifts; a sample costs O(1), in the mean also with quantiles, whose
+//! residuals are sorted out only when the model is fitted. From few samples the interval is widened by Student's
+//! factor and by the uncertainty of the line itself (001 has neither; with a full window both vanish).
+//!
+//! Left out: flows whose message k is not the nearest one (deviation beyond a quarter period). They, and flows
+//! that fell silent, get no prediction.
+
+use crate::normal::{normal_quantile, student_from_normal};
+use crate::{Duration, Instant};
+
+/// Samples needed for a first fit.
+const FIT_MIN: usize = 4;
+/// Raw times kept to start again from.
+const RECENT_MAX: usize = 8;
+/// Misfits among the last eight samples that mean that the flow has changed.
+const MISFITS_MAX: u32 = 4;
+/// A misfit misses by so many times the usual width (about 2 sigma, more while samples are few) ...
+const MISFIT_WIDTHS: f64 = 2.5;
+/// ... and a run of misses beyond that width on one side, so long, is a change too.
+const ONE_SIDED_MAX: i32 = 6;
+/// So many samples in a row, all the same number of periods (above one) apart, have a longer period.
+const SAME_STRIDE_MAX: u32 = 8;
+/// The normal quantile of an accuracy of 95 %.
+const Z_95: f64 = 1.96;
+/// Below this deviation (1 us) clocks and rounding, not the flow, make the difference.
+const SIGMA_FLOOR_NS: f64 = 1e3;
+/// A flow that was silent for so many periods is not predicted.
+const SILENT_PERIODS_MAX: u64 = 16;
+/// After a gap of so many periods the phase is no longer trusted.
+const GAP_PERIODS_MAX: i64 = 1_000;
+/// Most samples in the window.
+pub const SAMPLES_MAX: usize = 1_024;
+/// Periods are taken to lie within this range: 10 us to 1 hour.
+const PERIOD_RANGE_NS: (u64, u64) = (10_000, 3_600_000_000_000);
+
+/// How the width of the interval is found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Deviation {
+    /// From sigma, as if normal: the same width early and late (the paper's).
+    Normal,
+    /// From the residuals' own quantiles: as early and as late as the flow really is.
+    Quantile,
+}
+
+/// What to learn from, and how wide to predict.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ArrivalConfig {
+    /// The share of messages that come within the predicted interval (C).
+    pub accuracy: f64,
+    /// How the interval's width is found.
+    pub deviation: Deviation,
+    /// The model is fitted again after so long.
+    pub refit_interval: Duration,
+    /// Samples in the window, [`SAMPLES_MAX`] at most.
+    pub samples_max: usize,
+    /// The period, where the flow's owner declares it. Saves learning it; samples correct it.
+    pub period: Option<Duration>,
+}
+
+impl Default for ArrivalConfig {
+    /// The paper's accuracy of 95 % under a normal deviation.
+    fn default() -> Self {
+        ArrivalConfig {
+            accuracy: 0.95,
+            deviation: Deviation::Normal,
+            refit_interval: Duration::from_secs(1),
+            samples_max: 128,
+            period: None,
+        }
+    }
+}
+
+/// An expected message: it comes within `[expected - early, expected + late]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arrival {
+    /// The ideal time.
+    pub expected: Instant,
+    /// How much earlier it may come.
+    pub early: Duration,
+    /// How much later it may come.
+    pub late: Duration,
+}
+
+impl Arrival {
+    /// The earliest time it may come.
+    pub fn start(&self) -> Instant {
+        self.expected - self.early
+    }
+
+    /// The latest time it may come.
+    pub fn end(&self) -> Instant {
+        self.expected + self.late
+    }
+}
+
+/// A fitted model by itself: what one robot tells another about its flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TimeModel {
+    /// Time between two messages (p).
+    pub period: Duration,
+    /// When some message is expected (q), best one to come.
+    pub phase: Instant,
+    /// The standard deviation (sigma).
+    pub sigma: Duration,
+    /// How much earlier than expected a message may come.
+    pub early: Duration,
+    /// How much later than expected a message may come.
+    pub late: Duration,
+}
+
+impl TimeModel {
+    /// The first message, from `phase` on, whose interval ends after `after`. `None` without a period.
+    pub fn next_after(&self, after: Instant) -> Option<Arrival> {
+        if self.period == Duration::ZERO {
+            return None;
+        }
+        let first_end = self.phase + self.late;
+        let periods = if first_end > after {
+            0
+        } else {
+            after.since(first_end).as_nanos() / self.period.as_nanos() + 1
+        };
+        Some(Arrival {
+            expected: self.phase + self.period * periods,
+            early: self.early,
+            late: self.late,
+        })
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Sample {
+    k: i64,
+    at: Instant,
+}
+
+/// Exact sums over the window, of x = k - k0 and of y, the residual to the reference line in nanoseconds.
+#[derive(Clone, Debug, Default)]
+struct Sums {
+    x: i128,
+    y: i128,
+    xx: i128,
+    xy: i128,
+    yy: i128,
+}
+
+impl Sums {
+    #[inline]
+    fn add(&mut self, x: i64, y: i64) {
+        let (x, y) = (i128::from(x), i128::from(y));
+        self.x += x;
+        self.y += y;
+        self.xx += x * x;
+        self.xy += x * y;
+        self.yy += y * y;
+    }
+
+    #[inline]
+    fn remove(&mut self, x: i64, y: i64) {
+        let (x, y) = (i128::from(x), i128::from(y));
+        self.x -= x;
+        self.y -= y;
+        self.xx -= x * x;
+        self.xy -= x * y;
+        self.yy -= y * y;
+    }
+}
+
+/// The line at + period * (k - k0), in whole nanoseconds, that residuals are taken to.
+#[derive(Clone, Copy, Debug, Default)]
+struct Reference {
+    k0: i64,
+    at: Instant,
+    period_ns: i64,
+}
+
+impl Reference {
+    /// The residual of a sample, in nanoseconds.
+    #[inline]
+    fn residual(&self, s: Sample) -> i64 {
+        signed_ns(s.at, self.at).saturating_sub((s.k - self.k0).saturating_mul(self.period_ns))
+    }
+}
+
+/// The fitted line, relative to the reference: residual = offset + slope * (k - k0), in nanoseconds.
+#[derive(Clone, Copy, Debug)]
+struct Fit {
+    offset: f64,
+    slope: f64,
+    sigma: f64,
+    /// Within this, 95 % of the messages are due: what counts as usual.
+    usual: f64,
+    early: f64,
+    late: f64,
+    at: Instant,
+}
+
+/// Learns one flow's times and predicts its next.
+#[derive(Clone, Debug)]
+pub struct ArrivalModel {
+    config: ArrivalConfig,
+    z: f64,
+    window: Vec<Sample>,
+    /// The place of the oldest sample once the window is full.
+    oldest: usize,
+    since_rebase: usize,
+    sums: Sums,
+    reference: Reference,
+    fit: Option<Fit>,
+    last: Option<Sample>,
+    /// The newest raw times, oldest first.
+    recent: [Instant; RECENT_MAX],
+    recent_len: usize,
+    /// One bit a sample, newest lowest: whether it misfitted.
+    misfits: u8,
+    /// How many misses in a row, and on which side.
+    one_sided: i32,
+    /// The last step of k, and how many steps in a row were alike and above one.
+    stride: (i64, u32),
+    scratch: Vec<i64>,
+}
+
+impl ArrivalModel {
+    /// A model that knows nothing yet.
+    pub fn new(config: ArrivalConfig) -> Self {
+        let samples_max = config.samples_max.clamp(RECENT_MAX, SAMPLES_MAX);
+        let accuracy = if config.accuracy.is_nan() {
+            0.95
+        } else {
+            config.accuracy.clamp(0.0, 1.0)
+        };
+        ArrivalModel {
+            z: normal_quantile((1.0 + accuracy) / 2.0),
+            window: Vec::with_capacity(samples_max),
+            oldest: 0,
+            since_rebase: 0,
+            sums: Sums::default(),
+            reference: Reference::default(),
+            fit: None,
+            last: None,
+            recent: [Instant::ZERO; RECENT_MAX],
+            recent_len: 0,
+            misfits: 0,
+            one_sided: 0,
+            stride: (1, 0),
+            scratch: Vec::with_capacity(samples_max),
+            config: ArrivalConfig {
+                samples_max,
+                accuracy,
+                ..config
+            },
+        }
+    }
+
+    /// The flow sent a message at `now`.
+    pub fn on_sample(&mut self, now: Instant) {
+        let (Some(last), Some(fit)) = (self.last, self.fit) else {
+            return self.learn(now);
+        };
+        let newest = self.recent[self.recent_len.saturating_sub(1)];
+        let period = self.reference.period_ns as f64 + fit.slope;
+        if now < newest {
+            return self.restart(now, 0); // The clock stepped back: of the past only the period still holds.
+        }
+        if (now.since(newest).as_nanos() as f64) < period / 8.0 {
+            return; // The same message again, or another piece of it.
+        }
+        let along = (signed_ns(now, self.reference.at) as f64 - fit.offset) / period;
+        let k = self.reference.k0.saturating_add(along.round() as i64);
+        if k.saturating_sub(last.k) > GAP_PERIODS_MAX {
+            return self.restart(now, 0);
+        }
+        let residual = (along - along.round()) * period;
+        self.remember(now);
+        if self.has_changed(k.saturating_sub(last.k), residual, period, fit.usual) {
+            return self.restart(now, FIT_MIN);
+        }
+        if k <= last.k || residual.abs() > period / 4.0 {
+            return; // Which k it is cannot be told: it counts as a misfit only.
+        }
+        self.insert(Sample { k, at: now });
+        let miss = residual.abs() > 2.0 * fit.sigma;
+        let warming_up = self.window.len() < 2 * RECENT_MAX;
+        if miss || warming_up || now.since(fit.at) >= self.config.refit_interval {
+            self.refit(now);
+        }
+    }
+
+    /// The next message that has not come yet and whose interval ends after `after`.
+    ///
+    /// `None` while too little is known, where the flow is too irregular for an interval below half its period,
+    /// and where it has fallen silent.
+    pub fn predict(&self, after: Instant) -> Option<Arrival> {
+        let (last, fit) = (self.last?, self.fit?);
+        let period = self.reference.period_ns as f64 + fit.slope;
+        let silent_from = last.at + Duration::from_nanos(period as u64) * SILENT_PERIODS_MAX;
+        if fit.early + fit.late >= period / 2.0 || after > silent_from {
+            return None;
+        }
+        let k = (signed_ns(after, self.reference.at) as f64 - fit.offset - fit.late) / period;
+        let k = (k.floor() as i64 + 1).max(last.k - self.reference.k0 + 1);
+        let offset = fit.offset + k as f64 * period;
+        let expected = offset_by(self.reference.at, offset.round() as i64);
+        Some(Arrival {
+            expected,
+            early: nanos(fit.early),
+            late: nanos(fit.late),
+        })
+    }
+
+    /// What is known, to be told to others; the phase is that of the next message.
+    pub fn time_model(&self) -> Option<TimeModel> {
+        let (last, fit) = (self.last?, self.fit?);
+        let next = self.predict(last.at)?;
+        Some(TimeModel {
+            period: nanos(self.reference.period_ns as f64 + fit.slope),
+            phase: next.expected,
+            sigma: nanos(fit.sigma),
+            early: next.early,
+            late: next.late,
+        })
+    }
+
+    /// Keeps count of what does not fit, and says whether it is more than chance.
+    #[inline]
+    fn has_changed(&mut self, step: i64, residual: f64, period: f64, usual: f64) -> bool {
+        let misfit = step <= 0 || residual.abs() > (MISFIT_WIDTHS * usual).min(period / 4.0);
+        self.misfits = self.misfits << 1 | u8::from(misfit);
+        let side = if residual > 0.0 { 1 } else { -1 };
+        self.one_sided = match (residual.abs() > usual, self.one_sided * side > 0) {
+            (false, _) => 0,
+            (true, true) => self.one_sided + side,
+            (true, false) => side,
+        };
+        let alike = step > 1 && step == self.stride.0;
+        self.stride = (step, if alike { self.stride.1 + 1 } else { 0 });
+        self.misfits.count_ones() >= MISFITS_MAX
+            || self.one_sided.abs() >= ONE_SIDED_MAX
+            // A declared period stands: its owner may leave out messages.
+            || (self.stride.1 >= SAME_STRIDE_MAX && self.config.period.is_none())
+    }
+
+    fn remember(&mut self, now: Instant) {
+        if self.recent_len == RECENT_MAX {
+            self.recent.copy_within(1.., 0);
+            self.recent_len -= 1;
+        }
+        self.recent[self.recent_len] = now;
+        self.recent_len += 1;
+    }
+
+    /// Forgets all but the newest `keep` raw times and the period, which becomes a hint.
+    #[cold]
+    fn restart(&mut self, now: Instant, keep: usize) {
+        self.window.clear();
+        (self.oldest, self.since_rebase) = (0, 0);
+        self.sums = Sums::default();
+        (self.fit, self.last) = (None, None);
+        (self.misfits, self.one_sided, self.stride) = (0, 0, (1, 0));
+        let keep = keep.min(self.recent_len);
+        self.recent.copy_within(self.recent_len - keep..self.recent_len, 0);
+        self.recent_len = keep;
+        if keep == 0 {
+            self.remember(now);
+        } else {
+            self.seed(now);
+        }
+    }
+
+    /// Without a model: gather times until they lie on a line.
+    #[cold]
+    fn learn(&mut self, now: Instant) {
+        if let Some(newest) = self.recent_len.checked_sub(1).map(|i| self.recent[i]) {
+            let hint = self
+                .config
+                .period
+                .or((self.reference.period_ns > 0).then(|| nanos(self.reference.period_ns as f64)));
+            if now < newest {
+                self.recent_len = 0; // The clock stepped back: these times are worth nothing.
+            } else if now == newest || hint.is_some_and(|p| now.since(newest) < p / 16) {
+                return;
+            }
+        }
+        self.remember(now);
+        self.seed(now);
+    }
+
+    /// Starts the window from the newest raw times, if they agree on a period.
+    fn seed(&mut self, now: Instant) {
+        let times = self.recent;
+        let times = &times[..self.recent_len];
+        if times.len() < FIT_MIN {
+            return;
+        }
+        let mut gaps = [0u64; RECENT_MAX];
+        let gaps = &mut gaps[..times.len() - 1];
+        for (gap, pair) in gaps.iter_mut().zip(times.windows(2)) {
+            *gap = pair[1].since(pair[0]).as_nanos();
+        }
+        let learnt = {
+            let mut sorted = [u64::MAX; RECENT_MAX];
+            sorted[..gaps.len()].copy_from_slice(gaps);
+            sorted[..gaps.len()].sort_unstable();
+            sorted[(gaps.len() - 1) / 2]
+        };
+        // What the samples say themselves, then what the owner declares, then what held before.
+        let declared = self.config.period.map(Duration::as_nanos);
+        let known = u64::try_from(self.reference.period_ns).ok();
+        let fits = |period: &u64| {
+            (PERIOD_RANGE_NS.0..=PERIOD_RANGE_NS.1).contains(period)
+                && gaps.iter().all(|gap| is_multiple(*gap, *period))
+        };
+        let Some(period) = [declared, Some(learnt), known].into_iter().flatten().find(fits) else {
+            return;
+        };
+        let mut k = 0;
+        self.reference = Reference {
+            k0: 0,
+            at: times[0],
+            period_ns: period as i64,
+        };
+        self.insert(Sample { k, at: times[0] });
+        for (gap, at) in gaps.iter().zip(&times[1..]) {
+            k += ((*gap + period / 2) / period) as i64;
+            self.insert(Sample { k, at: *at });
+        }
+        self.refit(now);
+    }
+
+    #[inline]
+    fn insert(&mut self, sample: Sample) {
+        self.last = Some(sample);
+        if self.window.len() < self.config.samples_max {
+            self.window.push(sample);
+        } else {
+            let old = std::mem::replace(&mut self.window[self.oldest], sample);
+            self.sums
+                .remove(old.k - self.reference.k0, self.reference.residual(old));
+            self.oldest = if self.oldest + 1 == self.window.len() {
+                0
+            } else {
+                self.oldest + 1
+            };
+        }
+        self.sums
+            .add(sample.k - self.reference.k0, self.reference.residual(sample));
+        self.since_rebase += 1;
+        if self.since_rebase >= self.config.samples_max {
+            self.rebase(sample.at);
+        }
+    }
+
+    /// Moves the reference line to the window as it is now; once a window's length, so O(1) a sample.
+    #[cold]
+    fn rebase(&mut self, now: Instant) {
+        self.since_rebase = 0;
+        self.refit(now);
+        let (Some(fit), Some(last)) = (self.fit, self.last) else {
+            return;
+        };
+        let period_ns = self.reference.period_ns + fit.slope.round() as i64;
+        let moved = Reference {
+            k0: last.k,
+            at: last.at,
+            period_ns,
+        };
+        self.sums = Sums::default();
+        for s in &self.window {
+            self.sums.add(s.k - moved.k0, moved.residual(*s));
+        }
+        self.reference = moved;
+        self.refit(now);
+    }
+
+    #[cold]
+    fn refit(&mut self, now: Instant) {
+        let n = self.window.len() as i128;
+        let s = &self.sums;
+        let spread = (n * s.xx - s.x * s.x) as f64;
+        if n < FIT_MIN as i128 || spread <= 0.0 {
+            return;
+        }
+        let count = n as f64;
+        let (cross, square) = ((n * s.xy - s.x * s.y) as f64, (n * s.yy - s.y * s.y) as f64);
+        let slope = cross / spread;
+        let offset = (s.y as f64 - slope * s.x as f64) / count;
+        let variance = ((square - cross * slope) / count).max(0.0) / (count - 2.0);
+        let sigma = variance.sqrt().max(SIGMA_FLOOR_NS);
+        // The next x lies off the window's middle: there the line itself is uncertain too.
+        let next_x = self.last.map_or(0, |last| last.k - self.reference.k0 + 1) as f64;
+        let lever = next_x - s.x as f64 / count;
+        let line = (1.0 + 1.0 / count + lever * lever * count / spread).sqrt();
+        let width = student_from_normal(self.z, count - 2.0) * sigma * line;
+        let usual = student_from_normal(Z_95, count - 2.0) * sigma * line;
+        let (early, late) = match self.config.deviation {
+            Deviation::Normal => (width, width),
+            Deviation::Quantile => self.quantiles(offset, slope).unwrap_or((width, width)),
+        };
+        self.fit = Some(Fit {
+            offset,
+            slope,
+            sigma,
+            usual,
+            early,
+            late,
+            at: now,
+        });
+    }
+
+    /// How early and how late the residuals are at the accuracy; `None` while there are too few to say.
+    fn quantiles(&mut self, offset: f64, slope: f64) -> Option<(f64, f64)> {
+        let tail = (1.0 - self.config.accuracy) / 2.0;
+        let beyond = (tail * self.window.len() as f64) as usize;
+        if beyond == 0 {
+            return None;
+        }
+        let reference = self.reference;
+        self.scratch.clear();
+        self.scratch.extend(self.window.iter().map(|s| {
+            let x = (s.k - reference.k0) as f64;
+            reference.residual(*s) - (offset + slope * x).round() as i64
+        }));
+        // As many samples lie beyond as the tail allows for, less one: the sample that bounds them.
+        let (rank, last) = (beyond - 1, self.scratch.len() - 1);
+        let early = -*self.scratch.select_nth_unstable(rank).1;
+        let late = *self.scratch.select_nth_unstable(last - rank).1;
+        Some(((early as f64).max(SIGMA_FLOOR_NS), (late as f64).max(SIGMA_FLOOR_NS)))
+    }
+}
+
+/// Whether a gap is a whole number of periods, and at least one, to within a quarter.
+fn is_multiple(gap: u64, period: u64) -> bool {
+    let periods = gap.saturating_add(period / 2) / period;
+    periods >= 1 && periods <= GAP_PERIODS_MAX as u64 && gap.abs_diff(periods * period) <= period / 4
+}
+
+/// `a - b` in nanoseconds, which clocks since an origin keep within 63 bits.
+fn signed_ns(a: Instant, b: Instant) -> i64 {
+    let span = |d: Duration| i64::try_from(d.as_nanos()).unwrap_or(i64::MAX);
+    if a >= b {
+        span(a.since(b))
+    } else {
+        -span(b.since(a))
+    }
+}
+
+fn offset_by(at: Instant, ns: i64) -> Instant {
+    let span = Duration::from_nanos(ns.unsigned_abs());
+    if ns >= 0 {
+        at + span
+    } else {
+        at - span
+    }
+}
+
+/// A span from nanoseconds as a float; negative and NaN become zero.
+fn nanos(ns: f64) -> Duration {
+    Duration::from_nanos(ns.round() as u64)
+}
+
+#[cfg(test)]
+mod tests;
