@@ -1,0 +1,608 @@
+//! When bulk must not sit in the WNIC: the preemption controller (001, section IV-B).
+//!
+//! [`WindowPlanner`] keeps the arrival models of many control flows and publishes one protection window at a
+//! time: the earliest expected arrival, merged with every other that begins before it ends. When a window ends,
+//! the next is computed from the models as they then are and published.
+//!
+//! The paper extends each window by a constant after merging; here each arrival's end is extended before, which
+//! covers the same time and leaves no next window that begins inside the one before it.
+//!
+//! Beyond the paper:
+//!
+//! - Flows of other robots take part, by the [`TimeModel`] that they told and an uncertainty for the clocks
+//!   between. An uncertainty widens both sides.
+//! - `early_release`: once every message that the window was opened for has left the WNIC, the window ends.
+//! - A window that has not begun is replaced when another flow's message comes to be expected before or in it.
+//!
+//! Left out: translating another robot's clock (the model must be given in ours), and telling models over the air.
+
+use crate::arrival::{Arrival, ArrivalConfig, ArrivalModel, TimeModel};
+use crate::{Duration, FlowId, Instant};
+use std::collections::VecDeque;
+
+/// A span of time in which bulk must not sit in the WNIC: from `start` until before `end`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// t1.
+    pub start: Instant,
+    /// t2.
+    pub end: Instant,
+}
+
+impl Window {
+    /// A window that holds nothing.
+    pub const NONE: Window = Window {
+        start: Instant::ZERO,
+        end: Instant::ZERO,
+    };
+}
+
+/// What the planner wants done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WindowAction {
+    /// Give this window to the gate, in place of the one before; then the gate resumes the queue.
+    Set(Window),
+    /// Nothing is expected: give the gate [`Window::NONE`].
+    Clear,
+}
+
+/// How windows are made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlannerConfig {
+    /// How much longer than the expected arrival a window lasts.
+    pub extension: Duration,
+    /// Whether a window ends once its messages have left.
+    pub early_release: bool,
+    /// How many flows are planned for, the others' among them.
+    pub flows_max: usize,
+}
+
+/// The planner's flows are all taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TooManyFlows {
+    /// The configured bound.
+    pub flows_max: usize,
+}
+
+impl std::fmt::Display for TooManyFlows {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "windows are planned for {} flows at most; raise that bound or leave flows unprotected",
+            self.flows_max
+        )
+    }
+}
+
+impl std::error::Error for TooManyFlows {}
+
+#[derive(Clone, Debug)]
+enum Source {
+    /// Boxed: a model is large, and most flows of a big team are others'.
+    Own(Box<ArrivalModel>),
+    Shared {
+        model: TimeModel,
+        uncertainty: Duration,
+        seen_until: Instant,
+    },
+}
+
+#[derive(Clone, Debug)]
+struct Flow {
+    id: FlowId,
+    source: Source,
+    /// Part of the current window, whose end this flow's arrival was given as.
+    covered_until: Option<Instant>,
+    /// Its message has come since the window was published.
+    seen: bool,
+    /// Messages that came and have not left the WNIC yet.
+    in_wnic: u32,
+}
+
+impl Flow {
+    fn next(&self, now: Instant) -> Option<Arrival> {
+        match &self.source {
+            Source::Own(model) => model.predict(now),
+            Source::Shared {
+                model,
+                uncertainty,
+                seen_until,
+            } => {
+                let wide = TimeModel {
+                    early: model.early + *uncertainty,
+                    late: model.late + *uncertainty,
+                    ..*model
+                };
+                wide.next_after(now.max(*seen_until))
+            }
+        }
+    }
+
+    fn is_through(&self) -> bool {
+        self.seen && self.in_wnic == 0
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Expected {
+    start: Instant,
+    end: Instant,
+    flow: usize,
+}
+
+/// Plans the protection windows of one WNIC.
+#[derive(Clone, Debug)]
+pub struct WindowPlanner {
+    config: PlannerConfig,
+    /// Sorted by id.
+    flows: Vec<Flow>,
+    window: Option<Window>,
+    clock: Instant,
+    outbox: VecDeque<WindowAction>,
+    expected: Vec<Expected>,
+}
+
+impl WindowPlanner {
+    /// A planner without flows.
+    pub fn new(config: PlannerConfig) -> Self {
+        WindowPlanner {
+            config,
+            flows: Vec::new(),
+            window: None,
+            clock: Instant::ZERO,
+            outbox: VecDeque::new(),
+            expected: Vec::new(),
+        }
+    }
+
+    /// Plans for a control flow of this robot, learnt from its messages. A flow that is known starts anew.
+    pub fn add_flow(&mut self, flow: FlowId, config: ArrivalConfig) -> Result<(), TooManyFlows> {
+        self.put(flow, Source::Own(Box::new(ArrivalModel::new(config))))
+    }
+
+    /// Plans for a flow of another robot by its model, given in this robot's clock to within `uncertainty`.
+    /// Telling it again replaces the model; the current window stays.
+    pub fn set_shared(
+        &mut self,
+        flow: FlowId,
+        model: TimeModel,
+        uncertainty: Duration,
+        now: Instant,
+    ) -> Result<(), TooManyFlows> {
+        if let Ok(at) = self.find(flow) {
+            if let Source::Shared {
+                model: old,
+                uncertainty: old_uncertainty,
+                ..
+            } = &mut self.flows[at].source
+            {
+                (*old, *old_uncertainty) = (model, uncertainty);
+                self.advance(at, now);
+                return Ok(());
+            }
+        }
+        self.put(
+            flow,
+            Source::Shared {
+                model,
+                uncertainty,
+                seen_until: Instant::ZERO,
+            },
+        )?;
+        if let Ok(at) = self.find(flow) {
+            self.advance(at, now);
+        }
+        Ok(())
+    }
+
+    /// Plans for a flow no longer. The current window stays.
+    pub fn remove_flow(&mut self, flow: FlowId) {
+        if let Ok(at) = self.find(flow) {
+            self.flows.remove(at);
+        }
+    }
+
+    /// The flow's message came to the WNIC (or, for another robot's flow, was heard). Unknown flows are ignored.
+    pub fn on_message(&mut self, flow: FlowId, now: Instant) {
+        self.follow_clock(now);
+        let Ok(at) = self.find(flow) else { return };
+        let entry = &mut self.flows[at];
+        entry.seen = true;
+        entry.in_wnic = entry.in_wnic.saturating_add(1);
+        match &mut entry.source {
+            Source::Own(model) => model.on_sample(now),
+            Source::Shared { seen_until, .. } => {
+                if let Some(end) = entry.covered_until {
+                    *seen_until = (*seen_until).max(end);
+                }
+            }
+        }
+        self.advance(at, now);
+    }
+
+    /// The flow's message has left the WNIC for good, delivered or given up.
+    pub fn on_message_sent(&mut self, flow: FlowId, now: Instant) {
+        self.follow_clock(now);
+        let Ok(at) = self.find(flow) else { return };
+        self.flows[at].in_wnic = self.flows[at].in_wnic.saturating_sub(1);
+        if self.config.early_release && self.window.is_some() && self.all_through() {
+            self.plan(now);
+        }
+    }
+
+    /// The time asked for by [`WindowPlanner::next_deadline`] has come. Harmless at any other time.
+    pub fn on_deadline(&mut self, now: Instant) {
+        self.follow_clock(now);
+        if self.window.is_some_and(|w| now >= w.end) {
+            self.plan(now);
+        }
+    }
+
+    /// When the current window ends.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.window.map(|w| w.end)
+    }
+
+    /// The window published last, unless it has ended.
+    pub fn window(&self) -> Option<Window> {
+        self.window
+    }
+
+    /// What is known of an own flow: to be told to other robots.
+    pub fn time_model(&self, flow: FlowId) -> Option<TimeModel> {
+        match &self.flows[self.find(flow).ok()?].source {
+            Source::Own(model) => model.time_model(),
+            Source::Shared { .. } => None,
+        }
+    }
+
+    /// The next thing to do, until `None`.
+    pub fn poll(&mut self) -> Option<WindowAction> {
+        self.outbox.pop_front()
+    }
+
+    fn find(&self, flow: FlowId) -> Result<usize, usize> {
+        self.flows.binary_search_by_key(&flow, |f| f.id)
+    }
+
+    fn put(&mut self, id: FlowId, source: Source) -> Result<(), TooManyFlows> {
+        let flow = Flow {
+            id,
+            source,
+            covered_until: None,
+            seen: false,
+            in_wnic: 0,
+        };
+        match self.find(id) {
+            Ok(at) => self.flows[at] = flow,
+            Err(_) if self.flows.len() >= self.config.flows_max => {
+                return Err(TooManyFlows {
+                    flows_max: self.config.flows_max,
+                });
+            }
+            Err(at) => self.flows.insert(at, flow),
+        }
+        Ok(())
+    }
+
+    fn all_through(&self) -> bool {
+        let mut covered = self.flows.iter().filter(|f| f.covered_until.is_some()).peekable();
+        covered.peek().is_some() && covered.all(Flow::is_through)
+    }
+
+    /// A flow's expectation may have moved: publishes where nothing is published, or a window that
+    /// takes the flow in where it has not begun.
+    fn advance(&mut self, at: usize, now: Instant) {
+        let replan = match self.window {
+            None => true,
+            // Past its end the deadline is only late; asking for a plan now does no harm.
+            Some(window) if now >= window.end => true,
+            Some(window) if now >= window.start => false,
+            Some(window) => {
+                let flow = &self.flows[at];
+                flow.covered_until.is_none() && flow.next(now).is_some_and(|a| a.start() <= window.end)
+            }
+        };
+        if replan {
+            self.plan(now);
+        }
+    }
+
+    /// Publishes the window of the arrivals to come, as section IV-B merges them.
+    fn plan(&mut self, now: Instant) {
+        let had_window = self.window.take().is_some();
+        self.expected.clear();
+        for (at, flow) in self.flows.iter_mut().enumerate() {
+            (flow.covered_until, flow.seen) = (None, false);
+            if let Some(arrival) = flow.next(now) {
+                let (start, end) = (arrival.start().max(now), arrival.end() + self.config.extension);
+                self.expected.push(Expected { start, end, flow: at });
+            }
+        }
+        self.expected.sort_unstable_by_key(|e| (e.start, e.flow));
+        let Some(first) = self.expected.first() else {
+            if had_window {
+                self.publish(WindowAction::Clear);
+            }
+            return;
+        };
+        let mut window = Window {
+            start: first.start,
+            end: first.end,
+        };
+        for e in &self.expected {
+            if e.start > window.end {
+                break;
+            }
+            window.end = window.end.max(e.end);
+            self.flows[e.flow].covered_until = Some(e.end);
+        }
+        assert!(
+            now <= window.start && window.start <= window.end,
+            "a window in the past"
+        );
+        // A window without length would end at once and be planned anew at the same instant, for ever.
+        window.end = window.end.max(now + Duration::from_nanos(1));
+        self.window = Some(window);
+        self.publish(WindowAction::Set(window));
+    }
+
+    fn publish(&mut self, action: WindowAction) {
+        // Only the newest matters: it replaces what the gate was to be told.
+        self.outbox.clear();
+        self.outbox.push_back(action);
+    }
+
+    /// A clock that stepped back has left the window far ahead: it is given up and the models start again.
+    fn follow_clock(&mut self, now: Instant) {
+        let back = self.clock > now;
+        self.clock = now;
+        if back {
+            for flow in &mut self.flows {
+                if let Source::Shared { seen_until, .. } = &mut flow.source {
+                    *seen_until = Instant::ZERO;
+                }
+            }
+            self.plan(now);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const MS: u64 = 1_000_000;
+
+    fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    fn at(ms: u64) -> Instant {
+        Instant::from_nanos(ms * MS)
+    }
+
+    fn planner(early_release: bool) -> WindowPlanner {
+        WindowPlanner::new(PlannerConfig {
+            extension: ms(2),
+            early_release,
+            flows_max: 8,
+        })
+    }
+
+    fn shared(p: &mut WindowPlanner, flow: u32, phase_ms: u64, half_width_ms: u64) {
+        let model = TimeModel {
+            period: ms(30),
+            phase: at(phase_ms),
+            sigma: ms(1),
+            early: ms(half_width_ms),
+            late: ms(half_width_ms),
+        };
+        p.set_shared(FlowId(flow), model, Duration::ZERO, Instant::ZERO)
+            .unwrap();
+    }
+
+    fn set(p: &mut WindowPlanner) -> Window {
+        match p.poll() {
+            Some(WindowAction::Set(window)) => window,
+            other => panic!("a window expected, got {other:?}"),
+        }
+    }
+
+    #[test]
+    fn overlapping_arrivals_share_one_window_and_the_rest_wait_for_the_next() {
+        let mut p = planner(false);
+        shared(&mut p, 1, 10, 2);
+        shared(&mut p, 2, 13, 2);
+        shared(&mut p, 3, 20, 1);
+        // [8, 12] and [11, 15] merge and are extended by 2 ms; [19, 21] stands alone.
+        assert_eq!(
+            set(&mut p),
+            Window {
+                start: at(8),
+                end: at(17)
+            }
+        );
+        p.on_deadline(at(17));
+        assert_eq!(
+            set(&mut p),
+            Window {
+                start: at(19),
+                end: at(23)
+            }
+        );
+        p.on_deadline(at(23));
+        assert_eq!(
+            set(&mut p),
+            Window {
+                start: at(38),
+                end: at(47)
+            }
+        );
+    }
+
+    #[test]
+    fn an_uncertain_clock_widens_the_window() {
+        let mut p = planner(false);
+        shared(&mut p, 1, 10, 2);
+        let model = TimeModel {
+            period: ms(30),
+            phase: at(10),
+            sigma: ms(1),
+            early: ms(2),
+            late: ms(2),
+        };
+        p.on_deadline(at(14));
+        p.set_shared(FlowId(1), model, ms(1), at(14)).unwrap();
+        p.on_deadline(at(44));
+        assert_eq!(
+            set(&mut p),
+            Window {
+                start: at(67),
+                end: at(75)
+            }
+        );
+    }
+
+    #[test]
+    fn own_flows_are_learnt_and_protected() {
+        let mut p = planner(false);
+        p.add_flow(FlowId(1), ArrivalConfig::default()).unwrap();
+        for k in 1..=20 {
+            p.on_message(FlowId(1), at(k * 30));
+            while p.next_deadline().is_some_and(|d| d < at((k + 1) * 30)) {
+                p.on_deadline(p.next_deadline().unwrap());
+            }
+        }
+        let window = p.window().unwrap();
+        assert!(window.start <= at(630) && at(630) <= window.end, "{window:?}");
+        assert!(window.end.since(window.start) < ms(3));
+    }
+
+    #[test]
+    fn the_window_ends_early_once_all_its_messages_have_left() {
+        let mut p = planner(true);
+        shared(&mut p, 1, 10, 2);
+        shared(&mut p, 2, 11, 2);
+        p.on_message(FlowId(1), at(9));
+        p.on_message_sent(FlowId(1), at(9));
+        assert_eq!(p.window().unwrap().end, at(15));
+        p.on_message(FlowId(2), at(10));
+        assert_eq!(p.window().unwrap().end, at(15), "it has come but not left");
+        p.on_message_sent(FlowId(2), at(11));
+        assert_eq!(
+            set(&mut p),
+            Window {
+                start: at(38),
+                end: at(45)
+            }
+        );
+    }
+
+    #[test]
+    fn without_early_release_the_window_stays() {
+        let mut p = planner(false);
+        shared(&mut p, 1, 10, 2);
+        p.on_message(FlowId(1), at(9));
+        p.on_message_sent(FlowId(1), at(9));
+        assert_eq!(p.window().unwrap().end, at(14));
+    }
+
+    #[test]
+    fn a_flow_expected_earlier_replaces_a_window_that_has_not_begun() {
+        let mut p = planner(false);
+        shared(&mut p, 1, 25, 2);
+        assert_eq!(set(&mut p).start, at(23));
+        shared(&mut p, 2, 10, 2);
+        assert_eq!(
+            set(&mut p),
+            Window {
+                start: at(8),
+                end: at(14)
+            }
+        );
+    }
+
+    #[test]
+    fn the_last_flow_gone_clears_the_window() {
+        let mut p = planner(false);
+        shared(&mut p, 1, 10, 2);
+        p.remove_flow(FlowId(1));
+        p.on_deadline(at(14));
+        assert_eq!(p.poll(), Some(WindowAction::Clear));
+        assert_eq!((p.poll(), p.window(), p.next_deadline()), (None, None, None));
+    }
+
+    #[test]
+    fn flows_are_bounded() {
+        let mut p = planner(false);
+        for flow in 0..8 {
+            p.add_flow(FlowId(flow), ArrivalConfig::default()).unwrap();
+        }
+        assert_eq!(
+            p.add_flow(FlowId(8), ArrivalConfig::default()),
+            Err(TooManyFlows { flows_max: 8 })
+        );
+        assert_eq!(p.add_flow(FlowId(7), ArrivalConfig::default()), Ok(()));
+    }
+
+    proptest! {
+        /// Windows are never in the past, never overlap the one before (unless that had not begun or was released
+        /// early), and the planner never asks for the same instant twice without end.
+        #[test]
+        fn windows_never_overlap_and_never_lie_in_the_past(
+            flows in prop::collection::vec((0..60u64, 1..60u64, 0..20u64, 0..20u64), 0..8),
+            events in prop::collection::vec((0..3u8, 0..10u32, 0..20_000u64, any::<bool>()), 1..300),
+            early_release in any::<bool>(),
+        ) {
+            let mut p = planner(early_release);
+            p.add_flow(FlowId(9), ArrivalConfig::default()).unwrap();
+            for (i, (phase, period, early, late)) in flows.into_iter().take(7).enumerate() {
+                let model = TimeModel { period: ms(period), phase: at(phase), sigma: ms(1), early: ms(early), late: ms(late) };
+                p.set_shared(FlowId(i as u32), model, Duration::ZERO, Instant::ZERO).unwrap();
+            }
+            let (mut now, mut last) = (Instant::ZERO, None);
+            check(&mut p, now, &mut last, false)?;
+            for (kind, flow, wait_us, late) in events {
+                now += Duration::from_micros(wait_us);
+                let mut asked = 0;
+                while p.next_deadline().is_some_and(|d| d <= now) {
+                    let deadline = p.next_deadline().unwrap();
+                    let when = if late { now } else { deadline };
+                    p.on_deadline(when);
+                    check(&mut p, when, &mut last, false)?;
+                    prop_assert!(p.next_deadline().is_none_or(|d| d > when), "the planner stands still");
+                    asked += 1;
+                    prop_assert!(asked < 1_000);
+                }
+                match kind {
+                    0 => p.on_message(FlowId(flow), now),
+                    1 => p.on_message_sent(FlowId(flow), now),
+                    _ => p.on_message(FlowId(9), now),
+                }
+                check(&mut p, now, &mut last, early_release && kind == 1)?;
+            }
+        }
+    }
+
+    fn check(
+        p: &mut WindowPlanner,
+        now: Instant,
+        last: &mut Option<Window>,
+        released: bool,
+    ) -> Result<(), TestCaseError> {
+        while let Some(action) = p.poll() {
+            let WindowAction::Set(window) = action else { continue };
+            prop_assert!(window.start >= now && window.end > now);
+            if let Some(last) = *last {
+                prop_assert!(
+                    released || window.start >= last.end || now < last.start,
+                    "{last:?} then {window:?} at {now:?}"
+                );
+            }
+            *last = Some(window);
+        }
+        Ok(())
+    }
+}
