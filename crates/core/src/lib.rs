@@ -6,10 +6,14 @@
 //!
 //! Sources: 'COORP', IEEE IoT Journal 2022 ("001" in comments), and its earlier draft ("000").
 
+pub mod arrival;
+pub mod gate;
 pub mod id;
+pub mod normal;
 pub mod permits;
 pub mod policy;
 pub mod time;
+pub mod windows;
 
 pub use id::{FlowId, RobotId};
 pub use time::{Duration, Instant};

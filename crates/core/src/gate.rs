@@ -1,0 +1,486 @@
+//! Whether a bulk packet may enter the WNIC: the virtual-preemption layer (001, section IV-C, Algorithm 2).
+//!
+//! [`CompletionTable`] is CTT: for n packets found in the WNIC, how long it took until n + 1 were through, the
+//! newest samples, read at a percentile. [`Gate`] holds a packet that would not be through before the protection
+//! window begins, and every packet inside the window.
+//!
+//! Beyond the algorithm:
+//!
+//! - An n never seen is inferred: between two neighbours by a straight line, above the highest in proportion to
+//!   the packets, below the lowest by the lowest itself (fewer packets cannot take longer).
+//! - A window ends before its last instant, so that asking again at the end passes. A window that is over, or
+//!   that ends before it begins, holds nothing.
+//! - `backlog_max` keeps the WNIC shallow at all times, so that a message that nobody predicted waits little.
+//! - The table can lock itself in: where samples say that not even one packet fits between two windows, none
+//!   passes, so no new sample ever corrects them. After [`FRUITLESS_HOLDS_MAX`] windows with an empty WNIC and
+//!   nothing passed, the table is forgotten.
+//!
+//! Left out: counting the packets in the WNIC and stamping them at enqueue, which the driver's own hooks do.
+
+use crate::windows::Window;
+use crate::{Duration, Instant};
+
+/// After how many holds in a row, each with an empty WNIC and nothing passed, the table is given up.
+pub const FRUITLESS_HOLDS_MAX: u32 = 8;
+/// Deepest WNIC queue that the table keeps samples for; deeper ones are extrapolated.
+pub const DEPTH_MAX: usize = 1024;
+/// Most samples kept for one depth.
+pub const SAMPLES_MAX: usize = 256;
+
+/// How long the WNIC takes to send n + 1 packets, learnt from its completions.
+#[derive(Clone, Debug)]
+pub struct CompletionTable {
+    depth: usize,
+    samples_max: usize,
+    percentile: f64,
+    /// For each n, its samples in the order of their coming (a ring); `samples_max` places each.
+    rings: Vec<u64>,
+    /// For each n, the same samples in ascending order.
+    sorted: Vec<u64>,
+    rows: Vec<Row>,
+    /// One bit an n that has samples.
+    seen: Vec<u64>,
+    /// One more than the greatest n that has samples; 0 where none has.
+    seen_end: usize,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Row {
+    /// The samples read at the percentile, in nanoseconds. Kept ready, as a dequeue reads it.
+    read_ns: u64,
+    len: u16,
+    next: u16,
+}
+
+impl CompletionTable {
+    /// A table for up to `depth` packets (clamped to 1 to [`DEPTH_MAX`]) that keeps `samples_max` samples for each
+    /// depth (N_samp, clamped to 1 to [`SAMPLES_MAX`]) and reads them at `percentile` (p_prot, a share of 1).
+    pub fn new(depth: usize, samples_max: usize, percentile: f64) -> Self {
+        let depth = depth.clamp(1, DEPTH_MAX);
+        let samples_max = samples_max.clamp(1, SAMPLES_MAX);
+        CompletionTable {
+            depth,
+            samples_max,
+            percentile: if percentile.is_nan() {
+                1.0
+            } else {
+                percentile.clamp(0.0, 1.0)
+            },
+            rings: vec![0; depth * samples_max],
+            sorted: vec![0; depth * samples_max],
+            rows: vec![Row::default(); depth],
+            seen: vec![0; depth.div_ceil(64)],
+            seen_end: 0,
+        }
+    }
+
+    /// A packet that found `n` before it was through `took` after it was enqueued. O(N_samp).
+    pub fn record(&mut self, n: usize, took: Duration) {
+        if n >= self.depth {
+            return;
+        }
+        let row = &mut self.rows[n];
+        let first = n * self.samples_max;
+        let ring = &mut self.rings[first..first + self.samples_max];
+        let sorted = &mut self.sorted[first..first + self.samples_max];
+        let value = took.as_nanos();
+        let (next, mut len) = (usize::from(row.next), usize::from(row.len));
+        if len == self.samples_max {
+            let oldest = sorted[..len].partition_point(|s| *s < ring[next]);
+            sorted.copy_within(oldest + 1..len, oldest);
+            len -= 1;
+        }
+        let place = sorted[..len].partition_point(|s| *s <= value);
+        sorted.copy_within(place..len, place + 1);
+        sorted[place] = value;
+        len += 1;
+        ring[next] = value;
+        // The nearest rank: the smallest sample that the percentile's share of the samples does not exceed.
+        let rank = (self.percentile * len as f64).ceil() as usize;
+        // Both fit: `samples_max` is at most 256.
+        (row.len, row.next) = (len as u16, ((next + 1) % self.samples_max) as u16);
+        row.read_ns = sorted[rank.clamp(1, len) - 1];
+        self.seen[n / 64] |= 1 << (n % 64);
+        self.seen_end = self.seen_end.max(n + 1);
+    }
+
+    /// How long `n + 1` packets take, or zero where nothing is known at all.
+    #[inline]
+    pub fn time(&self, n: usize) -> Duration {
+        match self.rows.get(n) {
+            Some(row) if row.len > 0 => Duration::from_nanos(row.read_ns),
+            _ => self.infer(n),
+        }
+    }
+
+    /// Forgets all samples.
+    pub fn clear(&mut self) {
+        self.rows.fill(Row::default());
+        self.seen.fill(0);
+        self.seen_end = 0;
+    }
+
+    #[cold]
+    fn infer(&self, n: usize) -> Duration {
+        let Some(highest) = self.seen_end.checked_sub(1) else {
+            return Duration::ZERO;
+        };
+        let read = |n: usize| self.rows[n].read_ns;
+        let ns = if n > highest {
+            // u128: a depth given from outside times a sample may exceed 64 bits.
+            let scaled = u128::from(read(highest)) * (n as u128 + 1) / (highest as u128 + 1);
+            u64::try_from(scaled).unwrap_or(u64::MAX)
+        } else {
+            let above = self.seen_from(n).unwrap_or(highest);
+            match self.seen_before(n) {
+                None => read(above),
+                Some(below) => {
+                    let rise = read(above).saturating_sub(read(below));
+                    let part = u128::from(rise) * (n - below) as u128 / (above - below) as u128;
+                    read(below).saturating_add(u64::try_from(part).unwrap_or(rise))
+                }
+            }
+        };
+        Duration::from_nanos(ns)
+    }
+
+    /// The lowest n at or above `n` that has samples.
+    fn seen_from(&self, n: usize) -> Option<usize> {
+        let (mut word, mut mask) = (n / 64, u64::MAX << (n % 64));
+        while word < self.seen.len() {
+            let bits = self.seen[word] & mask;
+            if bits != 0 {
+                return Some(word * 64 + bits.trailing_zeros() as usize);
+            }
+            (word, mask) = (word + 1, u64::MAX);
+        }
+        None
+    }
+
+    /// The highest n below `n` that has samples.
+    fn seen_before(&self, n: usize) -> Option<usize> {
+        let (mut word, mut mask) = (n / 64, (1u64 << (n % 64)) - 1);
+        loop {
+            let bits = self.seen[word] & mask;
+            if bits != 0 {
+                return Some(word * 64 + 63 - bits.leading_zeros() as usize);
+            }
+            (word, mask) = (word.checked_sub(1)?, u64::MAX);
+        }
+    }
+}
+
+/// What becomes of a bulk packet that the driver wants to take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Let the driver take it.
+    Pass,
+    /// Leave it in the queue and pause the queue.
+    Hold {
+        /// When asking again makes sense; `None`: at the next completion.
+        until: Option<Instant>,
+    },
+}
+
+/// What the gate wants done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GateAction {
+    /// Resume the bulk queue.
+    Resume,
+}
+
+/// Decides about every bulk packet of one WNIC queue.
+#[derive(Clone, Debug)]
+pub struct Gate {
+    window: Window,
+    backlog_max: Duration,
+    table: CompletionTable,
+    /// Set while the queue is paused: when to resume it without being told.
+    paused_until: Option<Instant>,
+    resume: bool,
+    fruitless_holds: u32,
+}
+
+impl Gate {
+    /// A gate without a window. `backlog_max` holds a packet whenever it and those before it would take longer
+    /// than that, window or not; an empty WNIC takes one in any case.
+    pub fn new(table: CompletionTable, backlog_max: Option<Duration>) -> Self {
+        Gate {
+            window: Window::NONE,
+            backlog_max: backlog_max.unwrap_or(Duration::MAX),
+            table,
+            paused_until: None,
+            resume: false,
+            fruitless_holds: 0,
+        }
+    }
+
+    /// The driver wants to take a bulk packet while `n` are in the WNIC.
+    #[inline]
+    pub fn on_dequeue(&mut self, n: usize, now: Instant) -> Verdict {
+        let time = self.table.time(n);
+        // Outside a window to come, and with the backlog within its bound: the common case.
+        let clear_of_window =
+            now >= self.window.end || (now < self.window.start && self.window.start.since(now) > time);
+        if clear_of_window && (n == 0 || time <= self.backlog_max) {
+            self.fruitless_holds = 0;
+            return Verdict::Pass;
+        }
+        self.hold(n, now, clear_of_window)
+    }
+
+    /// A bulk packet is through that found `n_at_enqueue` before it at `enqueued_at`.
+    pub fn on_complete(&mut self, n_at_enqueue: usize, enqueued_at: Instant, now: Instant) {
+        // A clock that stepped back since would teach that packets take no time.
+        if now >= enqueued_at {
+            self.table.record(n_at_enqueue, now.since(enqueued_at));
+        }
+        if self.paused_until.is_some() && !self.window_holds(now) {
+            self.resume();
+        }
+    }
+
+    /// A new window: it is set first, then the queue resumes, so that the next packet is judged by it.
+    pub fn on_window(&mut self, window: Window) {
+        self.window = window;
+        self.resume();
+    }
+
+    /// The time asked for by [`Gate::next_deadline`] has come. Harmless at any other time.
+    pub fn on_deadline(&mut self, now: Instant) {
+        if self.paused_until.is_some_and(|until| now >= until) {
+            self.resume();
+        }
+    }
+
+    /// When the queue resumes even if no new window comes. `None` while it is not paused.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.paused_until
+    }
+
+    /// The next thing to do, until `None`.
+    pub fn poll(&mut self) -> Option<GateAction> {
+        std::mem::take(&mut self.resume).then_some(GateAction::Resume)
+    }
+
+    /// Whether the queue is paused.
+    pub fn is_paused(&self) -> bool {
+        self.paused_until.is_some()
+    }
+
+    /// The window that is kept clear.
+    pub fn window(&self) -> Window {
+        self.window
+    }
+
+    /// What has been learnt of the WNIC.
+    pub fn table(&self) -> &CompletionTable {
+        &self.table
+    }
+
+    fn window_holds(&self, now: Instant) -> bool {
+        self.window.start <= now && now < self.window.end
+    }
+
+    #[cold]
+    fn hold(&mut self, n: usize, now: Instant, clear_of_window: bool) -> Verdict {
+        if clear_of_window {
+            // Only the backlog is in the way. Should its completions never be reported, time opens the gate.
+            self.paused_until = Some(now + self.backlog_max.max(self.table.time(n)));
+            return Verdict::Hold { until: None };
+        }
+        let first_of_pause = self.paused_until.is_none();
+        if n == 0 && first_of_pause && !self.window_holds(now) {
+            self.fruitless_holds += 1;
+            if self.fruitless_holds > FRUITLESS_HOLDS_MAX {
+                self.fruitless_holds = 0;
+                self.table.clear();
+                return Verdict::Pass;
+            }
+        }
+        self.paused_until = Some(self.window.end);
+        Verdict::Hold {
+            until: Some(self.window.end),
+        }
+    }
+
+    fn resume(&mut self) {
+        if self.paused_until.take().is_some() {
+            self.resume = true;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn us(us: u64) -> Duration {
+        Duration::from_micros(us)
+    }
+
+    fn at(us: u64) -> Instant {
+        Instant::from_nanos(us * 1_000)
+    }
+
+    fn window(start: u64, end: u64) -> Window {
+        Window {
+            start: at(start),
+            end: at(end),
+        }
+    }
+
+    fn table(times: &[(usize, u64)]) -> CompletionTable {
+        let mut table = CompletionTable::new(256, 16, 0.95);
+        for (n, took) in times {
+            table.record(*n, us(*took));
+        }
+        table
+    }
+
+    #[test]
+    fn the_table_reads_the_newest_samples_at_the_percentile() {
+        let mut t = CompletionTable::new(4, 10, 0.9);
+        for took in 1..=100 {
+            t.record(2, us(took));
+        }
+        // The newest ten are 91 to 100; nine tenths of them are at most 99.
+        assert_eq!(t.time(2), us(99));
+        t.clear();
+        assert_eq!(t.time(2), Duration::ZERO);
+    }
+
+    #[test]
+    fn depths_never_seen_are_inferred_from_their_neighbours() {
+        let t = table(&[(9, 1_000), (19, 3_000)]);
+        assert_eq!(t.time(0), us(1_000));
+        assert_eq!(t.time(14), us(2_000));
+        assert_eq!(t.time(39), us(6_000));
+        assert_eq!(t.time(1_000_000).as_nanos(), 3_000_000 / 20 * 1_000_001);
+        // Noise may put the deeper one lower: the inferred one still does not fall below its lower neighbour.
+        assert_eq!(table(&[(5, 900), (70, 800)]).time(66), us(900));
+    }
+
+    #[test]
+    fn a_packet_is_held_when_it_would_not_be_through_before_the_window() {
+        let mut g = Gate::new(table(&[(0, 300), (9, 1_000)]), None);
+        g.on_window(window(5_000, 6_000));
+        assert_eq!(g.on_dequeue(9, at(3_999)), Verdict::Pass);
+        assert_eq!(g.on_dequeue(9, at(4_000)), Verdict::Hold { until: Some(at(6_000)) });
+        assert_eq!(g.on_dequeue(0, at(4_600)), Verdict::Pass);
+        assert_eq!(g.on_dequeue(0, at(5_000)), Verdict::Hold { until: Some(at(6_000)) });
+        assert_eq!(g.on_dequeue(0, at(5_999)), Verdict::Hold { until: Some(at(6_000)) });
+        assert_eq!(g.on_dequeue(0, at(6_000)), Verdict::Pass);
+    }
+
+    #[test]
+    fn a_new_window_is_in_force_before_the_queue_resumes() {
+        let mut g = Gate::new(table(&[(0, 300)]), None);
+        g.on_window(window(0, 1_000));
+        assert!(matches!(g.on_dequeue(0, at(500)), Verdict::Hold { .. }));
+        assert_eq!(g.poll(), None);
+        g.on_window(window(1_200, 2_000));
+        assert_eq!(g.poll(), Some(GateAction::Resume));
+        assert_eq!(g.poll(), None);
+        assert_eq!(g.on_dequeue(0, at(1_000)), Verdict::Hold { until: Some(at(2_000)) });
+    }
+
+    #[test]
+    fn the_backlog_is_kept_short_and_opens_with_a_completion() {
+        let mut g = Gate::new(table(&[(0, 300), (9, 3_000)]), Some(us(1_000)));
+        assert_eq!(g.on_dequeue(9, at(0)), Verdict::Hold { until: None });
+        assert!(g.next_deadline().is_some());
+        g.on_complete(0, at(0), at(300));
+        assert_eq!(g.poll(), Some(GateAction::Resume));
+        assert_eq!(g.on_dequeue(1, at(300)), Verdict::Pass);
+    }
+
+    #[test]
+    fn a_completion_inside_a_window_does_not_resume() {
+        let mut g = Gate::new(table(&[(0, 300)]), None);
+        g.on_window(window(1_000, 2_000));
+        assert!(matches!(g.on_dequeue(1, at(1_100)), Verdict::Hold { .. }));
+        g.on_complete(0, at(900), at(1_200));
+        assert_eq!(g.poll(), None);
+    }
+
+    #[test]
+    fn a_table_that_lets_nothing_pass_is_forgotten() {
+        let mut g = Gate::new(table(&[(0, 30_000_000)]), None);
+        let mut passed = 0;
+        for period in 0..20 {
+            let start = period * 33_000;
+            g.on_window(window(start + 30_000, start + 33_000));
+            if g.on_dequeue(0, at(start + 100)) == Verdict::Pass {
+                passed += 1;
+                g.on_complete(0, at(start + 100), at(start + 400));
+            }
+        }
+        assert_eq!(passed, 20 - u64::from(FRUITLESS_HOLDS_MAX));
+    }
+
+    proptest! {
+        /// The gate always opens again: whatever came before, a paused queue has a deadline, at the deadline it
+        /// resumes, and an empty WNIC's packet passes once the window is over.
+        #[test]
+        fn the_gate_always_opens_again(
+            events in prop::collection::vec((0..3u8, 0..300usize, 0..50_000u64, 0..50_000u64), 1..200),
+            backlog_max in prop::option::of(0..5_000u64),
+        ) {
+            let mut g = Gate::new(CompletionTable::new(256, 8, 0.95), backlog_max.map(us));
+            let mut now = Instant::ZERO;
+            for (kind, n, a, b) in events {
+                match kind {
+                    0 => g.on_window(Window { start: now + us(a), end: now + us(b) }),
+                    1 => g.on_complete(n, now, now + us(a)),
+                    _ => now += us(a / 10),
+                }
+                let verdict = g.on_dequeue(n, now);
+                prop_assert_eq!(g.is_paused(), g.next_deadline().is_some());
+                if let Verdict::Hold { until } = verdict {
+                    prop_assert!(g.is_paused());
+                    prop_assert!(until.is_none_or(|until| until > now));
+                    let mut later = g.clone();
+                    while later.poll().is_some() {}
+                    let deadline = later.next_deadline().unwrap();
+                    later.on_deadline(deadline);
+                    prop_assert!(!later.is_paused());
+                    prop_assert_eq!(later.poll(), Some(GateAction::Resume));
+                    let end = deadline.max(later.window().end);
+                    prop_assert_eq!(later.on_dequeue(0, end), Verdict::Pass);
+                }
+            }
+        }
+
+        /// What the table says is one of its samples, as sorting them anew finds it.
+        #[test]
+        fn the_percentile_kept_ready_is_the_one_of_the_newest_samples(
+            samples in prop::collection::vec(0..1_000u64, 1..100),
+            percentile in 0.0..=1.0f64,
+        ) {
+            let mut t = CompletionTable::new(1, 16, percentile);
+            for s in &samples {
+                t.record(0, Duration::from_nanos(*s));
+            }
+            let mut newest: Vec<u64> = samples.iter().rev().take(16).copied().collect();
+            newest.sort_unstable();
+            let rank = ((percentile * newest.len() as f64).ceil() as usize).clamp(1, newest.len());
+            prop_assert_eq!(t.time(0).as_nanos(), newest[rank - 1]);
+        }
+
+        /// Above and between the seen ones, more packets never take less time where the seen ones do not.
+        #[test]
+        fn inferred_times_rise_with_the_packets(mut seen in prop::collection::btree_map(0..200usize, 1..10_000u64, 1..8)) {
+            let mut highest = 0;
+            for took in seen.values_mut() {
+                highest = highest.max(*took);
+                *took = highest;
+            }
+            let t = table(&seen.into_iter().collect::<Vec<_>>());
+            for n in 0..400 {
+                prop_assert!(t.time(n) <= t.time(n + 1), "{n}");
+            }
+        }
+    }
+}
