@@ -58,9 +58,7 @@ class Case:
 
 
 def _throughput_cases() -> list[Case]:
-    plain = [
-        Case(n, width_mhz=width, quick=(width == 40 and n != 2)) for width in (20, 40) for n in (1, 2, 5, 10)
-    ]
+    plain = [Case(n, width_mhz=width, quick=(width == 40 and n != 2)) for width in (20, 40) for n in (1, 2, 5, 10)]
     return [
         *plain,
         Case(5, rts=True, note="RTS/CTS", quick=True),
@@ -75,14 +73,12 @@ def _throughput_cases() -> list[Case]:
 
 
 def _latency_cases() -> list[Case]:
-    plain = [
-        Case(n, control=True, width_mhz=width, quick=(width == 40)) for width in (20, 40) for n in (0, 1, 2, 4)
-    ]
+    plain = [Case(n, control=True, width_mhz=width, quick=(width == 40)) for width in (20, 40) for n in (0, 1, 2, 4)]
     return [
         *plain,
         Case(4, control=True, rts=True, note="RTS/CTS"),
         Case(2, control=True, mcs=4, streams=1, guard_ns=800, note="MCS 4, 1 stream, long GI"),
-        Case(4, control=True, be_txop_us=1504, note="BE TXOP 1.504 ms"),
+        Case(4, control=True, be_txop_us=1888, note="BE TXOP 1.888 ms"),
         Case(2, control=True, vo_txop_us=2080, note="VO TXOP 2.08 ms"),
         Case(4, control=True, be_ampdu_bytes=16_383, note="A-MPDU 16 KiB"),
         Case(4, control=True, width_mhz=80, mcs=9, be_ampdu_bytes=1_048_575, note="MCS 9, A-MPDU 1 MiB"),

@@ -15,10 +15,22 @@ from cases import Case, ns3_arguments
 REPOSITORY = Path(__file__).resolve().parents[2]
 SOURCE = Path(__file__).with_name("scenario.cc")
 CACHE = REPOSITORY / "target" / "studies"
-LIBRARIES = (
-    "core network internet wifi mobility propagation spectrum antenna applications traffic-control "
-    "stats bridge energy config-store"
-).split()
+LIBRARIES = [
+    "core",
+    "network",
+    "internet",
+    "wifi",
+    "mobility",
+    "propagation",
+    "spectrum",
+    "antenna",
+    "applications",
+    "traffic-control",
+    "stats",
+    "bridge",
+    "energy",
+    "config-store",
+]
 # The macros that the wheel's own libraries were built with: its headers lay out classes by them.
 MACROS = ["-DNS3_BUILD_PROFILE_RELEASE", "-DNS3_LOG_ENABLE", "-DNS3_ASSERT_ENABLE"]
 
