@@ -29,8 +29,11 @@ pub trait Host {
     fn may_dequeue(&mut self, station: StationId, category: AccessCategory, in_wnic: u16, now: Instant) -> bool;
     /// The driver handed `packet` to the WNIC, behind `ahead` packets of its category.
     fn enqueued(&mut self, packet: &Packet, ahead: u16, now: Instant);
-    /// The WNIC is done with `packet`, which it got at `queued_at` behind `ahead` others: acknowledged, or given up.
-    fn completed(&mut self, packet: &Packet, ahead: u16, queued_at: Instant, acknowledged: bool, now: Instant);
+    /// The driver's completion hook: it counts `packet`, which the WNIC got at `queued_at` behind `ahead` others, as
+    /// complete. Over USB that is before it was on the air.
+    fn released(&mut self, packet: &Packet, ahead: u16, queued_at: Instant, now: Instant);
+    /// The transmit status of `packet`, which the WNIC got at `queued_at`: acknowledged, or given up.
+    fn completed(&mut self, packet: &Packet, queued_at: Instant, acknowledged: bool, now: Instant);
     /// `packet` reached the stack of its receiver.
     fn delivered(&mut self, packet: &Packet, now: Instant);
     /// The host queue dropped `packet`.
@@ -206,13 +209,19 @@ impl Air {
 
     /// The stack of `packet.from` sends. Call with `now` no earlier than any call before.
     pub fn send<H: Host>(&mut self, packet: Packet, now: Instant, host: &mut H) {
-        if let Some(dropped) = self.stations[usize::from(packet.from.0)].push(packet, now) {
+        if let Some(dropped) = self.queue(packet, now) {
             host.dropped(&dropped, now);
         }
         self.kick(packet.from, now, host);
     }
 
-    /// A gate of `station` opened: its driver asks for packets again.
+    /// Puts `packet` into its sender's host queue without waking the driver: for many packets at once, followed by
+    /// one [`Air::kick`]. Gives back the packet that the queue dropped for it, if any.
+    pub fn queue(&mut self, packet: Packet, now: Instant) -> Option<Packet> {
+        self.stations[usize::from(packet.from.0)].push(packet, now)
+    }
+
+    /// A gate of `station` opened, or packets were queued: its driver asks for packets again.
     pub fn kick<H: Host>(&mut self, station: StationId, now: Instant, host: &mut H) {
         self.pull(station, now, host);
         self.contend_for_ready(station, now);
@@ -239,17 +248,22 @@ impl Air {
     /// The driver takes what the WNIC has room for and the gate lets pass, highest category first.
     fn pull<H: Host>(&mut self, station: StationId, now: Instant, host: &mut H) {
         let queues = &mut self.stations[usize::from(station.0)];
-        for category in AccessCategory::ALL {
-            while queues.wants(category) {
-                if !host.may_dequeue(station, category, queues.in_wnic[category.index()], now) {
-                    break;
+        loop {
+            for category in AccessCategory::ALL {
+                while queues.wants(category) {
+                    if !host.may_dequeue(station, category, queues.in_wnic[category.index()], now) {
+                        break;
+                    }
+                    let taken = queues.take(category, now, &mut |dropped| host.dropped(&dropped, now));
+                    let Some((packet, ahead)) = taken else { break };
+                    host.enqueued(&packet, ahead, now);
                 }
-                let taken = queues.take(category, now, &mut |dropped| host.dropped(&dropped, now));
-                let Some((packet, ahead)) = taken else { break };
-                host.enqueued(&packet, ahead, now);
+            }
+            // What the commit stage takes may make room for more.
+            if !queues.commit(|frame| host.released(&frame.packet, frame.ahead, frame.queued_at, now)) {
+                return;
             }
         }
-        queues.commit();
     }
 
     fn contend_for_ready(&mut self, station: StationId, now: Instant) {
@@ -453,7 +467,7 @@ impl Air {
         } = exchange;
         // Until the next PPDU or idle time is settled the medium counts as busy.
         self.medium = Medium::Acknowledge(exchange, survivors);
-        self.settle(station, category, aggregate.frames, now, host);
+        self.counters.retries += self.settle(station, category, aggregate.frames, now, host);
         if survivors == 0 {
             self.fail(station, category);
         } else {
@@ -560,7 +574,10 @@ impl Air {
         // Busy until all parties are dealt with.
         self.medium = Medium::Collision(Vec::new());
         for (station, category, frames) in parties {
-            self.settle(*station, *category, *frames, now, host);
+            let retried = self.settle(*station, *category, *frames, now, host);
+            if !self.config.rts_cts {
+                self.counters.retries += retried;
+            }
             self.fail(*station, *category);
             self.pull(*station, now, host);
             self.back_off(*station, *category);
@@ -569,6 +586,7 @@ impl Air {
         self.idle_from(now + self.config.phy.eifs_extra());
     }
 
+    /// Settles an exchange's frames. Returns how many MPDUs have to be sent again.
     fn settle<H: Host>(
         &mut self,
         station: StationId,
@@ -576,24 +594,28 @@ impl Air {
         frames: u16,
         now: Instant,
         host: &mut H,
-    ) {
+    ) -> u64 {
         let counters = &mut self.counters;
         // Passed up only after all completions are told: both need the host.
-        let mut released: Vec<Packet> = Vec::new();
+        let mut in_sequence: Vec<Packet> = Vec::new();
+        let on_air = self.stations[usize::from(station.0)].completes_on_air();
         let retried = self.stations[usize::from(station.0)].settle(
             category,
             frames,
             self.config.retries_max,
             |frame| {
                 counters.given_up += u64::from(!frame.acknowledged);
-                host.completed(&frame.packet, frame.ahead, frame.queued_at, frame.acknowledged, now);
+                if on_air {
+                    host.released(&frame.packet, frame.ahead, frame.queued_at, now);
+                }
+                host.completed(&frame.packet, frame.queued_at, frame.acknowledged, now);
             },
-            |packet| released.push(*packet),
+            |packet| in_sequence.push(*packet),
         );
-        counters.retries += u64::from(retried);
-        for packet in &released {
+        for packet in &in_sequence {
             host.delivered(packet, now);
         }
+        u64::from(retried)
     }
 }
 
@@ -611,6 +633,7 @@ mod tests {
     struct Recorder {
         delivered: Vec<Packet>,
         completed: Vec<(Packet, bool)>,
+        released: usize,
         dropped: Vec<Packet>,
         on_air: Vec<Transmission>,
         hold: bool,
@@ -621,7 +644,10 @@ mod tests {
             !self.hold || category == AccessCategory::Voice
         }
         fn enqueued(&mut self, _: &Packet, _: u16, _: Instant) {}
-        fn completed(&mut self, packet: &Packet, _: u16, _: Instant, acknowledged: bool, _: Instant) {
+        fn released(&mut self, _: &Packet, _: u16, _: Instant, _: Instant) {
+            self.released += 1;
+        }
+        fn completed(&mut self, packet: &Packet, _: Instant, acknowledged: bool, _: Instant) {
             self.completed.push((*packet, acknowledged));
         }
         fn delivered(&mut self, packet: &Packet, _: Instant) {
@@ -663,6 +689,7 @@ mod tests {
                 queue_frames: 64,
                 burst_frames: 16,
                 commit_frames,
+                completes_on_transfer: false,
                 host_queue_packets: 100_000,
                 codel: false,
                 mpdu_spacing: Duration::ZERO,
@@ -809,11 +836,13 @@ mod tests {
             loss in 0.0..0.6f64,
             commit in prop::option::of(1u16..80),
             rts_cts: bool,
+            on_transfer: bool,
             txop_us in 0u64..4_000,
             sends in prop::collection::vec((0u16..5, 0u16..5, 0usize..4, 0u64..3_000), 1..300),
         ) {
             let mut config = config(5, commit, loss);
             config.rts_cts = rts_cts;
+            config.wnic.completes_on_transfer = on_transfer;
             config.edca.iter_mut().for_each(|edca| edca.txop = Duration::from_micros(txop_us));
             let (mut air, mut host) = (Air::new(config, seed), Recorder::default());
             let mut now = Instant::ZERO;
@@ -831,7 +860,7 @@ mod tests {
                 }
             }
             run(&mut air, &mut host);
-            prop_assert_eq!(host.completed.len(), sent);
+            prop_assert_eq!((host.completed.len(), host.released), (sent, sent));
             let acknowledged = host.completed.iter().filter(|(_, acknowledged)| *acknowledged).count();
             prop_assert_eq!(host.delivered.len(), acknowledged);
             let mut last = std::collections::HashMap::new();

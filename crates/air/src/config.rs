@@ -32,6 +32,9 @@ pub struct Wnic {
     /// Frames that the baseband holds in the order it took them, all categories together: nothing overtakes them.
     /// None: each category contends straight from its own queue, as ns-3 models it.
     pub commit_frames: Option<u16>,
+    /// Whether the driver counts a packet as complete when the commit stage takes it (USB: the transfer has ended)
+    /// and not when its exchange on the air is over.
+    pub completes_on_transfer: bool,
     /// Packets that the host queue of one access category holds before it drops.
     pub host_queue_packets: usize,
     /// Whether the host queue runs CoDel on its flows (mac80211 does; ns-3's MAC queue does not).

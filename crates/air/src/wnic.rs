@@ -140,7 +140,7 @@ pub(crate) struct Queues {
     host: [FqCodel; 4],
     hardware: [HardwareQueue; 4],
     commit: VecDeque<Frame>,
-    /// Packets handed to the WNIC and not completed, by category, the commit stage included.
+    /// Packets handed to the WNIC that the driver does not yet count as complete, by category.
     pub in_wnic: [u16; 4],
 }
 
@@ -216,13 +216,14 @@ impl Queues {
         Some((packet, ahead))
     }
 
-    /// Moves frames from the lanes into the commit stage while it has room, highest category first.
-    pub fn commit(&mut self) {
-        let Some(commit_max) = self.wnic.commit_frames else {
-            return;
-        };
+    /// Moves frames from the lanes into the commit stage while it has room, highest category first. `released` is
+    /// told of each where that is when the driver counts it as complete. Returns whether any was.
+    pub fn commit(&mut self, mut released: impl FnMut(&Frame)) -> bool {
+        let Some(commit_max) = self.wnic.commit_frames else { return false };
+        let on_transfer = self.wnic.completes_on_transfer;
+        let mut any = false;
         let burst_frames = self.wnic.burst_frames.max(1);
-        for queue in &mut self.hardware {
+        for (queue, in_wnic) in self.hardware.iter_mut().zip(&mut self.in_wnic) {
             while self.commit.len() < usize::from(commit_max) {
                 let Some(&head) = queue.order.front() else { break };
                 let lane = &mut queue.lanes[usize::from(head)];
@@ -231,6 +232,11 @@ impl Queues {
                 }
                 let Some(frame) = lane.frames.pop_front() else { break };
                 self.commit.push_back(frame);
+                if on_transfer {
+                    *in_wnic -= 1;
+                    any = true;
+                    released(&frame);
+                }
                 queue.commit_burst -= 1;
                 if lane.frames.is_empty() {
                     queue.order.pop_front();
@@ -240,6 +246,12 @@ impl Queues {
                 }
             }
         }
+        any
+    }
+
+    /// Whether the driver counts a packet as complete only once its exchange on the air has ended.
+    pub fn completes_on_air(&self) -> bool {
+        self.wnic.commit_frames.is_none() || !self.wnic.completes_on_transfer
     }
 
     /// Whether this category has something to contend for.
@@ -345,6 +357,7 @@ impl Queues {
         mut completed: impl FnMut(&Frame),
         mut up: impl FnMut(&Packet),
     ) -> u16 {
+        let on_air = self.completes_on_air();
         let queue = &mut self.hardware[category.index()];
         let committed = self.wnic.commit_frames.is_some();
         let head = if committed {
@@ -368,7 +381,7 @@ impl Queues {
                 continue;
             }
             dropped_any |= !frame.acknowledged;
-            *in_wnic -= 1;
+            *in_wnic -= u16::from(on_air);
             completed(&frame);
         }
         buffer.rotate_right(usize::from(kept));

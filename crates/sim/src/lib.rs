@@ -1,3 +1,85 @@
-//! A team in virtual time.
+//! A team in virtual time: robots, the air and the decisions of `coorp-core`, to results.
+//!
+//! One [`run`] is one team under one policy from one seed. It is deterministic and single-threaded: the same input
+//! gives the same output, bit for bit, whatever runs beside it.
 
+mod agent;
+mod drlc;
+mod faults;
+mod measure;
+mod messages;
+mod mpc;
+mod plain;
 pub mod results;
+mod setup;
+mod streams;
+mod timers;
+mod world;
+
+use std::fmt;
+use std::time;
+
+use coorp_core::policy::Policy;
+use coorp_core::{Duration, Instant};
+use coorp_team::Team;
+
+use results::Run;
+
+/// What a run is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Virtual time to simulate.
+    pub duration: Duration,
+    /// Seed of every random draw.
+    pub seed: u64,
+    /// Let robots die, restart and freeze, messages about permits get lost, doubled and delayed, and clocks step.
+    pub faults: bool,
+    /// Record one second in detail for the report.
+    pub timeline: bool,
+}
+
+/// Why a run gave no results.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Error {
+    /// The team file has nothing that this policy would run.
+    NothingToRun {
+        /// The policy asked for.
+        policy: String,
+    },
+    /// A rule that must always hold was broken: a defect of Coorp, replayed by the same team, policy and seed.
+    Broken {
+        /// Which rule, and when.
+        rule: String,
+    },
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::NothingToRun { policy } => write!(
+                f,
+                "policy '{policy}' has nothing to run: it needs [control], [learning] or a [[flow]] that it does not leave out"
+            ),
+            Error::Broken { rule } => write!(f, "broken rule: {rule}"),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// Runs `team` under `policy`. `progress` is told the virtual time now and then.
+///
+/// # Errors
+/// [`Error::NothingToRun`] where policy and team have nothing in common; [`Error::Broken`] where an invariant fails.
+pub fn run(
+    team: &Team,
+    policy: &Policy,
+    options: &Options,
+    progress: &(dyn Fn(Instant) + Sync),
+) -> Result<Run, Error> {
+    let started = time::Instant::now();
+    let policy = setup::overridden(policy, &team.policy);
+    let mut run = world::run(team, &policy, options, progress)?;
+    run.result.wall_s = started.elapsed().as_secs_f64();
+    Ok(run)
+}

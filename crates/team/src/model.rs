@@ -173,6 +173,10 @@ pub struct Wnic {
     pub burst_frames: u16,
     /// Frames that the baseband takes out of order of priority: nothing overtakes them. `None`: no such stage.
     pub commit_frames: Option<u16>,
+    /// Whether the driver counts a frame as complete when the baseband has it and not when it was on the air.
+    pub completes_on_transfer: bool,
+    /// Times that a frame is sent again before it is given up.
+    pub retries_max: u8,
     /// Caps `Edca::ampdu_frames`.
     pub ampdu_frames_max: Option<u16>,
     /// Caps `Edca::ampdu_bytes`.

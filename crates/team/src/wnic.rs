@@ -89,6 +89,8 @@ fn parse(name: &str, path: &str, text: &str, problems: &Problems) -> Wnic {
         queue_frames: sheet.integer("queue_frames", 1..=8_192),
         burst_frames: sheet.integer("burst_frames", 1..=8_192),
         commit_frames: sheet.integer("commit_frames", 1..=8_192),
+        completes_on_transfer: sheet.flag("completes_on_transfer"),
+        retries_max: sheet.integer("retries_max", 0..=255),
         ampdu_frames: sheet.integer("ampdu_frames", 1..=256),
         ampdu_bytes: sheet.integer("ampdu_bytes", 2_048..=6_500_631),
         mpdu_spacing: sheet.duration("mpdu_spacing", Duration::ZERO..=Duration::from_micros(16)),
@@ -100,12 +102,12 @@ fn parse(name: &str, path: &str, text: &str, problems: &Problems) -> Wnic {
         "add `queue_frames = 64`, the frames that the card's queue of a category holds",
     );
     if let (Some(queue), Some(commit)) = (raw.queue_frames, raw.commit_frames) {
-        if commit > queue {
+        if commit > queue && raw.completes_on_transfer != Some(true) {
             let message = format!("`commit_frames` is {commit}, more than `queue_frames` of {queue}");
             sheet.problem(
                 "commit_frames",
                 message,
-                "the commit stage is a part of the queue: choose less",
+                "the commit stage is a part of the queue: choose less, or say `completes_on_transfer = true`",
             );
         }
     }
@@ -119,6 +121,8 @@ struct Raw {
     queue_frames: Option<u16>,
     burst_frames: Option<u16>,
     commit_frames: Option<u16>,
+    completes_on_transfer: Option<bool>,
+    retries_max: Option<u8>,
     ampdu_frames: Option<u16>,
     ampdu_bytes: Option<u32>,
     mpdu_spacing: Option<Duration>,
@@ -133,6 +137,8 @@ impl Raw {
             queue_frames: self.queue_frames.unwrap_or(512),
             burst_frames: self.burst_frames.unwrap_or(16),
             commit_frames: self.commit_frames,
+            completes_on_transfer: self.completes_on_transfer.unwrap_or(false),
+            retries_max: self.retries_max.unwrap_or(7),
             ampdu_frames_max: self.ampdu_frames,
             ampdu_bytes_max: self.ampdu_bytes,
             mpdu_spacing: self.mpdu_spacing.unwrap_or(Duration::ZERO),

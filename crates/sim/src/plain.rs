@@ -1,0 +1,134 @@
+//! Plain flows: what `[[flow]]` describes beside the control loop and the learning.
+
+use std::collections::VecDeque;
+
+use coorp_air::Packet;
+use coorp_core::{Duration, FlowId, Instant};
+use coorp_team::{Flow, Traffic, Transport};
+use rand::SeedableRng;
+use rand_distr::{Distribution, StandardNormal};
+use rand_xoshiro::Xoshiro256PlusPlus;
+
+use crate::measure::Latency;
+use crate::results::FlowResult;
+use crate::setup;
+
+/// Packets of a saturated UDP flow between its application and the air: enough for two full block-ack windows of
+/// 802.11ax, so that no aggregate is ever short.
+const SATURATED_OUTSTANDING: u32 = 640;
+/// IPv4 and UDP headers, bytes.
+const UDP_HEADERS: u16 = 28;
+
+/// What carries a flow's packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Carrier {
+    /// Messages over UDP: a place among the message flows.
+    Messages(u32),
+    /// As many UDP packets as the air takes.
+    Saturated,
+    /// A TCP connection: a place among the streams.
+    Stream(u32),
+}
+
+/// One `[[flow]]` as it runs.
+#[derive(Debug)]
+pub(crate) struct Plain {
+    pub flow: Flow,
+    pub id: FlowId,
+    pub carrier: Carrier,
+    pub running: bool,
+    /// It may send: its robot has a permit, or none is needed.
+    pub permitted: bool,
+    pub outstanding: u32,
+    pub sent: u64,
+    pub delivered: u64,
+    pub delivered_bytes: u64,
+    pub latency: Latency,
+    /// When the messages that a stream still carries were made.
+    pub made_at: VecDeque<Instant>,
+    ticks: u64,
+    rng: Xoshiro256PlusPlus,
+}
+
+impl Plain {
+    pub fn new(flow: Flow, id: FlowId, carrier: Carrier, permitted: bool, seed: u64) -> Self {
+        let seed = seed ^ 0x666c_6f77_0000 ^ u64::from(id.0).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        Plain {
+            flow,
+            id,
+            carrier,
+            running: false,
+            permitted,
+            outstanding: 0,
+            sent: 0,
+            delivered: 0,
+            delivered_bytes: 0,
+            latency: Latency::new(),
+            made_at: VecDeque::new(),
+            ticks: 0,
+            rng: Xoshiro256PlusPlus::seed_from_u64(seed),
+        }
+    }
+
+    /// When the flow's next message is made; None for a saturated one.
+    pub fn next_tick(&mut self) -> Option<Instant> {
+        let Traffic::Periodic { period, jitter, .. } = self.flow.traffic else { return None };
+        let nominal = Instant::ZERO + self.flow.start + period * self.ticks;
+        self.ticks += 1;
+        let normal: f64 = StandardNormal.sample(&mut self.rng);
+        let off = Duration::from_secs_f64(normal.abs() * jitter.as_secs_f64());
+        Some(if normal < 0.0 { nominal - off } else { nominal + off })
+    }
+
+    /// Tops a saturated UDP flow up.
+    pub fn fill(&mut self, now: Instant, out: &mut Vec<Packet>) {
+        let Traffic::Saturated { packet_bytes } = self.flow.traffic else { return };
+        while self.running && self.permitted && self.outstanding < SATURATED_OUTSTANDING {
+            out.push(Packet {
+                flow: self.id,
+                tag: self.sent,
+                bytes: packet_bytes + UDP_HEADERS,
+                from: setup::station(self.flow.from),
+                to: setup::station(self.flow.to),
+                category: setup::category(self.flow.category),
+                sent_at: now,
+            });
+            self.sent += 1;
+            self.outstanding += 1;
+        }
+    }
+
+    /// A packet of a saturated UDP flow arrived.
+    pub fn on_packet(&mut self, packet: &Packet, now: Instant) {
+        self.delivered += 1;
+        self.delivered_bytes += u64::from(packet.bytes - UDP_HEADERS);
+        self.latency.record(now.since(packet.sent_at));
+    }
+
+    /// A message arrived after `latency`.
+    pub fn on_message(&mut self, latency: Duration) {
+        let Traffic::Periodic { size_bytes, .. } = self.flow.traffic else { return };
+        self.delivered += 1;
+        self.delivered_bytes += size_bytes;
+        self.latency.record(latency);
+    }
+
+    /// What became of it by the `end` of the run.
+    pub fn result(&self, end: Instant) -> FlowResult {
+        let start = Instant::ZERO + self.flow.start;
+        let stop = self.flow.stop.map_or(end, |stop| (Instant::ZERO + stop).min(end));
+        let seconds = stop.since(start).as_secs_f64();
+        FlowResult {
+            name: self.flow.name.clone(),
+            mbps: if seconds > 0.0 { self.delivered_bytes as f64 * 8e-6 / seconds } else { 0.0 },
+            sent: self.sent,
+            delivered: self.delivered,
+            latency_ms: self.latency.quantiles_ms(),
+        }
+    }
+
+    /// Whether it runs over TCP.
+    pub fn is_tcp(&self) -> bool {
+        self.flow.transport == Transport::Tcp
+    }
+}

@@ -1,0 +1,156 @@
+//! From the team file's air to the channel's configuration.
+
+use coorp_air::link::{self, Link, PathLoss, Track};
+use coorp_air::phy::{Phy, Rate, Standard};
+use coorp_air::{AccessCategory, Air, Config, Edca, StationId, Wnic};
+use coorp_core::policy::Policy;
+use coorp_core::{Duration, Instant, RobotId};
+use coorp_team::{PolicyOverrides, RateSource, Team};
+
+/// How often a moving robot's links are worked out anew.
+pub(crate) const MOVE_EVERY: Duration = Duration::from_millis(100);
+
+/// The station that a robot is on the air.
+pub(crate) fn station(robot: RobotId) -> StationId {
+    StationId(robot.0)
+}
+
+/// The robot that a station belongs to.
+pub(crate) fn robot(station: StationId) -> RobotId {
+    RobotId(station.0)
+}
+
+fn standard(team: &Team) -> Standard {
+    match team.air.standard {
+        coorp_team::Standard::N => Standard::N,
+        coorp_team::Standard::Ac => Standard::Ac,
+        coorp_team::Standard::Ax => Standard::Ax,
+    }
+}
+
+/// The channel that the team file describes, without its links.
+pub(crate) fn config(team: &Team) -> Config {
+    let air = &team.air;
+    let wnic = &air.wnic;
+    let edca = air.edca.map(|edca| Edca {
+        aifsn: edca.aifsn,
+        cw_min: edca.cw_min,
+        cw_max: edca.cw_max,
+        txop: edca.txop,
+        ampdu_frames: edca.ampdu_frames.min(wnic.ampdu_frames_max.unwrap_or(u16::MAX)),
+        ampdu_bytes: edca.ampdu_bytes.min(wnic.ampdu_bytes_max.unwrap_or(u32::MAX)),
+    });
+    let frames_max = edca.iter().map(|edca| edca.ampdu_frames).max().unwrap_or(1);
+    Config {
+        phy: Phy {
+            standard: standard(team),
+            width_mhz: air.width_mhz,
+            guard_interval_ns: air.guard_interval_ns,
+            control_rate_mbps: air.control_rate_mbps,
+        },
+        edca,
+        rts_cts: air.rts_cts,
+        retries_max: wnic.retries_max,
+        block_ack_frames: if frames_max > 64 { 256 } else { 64 },
+        stations: team.robots.len() as u16,
+        wnic: Wnic {
+            queue_frames: wnic.queue_frames,
+            burst_frames: wnic.burst_frames,
+            commit_frames: wnic.commit_frames,
+            completes_on_transfer: wnic.completes_on_transfer,
+            host_queue_packets: wnic.host_queue_packets as usize,
+            codel: wnic.codel,
+            mpdu_spacing: wnic.mpdu_spacing,
+        },
+        link: Link { rate: Rate { mcs: 0, streams: air.streams }, loss: air.loss },
+    }
+}
+
+/// A flow's access category on the air.
+pub(crate) fn category(category: coorp_team::Category) -> AccessCategory {
+    AccessCategory::ALL[category.index()]
+}
+
+/// The policy with what the team file's `[policy]` replaces of it.
+pub(crate) fn overridden(policy: &Policy, overrides: &PolicyOverrides) -> Policy {
+    let mut policy = policy.clone();
+    if let Some(global) = &mut policy.global {
+        replace(&mut global.limit, overrides.limit);
+        replace(&mut global.slice, overrides.slice);
+        replace(&mut global.lease, overrides.lease);
+    }
+    if let Some(local) = &mut policy.local {
+        replace(&mut local.accuracy, overrides.accuracy);
+        replace(&mut local.extension, overrides.extension);
+        replace(&mut local.protection_percentile, overrides.protection_percentile);
+        replace(&mut local.completion_samples, overrides.completion_samples.map(usize::from));
+        replace(&mut local.early_release, overrides.early_release);
+        replace(&mut local.command_windows, overrides.command_windows);
+        replace(&mut local.shared_windows, overrides.shared_windows);
+        replace(&mut local.steered_phases, overrides.steered_phases);
+        replace(&mut local.backlog_max, overrides.backlog_max.map(Some));
+    }
+    policy
+}
+
+fn replace<T>(value: &mut T, by: Option<T>) {
+    if let Some(by) = by {
+        *value = by;
+    }
+}
+
+/// Where everybody is and what that makes of the links.
+#[derive(Debug)]
+pub(crate) struct Geometry {
+    standard: Standard,
+    path_loss: PathLoss,
+    tracks: Vec<Option<Track>>,
+}
+
+impl Geometry {
+    pub fn new(team: &Team) -> Self {
+        let track = |robot: &coorp_team::Robot| {
+            let mut way = vec![robot.position_m?];
+            way.extend(&robot.waypoints_m);
+            Track::new(way, robot.speed_mps)
+        };
+        Geometry {
+            standard: standard(team),
+            path_loss: PathLoss {
+                tx_power_dbm: team.air.tx_power_dbm,
+                noise_dbm: team.air.noise_dbm,
+                exponent: team.air.path_loss_exponent,
+            },
+            tracks: team.robots.iter().map(track).collect(),
+        }
+    }
+
+    /// Whether any robot moves.
+    pub fn moves(&self) -> bool {
+        self.tracks.iter().flatten().any(Track::moves)
+    }
+
+    /// Sets the links of `pairs` as they are at `now`; at the start all of them, later those that distance decides.
+    pub fn set_links(&self, team: &Team, pairs: &[(RobotId, RobotId)], now: Instant, air: &mut Air) {
+        for (from, to) in pairs {
+            let Some(rate) = team.rate(*from, *to) else { continue };
+            let from_snr = |snr_db| link::from_snr(self.standard, rate.streams, snr_db);
+            let mut link = match rate.source {
+                RateSource::Mcs(_) | RateSource::SnrDb(_) if now > Instant::ZERO => continue,
+                RateSource::Mcs(mcs) => Link { rate: Rate { mcs, streams: rate.streams }, loss: 0.0 },
+                RateSource::SnrDb(snr_db) => from_snr(snr_db),
+                RateSource::Distance => from_snr(self.path_loss.snr_db(self.distance_m(*from, *to, now))),
+            };
+            link.loss = 1.0 - (1.0 - link.loss) * (1.0 - rate.loss);
+            air.set_link(station(*from), station(*to), link);
+        }
+    }
+
+    fn distance_m(&self, from: RobotId, to: RobotId, now: Instant) -> f64 {
+        let at = |robot: RobotId| self.tracks.get(usize::from(robot.0)).and_then(Option::as_ref);
+        match (at(from), at(to)) {
+            (Some(a), Some(b)) => link::distance_m(a.at(now.as_secs_f64()), b.at(now.as_secs_f64())),
+            _ => 1.0,
+        }
+    }
+}

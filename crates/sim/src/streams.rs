@@ -1,0 +1,150 @@
+//! Bulk over TCP: a connection between two robots and the transfers on it.
+
+use std::collections::VecDeque;
+
+use coorp_air::tcp::{self, Ack, Receiver, Sender};
+use coorp_air::{AccessCategory, Packet, StationId};
+use coorp_core::{FlowId, Instant};
+
+use crate::timers::Armed;
+
+/// Acknowledgements under way at most; older ones are forgotten, as cumulative ones replace them.
+const ACKS_UNDER_WAY_MAX: usize = 1 << 16;
+
+/// One direction of bulk from one robot to another.
+#[derive(Debug)]
+pub(crate) struct Stream {
+    pub from: StationId,
+    pub to: StationId,
+    pub category: AccessCategory,
+    data: FlowId,
+    acks: FlowId,
+    config: tcp::Config,
+    pub sender: Sender,
+    pub receiver: Receiver,
+    /// Acknowledgements that are on the air; the first has this index.
+    acks_base: u64,
+    acks_under_way: VecDeque<Ack>,
+    /// Ends of the transfers under way, as bytes of the stream.
+    transfers: VecDeque<u64>,
+    written: u64,
+    pub sender_armed: Armed,
+    pub receiver_armed: Armed,
+    /// It is on the list of those that may have something to send.
+    pub dirty: bool,
+    stopped: bool,
+    pub segments_sent: u64,
+    pub segments_delivered: u64,
+}
+
+impl Stream {
+    pub fn new(data: FlowId, from: StationId, to: StationId, category: AccessCategory, config: tcp::Config) -> Self {
+        Stream {
+            from,
+            to,
+            category,
+            data,
+            acks: FlowId(data.0 + 1),
+            config,
+            sender: Sender::new(config),
+            receiver: Receiver::new(config),
+            acks_base: 0,
+            acks_under_way: VecDeque::new(),
+            transfers: VecDeque::new(),
+            written: 0,
+            sender_armed: Armed::default(),
+            receiver_armed: Armed::default(),
+            dirty: false,
+            stopped: false,
+            segments_sent: 0,
+            segments_delivered: 0,
+        }
+    }
+
+    /// Starts a transfer of `bytes`; it follows those already under way.
+    pub fn transfer(&mut self, bytes: u64) {
+        self.written += bytes;
+        self.transfers.push_back(self.written);
+        self.sender.write(bytes);
+    }
+
+    /// Ends the stream where it stands: nothing more is sent.
+    pub fn stop(&mut self, now: Instant) {
+        self.stopped = true;
+        self.sender.set_paused(true, now);
+    }
+
+    /// Whether anything is unsent or unacknowledged.
+    pub fn is_pending(&self) -> bool {
+        !self.stopped && !self.sender.is_idle()
+    }
+
+    /// Puts what TCP lets go into `out`.
+    pub fn pump(&mut self, now: Instant, out: &mut Vec<Packet>) {
+        while let Some(segment) = self.sender.poll_transmit(now) {
+            self.segments_sent += u64::from(!segment.retransmit);
+            out.push(Packet {
+                flow: self.data,
+                tag: segment.number,
+                bytes: segment.bytes + tcp::HEADER_BYTES,
+                from: self.from,
+                to: self.to,
+                category: self.category,
+                sent_at: now,
+            });
+        }
+    }
+
+    /// A data packet arrived: acknowledges what is due. Returns how many transfers this completed.
+    pub fn on_data(&mut self, packet: &Packet, now: Instant, out: &mut Vec<Packet>) -> usize {
+        let payload = packet.bytes.saturating_sub(tcp::HEADER_BYTES);
+        let before = self.receiver.delivered_bytes();
+        if let Some(ack) = self.receiver.on_segment(packet.tag, payload, now) {
+            self.acknowledge(ack, now, out);
+        }
+        let delivered = self.receiver.delivered_bytes();
+        self.segments_delivered += (delivered - before).div_ceil(u64::from(self.config.mss));
+        let mut completed = 0;
+        while self.transfers.front().is_some_and(|end| *end <= delivered) {
+            self.transfers.pop_front();
+            completed += 1;
+        }
+        completed
+    }
+
+    /// The receiver's delayed acknowledgement is due.
+    pub fn on_receiver_deadline(&mut self, now: Instant, out: &mut Vec<Packet>) {
+        if let Some(ack) = self.receiver.on_deadline(now) {
+            self.acknowledge(ack, now, out);
+        }
+    }
+
+    fn acknowledge(&mut self, ack: Ack, now: Instant, out: &mut Vec<Packet>) {
+        if self.acks_under_way.len() == ACKS_UNDER_WAY_MAX {
+            self.acks_under_way.pop_front();
+            self.acks_base += 1;
+        }
+        let tag = self.acks_base + self.acks_under_way.len() as u64;
+        self.acks_under_way.push_back(ack);
+        out.push(Packet {
+            flow: self.acks,
+            tag,
+            bytes: ack.packet_bytes(),
+            from: self.to,
+            to: self.from,
+            category: self.category,
+            sent_at: now,
+        });
+    }
+
+    /// An acknowledgement arrived; those before it that did not are lost.
+    pub fn on_ack(&mut self, packet: &Packet, now: Instant) {
+        while self.acks_base <= packet.tag {
+            let Some(ack) = self.acks_under_way.pop_front() else { return };
+            self.acks_base += 1;
+            if self.acks_base > packet.tag {
+                self.sender.on_ack(&ack, now);
+            }
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! The simulation's own alarm clock: what is due when, first come first served within an instant.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use coorp_core::{Instant, RobotId};
+
+/// What an alarm is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Timer {
+    /// A robot's sensor samples.
+    Sense(RobotId),
+    /// A message has passed its sender's stack and reaches the host queue; its place among the delayed ones.
+    Stack(u32),
+    /// The leader's inference ends.
+    Inference,
+    /// The leader has waited long enough for the perceptions of this round.
+    RoundTimeout(u64),
+    /// A robot's training ends.
+    Trained(RobotId),
+    /// The batch of training data is full (only where no control loop fills it).
+    BatchFull,
+    /// A TCP connection wants to be called: its sender's or its receiver's side.
+    Sender(u32),
+    Receiver(u32),
+    /// A robot's permits, windows or gate want to be called.
+    Agent(RobotId),
+    /// The leader's permit controller wants to be called.
+    Controller,
+    /// A plain flow sends its next message, starts or stops.
+    FlowTick(u32),
+    FlowStart(u32),
+    FlowStop(u32),
+    /// Robots have moved: links are worked out anew.
+    Move,
+    /// A second has passed: throughput is sampled.
+    Second,
+    /// The recorded second starts or ends.
+    RecordStart,
+    RecordEnd,
+    /// The next injected fault.
+    Fault,
+}
+
+/// Alarms by time.
+#[derive(Debug, Default)]
+pub(crate) struct Timers {
+    heap: BinaryHeap<Reverse<(Instant, u64, Timer)>>,
+    set: u64,
+}
+
+impl Timers {
+    /// Calls for `timer` at `at`.
+    pub fn set(&mut self, at: Instant, timer: Timer) {
+        self.heap.push(Reverse((at, self.set, timer)));
+        self.set += 1;
+    }
+
+    /// When the next alarm is due.
+    pub fn next(&self) -> Instant {
+        self.heap.peek().map_or(Instant::FAR_FUTURE, |Reverse((at, ..))| *at)
+    }
+
+    /// Takes the next alarm.
+    pub fn pop(&mut self) -> Option<Timer> {
+        self.heap.pop().map(|Reverse((.., timer))| timer)
+    }
+}
+
+/// The earliest alarm that is set for something that keeps moving its deadline, so that it is not set twice.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Armed(Instant);
+
+impl Default for Armed {
+    fn default() -> Self {
+        Armed(Instant::FAR_FUTURE)
+    }
+}
+
+impl Armed {
+    /// Makes sure that `timer` goes off by `deadline`. A later deadline than the one set needs nothing: the early
+    /// alarm finds nothing due and arms again.
+    pub fn arm(&mut self, deadline: Instant, timer: Timer, timers: &mut Timers) {
+        if deadline < self.0 {
+            self.0 = deadline;
+            timers.set(deadline, timer);
+        }
+    }
+
+    /// The alarm that went off now was, or was not, the one that is armed. Tells whether to look at it.
+    pub fn went_off(&mut self, now: Instant) -> bool {
+        let current = self.0 <= now;
+        if current {
+            self.0 = Instant::FAR_FUTURE;
+        }
+        current
+    }
+}
