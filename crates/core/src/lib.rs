@@ -6,12 +6,16 @@
 //!
 //! Sources: 'COORP', IEEE IoT Journal 2022 ("001" in comments), and its earlier draft ("000").
 
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
 pub mod arrival;
+pub mod capacity;
 pub mod gate;
 pub mod id;
 pub mod normal;
 pub mod permits;
 pub mod policy;
+pub mod schedwifi;
 pub mod time;
 pub mod windows;
 
