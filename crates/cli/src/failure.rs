@@ -32,3 +32,38 @@ impl fmt::Display for Failure {
         }
     }
 }
+
+/// Why one run of the simulator gave no result.
+#[derive(Debug)]
+pub enum NoResult {
+    /// The team and the policy do not go together: for the user to mend.
+    Input(String),
+    /// A rule of Coorp's own was broken: the simulator says so, or an assertion did not hold.
+    Broken(String),
+}
+
+impl NoResult {
+    /// The failure to end with, where one run without a result ends the command. `run` says which run it was.
+    pub fn ends(&self, run: &str) -> Failure {
+        match self {
+            NoResult::Input(text) => Failure::Input(format!("error: {run}: {text}")),
+            NoResult::Broken(text) => Failure::Found(format!("failed: {run}: {text}")),
+        }
+    }
+
+    /// What happened, whichever it was.
+    pub fn text(&self) -> &str {
+        match self {
+            NoResult::Input(text) | NoResult::Broken(text) => text,
+        }
+    }
+}
+
+impl From<coorp_sim::Error> for NoResult {
+    fn from(error: coorp_sim::Error) -> Self {
+        match error {
+            coorp_sim::Error::NothingToRun { .. } => NoResult::Input(error.to_string()),
+            coorp_sim::Error::Broken { .. } => NoResult::Broken(error.to_string()),
+        }
+    }
+}

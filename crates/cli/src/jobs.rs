@@ -10,6 +10,8 @@ use std::panic::{self, AssertUnwindSafe};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
+use crate::failure::NoResult;
+
 thread_local! {
     static IN_JOB: Cell<bool> = const { Cell::new(false) };
     static PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
@@ -36,13 +38,13 @@ pub fn record_panics() {
     }));
 }
 
-/// Runs `work` on every job, `threads` at a time. Results come in the order of `jobs`; the inner error is a
-/// panic's message.
-pub fn run<J, T, W>(jobs: &[J], threads: usize, work: W) -> Vec<Result<T, String>>
+/// Runs `work` on every job, `threads` at a time. Results come in the order of `jobs`; a panic becomes
+/// [`NoResult::Broken`] with its message.
+pub fn run<J, T, W>(jobs: &[J], threads: usize, work: W) -> Vec<Result<T, NoResult>>
 where
     J: Sync,
     T: Send,
-    W: Fn(usize, &J) -> T + Sync,
+    W: Fn(usize, &J) -> Result<T, NoResult> + Sync,
 {
     let next = AtomicUsize::new(0);
     let worker = || {
@@ -52,7 +54,7 @@ where
         }
         done
     };
-    let mut all: Vec<(usize, Result<T, String>)> = thread::scope(|scope| {
+    let mut all: Vec<(usize, Result<T, NoResult>)> = thread::scope(|scope| {
         let workers: Vec<_> = (0..threads.clamp(1, jobs.len().max(1)))
             .map(|_| scope.spawn(worker))
             .collect();
@@ -71,12 +73,15 @@ fn take<'a, J>(next: &AtomicUsize, jobs: &'a [J]) -> Option<(usize, &'a J)> {
     jobs.get(index).map(|job| (index, job))
 }
 
-fn guarded<T>(work: impl FnOnce() -> T) -> Result<T, String> {
+fn guarded<T>(work: impl FnOnce() -> Result<T, NoResult>) -> Result<T, NoResult> {
     IN_JOB.set(true);
     // What the job borrowed is only read, and what it built is dropped with it, so nothing half-done is seen.
     let outcome = panic::catch_unwind(AssertUnwindSafe(work));
     IN_JOB.set(false);
-    outcome.map_err(|payload| PANIC.take().unwrap_or_else(|| payload_text(payload.as_ref())))
+    outcome.unwrap_or_else(|payload| {
+        let text = PANIC.take().unwrap_or_else(|| payload_text(payload.as_ref()));
+        Err(NoResult::Broken(text))
+    })
 }
 
 fn payload_text(payload: &(dyn Any + Send)) -> String {
@@ -93,20 +98,20 @@ mod tests {
     fn results_come_in_order_on_any_number_of_threads() {
         let jobs: Vec<u64> = (0..100).collect();
         for threads in [1, 3, 200] {
-            let results = run(&jobs, threads, |_, job| job * job);
-            assert_eq!(results, jobs.iter().map(|job| Ok(job * job)).collect::<Vec<_>>());
+            let results = run(&jobs, threads, |_, job| Ok(job * job));
+            let squares: Vec<u64> = results.into_iter().flatten().collect();
+            assert_eq!(squares, jobs.iter().map(|job| job * job).collect::<Vec<_>>());
         }
-        assert!(run(&[] as &[u64], 4, |_, job| *job).is_empty());
+        assert!(run(&[] as &[u64], 4, |_, job| Ok(*job)).is_empty());
     }
 
     #[test]
     fn one_panic_does_not_take_the_others_with_it() {
         let results = run(&[1, 2, 3], 2, |_, job| {
             assert!(*job != 2, "two holders");
-            *job
+            Ok(*job)
         });
-        assert_eq!(results[0], Ok(1));
-        assert!(results[1].as_ref().unwrap_err().contains("two holders"));
-        assert_eq!(results[2], Ok(3));
+        assert!(matches!(results[0], Ok(1)) && matches!(results[2], Ok(3)));
+        assert!(matches!(&results[1], Err(NoResult::Broken(text)) if text.contains("two holders")));
     }
 }

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use clap::builder::PossibleValuesParser;
-use coorp_core::capacity::Capacity;
+use coorp_core::capacity::{bulk_first_probability, Capacity};
 use coorp_core::policy::Policy;
 use coorp_core::Duration;
 use coorp_sim::results::Run;
@@ -20,7 +20,7 @@ use coorp_sim::Options;
 use coorp_team::{Category, Control, Flow, Team, Traffic, Transport};
 use serde::Serialize;
 
-use crate::failure::Failure;
+use crate::failure::{Failure, NoResult};
 use crate::jobs;
 use crate::number::{figure, parse_duration, percent};
 use crate::output::{self, Destination};
@@ -79,7 +79,7 @@ struct Plan<'a> {
     quantile: f64,
     bound_ms: f64,
     /// The largest team that fits, the leader counted; null where not even two robots do.
-    robots_max_model: Option<usize>,
+    robots_max_model: Option<u32>,
     robots_max_simulated: Option<usize>,
     rows: Vec<Row>,
 }
@@ -133,7 +133,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         policy: &args.policy,
         quantile: args.quantile,
         bound_ms: control.bound.as_millis_f64(),
-        robots_max_model: planner.robots_max_model(),
+        robots_max_model: planner.model.robots_max(control.bound, args.quantile),
         robots_max_simulated: largest_that_fits(&rows),
         rows: rows.into_values().collect(),
     };
@@ -173,8 +173,8 @@ fn model(args: &Args, team: &Team, control: &Control) -> Result<Capacity, Failur
         timeline: false,
     };
     let edca = Policy::named("edca").ok_or_else(|| Failure::Found("error: the policy edca is missing".to_owned()))?;
-    let run =
-        coorp_sim::run(&probe, &edca, &options, &|_| ()).map_err(|error| Failure::Input(format!("error: {error}")))?;
+    let run = coorp_sim::run(&probe, &edca, &options, &|_| ())
+        .map_err(|error| NoResult::from(error).ends(&args.file.display().to_string()))?;
     let bandwidth_mbps: f64 = run.result.flows.iter().map(|flow| flow.mbps).sum();
     if bandwidth_mbps <= 0.0 {
         let file = args.file.display();
@@ -182,17 +182,24 @@ fn model(args: &Args, team: &Team, control: &Control) -> Result<Capacity, Failur
             "error: {file}: nothing gets through to the leader; check [air]"
         )));
     }
-    let bulk = team.air.edca.get(Category::BestEffort.index());
-    let ampdu_bytes = bulk
-        .map_or(0, |bulk| bulk.ampdu_bytes)
-        .min(team.air.wnic.ampdu_bytes_max.unwrap_or(u32::MAX));
+    let [voice, _, best_effort, _] = &team.air.edca;
+    let has_bulk = team.learning.is_some() || team.flows.iter().any(|flow| flow.bulk);
     Ok(Capacity {
         bandwidth_bps: bandwidth_mbps * 1e6,
+        frequency_hz: 1.0 / control.period.as_secs_f64(),
         perception_bytes: control.perception_bytes,
-        command_bytes: control.command_bytes,
-        ampdu_bytes: u64::from(ampdu_bytes),
+        control_bytes: control.command_bytes,
+        ampdu_bytes: u64::from(
+            best_effort
+                .ampdu_bytes
+                .min(team.air.wnic.ampdu_bytes_max.unwrap_or(u32::MAX)),
+        ),
         inference: control.inference,
-        rate_hz: 1.0 / control.period.as_secs_f64(),
+        bulk_first: if has_bulk {
+            bulk_first_probability(u32::from(voice.cw_min), u32::from(best_effort.cw_min))
+        } else {
+            0.0
+        },
     })
 }
 
@@ -235,7 +242,8 @@ impl Planner<'_> {
         let progress = Progress::new(sizes.len(), self.args.duration, self.args.quiet);
         let threads = self.args.threads.map_or_else(jobs::cores, usize::from);
         let results = jobs::run(sizes, threads, |index, robots| {
-            let team = scale::team_of(self.team, *robots).ok_or_else(|| format!("no team has {robots} robots"))?;
+            let team = scale::team_of(self.team, *robots)
+                .ok_or_else(|| NoResult::Input(format!("no team has {robots} robots")))?;
             let options = Options {
                 duration: self.args.duration,
                 seed: self.args.seed,
@@ -243,16 +251,14 @@ impl Planner<'_> {
                 timeline: false,
             };
             let reach = |now| progress.reach(index, now);
-            let run = coorp_sim::run(&team, self.policy, &options, &reach).map_err(|error| error.to_string());
+            let run = coorp_sim::run(&team, self.policy, &options, &reach).map_err(NoResult::from);
             progress.finish(index);
             run
         });
         progress.clear();
         for (robots, result) in sizes.iter().zip(results) {
-            let failed = |why| format!("error: {}: with {robots} robots: {why}", self.args.file.display());
-            let run = result
-                .map_err(|why| Failure::Found(failed(why)))?
-                .map_err(|why| Failure::Input(failed(why)))?;
+            let name = || format!("{}, {robots} robots, seed {}", self.args.file.display(), self.args.seed);
+            let run = result.map_err(|failure| failure.ends(&name()))?;
             rows.insert(*robots, self.row(*robots, &run));
         }
         Ok(())
@@ -260,12 +266,13 @@ impl Planner<'_> {
 
     fn row(&self, robots: usize, run: &Run) -> Row {
         let result = &run.result;
-        let modelled = self.model.reaction(robots, self.args.quantile);
+        let workers = u32::try_from(robots.saturating_sub(1)).unwrap_or(u32::MAX);
+        let modelled = self.model.reaction_quantile(workers, self.args.quantile);
         Row {
             robots,
             model_reaction_ms: modelled.as_millis_f64(),
-            model_bulk_mbps: self.model.bulk_bps(robots) / 1e6,
-            model_fits: modelled <= self.control.bound,
+            model_bulk_mbps: self.model.bulk_bps(workers) / 1e6,
+            model_fits: modelled <= self.control.bound && self.model.bulk_bps(workers) > 0.0,
             violation_rate: result.violation_rate,
             reaction_p50_ms: result.reaction_ms.map(|reaction| reaction.p50),
             reaction_p99_ms: result.reaction_ms.map(|reaction| reaction.p99),
@@ -276,12 +283,6 @@ impl Planner<'_> {
                     .violation_rate
                     .is_some_and(|rate| rate <= 1.0 - self.args.quantile),
         }
-    }
-
-    /// The model alone, up to where it stops fitting; it grows with the number of robots.
-    fn robots_max_model(&self) -> Option<usize> {
-        let fits = |robots: &usize| self.model.reaction(*robots, self.args.quantile) <= self.control.bound;
-        (2..=ROBOTS_MAX).take_while(fits).last()
     }
 }
 
@@ -346,16 +347,16 @@ fn verdict(plan: &Plan<'_>) -> String {
         figure_of_share(plan.quantile),
         plan.bound_ms
     );
-    let robots = |limit: Option<usize>| match limit {
-        None => "no team at all".to_owned(),
+    let none = "no team at all".to_owned();
+    let simulated = match plan.robots_max_simulated {
+        None => none.clone(),
         Some(limit) if limit >= ROBOTS_MAX => format!("at least {ROBOTS_MAX} robots"),
         Some(limit) => format!("{limit} robots"),
     };
+    let modelled = plan.robots_max_model.map_or(none, |limit| format!("{limit} robots"));
+    let policy = plan.policy;
     format!(
-        "{asked} under {}: simulation has room for {}, the model for {} (the leader counts).\n",
-        plan.policy,
-        robots(plan.robots_max_simulated),
-        robots(plan.robots_max_model),
+        "{asked} under {policy}: simulation has room for {simulated}, the model for {modelled} (the leader counts).\n"
     )
 }
 

@@ -13,7 +13,7 @@ use coorp_sim::results::{PolicyResult, Report, Run};
 use coorp_sim::Options;
 use coorp_team::Team;
 
-use crate::failure::Failure;
+use crate::failure::{Failure, NoResult};
 use crate::number::{parse_duration, percent};
 use crate::output::{self, Destination};
 use crate::progress::Progress;
@@ -136,14 +136,6 @@ fn destinations(args: &Args) -> Result<(Option<Destination>, Option<Destination>
     Ok((json, html))
 }
 
-/// Why one run gave no result.
-enum Broken {
-    /// The simulator's own word.
-    Error(String),
-    /// An assertion did not hold.
-    Panic(String),
-}
-
 /// Runs all jobs side by side; `keep` takes what is needed of each run, so that a thousand runs need not fit in
 /// memory at once.
 fn simulate<T: Send>(
@@ -152,7 +144,7 @@ fn simulate<T: Send>(
     jobs: &[Job],
     timeline: bool,
     keep: impl Fn(Run) -> T + Sync,
-) -> Vec<Result<T, Broken>> {
+) -> Vec<Result<T, NoResult>> {
     let progress = Progress::new(jobs.len(), args.duration, args.quiet);
     let threads = args.threads.map_or_else(jobs::cores, usize::from);
     let results = jobs::run(jobs, threads, |index, job| {
@@ -164,15 +156,10 @@ fn simulate<T: Send>(
         };
         let outcome = coorp_sim::run(team, &job.policy, &options, &|now| progress.reach(index, now));
         progress.finish(index);
-        outcome.map(&keep).map_err(|error| error.to_string())
+        outcome.map(&keep).map_err(NoResult::from)
     });
     progress.clear();
-    let flatten = |result| match result {
-        Ok(Ok(kept)) => Ok(kept),
-        Ok(Err(error)) => Err(Broken::Error(error)),
-        Err(panic) => Err(Broken::Panic(panic)),
-    };
-    results.into_iter().map(flatten).collect()
+    results
 }
 
 fn finish(
@@ -223,19 +210,19 @@ fn tables(results: &[PolicyResult], width: Option<usize>) -> String {
     blocks.join("\n")
 }
 
-fn one_failure(args: &Args, job: &Job, failure: &Broken) -> Failure {
-    let policy = &job.policy.name;
-    match failure {
-        Broken::Error(text) if !args.faults => {
-            Failure::Input(format!("error: {}: under {policy}: {text}", args.file.display()))
-        }
-        Broken::Error(text) => Failure::Found(format!("failed: {policy}, seed {}: {text}", job.seed)),
-        Broken::Panic(text) => Failure::Found(format!(
-            "failed: {policy}, seed {}: Coorp broke a rule of its own: {text}\n\
-             Please report it with the team file and this command: {}",
-            job.seed,
+fn one_failure(args: &Args, job: &Job, failure: &NoResult) -> Failure {
+    let ended = failure.ends(&format!(
+        "{}, {}, seed {}",
+        args.file.display(),
+        job.policy.name,
+        job.seed
+    ));
+    match ended {
+        Failure::Found(text) => Failure::Found(format!(
+            "{text}\nThis is a defect of Coorp; please report it with the team file and: {}",
             replay(args, job)
         )),
+        input => input,
     }
 }
 
@@ -273,26 +260,15 @@ fn run_seeds(args: &Args, team: &Team, policies: &[Policy]) -> Result<(), Failur
         bulk_mbps: run.result.bulk_mbps,
         virtual_s: run.result.virtual_s,
     });
+    let unfit = jobs
+        .iter()
+        .zip(&outcomes)
+        .find(|(_, outcome)| matches!(outcome, Err(NoResult::Input(_))));
+    if let Some((job, Err(failure))) = unfit {
+        return Err(one_failure(args, job, failure));
+    }
     let wall_s = started.elapsed().as_secs_f64();
-    let per_policy = policies.iter().zip(outcomes.chunks(args.seeds as usize));
-    let sheet = Sheet {
-        titles: [
-            "policy\n",
-            "\nseeds",
-            "\nfailed",
-            "violation rate\nmean",
-            "\nworst",
-            "bulk Mbit/s\nmean",
-            "\nworst",
-        ]
-        .map(str::to_owned)
-        .to_vec(),
-        names: 1,
-        rows: per_policy
-            .map(|(policy, outcomes)| seeds_row(&policy.name, outcomes))
-            .collect(),
-    };
-    output::print(&sheet.layout(table::terminal_width()))?;
+    output::print(&seeds_sheet(args, policies, &outcomes).layout(table::terminal_width()))?;
     let virtual_s: f64 = outcomes.iter().flatten().map(|kept| kept.virtual_s).sum();
     if !args.quiet {
         let speed = shown(summary::speed(virtual_s, wall_s), crate::number::figure);
@@ -301,7 +277,7 @@ fn run_seeds(args: &Args, team: &Team, policies: &[Policy]) -> Result<(), Failur
             count(jobs.len() as u64)
         ));
     }
-    let failed: Vec<(&Job, &Broken)> = jobs
+    let failed: Vec<(&Job, &NoResult)> = jobs
         .iter()
         .zip(&outcomes)
         .filter_map(|(job, outcome)| outcome.as_ref().err().map(|why| (job, why)))
@@ -312,7 +288,27 @@ fn run_seeds(args: &Args, team: &Team, policies: &[Policy]) -> Result<(), Failur
     Err(Failure::Found(seeds_failed(args, &failed)))
 }
 
-fn seeds_row(policy: &str, outcomes: &[Result<Kept, Broken>]) -> Vec<String> {
+fn seeds_sheet(args: &Args, policies: &[Policy], outcomes: &[Result<Kept, NoResult>]) -> Sheet {
+    let per_policy = policies.iter().zip(outcomes.chunks(args.seeds as usize));
+    let titles = [
+        "policy\n",
+        "\nseeds",
+        "\nfailed",
+        "violation rate\nmean",
+        "\nworst",
+        "bulk Mbit/s\nmean",
+        "\nworst",
+    ];
+    Sheet {
+        titles: titles.map(str::to_owned).to_vec(),
+        names: 1,
+        rows: per_policy
+            .map(|(policy, outcomes)| seeds_row(&policy.name, outcomes))
+            .collect(),
+    }
+}
+
+fn seeds_row(policy: &str, outcomes: &[Result<Kept, NoResult>]) -> Vec<String> {
     let violations: Vec<f64> = outcomes
         .iter()
         .flatten()
@@ -331,10 +327,10 @@ fn seeds_row(policy: &str, outcomes: &[Result<Kept, Broken>]) -> Vec<String> {
     ]
 }
 
-fn seeds_failed(args: &Args, failed: &[(&Job, &Broken)]) -> String {
+fn seeds_failed(args: &Args, failed: &[(&Job, &NoResult)]) -> String {
     let mut text = format!("{} failed:\n", plural_runs(failed.len()));
     for (job, why) in failed.iter().take(REPLAYS_SHOWN_MAX) {
-        let (Broken::Error(why) | Broken::Panic(why)) = why;
+        let why = why.text();
         text += &format!(
             "  {}, seed {}: {why}\n    replay: {}\n",
             job.policy.name,
