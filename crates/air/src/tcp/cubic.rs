@@ -306,6 +306,20 @@ mod tests {
     }
 
     #[test]
+    fn the_curve_waits_while_a_flow_is_idle() {
+        let mut cubic = Cubic::new(100_000);
+        cubic.set_window(1000);
+        cubic.on_loss();
+        cubic.set_window(cubic.threshold());
+        run(&mut cubic, 0, 1_000, 100);
+        let mut idle = cubic;
+        idle.on_idle(Duration::from_secs(8), Duration::from_secs(9));
+        run(&mut cubic, 1_000, 500, 100);
+        run(&mut idle, 9_000, 500, 100);
+        assert_eq!(idle.window(), cubic.window());
+    }
+
+    #[test]
     fn a_timeout_starts_over_from_one() {
         let mut cubic = Cubic::new(100_000);
         cubic.set_window(100);

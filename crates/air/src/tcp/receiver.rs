@@ -241,6 +241,7 @@ mod tests {
             receiver.on_segment(number, 10, at_ms(0));
         }
         assert_eq!(receiver.delivered_bytes(), 60);
+        assert_eq!(receiver.on_segment(6, 10, at_ms(0)), None, "nothing is held any more");
     }
 
     #[test]

@@ -351,6 +351,141 @@ fn timeouts_double_and_an_acknowledgement_ends_them() {
     );
     assert!(sender.is_idle());
     assert_eq!(sender.next_deadline(), None);
+    // No round trip of a segment that was sent twice counts, and the doubling is over.
+    assert_eq!(sender.srtt(), None);
+    sender.write(1000);
+    assert!(sender.poll_transmit(now).is_some());
+    assert_eq!(sender.next_deadline(), Some(now + Duration::from_secs(1)));
+}
+
+#[test]
+fn the_timeout_stands_still_in_a_pause() {
+    let mut sender = Sender::new(Config::default());
+    sender.write(1000);
+    sender.poll_transmit(Instant::ZERO).expect("there is data");
+    sender.on_departed(1000);
+    sender.set_paused(true, at_ms(400));
+    sender.on_deadline(at_ms(5_000));
+    assert_eq!((sender.next_deadline(), sender.cwnd()), (None, 10));
+    sender.set_paused(false, at_ms(10_400));
+    assert_eq!(sender.next_deadline(), Some(at_ms(11_000)));
+    sender.on_deadline(at_ms(11_000));
+    assert_eq!(sender.cwnd(), 1);
+}
+
+/// A sender with segments 0 to 9 on their way for 100 ms, of which `arrived` are then SACKed.
+fn sender_with_hole(arrived: SackRange) -> Sender {
+    let mut sender = Sender::new(Config::default());
+    sender.write(1448);
+    sender.poll_transmit(Instant::ZERO).expect("there is data");
+    sender.on_departed(1448);
+    sender.on_ack(
+        &Ack {
+            next: 1,
+            ..Ack::default()
+        },
+        at_ms(100),
+    );
+    sender.write(1448 * 100);
+    while let Some(segment) = sender.poll_transmit(at_ms(100)) {
+        sender.on_departed(segment.bytes);
+    }
+    sender.on_ack(
+        &Ack {
+            next: 1,
+            sack: [arrived, SackRange::default(), SackRange::default()],
+        },
+        at_ms(200),
+    );
+    sender
+}
+
+#[test]
+fn three_segments_past_a_hole_call_it_lost_at_once() {
+    let mut sender = sender_with_hole(SackRange { start: 2, end: 5 });
+    assert_eq!(
+        sender.poll_transmit(at_ms(200)),
+        Some(Segment {
+            number: 1,
+            bytes: 1448,
+            retransmit: true
+        })
+    );
+}
+
+#[test]
+fn fewer_leave_it_a_quarter_of_a_round_trip() {
+    let mut sender = sender_with_hole(SackRange { start: 2, end: 4 });
+    while let Some(segment) = sender.poll_transmit(at_ms(200)) {
+        assert!(!segment.retransmit);
+    }
+    assert_eq!(sender.next_deadline(), Some(at_ms(225)));
+    sender.on_deadline(at_ms(224));
+    assert_eq!(sender.poll_transmit(at_ms(224)), None);
+    sender.on_deadline(at_ms(225));
+    assert_eq!(
+        sender.poll_transmit(at_ms(225)),
+        Some(Segment {
+            number: 1,
+            bytes: 1448,
+            retransmit: true
+        })
+    );
+}
+
+#[test]
+fn a_recovery_sends_in_proportion_and_ends_at_the_threshold() {
+    let mut sender = Sender::new(Config::default());
+    sender.saturate();
+    let mut next = 0;
+    for round in 0..4 {
+        while let Some(segment) = sender.poll_transmit(at_ms(100 * round)) {
+            sender.on_departed(segment.bytes);
+            next = segment.number + 1;
+        }
+        if round < 3 {
+            sender.on_ack(&Ack { next, ..Ack::default() }, at_ms(100 * round + 100));
+        }
+    }
+    let before = sender.cwnd();
+    let (lost, end) = (next - u64::from(before), next);
+    let mut sent = 0;
+    for arrived in lost + 1..end {
+        let sack = [
+            SackRange {
+                start: lost + 1,
+                end: arrived + 1,
+            },
+            SackRange::default(),
+            SackRange::default(),
+        ];
+        sender.on_ack(&Ack { next: lost, sack }, at_ms(400));
+        let mut burst = 0;
+        while let Some(segment) = sender.poll_transmit(at_ms(400)) {
+            sender.on_departed(segment.bytes);
+            burst += 1;
+        }
+        assert!(burst <= 2, "{burst} at once");
+        sent += burst;
+    }
+    let after = sender.cwnd();
+    assert!(
+        (sent as f64 / f64::from(before) - 0.7).abs() < 0.05,
+        "{sent} of {before}"
+    );
+    sender.on_ack(
+        &Ack {
+            next: end,
+            ..Ack::default()
+        },
+        at_ms(500),
+    );
+    let kept = f64::from(sender.cwnd()) / f64::from(before);
+    assert!(
+        (0.68..0.75).contains(&kept),
+        "{before}, {after}, then {}",
+        sender.cwnd()
+    );
 }
 
 #[test]
