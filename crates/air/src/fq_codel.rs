@@ -253,10 +253,7 @@ impl FqCodel {
     /// Takes the flow's next packet that CoDel lets live.
     fn take(&mut self, flow: u32, now: Instant, dropped: &mut impl FnMut(Packet)) -> Option<Packet> {
         loop {
-            let Some((packet, queued_at)) = self.unlink(flow) else {
-                self.flows[flow as usize].codel.on_empty();
-                return None;
-            };
+            let (packet, queued_at) = self.unlink(flow)?;
             let left = self.backlogs[flow as usize];
             let codel = &mut self.flows[flow as usize].codel;
             if !self.config.codel || !codel.drops(now.since(queued_at), left, now, &self.config) {

@@ -25,12 +25,6 @@ pub(super) struct Codel {
 }
 
 impl Codel {
-    /// The queue ran empty.
-    pub(super) fn on_empty(&mut self) {
-        self.dropping = false;
-        self.drop_from = None;
-    }
-
     /// Whether to drop the packet at the head, which waited `wait` and leaves `backlog_bytes` behind it.
     pub(super) fn drops(&mut self, wait: Duration, backlog_bytes: u32, now: Instant, config: &Config) -> bool {
         let standing = self.stands(wait, backlog_bytes, now, config);
@@ -76,5 +70,50 @@ impl Codel {
 
     fn spacing(&self, config: &Config) -> Duration {
         Duration::from_nanos((config.interval.as_nanos() as f64 / f64::from(self.count).sqrt()) as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Offers a packet each millisecond that waited long, and counts the drops.
+    fn spell(codel: &mut Codel, from_ms: u64, to_ms: u64) -> usize {
+        let config = Config::default();
+        (from_ms..to_ms)
+            .filter(|ms| {
+                let now = Instant::ZERO + Duration::from_millis(*ms);
+                codel.drops(Duration::from_millis(50), 3000, now, &config)
+            })
+            .count()
+    }
+
+    fn short_wait(codel: &mut Codel, ms: u64) {
+        let now = Instant::ZERO + Duration::from_millis(ms);
+        assert!(!codel.drops(Duration::from_millis(1), 3000, now, &Config::default()));
+    }
+
+    #[test]
+    fn a_spell_soon_after_another_goes_on_at_its_rate_and_a_late_one_starts_slowly() {
+        let mut codel = Codel::default();
+        let first = spell(&mut codel, 0, 1_000);
+        short_wait(&mut codel, 1_000);
+        let soon = spell(&mut codel, 1_001, 2_001);
+        short_wait(&mut codel, 2_001);
+        let late = spell(&mut codel, 10_000, 11_000);
+        assert!(soon > first + 5, "{first}, then {soon}");
+        assert_eq!(late, first);
+    }
+
+    #[test]
+    fn drops_come_at_the_interval_over_the_root_of_their_count() {
+        let mut codel = Codel::default();
+        // From 0 it stands; the first drop after 100 ms, then 100, 70.7, 57.7 ms apart.
+        assert_eq!(spell(&mut codel, 0, 101), 0);
+        assert_eq!(spell(&mut codel, 101, 102), 1);
+        assert_eq!(spell(&mut codel, 102, 201), 0);
+        assert_eq!(spell(&mut codel, 201, 202), 1);
+        assert_eq!(spell(&mut codel, 202, 271), 0);
+        assert_eq!(spell(&mut codel, 271, 273), 1);
     }
 }

@@ -71,6 +71,25 @@ fn a_flow_that_keeps_coming_new_does_not_starve_the_old() {
 }
 
 #[test]
+fn a_flow_that_ran_empty_does_not_come_new_at_once() {
+    let mut queue = FqCodel::new(Config::default());
+    for tag in 0..10 {
+        queue.push(packet(1, 1, tag, 100), Instant::ZERO);
+    }
+    let mut flows = Vec::new();
+    for (pushes, pops) in [(0, 3), (1, 2), (1, 3)] {
+        (0..pushes).for_each(|tag| assert_eq!(queue.push(packet(2, 1, tag, 100), Instant::ZERO), None));
+        flows.extend(
+            (0..pops)
+                .filter_map(|_| queue.pop(Instant::ZERO, &mut nothing_dropped))
+                .map(|p| p.flow.0),
+        );
+    }
+    // Flow 2 passes once; then it is known, and flow 1 first uses up its quantum of three packets.
+    assert_eq!(flows, [1, 1, 1, 2, 1, 1, 1, 2]);
+}
+
+#[test]
 fn fat_flows_share_by_bytes_not_by_packets() {
     let mut queue = FqCodel::new(Config::default());
     for tag in 0..3000 {
