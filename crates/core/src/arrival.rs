@@ -31,6 +31,8 @@ const MISFIT_WIDTHS: f64 = 2.5;
 const ONE_SIDED_MAX: i32 = 6;
 /// So many samples in a row, all the same number of periods (above one) apart, have a longer period.
 const SAME_STRIDE_MAX: u32 = 8;
+/// Quantiles are read again at most once in this share of the window: one new sample in 128 moves them little.
+const QUANTILE_SHARE: usize = 4;
 /// The normal quantile of an accuracy of 95 %.
 const Z_95: f64 = 1.96;
 /// Below this deviation (1 us) clocks and rounding, not the flow, make the difference.
@@ -215,6 +217,8 @@ pub struct ArrivalModel {
     /// The place of the oldest sample once the window is full.
     oldest: usize,
     since_rebase: usize,
+    /// Samples since quantiles were read; as many as the window where they never were.
+    since_quantiles: usize,
     sums: Sums,
     reference: Reference,
     fit: Option<Fit>,
@@ -245,6 +249,7 @@ impl ArrivalModel {
             window: Vec::with_capacity(samples_max),
             oldest: 0,
             since_rebase: 0,
+            since_quantiles: samples_max,
             sums: Sums::default(),
             reference: Reference::default(),
             fit: None,
@@ -364,7 +369,7 @@ impl ArrivalModel {
     #[cold]
     fn restart(&mut self, now: Instant, keep: usize) {
         self.window.clear();
-        (self.oldest, self.since_rebase) = (0, 0);
+        (self.oldest, self.since_rebase, self.since_quantiles) = (0, 0, self.config.samples_max);
         self.sums = Sums::default();
         (self.fit, self.last) = (None, None);
         (self.misfits, self.one_sided, self.stride) = (0, 0, (1, 0));
@@ -456,6 +461,7 @@ impl ArrivalModel {
         self.sums
             .add(sample.k - self.reference.k0, self.reference.residual(sample));
         self.since_rebase += 1;
+        self.since_quantiles = self.since_quantiles.saturating_add(1);
         if self.since_rebase >= self.config.samples_max {
             self.rebase(sample.at);
         }
@@ -505,7 +511,10 @@ impl ArrivalModel {
         let usual = student_from_normal(Z_95, count - 2.0) * sigma * line;
         let (early, late) = match self.config.deviation {
             Deviation::Normal => (width, width),
-            Deviation::Quantile => self.quantiles(offset, slope).unwrap_or((width, width)),
+            Deviation::Quantile => match self.fit {
+                Some(fit) if self.since_quantiles < self.config.samples_max / QUANTILE_SHARE => (fit.early, fit.late),
+                _ => self.quantiles(offset, slope).unwrap_or((width, width)),
+            },
         };
         self.fit = Some(Fit {
             offset,
@@ -525,6 +534,7 @@ impl ArrivalModel {
         if beyond == 0 {
             return None;
         }
+        self.since_quantiles = 0;
         let reference = self.reference;
         self.scratch.clear();
         self.scratch.extend(self.window.iter().map(|s| {

@@ -60,6 +60,9 @@ pub struct LocalConfig {
     pub shared_windows: bool,
     /// Sensor phases are steered together, so that one pause protects all.
     pub steered_phases: bool,
+    /// The gate goes by transmit status (`SO_WIFI_STATUS`) and not by the driver's completion hook, which over USB
+    /// comes before the packet was on the air.
+    pub transmit_status: bool,
     /// Bulk is held whenever the WNIC would take longer than this to send what it has.
     pub backlog_max: Option<Duration>,
 }
@@ -94,6 +97,7 @@ impl Default for LocalConfig {
             command_windows: false,
             shared_windows: false,
             steered_phases: false,
+            transmit_status: false,
             backlog_max: None,
         }
     }
@@ -105,7 +109,7 @@ impl Default for SchedWifiConfig {
             retries: 7,
             acknowledgement: Duration::from_micros(30),
             sifs: Duration::from_micros(16),
-            clock_skew: Duration::from_micros(500),
+            clock_skew: Duration::from_micros(100),
             shaper: LocalConfig::default(),
         }
     }
@@ -155,6 +159,7 @@ impl Policy {
                     early_release: true,
                     command_windows: true,
                     shared_windows: true,
+                    transmit_status: true,
                     ..LocalConfig::default()
                 });
             }

@@ -11,6 +11,7 @@
 //!
 //! - Flows of other robots take part, by the [`TimeModel`] that they told and an uncertainty for the clocks
 //!   between. An uncertainty widens both sides.
+//! - A message can be announced from its cause, once, where no period predicts it: the leader's commands.
 //! - `early_release`: once every message that the window was opened for has left the WNIC, the window ends.
 //! - A window that has not begun is replaced when another flow's message comes to be expected before or in it.
 //!
@@ -85,6 +86,8 @@ enum Source {
         uncertainty: Duration,
         seen_until: Instant,
     },
+    /// Known from its cause, one message at a time.
+    Announced(Option<Arrival>),
 }
 
 #[derive(Clone, Debug)]
@@ -103,6 +106,7 @@ impl Flow {
     fn next(&self, now: Instant) -> Option<Arrival> {
         match &self.source {
             Source::Own(model) => model.predict(now),
+            Source::Announced(arrival) => arrival.filter(|arrival| arrival.end() > now),
             Source::Shared {
                 model,
                 uncertainty,
@@ -195,6 +199,22 @@ impl WindowPlanner {
         Ok(())
     }
 
+    /// The next message of a flow is known from its cause, such as an inference that will end and send commands.
+    /// Announcing again replaces what was announced; the current window stays.
+    pub fn announce(&mut self, flow: FlowId, arrival: Arrival, now: Instant) -> Result<(), TooManyFlows> {
+        self.follow_clock(now);
+        match self.find(flow) {
+            Ok(at) if matches!(self.flows[at].source, Source::Announced(_)) => {
+                self.flows[at].source = Source::Announced(Some(arrival));
+            }
+            _ => self.put(flow, Source::Announced(Some(arrival)))?,
+        }
+        if let Ok(at) = self.find(flow) {
+            self.advance(at, now);
+        }
+        Ok(())
+    }
+
     /// Plans for a flow no longer. The current window stays.
     pub fn remove_flow(&mut self, flow: FlowId) {
         if let Ok(at) = self.find(flow) {
@@ -211,6 +231,7 @@ impl WindowPlanner {
         entry.in_wnic = entry.in_wnic.saturating_add(1);
         match &mut entry.source {
             Source::Own(model) => model.on_sample(now),
+            Source::Announced(arrival) => *arrival = None,
             Source::Shared { seen_until, .. } => {
                 if let Some(end) = entry.covered_until {
                     *seen_until = (*seen_until).max(end);
@@ -252,7 +273,7 @@ impl WindowPlanner {
     pub fn time_model(&self, flow: FlowId) -> Option<TimeModel> {
         match &self.flows[self.find(flow).ok()?].source {
             Source::Own(model) => model.time_model(),
-            Source::Shared { .. } => None,
+            Source::Shared { .. } | Source::Announced(_) => None,
         }
     }
 
@@ -408,6 +429,22 @@ mod tests {
             Some(WindowAction::Set(window)) => window,
             other => panic!("a window expected, got {other:?}"),
         }
+    }
+
+    #[test]
+    fn an_announced_message_is_protected_once() {
+        let mut p = planner(true);
+        let arrival = Arrival { expected: at(10), early: ms(1), late: ms(3) };
+        p.announce(FlowId(1), arrival, at(2)).expect("room");
+        assert_eq!(p.window(), Some(Window { start: at(9), end: at(15) }));
+        p.on_message(FlowId(1), at(11));
+        p.on_message(FlowId(1), at(11));
+        p.on_message_sent(FlowId(1), at(12));
+        assert!(p.window().is_some(), "one of the burst is still in the WNIC");
+        p.on_message_sent(FlowId(1), at(13));
+        assert_eq!(p.window(), None);
+        p.announce(FlowId(1), Arrival { expected: at(40), ..arrival }, at(30)).expect("room");
+        assert_eq!(p.window().map(|w| w.start), Some(at(39)));
     }
 
     #[test]

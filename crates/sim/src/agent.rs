@@ -1,20 +1,52 @@
-//! What runs on a robot: its part of the permits, its arrival models and windows, its gate; on the robot's own clock.
+//! What runs on a robot: its side of the permits, its arrival models and protection windows, its gate.
+//!
+//! Everything here is on the robot's own clock; callers speak in the run's time. The decisions are `coorp-core`'s:
+//! this module tells them what happened, in their terms, and passes on what they want.
 
-use coorp_core::permits::{Message, Requester, RequesterAction};
-use coorp_core::policy::Policy;
-use coorp_core::{Instant, RobotId};
-use coorp_team::Team;
 use std::collections::VecDeque;
+
+use coorp_air::Load;
+use coorp_core::arrival::{Arrival, ArrivalConfig, TimeModel};
+use coorp_core::gate::{CompletionTable, Gate, Verdict};
+use coorp_core::permits::{Message, Requester, RequesterAction};
+use coorp_core::policy::{LocalConfig, Policy};
+use coorp_core::schedwifi::Schedule;
+use coorp_core::windows::{PlannerConfig, Window, WindowAction, WindowPlanner};
+use coorp_core::{Duration, FlowId, Instant, RobotId};
+use coorp_team::{Control, Team};
+
+/// Local clocks start so long before the run, so that no skew reaches below zero.
+pub(crate) const CLOCK_ORIGIN: Duration = Duration::from_secs(1_000);
+/// Bound on what one robot knows of another's clock: WiFi's own timing function keeps stations within 25 us; the rest
+/// is for reading it from user space.
+const CLOCK_UNCERTAINTY: Duration = Duration::from_micros(100);
+/// Deepest WNIC queue that completion times are kept for.
+const WNIC_DEPTH: usize = 512;
+/// Arrival models' ids in the planner: the robot's own flows, then the others' perceptions.
+const PERCEPTION: FlowId = FlowId(0);
+const COMMAND: FlowId = FlowId(1);
+const PLAIN: u32 = 2;
+const SHARED: u32 = 1 << 16;
 
 /// A control flow that a robot sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ControlFlow {
     /// Its perceptions.
     Perception,
-    /// The leader's commands, all of a loop as one burst.
+    /// The leader's commands: those of one loop are a burst.
     Command,
     /// A plain control flow: its place in the run.
     Plain(u32),
+}
+
+impl ControlFlow {
+    fn id(self) -> FlowId {
+        match self {
+            ControlFlow::Perception => PERCEPTION,
+            ControlFlow::Command => COMMAND,
+            ControlFlow::Plain(place) => FlowId(PLAIN + place),
+        }
+    }
 }
 
 /// What an agent wants done.
@@ -24,73 +56,431 @@ pub(crate) enum AgentAction {
     Send(Message),
     /// Bulk may, or may no longer, be transmitted.
     Permitted(bool),
-    /// The gate may have opened: the driver asks again.
+    /// The gate has opened: the driver asks again.
     Resume,
-    /// A window began or ended.
-    Window(bool),
+    /// A window lasted from here to there.
+    WindowOver(Instant, Instant),
 }
 
+/// Where windows come from.
+#[derive(Debug)]
+enum Windows {
+    None,
+    Predicted { planner: WindowPlanner, config: LocalConfig },
+    Scheduled { schedule: Schedule, until: Instant },
+}
+
+#[derive(Debug)]
 pub(crate) struct Agent {
+    robot: RobotId,
     requester: Option<Requester>,
+    windows: Windows,
+    gate: Option<Gate>,
+    /// Whether the gate goes by transmit status and not by the driver's completion hook.
+    by_status: bool,
+    leads: bool,
+    control: Option<Control>,
+    /// The newest inference times, for announcing when the next will end.
+    inference_times: VecDeque<Duration>,
+    inference_began: Option<Instant>,
     skew_ns: i64,
-    actions: VecDeque<AgentAction>,
     up: bool,
+    wants_bulk: bool,
+    permitted: bool,
+    held: bool,
+    window: Window,
+    account: Account,
+    actions: VecDeque<AgentAction>,
 }
 
-/// Local clocks start this long before the run, so that no skew reaches below zero.
-const CLOCK_ORIGIN_NS: u64 = 1_000_000_000_000;
+/// How long it had bulk that it was permitted to send, and how much of that was inside windows.
+#[derive(Clone, Copy, Debug, Default)]
+struct Account {
+    until: Instant,
+    sending: Duration,
+    inside: Duration,
+}
 
 impl Agent {
-    pub fn new(team: &Team, policy: &Policy, robot: RobotId) -> Self {
-        let requester = policy.global.clone().filter(|_| policy.bulk).map(|config| Requester::new(robot, config, 0));
-        Agent { requester, skew_ns: team.robots[usize::from(robot.0)].clock_skew_ns, actions: VecDeque::new(), up: true }
+    pub fn new(team: &Team, policy: &Policy, schedule: Option<&Schedule>, robot: RobotId) -> Self {
+        let skew_ns = team.robots[usize::from(robot.0)].clock_skew_ns;
+        let mut agent = Agent {
+            robot,
+            requester: None,
+            windows: Windows::None,
+            gate: None,
+            by_status: policy.local.as_ref().is_some_and(|local| local.transmit_status),
+            leads: robot == team.leader,
+            control: team.control.filter(|_| policy.control),
+            inference_times: VecDeque::new(),
+            inference_began: None,
+            skew_ns,
+            up: true,
+            wants_bulk: false,
+            permitted: true,
+            held: false,
+            window: Window::NONE,
+            account: Account::default(),
+            actions: VecDeque::new(),
+        };
+        agent.restart(team, policy, schedule, 0, Instant::ZERO);
+        agent
     }
-    pub fn needs_permit(&self) -> bool { self.requester.is_some() }
-    pub fn is_up(&self) -> bool { self.up }
-    pub fn local(&self, now: Instant) -> Instant {
-        Instant::from_nanos((now.as_nanos() + CLOCK_ORIGIN_NS).saturating_add_signed(self.skew_ns))
-    }
-    pub fn global(&self, local: Instant) -> Instant {
-        Instant::from_nanos(local.as_nanos().saturating_add_signed(-self.skew_ns).saturating_sub(CLOCK_ORIGIN_NS))
-    }
-    pub fn on_deadline(&mut self, now: Instant) {
+
+    /// The robot starts (again): what it knew is gone.
+    pub fn restart(
+        &mut self,
+        team: &Team,
+        policy: &Policy,
+        schedule: Option<&Schedule>,
+        incarnation: u32,
+        now: Instant,
+    ) {
+        self.spend(now);
+        self.up = true;
         let local = self.local(now);
-        if let Some(r) = &mut self.requester { r.on_deadline(local); }
+        let global = policy.global.clone().filter(|_| policy.bulk);
+        self.requester = global.map(|config| Requester::new(self.robot, config, incarnation));
+        self.permitted = self.requester.is_none();
+        self.set_window(Window::NONE, now);
+        (self.windows, self.gate) = (Windows::None, None);
+        if let Some(config) = &policy.local {
+            let planner = WindowPlanner::new(PlannerConfig {
+                extension: config.extension,
+                early_release: config.early_release,
+                flows_max: team.robots.len() + team.flows.len() + 2,
+            });
+            self.windows = Windows::Predicted { planner, config: config.clone() };
+            self.gate = Some(gate(config));
+            self.follow_flows(team);
+        } else if let (Some(config), Some(schedule)) = (&policy.schedwifi, schedule) {
+            self.gate = Some(gate(&config.shaper));
+            self.windows = Windows::Scheduled { schedule: schedule.clone(), until: Instant::ZERO };
+            self.next_scheduled(local);
+        }
     }
-    pub fn next_deadline(&self) -> Option<Instant> {
-        self.requester.as_ref().and_then(|r| r.next_deadline()).map(|at| self.global(at))
-    }
-    pub fn poll(&mut self) -> Option<AgentAction> {
-        if let Some(r) = &mut self.requester {
-            while let Some(a) = r.poll() {
-                self.actions.push_back(match a {
-                    RequesterAction::Send(m) => AgentAction::Send(m),
-                    RequesterAction::Started => AgentAction::Permitted(true),
-                    RequesterAction::Stopped => AgentAction::Permitted(false),
-                });
+
+    fn follow_flows(&mut self, team: &Team) {
+        let mut ids = Vec::new();
+        if self.control.is_some() && !self.leads {
+            ids.push((PERCEPTION, self.control.map(|control| control.period)));
+        }
+        for (place, flow) in team.flows.iter().enumerate() {
+            if let (false, coorp_team::Traffic::Periodic { period, .. }) = (flow.bulk, flow.traffic) {
+                if flow.from == self.robot {
+                    ids.push((FlowId(PLAIN + place as u32), Some(period)));
+                }
             }
+        }
+        let Windows::Predicted { planner, config } = &mut self.windows else { return };
+        for (id, period) in ids {
+            let added = planner.add_flow(
+                id,
+                ArrivalConfig {
+                    accuracy: config.accuracy,
+                    deviation: config.deviation,
+                    refit_interval: config.refit_interval,
+                    samples_max: config.model_samples,
+                    period,
+                },
+            );
+            debug_assert!(added.is_ok(), "the planner has room for every flow of the team");
+        }
+    }
+
+    // --- clocks -----------------------------------------------------------------------------------------------
+
+    /// The robot's clock when the run's shows `now`.
+    pub fn local(&self, now: Instant) -> Instant {
+        Instant::from_nanos((now + CLOCK_ORIGIN).as_nanos().saturating_add_signed(self.skew_ns))
+    }
+
+    /// The run's time when the robot's clock shows `local`.
+    pub fn global(&self, local: Instant) -> Instant {
+        if local == Instant::FAR_FUTURE {
+            return local;
+        }
+        Instant::from_nanos(local.as_nanos().saturating_add_signed(-self.skew_ns)) - CLOCK_ORIGIN
+    }
+
+    /// The robot's clock is set, later for positive.
+    pub fn step_clock(&mut self, by_ns: i64) {
+        self.skew_ns += by_ns;
+    }
+
+    // --- permits ----------------------------------------------------------------------------------------------
+
+    /// Whether bulk waits for permits on this robot.
+    pub fn needs_permit(&self) -> bool {
+        self.requester.is_some()
+    }
+
+    /// Whether the robot runs.
+    pub fn is_up(&self) -> bool {
+        self.up
+    }
+
+    /// The robot dies, or freezes: nothing is decided until it restarts.
+    pub fn set_down(&mut self, now: Instant) {
+        self.spend(now);
+        self.up = false;
+        self.permitted = false;
+        self.actions.clear();
+    }
+
+    /// Whether it has bulk that it may send now.
+    pub fn is_sending(&self) -> bool {
+        self.up && self.wants_bulk && self.permitted
+    }
+
+    /// The controller says.
+    pub fn on_permit_message(&mut self, message: Message, now: Instant) {
+        let local = self.local(now);
+        if let Some(requester) = self.requester.as_mut().filter(|_| self.up) {
+            requester.on_message(message, local);
+        }
+    }
+
+    /// Bulk waits to be sent, or none is left.
+    pub fn set_bulk(&mut self, wants: bool, now: Instant) {
+        self.spend(now);
+        self.wants_bulk = wants;
+        let local = self.local(now);
+        if let Some(requester) = self.requester.as_mut().filter(|_| self.up) {
+            if wants {
+                requester.want(local);
+            } else {
+                requester.done(local);
+            }
+        }
+    }
+
+    // --- what is observed -------------------------------------------------------------------------------------
+
+    /// The application made a control message.
+    pub fn on_control_made(&mut self, flow: ControlFlow, now: Instant) {
+        let local = self.local(now);
+        if let Windows::Predicted { planner, .. } = &mut self.windows {
+            planner.on_message(flow.id(), local);
+        }
+        if flow == ControlFlow::Command {
+            if let Some(began) = self.inference_began.take() {
+                self.inference_times.truncate(INFERENCE_TIMES - 1);
+                self.inference_times.push_front(local.since(began));
+            }
+        }
+    }
+
+    /// A control message has left the WNIC, all of it.
+    pub fn on_control_left(&mut self, flow: ControlFlow, now: Instant) {
+        let local = self.local(now);
+        if let Windows::Predicted { planner, .. } = &mut self.windows {
+            planner.on_message_sent(flow.id(), local);
+        }
+    }
+
+    /// The leader's inference begins: its commands will follow when it ends, which past inferences tell.
+    pub fn on_inference(&mut self, now: Instant) {
+        let local = self.local(now);
+        self.inference_began = Some(local);
+        let Windows::Predicted { planner, config } = &mut self.windows else { return };
+        if !config.command_windows || self.inference_times.len() < INFERENCE_TIMES / 4 {
+            return;
+        }
+        let mut times: Vec<Duration> = self.inference_times.iter().copied().collect();
+        times.sort_unstable();
+        let at = |share: f64| times[((times.len() - 1) as f64 * share).round() as usize];
+        let miss = (1.0 - config.accuracy) / 2.0;
+        let (early, middle, late) = (at(miss), at(0.5), at(1.0 - miss));
+        let arrival = Arrival {
+            expected: local + middle,
+            early: middle.saturating_sub(early),
+            late: late.saturating_sub(middle),
+        };
+        let announced = planner.announce(COMMAND, arrival, local);
+        debug_assert!(announced.is_ok(), "the planner has room for the commands");
+    }
+
+    /// The model of the robot's perceptions, on the run's clock.
+    pub fn perception_model(&self) -> Option<TimeModel> {
+        let Windows::Predicted { planner, .. } = &self.windows else { return None };
+        let model = planner.time_model(PERCEPTION)?;
+        Some(TimeModel { phase: self.global(model.phase), ..model })
+    }
+
+    /// Another robot's model, on the run's clock; this robot knows its own clock's place in it to within a bound.
+    pub fn on_shared_model(&mut self, robot: RobotId, model: TimeModel, now: Instant) {
+        let (local, phase) = (self.local(now), self.local(model.phase));
+        if let Windows::Predicted { planner, .. } = &mut self.windows {
+            let id = FlowId(SHARED + u32::from(robot.0));
+            let shared = planner.set_shared(id, TimeModel { phase, ..model }, CLOCK_UNCERTAINTY, local);
+            debug_assert!(shared.is_ok(), "the planner has room for every robot");
+        }
+    }
+
+    /// A message of another robot was heard on the air: here, by its receiver.
+    pub fn on_shared_message(&mut self, robot: RobotId, now: Instant) {
+        let local = self.local(now);
+        if let Windows::Predicted { planner, .. } = &mut self.windows {
+            let id = FlowId(SHARED + u32::from(robot.0));
+            planner.on_message(id, local);
+            planner.on_message_sent(id, local);
+        }
+    }
+
+    /// Another robot holds the permit no longer here: its flows need no protection.
+    pub fn forget_shared(&mut self, robots: u16) {
+        if let Windows::Predicted { planner, .. } = &mut self.windows {
+            (0..robots).for_each(|robot| planner.remove_flow(FlowId(SHARED + u32::from(robot))));
+        }
+    }
+
+    // --- the gate ---------------------------------------------------------------------------------------------
+
+    /// The driver wants to take a bulk packet. Answers whether it may, and whether that differs from last time.
+    pub fn may_dequeue(&mut self, load: Load, now: Instant) -> (bool, bool) {
+        let local = self.local(now);
+        let in_wnic = if self.by_status { load.unsent } else { load.incomplete };
+        let Some(gate) = self.gate.as_mut() else { return (true, false) };
+        let pass = gate.on_dequeue(usize::from(in_wnic), local) == Verdict::Pass;
+        let changed = pass == self.held;
+        self.held = !pass;
+        (pass, changed)
+    }
+
+    /// The driver counts a bulk packet as complete.
+    pub fn on_released(&mut self, ahead: u16, queued_at: Instant, now: Instant) {
+        if !self.by_status {
+            self.learn(ahead, queued_at, now);
+        }
+    }
+
+    /// A bulk packet has its transmit status.
+    pub fn on_status(&mut self, ahead: u16, queued_at: Instant, now: Instant) {
+        if self.by_status {
+            self.learn(ahead, queued_at, now);
+        }
+    }
+
+    fn learn(&mut self, ahead: u16, queued_at: Instant, now: Instant) {
+        let (queued_at, now) = (self.local(queued_at), self.local(now));
+        if let Some(gate) = &mut self.gate {
+            gate.on_complete(usize::from(ahead), queued_at, now);
+        }
+    }
+
+    fn set_window(&mut self, window: Window, now: Instant) {
+        self.spend(now);
+        let (start, end) = (self.global(self.window.start), self.global(self.window.end).min(now));
+        if self.window != Window::NONE && end > start {
+            self.actions.push_back(AgentAction::WindowOver(start, end));
+        }
+        self.window = window;
+        if let Some(gate) = &mut self.gate {
+            gate.on_window(window);
+        }
+    }
+
+    fn next_scheduled(&mut self, local: Instant) {
+        let Windows::Scheduled { schedule, until } = &mut self.windows else { return };
+        let Some(window) = schedule.window_at_or_after(local) else {
+            *until = Instant::FAR_FUTURE;
+            return;
+        };
+        *until = window.end;
+        let now = self.global(local);
+        self.set_window(window, now);
+    }
+
+    // --- being driven -----------------------------------------------------------------------------------------
+
+    pub fn on_deadline(&mut self, now: Instant) {
+        if !self.up {
+            return;
+        }
+        let local = self.local(now);
+        if let Some(requester) = &mut self.requester {
+            requester.on_deadline(local);
+        }
+        match &mut self.windows {
+            Windows::Predicted { planner, .. } => planner.on_deadline(local),
+            Windows::Scheduled { until, .. } if *until <= local => self.next_scheduled(local),
+            _ => {}
+        }
+        if let Some(gate) = &mut self.gate {
+            gate.on_deadline(local);
+        }
+    }
+
+    pub fn next_deadline(&self) -> Option<Instant> {
+        if !self.up {
+            return None;
+        }
+        let windows = match &self.windows {
+            Windows::Predicted { planner, .. } => planner.next_deadline(),
+            Windows::Scheduled { until, .. } => Some(*until),
+            Windows::None => None,
+        };
+        let requester = self.requester.as_ref().and_then(Requester::next_deadline);
+        let gate = self.gate.as_ref().and_then(Gate::next_deadline);
+        let next = [windows, requester, gate].into_iter().flatten().min()?;
+        Some(self.global(next))
+    }
+
+    /// The next thing to do, until `None`.
+    pub fn poll(&mut self, now: Instant) -> Option<AgentAction> {
+        if !self.up {
+            return None;
+        }
+        while let Windows::Predicted { planner, .. } = &mut self.windows {
+            match planner.poll() {
+                Some(WindowAction::Set(window)) => self.set_window(window, now),
+                Some(WindowAction::Clear) => self.set_window(Window::NONE, now),
+                None => break,
+            }
+        }
+        while let Some(action) = self.requester.as_mut().and_then(Requester::poll) {
+            let action = match action {
+                RequesterAction::Send(message) => AgentAction::Send(message),
+                RequesterAction::Started => AgentAction::Permitted(true),
+                RequesterAction::Stopped => AgentAction::Permitted(false),
+            };
+            if let AgentAction::Permitted(permitted) = action {
+                self.spend(now);
+                self.permitted = permitted;
+            }
+            self.actions.push_back(action);
+        }
+        if self.gate.as_mut().is_some_and(|gate| gate.poll().is_some()) {
+            self.actions.push_back(AgentAction::Resume);
         }
         self.actions.pop_front()
     }
-    pub fn on_inference(&mut self, _now: Instant) {}
-    pub fn on_control_made(&mut self, _flow: ControlFlow, _now: Instant) {}
-    pub fn on_control_left(&mut self, _flow: ControlFlow, _now: Instant) {}
-    pub fn on_perception_arrived(&mut self, _robot: RobotId, _now: Instant) {}
-    pub fn perception_model(&self) -> Option<()> { None }
-    pub fn on_shared_model(&mut self, _robot: RobotId, _model: (), _now: Instant) {}
-    pub fn on_permit_message(&mut self, message: Message, now: Instant) {
-        let local = self.local(now);
-        if let Some(r) = &mut self.requester { r.on_message(message, local); }
+
+    // --- accounts ---------------------------------------------------------------------------------------------
+
+    /// Books the time since it last did, under the state that held meanwhile.
+    fn spend(&mut self, now: Instant) {
+        if self.wants_bulk && self.permitted && self.up {
+            let (start, end) = (self.global(self.window.start), self.global(self.window.end));
+            let (from, to) = (self.account.until.max(start), now.min(end));
+            self.account.sending += now.since(self.account.until);
+            self.account.inside += to.since(from);
+        }
+        self.account.until = now;
     }
-    pub fn set_bulk(&mut self, wants: bool, now: Instant) {
-        let local = self.local(now);
-        if let Some(r) = &mut self.requester { if wants { r.want(local) } else { r.done(local) } }
+
+    /// Seconds inside windows, and in all, that it had bulk which it was permitted to send.
+    pub fn window_time_s(&mut self, now: Instant) -> (f64, f64) {
+        self.spend(now);
+        (self.account.inside.as_secs_f64(), self.account.sending.as_secs_f64())
     }
-    pub fn may_dequeue(&mut self, _in_wnic: u16, _now: Instant) -> (bool, bool) { (true, false) }
-    pub fn on_released(&mut self, _ahead: u16, _queued_at: Instant, _now: Instant) {}
-    pub fn on_status(&mut self, _queued_at: Instant, _now: Instant) {}
-    pub fn set_up(&mut self, up: bool, _now: Instant) { self.up = up; }
-    pub fn restart(&mut self, _team: &Team, _policy: &Policy, _incarnation: u32, _now: Instant) { self.up = true; }
-    pub fn step_clock(&mut self, by_ns: i64) { self.skew_ns += by_ns; }
-    pub fn window_time(&mut self, _now: Instant) -> (f64, f64) { (0.0, 0.0) }
+}
+
+/// Inferences that the leader remembers.
+const INFERENCE_TIMES: usize = 128;
+
+fn gate(config: &LocalConfig) -> Gate {
+    let table = CompletionTable::new(WNIC_DEPTH, config.completion_samples, config.protection_percentile);
+    Gate::new(table, config.backlog_max)
 }

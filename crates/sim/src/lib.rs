@@ -11,6 +11,7 @@ mod messages;
 mod mpc;
 mod plain;
 pub mod results;
+mod schedule;
 mod setup;
 mod streams;
 mod timers;
@@ -46,6 +47,13 @@ pub enum Error {
         /// The policy asked for.
         policy: String,
     },
+    /// The policy cannot be applied to this team.
+    Unfit {
+        /// The policy asked for.
+        policy: String,
+        /// Why, and what would mend it.
+        reason: String,
+    },
     /// A rule that must always hold was broken: a defect of Coorp, replayed by the same team, policy and seed.
     Broken {
         /// Which rule, and when.
@@ -60,6 +68,7 @@ impl fmt::Display for Error {
                 f,
                 "policy '{policy}' has nothing to run: it needs [control], [learning] or a [[flow]] that it does not leave out"
             ),
+            Error::Unfit { policy, reason } => write!(f, "policy '{policy}' does not fit this team: {reason}"),
             Error::Broken { rule } => write!(f, "broken rule: {rule}"),
         }
     }

@@ -24,8 +24,10 @@ const ROUNDS_MAX: usize = 64;
 
 #[derive(Clone, Debug, Default)]
 struct Worker {
-    /// Sensor periods so far.
+    /// Samples scheduled so far; all but the last have fallen due.
     ticks: u64,
+    /// Which sample its last perception was.
+    sent_tick: u64,
     /// When it made the perception that it has no command for yet.
     waiting_since: Option<Instant>,
     /// A sample fell due while it waited.
@@ -38,6 +40,8 @@ struct Worker {
 #[derive(Clone, Copy, Debug)]
 struct Round {
     number: u64,
+    /// The newest sample in it.
+    tick: u64,
     start: Instant,
     outstanding: u16,
     lost: bool,
@@ -133,7 +137,10 @@ impl Mpc {
         if worker.alive {
             match worker.waiting_since {
                 Some(since) if now.since(since) < patience => worker.put_off = true,
-                _ => self.sense(robot, now),
+                _ => {
+                    let tick = worker.ticks;
+                    self.sense(robot, tick, now);
+                }
             }
         }
         self.tick_at(robot)
@@ -143,10 +150,11 @@ impl Mpc {
         self.control.period * PATIENCE
     }
 
-    fn sense(&mut self, robot: RobotId, now: Instant) {
+    fn sense(&mut self, robot: RobotId, tick: u64, now: Instant) {
         let worker = &mut self.workers[usize::from(robot.0)];
         worker.waiting_since = Some(now);
         worker.put_off = false;
+        worker.sent_tick = tick;
         self.actions.push_back(MpcAction::SendPerception(robot));
     }
 
@@ -180,6 +188,7 @@ impl Mpc {
         self.inferring = true;
         let normal: f64 = StandardNormal.sample(&mut self.inference_rng);
         let seconds = self.control.inference.as_secs_f64() * (normal * self.control.inference_sigma).exp();
+        let newest = self.workers.iter().filter(|worker| worker.fresh.is_some()).map(|worker| worker.sent_tick).max();
         let start = self.workers.iter_mut().filter_map(|worker| worker.fresh.take()).min();
         let outstanding = self.workers.iter().filter(|worker| worker.alive).count() as u16 - 1;
         if self.rounds.len() == ROUNDS_MAX {
@@ -187,6 +196,7 @@ impl Mpc {
         }
         self.rounds.push_back(Round {
             number: self.next_round,
+            tick: newest.unwrap_or(0),
             start: start.unwrap_or(Instant::ZERO),
             outstanding,
             lost: false,
@@ -216,13 +226,16 @@ impl Mpc {
         self.infer_if_complete();
     }
 
-    /// A robot has its command of a round.
+    /// A robot has its command of a round. If a sample fell due meanwhile, the next loop starts at once, unless the
+    /// others' samples of that instant were in this round: then the robot had fallen out of step and waits.
     pub fn on_command(&mut self, robot: RobotId, round: u64, now: Instant) {
+        let newest = self.rounds.iter().find(|other| other.number == round).map_or(0, |other| other.tick);
         self.command_decided(round, false, now);
         let worker = &mut self.workers[usize::from(robot.0)];
         worker.waiting_since = None;
-        if worker.put_off && worker.alive {
-            self.sense(robot, now);
+        let put_off = worker.ticks - 1;
+        if std::mem::take(&mut worker.put_off) && worker.alive && newest < put_off {
+            self.sense(robot, put_off, now);
         }
     }
 

@@ -62,8 +62,13 @@ pub(crate) fn config(team: &Team) -> Config {
             codel: wnic.codel,
             mpdu_spacing: wnic.mpdu_spacing,
         },
-        link: Link { rate: Rate { mcs: 0, streams: air.streams }, loss: air.loss },
+        link: lowest(team),
     }
+}
+
+/// The link between robots that nothing is said of.
+fn lowest(team: &Team) -> Link {
+    Link { rate: Rate { mcs: 0, streams: team.air.streams }, loss: team.air.loss }
 }
 
 /// A flow's access category on the air.
@@ -88,6 +93,7 @@ pub(crate) fn overridden(policy: &Policy, overrides: &PolicyOverrides) -> Policy
         replace(&mut local.command_windows, overrides.command_windows);
         replace(&mut local.shared_windows, overrides.shared_windows);
         replace(&mut local.steered_phases, overrides.steered_phases);
+        replace(&mut local.transmit_status, overrides.transmit_status);
         replace(&mut local.backlog_max, overrides.backlog_max.map(Some));
     }
     policy
@@ -133,17 +139,24 @@ impl Geometry {
     /// Sets the links of `pairs` as they are at `now`; at the start all of them, later those that distance decides.
     pub fn set_links(&self, team: &Team, pairs: &[(RobotId, RobotId)], now: Instant, air: &mut Air) {
         for (from, to) in pairs {
-            let Some(rate) = team.rate(*from, *to) else { continue };
-            let from_snr = |snr_db| link::from_snr(self.standard, rate.streams, snr_db);
-            let mut link = match rate.source {
-                RateSource::Mcs(_) | RateSource::SnrDb(_) if now > Instant::ZERO => continue,
-                RateSource::Mcs(mcs) => Link { rate: Rate { mcs, streams: rate.streams }, loss: 0.0 },
-                RateSource::SnrDb(snr_db) => from_snr(snr_db),
-                RateSource::Distance => from_snr(self.path_loss.snr_db(self.distance_m(*from, *to, now))),
-            };
-            link.loss = 1.0 - (1.0 - link.loss) * (1.0 - rate.loss);
-            air.set_link(station(*from), station(*to), link);
+            let by_distance = team.rate(*from, *to).is_some_and(|rate| rate.source == RateSource::Distance);
+            if now == Instant::ZERO || by_distance {
+                air.set_link(station(*from), station(*to), self.link(team, *from, *to, now));
+            }
         }
+    }
+
+    /// The link from one robot to another as it is at `now`.
+    pub fn link(&self, team: &Team, from: RobotId, to: RobotId, now: Instant) -> Link {
+        let Some(rate) = team.rate(from, to) else { return lowest(team) };
+        let from_snr = |snr_db| link::from_snr(self.standard, rate.streams, snr_db);
+        let mut link = match rate.source {
+            RateSource::Mcs(mcs) => Link { rate: Rate { mcs, streams: rate.streams }, loss: 0.0 },
+            RateSource::SnrDb(snr_db) => from_snr(snr_db),
+            RateSource::Distance => from_snr(self.path_loss.snr_db(self.distance_m(from, to, now))),
+        };
+        link.loss = 1.0 - (1.0 - link.loss) * (1.0 - rate.loss);
+        link
     }
 
     fn distance_m(&self, from: RobotId, to: RobotId, now: Instant) -> f64 {

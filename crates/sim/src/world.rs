@@ -5,9 +5,10 @@
 use std::collections::VecDeque;
 
 use coorp_air::tcp;
-use coorp_air::{AccessCategory, Air, Host, Packet, StationId, Transmission};
+use coorp_air::{AccessCategory, Air, Host, Load, Packet, StationId, Transmission};
 use coorp_core::permits::{Controller, ControllerAction, Message};
 use coorp_core::policy::{Access, Policy};
+use coorp_core::schedwifi::Schedule;
 use coorp_core::{Duration, FlowId, Instant, RobotId};
 use coorp_team::{Team, Traffic};
 
@@ -22,7 +23,7 @@ use crate::results::{Charts, PolicyResult, Run, SpanKind};
 use crate::setup::{self, robot, station, Geometry, MOVE_EVERY};
 use crate::streams::Stream;
 use crate::timers::{Armed, Timer, Timers};
-use crate::{Error, Options};
+use crate::{schedule, Error, Options};
 
 /// Size of a message about permits, headers left out, bytes.
 const PERMIT_MESSAGE_BYTES: u64 = 48;
@@ -85,6 +86,7 @@ struct Delayed {
 pub(crate) struct World<'a> {
     team: &'a Team,
     policy: &'a Policy,
+    schedule: Option<Schedule>,
     pub now: Instant,
     pub timers: Timers,
     slots: Vec<Slot>,
@@ -146,7 +148,15 @@ pub(crate) fn run(
     progress: &(dyn Fn(Instant) + Sync),
 ) -> Result<Run, Error> {
     let mut air = Air::new(setup::config(team), options.seed);
-    let mut world = World::new(team, policy, options);
+    let schedule = match &policy.schedwifi {
+        Some(config) => {
+            let control = team.control.as_ref().filter(|_| policy.control);
+            let unfit = |reason| Error::Unfit { policy: policy.name.clone(), reason };
+            Some(schedule::schedule(team, config, control).map_err(unfit)?)
+        }
+        None => None,
+    };
+    let mut world = World::new(team, policy, schedule, options);
     if world.slots.is_empty() {
         return Err(Error::NothingToRun { policy: policy.name.to_string() });
     }
@@ -194,15 +204,17 @@ pub(crate) fn run(
 }
 
 impl<'a> World<'a> {
-    fn new(team: &'a Team, policy: &'a Policy, options: &Options) -> Self {
+    fn new(team: &'a Team, policy: &'a Policy, schedule: Option<Schedule>, options: &Options) -> Self {
         let robots = team.robots.len();
         let seed = options.seed;
         let mpc = team.control.filter(|_| policy.control && robots > 1).map(|control| Mpc::new(team, control, seed));
         let drlc = team.learning.filter(|_| policy.bulk && robots > 1).map(|learning| Drlc::new(team, learning, seed));
         let coordinated = policy.global.clone().filter(|_| policy.bulk);
+        let agents = (0..robots as u16).map(|id| Agent::new(team, policy, schedule.as_ref(), RobotId(id))).collect();
         let mut world = World {
             team,
             policy,
+            schedule,
             now: Instant::ZERO,
             timers: Timers::default(),
             slots: Vec::new(),
@@ -210,7 +222,7 @@ impl<'a> World<'a> {
             streams: Vec::new(),
             cargo: Vec::new(),
             plains: Vec::new(),
-            agents: (0..robots as u16).map(|id| Agent::new(team, policy, RobotId(id))).collect(),
+            agents,
             agents_armed: vec![Armed::default(); robots],
             controller: coordinated.map(|config| Controller::new(config, 0)),
             controller_armed: Armed::default(),
@@ -608,7 +620,6 @@ impl<'a> World<'a> {
             (Role::Perception(robot), Fate::Arrived(latency), _) => {
                 self.counts.control_latency.record(latency);
                 let made_at = self.now - latency;
-                self.agents[usize::from(self.team.leader.0)].on_perception_arrived(robot, self.now);
                 self.share_model(robot);
                 if let Some(mpc) = &mut self.mpc {
                     mpc.on_perception(robot, made_at);
@@ -706,15 +717,15 @@ impl<'a> World<'a> {
     fn run_agent(&mut self, robot: RobotId) {
         let place = usize::from(robot.0);
         let now = self.now;
-        while let Some(action) = self.agents[place].poll() {
+        while let Some(action) = self.agents[place].poll(now) {
             match action {
                 AgentAction::Send(message) if robot == self.team.leader => self.on_controller_message(robot, message),
                 AgentAction::Send(message) => self.send_permit(self.to_controller[place], false, message),
                 AgentAction::Permitted(permitted) => self.set_permitted(robot, permitted),
                 AgentAction::Resume => self.kicks.push(station(robot)),
-                AgentAction::Window(inside) => {
+                AgentAction::WindowOver(start, end) => {
                     if let Some(recorder) = &mut self.recorder {
-                        recorder.state(robot, SpanKind::Window, inside, now);
+                        recorder.span(robot, SpanKind::Window, start, end, 0);
                     }
                 }
             }
@@ -736,35 +747,27 @@ impl<'a> World<'a> {
             self.plains[plain as usize].permitted = permitted;
             self.plains[plain as usize].fill(self.now, &mut self.outbox);
         }
-        if permitted {
-            self.give_models(robot);
+        if !permitted {
+            self.agents[place].forget_shared(self.team.robots.len() as u16);
         }
         if let Some(recorder) = &mut self.recorder {
             recorder.state(robot, SpanKind::Permit, permitted, self.now);
         }
     }
 
-    /// The leader learns `robot`'s arrival model with its perceptions, and tells the robots that hold a permit.
+    /// A perception of `robot` has been on the air. Whoever may send bulk heard it, and learns the robot's newest
+    /// arrival model with it: the message carries it.
     fn share_model(&mut self, robot: RobotId) {
         if !self.policy.local.as_ref().is_some_and(|local| local.shared_windows) {
             return;
         }
-        let holders: Vec<RobotId> = match &self.controller {
-            Some(controller) => controller.holders().filter(|holder| *holder != robot).collect(),
-            None => return,
-        };
-        for holder in holders {
-            if let Some(model) = self.agents[usize::from(robot.0)].perception_model() {
-                self.agents[usize::from(holder.0)].on_shared_model(robot, model, self.now);
-                self.run_agent(holder);
-            }
-        }
-    }
-
-    fn give_models(&mut self, holder: RobotId) {
-        for other in (0..self.agents.len() as u16).map(RobotId).filter(|other| *other != holder) {
-            if let Some(model) = self.agents[usize::from(other.0)].perception_model() {
-                self.agents[usize::from(holder.0)].on_shared_model(other, model, self.now);
+        let Some(model) = self.agents[usize::from(robot.0)].perception_model() else { return };
+        for place in 0..self.agents.len() {
+            let listener = RobotId(place as u16);
+            if listener != robot && self.agents[place].is_sending() {
+                self.agents[place].on_shared_message(robot, self.now);
+                self.agents[place].on_shared_model(robot, model, self.now);
+                self.run_agent(listener);
             }
         }
     }
@@ -991,14 +994,14 @@ impl<'a> World<'a> {
         self.timers.set(faults.next(), Timer::Fault);
         match strike {
             Strike::Down(robot) => {
-                self.agents[usize::from(robot.0)].set_up(false, self.now);
+                self.agents[usize::from(robot.0)].set_down(self.now);
                 if let Some(mpc) = &mut self.mpc {
                     mpc.set_alive(robot, false);
                 }
                 self.set_permitted(robot, false);
             }
             Strike::Up(robot, incarnation) => {
-                self.agents[usize::from(robot.0)].restart(self.team, self.policy, incarnation, self.now);
+                self.agents[usize::from(robot.0)].restart(self.team, self.policy, self.schedule.as_ref(), incarnation, self.now);
                 if robot == self.team.leader {
                     let local = self.agents[usize::from(robot.0)].local(self.now);
                     let config = self.policy.global.clone();
@@ -1023,7 +1026,7 @@ impl<'a> World<'a> {
     fn finish(mut self, air: &Air, options: &Options) -> Run {
         let end = self.now;
         for agent in &mut self.agents {
-            let (window_s, sending_s) = agent.window_time(end);
+            let (window_s, sending_s) = agent.window_time_s(end);
             self.counts.window_s += window_s;
             self.counts.sending_s += sending_s;
         }
@@ -1074,13 +1077,13 @@ fn control_flow(role: Role) -> Option<ControlFlow> {
 }
 
 impl Host for World<'_> {
-    fn may_dequeue(&mut self, station: StationId, category: AccessCategory, in_wnic: u16, now: Instant) -> bool {
+    fn may_dequeue(&mut self, station: StationId, category: AccessCategory, load: Load, now: Instant) -> bool {
         if category < AccessCategory::BestEffort {
             return true;
         }
         let robot = robot(station);
         let agent = &mut self.agents[usize::from(robot.0)];
-        let (pass, changed) = agent.may_dequeue(in_wnic, now);
+        let (pass, changed) = agent.may_dequeue(load, now);
         if changed {
             if let Some(deadline) = agent.next_deadline() {
                 self.agents_armed[usize::from(robot.0)].arm(deadline.max(now), Timer::Agent(robot), &mut self.timers);
@@ -1092,7 +1095,7 @@ impl Host for World<'_> {
         pass
     }
 
-    fn enqueued(&mut self, packet: &Packet, _ahead: u16, _now: Instant) {
+    fn enqueued(&mut self, packet: &Packet, _now: Instant) {
         let place = usize::from(packet.from.0);
         match self.slots[packet.flow.0 as usize] {
             Slot::Message(channel) if self.channels[channel as usize].role_is_control(&self.plains) => {
@@ -1110,11 +1113,11 @@ impl Host for World<'_> {
         }
     }
 
-    fn completed(&mut self, packet: &Packet, queued_at: Instant, acknowledged: bool, now: Instant) {
+    fn completed(&mut self, packet: &Packet, ahead: u16, queued_at: Instant, acknowledged: bool, now: Instant) {
         let sender = robot(packet.from);
         let place = usize::from(packet.from.0);
         if packet.category >= AccessCategory::BestEffort {
-            self.agents[place].on_status(queued_at, now);
+            self.agents[place].on_status(ahead, queued_at, now);
         }
         match self.slots[packet.flow.0 as usize] {
             Slot::Message(channel) => {

@@ -345,6 +345,8 @@ pub struct PolicyOverrides {
     pub shared_windows: Option<bool>,
     /// Steer sensor phases so that windows coincide.
     pub steered_phases: Option<bool>,
+    /// The gate goes by transmit status, not by the driver's completions.
+    pub transmit_status: Option<bool>,
 }
 
 impl RateOverride {

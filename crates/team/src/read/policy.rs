@@ -25,6 +25,7 @@ pub(super) fn overrides(root: &mut Sheet<'_>) -> PolicyOverrides {
         command_windows: sheet.flag("command_windows"),
         shared_windows: sheet.flag("shared_windows"),
         steered_phases: sheet.flag("steered_phases"),
+        transmit_status: sheet.flag("transmit_status"),
     };
     sheet.finish();
     read
