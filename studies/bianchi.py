@@ -111,20 +111,19 @@ def saturation_mbps(stations: int, *, rts: bool) -> float:
 
 def team_file(stations: int, *, rts: bool) -> str:
     names = [f"station-{i}" for i in range(stations)]
-    parts = [
-        '[[robot]]\nname = "sink"\nleader = true\n\n',
-        *(f'[[robot]]\nname = "{name}"\n\n' for name in names),
+    air = (
         f'[air]\nstandard = "802.11ac"\nwidth_mhz = 20\nstreams = 1\nguard_interval_ns = 800\nmcs = {MCS}\n'
         f"rts_cts = {'true' if rts else 'false'}\ncontrol_rate_mbps = {CONTROL_RATE_MBPS}\n"
-        'wnic = "ideal"\n\n',
-        f'[air.ac_be]\naifsn = {AIFSN}\ncw_min = {CW_MIN}\ncw_max = {CW_MAX}\ntxop = "0us"\nampdu_frames = 1\n\n',
-        *(
-            f'[[flow]]\nname = "{name}"\nfrom = "{name}"\nto = "sink"\nac = "AC_BE"\ntransport = "udp"\n'
-            f"size = {PAYLOAD_BYTES}\nsaturated = true\n\n"
-            for name in names
-        ),
+        'wnic = "ideal"\n\n'
+        f'[air.ac_be]\naifsn = {AIFSN}\ncw_min = {CW_MIN}\ncw_max = {CW_MAX}\ntxop = "0us"\nampdu_frames = 1\n\n'
+    )
+    robots = [f'[[robot]]\nname = "{name}"\n\n' for name in names]
+    flows = [
+        f'[[flow]]\nname = "{name}"\nfrom = "{name}"\nto = "sink"\nac = "AC_BE"\ntransport = "udp"\n'
+        f"size = {PAYLOAD_BYTES}\nsaturated = true\n\n"
+        for name in names
     ]
-    return "".join(parts)
+    return "".join(['[[robot]]\nname = "sink"\nleader = true\n\n', *robots, air, *flows])
 
 
 def coorp_mbps(binary: Path, stations: int, duration_s: float, *, rts: bool) -> float:

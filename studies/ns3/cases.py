@@ -127,14 +127,16 @@ def team_file(case: Case) -> str:
     """The same scenario as a Coorp team file: flows alone."""
     senders = [f"bulk-{i}" for i in range(case.stations)] + (["control"] if case.control else [])
     channel = {20: 36, 40: 38, 80: 42}[case.width_mhz]
-    parts = [
-        '[team]\nname = "ns3-study"\n\n',
-        '[[robot]]\nname = "sink"\nleader = true\n\n',
-        *(f'[[robot]]\nname = "{name}"\n\n' for name in senders),
+    air = (
         f'[air]\nstandard = "802.11ac"\nchannel = {channel}\nwidth_mhz = {case.width_mhz}\n'
         f"streams = {case.streams}\nguard_interval_ns = {case.guard_ns}\nmcs = {case.mcs}\nloss = 0.0\n"
         f"rts_cts = {'true' if case.rts else 'false'}\ncontrol_rate_mbps = {case.control_rate_mbps}\n"
-        'wnic = "ideal"\n\n',
+        'wnic = "ideal"\n\n'
+    )
+    parts = [
+        'name = "ns3-study"\n\n[[robot]]\nname = "sink"\nleader = true\n\n',
+        *(f'[[robot]]\nname = "{name}"\n\n' for name in senders),
+        air,
         _category_toml("ac_be", case.be),
         _category_toml("ac_vo", case.vo),
     ]

@@ -2,7 +2,7 @@
 
     pip install ns3==3.44.post0
     cargo build --release
-    python studies/ns3/run.py [--quick] [--markdown]
+    python studies/ns3/run.py [--quick] [--stock] [--markdown]
 
 Where ns-3 or g++ is missing the study says so and ends well. It ends with 1 where a figure is off by more than the
 limits below. What is matched on ns-3's side, and what is not, stands in docs/fidelity.md.
@@ -109,10 +109,10 @@ def run_coorp(binary: Path, case: Case, duration_s: float) -> Coorp:
     )
 
 
-def compare(scenario: Path, coorp: Path, case: Case, effort: Effort) -> Result:
+def compare(scenario: Path, coorp: Path, case: Case, effort: Effort, *, stock: bool) -> Result:
     duration_s = effort.latency_s if case.control else effort.throughput_s
     seeds = range(1, effort.seeds + 1)
-    theirs = peer.pool([peer.run(scenario, case, duration_s, seed) for seed in seeds])
+    theirs = peer.pool([peer.run(scenario, case, duration_s, seed, stock=stock) for seed in seeds])
     ours = run_coorp(coorp, case, COORP_TIMES * duration_s * effort.seeds)
     rows: list[Row] = []
     if case.stations:
@@ -149,6 +149,7 @@ def speed(results: list[Result], of: Callable[[Result], peer.Run | Coorp]) -> fl
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer cases and shorter runs, for CI")
+    parser.add_argument("--stock", action="store_true", help="ns-3 in its own ways; Coorp is not expected to agree")
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     arguments = parser.parse_args()
     try:
@@ -159,7 +160,7 @@ def main() -> int:
     effort = QUICK if arguments.quick else FULL
     cases = [case for case in CASES if case.quick or not arguments.quick]
     with ThreadPoolExecutor(PARALLEL) as pool:
-        results = list(pool.map(lambda case: compare(scenario, coorp, case, effort), cases))
+        results = list(pool.map(lambda case: compare(scenario, coorp, case, effort, stock=arguments.stock), cases))
     rows = [row for result in results for row in result.rows]
     print_rows(rows, markdown=arguments.markdown)
     failures = sum(not row.passed for row in rows)
