@@ -31,7 +31,7 @@ const MISFIT_WIDTHS: f64 = 2.5;
 const ONE_SIDED_MAX: i32 = 6;
 /// So many samples in a row, all the same number of periods (above one) apart, have a longer period.
 const SAME_STRIDE_MAX: u32 = 8;
-/// Quantiles are read again at most once in this share of the window: one new sample in 128 moves them little.
+/// Quantiles are read again once a quarter of the window is new: they cost a pass over it, and move slowly.
 const QUANTILE_SHARE: usize = 4;
 /// The normal quantile of an accuracy of 95 %.
 const Z_95: f64 = 1.96;

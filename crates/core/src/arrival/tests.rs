@@ -89,10 +89,8 @@ fn quantiles_see_that_a_flow_is_late_more_than_early() {
     }
     let next = m.predict(Instant::ZERO).unwrap();
     assert!(next.late > next.early * 2, "{next:?}");
-    assert!(
-        next.early < Duration::from_millis(1) + Duration::from_micros(200),
-        "{next:?}"
-    );
+    // Nothing is earlier than the mean lateness; the line's own error comes on top.
+    assert!(next.early < Duration::from_micros(1_400), "{next:?}");
 }
 
 #[test]
@@ -149,6 +147,22 @@ fn a_changed_period_is_learnt_within_a_dozen_messages() {
             "{new_ns}: {learnt:?}"
         );
     }
+}
+
+#[test]
+fn a_period_that_drifts_within_the_deviation_is_followed() {
+    let mut noise = Noise(21);
+    let mut m = model(Deviation::Normal);
+    let mut at = 0;
+    for k in 0..240 {
+        // 0.1 ms more each time: a third of the deviation, so no single message stands out at first.
+        at += PERIOD_NS + if k < 200 { 0 } else { MS / 10 };
+        m.on_sample(noise.message(at, 300e3));
+    }
+    let next = m.predict(Instant::ZERO).unwrap();
+    let due = at + PERIOD_NS + MS / 10;
+    assert!(next.expected.as_nanos().abs_diff(due) < 400_000, "{next:?}, due {due}");
+    assert!(m.time_model().unwrap().sigma < Duration::from_micros(500));
 }
 
 #[test]

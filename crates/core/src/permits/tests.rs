@@ -173,6 +173,28 @@ fn a_recovering_controller_is_quiet_for_one_lease() {
 }
 
 #[test]
+fn a_grant_that_nobody_waits_for_is_given_back_at_once() {
+    let mut r = Requester::new(RobotId(1), config(), 0);
+    r.want(at(0));
+    r.done(at(1));
+    while r.poll().is_some() {}
+    r.on_message(
+        Message::Grant {
+            request: RequestId(0),
+            token: Token(5),
+            slice: ms(500),
+            echo: at(0),
+        },
+        at(2),
+    );
+    assert_eq!(
+        r.poll(),
+        Some(RequesterAction::Send(Message::Release { token: Token(5) }))
+    );
+    assert!(!r.may_send(at(2)));
+}
+
+#[test]
 fn a_grant_that_travelled_too_long_starts_nothing_until_a_fresh_one_comes() {
     let mut r = Requester::new(RobotId(1), config(), 0);
     r.want(at(0));
