@@ -143,7 +143,7 @@ def print_rows(rows: list[Row], *, markdown: bool) -> None:
     separator, edge = (" | ", "|") if markdown else ("  ", "")
 
     def line(*fields: str) -> None:
-        print(f"{edge} {separator.join(field.rjust(10) for field in fields)} {edge}".strip())
+        print(f"{edge} {separator.join(field.rjust(10) for field in fields)} {edge}".rstrip())
 
     line("stations", "access", "Bianchi", "Coorp", "error", "")
     if markdown:

@@ -126,9 +126,8 @@ def _category_toml(name: str, category: Category) -> str:
 def team_file(case: Case) -> str:
     """The same scenario as a Coorp team file: flows alone."""
     senders = [f"bulk-{i}" for i in range(case.stations)] + (["control"] if case.control else [])
-    channel = {20: 36, 40: 38, 80: 42}[case.width_mhz]
     air = (
-        f'[air]\nstandard = "802.11ac"\nchannel = {channel}\nwidth_mhz = {case.width_mhz}\n'
+        f'[air]\nstandard = "802.11ac"\nchannel = 36\nwidth_mhz = {case.width_mhz}\n'
         f"streams = {case.streams}\nguard_interval_ns = {case.guard_ns}\nmcs = {case.mcs}\nloss = 0.0\n"
         f"rts_cts = {'true' if case.rts else 'false'}\ncontrol_rate_mbps = {case.control_rate_mbps}\n"
         'wnic = "ideal"\n\n'

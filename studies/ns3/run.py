@@ -41,7 +41,7 @@ class Effort:
     seeds: int
 
 
-FULL = Effort(throughput_s=20.0, latency_s=60.0, seeds=3)
+FULL = Effort(throughput_s=20.0, latency_s=60.0, seeds=2)
 QUICK = Effort(throughput_s=8.0, latency_s=30.0, seeds=1)
 
 
