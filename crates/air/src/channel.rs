@@ -19,21 +19,22 @@ use crate::config::{Config, Edca};
 use crate::link::Link;
 use crate::packet::{AccessCategory, Packet, StationId};
 use crate::phy::{Standard, Timing, PPDU_MAX, SIFS, SLOT};
-use crate::wnic::{Aggregate, AggregateLimit, Queues};
+use crate::wnic::{Aggregate, AggregateLimit, Load, Queues};
 
 /// What the air tells the layer above, and asks of it: the driver's three hooks (001, section V), and arrivals.
 /// Called from within [`Air`]'s methods; answers to them go through [`Air::send`] afterwards.
 pub trait Host {
-    /// The driver is about to take a packet of `category` from the host queue; `in_wnic` packets of it are in the
-    /// WNIC. False holds it until [`Air::kick`].
-    fn may_dequeue(&mut self, station: StationId, category: AccessCategory, in_wnic: u16, now: Instant) -> bool;
-    /// The driver handed `packet` to the WNIC, behind `ahead` packets of its category.
-    fn enqueued(&mut self, packet: &Packet, ahead: u16, now: Instant);
+    /// The driver is about to take a packet of `category` from the host queue, with `load` of it in the WNIC. False
+    /// holds it until [`Air::kick`].
+    fn may_dequeue(&mut self, station: StationId, category: AccessCategory, load: Load, now: Instant) -> bool;
+    /// The driver handed `packet` to the WNIC.
+    fn enqueued(&mut self, packet: &Packet, now: Instant);
     /// The driver's completion hook: it counts `packet`, which the WNIC got at `queued_at` behind `ahead` others, as
     /// complete. Over USB that is before it was on the air.
     fn released(&mut self, packet: &Packet, ahead: u16, queued_at: Instant, now: Instant);
-    /// The transmit status of `packet`, which the WNIC got at `queued_at`: acknowledged, or given up.
-    fn completed(&mut self, packet: &Packet, queued_at: Instant, acknowledged: bool, now: Instant);
+    /// The transmit status of `packet`, which the WNIC got at `queued_at` behind `ahead` others that were not sent
+    /// yet: acknowledged, or given up.
+    fn completed(&mut self, packet: &Packet, ahead: u16, queued_at: Instant, acknowledged: bool, now: Instant);
     /// `packet` reached the stack of its receiver.
     fn delivered(&mut self, packet: &Packet, now: Instant);
     /// The host queue dropped `packet`.
@@ -255,12 +256,12 @@ impl Air {
                         break;
                     }
                     let taken = queues.take(category, now, &mut |dropped| host.dropped(&dropped, now));
-                    let Some((packet, ahead)) = taken else { break };
-                    host.enqueued(&packet, ahead, now);
+                    let Some(packet) = taken else { break };
+                    host.enqueued(&packet, now);
                 }
             }
             // What the commit stage takes may make room for more.
-            if !queues.commit(|frame| host.released(&frame.packet, frame.ahead, frame.queued_at, now)) {
+            if !queues.commit(|frame| host.released(&frame.packet, frame.ahead.incomplete, frame.queued_at, now)) {
                 return;
             }
         }
@@ -606,9 +607,9 @@ impl Air {
             |frame| {
                 counters.given_up += u64::from(!frame.acknowledged);
                 if on_air {
-                    host.released(&frame.packet, frame.ahead, frame.queued_at, now);
+                    host.released(&frame.packet, frame.ahead.incomplete, frame.queued_at, now);
                 }
-                host.completed(&frame.packet, frame.queued_at, frame.acknowledged, now);
+                host.completed(&frame.packet, frame.ahead.unsent, frame.queued_at, frame.acknowledged, now);
             },
             |packet| in_sequence.push(*packet),
         );
@@ -640,14 +641,14 @@ mod tests {
     }
 
     impl Host for Recorder {
-        fn may_dequeue(&mut self, _: StationId, category: AccessCategory, _: u16, _: Instant) -> bool {
+        fn may_dequeue(&mut self, _: StationId, category: AccessCategory, _: Load, _: Instant) -> bool {
             !self.hold || category == AccessCategory::Voice
         }
-        fn enqueued(&mut self, _: &Packet, _: u16, _: Instant) {}
+        fn enqueued(&mut self, _: &Packet, _: Instant) {}
         fn released(&mut self, _: &Packet, _: u16, _: Instant, _: Instant) {
             self.released += 1;
         }
-        fn completed(&mut self, packet: &Packet, _: Instant, acknowledged: bool, _: Instant) {
+        fn completed(&mut self, packet: &Packet, _: u16, _: Instant, acknowledged: bool, _: Instant) {
             self.completed.push((*packet, acknowledged));
         }
         fn delivered(&mut self, packet: &Packet, _: Instant) {

@@ -22,3 +22,4 @@ mod wnic;
 pub use channel::{Air, Host, MacCounters, Outcome, Transmission};
 pub use config::{Config, Edca, Wnic};
 pub use packet::{AccessCategory, Packet, StationId};
+pub use wnic::Load;

@@ -27,10 +27,19 @@ pub(crate) struct Frame {
     pub queued_at: Instant,
     pub sequence: u32,
     pub lane: u16,
-    /// Packets of its category that were in the WNIC when it came.
-    pub ahead: u16,
+    /// What was in the WNIC of its category when it came.
+    pub ahead: Load,
     pub tries: u8,
     pub acknowledged: bool,
+}
+
+/// Packets of one category in a WNIC.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Load {
+    /// Handed over, and not complete as the driver counts.
+    pub incomplete: u16,
+    /// Handed over, and without a transmit status yet.
+    pub unsent: u16,
 }
 
 /// How much may be put into one PPDU.
@@ -140,8 +149,8 @@ pub(crate) struct Queues {
     host: [FqCodel; 4],
     hardware: [HardwareQueue; 4],
     commit: VecDeque<Frame>,
-    /// Packets handed to the WNIC that the driver does not yet count as complete, by category.
-    pub in_wnic: [u16; 4],
+    /// What is in the WNIC, by category.
+    pub in_wnic: [Load; 4],
 }
 
 impl Queues {
@@ -158,7 +167,7 @@ impl Queues {
             host,
             hardware: Default::default(),
             commit: VecDeque::new(),
-            in_wnic: [0; 4],
+            in_wnic: [Load::default(); 4],
         }
     }
 
@@ -169,7 +178,7 @@ impl Queues {
 
     /// Whether the driver would take a packet of this category: one waits and the WNIC has room.
     pub fn wants(&self, category: AccessCategory) -> bool {
-        self.in_wnic[category.index()] < self.wnic.queue_frames && !self.host[category.index()].is_empty()
+        self.in_wnic[category.index()].incomplete < self.wnic.queue_frames && !self.host[category.index()].is_empty()
     }
 
     /// Packets in the host queue of a category.
@@ -183,7 +192,7 @@ impl Queues {
         category: AccessCategory,
         now: Instant,
         dropped: &mut impl FnMut(Packet),
-    ) -> Option<(Packet, u16)> {
+    ) -> Option<Packet> {
         let host = &mut self.host[category.index()];
         let queue = &mut self.hardware[category.index()];
         let burst = match queue.burst {
@@ -212,8 +221,9 @@ impl Queues {
             tries: 0,
             acknowledged: false,
         });
-        self.in_wnic[category.index()] += 1;
-        Some((packet, ahead))
+        let load = &mut self.in_wnic[category.index()];
+        (load.incomplete, load.unsent) = (load.incomplete + 1, load.unsent + 1);
+        Some(packet)
     }
 
     /// Moves frames from the lanes into the commit stage while it has room, highest category first. `released` is
@@ -233,7 +243,7 @@ impl Queues {
                 let Some(frame) = lane.frames.pop_front() else { break };
                 self.commit.push_back(frame);
                 if on_transfer {
-                    *in_wnic -= 1;
+                    in_wnic.incomplete -= 1;
                     any = true;
                     released(&frame);
                 }
@@ -381,7 +391,8 @@ impl Queues {
                 continue;
             }
             dropped_any |= !frame.acknowledged;
-            *in_wnic -= u16::from(on_air);
+            in_wnic.incomplete -= u16::from(on_air);
+            in_wnic.unsent -= 1;
             completed(&frame);
         }
         buffer.rotate_right(usize::from(kept));

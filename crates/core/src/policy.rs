@@ -24,6 +24,9 @@ pub struct Policy {
     pub local: Option<LocalConfig>,
     /// SchedWiFi's ST windows in place of predicted ones.
     pub schedwifi: Option<SchedWifiConfig>,
+    /// Segments that a receiver of bulk acknowledges at once: 2 as TCP does, more where the transport is ours. Each
+    /// acknowledgement contends for the air like a packet.
+    pub ack_every: u32,
 }
 
 /// How access categories are used.
@@ -54,8 +57,11 @@ pub struct LocalConfig {
     pub protection_percentile: f64,
     /// A window ends once the messages that it was opened for have left the WNIC.
     pub early_release: bool,
-    /// Windows for the leader's commands: it knows when its inference will end.
+    /// Windows for commands, where it matters: once a loop has come within `command_margin` of its bound and its
+    /// commands are not there, the leader and every robot that waits for one keep bulk out of their WNICs.
     pub command_windows: bool,
+    /// How long before the reaction bound a loop counts as at risk.
+    pub command_margin: Duration,
     /// Windows for the messages of other robots hold a permit holder's bulk too.
     pub shared_windows: bool,
     /// Sensor phases are steered together, so that one pause protects all.
@@ -95,6 +101,7 @@ impl Default for LocalConfig {
             protection_percentile: 0.95,
             early_release: false,
             command_windows: false,
+            command_margin: Duration::from_millis(2),
             shared_windows: false,
             steered_phases: false,
             transmit_status: false,
@@ -139,6 +146,7 @@ impl Policy {
             global: None,
             local: None,
             schedwifi: None,
+            ack_every: 2,
         };
         match name {
             "mpc-only" => policy.bulk = false,
@@ -153,6 +161,7 @@ impl Policy {
                 policy.local = Some(LocalConfig::default());
             }
             "coorp" => {
+                policy.ack_every = 32;
                 policy.global = Some(PermitConfig::default());
                 policy.local = Some(LocalConfig {
                     deviation: Deviation::Quantile,

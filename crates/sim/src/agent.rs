@@ -80,9 +80,6 @@ pub(crate) struct Agent {
     by_status: bool,
     leads: bool,
     control: Option<Control>,
-    /// The newest inference times, for announcing when the next will end.
-    inference_times: VecDeque<Duration>,
-    inference_began: Option<Instant>,
     skew_ns: i64,
     up: bool,
     wants_bulk: bool,
@@ -112,8 +109,6 @@ impl Agent {
             by_status: policy.local.as_ref().is_some_and(|local| local.transmit_status),
             leads: robot == team.leader,
             control: team.control.filter(|_| policy.control),
-            inference_times: VecDeque::new(),
-            inference_began: None,
             skew_ns,
             up: true,
             wants_bulk: false,
@@ -263,12 +258,6 @@ impl Agent {
         if let Windows::Predicted { planner, .. } = &mut self.windows {
             planner.on_message(flow.id(), local);
         }
-        if flow == ControlFlow::Command {
-            if let Some(began) = self.inference_began.take() {
-                self.inference_times.truncate(INFERENCE_TIMES - 1);
-                self.inference_times.push_front(local.since(began));
-            }
-        }
     }
 
     /// A control message has left the WNIC, all of it.
@@ -279,26 +268,35 @@ impl Agent {
         }
     }
 
-    /// The leader's inference begins: its commands will follow when it ends, which past inferences tell.
-    pub fn on_inference(&mut self, now: Instant) {
-        let local = self.local(now);
-        self.inference_began = Some(local);
+    /// A loop that began at `start` has no command yet for this robot, or, on the leader, for anyone. It is at risk
+    /// from the margin before its bound until the bound: then its commands must find the WNIC and the air free.
+    pub fn on_command_awaited(&mut self, start: Instant, now: Instant) {
+        let (start, local) = (self.local(start), self.local(now));
+        let Some(control) = self.control else { return };
         let Windows::Predicted { planner, config } = &mut self.windows else { return };
-        if !config.command_windows || self.inference_times.len() < INFERENCE_TIMES / 4 {
+        if !config.command_windows {
             return;
         }
-        let mut times: Vec<Duration> = self.inference_times.iter().copied().collect();
-        times.sort_unstable();
-        let at = |share: f64| times[((times.len() - 1) as f64 * share).round() as usize];
-        let miss = (1.0 - config.accuracy) / 2.0;
-        let (early, middle, late) = (at(miss), at(0.5), at(1.0 - miss));
+        let bound = start + control.bound;
+        if bound <= local {
+            return;
+        }
         let arrival = Arrival {
-            expected: local + middle,
-            early: middle.saturating_sub(early),
-            late: late.saturating_sub(middle),
+            expected: bound - config.extension.min(bound.since(local)),
+            early: config.command_margin.saturating_sub(config.extension),
+            late: Duration::ZERO,
         };
         let announced = planner.announce(COMMAND, arrival, local);
         debug_assert!(announced.is_ok(), "the planner has room for the commands");
+    }
+
+    /// The command has arrived: nothing is at risk any more.
+    pub fn on_command_arrived(&mut self, now: Instant) {
+        let local = self.local(now);
+        if let Windows::Predicted { planner, .. } = &mut self.windows {
+            planner.on_message(COMMAND, local);
+            planner.on_message_sent(COMMAND, local);
+        }
     }
 
     /// The model of the robot's perceptions, on the run's clock.
@@ -476,9 +474,6 @@ impl Agent {
         (self.account.inside.as_secs_f64(), self.account.sending.as_secs_f64())
     }
 }
-
-/// Inferences that the leader remembers.
-const INFERENCE_TIMES: usize = 128;
 
 fn gate(config: &LocalConfig) -> Gate {
     let table = CompletionTable::new(WNIC_DEPTH, config.completion_samples, config.protection_percentile);

@@ -54,8 +54,8 @@ pub(crate) enum MpcAction {
     SendPerception(RobotId),
     /// The leader sends `robot` the command of this round.
     SendCommand(RobotId, u64),
-    /// The inference ends after this time.
-    Infer(Duration),
+    /// The inference for the loop that began at `start` takes this time.
+    Infer { start: Instant, time: Duration },
     /// Call [`Mpc::on_round_timeout`] with this number after this time.
     Timeout(u64, Duration),
     /// A loop has ended after this reaction time.
@@ -189,7 +189,7 @@ impl Mpc {
         let normal: f64 = StandardNormal.sample(&mut self.inference_rng);
         let seconds = self.control.inference.as_secs_f64() * (normal * self.control.inference_sigma).exp();
         let newest = self.workers.iter().filter(|worker| worker.fresh.is_some()).map(|worker| worker.sent_tick).max();
-        let start = self.workers.iter_mut().filter_map(|worker| worker.fresh.take()).min();
+        let start = self.workers.iter_mut().filter_map(|worker| worker.fresh.take()).min().unwrap_or(Instant::ZERO);
         let outstanding = self.workers.iter().filter(|worker| worker.alive).count() as u16 - 1;
         if self.rounds.len() == ROUNDS_MAX {
             self.rounds.pop_front();
@@ -197,12 +197,12 @@ impl Mpc {
         self.rounds.push_back(Round {
             number: self.next_round,
             tick: newest.unwrap_or(0),
-            start: start.unwrap_or(Instant::ZERO),
+            start,
             outstanding,
             lost: false,
         });
         self.next_round += 1;
-        self.actions.push_back(MpcAction::Infer(Duration::from_secs_f64(seconds)));
+        self.actions.push_back(MpcAction::Infer { start, time: Duration::from_secs_f64(seconds) });
     }
 
     /// The leader has waited long enough in this round; it infers from what it has.

@@ -79,6 +79,7 @@ pub(crate) fn category(category: coorp_team::Category) -> AccessCategory {
 /// The policy with what the team file's `[policy]` replaces of it.
 pub(crate) fn overridden(policy: &Policy, overrides: &PolicyOverrides) -> Policy {
     let mut policy = policy.clone();
+    replace(&mut policy.ack_every, overrides.ack_every);
     if let Some(global) = &mut policy.global {
         replace(&mut global.limit, overrides.limit);
         replace(&mut global.slice, overrides.slice);
@@ -93,6 +94,7 @@ pub(crate) fn overridden(policy: &Policy, overrides: &PolicyOverrides) -> Policy
         replace(&mut local.command_windows, overrides.command_windows);
         replace(&mut local.shared_windows, overrides.shared_windows);
         replace(&mut local.steered_phases, overrides.steered_phases);
+        replace(&mut local.command_margin, overrides.command_margin);
         replace(&mut local.transmit_status, overrides.transmit_status);
         replace(&mut local.backlog_max, overrides.backlog_max.map(Some));
     }

@@ -65,6 +65,8 @@ enum Slot {
 #[derive(Clone, Copy, Debug)]
 enum Content {
     Round(u64),
+    /// All perceptions of a period are in; and the arrival models that came with them.
+    Clear,
     Permit(Message),
 }
 
@@ -283,8 +285,9 @@ impl<'a> World<'a> {
                 self.from_controller[place] = Some(self.open_channel(leader, id, voice, Role::FromController(id)));
             }
             if self.drlc.is_some() {
-                self.open_stream(leader, id, bulk, Cargo::ToWorker(id), tcp::Config::default());
-                self.open_stream(id, leader, bulk, Cargo::ToLeader(id), tcp::Config::default());
+                let config = tcp::Config { ack_every: self.policy.ack_every, ..Default::default() };
+                self.open_stream(leader, id, bulk, Cargo::ToWorker(id), config);
+                self.open_stream(id, leader, bulk, Cargo::ToLeader(id), config);
             }
         }
         for (index, flow) in self.team.flows.clone().into_iter().enumerate() {
@@ -351,7 +354,8 @@ impl<'a> World<'a> {
         let saturated = matches!(flow.traffic, Traffic::Saturated { .. });
         let carrier = match (flow.transport, saturated) {
             (coorp_team::Transport::Tcp, _) => {
-                let mut config = tcp::Config::default();
+                let ack_every = if flow.bulk { self.policy.ack_every } else { tcp::Config::default().ack_every };
+                let mut config = tcp::Config { ack_every, ..Default::default() };
                 if let Traffic::Saturated { packet_bytes } = flow.traffic {
                     config.mss = packet_bytes;
                 }
@@ -540,16 +544,18 @@ impl<'a> World<'a> {
                 MpcAction::SendPerception(robot) => {
                     let bytes = self.team.control.map_or(0, |control| control.perception_bytes);
                     self.send_control(self.perception[usize::from(robot.0)], bytes, None);
+                    self.agents[usize::from(robot.0)].on_command_awaited(self.now, self.now);
+                    self.run_agent(robot);
                 }
                 MpcAction::SendCommand(robot, round) => {
                     let bytes = self.team.control.map_or(0, |control| control.command_bytes);
                     self.send_control(self.command[usize::from(robot.0)], bytes, Some(Content::Round(round)));
                 }
-                MpcAction::Infer(time) => {
+                MpcAction::Infer { start, time } => {
                     self.timers.set(self.now + time, Timer::Inference);
-                    let leader = usize::from(self.team.leader.0);
-                    self.agents[leader].on_inference(self.now);
+                    self.agents[usize::from(self.team.leader.0)].on_command_awaited(start, self.now);
                     self.run_agent(self.team.leader);
+                    self.send_clear();
                 }
                 MpcAction::Timeout(round, after) => self.timers.set(self.now + after, Timer::RoundTimeout(round)),
                 MpcAction::LoopEnded { start, reaction, lost } => self.on_loop_ended(start, reaction, lost),
@@ -620,13 +626,15 @@ impl<'a> World<'a> {
             (Role::Perception(robot), Fate::Arrived(latency), _) => {
                 self.counts.control_latency.record(latency);
                 let made_at = self.now - latency;
-                self.share_model(robot);
+                self.tell_models(self.team.leader, Some(robot));
                 if let Some(mpc) = &mut self.mpc {
                     mpc.on_perception(robot, made_at);
                 }
             }
             (Role::Command(robot), Fate::Arrived(latency), Some(Content::Round(round))) => {
                 self.counts.control_latency.record(latency);
+                self.agents[usize::from(robot.0)].on_command_arrived(self.now);
+                self.run_agent(robot);
                 if let Some(mpc) = &mut self.mpc {
                     mpc.on_command(robot, round, self.now);
                 }
@@ -641,6 +649,12 @@ impl<'a> World<'a> {
             }
             (Role::FromController(robot), Fate::Arrived(_), Some(Content::Permit(message))) => {
                 self.on_requester_message(robot, message);
+                self.tell_models(robot, None);
+            }
+            (Role::FromController(robot), Fate::Arrived(_), Some(Content::Clear)) => {
+                for other in (0..self.agents.len() as u16).map(RobotId) {
+                    self.tell_models(robot, Some(other));
+                }
             }
             (Role::Plain(plain), Fate::Arrived(latency), _) => {
                 let plain = &mut self.plains[plain as usize];
@@ -662,8 +676,7 @@ impl<'a> World<'a> {
 
     fn send_permit(&mut self, channel: Option<u32>, to_robot: bool, message: Message) {
         let Some(channel) = channel else { return };
-        let shared = self.policy.local.as_ref().is_some_and(|local| local.shared_windows);
-        let models = if to_robot && shared { MODEL_BYTES * self.agents.len() as u64 } else { 0 };
+        let models = if to_robot && self.shares_windows() { MODEL_BYTES * self.agents.len() as u64 } else { 0 };
         let copies = match &mut self.faults {
             Some(faults) => faults.permit_message(),
             None => vec![Duration::ZERO],
@@ -755,19 +768,42 @@ impl<'a> World<'a> {
         }
     }
 
-    /// A perception of `robot` has been on the air. Whoever may send bulk heard it, and learns the robot's newest
-    /// arrival model with it: the message carries it.
-    fn share_model(&mut self, robot: RobotId) {
-        if !self.policy.local.as_ref().is_some_and(|local| local.shared_windows) {
+    fn shares_windows(&self) -> bool {
+        self.controller.is_some() && self.policy.local.as_ref().is_some_and(|local| local.shared_windows)
+    }
+
+    /// `listener` learns the others' arrival models, which travel with perceptions to the leader and from there with
+    /// messages about permits; or, of `arrived` alone, also that its perception has arrived.
+    fn tell_models(&mut self, listener: RobotId, arrived: Option<RobotId>) {
+        if !self.shares_windows() {
             return;
         }
-        let Some(model) = self.agents[usize::from(robot.0)].perception_model() else { return };
-        for place in 0..self.agents.len() {
-            let listener = RobotId(place as u16);
-            if listener != robot && self.agents[place].is_sending() {
-                self.agents[place].on_shared_message(robot, self.now);
-                self.agents[place].on_shared_model(robot, model, self.now);
-                self.run_agent(listener);
+        let place = usize::from(listener.0);
+        for other in (0..self.agents.len() as u16).map(RobotId) {
+            if other == listener || !self.agents[place].is_sending() || arrived.is_some_and(|robot| robot != other) {
+                continue;
+            }
+            if arrived.is_some() {
+                self.agents[place].on_shared_message(other, self.now);
+            }
+            if let Some(model) = self.agents[usize::from(other.0)].perception_model() {
+                self.agents[place].on_shared_model(other, model, self.now);
+            }
+        }
+        self.run_agent(listener);
+    }
+
+    /// The leader tells the robots that hold permits that all perceptions of this period are in.
+    fn send_clear(&mut self) {
+        if !self.shares_windows() {
+            return;
+        }
+        let holders: Vec<RobotId> = self.controller.iter().flat_map(Controller::holders).collect();
+        for holder in holders {
+            if let Some(channel) = self.from_controller[usize::from(holder.0)] {
+                let bytes = PERMIT_MESSAGE_BYTES + MODEL_BYTES * self.agents.len() as u64;
+                let content = Some(Content::Clear);
+                self.send_message(Delayed { channel, bytes, made_at: self.now, content });
             }
         }
     }

@@ -339,12 +339,16 @@ pub struct PolicyOverrides {
     pub backlog_max: Option<Duration>,
     /// End a window once its messages have gone.
     pub early_release: Option<bool>,
-    /// Windows for the leader's own control messages.
+    /// Windows for the commands of loops that are at risk.
     pub command_windows: Option<bool>,
     /// Windows of other robots' messages hold this robot's bulk too.
     pub shared_windows: Option<bool>,
     /// Steer sensor phases so that windows coincide.
     pub steered_phases: Option<bool>,
+    /// How long before the bound a loop without commands counts as at risk.
+    pub command_margin: Option<Duration>,
+    /// Segments of bulk that are acknowledged at once.
+    pub ack_every: Option<u32>,
     /// The gate goes by transmit status, not by the driver's completions.
     pub transmit_status: Option<bool>,
 }
