@@ -1,0 +1,277 @@
+//! `schedule()` of Algorithm 1: the queue Q, the set S, and who is granted next. Runs on the leader.
+
+use super::{Message, PermitConfig, RequestId, Token};
+use crate::{Duration, Instant, RobotId};
+use std::collections::VecDeque;
+
+/// A message that the controller wants sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ControllerAction {
+    /// Send `message` to robot `to`.
+    Send {
+        /// The receiver.
+        to: RobotId,
+        /// What to send.
+        message: Message,
+    },
+}
+
+#[derive(Clone, Debug)]
+struct Holder {
+    robot: RobotId,
+    request: RequestId,
+    token: Token,
+    granted_at: Instant,
+    heard_at: Instant,
+}
+
+#[derive(Clone, Debug)]
+struct Waiting {
+    robot: RobotId,
+    request: RequestId,
+    echo: Instant,
+    heard_at: Instant,
+}
+
+/// Hands out permits; runs on the leader.
+#[derive(Clone, Debug)]
+pub struct Controller {
+    config: PermitConfig,
+    token_next: u64,
+    /// No grant before this instant: holders that an earlier incarnation knew may still transmit.
+    quiet_until: Instant,
+    /// The newest time we were told, to notice a clock that steps back.
+    clock: Instant,
+    holders: Vec<Holder>,
+    queue: VecDeque<Waiting>,
+    outbox: VecDeque<ControllerAction>,
+}
+
+impl Controller {
+    /// A controller for a team that starts with it: nobody can hold a permit yet.
+    ///
+    /// `incarnation` must differ from that of every earlier controller of this team (a boot counter, say).
+    pub fn new(config: PermitConfig, incarnation: u32) -> Self {
+        Controller {
+            config,
+            token_next: u64::from(incarnation) << 32,
+            quiet_until: Instant::ZERO,
+            clock: Instant::ZERO,
+            holders: Vec::new(),
+            queue: VecDeque::new(),
+            outbox: VecDeque::new(),
+        }
+    }
+
+    /// A controller that takes over from one that may have granted permits: it grants none for one lease.
+    pub fn recovering(config: PermitConfig, incarnation: u32, now: Instant) -> Self {
+        let quiet_until = now + config.lease;
+        Controller {
+            quiet_until,
+            clock: now,
+            ..Controller::new(config, incarnation)
+        }
+    }
+
+    /// A message came in from robot `from`. Messages that only a controller sends are ignored.
+    pub fn on_message(&mut self, from: RobotId, message: Message, now: Instant) {
+        self.follow_clock(now);
+        self.expire(now);
+        match message {
+            // A robot asks for itself alone: anything else is forged or garbled.
+            Message::Request {
+                robot,
+                request,
+                sent_at,
+            } if robot == from => {
+                self.on_request(robot, request, sent_at, now);
+            }
+            Message::Release { token } => self.holders.retain(|h| h.token != token || h.robot != from),
+            Message::Renew { token, sent_at } => self.on_renew(from, token, sent_at, now),
+            Message::Request { .. } | Message::Grant { .. } | Message::Refuse { .. } => {}
+        }
+        self.grant(now);
+        self.assert_invariants();
+    }
+
+    /// The time asked for by [`Controller::next_deadline`] has come. Harmless at any other time.
+    pub fn on_deadline(&mut self, now: Instant) {
+        self.follow_clock(now);
+        self.expire(now);
+        self.grant(now);
+        self.assert_invariants();
+    }
+
+    /// When to call [`Controller::on_deadline`] next.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        let expiry = self.holders.iter().map(|h| self.expires_at(h)).min();
+        let quiet = (!self.queue.is_empty() && self.clock < self.quiet_until).then_some(self.quiet_until);
+        expiry.into_iter().chain(quiet).min()
+    }
+
+    /// The next message to send, until `None`.
+    pub fn poll(&mut self) -> Option<ControllerAction> {
+        self.outbox.pop_front()
+    }
+
+    /// The robots that hold a permit, in the order of their grants.
+    pub fn holders(&self) -> impl Iterator<Item = RobotId> + '_ {
+        self.holders.iter().map(|h| h.robot)
+    }
+
+    /// The robots that wait, the next one first.
+    pub fn queue(&self) -> impl Iterator<Item = RobotId> + '_ {
+        self.queue.iter().map(|w| w.robot)
+    }
+
+    fn on_request(&mut self, robot: RobotId, request: RequestId, sent_at: Instant, now: Instant) {
+        if let Some(at) = self.holders.iter().position(|h| h.robot == robot) {
+            let held = self.holders[at].request;
+            if request < held {
+                return;
+            }
+            if request == held {
+                self.holders[at].heard_at = now;
+                return self.answer(at, sent_at, now);
+            }
+            // A robot has one request at a time, so a newer one says that the release was lost.
+            self.holders.remove(at);
+        }
+        if let Some(waiting) = self.queue.iter_mut().find(|w| w.robot == robot) {
+            if request >= waiting.request {
+                // The echo may go back: after a step of the robot's clock only the newest copy means anything.
+                *waiting = Waiting {
+                    robot,
+                    request,
+                    echo: sent_at,
+                    heard_at: now,
+                };
+            }
+            return;
+        }
+        if self.queue.len() >= usize::from(self.config.queue_max) {
+            let lease = self.config.lease;
+            self.queue.retain(|w| now < w.heard_at + lease);
+        }
+        // A full queue is no reason to refuse while a place in S is free and nobody waits for it.
+        let direct = self.queue.is_empty() && self.may_grant(now);
+        if direct || self.queue.len() < usize::from(self.config.queue_max) {
+            self.queue.push_back(Waiting {
+                robot,
+                request,
+                echo: sent_at,
+                heard_at: now,
+            });
+        } else {
+            let retry_after = self.config.retry_interval();
+            self.send(robot, Message::Refuse { request, retry_after });
+        }
+    }
+
+    fn on_renew(&mut self, from: RobotId, token: Token, sent_at: Instant, now: Instant) {
+        if let Some(at) = self.holders.iter().position(|h| h.token == token && h.robot == from) {
+            self.holders[at].heard_at = now;
+            self.answer(at, sent_at, now);
+        }
+    }
+
+    /// Sends a holder its grant again, with what is left of the slice.
+    fn answer(&mut self, at: usize, echo: Instant, now: Instant) {
+        let holder = &self.holders[at];
+        let slice = (holder.granted_at + self.config.slice).since(now);
+        let (to, message) = (
+            holder.robot,
+            Message::Grant {
+                request: holder.request,
+                token: holder.token,
+                slice,
+                echo,
+            },
+        );
+        self.send(to, message);
+    }
+
+    fn may_grant(&self, now: Instant) -> bool {
+        self.holders.len() < usize::from(self.config.limit) && now >= self.quiet_until
+    }
+
+    fn grant(&mut self, now: Instant) {
+        while self.may_grant(now) {
+            let Some(next) = self.queue.pop_front() else { return };
+            if now >= next.heard_at + self.config.lease {
+                continue; // Waiting robots repeat their request: this one has died or lost interest.
+            }
+            let token = Token(self.token_next);
+            self.token_next = self.token_next.wrapping_add(1);
+            self.holders.push(Holder {
+                robot: next.robot,
+                request: next.request,
+                token,
+                granted_at: now,
+                heard_at: now,
+            });
+            let slice = self.config.slice;
+            self.send(
+                next.robot,
+                Message::Grant {
+                    request: next.request,
+                    token,
+                    slice,
+                    echo: next.echo,
+                },
+            );
+        }
+    }
+
+    fn expires_at(&self, holder: &Holder) -> Instant {
+        (holder.granted_at + self.config.slice + self.config.grace).min(holder.heard_at + self.config.lease)
+    }
+
+    fn expire(&mut self, now: Instant) {
+        let mut at = 0;
+        while at < self.holders.len() {
+            if now >= self.expires_at(&self.holders[at]) {
+                self.holders.remove(at);
+            } else {
+                at += 1;
+            }
+        }
+    }
+
+    /// A clock that steps back would make old deadlines last; they move along with it.
+    fn follow_clock(&mut self, now: Instant) {
+        let back = self.clock.since(now);
+        self.clock = now;
+        if back == Duration::ZERO {
+            return;
+        }
+        self.quiet_until = self.quiet_until - back;
+        for holder in &mut self.holders {
+            holder.granted_at = holder.granted_at - back;
+            holder.heard_at = holder.heard_at - back;
+        }
+        for waiting in &mut self.queue {
+            waiting.heard_at = waiting.heard_at - back;
+        }
+    }
+
+    fn send(&mut self, to: RobotId, message: Message) {
+        // A caller that does not poll loses the oldest message, as the air might have.
+        let outbox_max = 16 + 2 * (usize::from(self.config.limit) + usize::from(self.config.queue_max));
+        if self.outbox.len() >= outbox_max {
+            self.outbox.pop_front();
+        }
+        self.outbox.push_back(ControllerAction::Send { to, message });
+    }
+
+    fn assert_invariants(&self) {
+        assert!(
+            self.holders.len() <= usize::from(self.config.limit),
+            "more holders than the limit"
+        );
+        assert!(
+            self.queue.len() <= usize::from(self.config.queue_max).max(1),
+            "more waiting than the queue holds"
+        );
+    }
+}

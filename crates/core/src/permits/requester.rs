@@ -1,0 +1,292 @@
+//! `send()` of Algorithm 1: asks, transmits for a slice, gives back, asks again. Runs on every robot.
+
+use super::{Message, PermitConfig, RequestId, Token, INTERVAL_MIN};
+use crate::{Duration, Instant, RobotId};
+use std::collections::VecDeque;
+
+/// The longest wait after a refusal that a robot accepts from the controller.
+const REFUSAL_WAIT_MAX: Duration = Duration::from_secs(10);
+/// A refused robot doubles its wait at most this many times.
+const REFUSAL_DOUBLINGS_MAX: u32 = 3;
+
+/// What a requester wants done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RequesterAction {
+    /// Send this to the controller.
+    Send(Message),
+    /// From now on bulk may be transmitted.
+    Started,
+    /// From now on bulk must not be transmitted.
+    Stopped,
+}
+
+#[derive(Clone, Debug)]
+enum State {
+    Idle,
+    Waiting {
+        request: RequestId,
+        send_at: Instant,
+        refusals: u32,
+    },
+    Holding(Permit),
+}
+
+#[derive(Clone, Debug)]
+struct Permit {
+    request: RequestId,
+    token: Token,
+    /// The end of the slice.
+    stop_at: Instant,
+    /// Until when the controller surely counts us as a holder.
+    lease_until: Instant,
+    renew_at: Instant,
+    /// A grant that travelled for too long starts nothing; we wait until here for a fresher one.
+    patience_until: Instant,
+    started: bool,
+}
+
+/// Asks for permits and keeps to them; runs on every robot.
+#[derive(Clone, Debug)]
+pub struct Requester {
+    robot: RobotId,
+    config: PermitConfig,
+    request_next: u64,
+    clock: Instant,
+    state: State,
+    outbox: VecDeque<RequesterAction>,
+}
+
+impl Requester {
+    /// The outbox holds at most this many actions; older ones are lost as the air might lose them.
+    const OUTBOX_MAX: usize = 32;
+
+    /// A requester of `robot`. `incarnation` must be greater than at any earlier start of this robot.
+    pub fn new(robot: RobotId, config: PermitConfig, incarnation: u32) -> Self {
+        Requester {
+            robot,
+            config,
+            request_next: u64::from(incarnation) << 32,
+            clock: Instant::ZERO,
+            state: State::Idle,
+            outbox: VecDeque::new(),
+        }
+    }
+
+    /// Bulk waits to be sent. Repeating it changes nothing.
+    pub fn want(&mut self, now: Instant) {
+        self.follow_clock(now);
+        if matches!(self.state, State::Idle) {
+            self.ask(now);
+        }
+    }
+
+    /// No bulk is left: what remains of the slice goes back, a waiting request is forgotten.
+    pub fn done(&mut self, now: Instant) {
+        self.follow_clock(now);
+        self.give_back();
+        // A robot that waits stays silent, which takes it off the queue; a grant that still comes is returned.
+        self.state = State::Idle;
+    }
+
+    /// A message of the controller came in. Messages that only a robot sends are ignored.
+    pub fn on_message(&mut self, message: Message, now: Instant) {
+        self.follow_clock(now);
+        match message {
+            Message::Grant {
+                request,
+                token,
+                slice,
+                echo,
+            } => self.on_grant(request, token, slice, echo, now),
+            Message::Refuse {
+                request: refused,
+                retry_after,
+            } => {
+                if let State::Waiting {
+                    request,
+                    send_at,
+                    refusals,
+                } = &mut self.state
+                {
+                    if *request == refused {
+                        let wait = retry_after.clamp(INTERVAL_MIN, REFUSAL_WAIT_MAX);
+                        *send_at = now + wait * (1 << (*refusals).min(REFUSAL_DOUBLINGS_MAX));
+                        *refusals = refusals.saturating_add(1);
+                    }
+                }
+            }
+            Message::Request { .. } | Message::Release { .. } | Message::Renew { .. } => {}
+        }
+    }
+
+    /// The time asked for by [`Requester::next_deadline`] has come. Harmless at any other time.
+    pub fn on_deadline(&mut self, now: Instant) {
+        self.follow_clock(now);
+        match &mut self.state {
+            State::Idle => {}
+            State::Waiting { request, send_at, .. } => {
+                if now >= *send_at {
+                    *send_at = now + self.config.retry_interval();
+                    let message = Message::Request {
+                        robot: self.robot,
+                        request: *request,
+                        sent_at: now,
+                    };
+                    self.push(RequesterAction::Send(message));
+                }
+            }
+            State::Holding(permit) => {
+                let over = now >= permit.stop_at || now >= permit.lease_until;
+                if over && (permit.started || now >= permit.patience_until) {
+                    self.give_back();
+                    self.ask(now);
+                } else if now >= permit.renew_at {
+                    permit.renew_at = now + self.config.renew_interval();
+                    let message = Message::Renew {
+                        token: permit.token,
+                        sent_at: now,
+                    };
+                    self.push(RequesterAction::Send(message));
+                }
+            }
+        }
+    }
+
+    /// When to call [`Requester::on_deadline`] next.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        match &self.state {
+            State::Idle => None,
+            State::Waiting { send_at, .. } => Some(*send_at),
+            State::Holding(permit) => {
+                let end = permit.stop_at.min(permit.lease_until);
+                let end = if permit.started {
+                    end
+                } else {
+                    end.max(permit.patience_until)
+                };
+                Some(end.min(permit.renew_at))
+            }
+        }
+    }
+
+    /// The next thing to do, until `None`.
+    pub fn poll(&mut self) -> Option<RequesterAction> {
+        self.outbox.pop_front()
+    }
+
+    /// Whether bulk may be transmitted at `now`. Right also where a frozen robot has missed its deadline.
+    pub fn may_send(&self, now: Instant) -> bool {
+        match &self.state {
+            State::Holding(permit) => now < permit.stop_at && now < permit.lease_until,
+            State::Idle | State::Waiting { .. } => false,
+        }
+    }
+
+    /// Whether a request is out or a permit held.
+    pub fn is_active(&self) -> bool {
+        !matches!(self.state, State::Idle)
+    }
+
+    fn ask(&mut self, now: Instant) {
+        let request = RequestId(self.request_next);
+        self.request_next = self.request_next.saturating_add(1);
+        self.state = State::Waiting {
+            request,
+            send_at: now + self.config.retry_interval(),
+            refusals: 0,
+        };
+        self.push(RequesterAction::Send(Message::Request {
+            robot: self.robot,
+            request,
+            sent_at: now,
+        }));
+    }
+
+    fn give_back(&mut self) {
+        if let State::Holding(permit) = &self.state {
+            let (token, started) = (permit.token, permit.started);
+            if started {
+                self.push(RequesterAction::Stopped);
+            }
+            self.push(RequesterAction::Send(Message::Release { token }));
+        }
+    }
+
+    fn on_grant(&mut self, request: RequestId, token: Token, slice: Duration, echo: Instant, now: Instant) {
+        if echo > now {
+            return; // Our clock has stepped back since; the next copy of what we send is answered afresh.
+        }
+        let slice = slice.min(self.config.slice);
+        let stop_at = (now + slice).min(echo + slice + self.config.grace);
+        let lease_until = echo + self.config.lease;
+        match &mut self.state {
+            State::Holding(permit) if permit.request == request && permit.token == token => {
+                permit.stop_at = permit.stop_at.max(stop_at);
+                permit.lease_until = permit.lease_until.max(lease_until);
+            }
+            State::Holding(permit) if permit.request == request && permit.token < token => {
+                // The controller had given us up and then met a late copy of our request.
+                *permit = Permit {
+                    token,
+                    stop_at,
+                    lease_until,
+                    started: permit.started,
+                    ..permit.clone()
+                };
+            }
+            State::Waiting { request: waiting, .. } if *waiting == request => {
+                let patience_until = now + self.config.retry_interval();
+                let renew_at = now + self.config.renew_interval();
+                let started = false;
+                self.state = State::Holding(Permit {
+                    request,
+                    token,
+                    stop_at,
+                    lease_until,
+                    renew_at,
+                    patience_until,
+                    started,
+                });
+                // Tells the controller that its grant arrived, and brings an answer with a fresh echo.
+                self.push(RequesterAction::Send(Message::Renew { token, sent_at: now }));
+            }
+            _ => return self.push(RequesterAction::Send(Message::Release { token })),
+        }
+        self.note_start(now);
+    }
+
+    fn note_start(&mut self, now: Instant) {
+        let may_send = self.may_send(now);
+        if let State::Holding(permit) = &mut self.state {
+            if may_send && !permit.started {
+                permit.started = true;
+                self.push(RequesterAction::Started);
+            }
+        }
+    }
+
+    fn follow_clock(&mut self, now: Instant) {
+        let back = self.clock.since(now);
+        self.clock = now;
+        if back == Duration::ZERO {
+            return;
+        }
+        match &mut self.state {
+            State::Idle => {}
+            State::Waiting { send_at, .. } => *send_at = *send_at - back,
+            State::Holding(permit) => {
+                permit.stop_at = permit.stop_at - back;
+                permit.lease_until = permit.lease_until - back;
+                permit.renew_at = permit.renew_at - back;
+                permit.patience_until = permit.patience_until - back;
+            }
+        }
+    }
+
+    fn push(&mut self, action: RequesterAction) {
+        if self.outbox.len() >= Self::OUTBOX_MAX {
+            self.outbox.pop_front();
+        }
+        self.outbox.push_back(action);
+    }
+}
