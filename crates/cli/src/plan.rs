@@ -15,7 +15,7 @@ use clap::builder::PossibleValuesParser;
 use coorp_core::capacity::{bulk_first_probability, Capacity};
 use coorp_core::policy::Policy;
 use coorp_core::Duration;
-use coorp_sim::results::Run;
+use coorp_sim::results::PolicyResult;
 use coorp_sim::Options;
 use coorp_team::{Category, Control, Flow, Team, Traffic, Transport};
 use serde::Serialize;
@@ -258,14 +258,21 @@ impl Planner<'_> {
         progress.clear();
         for (robots, result) in sizes.iter().zip(results) {
             let name = || format!("{}, {robots} robots, seed {}", self.args.file.display(), self.args.seed);
-            let run = result.map_err(|failure| failure.ends(&name()))?;
-            rows.insert(*robots, self.row(*robots, &run));
+            let run = match result {
+                Ok(run) => Some(run),
+                // A policy may fit the team in the file and not a larger one (SchedWiFi's windows fill the period).
+                Err(NoResult::Input(why)) if *robots > self.team.robots.len() => {
+                    output::note(&format!("{robots} robots: {why}"));
+                    None
+                }
+                Err(failure) => return Err(failure.ends(&name())),
+            };
+            rows.insert(*robots, self.row(*robots, run.as_ref().map(|run| &run.result)));
         }
         Ok(())
     }
 
-    fn row(&self, robots: usize, run: &Run) -> Row {
-        let result = &run.result;
+    fn row(&self, robots: usize, result: Option<&PolicyResult>) -> Row {
         let workers = u32::try_from(robots.saturating_sub(1)).unwrap_or(u32::MAX);
         let modelled = self.model.reaction_quantile(workers, self.args.quantile);
         Row {
@@ -273,16 +280,24 @@ impl Planner<'_> {
             model_reaction_ms: modelled.as_millis_f64(),
             model_bulk_mbps: self.model.bulk_bps(workers) / 1e6,
             model_fits: modelled <= self.control.bound && self.model.bulk_bps(workers) > 0.0,
-            violation_rate: result.violation_rate,
-            reaction_p50_ms: result.reaction_ms.map(|reaction| reaction.p50),
-            reaction_p99_ms: result.reaction_ms.map(|reaction| reaction.p99),
-            bulk_mbps: result.bulk_mbps,
-            // No loop at all that ended is a team that does not work.
-            fits: result.loops > 0
-                && result
-                    .violation_rate
-                    .is_some_and(|rate| rate <= 1.0 - self.args.quantile),
+            violation_rate: result.and_then(|result| result.violation_rate),
+            reaction_p50_ms: result
+                .and_then(|result| result.reaction_ms)
+                .map(|reaction| reaction.p50),
+            reaction_p99_ms: result
+                .and_then(|result| result.reaction_ms)
+                .map(|reaction| reaction.p99),
+            bulk_mbps: result.and_then(|result| result.bulk_mbps),
+            fits: result.is_some_and(|result| self.keeps_the_bound(result)),
         }
+    }
+
+    /// Without a single loop that ended the team does not work, whatever its rate of violations.
+    fn keeps_the_bound(&self, result: &PolicyResult) -> bool {
+        result.loops > 0
+            && result
+                .violation_rate
+                .is_some_and(|rate| rate <= 1.0 - self.args.quantile)
     }
 }
 
