@@ -434,16 +434,34 @@ mod tests {
     #[test]
     fn an_announced_message_is_protected_once() {
         let mut p = planner(true);
-        let arrival = Arrival { expected: at(10), early: ms(1), late: ms(3) };
+        let arrival = Arrival {
+            expected: at(10),
+            early: ms(1),
+            late: ms(3),
+        };
         p.announce(FlowId(1), arrival, at(2)).expect("room");
-        assert_eq!(p.window(), Some(Window { start: at(9), end: at(15) }));
+        assert_eq!(
+            p.window(),
+            Some(Window {
+                start: at(9),
+                end: at(15)
+            })
+        );
         p.on_message(FlowId(1), at(11));
         p.on_message(FlowId(1), at(11));
         p.on_message_sent(FlowId(1), at(12));
         assert!(p.window().is_some(), "one of the burst is still in the WNIC");
         p.on_message_sent(FlowId(1), at(13));
         assert_eq!(p.window(), None);
-        p.announce(FlowId(1), Arrival { expected: at(40), ..arrival }, at(30)).expect("room");
+        p.announce(
+            FlowId(1),
+            Arrival {
+                expected: at(40),
+                ..arrival
+            },
+            at(30),
+        )
+        .expect("room");
         assert_eq!(p.window().map(|w| w.start), Some(at(39)));
     }
 
