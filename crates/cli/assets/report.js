@@ -137,8 +137,8 @@
   const drawThroughput = () => {
     const parent = place("throughput");
     if (!parent) return;
-    const policies = data.policies.filter((policy) => policy.throughput.x.length > 0);
-    const seconds = Math.max(...policies.map((policy) => policy.throughput.x.length));
+    const policies = data.policies.filter((policy) => policy.throughput.y.some((mbps) => mbps > 0));
+    const seconds = Math.max(1, ...policies.map((policy) => policy.throughput.x.length));
     const bin = Math.max(1, Math.ceil(seconds / POINTS_MAX));
     const bins = Math.ceil(seconds / bin);
     const columns = policies.map(({ throughput: { y } }) => Array.from({ length: bins }, (_, index) => {

@@ -33,7 +33,7 @@ const ROBOTS_MAX: usize = 257;
 /// Sizes simulated together; fixed, so that the sizes tried do not depend on the machine.
 const BATCH: usize = 3;
 /// How long the channel's rate is measured for the model.
-const PROBE: Duration = Duration::from_secs(2);
+const PROBE: Duration = Duration::from_secs(5);
 
 /// Options of `coorp plan`.
 #[derive(Debug, clap::Args)]
@@ -47,7 +47,7 @@ pub struct Args {
     #[arg(long, value_name = "NAME", default_value = "coorp", value_parser = PossibleValuesParser::new(Policy::NAMES))]
     policy: String,
     /// Virtual time to simulate for each size
-    #[arg(long, value_name = "TIME", default_value = "20s", allow_hyphen_values = true, value_parser = parse_duration)]
+    #[arg(long, value_name = "TIME", default_value = "60s", allow_hyphen_values = true, value_parser = parse_duration)]
     duration: Duration,
     /// The seed of every random draw
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -149,8 +149,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     ))
 }
 
-/// The model with this team's figures. B is not the nominal rate but what saturated robots get through to the
-/// leader, all together, measured on the team's own air.
+/// The model with this team's figures. B is not the nominal rate but what the robots' TCP gets through to
+/// the leader, all together, measured on the team's own air.
 fn model(args: &Args, team: &Team, control: &Control) -> Result<Capacity, Failure> {
     let mut probe = team.clone();
     (probe.control, probe.learning) = (None, None);
@@ -159,8 +159,8 @@ fn model(args: &Args, team: &Team, control: &Control) -> Result<Capacity, Failur
         from,
         to: team.leader,
         category: Category::BestEffort,
-        transport: Transport::Udp,
-        traffic: Traffic::Saturated { packet_bytes: 1472 },
+        transport: Transport::Tcp,
+        traffic: Traffic::Saturated { packet_bytes: 1448 },
         start: Duration::ZERO,
         stop: None,
         bulk: true,

@@ -68,6 +68,7 @@ fn a_run_gives_a_table_and_both_files() {
         folder.path("out.json"),
         folder.path("report.html"),
     );
+    // Long enough for the first batch to have been collected, so that there is bulk.
     let policies = "mpc-only,bulk-only,edca";
     let output = coorp(&[
         "sim",
@@ -77,7 +78,7 @@ fn a_run_gives_a_table_and_both_files() {
         "--policy",
         "coorp",
         "--duration",
-        "2s",
+        "20s",
         "--seed",
         "3",
         "--json",

@@ -108,7 +108,7 @@ impl Page<'_> {
         if !curves.is_empty() {
             html += &format!("<div class=\"pair\">\n{curves}</div>\n");
         }
-        if any(|charts| !charts.throughput.is_empty()) {
+        if any(|charts| charts.throughput.iter().any(|(_, mbps)| *mbps > 0.0)) {
             html += &section("throughput", "Bulk throughput", "<span id=\"throughput-note\"></span>");
         }
         if any(|charts| !charts.timeline.spans.is_empty()) {
