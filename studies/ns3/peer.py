@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import importlib.util
 import json
 import shutil
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from cases import Case, ns3_arguments
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SOURCE = Path(__file__).with_name("scenario.cc")
+VERSION = "3.44"
 CACHE = REPOSITORY / "target" / "studies"
 LIBRARIES = [
     "core",
@@ -53,10 +56,16 @@ class Run:
 
 def _package() -> Path:
     spec = importlib.util.find_spec("ns3")
+    try:
+        version = importlib.metadata.version("ns3")
+    except importlib.metadata.PackageNotFoundError:
+        version = ""
+    if version and not version.startswith(f"{VERSION}."):
+        raise Missing(f"ns3 {version} is installed, the study holds for {VERSION} (pip install ns3=={VERSION}.post0)")
     for location in (spec.submodule_search_locations or []) if spec else []:
         if (Path(location) / "include" / "ns3" / "wifi-module.h").is_file():
             return Path(location)
-    raise Missing("the package ns3 is not installed (pip install ns3==3.44.post0)")
+    raise Missing(f"the package ns3 is not installed (pip install ns3=={VERSION}.post0)")
 
 
 def compile_scenario() -> Path:
@@ -71,13 +80,12 @@ def compile_scenario() -> Path:
         return binary
     CACHE.mkdir(parents=True, exist_ok=True)
     libraries = root / "lib64"
-    version = next(libraries.glob("libns3.*-wifi.so")).name.removeprefix("libns3.").removesuffix("-wifi.so")
     partial = binary.with_suffix(".partial")
     command = [compiler, "-std=c++20", "-O2", *MACROS, f"-I{root / 'include'}", str(SOURCE), "-o", str(partial)]
-    command += [f"-L{libraries}", f"-Wl,-rpath,{libraries}", *(f"-lns3.{version}-{name}" for name in LIBRARIES)]
+    command += [f"-L{libraries}", f"-Wl,-rpath,{libraries}", *(f"-lns{VERSION}-{name}" for name in LIBRARIES)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise Missing(f"the scenario does not compile against {root}:\n{done.stderr[-2000:]}")
+        sys.exit(f"the scenario does not compile against {root}:\n{done.stderr[-2000:]}")
     partial.rename(binary)
     return binary
 
@@ -86,7 +94,10 @@ def run(binary: Path, case: Case, duration_s: float, seed: int, *, stock: bool =
     """Runs one case. `stock` leaves ns-3's own ways in: no EIFS after a collision, and the BlockAckReq."""
     command = [str(binary), *ns3_arguments(case), f"--duration={duration_s}", f"--seed={seed}"]
     command += [f"--stock={int(stock)}", f"--explicitBar={int(stock)}"]
-    printed = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        sys.exit(f"ns-3 failed: {' '.join(command)}\n{done.stderr[-2000:]}")
+    printed = json.loads(done.stdout)
     return Run(
         total_mbps=printed["total_mbps"],
         latency_ms=printed.get("latency_ms", []),
