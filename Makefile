@@ -8,7 +8,7 @@ PYTHON := $(VENV)/bin/python
 PYTHON_PACKAGES := ns3==3.44.post0 ruff==0.17.6 pyright[nodejs]==1.1.414
 STUDIES = $(sort $(wildcard studies/*.py) $(wildcard studies/*/run.py))
 
-DEMO_DURATION ?= 120s
+DEMO_DURATION ?= 600s
 FAULT_SEEDS ?= 1000
 
 export COORP
@@ -29,9 +29,10 @@ demo: build
 build:
 	cargo build --release --locked -p coorp-cli
 
+# A fault run is long enough for learning to begin: without bulk there are no permits to lose.
 test: build $(VENV)/ready
 	cargo test --workspace --locked
-	$(COORP) sim examples/navigation.toml --faults --seeds $(FAULT_SEEDS) --policy coorp --duration 10s
+	$(COORP) sim examples/navigation.toml --faults --seeds $(FAULT_SEEDS) --policy coorp --duration 30s
 	@set -e; for study in $(STUDIES); do echo "== $$study --quick"; $(PYTHON) $$study --quick; done
 
 studies: build $(VENV)/ready
