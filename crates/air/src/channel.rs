@@ -32,9 +32,8 @@ pub trait Host {
     /// The driver's completion hook: it counts `packet`, which the WNIC got at `queued_at` behind `ahead` others, as
     /// complete. Over USB that is before it was on the air.
     fn released(&mut self, packet: &Packet, ahead: u16, queued_at: Instant, now: Instant);
-    /// The transmit status of `packet`, which the WNIC got at `queued_at` behind `ahead` others that were not sent
-    /// yet: acknowledged, or given up.
-    fn completed(&mut self, packet: &Packet, ahead: u16, queued_at: Instant, acknowledged: bool, now: Instant);
+    /// The transmit status of `packet`, which the WNIC got at `queued_at`: acknowledged, or given up.
+    fn completed(&mut self, packet: &Packet, queued_at: Instant, acknowledged: bool, now: Instant);
     /// `packet` reached the stack of its receiver.
     fn delivered(&mut self, packet: &Packet, now: Instant);
     /// The host queue dropped `packet`.
@@ -261,7 +260,7 @@ impl Air {
                 }
             }
             // What the commit stage takes may make room for more.
-            if !queues.commit(|frame| host.released(&frame.packet, frame.ahead.incomplete, frame.queued_at, now)) {
+            if !queues.commit(|frame| host.released(&frame.packet, frame.ahead, frame.queued_at, now)) {
                 return;
             }
         }
@@ -607,9 +606,9 @@ impl Air {
             |frame| {
                 counters.given_up += u64::from(!frame.acknowledged);
                 if on_air {
-                    host.released(&frame.packet, frame.ahead.incomplete, frame.queued_at, now);
+                    host.released(&frame.packet, frame.ahead, frame.queued_at, now);
                 }
-                host.completed(&frame.packet, frame.ahead.unsent, frame.queued_at, frame.acknowledged, now);
+                host.completed(&frame.packet, frame.queued_at, frame.acknowledged, now);
             },
             |packet| in_sequence.push(*packet),
         );
@@ -648,7 +647,7 @@ mod tests {
         fn released(&mut self, _: &Packet, _: u16, _: Instant, _: Instant) {
             self.released += 1;
         }
-        fn completed(&mut self, packet: &Packet, _: u16, _: Instant, acknowledged: bool, _: Instant) {
+        fn completed(&mut self, packet: &Packet, _: Instant, acknowledged: bool, _: Instant) {
             self.completed.push((*packet, acknowledged));
         }
         fn delivered(&mut self, packet: &Packet, _: Instant) {

@@ -27,8 +27,8 @@ pub(crate) struct Frame {
     pub queued_at: Instant,
     pub sequence: u32,
     pub lane: u16,
-    /// What was in the WNIC of its category when it came.
-    pub ahead: Load,
+    /// Packets of its category that the driver had not seen completed when it came.
+    pub ahead: u16,
     pub tries: u8,
     pub acknowledged: bool,
 }
@@ -187,12 +187,7 @@ impl Queues {
     }
 
     /// The driver's dequeue and enqueue: one packet from the host queue into its lane.
-    pub fn take(
-        &mut self,
-        category: AccessCategory,
-        now: Instant,
-        dropped: &mut impl FnMut(Packet),
-    ) -> Option<Packet> {
+    pub fn take(&mut self, category: AccessCategory, now: Instant, dropped: &mut impl FnMut(Packet)) -> Option<Packet> {
         let host = &mut self.host[category.index()];
         let queue = &mut self.hardware[category.index()];
         let burst = match queue.burst {
@@ -206,7 +201,7 @@ impl Queues {
         queue.burst = Some((packet.to, left));
         let lane = queue.lane(packet.to);
         let target = &mut queue.lanes[usize::from(lane)];
-        let ahead = self.in_wnic[category.index()];
+        let ahead = self.in_wnic[category.index()].incomplete;
         let sequence = target.sequence_next;
         target.sequence_next += 1;
         if target.frames.is_empty() {
@@ -229,7 +224,9 @@ impl Queues {
     /// Moves frames from the lanes into the commit stage while it has room, highest category first. `released` is
     /// told of each where that is when the driver counts it as complete. Returns whether any was.
     pub fn commit(&mut self, mut released: impl FnMut(&Frame)) -> bool {
-        let Some(commit_max) = self.wnic.commit_frames else { return false };
+        let Some(commit_max) = self.wnic.commit_frames else {
+            return false;
+        };
         let on_transfer = self.wnic.completes_on_transfer;
         let mut any = false;
         let burst_frames = self.wnic.burst_frames.max(1);

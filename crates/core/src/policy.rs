@@ -165,9 +165,11 @@ impl Policy {
                 policy.global = Some(PermitConfig::default());
                 policy.local = Some(LocalConfig {
                     deviation: Deviation::Quantile,
+                    protection_percentile: 0.5,
                     early_release: true,
                     command_windows: true,
                     shared_windows: true,
+                    steered_phases: true,
                     transmit_status: true,
                     ..LocalConfig::default()
                 });

@@ -22,6 +22,8 @@ pub(crate) const CLOCK_ORIGIN: Duration = Duration::from_secs(1_000);
 const CLOCK_UNCERTAINTY: Duration = Duration::from_micros(100);
 /// Deepest WNIC queue that completion times are kept for.
 const WNIC_DEPTH: usize = 512;
+/// Packets that a status log follows at most; no WNIC holds more.
+const LOG_MAX: usize = 1 << 16;
 /// Arrival models' ids in the planner: the robot's own flows, then the others' perceptions.
 const PERCEPTION: FlowId = FlowId(0);
 const COMMAND: FlowId = FlowId(1);
@@ -66,8 +68,14 @@ pub(crate) enum AgentAction {
 #[derive(Debug)]
 enum Windows {
     None,
-    Predicted { planner: WindowPlanner, config: LocalConfig },
-    Scheduled { schedule: Schedule, until: Instant },
+    Predicted {
+        planner: WindowPlanner,
+        config: LocalConfig,
+    },
+    Scheduled {
+        schedule: Schedule,
+        until: Instant,
+    },
 }
 
 #[derive(Debug)]
@@ -76,8 +84,8 @@ pub(crate) struct Agent {
     requester: Option<Requester>,
     windows: Windows,
     gate: Option<Gate>,
-    /// Whether the gate goes by transmit status and not by the driver's completion hook.
-    by_status: bool,
+    /// Where the gate goes by transmit status and not by the driver's completion hook.
+    status: Option<StatusLog>,
     leads: bool,
     control: Option<Control>,
     skew_ns: i64,
@@ -88,6 +96,44 @@ pub(crate) struct Agent {
     window: Window,
     account: Account,
     actions: VecDeque<AgentAction>,
+}
+
+/// Transmit statuses, read aggregate by aggregate.
+///
+/// An A-MPDU ends for all its packets at once: the first of 64 took as long as the last, so to say 'alone in the WNIC,
+/// it took 5 ms' would close the gate far too early. So a packet counts with those that left together with it: n + 1 is
+/// how many left from its coming to its leaving, and an aggregate gives one sample.
+#[derive(Debug, Default)]
+struct StatusLog {
+    left: u64,
+    /// For each packet in the WNIC: how many had left when it came.
+    left_before: VecDeque<u64>,
+    /// The newest packet of the aggregate that is being reported.
+    newest: Option<(u64, Instant, Instant)>,
+}
+
+impl StatusLog {
+    fn on_enqueued(&mut self) {
+        if self.left_before.len() < LOG_MAX {
+            self.left_before.push_back(self.left);
+        }
+    }
+
+    /// A packet that came at `queued_at` left. Gives the sample of the aggregate before, once that is whole: packets
+    /// ahead, when the packet came, when it left.
+    fn on_status(&mut self, queued_at: Instant, now: Instant) -> Option<(usize, Instant, Instant)> {
+        let before = self.left_before.pop_front().unwrap_or(self.left);
+        let sample = match self.newest {
+            Some((before, queued_at, left_at)) if left_at != now => {
+                let together = usize::try_from(self.left - before).unwrap_or(usize::MAX);
+                Some((together.saturating_sub(1), queued_at, left_at))
+            }
+            _ => None,
+        };
+        self.left += 1;
+        self.newest = Some((before, queued_at, now));
+        sample
+    }
 }
 
 /// How long it had bulk that it was permitted to send, and how much of that was inside windows.
@@ -106,7 +152,11 @@ impl Agent {
             requester: None,
             windows: Windows::None,
             gate: None,
-            by_status: policy.local.as_ref().is_some_and(|local| local.transmit_status),
+            status: policy
+                .local
+                .as_ref()
+                .filter(|local| local.transmit_status)
+                .map(|_| StatusLog::default()),
             leads: robot == team.leader,
             control: team.control.filter(|_| policy.control),
             skew_ns,
@@ -145,12 +195,18 @@ impl Agent {
                 early_release: config.early_release,
                 flows_max: team.robots.len() + team.flows.len() + 2,
             });
-            self.windows = Windows::Predicted { planner, config: config.clone() };
+            self.windows = Windows::Predicted {
+                planner,
+                config: config.clone(),
+            };
             self.gate = Some(gate(config));
             self.follow_flows(team);
         } else if let (Some(config), Some(schedule)) = (&policy.schedwifi, schedule) {
             self.gate = Some(gate(&config.shaper));
-            self.windows = Windows::Scheduled { schedule: schedule.clone(), until: Instant::ZERO };
+            self.windows = Windows::Scheduled {
+                schedule: schedule.clone(),
+                until: Instant::ZERO,
+            };
             self.next_scheduled(local);
         }
     }
@@ -167,7 +223,9 @@ impl Agent {
                 }
             }
         }
-        let Windows::Predicted { planner, config } = &mut self.windows else { return };
+        let Windows::Predicted { planner, config } = &mut self.windows else {
+            return;
+        };
         for (id, period) in ids {
             let added = planner.add_flow(
                 id,
@@ -273,7 +331,9 @@ impl Agent {
     pub fn on_command_awaited(&mut self, start: Instant, now: Instant) {
         let (start, local) = (self.local(start), self.local(now));
         let Some(control) = self.control else { return };
-        let Windows::Predicted { planner, config } = &mut self.windows else { return };
+        let Windows::Predicted { planner, config } = &mut self.windows else {
+            return;
+        };
         if !config.command_windows {
             return;
         }
@@ -301,9 +361,14 @@ impl Agent {
 
     /// The model of the robot's perceptions, on the run's clock.
     pub fn perception_model(&self) -> Option<TimeModel> {
-        let Windows::Predicted { planner, .. } = &self.windows else { return None };
+        let Windows::Predicted { planner, .. } = &self.windows else {
+            return None;
+        };
         let model = planner.time_model(PERCEPTION)?;
-        Some(TimeModel { phase: self.global(model.phase), ..model })
+        Some(TimeModel {
+            phase: self.global(model.phase),
+            ..model
+        })
     }
 
     /// Another robot's model, on the run's clock; this robot knows its own clock's place in it to within a bound.
@@ -338,32 +403,45 @@ impl Agent {
     /// The driver wants to take a bulk packet. Answers whether it may, and whether that differs from last time.
     pub fn may_dequeue(&mut self, load: Load, now: Instant) -> (bool, bool) {
         let local = self.local(now);
-        let in_wnic = if self.by_status { load.unsent } else { load.incomplete };
-        let Some(gate) = self.gate.as_mut() else { return (true, false) };
+        let in_wnic = if self.status.is_some() {
+            load.unsent
+        } else {
+            load.incomplete
+        };
+        let Some(gate) = self.gate.as_mut() else {
+            return (true, false);
+        };
         let pass = gate.on_dequeue(usize::from(in_wnic), local) == Verdict::Pass;
         let changed = pass == self.held;
         self.held = !pass;
         (pass, changed)
     }
 
+    /// The WNIC got a bulk packet.
+    pub fn on_enqueued(&mut self) {
+        if let Some(log) = &mut self.status {
+            log.on_enqueued();
+        }
+    }
+
     /// The driver counts a bulk packet as complete.
     pub fn on_released(&mut self, ahead: u16, queued_at: Instant, now: Instant) {
-        if !self.by_status {
-            self.learn(ahead, queued_at, now);
+        if self.status.is_none() {
+            self.learn(usize::from(ahead), queued_at, now);
         }
     }
 
     /// A bulk packet has its transmit status.
-    pub fn on_status(&mut self, ahead: u16, queued_at: Instant, now: Instant) {
-        if self.by_status {
-            self.learn(ahead, queued_at, now);
+    pub fn on_status(&mut self, queued_at: Instant, now: Instant) {
+        if let Some((ahead, queued_at, left_at)) = self.status.as_mut().and_then(|log| log.on_status(queued_at, now)) {
+            self.learn(ahead, queued_at, left_at);
         }
     }
 
-    fn learn(&mut self, ahead: u16, queued_at: Instant, now: Instant) {
+    fn learn(&mut self, ahead: usize, queued_at: Instant, now: Instant) {
         let (queued_at, now) = (self.local(queued_at), self.local(now));
         if let Some(gate) = &mut self.gate {
-            gate.on_complete(usize::from(ahead), queued_at, now);
+            gate.on_complete(ahead, queued_at, now);
         }
     }
 
@@ -380,7 +458,9 @@ impl Agent {
     }
 
     fn next_scheduled(&mut self, local: Instant) {
-        let Windows::Scheduled { schedule, until } = &mut self.windows else { return };
+        let Windows::Scheduled { schedule, until } = &mut self.windows else {
+            return;
+        };
         let Some(window) = schedule.window_at_or_after(local) else {
             *until = Instant::FAR_FUTURE;
             return;

@@ -66,10 +66,20 @@ pub(crate) struct Drlc {
 impl Drlc {
     pub fn new(team: &Team, learning: Learning, seed: u64) -> Self {
         let robots = (0..team.robots.len() as u16).map(RobotId);
-        let workers = robots.map(|robot| Worker { robot, stage: Stage::Finished, rounds: 0 }).collect();
+        let workers = robots
+            .map(|robot| Worker {
+                robot,
+                stage: Stage::Finished,
+                rounds: 0,
+            })
+            .collect();
         Drlc {
             learning,
-            training: team.robots.iter().map(|robot| robot.training.unwrap_or(learning.training)).collect(),
+            training: team
+                .robots
+                .iter()
+                .map(|robot| robot.training.unwrap_or(learning.training))
+                .collect(),
             leader: team.leader,
             workers,
             collected: 0,
@@ -101,7 +111,8 @@ impl Drlc {
             worker.rounds = 0;
             worker.stage = Stage::AwaitsPartition;
             if worker.robot != self.leader {
-                self.actions.push_back(DrlcAction::ToWorker(worker.robot, partition.max(1)));
+                self.actions
+                    .push_back(DrlcAction::ToWorker(worker.robot, partition.max(1)));
             }
         }
         self.on_arrived_at_worker(self.leader);
@@ -153,7 +164,12 @@ impl Drlc {
             Sync::Asp => u32::MAX,
         };
         let ready = |worker: &Worker| worker.stage == Stage::AwaitsModel && worker.rounds - slowest <= ahead_max;
-        let robots: Vec<RobotId> = self.workers.iter().filter(|worker| ready(worker)).map(|w| w.robot).collect();
+        let robots: Vec<RobotId> = self
+            .workers
+            .iter()
+            .filter(|worker| ready(worker))
+            .map(|w| w.robot)
+            .collect();
         for robot in robots {
             if robot == self.leader {
                 self.on_arrived_at_worker(robot);
@@ -214,7 +230,10 @@ mod tests {
         drlc.on_arrived_at_leader(RobotId(1));
         assert!(drain(&mut drlc).is_empty());
         drlc.on_arrived_at_leader(RobotId(2));
-        assert_eq!(drain(&mut drlc), [1, 2].map(|robot| DrlcAction::ToWorker(RobotId(robot), 4000)));
+        assert_eq!(
+            drain(&mut drlc),
+            [1, 2].map(|robot| DrlcAction::ToWorker(RobotId(robot), 4000))
+        );
         drlc.on_arrived_at_worker(RobotId(1));
         drlc.on_arrived_at_worker(RobotId(2));
         assert_eq!(drain(&mut drlc), [DrlcAction::EpochEnded, DrlcAction::Collect]);
@@ -226,10 +245,19 @@ mod tests {
         asp.on_trained(RobotId(1));
         asp.on_arrived_at_leader(RobotId(1));
         assert!(drain(&mut asp).contains(&DrlcAction::ToWorker(RobotId(1), 4000)));
-        let mut drlc = Drlc { learning: Learning { sync: Sync::Ssp { staleness: 1 }, ..asp.learning }, ..started("asp", 9) };
+        let mut drlc = Drlc {
+            learning: Learning {
+                sync: Sync::Ssp { staleness: 1 },
+                ..asp.learning
+            },
+            ..started("asp", 9)
+        };
         drlc.on_trained(RobotId(1));
         drlc.on_arrived_at_leader(RobotId(1));
-        assert!(drain(&mut drlc).contains(&DrlcAction::ToWorker(RobotId(1), 4000)), "one round ahead is allowed");
+        assert!(
+            drain(&mut drlc).contains(&DrlcAction::ToWorker(RobotId(1), 4000)),
+            "one round ahead is allowed"
+        );
         drlc.on_arrived_at_worker(RobotId(1));
         drlc.on_trained(RobotId(1));
         drain(&mut drlc);

@@ -80,12 +80,7 @@ impl std::error::Error for Error {}
 ///
 /// # Errors
 /// [`Error::NothingToRun`] where policy and team have nothing in common; [`Error::Broken`] where an invariant fails.
-pub fn run(
-    team: &Team,
-    policy: &Policy,
-    options: &Options,
-    progress: &(dyn Fn(Instant) + Sync),
-) -> Result<Run, Error> {
+pub fn run(team: &Team, policy: &Policy, options: &Options, progress: &(dyn Fn(Instant) + Sync)) -> Result<Run, Error> {
     let started = time::Instant::now();
     let policy = setup::overridden(policy, &team.policy);
     let mut run = world::run(team, &policy, options, progress)?;

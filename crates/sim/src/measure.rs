@@ -26,11 +26,14 @@ impl Latency {
     pub fn new() -> Self {
         // From a microsecond to an hour in three digits: the bounds are constants that the crate accepts.
         let histogram = Histogram::new_with_bounds(1_000, LATENCY_NS_MAX, 3);
-        Latency { histogram: histogram.unwrap_or_else(|_| unreachable!("constant bounds")) }
+        Latency {
+            histogram: histogram.unwrap_or_else(|_| unreachable!("constant bounds")),
+        }
     }
 
     pub fn record(&mut self, latency: Duration) {
-        self.histogram.saturating_record(latency.as_nanos().clamp(1_000, LATENCY_NS_MAX));
+        self.histogram
+            .saturating_record(latency.as_nanos().clamp(1_000, LATENCY_NS_MAX));
     }
 
     pub fn quantiles_ms(&self) -> Option<Quantiles> {
@@ -78,13 +81,21 @@ impl Ahead {
         if total == 0 {
             return None;
         }
-        let sum: f64 = self.counts.iter().enumerate().map(|(packets, count)| packets as f64 * *count as f64).sum();
+        let sum: f64 = self
+            .counts
+            .iter()
+            .enumerate()
+            .map(|(packets, count)| packets as f64 * *count as f64)
+            .sum();
         let mut seen = 0;
         let p99 = self.counts.iter().position(|count| {
             seen += count;
             seen as f64 >= 0.99 * total as f64
         });
-        Some(WnicAhead { mean: sum / total as f64, p99: p99.unwrap_or(0) as f64 })
+        Some(WnicAhead {
+            mean: sum / total as f64,
+            p99: p99.unwrap_or(0) as f64,
+        })
     }
 }
 
@@ -124,7 +135,12 @@ pub(crate) struct Recorder {
 
 impl Recorder {
     pub fn new() -> Self {
-        Recorder { start: Instant::ZERO, spans: Vec::new(), open: Vec::new(), recording: false }
+        Recorder {
+            start: Instant::ZERO,
+            spans: Vec::new(),
+            open: Vec::new(),
+            recording: false,
+        }
     }
 
     /// How long it records.
@@ -146,7 +162,10 @@ impl Recorder {
     /// A state of `robot` begins or ends. Kept up also while nothing is recorded, so that the recorded second opens
     /// with the states that hold at its start.
     pub fn state(&mut self, robot: RobotId, kind: SpanKind, holds: bool, now: Instant) {
-        let open = self.open.iter().position(|(other, what, _)| *other == robot && *what == kind);
+        let open = self
+            .open
+            .iter()
+            .position(|(other, what, _)| *other == robot && *what == kind);
         match (open, holds) {
             (None, true) => self.open.push((robot, kind, now)),
             (Some(place), false) => {
@@ -162,7 +181,13 @@ impl Recorder {
             return;
         }
         let ms = |at: Instant| at.since(self.start).as_millis_f64();
-        self.spans.push(Span { robot: robot.0, kind, start_ms: ms(from), end_ms: ms(to), frames });
+        self.spans.push(Span {
+            robot: robot.0,
+            kind,
+            start_ms: ms(from),
+            end_ms: ms(to),
+            frames,
+        });
     }
 
     pub fn transmission(&mut self, transmission: &Transmission, control: bool) {
@@ -171,7 +196,13 @@ impl Recorder {
             (_, true) => SpanKind::Control,
             (_, false) => SpanKind::Bulk,
         };
-        let Transmission { from, start, end, frames, .. } = *transmission;
+        let Transmission {
+            from,
+            start,
+            end,
+            frames,
+            ..
+        } = *transmission;
         self.span(setup::robot(from), kind, start, end, frames);
     }
 
@@ -194,7 +225,11 @@ pub(crate) fn mac_result(counters: &MacCounters, whole: Duration) -> MacResult {
     MacResult {
         collisions: counters.collisions,
         retries: counters.retries,
-        airtime_share: AirtimeShare { data, control, idle: 1.0 - data - control },
+        airtime_share: AirtimeShare {
+            data,
+            control,
+            idle: 1.0 - data - control,
+        },
     }
 }
 
@@ -208,7 +243,10 @@ mod tests {
         assert!(latency.quantiles_ms().is_none());
         (1..=1000).for_each(|ms| latency.record(Duration::from_millis(ms)));
         let quantiles = latency.quantiles_ms().expect("recorded");
-        assert!((quantiles.p50 - 500.0).abs() < 1.0 && (quantiles.p99 - 990.0).abs() < 2.0, "{quantiles:?}");
+        assert!(
+            (quantiles.p50 - 500.0).abs() < 1.0 && (quantiles.p99 - 990.0).abs() < 2.0,
+            "{quantiles:?}"
+        );
         assert!(latency.cdf_ms().windows(2).all(|pair| pair[0] <= pair[1]));
     }
 

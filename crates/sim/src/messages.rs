@@ -45,14 +45,27 @@ pub(crate) struct MessageFlow {
 
 impl MessageFlow {
     pub fn new(id: FlowId, from: StationId, to: StationId, category: AccessCategory) -> Self {
-        MessageFlow { id, from, to, category, oldest: 0, journeys: VecDeque::new() }
+        MessageFlow {
+            id,
+            from,
+            to,
+            category,
+            oldest: 0,
+            journeys: VecDeque::new(),
+        }
     }
 
     /// Sends a message of `bytes` that was made at `made_at`. Returns its number.
     pub fn send(&mut self, bytes: u64, made_at: Instant, now: Instant, out: &mut Vec<Packet>) -> u64 {
         let number = self.oldest + self.journeys.len() as u64;
         let fragments = bytes.div_ceil(PAYLOAD_BYTES_MAX).clamp(1, 1 << FRAGMENT_BITS) as u32;
-        self.journeys.push_back(Journey { fragments, arrived: 0, lost: 0, left: 0, sent_at: made_at });
+        self.journeys.push_back(Journey {
+            fragments,
+            arrived: 0,
+            lost: 0,
+            left: 0,
+            sent_at: made_at,
+        });
         let mut rest = bytes;
         for fragment in 0..fragments {
             let payload = rest.min(PAYLOAD_BYTES_MAX);
@@ -93,7 +106,9 @@ impl MessageFlow {
     /// The WNIC is done with a packet (`acknowledged`, or given up), or the host queue dropped it (not acknowledged).
     /// Tells whether the whole message has now left its sender, and its fate if this decided it.
     pub fn on_left(&mut self, packet: &Packet, acknowledged: bool, now: Instant) -> (bool, Option<(u64, Fate)>) {
-        let Some((number, journey)) = self.journey(packet) else { return (false, None) };
+        let Some((number, journey)) = self.journey(packet) else {
+            return (false, None);
+        };
         journey.left += 1;
         let gone = journey.left == journey.fragments;
         let fate = if acknowledged {
@@ -139,16 +154,26 @@ mod tests {
         assert_eq!(flow.send(12_288, start, start, &mut out), 0);
         assert_eq!(flow.send(0, start, start, &mut out), 1);
         assert_eq!(out.len(), 9 + 1);
-        assert_eq!(out.iter().map(|packet| u64::from(packet.bytes)).sum::<u64>(), 12_288 + 10 * 28);
+        assert_eq!(
+            out.iter().map(|packet| u64::from(packet.bytes)).sum::<u64>(),
+            12_288 + 10 * 28
+        );
         let now = start + Duration::from_millis(2);
         for packet in &out[..8] {
             assert_eq!(flow.on_delivered(packet, now), None);
             assert_eq!(flow.on_left(packet, true, now), (false, None));
         }
-        assert_eq!(flow.on_delivered(&out[8], now), Some((0, Fate::Arrived(Duration::from_millis(2)))));
+        assert_eq!(
+            flow.on_delivered(&out[8], now),
+            Some((0, Fate::Arrived(Duration::from_millis(2))))
+        );
         assert_eq!(flow.on_left(&out[8], true, now), (true, None));
         assert_eq!(flow.on_left(&out[9], false, now), (true, Some((1, Fate::Lost))));
         assert!(flow.journeys.is_empty());
-        assert_eq!(flow.on_delivered(&out[0], now), None, "a packet of a forgotten message says nothing");
+        assert_eq!(
+            flow.on_delivered(&out[0], now),
+            None,
+            "a packet of a forgotten message says nothing"
+        );
     }
 }

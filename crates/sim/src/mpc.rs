@@ -59,7 +59,11 @@ pub(crate) enum MpcAction {
     /// Call [`Mpc::on_round_timeout`] with this number after this time.
     Timeout(u64, Duration),
     /// A loop has ended after this reaction time.
-    LoopEnded { start: Instant, reaction: Duration, lost: bool },
+    LoopEnded {
+        start: Instant,
+        reaction: Duration,
+        lost: bool,
+    },
 }
 
 /// The loop of one team.
@@ -83,7 +87,11 @@ impl Mpc {
         let mut phase_rng = Xoshiro256PlusPlus::seed_from_u64(seed ^ 0x7068_6173_6573);
         let phase = |robot: &coorp_team::Robot| {
             let drawn = uniform(&mut phase_rng) * control.period.as_secs_f64();
-            let open = if control.synchronised_phases { Duration::ZERO } else { Duration::from_secs_f64(drawn) };
+            let open = if control.synchronised_phases {
+                Duration::ZERO
+            } else {
+                Duration::from_secs_f64(drawn)
+            };
             robot.phase.unwrap_or(open)
         };
         let phases: Vec<Duration> = team.robots.iter().map(phase).collect();
@@ -91,8 +99,16 @@ impl Mpc {
         Mpc {
             control,
             leader: team.leader,
-            workers: vec![Worker { alive: true, ..Worker::default() }; phases.len()],
-            sense_rng: (0..phases.len()).map(|i| Xoshiro256PlusPlus::seed_from_u64(sense_seed(i))).collect(),
+            workers: vec![
+                Worker {
+                    alive: true,
+                    ..Worker::default()
+                };
+                phases.len()
+            ],
+            sense_rng: (0..phases.len())
+                .map(|i| Xoshiro256PlusPlus::seed_from_u64(sense_seed(i)))
+                .collect(),
             phases,
             inferring: false,
             rounds: VecDeque::new(),
@@ -105,7 +121,9 @@ impl Mpc {
 
     fn others(&self) -> impl Iterator<Item = RobotId> {
         let leader = self.leader;
-        (0..self.workers.len() as u16).map(RobotId).filter(move |robot| *robot != leader)
+        (0..self.workers.len() as u16)
+            .map(RobotId)
+            .filter(move |robot| *robot != leader)
     }
 
     /// Robots that sample, and when each first does.
@@ -166,7 +184,8 @@ impl Mpc {
         let first = self.workers.iter().all(|worker| worker.fresh.is_none());
         self.workers[usize::from(robot.0)].fresh = Some(made_at);
         if first {
-            self.actions.push_back(MpcAction::Timeout(self.next_round, self.patience()));
+            self.actions
+                .push_back(MpcAction::Timeout(self.next_round, self.patience()));
         }
         self.infer_if_complete();
     }
@@ -188,8 +207,18 @@ impl Mpc {
         self.inferring = true;
         let normal: f64 = StandardNormal.sample(&mut self.inference_rng);
         let seconds = self.control.inference.as_secs_f64() * (normal * self.control.inference_sigma).exp();
-        let newest = self.workers.iter().filter(|worker| worker.fresh.is_some()).map(|worker| worker.sent_tick).max();
-        let start = self.workers.iter_mut().filter_map(|worker| worker.fresh.take()).min().unwrap_or(Instant::ZERO);
+        let newest = self
+            .workers
+            .iter()
+            .filter(|worker| worker.fresh.is_some())
+            .map(|worker| worker.sent_tick)
+            .max();
+        let start = self
+            .workers
+            .iter_mut()
+            .filter_map(|worker| worker.fresh.take())
+            .min()
+            .unwrap_or(Instant::ZERO);
         let outstanding = self.workers.iter().filter(|worker| worker.alive).count() as u16 - 1;
         if self.rounds.len() == ROUNDS_MAX {
             self.rounds.pop_front();
@@ -202,7 +231,10 @@ impl Mpc {
             lost: false,
         });
         self.next_round += 1;
-        self.actions.push_back(MpcAction::Infer { start, time: Duration::from_secs_f64(seconds) });
+        self.actions.push_back(MpcAction::Infer {
+            start,
+            time: Duration::from_secs_f64(seconds),
+        });
     }
 
     /// The leader has waited long enough in this round; it infers from what it has.
@@ -229,7 +261,11 @@ impl Mpc {
     /// A robot has its command of a round. If a sample fell due meanwhile, the next loop starts at once, unless the
     /// others' samples of that instant were in this round: then the robot had fallen out of step and waits.
     pub fn on_command(&mut self, robot: RobotId, round: u64, now: Instant) {
-        let newest = self.rounds.iter().find(|other| other.number == round).map_or(0, |other| other.tick);
+        let newest = self
+            .rounds
+            .iter()
+            .find(|other| other.number == round)
+            .map_or(0, |other| other.tick);
         self.command_decided(round, false, now);
         let worker = &mut self.workers[usize::from(robot.0)];
         worker.waiting_since = None;
@@ -246,13 +282,19 @@ impl Mpc {
 
     fn command_decided(&mut self, round: u64, lost: bool, now: Instant) {
         let patience = self.patience();
-        let Some(place) = self.rounds.iter().position(|other| other.number == round) else { return };
+        let Some(place) = self.rounds.iter().position(|other| other.number == round) else {
+            return;
+        };
         let state = &mut self.rounds[place];
         state.lost |= lost;
         state.outstanding = state.outstanding.saturating_sub(1);
         if state.outstanding == 0 {
             let Round { start, lost, .. } = *state;
-            let reaction = if lost { patience.max(now.since(start)) } else { now.since(start) };
+            let reaction = if lost {
+                patience.max(now.since(start))
+            } else {
+                now.since(start)
+            };
             self.rounds.remove(place);
             self.actions.push_back(MpcAction::LoopEnded { start, reaction, lost });
         }
@@ -267,9 +309,13 @@ impl Mpc {
         Duration::from_secs_f64(draw * self.control.send_jitter.as_secs_f64())
     }
 
-    /// Moves a robot's sampling grid by less than a period, later for positive.
+    /// Moves a robot's sampling grid later. Samples keep the number of the period they fall into.
     pub fn shift_phase(&mut self, robot: RobotId, by: Duration) {
-        self.phases[usize::from(robot.0)] += by;
+        let place = usize::from(robot.0);
+        let phase = (self.phases[place] + by).as_nanos();
+        let period = self.control.period.as_nanos().max(1);
+        self.phases[place] = Duration::from_nanos(phase % period);
+        self.workers[place].ticks += phase / period;
     }
 
     /// Faults: a robot dies or comes back. One that comes back knows of no loop.

@@ -72,7 +72,9 @@ impl Plain {
 
     /// When the flow's next message is made; None for a saturated one.
     pub fn next_tick(&mut self) -> Option<Instant> {
-        let Traffic::Periodic { period, jitter, .. } = self.flow.traffic else { return None };
+        let Traffic::Periodic { period, jitter, .. } = self.flow.traffic else {
+            return None;
+        };
         let nominal = Instant::ZERO + self.flow.start + period * self.ticks;
         self.ticks += 1;
         let normal: f64 = StandardNormal.sample(&mut self.rng);
@@ -82,7 +84,9 @@ impl Plain {
 
     /// Tops a saturated UDP flow up.
     pub fn fill(&mut self, now: Instant, out: &mut Vec<Packet>) {
-        let Traffic::Saturated { packet_bytes } = self.flow.traffic else { return };
+        let Traffic::Saturated { packet_bytes } = self.flow.traffic else {
+            return;
+        };
         while self.running && self.permitted && self.outstanding < SATURATED_OUTSTANDING {
             out.push(Packet {
                 flow: self.id,
@@ -107,7 +111,9 @@ impl Plain {
 
     /// A message arrived after `latency`.
     pub fn on_message(&mut self, latency: Duration) {
-        let Traffic::Periodic { size_bytes, .. } = self.flow.traffic else { return };
+        let Traffic::Periodic { size_bytes, .. } = self.flow.traffic else {
+            return;
+        };
         self.delivered += 1;
         self.delivered_bytes += size_bytes;
         self.latency.record(latency);
@@ -120,7 +126,11 @@ impl Plain {
         let seconds = stop.since(start).as_secs_f64();
         FlowResult {
             name: self.flow.name.clone(),
-            mbps: if seconds > 0.0 { self.delivered_bytes as f64 * 8e-6 / seconds } else { 0.0 },
+            mbps: if seconds > 0.0 {
+                self.delivered_bytes as f64 * 8e-6 / seconds
+            } else {
+                0.0
+            },
             sent: self.sent,
             delivered: self.delivered,
             latency_ms: self.latency.quantiles_ms(),

@@ -24,22 +24,40 @@ pub(crate) fn schedule(team: &Team, config: &SchedWifiConfig, control: Option<&C
         let window = |from: RobotId, to: RobotId, bytes: u64| {
             let link = geometry.link(team, from, to, Instant::ZERO);
             let bandwidth_bps = phy.timing(link.rate).bits_per_second();
-            st_window(bytes, bandwidth_bps, config.sifs, config.acknowledgement, config.retries)
+            st_window(
+                bytes,
+                bandwidth_bps,
+                config.sifs,
+                config.acknowledgement,
+                config.retries,
+            )
         };
-        let others = (0..team.robots.len() as u16).map(RobotId).filter(|robot| *robot != team.leader);
+        let others = (0..team.robots.len() as u16)
+            .map(RobotId)
+            .filter(|robot| *robot != team.leader);
         let mut perceived = Duration::ZERO;
         for robot in others.clone() {
             let phase = team.robots[usize::from(robot.0)].phase.unwrap_or(Duration::ZERO);
             let length = window(robot, team.leader, control.perception_bytes);
             perceived = perceived.max(phase) + length;
             let flow = FlowId(u32::from(robot.0));
-            flows.push(ScheduledFlow { flow, period: control.period, phase, length });
+            flows.push(ScheduledFlow {
+                flow,
+                period: control.period,
+                phase,
+                length,
+            });
         }
         let told = perceived + control.inference;
         for robot in others {
             let length = window(team.leader, robot, control.command_bytes);
             let flow = FlowId(u32::from(u16::MAX) + u32::from(robot.0));
-            flows.push(ScheduledFlow { flow, period: control.period, phase: told, length });
+            flows.push(ScheduledFlow {
+                flow,
+                period: control.period,
+                phase: told,
+                length,
+            });
         }
     }
     let origin = Instant::ZERO + CLOCK_ORIGIN;

@@ -68,7 +68,13 @@ pub(crate) fn config(team: &Team) -> Config {
 
 /// The link between robots that nothing is said of.
 fn lowest(team: &Team) -> Link {
-    Link { rate: Rate { mcs: 0, streams: team.air.streams }, loss: team.air.loss }
+    Link {
+        rate: Rate {
+            mcs: 0,
+            streams: team.air.streams,
+        },
+        loss: team.air.loss,
+    }
 }
 
 /// A flow's access category on the air.
@@ -89,7 +95,10 @@ pub(crate) fn overridden(policy: &Policy, overrides: &PolicyOverrides) -> Policy
         replace(&mut local.accuracy, overrides.accuracy);
         replace(&mut local.extension, overrides.extension);
         replace(&mut local.protection_percentile, overrides.protection_percentile);
-        replace(&mut local.completion_samples, overrides.completion_samples.map(usize::from));
+        replace(
+            &mut local.completion_samples,
+            overrides.completion_samples.map(usize::from),
+        );
         replace(&mut local.early_release, overrides.early_release);
         replace(&mut local.command_windows, overrides.command_windows);
         replace(&mut local.shared_windows, overrides.shared_windows);
@@ -141,7 +150,9 @@ impl Geometry {
     /// Sets the links of `pairs` as they are at `now`; at the start all of them, later those that distance decides.
     pub fn set_links(&self, team: &Team, pairs: &[(RobotId, RobotId)], now: Instant, air: &mut Air) {
         for (from, to) in pairs {
-            let by_distance = team.rate(*from, *to).is_some_and(|rate| rate.source == RateSource::Distance);
+            let by_distance = team
+                .rate(*from, *to)
+                .is_some_and(|rate| rate.source == RateSource::Distance);
             if now == Instant::ZERO || by_distance {
                 air.set_link(station(*from), station(*to), self.link(team, *from, *to, now));
             }
@@ -150,10 +161,18 @@ impl Geometry {
 
     /// The link from one robot to another as it is at `now`.
     pub fn link(&self, team: &Team, from: RobotId, to: RobotId, now: Instant) -> Link {
-        let Some(rate) = team.rate(from, to) else { return lowest(team) };
+        let Some(rate) = team.rate(from, to) else {
+            return lowest(team);
+        };
         let from_snr = |snr_db| link::from_snr(self.standard, rate.streams, snr_db);
         let mut link = match rate.source {
-            RateSource::Mcs(mcs) => Link { rate: Rate { mcs, streams: rate.streams }, loss: 0.0 },
+            RateSource::Mcs(mcs) => Link {
+                rate: Rate {
+                    mcs,
+                    streams: rate.streams,
+                },
+                loss: 0.0,
+            },
             RateSource::SnrDb(snr_db) => from_snr(snr_db),
             RateSource::Distance => from_snr(self.path_loss.snr_db(self.distance_m(from, to, now))),
         };

@@ -11,6 +11,9 @@ use crate::timers::Armed;
 /// Acknowledgements under way at most; older ones are forgotten, as cumulative ones replace them.
 const ACKS_UNDER_WAY_MAX: usize = 1 << 16;
 
+/// Segments that TCP acknowledges at once.
+const ACK_EVERY_OF_TCP: u32 = 2;
+
 /// One direction of bulk from one robot to another.
 #[derive(Debug)]
 pub(crate) struct Stream {
@@ -19,7 +22,8 @@ pub(crate) struct Stream {
     pub category: AccessCategory,
     data: FlowId,
     acks: FlowId,
-    config: tcp::Config,
+    mss: u64,
+    ack_every: u32,
     pub sender: Sender,
     pub receiver: Receiver,
     /// Acknowledgements that are on the air; the first has this index.
@@ -45,7 +49,8 @@ impl Stream {
             category,
             data,
             acks: FlowId(data.0 + 1),
-            config,
+            mss: u64::from(config.mss),
+            ack_every: config.ack_every,
             sender: Sender::new(config),
             receiver: Receiver::new(config),
             acks_base: 0,
@@ -96,18 +101,31 @@ impl Stream {
     }
 
     /// A data packet arrived: acknowledges what is due. Returns how many transfers this completed.
+    ///
+    /// Where acknowledgements are to be few, the sender asks for at least four in a window, so that it keeps growing,
+    /// and for one at once at the end of a transfer; QUIC has both as an extension.
     pub fn on_data(&mut self, packet: &Packet, now: Instant, out: &mut Vec<Packet>) -> usize {
         let payload = packet.bytes.saturating_sub(tcp::HEADER_BYTES);
         let before = self.receiver.delivered_bytes();
+        let few = self.ack_every > ACK_EVERY_OF_TCP;
+        if few {
+            self.receiver
+                .set_ack_every((self.sender.cwnd() / 4).clamp(ACK_EVERY_OF_TCP, self.ack_every));
+        }
         if let Some(ack) = self.receiver.on_segment(packet.tag, payload, now) {
             self.acknowledge(ack, now, out);
         }
         let delivered = self.receiver.delivered_bytes();
-        self.segments_delivered += (delivered - before).div_ceil(u64::from(self.config.mss));
+        self.segments_delivered += (delivered - before).div_ceil(self.mss);
         let mut completed = 0;
         while self.transfers.front().is_some_and(|end| *end <= delivered) {
             self.transfers.pop_front();
             completed += 1;
+        }
+        if few && completed > 0 {
+            if let Some(ack) = self.receiver.acknowledge_now() {
+                self.acknowledge(ack, now, out);
+            }
         }
         completed
     }
@@ -140,7 +158,9 @@ impl Stream {
     /// An acknowledgement arrived; those before it that did not are lost.
     pub fn on_ack(&mut self, packet: &Packet, now: Instant) {
         while self.acks_base <= packet.tag {
-            let Some(ack) = self.acks_under_way.pop_front() else { return };
+            let Some(ack) = self.acks_under_way.pop_front() else {
+                return;
+            };
             self.acks_base += 1;
             if self.acks_base > packet.tag {
                 self.sender.on_ack(&ack, now);

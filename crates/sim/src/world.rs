@@ -29,6 +29,8 @@ use crate::{schedule, Error, Options};
 const PERMIT_MESSAGE_BYTES: u64 = 48;
 /// What a robot's arrival model adds to a grant, bytes: period, phase, two deviations.
 const MODEL_BYTES: u64 = 24;
+/// Periods between two steps of steering one robot's phase.
+const STEER_EVERY: u64 = 60;
 /// Timers that may go off at one instant before the run is taken to be stuck.
 const TIMERS_PER_INSTANT_MAX: u32 = 1_000_000;
 
@@ -64,7 +66,8 @@ enum Slot {
 /// What a message says beyond its size, by the message's number.
 #[derive(Clone, Copy, Debug)]
 enum Content {
-    Round(u64),
+    /// A command of this round, and by how much the robot's next sample is to be later.
+    Command(u64, Duration),
     /// All perceptions of a period are in; and the arrival models that came with them.
     Clear,
     Permit(Message),
@@ -105,6 +108,8 @@ pub(crate) struct World<'a> {
     faults: Option<Faults>,
     delayed: Vec<Option<Delayed>>,
     delayed_free: Vec<u32>,
+    /// Until when each robot is not steered again.
+    steered_until: Vec<Instant>,
     /// Message flow of each robot's perception, command, and permit messages up and down.
     perception: Vec<Option<u32>>,
     command: Vec<Option<u32>>,
@@ -153,14 +158,19 @@ pub(crate) fn run(
     let schedule = match &policy.schedwifi {
         Some(config) => {
             let control = team.control.as_ref().filter(|_| policy.control);
-            let unfit = |reason| Error::Unfit { policy: policy.name.clone(), reason };
+            let unfit = |reason| Error::Unfit {
+                policy: policy.name.clone(),
+                reason,
+            };
             Some(schedule::schedule(team, config, control).map_err(unfit)?)
         }
         None => None,
     };
     let mut world = World::new(team, policy, schedule, options);
     if world.slots.is_empty() {
-        return Err(Error::NothingToRun { policy: policy.name.to_string() });
+        return Err(Error::NothingToRun {
+            policy: policy.name.to_string(),
+        });
     }
     let geometry = Geometry::new(team);
     let pairs = world.pairs();
@@ -178,7 +188,9 @@ pub(crate) fn run(
         }
         at_this_instant = if next > world.now { 0 } else { at_this_instant + 1 };
         if at_this_instant > TIMERS_PER_INSTANT_MAX {
-            return Err(Error::Broken { rule: format!("time goes on; stuck at {} s", next.as_secs_f64()) });
+            return Err(Error::Broken {
+                rule: format!("time goes on; stuck at {} s", next.as_secs_f64()),
+            });
         }
         world.now = next;
         world.events += 1;
@@ -209,10 +221,18 @@ impl<'a> World<'a> {
     fn new(team: &'a Team, policy: &'a Policy, schedule: Option<Schedule>, options: &Options) -> Self {
         let robots = team.robots.len();
         let seed = options.seed;
-        let mpc = team.control.filter(|_| policy.control && robots > 1).map(|control| Mpc::new(team, control, seed));
-        let drlc = team.learning.filter(|_| policy.bulk && robots > 1).map(|learning| Drlc::new(team, learning, seed));
+        let mpc = team
+            .control
+            .filter(|_| policy.control && robots > 1)
+            .map(|control| Mpc::new(team, control, seed));
+        let drlc = team
+            .learning
+            .filter(|_| policy.bulk && robots > 1)
+            .map(|learning| Drlc::new(team, learning, seed));
         let coordinated = policy.global.clone().filter(|_| policy.bulk);
-        let agents = (0..robots as u16).map(|id| Agent::new(team, policy, schedule.as_ref(), RobotId(id))).collect();
+        let agents = (0..robots as u16)
+            .map(|id| Agent::new(team, policy, schedule.as_ref(), RobotId(id)))
+            .collect();
         let mut world = World {
             team,
             policy,
@@ -233,6 +253,7 @@ impl<'a> World<'a> {
             faults: options.faults.then(|| Faults::new(team, policy, seed)),
             delayed: Vec::new(),
             delayed_free: Vec::new(),
+            steered_until: vec![Instant::ZERO; robots],
             perception: vec![None; robots],
             command: vec![None; robots],
             to_controller: vec![None; robots],
@@ -272,7 +293,10 @@ impl<'a> World<'a> {
 
     fn open_flows(&mut self, seed: u64) {
         let leader = self.team.leader;
-        let others: Vec<RobotId> = (0..self.team.robots.len() as u16).map(RobotId).filter(|id| *id != leader).collect();
+        let others: Vec<RobotId> = (0..self.team.robots.len() as u16)
+            .map(RobotId)
+            .filter(|id| *id != leader)
+            .collect();
         let (voice, bulk) = (self.category(AccessCategory::Voice), AccessCategory::BestEffort);
         for id in others {
             let place = usize::from(id.0);
@@ -285,13 +309,20 @@ impl<'a> World<'a> {
                 self.from_controller[place] = Some(self.open_channel(leader, id, voice, Role::FromController(id)));
             }
             if self.drlc.is_some() {
-                let config = tcp::Config { ack_every: self.policy.ack_every, ..Default::default() };
+                let config = tcp::Config {
+                    ack_every: self.policy.ack_every,
+                    ..Default::default()
+                };
                 self.open_stream(leader, id, bulk, Cargo::ToWorker(id), config);
                 self.open_stream(id, leader, bulk, Cargo::ToLeader(id), config);
             }
         }
         for (index, flow) in self.team.flows.clone().into_iter().enumerate() {
-            if if flow.bulk { self.policy.bulk } else { self.policy.control } {
+            if if flow.bulk {
+                self.policy.bulk
+            } else {
+                self.policy.control
+            } {
                 self.open_plain(index, flow, seed);
             }
         }
@@ -313,7 +344,11 @@ impl<'a> World<'a> {
         let place = self.channels.len() as u32;
         let flow = MessageFlow::new(self.next_flow(), station(from), station(to), category);
         self.slots.push(Slot::Message(place));
-        self.channels.push(Channel { flow, role, contents: VecDeque::new() });
+        self.channels.push(Channel {
+            flow,
+            role,
+            contents: VecDeque::new(),
+        });
         place
     }
 
@@ -354,8 +389,15 @@ impl<'a> World<'a> {
         let saturated = matches!(flow.traffic, Traffic::Saturated { .. });
         let carrier = match (flow.transport, saturated) {
             (coorp_team::Transport::Tcp, _) => {
-                let ack_every = if flow.bulk { self.policy.ack_every } else { tcp::Config::default().ack_every };
-                let mut config = tcp::Config { ack_every, ..Default::default() };
+                let ack_every = if flow.bulk {
+                    self.policy.ack_every
+                } else {
+                    tcp::Config::default().ack_every
+                };
+                let mut config = tcp::Config {
+                    ack_every,
+                    ..Default::default()
+                };
                 if let Traffic::Saturated { packet_bytes } = flow.traffic {
                     config.mss = packet_bytes;
                 }
@@ -379,10 +421,19 @@ impl<'a> World<'a> {
     /// Every direction that something is sent in.
     fn pairs(&self) -> Vec<(RobotId, RobotId)> {
         let channels = self.channels.iter().map(|channel| (channel.flow.from, channel.flow.to));
-        let streams = self.streams.iter().flat_map(|stream| [(stream.from, stream.to), (stream.to, stream.from)]);
-        let plains = self.plains.iter().map(|plain| (station(plain.flow.from), station(plain.flow.to)));
-        let mut pairs: Vec<_> =
-            channels.chain(streams).chain(plains).map(|(from, to)| (robot(from), robot(to))).collect();
+        let streams = self
+            .streams
+            .iter()
+            .flat_map(|stream| [(stream.from, stream.to), (stream.to, stream.from)]);
+        let plains = self
+            .plains
+            .iter()
+            .map(|plain| (station(plain.flow.from), station(plain.flow.to)));
+        let mut pairs: Vec<_> = channels
+            .chain(streams)
+            .chain(plains)
+            .map(|(from, to)| (robot(from), robot(to)))
+            .collect();
         pairs.sort_unstable();
         pairs.dedup();
         pairs
@@ -395,7 +446,8 @@ impl<'a> World<'a> {
             }
         }
         for (place, plain) in self.plains.iter().enumerate() {
-            self.timers.set(Instant::ZERO + plain.flow.start, Timer::FlowStart(place as u32));
+            self.timers
+                .set(Instant::ZERO + plain.flow.start, Timer::FlowStart(place as u32));
             if let Some(stop) = plain.flow.stop {
                 self.timers.set(Instant::ZERO + stop, Timer::FlowStop(place as u32));
             }
@@ -405,7 +457,8 @@ impl<'a> World<'a> {
         }
         if self.recorder.is_some() {
             self.timers.set(Instant::ZERO + Duration::from_secs(1), Timer::Second);
-            self.timers.set(Instant::ZERO + options.duration / 3, Timer::RecordStart);
+            self.timers
+                .set(Instant::ZERO + options.duration / 3, Timer::RecordStart);
         }
         if let Some(faults) = &mut self.faults {
             self.timers.set(faults.next(), Timer::Fault);
@@ -549,7 +602,9 @@ impl<'a> World<'a> {
                 }
                 MpcAction::SendCommand(robot, round) => {
                     let bytes = self.team.control.map_or(0, |control| control.command_bytes);
-                    self.send_control(self.command[usize::from(robot.0)], bytes, Some(Content::Round(round)));
+                    let shift = self.steer(robot);
+                    let content = Some(Content::Command(round, shift));
+                    self.send_control(self.command[usize::from(robot.0)], bytes, content);
                 }
                 MpcAction::Infer { start, time } => {
                     self.timers.set(self.now + time, Timer::Inference);
@@ -561,6 +616,35 @@ impl<'a> World<'a> {
                 MpcAction::LoopEnded { start, reaction, lost } => self.on_loop_ended(start, reaction, lost),
             }
         }
+    }
+
+    /// By how much `robot` is to sample later, so that all sample together: windows then coincide, and no loop waits
+    /// for the last. The leader compares arrival models, which came with the perceptions.
+    fn steer(&mut self, robot: RobotId) -> Duration {
+        let steered = self.policy.local.as_ref().is_some_and(|local| local.steered_phases);
+        let Some(reference) = self.perception.iter().position(Option::is_some).filter(|_| steered) else {
+            return Duration::ZERO;
+        };
+        let place = usize::from(robot.0);
+        if place == reference || self.now < self.steered_until[place] {
+            return Duration::ZERO;
+        }
+        let models = (
+            self.agents[reference].perception_model(),
+            self.agents[place].perception_model(),
+        );
+        let (Some(target), Some(own)) = models else {
+            return Duration::ZERO;
+        };
+        let period = target.period.as_nanos().max(1);
+        let ahead = (target.phase.as_nanos() + 1_000 * period).saturating_sub(own.phase.as_nanos()) % period;
+        let off = ahead.min(period - ahead);
+        if Duration::from_nanos(off) < (target.sigma.max(own.sigma) * 4).max(target.period / 32) {
+            return Duration::ZERO;
+        }
+        // Its model has to settle before it is steered again.
+        self.steered_until[place] = self.now + target.period * STEER_EVERY;
+        Duration::from_nanos(ahead)
     }
 
     fn on_loop_ended(&mut self, start: Instant, reaction: Duration, lost: bool) {
@@ -579,7 +663,12 @@ impl<'a> World<'a> {
     fn send_control(&mut self, channel: Option<u32>, bytes: u64, content: Option<Content>) {
         let Some(channel) = channel else { return };
         let delay = self.mpc.as_mut().map_or(Duration::ZERO, Mpc::stack_delay);
-        let message = Delayed { channel, bytes, made_at: self.now, content };
+        let message = Delayed {
+            channel,
+            bytes,
+            made_at: self.now,
+            content,
+        };
         self.note_control_made(channel);
         if delay == Duration::ZERO {
             self.send_message(message);
@@ -611,7 +700,9 @@ impl<'a> World<'a> {
 
     fn send_message(&mut self, message: Delayed) {
         let channel = &mut self.channels[message.channel as usize];
-        let number = channel.flow.send(message.bytes, message.made_at, self.now, &mut self.outbox);
+        let number = channel
+            .flow
+            .send(message.bytes, message.made_at, self.now, &mut self.outbox);
         if let Some(content) = message.content {
             channel.contents.push_back((number, content));
         }
@@ -621,7 +712,9 @@ impl<'a> World<'a> {
         let channel = &mut self.channels[place as usize];
         let role = channel.role;
         let at = channel.contents.iter().position(|(other, _)| *other == number);
-        let content = at.and_then(|at| channel.contents.remove(at)).map(|(_, content)| content);
+        let content = at
+            .and_then(|at| channel.contents.remove(at))
+            .map(|(_, content)| content);
         match (role, fate, content) {
             (Role::Perception(robot), Fate::Arrived(latency), _) => {
                 self.counts.control_latency.record(latency);
@@ -631,15 +724,16 @@ impl<'a> World<'a> {
                     mpc.on_perception(robot, made_at);
                 }
             }
-            (Role::Command(robot), Fate::Arrived(latency), Some(Content::Round(round))) => {
+            (Role::Command(robot), Fate::Arrived(latency), Some(Content::Command(round, shift))) => {
                 self.counts.control_latency.record(latency);
                 self.agents[usize::from(robot.0)].on_command_arrived(self.now);
                 self.run_agent(robot);
                 if let Some(mpc) = &mut self.mpc {
                     mpc.on_command(robot, round, self.now);
+                    mpc.shift_phase(robot, shift);
                 }
             }
-            (Role::Command(_), Fate::Lost, Some(Content::Round(round))) => {
+            (Role::Command(_), Fate::Lost, Some(Content::Command(round, _))) => {
                 if let Some(mpc) = &mut self.mpc {
                     mpc.on_command_lost(round, self.now);
                 }
@@ -676,19 +770,29 @@ impl<'a> World<'a> {
 
     fn send_permit(&mut self, channel: Option<u32>, to_robot: bool, message: Message) {
         let Some(channel) = channel else { return };
-        let models = if to_robot && self.shares_windows() { MODEL_BYTES * self.agents.len() as u64 } else { 0 };
+        let models = if to_robot && self.shares_windows() {
+            MODEL_BYTES * self.agents.len() as u64
+        } else {
+            0
+        };
         let copies = match &mut self.faults {
             Some(faults) => faults.permit_message(),
             None => vec![Duration::ZERO],
         };
         for delay in copies {
             let bytes = PERMIT_MESSAGE_BYTES + models;
-            let message = Delayed { channel, bytes, made_at: self.now, content: Some(Content::Permit(message)) };
+            let message = Delayed {
+                channel,
+                bytes,
+                made_at: self.now,
+                content: Some(Content::Permit(message)),
+            };
             if delay == Duration::ZERO {
                 self.send_message(message);
             } else {
                 self.delayed.push(Some(message));
-                self.timers.set(self.now + delay, Timer::Stack(self.delayed.len() as u32 - 1));
+                self.timers
+                    .set(self.now + delay, Timer::Stack(self.delayed.len() as u32 - 1));
             }
         }
     }
@@ -803,7 +907,12 @@ impl<'a> World<'a> {
             if let Some(channel) = self.from_controller[usize::from(holder.0)] {
                 let bytes = PERMIT_MESSAGE_BYTES + MODEL_BYTES * self.agents.len() as u64;
                 let content = Some(Content::Clear);
-                self.send_message(Delayed { channel, bytes, made_at: self.now, content });
+                self.send_message(Delayed {
+                    channel,
+                    bytes,
+                    made_at: self.now,
+                    content,
+                });
             }
         }
     }
@@ -825,7 +934,9 @@ impl<'a> World<'a> {
         stream.dirty = false;
         stream.pump(now, &mut self.outbox);
         if let Some(deadline) = stream.sender.next_deadline() {
-            stream.sender_armed.arm(deadline.max(now), Timer::Sender(place), &mut self.timers);
+            stream
+                .sender_armed
+                .arm(deadline.max(now), Timer::Sender(place), &mut self.timers);
         }
         let pending = stream.is_pending();
         if pending != self.stream_pending[place as usize] {
@@ -850,7 +961,9 @@ impl<'a> World<'a> {
     fn arm_receiver(&mut self, place: u32) {
         let stream = &mut self.streams[place as usize];
         if let Some(deadline) = stream.receiver.next_deadline() {
-            stream.receiver_armed.arm(deadline.max(self.now), Timer::Receiver(place), &mut self.timers);
+            stream
+                .receiver_armed
+                .arm(deadline.max(self.now), Timer::Receiver(place), &mut self.timers);
         }
     }
 
@@ -966,14 +1079,21 @@ impl<'a> World<'a> {
         if let Some(at) = plain.next_tick() {
             self.timers.set(at.max(self.now), Timer::FlowTick(place));
         }
-        let Traffic::Periodic { size_bytes, .. } = plain.flow.traffic else { return };
+        let Traffic::Periodic { size_bytes, .. } = plain.flow.traffic else {
+            return;
+        };
         plain.sent += 1;
         match plain.carrier {
             Carrier::Messages(channel) => {
                 if !plain.flow.bulk {
                     self.note_control_made(channel);
                 }
-                let message = Delayed { channel, bytes: size_bytes, made_at: self.now, content: None };
+                let message = Delayed {
+                    channel,
+                    bytes: size_bytes,
+                    made_at: self.now,
+                    content: None,
+                };
                 self.send_message(message);
             }
             Carrier::Stream(stream) => {
@@ -987,7 +1107,9 @@ impl<'a> World<'a> {
 
     fn on_plain_stream(&mut self, stream: u32, flow: u32, gained: u64, completed: usize) {
         let name = &self.team.flows[flow as usize].name;
-        let Some(plain) = self.plains.iter_mut().find(|plain| plain.flow.name == *name) else { return };
+        let Some(plain) = self.plains.iter_mut().find(|plain| plain.flow.name == *name) else {
+            return;
+        };
         if matches!(plain.flow.traffic, Traffic::Saturated { .. }) {
             plain.delivered_bytes += gained;
             plain.delivered = self.streams[stream as usize].segments_delivered;
@@ -1006,7 +1128,9 @@ impl<'a> World<'a> {
     fn on_second(&mut self) {
         let gained = self.counts.bulk_bytes - self.counts.bulk_bytes_before;
         self.counts.bulk_bytes_before = self.counts.bulk_bytes;
-        self.counts.throughput.push((self.now.as_secs_f64(), gained as f64 * 8e-6));
+        self.counts
+            .throughput
+            .push((self.now.as_secs_f64(), gained as f64 * 8e-6));
         self.timers.set(self.now + Duration::from_secs(1), Timer::Second);
     }
 
@@ -1015,7 +1139,8 @@ impl<'a> World<'a> {
         let bulk = self.bulk_pending.iter().any(|pending| *pending > 0);
         let late = self.now.as_nanos() > 3 * Recorder::LENGTH.as_nanos() && self.counts.epochs > 1;
         if self.policy.bulk && self.drlc.is_some() && !bulk && !late {
-            self.timers.set(self.now + Duration::from_millis(500), Timer::RecordStart);
+            self.timers
+                .set(self.now + Duration::from_millis(500), Timer::RecordStart);
             return;
         }
         if let Some(recorder) = &mut self.recorder {
@@ -1037,7 +1162,13 @@ impl<'a> World<'a> {
                 self.set_permitted(robot, false);
             }
             Strike::Up(robot, incarnation) => {
-                self.agents[usize::from(robot.0)].restart(self.team, self.policy, self.schedule.as_ref(), incarnation, self.now);
+                self.agents[usize::from(robot.0)].restart(
+                    self.team,
+                    self.policy,
+                    self.schedule.as_ref(),
+                    incarnation,
+                    self.now,
+                );
                 if robot == self.team.leader {
                     let local = self.agents[usize::from(robot.0)].local(self.now);
                     let config = self.policy.global.clone();
@@ -1081,7 +1212,11 @@ impl<'a> World<'a> {
             epochs: counts.epochs,
             epoch_s: (counts.epochs > 0).then(|| counts.epoch_time.as_secs_f64() / counts.epochs as f64),
             wnic_ahead: counts.ahead.result(),
-            window_share: if counts.sending_s > 0.0 { counts.window_s / counts.sending_s } else { 0.0 },
+            window_share: if counts.sending_s > 0.0 {
+                counts.window_s / counts.sending_s
+            } else {
+                0.0
+            },
             virtual_s: options.duration.as_secs_f64(),
             wall_s: 0.0,
             events: self.events,
@@ -1133,6 +1268,9 @@ impl Host for World<'_> {
 
     fn enqueued(&mut self, packet: &Packet, _now: Instant) {
         let place = usize::from(packet.from.0);
+        if packet.category >= AccessCategory::BestEffort {
+            self.agents[place].on_enqueued();
+        }
         match self.slots[packet.flow.0 as usize] {
             Slot::Message(channel) if self.channels[channel as usize].role_is_control(&self.plains) => {
                 if MessageFlow::is_first(packet) {
@@ -1149,11 +1287,11 @@ impl Host for World<'_> {
         }
     }
 
-    fn completed(&mut self, packet: &Packet, ahead: u16, queued_at: Instant, acknowledged: bool, now: Instant) {
+    fn completed(&mut self, packet: &Packet, queued_at: Instant, acknowledged: bool, now: Instant) {
         let sender = robot(packet.from);
         let place = usize::from(packet.from.0);
         if packet.category >= AccessCategory::BestEffort {
-            self.agents[place].on_status(ahead, queued_at, now);
+            self.agents[place].on_status(queued_at, now);
         }
         match self.slots[packet.flow.0 as usize] {
             Slot::Message(channel) => {
@@ -1174,7 +1312,9 @@ impl Host for World<'_> {
             }
             Slot::Data(stream) => {
                 self.bulk_in_wnic[place] -= 1;
-                self.streams[stream as usize].sender.on_departed(packet.bytes - tcp::HEADER_BYTES);
+                self.streams[stream as usize]
+                    .sender
+                    .on_departed(packet.bytes - tcp::HEADER_BYTES);
                 self.mark(stream);
             }
             Slot::Acks(_) => self.bulk_in_wnic[place] -= 1,
@@ -1219,7 +1359,9 @@ impl Host for World<'_> {
                 }
             }
             Slot::Data(stream) => {
-                self.streams[stream as usize].sender.on_departed(packet.bytes - tcp::HEADER_BYTES);
+                self.streams[stream as usize]
+                    .sender
+                    .on_departed(packet.bytes - tcp::HEADER_BYTES);
                 self.mark(stream);
             }
             Slot::Acks(_) => {}

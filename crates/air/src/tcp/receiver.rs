@@ -69,6 +69,16 @@ impl Receiver {
         None
     }
 
+    /// From now on acknowledges every so many segments in order, as a sender of QUIC asks by ACK_FREQUENCY.
+    pub fn set_ack_every(&mut self, segments: u32) {
+        self.ack_every = segments.max(1);
+    }
+
+    /// Acknowledges now what waits for its delay (QUIC's IMMEDIATE_ACK).
+    pub fn acknowledge_now(&mut self) -> Option<Ack> {
+        self.ack_at.map(|_| self.acknowledge())
+    }
+
     /// When to call [`Receiver::on_deadline`].
     pub fn next_deadline(&self) -> Option<Instant> {
         self.ack_at
