@@ -222,7 +222,7 @@ mod tests {
 
     #[test]
     fn bsp_sends_the_model_when_all_updates_are_in() {
-        let mut drlc = started("bsp", 1);
+        let mut drlc = started("BSP", 1);
         for robot in [0, 1, 2] {
             drlc.on_trained(RobotId(robot));
         }
@@ -241,7 +241,7 @@ mod tests {
 
     #[test]
     fn asp_answers_each_update_at_once_and_ssp_until_the_bound() {
-        let mut asp = started("asp", 9);
+        let mut asp = started("ASP", 9);
         asp.on_trained(RobotId(1));
         asp.on_arrived_at_leader(RobotId(1));
         assert!(drain(&mut asp).contains(&DrlcAction::ToWorker(RobotId(1), 4000)));
@@ -250,7 +250,7 @@ mod tests {
                 sync: Sync::Ssp { staleness: 1 },
                 ..asp.learning
             },
-            ..started("asp", 9)
+            ..started("ASP", 9)
         };
         drlc.on_trained(RobotId(1));
         drlc.on_arrived_at_leader(RobotId(1));
