@@ -142,6 +142,9 @@ pub struct WindowPlanner {
     flows: Vec<Flow>,
     window: Option<Window>,
     clock: Instant,
+    /// Flows that the window covers, and those of them that are not through.
+    covered: usize,
+    waited_for: usize,
     outbox: VecDeque<WindowAction>,
     expected: Vec<Expected>,
 }
@@ -154,6 +157,8 @@ impl WindowPlanner {
             flows: Vec::new(),
             window: None,
             clock: Instant::ZERO,
+            covered: 0,
+            waited_for: 0,
             outbox: VecDeque::new(),
             expected: Vec::new(),
         }
@@ -215,9 +220,41 @@ impl WindowPlanner {
         Ok(())
     }
 
+    /// As [`WindowPlanner::set_shared`] for many flows at once; their messages of this period have been heard. Plans
+    /// once, where that needs planning.
+    pub fn hear_shared(
+        &mut self,
+        heard: impl IntoIterator<Item = (FlowId, Option<TimeModel>)>,
+        uncertainty: Duration,
+        now: Instant,
+    ) -> Result<(), TooManyFlows> {
+        self.follow_clock(now);
+        for (flow, model) in heard {
+            if self.find(flow).is_err() {
+                let Some(model) = model else { continue };
+                let seen_until = Instant::ZERO;
+                self.put(flow, Source::Shared { model, uncertainty, seen_until })?;
+            }
+            let Ok(at) = self.find(flow) else { continue };
+            self.change(at, |entry| {
+                entry.seen = true;
+                if let Source::Shared { model: old, seen_until, .. } = &mut entry.source {
+                    *old = model.unwrap_or(*old);
+                    *seen_until = (*seen_until).max(entry.covered_until.unwrap_or(Instant::ZERO));
+                }
+            });
+        }
+        let begun = self.window.is_some_and(|window| now >= window.start);
+        if !begun || (self.config.early_release && self.all_through()) {
+            self.plan(now);
+        }
+        Ok(())
+    }
+
     /// Plans for a flow no longer. The current window stays.
     pub fn remove_flow(&mut self, flow: FlowId) {
         if let Ok(at) = self.find(flow) {
+            self.change(at, |entry| entry.covered_until = None);
             self.flows.remove(at);
         }
     }
@@ -226,9 +263,11 @@ impl WindowPlanner {
     pub fn on_message(&mut self, flow: FlowId, now: Instant) {
         self.follow_clock(now);
         let Ok(at) = self.find(flow) else { return };
+        self.change(at, |entry| {
+            entry.seen = true;
+            entry.in_wnic = entry.in_wnic.saturating_add(1);
+        });
         let entry = &mut self.flows[at];
-        entry.seen = true;
-        entry.in_wnic = entry.in_wnic.saturating_add(1);
         match &mut entry.source {
             Source::Own(model) => model.on_sample(now),
             Source::Announced(arrival) => *arrival = None,
@@ -245,7 +284,7 @@ impl WindowPlanner {
     pub fn on_message_sent(&mut self, flow: FlowId, now: Instant) {
         self.follow_clock(now);
         let Ok(at) = self.find(flow) else { return };
-        self.flows[at].in_wnic = self.flows[at].in_wnic.saturating_sub(1);
+        self.change(at, |entry| entry.in_wnic = entry.in_wnic.saturating_sub(1));
         if self.config.early_release && self.window.is_some() && self.all_through() {
             self.plan(now);
         }
@@ -295,7 +334,10 @@ impl WindowPlanner {
             in_wnic: 0,
         };
         match self.find(id) {
-            Ok(at) => self.flows[at] = flow,
+            Ok(at) => {
+                self.change(at, |entry| entry.covered_until = None);
+                self.flows[at] = flow;
+            }
             Err(_) if self.flows.len() >= self.config.flows_max => {
                 return Err(TooManyFlows {
                     flows_max: self.config.flows_max,
@@ -306,9 +348,23 @@ impl WindowPlanner {
         Ok(())
     }
 
+    /// Whether the window was opened for something, and all of that is through.
     fn all_through(&self) -> bool {
-        let mut covered = self.flows.iter().filter(|f| f.covered_until.is_some()).peekable();
-        covered.peek().is_some() && covered.all(Flow::is_through)
+        self.covered > 0 && self.waited_for == 0
+    }
+
+    /// Changes a flow's state and keeps count of what the window waits for.
+    fn change(&mut self, at: usize, change: impl FnOnce(&mut Flow)) {
+        let flow = &mut self.flows[at];
+        let counts = |flow: &Flow| {
+            let covered = flow.covered_until.is_some();
+            (usize::from(covered), usize::from(covered && !flow.is_through()))
+        };
+        let (covered, waited_for) = counts(flow);
+        change(flow);
+        let (covered_now, waited_for_now) = counts(flow);
+        self.covered = self.covered + covered_now - covered;
+        self.waited_for = self.waited_for + waited_for_now - waited_for;
     }
 
     /// A flow's expectation may have moved: publishes where nothing is published, or a window that
@@ -333,6 +389,7 @@ impl WindowPlanner {
     fn plan(&mut self, now: Instant) {
         let had_window = self.window.take().is_some();
         self.expected.clear();
+        (self.covered, self.waited_for) = (0, 0);
         for (at, flow) in self.flows.iter_mut().enumerate() {
             (flow.covered_until, flow.seen) = (None, false);
             if let Some(arrival) = flow.next(now) {
@@ -357,6 +414,7 @@ impl WindowPlanner {
             }
             window.end = window.end.max(e.end);
             self.flows[e.flow].covered_until = Some(e.end);
+            (self.covered, self.waited_for) = (self.covered + 1, self.waited_for + 1);
         }
         assert!(
             now <= window.start && window.start <= window.end,

@@ -245,7 +245,7 @@ impl Agent {
 
     /// The robot's clock when the run's shows `now`.
     pub fn local(&self, now: Instant) -> Instant {
-        Instant::from_nanos((now + CLOCK_ORIGIN).as_nanos().saturating_add_signed(self.skew_ns))
+        to_local(now, self.skew_ns)
     }
 
     /// The run's time when the robot's clock shows `local`.
@@ -381,17 +381,21 @@ impl Agent {
         }
     }
 
-    /// A message of another robot was heard on the air: here, by its receiver.
-    pub fn on_shared_message(&mut self, robot: RobotId, now: Instant) {
+    /// Perceptions of these robots have arrived; with them, perhaps, came their models on the run's clock.
+    pub fn on_shared_arrived(&mut self, arrived: impl IntoIterator<Item = (RobotId, Option<TimeModel>)>, now: Instant) {
         let local = self.local(now);
+        let skew_ns = self.skew_ns;
         if let Windows::Predicted { planner, .. } = &mut self.windows {
-            let id = FlowId(SHARED + u32::from(robot.0));
-            planner.on_message(id, local);
-            planner.on_message_sent(id, local);
+            let heard = arrived.into_iter().map(|(robot, model)| {
+                let model = model.map(|model| TimeModel { phase: to_local(model.phase, skew_ns), ..model });
+                (FlowId(SHARED + u32::from(robot.0)), model)
+            });
+            let shared = planner.hear_shared(heard, CLOCK_UNCERTAINTY, local);
+            debug_assert!(shared.is_ok(), "the planner has room for every robot");
         }
     }
 
-    /// Another robot holds the permit no longer here: its flows need no protection.
+    /// The robot holds a permit no longer: the others' messages need no protection from it.
     pub fn forget_shared(&mut self, robots: u16) {
         if let Windows::Predicted { planner, .. } = &mut self.windows {
             (0..robots).for_each(|robot| planner.remove_flow(FlowId(SHARED + u32::from(robot))));
@@ -553,6 +557,10 @@ impl Agent {
         self.spend(now);
         (self.account.inside.as_secs_f64(), self.account.sending.as_secs_f64())
     }
+}
+
+fn to_local(now: Instant, skew_ns: i64) -> Instant {
+    Instant::from_nanos((now + CLOCK_ORIGIN).as_nanos().saturating_add_signed(skew_ns))
 }
 
 fn gate(config: &LocalConfig) -> Gate {

@@ -73,6 +73,9 @@ pub(crate) struct Mpc {
     leader: RobotId,
     workers: Vec<Worker>,
     phases: Vec<Duration>,
+    /// Robots but the leader that live, and how many perceptions the leader has that it has not used.
+    living: u16,
+    fresh: u16,
     inferring: bool,
     rounds: VecDeque<Round>,
     next_round: u64,
@@ -109,6 +112,8 @@ impl Mpc {
             sense_rng: (0..phases.len())
                 .map(|i| Xoshiro256PlusPlus::seed_from_u64(sense_seed(i)))
                 .collect(),
+            living: phases.len() as u16 - 1,
+            fresh: 0,
             phases,
             inferring: false,
             rounds: VecDeque::new(),
@@ -178,11 +183,12 @@ impl Mpc {
 
     /// The leader has the perception that `robot` made at `made_at`.
     pub fn on_perception(&mut self, robot: RobotId, made_at: Instant) {
-        if !self.workers[usize::from(self.leader.0)].alive {
+        if !self.workers[usize::from(self.leader.0)].alive || !self.workers[usize::from(robot.0)].alive {
             return;
         }
-        let first = self.workers.iter().all(|worker| worker.fresh.is_none());
-        self.workers[usize::from(robot.0)].fresh = Some(made_at);
+        let first = self.fresh == 0;
+        let known = self.workers[usize::from(robot.0)].fresh.replace(made_at).is_some();
+        self.fresh += u16::from(!known);
         if first {
             self.actions
                 .push_back(MpcAction::Timeout(self.next_round, self.patience()));
@@ -191,19 +197,16 @@ impl Mpc {
     }
 
     fn infer_if_complete(&mut self) {
-        let complete = self.others().all(|robot| {
-            let worker = &self.workers[usize::from(robot.0)];
-            worker.fresh.is_some() || !worker.alive
-        });
-        if complete {
+        if self.fresh >= self.living {
             self.infer();
         }
     }
 
     fn infer(&mut self) {
-        if self.inferring || self.workers.iter().all(|worker| worker.fresh.is_none()) {
+        if self.inferring || self.fresh == 0 {
             return;
         }
+        self.fresh = 0;
         self.inferring = true;
         let normal: f64 = StandardNormal.sample(&mut self.inference_rng);
         let seconds = self.control.inference.as_secs_f64() * (normal * self.control.inference_sigma).exp();
@@ -219,7 +222,7 @@ impl Mpc {
             .filter_map(|worker| worker.fresh.take())
             .min()
             .unwrap_or(Instant::ZERO);
-        let outstanding = self.workers.iter().filter(|worker| worker.alive).count() as u16 - 1;
+        let outstanding = self.living;
         if self.rounds.len() == ROUNDS_MAX {
             self.rounds.pop_front();
         }
@@ -320,17 +323,19 @@ impl Mpc {
 
     /// Faults: a robot dies or comes back. One that comes back knows of no loop.
     pub fn set_alive(&mut self, robot: RobotId, alive: bool) {
-        let leader = robot == self.leader;
         let worker = &mut self.workers[usize::from(robot.0)];
+        let changed = worker.alive != alive;
         worker.alive = alive;
         worker.waiting_since = None;
         worker.put_off = false;
-        worker.fresh = None;
-        if leader {
+        self.fresh -= u16::from(worker.fresh.take().is_some());
+        if robot == self.leader {
             self.inferring = false;
             self.rounds.clear();
+            self.fresh = 0;
             self.workers.iter_mut().for_each(|worker| worker.fresh = None);
-        } else if !alive {
+        } else if changed {
+            self.living = if alive { self.living + 1 } else { self.living - 1 };
             self.infer_if_complete();
         }
     }

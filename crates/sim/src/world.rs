@@ -719,7 +719,7 @@ impl<'a> World<'a> {
             (Role::Perception(robot), Fate::Arrived(latency), _) => {
                 self.counts.control_latency.record(latency);
                 let made_at = self.now - latency;
-                self.tell_models(self.team.leader, Some(robot));
+                self.on_perceptions_in(self.team.leader, &[robot]);
                 if let Some(mpc) = &mut self.mpc {
                     mpc.on_perception(robot, made_at);
                 }
@@ -743,12 +743,11 @@ impl<'a> World<'a> {
             }
             (Role::FromController(robot), Fate::Arrived(_), Some(Content::Permit(message))) => {
                 self.on_requester_message(robot, message);
-                self.tell_models(robot, None);
+                self.tell_models(robot);
             }
             (Role::FromController(robot), Fate::Arrived(_), Some(Content::Clear)) => {
-                for other in (0..self.agents.len() as u16).map(RobotId) {
-                    self.tell_models(robot, Some(other));
-                }
+                let others: Vec<RobotId> = (0..self.agents.len() as u16).map(RobotId).collect();
+                self.on_perceptions_in(robot, &others);
             }
             (Role::Plain(plain), Fate::Arrived(latency), _) => {
                 let plain = &mut self.plains[plain as usize];
@@ -876,24 +875,31 @@ impl<'a> World<'a> {
         self.controller.is_some() && self.policy.local.as_ref().is_some_and(|local| local.shared_windows)
     }
 
-    /// `listener` learns the others' arrival models, which travel with perceptions to the leader and from there with
-    /// messages about permits; or, of `arrived` alone, also that its perception has arrived.
-    fn tell_models(&mut self, listener: RobotId, arrived: Option<RobotId>) {
-        if !self.shares_windows() {
+    /// `listener`, which may send bulk now, learns the others' arrival models: they travel with perceptions to the
+    /// leader and from there with messages about permits.
+    fn tell_models(&mut self, listener: RobotId) {
+        let place = usize::from(listener.0);
+        if !self.shares_windows() || !self.agents[place].is_sending() {
             return;
         }
-        let place = usize::from(listener.0);
-        for other in (0..self.agents.len() as u16).map(RobotId) {
-            if other == listener || !self.agents[place].is_sending() || arrived.is_some_and(|robot| robot != other) {
-                continue;
-            }
-            if arrived.is_some() {
-                self.agents[place].on_shared_message(other, self.now);
-            }
+        for other in (0..self.agents.len() as u16).map(RobotId).filter(|other| *other != listener) {
             if let Some(model) = self.agents[usize::from(other.0)].perception_model() {
                 self.agents[place].on_shared_model(other, model, self.now);
             }
         }
+        self.run_agent(listener);
+    }
+
+    /// `listener` learns that perceptions have arrived, and the arrival models that came with them.
+    fn on_perceptions_in(&mut self, listener: RobotId, arrived: &[RobotId]) {
+        let place = usize::from(listener.0);
+        if !self.shares_windows() || !self.agents[place].is_sending() {
+            return;
+        }
+        let agents = &self.agents;
+        let others = arrived.iter().filter(|other| **other != listener);
+        let heard: Vec<_> = others.map(|other| (*other, agents[usize::from(other.0)].perception_model())).collect();
+        self.agents[place].on_shared_arrived(heard, self.now);
         self.run_agent(listener);
     }
 
