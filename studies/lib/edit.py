@@ -1,0 +1,52 @@
+"""Team files derived from others by edits of their text.
+
+An edit that finds nothing to change ends the study: an example that has moved on must not turn into a table that says
+one thing and shows another.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+
+_KEY = r"(?m)^{key} *=.*$"
+_TABLE = r"(?ms)^\[{table}\]$.*?(?=^\[|\Z)"
+
+
+def replaced(text: str, old: str, new: str) -> str:
+    """`text` with the one place where it says `old` saying `new`."""
+    if text.count(old) != 1:
+        sys.exit(f"the team file should say once, and says {text.count(old)} times:\n{old}")
+    return text.replace(old, new)
+
+
+def without_table(text: str, table: str) -> str:
+    """`text` without `[table]`, which it must have once."""
+    pattern = _TABLE.format(table=re.escape(table))
+    if len(re.findall(pattern, text)) != 1:
+        sys.exit(f"the team file should have one [{table}]")
+    return re.sub(pattern, "", text)
+
+
+def with_keys(text: str, table: str, values: dict[str, str]) -> str:
+    """`text` with these keys of `[table]` set, which is added where it is missing. Values are TOML."""
+    pattern = _TABLE.format(table=re.escape(table))
+    found = re.search(pattern, text)
+    if found is None:
+        lines = [f"[{table}]", *(f"{key} = {value}" for key, value in values.items())]
+        return text.rstrip() + "\n\n" + "\n".join(lines) + "\n"
+    body = found.group().rstrip()
+    for key, value in values.items():
+        line = f"{key} = {value}"
+        body, count = re.subn(_KEY.format(key=re.escape(key)), lambda _, line=line: line, body)
+        if count == 0:
+            body += f"\n{line}"
+    return text[: found.start()] + body + "\n\n" + text[found.end() :]
+
+
+def changed_key(text: str, table: str, key: str, value: str) -> str:
+    """`text` with a key that `[table]` has set anew."""
+    found = re.search(_TABLE.format(table=re.escape(table)), text)
+    if found is None or re.search(_KEY.format(key=re.escape(key)), found.group()) is None:
+        sys.exit(f"the team file should set {key} in [{table}]")
+    return with_keys(text, table, {key: value})
