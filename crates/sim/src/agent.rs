@@ -257,8 +257,10 @@ impl Agent {
     }
 
     /// The robot's clock is set, later for positive.
-    pub fn step_clock(&mut self, by_ns: i64) {
+    pub fn step_clock(&mut self, by_ns: i64, now: Instant) {
+        self.spend(now);
         self.skew_ns += by_ns;
+        self.on_deadline(now);
     }
 
     // --- permits ----------------------------------------------------------------------------------------------
@@ -273,12 +275,37 @@ impl Agent {
         self.up
     }
 
-    /// The robot dies, or freezes: nothing is decided until it restarts.
-    pub fn set_down(&mut self, now: Instant) {
+    /// The robot stops, dead or frozen, or goes on. While it is down it decides nothing and hears nothing.
+    pub fn set_up(&mut self, up: bool, now: Instant) {
         self.spend(now);
-        self.up = false;
-        self.permitted = false;
-        self.actions.clear();
+        self.up = up;
+        if up {
+            self.on_deadline(now);
+            self.permitted = self.may_send(now);
+            // What came or went meanwhile.
+            self.set_bulk(self.wants_bulk, now);
+        }
+    }
+
+    /// Whether it wants to send bulk.
+    pub fn wants_bulk(&self) -> bool {
+        self.wants_bulk
+    }
+
+    /// Whether a permit allows bulk now, or none is needed.
+    pub fn may_send(&self, now: Instant) -> bool {
+        let local = self.local(now);
+        self.requester.as_ref().is_none_or(|requester| requester.may_send(local))
+    }
+
+    /// Whether its streams may run: it is up and was permitted.
+    pub fn is_permitted(&self) -> bool {
+        self.up && self.permitted
+    }
+
+    /// Whether the gate held the last packet that was asked for.
+    pub fn is_held(&self) -> bool {
+        self.held && self.gate.as_ref().is_some_and(Gate::is_paused)
     }
 
     /// Whether it has bulk that it may send now.

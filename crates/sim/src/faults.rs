@@ -1,25 +1,202 @@
-//! Seeded faults.
+//! Seeded faults, for runs that try to break the decisions rather than measure them.
+//!
+//! In the first two thirds of a run robots die and restart, freeze and thaw, and have their clocks set; messages about
+//! permits are lost, doubled and delayed. In the last third nothing more goes wrong, and everything must recover. The
+//! rules that must hold are in [`Watch`]. Left out: faults of the air itself, which has losses of its own.
+
 use coorp_core::policy::Policy;
 use coorp_core::{Duration, Instant, RobotId};
 use coorp_team::Team;
+use rand::{Rng, SeedableRng};
+use rand_distr::{Distribution, Exp1};
+use rand_xoshiro::Xoshiro256PlusPlus;
+
+/// Mean time between two strikes.
+const STRIKE_EVERY: Duration = Duration::from_millis(400);
+/// Longest time that a robot stays dead or frozen.
+const AWAY_MAX: Duration = Duration::from_millis(1_500);
+/// Longest delay of a message about permits.
+const DELAY_MAX: Duration = Duration::from_millis(400);
+/// Largest step of a clock.
+const STEP_NS_MAX: i64 = 200_000_000;
+/// Longest that a gate may hold without a pause. Windows last milliseconds; the rest is for clocks that were set.
+const HOLD_MAX: Duration = Duration::from_millis(2_500);
+
+/// One fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Strike {
-    Down(RobotId),
-    Up(RobotId, u32),
+    /// The robot stops; what it knew is lost if it `dies`, kept if it freezes.
+    Down { robot: RobotId, dies: bool },
+    /// It goes on; with a new incarnation if it had died.
+    Up { robot: RobotId, incarnation: Option<u32> },
+    /// Its clock is set by so many nanoseconds.
     ClockStep(RobotId, i64),
+    /// Nothing to do.
     None,
 }
-pub(crate) struct Faults;
+
+/// The faults of one run.
+#[derive(Debug)]
+pub(crate) struct Faults {
+    rng: Xoshiro256PlusPlus,
+    quiet_from: Instant,
+    /// For each robot: how often it has started, and when it comes back if it is away.
+    incarnations: Vec<u32>,
+    away: Vec<Option<(Instant, bool)>>,
+    next_strike: Instant,
+}
+
 impl Faults {
-    pub fn new(_: &Team, _: &Policy, _: u64) -> Self {
-        Faults
+    pub fn new(robots: usize, seed: u64, duration: Duration) -> Self {
+        Faults {
+            rng: Xoshiro256PlusPlus::seed_from_u64(seed ^ 0x6661_756c_7473),
+            quiet_from: Instant::ZERO + duration / 3 * 2,
+            incarnations: vec![0; robots],
+            away: vec![None; robots],
+            next_strike: Instant::ZERO + STRIKE_EVERY,
+        }
     }
-    pub fn next(&mut self) -> Instant {
-        Instant::FAR_FUTURE
+
+    /// When something next happens.
+    pub fn next(&self) -> Option<Instant> {
+        let back = self.away.iter().flatten().map(|(at, _)| *at).min();
+        let strike = (self.next_strike < self.quiet_from).then_some(self.next_strike);
+        [back, strike].into_iter().flatten().min()
     }
-    pub fn strike(&mut self, _now: Instant) -> Strike {
-        Strike::None
+
+    /// What happens now.
+    pub fn strike(&mut self, now: Instant) -> Strike {
+        let back = self.away.iter().position(|away| away.is_some_and(|(at, _)| at <= now));
+        if let Some(place) = back {
+            let dies = self.away[place].take().is_some_and(|(_, dies)| dies);
+            self.incarnations[place] += u32::from(dies);
+            let incarnation = dies.then_some(self.incarnations[place]);
+            return Strike::Up { robot: RobotId(place as u16), incarnation };
+        }
+        if now < self.next_strike || now >= self.quiet_from {
+            return Strike::None;
+        }
+        let gap: f64 = Exp1.sample(&mut self.rng);
+        self.next_strike = now + Duration::from_secs_f64(gap * STRIKE_EVERY.as_secs_f64());
+        let place = self.rng.random_range(0..self.away.len());
+        let robot = RobotId(place as u16);
+        if self.away[place].is_some() {
+            return Strike::None;
+        }
+        match self.rng.random_range(0..3) {
+            0 => Strike::ClockStep(robot, self.rng.random_range(-STEP_NS_MAX..=STEP_NS_MAX)),
+            kind => {
+                let dies = kind == 1;
+                let away = Duration::from_nanos(self.rng.random_range(0..AWAY_MAX.as_nanos()));
+                self.away[place] = Some((now + away, dies));
+                Strike::Down { robot, dies }
+            }
+        }
     }
-    pub fn permit_message(&mut self) -> Vec<Duration> {
-        vec![Duration::ZERO]
+
+    /// What becomes of a message about permits: the delay of each copy that gets through, none if it is lost.
+    pub fn permit_message(&mut self, now: Instant) -> Vec<Duration> {
+        if now >= self.quiet_from {
+            return vec![Duration::ZERO];
+        }
+        let copies = match self.rng.random_range(0..10) {
+            0 | 1 => 0,
+            2 => 2,
+            _ => 1,
+        };
+        (0..copies).map(|_| self.delay()).collect()
+    }
+
+    fn delay(&mut self) -> Duration {
+        if self.rng.random_range(0..4) > 0 {
+            return Duration::ZERO;
+        }
+        Duration::from_nanos(self.rng.random_range(0..DELAY_MAX.as_nanos()))
+    }
+}
+
+/// What must hold in every run, with faults or without, and since when each robot has been waiting.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    limit: usize,
+    /// How long a living robot may wait for a permit while nothing goes wrong.
+    wait_max: Duration,
+    /// How long a clock that was set may upset a robot's slice.
+    upset_for: Duration,
+    robots: Vec<Robot>,
+    /// The last time that something went wrong.
+    troubled_at: Instant,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Robot {
+    waits_since: Option<Instant>,
+    holds_since: Option<Instant>,
+    clock_set_at: Option<Instant>,
+}
+
+/// What a robot does at an instant, for [`Watch::check`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct State {
+    pub wants_bulk: bool,
+    pub may_send: bool,
+    pub held: bool,
+    pub up: bool,
+}
+
+impl Watch {
+    pub fn new(team: &Team, policy: &Policy) -> Self {
+        let robots = team.robots.len() as u64;
+        let (limit, turn, lease) = match &policy.global {
+            Some(global) => (usize::from(global.limit), global.slice + global.grace, global.lease),
+            None => (usize::MAX, Duration::ZERO, Duration::ZERO),
+        };
+        Watch {
+            limit,
+            wait_max: turn * robots + lease * 4 + Duration::from_secs(2),
+            upset_for: turn + lease * 2 + Duration::from_secs(1),
+            robots: vec![Robot::default(); team.robots.len()],
+            troubled_at: Instant::ZERO,
+        }
+    }
+
+    pub fn on_trouble(&mut self, robot: RobotId, clock_set: bool, now: Instant) {
+        self.troubled_at = now;
+        if clock_set {
+            self.robots[usize::from(robot.0)].clock_set_at = Some(now);
+        }
+    }
+
+    /// Checks the rules. `holders` is the controller's book.
+    ///
+    /// # Errors
+    /// The rule that is broken.
+    pub fn check(&mut self, holders: usize, states: impl Iterator<Item = State>, now: Instant) -> Result<(), String> {
+        if holders > self.limit {
+            return Err(format!("never more than LIMIT holders: {holders} in the book"));
+        }
+        let mut senders = 0;
+        let (troubled_at, wait_max, upset_for) = (self.troubled_at, self.wait_max, self.upset_for);
+        for (place, (robot, state)) in self.robots.iter_mut().zip(states).enumerate() {
+            let upset = robot.clock_set_at.is_some_and(|at| now.since(at) < upset_for);
+            senders += usize::from(state.may_send && state.up && !upset);
+            let since = |old: Option<Instant>, holds: bool| if holds { old.or(Some(now)) } else { None };
+            robot.waits_since = since(robot.waits_since, state.up && state.wants_bulk && !state.may_send);
+            robot.holds_since = since(robot.holds_since, state.up && state.held);
+            if let Some(since) = robot.waits_since {
+                if now.since(since.max(troubled_at)) > wait_max {
+                    return Err(format!("no starvation: robot {place} has waited since {} s", since.as_secs_f64()));
+                }
+            }
+            if let Some(since) = robot.holds_since {
+                if now.since(since.max(troubled_at)) > HOLD_MAX {
+                    return Err(format!("the gate opens again: robot {place} holds since {} s", since.as_secs_f64()));
+                }
+            }
+        }
+        if senders > self.limit {
+            return Err(format!("never more than LIMIT senders: {senders}"));
+        }
+        Ok(())
     }
 }

@@ -84,6 +84,24 @@ impl Stream {
         !self.stopped && !self.sender.is_idle()
     }
 
+    /// No byte is delivered twice or out of nothing, and none is missing once all is acknowledged.
+    ///
+    /// # Errors
+    /// The rule that is broken.
+    pub fn check(&self) -> Result<(), String> {
+        let delivered = self.receiver.delivered_bytes();
+        if self.transfers.is_empty() && self.written == 0 {
+            return Ok(());
+        }
+        if delivered > self.written {
+            return Err(format!("no bulk byte doubled: {delivered} delivered of {} written", self.written));
+        }
+        if self.sender.is_idle() && delivered < self.written {
+            return Err(format!("no bulk byte lost: {delivered} delivered of {} acknowledged", self.written));
+        }
+        Ok(())
+    }
+
     /// Puts what TCP lets go into `out`.
     pub fn pump(&mut self, now: Instant, out: &mut Vec<Packet>) {
         while let Some(segment) = self.sender.poll_transmit(now) {

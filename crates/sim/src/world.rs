@@ -14,7 +14,7 @@ use coorp_team::{Team, Traffic};
 
 use crate::agent::{Agent, AgentAction, ControlFlow};
 use crate::drlc::{Drlc, DrlcAction};
-use crate::faults::{Faults, Strike};
+use crate::faults::{Faults, State, Strike, Watch};
 use crate::measure::{mac_result, Ahead, Latency, Recorder, Stopwatch};
 use crate::messages::{Fate, MessageFlow};
 use crate::mpc::{Mpc, MpcAction};
@@ -31,6 +31,8 @@ const PERMIT_MESSAGE_BYTES: u64 = 48;
 const MODEL_BYTES: u64 = 24;
 /// Periods between two steps of steering one robot's phase.
 const STEER_EVERY: u64 = 60;
+/// How often the rules are checked.
+const CHECK_EVERY: Duration = Duration::from_millis(5);
 /// Timers that may go off at one instant before the run is taken to be stuck.
 const TIMERS_PER_INSTANT_MAX: u32 = 1_000_000;
 
@@ -106,6 +108,7 @@ pub(crate) struct World<'a> {
     mpc: Option<Mpc>,
     drlc: Option<Drlc>,
     faults: Option<Faults>,
+    watch: Watch,
     delayed: Vec<Option<Delayed>>,
     delayed_free: Vec<u32>,
     /// Until when each robot is not steered again.
@@ -178,7 +181,7 @@ pub(crate) fn run(
     let end = Instant::ZERO + options.duration;
     world.start(options, geometry.moves());
     world.flush(&mut air);
-    let mut next_report = Instant::ZERO;
+    let (mut next_report, mut next_check) = (Instant::ZERO, Instant::ZERO);
     let mut at_this_instant = 0u32;
     loop {
         let (air_at, timer_at) = (air.next_deadline(), world.timers.next());
@@ -207,7 +210,10 @@ pub(crate) fn run(
             }
         }
         world.flush(&mut air);
-        world.check(&air)?;
+        if world.now >= next_check {
+            world.check()?;
+            next_check = world.now + CHECK_EVERY;
+        }
         if next >= next_report {
             progress(next);
             next_report = next + Duration::from_millis(500);
@@ -250,7 +256,8 @@ impl<'a> World<'a> {
             controller_armed: Armed::default(),
             mpc,
             drlc,
-            faults: options.faults.then(|| Faults::new(team, policy, seed)),
+            faults: options.faults.then(|| Faults::new(robots, seed, options.duration)),
+            watch: Watch::new(team, policy),
             delayed: Vec::new(),
             delayed_free: Vec::new(),
             steered_until: vec![Instant::ZERO; robots],
@@ -460,9 +467,7 @@ impl<'a> World<'a> {
             self.timers
                 .set(Instant::ZERO + options.duration / 3, Timer::RecordStart);
         }
-        if let Some(faults) = &mut self.faults {
-            self.timers.set(faults.next(), Timer::Fault);
-        }
+        self.arm_faults();
         self.run_drlc();
         for id in 0..self.agents.len() {
             self.run_agent(RobotId(id as u16));
@@ -569,14 +574,20 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Rules that hold at every instant. They are asserted in every run, not only in those with faults.
-    fn check(&self, _air: &Air) -> Result<(), Error> {
-        if let (Some(controller), Some(config)) = (&self.controller, &self.policy.global) {
-            let holders = controller.holders().count();
-            if holders > usize::from(config.limit) {
-                let rule = format!("at most LIMIT holders; {holders} at {} s", self.now.as_secs_f64());
-                return Err(Error::Broken { rule });
-            }
+    /// Rules that must hold, looked at in every run whenever permits, windows or faults may have changed something.
+    fn check(&mut self) -> Result<(), Error> {
+        let now = self.now;
+        let holders = self.controller.as_ref().map_or(0, |controller| controller.holders().count());
+        let states = self.agents.iter().map(|agent| State {
+            wants_bulk: agent.wants_bulk(),
+            may_send: agent.may_send(now),
+            held: agent.is_held(),
+            up: agent.is_up(),
+        });
+        let broken = |rule| Error::Broken { rule: format!("{rule}, at {} s", now.as_secs_f64()) };
+        self.watch.check(holders, states, now).map_err(broken)?;
+        for stream in &self.streams {
+            stream.check().map_err(broken)?;
         }
         Ok(())
     }
@@ -775,7 +786,7 @@ impl<'a> World<'a> {
             0
         };
         let copies = match &mut self.faults {
-            Some(faults) => faults.permit_message(),
+            Some(faults) => faults.permit_message(self.now),
             None => vec![Duration::ZERO],
         };
         for delay in copies {
@@ -1155,45 +1166,63 @@ impl<'a> World<'a> {
         }
     }
 
+    fn arm_faults(&mut self) {
+        if let Some(at) = self.faults.as_ref().and_then(Faults::next) {
+            self.timers.set(at.max(self.now), Timer::Fault);
+        }
+    }
+
     fn on_fault(&mut self) {
         let Some(faults) = &mut self.faults else { return };
         let strike = faults.strike(self.now);
-        self.timers.set(faults.next(), Timer::Fault);
+        self.arm_faults();
         match strike {
-            Strike::Down(robot) => {
-                self.agents[usize::from(robot.0)].set_down(self.now);
-                if let Some(mpc) = &mut self.mpc {
+            Strike::Down { robot, dies } => {
+                self.watch.on_trouble(robot, false, self.now);
+                self.agents[usize::from(robot.0)].set_up(false, self.now);
+                self.set_permitted(robot, false);
+                if let Some(mpc) = self.mpc.as_mut().filter(|_| dies) {
                     mpc.set_alive(robot, false);
                 }
-                self.set_permitted(robot, false);
             }
-            Strike::Up(robot, incarnation) => {
-                self.agents[usize::from(robot.0)].restart(
-                    self.team,
-                    self.policy,
-                    self.schedule.as_ref(),
-                    incarnation,
-                    self.now,
-                );
+            Strike::Up { robot, incarnation } => {
+                self.watch.on_trouble(robot, false, self.now);
+                self.agents[usize::from(robot.0)].set_up(true, self.now);
+                if let Some(incarnation) = incarnation {
+                    self.restart(robot, incarnation);
+                }
+            }
+            Strike::ClockStep(robot, by_ns) => {
+                self.watch.on_trouble(robot, true, self.now);
+                self.agents[usize::from(robot.0)].step_clock(by_ns, self.now);
+                self.agents_armed[usize::from(robot.0)] = Armed::default();
                 if robot == self.team.leader {
-                    let local = self.agents[usize::from(robot.0)].local(self.now);
-                    let config = self.policy.global.clone();
-                    self.controller = config.map(|config| Controller::recovering(config, incarnation, local));
+                    self.controller_armed = Armed::default();
                 }
-                if let Some(mpc) = &mut self.mpc {
-                    mpc.set_alive(robot, true);
-                }
-                let wants = self.bulk_pending[usize::from(robot.0)] > 0;
-                self.agents[usize::from(robot.0)].set_bulk(wants, self.now);
             }
-            Strike::ClockStep(robot, by_ns) => self.agents[usize::from(robot.0)].step_clock(by_ns),
             Strike::None => {}
         }
         self.run_mpc();
         for robot in 0..self.agents.len() {
+            let permitted = self.agents[robot].is_permitted();
+            self.set_permitted(RobotId(robot as u16), permitted);
             self.run_agent(RobotId(robot as u16));
         }
         self.run_controller();
+    }
+
+    /// A robot comes back from the dead, knowing nothing.
+    fn restart(&mut self, robot: RobotId, incarnation: u32) {
+        let place = usize::from(robot.0);
+        self.agents[place].restart(self.team, self.policy, self.schedule.as_ref(), incarnation, self.now);
+        if let (true, Some(config)) = (robot == self.team.leader, &self.policy.global) {
+            let local = self.agents[place].local(self.now);
+            self.controller = self.controller.take().map(|_| Controller::recovering(config.clone(), incarnation, local));
+        }
+        if let Some(mpc) = &mut self.mpc {
+            mpc.set_alive(robot, true);
+        }
+        self.agents[place].set_bulk(self.bulk_pending[place] > 0, self.now);
     }
 
     fn finish(mut self, air: &Air, options: &Options) -> Run {
