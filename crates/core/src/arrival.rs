@@ -324,6 +324,12 @@ impl ArrivalModel {
         })
     }
 
+    /// The time between two messages, once it is known.
+    pub fn period(&self) -> Option<Duration> {
+        let fit = self.fit?;
+        Some(nanos(self.reference.period_ns as f64 + fit.slope))
+    }
+
     /// What is known, to be told to others; the phase is that of the next message.
     pub fn time_model(&self) -> Option<TimeModel> {
         let (last, fit) = (self.last?, self.fit?);

@@ -64,6 +64,8 @@ pub struct LocalConfig {
     pub command_margin: Duration,
     /// Windows for the messages of other robots hold a permit holder's bulk too.
     pub shared_windows: bool,
+    /// Share of the time that windows may take; 1 for no bound.
+    pub window_share_max: f64,
     /// Sensor phases are steered together, so that one pause protects all.
     pub steered_phases: bool,
     /// The gate goes by transmit status (`SO_WIFI_STATUS`) and not by the driver's completion hook, which over USB
@@ -103,6 +105,7 @@ impl Default for LocalConfig {
             command_windows: false,
             command_margin: Duration::from_millis(2),
             shared_windows: false,
+            window_share_max: 1.0,
             steered_phases: false,
             transmit_status: false,
             backlog_max: None,
@@ -166,6 +169,7 @@ impl Policy {
                 policy.local = Some(LocalConfig {
                     deviation: Deviation::Quantile,
                     protection_percentile: 0.5,
+                    window_share_max: 0.5,
                     early_release: true,
                     command_windows: true,
                     shared_windows: true,

@@ -13,6 +13,7 @@
 //!   between. An uncertainty widens both sides.
 //! - A message can be announced from its cause, once, where no period predicts it: the leader's commands.
 //! - `early_release`: once every message that the window was opened for has left the WNIC, the window ends.
+//! - Windows can be kept to a share of the time, so that many flows at odd phases do not starve bulk.
 //! - A window that has not begun is replaced when another flow's message comes to be expected before or in it.
 //!
 //! Left out: translating another robot's clock (the model must be given in ours), and telling models over the air.
@@ -48,7 +49,7 @@ pub enum WindowAction {
 }
 
 /// How windows are made.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct PlannerConfig {
     /// How much longer than the expected arrival a window lasts.
     pub extension: Duration,
@@ -56,6 +57,9 @@ pub struct PlannerConfig {
     pub early_release: bool,
     /// How many flows are planned for, the others' among them.
     pub flows_max: usize,
+    /// Share of the time that windows may take, above 0 to 1. Below 1, a window lasts at most this share of the
+    /// shortest period in it, and after it none begins for as long as keeps the share.
+    pub share_max: f64,
 }
 
 /// The planner's flows are all taken.
@@ -122,6 +126,14 @@ impl Flow {
         }
     }
 
+    fn period(&self) -> Option<Duration> {
+        match &self.source {
+            Source::Own(model) => model.period(),
+            Source::Shared { model, .. } => Some(model.period),
+            Source::Announced(_) => None,
+        }
+    }
+
     fn is_through(&self) -> bool {
         self.seen && self.in_wnic == 0
     }
@@ -145,6 +157,8 @@ pub struct WindowPlanner {
     /// Flows that the window covers, and those of them that are not through.
     covered: usize,
     waited_for: usize,
+    /// No window begins before this instant.
+    rest_until: Instant,
     outbox: VecDeque<WindowAction>,
     expected: Vec<Expected>,
 }
@@ -159,6 +173,7 @@ impl WindowPlanner {
             clock: Instant::ZERO,
             covered: 0,
             waited_for: 0,
+            rest_until: Instant::ZERO,
             outbox: VecDeque::new(),
             expected: Vec::new(),
         }
@@ -387,19 +402,27 @@ impl WindowPlanner {
 
     /// Publishes the window of the arrivals to come, as section IV-B merges them.
     fn plan(&mut self, now: Instant) {
-        let had_window = self.window.take().is_some();
+        let before = self.window.take();
+        let share = self.config.share_max.clamp(f64::MIN_POSITIVE, 1.0);
+        if let Some(window) = before {
+            let lasted = now.min(window.end).since(window.start).as_secs_f64();
+            self.rest_until = now + Duration::from_secs_f64(lasted * (1.0 - share) / share);
+        }
+        let from = now.max(self.rest_until);
         self.expected.clear();
         (self.covered, self.waited_for) = (0, 0);
         for (at, flow) in self.flows.iter_mut().enumerate() {
             (flow.covered_until, flow.seen) = (None, false);
             if let Some(arrival) = flow.next(now) {
-                let (start, end) = (arrival.start().max(now), arrival.end() + self.config.extension);
-                self.expected.push(Expected { start, end, flow: at });
+                let (start, end) = (arrival.start().max(from), arrival.end() + self.config.extension);
+                if start < end || from == now {
+                    self.expected.push(Expected { start, end, flow: at });
+                }
             }
         }
         self.expected.sort_unstable_by_key(|e| (e.start, e.flow));
         let Some(first) = self.expected.first() else {
-            if had_window {
+            if before.is_some() {
                 self.publish(WindowAction::Clear);
             }
             return;
@@ -408,14 +431,19 @@ impl WindowPlanner {
             start: first.start,
             end: first.end,
         };
+        let mut longest = Duration::MAX;
         for e in &self.expected {
             if e.start > window.end {
                 break;
+            }
+            if let Some(period) = self.flows[e.flow].period().filter(|_| share < 1.0) {
+                longest = longest.min(Duration::from_secs_f64(period.as_secs_f64() * share));
             }
             window.end = window.end.max(e.end);
             self.flows[e.flow].covered_until = Some(e.end);
             (self.covered, self.waited_for) = (self.covered + 1, self.waited_for + 1);
         }
+        window.end = window.end.min(window.start + longest);
         assert!(
             now <= window.start && window.start <= window.end,
             "a window in the past"
@@ -437,6 +465,7 @@ impl WindowPlanner {
         let back = self.clock > now;
         self.clock = now;
         if back {
+            self.rest_until = Instant::ZERO;
             for flow in &mut self.flows {
                 if let Source::Shared { seen_until, .. } = &mut flow.source {
                     *seen_until = Instant::ZERO;
@@ -467,6 +496,7 @@ mod tests {
             extension: ms(2),
             early_release,
             flows_max: 8,
+            share_max: 1.0,
         })
     }
 
@@ -487,6 +517,23 @@ mod tests {
             Some(WindowAction::Set(window)) => window,
             other => panic!("a window expected, got {other:?}"),
         }
+    }
+
+    #[test]
+    fn windows_leave_bulk_its_share_of_the_time() {
+        let mut p = planner(false);
+        p.config.share_max = 0.4;
+        // Half-widths of 14 ms on flows that are due all through the period: merged, they would never end.
+        (0..3).for_each(|flow| shared(&mut p, flow, 20 + 10 * u64::from(flow), 14));
+        let (mut now, mut inside) = (at(0), Duration::ZERO);
+        while now < at(3_000) {
+            let window = p.window().expect("something is always expected");
+            inside += window.end.since(window.start);
+            now = window.end;
+            p.on_deadline(now);
+        }
+        let share = inside.as_secs_f64() / 3.0;
+        assert!((0.3..0.41).contains(&share), "{share}");
     }
 
     #[test]

@@ -193,6 +193,7 @@ impl Agent {
             let planner = WindowPlanner::new(PlannerConfig {
                 extension: config.extension,
                 early_release: config.early_release,
+                share_max: config.window_share_max,
                 flows_max: team.robots.len() + team.flows.len() + 2,
             });
             self.windows = Windows::Predicted {
