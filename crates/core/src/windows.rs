@@ -248,12 +248,22 @@ impl WindowPlanner {
             if self.find(flow).is_err() {
                 let Some(model) = model else { continue };
                 let seen_until = Instant::ZERO;
-                self.put(flow, Source::Shared { model, uncertainty, seen_until })?;
+                self.put(
+                    flow,
+                    Source::Shared {
+                        model,
+                        uncertainty,
+                        seen_until,
+                    },
+                )?;
             }
             let Ok(at) = self.find(flow) else { continue };
             self.change(at, |entry| {
                 entry.seen = true;
-                if let Source::Shared { model: old, seen_until, .. } = &mut entry.source {
+                if let Source::Shared {
+                    model: old, seen_until, ..
+                } = &mut entry.source
+                {
                     *old = model.unwrap_or(*old);
                     *seen_until = (*seen_until).max(entry.covered_until.unwrap_or(Instant::ZERO));
                 }

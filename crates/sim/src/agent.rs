@@ -296,7 +296,9 @@ impl Agent {
     /// Whether a permit allows bulk now, or none is needed.
     pub fn may_send(&self, now: Instant) -> bool {
         let local = self.local(now);
-        self.requester.as_ref().is_none_or(|requester| requester.may_send(local))
+        self.requester
+            .as_ref()
+            .is_none_or(|requester| requester.may_send(local))
     }
 
     /// Whether its streams may run: it is up and was permitted.
@@ -415,7 +417,10 @@ impl Agent {
         let skew_ns = self.skew_ns;
         if let Windows::Predicted { planner, .. } = &mut self.windows {
             let heard = arrived.into_iter().map(|(robot, model)| {
-                let model = model.map(|model| TimeModel { phase: to_local(model.phase, skew_ns), ..model });
+                let model = model.map(|model| TimeModel {
+                    phase: to_local(model.phase, skew_ns),
+                    ..model
+                });
                 (FlowId(SHARED + u32::from(robot.0)), model)
             });
             let shared = planner.hear_shared(heard, CLOCK_UNCERTAINTY, local);

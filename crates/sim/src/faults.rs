@@ -71,7 +71,10 @@ impl Faults {
             let dies = self.away[place].take().is_some_and(|(_, dies)| dies);
             self.incarnations[place] += u32::from(dies);
             let incarnation = dies.then_some(self.incarnations[place]);
-            return Strike::Up { robot: RobotId(place as u16), incarnation };
+            return Strike::Up {
+                robot: RobotId(place as u16),
+                incarnation,
+            };
         }
         if now < self.next_strike || now >= self.quiet_from {
             return Strike::None;
@@ -187,17 +190,25 @@ impl Watch {
             robot.holds_since = since(robot.holds_since, state.up && state.held);
             if let Some(since) = robot.waits_since {
                 if now.since(since.max(troubled_at)) > wait_max {
-                    return Err(format!("no starvation: robot {place} has waited since {} s", since.as_secs_f64()));
+                    return Err(format!(
+                        "no starvation: robot {place} has waited since {} s",
+                        since.as_secs_f64()
+                    ));
                 }
             }
             if let Some(since) = robot.holds_since {
                 if now.since(since.max(troubled_at)) > HOLD_MAX {
-                    return Err(format!("the gate opens again: robot {place} holds since {} s", since.as_secs_f64()));
+                    return Err(format!(
+                        "the gate opens again: robot {place} holds since {} s",
+                        since.as_secs_f64()
+                    ));
                 }
             }
         }
         // A controller whose clock was set ends slices early or late, as would any.
-        let controller_upset = self.robots[self.leader].clock_set_at.is_some_and(|at| now.since(at) < upset_for);
+        let controller_upset = self.robots[self.leader]
+            .clock_set_at
+            .is_some_and(|at| now.since(at) < upset_for);
         if senders > self.limit && !controller_upset {
             return Err(format!("never more than LIMIT senders: {senders}"));
         }

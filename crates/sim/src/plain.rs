@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use coorp_air::Packet;
 use coorp_core::{Duration, FlowId, Instant};
-use coorp_team::{Flow, Traffic, Transport};
+use coorp_team::{Flow, Traffic};
 use rand::SeedableRng;
 use rand_distr::{Distribution, StandardNormal};
 use rand_xoshiro::Xoshiro256PlusPlus;
@@ -135,10 +135,5 @@ impl Plain {
             delivered: self.delivered,
             latency_ms: self.latency.quantiles_ms(),
         }
-    }
-
-    /// Whether it runs over TCP.
-    pub fn is_tcp(&self) -> bool {
-        self.flow.transport == Transport::Tcp
     }
 }

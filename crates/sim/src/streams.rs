@@ -94,10 +94,16 @@ impl Stream {
             return Ok(());
         }
         if delivered > self.written {
-            return Err(format!("no bulk byte doubled: {delivered} delivered of {} written", self.written));
+            return Err(format!(
+                "no bulk byte doubled: {delivered} delivered of {} written",
+                self.written
+            ));
         }
         if self.sender.is_idle() && delivered < self.written {
-            return Err(format!("no bulk byte lost: {delivered} delivered of {} acknowledged", self.written));
+            return Err(format!(
+                "no bulk byte lost: {delivered} delivered of {} acknowledged",
+                self.written
+            ));
         }
         Ok(())
     }

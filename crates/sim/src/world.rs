@@ -577,14 +577,19 @@ impl<'a> World<'a> {
     /// Rules that must hold, looked at in every run whenever permits, windows or faults may have changed something.
     fn check(&mut self) -> Result<(), Error> {
         let now = self.now;
-        let holders = self.controller.as_ref().map_or(0, |controller| controller.holders().count());
+        let holders = self
+            .controller
+            .as_ref()
+            .map_or(0, |controller| controller.holders().count());
         let states = self.agents.iter().map(|agent| State {
             wants_bulk: agent.wants_bulk(),
             may_send: agent.may_send(now),
             held: agent.is_held(),
             up: agent.is_up(),
         });
-        let broken = |rule| Error::Broken { rule: format!("{rule}, at {} s", now.as_secs_f64()) };
+        let broken = |rule| Error::Broken {
+            rule: format!("{rule}, at {} s", now.as_secs_f64()),
+        };
         self.watch.check(holders, states, now).map_err(broken)?;
         for stream in &self.streams {
             stream.check().map_err(broken)?;
@@ -893,7 +898,10 @@ impl<'a> World<'a> {
         if !self.shares_windows() || !self.agents[place].is_sending() {
             return;
         }
-        for other in (0..self.agents.len() as u16).map(RobotId).filter(|other| *other != listener) {
+        for other in (0..self.agents.len() as u16)
+            .map(RobotId)
+            .filter(|other| *other != listener)
+        {
             if let Some(model) = self.agents[usize::from(other.0)].perception_model() {
                 self.agents[place].on_shared_model(other, model, self.now);
             }
@@ -909,7 +917,9 @@ impl<'a> World<'a> {
         }
         let agents = &self.agents;
         let others = arrived.iter().filter(|other| **other != listener);
-        let heard: Vec<_> = others.map(|other| (*other, agents[usize::from(other.0)].perception_model())).collect();
+        let heard: Vec<_> = others
+            .map(|other| (*other, agents[usize::from(other.0)].perception_model()))
+            .collect();
         self.agents[place].on_shared_arrived(heard, self.now);
         self.run_agent(listener);
     }
@@ -1217,7 +1227,10 @@ impl<'a> World<'a> {
         self.agents[place].restart(self.team, self.policy, self.schedule.as_ref(), incarnation, self.now);
         if let (true, Some(config)) = (robot == self.team.leader, &self.policy.global) {
             let local = self.agents[place].local(self.now);
-            self.controller = self.controller.take().map(|_| Controller::recovering(config.clone(), incarnation, local));
+            self.controller = self
+                .controller
+                .take()
+                .map(|_| Controller::recovering(config.clone(), incarnation, local));
         }
         if let Some(mpc) = &mut self.mpc {
             mpc.set_alive(robot, true);

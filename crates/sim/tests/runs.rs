@@ -1,0 +1,237 @@
+//! Whole runs: reproducible, sane in their numbers, and unbroken whatever the team and the faults.
+#![allow(missing_docs)]
+
+use std::path::Path;
+
+use coorp_core::policy::Policy;
+use coorp_core::Duration;
+use coorp_sim::results::PolicyResult;
+use coorp_sim::{Error, Options};
+use coorp_team::Team;
+use proptest::prelude::*;
+
+fn team(text: &str) -> Team {
+    coorp_team::parse(text, "test.toml", Path::new(".")).unwrap_or_else(|error| panic!("{error}\n{text}"))
+}
+
+fn example(name: &str) -> Team {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples").join(name);
+    coorp_team::load(&path).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn options(seconds: u64, seed: u64) -> Options {
+    Options {
+        duration: Duration::from_secs(seconds),
+        seed,
+        faults: false,
+        timeline: false,
+    }
+}
+
+fn run(team: &Team, policy: &str, options: &Options) -> PolicyResult {
+    let policy = Policy::named(policy).expect("a preset");
+    let mut result = coorp_sim::run(team, &policy, options, &|_| {})
+        .expect("an unbroken run")
+        .result;
+    result.wall_s = 0.0;
+    result
+}
+
+fn json(result: &PolicyResult) -> String {
+    serde_json::to_string(result).expect("serialisable")
+}
+
+#[test]
+fn the_same_seed_gives_the_same_json_and_another_seed_another() {
+    let team = example("navigation.toml");
+    for policy in Policy::NAMES {
+        let first = json(&run(&team, policy, &options(15, 7)));
+        assert_eq!(first, json(&run(&team, policy, &options(15, 7))), "{policy}");
+        assert_ne!(first, json(&run(&team, policy, &options(15, 8))), "{policy}");
+    }
+}
+
+#[test]
+fn the_timeline_changes_no_number() {
+    let team = example("navigation.toml");
+    let plain = run(&team, "coorp", &options(30, 1));
+    let policy = Policy::named("coorp").expect("a preset");
+    let recorded = Options {
+        timeline: true,
+        ..options(30, 1)
+    };
+    let run = coorp_sim::run(&team, &policy, &recorded, &|_| {}).expect("an unbroken run");
+    assert_eq!(run.result.loops, plain.loops);
+    assert_eq!(run.result.bulk_mbps, plain.bulk_mbps);
+    let timeline = &run.charts.timeline;
+    assert_eq!(timeline.robots.len(), 5);
+    assert!(
+        timeline
+            .spans
+            .iter()
+            .any(|span| span.kind == coorp_sim::results::SpanKind::Bulk),
+        "bulk was on the air"
+    );
+    assert!(timeline
+        .spans
+        .iter()
+        .all(|span| span.start_ms <= span.end_ms && span.end_ms <= 1_001.0));
+    assert!(run
+        .charts
+        .reaction_cdf
+        .windows(2)
+        .all(|pair| pair[0].0 <= pair[1].0 && pair[0].1 <= pair[1].1));
+}
+
+#[test]
+fn coordination_keeps_control_on_time_and_bulk_running() {
+    let team = example("navigation.toml");
+    let [alone, edca, coorp] = ["mpc-only", "edca", "coorp"].map(|policy| run(&team, policy, &options(60, 1)));
+    let late = |result: &PolicyResult| result.violation_rate.expect("a control loop");
+    assert!(late(&edca) > 0.3, "{}", late(&edca));
+    assert!(
+        late(&coorp) < late(&alone) + 0.02,
+        "{} against {}",
+        late(&coorp),
+        late(&alone)
+    );
+    let bulk = |result: &PolicyResult| result.bulk_mbps.expect("bulk");
+    assert!(
+        bulk(&coorp) > 0.9 * bulk(&edca),
+        "{} against {}",
+        bulk(&coorp),
+        bulk(&edca)
+    );
+    assert_eq!(alone.bulk_mbps, None);
+}
+
+#[test]
+fn flows_alone_have_flows_alone() {
+    let result = run(&example("flows.toml"), "edca", &options(10, 1));
+    assert_eq!((result.loops, result.violation_rate, result.epochs), (0, None, 0));
+    assert_eq!(result.flows.len(), 4);
+    for flow in &result.flows {
+        assert!(flow.delivered > 0 && flow.delivered <= flow.sent, "{flow:?}");
+    }
+    let shares = result.mac.airtime_share;
+    assert!((shares.data + shares.control + shares.idle - 1.0).abs() < 1e-9);
+}
+
+#[test]
+fn a_policy_that_leaves_nothing_says_so() {
+    let only_bulk = team(
+        "[[robot]]\nname = \"a\"\nleader = true\n[[robot]]\nname = \"b\"\n\
+         [[flow]]\nname = \"log\"\nfrom = \"b\"\nto = \"a\"\nsaturated = true\n",
+    );
+    let policy = Policy::named("mpc-only").expect("a preset");
+    let error = coorp_sim::run(&only_bulk, &policy, &options(1, 1), &|_| {}).expect_err("nothing to run");
+    assert!(matches!(error, Error::NothingToRun { .. }));
+    assert!(error.to_string().contains("[control]"), "{error}");
+}
+
+#[test]
+fn paradigms_order_the_epochs() {
+    let text = |sync: &str| {
+        let spread =
+            "training_spread = 0.8\nrounds = 6\nbatch_loops = 10\ntraining = \"300ms\"\nparameters = 300_000\n";
+        let robots: String = (1..5).map(|i| format!("[[robot]]\nname = \"r{i}\"\n")).collect();
+        format!(
+            "[[robot]]\nname = \"l\"\nleader = true\n{robots}[air]\nwidth_mhz = 80\nmcs = 7\n\
+             [control]\nperception = \"1KiB\"\ninference = \"5ms\"\n[learning]\n{spread}{sync}\n"
+        )
+    };
+    let epoch_s = |sync| {
+        run(&team(&text(sync)), "edca", &options(120, 3))
+            .epoch_s
+            .expect("epochs")
+    };
+    let (bsp, ssp, asp) = (
+        epoch_s("sync = \"BSP\""),
+        epoch_s("sync = \"SSP\"\nstaleness = 1"),
+        epoch_s("sync = \"ASP\""),
+    );
+    assert!(
+        asp < ssp && ssp < bsp,
+        "uneven training costs most where all wait: {bsp} {ssp} {asp}"
+    );
+}
+
+fn any_team() -> impl Strategy<Value = String> {
+    let robots = prop::collection::vec((0u8..=7, prop::option::of(0.0..0.5f64), -5_000_000i64..5_000_000), 1..5);
+    let flow = (
+        0usize..6,
+        0usize..6,
+        0usize..4,
+        any::<bool>(),
+        any::<bool>(),
+        1u32..20_000,
+        2u32..50,
+    );
+    let flows = prop::collection::vec(flow, 0..4);
+    let loops = (10u32..60, 1u32..20_000, 1u32..3_000, 0u32..15, any::<bool>());
+    (robots, flows, prop::option::of(loops), prop::option::of(1u32..400_000), any::<bool>(), 0usize..3).prop_map(
+        |(robots, flows, control, learning, rts_cts, width)| {
+            let count = robots.len() + 1;
+            let mut text = String::from("[[robot]]\nname = \"r0\"\nleader = true\n");
+            for (i, (mcs, loss, skew_us)) in robots.iter().enumerate() {
+                let loss = loss.map_or(String::new(), |loss| format!("loss = {loss:.3}\n"));
+                let skew = format!("clock_skew = \"{}us\"\n", skew_us / 1000);
+                text += &format!("[[robot]]\nname = \"r{}\"\nmcs = {mcs}\n{loss}{skew}", i + 1);
+            }
+            let width = [20, 40, 80][width];
+            text += &format!("[air]\nwidth_mhz = {width}\nrts_cts = {rts_cts}\nwnic = \"mt7612u\"\n");
+            if let Some((hz, perception, command, inference, together)) = control {
+                text += &format!(
+                    "[control]\nrate_hz = {hz}\nperception = {perception}\ncommand = {command}\n\
+                     inference = \"{inference}ms\"\njitter = \"1ms\"\nstack_delay = \"200us\"\nsynchronised = {together}\n"
+                );
+                if let Some(parameters) = learning {
+                    text += &format!(
+                        "[learning]\nparameters = {parameters}\nrounds = 2\nbatch_loops = 3\ntraining = \"20ms\"\n"
+                    );
+                }
+            }
+            for (i, (from, to, ac, tcp, saturated, size, period)) in flows.iter().enumerate() {
+                let (from, to) = (from % count, to % count);
+                if from == to {
+                    continue;
+                }
+                let ac = ["AC_VO", "AC_VI", "AC_BE", "AC_BK"][*ac];
+                let transport = if *tcp { "tcp" } else { "udp" };
+                let traffic = if *saturated {
+                    "saturated = true\n".to_owned()
+                } else {
+                    format!("size = {size}\nperiod = \"{period}ms\"\n")
+                };
+                text += &format!(
+                    "[[flow]]\nname = \"f{i}\"\nfrom = \"r{from}\"\nto = \"r{to}\"\nac = \"{ac}\"\n\
+                     transport = \"{transport}\"\n{traffic}"
+                );
+            }
+            text
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(60))]
+
+    /// No team, policy and seed breaks a rule, with faults or without.
+    #[test]
+    fn no_team_breaks_a_rule(text in any_team(), policy in 0..Policy::NAMES.len(), seed: u64, faults: bool) {
+        let team = team(&text);
+        let policy = Policy::named(Policy::NAMES[policy]).expect("a preset");
+        match coorp_sim::run(&team, &policy, &Options { faults, ..options(3, seed) }, &|_| {}) {
+            Ok(run) => {
+                for flow in &run.result.flows {
+                    prop_assert!(flow.delivered <= flow.sent, "{:?}", flow);
+                }
+                if let Some(rate) = run.result.violation_rate {
+                    prop_assert!((0.0..=1.0).contains(&rate));
+                }
+            }
+            Err(Error::Broken { rule }) => prop_assert!(false, "{}\n{}", rule, text),
+            Err(_) => {}
+        }
+    }
+}
