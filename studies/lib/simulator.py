@@ -45,6 +45,8 @@ class Result:
 
     violation: float
     """Share of loops over the reaction bound, of 1."""
+    loops: float
+    """Control loops that ended."""
     bulk_mbps: float
     epoch_s: float
     reaction_p50_ms: float
@@ -65,6 +67,8 @@ class Spread:
     @staticmethod
     def of(values: Iterable[float]) -> Spread:
         found = list(values)
+        if any(math.isnan(value) for value in found):
+            return Spread(math.nan, math.nan)
         return Spread(statistics.fmean(found), statistics.stdev(found) if len(found) > 1 else 0.0)
 
 
@@ -84,6 +88,7 @@ def _number(value: object) -> float:
 def _result(found: dict[str, Any]) -> Result:
     return Result(
         violation=_number(found["violation_rate"]),
+        loops=_number(found["loops"]),
         bulk_mbps=_number(found["bulk_mbps"]),
         epoch_s=_number(found["epoch_s"]),
         reaction_p50_ms=_number((found["reaction_ms"] or {}).get("p50")),

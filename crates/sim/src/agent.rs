@@ -93,6 +93,8 @@ pub(crate) struct Agent {
     wants_bulk: bool,
     permitted: bool,
     held: bool,
+    /// Packets that the gate let pass.
+    passed: u64,
     window: Window,
     account: Account,
     actions: VecDeque<AgentAction>,
@@ -164,6 +166,7 @@ impl Agent {
             wants_bulk: false,
             permitted: true,
             held: false,
+            passed: 0,
             window: Window::NONE,
             account: Account::default(),
             actions: VecDeque::new(),
@@ -306,9 +309,9 @@ impl Agent {
         self.up && self.permitted
     }
 
-    /// Whether the gate held the last packet that was asked for.
-    pub fn is_held(&self) -> bool {
-        self.held && self.gate.as_ref().is_some_and(Gate::is_paused)
+    /// How many packets the gate had let pass, if it holds one now.
+    pub fn held_after(&self) -> Option<u64> {
+        (self.held && self.gate.as_ref().is_some_and(Gate::is_paused)).then_some(self.passed)
     }
 
     /// Whether it has bulk that it may send now.
@@ -449,6 +452,7 @@ impl Agent {
             return (true, false);
         };
         let pass = gate.on_dequeue(usize::from(in_wnic), local) == Verdict::Pass;
+        self.passed += u64::from(pass);
         let changed = pass == self.held;
         self.held = !pass;
         (pass, changed)

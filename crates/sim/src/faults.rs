@@ -135,7 +135,8 @@ pub(crate) struct Watch {
 #[derive(Clone, Copy, Debug, Default)]
 struct Robot {
     waits_since: Option<Instant>,
-    holds_since: Option<Instant>,
+    /// Since when the gate has let nothing pass, and how much it had before.
+    holds_since: Option<(Instant, u64)>,
     clock_set_at: Option<Instant>,
 }
 
@@ -144,7 +145,8 @@ struct Robot {
 pub(crate) struct State {
     pub wants_bulk: bool,
     pub may_send: bool,
-    pub held: bool,
+    /// Packets that the gate had let pass when it held the one it holds; `None` if it holds none.
+    pub held_after: Option<u64>,
     pub up: bool,
 }
 
@@ -187,7 +189,10 @@ impl Watch {
             senders += usize::from(state.may_send && state.up && !upset);
             let since = |old: Option<Instant>, holds: bool| if holds { old.or(Some(now)) } else { None };
             robot.waits_since = since(robot.waits_since, state.up && state.wants_bulk && !state.may_send);
-            robot.holds_since = since(robot.holds_since, state.up && state.held);
+            robot.holds_since = match (state.held_after.filter(|_| state.up), robot.holds_since) {
+                (Some(passed), Some((since, before))) if passed == before => Some((since, before)),
+                (held_after, _) => held_after.map(|passed| (now, passed)),
+            };
             if let Some(since) = robot.waits_since {
                 if now.since(since.max(troubled_at)) > wait_max {
                     return Err(format!(
@@ -196,7 +201,7 @@ impl Watch {
                     ));
                 }
             }
-            if let Some(since) = robot.holds_since {
+            if let Some((since, _)) = robot.holds_since {
                 if now.since(since.max(troubled_at)) > HOLD_MAX {
                     return Err(format!(
                         "the gate opens again: robot {place} holds since {} s",

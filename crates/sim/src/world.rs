@@ -584,7 +584,7 @@ impl<'a> World<'a> {
         let states = self.agents.iter().map(|agent| State {
             wants_bulk: agent.wants_bulk(),
             may_send: agent.may_send(now),
-            held: agent.is_held(),
+            held_after: agent.held_after(),
             up: agent.is_up(),
         });
         let broken = |rule| Error::Broken {
