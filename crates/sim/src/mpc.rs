@@ -312,6 +312,11 @@ impl Mpc {
         Duration::from_secs_f64(draw * self.control.send_jitter.as_secs_f64())
     }
 
+    /// The phase of a robot's sensor, below the period.
+    pub fn phase(&self, robot: RobotId) -> Duration {
+        self.phases[usize::from(robot.0)]
+    }
+
     /// Moves a robot's sampling grid later. Samples keep the number of the period they fall into.
     pub fn shift_phase(&mut self, robot: RobotId, by: Duration) {
         let place = usize::from(robot.0);

@@ -29,8 +29,10 @@ use crate::{schedule, Error, Options};
 const PERMIT_MESSAGE_BYTES: u64 = 48;
 /// What a robot's arrival model adds to a grant, bytes: period, phase, two deviations.
 const MODEL_BYTES: u64 = 24;
-/// Periods between two steps of steering one robot's phase.
-const STEER_EVERY: u64 = 60;
+/// Periods between two steps of steering one robot's phase: the first must have shown in its perceptions.
+const STEER_EVERY: u64 = 10;
+/// Phases that differ by less than this part of the period count as equal.
+const PHASE_STEPS: u64 = 32;
 /// How often the rules are checked.
 const CHECK_EVERY: Duration = Duration::from_millis(5);
 /// Timers that may go off at one instant before the run is taken to be stuck.
@@ -635,31 +637,20 @@ impl<'a> World<'a> {
     }
 
     /// By how much `robot` is to sample later, so that all sample together: windows then coincide, and no loop waits
-    /// for the last. The leader compares arrival models, which came with the perceptions.
+    /// for the last. Each robot tells the phase of its sensor's timer with its perceptions; the leader compares.
     fn steer(&mut self, robot: RobotId) -> Duration {
         let steered = self.policy.local.as_ref().is_some_and(|local| local.steered_phases);
-        let Some(reference) = self.perception.iter().position(Option::is_some).filter(|_| steered) else {
+        let reference = self.perception.iter().position(Option::is_some).filter(|_| steered);
+        let (Some(reference), Some(mpc), Some(control)) = (reference, &self.mpc, &self.team.control) else {
             return Duration::ZERO;
         };
-        let place = usize::from(robot.0);
-        if place == reference || self.now < self.steered_until[place] {
+        let (period, target) = (control.period.as_nanos(), mpc.phase(RobotId(reference as u16)).as_nanos());
+        let ahead = (target + period - mpc.phase(robot).as_nanos()) % period;
+        // A step is not worth it for less than what clocks and timers are uncertain by.
+        if ahead.min(period - ahead) < period / PHASE_STEPS || self.now < self.steered_until[usize::from(robot.0)] {
             return Duration::ZERO;
         }
-        let models = (
-            self.agents[reference].perception_model(),
-            self.agents[place].perception_model(),
-        );
-        let (Some(target), Some(own)) = models else {
-            return Duration::ZERO;
-        };
-        let period = target.period.as_nanos().max(1);
-        let ahead = (target.phase.as_nanos() + 1_000 * period).saturating_sub(own.phase.as_nanos()) % period;
-        let off = ahead.min(period - ahead);
-        if Duration::from_nanos(off) < (target.sigma.max(own.sigma) * 4).max(target.period / 32) {
-            return Duration::ZERO;
-        }
-        // Its model has to settle before it is steered again.
-        self.steered_until[place] = self.now + target.period * STEER_EVERY;
+        self.steered_until[usize::from(robot.0)] = self.now + control.period * STEER_EVERY;
         Duration::from_nanos(ahead)
     }
 
