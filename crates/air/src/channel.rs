@@ -110,6 +110,16 @@ struct Exchange {
     txop_end: Option<Instant>,
 }
 
+/// One of several that send at once.
+#[derive(Clone, Copy, Debug)]
+struct Party {
+    station: StationId,
+    category: AccessCategory,
+    frames: u16,
+    /// Only its RTS was on the air.
+    announced: bool,
+}
+
 #[derive(Clone, Debug)]
 enum Medium {
     /// Idle since, or from, this instant (EIFS counted in).
@@ -119,7 +129,7 @@ enum Medium {
     /// It ended and is being acknowledged; so many MPDUs survived.
     Acknowledge(Exchange, u16),
     /// Stations collide until the deadline.
-    Collision(Vec<(StationId, AccessCategory, u16)>),
+    Collision(Vec<Party>),
 }
 
 /// One channel with its stations.
@@ -358,16 +368,16 @@ impl Air {
                         start: now,
                         txop_end,
                     },
-                    self.config.rts_cts,
+                    true,
                 );
             }
             _ => self.collide(&sending, now, host),
         }
     }
 
-    /// Airtime of RTS and CTS with the gaps after them, if they are on.
-    fn rts_cts(&self) -> Duration {
-        if self.config.rts_cts {
+    /// Airtime of RTS and CTS with the gaps after them, where they open a PPDU of this duration.
+    fn rts_cts(&self, ppdu: Duration) -> Duration {
+        if ppdu > self.config.rts_over {
             self.config.phy.rts() + SIFS + self.config.phy.cts() + SIFS
         } else {
             Duration::ZERO
@@ -378,7 +388,7 @@ impl Air {
         match self.config.edca[category.index()].txop {
             Duration::ZERO => PPDU_MAX,
             txop => txop
-                .saturating_sub(self.rts_cts() + SIFS + self.block_ack())
+                .saturating_sub(self.rts_cts(txop) + SIFS + self.block_ack())
                 .min(PPDU_MAX),
         }
     }
@@ -411,14 +421,14 @@ impl Air {
         queues.aggregate(category, &limit)
     }
 
-    fn send_ppdu(&mut self, mut exchange: Exchange, rts_cts: bool) {
-        if rts_cts {
-            let opening = self.rts_cts();
+    fn send_ppdu(&mut self, mut exchange: Exchange, opens: bool) {
+        let timing = &self.links.get(exchange.station, exchange.aggregate.to).1;
+        let duration = timing.ppdu(exchange.aggregate.bytes);
+        if opens {
+            let opening = self.rts_cts(duration);
             self.counters.control += opening;
             exchange.start += opening;
         }
-        let timing = &self.links.get(exchange.station, exchange.aggregate.to).1;
-        let duration = timing.ppdu(exchange.aggregate.bytes);
         self.counters.data += duration;
         self.deadline = exchange.start + duration;
         self.medium = Medium::Ppdu(exchange);
@@ -538,14 +548,20 @@ impl Air {
 
     fn collide<H: Host>(&mut self, sending: &[(StationId, AccessCategory, Aggregate)], now: Instant, host: &mut H) {
         self.counters.collisions += 1;
-        let mut longest = Duration::ZERO;
+        let (mut longest, mut data) = (Duration::ZERO, Duration::ZERO);
+        let mut parties = Vec::with_capacity(sending.len());
         for (station, category, aggregate) in sending {
-            let duration = if self.config.rts_cts {
-                self.config.phy.rts()
-            } else {
-                self.links.get(*station, aggregate.to).1.ppdu(aggregate.bytes)
-            };
+            let ppdu = self.links.get(*station, aggregate.to).1.ppdu(aggregate.bytes);
+            let announced = self.rts_cts(ppdu) > Duration::ZERO;
+            let duration = if announced { self.config.phy.rts() } else { ppdu };
+            parties.push(Party {
+                station: *station,
+                category: *category,
+                frames: aggregate.frames,
+                announced,
+            });
             longest = longest.max(duration);
+            data = data.max(if announced { Duration::ZERO } else { ppdu });
             host.transmitted(&Transmission {
                 from: *station,
                 to: aggregate.to,
@@ -556,26 +572,24 @@ impl Air {
                 outcome: Outcome::Collided,
             });
         }
-        if self.config.rts_cts {
-            self.counters.control += longest;
-        } else {
-            self.counters.data += longest;
-        }
+        self.counters.data += data;
+        self.counters.control += longest.saturating_sub(data);
         self.deadline = now + longest;
-        self.medium = Medium::Collision(
-            sending
-                .iter()
-                .map(|(station, category, aggregate)| (*station, *category, aggregate.frames))
-                .collect(),
-        );
+        self.medium = Medium::Collision(parties);
     }
 
-    fn on_collision_end<H: Host>(&mut self, parties: &[(StationId, AccessCategory, u16)], now: Instant, host: &mut H) {
+    fn on_collision_end<H: Host>(&mut self, parties: &[Party], now: Instant, host: &mut H) {
         // Busy until all parties are dealt with.
         self.medium = Medium::Collision(Vec::new());
-        for (station, category, frames) in parties {
+        for Party {
+            station,
+            category,
+            frames,
+            announced,
+        } in parties
+        {
             let retried = self.settle(*station, *category, *frames, now, host);
-            if !self.config.rts_cts {
+            if !announced {
                 self.counters.retries += retried;
             }
             self.fail(*station, *category);
@@ -681,7 +695,7 @@ mod tests {
                 control_rate_mbps: 24,
             },
             edca: [edca(2, 3, 7), edca(2, 7, 15), edca(3, 15, 1023), edca(7, 15, 1023)],
-            rts_cts: false,
+            rts_over: Duration::MAX,
             retries_max: 7,
             block_ack_frames: 64,
             stations,
@@ -835,13 +849,13 @@ mod tests {
             seed: u64,
             loss in 0.0..0.6f64,
             commit in prop::option::of(1u16..80),
-            rts_cts: bool,
+            rts_over_us in 0u64..6_000,
             on_transfer: bool,
             txop_us in 0u64..4_000,
             sends in prop::collection::vec((0u16..5, 0u16..5, 0usize..4, 0u64..3_000), 1..300),
         ) {
             let mut config = config(5, commit, loss);
-            config.rts_cts = rts_cts;
+            config.rts_over = Duration::from_micros(rts_over_us);
             config.wnic.completes_on_transfer = on_transfer;
             config.edca.iter_mut().for_each(|edca| edca.txop = Duration::from_micros(txop_us));
             let (mut air, mut host) = (Air::new(config, seed), Recorder::default());

@@ -50,8 +50,9 @@ pub struct Config {
     pub phy: Phy,
     /// The EDCA functions, AC_VO first.
     pub edca: [Edca; 4],
-    /// Whether a transmission opportunity opens with RTS/CTS.
-    pub rts_cts: bool,
+    /// A PPDU that lasts longer than this opens with RTS/CTS: zero for all, [`Duration::MAX`] for none. Stations set
+    /// it in bytes (dot11RTSThreshold), for the rate of their link.
+    pub rts_over: Duration,
     /// Times an MPDU is sent again before it is dropped.
     pub retries_max: u8,
     /// Frames a block ack covers: 64, or 256 in 802.11ax.

@@ -27,6 +27,9 @@ pub struct Policy {
     /// Segments that a receiver of bulk acknowledges at once: 2 as TCP does, more where the transport is ours. Each
     /// acknowledgement contends for the air like a packet.
     pub ack_every: u32,
+    /// A PPDU longer than this opens with RTS/CTS, also where the air does without: a collision then costs a bulk
+    /// sender, and control behind it, an RTS and not the whole aggregate. [`Duration::MAX`] leaves it to the air.
+    pub rts_over: Duration,
 }
 
 /// How access categories are used.
@@ -57,11 +60,9 @@ pub struct LocalConfig {
     pub protection_percentile: f64,
     /// A window ends once the messages that it was opened for have left the WNIC.
     pub early_release: bool,
-    /// Windows for commands, where it matters: once a loop has come within `command_margin` of its bound and its
-    /// commands are not there, the leader and every robot that waits for one keep bulk out of their WNICs.
+    /// Windows for commands, where it matters: once a loop has so little left before its bound that only a free
+    /// channel gets its commands out in time, the leader and every robot that waits for one hold bulk back.
     pub command_windows: bool,
-    /// How long before the reaction bound a loop counts as at risk.
-    pub command_margin: Duration,
     /// Windows for the messages of other robots hold a permit holder's bulk too.
     pub shared_windows: bool,
     /// Share of the time that windows may take; 1 for no bound.
@@ -103,7 +104,6 @@ impl Default for LocalConfig {
             protection_percentile: 0.95,
             early_release: false,
             command_windows: false,
-            command_margin: Duration::from_millis(2),
             shared_windows: false,
             window_share_max: 1.0,
             steered_phases: false,
@@ -150,6 +150,7 @@ impl Policy {
             local: None,
             schedwifi: None,
             ack_every: 2,
+            rts_over: Duration::MAX,
         };
         match name {
             "mpc-only" => policy.bulk = false,
@@ -165,6 +166,7 @@ impl Policy {
             }
             "coorp" => {
                 policy.ack_every = 32;
+                policy.rts_over = Duration::from_millis(1);
                 policy.global = Some(PermitConfig::default());
                 policy.local = Some(LocalConfig {
                     deviation: Deviation::Quantile,
@@ -175,6 +177,7 @@ impl Policy {
                     shared_windows: true,
                     steered_phases: true,
                     transmit_status: true,
+                    backlog_max: Some(Duration::from_millis(12)),
                     ..LocalConfig::default()
                 });
             }

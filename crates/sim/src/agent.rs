@@ -88,6 +88,8 @@ pub(crate) struct Agent {
     status: Option<StatusLog>,
     leads: bool,
     control: Option<Control>,
+    /// How long the commands of one loop take on a quiet channel.
+    command_burst: Duration,
     skew_ns: i64,
     up: bool,
     wants_bulk: bool,
@@ -161,6 +163,7 @@ impl Agent {
                 .map(|_| StatusLog::default()),
             leads: robot == team.leader,
             control: team.control.filter(|_| policy.control),
+            command_burst: crate::setup::command_burst(team, policy),
             skew_ns,
             up: true,
             wants_bulk: false,
@@ -360,7 +363,7 @@ impl Agent {
     }
 
     /// A loop that began at `start` has no command yet for this robot, or, on the leader, for anyone. It is at risk
-    /// from the margin before its bound until the bound: then its commands must find the WNIC and the air free.
+    /// from the time that all commands take before its bound (the extension at least) until the bound.
     pub fn on_command_awaited(&mut self, start: Instant, now: Instant) {
         let (start, local) = (self.local(start), self.local(now));
         let Some(control) = self.control else { return };
@@ -376,7 +379,7 @@ impl Agent {
         }
         let arrival = Arrival {
             expected: bound - config.extension.min(bound.since(local)),
-            early: config.command_margin.saturating_sub(config.extension),
+            early: self.command_burst.saturating_sub(config.extension),
             late: Duration::ZERO,
         };
         let announced = planner.announce(COMMAND, arrival, local);

@@ -4,7 +4,7 @@
 //! commands after the perceptions' windows and the median inference. The bandwidth of eq. 4 is the link's PHY rate.
 //! Every robot keeps bulk out of all windows. Control messages themselves are not held.
 
-use coorp_core::policy::SchedWifiConfig;
+use coorp_core::policy::{Policy, SchedWifiConfig};
 use coorp_core::schedwifi::{st_window, Schedule, ScheduledFlow};
 use coorp_core::{Duration, FlowId, Instant, RobotId};
 use coorp_team::{Control, Team};
@@ -16,10 +16,15 @@ use crate::setup::{self, Geometry};
 ///
 /// # Errors
 /// The text to show where the windows do not fit the period.
-pub(crate) fn schedule(team: &Team, config: &SchedWifiConfig, control: Option<&Control>) -> Result<Schedule, String> {
+pub(crate) fn schedule(
+    team: &Team,
+    policy: &Policy,
+    config: &SchedWifiConfig,
+    control: Option<&Control>,
+) -> Result<Schedule, String> {
     let mut flows = Vec::new();
     if let Some(control) = control {
-        let phy = setup::config(team).phy;
+        let phy = setup::config(team, policy).phy;
         let geometry = Geometry::new(team);
         let window = |from: RobotId, to: RobotId, bytes: u64| {
             let link = geometry.link(team, from, to, Instant::ZERO);

@@ -1,7 +1,7 @@
 //! From the team file's air to the channel's configuration.
 
 use coorp_air::link::{self, Link, PathLoss, Track};
-use coorp_air::phy::{Phy, Rate, Standard};
+use coorp_air::phy::{Phy, Rate, Standard, SIFS, SLOT};
 use coorp_air::{AccessCategory, Air, Config, Edca, StationId, Wnic};
 use coorp_core::policy::Policy;
 use coorp_core::{Duration, Instant, RobotId};
@@ -9,6 +9,9 @@ use coorp_team::{PolicyOverrides, RateSource, Team};
 
 /// How often a moving robot's links are worked out anew.
 pub(crate) const MOVE_EVERY: Duration = Duration::from_millis(100);
+
+/// Commands longer than this count as this long where their time on the air is estimated.
+const COMMAND_BYTES_MAX: u32 = 1 << 20;
 
 /// The station that a robot is on the air.
 pub(crate) fn station(robot: RobotId) -> StationId {
@@ -28,8 +31,8 @@ fn standard(team: &Team) -> Standard {
     }
 }
 
-/// The channel that the team file describes, without its links.
-pub(crate) fn config(team: &Team) -> Config {
+/// The channel that the team file describes, without its links, as a policy sets its stations up.
+pub(crate) fn config(team: &Team, policy: &Policy) -> Config {
     let air = &team.air;
     let wnic = &air.wnic;
     let edca = air.edca.map(|edca| Edca {
@@ -49,7 +52,7 @@ pub(crate) fn config(team: &Team) -> Config {
             control_rate_mbps: air.control_rate_mbps,
         },
         edca,
-        rts_cts: air.rts_cts,
+        rts_over: if air.rts_cts { Duration::ZERO } else { policy.rts_over },
         retries_max: wnic.retries_max,
         block_ack_frames: if frames_max > 64 { 256 } else { 64 },
         stations: team.robots.len() as u16,
@@ -77,6 +80,32 @@ fn lowest(team: &Team) -> Link {
     }
 }
 
+/// How long all commands of a loop take on a quiet channel: for each, the mean wait of its category and one exchange.
+pub(crate) fn command_burst(team: &Team, policy: &Policy) -> Duration {
+    let Some(control) = &team.control else {
+        return Duration::ZERO;
+    };
+    let (config, geometry) = (config(team, policy), Geometry::new(team));
+    let voice = config.edca[AccessCategory::Voice.index()];
+    let wait = SIFS + SLOT * u64::from(voice.aifsn) + SLOT * u64::from(voice.cw_min) / 2;
+    let announcement = if config.rts_over == Duration::ZERO {
+        config.phy.rts() + config.phy.cts() + SIFS * 2
+    } else {
+        Duration::ZERO
+    };
+    let others = (0..team.robots.len() as u16)
+        .map(RobotId)
+        .filter(|robot| *robot != team.leader);
+    let bytes = u32::try_from(control.command_bytes)
+        .unwrap_or(u32::MAX)
+        .min(COMMAND_BYTES_MAX);
+    let exchange = |robot| {
+        let rate = geometry.link(team, team.leader, robot, Instant::ZERO).rate;
+        wait + announcement + config.phy.timing(rate).ppdu(bytes) + SIFS + config.phy.ack()
+    };
+    others.map(exchange).fold(Duration::ZERO, |sum, time| sum + time)
+}
+
 /// A flow's access category on the air.
 pub(crate) fn category(category: coorp_team::Category) -> AccessCategory {
     AccessCategory::ALL[category.index()]
@@ -86,6 +115,7 @@ pub(crate) fn category(category: coorp_team::Category) -> AccessCategory {
 pub(crate) fn overridden(policy: &Policy, overrides: &PolicyOverrides) -> Policy {
     let mut policy = policy.clone();
     replace(&mut policy.ack_every, overrides.ack_every);
+    replace(&mut policy.rts_over, overrides.rts_over);
     if let Some(global) = &mut policy.global {
         replace(&mut global.limit, overrides.limit);
         replace(&mut global.slice, overrides.slice);
@@ -103,7 +133,6 @@ pub(crate) fn overridden(policy: &Policy, overrides: &PolicyOverrides) -> Policy
         replace(&mut local.command_windows, overrides.command_windows);
         replace(&mut local.shared_windows, overrides.shared_windows);
         replace(&mut local.steered_phases, overrides.steered_phases);
-        replace(&mut local.command_margin, overrides.command_margin);
         replace(&mut local.transmit_status, overrides.transmit_status);
         replace(&mut local.backlog_max, overrides.backlog_max.map(Some));
     }

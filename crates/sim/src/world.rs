@@ -159,7 +159,7 @@ pub(crate) fn run(
     options: &Options,
     progress: &(dyn Fn(Instant) + Sync),
 ) -> Result<Run, Error> {
-    let mut air = Air::new(setup::config(team), options.seed);
+    let mut air = Air::new(setup::config(team, policy), options.seed);
     let schedule = match &policy.schedwifi {
         Some(config) => {
             let control = team.control.as_ref().filter(|_| policy.control);
@@ -167,7 +167,7 @@ pub(crate) fn run(
                 policy: policy.name.clone(),
                 reason,
             };
-            Some(schedule::schedule(team, config, control).map_err(unfit)?)
+            Some(schedule::schedule(team, policy, config, control).map_err(unfit)?)
         }
         None => None,
     };
@@ -644,7 +644,10 @@ impl<'a> World<'a> {
         let (Some(reference), Some(mpc), Some(control)) = (reference, &self.mpc, &self.team.control) else {
             return Duration::ZERO;
         };
-        let (period, target) = (control.period.as_nanos(), mpc.phase(RobotId(reference as u16)).as_nanos());
+        let (period, target) = (
+            control.period.as_nanos(),
+            mpc.phase(RobotId(reference as u16)).as_nanos(),
+        );
         let ahead = (target + period - mpc.phase(robot).as_nanos()) % period;
         // A step is not worth it for less than what clocks and timers are uncertain by.
         if ahead.min(period - ahead) < period / PHASE_STEPS || self.now < self.steered_until[usize::from(robot.0)] {

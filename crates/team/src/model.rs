@@ -345,8 +345,8 @@ pub struct PolicyOverrides {
     pub shared_windows: Option<bool>,
     /// Steer sensor phases so that windows coincide.
     pub steered_phases: Option<bool>,
-    /// How long before the bound a loop without commands counts as at risk.
-    pub command_margin: Option<Duration>,
+    /// PPDUs longer than this open with RTS/CTS.
+    pub rts_over: Option<Duration>,
     /// Segments of bulk that are acknowledged at once.
     pub ack_every: Option<u32>,
     /// The gate goes by transmit status, not by the driver's completions.

@@ -26,7 +26,7 @@ pub(super) fn overrides(root: &mut Sheet<'_>) -> PolicyOverrides {
         shared_windows: sheet.flag("shared_windows"),
         steered_phases: sheet.flag("steered_phases"),
         transmit_status: sheet.flag("transmit_status"),
-        command_margin: sheet.duration("command_margin", Duration::ZERO..=SECOND),
+        rts_over: sheet.duration("rts_over", Duration::ZERO..=SECOND),
         ack_every: sheet.integer("ack_every", 1..=256),
     };
     sheet.finish();
