@@ -47,7 +47,7 @@ def _control(rng: random.Random) -> str:
         f'perception = "{rng.choice((500, 1500, 4096, 12288, 20480))}B"\n'
         f'command = "{rng.choice((100, 300, 1024, 2000))}B"\n'
         f'inference = "{round(bound_ms * rng.uniform(0.1, 0.8), 1)}ms"\n'
-        f"inference_spread = {rng.choice((0.03, 0.07, 0.15))}\njitter = \"{rng.choice((100, 300, 500, 1000))}us\"\n"
+        f'inference_spread = {rng.choice((0.03, 0.07, 0.15))}\njitter = "{rng.choice((100, 300, 500, 1000))}us"\n'
         f"synchronised = {rng.choice(('true', 'true', 'false'))}\n"
     )
 
@@ -55,7 +55,7 @@ def _control(rng: random.Random) -> str:
 def _bulk(rng: random.Random, robots: int) -> str:
     if rng.random() < 0.5:
         return (
-            f"[learning]\nparameters = {rng.randint(1, 10)}_000_000\nsync = \"{rng.choice(('BSP', 'SSP', 'ASP'))}\"\n"
+            f'[learning]\nparameters = {rng.randint(1, 10)}_000_000\nsync = "{rng.choice(("BSP", "SSP", "ASP"))}"\n'
             f"batch_loops = {rng.choice((100, 200, 300))}\nrounds = {rng.choice((4, 10))}\n"
             f'training = "{rng.choice((300, 1000, 2000))}ms"\ntraining_spread = {rng.choice((0.05, 0.1, 0.3))}\n'
         )

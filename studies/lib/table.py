@@ -17,7 +17,10 @@ def show(titles: Sequence[str], rows: Sequence[Sequence[str]], *, markdown: bool
         return
     widths = [max(len(line[column]) for line in (titles, *rows)) for column in range(len(titles))]
     for line in (titles, *rows):
-        cells = [line[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))]
+        cells = [
+            line[0].ljust(widths[0]),
+            *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)),
+        ]
         print("  ".join(cells).rstrip())
     print()
 

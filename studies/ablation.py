@@ -1,0 +1,252 @@
+"""What each part of `coorp` buys, and whether `coorp` reaches its goal on teams nobody tuned it on.
+
+    cargo build --release -p coorp-cli
+    python studies/ablation.py [--quick] [--markdown]
+
+The goal: violations within 1 percentage point of `mpc-only` (no bulk at all), bulk at 97 % or more of `edca` (no
+coordination at all). The first table holds `coorp` and `coorp-paper` against it on the examples and on random teams. The
+second turns off one part of `coorp` at a time, the third adds one to `coorp-paper`.
+
+`edca` is no fair measure where it drives the control loop into the ground: a late loop puts off the next, so fewer
+control messages are left to share the air with. The column 'loops' says how many of `mpc-only`'s loops `edca` finished,
+and 'room' what is left for bulk where all run: bulk alone with as few acknowledgements as `coorp` asks for, times the
+airtime that control alone leaves free, over `edca`'s. Room below 97 % cannot be helped by any policy.
+
+Few acknowledgements are no coordination, and `edca` could have them too: 'same acks' is `coorp`'s bulk over that of
+an `edca` that has.
+
+Not told apart: whether deviations are taken from quantiles or from a normal distribution, for which a team file has no
+key. Where the `coorp` binary is missing the study says so and ends well. It ends with 1 where the goal is missed on
+examples/navigation.toml.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import sys
+from dataclasses import dataclass
+
+from lib.edit import with_keys
+from lib.random_teams import draw
+from lib.simulator import REPOSITORY, Job, Result, Simulator, Team, binary
+from lib.table import number, percent, show
+
+EXAMPLES = ("navigation", "low", "warehouse", "drones")
+POLICIES = ("mpc-only", "edca", "coorp-paper", "coorp")
+VIOLATION_GOAL = 0.01
+BULK_GOAL = 0.97
+HOPELESS = 0.10
+"""A random team whose loop alone violates its bound as often is drawn again."""
+DRAWS_MAX = 1_000
+
+# Of each part: its key in [policy], what it is without, what `coorp` has.
+PARTS = {
+    "early release": ("early_release", "false", "true"),
+    "command windows": ("command_windows", "false", "true"),
+    "shared windows": ("shared_windows", "false", "true"),
+    "steered phases": ("steered_phases", "false", "true"),
+    "transmit status": ("transmit_status", "false", "true"),
+    "few acknowledgements": ("ack_every", "2", "32"),
+    "median completion": ("protection_percentile", "0.95", "0.5"),
+}
+# Settings that both policies share, and another value of each.
+SETTINGS = {
+    "extension 0 ms": ("extension", '"0ms"'),
+    "extension 4 ms": ("extension", '"4ms"'),
+    "accuracy 80 %": ("accuracy", "0.8"),
+    "accuracy 99 %": ("accuracy", "0.99"),
+    "backlog at most 2 ms": ("backlog_max", '"2ms"'),
+    "backlog at most 8 ms": ("backlog_max", '"8ms"'),
+}
+
+
+@dataclass(frozen=True)
+class Effort:
+    """What is run."""
+
+    duration_s: float
+    seeds: range
+    examples: tuple[str, ...]
+    random_teams: int
+
+
+FULL = Effort(300.0, range(1, 3), EXAMPLES, 12)
+QUICK = Effort(120.0, range(1, 3), EXAMPLES[:1], 2)
+
+
+@dataclass(frozen=True)
+class Score:
+    """One policy on one team, held against the goal."""
+
+    violation: float
+    """Minus that of `mpc-only`, of 1."""
+    bulk: float
+    """Over that of `edca`."""
+
+    @property
+    def reached(self) -> bool:
+        return self.violation <= VIOLATION_GOAL and self.bulk >= BULK_GOAL
+
+    @property
+    def missed(self) -> str:
+        missed = [
+            word for word, bad in (("control", self.violation > VIOLATION_GOAL), ("bulk", self.bulk < BULK_GOAL)) if bad
+        ]
+        return " and ".join(missed)
+
+    def __str__(self) -> str:
+        return f"{100.0 * self.violation:+.1f} / {100.0 * self.bulk:.0f}"
+
+
+class Bench:
+    """Scores of policies on teams, over all seeds."""
+
+    def __init__(self, simulator: Simulator, effort: Effort) -> None:
+        self._simulator = simulator
+        self._effort = effort
+
+    def jobs(self, team: Team, policy: str) -> list[Job]:
+        return [Job(team, policy, seed, self._effort.duration_s) for seed in self._effort.seeds]
+
+    def run(self, jobs: list[Job]) -> None:
+        self._simulator.run(jobs)
+
+    def results(self, team: Team, policy: str) -> list[Result]:
+        return list(self._simulator.run(self.jobs(team, policy)).values())
+
+    def score(self, base: Team, team: Team, policy: str) -> Score:
+        """`policy` on `team`, against `mpc-only` and `edca` on `base`."""
+        mean = statistics.fmean
+        own, alone, rival = self.results(team, policy), self.results(base, "mpc-only"), self.results(base, "edca")
+        return Score(
+            mean(r.violation for r in own) - mean(r.violation for r in alone),
+            mean(r.bulk_mbps for r in own) / mean(r.bulk_mbps for r in rival),
+        )
+
+    def bulk_mbps(self, team: Team, policy: str) -> float:
+        return statistics.fmean(result.bulk_mbps for result in self.results(team, policy))
+
+    def room(self, team: Team) -> float:
+        """Bulk that fits beside all control loops, over `edca`'s bulk."""
+        busy = statistics.fmean(r.airtime["data"] + r.airtime["control"] for r in self.results(team, "mpc-only"))
+        return (1.0 - busy) * self.bulk_mbps(few_acks(team), "bulk-only") / self.bulk_mbps(team, "edca")
+
+    def loops(self, team: Team) -> float:
+        """Share of `mpc-only`'s loops that `edca` finishes."""
+        rival, alone = (sum(r.loops for r in self.results(team, p)) for p in ("edca", "mpc-only"))
+        return rival / alone
+
+
+def examples(names: tuple[str, ...]) -> list[Team]:
+    return [Team(name, (REPOSITORY / "examples" / f"{name}.toml").read_text()) for name in names]
+
+
+def random_teams(simulator: Simulator, count: int) -> list[Team]:
+    """The first so many draws whose control loop is not hopeless."""
+    teams: list[Team] = []
+    for seed in range(1, DRAWS_MAX):
+        if len(teams) == count:
+            break
+        team = draw(seed)
+        job = Job(team, "mpc-only", 1, 30.0)
+        if simulator.run([job])[job].violation < HOPELESS:
+            teams.append(team)
+    return teams
+
+
+def few_acks(team: Team) -> Team:
+    """The team with `coorp`'s acknowledgements under every policy."""
+    key, _, few = PARTS["few acknowledgements"]
+    return Team(f"{team.name}-acks", with_keys(team.text, "policy", {key: few}))
+
+
+def with_policy(team: Team, number_: int, key: str, value: str) -> Team:
+    return Team(f"{team.name}-{number_}", with_keys(team.text, "policy", {key: value}))
+
+
+def print_generality(bench: Bench, teams: list[Team], *, markdown: bool) -> Score:
+    """Prints the first table; answers with the score of `coorp` on the first team."""
+    jobs = [job for team in teams for policy in POLICIES for job in bench.jobs(team, policy)]
+    jobs += [job for team in teams for policy in ("edca", "bulk-only") for job in bench.jobs(few_acks(team), policy)]
+    bench.run(jobs)
+    rows: list[list[str]] = []
+    scores = [bench.score(team, team, "coorp") for team in teams]
+    for team, score in zip(teams, scores, strict=True):
+        paper = bench.score(team, team, "coorp-paper")
+        alone, rival = (statistics.fmean(r.violation for r in bench.results(team, p)) for p in ("mpc-only", "edca"))
+        cells = [percent(alone), percent(rival), number(100.0 * paper.violation, sign=True)]
+        cells += [number(100.0 * score.violation, 2, sign=True), percent(paper.bulk), percent(score.bulk)]
+        cells.append(percent(bench.bulk_mbps(team, "coorp") / bench.bulk_mbps(few_acks(team), "edca")))
+        rows.append([team.name, *cells, percent(bench.loops(team), 0), percent(bench.room(team), 0), score.missed])
+    print("Violations: points above mpc-only's. Bulk: over edca's.\n")
+    titles = [
+        "team",
+        "mpc-only",
+        "edca",
+        "paper",
+        "coorp",
+        "bulk paper",
+        "bulk coorp",
+        "same acks",
+        "loops",
+        "room",
+        "missed",
+    ]
+    show(titles, rows, markdown=markdown)
+    print(f"coorp reaches the goal on {sum(score.reached for score in scores)} of {len(teams)} teams.\n")
+    return scores[0]
+
+
+def print_switches(bench: Bench, teams: list[Team], policy: str, *, markdown: bool) -> None:
+    """Prints a table of one change at a time."""
+    coorp = policy == "coorp"
+    changes = {
+        ("without " if coorp else "with ") + name: (key, off if coorp else on) for name, (key, off, on) in PARTS.items()
+    }
+    changes |= SETTINGS
+    variants = {
+        name: [with_policy(team, place, key, value) for team in teams]
+        for place, (name, (key, value)) in enumerate(changes.items())
+    }
+    bench.run([job for changed in variants.values() for team in changed for job in bench.jobs(team, policy)])
+    plain = [bench.score(team, team, policy) for team in teams]
+    rows = [[policy, *map(str, plain), "", ""]]
+    for name, changed in variants.items():
+        scores = [bench.score(base, team, policy) for base, team in zip(teams, changed, strict=True)]
+        costs = [score.violation - was.violation for score, was in zip(scores, plain, strict=True)]
+        gains = [score.bulk / was.bulk for score, was in zip(scores, plain, strict=True)]
+        mean = math.exp(statistics.fmean(math.log(gain) for gain in gains))
+        change = [number(100.0 * statistics.fmean(costs), 1, sign=True), percent(mean - 1.0, sign=True)]
+        rows.append([name, *map(str, scores), *change])
+    print(f"{policy}, one change at a time: points above mpc-only's violations / bulk over edca's in percent;")
+    print("the last two columns are the mean change of each over the teams.\n")
+    show([policy, *(team.name for team in teams), "points", "bulk"], rows, markdown=markdown)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer teams and shorter runs, for CI")
+    parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
+    arguments = parser.parse_args()
+    program = binary()
+    if program is None:
+        return 0
+    effort, markdown = QUICK if arguments.quick else FULL, arguments.markdown
+    simulator = Simulator(program, "ablation")
+    bench = Bench(simulator, effort)
+    teams = examples(effort.examples) + random_teams(simulator, effort.random_teams)
+    print(f"{effort.duration_s:g} s, seeds {effort.seeds[0]} to {effort.seeds[-1]}.\n")
+    navigation = print_generality(bench, teams, markdown=markdown)
+    shown = teams[: len(effort.examples) + effort.random_teams // 2]
+    for policy in ("coorp", "coorp-paper"):
+        print_switches(bench, shown, policy, markdown=markdown)
+    if navigation.reached:
+        return 0
+    print(f"FAIL: coorp misses its goal on navigation: {navigation}")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
