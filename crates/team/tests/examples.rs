@@ -65,7 +65,7 @@ fn low_differs_in_one_robots_sending_only() {
     let slow = low.rate(RobotId(4), RobotId(0)).unwrap();
     assert_eq!((slow.source, slow.streams), (RateSource::Mcs(0), 1));
     let back = low.rate(RobotId(0), RobotId(4)).unwrap();
-    assert_eq!((back.source, back.streams), (RateSource::Mcs(9), 2));
+    assert_eq!((back.source, back.streams), (RateSource::Mcs(5), 2));
     assert_eq!(
         (&low.air, low.control, low.learning, low.policy),
         (&team.air, team.control, team.learning, team.policy)
