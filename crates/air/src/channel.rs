@@ -5,8 +5,12 @@
 //! backoff that freezes and resumes needs no work at all, and the next transmission is the smallest of four heap
 //! heads: O(log n) in contending stations.
 //!
-//! Simplifications: after a collision everybody, the colliders too, waits EIFS (theirs would be an ACK timeout, 15 us
-//! less); acknowledgements and CTS are never lost; a BlockAckReq after frames that were given up takes no airtime.
+//! After a collision bystanders wait EIFS, and each collider its own ACK timeout, so that one whose frame was shorter
+//! than the others' is ahead of everybody (10.3.2.3.7). Slots of the three stay aligned here: 60 and 45 us are rounded
+//! to 7 and 5 slots.
+//!
+//! Simplifications: acknowledgements and CTS are never lost; a BlockAckReq after frames that were given up takes no
+//! airtime.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -89,6 +93,11 @@ pub struct MacCounters {
     pub events: u64,
 }
 
+/// A span in slots, rounded: everybody's slots are taken to line up.
+fn slots(span: Duration) -> u64 {
+    (span.as_nanos() + SLOT.as_nanos() / 2) / SLOT.as_nanos()
+}
+
 /// One EDCA function.
 #[derive(Clone, Copy, Debug)]
 struct Contender {
@@ -97,6 +106,17 @@ struct Contender {
     backoff_end: u64,
     /// It waits for its turn (and has an entry in `waiting`) or is sending.
     engaged: bool,
+}
+
+/// A function that was part of the last collision and goes on contending.
+#[derive(Clone, Copy, Debug)]
+struct Collider {
+    station: StationId,
+    category: AccessCategory,
+    /// Slots from the collision's end to the start of its AIFS.
+    late: u64,
+    /// Its backoff, slots.
+    backoff: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -118,11 +138,13 @@ struct Party {
     frames: u16,
     /// Only its RTS was on the air.
     announced: bool,
+    /// When its own frame ends.
+    end: Instant,
 }
 
 #[derive(Clone, Debug)]
 enum Medium {
-    /// Idle since, or from, this instant (EIFS counted in).
+    /// Idle since, or from, this instant.
     Idle(Instant),
     /// A PPDU is on the air until the deadline.
     Ppdu(Exchange),
@@ -141,6 +163,10 @@ pub struct Air {
     slot_clock: [u64; 4],
     /// Contenders of each category by the end of their backoff. Every contending function has one entry.
     waiting: [BinaryHeap<Reverse<(u64, u16)>>; 4],
+    /// Slots from the medium's idling to the start of everybody's AIFS: none, or after a collision EIFS - AIFS.
+    late: u64,
+    /// Contending functions that are not that late, and not in `waiting`, until the next contention is decided.
+    colliders: Vec<Collider>,
     medium: Medium,
     deadline: Instant,
     links: Links,
@@ -180,6 +206,8 @@ impl Air {
             contenders: vec![contenders; count],
             slot_clock: [0; 4],
             waiting: Default::default(),
+            late: 0,
+            colliders: Vec::new(),
             medium: Medium::Idle(Instant::ZERO),
             deadline: Instant::FAR_FUTURE,
             links: Links {
@@ -295,7 +323,8 @@ impl Air {
         match self.medium {
             Medium::Idle(since) => {
                 let boundary = now.since(since + SIFS).as_nanos().div_ceil(SLOT.as_nanos());
-                function.backoff_end = function.backoff_end.max(clock + boundary.saturating_sub(aifsn));
+                let passed = boundary.saturating_sub(self.late + aifsn);
+                function.backoff_end = function.backoff_end.max(clock + passed);
             }
             _ if function.backoff_end <= clock => function.backoff_end = clock + drawn,
             _ => {}
@@ -314,16 +343,26 @@ impl Air {
     fn boundary(&self, category: AccessCategory) -> Option<u64> {
         let Reverse((backoff_end, _)) = self.waiting[category.index()].peek()?;
         let slots = backoff_end.saturating_sub(self.slot_clock[category.index()]);
-        Some(slots + u64::from(self.config.edca[category.index()].aifsn))
+        Some(self.late + self.aifsn(category) + slots)
+    }
+
+    fn aifsn(&self, category: AccessCategory) -> u64 {
+        u64::from(self.config.edca[category.index()].aifsn)
+    }
+
+    /// The boundary at which a collider of the last collision sends.
+    fn collider_boundary(&self, collider: &Collider) -> u64 {
+        collider.late + self.aifsn(collider.category) + collider.backoff
     }
 
     /// Sets the deadline while the medium is idle: the earliest slot boundary at which somebody sends.
     fn plan(&mut self) {
         if let Medium::Idle(since) = self.medium {
-            let boundary = AccessCategory::ALL
+            let everybody = AccessCategory::ALL
                 .iter()
-                .filter_map(|category| self.boundary(*category))
-                .min();
+                .filter_map(|category| self.boundary(*category));
+            let colliders = self.colliders.iter().map(|collider| self.collider_boundary(collider));
+            let boundary = everybody.chain(colliders).min();
             self.deadline = boundary.map_or(Instant::FAR_FUTURE, |slots| since + SIFS + SLOT * slots);
         }
     }
@@ -339,9 +378,24 @@ impl Air {
                 winners.push((StationId(station), category));
             }
         }
+        // A backoff counts down at every boundary from AIFS on, this one included, at which the winners send instead
+        // (10.23.2.4).
         for (clock, edca) in self.slot_clock.iter_mut().zip(&self.config.edca) {
-            *clock += boundary.saturating_sub(u64::from(edca.aifsn));
+            *clock += (boundary + 1).saturating_sub(self.late + u64::from(edca.aifsn));
         }
+        self.late = 0;
+        for collider in std::mem::take(&mut self.colliders) {
+            let (station, category) = (collider.station, collider.category);
+            if self.collider_boundary(&collider) == boundary {
+                winners.push((station, category));
+                continue;
+            }
+            let counted = (boundary + 1).saturating_sub(collider.late + self.aifsn(category));
+            let backoff_end = self.slot_clock[category.index()] + collider.backoff.saturating_sub(counted);
+            self.contenders[usize::from(station.0)][category.index()].backoff_end = backoff_end;
+            self.waiting[category.index()].push(Reverse((backoff_end, station.0)));
+        }
+        winners.sort_unstable_by_key(|(station, category)| (category.index(), *station));
         let mut sending: Vec<(StationId, AccessCategory, Aggregate)> = Vec::with_capacity(winners.len());
         for (station, category) in winners {
             let internal = sending.iter().any(|(other, ..)| *other == station);
@@ -559,6 +613,7 @@ impl Air {
                 category: *category,
                 frames: aggregate.frames,
                 announced,
+                end: now + duration,
             });
             longest = longest.max(duration);
             data = data.max(if announced { Duration::ZERO } else { ppdu });
@@ -586,6 +641,7 @@ impl Air {
             category,
             frames,
             announced,
+            end,
         } in parties
         {
             let retried = self.settle(*station, *category, *frames, now, host);
@@ -594,10 +650,22 @@ impl Air {
             }
             self.fail(*station, *category);
             self.pull(*station, now, host);
-            self.back_off(*station, *category);
+            if self.stations[usize::from(station.0)].ready(*category) {
+                let backoff = self.draw_backoff(*station, *category);
+                self.contenders[usize::from(station.0)][category.index()].engaged = true;
+                self.colliders.push(Collider {
+                    station: *station,
+                    category: *category,
+                    late: slots((*end + self.config.phy.ack_timeout()).since(now)),
+                    backoff,
+                });
+            } else {
+                self.back_off(*station, *category);
+            }
             self.contend_for_ready(*station, now);
         }
-        self.idle_from(now + self.config.phy.eifs_extra());
+        self.late = slots(self.config.phy.eifs_extra());
+        self.idle_from(now);
     }
 
     /// Settles an exchange's frames. Returns how many MPDUs have to be sent again.
@@ -766,6 +834,30 @@ mod tests {
         assert!(air.counters().collisions >= 1);
         assert_eq!(host.on_air[0].outcome, Outcome::Collided);
         assert_eq!(host.delivered.len(), 2);
+    }
+
+    #[test]
+    fn a_collider_with_a_short_frame_is_ahead_of_everybody() {
+        // AC_VO of one station meets a long AC_BE aggregate of another in the first slot; a third waits.
+        let mut config = config(4, None, 0.0);
+        config.edca[2] = edca(2, 0, 15);
+        config.edca[0] = edca(2, 0, 0);
+        let (mut air, mut host) = (Air::new(config, 1), Recorder::default());
+        for (from, category) in [(1, AccessCategory::Voice), (2, AccessCategory::BestEffort)] {
+            for tag in 0..if category == AccessCategory::Voice { 1 } else { 40 } {
+                air.send(packet(from, 0, category, tag, Instant::ZERO), Instant::ZERO, &mut host);
+            }
+        }
+        air.on_deadline(&mut host);
+        let collision_end = air.next_deadline();
+        let busy = collision_end - Duration::from_micros(1);
+        air.send(packet(3, 0, AccessCategory::Voice, 0, busy), busy, &mut host);
+        run(&mut air, &mut host);
+        assert_eq!(host.on_air[0].outcome, Outcome::Collided);
+        let next = &host.on_air[2];
+        assert_eq!((next.from, next.category), (StationId(1), AccessCategory::Voice));
+        // SIFS and AIFSN slots after the longer frame, without EIFS or an ACK timeout.
+        assert_eq!(next.start.since(collision_end), SIFS + SLOT * 2);
     }
 
     #[test]

@@ -150,6 +150,12 @@ impl Phy {
         Self::legacy(self.control_rate_mbps, bytes)
     }
 
+    /// How long after the end of its frame a station waits for an answer to begin (10.3.2.9: SIFS, a slot, and
+    /// aRxPHYStartDelay, a legacy preamble and signal field).
+    pub fn ack_timeout(&self) -> Duration {
+        SIFS + SLOT + Duration::from_micros(20)
+    }
+
     /// EIFS - DIFS: SIFS and an ACK at the lowest rate (10.3.2.3.7). What everybody adds to its interframe space
     /// after a frame that could not be decoded.
     pub fn eifs_extra(&self) -> Duration {
