@@ -50,6 +50,8 @@ PARTS = {
     "transmit status": ("transmit_status", "false", "true"),
     "few acknowledgements": ("ack_every", "2", "32"),
     "median completion": ("protection_percentile", "0.95", "0.5"),
+    "RTS before long PPDUs": ("rts_over", '"1s"', '"1ms"'),
+    "bounded backlog": ("backlog_max", '"1s"', '"12ms"'),
 }
 # Settings that both policies share, and another value of each.
 SETTINGS = {
@@ -57,7 +59,7 @@ SETTINGS = {
     "extension 4 ms": ("extension", '"4ms"'),
     "accuracy 80 %": ("accuracy", "0.8"),
     "accuracy 99 %": ("accuracy", "0.99"),
-    "backlog at most 2 ms": ("backlog_max", '"2ms"'),
+    "backlog at most 4 ms": ("backlog_max", '"4ms"'),
     "backlog at most 8 ms": ("backlog_max", '"8ms"'),
 }
 

@@ -50,3 +50,12 @@ def changed_key(text: str, table: str, key: str, value: str) -> str:
     if found is None or re.search(_KEY.format(key=re.escape(key)), found.group()) is None:
         sys.exit(f"the team file should set {key} in [{table}]")
     return with_keys(text, table, {key: value})
+
+
+def changed_line(text: str, key: str, value: str) -> str:
+    """`text` with a key that stands before any table set anew."""
+    line = f"{key} = {value}"
+    changed, count = re.subn(_KEY.format(key=re.escape(key)), lambda _: line, text)
+    if count != 1:
+        sys.exit(f"the file should set {key} once, and does {count} times")
+    return changed
