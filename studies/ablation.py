@@ -98,8 +98,12 @@ class Score:
         ]
         return " and ".join(missed)
 
+    @property
+    def starves(self) -> bool:
+        return math.isnan(self.bulk)
+
     def __str__(self) -> str:
-        return f"{100.0 * self.violation:+.1f} / {100.0 * self.bulk:.0f}"
+        return "starves" if self.starves else f"{100.0 * self.violation:+.1f} / {100.0 * self.bulk:.0f}"
 
 
 class Bench:
@@ -217,13 +221,13 @@ def print_switches(bench: Bench, teams: list[Team], policy: str, *, markdown: bo
     rows = [[policy, *map(str, plain), "", ""]]
     for name, changed in variants.items():
         scores = [bench.score(base, team, policy) for base, team in zip(teams, changed, strict=True)]
-        costs = [score.violation - was.violation for score, was in zip(scores, plain, strict=True)]
-        gains = [score.bulk / was.bulk for score, was in zip(scores, plain, strict=True)]
-        mean = math.exp(statistics.fmean(math.log(gain) for gain in gains))
-        change = [number(100.0 * statistics.fmean(costs), 1, sign=True), percent(mean - 1.0, sign=True)]
+        fair = [(score, was) for score, was in zip(scores, plain, strict=True) if not (score.starves or was.starves)]
+        cost = statistics.fmean(score.violation - was.violation for score, was in fair)
+        gain = math.exp(statistics.fmean(math.log(score.bulk / was.bulk) for score, was in fair))
+        change = [number(100.0 * cost, 1, sign=True), percent(gain - 1.0, sign=True)]
         rows.append([name, *map(str, scores), *change])
     print(f"{policy}, one change at a time: points above mpc-only's violations / bulk over edca's in percent;")
-    print("the last two columns are the mean change of each over the teams.\n")
+    print("the last two columns are the mean change of each over the teams. 'starves': bulk stood still for seconds.\n")
     show([policy, *(team.name for team in teams), "points", "bulk"], rows, markdown=markdown)
 
 
@@ -236,7 +240,7 @@ def main() -> int:
     if program is None:
         return 0
     effort, markdown = QUICK if arguments.quick else FULL, arguments.markdown
-    simulator = Simulator(program, "ablation")
+    simulator = Simulator(program, "ablation", starving=True)
     bench = Bench(simulator, effort)
     teams = examples(effort.examples) + random_teams(simulator, effort.random_teams)
     print(f"{effort.duration_s:g} s, seeds {effort.seeds[0]} to {effort.seeds[-1]}.\n")

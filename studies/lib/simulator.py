@@ -19,6 +19,8 @@ MADE = REPOSITORY / "target" / "studies"
 """Where derived team files and results stand."""
 PARALLEL = 2
 """Simulations at a time."""
+STARVED = "broken rule: the gate opens again"
+"""What `coorp` says where a policy let no bulk pass for seconds, which it takes for a defect."""
 
 
 @dataclass(frozen=True)
@@ -99,9 +101,13 @@ def _result(found: dict[str, Any]) -> Result:
 
 
 class Simulator:
-    """Runs jobs, each once: what was run before is remembered."""
+    """Runs jobs, each once: what was run before is remembered.
 
-    def __init__(self, program: Path, study: str) -> None:
+    A run that starves bulk ends a study, unless it is `starving`: then its figures are not numbers.
+    """
+
+    def __init__(self, program: Path, study: str, *, starving: bool = False) -> None:
+        self._starving = starving
         self._program = program
         self._folder = MADE / study
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -133,6 +139,8 @@ class Simulator:
         command = [str(self._program), "sim", str(team), "--policy", job.policy, "--seed", str(job.seed)]
         command += ["--duration", f"{job.duration_s:g}s", "--json", str(out), "--threads", "1", "--quiet"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if self._starving and STARVED in done.stderr:
+            return Result(*[math.nan] * 7, airtime={})
         if done.returncode != 0:
             sys.exit(f"coorp failed on {team}:\n{done.stderr}")
         return _result(json.loads(out.read_text())["results"][0])
