@@ -187,8 +187,8 @@ impl Watch {
         for (place, (robot, state)) in self.robots.iter_mut().zip(states).enumerate() {
             let upset = robot.clock_set_at.is_some_and(|at| now.since(at) < upset_for);
             senders += usize::from(state.may_send && state.up && !upset);
-            let since = |old: Option<Instant>, holds: bool| if holds { old.or(Some(now)) } else { None };
-            robot.waits_since = since(robot.waits_since, state.up && state.wants_bulk && !state.may_send);
+            let waits = state.up && state.wants_bulk && !state.may_send;
+            robot.waits_since = robot.waits_since.or(Some(now)).filter(|_| waits);
             robot.holds_since = match (state.held_after.filter(|_| state.up), robot.holds_since) {
                 (Some(passed), Some((since, before))) if passed == before => Some((since, before)),
                 (held_after, _) => held_after.map(|passed| (now, passed)),

@@ -1,0 +1,214 @@
+//! Bulk and plain flows in a run: streams, the DRLC's actions, `[[flow]]`s.
+
+use super::{Cargo, Delayed, World};
+use crate::drlc::{Drlc, DrlcAction};
+use crate::plain::Carrier;
+use crate::setup::robot;
+use crate::timers::Timer;
+use coorp_air::Packet;
+use coorp_core::{Duration, RobotId};
+use coorp_team::Traffic;
+
+impl World<'_> {
+    /// This stream may have something to send, or to finish.
+    pub(super) fn mark(&mut self, place: u32) {
+        let stream = &mut self.streams[place as usize];
+        if !stream.dirty {
+            stream.dirty = true;
+            self.dirty.push(place);
+        }
+    }
+
+    pub(super) fn pump(&mut self, place: u32) {
+        let now = self.now;
+        let stream = &mut self.streams[place as usize];
+        stream.dirty = false;
+        stream.pump(now, &mut self.outbox);
+        if let Some(deadline) = stream.sender.next_deadline() {
+            stream
+                .sender_armed
+                .arm(deadline.max(now), Timer::Sender(place), &mut self.timers);
+        }
+        let pending = stream.is_pending();
+        if pending != self.stream_pending[place as usize] {
+            self.stream_pending[place as usize] = pending;
+            if self.is_bulk(self.cargo[place as usize]) {
+                self.count_pending(robot(self.streams[place as usize].from), pending);
+            }
+        }
+    }
+
+    /// A robot has one more, or one less, stream or flow of bulk with something left to send.
+    pub(super) fn count_pending(&mut self, robot: RobotId, more: bool) {
+        let pending = &mut self.bulk_pending[usize::from(robot.0)];
+        *pending = if more { *pending + 1 } else { pending.saturating_sub(1) };
+        let wants = *pending > 0;
+        self.agents[usize::from(robot.0)].set_bulk(wants, self.now);
+        let active = self.bulk_pending.iter().any(|pending| *pending > 0);
+        self.counts.bulk_active.set(active, self.now);
+        self.run_agent(robot);
+    }
+
+    pub(super) fn arm_receiver(&mut self, place: u32) {
+        let stream = &mut self.streams[place as usize];
+        if let Some(deadline) = stream.receiver.next_deadline() {
+            stream
+                .receiver_armed
+                .arm(deadline.max(self.now), Timer::Receiver(place), &mut self.timers);
+        }
+    }
+
+    pub(super) fn on_stream_data(&mut self, place: u32, packet: &Packet) {
+        let cargo = self.cargo[place as usize];
+        let bulk = self.is_bulk(cargo);
+        let stream = &mut self.streams[place as usize];
+        let before = stream.receiver.delivered_bytes();
+        let completed = stream.on_data(packet, self.now, &mut self.outbox);
+        let gained = stream.receiver.delivered_bytes() - before;
+        if bulk {
+            self.counts.bulk_bytes += gained;
+        }
+        self.arm_receiver(place);
+        if let Cargo::Plain(flow) = cargo {
+            self.on_plain_stream(place, flow, gained, completed);
+            return;
+        }
+        for _ in 0..completed {
+            match cargo {
+                Cargo::ToWorker(robot) => self.with_drlc(|drlc| drlc.on_arrived_at_worker(robot)),
+                Cargo::ToLeader(robot) => self.with_drlc(|drlc| drlc.on_arrived_at_leader(robot)),
+                Cargo::Plain(_) => {}
+            }
+        }
+    }
+
+    pub(super) fn with_drlc(&mut self, tell: impl FnOnce(&mut Drlc)) {
+        if let Some(drlc) = &mut self.drlc {
+            tell(drlc);
+            self.run_drlc();
+        }
+    }
+
+    pub(super) fn run_drlc(&mut self) {
+        while let Some(action) = self.drlc.as_mut().and_then(|drlc| drlc.actions.pop_front()) {
+            match action {
+                DrlcAction::ToWorker(robot, bytes) => self.transfer(Cargo::ToWorker(robot), bytes),
+                DrlcAction::ToLeader(robot, bytes) => self.transfer(Cargo::ToLeader(robot), bytes),
+                DrlcAction::Train(robot, time) => self.timers.set(self.now + time, Timer::Trained(robot)),
+                DrlcAction::Collect => self.collect(),
+                DrlcAction::EpochEnded => {
+                    self.counts.epochs += 1;
+                    self.counts.epoch_time += self.now.since(self.counts.epoch_started);
+                    self.counts.epoch_started = self.now;
+                }
+            }
+        }
+    }
+
+    /// Without a control loop the batch fills as fast as one would have filled it.
+    pub(super) fn collect(&mut self) {
+        if self.mpc.is_some() {
+            return;
+        }
+        let period = self.team.control.map_or(Duration::ZERO, |control| control.period);
+        let loops = self.drlc.as_ref().map_or(0, Drlc::batch_loops);
+        self.timers.set(self.now + period * u64::from(loops), Timer::BatchFull);
+    }
+
+    pub(super) fn transfer(&mut self, cargo: Cargo, bytes: u64) {
+        if let Some(place) = self.cargo.iter().position(|other| *other == cargo) {
+            self.streams[place].transfer(bytes);
+            self.mark(place as u32);
+        }
+    }
+
+    pub(super) fn on_flow_start(&mut self, place: u32) {
+        let plain = &mut self.plains[place as usize];
+        plain.running = true;
+        let (sender, bulk) = (plain.flow.from, plain.flow.bulk);
+        let saturated = matches!(plain.flow.traffic, Traffic::Saturated { .. });
+        match (plain.carrier, saturated) {
+            (Carrier::Stream(stream), true) => {
+                self.streams[stream as usize].sender.saturate();
+                self.mark(stream);
+            }
+            (Carrier::Saturated, _) => {
+                plain.fill(self.now, &mut self.outbox);
+                if bulk {
+                    self.count_pending(sender, true);
+                }
+            }
+            _ => {
+                if let Some(at) = plain.next_tick() {
+                    self.timers.set(at.max(self.now), Timer::FlowTick(place));
+                }
+            }
+        }
+    }
+
+    pub(super) fn on_flow_stop(&mut self, place: u32) {
+        let plain = &mut self.plains[place as usize];
+        plain.running = false;
+        let (sender, bulk) = (plain.flow.from, plain.flow.bulk);
+        match plain.carrier {
+            Carrier::Saturated if bulk => self.count_pending(sender, false),
+            Carrier::Stream(stream) => {
+                self.streams[stream as usize].stop(self.now);
+                self.mark(stream);
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) fn on_flow_tick(&mut self, place: u32) {
+        let plain = &mut self.plains[place as usize];
+        if !plain.running {
+            return;
+        }
+        if let Some(at) = plain.next_tick() {
+            self.timers.set(at.max(self.now), Timer::FlowTick(place));
+        }
+        let Traffic::Periodic { size_bytes, .. } = plain.flow.traffic else {
+            return;
+        };
+        plain.sent += 1;
+        match plain.carrier {
+            Carrier::Messages(channel) => {
+                if !plain.flow.bulk {
+                    self.note_control_made(channel);
+                }
+                let message = Delayed {
+                    channel,
+                    bytes: size_bytes,
+                    made_at: self.now,
+                    content: None,
+                };
+                self.send_message(message);
+            }
+            Carrier::Stream(stream) => {
+                plain.made_at.push_back(self.now);
+                self.streams[stream as usize].transfer(size_bytes);
+                self.mark(stream);
+            }
+            Carrier::Saturated => {}
+        }
+    }
+
+    pub(super) fn on_plain_stream(&mut self, stream: u32, flow: u32, gained: u64, completed: usize) {
+        let name = &self.team.flows[flow as usize].name;
+        let Some(plain) = self.plains.iter_mut().find(|plain| plain.flow.name == *name) else {
+            return;
+        };
+        if matches!(plain.flow.traffic, Traffic::Saturated { .. }) {
+            plain.delivered_bytes += gained;
+            plain.delivered = self.streams[stream as usize].segments_delivered;
+            plain.sent = self.streams[stream as usize].segments_sent;
+            return;
+        }
+        for _ in 0..completed {
+            if let Some(made_at) = plain.made_at.pop_front() {
+                plain.on_message(self.now.since(made_at));
+            }
+        }
+    }
+}

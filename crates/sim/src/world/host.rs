@@ -1,0 +1,144 @@
+//! What the air tells the world: the driver's hooks, arrivals, drops.
+
+use super::control::control_flow;
+use super::{Slot, World};
+use crate::messages::MessageFlow;
+use crate::results::SpanKind;
+use crate::setup::robot;
+use crate::timers::Timer;
+use coorp_air::tcp;
+use coorp_air::{AccessCategory, Host, Load, Packet, StationId, Transmission};
+use coorp_core::Instant;
+
+impl Host for World<'_> {
+    fn may_dequeue(&mut self, station: StationId, category: AccessCategory, load: Load, now: Instant) -> bool {
+        if category < AccessCategory::BestEffort {
+            return true;
+        }
+        let robot = robot(station);
+        let agent = &mut self.agents[usize::from(robot.0)];
+        let (pass, changed) = agent.may_dequeue(load, now);
+        if changed {
+            if let Some(deadline) = agent.next_deadline() {
+                self.agents_armed[usize::from(robot.0)].arm(deadline.max(now), Timer::Agent(robot), &mut self.timers);
+            }
+            if let Some(recorder) = &mut self.recorder {
+                recorder.state(robot, SpanKind::Hold, !pass, now);
+            }
+        }
+        pass
+    }
+
+    fn enqueued(&mut self, packet: &Packet, _now: Instant) {
+        let place = usize::from(packet.from.0);
+        if packet.category >= AccessCategory::BestEffort {
+            self.agents[place].on_enqueued();
+        }
+        match self.slots[packet.flow.0 as usize] {
+            Slot::Message(channel) if self.channels[channel as usize].role_is_control(&self.plains) => {
+                if MessageFlow::is_first(packet) {
+                    self.counts.ahead.record(self.bulk_in_wnic[place]);
+                }
+            }
+            _ => self.bulk_in_wnic[place] += 1,
+        }
+    }
+
+    fn released(&mut self, packet: &Packet, ahead: u16, queued_at: Instant, now: Instant) {
+        if packet.category >= AccessCategory::BestEffort {
+            self.agents[usize::from(packet.from.0)].on_released(ahead, queued_at, now);
+        }
+    }
+
+    fn completed(&mut self, packet: &Packet, queued_at: Instant, acknowledged: bool, now: Instant) {
+        let sender = robot(packet.from);
+        let place = usize::from(packet.from.0);
+        if packet.category >= AccessCategory::BestEffort {
+            self.agents[place].on_status(queued_at, now);
+        }
+        match self.slots[packet.flow.0 as usize] {
+            Slot::Message(channel) => {
+                let channel_state = &mut self.channels[channel as usize];
+                let (gone, fate) = channel_state.flow.on_left(packet, acknowledged, now);
+                if !channel_state.role_is_control(&self.plains) {
+                    self.bulk_in_wnic[place] -= 1;
+                }
+                if gone {
+                    if let Some(control) = control_flow(self.channels[channel as usize].role) {
+                        self.agents[place].on_control_left(control, now);
+                        self.run_agent(sender);
+                    }
+                }
+                if let Some((number, fate)) = fate {
+                    self.on_message_fate(channel, number, fate);
+                }
+            }
+            Slot::Data(stream) => {
+                self.bulk_in_wnic[place] -= 1;
+                self.streams[stream as usize]
+                    .sender
+                    .on_departed(packet.bytes - tcp::HEADER_BYTES);
+                self.mark(stream);
+            }
+            Slot::Acks(_) => self.bulk_in_wnic[place] -= 1,
+            Slot::Saturated(plain) => {
+                self.bulk_in_wnic[place] -= 1;
+                let plain = &mut self.plains[plain as usize];
+                plain.outstanding -= 1;
+                plain.fill(now, &mut self.outbox);
+            }
+        }
+    }
+
+    fn delivered(&mut self, packet: &Packet, now: Instant) {
+        match self.slots[packet.flow.0 as usize] {
+            Slot::Message(channel) => {
+                let fate = self.channels[channel as usize].flow.on_delivered(packet, now);
+                if let Some((number, fate)) = fate {
+                    self.on_message_fate(channel, number, fate);
+                }
+            }
+            Slot::Data(stream) => self.on_stream_data(stream, packet),
+            Slot::Acks(stream) => {
+                self.streams[stream as usize].on_ack(packet, now);
+                self.mark(stream);
+            }
+            Slot::Saturated(plain) => {
+                let plain = &mut self.plains[plain as usize];
+                plain.on_packet(packet, now);
+                if plain.flow.bulk {
+                    self.counts.bulk_bytes += u64::from(packet.bytes) - 28;
+                }
+            }
+        }
+    }
+
+    fn dropped(&mut self, packet: &Packet, now: Instant) {
+        match self.slots[packet.flow.0 as usize] {
+            Slot::Message(channel) => {
+                let (_, fate) = self.channels[channel as usize].flow.on_left(packet, false, now);
+                if let Some((number, fate)) = fate {
+                    self.on_message_fate(channel, number, fate);
+                }
+            }
+            Slot::Data(stream) => {
+                self.streams[stream as usize]
+                    .sender
+                    .on_departed(packet.bytes - tcp::HEADER_BYTES);
+                self.mark(stream);
+            }
+            Slot::Acks(_) => {}
+            Slot::Saturated(plain) => {
+                let plain = &mut self.plains[plain as usize];
+                plain.outstanding -= 1;
+                plain.fill(now, &mut self.outbox);
+            }
+        }
+    }
+
+    fn transmitted(&mut self, transmission: &Transmission) {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.transmission(transmission, transmission.category < AccessCategory::BestEffort);
+        }
+    }
+}

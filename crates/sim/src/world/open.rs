@@ -1,0 +1,272 @@
+//! Before a run: the flows that team and policy ask for are opened, and what starts is started.
+
+use super::{Cargo, Channel, Counts, Role, Slot, World};
+use crate::agent::Agent;
+use crate::drlc::Drlc;
+use crate::faults::{Faults, Watch};
+use crate::measure::{Ahead, Latency, Recorder, Stopwatch};
+use crate::messages::MessageFlow;
+use crate::mpc::Mpc;
+use crate::plain::{Carrier, Plain};
+use crate::setup::{self, robot, station, MOVE_EVERY};
+use crate::streams::Stream;
+use crate::timers::{Armed, Timer, Timers};
+use crate::Options;
+use coorp_air::tcp;
+use coorp_air::AccessCategory;
+use coorp_core::permits::Controller;
+use coorp_core::policy::{Access, Policy};
+use coorp_core::schedwifi::Schedule;
+use coorp_core::{Duration, FlowId, Instant, RobotId};
+use coorp_team::{Team, Traffic};
+use std::collections::VecDeque;
+
+impl<'a> World<'a> {
+    pub(super) fn new(team: &'a Team, policy: &'a Policy, schedule: Option<Schedule>, options: &Options) -> Self {
+        let robots = team.robots.len();
+        let seed = options.seed;
+        let mpc = team
+            .control
+            .filter(|_| policy.control && robots > 1)
+            .map(|control| Mpc::new(team, control, seed));
+        let drlc = team
+            .learning
+            .filter(|_| policy.bulk && robots > 1)
+            .map(|learning| Drlc::new(team, learning, seed));
+        let coordinated = policy.global.clone().filter(|_| policy.bulk);
+        let agents = (0..robots as u16)
+            .map(|id| Agent::new(team, policy, schedule.as_ref(), RobotId(id)))
+            .collect();
+        let mut world = World {
+            team,
+            policy,
+            schedule,
+            now: Instant::ZERO,
+            timers: Timers::default(),
+            slots: Vec::new(),
+            channels: Vec::new(),
+            streams: Vec::new(),
+            cargo: Vec::new(),
+            plains: Vec::new(),
+            agents,
+            agents_armed: vec![Armed::default(); robots],
+            controller: coordinated.map(|config| Controller::new(config, 0)),
+            controller_armed: Armed::default(),
+            mpc,
+            drlc,
+            faults: options.faults.then(|| Faults::new(robots, seed, options.duration)),
+            watch: Watch::new(team, policy),
+            delayed: Vec::new(),
+            delayed_free: Vec::new(),
+            steered_until: vec![Instant::ZERO; robots],
+            perception: vec![None; robots],
+            command: vec![None; robots],
+            to_controller: vec![None; robots],
+            from_controller: vec![None; robots],
+            bulk_pending: vec![0; robots],
+            stream_pending: Vec::new(),
+            streams_from: vec![Vec::new(); robots],
+            saturated_from: vec![Vec::new(); robots],
+            bulk_in_wnic: vec![0; robots],
+            outbox: Vec::new(),
+            kicks: Vec::new(),
+            dirty: Vec::new(),
+            events: 0,
+            counts: Counts {
+                loops: 0,
+                violations: 0,
+                reaction: Latency::new(),
+                control_latency: Latency::new(),
+                epochs: 0,
+                epoch_started: Instant::ZERO,
+                epoch_time: Duration::ZERO,
+                bulk_bytes: 0,
+                bulk_bytes_before: 0,
+                bulk_active: Stopwatch::default(),
+                ahead: Ahead::default(),
+                throughput: Vec::new(),
+                window_s: 0.0,
+                sending_s: 0.0,
+            },
+            recorder: options.timeline.then(Recorder::new),
+        };
+        world.open_flows(seed);
+        world
+    }
+
+    pub(super) fn open_flows(&mut self, seed: u64) {
+        let leader = self.team.leader;
+        let others: Vec<RobotId> = (0..self.team.robots.len() as u16)
+            .map(RobotId)
+            .filter(|id| *id != leader)
+            .collect();
+        let (voice, bulk) = (self.category(AccessCategory::Voice), AccessCategory::BestEffort);
+        for id in others {
+            let place = usize::from(id.0);
+            if self.mpc.is_some() {
+                self.perception[place] = Some(self.open_channel(id, leader, voice, Role::Perception(id)));
+                self.command[place] = Some(self.open_channel(leader, id, voice, Role::Command(id)));
+            }
+            if self.controller.is_some() {
+                self.to_controller[place] = Some(self.open_channel(id, leader, voice, Role::ToController(id)));
+                self.from_controller[place] = Some(self.open_channel(leader, id, voice, Role::FromController(id)));
+            }
+            if self.drlc.is_some() {
+                let config = tcp::Config {
+                    ack_every: self.policy.ack_every,
+                    ..Default::default()
+                };
+                self.open_stream(leader, id, bulk, Cargo::ToWorker(id), config);
+                self.open_stream(id, leader, bulk, Cargo::ToLeader(id), config);
+            }
+        }
+        for (index, flow) in self.team.flows.clone().into_iter().enumerate() {
+            if if flow.bulk {
+                self.policy.bulk
+            } else {
+                self.policy.control
+            } {
+                self.open_plain(index, flow, seed);
+            }
+        }
+    }
+
+    /// The category that a flow's own becomes under this policy.
+    pub(super) fn category(&self, own: AccessCategory) -> AccessCategory {
+        match self.policy.access {
+            Access::BestEffort => AccessCategory::BestEffort,
+            Access::Edca => own,
+        }
+    }
+
+    pub(super) fn next_flow(&self) -> FlowId {
+        FlowId(self.slots.len() as u32)
+    }
+
+    pub(super) fn open_channel(&mut self, from: RobotId, to: RobotId, category: AccessCategory, role: Role) -> u32 {
+        let place = self.channels.len() as u32;
+        let flow = MessageFlow::new(self.next_flow(), station(from), station(to), category);
+        self.slots.push(Slot::Message(place));
+        self.channels.push(Channel {
+            flow,
+            role,
+            contents: VecDeque::new(),
+        });
+        place
+    }
+
+    pub(super) fn open_stream(
+        &mut self,
+        from: RobotId,
+        to: RobotId,
+        category: AccessCategory,
+        cargo: Cargo,
+        config: tcp::Config,
+    ) -> u32 {
+        let place = self.streams.len() as u32;
+        let mut stream = Stream::new(self.next_flow(), station(from), station(to), category, config);
+        let held = self.is_bulk(cargo) && self.agents[usize::from(from.0)].needs_permit();
+        stream.sender.set_paused(held, Instant::ZERO);
+        self.slots.extend([Slot::Data(place), Slot::Acks(place)]);
+        self.streams.push(stream);
+        self.cargo.push(cargo);
+        self.stream_pending.push(false);
+        if self.is_bulk(cargo) {
+            self.streams_from[usize::from(from.0)].push(place);
+        }
+        place
+    }
+
+    pub(super) fn is_bulk(&self, cargo: Cargo) -> bool {
+        match cargo {
+            Cargo::Plain(place) => self.team.flows[place as usize].bulk,
+            Cargo::ToWorker(_) | Cargo::ToLeader(_) => true,
+        }
+    }
+
+    pub(super) fn open_plain(&mut self, index: usize, flow: coorp_team::Flow, seed: u64) {
+        let (from, to) = (flow.from, flow.to);
+        let category = self.category(setup::category(flow.category));
+        let id = self.next_flow();
+        let place = self.plains.len() as u32;
+        let saturated = matches!(flow.traffic, Traffic::Saturated { .. });
+        let carrier = match (flow.transport, saturated) {
+            (coorp_team::Transport::Tcp, _) => {
+                let ack_every = if flow.bulk {
+                    self.policy.ack_every
+                } else {
+                    tcp::Config::default().ack_every
+                };
+                let mut config = tcp::Config {
+                    ack_every,
+                    ..Default::default()
+                };
+                if let Traffic::Saturated { packet_bytes } = flow.traffic {
+                    config.mss = packet_bytes;
+                }
+                Carrier::Stream(self.open_stream(from, to, category, Cargo::Plain(index as u32), config))
+            }
+            (coorp_team::Transport::Udp, false) => {
+                Carrier::Messages(self.open_channel(from, to, category, Role::Plain(place)))
+            }
+            (coorp_team::Transport::Udp, true) => {
+                self.slots.push(Slot::Saturated(place));
+                if flow.bulk {
+                    self.saturated_from[usize::from(from.0)].push(place);
+                }
+                Carrier::Saturated
+            }
+        };
+        let permitted = !(flow.bulk && self.agents[usize::from(from.0)].needs_permit());
+        self.plains.push(Plain::new(flow, id, carrier, permitted, seed));
+    }
+
+    /// Every direction that something is sent in.
+    pub(super) fn pairs(&self) -> Vec<(RobotId, RobotId)> {
+        let channels = self.channels.iter().map(|channel| (channel.flow.from, channel.flow.to));
+        let streams = self
+            .streams
+            .iter()
+            .flat_map(|stream| [(stream.from, stream.to), (stream.to, stream.from)]);
+        let plains = self
+            .plains
+            .iter()
+            .map(|plain| (station(plain.flow.from), station(plain.flow.to)));
+        let mut pairs: Vec<_> = channels
+            .chain(streams)
+            .chain(plains)
+            .map(|(from, to)| (robot(from), robot(to)))
+            .collect();
+        pairs.sort_unstable();
+        pairs.dedup();
+        pairs
+    }
+
+    pub(super) fn start(&mut self, options: &Options, moves: bool) {
+        if let Some(mpc) = &mut self.mpc {
+            for (robot, at) in mpc.first_ticks() {
+                self.timers.set(at, Timer::Sense(robot));
+            }
+        }
+        for (place, plain) in self.plains.iter().enumerate() {
+            self.timers
+                .set(Instant::ZERO + plain.flow.start, Timer::FlowStart(place as u32));
+            if let Some(stop) = plain.flow.stop {
+                self.timers.set(Instant::ZERO + stop, Timer::FlowStop(place as u32));
+            }
+        }
+        if moves {
+            self.timers.set(Instant::ZERO + MOVE_EVERY, Timer::Move);
+        }
+        if self.recorder.is_some() {
+            self.timers.set(Instant::ZERO + Duration::from_secs(1), Timer::Second);
+            self.timers
+                .set(Instant::ZERO + options.duration / 3, Timer::RecordStart);
+        }
+        self.arm_faults();
+        self.run_drlc();
+        for id in 0..self.agents.len() {
+            self.run_agent(RobotId(id as u16));
+        }
+    }
+}
