@@ -23,6 +23,7 @@ import argparse
 import itertools
 import statistics
 import sys
+import tomllib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
@@ -31,6 +32,8 @@ from lib.simulator import REPOSITORY, Job, Result, Simulator, Team, binary
 from lib.table import number, percent, show
 
 POLICIES = ("mpc-only", "bulk-only", "edca", "edca+global", "edca+local", "schedwifi", "coorp-paper", "coorp")
+NAVIGATION = REPOSITORY / "examples" / "navigation.toml"
+PROFILE = REPOSITORY / "profiles" / "mt7612u.toml"
 MPC_ONLY = 0.030
 """What the inference's median is found for."""
 MEDIAN_MS = (10.0, 33.0)
@@ -75,7 +78,21 @@ class Setting:
         return "-".join(self.axes().values())
 
 
-CALIBRATED = Setting(20, on_transfer=True, queue_frames=64, aggregated=True, spread=0.07)
+def _calibrated() -> Setting:
+    """What the example and the profile say."""
+    profile = tomllib.loads(PROFILE.read_text())
+    navigation = tomllib.loads(NAVIGATION.read_text())
+    return Setting(
+        profile["commit_frames"],
+        on_transfer=profile["completes_on_transfer"],
+        queue_frames=profile["queue_frames"],
+        aggregated=navigation["air"].get("ac_vo", {}).get("ampdu_frames", 64) > 1,
+        spread=navigation["control"]["inference_spread"],
+    )
+
+
+CALIBRATED = _calibrated()
+SPREADS = (CALIBRATED.spread, 0.15)
 
 
 @dataclass(frozen=True)
@@ -99,8 +116,8 @@ def _settings(
     return [*(Setting(c, t, q, a, s) for c, t, q, a, s in made if t or c <= q), *ideal]
 
 
-FULL = Effort(200.0, _settings((20, 32, 48, 64, 80), (True, False), (32, 64, 128), (True, False), (0.07, 0.15)))
-QUICK = Effort(60.0, _settings((20, 64), (True, False), (64,), (True,), (0.07,)))
+FULL = Effort(200.0, _settings((20, 32, 48, 64, 80), (True, False), (32, 64, 128), (True, False), SPREADS))
+QUICK = Effort(60.0, _settings((20, 64), (True, False), (64,), (True,), SPREADS[:1]))
 
 
 class Range:
@@ -109,8 +126,8 @@ class Range:
     def __init__(self, simulator: Simulator, effort: Effort) -> None:
         self._simulator = simulator
         self._effort = effort
-        self._navigation = (REPOSITORY / "examples" / "navigation.toml").read_text()
-        self._profile = (REPOSITORY / "profiles" / "mt7612u.toml").read_text()
+        self._navigation = NAVIGATION.read_text()
+        self._profile = PROFILE.read_text()
         self.median_ms: dict[tuple[bool, float, bool], float] = {}
 
     def team(self, setting: Setting, median_ms: float) -> Team:
