@@ -4,8 +4,8 @@
     python studies/ablation.py [--quick] [--markdown]
 
 The goal: violations within 1 percentage point of `mpc-only` (no bulk at all), bulk at 97 % or more of `edca` (no
-coordination at all). The first table holds `coorp` and `coorp-paper` against it on the examples and on random teams. The
-second turns off one part of `coorp` at a time, the third adds one to `coorp-paper`.
+coordination at all). The first table holds `coorp` and `coorp-paper` against it on the examples and on random teams.
+The second turns off one part of `coorp` at a time, the third adds one to `coorp-paper`.
 
 `edca` is no fair measure where it drives the control loop into the ground: a late loop puts off the next, so fewer
 control messages are left to share the air with. The column 'loops' says how many of `mpc-only`'s loops `edca` finished,

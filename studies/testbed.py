@@ -221,9 +221,8 @@ def main() -> int:
         return 0
     effort = QUICK if arguments.quick else FULL
     bed, team, markdown = Testbed(Simulator(program, "testbed"), effort), navigation(), arguments.markdown
-    print(
-        f"{effort.duration_s:g} s, seeds {effort.seeds[0]} to {effort.seeds[-1]}; ± is one standard deviation over seeds.\n"
-    )
+    seeds = f"seeds {effort.seeds[0]} to {effort.seeds[-1]}"
+    print(f"{effort.duration_s:g} s, {seeds}; ± is one standard deviation over seeds.\n")
     lines = policies_lines(bed, team)
     for figure, title, unit in (("violation", "Loops over 33 ms", "violation"), ("bulk", "Bulk", "Mbit/s")):
         print_lines(title, unit, [line for line in lines if line.figure == figure], markdown=markdown)

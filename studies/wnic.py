@@ -4,10 +4,11 @@
     python studies/wnic.py [--quick] [--markdown]
 
 The WNIC's queue, its commit stage and what its driver counts as complete carry much of the published result, and no
-source gives them all (profiles/mt7612u.toml has the evidence, docs/calibration.md the choice). So examples/navigation.toml
-runs over the whole plausible range: frames in the commit stage, completion on transfer or on the air, frames in the queue,
-AC_VO with and without aggregation, narrow and wide spread of the inference; and on a WNIC without any commit stage. The
-inference's median is found anew for each, so that `mpc-only` stays at its published 3.0 %.
+source gives them all (profiles/mt7612u.toml has the evidence, docs/calibration.md the choice). So
+examples/navigation.toml runs over the whole plausible range: frames in the commit stage, completion on transfer or on
+the air, frames in the queue, AC_VO with and without aggregation, narrow and wide spread of the inference; and on a WNIC
+without any commit stage. The inference's median is found anew for each, so that `mpc-only` stays at its published
+3.0 %.
 
 The first table gives each policy's range, the second changes one value of the calibrated ones at a time, the third has
 the means over all settings that share a value. The last says of each conclusion at
