@@ -177,7 +177,6 @@ impl Policy {
                     shared_windows: true,
                     steered_phases: true,
                     transmit_status: true,
-                    backlog_max: Some(Duration::from_millis(12)),
                     ..LocalConfig::default()
                 });
             }

@@ -416,7 +416,8 @@ impl WindowPlanner {
         let share = self.config.share_max.clamp(f64::MIN_POSITIVE, 1.0);
         if let Some(window) = before {
             let lasted = now.min(window.end).since(window.start).as_secs_f64();
-            self.rest_until = now + Duration::from_secs_f64(lasted * (1.0 - share) / share);
+            let rest = Duration::from_secs_f64(lasted * (1.0 - share) / share);
+            self.rest_until = self.rest_until.max(now + rest);
         }
         let from = now.max(self.rest_until);
         self.expected.clear();

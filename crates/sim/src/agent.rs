@@ -20,6 +20,8 @@ pub(crate) const CLOCK_ORIGIN: Duration = Duration::from_secs(1_000);
 /// Bound on what one robot knows of another's clock: WiFi's own timing function keeps stations within 25 us; the rest
 /// is for reading it from user space.
 const CLOCK_UNCERTAINTY: Duration = Duration::from_micros(100);
+/// How long before a window for commands it is announced: what the gate needs to empty a WNIC of two aggregates.
+const COMMAND_NOTICE: Duration = Duration::from_millis(3);
 /// Deepest WNIC queue that completion times are kept for.
 const WNIC_DEPTH: usize = 512;
 /// Packets that a status log follows at most; no WNIC holds more.
@@ -90,6 +92,8 @@ pub(crate) struct Agent {
     control: Option<Control>,
     /// How long the commands of one loop take on a quiet channel.
     command_burst: Duration,
+    /// The window for the commands that are awaited, and when it is to be announced.
+    awaited: Option<(Instant, Arrival)>,
     skew_ns: i64,
     up: bool,
     wants_bulk: bool,
@@ -163,6 +167,7 @@ impl Agent {
                 .map(|_| StatusLog::default()),
             leads: robot == team.leader,
             control: team.control.filter(|_| policy.control),
+            awaited: None,
             command_burst: crate::setup::command_burst(team, policy),
             skew_ns,
             up: true,
@@ -349,6 +354,9 @@ impl Agent {
     /// The application made a control message.
     pub fn on_control_made(&mut self, flow: ControlFlow, now: Instant) {
         let local = self.local(now);
+        if flow == ControlFlow::Command {
+            self.awaited = None;
+        }
         if let Windows::Predicted { planner, .. } = &mut self.windows {
             planner.on_message(flow.id(), local);
         }
@@ -367,7 +375,7 @@ impl Agent {
     pub fn on_command_awaited(&mut self, start: Instant, now: Instant) {
         let (start, local) = (self.local(start), self.local(now));
         let Some(control) = self.control else { return };
-        let Windows::Predicted { planner, config } = &mut self.windows else {
+        let Windows::Predicted { config, .. } = &self.windows else {
             return;
         };
         if !config.command_windows {
@@ -382,12 +390,25 @@ impl Agent {
             early: self.command_burst.saturating_sub(config.extension),
             late: Duration::ZERO,
         };
-        let announced = planner.announce(COMMAND, arrival, local);
-        debug_assert!(announced.is_ok(), "the planner has room for the commands");
+        // Most loops end before: a window that was announced at once would keep the gate draining for nothing.
+        self.awaited = Some((arrival.start() - COMMAND_NOTICE, arrival));
+        self.announce_awaited(local);
+    }
+
+    fn announce_awaited(&mut self, local: Instant) {
+        let (Some((at, arrival)), Windows::Predicted { planner, .. }) = (self.awaited, &mut self.windows) else {
+            return;
+        };
+        if at <= local {
+            self.awaited = None;
+            let announced = planner.announce(COMMAND, arrival, local);
+            debug_assert!(announced.is_ok(), "the planner has room for the commands");
+        }
     }
 
     /// The command has arrived: nothing is at risk any more.
     pub fn on_command_arrived(&mut self, now: Instant) {
+        self.awaited = None;
         let local = self.local(now);
         if let Windows::Predicted { planner, .. } = &mut self.windows {
             planner.on_message(COMMAND, local);
@@ -524,6 +545,7 @@ impl Agent {
         if let Some(requester) = &mut self.requester {
             requester.on_deadline(local);
         }
+        self.announce_awaited(local);
         match &mut self.windows {
             Windows::Predicted { planner, .. } => planner.on_deadline(local),
             Windows::Scheduled { until, .. } if *until <= local => self.next_scheduled(local),
@@ -545,7 +567,8 @@ impl Agent {
         };
         let requester = self.requester.as_ref().and_then(Requester::next_deadline);
         let gate = self.gate.as_ref().and_then(Gate::next_deadline);
-        let next = [windows, requester, gate].into_iter().flatten().min()?;
+        let awaited = self.awaited.map(|(at, _)| at);
+        let next = [windows, requester, gate, awaited].into_iter().flatten().min()?;
         Some(self.global(next))
     }
 

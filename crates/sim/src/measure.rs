@@ -19,43 +19,46 @@ const SPANS_MAX: usize = 200_000;
 /// A latency's distribution.
 #[derive(Debug)]
 pub(crate) struct Latency {
-    histogram: Histogram<u64>,
+    /// Made with the first sample: a team may have thousands of flows, and most of a histogram is empty.
+    histogram: Option<Box<Histogram<u64>>>,
 }
 
 impl Latency {
     pub fn new() -> Self {
-        // From a microsecond to an hour in three digits: the bounds are constants that the crate accepts.
-        let histogram = Histogram::new_with_bounds(1_000, LATENCY_NS_MAX, 3);
-        Latency {
-            histogram: histogram.unwrap_or_else(|_| unreachable!("constant bounds")),
-        }
+        Latency { histogram: None }
     }
 
     pub fn record(&mut self, latency: Duration) {
-        self.histogram
-            .saturating_record(latency.as_nanos().clamp(1_000, LATENCY_NS_MAX));
+        if self.histogram.is_none() {
+            // From a microsecond to an hour in three digits: constant bounds, which the crate accepts.
+            self.histogram = Histogram::new_with_bounds(1_000, LATENCY_NS_MAX, 3).ok().map(Box::new);
+        }
+        if let Some(histogram) = &mut self.histogram {
+            histogram.saturating_record(latency.as_nanos().clamp(1_000, LATENCY_NS_MAX));
+        }
     }
 
     pub fn quantiles_ms(&self) -> Option<Quantiles> {
-        let at = |quantile| self.histogram.value_at_quantile(quantile) as f64 / 1e6;
-        (!self.histogram.is_empty()).then(|| Quantiles {
+        let histogram = self.histogram.as_ref()?;
+        let at = |quantile| histogram.value_at_quantile(quantile) as f64 / 1e6;
+        Some(Quantiles {
             p10: at(0.10),
             p50: at(0.50),
             p90: at(0.90),
             p99: at(0.99),
             p999: at(0.999),
-            mean: self.histogram.mean() / 1e6,
+            mean: histogram.mean() / 1e6,
         })
     }
 
     /// (ms, share at or below), evenly spaced in share.
     pub fn cdf_ms(&self) -> Vec<(f64, f64)> {
-        if self.histogram.is_empty() {
+        let Some(histogram) = &self.histogram else {
             return Vec::new();
-        }
+        };
         let point = |i: usize| {
             let share = i as f64 / CDF_POINTS as f64;
-            (self.histogram.value_at_quantile(share) as f64 / 1e6, share)
+            (histogram.value_at_quantile(share) as f64 / 1e6, share)
         };
         (0..=CDF_POINTS).map(point).collect()
     }

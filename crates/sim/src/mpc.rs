@@ -87,17 +87,7 @@ pub(crate) struct Mpc {
 
 impl Mpc {
     pub fn new(team: &Team, control: Control, seed: u64) -> Self {
-        let mut phase_rng = Xoshiro256PlusPlus::seed_from_u64(seed ^ 0x7068_6173_6573);
-        let phase = |robot: &coorp_team::Robot| {
-            let drawn = uniform(&mut phase_rng) * control.period.as_secs_f64();
-            let open = if control.synchronised_phases {
-                Duration::ZERO
-            } else {
-                Duration::from_secs_f64(drawn)
-            };
-            robot.phase.unwrap_or(open)
-        };
-        let phases: Vec<Duration> = team.robots.iter().map(phase).collect();
+        let phases = phases(team, &control, seed);
         let sense_seed = |robot: usize| seed ^ 0x7365_6e73_6500 ^ (robot as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         Mpc {
             control,
@@ -346,7 +336,22 @@ impl Mpc {
     }
 }
 
+/// When each robot's sensor samples within the period: as the team file says, together, or drawn from the seed.
+pub(crate) fn phases(team: &Team, control: &Control, seed: u64) -> Vec<Duration> {
+    let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed ^ 0x7068_6173_6573);
+    let phase = |robot: &coorp_team::Robot| {
+        let drawn = Duration::from_secs_f64(uniform(&mut rng) * control.period.as_secs_f64());
+        let open = if control.synchronised_phases {
+            Duration::ZERO
+        } else {
+            drawn
+        };
+        robot.phase.unwrap_or(open)
+    };
+    team.robots.iter().map(phase).collect()
+}
+
 /// Uniform over [0, 1).
-pub(crate) fn uniform(rng: &mut impl rand::RngCore) -> f64 {
+fn uniform(rng: &mut impl rand::RngCore) -> f64 {
     (rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64
 }

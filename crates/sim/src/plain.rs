@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use coorp_air::Packet;
+use coorp_air::{AccessCategory, Packet};
 use coorp_core::{Duration, FlowId, Instant};
 use coorp_team::{Flow, Traffic};
 use rand::SeedableRng;
@@ -35,6 +35,8 @@ pub(crate) enum Carrier {
 pub(crate) struct Plain {
     pub flow: Flow,
     pub id: FlowId,
+    /// The category that its own becomes under the policy.
+    pub category: AccessCategory,
     pub carrier: Carrier,
     pub running: bool,
     /// It may send: its robot has a permit, or none is needed.
@@ -51,11 +53,12 @@ pub(crate) struct Plain {
 }
 
 impl Plain {
-    pub fn new(flow: Flow, id: FlowId, carrier: Carrier, permitted: bool, seed: u64) -> Self {
+    pub fn new(flow: Flow, id: FlowId, category: AccessCategory, carrier: Carrier, permitted: bool, seed: u64) -> Self {
         let seed = seed ^ 0x666c_6f77_0000 ^ u64::from(id.0).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         Plain {
             flow,
             id,
+            category,
             carrier,
             running: false,
             permitted,
@@ -94,7 +97,7 @@ impl Plain {
                 bytes: packet_bytes + UDP_HEADERS,
                 from: setup::station(self.flow.from),
                 to: setup::station(self.flow.to),
-                category: setup::category(self.flow.category),
+                category: self.category,
                 sent_at: now,
             });
             self.sent += 1;
@@ -102,20 +105,27 @@ impl Plain {
         }
     }
 
+    /// Counts payload towards the flow's throughput, which ends with the flow: what still arrives then does not count.
+    pub fn count_bytes(&mut self, bytes: u64, now: Instant) {
+        if self.flow.stop.is_none_or(|stop| now <= Instant::ZERO + stop) {
+            self.delivered_bytes += bytes;
+        }
+    }
+
     /// A packet of a saturated UDP flow arrived.
     pub fn on_packet(&mut self, packet: &Packet, now: Instant) {
         self.delivered += 1;
-        self.delivered_bytes += u64::from(packet.bytes - UDP_HEADERS);
+        self.count_bytes(u64::from(packet.bytes - UDP_HEADERS), now);
         self.latency.record(now.since(packet.sent_at));
     }
 
     /// A message arrived after `latency`.
-    pub fn on_message(&mut self, latency: Duration) {
+    pub fn on_message(&mut self, latency: Duration, now: Instant) {
         let Traffic::Periodic { size_bytes, .. } = self.flow.traffic else {
             return;
         };
         self.delivered += 1;
-        self.delivered_bytes += size_bytes;
+        self.count_bytes(size_bytes, now);
         self.latency.record(latency);
     }
 

@@ -1,16 +1,21 @@
 //! SchedWiFi's plan for a team: an ST window for every perception and every command of a period (001, section VI).
 //!
 //! The plan is made before the run, from the team file, as the baseline does: perceptions at their robots' phases,
-//! commands after the perceptions' windows and the median inference. The bandwidth of eq. 4 is the link's PHY rate.
-//! Every robot keeps bulk out of all windows. Control messages themselves are not held.
+//! commands from when the perceptions are in on a quiet channel and the
+//! median inference has ended. The bandwidth of eq. 4 is the link's PHY rate.
+//! Plain control flows have windows too. Every robot keeps bulk out of all windows; control messages are not held. The
+//! plan runs on the leader's clock, which every robot knows to within the widening, as under `coorp`.
 
 use coorp_core::policy::{Policy, SchedWifiConfig};
 use coorp_core::schedwifi::{st_window, Schedule, ScheduledFlow};
 use coorp_core::{Duration, FlowId, Instant, RobotId};
-use coorp_team::{Control, Team};
+use coorp_team::{Control, Team, Traffic};
 
 use crate::agent::CLOCK_ORIGIN;
 use crate::setup::{self, Geometry};
+
+/// Plain flows' ids in the plan, after those of perceptions and commands.
+const PLAIN: u32 = 1 << 20;
 
 /// The plan, on a clock that runs with the leader's. Empty where there is no control loop.
 ///
@@ -19,6 +24,7 @@ use crate::setup::{self, Geometry};
 pub(crate) fn schedule(
     team: &Team,
     policy: &Policy,
+    phases: &[Duration],
     config: &SchedWifiConfig,
     control: Option<&Control>,
 ) -> Result<Schedule, String> {
@@ -40,11 +46,11 @@ pub(crate) fn schedule(
         let others = (0..team.robots.len() as u16)
             .map(RobotId)
             .filter(|robot| *robot != team.leader);
-        let mut perceived = Duration::ZERO;
+        let mut sampled = Duration::ZERO;
         for robot in others.clone() {
-            let phase = team.robots[usize::from(robot.0)].phase.unwrap_or(Duration::ZERO);
+            let phase = phases.get(usize::from(robot.0)).copied().unwrap_or(Duration::ZERO);
             let length = window(robot, team.leader, control.perception_bytes);
-            perceived = perceived.max(phase) + length;
+            sampled = sampled.max(phase);
             let flow = FlowId(u32::from(robot.0));
             flows.push(ScheduledFlow {
                 flow,
@@ -53,7 +59,7 @@ pub(crate) fn schedule(
                 length,
             });
         }
-        let told = perceived + control.inference;
+        let told = sampled + setup::perception_burst(team, policy) + control.inference;
         for robot in others {
             let length = window(team.leader, robot, control.command_bytes);
             let flow = FlowId(u32::from(u16::MAX) + u32::from(robot.0));
@@ -61,6 +67,31 @@ pub(crate) fn schedule(
                 flow,
                 period: control.period,
                 phase: told,
+                length,
+            });
+        }
+    }
+    for (place, plain) in team
+        .flows
+        .iter()
+        .enumerate()
+        .filter(|(_, flow)| !flow.bulk && policy.control)
+    {
+        if let Traffic::Periodic { size_bytes, period, .. } = plain.traffic {
+            let link = Geometry::new(team).link(team, plain.from, plain.to, Instant::ZERO);
+            let bandwidth_bps = setup::config(team, policy).phy.timing(link.rate).bits_per_second();
+            let length = st_window(
+                size_bytes,
+                bandwidth_bps,
+                config.sifs,
+                config.acknowledgement,
+                config.retries,
+            );
+            let flow = FlowId(PLAIN + place as u32);
+            flows.push(ScheduledFlow {
+                flow,
+                period,
+                phase: plain.start,
                 length,
             });
         }

@@ -10,8 +10,8 @@ use coorp_team::{PolicyOverrides, RateSource, Team};
 /// How often a moving robot's links are worked out anew.
 pub(crate) const MOVE_EVERY: Duration = Duration::from_millis(100);
 
-/// Commands longer than this count as this long where their time on the air is estimated.
-const COMMAND_BYTES_MAX: u32 = 1 << 20;
+/// Messages longer than this count as this long where their time on the air is estimated.
+const MESSAGE_BYTES_MAX: u32 = 1 << 20;
 
 /// The station that a robot is on the air.
 pub(crate) fn station(robot: RobotId) -> StationId {
@@ -80,29 +80,40 @@ fn lowest(team: &Team) -> Link {
     }
 }
 
-/// How long all commands of a loop take on a quiet channel: for each, the mean wait of its category and one exchange.
+/// How long all commands of a loop take on a quiet channel.
 pub(crate) fn command_burst(team: &Team, policy: &Policy) -> Duration {
-    let Some(control) = &team.control else {
-        return Duration::ZERO;
-    };
+    let bytes = team.control.map_or(0, |control| control.command_bytes);
+    burst(team, policy, bytes, |robot| (team.leader, robot))
+}
+
+/// How long all perceptions of a loop take on a quiet channel.
+pub(crate) fn perception_burst(team: &Team, policy: &Policy) -> Duration {
+    let bytes = team.control.map_or(0, |control| control.perception_bytes);
+    burst(team, policy, bytes, |robot| (robot, team.leader))
+}
+
+/// For each robot but the leader, the mean wait of AC_VO and one exchange of `bytes`.
+fn burst(team: &Team, policy: &Policy, bytes: u64, link: impl Fn(RobotId) -> (RobotId, RobotId)) -> Duration {
     let (config, geometry) = (config(team, policy), Geometry::new(team));
     let voice = config.edca[AccessCategory::Voice.index()];
     let wait = SIFS + SLOT * u64::from(voice.aifsn) + SLOT * u64::from(voice.cw_min) / 2;
-    let announcement = if config.rts_over == Duration::ZERO {
-        config.phy.rts() + config.phy.cts() + SIFS * 2
-    } else {
-        Duration::ZERO
+    let bytes = u32::try_from(bytes).unwrap_or(u32::MAX).min(MESSAGE_BYTES_MAX);
+    let exchange = |robot| {
+        let (from, to) = link(robot);
+        let ppdu = config
+            .phy
+            .timing(geometry.link(team, from, to, Instant::ZERO).rate)
+            .ppdu(bytes);
+        let announced = if ppdu > config.rts_over {
+            config.phy.rts() + config.phy.cts() + SIFS * 2
+        } else {
+            Duration::ZERO
+        };
+        wait + announced + ppdu + SIFS + config.phy.ack()
     };
     let others = (0..team.robots.len() as u16)
         .map(RobotId)
         .filter(|robot| *robot != team.leader);
-    let bytes = u32::try_from(control.command_bytes)
-        .unwrap_or(u32::MAX)
-        .min(COMMAND_BYTES_MAX);
-    let exchange = |robot| {
-        let rate = geometry.link(team, team.leader, robot, Instant::ZERO).rate;
-        wait + announcement + config.phy.timing(rate).ppdu(bytes) + SIFS + config.phy.ack()
-    };
     others.map(exchange).fold(Duration::ZERO, |sum, time| sum + time)
 }
 

@@ -20,6 +20,8 @@ pub(crate) struct Stream {
     pub from: StationId,
     pub to: StationId,
     pub category: AccessCategory,
+    /// Whether what it carries counts as bulk.
+    pub bulk: bool,
     data: FlowId,
     acks: FlowId,
     mss: u64,
@@ -42,11 +44,18 @@ pub(crate) struct Stream {
 }
 
 impl Stream {
-    pub fn new(data: FlowId, from: StationId, to: StationId, category: AccessCategory, config: tcp::Config) -> Self {
+    pub fn new(
+        data: FlowId,
+        (from, to): (StationId, StationId),
+        category: AccessCategory,
+        bulk: bool,
+        config: tcp::Config,
+    ) -> Self {
         Stream {
             from,
             to,
             category,
+            bulk,
             data,
             acks: FlowId(data.0 + 1),
             mss: u64::from(config.mss),
@@ -71,6 +80,11 @@ impl Stream {
         self.written += bytes;
         self.transfers.push_back(self.written);
         self.sender.write(bytes);
+    }
+
+    /// Whether the stream may send. One that was stopped never does again.
+    pub fn set_permitted(&mut self, permitted: bool, now: Instant) {
+        self.sender.set_paused(self.stopped || !permitted, now);
     }
 
     /// Ends the stream where it stands: nothing more is sent.

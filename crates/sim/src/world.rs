@@ -14,7 +14,7 @@ use crate::drlc::Drlc;
 use crate::faults::{Faults, Watch};
 use crate::measure::{mac_result, Ahead, Latency, Recorder, Stopwatch};
 use crate::messages::MessageFlow;
-use crate::mpc::Mpc;
+use crate::mpc::{self, Mpc};
 use crate::plain::Plain;
 use crate::results::{Charts, PolicyResult, Run};
 use crate::schedule;
@@ -23,6 +23,7 @@ use crate::streams::Stream;
 use crate::timers::{Armed, Timer, Timers};
 use crate::{Error, Options};
 use coorp_air::{Air, Host, Packet, StationId};
+use coorp_core::arrival::TimeModel;
 use coorp_core::permits::{Controller, Message};
 use coorp_core::policy::Policy;
 use coorp_core::schedwifi::Schedule;
@@ -32,8 +33,10 @@ use std::collections::VecDeque;
 
 /// Size of a message about permits, headers left out, bytes.
 const PERMIT_MESSAGE_BYTES: u64 = 48;
-/// What a robot's arrival model adds to a grant, bytes: period, phase, two deviations.
+/// What a robot's arrival model adds to a message, bytes: period, phase, two deviations.
 const MODEL_BYTES: u64 = 24;
+/// What a sensor's phase, or a shift of it, adds to a message, bytes.
+const PHASE_BYTES: u64 = 8;
 /// Periods between two steps of steering one robot's phase: the first must have shown in its perceptions.
 const STEER_EVERY: u64 = 10;
 /// Phases that differ by less than this part of the period count as equal.
@@ -72,9 +75,20 @@ enum Slot {
     Saturated(u32),
 }
 
+/// What a robot tells the leader of itself.
+#[derive(Clone, Copy, Debug, Default)]
+struct Known {
+    /// The arrival model of its perceptions.
+    model: Option<TimeModel>,
+    /// The phase of its sensor's timer.
+    phase: Option<Duration>,
+}
+
 /// What a message says beyond its size, by the message's number.
 #[derive(Clone, Copy, Debug)]
 enum Content {
+    /// What a robot tells with its perception.
+    Perception(Known),
     /// A command of this round, and by how much the robot's next sample is to be later.
     Command(u64, Duration),
     /// All perceptions of a period are in; and the arrival models that came with them.
@@ -118,6 +132,8 @@ pub(crate) struct World<'a> {
     watch: Watch,
     delayed: Vec<Option<Delayed>>,
     delayed_free: Vec<u32>,
+    /// What the leader was last told by each robot.
+    known: Vec<Known>,
     /// Until when each robot is not steered again.
     steered_until: Vec<Instant>,
     /// Message flow of each robot's perception, command, and permit messages up and down.
@@ -168,11 +184,12 @@ pub(crate) fn run(
     let schedule = match &policy.schedwifi {
         Some(config) => {
             let control = team.control.as_ref().filter(|_| policy.control);
+            let phases = control.map_or(Vec::new(), |control| mpc::phases(team, control, options.seed));
             let unfit = |reason| Error::Unfit {
                 policy: policy.name.clone(),
                 reason,
             };
-            Some(schedule::schedule(team, policy, config, control).map_err(unfit)?)
+            Some(schedule::schedule(team, policy, &phases, config, control).map_err(unfit)?)
         }
         None => None,
     };

@@ -32,7 +32,7 @@ impl World<'_> {
         let pending = stream.is_pending();
         if pending != self.stream_pending[place as usize] {
             self.stream_pending[place as usize] = pending;
-            if self.is_bulk(self.cargo[place as usize]) {
+            if self.streams[place as usize].bulk {
                 self.count_pending(robot(self.streams[place as usize].from), pending);
             }
         }
@@ -60,8 +60,8 @@ impl World<'_> {
 
     pub(super) fn on_stream_data(&mut self, place: u32, packet: &Packet) {
         let cargo = self.cargo[place as usize];
-        let bulk = self.is_bulk(cargo);
         let stream = &mut self.streams[place as usize];
+        let bulk = stream.bulk;
         let before = stream.receiver.delivered_bytes();
         let completed = stream.on_data(packet, self.now, &mut self.outbox);
         let gained = stream.receiver.delivered_bytes() - before;
@@ -195,19 +195,16 @@ impl World<'_> {
     }
 
     pub(super) fn on_plain_stream(&mut self, stream: u32, flow: u32, gained: u64, completed: usize) {
-        let name = &self.team.flows[flow as usize].name;
-        let Some(plain) = self.plains.iter_mut().find(|plain| plain.flow.name == *name) else {
-            return;
-        };
+        let plain = &mut self.plains[flow as usize];
         if matches!(plain.flow.traffic, Traffic::Saturated { .. }) {
-            plain.delivered_bytes += gained;
+            plain.count_bytes(gained, self.now);
             plain.delivered = self.streams[stream as usize].segments_delivered;
             plain.sent = self.streams[stream as usize].segments_sent;
             return;
         }
         for _ in 0..completed {
             if let Some(made_at) = plain.made_at.pop_front() {
-                plain.on_message(self.now.since(made_at));
+                plain.on_message(self.now.since(made_at), self.now);
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Control in a run: the MPC loop's actions, messages on their way and what becomes of them.
 
-use super::{Channel, Content, Delayed, Role, World, PHASE_STEPS, STEER_EVERY};
+use super::{Channel, Content, Delayed, Known, Role, World, MODEL_BYTES, PHASE_BYTES, PHASE_STEPS, STEER_EVERY};
 use crate::agent::ControlFlow;
 use crate::drlc::Drlc;
 use crate::messages::Fate;
@@ -9,7 +9,6 @@ use crate::results::SpanKind;
 use crate::setup::robot;
 use crate::timers::Timer;
 use coorp_core::{Duration, Instant, RobotId};
-use coorp_team::Traffic;
 
 impl World<'_> {
     pub(super) fn on_sense(&mut self, robot: RobotId) {
@@ -24,13 +23,16 @@ impl World<'_> {
         while let Some(action) = self.mpc.as_mut().and_then(|mpc| mpc.actions.pop_front()) {
             match action {
                 MpcAction::SendPerception(robot) => {
-                    let bytes = self.team.control.map_or(0, |control| control.perception_bytes);
-                    self.send_control(self.perception[usize::from(robot.0)], bytes, None);
+                    let (known, added) = self.tell_of(robot);
+                    let bytes = self.team.control.map_or(0, |control| control.perception_bytes) + added;
+                    let content = Some(Content::Perception(known));
+                    self.send_control(self.perception[usize::from(robot.0)], bytes, content);
                     self.agents[usize::from(robot.0)].on_command_awaited(self.now, self.now);
                     self.run_agent(robot);
                 }
                 MpcAction::SendCommand(robot, round) => {
-                    let bytes = self.team.control.map_or(0, |control| control.command_bytes);
+                    let added = if self.steers() { PHASE_BYTES } else { 0 };
+                    let bytes = self.team.control.map_or(0, |control| control.command_bytes) + added;
                     let shift = self.steer(robot);
                     let content = Some(Content::Command(round, shift));
                     self.send_control(self.command[usize::from(robot.0)], bytes, content);
@@ -47,19 +49,42 @@ impl World<'_> {
         }
     }
 
+    fn steers(&self) -> bool {
+        self.policy.local.as_ref().is_some_and(|local| local.steered_phases)
+    }
+
+    /// What a robot tells of itself with its perception, and the bytes that this adds.
+    fn tell_of(&self, robot: RobotId) -> (Known, u64) {
+        let (mut known, mut bytes) = (Known::default(), 0);
+        if self.shares_windows() {
+            known.model = self.agents[usize::from(robot.0)].perception_model();
+            bytes += MODEL_BYTES;
+        }
+        if self.steers() {
+            known.phase = self.mpc.as_ref().map(|mpc| mpc.phase(robot));
+            bytes += PHASE_BYTES;
+        }
+        (known, bytes)
+    }
+
     /// By how much `robot` is to sample later, so that all sample together: windows then coincide, and no loop waits
     /// for the last. Each robot tells the phase of its sensor's timer with its perceptions; the leader compares.
     pub(super) fn steer(&mut self, robot: RobotId) -> Duration {
-        let steered = self.policy.local.as_ref().is_some_and(|local| local.steered_phases);
-        let reference = self.perception.iter().position(Option::is_some).filter(|_| steered);
-        let (Some(reference), Some(mpc), Some(control)) = (reference, &self.mpc, &self.team.control) else {
+        let reference = self
+            .perception
+            .iter()
+            .position(Option::is_some)
+            .filter(|_| self.steers());
+        let phase = |place: usize| self.known[place].phase;
+        let (Some(target), Some(own), Some(control)) = (
+            reference.and_then(phase),
+            phase(usize::from(robot.0)),
+            &self.team.control,
+        ) else {
             return Duration::ZERO;
         };
-        let (period, target) = (
-            control.period.as_nanos(),
-            mpc.phase(RobotId(reference as u16)).as_nanos(),
-        );
-        let ahead = (target + period - mpc.phase(robot).as_nanos()) % period;
+        let period = control.period.as_nanos();
+        let ahead = (target.as_nanos() + period - own.as_nanos()) % period;
         // A step is not worth it for less than what clocks and timers are uncertain by.
         if ahead.min(period - ahead) < period / PHASE_STEPS || self.now < self.steered_until[usize::from(robot.0)] {
             return Duration::ZERO;
@@ -137,7 +162,8 @@ impl World<'_> {
             .and_then(|at| channel.contents.remove(at))
             .map(|(_, content)| content);
         match (role, fate, content) {
-            (Role::Perception(robot), Fate::Arrived(latency), _) => {
+            (Role::Perception(robot), Fate::Arrived(latency), Some(Content::Perception(known))) => {
+                self.known[usize::from(robot.0)] = known;
                 self.counts.control_latency.record(latency);
                 let made_at = self.now - latency;
                 self.on_perceptions_in(self.team.leader, &[robot]);
@@ -172,14 +198,8 @@ impl World<'_> {
             }
             (Role::Plain(plain), Fate::Arrived(latency), _) => {
                 let plain = &mut self.plains[plain as usize];
-                plain.on_message(latency);
-                if plain.flow.bulk {
-                    if let Traffic::Periodic { size_bytes, .. } = plain.flow.traffic {
-                        self.counts.bulk_bytes += size_bytes;
-                    }
-                } else {
-                    self.counts.control_latency.record(latency);
-                }
+                plain.on_message(latency, self.now);
+                self.counts.control_latency.record(latency);
             }
             _ => {}
         }

@@ -97,7 +97,7 @@ impl World<'_> {
         let place = usize::from(robot.0);
         for index in 0..self.streams_from[place].len() {
             let stream = self.streams_from[place][index];
-            self.streams[stream as usize].sender.set_paused(!permitted, self.now);
+            self.streams[stream as usize].set_permitted(permitted, self.now);
             self.mark(stream);
         }
         for index in 0..self.saturated_from[place].len() {
@@ -128,7 +128,7 @@ impl World<'_> {
             .map(RobotId)
             .filter(|other| *other != listener)
         {
-            if let Some(model) = self.agents[usize::from(other.0)].perception_model() {
+            if let Some(model) = self.known[usize::from(other.0)].model {
                 self.agents[place].on_shared_model(other, model, self.now);
             }
         }
@@ -141,10 +141,9 @@ impl World<'_> {
         if !self.shares_windows() || !self.agents[place].is_sending() {
             return;
         }
-        let agents = &self.agents;
         let others = arrived.iter().filter(|other| **other != listener);
         let heard: Vec<_> = others
-            .map(|other| (*other, agents[usize::from(other.0)].perception_model()))
+            .map(|other| (*other, self.known[usize::from(other.0)].model))
             .collect();
         self.agents[place].on_shared_arrived(heard, self.now);
         self.run_agent(listener);

@@ -40,7 +40,7 @@ impl Host for World<'_> {
                     self.counts.ahead.record(self.bulk_in_wnic[place]);
                 }
             }
-            _ => self.bulk_in_wnic[place] += 1,
+            _ => self.bulk_in_wnic[place] += u32::from(self.is_bulk(packet)),
         }
     }
 
@@ -56,13 +56,11 @@ impl Host for World<'_> {
         if packet.category >= AccessCategory::BestEffort {
             self.agents[place].on_status(queued_at, now);
         }
+        self.bulk_in_wnic[place] -= u32::from(self.is_bulk(packet));
         match self.slots[packet.flow.0 as usize] {
             Slot::Message(channel) => {
                 let channel_state = &mut self.channels[channel as usize];
                 let (gone, fate) = channel_state.flow.on_left(packet, acknowledged, now);
-                if !channel_state.role_is_control(&self.plains) {
-                    self.bulk_in_wnic[place] -= 1;
-                }
                 if gone {
                     if let Some(control) = control_flow(self.channels[channel as usize].role) {
                         self.agents[place].on_control_left(control, now);
@@ -74,15 +72,13 @@ impl Host for World<'_> {
                 }
             }
             Slot::Data(stream) => {
-                self.bulk_in_wnic[place] -= 1;
                 self.streams[stream as usize]
                     .sender
                     .on_departed(packet.bytes - tcp::HEADER_BYTES);
                 self.mark(stream);
             }
-            Slot::Acks(_) => self.bulk_in_wnic[place] -= 1,
+            Slot::Acks(_) => {}
             Slot::Saturated(plain) => {
-                self.bulk_in_wnic[place] -= 1;
                 let plain = &mut self.plains[plain as usize];
                 plain.outstanding -= 1;
                 plain.fill(now, &mut self.outbox);
@@ -116,7 +112,11 @@ impl Host for World<'_> {
     fn dropped(&mut self, packet: &Packet, now: Instant) {
         match self.slots[packet.flow.0 as usize] {
             Slot::Message(channel) => {
-                let (_, fate) = self.channels[channel as usize].flow.on_left(packet, false, now);
+                let (gone, fate) = self.channels[channel as usize].flow.on_left(packet, false, now);
+                if let (true, Some(control)) = (gone, control_flow(self.channels[channel as usize].role)) {
+                    self.agents[usize::from(packet.from.0)].on_control_left(control, now);
+                    self.run_agent(robot(packet.from));
+                }
                 if let Some((number, fate)) = fate {
                     self.on_message_fate(channel, number, fate);
                 }
@@ -139,6 +139,17 @@ impl Host for World<'_> {
     fn transmitted(&mut self, transmission: &Transmission) {
         if let Some(recorder) = &mut self.recorder {
             recorder.transmission(transmission, transmission.category < AccessCategory::BestEffort);
+        }
+    }
+}
+
+impl World<'_> {
+    /// Whether a packet belongs to bulk; the acknowledgements of bulk do.
+    fn is_bulk(&self, packet: &Packet) -> bool {
+        match self.slots[packet.flow.0 as usize] {
+            Slot::Message(channel) => !self.channels[channel as usize].role_is_control(&self.plains),
+            Slot::Data(stream) | Slot::Acks(stream) => self.streams[stream as usize].bulk,
+            Slot::Saturated(plain) => self.plains[plain as usize].flow.bulk,
         }
     }
 }

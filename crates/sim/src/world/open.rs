@@ -1,6 +1,6 @@
 //! Before a run: the flows that team and policy ask for are opened, and what starts is started.
 
-use super::{Cargo, Channel, Counts, Role, Slot, World};
+use super::{Cargo, Channel, Counts, Known, Role, Slot, World};
 use crate::agent::Agent;
 use crate::drlc::Drlc;
 use crate::faults::{Faults, Watch};
@@ -59,6 +59,7 @@ impl<'a> World<'a> {
             delayed: Vec::new(),
             delayed_free: Vec::new(),
             steered_until: vec![Instant::ZERO; robots],
+            known: vec![Known::default(); robots],
             perception: vec![None; robots],
             command: vec![None; robots],
             to_controller: vec![None; robots],
@@ -94,7 +95,7 @@ impl<'a> World<'a> {
         world
     }
 
-    pub(super) fn open_flows(&mut self, seed: u64) {
+    fn open_flows(&mut self, seed: u64) {
         let leader = self.team.leader;
         let others: Vec<RobotId> = (0..self.team.robots.len() as u16)
             .map(RobotId)
@@ -116,34 +117,46 @@ impl<'a> World<'a> {
                     ack_every: self.policy.ack_every,
                     ..Default::default()
                 };
-                self.open_stream(leader, id, bulk, Cargo::ToWorker(id), config);
-                self.open_stream(id, leader, bulk, Cargo::ToLeader(id), config);
+                self.open_stream((leader, id), bulk, Cargo::ToWorker(id), true, config);
+                self.open_stream((id, leader), bulk, Cargo::ToLeader(id), true, config);
             }
         }
-        for (index, flow) in self.team.flows.clone().into_iter().enumerate() {
-            if if flow.bulk {
+        for flow in self.team.flows.clone() {
+            let runs = if flow.bulk {
                 self.policy.bulk
             } else {
                 self.policy.control
-            } {
-                self.open_plain(index, flow, seed);
+            };
+            if runs {
+                self.open_plain(flow, seed);
             }
         }
     }
 
     /// The category that a flow's own becomes under this policy.
-    pub(super) fn category(&self, own: AccessCategory) -> AccessCategory {
+    fn category(&self, own: AccessCategory) -> AccessCategory {
         match self.policy.access {
             Access::BestEffort => AccessCategory::BestEffort,
             Access::Edca => own,
         }
     }
 
-    pub(super) fn next_flow(&self) -> FlowId {
+    /// A gate tells bulk by its category. Under a policy that has one, plain control flows leave the categories of
+    /// bulk, and plain bulk those of control.
+    fn sorted(&self, own: AccessCategory, bulk: bool) -> AccessCategory {
+        let gated = self.policy.local.is_some() || self.policy.schedwifi.is_some();
+        match (gated, bulk) {
+            (true, false) if own >= AccessCategory::BestEffort => AccessCategory::Voice,
+            (true, true) => own.max(AccessCategory::BestEffort),
+            _ => own,
+        }
+    }
+
+    fn next_flow(&self) -> FlowId {
         FlowId(self.slots.len() as u32)
     }
 
-    pub(super) fn open_channel(&mut self, from: RobotId, to: RobotId, category: AccessCategory, role: Role) -> u32 {
+    fn open_channel(&mut self, from: RobotId, to: RobotId, category: AccessCategory, role: Role) -> u32 {
         let place = self.channels.len() as u32;
         let flow = MessageFlow::new(self.next_flow(), station(from), station(to), category);
         self.slots.push(Slot::Message(place));
@@ -155,38 +168,32 @@ impl<'a> World<'a> {
         place
     }
 
-    pub(super) fn open_stream(
+    fn open_stream(
         &mut self,
-        from: RobotId,
-        to: RobotId,
+        (from, to): (RobotId, RobotId),
         category: AccessCategory,
         cargo: Cargo,
+        bulk: bool,
         config: tcp::Config,
     ) -> u32 {
         let place = self.streams.len() as u32;
-        let mut stream = Stream::new(self.next_flow(), station(from), station(to), category, config);
-        let held = self.is_bulk(cargo) && self.agents[usize::from(from.0)].needs_permit();
-        stream.sender.set_paused(held, Instant::ZERO);
+        let ends = (station(from), station(to));
+        let mut stream = Stream::new(self.next_flow(), ends, category, bulk, config);
+        let held = bulk && self.agents[usize::from(from.0)].needs_permit();
+        stream.set_permitted(!held, Instant::ZERO);
         self.slots.extend([Slot::Data(place), Slot::Acks(place)]);
         self.streams.push(stream);
         self.cargo.push(cargo);
         self.stream_pending.push(false);
-        if self.is_bulk(cargo) {
+        if bulk {
             self.streams_from[usize::from(from.0)].push(place);
         }
         place
     }
 
-    pub(super) fn is_bulk(&self, cargo: Cargo) -> bool {
-        match cargo {
-            Cargo::Plain(place) => self.team.flows[place as usize].bulk,
-            Cargo::ToWorker(_) | Cargo::ToLeader(_) => true,
-        }
-    }
-
-    pub(super) fn open_plain(&mut self, index: usize, flow: coorp_team::Flow, seed: u64) {
+    fn open_plain(&mut self, flow: coorp_team::Flow, seed: u64) {
         let (from, to) = (flow.from, flow.to);
-        let category = self.category(setup::category(flow.category));
+        let category = self.category(self.sorted(setup::category(flow.category), flow.bulk));
         let id = self.next_flow();
         let place = self.plains.len() as u32;
         let saturated = matches!(flow.traffic, Traffic::Saturated { .. });
@@ -204,7 +211,7 @@ impl<'a> World<'a> {
                 if let Traffic::Saturated { packet_bytes } = flow.traffic {
                     config.mss = packet_bytes;
                 }
-                Carrier::Stream(self.open_stream(from, to, category, Cargo::Plain(index as u32), config))
+                Carrier::Stream(self.open_stream((from, to), category, Cargo::Plain(place), flow.bulk, config))
             }
             (coorp_team::Transport::Udp, false) => {
                 Carrier::Messages(self.open_channel(from, to, category, Role::Plain(place)))
@@ -218,7 +225,8 @@ impl<'a> World<'a> {
             }
         };
         let permitted = !(flow.bulk && self.agents[usize::from(from.0)].needs_permit());
-        self.plains.push(Plain::new(flow, id, carrier, permitted, seed));
+        self.plains
+            .push(Plain::new(flow, id, category, carrier, permitted, seed));
     }
 
     /// Every direction that something is sent in.
