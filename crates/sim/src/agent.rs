@@ -20,8 +20,8 @@ pub(crate) const CLOCK_ORIGIN: Duration = Duration::from_secs(1_000);
 /// Bound on what one robot knows of another's clock: WiFi's own timing function keeps stations within 25 us; the rest
 /// is for reading it from user space.
 const CLOCK_UNCERTAINTY: Duration = Duration::from_micros(100);
-/// How long before a window for commands it is announced: what the gate needs to empty a WNIC of two aggregates.
-const COMMAND_NOTICE: Duration = Duration::from_millis(3);
+/// How long before a window for commands it is announced: the longest PPDU, which may be on the air, is just over it.
+const COMMAND_NOTICE: Duration = Duration::from_millis(5);
 /// Deepest WNIC queue that completion times are kept for.
 const WNIC_DEPTH: usize = 512;
 /// Packets that a status log follows at most; no WNIC holds more.
