@@ -92,7 +92,9 @@ pub struct SchedWifiConfig {
 }
 
 impl Default for LocalConfig {
-    /// Local preemption exactly as in 001: C = 95 %, 2 ms extension, normal deviations, none of our additions.
+    /// Local preemption as in 001: C = 95 %, 2 ms extension, normal deviations, none of the switches. What the paper
+    /// leaves open is decided in the modules and has no switch: how an n without samples is read, when a table that
+    /// lets nothing pass is forgotten, that a window not begun may be replaced, and leases.
     fn default() -> Self {
         LocalConfig {
             accuracy: 0.95,

@@ -144,6 +144,7 @@ pub(crate) fn overridden(policy: &Policy, overrides: &PolicyOverrides) -> Policy
         replace(&mut local.command_windows, overrides.command_windows);
         replace(&mut local.shared_windows, overrides.shared_windows);
         replace(&mut local.steered_phases, overrides.steered_phases);
+        replace(&mut local.window_share_max, overrides.window_share_max);
         replace(&mut local.transmit_status, overrides.transmit_status);
         replace(&mut local.backlog_max, overrides.backlog_max.map(Some));
     }

@@ -345,6 +345,8 @@ pub struct PolicyOverrides {
     pub shared_windows: Option<bool>,
     /// Steer sensor phases so that windows coincide.
     pub steered_phases: Option<bool>,
+    /// Share of the time that windows may take.
+    pub window_share_max: Option<f64>,
     /// PPDUs longer than this open with RTS/CTS.
     pub rts_over: Option<Duration>,
     /// Segments of bulk that are acknowledged at once.

@@ -57,6 +57,10 @@ fn flow<'t>(sheet: &mut Sheet<'t>, roster: &Roster<'t>, taken: &mut HashMap<&'t 
     }
     let yields = saturated && matches!(category, Category::BestEffort | Category::Background);
     let bulk = sheet.flag("bulk").unwrap_or(yields);
+    if bulk && transport == Transport::Udp && !saturated {
+        let message = "`bulk` messages over UDP: nothing holds them back while another robot has the permit".to_owned();
+        sheet.problem("bulk", message, "write `transport = \"tcp\"`, or leave `bulk` out");
+    }
     sheet.finish();
     Flow {
         name,

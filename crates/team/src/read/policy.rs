@@ -14,8 +14,8 @@ pub(super) fn overrides(root: &mut Sheet<'_>) -> PolicyOverrides {
     };
     let read = PolicyOverrides {
         limit: sheet.integer("limit", 1..=1_000),
-        slice: sheet.duration("slice", Duration::from_millis(1)..=HOUR),
-        lease: sheet.duration("lease", Duration::from_millis(10)..=HOUR),
+        slice: sheet.duration("slice", Duration::from_millis(20)..=HOUR),
+        lease: sheet.duration("lease", Duration::from_millis(50)..=HOUR),
         accuracy: sheet.number("accuracy", QUANTILE),
         extension: sheet.duration("extension", Duration::ZERO..=SECOND),
         protection_percentile: sheet.number("protection_percentile", QUANTILE),
@@ -26,6 +26,7 @@ pub(super) fn overrides(root: &mut Sheet<'_>) -> PolicyOverrides {
         shared_windows: sheet.flag("shared_windows"),
         steered_phases: sheet.flag("steered_phases"),
         transmit_status: sheet.flag("transmit_status"),
+        window_share_max: sheet.number("window_share_max", 0.01..=1.0),
         rts_over: sheet.duration("rts_over", Duration::ZERO..=SECOND),
         ack_every: sheet.integer("ack_every", 1..=256),
     };
