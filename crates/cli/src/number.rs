@@ -5,7 +5,7 @@ use coorp_core::Duration;
 /// A longer run than this is a slip of the finger; it would also outgrow memory with its series.
 const DURATION_MAX: Duration = Duration::from_secs(24 * 3600);
 
-/// Reads `600s`, `1.5h`, `10min`, `500ms`.
+/// Reads `600s`, `1.5h`, `10min`, `500ms`, `2500us`, and every time that a message of Coorp's prints.
 ///
 /// # Errors
 /// No unit, no number, nothing or less, or more than a day: says what would do.
@@ -13,12 +13,14 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let trimmed = text.trim();
     let digits = trimmed.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit_s = match trimmed.get(digits.len()..) {
+        Some("ns") => 1e-9,
+        Some("us") => 1e-6,
         Some("ms") => 1e-3,
         Some("s") => 1.0,
         Some("m" | "min") => 60.0,
         Some("h") => 3600.0,
         Some("") => return Err(format!("a duration needs its unit, as in {trimmed}s")),
-        _ => return Err("a duration is a number with ms, s, min or h, as in 600s".to_owned()),
+        _ => return Err("a duration is a number with ns, us, ms, s, min or h, as in 600s".to_owned()),
     };
     let number: f64 = digits
         .trim()
@@ -74,6 +76,8 @@ mod tests {
         assert_eq!(parse_duration(" 1.5h "), Ok(Duration::from_secs(5400)));
         assert_eq!(parse_duration("10 min"), Ok(Duration::from_secs(600)));
         assert_eq!(parse_duration("250ms"), Ok(Duration::from_millis(250)));
+        assert_eq!(parse_duration("2500us"), Ok(Duration::from_micros(2500)));
+        assert_eq!(parse_duration("1000001 ns"), Ok(Duration::from_nanos(1_000_001)));
     }
 
     #[test]
@@ -84,6 +88,8 @@ mod tests {
             "s",
             "-5s",
             "0s",
+            "999us",
+            "5n",
             "nans",
             "infs",
             "1e99h",
