@@ -11,6 +11,7 @@ mod jobs;
 mod number;
 mod output;
 mod plan;
+mod policies;
 mod progress;
 mod report;
 mod sim;

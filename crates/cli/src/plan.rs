@@ -11,7 +11,6 @@ mod scale;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use clap::builder::PossibleValuesParser;
 use coorp_core::capacity::{bulk_first_probability, Capacity};
 use coorp_core::policy::Policy;
 use coorp_core::Duration;
@@ -24,6 +23,7 @@ use crate::failure::{Failure, NoResult};
 use crate::jobs;
 use crate::number::{figure, parse_duration, percent};
 use crate::output::{self, Destination};
+use crate::policies;
 use crate::progress::Progress;
 use crate::summary::shown;
 use crate::table::{self, Sheet};
@@ -44,7 +44,7 @@ pub struct Args {
     #[arg(long, value_name = "SHARE", default_value_t = 0.95, value_parser = parse_quantile)]
     quantile: f64,
     /// The policy to plan for
-    #[arg(long, value_name = "NAME", default_value = "coorp", value_parser = PossibleValuesParser::new(Policy::NAMES))]
+    #[arg(long, value_name = "NAME", default_value = "coorp", value_parser = policies::parser())]
     policy: String,
     /// Virtual time to simulate for each size
     #[arg(long, value_name = "TIME", default_value = "60s", allow_hyphen_values = true, value_parser = parse_duration)]

@@ -6,7 +6,6 @@
 use std::path::{Path, PathBuf};
 use std::time;
 
-use clap::builder::PossibleValuesParser;
 use coorp_core::policy::Policy;
 use coorp_core::Duration;
 use coorp_sim::results::{PolicyResult, Report, Run};
@@ -19,7 +18,7 @@ use crate::output::{self, Destination};
 use crate::progress::Progress;
 use crate::summary::{self, count, shown};
 use crate::table::{self, Sheet};
-use crate::{jobs, report};
+use crate::{jobs, policies, report};
 
 /// Without `--policy`: the best that control can get, what stock WiFi gives, and Coorp.
 const POLICIES_OF_A_TEAM: [&str; 3] = ["mpc-only", "edca", "coorp"];
@@ -34,7 +33,7 @@ pub struct Args {
     /// The team file (TOML)
     file: PathBuf,
     /// Policies, with commas between or the option repeated [default: mpc-only,edca,coorp]
-    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = PossibleValuesParser::new(Policy::NAMES))]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = policies::parser())]
     policy: Vec<String>,
     /// Virtual time to simulate
     #[arg(long, value_name = "TIME", default_value = "60s", allow_hyphen_values = true, value_parser = parse_duration)]

@@ -125,6 +125,31 @@ fn the_same_seed_gives_the_same_on_one_thread_and_on_many() {
 }
 
 #[test]
+fn a_policy_named_twice_runs_once() {
+    let folder = Folder::new("twice");
+    let json = json_of(
+        &folder,
+        "twice.json",
+        &["--policy", "edca,edca", "--policy", "coorp,edca"],
+    );
+    let names: Vec<&str> = json["results"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter_map(|result| result["policy"].as_str())
+        .collect();
+    assert_eq!(names, ["edca", "coorp"]);
+}
+
+#[test]
+fn the_long_help_says_what_the_policies_are() {
+    let output = coorp(&["sim", "--help"]);
+    assert!(output.status.success());
+    let said = text(&output.stdout);
+    assert!(said.contains("schedwifi:") && said.contains("stock WiFi"), "{said}");
+}
+
+#[test]
 fn flows_alone_get_a_table_of_flows() {
     let output = coorp(&["sim", &example("flows"), "--duration", "1s", "--policy", "edca"]);
     assert!(output.status.success(), "{}", text(&output.stderr));
