@@ -11,7 +11,7 @@ use coorp_core::Duration;
 use coorp_sim::Options;
 use criterion::{criterion_group, criterion_main, BenchmarkId, Criterion, Throughput};
 
-const VIRTUAL_S: u64 = 30;
+const VIRTUAL_S: u64 = 60;
 
 fn simulate(team: &coorp_team::Team, policy: &Policy) {
     let options = Options {
