@@ -1,69 +1,89 @@
 //! Where results go: files, written whole or not at all, and the two streams.
 //!
-//! A long run must not end in "permission denied", so a path is tried before the run. A file is written beside
+//! A long run must not end in "permission denied", so a path is tried before the run, and one that leads to the
+//! run's own input is refused. A file is written beside
 //! its place and renamed, so that a full disk never leaves half a report, nor destroys the one from before.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
+use coorp_team::Team;
+use serde::Serialize;
+
 use crate::failure::Failure;
 
 /// Written and thrown away before the run: enough for a file system to admit that it is full.
 const PROBE_BYTES: usize = 64 * 1024;
+
+/// The files that a run reads, which it must not write over.
+#[derive(Debug)]
+pub struct Inputs(Vec<(PathBuf, &'static str)>);
+
+impl Inputs {
+    /// The team file, and the WNIC profile where that is a file beside it.
+    pub fn of(file: &Path, team: &Team) -> Inputs {
+        let profile = team.air.wnic.name.as_str();
+        // What comes with the program has a plain name (coorp_team reads no other file as a profile).
+        let beside = profile
+            .ends_with(".toml")
+            .then(|| file.parent().unwrap_or(Path::new("")).join(profile));
+        let named = [
+            (Some(file.to_path_buf()), "the team file"),
+            (beside, "the WNIC profile"),
+        ];
+        let real = |(path, what): (Option<PathBuf>, _)| Some((fs::canonicalize(path?).ok()?, what));
+        Inputs(named.into_iter().filter_map(real).collect())
+    }
+
+    /// Which of the inputs `path` leads to, links followed.
+    fn which(&self, path: &Path) -> Option<&'static str> {
+        let real = fs::canonicalize(path).ok()?;
+        self.0.iter().find(|(input, _)| *input == real).map(|(_, what)| *what)
+    }
+}
 
 /// A path that was tried and found writable.
 #[derive(Debug)]
 pub struct Destination {
     /// As the user gave it, for messages.
     shown: PathBuf,
-    /// Where the bytes go, links followed.
-    target: PathBuf,
-    /// False for a device or a pipe, which cannot be renamed onto.
-    atomic: bool,
+    place: Place,
+}
+
+/// Where the bytes go.
+#[derive(Debug, PartialEq)]
+enum Place {
+    /// A file, links followed: replaced whole.
+    File(PathBuf),
+    /// A device or a pipe, which cannot be renamed onto.
+    Device(PathBuf),
+    /// What `-` stands for.
+    Stdout,
 }
 
 impl Destination {
-    /// Tries whether a file can be written at `path`. Leaves nothing behind.
+    /// Tries whether a file can be written at `path`; `-` is stdout. Leaves nothing behind.
     ///
     /// # Errors
-    /// A missing folder, a folder in the file's place, no permission, a full disk: with the path and the mend.
-    pub fn check(path: &Path) -> Result<Destination, Failure> {
-        let shown = path.to_path_buf();
-        let target = match fs::metadata(path) {
-            Ok(found) if found.is_dir() => {
-                return Err(Failure::Input(format!(
-                    "error: {} is a folder; give the name of a file in it",
-                    path.display()
-                )))
-            }
-            Ok(found) if !found.is_file() => {
-                return Ok(Destination {
-                    shown,
-                    target: path.to_path_buf(),
-                    atomic: false,
-                })
-            }
-            // Through a link, so that the file it names is replaced and not the link.
-            Ok(_) => fs::canonicalize(path).map_err(|error| unwritable(path, &error))?,
-            Err(_) => path.to_path_buf(),
+    /// One of the run's own inputs, a missing folder, a folder in the file's place, no permission, a full disk: with
+    /// the path and the mend.
+    pub fn check(path: &Path, inputs: &Inputs) -> Result<Destination, Failure> {
+        let place = if path.as_os_str() == "-" {
+            Place::Stdout
+        } else {
+            Place::of(path, inputs)?
         };
-        if target.file_name().is_none() {
-            return Err(Failure::Input(format!(
-                "error: '{}' is not the name of a file",
-                path.display()
-            )));
+        if let Place::File(target) = &place {
+            let probe = beside(target);
+            let tried = write_new(&probe, &[0; PROBE_BYTES]);
+            remove_if_there(&probe);
+            tried.map_err(|error| unwritable(path, &error))?;
         }
-        let destination = Destination {
-            shown,
-            target,
-            atomic: true,
-        };
-        let probe = destination.beside();
-        let tried = write_new(&probe, &[0; PROBE_BYTES]);
-        remove_if_there(&probe);
-        tried.map_err(|error| unwritable(path, &error))?;
-        Ok(destination)
+        Ok(Destination {
+            shown: path.to_path_buf(),
+            place,
+        })
     }
 
     /// Writes the whole of `bytes`, or leaves what was there before.
@@ -71,38 +91,91 @@ impl Destination {
     /// # Errors
     /// The disk is full, or the folder changed since [`Destination::check`]: with the path and the mend.
     pub fn write(&self, bytes: &[u8]) -> Result<(), Failure> {
-        let written = if self.atomic {
-            let beside = self.beside();
-            let outcome = write_new(&beside, bytes).and_then(|()| fs::rename(&beside, &self.target));
-            if outcome.is_err() {
-                remove_if_there(&beside);
+        let written = match &self.place {
+            Place::File(target) => {
+                let beside = beside(target);
+                let outcome = write_new(&beside, bytes).and_then(|()| fs::rename(&beside, target));
+                if outcome.is_err() {
+                    remove_if_there(&beside);
+                }
+                outcome
             }
-            outcome
-        } else {
-            File::options()
+            Place::Device(device) => File::options()
                 .write(true)
-                .open(&self.target)
-                .and_then(|mut file| file.write_all(bytes))
+                .open(device)
+                .and_then(|mut file| file.write_all(bytes)),
+            Place::Stdout => return print_bytes(bytes),
         };
         written.map_err(|error| unwritable(&self.shown, &error))
     }
 
     /// Whether both names lead to one file.
     pub fn same_as(&self, other: &Destination) -> bool {
-        self.target == other.target
+        self.place == other.place
+    }
+
+    /// Whether the bytes go to stdout, which then has no room for a table.
+    pub fn is_stdout(&self) -> bool {
+        self.place == Place::Stdout
     }
 
     /// The path as the user gave it.
     pub fn shown(&self) -> &Path {
         &self.shown
     }
+}
 
-    /// The temporary file: in the same folder, since a rename does not cross file systems.
-    fn beside(&self) -> PathBuf {
-        let name = self.target.file_name().unwrap_or_default().to_string_lossy();
-        self.target
-            .with_file_name(format!(".{name}.{}.tmp", std::process::id()))
+impl Place {
+    fn of(path: &Path, inputs: &Inputs) -> Result<Place, Failure> {
+        let refused = |why: &str| Failure::Input(format!("error: {} {why}", path.display()));
+        if let Some(what) = inputs.which(path) {
+            return Err(refused(&format!("is not written: that is {what}; give another path")));
+        }
+        let target = match fs::metadata(path) {
+            Ok(found) if found.is_dir() => return Err(refused("is a folder; give the name of a file in it")),
+            Ok(found) if !found.is_file() => return Ok(Place::Device(path.to_path_buf())),
+            // Through a link, so that the file it names is replaced and not the link.
+            Ok(_) => fs::canonicalize(path).map_err(|error| unwritable(path, &error))?,
+            Err(_) => path.to_path_buf(),
+        };
+        match target.file_name() {
+            Some(_) => Ok(Place::File(target)),
+            None => Err(Failure::Input(format!(
+                "error: '{}' is not the name of a file",
+                path.display()
+            ))),
+        }
     }
+}
+
+/// The temporary file: in the same folder, since a rename does not cross file systems.
+fn beside(target: &Path) -> PathBuf {
+    let name = target.file_name().unwrap_or_default().to_string_lossy();
+    target.with_file_name(format!(".{name}.{}.tmp", std::process::id()))
+}
+
+/// Ends several writings of one result: each was tried whatever became of the others, and each failure is told.
+///
+/// # Errors
+/// The last failure; those before it are said on stderr.
+pub fn settle(outcomes: impl IntoIterator<Item = Result<(), Failure>>) -> Result<(), Failure> {
+    let mut last = Ok(());
+    for failure in outcomes.into_iter().filter_map(Result::err) {
+        if let Err(before) = std::mem::replace(&mut last, Err(failure)) {
+            note(&before.to_string());
+        }
+    }
+    last
+}
+
+/// Writes `value` as one line of JSON.
+///
+/// # Errors
+/// As [`Destination::write`].
+pub fn write_json(destination: &Destination, value: &impl Serialize) -> Result<(), Failure> {
+    let mut text = serde_json::to_vec(value).map_err(|error| Failure::Found(format!("error: {error}")))?;
+    text.push(b'\n');
+    destination.write(&text)
 }
 
 fn write_new(path: &Path, bytes: &[u8]) -> io::Result<()> {
@@ -142,8 +215,12 @@ fn unwritable(path: &Path, error: &io::Error) -> Failure {
 /// # Errors
 /// Stdout is a file on a full disk, or closed.
 pub fn print(text: &str) -> Result<(), Failure> {
+    print_bytes(text.as_bytes())
+}
+
+fn print_bytes(bytes: &[u8]) -> Result<(), Failure> {
     let mut stdout = io::stdout().lock();
-    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+    match stdout.write_all(bytes).and_then(|()| stdout.flush()) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(unwritable(Path::new("/dev/stdout"), &error)),
         _ => Ok(()),
     }
@@ -164,12 +241,16 @@ mod tests {
         path
     }
 
+    fn checked(path: &Path) -> Result<Destination, Failure> {
+        Destination::check(path, &Inputs(Vec::new()))
+    }
+
     #[test]
     fn a_file_is_replaced_whole_and_nothing_is_left_beside_it() {
         let folder = folder("replace");
         let path = folder.join("out.json");
         fs::write(&path, "old").unwrap();
-        let destination = Destination::check(&path).unwrap();
+        let destination = checked(&path).unwrap();
         assert_eq!(
             fs::read_to_string(&path).unwrap(),
             "old",
@@ -184,7 +265,7 @@ mod tests {
     #[test]
     fn a_missing_folder_is_found_before_the_run() {
         let path = folder("missing").join("nowhere").join("out.json");
-        let message = Destination::check(&path).unwrap_err().to_string();
+        let message = checked(&path).unwrap_err().to_string();
         assert!(
             message.contains("nowhere/out.json") && message.contains("mkdir -p"),
             "{message}"
@@ -193,7 +274,7 @@ mod tests {
 
     #[test]
     fn a_folder_is_no_file() {
-        let message = Destination::check(&std::env::temp_dir()).unwrap_err().to_string();
+        let message = checked(&std::env::temp_dir()).unwrap_err().to_string();
         assert!(message.contains("is a folder"), "{message}");
     }
 
@@ -203,12 +284,19 @@ mod tests {
         let folder = folder("link");
         fs::write(folder.join("real"), "old").unwrap();
         std::os::unix::fs::symlink(folder.join("real"), folder.join("link")).unwrap();
-        Destination::check(&folder.join("link")).unwrap().write(b"new").unwrap();
+        checked(&folder.join("link")).unwrap().write(b"new").unwrap();
         assert_eq!(fs::read_to_string(folder.join("real")).unwrap(), "new");
         assert!(fs::symlink_metadata(folder.join("link"))
             .unwrap()
             .file_type()
             .is_symlink());
         fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn every_failure_of_several_is_seen() {
+        let full = || Err(Failure::Input("full".to_owned()));
+        assert!(settle([Ok(()), full(), Ok(())]).is_err());
+        assert!(settle([Ok(()), Ok(())]).is_ok());
     }
 }

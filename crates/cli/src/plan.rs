@@ -22,7 +22,7 @@ use serde::Serialize;
 use crate::failure::{Failure, NoResult};
 use crate::jobs;
 use crate::number::{figure, parse_duration, percent};
-use crate::output::{self, Destination};
+use crate::output::{self, Destination, Inputs};
 use crate::policies;
 use crate::progress::Progress;
 use crate::summary::shown;
@@ -52,7 +52,7 @@ pub struct Args {
     /// The seed of every random draw
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
-    /// Write the plan as JSON
+    /// Write the plan as JSON; '-' is stdout, then without the table
     #[arg(long, value_name = "PATH")]
     json: Option<PathBuf>,
     /// Runs at once [default: as many as there are cores]
@@ -118,7 +118,12 @@ pub fn run(args: &Args) -> Result<(), Failure> {
                 args.policy
             ))
         })?;
-    let json = args.json.as_deref().map(Destination::check).transpose()?;
+    let inputs = Inputs::of(&args.file, &team);
+    let json = args
+        .json
+        .as_deref()
+        .map(|path| Destination::check(path, &inputs))
+        .transpose()?;
     let planner = Planner {
         args,
         team: &team,
@@ -137,16 +142,13 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         robots_max_simulated: largest_that_fits(&rows),
         rows: rows.into_values().collect(),
     };
-    if let Some(json) = json {
-        let mut text = serde_json::to_vec(&plan).map_err(|error| Failure::Found(format!("error: {error}")))?;
-        text.push(b'\n');
-        json.write(&text)?;
+    let mut outcomes = Vec::new();
+    if !json.as_ref().is_some_and(Destination::is_stdout) {
+        let table = sheet(&plan).layout(table::terminal_width());
+        outcomes.push(output::print(&format!("{table}\n{}", verdict(&plan))));
     }
-    output::print(&format!(
-        "{}\n{}",
-        sheet(&plan).layout(table::terminal_width()),
-        verdict(&plan)
-    ))
+    outcomes.extend(json.as_ref().map(|json| output::write_json(json, &plan)));
+    output::settle(outcomes)
 }
 
 /// The model with this team's figures. B is not the nominal rate but what the robots' TCP gets through to

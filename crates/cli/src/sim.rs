@@ -14,7 +14,7 @@ use coorp_team::Team;
 
 use crate::failure::{Failure, NoResult};
 use crate::number::{parse_duration, percent};
-use crate::output::{self, Destination};
+use crate::output::{self, Destination, Inputs};
 use crate::progress::Progress;
 use crate::summary::{self, count, shown};
 use crate::table::{self, Sheet};
@@ -47,10 +47,10 @@ pub struct Args {
     /// Let robots die, freeze and restart, messages get lost, and clocks step
     #[arg(long)]
     faults: bool,
-    /// Write the results as JSON
+    /// Write the results as JSON; '-' is stdout, then without the table
     #[arg(long, value_name = "PATH")]
     json: Option<PathBuf>,
-    /// Write the report as one HTML file
+    /// Write the report as one HTML file; '-' as for --json
     #[arg(long, value_name = "PATH")]
     html: Option<PathBuf>,
     /// Runs at once [default: as many as there are cores]
@@ -77,7 +77,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     if args.seeds > 1 {
         return run_seeds(args, &team, &policies);
     }
-    let (json, html) = destinations(args)?;
+    let (json, html) = destinations(args, &Inputs::of(&args.file, &team))?;
     let jobs: Vec<Job> = policies
         .into_iter()
         .map(|policy| Job {
@@ -122,9 +122,9 @@ fn chosen_policies(team: &Team, asked: &[String]) -> Result<Vec<Policy>, Failure
     names.into_iter().map(find).collect()
 }
 
-fn destinations(args: &Args) -> Result<(Option<Destination>, Option<Destination>), Failure> {
-    let json = args.json.as_deref().map(Destination::check).transpose()?;
-    let html = args.html.as_deref().map(Destination::check).transpose()?;
+fn destinations(args: &Args, inputs: &Inputs) -> Result<(Option<Destination>, Option<Destination>), Failure> {
+    let check = |path: &Option<PathBuf>| path.as_deref().map(|path| Destination::check(path, inputs)).transpose();
+    let (json, html) = (check(&args.json)?, check(&args.html)?);
     if let Some((json, html)) = json.as_ref().zip(html.as_ref()) {
         if json.same_as(html) {
             return Err(Failure::Input(
@@ -175,11 +175,13 @@ fn finish(
         seed: args.seed,
         results,
     };
-    // The files come before the table: they must not depend on who reads stdout, and for how long.
+    // Each is tried whatever becomes of the others: a full disk must not lose the table, nor a closed stdout the files.
+    let mut outcomes = Vec::new();
+    if ![json, html].into_iter().flatten().any(Destination::is_stdout) {
+        outcomes.push(output::print(&tables(&numbers.results, table::terminal_width())));
+    }
     if let Some(json) = json {
-        let mut text = serde_json::to_vec(&numbers).map_err(|error| Failure::Found(format!("error: {error}")))?;
-        text.push(b'\n');
-        json.write(&text)?;
+        outcomes.push(told(args, json, output::write_json(json, &numbers)));
     }
     if let Some(html) = html {
         let bound_ms = team.control.as_ref().map(|control| control.bound.as_millis_f64());
@@ -189,13 +191,17 @@ fn finish(
             bound_ms,
             command: &own_command_line(),
         };
-        html.write(page.render().as_bytes())?;
+        outcomes.push(told(args, html, html.write(page.render().as_bytes())));
     }
-    output::print(&tables(&numbers.results, table::terminal_width()))?;
-    for written in [json, html].into_iter().flatten().filter(|_| !args.quiet) {
-        output::note(&format!("wrote {}", written.shown().display()));
+    output::settle(outcomes)
+}
+
+/// Says that a file is there, once it is.
+fn told(args: &Args, file: &Destination, written: Result<(), Failure>) -> Result<(), Failure> {
+    if written.is_ok() && !args.quiet && !file.is_stdout() {
+        output::note(&format!("wrote {}", file.shown().display()));
     }
-    Ok(())
+    written
 }
 
 fn tables(results: &[PolicyResult], width: Option<usize>) -> String {

@@ -219,6 +219,47 @@ fn one_name_for_two_files_is_refused() {
     assert!(!Path::new(&path).exists());
 }
 
+#[cfg(unix)]
+#[test]
+fn inputs_are_never_written_over() {
+    let folder = Folder::new("inputs");
+    let (team, card, link) = (folder.path("team.toml"), folder.path("card.toml"), folder.path("link"));
+    let ideal = concat!(env!("CARGO_MANIFEST_DIR"), "/../../profiles/ideal.toml");
+    fs::copy(ideal, &card).unwrap();
+    let text_of_team = fs::read_to_string(example("navigation"))
+        .unwrap()
+        .replace("\"mt7612u\"", "\"card.toml\"");
+    fs::write(&team, &text_of_team).unwrap();
+    std::os::unix::fs::symlink(&team, &link).unwrap();
+    let round = folder.path("../") + &format!("{}/team.toml", folder.0.file_name().unwrap().to_str().unwrap());
+    for (command, option, path, what) in [
+        ("sim", "--json", &team, "that is the team file; give another path"),
+        ("sim", "--html", &link, "that is the team file"),
+        ("sim", "--json", &round, "that is the team file"),
+        ("sim", "--html", &card, "that is the WNIC profile"),
+        ("plan", "--json", &link, "that is the team file"),
+        ("plan", "--json", &card, "that is the WNIC profile"),
+    ] {
+        let output = coorp(&[command, &team, option, path, "--duration", "1s"]);
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{path}: {said}");
+        assert!(said.contains(what), "{said}");
+        assert!(output.stdout.is_empty());
+    }
+    assert_eq!(fs::read_to_string(&team).unwrap(), text_of_team);
+    assert_eq!(fs::read(&card).unwrap(), fs::read(ideal).unwrap());
+}
+
+#[test]
+fn a_dash_writes_json_on_stdout_and_no_table() {
+    let output = coorp(&["sim", &example("flows"), "--duration", "1s", "--json", "-"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(report["results"].is_array());
+    let both = coorp(&["sim", &example("flows"), "--json", "-", "--html", "-"]);
+    assert_eq!(both.status.code(), Some(2));
+}
+
 #[cfg(target_os = "linux")]
 #[test]
 fn a_full_disk_is_told_with_the_path() {
@@ -226,6 +267,8 @@ fn a_full_disk_is_told_with_the_path() {
     assert_eq!(output.status.code(), Some(2));
     let said = text(&output.stderr);
     assert!(said.contains("/dev/full") && said.contains("disk is full"), "{said}");
+    let table = text(&output.stdout);
+    assert!(table.contains("delivered"), "the results are lost: {table}");
 }
 
 #[cfg(target_os = "linux")]
