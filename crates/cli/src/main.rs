@@ -8,6 +8,7 @@
 mod check;
 mod failure;
 mod jobs;
+mod notes;
 mod number;
 mod output;
 mod plan;

@@ -3,7 +3,7 @@
 use coorp_core::Duration;
 
 /// A longer run than this is a slip of the finger; it would also outgrow memory with its series.
-const DURATION_MAX: Duration = Duration::from_secs(24 * 3600);
+pub const DURATION_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// Reads `600s`, `1.5h`, `10min`, `500ms`, `2500us`, and every time that a message of Coorp's prints.
 ///

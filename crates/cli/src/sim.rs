@@ -13,6 +13,7 @@ use coorp_sim::Options;
 use coorp_team::Team;
 
 use crate::failure::{Failure, NoResult};
+use crate::notes::{self, Unfit};
 use crate::number::{parse_duration, percent};
 use crate::output::{self, Destination, Inputs};
 use crate::progress::Progress;
@@ -20,8 +21,10 @@ use crate::summary::{self, count, shown};
 use crate::table::{self, Sheet};
 use crate::{jobs, policies, report};
 
-/// Without `--policy`: the best that control can get, what stock WiFi gives, and Coorp.
-const POLICIES_OF_A_TEAM: [&str; 3] = ["mpc-only", "edca", "coorp"];
+/// Without `--policy`: the best that control can get and the best that bulk can, what stock WiFi gives, and Coorp.
+const POLICIES_OF_A_TEAM: [&str; 4] = ["mpc-only", "bulk-only", "edca", "coorp"];
+/// The same for a team without bulk.
+const POLICIES_OF_CONTROL: [&str; 3] = ["mpc-only", "edca", "coorp"];
 /// The same for a file of flows alone, which has no control loop to leave alone.
 const POLICIES_OF_FLOWS: [&str; 2] = ["edca", "coorp"];
 /// Failing seeds whose replay is printed; a broken rule can fail them all.
@@ -32,7 +35,7 @@ const REPLAYS_SHOWN_MAX: usize = 20;
 pub struct Args {
     /// The team file (TOML)
     file: PathBuf,
-    /// Policies, with commas between or the option repeated [default: mpc-only,edca,coorp]
+    /// Policies, with commas between or the option repeated [default: mpc-only,bulk-only,edca,coorp]
     #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = policies::parser())]
     policy: Vec<String>,
     /// Virtual time to simulate
@@ -86,25 +89,38 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         })
         .collect();
     let mut runs = Vec::with_capacity(jobs.len());
-    let mut failed = Vec::new();
-    for (job, outcome) in jobs.iter().zip(simulate(args, &team, &jobs, html.is_some(), |run| run)) {
+    let mut unfit = Vec::new();
+    let outcomes = simulate(args, &team, &jobs, html.is_some(), |run| run);
+    for (place, (job, outcome)) in jobs.iter().zip(outcomes).enumerate() {
         match outcome {
             Ok(run) => runs.push(run),
-            Err(failure) => failed.push((job, failure)),
+            Err(NoResult::Input(why)) => unfit.push(Unfit {
+                place,
+                policy: job.policy.name.clone(),
+                why,
+            }),
+            // A broken rule casts doubt on the other runs too.
+            Err(broken) => return Err(one_failure(args, job, &broken)),
         }
     }
-    // Half a result would be taken for a whole one by the scripts that read it.
-    if let Some((job, failure)) = failed.first() {
-        return Err(one_failure(args, job, failure));
+    if runs.is_empty() {
+        return Err(none_fits(args, &unfit));
     }
-    finish(args, &team, runs, json.as_ref(), html.as_ref())
+    finish(args, &team, runs, &unfit, json.as_ref(), html.as_ref())
+}
+
+/// Ends where no policy fits: every reason, each once.
+fn none_fits(args: &Args, unfit: &[Unfit]) -> Failure {
+    let line = |unfit: &Unfit| format!("error: {}: {}", args.file.display(), unfit.why);
+    Failure::Input(unfit.iter().map(line).collect::<Vec<_>>().join("\n"))
 }
 
 fn chosen_policies(team: &Team, asked: &[String]) -> Result<Vec<Policy>, Failure> {
-    let default: &[&str] = if team.control.is_some() {
-        &POLICIES_OF_A_TEAM
-    } else {
-        &POLICIES_OF_FLOWS
+    let has_bulk = team.learning.is_some() || team.flows.iter().any(|flow| flow.bulk);
+    let default: &[&str] = match (team.control.is_some(), has_bulk) {
+        (true, true) => &POLICIES_OF_A_TEAM,
+        (true, false) => &POLICIES_OF_CONTROL,
+        (false, _) => &POLICIES_OF_FLOWS,
     };
     let mut names: Vec<&str> = Vec::new();
     for name in if asked.is_empty() {
@@ -165,6 +181,7 @@ fn finish(
     args: &Args,
     team: &Team,
     runs: Vec<Run>,
+    unfit: &[Unfit],
     json: Option<&Destination>,
     html: Option<&Destination>,
 ) -> Result<(), Failure> {
@@ -175,10 +192,17 @@ fn finish(
         seed: args.seed,
         results,
     };
+    // Why a row is empty is part of the answer, so a quiet run says that too.
+    let reasons: Vec<String> = unfit.iter().map(|unfit| unfit.why.clone()).collect();
+    let notes = [reasons.clone(), notes::notes(team, args.duration, &numbers.results)].concat();
+    let below = below(if args.quiet { &reasons } else { &notes });
     // Each is tried whatever becomes of the others: a full disk must not lose the table, nor a closed stdout the files.
     let mut outcomes = Vec::new();
     if ![json, html].into_iter().flatten().any(Destination::is_stdout) {
-        outcomes.push(output::print(&tables(&numbers.results, table::terminal_width())));
+        let tables = tables(&numbers.results, unfit, table::terminal_width());
+        outcomes.push(output::print(&format!("{tables}{below}")));
+    } else if !below.is_empty() {
+        output::note(&below);
     }
     if let Some(json) = json {
         outcomes.push(told(args, json, output::write_json(json, &numbers)));
@@ -188,6 +212,8 @@ fn finish(
         let page = report::Page {
             numbers: &numbers,
             charts: &charts,
+            unfit,
+            notes: &notes,
             bound_ms,
             command: &own_command_line(),
         };
@@ -204,13 +230,24 @@ fn told(args: &Args, file: &Destination, written: Result<(), Failure>) -> Result
     written
 }
 
-fn tables(results: &[PolicyResult], width: Option<usize>) -> String {
+/// Notes as they stand below a table.
+fn below(notes: &[String]) -> String {
+    let lines: String = notes.iter().map(|note| format!("Note: {note}\n")).collect();
+    if lines.is_empty() {
+        lines
+    } else {
+        format!("\n{lines}")
+    }
+}
+
+fn tables(results: &[PolicyResult], unfit: &[Unfit], width: Option<usize>) -> String {
+    let entries = summary::entries(results, unfit);
     let mut blocks = Vec::new();
     if summary::has_team_work(results) {
-        blocks.push(summary::policies(results).layout(width));
+        blocks.push(summary::policies(&entries).layout(width));
     }
     if results.iter().any(|result| !result.flows.is_empty()) {
-        blocks.push(summary::flows(results).layout(width));
+        blocks.push(summary::flows(&entries).layout(width));
     }
     blocks.join("\n")
 }
@@ -265,15 +302,17 @@ fn run_seeds(args: &Args, team: &Team, policies: &[Policy]) -> Result<(), Failur
         bulk_mbps: run.result.bulk_mbps,
         virtual_s: run.result.virtual_s,
     });
-    let unfit = jobs
+    let unfit = unfit_seeds(&jobs, &outcomes);
+    if outcomes
         .iter()
-        .zip(&outcomes)
-        .find(|(_, outcome)| matches!(outcome, Err(NoResult::Input(_))));
-    if let Some((job, Err(failure))) = unfit {
-        return Err(one_failure(args, job, failure));
+        .all(|outcome| matches!(outcome, Err(NoResult::Input(_))))
+    {
+        return Err(none_fits(args, &unfit));
     }
     let wall_s = started.elapsed().as_secs_f64();
-    output::print(&seeds_sheet(args, policies, &outcomes).layout(table::terminal_width()))?;
+    let reasons: Vec<String> = unfit.into_iter().map(|unfit| unfit.why).collect();
+    let table = seeds_sheet(args, policies, &outcomes).layout(table::terminal_width());
+    output::print(&format!("{table}{}", below(&reasons)))?;
     let virtual_s: f64 = outcomes.iter().flatten().map(|kept| kept.virtual_s).sum();
     if !args.quiet {
         let speed = shown(summary::speed(virtual_s, wall_s), crate::number::figure);
@@ -286,11 +325,30 @@ fn run_seeds(args: &Args, team: &Team, policies: &[Policy]) -> Result<(), Failur
         .iter()
         .zip(&outcomes)
         .filter_map(|(job, outcome)| outcome.as_ref().err().map(|why| (job, why)))
+        .filter(|(_, why)| matches!(why, NoResult::Broken(_)))
         .collect();
     if failed.is_empty() {
         return Ok(());
     }
     Err(Failure::Found(seeds_failed(args, &failed)))
+}
+
+/// The policies that did not fit, each once, though seeds may differ in the reason's figures.
+fn unfit_seeds<T>(jobs: &[Job], outcomes: &[Result<T, NoResult>]) -> Vec<Unfit> {
+    let mut unfit: Vec<Unfit> = Vec::new();
+    for (job, outcome) in jobs.iter().zip(outcomes) {
+        let policy = &job.policy.name;
+        if let Err(NoResult::Input(why)) = outcome {
+            if !unfit.iter().any(|seen| seen.policy == *policy) {
+                unfit.push(Unfit {
+                    place: unfit.len(),
+                    policy: policy.clone(),
+                    why: format!("{why} (seed {})", job.seed),
+                });
+            }
+        }
+    }
+    unfit
 }
 
 fn seeds_sheet(args: &Args, policies: &[Policy], outcomes: &[Result<Kept, NoResult>]) -> Sheet {
@@ -324,7 +382,12 @@ fn seeds_row(policy: &str, outcomes: &[Result<Kept, NoResult>]) -> Vec<String> {
     vec![
         policy.to_owned(),
         count(outcomes.len() as u64),
-        count(outcomes.iter().filter(|outcome| outcome.is_err()).count() as u64),
+        count(
+            outcomes
+                .iter()
+                .filter(|outcome| matches!(outcome, Err(NoResult::Broken(_))))
+                .count() as u64,
+        ),
         shown(mean(&violations), percent),
         shown(violations.iter().copied().reduce(f64::max), percent),
         shown(mean(&bulks), crate::number::figure),

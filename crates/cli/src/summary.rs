@@ -4,6 +4,7 @@
 
 use coorp_sim::results::{PolicyResult, Quantiles};
 
+use crate::notes::Unfit;
 use crate::number::{figure, grouped, percent};
 use crate::table::{Sheet, DASH};
 
@@ -24,20 +25,50 @@ const TITLES: [&str; 13] = [
 ];
 const SPEED_TITLE: &str = "virtual s\nper wall s";
 
-/// One row a policy. What does not apply shows a dash.
-pub fn policies(results: &[PolicyResult]) -> Sheet {
-    let edca_epoch_s = results
+/// A policy's name and its result; no result where it does not fit the team.
+pub type Entry<'a> = (&'a str, Option<&'a PolicyResult>);
+
+/// All policies in the order asked for.
+pub fn entries<'a>(results: &'a [PolicyResult], unfit: &'a [Unfit]) -> Vec<Entry<'a>> {
+    let mut entries: Vec<Entry<'a>> = results
         .iter()
-        .find(|result| result.policy == "edca")
-        .and_then(|result| result.epoch_s);
+        .map(|result| (result.policy.as_str(), Some(result)))
+        .collect();
+    // In order of their places, so that those before one stand already.
+    for missing in unfit {
+        entries.insert(missing.place.min(entries.len()), (&missing.policy, None));
+    }
+    entries
+}
+
+/// A row of dashes.
+fn empty_row(policy: &str, columns: usize) -> Vec<String> {
+    let mut row = vec![DASH.to_owned(); columns];
+    if let Some(name) = row.first_mut() {
+        *name = policy.to_owned();
+    }
+    row
+}
+
+/// One row a policy. What does not apply shows a dash.
+pub fn policies(entries: &[Entry<'_>]) -> Sheet {
+    let edca_epoch_s = entries
+        .iter()
+        .find(|(policy, _)| *policy == "edca")
+        .and_then(|(_, result)| result.and_then(|result| result.epoch_s));
+    let titles: Vec<String> = TITLES
+        .iter()
+        .chain(&[SPEED_TITLE])
+        .map(|title| (*title).to_owned())
+        .collect();
+    let row = |(policy, result): &Entry<'_>| match result {
+        Some(result) => policy_row(result, edca_epoch_s),
+        None => empty_row(policy, titles.len()),
+    };
     Sheet {
-        titles: TITLES
-            .iter()
-            .chain(&[SPEED_TITLE])
-            .map(|title| (*title).to_owned())
-            .collect(),
         names: 1,
-        rows: results.iter().map(|result| policy_row(result, edca_epoch_s)).collect(),
+        rows: entries.iter().map(row).collect(),
+        titles,
     }
 }
 
@@ -69,7 +100,7 @@ fn policy_row(result: &PolicyResult, edca_epoch_s: Option<f64>) -> Vec<String> {
 }
 
 /// One row a policy and `[[flow]]`.
-pub fn flows(results: &[PolicyResult]) -> Sheet {
+pub fn flows(entries: &[Entry<'_>]) -> Sheet {
     let titles = [
         "policy\n",
         "flow\n",
@@ -93,13 +124,14 @@ pub fn flows(results: &[PolicyResult]) -> Sheet {
             latency(|q| q.p99),
         ]
     };
+    let rows = |(policy, result): &Entry<'_>| match result {
+        Some(result) => result.flows.iter().map(|flow| row(result, flow)).collect(),
+        None => vec![empty_row(policy, titles.len())],
+    };
     Sheet {
         titles: titles.map(str::to_owned).to_vec(),
         names: 2,
-        rows: results
-            .iter()
-            .flat_map(|result| result.flows.iter().map(move |flow| row(result, flow)))
-            .collect(),
+        rows: entries.iter().flat_map(rows).collect(),
     }
 }
 
@@ -139,4 +171,65 @@ pub fn shown<T>(value: Option<T>, format: impl Fn(T) -> String) -> String {
 /// Virtual seconds a wall second; none for a run too short to have taken any.
 pub fn speed(virtual_s: f64, wall_s: f64) -> Option<f64> {
     (wall_s > 0.0).then(|| virtual_s / wall_s)
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+    use coorp_sim::results::{AirtimeShare, MacResult};
+
+    /// A run that went well.
+    pub fn result(policy: &str) -> PolicyResult {
+        let quantiles = Quantiles {
+            p10: 20.0,
+            p50: 22.0,
+            p90: 31.0,
+            p99: 40.0,
+            p999: 50.0,
+            mean: 24.0,
+        };
+        PolicyResult {
+            policy: policy.to_owned(),
+            violation_rate: Some(0.035),
+            loops: 1800,
+            reaction_ms: Some(quantiles),
+            control_latency_ms: Some(quantiles),
+            bulk_mbps: Some(168.2),
+            bulk_share: None,
+            epochs: 4,
+            epoch_s: Some(12.0),
+            wnic_ahead: None,
+            window_share: 0.1,
+            virtual_s: 60.0,
+            wall_s: 0.2,
+            events: 1,
+            flows: Vec::new(),
+            mac: MacResult {
+                collisions: 0,
+                retries: 0,
+                airtime_share: AirtimeShare {
+                    data: 0.5,
+                    control: 0.1,
+                    idle: 0.4,
+                },
+            },
+        }
+    }
+
+    #[test]
+    fn a_policy_that_does_not_fit_keeps_its_place_with_dashes() {
+        let results = [result("edca"), result("coorp")];
+        let missing = |place, policy: &str| Unfit {
+            place,
+            policy: policy.to_owned(),
+            why: String::new(),
+        };
+        let unfit = [missing(1, "schedwifi"), missing(3, "edca+local")];
+        let sheet = policies(&entries(&results, &unfit));
+        let names: Vec<&str> = sheet.rows.iter().map(|row| row[0].as_str()).collect();
+        assert_eq!(names, ["edca", "schedwifi", "coorp", "edca+local"]);
+        assert!(sheet.rows[1][1..].iter().all(|cell| cell == DASH));
+        assert!(sheet.rows.iter().all(|row| row.len() == sheet.titles.len()));
+        assert_eq!(flows(&entries(&results, &unfit)).rows.len(), 2);
+    }
 }

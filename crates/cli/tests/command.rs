@@ -92,7 +92,9 @@ fn a_run_gives_a_table_and_both_files() {
         .lines()
         .filter_map(|line| line.split_whitespace().next())
         .collect();
-    assert!(rows.ends_with(&["mpc-only", "bulk-only", "edca", "coorp"]), "{table}");
+    let wanted = ["mpc-only", "bulk-only", "edca", "coorp"];
+    assert!(rows.windows(4).any(|rows| rows == wanted), "{table}");
+    assert!(table.contains("no epoch ended in 20s: use --duration 600s"), "{table}");
     assert!(!table.contains('\u{1b}'), "escape codes in a pipe");
     let report: serde_json::Value = serde_json::from_str(&fs::read_to_string(&json).unwrap()).unwrap();
     assert_eq!(report["seed"], 3);
@@ -147,6 +149,48 @@ fn the_long_help_says_what_the_policies_are() {
     assert!(output.status.success());
     let said = text(&output.stdout);
     assert!(said.contains("schedwifi:") && said.contains("stock WiFi"), "{said}");
+}
+
+#[test]
+fn a_policy_that_does_not_fit_leaves_the_others_their_results() {
+    let folder = Folder::new("unfit");
+    let (file, json, html) = (example("low"), folder.path("out.json"), folder.path("out.html"));
+    let policies = "mpc-only,bulk-only,edca,schedwifi,coorp";
+    let arguments = ["sim", &file, "--policy", policies, "--duration", "1s"];
+    let output = coorp(&[&arguments[..], &["--quiet", "--json", &json, "--html", &html]].concat());
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let table = text(&output.stdout);
+    let row = table.lines().find(|line| line.starts_with("schedwifi")).unwrap();
+    assert!(row.split_whitespace().skip(1).all(|cell| cell == "-"), "{row}");
+    assert!(
+        table.contains("'schedwifi' does not fit this team: ST windows"),
+        "{table}"
+    );
+    let report: serde_json::Value = serde_json::from_str(&fs::read_to_string(&json).unwrap()).unwrap();
+    let results = report["results"].as_array().unwrap();
+    let names: Vec<&str> = results.iter().filter_map(|result| result["policy"].as_str()).collect();
+    assert_eq!(names, ["mpc-only", "bulk-only", "edca", "coorp"]);
+    assert!(fs::read_to_string(&html).unwrap().contains("does not fit this team"));
+
+    let seeds = coorp(&[&arguments[..], &["--seeds", "2"]].concat());
+    assert!(seeds.status.success(), "{}", text(&seeds.stderr));
+    assert!(text(&seeds.stdout).contains("does not fit this team"));
+
+    for more in [&[][..], &["--seeds", "2"]] {
+        let alone = coorp(&[&["sim", &file, "--policy", "schedwifi", "--duration", "1s"], more].concat());
+        assert_eq!(alone.status.code(), Some(2));
+        assert!(text(&alone.stderr).contains("does not fit this team"));
+    }
+}
+
+#[test]
+fn without_policies_a_team_with_bulk_is_held_against_bulk_alone() {
+    let output = coorp(&["sim", &example("navigation"), "--duration", "1s"]);
+    let table = text(&output.stdout);
+    for policy in ["mpc-only", "bulk-only", "edca", "coorp"] {
+        assert!(table.lines().any(|line| line.starts_with(policy)), "{table}");
+    }
+    assert!(table.contains("bulk never started in 1s"), "{table}");
 }
 
 #[test]

@@ -7,8 +7,9 @@
 
 mod data;
 
-use coorp_sim::results::{Charts, PolicyResult, Report};
+use coorp_sim::results::{Charts, Report};
 
+use crate::notes::Unfit;
 use crate::summary;
 use crate::table::{Sheet, DASH};
 
@@ -23,6 +24,10 @@ pub struct Page<'a> {
     pub numbers: &'a Report,
     /// The series, in the same order.
     pub charts: &'a [Charts],
+    /// Policies that were asked for and did not fit.
+    pub unfit: &'a [Unfit],
+    /// What stands below the tables.
+    pub notes: &'a [String],
     /// The reaction bound, ms; none without a control loop.
     pub bound_ms: Option<f64>,
     /// The command line that made the report.
@@ -68,23 +73,27 @@ impl Page<'_> {
 
     fn tables(&self) -> String {
         let results = &self.numbers.results;
+        let entries = summary::entries(results, self.unfit);
         let mut html = String::new();
         if summary::has_team_work(results) {
             html += "<section>\n<h2>Policies</h2>\n";
-            html += &table(&summary::policies(results), |row| results.get(row));
+            html += &table(&summary::policies(&entries));
             html +=
                 "<p class=\"note\">Violation rate: share of control loops over the reaction bound. WNIC ahead: bulk \
                      packets in the sender's WNIC when a control packet reaches it. A dash: does not apply, or \
                      was not run.</p>\n</section>\n";
         }
         if results.iter().any(|result| !result.flows.is_empty()) {
-            let owners: Vec<&PolicyResult> = results
-                .iter()
-                .flat_map(|result| result.flows.iter().map(move |_| result))
-                .collect();
             html += "<section>\n<h2>Flows</h2>\n";
-            html += &table(&summary::flows(results), |row| owners.get(row).copied());
+            html += &table(&summary::flows(&entries));
             html += "</section>\n";
+        }
+        if !self.notes.is_empty() {
+            html += "<ul class=\"notes\">\n";
+            for note in self.notes {
+                html += &format!("<li>{}</li>\n", escape(note));
+            }
+            html += "</ul>\n";
         }
         html
     }
@@ -124,12 +133,12 @@ fn section(id: &str, title: &str, what: &str) -> String {
     format!("<section id=\"{id}\">\n<h2>{title}</h2>\n<p class=\"note\">{what}</p>\n<div class=\"chart\"></div>\n</section>\n")
 }
 
-/// A sheet as an HTML table; `owner` gives the result that a row belongs to, for its colour.
-fn table<'r>(sheet: &Sheet, owner: impl Fn(usize) -> Option<&'r PolicyResult>) -> String {
+/// A sheet as an HTML table. Its first column is the policy, which gives the row its colour.
+fn table(sheet: &Sheet) -> String {
     let mut html = String::from("<div class=\"wide\"><table>\n<thead>\n");
     html += &header(sheet);
     html += "</thead>\n<tbody>\n";
-    for (index, row) in sheet.rows.iter().enumerate() {
+    for row in &sheet.rows {
         html += "<tr>";
         for (column, cell) in row.iter().enumerate() {
             let text = if cell == DASH {
@@ -138,8 +147,7 @@ fn table<'r>(sheet: &Sheet, owner: impl Fn(usize) -> Option<&'r PolicyResult>) -
                 escape(cell)
             };
             if column == 0 {
-                let policy = owner(index).map(|result| escape(&result.policy)).unwrap_or_default();
-                html += &format!("<th scope=\"row\"><i class=\"swatch\" data-policy=\"{policy}\"></i>{text}</th>");
+                html += &format!("<th scope=\"row\"><i class=\"swatch\" data-policy=\"{text}\"></i>{text}</th>");
             } else if column < sheet.names {
                 html += &format!("<th scope=\"row\">{text}</th>");
             } else {
@@ -212,46 +220,10 @@ fn escape(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use coorp_sim::results::{AirtimeShare, FlowResult, MacResult, Quantiles, Span, SpanKind, Timeline};
+    use crate::summary::tests::result;
+    use coorp_sim::results::{FlowResult, PolicyResult, Span, SpanKind, Timeline};
 
     const EVIL: &str = "</script><script>alert('1')</script>&\"";
-
-    fn result(policy: &str) -> PolicyResult {
-        let quantiles = Quantiles {
-            p10: 20.0,
-            p50: 22.0,
-            p90: 31.0,
-            p99: 40.0,
-            p999: 50.0,
-            mean: 24.0,
-        };
-        PolicyResult {
-            policy: policy.to_owned(),
-            violation_rate: Some(0.035),
-            loops: 1800,
-            reaction_ms: Some(quantiles),
-            control_latency_ms: Some(quantiles),
-            bulk_mbps: Some(168.2),
-            bulk_share: None,
-            epochs: 4,
-            epoch_s: Some(12.0),
-            wnic_ahead: None,
-            window_share: 0.1,
-            virtual_s: 60.0,
-            wall_s: 0.2,
-            events: 1,
-            flows: Vec::new(),
-            mac: MacResult {
-                collisions: 0,
-                retries: 0,
-                airtime_share: AirtimeShare {
-                    data: 0.5,
-                    control: 0.1,
-                    idle: 0.4,
-                },
-            },
-        }
-    }
 
     fn charts() -> Charts {
         let span = Span {
@@ -283,6 +255,8 @@ mod tests {
         Page {
             numbers: &numbers,
             charts,
+            unfit: &[],
+            notes: &["edca & co".to_owned()],
             bound_ms: Some(33.0),
             command,
         }
@@ -318,6 +292,7 @@ mod tests {
             &[charts(), charts()],
             "coorp sim nav.toml",
         );
+        assert!(page.contains("<li>edca &amp; co</li>"));
         assert!(page.contains("coorp sim nav.toml") && page.contains("seed 7") && page.contains("168.2"));
         for section in ["reaction", "control", "throughput", "timeline"] {
             assert!(page.contains(&format!("<section id=\"{section}\">")), "{section}");

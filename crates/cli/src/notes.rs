@@ -1,0 +1,161 @@
+//! What stands below the table: why a policy gave no figures, and what a reader might take a figure for that it is
+//! not. Each note is there only where it applies.
+//!
+//! Left out: judgements on the team itself; those are the figures' own.
+
+use coorp_core::policy::Policy;
+use coorp_core::Duration;
+use coorp_sim::results::PolicyResult;
+use coorp_team::Team;
+
+use crate::number::DURATION_MAX;
+
+/// Long enough for epochs of learning as the papers have it, with ten seconds to a batch.
+const LEARNING_DURATION: Duration = Duration::from_secs(600);
+
+/// A policy that cannot run on this team.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Unfit {
+    /// Its place among the policies asked for.
+    pub place: usize,
+    /// Its name.
+    pub policy: String,
+    /// Why not, and the mend.
+    pub why: String,
+}
+
+/// The notes on a run of `duration`.
+pub fn notes(team: &Team, duration: Duration, results: &[PolicyResult]) -> Vec<String> {
+    let mut notes: Vec<String> = results.iter().filter_map(more_than_bulk_only).collect();
+    notes.extend(idle_bulk(team, duration, results));
+    notes
+}
+
+/// More than all there is wants a word.
+fn more_than_bulk_only(result: &PolicyResult) -> Option<String> {
+    // As much as the table shows as more than 100.0 %.
+    result.bulk_share.filter(|share| *share >= 1.0005)?;
+    let policy = Policy::named(&result.policy)?;
+    let stock = Policy::named("bulk-only")?;
+    let reasons = [
+        (policy.ack_every > stock.ack_every).then_some("asks for fewer acknowledgements"),
+        (policy.rts_over < stock.rts_over).then_some("announces long frames by RTS"),
+    ];
+    let reasons: Vec<&str> = reasons.into_iter().flatten().collect();
+    let name = &result.policy;
+    Some(if reasons.is_empty() {
+        format!("{name} moves a little more than bulk-only: by chance, or since control spreads its bulk in time")
+    } else {
+        format!(
+            "{name} moves more than bulk-only: its transport {}",
+            reasons.join(" and ")
+        )
+    })
+}
+
+/// Bulk that never started, or learning without one whole epoch, in any policy that has bulk.
+fn idle_bulk(team: &Team, duration: Duration, results: &[PolicyResult]) -> Option<String> {
+    let has_bulk = |result: &&PolicyResult| Policy::named(&result.policy).is_some_and(|policy| policy.bulk);
+    let with_bulk: Vec<&PolicyResult> = results.iter().filter(has_bulk).collect();
+    if with_bulk.is_empty() {
+        return None;
+    }
+    let never_started = with_bulk.iter().all(|result| result.bulk_mbps.is_none());
+    if let Some(learning) = &team.learning {
+        let period = team.control.as_ref().map_or(Duration::ZERO, |control| control.period);
+        let batch = Duration::from_secs_f64(period.as_secs_f64() * f64::from(learning.batch_loops));
+        let mend = longer(duration, batch).map_or(String::new(), |longer| format!(": use --duration {longer}"));
+        if never_started {
+            let seconds = batch.as_secs_f64();
+            return Some(format!(
+                "bulk never started in {duration}, as the first batch takes {seconds:.1}s to collect{mend}"
+            ));
+        }
+        let no_epoch = with_bulk.iter().all(|result| result.epochs == 0);
+        return no_epoch.then(|| format!("no epoch ended in {duration}{mend}"));
+    }
+    let first = team
+        .flows
+        .iter()
+        .filter(|flow| flow.bulk)
+        .map(|flow| flow.start)
+        .min()?;
+    never_started.then(|| format!("bulk never started in {duration}: its first flow starts at {first}"))
+}
+
+/// A duration that shows more, where there is one.
+fn longer(duration: Duration, batch: Duration) -> Option<Duration> {
+    let several = |times: f64, of: Duration| Duration::from_secs_f64((of.as_secs_f64() * times).ceil());
+    let wanted = LEARNING_DURATION.max(several(10.0, duration)).max(several(10.0, batch));
+    Some(wanted.min(DURATION_MAX)).filter(|longer| *longer > duration)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::summary::tests::result;
+    use std::path::Path;
+
+    fn team(more: &str) -> Team {
+        let text =
+            format!("[[robot]]\nname = \"a\"\nleader = true\n[[robot]]\nname = \"b\"\n[control]\nrate_hz = 30\n{more}");
+        coorp_team::parse(&text, "t.toml", Path::new(".")).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    const LEARNING: &str = "[learning]\nparameters = 1000\nbatch_loops = 300\n";
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn a_share_over_the_whole_is_explained_and_a_share_below_is_not() {
+        let mut coorp = result("coorp");
+        (coorp.bulk_share, coorp.epochs) = (Some(1.08), 1);
+        let told = notes(&team(LEARNING), MINUTE, &[coorp.clone()]);
+        assert_eq!(
+            told,
+            [
+                "coorp moves more than bulk-only: its transport asks for fewer acknowledgements and announces long \
+              frames by RTS"
+            ]
+        );
+        coorp.bulk_share = Some(1.0);
+        assert!(notes(&team(LEARNING), MINUTE, &[coorp]).is_empty());
+        let mut edca = result("edca");
+        edca.bulk_share = Some(1.01);
+        assert!(notes(&team(""), MINUTE, &[edca])[0].contains("chance"));
+    }
+
+    #[test]
+    fn learning_without_an_epoch_gets_a_longer_duration() {
+        let (mut edca, mut coorp) = (result("edca"), result("coorp"));
+        (edca.epochs, coorp.epochs) = (0, 0);
+        let told = notes(&team(LEARNING), MINUTE, &[edca.clone(), coorp.clone()]);
+        assert_eq!(told, ["no epoch ended in 60s: use --duration 600s"]);
+        let told = notes(&team(LEARNING), Duration::from_secs(600), &[edca.clone()]);
+        assert_eq!(told, ["no epoch ended in 600s: use --duration 6000s"]);
+        let told = notes(&team(LEARNING), DURATION_MAX, &[edca.clone()]);
+        assert_eq!(told, ["no epoch ended in 86400s"]);
+        coorp.epochs = 1;
+        assert!(notes(&team(LEARNING), MINUTE, &[edca, coorp]).is_empty());
+    }
+
+    #[test]
+    fn bulk_that_never_started_says_when_it_would() {
+        let mut edca = result("edca");
+        (edca.bulk_mbps, edca.epochs) = (None, 0);
+        let told = notes(&team(LEARNING), Duration::from_secs(2), &[edca.clone()]);
+        assert_eq!(
+            told,
+            ["bulk never started in 2s, as the first batch takes 10.0s to collect: use --duration 600s"]
+        );
+        let flow = "[[flow]]\nname = \"log\"\nfrom = \"b\"\nto = \"a\"\nsaturated = true\nstart = \"5s\"\n";
+        let told = notes(&team(flow), Duration::from_secs(2), &[edca.clone()]);
+        assert_eq!(told, ["bulk never started in 2s: its first flow starts at 5s"]);
+        assert!(notes(&team(""), MINUTE, &[edca]).is_empty(), "a team without bulk");
+        let mut alone = result("mpc-only");
+        (alone.bulk_mbps, alone.epochs) = (None, 0);
+        assert!(
+            notes(&team(LEARNING), MINUTE, &[alone]).is_empty(),
+            "no bulk was asked for"
+        );
+    }
+}
