@@ -51,7 +51,6 @@ PARTS = {
     "few acknowledgements": ("ack_every", "2", "32"),
     "median completion": ("protection_percentile", "0.95", "0.5"),
     "RTS before long PPDUs": ("rts_over", '"1s"', '"1ms"'),
-    "bounded backlog": ("backlog_max", '"1s"', '"12ms"'),
 }
 # Settings that both policies share, and another value of each.
 SETTINGS = {
@@ -60,7 +59,8 @@ SETTINGS = {
     "accuracy 80 %": ("accuracy", "0.8"),
     "accuracy 99 %": ("accuracy", "0.99"),
     "backlog at most 4 ms": ("backlog_max", '"4ms"'),
-    "backlog at most 8 ms": ("backlog_max", '"8ms"'),
+    "backlog at most 12 ms": ("backlog_max", '"12ms"'),
+    "RTS over 0.5 ms": ("rts_over", '"500us"'),
 }
 
 
