@@ -1,39 +1,39 @@
 //! `coorp plan`: how many robots fit, from the capacity model (001, equations 1 to 3) and from simulation.
 //!
-//! A team size fits where the asked share of control loops ends within the bound. The model gives its answer at
-//! once but knows neither WNIC nor retries; the simulation runs the team with its robots repeated (see `scale`),
+//! A team size fits where the asked share of control loops ends within the bound and bulk has not starved: a team
+//! whose control is on time because nobody else gets to speak is none that one would send out. The model gives its
+//! answer at once but knows neither WNIC nor retries; the simulation runs the team with its robots repeated (see `scale`),
 //! doubles the size until the loops are late, and narrows the limit down. The sizes tried depend on the outcomes
 //! only, so that the answer is the same on any number of threads. Left out: what a size does to learning's
 //! convergence, and robots that differ from those in the file.
 
+mod model;
 mod scale;
+mod text;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use coorp_core::capacity::{bulk_first_probability, Capacity};
+use coorp_core::capacity::Capacity;
 use coorp_core::policy::Policy;
 use coorp_core::Duration;
 use coorp_sim::results::PolicyResult;
 use coorp_sim::Options;
-use coorp_team::{Category, Control, Flow, Team, Traffic, Transport};
+use coorp_team::{Control, Team};
 use serde::Serialize;
 
 use crate::failure::{Failure, NoResult};
 use crate::jobs;
-use crate::number::{figure, parse_duration, percent};
+use crate::number::parse_duration;
 use crate::output::{self, Destination, Inputs};
 use crate::policies;
 use crate::progress::Progress;
-use crate::summary::shown;
-use crate::table::{self, Sheet};
+use crate::table;
 
 /// Sizes beyond this are not tried: a channel with more robots than this has other worries.
 const ROBOTS_MAX: usize = 257;
 /// Sizes simulated together; fixed, so that the sizes tried do not depend on the machine.
 const BATCH: usize = 3;
-/// How long the channel's rate is measured for the model.
-const PROBE: Duration = Duration::from_secs(5);
 
 /// Options of `coorp plan`.
 #[derive(Debug, clap::Args)]
@@ -43,6 +43,9 @@ pub struct Args {
     /// Share of control loops that must end within the bound
     #[arg(long, value_name = "SHARE", default_value_t = 0.95, value_parser = parse_quantile)]
     quantile: f64,
+    /// Share of the smallest tried team's bulk throughput that a team's bulk must reach; 0 for no such demand
+    #[arg(long, value_name = "SHARE", default_value_t = 0.25, value_parser = parse_bulk_min)]
+    bulk_min: f64,
     /// The policy to plan for
     #[arg(long, value_name = "NAME", default_value = "coorp", value_parser = policies::parser())]
     policy: String,
@@ -70,6 +73,13 @@ fn parse_quantile(text: &str) -> Result<f64, String> {
     }
 }
 
+fn parse_bulk_min(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(share) if (0.0..=1.0).contains(&share) => Ok(share),
+        _ => Err("a share of the smallest team's bulk lies between 0 and 1, as in 0.25".to_owned()),
+    }
+}
+
 /// What `--json` writes.
 #[derive(Serialize)]
 struct Plan<'a> {
@@ -78,6 +88,11 @@ struct Plan<'a> {
     policy: &'a str,
     quantile: f64,
     bound_ms: f64,
+    bulk_min: f64,
+    /// What bulk must reach; null where nothing is asked, or bulk never started in the smallest team.
+    bulk_mbps_min: Option<f64>,
+    /// What the model takes the channel to carry.
+    model_bandwidth_mbps: f64,
     /// The largest team that fits, the leader counted; null where not even two robots do.
     robots_max_model: Option<u32>,
     robots_max_simulated: Option<usize>,
@@ -95,6 +110,8 @@ struct Row {
     reaction_p50_ms: Option<f64>,
     reaction_p99_ms: Option<f64>,
     bulk_mbps: Option<f64>,
+    on_time: bool,
+    bulk_enough: bool,
     fits: bool,
 }
 
@@ -129,7 +146,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         team: &team,
         control,
         policy: &policy,
-        model: model(args, &team, control)?,
+        model: model::measure(args, &team, control)?,
     };
     let rows = planner.search()?;
     let plan = Plan {
@@ -138,71 +155,25 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         policy: &args.policy,
         quantile: args.quantile,
         bound_ms: control.bound.as_millis_f64(),
+        bulk_min: args.bulk_min,
+        bulk_mbps_min: planner.bulk_mbps_min(&rows),
+        model_bandwidth_mbps: planner.model.bandwidth_bps / 1e6,
         robots_max_model: planner.model.robots_max(control.bound, args.quantile),
         robots_max_simulated: largest_that_fits(&rows),
         rows: rows.into_values().collect(),
     };
     let mut outcomes = Vec::new();
     if !json.as_ref().is_some_and(Destination::is_stdout) {
-        let table = sheet(&plan).layout(table::terminal_width());
-        outcomes.push(output::print(&format!("{table}\n{}", verdict(&plan))));
+        let table = text::sheet(&plan).layout(table::terminal_width());
+        outcomes.push(output::print(&format!("{table}\n{}", text::below(&plan, &team))));
     }
     outcomes.extend(json.as_ref().map(|json| output::write_json(json, &plan)));
     output::settle(outcomes)
 }
 
-/// The model with this team's figures. B is not the nominal rate but what the robots' TCP gets through to
-/// the leader, all together, measured on the team's own air.
-fn model(args: &Args, team: &Team, control: &Control) -> Result<Capacity, Failure> {
-    let mut probe = team.clone();
-    (probe.control, probe.learning) = (None, None);
-    let flow = |from| Flow {
-        name: format!("probe-{from:?}"),
-        from,
-        to: team.leader,
-        category: Category::BestEffort,
-        transport: Transport::Tcp,
-        traffic: Traffic::Saturated { packet_bytes: 1448 },
-        start: Duration::ZERO,
-        stop: None,
-        bulk: true,
-    };
-    probe.flows = scale::ids(team).filter(|from| *from != team.leader).map(flow).collect();
-    let options = Options {
-        duration: PROBE,
-        seed: args.seed,
-        faults: false,
-        timeline: false,
-    };
-    let edca = Policy::named("edca").ok_or_else(|| Failure::Found("error: the policy edca is missing".to_owned()))?;
-    let run = coorp_sim::run(&probe, &edca, &options, &|_| ())
-        .map_err(|error| NoResult::from(error).ends(&args.file.display().to_string()))?;
-    let bandwidth_mbps: f64 = run.result.flows.iter().map(|flow| flow.mbps).sum();
-    if bandwidth_mbps <= 0.0 {
-        let file = args.file.display();
-        return Err(Failure::Input(format!(
-            "error: {file}: nothing gets through to the leader; check [air]"
-        )));
-    }
-    let [voice, _, best_effort, _] = &team.air.edca;
-    let has_bulk = team.learning.is_some() || team.flows.iter().any(|flow| flow.bulk);
-    Ok(Capacity {
-        bandwidth_bps: bandwidth_mbps * 1e6,
-        frequency_hz: 1.0 / control.period.as_secs_f64(),
-        perception_bytes: control.perception_bytes,
-        control_bytes: control.command_bytes,
-        ampdu_bytes: u64::from(
-            best_effort
-                .ampdu_bytes
-                .min(team.air.wnic.ampdu_bytes_max.unwrap_or(u32::MAX)),
-        ),
-        inference: control.inference,
-        bulk_first: if has_bulk {
-            bulk_first_probability(u32::from(voice.cw_min), u32::from(best_effort.cw_min))
-        } else {
-            0.0
-        },
-    })
+/// Whether a team has any bulk to move.
+fn has_bulk(team: &Team) -> bool {
+    team.learning.is_some() || team.flows.iter().any(|flow| flow.bulk)
 }
 
 /// The search for the limit.
@@ -269,14 +240,27 @@ impl Planner<'_> {
                 }
                 Err(failure) => return Err(failure.ends(&name())),
             };
-            rows.insert(*robots, self.row(*robots, run.as_ref().map(|run| &run.result)));
+            let result = run.as_ref().map(|run| &run.result);
+            // The smallest size is tried first, so that its bulk is known for all others.
+            let row = self.row(*robots, result, self.bulk_mbps_min(rows));
+            rows.insert(*robots, row);
         }
         Ok(())
     }
 
-    fn row(&self, robots: usize, result: Option<&PolicyResult>) -> Row {
+    /// What bulk must reach. None before the smallest team has run, and where its bulk never started.
+    fn bulk_mbps_min(&self, rows: &BTreeMap<usize, Row>) -> Option<f64> {
+        let smallest = rows.values().next().and_then(|row| row.bulk_mbps)?;
+        Some(smallest * self.args.bulk_min).filter(|mbps| *mbps > 0.0)
+    }
+
+    fn row(&self, robots: usize, result: Option<&PolicyResult>, bulk_mbps_min: Option<f64>) -> Row {
         let workers = u32::try_from(robots.saturating_sub(1)).unwrap_or(u32::MAX);
         let modelled = self.model.reaction_quantile(workers, self.args.quantile);
+        let bulk_mbps = result.and_then(|result| result.bulk_mbps);
+        let on_time = result.is_some_and(|result| self.keeps_the_bound(result));
+        let enough = |least: f64| bulk_mbps.is_some_and(|mbps| mbps >= least);
+        let bulk_enough = result.is_some() && bulk_mbps_min.is_none_or(enough);
         Row {
             robots,
             model_reaction_ms: modelled.as_millis_f64(),
@@ -289,8 +273,10 @@ impl Planner<'_> {
             reaction_p99_ms: result
                 .and_then(|result| result.reaction_ms)
                 .map(|reaction| reaction.p99),
-            bulk_mbps: result.and_then(|result| result.bulk_mbps),
-            fits: result.is_some_and(|result| self.keeps_the_bound(result)),
+            bulk_mbps,
+            on_time,
+            bulk_enough,
+            fits: on_time && bulk_enough,
         }
     }
 
@@ -315,73 +301,11 @@ fn gap(rows: &BTreeMap<usize, Row>) -> Option<(usize, usize)> {
     (late - fits > 1).then_some((fits, late))
 }
 
-fn sheet(plan: &Plan<'_>) -> Sheet {
-    let share = format!("p{}", figure_of_share(plan.quantile));
-    let titles = [
-        "robots\n",
-        &format!("model reaction\n{share} ms"),
-        "model bulk\nMbit/s",
-        "violation\nrate",
-    ];
-    let simulated = ["reaction ms\np50", "\np99", "bulk\nMbit/s", "fits\n"];
-    Sheet {
-        titles: titles.into_iter().chain(simulated).map(str::to_owned).collect(),
-        names: 1,
-        rows: plan
-            .rows
-            .iter()
-            .map(|row| cells(row, plan.robots_max_simulated))
-            .collect(),
-    }
-}
-
-fn cells(row: &Row, limit: Option<usize>) -> Vec<String> {
-    let fits = match row.fits {
-        true if Some(row.robots) == limit => "limit",
-        true => "yes",
-        false => "no",
-    };
-    vec![
-        row.robots.to_string(),
-        figure(row.model_reaction_ms),
-        figure(row.model_bulk_mbps),
-        shown(row.violation_rate, percent),
-        shown(row.reaction_p50_ms, figure),
-        shown(row.reaction_p99_ms, figure),
-        shown(row.bulk_mbps, figure),
-        fits.to_owned(),
-    ]
-}
-
-/// 0.95 as 95, 0.999 as 99.9.
-fn figure_of_share(share: f64) -> f64 {
-    (share * 1e5).round() / 1e3
-}
-
-fn verdict(plan: &Plan<'_>) -> String {
-    let asked = format!(
-        "{} % of loops within {} ms",
-        figure_of_share(plan.quantile),
-        plan.bound_ms
-    );
-    let none = "no team at all".to_owned();
-    let simulated = match plan.robots_max_simulated {
-        None => none.clone(),
-        Some(limit) if limit >= ROBOTS_MAX => format!("at least {ROBOTS_MAX} robots"),
-        Some(limit) => format!("{limit} robots"),
-    };
-    let modelled = plan.robots_max_model.map_or(none, |limit| format!("{limit} robots"));
-    let policy = plan.policy;
-    format!(
-        "{asked} under {policy}: simulation has room for {simulated}, the model for {modelled} (the leader counts).\n"
-    )
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn row(robots: usize, fits: bool) -> (usize, Row) {
+    pub(super) fn row(robots: usize, fits: bool) -> (usize, Row) {
         let row = Row {
             robots,
             model_reaction_ms: 1.0,
@@ -391,6 +315,8 @@ mod tests {
             reaction_p50_ms: None,
             reaction_p99_ms: None,
             bulk_mbps: None,
+            on_time: fits,
+            bulk_enough: true,
             fits,
         };
         (robots, row)
@@ -411,6 +337,10 @@ mod tests {
         assert_eq!(parse_quantile("0.95"), Ok(0.95));
         for bad in ["0", "1", "95", "-0.5", "nan", "x"] {
             assert!(parse_quantile(bad).is_err(), "{bad}");
+        }
+        assert_eq!((parse_bulk_min("0"), parse_bulk_min("1")), (Ok(0.0), Ok(1.0)));
+        for bad in ["-0.1", "25", "nan", ""] {
+            assert!(parse_bulk_min(bad).is_err(), "{bad}");
         }
     }
 }

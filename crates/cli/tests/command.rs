@@ -243,6 +243,7 @@ fn bad_input_exits_with_2_and_says_what_to_mend() {
         (&["plan", &example("flows")], "[control]"),
         (&["plan", &good, "--policy", "bulk-only"], "another policy"),
         (&["plan", &good, "--quantile", "95"], "0.95"),
+        (&["plan", &good, "--bulk-min", "25"], "0.25"),
     ];
     for (arguments, mend) in cases {
         let output = coorp(arguments);
@@ -392,4 +393,46 @@ fn plan_marks_the_limit() {
             .iter()
             .all(|row| row["fits"] == true || row["robots"].as_u64() > Some(limit)));
     }
+}
+
+#[test]
+fn plan_refuses_a_team_whose_bulk_starves() {
+    let folder = Folder::new("starved");
+    let team = folder.path("team.toml");
+    // Batches so short that bulk starts within the run.
+    let text_of_team = fs::read_to_string(example("navigation")).unwrap();
+    fs::write(&team, text_of_team.replace("batch_loops = 300", "batch_loops = 30")).unwrap();
+    let plan = |bulk_min: &str| -> (serde_json::Value, String) {
+        let json = folder.path("plan.json");
+        let output = coorp(&[
+            "plan",
+            &team,
+            "--duration",
+            "5s",
+            "--quantile",
+            "0.01",
+            "--bulk-min",
+            bulk_min,
+            "--json",
+            &json,
+        ]);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let plan = serde_json::from_str(&fs::read_to_string(&json).unwrap()).unwrap();
+        (plan, text(&output.stdout))
+    };
+    let (strict, said) = plan("0.98");
+    let (loose, _) = plan("0");
+    let least = strict["bulk_mbps_min"].as_f64().unwrap();
+    assert!(least > 0.0 && loose["bulk_mbps_min"].is_null());
+    for row in strict["rows"].as_array().unwrap() {
+        let enough = row["bulk_mbps"].as_f64().is_some_and(|mbps| mbps >= least);
+        assert_eq!(row["bulk_enough"], enough, "{row}");
+        assert_eq!(row["fits"], enough && row["on_time"] == true, "{row}");
+    }
+    let limit = |plan: &serde_json::Value| plan["robots_max_simulated"].as_u64().unwrap();
+    assert!(limit(&strict) < limit(&loose), "{strict}");
+    assert!(
+        said.contains("98.0 % of what 2 robots move") && said.contains("Model columns"),
+        "{said}"
+    );
 }
