@@ -168,7 +168,7 @@ impl Policy {
             }
             "coorp" => {
                 policy.ack_every = 32;
-                policy.rts_over = Duration::from_millis(1);
+                policy.rts_over = Duration::from_micros(500);
                 policy.global = Some(PermitConfig::default());
                 policy.local = Some(LocalConfig {
                     deviation: Deviation::Quantile,

@@ -20,8 +20,14 @@ pub(crate) const CLOCK_ORIGIN: Duration = Duration::from_secs(1_000);
 /// Bound on what one robot knows of another's clock: WiFi's own timing function keeps stations within 25 us; the rest
 /// is for reading it from user space.
 const CLOCK_UNCERTAINTY: Duration = Duration::from_micros(100);
-/// How long before a window for commands it is announced: the longest PPDU, which may be on the air, is just over it.
+/// How long before a window for commands it is announced where loops do not end near it: the longest PPDU, which may be
+/// on the air, is just over it.
 const COMMAND_NOTICE: Duration = Duration::from_millis(5);
+/// Loops that are remembered, and how many tell something.
+const LOOPS_KEPT: usize = 64;
+const LOOPS_KNOWN_MIN: usize = 16;
+/// A loop that ends so long before its window would have been delayed into it without it.
+const LOOPS_NEAR: Duration = Duration::from_millis(3);
 /// Deepest WNIC queue that completion times are kept for.
 const WNIC_DEPTH: usize = 512;
 /// Packets that a status log follows at most; no WNIC holds more.
@@ -94,6 +100,9 @@ pub(crate) struct Agent {
     command_burst: Duration,
     /// The window for the commands that are awaited, and when it is to be announced.
     awaited: Option<(Instant, Arrival)>,
+    /// When the loop that is awaited began, and how long the newest loops took.
+    loop_began: Option<Instant>,
+    loop_times: VecDeque<Duration>,
     skew_ns: i64,
     up: bool,
     wants_bulk: bool,
@@ -168,6 +177,8 @@ impl Agent {
             leads: robot == team.leader,
             control: team.control.filter(|_| policy.control),
             awaited: None,
+            loop_began: None,
+            loop_times: VecDeque::new(),
             command_burst: crate::setup::command_burst(team, policy),
             skew_ns,
             up: true,
@@ -355,7 +366,7 @@ impl Agent {
     pub fn on_control_made(&mut self, flow: ControlFlow, now: Instant) {
         let local = self.local(now);
         if flow == ControlFlow::Command {
-            self.awaited = None;
+            self.on_loop_over(local);
         }
         if let Windows::Predicted { planner, .. } = &mut self.windows {
             planner.on_message(flow.id(), local);
@@ -390,9 +401,31 @@ impl Agent {
             early: self.command_burst.saturating_sub(config.extension),
             late: Duration::ZERO,
         };
-        // Most loops end before: a window that was announced at once would keep the gate draining for nothing.
-        self.awaited = Some((arrival.start() - COMMAND_NOTICE, arrival));
+        self.loop_began = Some(start);
+        let notice = if self.loops_end_near(control.bound) {
+            Duration::MAX
+        } else {
+            COMMAND_NOTICE
+        };
+        self.awaited = Some((arrival.start() - notice, arrival));
         self.announce_awaited(local);
+    }
+
+    /// Whether loops have ended lately where their window would have mattered. Else a window that is announced at once
+    /// only keeps the gate draining: for loops that end long before, and for those that are late in any case.
+    fn loops_end_near(&self, bound: Duration) -> bool {
+        let from = bound.saturating_sub(self.command_burst + LOOPS_NEAR);
+        let to = bound + self.command_burst;
+        let near = |time: &&Duration| (from..=to).contains(*time);
+        self.loop_times.len() < LOOPS_KNOWN_MIN || self.loop_times.iter().any(|time| near(&time))
+    }
+
+    fn on_loop_over(&mut self, local: Instant) {
+        self.awaited = None;
+        if let Some(began) = self.loop_began.take() {
+            self.loop_times.truncate(LOOPS_KEPT - 1);
+            self.loop_times.push_front(local.since(began));
+        }
     }
 
     fn announce_awaited(&mut self, local: Instant) {
@@ -408,8 +441,8 @@ impl Agent {
 
     /// The command has arrived: nothing is at risk any more.
     pub fn on_command_arrived(&mut self, now: Instant) {
-        self.awaited = None;
         let local = self.local(now);
+        self.on_loop_over(local);
         if let Windows::Predicted { planner, .. } = &mut self.windows {
             planner.on_message(COMMAND, local);
             planner.on_message_sent(COMMAND, local);
