@@ -60,6 +60,9 @@
     value: (_, value) => value == null ? "–" : unit(value),
   }));
 
+  // Without a pointer over the chart its legend has no values, and shows none.
+  const markIdle = (chart) => chart.root.classList.toggle("idle", !(chart.cursor.left >= 0));
+  const LIVE = { ready: [markIdle], setCursor: [markIdle] };
   const CURSOR = { y: false, drag: { x: true, y: false }, points: { size: 7 } };
   // A border as wide as half the marker fills it.
   const LEGEND = { markers: { width: 6 } };
@@ -98,10 +101,25 @@
     ctx.font = `600 ${12 * devicePixelRatio}px system-ui, sans-serif`;
     ctx.textBaseline = "bottom";
     const text = `bound ${data.bound_ms} ms`;
-    const right = x + ctx.measureText(text).width / 2 > bbox.left + bbox.width;
-    ctx.textAlign = right ? "right" : "center";
+    const half = ctx.measureText(text).width / 2;
+    ctx.textAlign = x + half > bbox.left + bbox.width ? "right" : x - half < bbox.left ? "left" : "center";
     ctx.fillText(text, x, bbox.top - 2 * devicePixelRatio);
     ctx.restore();
+  };
+
+  // Where loops past the bound stop telling policies apart: a policy that gives up should not squeeze the others
+  // into a corner. At three bounds, or where the better half of the policies has 99.9 % behind it.
+  const endOfReactions = (policies) => {
+    const highest = Math.max(...policies.map(({ reaction: { x } }) => x[x.length - 1]));
+    const far = policies.map(({ reaction: { x, y } }) => x[y.findIndex((share) => share >= 0.999)] ?? highest);
+    const better = far.sort((a, b) => a - b)[Math.ceil(far.length / 2) - 1];
+    return Math.min(highest, Math.max(better, 3 * (data.bound_ms ?? 0)));
+  };
+
+  const noteBeyond = (policies, end) => {
+    const beyond = policies.filter(({ reaction: { x } }) => x[x.length - 1] > end);
+    const names = beyond.map(({ name, reaction: { x } }) => `${name} (to ${Math.ceil(x[x.length - 1])} ms)`);
+    document.getElementById("reaction-note").textContent = names.length ? ` Off the edge: ${names.join(", ")}.` : "";
   };
 
   const drawShares = (id) => {
@@ -110,9 +128,17 @@
     const policies = data.policies.filter((policy) => policy[id].x.length > 0);
     const positive = (x) => Math.max(x, 0.01);
     const all = policies.flatMap((policy) => policy[id].x.map(positive));
-    // The bound is on the picture even where every loop is well within it.
-    if (data.bound_ms != null) all.push(data.bound_ms);
-    const xs = [...new Set(all)].sort((a, b) => a - b);
+    // A bound on loops says nothing of single messages.
+    const ofLoops = id === "reaction";
+    const end = ofLoops ? Math.max(endOfReactions(policies), 0.01) : Infinity;
+    if (ofLoops) {
+      noteBeyond(policies, end);
+      all.push(end);
+      // The bound is on the picture even where every loop is well within it.
+      if (data.bound_ms != null) all.push(data.bound_ms);
+    }
+    const shown = (x) => x <= end || x === data.bound_ms;
+    const xs = [...new Set(all)].filter(shown).sort((a, b) => a - b);
     const columns = policies.map((policy) => xs.map((x) => valueAt(policy[id], x, 0, 1)));
     const within = (value) => `${(100 * value).toFixed(1)} %`;
     add(parent, {
@@ -126,7 +152,7 @@
       ],
       cursor: CURSOR,
       legend: LEGEND,
-      hooks: { draw: [boundLine] },
+      hooks: { ...LIVE, draw: ofLoops ? [boundLine] : [] },
     }, [xs, ...columns]);
   };
 
@@ -152,10 +178,11 @@
       height: 260,
       padding: [12, 20, 0, 0],
       scales: { x: { time: false }, y: { range: (_, __, high) => [0, Math.max(high * 1.08, 1)] } },
-      series: [{ label: "s" }, ...seriesOf(policies, (value) => value.toFixed(1))],
+      series: [{ label: "at s", value: (_, x) => x == null ? "–" : short(x) }, ...seriesOf(policies, (value) => value.toFixed(1))],
       axes: [axis("virtual time, s", { size: 30 }), axis("Mbit/s", { size: 48 })],
       cursor: CURSOR,
       legend: LEGEND,
+      hooks: LIVE,
     }, [xs, ...columns]);
   };
 
@@ -172,6 +199,8 @@
     loop: { from: 0.30, to: 0.70, says: "control loop" },
   };
   const TIMELINE_HEIGHT_MAX = 7000;
+  // A whole second is too much to tell frames apart.
+  const FIRST_MS = 100;
 
   // Spans by lane and kind. A lane of its own, above the robots, shows the control loops.
   const lanesOf = ({ robots, robot, kind, start, end, frames }) => {
@@ -283,6 +312,7 @@
         hooks: { drawClear: [(chart) => drawLanes(chart, lanes)], setCursor: [(chart) => tipFor(chart, names, lanes, tip)] },
       }, [[0, timeline.length_ms], [0, rows]]);
       chart.over.append(tip);
+      chart.setScale("x", { min: 0, max: Math.min(FIRST_MS, timeline.length_ms) });
     }
   };
 

@@ -63,7 +63,7 @@ impl Page<'_> {
             .unwrap_or_default();
         format!(
             "<header>\n<h1>{team}</h1>\n<p>{virtual_s} virtual seconds a policy, seed {seed}{bound}. \
-             Made by coorp {version} with</p>\n<pre><code>{command}</code></pre>\n</header>\n",
+             Made by coorp {version} with this command:</p>\n<pre><code>{command}</code></pre>\n</header>\n",
             team = escape(&self.numbers.team),
             seed = self.numbers.seed,
             version = env!("CARGO_PKG_VERSION"),
@@ -107,7 +107,7 @@ impl Page<'_> {
             curves += &section(
                 "reaction",
                 "Reaction time",
-                "Share of control loops that took at most so long.",
+                "Share of control loops that took at most so long.<span id=\"reaction-note\"></span>",
             );
         }
         if any(|charts| !charts.control_cdf.is_empty()) {
@@ -121,8 +121,9 @@ impl Page<'_> {
             html += &section("throughput", "Bulk throughput", "<span id=\"throughput-note\"></span>");
         }
         if any(|charts| !charts.timeline.spans.is_empty()) {
-            let what = "Drag over a stretch to zoom in on it, in all policies at once; double-click to see all again. \
-                        Point at something to read what it is.";
+            let what =
+                "Opens at the first 100 ms: drag to zoom, double-click for the whole second, in all policies at \
+                        once. Point at something to read what it is.";
             html += &section("timeline", "One second, robot by robot", what);
         }
         html
@@ -293,6 +294,8 @@ mod tests {
             "coorp sim nav.toml",
         );
         assert!(page.contains("<li>edca &amp; co</li>"));
+        assert!(page.contains("with this command:</p>\n<pre><code>coorp sim nav.toml</code>"));
+        assert!(page.contains("<span id=\"reaction-note\">") && page.contains("double-click for the whole second"));
         assert!(page.contains("coorp sim nav.toml") && page.contains("seed 7") && page.contains("168.2"));
         for section in ["reaction", "control", "throughput", "timeline"] {
             assert!(page.contains(&format!("<section id=\"{section}\">")), "{section}");
