@@ -50,7 +50,7 @@ PARTS = {
     "transmit status": ("transmit_status", "false", "true"),
     "few acknowledgements": ("ack_every", "2", "32"),
     "median completion": ("protection_percentile", "0.95", "0.5"),
-    "RTS before long PPDUs": ("rts_over", '"1s"', '"1ms"'),
+    "RTS before long PPDUs": ("rts_over", '"1s"', '"500us"'),
 }
 # Settings that both policies share, and another value of each.
 SETTINGS = {
@@ -60,7 +60,7 @@ SETTINGS = {
     "accuracy 99 %": ("accuracy", "0.99"),
     "backlog at most 4 ms": ("backlog_max", '"4ms"'),
     "backlog at most 12 ms": ("backlog_max", '"12ms"'),
-    "RTS over 0.5 ms": ("rts_over", '"500us"'),
+    "RTS over 1 ms": ("rts_over", '"1ms"'),
 }
 
 
