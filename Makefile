@@ -51,6 +51,7 @@ bench:
 
 # The mark is written last, so that a broken installation is tried again; a changed list of packages is installed.
 $(VENV)/ready: Makefile
+	bash .ci/packages
 	python3 -m venv $(VENV)
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check $(PYTHON_PACKAGES)
 	touch $@

@@ -3,8 +3,10 @@
 //! Defaults follow the navigation testbed of 001 (section VI) and stock Linux stations; each type's reader gives
 //! them. Anything random (phases, fading) is left out: it belongs to a run and its seed.
 
-use crate::rules::MCS_DEFAULT;
 use coorp_core::{Duration, RobotId};
+
+/// The fastest MCS that every standard has at every width and number of streams.
+pub(crate) const MCS_DEFAULT: u8 = 7;
 
 /// A team: what `load` and `parse` return.
 #[derive(Clone, Debug, PartialEq)]

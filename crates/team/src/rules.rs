@@ -15,8 +15,6 @@ pub(crate) const LINKS_MAX: usize = 10_000;
 pub(crate) const WAYPOINTS_MAX: usize = 1_000;
 /// Characters of a name at most.
 pub(crate) const NAME_CHARS_MAX: usize = 64;
-/// The fastest MCS that every standard has at every width and number of streams.
-pub(crate) const MCS_DEFAULT: u8 = 7;
 
 /// What is wrong, and what to do about it.
 pub(crate) type Fault = (String, String);
@@ -80,7 +78,7 @@ mod tests {
         for standard in [Standard::N, Standard::Ac, Standard::Ax] {
             for width_mhz in [20, 40, 80] {
                 for streams in 1..=4 {
-                    assert!(mcs(standard, width_mhz, streams, MCS_DEFAULT).is_ok());
+                    assert!(mcs(standard, width_mhz, streams, crate::model::MCS_DEFAULT).is_ok());
                 }
             }
         }

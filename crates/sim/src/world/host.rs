@@ -51,39 +51,12 @@ impl Host for World<'_> {
     }
 
     fn completed(&mut self, packet: &Packet, queued_at: Instant, acknowledged: bool, now: Instant) {
-        let sender = robot(packet.from);
         let place = usize::from(packet.from.0);
         if packet.category >= AccessCategory::BestEffort {
             self.agents[place].on_status(queued_at, now);
         }
         self.bulk_in_wnic[place] -= u32::from(self.is_bulk(packet));
-        match self.slots[packet.flow.0 as usize] {
-            Slot::Message(channel) => {
-                let channel_state = &mut self.channels[channel as usize];
-                let (gone, fate) = channel_state.flow.on_left(packet, acknowledged, now);
-                if gone {
-                    if let Some(control) = control_flow(self.channels[channel as usize].role) {
-                        self.agents[place].on_control_left(control, now);
-                        self.run_agent(sender);
-                    }
-                }
-                if let Some((number, fate)) = fate {
-                    self.on_message_fate(channel, number, fate);
-                }
-            }
-            Slot::Data(stream) => {
-                self.streams[stream as usize]
-                    .sender
-                    .on_departed(packet.bytes - tcp::HEADER_BYTES);
-                self.mark(stream);
-            }
-            Slot::Acks(_) => {}
-            Slot::Saturated(plain) => {
-                let plain = &mut self.plains[plain as usize];
-                plain.outstanding -= 1;
-                plain.fill(now, &mut self.outbox);
-            }
-        }
+        self.on_left(packet, acknowledged);
     }
 
     fn delivered(&mut self, packet: &Packet, now: Instant) {
@@ -109,11 +82,26 @@ impl Host for World<'_> {
         }
     }
 
-    fn dropped(&mut self, packet: &Packet, now: Instant) {
+    fn dropped(&mut self, packet: &Packet, _now: Instant) {
+        self.on_left(packet, false);
+    }
+
+    fn transmitted(&mut self, transmission: &Transmission) {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.transmission(transmission, transmission.category < AccessCategory::BestEffort);
+        }
+    }
+}
+
+impl World<'_> {
+    /// A packet has left its sender: the WNIC is done with it, or the host queue dropped it.
+    fn on_left(&mut self, packet: &Packet, acknowledged: bool) {
+        let now = self.now;
         match self.slots[packet.flow.0 as usize] {
             Slot::Message(channel) => {
-                let (gone, fate) = self.channels[channel as usize].flow.on_left(packet, false, now);
-                if let (true, Some(control)) = (gone, control_flow(self.channels[channel as usize].role)) {
+                let state = &mut self.channels[channel as usize];
+                let (gone, fate) = state.flow.on_left(packet, acknowledged, now);
+                if let (true, Some(control)) = (gone, control_flow(state.role)) {
                     self.agents[usize::from(packet.from.0)].on_control_left(control, now);
                     self.run_agent(robot(packet.from));
                 }
@@ -122,9 +110,8 @@ impl Host for World<'_> {
                 }
             }
             Slot::Data(stream) => {
-                self.streams[stream as usize]
-                    .sender
-                    .on_departed(packet.bytes - tcp::HEADER_BYTES);
+                let payload = packet.bytes - tcp::HEADER_BYTES;
+                self.streams[stream as usize].sender.on_departed(payload);
                 self.mark(stream);
             }
             Slot::Acks(_) => {}
@@ -136,14 +123,6 @@ impl Host for World<'_> {
         }
     }
 
-    fn transmitted(&mut self, transmission: &Transmission) {
-        if let Some(recorder) = &mut self.recorder {
-            recorder.transmission(transmission, transmission.category < AccessCategory::BestEffort);
-        }
-    }
-}
-
-impl World<'_> {
     /// Whether a packet belongs to bulk; the acknowledgements of bulk do.
     fn is_bulk(&self, packet: &Packet) -> bool {
         match self.slots[packet.flow.0 as usize] {
