@@ -30,12 +30,12 @@ build:
 	cargo build --release --locked -p coorp-cli
 
 # The team of the fault runs is always busy and has short permits, so that 15 s are enough for a lot to go wrong.
-test: build $(VENV)/ready
+test: $(VENV)/ready build
 	cargo test --workspace --locked
 	$(COORP) sim examples/faults.toml --faults --seeds $(FAULT_SEEDS) --policy edca+global,coorp-paper,coorp --duration 15s
 	@set -e; for study in $(STUDIES); do echo "== $$study --quick"; $(PYTHON) $$study --quick; done
 
-studies: build $(VENV)/ready
+studies: $(VENV)/ready build
 	@set -e; for study in $(STUDIES); do echo "== $$study"; $(PYTHON) $$study; done
 
 lint: $(VENV)/ready
