@@ -52,6 +52,27 @@ fn the_same_seed_gives_the_same_json_and_another_seed_another() {
 }
 
 #[test]
+fn every_example_runs_under_every_policy_that_fits_it() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
+    let mut ran = 0;
+    for entry in std::fs::read_dir(folder).expect("the examples").flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if !name.ends_with(".toml") {
+            continue;
+        }
+        for policy in Policy::NAMES {
+            let policy = Policy::named(policy).expect("a preset");
+            match coorp_sim::run(&example(&name), &policy, &options(2, 1), &|_| {}) {
+                Ok(run) => ran += usize::from(run.result.events > 0),
+                Err(Error::Broken { rule }) => panic!("{name}, {}: {rule}", policy.name),
+                Err(Error::NothingToRun { .. } | Error::Unfit { .. }) => {}
+            }
+        }
+    }
+    assert!(ran >= 40, "six examples, nine policies: only {ran} ran");
+}
+
+#[test]
 fn the_timeline_changes_no_number() {
     let team = example("navigation.toml");
     let plain = run(&team, "coorp", &options(30, 1));
