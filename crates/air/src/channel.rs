@@ -83,14 +83,10 @@ pub struct MacCounters {
     pub collisions: u64,
     /// MPDUs that had to be sent again.
     pub retries: u64,
-    /// MPDUs given up.
-    pub given_up: u64,
     /// Airtime of data PPDUs, collided ones included.
     pub data: Duration,
     /// Airtime of RTS, CTS, acknowledgements and the SIFS between them.
     pub control: Duration,
-    /// Events processed.
-    pub events: u64,
 }
 
 /// A span in slots, rounded: everybody's slots are taken to line up.
@@ -230,19 +226,9 @@ impl Air {
         row[place] = Some((link, self.config.phy.timing(link.rate)));
     }
 
-    /// PHY data rate from one station to another, bit/s.
-    pub fn bits_per_second(&self, from: StationId, to: StationId) -> f64 {
-        self.links.get(from, to).1.bits_per_second()
-    }
-
     /// What the MAC did so far.
     pub fn counters(&self) -> &MacCounters {
         &self.counters
-    }
-
-    /// Packets in a station's host queue of one category.
-    pub fn host_queue_len(&self, station: StationId, category: AccessCategory) -> usize {
-        self.stations[usize::from(station.0)].host_len(category)
     }
 
     /// The stack of `packet.from` sends. Call with `now` no earlier than any call before.
@@ -274,7 +260,6 @@ impl Air {
     /// Does what is due at the deadline.
     pub fn on_deadline<H: Host>(&mut self, host: &mut H) {
         let now = self.deadline;
-        self.counters.events += 1;
         match std::mem::replace(&mut self.medium, Medium::Idle(now)) {
             Medium::Idle(since) => self.on_contention_end(since, now, host),
             Medium::Ppdu(exchange) => self.on_ppdu_end(exchange, now, host),
@@ -677,7 +662,6 @@ impl Air {
         now: Instant,
         host: &mut H,
     ) -> u64 {
-        let counters = &mut self.counters;
         // Passed up only after all completions are told: both need the host.
         let mut in_sequence: Vec<Packet> = Vec::new();
         let on_air = self.stations[usize::from(station.0)].completes_on_air();
@@ -686,7 +670,6 @@ impl Air {
             frames,
             self.config.retries_max,
             |frame| {
-                counters.given_up += u64::from(!frame.acknowledged);
                 if on_air {
                     host.released(&frame.packet, frame.ahead, frame.queued_at, now);
                 }

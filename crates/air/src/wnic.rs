@@ -181,11 +181,6 @@ impl Queues {
         self.in_wnic[category.index()].incomplete < self.wnic.queue_frames && !self.host[category.index()].is_empty()
     }
 
-    /// Packets in the host queue of a category.
-    pub fn host_len(&self, category: AccessCategory) -> usize {
-        self.host[category.index()].len()
-    }
-
     /// The driver's dequeue and enqueue: one packet from the host queue into its lane.
     pub fn take(&mut self, category: AccessCategory, now: Instant, dropped: &mut impl FnMut(Packet)) -> Option<Packet> {
         let host = &mut self.host[category.index()];
