@@ -40,6 +40,9 @@ BULK_GOAL = 0.97
 HOPELESS = 0.10
 """A random team whose loop alone violates its bound as often is drawn again."""
 DRAWS_MAX = 1_000
+HELD_OUT_FIRST = 1001
+HELD_OUT_TEAMS = 20
+"""`coorp` was improved by looking at the draws from seed 1 on; from here on nobody looked before it was frozen."""
 
 # Of each part: its key in [policy], what it is without, what `coorp` has.
 PARTS = {
@@ -149,10 +152,10 @@ def examples(names: tuple[str, ...]) -> list[Team]:
     return [Team(name, (REPOSITORY / "examples" / f"{name}.toml").read_text()) for name in names]
 
 
-def random_teams(simulator: Simulator, count: int) -> list[Team]:
-    """The first so many draws whose control loop is not hopeless."""
+def random_teams(simulator: Simulator, count: int, first: int = 1) -> list[Team]:
+    """So many draws, from the seed `first` on, whose control loop is not hopeless."""
     teams: list[Team] = []
-    for seed in range(1, DRAWS_MAX):
+    for seed in range(first, first + DRAWS_MAX):
         if len(teams) == count:
             break
         team = draw(seed)
@@ -235,6 +238,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer teams and shorter runs, for CI")
     parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
+    parser.add_argument("--held-out", action="store_true", help="only the goal, on teams that no policy was tuned on")
     arguments = parser.parse_args()
     program = binary()
     if program is None:
@@ -242,6 +246,11 @@ def main() -> int:
     effort, markdown = QUICK if arguments.quick else FULL, arguments.markdown
     simulator = Simulator(program, "ablation", starving=True)
     bench = Bench(simulator, effort)
+    if arguments.held_out:
+        print(f"{effort.duration_s:g} s, seeds {effort.seeds[0]} to {effort.seeds[-1]}.\n")
+        teams = random_teams(simulator, HELD_OUT_TEAMS, HELD_OUT_FIRST)
+        print_generality(bench, teams, markdown=markdown)
+        return 0
     teams = examples(effort.examples) + random_teams(simulator, effort.random_teams)
     print(f"{effort.duration_s:g} s, seeds {effort.seeds[0]} to {effort.seeds[-1]}.\n")
     navigation = print_generality(bench, teams, markdown=markdown)
