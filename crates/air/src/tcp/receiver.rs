@@ -2,6 +2,9 @@
 //!
 //! A segment in order is acknowledged with every second one, or 40 ms later. One that is out of order, fills a hole or
 //! came before is acknowledged at once. The application reads at once, so the window never closes.
+//!
+//! Where the sender asked for fewer acknowledgements ([`Receiver::set_ack_every`]), of segments out of order only the
+//! first above a new hole is acknowledged at once: those after it say nothing new.
 
 use super::{Ack, Config, SackRange};
 use coorp_core::{Duration, Instant};
@@ -16,6 +19,8 @@ const RING_MIN: usize = 64;
 #[derive(Clone, Debug)]
 pub struct Receiver {
     ack_every: u32,
+    /// The sender asked for fewer acknowledgements, also of what is out of order.
+    asked: bool,
     segments_max: u64,
     next: u64,
     delivered_bytes: u64,
@@ -35,6 +40,7 @@ impl Receiver {
         let config = config.bounded();
         Receiver {
             ack_every: config.ack_every,
+            asked: false,
             segments_max: config.segments_max(),
             next: 0,
             delivered_bytes: 0,
@@ -52,15 +58,18 @@ impl Receiver {
         if bytes == 0 {
             return None;
         }
-        if number != self.next {
-            self.hold(number, bytes);
-            return Some(self.acknowledge());
-        }
-        self.deliver(bytes);
         self.unacknowledged += 1;
-        if self.held > 0 {
-            self.deliver_held();
-            return Some(self.acknowledge());
+        if number != self.next {
+            let extends = self.hold(number, bytes);
+            if !(self.asked && extends) {
+                return Some(self.acknowledge());
+            }
+        } else {
+            self.deliver(bytes);
+            if self.held > 0 {
+                self.deliver_held();
+                return Some(self.acknowledge());
+            }
         }
         if self.unacknowledged >= self.ack_every {
             return Some(self.acknowledge());
@@ -69,9 +78,10 @@ impl Receiver {
         None
     }
 
-    /// From now on acknowledges every so many segments in order, as a sender of QUIC asks by ACK_FREQUENCY.
+    /// From now on acknowledges every so many segments, as a sender of QUIC asks by ACK_FREQUENCY, whose reordering
+    /// threshold keeps segments out of order from being acknowledged one by one.
     pub fn set_ack_every(&mut self, segments: u32) {
-        self.ack_every = segments.max(1);
+        (self.ack_every, self.asked) = (segments.max(1), true);
     }
 
     /// Acknowledges now what waits for its delay (QUIC's IMMEDIATE_ACK).
@@ -126,25 +136,27 @@ impl Receiver {
         self.ranges = left;
     }
 
-    /// Keeps a segment until those before it arrive.
-    fn hold(&mut self, number: u64, bytes: u16) {
+    /// Keeps a segment until those before it arrive. Whether it is new and extends a range that is held.
+    fn hold(&mut self, number: u64, bytes: u16) -> bool {
         if number < self.next || number - self.next >= self.segments_max {
-            return;
+            return false;
         }
         while number - self.next >= self.ring.len() as u64 {
             self.widen();
         }
         let mask = self.ring.len() - 1;
         let place = &mut self.ring[number as usize & mask];
-        if *place == 0 {
-            *place = bytes;
-            self.held += 1;
-            self.join_range(number);
+        if *place != 0 {
+            return false;
         }
+        *place = bytes;
+        self.held += 1;
+        self.join_range(number)
     }
 
     /// Puts the segment into its range and that range first. The oldest range is forgotten when there are too many.
-    fn join_range(&mut self, number: u64) {
+    /// Whether there was such a range.
+    fn join_range(&mut self, number: u64) -> bool {
         let mut joined = SackRange {
             start: number,
             end: number + 1,
@@ -162,6 +174,7 @@ impl Receiver {
             }
         }
         self.ranges = [joined, rest[0], rest[1], rest[2]];
+        joined.end - joined.start > 1
     }
 
     /// Doubles the ring. Its length stays a power of two.
@@ -236,6 +249,23 @@ mod tests {
             }
         );
         assert_eq!(receiver.delivered_bytes(), 90);
+    }
+
+    #[test]
+    fn asked_for_few_acknowledgements_it_tells_of_each_hole_once() {
+        let mut receiver = Receiver::new(Config::default());
+        receiver.set_ack_every(4);
+        assert_eq!(receiver.on_segment(0, 10, at_ms(0)), None);
+        let ack = receiver.on_segment(2, 10, at_ms(0)).expect("a new hole");
+        assert_eq!((ack.next, ack.sack[0]), (1, range(2, 3)));
+        for number in 3..6 {
+            assert_eq!(receiver.on_segment(number, 10, at_ms(0)), None);
+        }
+        assert!(receiver.next_deadline().is_some(), "and in time, should nothing follow");
+        let ack = receiver.on_segment(6, 10, at_ms(0)).expect("the fourth since");
+        assert_eq!(ack.sack[0], range(2, 7));
+        assert_eq!(receiver.on_segment(1, 10, at_ms(0)).map(|ack| ack.next), Some(7));
+        assert_eq!(receiver.delivered_bytes(), 70);
     }
 
     const HEADER_BYTES_WITH_TWO_RANGES: u16 = 52 + 4 + 16;
