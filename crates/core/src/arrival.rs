@@ -139,6 +139,30 @@ impl TimeModel {
             late: self.late,
         })
     }
+
+    /// Whether whoever knows `other` expects messages as this model does: at the same times to within `tolerance`, in
+    /// intervals that differ by no more than that or a quarter.
+    pub fn agrees_with(&self, other: &TimeModel, tolerance: Duration) -> bool {
+        let near = |a: Duration, b: Duration, by: Duration| a.as_nanos().abs_diff(b.as_nanos()) <= by.as_nanos();
+        if self.period == Duration::ZERO || other.period == Duration::ZERO || self.phase < other.phase {
+            return self == other;
+        }
+        let off = Duration::from_nanos(self.phase.since(other.phase).as_nanos() % other.period.as_nanos());
+        near(off.min(other.period.saturating_sub(off)), Duration::ZERO, tolerance)
+            && near(self.early, other.early, tolerance.max(other.early / 4))
+            && near(self.late, other.late, tolerance.max(other.late / 4))
+    }
+
+    /// The end of the interval of the message that was made at `made_at`; `made_at` itself where that is a message
+    /// before `phase`.
+    pub fn end_of(&self, made_at: Instant) -> Instant {
+        let middle = made_at + self.period / 2;
+        if self.period == Duration::ZERO || middle < self.phase {
+            return made_at;
+        }
+        let periods = middle.since(self.phase).as_nanos() / self.period.as_nanos();
+        self.phase + self.period * periods + self.late
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default)]

@@ -10,6 +10,8 @@
 //!   the packets, below the lowest by the lowest itself (fewer packets cannot take longer).
 //! - A window ends before its last instant, so that asking again at the end passes. A window that is over, or
 //!   that ends before it begins, holds nothing.
+//! - p_prot may move between two bounds ([`AdaptivePercentile`]): a low one lets bulk run on until shortly before a
+//!   window, a high one is for loops that cannot afford that it sometimes runs into it.
 //! - `backlog_max` keeps the WNIC shallow at all times, so that a message that nobody predicted waits little.
 //! - The table can lock itself in: where samples say that not even one packet fits between two windows, none
 //!   passes, so no new sample ever corrects them. After [`FRUITLESS_HOLDS_MAX`] windows with an empty WNIC and
@@ -46,8 +48,6 @@ pub struct CompletionTable {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Row {
-    /// The samples read at the percentile, in nanoseconds. Kept ready, as a dequeue reads it.
-    read_ns: u64,
     len: u16,
     next: u16,
 }
@@ -61,11 +61,7 @@ impl CompletionTable {
         CompletionTable {
             depth,
             samples_max,
-            percentile: if percentile.is_nan() {
-                1.0
-            } else {
-                percentile.clamp(0.0, 1.0)
-            },
+            percentile: bounded(percentile),
             rings: vec![0; depth * samples_max],
             sorted: vec![0; depth * samples_max],
             rows: vec![Row::default(); depth],
@@ -95,11 +91,8 @@ impl CompletionTable {
         sorted[place] = value;
         len += 1;
         ring[next] = value;
-        // The nearest rank: the smallest sample that the percentile's share of the samples does not exceed.
-        let rank = (self.percentile * len as f64).ceil() as usize;
         // Both fit: `samples_max` is at most 256.
         (row.len, row.next) = (len as u16, ((next + 1) % self.samples_max) as u16);
-        row.read_ns = sorted[rank.clamp(1, len) - 1];
         self.seen[n / 64] |= 1 << (n % 64);
         self.seen_end = self.seen_end.max(n + 1);
     }
@@ -108,9 +101,23 @@ impl CompletionTable {
     #[inline]
     pub fn time(&self, n: usize) -> Duration {
         match self.rows.get(n) {
-            Some(row) if row.len > 0 => Duration::from_nanos(row.read_ns),
+            Some(row) if row.len > 0 => Duration::from_nanos(self.read(n, row.len)),
             _ => self.infer(n),
         }
+    }
+
+    /// From now on the samples are read at `percentile`.
+    pub fn set_percentile(&mut self, percentile: f64) {
+        self.percentile = bounded(percentile);
+    }
+
+    /// The nearest rank of depth `n`, which has `len` samples: the smallest one that the percentile's share of the
+    /// samples does not exceed.
+    #[inline]
+    fn read(&self, n: usize, len: u16) -> u64 {
+        let len = usize::from(len);
+        let rank = (self.percentile * len as f64).ceil() as usize;
+        self.sorted[n * self.samples_max + rank.clamp(1, len) - 1]
     }
 
     /// Forgets all samples.
@@ -125,7 +132,7 @@ impl CompletionTable {
         let Some(highest) = self.seen_end.checked_sub(1) else {
             return Duration::ZERO;
         };
-        let read = |n: usize| self.rows[n].read_ns;
+        let read = |n: usize| self.read(n, self.rows[n].len);
         let ns = if n > highest {
             // u128: a depth given from outside times a sample may exceed 64 bits.
             let scaled = u128::from(read(highest)) * (n as u128 + 1) / (highest as u128 + 1);
@@ -167,6 +174,49 @@ impl CompletionTable {
             }
             (word, mask) = (word.checked_sub(1)?, u64::MAX);
         }
+    }
+}
+
+fn bounded(percentile: f64) -> f64 {
+    if percentile.is_nan() {
+        1.0
+    } else {
+        percentile.clamp(0.0, 1.0)
+    }
+}
+
+/// p_prot between two bounds: up quickly with each loop that bulk may have made late, down slowly with each in time, so
+/// that it settles where one loop in two hundred is late, or at a bound.
+#[derive(Clone, Copy, Debug)]
+pub struct AdaptivePercentile {
+    low: f64,
+    high: f64,
+    now: f64,
+}
+
+impl AdaptivePercentile {
+    const UP: f64 = 0.05;
+    const DOWN: f64 = 0.000_25;
+
+    /// Starts at `low`. A `high` below it counts as equal to it: then nothing moves.
+    pub fn new(low: f64, high: f64) -> Self {
+        let low = bounded(low);
+        AdaptivePercentile {
+            low,
+            high: bounded(high).max(low),
+            now: low,
+        }
+    }
+
+    /// A loop has ended. Answers with the percentile from now on.
+    pub fn on_loop(&mut self, late: bool) -> f64 {
+        let moved = if late {
+            self.now + Self::UP
+        } else {
+            self.now - Self::DOWN
+        };
+        self.now = moved.clamp(self.low, self.high);
+        self.now
     }
 }
 
@@ -244,6 +294,11 @@ impl Gate {
     pub fn on_window(&mut self, window: Window) {
         self.window = window;
         self.resume();
+    }
+
+    /// From now on completion times are read at this percentile (p_prot, a share of 1).
+    pub fn set_percentile(&mut self, percentile: f64) {
+        self.table.set_percentile(percentile);
     }
 
     /// The time asked for by [`Gate::next_deadline`] has come. Harmless at any other time.
@@ -349,6 +404,18 @@ mod tests {
         assert_eq!(t.time(2), us(99));
         t.clear();
         assert_eq!(t.time(2), Duration::ZERO);
+    }
+
+    #[test]
+    fn the_percentile_rises_with_late_loops_and_settles_between_its_bounds() {
+        let mut p = AdaptivePercentile::new(0.5, 0.95);
+        assert_eq!(p.on_loop(false), 0.5);
+        assert_eq!(p.on_loop(true), 0.55);
+        assert_eq!((0..20).map(|_| p.on_loop(true)).last(), Some(0.95));
+        let settled = (0..10_000).map(|k| p.on_loop(k % 200 == 0)).last().unwrap();
+        assert!((0.9..=0.95).contains(&settled), "one in 200: {settled}");
+        assert_eq!((0..2_000).map(|_| p.on_loop(false)).last(), Some(0.5));
+        assert_eq!(AdaptivePercentile::new(0.9, 0.5).on_loop(true), 0.9);
     }
 
     #[test]

@@ -58,6 +58,8 @@ pub struct LocalConfig {
     pub completion_samples: usize,
     /// p_prot: the percentile, as a share, at which completion times are read.
     pub protection_percentile: f64,
+    /// How far p_prot rises while loops end just after their bound.
+    pub protection_percentile_max: Option<f64>,
     /// A window ends once the messages that it was opened for have left the WNIC.
     pub early_release: bool,
     /// Windows for commands, where it matters: once a loop has so little left before its bound that only a free
@@ -72,6 +74,8 @@ pub struct LocalConfig {
     /// The gate goes by transmit status (`SO_WIFI_STATUS`) and not by the driver's completion hook, which over USB
     /// comes before the packet was on the air.
     pub transmit_status: bool,
+    /// A perception or command that the WNIC gave up, as transmit status tells, is sent again until its loop's bound.
+    pub resend_lost: bool,
     /// Bulk is held whenever the WNIC would take longer than this to send what it has.
     pub backlog_max: Option<Duration>,
 }
@@ -104,12 +108,14 @@ impl Default for LocalConfig {
             model_samples: 300,
             completion_samples: 100,
             protection_percentile: 0.95,
+            protection_percentile_max: None,
             early_release: false,
             command_windows: false,
             shared_windows: false,
             window_share_max: 1.0,
             steered_phases: false,
             transmit_status: false,
+            resend_lost: false,
             backlog_max: None,
         }
     }
@@ -173,12 +179,14 @@ impl Policy {
                 policy.local = Some(LocalConfig {
                     deviation: Deviation::Quantile,
                     protection_percentile: 0.5,
+                    protection_percentile_max: Some(0.95),
                     window_share_max: 0.5,
                     early_release: true,
                     command_windows: true,
                     shared_windows: true,
                     steered_phases: true,
                     transmit_status: true,
+                    resend_lost: true,
                     ..LocalConfig::default()
                 });
             }

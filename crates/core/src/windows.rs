@@ -12,7 +12,10 @@
 //! - Flows of other robots take part, by the [`TimeModel`] that they told and an uncertainty for the clocks
 //!   between. An uncertainty widens both sides.
 //! - A message can be announced from its cause, once, where no period predicts it: the leader's commands.
-//! - `early_release`: once every message that the window was opened for has left the WNIC, the window ends.
+//! - `early_release`: once every message that the window was opened for has left the WNIC, the window ends, and while
+//!   some have come and not all have left, it goes on. Many robots' messages, or one of many packets, take longer on
+//!   the air than any constant extension. Another robot's message, which is heard only when it is through, is taken to
+//!   be on its way, until [`FRUITLESS_EXTENSIONS_MAX`] windows in a row were extended for nothing.
 //! - Windows can be kept to a share of the time, so that many flows at odd phases do not starve bulk.
 //! - A window that has not begun is replaced when another flow's message comes to be expected before or in it.
 //!
@@ -21,6 +24,10 @@
 use crate::arrival::{Arrival, ArrivalConfig, ArrivalModel, TimeModel};
 use crate::{Duration, FlowId, Instant};
 use std::collections::VecDeque;
+
+/// After how many windows in a row that were extended to the last, and whose messages did not come, a message counts
+/// as on its way only where another of the same window has come.
+pub const FRUITLESS_EXTENSIONS_MAX: u32 = 2;
 
 /// A span of time in which bulk must not sit in the WNIC: from `start` until before `end`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,12 +60,12 @@ pub enum WindowAction {
 pub struct PlannerConfig {
     /// How much longer than the expected arrival a window lasts.
     pub extension: Duration,
-    /// Whether a window ends once its messages have left.
+    /// Whether a window ends when its messages have left, be that before its time or after.
     pub early_release: bool,
     /// How many flows are planned for, the others' among them.
     pub flows_max: usize,
-    /// Share of the time that windows may take, above 0 to 1. Below 1, a window lasts at most this share of the
-    /// shortest period in it, and after it none begins for as long as keeps the share.
+    /// Share of the time that windows may take, above 0 to 1. A window lasts at most this share of the shortest period
+    /// in it; below 1, none begins after it for as long as keeps the share.
     pub share_max: f64,
 }
 
@@ -98,9 +105,9 @@ enum Source {
 struct Flow {
     id: FlowId,
     source: Source,
-    /// Part of the current window, whose end this flow's arrival was given as.
-    covered_until: Option<Instant>,
-    /// Its message has come since the window was published.
+    /// The arrival that the current window covers.
+    covered: Option<Arrival>,
+    /// The message of that arrival has come.
     seen: bool,
     /// Messages that came and have not left the WNIC yet.
     in_wnic: u32,
@@ -134,6 +141,15 @@ impl Flow {
         }
     }
 
+    /// Whether a message made at `made_at` is the one that the current window covers, and not one before it that
+    /// came late, when the window was planned already.
+    fn covers(&self, made_at: Instant) -> bool {
+        self.covered.is_some_and(|arrival| {
+            self.period()
+                .is_none_or(|period| made_at + period / 2 >= arrival.expected)
+        })
+    }
+
     fn is_through(&self) -> bool {
         self.seen && self.in_wnic == 0
     }
@@ -143,6 +159,7 @@ impl Flow {
 struct Expected {
     start: Instant,
     end: Instant,
+    arrival: Arrival,
     flow: usize,
 }
 
@@ -153,6 +170,9 @@ pub struct WindowPlanner {
     /// Sorted by id.
     flows: Vec<Flow>,
     window: Option<Window>,
+    /// How far the window may be extended while its messages are on their way.
+    limit: Instant,
+    fruitless_extensions: u32,
     clock: Instant,
     /// Flows that the window covers, and those of them that are not through.
     covered: usize,
@@ -170,6 +190,8 @@ impl WindowPlanner {
             config,
             flows: Vec::new(),
             window: None,
+            limit: Instant::ZERO,
+            fruitless_extensions: 0,
             clock: Instant::ZERO,
             covered: 0,
             waited_for: 0,
@@ -235,16 +257,16 @@ impl WindowPlanner {
         Ok(())
     }
 
-    /// As [`WindowPlanner::set_shared`] for many flows at once; their messages of this period have been heard. Plans
-    /// once, where that needs planning.
+    /// As [`WindowPlanner::set_shared`] for many flows at once, whose messages, made at the given instants of this
+    /// robot's clock, have been heard. Plans once, where that needs planning.
     pub fn hear_shared(
         &mut self,
-        heard: impl IntoIterator<Item = (FlowId, Option<TimeModel>)>,
+        heard: impl IntoIterator<Item = (FlowId, Option<TimeModel>, Instant)>,
         uncertainty: Duration,
         now: Instant,
     ) -> Result<(), TooManyFlows> {
         self.follow_clock(now);
-        for (flow, model) in heard {
+        for (flow, model, made_at) in heard {
             if self.find(flow).is_err() {
                 let Some(model) = model else { continue };
                 let seen_until = Instant::ZERO;
@@ -259,13 +281,15 @@ impl WindowPlanner {
             }
             let Ok(at) = self.find(flow) else { continue };
             self.change(at, |entry| {
-                entry.seen = true;
+                entry.seen |= entry.covers(made_at);
                 if let Source::Shared {
-                    model: old, seen_until, ..
+                    model: old,
+                    uncertainty,
+                    seen_until,
                 } = &mut entry.source
                 {
                     *old = model.unwrap_or(*old);
-                    *seen_until = (*seen_until).max(entry.covered_until.unwrap_or(Instant::ZERO));
+                    *seen_until = (*seen_until).max(old.end_of(made_at) + *uncertainty);
                 }
             });
         }
@@ -279,7 +303,7 @@ impl WindowPlanner {
     /// Plans for a flow no longer. The current window stays.
     pub fn remove_flow(&mut self, flow: FlowId) {
         if let Ok(at) = self.find(flow) {
-            self.change(at, |entry| entry.covered_until = None);
+            self.change(at, |entry| entry.covered = None);
             self.flows.remove(at);
         }
     }
@@ -289,18 +313,17 @@ impl WindowPlanner {
         self.follow_clock(now);
         let Ok(at) = self.find(flow) else { return };
         self.change(at, |entry| {
-            entry.seen = true;
+            entry.seen |= entry.covers(now);
             entry.in_wnic = entry.in_wnic.saturating_add(1);
         });
-        let entry = &mut self.flows[at];
-        match &mut entry.source {
+        match &mut self.flows[at].source {
             Source::Own(model) => model.on_sample(now),
             Source::Announced(arrival) => *arrival = None,
-            Source::Shared { seen_until, .. } => {
-                if let Some(end) = entry.covered_until {
-                    *seen_until = (*seen_until).max(end);
-                }
-            }
+            Source::Shared {
+                model,
+                uncertainty,
+                seen_until,
+            } => *seen_until = (*seen_until).max(model.end_of(now) + *uncertainty),
         }
         self.advance(at, now);
     }
@@ -319,8 +342,29 @@ impl WindowPlanner {
     pub fn on_deadline(&mut self, now: Instant) {
         self.follow_clock(now);
         if self.window.is_some_and(|w| now >= w.end) {
-            self.plan(now);
+            self.end_window(now);
         }
+    }
+
+    /// The window's time is over: the next is planned, unless its messages are on their way.
+    fn end_window(&mut self, now: Instant) {
+        if let Some(window) = self.window.filter(|_| self.config.early_release && self.waited_for > 0) {
+            let trusted = self.fruitless_extensions < FRUITLESS_EXTENSIONS_MAX;
+            let on_its_way = |flow: &Flow| {
+                let unheard = trusted && matches!(flow.source, Source::Shared { .. });
+                flow.covered.is_some() && (flow.seen || unheard)
+            };
+            if now < self.limit && self.flows.iter().any(on_its_way) {
+                let extended = Window {
+                    end: self.limit,
+                    ..window
+                };
+                self.window = Some(extended);
+                return self.publish(WindowAction::Set(extended));
+            }
+            self.fruitless_extensions = self.fruitless_extensions.saturating_add(1);
+        }
+        self.plan(now);
     }
 
     /// When the current window ends.
@@ -354,13 +398,13 @@ impl WindowPlanner {
         let flow = Flow {
             id,
             source,
-            covered_until: None,
+            covered: None,
             seen: false,
             in_wnic: 0,
         };
         match self.find(id) {
             Ok(at) => {
-                self.change(at, |entry| entry.covered_until = None);
+                self.change(at, |entry| entry.covered = None);
                 self.flows[at] = flow;
             }
             Err(_) if self.flows.len() >= self.config.flows_max => {
@@ -382,7 +426,7 @@ impl WindowPlanner {
     fn change(&mut self, at: usize, change: impl FnOnce(&mut Flow)) {
         let flow = &mut self.flows[at];
         let counts = |flow: &Flow| {
-            let covered = flow.covered_until.is_some();
+            let covered = flow.covered.is_some();
             (usize::from(covered), usize::from(covered && !flow.is_through()))
         };
         let (covered, waited_for) = counts(flow);
@@ -397,12 +441,12 @@ impl WindowPlanner {
     fn advance(&mut self, at: usize, now: Instant) {
         let replan = match self.window {
             None => true,
-            // Past its end the deadline is only late; asking for a plan now does no harm.
-            Some(window) if now >= window.end => true,
+            // The deadline is only late.
+            Some(window) if now >= window.end => return self.end_window(now),
             Some(window) if now >= window.start => false,
             Some(window) => {
                 let flow = &self.flows[at];
-                flow.covered_until.is_none() && flow.next(now).is_some_and(|a| a.start() <= window.end)
+                flow.covered.is_none() && flow.next(now).is_some_and(|a| a.start() <= window.end)
             }
         };
         if replan {
@@ -413,6 +457,9 @@ impl WindowPlanner {
     /// Publishes the window of the arrivals to come, as section IV-B merges them.
     fn plan(&mut self, now: Instant) {
         let before = self.window.take();
+        if self.all_through() {
+            self.fruitless_extensions = 0;
+        }
         let share = self.config.share_max.clamp(f64::MIN_POSITIVE, 1.0);
         if let Some(window) = before {
             let lasted = now.min(window.end).since(window.start).as_secs_f64();
@@ -423,11 +470,16 @@ impl WindowPlanner {
         self.expected.clear();
         (self.covered, self.waited_for) = (0, 0);
         for (at, flow) in self.flows.iter_mut().enumerate() {
-            (flow.covered_until, flow.seen) = (None, false);
+            (flow.covered, flow.seen) = (None, false);
             if let Some(arrival) = flow.next(now) {
                 let (start, end) = (arrival.start().max(from), arrival.end() + self.config.extension);
                 if start < end || from == now {
-                    self.expected.push(Expected { start, end, flow: at });
+                    self.expected.push(Expected {
+                        start,
+                        end,
+                        arrival,
+                        flow: at,
+                    });
                 }
             }
         }
@@ -442,19 +494,23 @@ impl WindowPlanner {
             start: first.start,
             end: first.end,
         };
-        let mut longest = Duration::MAX;
+        let mut longest = None;
         for e in &self.expected {
             if e.start > window.end {
                 break;
             }
-            if let Some(period) = self.flows[e.flow].period().filter(|_| share < 1.0) {
-                longest = longest.min(Duration::from_secs_f64(period.as_secs_f64() * share));
+            if let Some(period) = self.flows[e.flow].period() {
+                let share = Duration::from_secs_f64(period.as_secs_f64() * share);
+                longest = Some(longest.map_or(share, |longest: Duration| longest.min(share)));
             }
             window.end = window.end.max(e.end);
-            self.flows[e.flow].covered_until = Some(e.end);
+            self.flows[e.flow].covered = Some(e.arrival);
             (self.covered, self.waited_for) = (self.covered + 1, self.waited_for + 1);
         }
-        window.end = window.end.min(window.start + longest);
+        self.limit = longest.map_or(window.end, |longest| window.start + longest);
+        if share < 1.0 {
+            window.end = window.end.min(self.limit);
+        }
         assert!(
             now <= window.start && window.start <= window.end,
             "a window in the past"
@@ -672,6 +728,59 @@ mod tests {
     }
 
     #[test]
+    fn the_window_goes_on_while_its_messages_are_on_their_way() {
+        let mut p = planner(true);
+        p.add_flow(FlowId(1), ArrivalConfig::default()).unwrap();
+        for k in 1..=20 {
+            p.on_message(FlowId(1), at(k * 30));
+            p.on_message_sent(FlowId(1), at(k * 30));
+            while p.next_deadline().is_some_and(|d| d < at((k + 1) * 30)) {
+                p.on_deadline(p.next_deadline().unwrap());
+            }
+        }
+        p.on_message(FlowId(1), at(630));
+        let end = p.window().expect("it has come and not left").end;
+        p.on_deadline(end);
+        let extended = p.window().unwrap();
+        assert!(
+            extended.start < at(630) && extended.end > at(655),
+            "to the period at most: {extended:?}"
+        );
+        p.on_message_sent(FlowId(1), at(634));
+        assert!(p.window().unwrap().start > at(650), "it has left");
+    }
+
+    #[test]
+    fn the_window_is_not_extended_for_a_robot_that_has_fallen_silent() {
+        let mut p = planner(true);
+        shared(&mut p, 1, 10, 2);
+        let mut lasted = Vec::new();
+        for _ in 0..4 {
+            let start = p.window().unwrap().start;
+            while p.window().unwrap().start == start {
+                p.on_deadline(p.next_deadline().unwrap());
+            }
+            lasted.push(p.clock.since(start));
+        }
+        assert_eq!(lasted, [ms(30), ms(30), ms(6), ms(6)]);
+    }
+
+    #[test]
+    fn a_message_heard_after_its_window_is_not_the_next_ones() {
+        let mut p = planner(true);
+        shared(&mut p, 1, 10, 2);
+        (p.fruitless_extensions, p.limit) = (FRUITLESS_EXTENSIONS_MAX, at(14));
+        p.on_deadline(at(14));
+        let next = p.window().unwrap();
+        p.hear_shared([(FlowId(1), None, at(9))], Duration::ZERO, at(16))
+            .unwrap();
+        assert_eq!(p.window(), Some(next));
+        p.hear_shared([(FlowId(1), None, at(39))], Duration::ZERO, at(41))
+            .unwrap();
+        assert!(p.window().unwrap().start > next.end, "heard in its window");
+    }
+
+    #[test]
     fn without_early_release_the_window_stays() {
         let mut p = planner(false);
         shared(&mut p, 1, 10, 2);
@@ -719,8 +828,8 @@ mod tests {
     }
 
     proptest! {
-        /// Windows are never in the past, never overlap the one before (unless that had not begun or was released
-        /// early), and the planner never asks for the same instant twice without end.
+        /// Windows are never in the past, never overlap the one before (unless that had not begun, was released early, or
+        /// goes on), and the planner never asks for the same instant twice without end.
         #[test]
         fn windows_never_overlap_and_never_lie_in_the_past(
             flows in prop::collection::vec((0..60u64, 1..60u64, 0..20u64, 0..20u64), 0..8),
@@ -765,8 +874,13 @@ mod tests {
     ) -> Result<(), TestCaseError> {
         while let Some(action) = p.poll() {
             let WindowAction::Set(window) = action else { continue };
-            prop_assert!(window.start >= now && window.end > now);
-            if let Some(last) = *last {
+            prop_assert!(window.end > now);
+            let extends = |last: Window| window.start == last.start && window.end > last.end && now >= last.end;
+            prop_assert!(
+                window.start >= now || last.is_some_and(extends),
+                "{last:?} then {window:?} at {now:?}"
+            );
+            if let Some(last) = last.filter(|last| !extends(*last)) {
                 prop_assert!(
                     released || window.start >= last.end || now < last.start,
                     "{last:?} then {window:?} at {now:?}"

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 
 use coorp_air::Load;
 use coorp_core::arrival::{Arrival, ArrivalConfig, TimeModel};
-use coorp_core::gate::{CompletionTable, Gate, Verdict};
+use coorp_core::gate::{AdaptivePercentile, CompletionTable, Gate, Verdict};
 use coorp_core::permits::{Message, Requester, RequesterAction};
 use coorp_core::policy::{LocalConfig, Policy};
 use coorp_core::schedwifi::Schedule;
@@ -23,11 +23,15 @@ const CLOCK_UNCERTAINTY: Duration = Duration::from_micros(100);
 /// How long before a window for commands it is announced where loops do not end near it: the longest PPDU, which may be
 /// on the air, is just over it.
 const COMMAND_NOTICE: Duration = Duration::from_millis(5);
+/// A robot tells again after so long what the leader should know already: a leader that started anew does not.
+const TELL_EVERY: Duration = Duration::from_secs(1);
 /// Loops that are remembered, and how many tell something.
 const LOOPS_KEPT: usize = 64;
 const LOOPS_KNOWN_MIN: usize = 16;
 /// A loop that ends so long before its window would have been delayed into it without it.
 const LOOPS_NEAR: Duration = Duration::from_millis(3);
+/// By how much a bulk PPDU on the air may have made a loop late: PPDUs last 5.5 ms at most.
+const BULK_LATENESS_MAX: Duration = Duration::from_millis(6);
 /// Deepest WNIC queue that completion times are kept for.
 const WNIC_DEPTH: usize = 512;
 /// Packets that a status log follows at most; no WNIC holds more.
@@ -77,7 +81,7 @@ pub(crate) enum AgentAction {
 enum Windows {
     None,
     Predicted {
-        planner: WindowPlanner,
+        planner: Box<WindowPlanner>,
         config: LocalConfig,
     },
     Scheduled {
@@ -103,6 +107,8 @@ pub(crate) struct Agent {
     /// When the loop that is awaited began, and how long the newest loops took.
     loop_began: Option<Instant>,
     loop_times: VecDeque<Duration>,
+    told: Told,
+    percentile: Option<AdaptivePercentile>,
     skew_ns: i64,
     up: bool,
     wants_bulk: bool,
@@ -153,6 +159,13 @@ impl StatusLog {
     }
 }
 
+/// What a robot told of itself last, and when.
+#[derive(Clone, Copy, Debug, Default)]
+struct Told {
+    model: Option<(TimeModel, Instant)>,
+    phase: Option<(Duration, Instant)>,
+}
+
 /// How long it had bulk that it was permitted to send, and how much of that was inside windows.
 #[derive(Clone, Copy, Debug, Default)]
 struct Account {
@@ -179,6 +192,8 @@ impl Agent {
             awaited: None,
             loop_began: None,
             loop_times: VecDeque::new(),
+            told: Told::default(),
+            percentile: None,
             command_burst: crate::setup::command_burst(team, policy),
             skew_ns,
             up: true,
@@ -205,6 +220,7 @@ impl Agent {
     ) {
         self.spend(now);
         self.up = true;
+        self.told = Told::default();
         let local = self.local(now);
         let global = policy.global.clone().filter(|_| policy.bulk);
         self.requester = global.map(|config| Requester::new(self.robot, config, incarnation));
@@ -219,10 +235,13 @@ impl Agent {
                 flows_max: team.robots.len() + team.flows.len() + 2,
             });
             self.windows = Windows::Predicted {
-                planner,
+                planner: Box::new(planner),
                 config: config.clone(),
             };
             self.gate = Some(gate(config));
+            self.percentile = config
+                .protection_percentile_max
+                .map(|max| AdaptivePercentile::new(config.protection_percentile, max));
             self.follow_flows(team);
         } else if let (Some(config), Some(schedule)) = (&policy.schedwifi, schedule) {
             self.gate = Some(gate(&config.shaper));
@@ -422,9 +441,16 @@ impl Agent {
 
     fn on_loop_over(&mut self, local: Instant) {
         self.awaited = None;
-        if let Some(began) = self.loop_began.take() {
-            self.loop_times.truncate(LOOPS_KEPT - 1);
-            self.loop_times.push_front(local.since(began));
+        let (Some(began), Some(control)) = (self.loop_began.take(), self.control) else {
+            return;
+        };
+        let time = local.since(began);
+        self.loop_times.truncate(LOOPS_KEPT - 1);
+        self.loop_times.push_front(time);
+        // Later than that it was not bulk alone, and caution would not have helped.
+        let late_by_bulk = time > control.bound && time <= control.bound + self.command_burst + BULK_LATENESS_MAX;
+        if let (Some(percentile), Some(gate)) = (&mut self.percentile, &mut self.gate) {
+            gate.set_percentile(percentile.on_loop(late_by_bulk));
         }
     }
 
@@ -450,7 +476,7 @@ impl Agent {
     }
 
     /// The model of the robot's perceptions, on the run's clock.
-    pub fn perception_model(&self) -> Option<TimeModel> {
+    fn perception_model(&self) -> Option<TimeModel> {
         let Windows::Predicted { planner, .. } = &self.windows else {
             return None;
         };
@@ -458,6 +484,31 @@ impl Agent {
         Some(TimeModel {
             phase: self.global(model.phase),
             ..model
+        })
+    }
+
+    /// The model of the robot's perceptions, if it is news. Bytes added to a message can cost it a PPDU more.
+    pub fn model_to_tell(&mut self, now: Instant) -> Option<TimeModel> {
+        let model = self.perception_model()?;
+        let known = self
+            .told
+            .model
+            .is_some_and(|(told, at)| now.since(at) < TELL_EVERY && model.agrees_with(&told, CLOCK_UNCERTAINTY));
+        (!known).then(|| {
+            self.told.model = Some((model, now));
+            model
+        })
+    }
+
+    /// The phase of the robot's sensor, if it is news.
+    pub fn phase_to_tell(&mut self, phase: Duration, now: Instant) -> Option<Duration> {
+        let known = self
+            .told
+            .phase
+            .is_some_and(|(told, at)| now.since(at) < TELL_EVERY && told == phase);
+        (!known).then(|| {
+            self.told.phase = Some((phase, now));
+            phase
         })
     }
 
@@ -471,17 +522,23 @@ impl Agent {
         }
     }
 
-    /// Perceptions of these robots have arrived; with them, perhaps, came their models on the run's clock.
-    pub fn on_shared_arrived(&mut self, arrived: impl IntoIterator<Item = (RobotId, Option<TimeModel>)>, now: Instant) {
+    /// Perceptions of these robots, made then, have arrived; with them, perhaps, came their models. All on the run's
+    /// clock.
+    pub fn on_shared_arrived(
+        &mut self,
+        arrived: impl IntoIterator<Item = (RobotId, Option<TimeModel>, Instant)>,
+        now: Instant,
+    ) {
         let local = self.local(now);
         let skew_ns = self.skew_ns;
         if let Windows::Predicted { planner, .. } = &mut self.windows {
-            let heard = arrived.into_iter().map(|(robot, model)| {
+            let heard = arrived.into_iter().map(|(robot, model, made_at)| {
                 let model = model.map(|model| TimeModel {
                     phase: to_local(model.phase, skew_ns),
                     ..model
                 });
-                (FlowId(SHARED + u32::from(robot.0)), model)
+                let flow = FlowId(SHARED + u32::from(robot.0));
+                (flow, model, to_local(made_at, skew_ns))
             });
             let shared = planner.hear_shared(heard, CLOCK_UNCERTAINTY, local);
             debug_assert!(shared.is_ok(), "the planner has room for every robot");

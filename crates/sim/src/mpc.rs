@@ -237,13 +237,14 @@ impl Mpc {
         }
     }
 
-    /// The inference has ended: everybody gets a command.
-    pub fn on_inferred(&mut self) {
+    /// The inference has ended: everybody gets a command, these robots last.
+    pub fn on_inferred(&mut self, last: &[RobotId]) {
         if !std::mem::take(&mut self.inferring) || !self.workers[usize::from(self.leader.0)].alive {
             return;
         }
         let number = self.next_round - 1;
-        for robot in self.others().collect::<Vec<_>>() {
+        let (last, first): (Vec<_>, Vec<_>) = self.others().partition(|robot| last.contains(robot));
+        for robot in first.into_iter().chain(last) {
             if self.workers[usize::from(robot.0)].alive {
                 self.actions.push_back(MpcAction::SendCommand(robot, number));
             }

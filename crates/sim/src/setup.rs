@@ -137,6 +137,10 @@ pub(crate) fn overridden(policy: &Policy, overrides: &PolicyOverrides) -> Policy
         replace(&mut local.extension, overrides.extension);
         replace(&mut local.protection_percentile, overrides.protection_percentile);
         replace(
+            &mut local.protection_percentile_max,
+            overrides.protection_percentile_max.map(Some),
+        );
+        replace(
             &mut local.completion_samples,
             overrides.completion_samples.map(usize::from),
         );
@@ -146,6 +150,7 @@ pub(crate) fn overridden(policy: &Policy, overrides: &PolicyOverrides) -> Policy
         replace(&mut local.steered_phases, overrides.steered_phases);
         replace(&mut local.window_share_max, overrides.window_share_max);
         replace(&mut local.transmit_status, overrides.transmit_status);
+        replace(&mut local.resend_lost, overrides.resend_lost);
         replace(&mut local.backlog_max, overrides.backlog_max.map(Some));
     }
     policy

@@ -39,8 +39,8 @@ const MODEL_BYTES: u64 = 24;
 const PHASE_BYTES: u64 = 8;
 /// Periods between two steps of steering one robot's phase: the first must have shown in its perceptions.
 const STEER_EVERY: u64 = 10;
-/// Phases that differ by less than this part of the period count as equal.
-const PHASE_STEPS: u64 = 32;
+/// A phase this near to where it should be stays: clocks and timers are no better.
+const PHASE_TOLERANCE: Duration = Duration::from_micros(100);
 /// How often the rules are checked.
 const CHECK_EVERY: Duration = Duration::from_millis(5);
 /// Timers that may go off at one instant before the run is taken to be stuck.
@@ -82,6 +82,16 @@ struct Known {
     model: Option<TimeModel>,
     /// The phase of its sensor's timer.
     phase: Option<Duration>,
+    /// When its newest perception was made.
+    made_at: Instant,
+}
+
+impl Known {
+    fn learn(&mut self, news: Known) {
+        self.made_at = news.made_at;
+        self.model = news.model.or(self.model);
+        self.phase = news.phase.or(self.phase);
+    }
 }
 
 /// What a message says beyond its size, by the message's number.
@@ -91,8 +101,8 @@ enum Content {
     Perception(Known),
     /// A command of this round, and by how much the robot's next sample is to be later.
     Command(u64, Duration),
-    /// All perceptions of a period are in; and the arrival models that came with them.
-    Clear,
+    /// All perceptions of the loop that began then are in; and the arrival models that came with them.
+    Clear(Instant),
     Permit(Message),
 }
 
@@ -254,8 +264,10 @@ impl World<'_> {
             Timer::Sense(robot) => self.on_sense(robot),
             Timer::Stack(place) => self.on_stack(place),
             Timer::Inference => {
+                // A holder of a permit whose own command comes last knows by it that all are out.
+                let last = self.window_sharers();
                 if let Some(mpc) = &mut self.mpc {
-                    mpc.on_inferred();
+                    mpc.on_inferred(&last);
                 }
                 self.run_mpc();
             }

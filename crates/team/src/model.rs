@@ -335,6 +335,8 @@ pub struct PolicyOverrides {
     pub extension: Option<Duration>,
     /// p_prot: the percentile, as a share, at which the completion time table is read.
     pub protection_percentile: Option<f64>,
+    /// How far p_prot rises while loops end just after their bound.
+    pub protection_percentile_max: Option<f64>,
     /// N_samp: samples kept for each depth of the completion time table.
     pub completion_samples: Option<u16>,
     /// Hold bulk where the WNIC would take longer than this to drain.
@@ -355,6 +357,8 @@ pub struct PolicyOverrides {
     pub ack_every: Option<u32>,
     /// The gate goes by transmit status, not by the driver's completions.
     pub transmit_status: Option<bool>,
+    /// Send perceptions and commands again that the WNIC gave up.
+    pub resend_lost: Option<bool>,
 }
 
 impl RateOverride {

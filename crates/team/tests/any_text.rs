@@ -169,6 +169,7 @@ const TABLES: [(&str, &[&str]); 9] = [
             "accuracy",
             "extension",
             "protection_percentile",
+            "protection_percentile_max",
             "completion_samples",
             "backlog_max",
             "early_release",

@@ -34,6 +34,41 @@ fn model(deviation: Deviation) -> ArrivalModel {
     })
 }
 
+#[test]
+fn a_model_that_was_told_is_compared_across_periods() {
+    let told = TimeModel {
+        period: Duration::from_nanos(30 * MS),
+        phase: Instant::from_nanos(100 * MS),
+        sigma: Duration::from_nanos(MS),
+        early: Duration::from_nanos(2 * MS),
+        late: Duration::from_nanos(2 * MS),
+    };
+    let tolerance = Duration::from_micros(100);
+    let at = |phase_ns| TimeModel {
+        phase: Instant::from_nanos(phase_ns),
+        ..told
+    };
+    assert!(at(400 * MS + 90_000).agrees_with(&told, tolerance));
+    assert!(at(400 * MS - 90_000).agrees_with(&told, tolerance));
+    assert!(!at(400 * MS + 110_000).agrees_with(&told, tolerance));
+    assert!(!at(70 * MS).agrees_with(&told, tolerance), "it went back");
+    let wider = TimeModel {
+        late: Duration::from_nanos(3 * MS),
+        ..told
+    };
+    assert!(!wider.agrees_with(&told, tolerance));
+    // A message of 415 ms belongs to the one expected at 430, one of 414 to that of 400.
+    assert_eq!(
+        told.end_of(Instant::from_nanos(415 * MS)),
+        Instant::from_nanos(432 * MS)
+    );
+    assert_eq!(
+        told.end_of(Instant::from_nanos(414 * MS)),
+        Instant::from_nanos(402 * MS)
+    );
+    assert_eq!(told.end_of(Instant::from_nanos(60 * MS)), Instant::from_nanos(60 * MS));
+}
+
 /// Feeds messages and gives the share that came within the interval predicted just after the one before.
 fn coverage(model: &mut ArrivalModel, times: impl Iterator<Item = Instant>) -> f64 {
     let (mut within, mut all, mut last) = (0, 0, Instant::ZERO);

@@ -1,6 +1,6 @@
 //! Control in a run: the MPC loop's actions, messages on their way and what becomes of them.
 
-use super::{Channel, Content, Delayed, Known, Role, World, MODEL_BYTES, PHASE_BYTES, PHASE_STEPS, STEER_EVERY};
+use super::{Channel, Content, Delayed, Known, Role, World, MODEL_BYTES, PHASE_BYTES, PHASE_TOLERANCE, STEER_EVERY};
 use crate::agent::ControlFlow;
 use crate::drlc::Drlc;
 use crate::messages::Fate;
@@ -31,9 +31,9 @@ impl World<'_> {
                     self.run_agent(robot);
                 }
                 MpcAction::SendCommand(robot, round) => {
-                    let added = if self.steers() { PHASE_BYTES } else { 0 };
-                    let bytes = self.team.control.map_or(0, |control| control.command_bytes) + added;
                     let shift = self.steer(robot);
+                    let added = if shift == Duration::ZERO { 0 } else { PHASE_BYTES };
+                    let bytes = self.team.control.map_or(0, |control| control.command_bytes) + added;
                     let content = Some(Content::Command(round, shift));
                     self.send_control(self.command[usize::from(robot.0)], bytes, content);
                 }
@@ -41,7 +41,7 @@ impl World<'_> {
                     self.timers.set(self.now + time, Timer::Inference);
                     self.agents[usize::from(self.team.leader.0)].on_command_awaited(start, self.now);
                     self.run_agent(self.team.leader);
-                    self.send_clear();
+                    self.send_clear(start);
                 }
                 MpcAction::Timeout(round, after) => self.timers.set(self.now + after, Timer::RoundTimeout(round)),
                 MpcAction::LoopEnded { start, reaction, lost } => self.on_loop_ended(start, reaction, lost),
@@ -54,15 +54,21 @@ impl World<'_> {
     }
 
     /// What a robot tells of itself with its perception, and the bytes that this adds.
-    fn tell_of(&self, robot: RobotId) -> (Known, u64) {
-        let (mut known, mut bytes) = (Known::default(), 0);
-        if self.shares_windows() {
-            known.model = self.agents[usize::from(robot.0)].perception_model();
-            bytes += MODEL_BYTES;
+    fn tell_of(&mut self, robot: RobotId) -> (Known, u64) {
+        let mut known = Known {
+            made_at: self.now,
+            ..Known::default()
+        };
+        let mut bytes = 0;
+        let (shares, steers) = (self.shares_windows(), self.steers());
+        let agent = &mut self.agents[usize::from(robot.0)];
+        if shares {
+            known.model = agent.model_to_tell(self.now);
+            bytes += known.model.map_or(0, |_| MODEL_BYTES);
         }
-        if self.steers() {
-            known.phase = self.mpc.as_ref().map(|mpc| mpc.phase(robot));
-            bytes += PHASE_BYTES;
+        if let (true, Some(mpc)) = (steers, &self.mpc) {
+            known.phase = agent.phase_to_tell(mpc.phase(robot), self.now);
+            bytes += known.phase.map_or(0, |_| PHASE_BYTES);
         }
         (known, bytes)
     }
@@ -85,8 +91,8 @@ impl World<'_> {
         };
         let period = control.period.as_nanos();
         let ahead = (target.as_nanos() + period - own.as_nanos()) % period;
-        // A step is not worth it for less than what clocks and timers are uncertain by.
-        if ahead.min(period - ahead) < period / PHASE_STEPS || self.now < self.steered_until[usize::from(robot.0)] {
+        let off = Duration::from_nanos(ahead.min(period - ahead));
+        if off < PHASE_TOLERANCE || self.now < self.steered_until[usize::from(robot.0)] {
             return Duration::ZERO;
         }
         self.steered_until[usize::from(robot.0)] = self.now + control.period * STEER_EVERY;
@@ -163,7 +169,7 @@ impl World<'_> {
             .map(|(_, content)| content);
         match (role, fate, content) {
             (Role::Perception(robot), Fate::Arrived(latency), Some(Content::Perception(known))) => {
-                self.known[usize::from(robot.0)] = known;
+                self.known[usize::from(robot.0)].learn(known);
                 self.counts.control_latency.record(latency);
                 let made_at = self.now - latency;
                 self.on_perceptions_in(self.team.leader, &[robot]);
@@ -192,9 +198,11 @@ impl World<'_> {
                 self.on_requester_message(robot, message);
                 self.tell_models(robot);
             }
-            (Role::FromController(robot), Fate::Arrived(_), Some(Content::Clear)) => {
+            (Role::FromController(robot), Fate::Arrived(_), Some(Content::Clear(start))) => {
                 let others: Vec<RobotId> = (0..self.agents.len() as u16).map(RobotId).collect();
                 self.on_perceptions_in(robot, &others);
+                self.agents[usize::from(robot.0)].on_command_awaited(start, self.now);
+                self.run_agent(robot);
             }
             (Role::Plain(plain), Fate::Arrived(latency), _) => {
                 let plain = &mut self.plains[plain as usize];

@@ -6,7 +6,7 @@ use crate::results::SpanKind;
 use crate::setup::station;
 use crate::timers::Timer;
 use coorp_core::permits::{Controller, ControllerAction, Message};
-use coorp_core::{Duration, RobotId};
+use coorp_core::{Duration, Instant, RobotId};
 
 impl World<'_> {
     pub(super) fn send_permit(&mut self, channel: Option<u32>, to_robot: bool, message: Message) {
@@ -143,22 +143,27 @@ impl World<'_> {
         }
         let others = arrived.iter().filter(|other| **other != listener);
         let heard: Vec<_> = others
-            .map(|other| (*other, self.known[usize::from(other.0)].model))
+            .map(|other| {
+                let known = self.known[usize::from(other.0)];
+                (*other, known.model, known.made_at)
+            })
             .collect();
         self.agents[place].on_shared_arrived(heard, self.now);
         self.run_agent(listener);
     }
 
-    /// The leader tells the robots that hold permits that all perceptions of this period are in.
-    pub(super) fn send_clear(&mut self) {
-        if !self.shares_windows() {
-            return;
-        }
-        let holders: Vec<RobotId> = self.controller.iter().flat_map(Controller::holders).collect();
-        for holder in holders {
+    /// Who holds a permit, where that matters for windows.
+    pub(super) fn window_sharers(&self) -> Vec<RobotId> {
+        let controller = self.controller.as_ref().filter(|_| self.shares_windows());
+        controller.into_iter().flat_map(Controller::holders).collect()
+    }
+
+    /// The leader tells the robots that hold permits that all perceptions of the loop that began at `start` are in.
+    pub(super) fn send_clear(&mut self, start: Instant) {
+        for holder in self.window_sharers() {
             if let Some(channel) = self.from_controller[usize::from(holder.0)] {
                 let bytes = PERMIT_MESSAGE_BYTES + MODEL_BYTES * self.agents.len() as u64;
-                let content = Some(Content::Clear);
+                let content = Some(Content::Clear(start));
                 self.send_message(Delayed {
                     channel,
                     bytes,

@@ -1,7 +1,7 @@
 //! What the air tells the world: the driver's hooks, arrivals, drops.
 
 use super::control::control_flow;
-use super::{Slot, World};
+use super::{Role, Slot, World};
 use crate::messages::MessageFlow;
 use crate::results::SpanKind;
 use crate::setup::robot;
@@ -56,7 +56,11 @@ impl Host for World<'_> {
             self.agents[place].on_status(queued_at, now);
         }
         self.bulk_in_wnic[place] -= u32::from(self.is_bulk(packet));
-        self.on_left(packet, acknowledged);
+        if !acknowledged && self.is_worth_resending(packet, now) {
+            self.outbox.push(*packet);
+        } else {
+            self.on_left(packet, acknowledged);
+        }
     }
 
     fn delivered(&mut self, packet: &Packet, now: Instant) {
@@ -94,6 +98,18 @@ impl Host for World<'_> {
 }
 
 impl World<'_> {
+    /// Whether a packet that the WNIC gave up belongs to a loop that can still be in time.
+    fn is_worth_resending(&self, packet: &Packet, now: Instant) -> bool {
+        let resends = self.policy.local.as_ref().is_some_and(|local| local.resend_lost);
+        match (self.slots[packet.flow.0 as usize], self.team.control) {
+            (Slot::Message(channel), Some(control)) if resends => {
+                let role = self.channels[channel as usize].role;
+                matches!(role, Role::Perception(_) | Role::Command(_)) && now.since(packet.sent_at) < control.bound
+            }
+            _ => false,
+        }
+    }
+
     /// A packet has left its sender: the WNIC is done with it, or the host queue dropped it.
     fn on_left(&mut self, packet: &Packet, acknowledged: bool) {
         let now = self.now;
