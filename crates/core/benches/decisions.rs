@@ -16,7 +16,11 @@ fn gate_decision(c: &mut Criterion) {
     let mut table = CompletionTable::new(256, 32, 0.95);
     for n in 0..64 {
         for sample in 0..32 {
-            table.record(n, Duration::from_micros(300 + 60 * n as u64 + sample));
+            table.record(
+                n,
+                Duration::from_micros(300 + 60 * n as u64 + sample),
+                Instant::from_nanos(0),
+            );
         }
     }
     let mut gate = Gate::new(table, None);

@@ -10,12 +10,13 @@
 //!   the packets, below the lowest by the lowest itself (fewer packets cannot take longer).
 //! - A window ends before its last instant, so that asking again at the end passes. A window that is over, or
 //!   that ends before it begins, holds nothing.
-//! - p_prot may move between two bounds ([`AdaptivePercentile`]): a low one lets bulk run on until shortly before a
-//!   window, a high one is for loops that cannot afford that it sometimes runs into it.
+//! - How far bulk keeps off a window may follow what it does to the loops ([`Caution`]): most can afford that it sometimes
+//!   runs into one, some cannot.
 //! - `backlog_max` keeps the WNIC shallow at all times, so that a message that nobody predicted waits little.
 //! - The table can lock itself in: where samples say that not even one packet fits between two windows, none
 //!   passes, so no new sample ever corrects them. After [`FRUITLESS_HOLDS_MAX`] windows with an empty WNIC and
-//!   nothing passed, the table is forgotten.
+//!   nothing passed, the table is forgotten. Where samples of a bad moment say that n packets take for ever, n is never
+//!   reached again: a depth without a sample for [`STALE_AFTER`], in which others had some, is forgotten.
 //!
 //! Left out: counting the packets in the WNIC and stamping them at enqueue, which the driver's own hooks do.
 
@@ -24,6 +25,10 @@ use crate::{Duration, Instant};
 
 /// After how many holds in a row, each with an empty WNIC and nothing passed, the table is given up.
 pub const FRUITLESS_HOLDS_MAX: u32 = 8;
+/// Samples of a depth that had none for so long are forgotten. Times without any completion do not count.
+pub const STALE_AFTER: Duration = Duration::from_secs(4);
+/// Completions further apart than this are a time without any.
+const COMPLETIONS_APART_MAX: Duration = Duration::from_millis(100);
 /// Deepest WNIC queue that the table keeps samples for; deeper ones are extrapolated.
 pub const DEPTH_MAX: usize = 1024;
 /// Most samples kept for one depth.
@@ -44,10 +49,16 @@ pub struct CompletionTable {
     seen: Vec<u64>,
     /// One more than the greatest n that has samples; 0 where none has.
     seen_end: usize,
+    /// Time with completions, all told; when the newest was, and when stale depths were looked for.
+    busy: Duration,
+    newest_at: Option<Instant>,
+    swept: Duration,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Row {
+    /// `busy` when its newest sample came.
+    newest: Duration,
     len: u16,
     next: u16,
 }
@@ -67,13 +78,21 @@ impl CompletionTable {
             rows: vec![Row::default(); depth],
             seen: vec![0; depth.div_ceil(64)],
             seen_end: 0,
+            busy: Duration::ZERO,
+            newest_at: None,
+            swept: Duration::ZERO,
         }
     }
 
-    /// A packet that found `n` before it was through `took` after it was enqueued. O(N_samp).
-    pub fn record(&mut self, n: usize, took: Duration) {
+    /// A packet that found `n` before it was through at `now`, `took` after it was enqueued. O(N_samp).
+    pub fn record(&mut self, n: usize, took: Duration, now: Instant) {
         if n >= self.depth {
             return;
+        }
+        let apart = now.since(self.newest_at.replace(now).unwrap_or(now));
+        self.busy += apart.min(COMPLETIONS_APART_MAX);
+        if self.busy.saturating_sub(self.swept) >= STALE_AFTER / 4 {
+            self.forget_stale();
         }
         let row = &mut self.rows[n];
         let first = n * self.samples_max;
@@ -93,6 +112,7 @@ impl CompletionTable {
         ring[next] = value;
         // Both fit: `samples_max` is at most 256.
         (row.len, row.next) = (len as u16, ((next + 1) % self.samples_max) as u16);
+        row.newest = self.busy;
         self.seen[n / 64] |= 1 << (n % 64);
         self.seen_end = self.seen_end.max(n + 1);
     }
@@ -125,6 +145,21 @@ impl CompletionTable {
         self.rows.fill(Row::default());
         self.seen.fill(0);
         self.seen_end = 0;
+    }
+
+    #[cold]
+    fn forget_stale(&mut self) {
+        self.swept = self.busy;
+        for n in 0..self.seen_end {
+            if self.rows[n].len > 0 && self.busy.saturating_sub(self.rows[n].newest) > STALE_AFTER {
+                self.rows[n] = Row::default();
+                self.seen[n / 64] &= !(1 << (n % 64));
+            }
+        }
+        self.seen_end = self.rows[..self.seen_end]
+            .iter()
+            .rposition(|row| row.len > 0)
+            .map_or(0, |n| n + 1);
     }
 
     #[cold]
@@ -185,38 +220,52 @@ fn bounded(percentile: f64) -> f64 {
     }
 }
 
-/// p_prot between two bounds: up quickly with each loop that bulk may have made late, down slowly with each in time, so
-/// that it settles where one loop in two hundred is late, or at a bound.
+/// How careful the gate is: up quickly with each loop that bulk made late, down slowly with each other, so that it settles
+/// where bulk makes one loop in two hundred late, or at its least or most.
+///
+/// First p_prot rises, from the policy's to its highest; then bulk also keeps a distance from the window, which the longest
+/// PPDU does not bridge.
 #[derive(Clone, Copy, Debug)]
-pub struct AdaptivePercentile {
-    low: f64,
-    high: f64,
-    now: f64,
+pub struct Caution {
+    percentile_low: f64,
+    percentile_high: f64,
+    /// From 0 to 1 the percentile rises, from 1 to 2 the distance.
+    level: f64,
 }
 
-impl AdaptivePercentile {
-    const UP: f64 = 0.05;
-    const DOWN: f64 = 0.000_25;
+impl Caution {
+    const UP: f64 = 0.1;
+    const DOWN: f64 = 0.000_5;
+    const DISTANCE_MAX: Duration = Duration::from_millis(2);
 
-    /// Starts at `low`. A `high` below it counts as equal to it: then nothing moves.
-    pub fn new(low: f64, high: f64) -> Self {
-        let low = bounded(low);
-        AdaptivePercentile {
-            low,
-            high: bounded(high).max(low),
-            now: low,
+    /// The least careful one.
+    pub fn new(percentile_low: f64, percentile_high: f64) -> Self {
+        let percentile_low = bounded(percentile_low);
+        Caution {
+            percentile_low,
+            percentile_high: bounded(percentile_high).max(percentile_low),
+            level: 0.0,
         }
     }
 
-    /// A loop has ended. Answers with the percentile from now on.
-    pub fn on_loop(&mut self, late: bool) -> f64 {
-        let moved = if late {
-            self.now + Self::UP
+    /// A loop has ended.
+    pub fn on_loop(&mut self, late_by_bulk: bool) {
+        let moved = if late_by_bulk {
+            self.level + Self::UP
         } else {
-            self.now - Self::DOWN
+            self.level - Self::DOWN
         };
-        self.now = moved.clamp(self.low, self.high);
-        self.now
+        self.level = moved.clamp(0.0, 2.0);
+    }
+
+    /// p_prot, a share of 1.
+    pub fn percentile(&self) -> f64 {
+        self.percentile_low + (self.percentile_high - self.percentile_low) * self.level.min(1.0)
+    }
+
+    /// How long before a window the last packet is to be through.
+    pub fn distance(&self) -> Duration {
+        Duration::from_secs_f64(Self::DISTANCE_MAX.as_secs_f64() * (self.level - 1.0).max(0.0))
     }
 }
 
@@ -244,6 +293,7 @@ pub enum GateAction {
 pub struct Gate {
     window: Window,
     backlog_max: Duration,
+    distance: Duration,
     table: CompletionTable,
     /// Set while the queue is paused: when to resume it without being told.
     paused_until: Option<Instant>,
@@ -258,6 +308,7 @@ impl Gate {
         Gate {
             window: Window::NONE,
             backlog_max: backlog_max.unwrap_or(Duration::MAX),
+            distance: Duration::ZERO,
             table,
             paused_until: None,
             resume: false,
@@ -271,7 +322,7 @@ impl Gate {
         let time = self.table.time(n);
         // Outside a window to come, and with the backlog within its bound: the common case.
         let clear_of_window =
-            now >= self.window.end || (now < self.window.start && self.window.start.since(now) > time);
+            now >= self.window.end || (now < self.window.start && self.window.start.since(now) > time + self.distance);
         if clear_of_window && (n == 0 || time <= self.backlog_max) {
             self.fruitless_holds = 0;
             return Verdict::Pass;
@@ -283,7 +334,7 @@ impl Gate {
     pub fn on_complete(&mut self, n_at_enqueue: usize, enqueued_at: Instant, now: Instant) {
         // A clock that stepped back since would teach that packets take no time.
         if now >= enqueued_at {
-            self.table.record(n_at_enqueue, now.since(enqueued_at));
+            self.table.record(n_at_enqueue, now.since(enqueued_at), now);
         }
         if self.paused_until.is_some() && !self.window_holds(now) {
             self.resume();
@@ -296,9 +347,10 @@ impl Gate {
         self.resume();
     }
 
-    /// From now on completion times are read at this percentile (p_prot, a share of 1).
-    pub fn set_percentile(&mut self, percentile: f64) {
-        self.table.set_percentile(percentile);
+    /// From now on the gate is so careful.
+    pub fn set_caution(&mut self, caution: Caution) {
+        self.table.set_percentile(caution.percentile());
+        self.distance = caution.distance();
     }
 
     /// The time asked for by [`Gate::next_deadline`] has come. Harmless at any other time.
@@ -389,7 +441,7 @@ mod tests {
     fn table(times: &[(usize, u64)]) -> CompletionTable {
         let mut table = CompletionTable::new(256, 16, 0.95);
         for (n, took) in times {
-            table.record(*n, us(*took));
+            table.record(*n, us(*took), at(0));
         }
         table
     }
@@ -398,7 +450,7 @@ mod tests {
     fn the_table_reads_the_newest_samples_at_the_percentile() {
         let mut t = CompletionTable::new(4, 10, 0.9);
         for took in 1..=100 {
-            t.record(2, us(took));
+            t.record(2, us(took), at(took));
         }
         // The newest ten are 91 to 100; nine tenths of them are at most 99.
         assert_eq!(t.time(2), us(99));
@@ -407,15 +459,36 @@ mod tests {
     }
 
     #[test]
-    fn the_percentile_rises_with_late_loops_and_settles_between_its_bounds() {
-        let mut p = AdaptivePercentile::new(0.5, 0.95);
-        assert_eq!(p.on_loop(false), 0.5);
-        assert_eq!(p.on_loop(true), 0.55);
-        assert_eq!((0..20).map(|_| p.on_loop(true)).last(), Some(0.95));
-        let settled = (0..10_000).map(|k| p.on_loop(k % 200 == 0)).last().unwrap();
-        assert!((0.9..=0.95).contains(&settled), "one in 200: {settled}");
-        assert_eq!((0..2_000).map(|_| p.on_loop(false)).last(), Some(0.5));
-        assert_eq!(AdaptivePercentile::new(0.9, 0.5).on_loop(true), 0.9);
+    fn caution_rises_with_late_loops_and_settles() {
+        let mut caution = Caution::new(0.5, 0.95);
+        let loops = |caution: &mut Caution, count: usize, late_every: usize| {
+            (1..=count).for_each(|k| caution.on_loop(k % late_every == 0));
+            (caution.percentile(), caution.distance())
+        };
+        assert_eq!(loops(&mut caution, 9, 10), (0.5, Duration::ZERO));
+        let (percentile, distance) = loops(&mut caution, 5, 1);
+        assert!((percentile - 0.725).abs() < 1e-9 && distance == Duration::ZERO);
+        let (percentile, distance) = loops(&mut caution, 10, 1);
+        assert!(
+            percentile == 0.95 && distance > us(900) && distance < us(1_100),
+            "{distance:?}"
+        );
+        assert!(loops(&mut caution, 1_000, 250).1 < distance, "fewer than one in 200");
+        assert_eq!(loops(&mut caution, 100, 1).1, us(2_000));
+        assert_eq!(loops(&mut caution, 5_000, 5_001), (0.5, Duration::ZERO));
+        assert_eq!(Caution::new(0.9, 0.5).percentile(), 0.9);
+    }
+
+    #[test]
+    fn caution_keeps_packets_off_the_window() {
+        let mut g = Gate::new(table(&[(0, 300)]), None);
+        g.on_window(window(5_000, 6_000));
+        assert_eq!(g.on_dequeue(0, at(4_600)), Verdict::Pass);
+        let mut caution = Caution::new(0.95, 0.95);
+        (0..20).for_each(|_| caution.on_loop(true));
+        g.set_caution(caution);
+        assert_eq!(g.on_dequeue(0, at(2_600)), Verdict::Pass);
+        assert!(matches!(g.on_dequeue(0, at(2_800)), Verdict::Hold { .. }));
     }
 
     #[test]
@@ -427,6 +500,21 @@ mod tests {
         assert_eq!(t.time(1_000_000).as_nanos(), 3_000_000 / 20 * 1_000_001);
         // Noise may put the deeper one lower: the inferred one still does not fall below its lower neighbour.
         assert_eq!(table(&[(5, 900), (70, 800)]).time(66), us(900));
+    }
+
+    #[test]
+    fn a_depth_that_is_reached_no_more_is_forgotten_once_others_have_shown_it_stale() {
+        let mut t = table(&[(0, 300), (8, 900_000)]);
+        for ms in 0..3_900 {
+            t.record(0, us(300), at(ms * 1_000));
+        }
+        // An hour without bulk says nothing about either.
+        t.record(0, us(300), at(3_600_000_000));
+        assert_eq!(t.time(8), us(900_000));
+        for ms in 0..1_500 {
+            t.record(0, us(300), at(3_600_000_000 + ms * 1_000));
+        }
+        assert_eq!((t.time(8), t.time(0)), (us(2_700), us(300)));
     }
 
     #[test]
@@ -528,7 +616,7 @@ mod tests {
         ) {
             let mut t = CompletionTable::new(1, 16, percentile);
             for s in &samples {
-                t.record(0, Duration::from_nanos(*s));
+                t.record(0, Duration::from_nanos(*s), Instant::ZERO);
             }
             let mut newest: Vec<u64> = samples.iter().rev().take(16).copied().collect();
             newest.sort_unstable();

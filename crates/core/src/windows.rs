@@ -65,7 +65,7 @@ pub struct PlannerConfig {
     /// How many flows are planned for, the others' among them.
     pub flows_max: usize,
     /// Share of the time that windows may take, above 0 to 1. A window lasts at most this share of the shortest period
-    /// in it; below 1, none begins after it for as long as keeps the share.
+    /// in it, and none begins that would bring windows above their share.
     pub share_max: f64,
 }
 
@@ -177,8 +177,9 @@ pub struct WindowPlanner {
     /// Flows that the window covers, and those of them that are not through.
     covered: usize,
     waited_for: usize,
-    /// No window begins before this instant.
-    rest_until: Instant,
+    /// Time that windows may still take, as of then; it comes back with time, at the rate of their share.
+    credit_ns: f64,
+    credit_at: Instant,
     outbox: VecDeque<WindowAction>,
     expected: Vec<Expected>,
 }
@@ -195,7 +196,8 @@ impl WindowPlanner {
             clock: Instant::ZERO,
             covered: 0,
             waited_for: 0,
-            rest_until: Instant::ZERO,
+            credit_ns: 0.0,
+            credit_at: Instant::ZERO,
             outbox: VecDeque::new(),
             expected: Vec::new(),
         }
@@ -242,12 +244,16 @@ impl WindowPlanner {
     }
 
     /// The next message of a flow is known from its cause, such as an inference that will end and send commands.
-    /// Announcing again replaces what was announced; the current window stays.
+    /// Announcing again replaces what was announced; a window that has begun stays.
     pub fn announce(&mut self, flow: FlowId, arrival: Arrival, now: Instant) -> Result<(), TooManyFlows> {
         self.follow_clock(now);
         match self.find(flow) {
             Ok(at) if matches!(self.flows[at].source, Source::Announced(_)) => {
                 self.flows[at].source = Source::Announced(Some(arrival));
+                if self.flows[at].covered.is_some() && self.window.is_some_and(|window| now < window.start) {
+                    self.plan(now);
+                    return Ok(());
+                }
             }
             _ => self.put(flow, Source::Announced(Some(arrival)))?,
         }
@@ -462,11 +468,10 @@ impl WindowPlanner {
         }
         let share = self.config.share_max.clamp(f64::MIN_POSITIVE, 1.0);
         if let Some(window) = before {
-            let lasted = now.min(window.end).since(window.start).as_secs_f64();
-            let rest = Duration::from_secs_f64(lasted * (1.0 - share) / share);
-            self.rest_until = self.rest_until.max(now + rest);
+            self.spend_credit(now.min(window.end).since(window.start), share, now);
         }
-        let from = now.max(self.rest_until);
+        let rest = Duration::from_nanos((-self.credit_ns / share).max(0.0) as u64);
+        let from = now.max(self.credit_at + rest);
         self.expected.clear();
         (self.covered, self.waited_for) = (0, 0);
         for (at, flow) in self.flows.iter_mut().enumerate() {
@@ -521,6 +526,16 @@ impl WindowPlanner {
         self.publish(WindowAction::Set(window));
     }
 
+    /// A window took that long. Of the credit, a share of one period can be saved up: a window for perceptions and then one
+    /// for commands need no rest between them.
+    fn spend_credit(&mut self, lasted: Duration, share: f64, now: Instant) {
+        let period = self.flows.iter().filter_map(Flow::period).min();
+        let most = period.map_or(0.0, |period| period.as_nanos() as f64 * share);
+        let earned = now.since(self.credit_at).as_nanos() as f64 * share;
+        self.credit_ns = (self.credit_ns + earned).min(most) - lasted.as_nanos() as f64;
+        self.credit_at = now;
+    }
+
     fn publish(&mut self, action: WindowAction) {
         // Only the newest matters: it replaces what the gate was to be told.
         self.outbox.clear();
@@ -532,7 +547,7 @@ impl WindowPlanner {
         let back = self.clock > now;
         self.clock = now;
         if back {
-            self.rest_until = Instant::ZERO;
+            self.credit_at = now;
             for flow in &mut self.flows {
                 if let Source::Shared { seen_until, .. } = &mut flow.source {
                     *seen_until = Instant::ZERO;

@@ -5,9 +5,10 @@
 
 use std::collections::VecDeque;
 
+use crate::loops::Loops;
 use coorp_air::Load;
 use coorp_core::arrival::{Arrival, ArrivalConfig, TimeModel};
-use coorp_core::gate::{AdaptivePercentile, CompletionTable, Gate, Verdict};
+use coorp_core::gate::{Caution, CompletionTable, Gate, Verdict};
 use coorp_core::permits::{Message, Requester, RequesterAction};
 use coorp_core::policy::{LocalConfig, Policy};
 use coorp_core::schedwifi::Schedule;
@@ -25,13 +26,6 @@ const CLOCK_UNCERTAINTY: Duration = Duration::from_micros(100);
 const COMMAND_NOTICE: Duration = Duration::from_millis(5);
 /// A robot tells again after so long what the leader should know already: a leader that started anew does not.
 const TELL_EVERY: Duration = Duration::from_secs(1);
-/// Loops that are remembered, and how many tell something.
-const LOOPS_KEPT: usize = 64;
-const LOOPS_KNOWN_MIN: usize = 16;
-/// A loop that ends so long before its window would have been delayed into it without it.
-const LOOPS_NEAR: Duration = Duration::from_millis(3);
-/// By how much a bulk PPDU on the air may have made a loop late: PPDUs last 5.5 ms at most.
-const BULK_LATENESS_MAX: Duration = Duration::from_millis(6);
 /// Deepest WNIC queue that completion times are kept for.
 const WNIC_DEPTH: usize = 512;
 /// Packets that a status log follows at most; no WNIC holds more.
@@ -104,11 +98,9 @@ pub(crate) struct Agent {
     command_burst: Duration,
     /// The window for the commands that are awaited, and when it is to be announced.
     awaited: Option<(Instant, Arrival)>,
-    /// When the loop that is awaited began, and how long the newest loops took.
-    loop_began: Option<Instant>,
-    loop_times: VecDeque<Duration>,
+    loops: Loops,
     told: Told,
-    percentile: Option<AdaptivePercentile>,
+    caution: Option<Caution>,
     skew_ns: i64,
     up: bool,
     wants_bulk: bool,
@@ -190,10 +182,9 @@ impl Agent {
             leads: robot == team.leader,
             control: team.control.filter(|_| policy.control),
             awaited: None,
-            loop_began: None,
-            loop_times: VecDeque::new(),
+            loops: Loops::default(),
             told: Told::default(),
-            percentile: None,
+            caution: None,
             command_burst: crate::setup::command_burst(team, policy),
             skew_ns,
             up: true,
@@ -239,9 +230,9 @@ impl Agent {
                 config: config.clone(),
             };
             self.gate = Some(gate(config));
-            self.percentile = config
+            self.caution = config
                 .protection_percentile_max
-                .map(|max| AdaptivePercentile::new(config.protection_percentile, max));
+                .map(|max| Caution::new(config.protection_percentile, max));
             self.follow_flows(team);
         } else if let (Some(config), Some(schedule)) = (&policy.schedwifi, schedule) {
             self.gate = Some(gate(&config.shaper));
@@ -385,7 +376,8 @@ impl Agent {
     pub fn on_control_made(&mut self, flow: ControlFlow, now: Instant) {
         let local = self.local(now);
         if flow == ControlFlow::Command {
-            self.on_loop_over(local);
+            self.awaited = None;
+            self.loops.on_commanded(local);
         }
         if let Windows::Predicted { planner, .. } = &mut self.windows {
             planner.on_message(flow.id(), local);
@@ -395,15 +387,23 @@ impl Agent {
     /// A control message has left the WNIC, all of it.
     pub fn on_control_left(&mut self, flow: ControlFlow, now: Instant) {
         let local = self.local(now);
+        if flow == ControlFlow::Command {
+            self.loops.on_through(local);
+        }
         if let Windows::Predicted { planner, .. } = &mut self.windows {
             planner.on_message_sent(flow.id(), local);
         }
     }
 
-    /// A loop that began at `start` has no command yet for this robot, or, on the leader, for anyone. It is at risk
-    /// from the time that all commands take before its bound (the extension at least) until the bound.
-    pub fn on_command_awaited(&mut self, start: Instant, now: Instant) {
+    /// A loop that began at `start` has no command yet for this robot, or, on the leader, for anyone; `all_in` where all
+    /// its perceptions are known to be in. It is at risk from the time that all commands take before its bound (the
+    /// extension at least) until the bound.
+    pub fn on_command_awaited(&mut self, start: Instant, all_in: bool, now: Instant) {
         let (start, local) = (self.local(start), self.local(now));
+        if self.leads {
+            self.end_loop();
+        }
+        self.loops.begin(start, all_in.then_some(local));
         let Some(control) = self.control else { return };
         let Windows::Predicted { config, .. } = &self.windows else {
             return;
@@ -420,8 +420,7 @@ impl Agent {
             early: self.command_burst.saturating_sub(config.extension),
             late: Duration::ZERO,
         };
-        self.loop_began = Some(start);
-        let notice = if self.loops_end_near(control.bound) {
+        let notice = if self.loops.end_near(control.bound, self.command_burst) {
             Duration::MAX
         } else {
             COMMAND_NOTICE
@@ -430,27 +429,12 @@ impl Agent {
         self.announce_awaited(local);
     }
 
-    /// Whether loops have ended lately where their window would have mattered. Else a window that is announced at once
-    /// only keeps the gate draining: for loops that end long before, and for those that are late in any case.
-    fn loops_end_near(&self, bound: Duration) -> bool {
-        let from = bound.saturating_sub(self.command_burst + LOOPS_NEAR);
-        let to = bound + self.command_burst;
-        let near = |time: &&Duration| (from..=to).contains(*time);
-        self.loop_times.len() < LOOPS_KNOWN_MIN || self.loop_times.iter().any(|time| near(&time))
-    }
-
-    fn on_loop_over(&mut self, local: Instant) {
-        self.awaited = None;
-        let (Some(began), Some(control)) = (self.loop_began.take(), self.control) else {
-            return;
-        };
-        let time = local.since(began);
-        self.loop_times.truncate(LOOPS_KEPT - 1);
-        self.loop_times.push_front(time);
-        // Later than that it was not bulk alone, and caution would not have helped.
-        let late_by_bulk = time > control.bound && time <= control.bound + self.command_burst + BULK_LATENESS_MAX;
-        if let (Some(percentile), Some(gate)) = (&mut self.percentile, &mut self.gate) {
-            gate.set_percentile(percentile.on_loop(late_by_bulk));
+    fn end_loop(&mut self) {
+        let Some(control) = self.control else { return };
+        let late_by_bulk = self.loops.end(control.bound);
+        if let (Some(late), Some(caution), Some(gate)) = (late_by_bulk, &mut self.caution, &mut self.gate) {
+            caution.on_loop(late);
+            gate.set_caution(*caution);
         }
     }
 
@@ -466,9 +450,12 @@ impl Agent {
     }
 
     /// The command has arrived: nothing is at risk any more.
-    pub fn on_command_arrived(&mut self, now: Instant) {
-        let local = self.local(now);
-        self.on_loop_over(local);
+    pub fn on_command_arrived(&mut self, made_at: Instant, now: Instant) {
+        let (made_at, local) = (self.local(made_at), self.local(now));
+        self.awaited = None;
+        self.loops.on_commanded(made_at);
+        self.loops.on_through(local);
+        self.end_loop();
         if let Windows::Predicted { planner, .. } = &mut self.windows {
             planner.on_message(COMMAND, local);
             planner.on_message_sent(COMMAND, local);

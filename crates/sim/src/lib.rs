@@ -6,6 +6,7 @@
 mod agent;
 mod drlc;
 mod faults;
+mod loops;
 mod measure;
 mod messages;
 mod mpc;

@@ -145,6 +145,8 @@ pub(crate) struct World<'a> {
     /// What the leader was last told by each robot.
     known: Vec<Known>,
     /// Until when each robot is not steered again.
+    /// When each robot's stack has handed over what it has.
+    stack_until: Vec<Instant>,
     steered_until: Vec<Instant>,
     /// Message flow of each robot's perception, command, and permit messages up and down.
     perception: Vec<Option<u32>>,

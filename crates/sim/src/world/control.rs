@@ -27,7 +27,7 @@ impl World<'_> {
                     let bytes = self.team.control.map_or(0, |control| control.perception_bytes) + added;
                     let content = Some(Content::Perception(known));
                     self.send_control(self.perception[usize::from(robot.0)], bytes, content);
-                    self.agents[usize::from(robot.0)].on_command_awaited(self.now, self.now);
+                    self.agents[usize::from(robot.0)].on_command_awaited(self.now, false, self.now);
                     self.run_agent(robot);
                 }
                 MpcAction::SendCommand(robot, round) => {
@@ -39,7 +39,7 @@ impl World<'_> {
                 }
                 MpcAction::Infer { start, time } => {
                     self.timers.set(self.now + time, Timer::Inference);
-                    self.agents[usize::from(self.team.leader.0)].on_command_awaited(start, self.now);
+                    self.agents[usize::from(self.team.leader.0)].on_command_awaited(start, true, self.now);
                     self.run_agent(self.team.leader);
                     self.send_clear(start);
                 }
@@ -110,11 +110,10 @@ impl World<'_> {
         self.with_drlc(Drlc::on_loop);
     }
 
-    /// A control message is made: it is a sample of its flow's arrival model now and reaches the host queue after
-    /// its stack's delay.
+    /// A control message is made: it is a sample of its flow's arrival model now and reaches the host queue after its
+    /// stack's delay, but not before one that its sender made earlier.
     pub(super) fn send_control(&mut self, channel: Option<u32>, bytes: u64, content: Option<Content>) {
         let Some(channel) = channel else { return };
-        let delay = self.mpc.as_mut().map_or(Duration::ZERO, Mpc::stack_delay);
         let message = Delayed {
             channel,
             bytes,
@@ -122,7 +121,11 @@ impl World<'_> {
             content,
         };
         self.note_control_made(channel);
-        if delay == Duration::ZERO {
+        let sender = usize::from(self.channels[channel as usize].flow.from.0);
+        let delay = self.mpc.as_mut().map_or(Duration::ZERO, Mpc::stack_delay);
+        let at = self.stack_until[sender].max(self.now + delay);
+        self.stack_until[sender] = at;
+        if at == self.now {
             self.send_message(message);
             return;
         }
@@ -131,7 +134,7 @@ impl World<'_> {
             self.delayed.len() as u32 - 1
         });
         self.delayed[place as usize] = Some(message);
-        self.timers.set(self.now + delay, Timer::Stack(place));
+        self.timers.set(at, Timer::Stack(place));
     }
 
     pub(super) fn note_control_made(&mut self, channel: u32) {
@@ -179,7 +182,8 @@ impl World<'_> {
             }
             (Role::Command(robot), Fate::Arrived(latency), Some(Content::Command(round, shift))) => {
                 self.counts.control_latency.record(latency);
-                self.agents[usize::from(robot.0)].on_command_arrived(self.now);
+                let made_at = self.now - latency;
+                self.agents[usize::from(robot.0)].on_command_arrived(made_at, self.now);
                 self.run_agent(robot);
                 if let Some(mpc) = &mut self.mpc {
                     mpc.on_command(robot, round, self.now);
@@ -201,7 +205,7 @@ impl World<'_> {
             (Role::FromController(robot), Fate::Arrived(_), Some(Content::Clear(start))) => {
                 let others: Vec<RobotId> = (0..self.agents.len() as u16).map(RobotId).collect();
                 self.on_perceptions_in(robot, &others);
-                self.agents[usize::from(robot.0)].on_command_awaited(start, self.now);
+                self.agents[usize::from(robot.0)].on_command_awaited(start, true, self.now);
                 self.run_agent(robot);
             }
             (Role::Plain(plain), Fate::Arrived(latency), _) => {

@@ -55,6 +55,7 @@ impl World<'_> {
             let ControllerAction::Send { to, message } = action;
             if to == self.team.leader {
                 self.on_requester_message(to, message);
+                self.tell_models(to);
             } else {
                 self.send_permit(self.from_controller[usize::from(to.0)], true, message);
             }

@@ -58,6 +58,7 @@ impl<'a> World<'a> {
             watch: Watch::new(team, policy),
             delayed: Vec::new(),
             delayed_free: Vec::new(),
+            stack_until: vec![Instant::ZERO; robots],
             steered_until: vec![Instant::ZERO; robots],
             known: vec![Known::default(); robots],
             perception: vec![None; robots],

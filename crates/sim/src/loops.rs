@@ -1,0 +1,154 @@
+//! What a robot knows of the MPC loops: how near to their bound they end, and whether bulk made one late.
+//!
+//! A loop's time is that of perceptions on the air, inference, and commands on the air. Bulk can only lengthen the first
+//! and the last. So a late loop counts against bulk where it would have been in time, had its messages taken what those
+//! of the quieter loops take; not where most loops are late, as then it is no use. Who has no notice that all perceptions
+//! are in cannot tell the parts apart and does not judge.
+
+use std::collections::VecDeque;
+
+use coorp_core::{Duration, Instant};
+
+/// Loops that are remembered, and how many tell something.
+const KEPT: usize = 64;
+const KNOWN_MIN: usize = 16;
+/// A loop that ends so long before its window would have been delayed into it without it.
+const NEAR: Duration = Duration::from_millis(3);
+/// Of the loops remembered, one in so many is quieter than what counts as quiet.
+const QUIET_RANK: usize = 8;
+
+/// The loops as one robot sees them, on its own clock.
+#[derive(Debug, Default)]
+pub(crate) struct Loops {
+    current: Option<Current>,
+    /// How long the newest loops took, and how much of that their messages.
+    times: VecDeque<Duration>,
+    on_the_air: VecDeque<Duration>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Current {
+    began: Instant,
+    /// When all perceptions were in and when the commands were made, where that is known.
+    all_in: Option<Instant>,
+    commanded: Option<Instant>,
+    /// When the newest command was through.
+    through: Option<Instant>,
+}
+
+impl Loops {
+    /// A loop began at `start`; `all_in` where all its perceptions are known to be in.
+    pub fn begin(&mut self, start: Instant, all_in: Option<Instant>) {
+        self.current = Some(Current {
+            began: start,
+            all_in,
+            commanded: None,
+            through: None,
+        });
+    }
+
+    /// A command of the loop was made then.
+    pub fn on_commanded(&mut self, at: Instant) {
+        if let Some(current) = &mut self.current {
+            current.commanded.get_or_insert(at);
+        }
+    }
+
+    /// A command of the loop was through then.
+    pub fn on_through(&mut self, at: Instant) {
+        if let Some(current) = &mut self.current {
+            current.through = Some(at);
+        }
+    }
+
+    /// The loop is over, with the newest command that was through. Answers whether it was late by bulk, if that can be
+    /// told.
+    pub fn end(&mut self, bound: Duration) -> Option<bool> {
+        let current = self.current.take()?;
+        let time = current.through?.since(current.began);
+        keep(&mut self.times, time);
+        let inference = current.commanded?.since(current.all_in?);
+        let on_the_air = time.saturating_sub(inference);
+        keep(&mut self.on_the_air, on_the_air);
+        let by_messages = on_the_air.saturating_sub(self.quiet()) > time.saturating_sub(bound);
+        let late = self.times.iter().filter(|time| **time > bound).count();
+        Some(time > bound && by_messages && late * 2 <= self.times.len())
+    }
+
+    fn quiet(&self) -> Duration {
+        let mut sorted: Vec<Duration> = self.on_the_air.iter().copied().collect();
+        sorted.sort_unstable();
+        sorted.get(sorted.len() / QUIET_RANK).copied().unwrap_or(Duration::ZERO)
+    }
+
+    /// Whether loops have ended lately where a window for commands, which take `burst`, would have mattered. Else a
+    /// window that is announced at once only keeps the gate draining: for loops that end long before, and for those that
+    /// are late in any case.
+    pub fn end_near(&self, bound: Duration, burst: Duration) -> bool {
+        let near = bound.saturating_sub(burst + NEAR)..=bound + burst;
+        self.times.len() < KNOWN_MIN || self.times.iter().any(|time| near.contains(time))
+    }
+}
+
+fn keep(newest: &mut VecDeque<Duration>, value: Duration) {
+    newest.truncate(KEPT - 1);
+    newest.push_front(value);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BOUND: Duration = Duration::from_millis(33);
+
+    fn run(loops: &mut Loops, perceptions_ms: u64, inference_ms: u64, commands_ms: u64) -> Option<bool> {
+        let start = Instant::from_nanos(1_000_000_000);
+        let all_in = start + Duration::from_millis(perceptions_ms);
+        let commanded = all_in + Duration::from_millis(inference_ms);
+        loops.begin(start, Some(all_in));
+        loops.on_commanded(commanded);
+        loops.on_through(commanded + Duration::from_millis(commands_ms));
+        loops.end(BOUND)
+    }
+
+    #[test]
+    fn a_late_loop_counts_against_bulk_where_its_messages_made_it_late() {
+        let mut loops = Loops::default();
+        for _ in 0..20 {
+            assert_eq!(run(&mut loops, 5, 20, 3), Some(false));
+        }
+        assert_eq!(run(&mut loops, 5, 27, 3), Some(false), "the inference did it");
+        assert_eq!(run(&mut loops, 11, 20, 3), Some(true));
+        assert_eq!(run(&mut loops, 5, 20, 9), Some(true));
+        assert_eq!(run(&mut loops, 7, 27, 3), Some(false), "late without those 2 ms too");
+        (0..64).for_each(|_| _ = run(&mut loops, 5, 27, 3));
+        assert_eq!(run(&mut loops, 11, 20, 3), Some(false), "most loops are late");
+    }
+
+    #[test]
+    fn who_was_not_told_that_all_is_in_does_not_judge() {
+        let mut loops = Loops::default();
+        let start = Instant::from_nanos(1_000_000_000);
+        loops.begin(start, None);
+        loops.on_commanded(start + Duration::from_millis(40));
+        loops.on_through(start + Duration::from_millis(45));
+        assert_eq!(loops.end(BOUND), None);
+        assert_eq!(loops.end(BOUND), None, "it is over");
+        loops.begin(start, Some(start));
+        assert_eq!(loops.end(BOUND), None, "no command came");
+    }
+
+    #[test]
+    fn loops_are_near_while_the_newest_are() {
+        let mut loops = Loops::default();
+        let burst = Duration::from_millis(1);
+        assert!(loops.end_near(BOUND, burst), "nothing is known");
+        run(&mut loops, 5, 23, 3);
+        for _ in 0..63 {
+            run(&mut loops, 5, 10, 3);
+        }
+        assert!(loops.end_near(BOUND, burst));
+        run(&mut loops, 5, 10, 3);
+        assert!(!loops.end_near(BOUND, burst));
+    }
+}
