@@ -53,6 +53,8 @@ PARTS = {
     "transmit status": ("transmit_status", "false", "true"),
     "few acknowledgements": ("ack_every", "2", "32"),
     "median completion": ("protection_percentile", "0.95", "0.5"),
+    "caution": ("protection_percentile_max", "0.5", "0.95"),
+    "resending what was lost": ("resend_lost", "false", "true"),
     "RTS before long PPDUs": ("rts_over", '"1s"', '"500us"'),
 }
 # Settings that both policies share, and another value of each.

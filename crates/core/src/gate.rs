@@ -238,7 +238,7 @@ impl Caution {
     const DOWN: f64 = 0.000_5;
     const DISTANCE_MAX: Duration = Duration::from_millis(2);
 
-    /// The least careful one.
+    /// The least careful one; nothing moves where the higher percentile is not above the lower.
     pub fn new(percentile_low: f64, percentile_high: f64) -> Self {
         let percentile_low = bounded(percentile_low);
         Caution {
@@ -255,7 +255,12 @@ impl Caution {
         } else {
             self.level - Self::DOWN
         };
-        self.level = moved.clamp(0.0, 2.0);
+        let most = if self.percentile_high > self.percentile_low {
+            2.0
+        } else {
+            0.0
+        };
+        self.level = moved.clamp(0.0, most);
     }
 
     /// p_prot, a share of 1.
@@ -476,7 +481,8 @@ mod tests {
         assert!(loops(&mut caution, 1_000, 250).1 < distance, "fewer than one in 200");
         assert_eq!(loops(&mut caution, 100, 1).1, us(2_000));
         assert_eq!(loops(&mut caution, 5_000, 5_001), (0.5, Duration::ZERO));
-        assert_eq!(Caution::new(0.9, 0.5).percentile(), 0.9);
+        let mut none = Caution::new(0.9, 0.5);
+        assert_eq!(loops(&mut none, 100, 1), (0.9, Duration::ZERO));
     }
 
     #[test]
@@ -484,7 +490,7 @@ mod tests {
         let mut g = Gate::new(table(&[(0, 300)]), None);
         g.on_window(window(5_000, 6_000));
         assert_eq!(g.on_dequeue(0, at(4_600)), Verdict::Pass);
-        let mut caution = Caution::new(0.95, 0.95);
+        let mut caution = Caution::new(0.5, 0.95);
         (0..20).for_each(|_| caution.on_loop(true));
         g.set_caution(caution);
         assert_eq!(g.on_dequeue(0, at(2_600)), Verdict::Pass);

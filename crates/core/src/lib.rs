@@ -12,6 +12,7 @@ pub mod arrival;
 pub mod capacity;
 pub mod gate;
 pub mod id;
+pub mod loops;
 pub mod normal;
 pub mod permits;
 pub mod policy;

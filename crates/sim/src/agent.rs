@@ -5,10 +5,10 @@
 
 use std::collections::VecDeque;
 
-use crate::loops::Loops;
 use coorp_air::Load;
 use coorp_core::arrival::{Arrival, ArrivalConfig, TimeModel};
 use coorp_core::gate::{Caution, CompletionTable, Gate, Verdict};
+use coorp_core::loops::Loops;
 use coorp_core::permits::{Message, Requester, RequesterAction};
 use coorp_core::policy::{LocalConfig, Policy};
 use coorp_core::schedwifi::Schedule;

@@ -6,7 +6,6 @@
 mod agent;
 mod drlc;
 mod faults;
-mod loops;
 mod measure;
 mod messages;
 mod mpc;

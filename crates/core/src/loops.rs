@@ -1,4 +1,4 @@
-//! What a robot knows of the MPC loops: how near to their bound they end, and whether bulk made one late.
+//! What a robot knows of the MPC loops (001, section III-A): how near to their bound they end, whether bulk made one late.
 //!
 //! A loop's time is that of perceptions on the air, inference, and commands on the air. Bulk can only lengthen the first
 //! and the last. So a late loop counts against bulk where it would have been in time, had its messages taken what those
@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 
-use coorp_core::{Duration, Instant};
+use crate::{Duration, Instant};
 
 /// Loops that are remembered, and how many tell something.
 const KEPT: usize = 64;
@@ -19,7 +19,7 @@ const QUIET_RANK: usize = 8;
 
 /// The loops as one robot sees them, on its own clock.
 #[derive(Debug, Default)]
-pub(crate) struct Loops {
+pub struct Loops {
     current: Option<Current>,
     /// How long the newest loops took, and how much of that their messages.
     times: VecDeque<Duration>,
