@@ -16,7 +16,7 @@
 //! - The table can lock itself in: where samples say that not even one packet fits between two windows, none
 //!   passes, so no new sample ever corrects them. After [`FRUITLESS_HOLDS_MAX`] windows with an empty WNIC and
 //!   nothing passed, the table is forgotten. Where samples of a bad moment say that n packets take for ever, n is never
-//!   reached again: a depth without a sample for [`STALE_AFTER`], in which others had some, is forgotten.
+//!   reached again: a depth without a sample for as long as the policy says, in which others had some, is forgotten.
 //!
 //! Left out: counting the packets in the WNIC and stamping them at enqueue, which the driver's own hooks do.
 
@@ -25,8 +25,6 @@ use crate::{Duration, Instant};
 
 /// After how many holds in a row, each with an empty WNIC and nothing passed, the table is given up.
 pub const FRUITLESS_HOLDS_MAX: u32 = 8;
-/// Samples of a depth that had none for so long are forgotten. Times without any completion do not count.
-pub const STALE_AFTER: Duration = Duration::from_secs(4);
 /// Completions further apart than this are a time without any.
 const COMPLETIONS_APART_MAX: Duration = Duration::from_millis(100);
 /// Deepest WNIC queue that the table keeps samples for; deeper ones are extrapolated.
@@ -53,6 +51,7 @@ pub struct CompletionTable {
     busy: Duration,
     newest_at: Option<Instant>,
     swept: Duration,
+    stale_after: Duration,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -81,7 +80,15 @@ impl CompletionTable {
             busy: Duration::ZERO,
             newest_at: None,
             swept: Duration::ZERO,
+            stale_after: Duration::MAX,
         }
+    }
+
+    /// The same table, but that samples of a depth that had none for so long are forgotten. Times without any completion
+    /// do not count.
+    pub fn forgetting(mut self, stale_after: Duration) -> Self {
+        self.stale_after = stale_after;
+        self
     }
 
     /// A packet that found `n` before it was through at `now`, `took` after it was enqueued. O(N_samp).
@@ -91,7 +98,7 @@ impl CompletionTable {
         }
         let apart = now.since(self.newest_at.replace(now).unwrap_or(now));
         self.busy += apart.min(COMPLETIONS_APART_MAX);
-        if self.busy.saturating_sub(self.swept) >= STALE_AFTER / 4 {
+        if self.busy.saturating_sub(self.swept) >= self.stale_after / 4 {
             self.forget_stale();
         }
         let row = &mut self.rows[n];
@@ -151,7 +158,7 @@ impl CompletionTable {
     fn forget_stale(&mut self) {
         self.swept = self.busy;
         for n in 0..self.seen_end {
-            if self.rows[n].len > 0 && self.busy.saturating_sub(self.rows[n].newest) > STALE_AFTER {
+            if self.rows[n].len > 0 && self.busy.saturating_sub(self.rows[n].newest) > self.stale_after {
                 self.rows[n] = Row::default();
                 self.seen[n / 64] &= !(1 << (n % 64));
             }
@@ -510,7 +517,7 @@ mod tests {
 
     #[test]
     fn a_depth_that_is_reached_no_more_is_forgotten_once_others_have_shown_it_stale() {
-        let mut t = table(&[(0, 300), (8, 900_000)]);
+        let mut t = table(&[(0, 300), (8, 900_000)]).forgetting(Duration::from_secs(4));
         for ms in 0..3_900 {
             t.record(0, us(300), at(ms * 1_000));
         }

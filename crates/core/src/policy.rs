@@ -56,6 +56,8 @@ pub struct LocalConfig {
     pub model_samples: usize,
     /// N_samp: completion times kept for each number of packets.
     pub completion_samples: usize,
+    /// Completion times of a depth that had none for so long are forgotten, times without bulk left out.
+    pub completions_stale: Option<Duration>,
     /// p_prot: the percentile, as a share, at which completion times are read.
     pub protection_percentile: f64,
     /// How far p_prot rises while loops end just after their bound.
@@ -107,6 +109,7 @@ impl Default for LocalConfig {
             refit_interval: Duration::from_secs(10),
             model_samples: 300,
             completion_samples: 100,
+            completions_stale: None,
             protection_percentile: 0.95,
             protection_percentile_max: None,
             early_release: false,
@@ -178,6 +181,7 @@ impl Policy {
                 policy.global = Some(PermitConfig::default());
                 policy.local = Some(LocalConfig {
                     deviation: Deviation::Quantile,
+                    completions_stale: Some(Duration::from_secs(4)),
                     protection_percentile: 0.5,
                     protection_percentile_max: Some(0.95),
                     window_share_max: 0.5,

@@ -705,5 +705,9 @@ fn to_local(now: Instant, skew_ns: i64) -> Instant {
 
 fn gate(config: &LocalConfig) -> Gate {
     let table = CompletionTable::new(WNIC_DEPTH, config.completion_samples, config.protection_percentile);
+    let table = match config.completions_stale {
+        Some(after) => table.forgetting(after),
+        None => table,
+    };
     Gate::new(table, config.backlog_max)
 }

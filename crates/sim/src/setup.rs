@@ -144,6 +144,7 @@ pub(crate) fn overridden(policy: &Policy, overrides: &PolicyOverrides) -> Policy
             &mut local.completion_samples,
             overrides.completion_samples.map(usize::from),
         );
+        replace(&mut local.completions_stale, overrides.completions_stale.map(Some));
         replace(&mut local.early_release, overrides.early_release);
         replace(&mut local.command_windows, overrides.command_windows);
         replace(&mut local.shared_windows, overrides.shared_windows);

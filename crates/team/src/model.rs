@@ -339,6 +339,8 @@ pub struct PolicyOverrides {
     pub protection_percentile_max: Option<f64>,
     /// N_samp: samples kept for each depth of the completion time table.
     pub completion_samples: Option<u16>,
+    /// Forget completion times of a depth that had none for so long.
+    pub completions_stale: Option<Duration>,
     /// Hold bulk where the WNIC would take longer than this to drain.
     pub backlog_max: Option<Duration>,
     /// End a window once its messages have gone.

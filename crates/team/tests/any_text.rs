@@ -171,6 +171,7 @@ const TABLES: [(&str, &[&str]); 9] = [
             "protection_percentile",
             "protection_percentile_max",
             "completion_samples",
+            "completions_stale",
             "backlog_max",
             "early_release",
             "command_windows",

@@ -21,6 +21,7 @@ pub(super) fn overrides(root: &mut Sheet<'_>) -> PolicyOverrides {
         protection_percentile: sheet.number("protection_percentile", QUANTILE),
         protection_percentile_max: sheet.number("protection_percentile_max", QUANTILE),
         completion_samples: sheet.integer("completion_samples", 1..=1_024),
+        completions_stale: sheet.duration("completions_stale", Duration::from_millis(1)..=HOUR),
         backlog_max: sheet.duration("backlog_max", Duration::from_micros(10)..=SECOND),
         early_release: sheet.flag("early_release"),
         command_windows: sheet.flag("command_windows"),
