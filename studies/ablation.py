@@ -54,7 +54,7 @@ PARTS = {
     "few acknowledgements": ("ack_every", "2", "32"),
     "median completion": ("protection_percentile", "0.95", "0.5"),
     "caution": ("protection_percentile_max", "0.5", "0.95"),
-    "forgetting what is stale": ("completions_stale", '"1h"', '"4s"'),
+    "forgetting what is stale": ("completions_stale", '"60min"', '"4s"'),
     "resending what was lost": ("resend_lost", "false", "true"),
     "RTS before long PPDUs": ("rts_over", '"1s"', '"500us"'),
 }
