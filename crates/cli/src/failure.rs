@@ -4,7 +4,6 @@
 //! errors exit with 2 as well, so that a script needs to know these three only.
 
 use std::fmt;
-use std::process::ExitCode;
 
 /// Why a command stops early.
 #[derive(Debug)]
@@ -17,10 +16,10 @@ pub enum Failure {
 
 impl Failure {
     /// The exit code that scripts see.
-    pub fn exit_code(&self) -> ExitCode {
+    pub fn exit_code(&self) -> u8 {
         match self {
-            Failure::Input(_) => ExitCode::from(2),
-            Failure::Found(_) => ExitCode::from(1),
+            Failure::Input(_) => 2,
+            Failure::Found(_) => 1,
         }
     }
 }

@@ -8,6 +8,7 @@ use std::cell::{Cell, RefCell};
 use std::num::NonZeroUsize;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Once;
 use std::thread;
 
 use crate::failure::NoResult;
@@ -22,8 +23,13 @@ pub fn cores() -> usize {
     thread::available_parallelism().map_or(1, NonZeroUsize::get)
 }
 
-/// Keeps a job's panic message for its result, instead of spilling it over the progress bar.
+/// Keeps a job's panic message for its result, instead of spilling it over the progress bar. Once is enough.
 pub fn record_panics() {
+    static HOOKED: Once = Once::new();
+    HOOKED.call_once(hook);
+}
+
+fn hook() {
     let usual = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
         if !IN_JOB.get() {

@@ -3,6 +3,7 @@
 //! With one seed: a table, and where asked for the JSON that scripts read and the HTML report. With several:
 //! how the seeds went, which ones failed, and the command that replays each.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time;
 
@@ -70,11 +71,11 @@ struct Job {
     seed: u64,
 }
 
-/// Runs `coorp sim`.
+/// Runs `coorp sim`. `arguments` is the whole command line, for the report.
 ///
 /// # Errors
 /// Input to mend (exit code 2), or a run that broke a rule (exit code 1).
-pub fn run(args: &Args) -> Result<(), Failure> {
+pub fn run(args: &Args, arguments: &[OsString]) -> Result<(), Failure> {
     let team = coorp_team::load(&args.file).map_err(|error| Failure::Input(error.to_string()))?;
     let policies = chosen_policies(&team, &args.policy)?;
     if args.seeds > 1 {
@@ -106,7 +107,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     if runs.is_empty() {
         return Err(none_fits(args, &unfit));
     }
-    finish(args, &team, runs, &unfit, json.as_ref(), html.as_ref())
+    finish(args, arguments, &team, runs, &unfit, [json.as_ref(), html.as_ref()])
 }
 
 /// Ends where no policy fits: every reason, each once.
@@ -179,11 +180,11 @@ fn simulate<T: Send>(
 
 fn finish(
     args: &Args,
+    arguments: &[OsString],
     team: &Team,
     runs: Vec<Run>,
     unfit: &[Unfit],
-    json: Option<&Destination>,
-    html: Option<&Destination>,
+    [json, html]: [Option<&Destination>; 2],
 ) -> Result<(), Failure> {
     let (mut results, charts): (Vec<_>, Vec<_>) = runs.into_iter().map(|run| (run.result, run.charts)).unzip();
     summary::share_of_bulk_only(&mut results);
@@ -215,7 +216,7 @@ fn finish(
             unfit,
             notes: &notes,
             bound_ms,
-            command: &own_command_line(),
+            command: &command_line(arguments),
         };
         outcomes.push(told(args, html, html.write(page.render().as_bytes())));
     }
@@ -431,10 +432,8 @@ fn replay(args: &Args, job: &Job) -> String {
     )
 }
 
-fn own_command_line() -> String {
-    let own = std::env::args_os()
-        .skip(1)
-        .map(|argument| quoted(&argument.to_string_lossy()));
+fn command_line(arguments: &[OsString]) -> String {
+    let own = arguments.iter().map(|argument| quoted(&argument.to_string_lossy()));
     std::iter::once("coorp".to_owned())
         .chain(own)
         .collect::<Vec<_>>()

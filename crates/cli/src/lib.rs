@@ -1,0 +1,86 @@
+//! The `coorp` command: reads a team file and hands it to the simulator, the planner or the checker.
+//!
+//! One file a command; each is thin. What is decided here is only how a person meets the machine: options,
+//! messages, tables, the report, exit codes. Left out: everything that the live system needs.
+//!
+//! A library and a program: the `coorp` of the Python package is this library too, see `crates/py`.
+
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod check;
+mod failure;
+mod jobs;
+mod notes;
+mod number;
+mod output;
+mod plan;
+mod policies;
+mod progress;
+mod report;
+mod sim;
+mod summary;
+mod table;
+
+use std::ffi::OsString;
+
+use clap::{Parser, Subcommand};
+
+use failure::Failure;
+
+/// Said where the program is not that of the Python package, which takes `learn` before it comes here.
+const LEARN_IS_ELSEWHERE: &str = "error: 'coorp learn' is in the Python package, and this is the program without it; \
+                                  in Coorp's source: pip install '.[learn]'";
+
+/// Control on time and bulk at full speed for robot teams on one WiFi channel.
+#[derive(Debug, Parser)]
+#[command(name = "coorp", version, about, arg_required_else_help = true)]
+#[command(after_help = "Exit codes: 0 fine, 1 the run found a failure, 2 bad input or unusable files.")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Simulate a team under one or more policies
+    Sim(sim::Args),
+    /// Find how many robots fit on the channel, from the model and from simulation
+    Plan(plan::Args),
+    /// Say what is wrong with a team file, and where
+    Check(check::Args),
+    /// Let the robots learn while they drive (of the Python package)
+    #[command(disable_help_flag = true)]
+    Learn {
+        /// See 'coorp learn --help' of the Python package
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
+        _arguments: Vec<OsString>,
+    },
+}
+
+/// Runs the command that `arguments` give, the program's name left out, and returns its exit code. What there is to
+/// say has then been said on stdout and stderr.
+pub fn run(arguments: &[OsString]) -> u8 {
+    let named = std::iter::once(OsString::from("coorp")).chain(arguments.iter().cloned());
+    let cli = match Cli::try_parse_from(named) {
+        Ok(cli) => cli,
+        Err(usage) => {
+            // Help and version come this way too. A closed stdout is no failure of theirs.
+            let _ = usage.print();
+            return usage.exit_code() as u8;
+        }
+    };
+    jobs::record_panics();
+    let outcome = match cli.command {
+        Command::Sim(args) => sim::run(&args, arguments),
+        Command::Plan(args) => plan::run(&args),
+        Command::Check(args) => check::run(&args),
+        Command::Learn { .. } => Err(Failure::Input(LEARN_IS_ELSEWHERE.to_owned())),
+    };
+    match outcome {
+        Ok(()) => 0,
+        Err(failure) => {
+            output::note(&failure.to_string());
+            failure.exit_code()
+        }
+    }
+}
