@@ -61,10 +61,8 @@ impl NoResult {
 impl From<coorp_sim::Error> for NoResult {
     fn from(error: coorp_sim::Error) -> Self {
         match error {
-            coorp_sim::Error::NothingToRun { .. } | coorp_sim::Error::Unfit { .. } => {
-                NoResult::Input(error.to_string())
-            }
             coorp_sim::Error::Broken { .. } => NoResult::Broken(error.to_string()),
+            _ => NoResult::Input(error.to_string()),
         }
     }
 }

@@ -220,8 +220,7 @@ impl Planner<'_> {
             let options = Options {
                 duration: self.args.duration,
                 seed: self.args.seed,
-                faults: false,
-                timeline: false,
+                ..Options::default()
             };
             let reach = |now| progress.reach(index, now);
             let run = coorp_sim::run(&team, self.policy, &options, &reach).map_err(NoResult::from);

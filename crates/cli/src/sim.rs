@@ -168,7 +168,9 @@ fn simulate<T: Send>(
             duration: args.duration,
             seed: job.seed,
             faults: args.faults,
+            series: timeline,
             timeline,
+            events: false,
         };
         let outcome = coorp_sim::run(team, &job.policy, &options, &|now| progress.reach(index, now));
         progress.finish(index);

@@ -17,8 +17,7 @@ fn simulate(team: &coorp_team::Team, policy: &Policy) {
     let options = Options {
         duration: Duration::from_secs(VIRTUAL_S),
         seed: 1,
-        faults: false,
-        timeline: false,
+        ..Options::default()
     };
     let run = coorp_sim::run(team, policy, &options, &|_| {});
     black_box(run.is_ok());

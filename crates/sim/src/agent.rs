@@ -683,19 +683,25 @@ impl Agent {
 
     /// Books the time since it last did, under the state that held meanwhile.
     fn spend(&mut self, now: Instant) {
+        self.account = self.account_at(now);
+    }
+
+    fn account_at(&self, now: Instant) -> Account {
+        let mut account = self.account;
         if self.wants_bulk && self.permitted && self.up {
             let (start, end) = (self.global(self.window.start), self.global(self.window.end));
-            let (from, to) = (self.account.until.max(start), now.min(end));
-            self.account.sending += now.since(self.account.until);
-            self.account.inside += to.since(from);
+            let (from, to) = (account.until.max(start), now.min(end));
+            account.sending += now.since(account.until);
+            account.inside += to.since(from);
         }
-        self.account.until = now;
+        account.until = now;
+        account
     }
 
     /// Seconds inside windows, and in all, that it had bulk which it was permitted to send.
-    pub fn window_time_s(&mut self, now: Instant) -> (f64, f64) {
-        self.spend(now);
-        (self.account.inside.as_secs_f64(), self.account.sending.as_secs_f64())
+    pub fn window_time_s(&self, now: Instant) -> (f64, f64) {
+        let account = self.account_at(now);
+        (account.inside.as_secs_f64(), account.sending.as_secs_f64())
     }
 }
 

@@ -17,6 +17,8 @@ use rand::SeedableRng;
 use rand_distr::{Distribution, StandardNormal};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
+use crate::events::EventKind;
+
 /// What learning wants done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DrlcAction {
@@ -30,6 +32,8 @@ pub(crate) enum DrlcAction {
     Collect,
     /// An epoch has ended.
     EpochEnded,
+    /// Nothing to do: this has happened, to be noted with its number.
+    Happened(EventKind, RobotId, u64),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,6 +63,8 @@ pub(crate) struct Drlc {
     workers: Vec<Worker>,
     collected: u32,
     collecting: bool,
+    /// Epochs that have ended.
+    epochs: u64,
     rng: Xoshiro256PlusPlus,
     pub actions: VecDeque<DrlcAction>,
 }
@@ -84,8 +90,12 @@ impl Drlc {
             workers,
             collected: 0,
             collecting: true,
+            epochs: 0,
             rng: Xoshiro256PlusPlus::seed_from_u64(seed ^ 0x7472_6169_6e00),
-            actions: VecDeque::from([DrlcAction::Collect]),
+            actions: VecDeque::from([
+                DrlcAction::Happened(EventKind::Collect, team.leader, 0),
+                DrlcAction::Collect,
+            ]),
         }
     }
 
@@ -106,6 +116,7 @@ impl Drlc {
     pub fn on_batch_full(&mut self) {
         self.collecting = false;
         self.collected = 0;
+        self.note(EventKind::BatchFull, self.leader, self.epochs);
         let partition = self.learning.item_bytes * u64::from(self.learning.batch_loops) / self.workers.len() as u64;
         for worker in &mut self.workers {
             worker.rounds = 0;
@@ -122,6 +133,16 @@ impl Drlc {
         (self.learning.parameters * u64::from(self.learning.bytes_per_parameter)).max(1)
     }
 
+    fn note(&mut self, kind: EventKind, robot: RobotId, number: u64) {
+        self.actions.push_back(DrlcAction::Happened(kind, robot, number));
+    }
+
+    /// Notes something of the round that `robot` is in.
+    fn note_round(&mut self, kind: EventKind, robot: RobotId) {
+        let round = u64::from(self.worker(robot).rounds);
+        self.note(kind, robot, round);
+    }
+
     fn worker(&mut self, robot: RobotId) -> &mut Worker {
         &mut self.workers[usize::from(robot.0)]
     }
@@ -129,6 +150,10 @@ impl Drlc {
     /// A robot has got its partition, or the model of its round.
     pub fn on_arrived_at_worker(&mut self, robot: RobotId) {
         let rounds_max = self.learning.rounds;
+        match self.worker(robot).rounds {
+            0 => self.note(EventKind::PartitionIn, robot, self.epochs),
+            rounds => self.note(EventKind::ModelIn, robot, u64::from(rounds - 1)),
+        }
         let worker = self.worker(robot);
         if worker.rounds >= rounds_max {
             worker.stage = Stage::Finished;
@@ -139,11 +164,13 @@ impl Drlc {
         let normal: f64 = StandardNormal.sample(&mut self.rng);
         let spread = (normal * self.learning.training_sigma).exp();
         let time = Duration::from_secs_f64(self.training[usize::from(robot.0)].as_secs_f64() * spread);
+        self.note_round(EventKind::Train, robot);
         self.actions.push_back(DrlcAction::Train(robot, time));
     }
 
     /// A robot has trained: its update goes to the leader.
     pub fn on_trained(&mut self, robot: RobotId) {
+        self.note_round(EventKind::Trained, robot);
         self.worker(robot).stage = Stage::Uploads;
         if robot == self.leader {
             self.on_arrived_at_leader(robot);
@@ -154,6 +181,7 @@ impl Drlc {
 
     /// The leader has a robot's update.
     pub fn on_arrived_at_leader(&mut self, robot: RobotId) {
+        self.note_round(EventKind::UpdateIn, robot);
         let worker = self.worker(robot);
         worker.rounds += 1;
         worker.stage = Stage::AwaitsModel;
@@ -171,6 +199,8 @@ impl Drlc {
             .map(|w| w.robot)
             .collect();
         for robot in robots {
+            let round = u64::from(self.worker(robot).rounds - 1);
+            self.note(EventKind::ModelOut, robot, round);
             if robot == self.leader {
                 self.on_arrived_at_worker(robot);
             } else {
@@ -184,7 +214,10 @@ impl Drlc {
     fn end_epoch_if_all_finished(&mut self) {
         if self.workers.iter().all(|worker| worker.stage == Stage::Finished) {
             self.collecting = true;
+            self.note(EventKind::Epoch, self.leader, self.epochs);
             self.actions.push_back(DrlcAction::EpochEnded);
+            self.epochs += 1;
+            self.note(EventKind::Collect, self.leader, self.epochs);
             self.actions.push_back(DrlcAction::Collect);
         }
     }
@@ -206,7 +239,8 @@ mod tests {
     }
 
     fn drain(drlc: &mut Drlc) -> Vec<DrlcAction> {
-        drlc.actions.drain(..).collect()
+        let asked = |action: &DrlcAction| !matches!(action, DrlcAction::Happened(..));
+        drlc.actions.drain(..).filter(asked).collect()
     }
 
     /// Collects, and trains robot after robot up to its first update.

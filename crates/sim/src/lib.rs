@@ -5,6 +5,7 @@
 
 mod agent;
 mod drlc;
+pub mod events;
 mod faults;
 mod measure;
 mod messages;
@@ -12,31 +13,37 @@ mod mpc;
 mod plain;
 pub mod results;
 mod schedule;
+mod session;
 mod setup;
 mod streams;
 mod timers;
 mod world;
 
 use std::fmt;
-use std::time;
 
 use coorp_core::policy::Policy;
 use coorp_core::{Duration, Instant};
 use coorp_team::Team;
 
 use results::Run;
+pub use session::Session;
 
 /// What a run is asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options {
-    /// Virtual time to simulate.
+    /// Virtual time to simulate. A [`Session`] may stop before or go on after; faults and the recorded second go by
+    /// this.
     pub duration: Duration,
     /// Seed of every random draw.
     pub seed: u64,
     /// Let robots die, restart and freeze, messages about permits get lost, doubled and delayed, and clocks step.
     pub faults: bool,
+    /// Sample bulk throughput every second, and give CDFs.
+    pub series: bool,
     /// Record one second in detail for the report.
     pub timeline: bool,
+    /// Keep what happens for [`Session::advance`] to return.
+    pub events: bool,
 }
 
 /// Why a run gave no results.
@@ -59,6 +66,11 @@ pub enum Error {
         /// Which rule, and when.
         rule: String,
     },
+    /// More happened than one call can return.
+    TooManyEvents {
+        /// Events that a call returns at most.
+        max: usize,
+    },
 }
 
 impl fmt::Display for Error {
@@ -70,6 +82,7 @@ impl fmt::Display for Error {
             ),
             Error::Unfit { policy, reason } => write!(f, "policy '{policy}' does not fit this team: {reason}"),
             Error::Broken { rule } => write!(f, "broken rule: {rule}"),
+            Error::TooManyEvents { max } => write!(f, "more than {max} events in one step; advance by less at a time"),
         }
     }
 }
@@ -81,9 +94,7 @@ impl std::error::Error for Error {}
 /// # Errors
 /// [`Error::NothingToRun`] where policy and team have nothing in common; [`Error::Broken`] where an invariant fails.
 pub fn run(team: &Team, policy: &Policy, options: &Options, progress: &(dyn Fn(Instant) + Sync)) -> Result<Run, Error> {
-    let started = time::Instant::now();
-    let policy = setup::overridden(policy, &team.policy);
-    let mut run = world::run(team, &policy, options, progress)?;
-    run.result.wall_s = started.elapsed().as_secs_f64();
-    Ok(run)
+    let mut session = Session::new(team.clone(), policy, options)?;
+    session::to_the_end(&mut session, progress)?;
+    Ok(session.result())
 }

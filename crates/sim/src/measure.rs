@@ -209,13 +209,14 @@ impl Recorder {
         self.span(setup::robot(from), kind, start, end, frames);
     }
 
-    pub fn timeline(mut self, robots: Vec<String>) -> Timeline {
-        self.spans.sort_by(|a, b| a.start_ms.total_cmp(&b.start_ms));
+    pub fn timeline(&self, robots: Vec<String>) -> Timeline {
+        let mut spans = self.spans.clone();
+        spans.sort_by(|a, b| a.start_ms.total_cmp(&b.start_ms));
         Timeline {
             start_s: self.start.as_secs_f64(),
             length_s: Self::LENGTH.as_secs_f64(),
             robots,
-            spans: self.spans,
+            spans,
         }
     }
 }

@@ -50,16 +50,19 @@ struct Round {
 /// What the loop wants done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MpcAction {
-    /// `robot` sends a perception to the leader.
-    SendPerception(RobotId),
+    /// `robot` sends its perception of this sample to the leader.
+    SendPerception(RobotId, u64),
     /// The leader sends `robot` the command of this round.
     SendCommand(RobotId, u64),
-    /// The inference for the loop that began at `start` takes this time.
-    Infer { start: Instant, time: Duration },
+    /// The inference of this round, for the loop that began at `start`, takes this time.
+    Infer { round: u64, start: Instant, time: Duration },
+    /// The inference of this round has ended.
+    Inferred(u64),
     /// Call [`Mpc::on_round_timeout`] with this number after this time.
     Timeout(u64, Duration),
     /// A loop has ended after this reaction time.
     LoopEnded {
+        round: u64,
         start: Instant,
         reaction: Duration,
         lost: bool,
@@ -168,7 +171,7 @@ impl Mpc {
         worker.waiting_since = Some(now);
         worker.put_off = false;
         worker.sent_tick = tick;
-        self.actions.push_back(MpcAction::SendPerception(robot));
+        self.actions.push_back(MpcAction::SendPerception(robot, tick));
     }
 
     /// The leader has the perception that `robot` made at `made_at`.
@@ -216,8 +219,9 @@ impl Mpc {
         if self.rounds.len() == ROUNDS_MAX {
             self.rounds.pop_front();
         }
+        let round = self.next_round;
         self.rounds.push_back(Round {
-            number: self.next_round,
+            number: round,
             tick: newest.unwrap_or(0),
             start,
             outstanding,
@@ -225,6 +229,7 @@ impl Mpc {
         });
         self.next_round += 1;
         self.actions.push_back(MpcAction::Infer {
+            round,
             start,
             time: Duration::from_secs_f64(seconds),
         });
@@ -243,6 +248,7 @@ impl Mpc {
             return;
         }
         let number = self.next_round - 1;
+        self.actions.push_back(MpcAction::Inferred(number));
         let (last, first): (Vec<_>, Vec<_>) = self.others().partition(|robot| last.contains(robot));
         for robot in first.into_iter().chain(last) {
             if self.workers[usize::from(robot.0)].alive {
@@ -290,7 +296,12 @@ impl Mpc {
                 now.since(start)
             };
             self.rounds.remove(place);
-            self.actions.push_back(MpcAction::LoopEnded { start, reaction, lost });
+            self.actions.push_back(MpcAction::LoopEnded {
+                round,
+                start,
+                reaction,
+                lost,
+            });
         }
     }
 

@@ -42,6 +42,13 @@ pub(crate) enum Timer {
     Fault,
 }
 
+impl Timer {
+    /// Whether it only writes down what happens.
+    pub fn only_records(self) -> bool {
+        matches!(self, Timer::Second | Timer::RecordStart | Timer::RecordEnd)
+    }
+}
+
 /// Alarms by time.
 #[derive(Debug, Default)]
 pub(crate) struct Timers {

@@ -1,4 +1,4 @@
-//! Everything above the air: robots with their loops, streams, flows and agents, and the run itself.
+//! Everything above the air: robots with their loops, streams, flows and agents.
 //!
 //! The air calls in through [`Host`]; what a callback wants sent is put aside and flushed once the air has returned.
 
@@ -11,17 +11,16 @@ mod trouble;
 
 use crate::agent::Agent;
 use crate::drlc::Drlc;
+use crate::events::{Event, EventKind};
 use crate::faults::{Faults, Watch};
 use crate::measure::{mac_result, Ahead, Latency, Recorder, Stopwatch};
 use crate::messages::MessageFlow;
-use crate::mpc::{self, Mpc};
+use crate::mpc::Mpc;
 use crate::plain::Plain;
 use crate::results::{Charts, PolicyResult, Run};
-use crate::schedule;
-use crate::setup::{self, Geometry, MOVE_EVERY};
 use crate::streams::Stream;
 use crate::timers::{Armed, Timer, Timers};
-use crate::{Error, Options};
+use crate::Options;
 use coorp_air::{Air, Host, Packet, StationId};
 use coorp_core::arrival::TimeModel;
 use coorp_core::permits::{Controller, Message};
@@ -42,9 +41,11 @@ const STEER_EVERY: u64 = 10;
 /// A phase this near to where it should be stays: clocks and timers are no better.
 const PHASE_TOLERANCE: Duration = Duration::from_micros(100);
 /// How often the rules are checked.
-const CHECK_EVERY: Duration = Duration::from_millis(5);
+pub(crate) const CHECK_EVERY: Duration = Duration::from_millis(5);
 /// Timers that may go off at one instant before the run is taken to be stuck.
-const TIMERS_PER_INSTANT_MAX: u32 = 1_000_000;
+pub(crate) const TIMERS_PER_INSTANT_MAX: u32 = 1_000_000;
+/// Events kept at once, some 400 MB: a day of five robots makes a quarter of that.
+pub(crate) const EVENTS_MAX: usize = 1 << 24;
 
 /// What a message flow is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,8 +98,8 @@ impl Known {
 /// What a message says beyond its size, by the message's number.
 #[derive(Clone, Copy, Debug)]
 enum Content {
-    /// What a robot tells with its perception.
-    Perception(Known),
+    /// Which sample the perception is of, and what its robot tells with it.
+    Perception(u64, Known),
     /// A command of this round, and by how much the robot's next sample is to be later.
     Command(u64, Duration),
     /// All perceptions of the loop that began then are in; and the arrival models that came with them.
@@ -121,9 +122,9 @@ struct Delayed {
     content: Option<Content>,
 }
 
-pub(crate) struct World<'a> {
-    team: &'a Team,
-    policy: &'a Policy,
+pub(crate) struct World {
+    pub team: Team,
+    policy: Policy,
     schedule: Option<Schedule>,
     pub now: Instant,
     pub timers: Timers,
@@ -162,9 +163,11 @@ pub(crate) struct World<'a> {
     outbox: Vec<Packet>,
     kicks: Vec<StationId>,
     dirty: Vec<u32>,
-    events: u64,
+    pub events: u64,
     counts: Counts,
     recorder: Option<Recorder>,
+    /// What has happened since it was last asked for, where that is wanted.
+    log: Option<Vec<Event>>,
 }
 
 /// What is counted over the run.
@@ -181,86 +184,37 @@ struct Counts {
     bulk_active: Stopwatch,
     ahead: Ahead,
     throughput: Vec<(f64, f64)>,
-    window_s: f64,
-    sending_s: f64,
 }
 
-/// Runs one team under one policy.
-pub(crate) fn run(
-    team: &Team,
-    policy: &Policy,
-    options: &Options,
-    progress: &(dyn Fn(Instant) + Sync),
-) -> Result<Run, Error> {
-    let mut air = Air::new(setup::config(team, policy), options.seed);
-    let schedule = match &policy.schedwifi {
-        Some(config) => {
-            let control = team.control.as_ref().filter(|_| policy.control);
-            let phases = control.map_or(Vec::new(), |control| mpc::phases(team, control, options.seed));
-            let unfit = |reason| Error::Unfit {
-                policy: policy.name.clone(),
-                reason,
-            };
-            Some(schedule::schedule(team, policy, &phases, config, control).map_err(unfit)?)
-        }
-        None => None,
-    };
-    let mut world = World::new(team, policy, schedule, options);
-    if world.slots.is_empty() {
-        return Err(Error::NothingToRun {
-            policy: policy.name.to_string(),
-        });
+impl World {
+    /// Whether team and policy leave anything to run.
+    pub fn is_empty(&self) -> bool {
+        self.slots.is_empty()
     }
-    let geometry = Geometry::new(team);
-    let pairs = world.pairs();
-    geometry.set_links(team, &pairs, Instant::ZERO, &mut air);
-    let end = Instant::ZERO + options.duration;
-    world.start(options, geometry.moves());
-    world.flush(&mut air);
-    let (mut next_report, mut next_check) = (Instant::ZERO, Instant::ZERO);
-    let mut at_this_instant = 0u32;
-    loop {
-        let (air_at, timer_at) = (air.next_deadline(), world.timers.next());
-        let next = air_at.min(timer_at);
-        if next > end {
-            break;
-        }
-        at_this_instant = if next > world.now { 0 } else { at_this_instant + 1 };
-        if at_this_instant > TIMERS_PER_INSTANT_MAX {
-            return Err(Error::Broken {
-                rule: format!("time goes on; stuck at {} s", next.as_secs_f64()),
+
+    fn log(&mut self, kind: EventKind, robot: RobotId, number: u64) {
+        let at = self.now;
+        if let Some(log) = &mut self.log {
+            log.push(Event {
+                at,
+                kind,
+                robot,
+                number,
             });
         }
-        world.now = next;
-        world.events += 1;
-        if air_at <= timer_at {
-            air.on_deadline(&mut world);
-        } else {
-            match world.timers.pop() {
-                Some(Timer::Move) => {
-                    geometry.set_links(team, &pairs, next, &mut air);
-                    world.timers.set(next + MOVE_EVERY, Timer::Move);
-                }
-                Some(timer) => world.on_timer(timer),
-                None => {}
-            }
-        }
-        world.flush(&mut air);
-        if world.now >= next_check {
-            world.check()?;
-            next_check = world.now + CHECK_EVERY;
-        }
-        if next >= next_report {
-            progress(next);
-            next_report = next + Duration::from_millis(500);
-        }
     }
-    world.now = end;
-    Ok(world.finish(&air, options))
-}
 
-impl World<'_> {
-    fn on_timer(&mut self, timer: Timer) {
+    /// Whether no more events may come before [`World::take_log`].
+    pub fn log_is_full(&self) -> bool {
+        self.log.as_ref().is_some_and(|log| log.len() >= EVENTS_MAX)
+    }
+
+    /// What has happened since the last call; nothing where events are not kept.
+    pub fn take_log(&mut self) -> Vec<Event> {
+        self.log.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    pub fn on_timer(&mut self, timer: Timer) {
         let now = self.now;
         match timer {
             Timer::Sense(robot) => self.on_sense(robot),
@@ -327,7 +281,7 @@ impl World<'_> {
     }
 
     /// Sends what has come together, until nothing is left.
-    fn flush(&mut self, air: &mut Air) {
+    pub fn flush(&mut self, air: &mut Air) {
         let now = self.now;
         loop {
             while let Some(place) = self.dirty.pop() {
@@ -384,13 +338,11 @@ impl World<'_> {
         }
     }
 
-    fn finish(mut self, air: &Air, options: &Options) -> Run {
-        let end = self.now;
-        for agent in &mut self.agents {
-            let (window_s, sending_s) = agent.window_time_s(end);
-            self.counts.window_s += window_s;
-            self.counts.sending_s += sending_s;
-        }
+    /// The run so far, which has come to `end`.
+    pub fn result(&self, air: &Air, end: Instant, options: &Options) -> Run {
+        let whole = end.since(Instant::ZERO);
+        let times = self.agents.iter().map(|agent| agent.window_time_s(end));
+        let (window_s, sending_s) = times.fold((0.0, 0.0), |sum, time| (sum.0 + time.0, sum.1 + time.1));
         let counts = &self.counts;
         let active_s = counts.bulk_active.total(end).as_secs_f64();
         let has_bulk = self.policy.bulk && (self.drlc.is_some() || self.plains.iter().any(|plain| plain.flow.bulk));
@@ -406,27 +358,23 @@ impl World<'_> {
             epochs: counts.epochs,
             epoch_s: (counts.epochs > 0).then(|| counts.epoch_time.as_secs_f64() / counts.epochs as f64),
             wnic_ahead: counts.ahead.result(),
-            window_share: if counts.sending_s > 0.0 {
-                counts.window_s / counts.sending_s
-            } else {
-                0.0
-            },
-            virtual_s: options.duration.as_secs_f64(),
+            window_share: if sending_s > 0.0 { window_s / sending_s } else { 0.0 },
+            virtual_s: whole.as_secs_f64(),
             wall_s: 0.0,
             events: self.events,
             flows: self.plains.iter().map(|plain| plain.result(end)).collect(),
-            mac: mac_result(air.counters(), options.duration),
+            mac: mac_result(air.counters(), whole),
         };
-        let robots = self.team.robots.iter().map(|robot| robot.name.clone()).collect();
-        let charts = match self.recorder {
-            Some(recorder) => Charts {
-                reaction_cdf: counts.reaction.cdf_ms(),
-                control_cdf: counts.control_latency.cdf_ms(),
-                throughput: counts.throughput.clone(),
-                timeline: recorder.timeline(robots),
-            },
-            None => Charts::default(),
-        };
+        let mut charts = Charts::default();
+        if options.series {
+            charts.reaction_cdf = counts.reaction.cdf_ms();
+            charts.control_cdf = counts.control_latency.cdf_ms();
+            charts.throughput = counts.throughput.clone();
+        }
+        if let Some(recorder) = &self.recorder {
+            let robots = self.team.robots.iter().map(|robot| robot.name.clone()).collect();
+            charts.timeline = recorder.timeline(robots);
+        }
         Run { result, charts }
     }
 }

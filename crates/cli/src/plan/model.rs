@@ -105,8 +105,7 @@ fn together_mbps(args: &Args, team: &Team, senders: &[RobotId]) -> Result<f64, N
     let options = Options {
         duration: PROBE,
         seed: args.seed,
-        faults: false,
-        timeline: false,
+        ..Options::default()
     };
     let edca = Policy::named("edca").ok_or_else(|| NoResult::Broken("the policy edca is missing".to_owned()))?;
     let run = coorp_sim::run(&probe, &edca, &options, &|_| ())?;

@@ -9,7 +9,7 @@ use coorp_air::Packet;
 use coorp_core::{Duration, RobotId};
 use coorp_team::Traffic;
 
-impl World<'_> {
+impl World {
     /// This stream may have something to send, or to finish.
     pub(super) fn mark(&mut self, place: u32) {
         let stream = &mut self.streams[place as usize];
@@ -96,6 +96,7 @@ impl World<'_> {
                 DrlcAction::ToLeader(robot, bytes) => self.transfer(Cargo::ToLeader(robot), bytes),
                 DrlcAction::Train(robot, time) => self.timers.set(self.now + time, Timer::Trained(robot)),
                 DrlcAction::Collect => self.collect(),
+                DrlcAction::Happened(kind, robot, number) => self.log(kind, robot, number),
                 DrlcAction::EpochEnded => {
                     self.counts.epochs += 1;
                     self.counts.epoch_time += self.now.since(self.counts.epoch_started);

@@ -3,6 +3,7 @@
 use super::{Channel, Content, Delayed, Known, Role, World, MODEL_BYTES, PHASE_BYTES, PHASE_TOLERANCE, STEER_EVERY};
 use crate::agent::ControlFlow;
 use crate::drlc::Drlc;
+use crate::events::EventKind;
 use crate::messages::Fate;
 use crate::mpc::{Mpc, MpcAction};
 use crate::results::SpanKind;
@@ -10,7 +11,7 @@ use crate::setup::robot;
 use crate::timers::Timer;
 use coorp_core::{Duration, Instant, RobotId};
 
-impl World<'_> {
+impl World {
     pub(super) fn on_sense(&mut self, robot: RobotId) {
         if let Some(mpc) = &mut self.mpc {
             let next = mpc.on_tick(robot, self.now);
@@ -22,10 +23,11 @@ impl World<'_> {
     pub(super) fn run_mpc(&mut self) {
         while let Some(action) = self.mpc.as_mut().and_then(|mpc| mpc.actions.pop_front()) {
             match action {
-                MpcAction::SendPerception(robot) => {
+                MpcAction::SendPerception(robot, tick) => {
+                    self.log(EventKind::Perception, robot, tick);
                     let (known, added) = self.tell_of(robot);
                     let bytes = self.team.control.map_or(0, |control| control.perception_bytes) + added;
-                    let content = Some(Content::Perception(known));
+                    let content = Some(Content::Perception(tick, known));
                     self.send_control(self.perception[usize::from(robot.0)], bytes, content);
                     self.agents[usize::from(robot.0)].on_command_awaited(self.now, false, self.now);
                     self.run_agent(robot);
@@ -37,14 +39,27 @@ impl World<'_> {
                     let content = Some(Content::Command(round, shift));
                     self.send_control(self.command[usize::from(robot.0)], bytes, content);
                 }
-                MpcAction::Infer { start, time } => {
+                MpcAction::Infer { round, start, time } => {
+                    self.log(EventKind::Infer, self.team.leader, round);
                     self.timers.set(self.now + time, Timer::Inference);
                     self.agents[usize::from(self.team.leader.0)].on_command_awaited(start, true, self.now);
                     self.run_agent(self.team.leader);
                     self.send_clear(start);
                 }
+                MpcAction::Inferred(round) => {
+                    self.log(EventKind::Inferred, self.team.leader, round);
+                    self.log(EventKind::CommandIn, self.team.leader, round);
+                }
                 MpcAction::Timeout(round, after) => self.timers.set(self.now + after, Timer::RoundTimeout(round)),
-                MpcAction::LoopEnded { start, reaction, lost } => self.on_loop_ended(start, reaction, lost),
+                MpcAction::LoopEnded {
+                    round,
+                    start,
+                    reaction,
+                    lost,
+                } => {
+                    self.log(EventKind::LoopEnded, self.team.leader, round);
+                    self.on_loop_ended(start, reaction, lost);
+                }
             }
         }
     }
@@ -171,9 +186,10 @@ impl World<'_> {
             .and_then(|at| channel.contents.remove(at))
             .map(|(_, content)| content);
         match (role, fate, content) {
-            (Role::Perception(robot), Fate::Arrived(latency), Some(Content::Perception(known))) => {
+            (Role::Perception(robot), Fate::Arrived(latency), Some(Content::Perception(tick, known))) => {
                 self.known[usize::from(robot.0)].learn(known);
                 self.counts.control_latency.record(latency);
+                self.log(EventKind::PerceptionIn, robot, tick);
                 let made_at = self.now - latency;
                 self.on_perceptions_in(self.team.leader, &[robot]);
                 if let Some(mpc) = &mut self.mpc {
@@ -181,6 +197,7 @@ impl World<'_> {
                 }
             }
             (Role::Command(robot), Fate::Arrived(latency), Some(Content::Command(round, shift))) => {
+                self.log(EventKind::CommandIn, robot, round);
                 self.counts.control_latency.record(latency);
                 let made_at = self.now - latency;
                 self.agents[usize::from(robot.0)].on_command_arrived(made_at, self.now);
@@ -190,7 +207,8 @@ impl World<'_> {
                     mpc.shift_phase(robot, shift);
                 }
             }
-            (Role::Command(_), Fate::Lost, Some(Content::Command(round, _))) => {
+            (Role::Command(robot), Fate::Lost, Some(Content::Command(round, _))) => {
+                self.log(EventKind::CommandLost, robot, round);
                 if let Some(mpc) = &mut self.mpc {
                     mpc.on_command_lost(round, self.now);
                 }

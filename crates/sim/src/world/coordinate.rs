@@ -8,7 +8,7 @@ use crate::timers::Timer;
 use coorp_core::permits::{Controller, ControllerAction, Message};
 use coorp_core::{Duration, Instant, RobotId};
 
-impl World<'_> {
+impl World {
     pub(super) fn send_permit(&mut self, channel: Option<u32>, to_robot: bool, message: Message) {
         let Some(channel) = channel else { return };
         let models = if to_robot && self.shares_windows() {

@@ -10,7 +10,7 @@ use coorp_air::tcp;
 use coorp_air::{AccessCategory, Host, Load, Packet, StationId, Transmission};
 use coorp_core::Instant;
 
-impl Host for World<'_> {
+impl Host for World {
     fn may_dequeue(&mut self, station: StationId, category: AccessCategory, load: Load, now: Instant) -> bool {
         if category < AccessCategory::BestEffort {
             return true;
@@ -97,7 +97,7 @@ impl Host for World<'_> {
     }
 }
 
-impl World<'_> {
+impl World {
     /// Whether a packet that the WNIC gave up belongs to a loop that can still be in time.
     fn is_worth_resending(&self, packet: &Packet, now: Instant) -> bool {
         let resends = self.policy.local.as_ref().is_some_and(|local| local.resend_lost);

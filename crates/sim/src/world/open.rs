@@ -21,22 +21,23 @@ use coorp_core::{Duration, FlowId, Instant, RobotId};
 use coorp_team::{Team, Traffic};
 use std::collections::VecDeque;
 
-impl<'a> World<'a> {
-    pub(super) fn new(team: &'a Team, policy: &'a Policy, schedule: Option<Schedule>, options: &Options) -> Self {
+impl World {
+    pub fn new(team: Team, policy: Policy, schedule: Option<Schedule>, options: &Options) -> Self {
         let robots = team.robots.len();
         let seed = options.seed;
         let mpc = team
             .control
             .filter(|_| policy.control && robots > 1)
-            .map(|control| Mpc::new(team, control, seed));
+            .map(|control| Mpc::new(&team, control, seed));
         let drlc = team
             .learning
             .filter(|_| policy.bulk && robots > 1)
-            .map(|learning| Drlc::new(team, learning, seed));
+            .map(|learning| Drlc::new(&team, learning, seed));
         let coordinated = policy.global.clone().filter(|_| policy.bulk);
         let agents = (0..robots as u16)
-            .map(|id| Agent::new(team, policy, schedule.as_ref(), RobotId(id)))
+            .map(|id| Agent::new(&team, &policy, schedule.as_ref(), RobotId(id)))
             .collect();
+        let watch = Watch::new(&team, &policy);
         let mut world = World {
             team,
             policy,
@@ -55,7 +56,7 @@ impl<'a> World<'a> {
             mpc,
             drlc,
             faults: options.faults.then(|| Faults::new(robots, seed, options.duration)),
-            watch: Watch::new(team, policy),
+            watch,
             delayed: Vec::new(),
             delayed_free: Vec::new(),
             stack_until: vec![Instant::ZERO; robots],
@@ -87,10 +88,9 @@ impl<'a> World<'a> {
                 bulk_active: Stopwatch::default(),
                 ahead: Ahead::default(),
                 throughput: Vec::new(),
-                window_s: 0.0,
-                sending_s: 0.0,
             },
             recorder: options.timeline.then(Recorder::new),
+            log: options.events.then(Vec::new),
         };
         world.open_flows(seed);
         world
@@ -231,7 +231,7 @@ impl<'a> World<'a> {
     }
 
     /// Every direction that something is sent in.
-    pub(super) fn pairs(&self) -> Vec<(RobotId, RobotId)> {
+    pub fn pairs(&self) -> Vec<(RobotId, RobotId)> {
         let channels = self.channels.iter().map(|channel| (channel.flow.from, channel.flow.to));
         let streams = self
             .streams
@@ -251,7 +251,7 @@ impl<'a> World<'a> {
         pairs
     }
 
-    pub(super) fn start(&mut self, options: &Options, moves: bool) {
+    pub fn start(&mut self, options: &Options, moves: bool) {
         if let Some(mpc) = &mut self.mpc {
             for (robot, at) in mpc.first_ticks() {
                 self.timers.set(at, Timer::Sense(robot));
@@ -267,8 +267,10 @@ impl<'a> World<'a> {
         if moves {
             self.timers.set(Instant::ZERO + MOVE_EVERY, Timer::Move);
         }
-        if self.recorder.is_some() {
+        if options.series {
             self.timers.set(Instant::ZERO + Duration::from_secs(1), Timer::Second);
+        }
+        if self.recorder.is_some() {
             self.timers
                 .set(Instant::ZERO + options.duration / 3, Timer::RecordStart);
         }

@@ -7,7 +7,7 @@ use crate::Error;
 use coorp_core::permits::Controller;
 use coorp_core::RobotId;
 
-impl World<'_> {
+impl World {
     pub(super) fn arm_faults(&mut self) {
         if let Some(at) = self.faults.as_ref().and_then(Faults::next) {
             self.timers.set(at.max(self.now), Timer::Fault);
@@ -56,7 +56,7 @@ impl World<'_> {
     /// A robot comes back from the dead, knowing nothing.
     pub(super) fn restart(&mut self, robot: RobotId, incarnation: u32) {
         let place = usize::from(robot.0);
-        self.agents[place].restart(self.team, self.policy, self.schedule.as_ref(), incarnation, self.now);
+        self.agents[place].restart(&self.team, &self.policy, self.schedule.as_ref(), incarnation, self.now);
         if let (true, Some(config)) = (robot == self.team.leader, &self.policy.global) {
             let local = self.agents[place].local(self.now);
             self.controller = self
@@ -71,7 +71,7 @@ impl World<'_> {
     }
 
     /// Rules that must hold, looked at in every run whenever permits, windows or faults may have changed something.
-    pub(super) fn check(&mut self) -> Result<(), Error> {
+    pub fn check(&mut self) -> Result<(), Error> {
         let now = self.now;
         let holders = self
             .controller

@@ -1,0 +1,168 @@
+//! A run that is taken step by step: how far is up to the caller, and makes no difference to what happens.
+
+use std::time;
+
+use coorp_air::Air;
+use coorp_core::policy::Policy;
+use coorp_core::{Duration, Instant, RobotId};
+use coorp_team::Team;
+
+use crate::events::Event;
+use crate::mpc;
+use crate::results::Run;
+use crate::schedule;
+use crate::setup::{self, Geometry, MOVE_EVERY};
+use crate::timers::Timer;
+use crate::world::{World, CHECK_EVERY, EVENTS_MAX, TIMERS_PER_INSTANT_MAX};
+use crate::{Error, Options};
+
+/// One team under one policy, so far.
+pub struct Session {
+    options: Options,
+    air: Air,
+    world: World,
+    geometry: Geometry,
+    pairs: Vec<(RobotId, RobotId)>,
+    now: Instant,
+    next_check: Instant,
+    at_this_instant: u32,
+    wall: time::Duration,
+}
+
+impl Session {
+    /// Sets a run up at its virtual time 0.
+    ///
+    /// # Errors
+    /// [`Error::NothingToRun`] and [`Error::Unfit`] where policy and team do not go together.
+    pub fn new(team: Team, policy: &Policy, options: &Options) -> Result<Session, Error> {
+        let started = time::Instant::now();
+        let policy = setup::overridden(policy, &team.policy);
+        let mut air = Air::new(setup::config(&team, &policy), options.seed);
+        let schedule = match &policy.schedwifi {
+            Some(config) => {
+                let control = team.control.as_ref().filter(|_| policy.control);
+                let phases = control.map_or(Vec::new(), |control| mpc::phases(&team, control, options.seed));
+                let unfit = |reason| Error::Unfit {
+                    policy: policy.name.clone(),
+                    reason,
+                };
+                Some(schedule::schedule(&team, &policy, &phases, config, control).map_err(unfit)?)
+            }
+            None => None,
+        };
+        let name = policy.name.clone();
+        let geometry = Geometry::new(&team);
+        let mut world = World::new(team, policy, schedule, options);
+        if world.is_empty() {
+            return Err(Error::NothingToRun { policy: name });
+        }
+        let pairs = world.pairs();
+        geometry.set_links(&world.team, &pairs, Instant::ZERO, &mut air);
+        world.start(options, geometry.moves());
+        world.flush(&mut air);
+        Ok(Session {
+            options: *options,
+            air,
+            world,
+            geometry,
+            pairs,
+            now: Instant::ZERO,
+            next_check: Instant::ZERO,
+            at_this_instant: 0,
+            wall: started.elapsed(),
+        })
+    }
+
+    /// The virtual time that it has come to.
+    pub fn now(&self) -> Instant {
+        self.now
+    }
+
+    /// The team that runs.
+    pub fn team(&self) -> &Team {
+        &self.world.team
+    }
+
+    /// Lets everything up to `until` happen, that instant included; an earlier one than [`Session::now`] changes
+    /// nothing. Returns what has happened since the last call, ordered by time, if [`Options::events`] asks for it.
+    ///
+    /// # Errors
+    /// [`Error::Broken`] where an invariant fails; the session has then ended. [`Error::TooManyEvents`] where more
+    /// happens than one call can return; the next call returns it.
+    pub fn advance(&mut self, until: Instant) -> Result<Vec<Event>, Error> {
+        let started = time::Instant::now();
+        let outcome = self.run_until(until);
+        self.wall += started.elapsed();
+        outcome.map(|()| self.world.take_log())
+    }
+
+    fn run_until(&mut self, until: Instant) -> Result<(), Error> {
+        loop {
+            let (air_at, timer_at) = (self.air.next_deadline(), self.world.timers.next());
+            let next = air_at.min(timer_at);
+            if next > until {
+                break;
+            }
+            if self.world.log_is_full() {
+                return Err(Error::TooManyEvents { max: EVENTS_MAX });
+            }
+            self.step(next, air_at <= timer_at)?;
+        }
+        self.now = self.now.max(until);
+        Ok(())
+    }
+
+    /// Lets happen what is due first, at `next`: on the air or by a timer.
+    fn step(&mut self, next: Instant, on_air: bool) -> Result<(), Error> {
+        let world = &mut self.world;
+        self.at_this_instant = if next > world.now { 0 } else { self.at_this_instant + 1 };
+        if self.at_this_instant > TIMERS_PER_INSTANT_MAX {
+            return Err(Error::Broken {
+                rule: format!("time goes on; stuck at {} s", next.as_secs_f64()),
+            });
+        }
+        self.now = self.now.max(next);
+        world.now = next;
+        if on_air {
+            world.events += 1;
+            self.air.on_deadline(world);
+        } else if let Some(timer) = world.timers.pop() {
+            world.events += u64::from(!timer.only_records());
+            if timer == Timer::Move {
+                self.geometry.set_links(&world.team, &self.pairs, next, &mut self.air);
+                world.timers.set(next + MOVE_EVERY, Timer::Move);
+            } else {
+                world.on_timer(timer);
+            }
+        }
+        world.flush(&mut self.air);
+        if next >= self.next_check {
+            world.check()?;
+            self.next_check = next + CHECK_EVERY;
+        }
+        Ok(())
+    }
+
+    /// The run so far.
+    pub fn result(&self) -> Run {
+        let mut run = self.world.result(&self.air, self.now, &self.options);
+        run.result.wall_s = self.wall.as_secs_f64();
+        run
+    }
+}
+
+/// Virtual time after which a long run reports, at least.
+const REPORT_EVERY: Duration = Duration::from_millis(500);
+/// Reports of a run at most.
+const REPORTS_MAX: u64 = 1_000;
+
+/// Takes a session to the end of its options' duration. `progress` is told the virtual time now and then.
+pub(crate) fn to_the_end(session: &mut Session, progress: &(dyn Fn(Instant) + Sync)) -> Result<(), Error> {
+    let end = Instant::ZERO + session.options.duration;
+    let each = REPORT_EVERY.max(session.options.duration / REPORTS_MAX);
+    while session.now() < end {
+        session.advance(end.min(session.now() + each))?;
+        progress(session.now());
+    }
+    Ok(())
+}
