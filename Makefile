@@ -13,10 +13,11 @@ FAULT_SEEDS ?= 1000
 
 export COORP
 
-.PHONY: help demo build test studies lint bench
+.PHONY: help demo build native test studies lint bench
 
 help:
 	@echo "make demo     build, simulate the papers' testbed, leave report.html"
+	@echo "make native   build the native module into python/coorp, to run Python from the source"
 	@echo "make test     all tests, the studies in quick form, $(FAULT_SEEDS) fault runs"
 	@echo "make studies  the studies in full (long)"
 	@echo "make lint     rustfmt, clippy, ruff, pyright, node's syntax check"
@@ -28,6 +29,13 @@ demo: build
 
 build:
 	cargo build --release --locked -p coorp-cli
+
+# As maturin does for a wheel: without linking a libpython. The new file takes the old one's place whole, as a running
+# program may have that open.
+native:
+	PYO3_BUILD_EXTENSION_MODULE=1 cargo build --release --locked -p coorp-py
+	cp $(TARGET)/release/libcoorp_native.so python/coorp/_native.abi3.so.new
+	mv python/coorp/_native.abi3.so.new python/coorp/_native.abi3.so
 
 # The team of the fault runs is always busy and has short permits, so that 15 s are enough for a lot to go wrong.
 test: $(VENV)/ready build

@@ -79,7 +79,11 @@ fn take<'a, J>(next: &AtomicUsize, jobs: &'a [J]) -> Option<(usize, &'a J)> {
     jobs.get(index).map(|job| (index, job))
 }
 
-fn guarded<T>(work: impl FnOnce() -> Result<T, NoResult>) -> Result<T, NoResult> {
+/// Runs `work`; a panic becomes [`NoResult::Broken`] with its message.
+///
+/// # Errors
+/// What `work` gives, or its panic.
+pub fn guarded<T>(work: impl FnOnce() -> Result<T, NoResult>) -> Result<T, NoResult> {
     IN_JOB.set(true);
     // What the job borrowed is only read, and what it built is dropped with it, so nothing half-done is seen.
     let outcome = panic::catch_unwind(AssertUnwindSafe(work));

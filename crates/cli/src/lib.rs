@@ -3,18 +3,19 @@
 //! One file a command; each is thin. What is decided here is only how a person meets the machine: options,
 //! messages, tables, the report, exit codes. Left out: everything that the live system needs.
 //!
-//! A library and a program: the `coorp` of the Python package is this library too, see `crates/py`.
+//! A library and a program: the `coorp` of the Python package is this library too (`crates/py`), and its native
+//! module says no to bad input in the same words.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod check;
-mod failure;
-mod jobs;
+pub mod failure;
+pub mod jobs;
 mod notes;
-mod number;
+pub mod number;
 mod output;
 mod plan;
-mod policies;
+pub mod policies;
 mod progress;
 mod report;
 mod sim;

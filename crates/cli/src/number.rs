@@ -26,7 +26,14 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
         .trim()
         .parse()
         .map_err(|_| format!("'{digits}' is not a number; write one as in 600s"))?;
-    let seconds = number * unit_s;
+    checked_duration(number * unit_s)
+}
+
+/// The virtual time that a run may take.
+///
+/// # Errors
+/// Nothing or less, no number, or more than a day: says what would do.
+pub fn checked_duration(seconds: f64) -> Result<Duration, String> {
     if seconds.is_nan() || seconds < 1e-3 {
         return Err("a run takes at least 1ms".to_owned());
     }

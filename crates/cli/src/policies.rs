@@ -2,6 +2,9 @@
 //! systems compared there). What a policy is made of stands in `coorp_core::policy`; nothing is decided here.
 
 use clap::builder::{PossibleValue, PossibleValuesParser};
+use coorp_core::policy::Policy;
+
+use crate::failure::Failure;
 
 /// Every policy and what it is, in the order of [`coorp_core::policy::Policy::NAMES`].
 const ABOUT: [(&str, &str); 9] = [
@@ -33,10 +36,20 @@ pub fn parser() -> PossibleValuesParser {
     PossibleValuesParser::new(ABOUT.map(|(name, about)| PossibleValue::new(name).help(about)))
 }
 
+/// The policy of this name.
+///
+/// # Errors
+/// There is none: says which there are.
+pub fn named(name: &str) -> Result<Policy, Failure> {
+    Policy::named(name).ok_or_else(|| {
+        let names = Policy::NAMES.join(", ");
+        Failure::Input(format!("error: there is no policy called '{name}'; there are {names}"))
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use coorp_core::policy::Policy;
 
     #[test]
     fn every_policy_is_explained_in_a_line() {

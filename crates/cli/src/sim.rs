@@ -133,10 +133,7 @@ fn chosen_policies(team: &Team, asked: &[String]) -> Result<Vec<Policy>, Failure
             names.push(name);
         }
     }
-    let find = |name: &str| {
-        Policy::named(name).ok_or_else(|| Failure::Input(format!("error: there is no policy called '{name}'")))
-    };
-    names.into_iter().map(find).collect()
+    names.into_iter().map(policies::named).collect()
 }
 
 fn destinations(args: &Args, inputs: &Inputs) -> Result<(Option<Destination>, Option<Destination>), Failure> {

@@ -436,3 +436,16 @@ fn plan_refuses_a_team_whose_bulk_starves() {
         "{said}"
     );
 }
+
+#[test]
+fn learning_is_sent_to_the_python_package() {
+    for arguments in [
+        &["learn"][..],
+        &["learn", "team.toml", "--minutes", "30"],
+        &["learn", "--help"],
+    ] {
+        let output = coorp(arguments);
+        assert_eq!(output.status.code(), Some(2));
+        assert!(text(&output.stderr).contains("pip install '.[learn]'"));
+    }
+}

@@ -42,7 +42,7 @@ pub struct Options {
     pub series: bool,
     /// Record one second in detail for the report.
     pub timeline: bool,
-    /// Keep what happens for [`Session::advance`] to return.
+    /// Keep what happens, for [`Session::take_events`].
     pub events: bool,
 }
 
@@ -66,9 +66,9 @@ pub enum Error {
         /// Which rule, and when.
         rule: String,
     },
-    /// More happened than one call can return.
+    /// A session holds as many events as it can.
     TooManyEvents {
-        /// Events that a call returns at most.
+        /// So many.
         max: usize,
     },
 }
@@ -82,7 +82,7 @@ impl fmt::Display for Error {
             ),
             Error::Unfit { policy, reason } => write!(f, "policy '{policy}' does not fit this team: {reason}"),
             Error::Broken { rule } => write!(f, "broken rule: {rule}"),
-            Error::TooManyEvents { max } => write!(f, "more than {max} events in one step; advance by less at a time"),
+            Error::TooManyEvents { max } => write!(f, "{max} events wait to be taken, and no more fit: advance by less at a time"),
         }
     }
 }
@@ -94,7 +94,11 @@ impl std::error::Error for Error {}
 /// # Errors
 /// [`Error::NothingToRun`] where policy and team have nothing in common; [`Error::Broken`] where an invariant fails.
 pub fn run(team: &Team, policy: &Policy, options: &Options, progress: &(dyn Fn(Instant) + Sync)) -> Result<Run, Error> {
-    let mut session = Session::new(team.clone(), policy, options)?;
+    let unlogged = Options {
+        events: false,
+        ..*options
+    };
+    let mut session = Session::new(team.clone(), policy, &unlogged)?;
     session::to_the_end(&mut session, progress)?;
     Ok(session.result())
 }

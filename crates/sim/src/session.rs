@@ -13,8 +13,11 @@ use crate::results::Run;
 use crate::schedule;
 use crate::setup::{self, Geometry, MOVE_EVERY};
 use crate::timers::Timer;
-use crate::world::{World, CHECK_EVERY, EVENTS_MAX, TIMERS_PER_INSTANT_MAX};
+use crate::world::{World, CHECK_EVERY, TIMERS_PER_INSTANT_MAX};
 use crate::{Error, Options};
+
+/// Events kept at once, some 400 MB: four hours of five robots.
+const EVENTS_MAX: usize = 1 << 24;
 
 /// One team under one policy, so far.
 pub struct Session {
@@ -27,6 +30,7 @@ pub struct Session {
     next_check: Instant,
     at_this_instant: u32,
     wall: time::Duration,
+    events_max: usize,
 }
 
 impl Session {
@@ -70,6 +74,7 @@ impl Session {
             next_check: Instant::ZERO,
             at_this_instant: 0,
             wall: started.elapsed(),
+            events_max: EVENTS_MAX,
         })
     }
 
@@ -84,16 +89,21 @@ impl Session {
     }
 
     /// Lets everything up to `until` happen, that instant included; an earlier one than [`Session::now`] changes
-    /// nothing. Returns what has happened since the last call, ordered by time, if [`Options::events`] asks for it.
+    /// nothing.
     ///
     /// # Errors
-    /// [`Error::Broken`] where an invariant fails; the session has then ended. [`Error::TooManyEvents`] where more
-    /// happens than one call can return; the next call returns it.
-    pub fn advance(&mut self, until: Instant) -> Result<Vec<Event>, Error> {
+    /// [`Error::Broken`] where an invariant fails; the session has then ended. [`Error::TooManyEvents`] where it holds
+    /// as many events as it can; it goes on once they are taken.
+    pub fn advance(&mut self, until: Instant) -> Result<(), Error> {
         let started = time::Instant::now();
         let outcome = self.run_until(until);
         self.wall += started.elapsed();
-        outcome.map(|()| self.world.take_log())
+        outcome
+    }
+
+    /// What has happened since the last call, ordered by time, if [`Options::events`] asks for it.
+    pub fn take_events(&mut self) -> Vec<Event> {
+        self.world.log.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
     fn run_until(&mut self, until: Instant) -> Result<(), Error> {
@@ -103,8 +113,8 @@ impl Session {
             if next > until {
                 break;
             }
-            if self.world.log_is_full() {
-                return Err(Error::TooManyEvents { max: EVENTS_MAX });
+            if self.world.log.as_ref().is_some_and(|log| log.len() >= self.events_max) {
+                return Err(Error::TooManyEvents { max: self.events_max });
             }
             self.step(next, air_at <= timer_at)?;
         }
@@ -165,4 +175,34 @@ pub(crate) fn to_the_end(session: &mut Session, progress: &(dyn Fn(Instant) + Sy
         progress(session.now());
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_log_stops_the_session_until_it_is_taken() {
+        let text = "[[robot]]\nname = \"l\"\nleader = true\n[[robot]]\nname = \"a\"\n\
+                    [control]\nrate_hz = 30\nbound = \"33ms\"\n";
+        let team = coorp_team::parse(text, "test.toml", std::path::Path::new(".")).expect("a valid team");
+        let options = Options {
+            events: true,
+            ..Options::default()
+        };
+        let policy = Policy::named("edca").expect("a preset");
+        let end = Instant::ZERO + Duration::from_secs(3);
+        let mut whole = Session::new(team.clone(), &policy, &options).expect("a team that fits");
+        whole.advance(end).expect("an unbroken run");
+        let mut parts = Session::new(team, &policy, &options).expect("a team that fits");
+        parts.events_max = 100;
+        let mut events = Vec::new();
+        while let Err(error) = parts.advance(end) {
+            assert_eq!(error, Error::TooManyEvents { max: 100 });
+            assert!(parts.now() < end);
+            events.extend(parts.take_events());
+        }
+        events.extend(parts.take_events());
+        assert!(events.len() > 300 && events == whole.take_events());
+    }
 }

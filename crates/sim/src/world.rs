@@ -44,8 +44,6 @@ const PHASE_TOLERANCE: Duration = Duration::from_micros(100);
 pub(crate) const CHECK_EVERY: Duration = Duration::from_millis(5);
 /// Timers that may go off at one instant before the run is taken to be stuck.
 pub(crate) const TIMERS_PER_INSTANT_MAX: u32 = 1_000_000;
-/// Events kept at once, some 400 MB: a day of five robots makes a quarter of that.
-pub(crate) const EVENTS_MAX: usize = 1 << 24;
 
 /// What a message flow is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -167,7 +165,7 @@ pub(crate) struct World {
     counts: Counts,
     recorder: Option<Recorder>,
     /// What has happened since it was last asked for, where that is wanted.
-    log: Option<Vec<Event>>,
+    pub log: Option<Vec<Event>>,
 }
 
 /// What is counted over the run.
@@ -202,16 +200,6 @@ impl World {
                 number,
             });
         }
-    }
-
-    /// Whether no more events may come before [`World::take_log`].
-    pub fn log_is_full(&self) -> bool {
-        self.log.as_ref().is_some_and(|log| log.len() >= EVENTS_MAX)
-    }
-
-    /// What has happened since the last call; nothing where events are not kept.
-    pub fn take_log(&mut self) -> Vec<Event> {
-        self.log.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
     pub fn on_timer(&mut self, timer: Timer) {

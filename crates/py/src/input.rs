@@ -1,0 +1,110 @@
+//! What Python hands in: a team by path or text, a paradigm by name, times in seconds.
+
+use std::path::{Path, PathBuf};
+
+use coorp_cli::number::{checked_duration, DURATION_MAX};
+use coorp_core::{Duration, Instant};
+use coorp_team::{Sync, Team};
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::PyString;
+
+use crate::error::{input, InputError};
+
+/// Rounds that a robot may be ahead under SSP; as in the team file.
+const STALENESS_MAX: i128 = 1_000_000;
+
+/// A team and what messages call it.
+pub struct Source {
+    pub shown: String,
+    pub team: Team,
+}
+
+/// Reads a team from a path or, where it has line breaks, from the text itself.
+pub fn team(given: &Bound<'_, PyAny>) -> PyResult<Source> {
+    let text = given.cast::<PyString>().ok().map(|text| text.to_cow()).transpose()?;
+    let (shown, loaded) = match text {
+        Some(text) if text.contains('\n') => ("team".to_owned(), coorp_team::parse(&text, "team", Path::new(""))),
+        _ => {
+            let path: PathBuf = given.extract().map_err(|_| {
+                PyTypeError::new_err("a team is the path of a team file, or the text of one (with line breaks)")
+            })?;
+            (path.display().to_string(), coorp_team::load(&path))
+        }
+    };
+    let team = loaded.map_err(|error| InputError::new_err(error.to_string()))?;
+    Ok(Source { shown, team })
+}
+
+/// Replaces how the team's rounds are kept in step, where that is asked for.
+pub fn set_sync(source: &mut Source, sync: Option<&str>, staleness: Option<i128>) -> PyResult<()> {
+    if sync.is_none() && staleness.is_none() {
+        return Ok(());
+    }
+    let shown = &source.shown;
+    let Some(learning) = &mut source.team.learning else {
+        return Err(input(format_args!(
+            "{shown}: the team does not learn, so there is nothing to synchronise; add [learning], or leave out sync \
+             and staleness"
+        )));
+    };
+    let staleness = match staleness {
+        Some(rounds @ 0..=STALENESS_MAX) => Some(rounds as u32),
+        Some(rounds) => {
+            return Err(input(format_args!(
+                "staleness = {rounds}: it is rounds, from 0 to {STALENESS_MAX}; asp has no bound"
+            )))
+        }
+        None => None,
+    };
+    let own = match learning.sync {
+        Sync::Ssp { staleness } => staleness,
+        _ => 1,
+    };
+    let named = match (sync.map(str::to_ascii_lowercase).as_deref(), learning.sync) {
+        (Some("bsp"), _) => Sync::Bsp,
+        (Some("asp"), _) => Sync::Asp,
+        (Some("ssp"), _) | (None, Sync::Ssp { .. }) => Sync::Ssp {
+            staleness: staleness.unwrap_or(own),
+        },
+        (None, other) => other,
+        (Some(unknown), _) => {
+            return Err(input(format_args!(
+                "there is no paradigm called '{unknown}'; there are bsp, ssp and asp"
+            )))
+        }
+    };
+    if staleness.is_some() && !matches!(named, Sync::Ssp { .. }) {
+        return Err(input("only ssp has a staleness; say sync=\"ssp\", or leave it out"));
+    }
+    learning.sync = named;
+    Ok(())
+}
+
+/// A seed of the command line's range.
+pub fn seed(given: i128) -> PyResult<u64> {
+    u64::try_from(given).map_err(|_| input(format_args!("seed = {given}: a seed is from 0 to {}", u64::MAX)))
+}
+
+/// How long a run takes.
+pub fn duration(seconds: f64) -> PyResult<Duration> {
+    checked_duration(seconds).map_err(|why| input(format_args!("duration_s = {seconds}: {why}")))
+}
+
+/// Up to when a session that has come to `now` is to go.
+pub fn until(seconds: f64, now: Instant) -> PyResult<Instant> {
+    if seconds.is_nan() || seconds < 0.0 || seconds > DURATION_MAX.as_secs_f64() {
+        let most = DURATION_MAX.as_secs_f64();
+        return Err(input(format_args!(
+            "until_s = {seconds}: a session goes from 0 to 24h, which is {most} s"
+        )));
+    }
+    let until = Instant::ZERO + Duration::from_secs_f64(seconds);
+    if until < now {
+        let now = now.as_secs_f64();
+        return Err(input(format_args!(
+            "until_s = {seconds}: the session is at {now} s already, and goes on only"
+        )));
+    }
+    Ok(until)
+}
