@@ -19,10 +19,8 @@ use crate::input;
 use crate::result::Result;
 use crate::team::Team;
 
-/// Virtual time between two looks whether Python has a signal (Ctrl-C) for us, at least.
+/// Virtual time between two looks whether Python has a signal (Ctrl-C) for us.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// Looks in one call at most.
-const LOOKS_MAX: u64 = 1_000;
 
 /// A run, and how messages call it.
 struct Running {
@@ -51,9 +49,8 @@ impl Running {
 
     /// Goes on up to `until`, or to a signal. Call it without the GIL.
     fn advance(&mut self, until: Instant) -> PyResult<()> {
-        let each = LOOK_EVERY.max(until.since(self.session.now()) / LOOKS_MAX);
         loop {
-            let next = until.min(self.session.now() + each);
+            let next = until.min(self.session.now() + LOOK_EVERY);
             if let Err(error) = jobs::guarded(|| self.session.advance(next).map_err(NoResult::from)) {
                 self.broken = matches!(error, NoResult::Broken(_));
                 return Err(no_result(&error, &self.file, &self.run));

@@ -161,17 +161,14 @@ impl Session {
     }
 }
 
-/// Virtual time after which a long run reports, at least.
+/// Virtual time between two reports of a run.
 const REPORT_EVERY: Duration = Duration::from_millis(500);
-/// Reports of a run at most.
-const REPORTS_MAX: u64 = 1_000;
 
 /// Takes a session to the end of its options' duration. `progress` is told the virtual time now and then.
 pub(crate) fn to_the_end(session: &mut Session, progress: &(dyn Fn(Instant) + Sync)) -> Result<(), Error> {
     let end = Instant::ZERO + session.options.duration;
-    let each = REPORT_EVERY.max(session.options.duration / REPORTS_MAX);
     while session.now() < end {
-        session.advance(end.min(session.now() + each))?;
+        session.advance(end.min(session.now() + REPORT_EVERY))?;
         progress(session.now());
     }
     Ok(())
