@@ -13,6 +13,9 @@ use std::ffi::OsString;
 
 use pyo3::prelude::*;
 
+mod motion;
+mod raster;
+
 /// Runs the whole command line; the program's name is left out of `arguments`.
 #[pyfunction]
 fn main(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
@@ -30,8 +33,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<result::Result>()?;
     module.add_class::<session::Session>()?;
     module.add_function(wrap_pyfunction!(main, module)?)?;
-    module.add_function(wrap_pyfunction!(team::check, module)?)?;
-    module.add_function(wrap_pyfunction!(session::simulate, module)?)?;
-    module.add_function(wrap_pyfunction!(session::event_dtype, module)?)?;
+    module.add_class::<motion::NavigationDynamics>()?;
+    raster::register(module)?;
     Ok(())
 }

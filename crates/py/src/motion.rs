@@ -1,0 +1,348 @@
+//! How the robots of `coorp.envs.Navigation` move, run into things, arrive and are rewarded.
+//!
+//! The same as `NumpyDynamics` in `python/coorp/envs/dynamics.py`, which is the reference and says what the columns and
+//! parameters mean and where they come from; `python/tests/test_envs.py` holds the two together. It stands here because
+//! a period of 33 ms is 33 ticks of a few hundred operations each: microseconds of arithmetic, milliseconds of NumPy.
+
+use std::f64::consts::PI;
+
+use numpy::{PyReadwriteArray1, PyReadwriteArray2, PyUntypedArrayMethods};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+/// One tick; all integration and all checks are on this grid.
+const TICK_S: f64 = 1e-3;
+/// The shaped reward is sampled every so many ticks.
+const REWARD_TICKS: u64 = 10;
+/// The step, in seconds, that the published shaping terms are for.
+const PUBLISHED_STEP_S: f64 = 0.1;
+/// What keeps the risk term finite at an expected collision time of zero; published with the terms.
+const SOFTENING_S: f64 = 0.2;
+
+/// Values of `status`; the same as `coorp.envs.Ending`.
+pub const DRIVING: u8 = 0;
+const ARRIVED: u8 = 1;
+const HIT_ROBOT: u8 = 2;
+const HIT_OBSTACLE: u8 = 3;
+const HIT_WALL: u8 = 4;
+
+/// The numbers of `coorp.envs.Task` that matter here, read off it by name.
+#[derive(FromPyObject)]
+pub struct Task {
+    width_m: f64,
+    height_m: f64,
+    robot_radius_m: f64,
+    goal_radius_m: f64,
+    max_speed_mps: f64,
+    region_m: f64,
+    horizon_s: f64,
+    wall_horizon_s: f64,
+    margin_m: f64,
+    risk_bonus: f64,
+    risk_detour: f64,
+    risk_time: f64,
+    free_bonus: f64,
+    free_detour: f64,
+}
+
+/// A row of `robots`.
+pub struct Robot {
+    pub position: [f64; 2],
+    pub heading: f64,
+    pub speed: f64,
+    pub turn: f64,
+    pub goal: [f64; 2],
+    reward: f64,
+}
+
+/// A row of `obstacles`.
+pub struct Obstacle {
+    pub position: [f64; 2],
+    pub velocity: [f64; 2],
+    pub radius: f64,
+}
+
+impl Robot {
+    pub const COLUMNS: usize = 8;
+
+    pub fn read(row: &[f64]) -> Self {
+        Self {
+            position: [row[0], row[1]],
+            heading: row[2],
+            speed: row[3],
+            turn: row[4],
+            goal: [row[5], row[6]],
+            reward: row[7],
+        }
+    }
+
+    /// Only what motion changes.
+    fn write(&self, row: &mut [f64]) {
+        row[..2].copy_from_slice(&self.position);
+        row[2] = self.heading;
+        row[7] = self.reward;
+    }
+
+    pub fn velocity(&self) -> [f64; 2] {
+        let (sin, cos) = self.heading.sin_cos();
+        [self.speed * cos, self.speed * sin]
+    }
+}
+
+impl Obstacle {
+    pub const COLUMNS: usize = 5;
+
+    pub fn read(row: &[f64]) -> Self {
+        Self {
+            position: [row[0], row[1]],
+            velocity: [row[2], row[3]],
+            radius: row[4],
+        }
+    }
+}
+
+/// `NumpyDynamics`, compiled.
+#[pyclass(frozen, module = "coorp._native")]
+pub struct NavigationDynamics {
+    task: Task,
+}
+
+#[pymethods]
+impl NavigationDynamics {
+    #[new]
+    fn new(task: Task) -> Self {
+        Self { task }
+    }
+
+    /// Moves everything by at most `ticks` from `tick` on; stops after the first tick in which a robot ended, with what
+    /// ended it in `status`. Returns how many ticks were made.
+    fn advance(
+        &self,
+        mut robots: PyReadwriteArray2<'_, f64>,
+        mut status: PyReadwriteArray1<'_, u8>,
+        mut obstacles: PyReadwriteArray2<'_, f64>,
+        tick: u64,
+        ticks: u64,
+    ) -> PyResult<u64> {
+        let count = robots.shape()[0];
+        if robots.shape()[1] != Robot::COLUMNS || obstacles.shape()[1] != Obstacle::COLUMNS || status.len() != count {
+            return Err(PyValueError::new_err(
+                "robots must be (n, 8), status (n,) and obstacles (m, 5)",
+            ));
+        }
+        let robot_rows = robots.as_slice_mut()?;
+        let obstacle_rows = obstacles.as_slice_mut()?;
+        let mut world = World {
+            task: &self.task,
+            robots: robot_rows.chunks_exact(Robot::COLUMNS).map(Robot::read).collect(),
+            status: status.as_slice_mut()?,
+            obstacles: obstacle_rows
+                .chunks_exact(Obstacle::COLUMNS)
+                .map(Obstacle::read)
+                .collect(),
+        };
+        let made = world.advance(tick, ticks);
+        for (row, robot) in robot_rows.chunks_exact_mut(Robot::COLUMNS).zip(&world.robots) {
+            robot.write(row);
+        }
+        for (row, obstacle) in obstacle_rows.chunks_exact_mut(Obstacle::COLUMNS).zip(&world.obstacles) {
+            row[..2].copy_from_slice(&obstacle.position);
+        }
+        Ok(made)
+    }
+}
+
+struct World<'a> {
+    task: &'a Task,
+    robots: Vec<Robot>,
+    status: &'a mut [u8],
+    obstacles: Vec<Obstacle>,
+}
+
+impl World<'_> {
+    fn advance(&mut self, tick: u64, ticks: u64) -> u64 {
+        for made in 0..ticks {
+            if (tick + made) % REWARD_TICKS == 0 {
+                self.reward();
+            }
+            self.step();
+            if self.end() {
+                return made + 1;
+            }
+        }
+        ticks
+    }
+
+    /// One Euler step, in the order of operations of IR-SIM, so that the last bits agree.
+    fn step(&mut self) {
+        for (robot, _) in self
+            .robots
+            .iter_mut()
+            .zip(&*self.status)
+            .filter(|(_, status)| **status == DRIVING)
+        {
+            robot.position[0] += robot.heading.cos() * robot.speed * TICK_S;
+            robot.position[1] += robot.heading.sin() * robot.speed * TICK_S;
+            robot.heading = (robot.heading + robot.turn * TICK_S + PI).rem_euclid(2.0 * PI) - PI;
+        }
+        for obstacle in &mut self.obstacles {
+            obstacle.position[0] += obstacle.velocity[0] * TICK_S;
+            obstacle.position[1] += obstacle.velocity[1] * TICK_S;
+        }
+    }
+
+    /// Marks who collided or arrived, and says whether any did. All are judged by how things stood at the end of the
+    /// tick, so of two robots that touch both have collided.
+    fn end(&mut self) -> bool {
+        let endings: Vec<u8> = (0..self.robots.len()).map(|i| self.ending(i)).collect();
+        let any = endings.iter().any(|&ending| ending != DRIVING);
+        if any {
+            for (status, ending) in self
+                .status
+                .iter_mut()
+                .zip(endings)
+                .filter(|(_, ending)| *ending != DRIVING)
+            {
+                *status = ending;
+            }
+        }
+        any
+    }
+
+    fn ending(&self, i: usize) -> u8 {
+        if self.status[i] != DRIVING {
+            return DRIVING;
+        }
+        let (me, radius) = (&self.robots[i], self.task.robot_radius_m);
+        if self
+            .others(i)
+            .any(|other| within(me.position, other.position, 2.0 * radius))
+        {
+            return HIT_ROBOT;
+        }
+        if self
+            .obstacles
+            .iter()
+            .any(|it| within(me.position, it.position, radius + it.radius))
+        {
+            return HIT_OBSTACLE;
+        }
+        if self.wall_gaps(i).into_iter().any(|(gap, _)| gap <= radius) {
+            return HIT_WALL;
+        }
+        let away = [me.position[0] - me.goal[0], me.position[1] - me.goal[1]];
+        if dot(away, away).sqrt() < self.task.goal_radius_m {
+            return ARRIVED;
+        }
+        DRIVING
+    }
+
+    fn others(&self, i: usize) -> impl Iterator<Item = &Robot> {
+        let driving = self.robots.iter().zip(&*self.status).enumerate();
+        driving
+            .filter(move |(j, (_, status))| *j != i && **status == DRIVING)
+            .map(|(_, (robot, _))| robot)
+    }
+
+    /// For each wall, how far robot `i`'s centre is from it and how fast it comes nearer.
+    fn wall_gaps(&self, i: usize) -> [(f64, f64); 4] {
+        let ([x, y], [vx, vy]) = (self.robots[i].position, self.robots[i].velocity());
+        [
+            (x, -vx),
+            (self.task.width_m - x, vx),
+            (y, -vy),
+            (self.task.height_m - y, vy),
+        ]
+    }
+
+    /// Adds a sample of the shaped reward to every robot that drives.
+    fn reward(&mut self) {
+        let share = REWARD_TICKS as f64 * TICK_S / PUBLISHED_STEP_S;
+        for i in (0..self.robots.len())
+            .filter(|&i| self.status[i] == DRIVING)
+            .collect::<Vec<_>>()
+        {
+            let sample = self.shaped(i);
+            self.robots[i].reward += sample * share;
+        }
+    }
+
+    /// The published shaping of one 0.1 s step, at the velocity that robot `i` has.
+    fn shaped(&self, i: usize) -> f64 {
+        let (task, me) = (self.task, &self.robots[i]);
+        let to_goal = [me.goal[0] - me.position[0], me.goal[1] - me.position[1]];
+        let distance = dot(to_goal, to_goal).sqrt();
+        let scale = if distance > 0.0 {
+            task.max_speed_mps / distance
+        } else {
+            0.0
+        };
+        let velocity = me.velocity();
+        let off = [velocity[0] - to_goal[0] * scale, velocity[1] - to_goal[1] * scale];
+        let detour = dot(off, off).sqrt() / (2.0 * task.max_speed_mps);
+        match self.expected_collision_s(i) {
+            Some(time_s) => {
+                task.risk_bonus - task.risk_detour * detour - task.risk_time * SOFTENING_S / (time_s + SOFTENING_S)
+            }
+            None => task.free_bonus - task.free_detour * detour,
+        }
+    }
+
+    /// When robot `i` hits the first thing if all keep their velocities; none beyond the horizon.
+    fn expected_collision_s(&self, i: usize) -> Option<f64> {
+        let (task, me) = (self.task, &self.robots[i]);
+        let (velocity, reach) = (me.velocity(), task.robot_radius_m + task.margin_m);
+        let mut soonest = f64::INFINITY;
+        let mut consider = |position: [f64; 2], other: [f64; 2], radius: f64| {
+            let apart = [position[0] - me.position[0], position[1] - me.position[1]];
+            if dot(apart, apart) <= task.region_m * task.region_m {
+                let closing = [velocity[0] - other[0], velocity[1] - other[1]];
+                soonest = soonest.min(time_to_touch(apart, closing, reach + radius));
+            }
+        };
+        self.others(i)
+            .for_each(|robot| consider(robot.position, robot.velocity(), task.robot_radius_m));
+        self.obstacles
+            .iter()
+            .for_each(|it| consider(it.position, it.velocity, it.radius));
+        let mut soonest = if soonest < task.horizon_s {
+            soonest
+        } else {
+            f64::INFINITY
+        };
+        for (gap, closing) in self.wall_gaps(i).into_iter().filter(|(_, closing)| *closing > 0.0) {
+            let time_s = ((gap - reach) / closing).max(0.0);
+            if time_s < task.wall_horizon_s {
+                soonest = soonest.min(time_s);
+            }
+        }
+        soonest.is_finite().then_some(soonest)
+    }
+}
+
+fn dot(a: [f64; 2], b: [f64; 2]) -> f64 {
+    a[0] * b[0] + a[1] * b[1]
+}
+
+fn within(a: [f64; 2], b: [f64; 2], distance: f64) -> bool {
+    let apart = [a[0] - b[0], a[1] - b[1]];
+    dot(apart, apart) <= distance * distance
+}
+
+/// When two discs touch whose centres are `apart` and come nearer by `closing`, `reach` being the sum of their radii.
+fn time_to_touch(apart: [f64; 2], closing: [f64; 2], reach: f64) -> f64 {
+    let approach = dot(apart, closing);
+    if approach <= 0.0 {
+        return f64::INFINITY;
+    }
+    let free = dot(apart, apart) - reach * reach;
+    if free <= 0.0 {
+        return 0.0;
+    }
+    let speed = dot(closing, closing);
+    let discriminant = approach * approach - speed * free;
+    if discriminant < 0.0 {
+        return f64::INFINITY;
+    }
+    (approach - discriminant.sqrt()) / speed
+}

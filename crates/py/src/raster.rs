@@ -1,0 +1,260 @@
+//! What a robot of `coorp.envs.Navigation` perceives: its egocentric image, and pose and goal as numbers.
+//!
+//! The image is square, the robot in its middle and facing up. Each channel shows one kind of thing:
+//!
+//! | channel | full              | half                                | less |
+//! | ------- | ----------------- | ----------------------------------- | ---- |
+//! | red     | obstacles         | where they were in the last 0.5 s   | what is beyond the walls, at 160 |
+//! | green   | the other robots  | where they were in the last 0.5 s   |      |
+//! | blue    | the goal          | a ray from the robot towards it     |      |
+//!
+//! The afterglow stands for what a sensor with persistence shows of motion, so that one image tells speeds. Edges are
+//! smooth over one pixel, as motion in a period is less than one. Not modelled: occlusion, noise, perspective.
+//! `python/tests/test_envs.py` has the same as a formula over all pixels, slow and plain, and compares.
+
+use numpy::{PyArray2, PyArray4, PyArrayMethods, PyReadonlyArray1, PyReadonlyArray2, PyUntypedArrayMethods};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use crate::motion::{Obstacle, Robot, DRIVING};
+
+/// Pixels a side.
+const SIDE: usize = 64;
+const CHANNELS: usize = 3;
+const IMAGE_BYTES: usize = SIDE * SIDE * CHANNELS;
+/// x, y, cos and sin of the heading, v, w; distance of the goal, cos and sin of its bearing.
+const VECTOR: usize = 9;
+/// The side of a pixel: 64 of them show 3.2 m on each side.
+const PIXEL_M: f64 = 0.1;
+/// The middle of the image, in pixels.
+const MIDDLE: f32 = (SIDE as f32 - 1.0) / 2.0;
+
+const RED: usize = 0;
+const GREEN: usize = 1;
+const BLUE: usize = 2;
+
+const FULL: f32 = 255.0;
+const HALF: f32 = 128.0;
+const WALL: f32 = 160.0;
+const AFTERGLOW_S: f64 = 0.5;
+/// Half the width of the ray to the goal, in pixels.
+const RAY: f32 = 0.75;
+
+/// Images and numbers of all robots.
+type Perceptions<'py> = (Bound<'py, PyArray4<u8>>, Bound<'py, PyArray2<f32>>);
+/// A point or direction in an image: columns to the right, rows downwards, in pixels from the top left.
+type Pixel = [f32; 2];
+
+/// Every robot's image and numbers: (n, 64, 64, 3) uint8 and (n, 9) float32. Who has ended sees, but is not seen.
+#[pyfunction]
+#[pyo3(signature = (robots, status, obstacles, size_m, robot_radius_m, goal_radius_m))]
+fn perceive<'py>(
+    py: Python<'py>,
+    robots: PyReadonlyArray2<'py, f64>,
+    status: PyReadonlyArray1<'py, u8>,
+    obstacles: PyReadonlyArray2<'py, f64>,
+    size_m: [f64; 2],
+    robot_radius_m: f64,
+    goal_radius_m: f64,
+) -> PyResult<Perceptions<'py>> {
+    let count = robots.shape()[0];
+    if robots.shape()[1] != Robot::COLUMNS || obstacles.shape()[1] != Obstacle::COLUMNS || status.len() != count {
+        return Err(PyValueError::new_err(
+            "robots must be (n, 8), status (n,) and obstacles (m, 5)",
+        ));
+    }
+    let scene = Scene {
+        robots: robots
+            .as_slice()?
+            .chunks_exact(Robot::COLUMNS)
+            .map(Robot::read)
+            .collect(),
+        status: status.as_slice()?,
+        obstacles: obstacles
+            .as_slice()?
+            .chunks_exact(Obstacle::COLUMNS)
+            .map(Obstacle::read)
+            .collect(),
+        size_m,
+        robot_radius_m,
+        goal_radius_m,
+    };
+    let images = PyArray4::<u8>::zeros(py, [count, SIDE, SIDE, CHANNELS], false);
+    let vectors = PyArray2::<f32>::zeros(py, [count, VECTOR], false);
+    {
+        let (mut images, mut vectors) = (images.readwrite(), vectors.readwrite());
+        let (images, vectors) = (images.as_slice_mut()?, vectors.as_slice_mut()?);
+        let each = images
+            .chunks_exact_mut(IMAGE_BYTES)
+            .zip(vectors.chunks_exact_mut(VECTOR))
+            .enumerate();
+        for (i, (image, vector)) in each {
+            scene.draw(i, &mut Image(image));
+            vector.copy_from_slice(&scene.numbers(i));
+        }
+    }
+    Ok((images, vectors))
+}
+
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(perceive, module)?)
+}
+
+struct Scene<'a> {
+    robots: Vec<Robot>,
+    status: &'a [u8],
+    obstacles: Vec<Obstacle>,
+    size_m: [f64; 2],
+    robot_radius_m: f64,
+    goal_radius_m: f64,
+}
+
+impl Scene<'_> {
+    fn numbers(&self, i: usize) -> [f32; VECTOR] {
+        let me = &self.robots[i];
+        let (sin, cos) = me.heading.sin_cos();
+        let to_goal = [me.goal[0] - me.position[0], me.goal[1] - me.position[1]];
+        let distance = to_goal[0].hypot(to_goal[1]);
+        let bearing = to_goal[1].atan2(to_goal[0]) - me.heading;
+        let numbers = [
+            me.position[0],
+            me.position[1],
+            cos,
+            sin,
+            me.speed,
+            me.turn,
+            distance,
+            bearing.cos(),
+            bearing.sin(),
+        ];
+        numbers.map(|number| number as f32)
+    }
+
+    fn draw(&self, i: usize, image: &mut Image<'_>) {
+        let me = &self.robots[i];
+        let view = View::of(me);
+        view.walls(self.size_m, image);
+        for it in &self.obstacles {
+            view.body(it.position, it.velocity, it.radius, RED, image);
+        }
+        let others = self.robots.iter().zip(self.status).enumerate();
+        for (_, (other, _)) in others.filter(|(j, (_, status))| *j != i && **status == DRIVING) {
+            view.body(other.position, other.velocity(), self.robot_radius_m, GREEN, image);
+        }
+        let goal = view.pixel(me.goal);
+        image.capsule([MIDDLE, MIDDLE], goal, RAY, HALF, BLUE);
+        image.capsule(goal, goal, (self.goal_radius_m / PIXEL_M) as f32, FULL, BLUE);
+    }
+}
+
+/// From the world to the image of one robot.
+struct View {
+    position: [f64; 2],
+    cos: f64,
+    sin: f64,
+}
+
+impl View {
+    fn of(robot: &Robot) -> Self {
+        let (sin, cos) = robot.heading.sin_cos();
+        Self {
+            position: robot.position,
+            cos,
+            sin,
+        }
+    }
+
+    fn pixel(&self, point: [f64; 2]) -> Pixel {
+        let [dx, dy] = [point[0] - self.position[0], point[1] - self.position[1]];
+        let ahead = dx * self.cos + dy * self.sin;
+        let left = dy * self.cos - dx * self.sin;
+        [MIDDLE - (left / PIXEL_M) as f32, MIDDLE - (ahead / PIXEL_M) as f32]
+    }
+
+    /// A disc that moves, and its afterglow.
+    fn body(&self, at: [f64; 2], velocity: [f64; 2], radius_m: f64, channel: usize, image: &mut Image<'_>) {
+        let was = [at[0] - velocity[0] * AFTERGLOW_S, at[1] - velocity[1] * AFTERGLOW_S];
+        let (at, was, radius) = (self.pixel(at), self.pixel(was), (radius_m / PIXEL_M) as f32);
+        image.capsule(was, at, radius, HALF, channel);
+        image.capsule(at, at, radius, FULL, channel);
+    }
+
+    /// All that is beyond a wall.
+    fn walls(&self, size_m: [f64; 2], image: &mut Image<'_>) {
+        // How far a pixel is beyond the wall is linear in column and row; for each wall: outward normal and offset.
+        let [x, y] = self.position;
+        let walls = [
+            ([-1.0, 0.0], -x),
+            ([1.0, 0.0], x - size_m[0]),
+            ([0.0, -1.0], -y),
+            ([0.0, 1.0], y - size_m[1]),
+        ];
+        for (normal, beyond_m) in walls {
+            // A pixel further right is further along (sin, -cos) in the world, one further down along (-cos, -sin).
+            let across = (normal[0] * self.sin - normal[1] * self.cos) as f32;
+            let down = (-normal[0] * self.cos - normal[1] * self.sin) as f32;
+            let middle = (beyond_m / PIXEL_M) as f32;
+            image.half_plane(middle - (across + down) * MIDDLE, across, down);
+        }
+    }
+}
+
+/// The bytes of one image, row by row, three to a pixel.
+struct Image<'a>(&'a mut [u8]);
+
+impl Image<'_> {
+    fn raise(&mut self, row: usize, column: usize, channel: usize, value: f32) {
+        let byte = &mut self.0[(row * SIDE + column) * CHANNELS + channel];
+        *byte = (*byte).max((value + 0.5) as u8);
+    }
+
+    /// All points within `radius` of the line from `a` to `b`.
+    fn capsule(&mut self, a: Pixel, b: Pixel, radius: f32, value: f32, channel: usize) {
+        let reach = radius + 0.5;
+        let (Some((left, right)), Some((top, bottom))) = (span(a[0], b[0], reach), span(a[1], b[1], reach)) else {
+            return;
+        };
+        let along = [b[0] - a[0], b[1] - a[1]];
+        let length2 = along[0] * along[0] + along[1] * along[1];
+        let per_length2 = if length2 > 0.0 { 1.0 / length2 } else { 0.0 };
+        for row in top..=bottom {
+            for column in left..=right {
+                let from = [column as f32 - a[0], row as f32 - a[1]];
+                let share = ((from[0] * along[0] + from[1] * along[1]) * per_length2).clamp(0.0, 1.0);
+                let off = [from[0] - share * along[0], from[1] - share * along[1]];
+                let distance2 = off[0] * off[0] + off[1] * off[1];
+                if distance2 < reach * reach {
+                    let cover = (reach - distance2.sqrt()).clamp(0.0, 1.0);
+                    self.raise(row, column, channel, value * cover);
+                }
+            }
+        }
+    }
+
+    /// All points whose `offset + across * column + down * row`, a distance in pixels, is positive.
+    fn half_plane(&mut self, offset: f32, across: f32, down: f32) {
+        let last = (SIDE - 1) as f32;
+        if offset + (across.max(0.0) + down.max(0.0)) * last <= -0.5 {
+            return;
+        }
+        for row in 0..SIDE {
+            let start = offset + down * row as f32;
+            if start.max(start + across * last) <= -0.5 {
+                continue;
+            }
+            for column in 0..SIDE {
+                let cover = (start + across * column as f32 + 0.5).clamp(0.0, 1.0);
+                self.raise(row, column, RED, WALL * cover);
+            }
+        }
+    }
+}
+
+/// The pixels that lie within `reach` of what is between `a` and `b`, along one axis.
+fn span(a: f32, b: f32, reach: f32) -> Option<(usize, usize)> {
+    let (low, high) = (
+        (a.min(b) - reach).ceil().max(0.0),
+        (a.max(b) + reach).floor().min((SIDE - 1) as f32),
+    );
+    (low <= high).then_some((low as usize, high as usize))
+}

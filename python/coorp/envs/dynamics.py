@@ -1,0 +1,134 @@
+"""How robots and obstacles move, run into things and arrive: the reference in NumPy.
+
+A dynamics works on three arrays and is told nothing else:
+
+- `robots`, (n, 8) float64: x and y in m, heading in rad, speed in m/s, turn in rad/s, the goal's x and y, and the
+  shaped reward so far;
+- `status`, (n,) uint8: 0 while a robot drives, then its `Ending`; who has ended neither moves nor is in the way;
+- `obstacles`, (m, 5) float64: x, y, vx, vy, radius.
+
+Three do the same: `coorp._native.NavigationDynamics` is compiled and what learning uses; `NumpyDynamics` below says
+what that must compute; `IrsimDynamics` has IR-SIM move the robots and judge the collisions and arrivals. The tests hold
+all three together over whole episodes.
+
+Simplified: robots take up a velocity at once (as in IR-SIM's default); the shaped reward looks at velocities as they
+are held, so that a reciprocal velocity obstacle is the same as a velocity obstacle; discs, no other shapes.
+"""
+
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from coorp.envs.task import DRIVING, PUBLISHED_STEP_S, REWARD_TICKS, SOFTENING_S, TICK_S, Ending, Task
+
+Floats = npt.NDArray[np.float64]
+Status = npt.NDArray[np.uint8]
+
+
+class Dynamics(Protocol):
+    """What moves the world."""
+
+    def advance(self, robots: Floats, status: Status, obstacles: Floats, tick: int, ticks: int) -> int:
+        """Moves everything in place by at most `ticks` from `tick` on. Stops after the first tick in which a robot
+        ended, with its ending in `status`. Returns how many ticks were made."""
+        ...
+
+
+class NumpyDynamics:
+    """The reference."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+
+    def advance(self, robots: Floats, status: Status, obstacles: Floats, tick: int, ticks: int) -> int:
+        for made in range(ticks):
+            if (tick + made) % REWARD_TICKS == 0:
+                add_reward(self._task, robots, status, obstacles)
+            _step(robots, status, obstacles)
+            endings = _endings(self._task, robots, status, obstacles)
+            if endings.any():
+                status[endings > 0] = endings[endings > 0]
+                return made + 1
+        return ticks
+
+
+def _step(robots: Floats, status: Status, obstacles: Floats) -> None:
+    """One Euler step, in the order of operations of IR-SIM."""
+    driving = status == DRIVING
+    heading, speed, turn = robots[driving, 2], robots[driving, 3], robots[driving, 4]
+    robots[driving, 0] += np.cos(heading) * speed * TICK_S
+    robots[driving, 1] += np.sin(heading) * speed * TICK_S
+    robots[driving, 2] = (heading + turn * TICK_S + np.pi) % (2 * np.pi) - np.pi
+    obstacles[:, :2] += obstacles[:, 2:4] * TICK_S
+
+
+def _endings(task: Task, robots: Floats, status: Status, obstacles: Floats) -> Status:
+    """Each robot's ending at this instant, 0 for none; all judged by how things stand now."""
+    driving = status == DRIVING
+    xy, radius = robots[:, :2], task.robot_radius_m
+    between = np.hypot(*(xy[:, None] - xy[None]).transpose(2, 0, 1))
+    near = (between <= 2 * radius) & driving[None] & ~np.eye(len(xy), dtype=bool)
+    apart = np.hypot(*(xy[:, None] - obstacles[None, :, :2]).transpose(2, 0, 1))
+    gaps = _wall_gaps(task, xy)
+    endings = np.zeros(len(xy), dtype=np.uint8)
+    endings[np.hypot(*(xy - robots[:, 5:7]).T) < task.goal_radius_m] = Ending.ARRIVED
+    endings[(gaps <= radius).any(axis=1)] = Ending.HIT_WALL
+    endings[(apart <= radius + obstacles[:, 4]).any(axis=1)] = Ending.HIT_OBSTACLE
+    endings[near.any(axis=1)] = Ending.HIT_ROBOT
+    endings[~driving] = 0
+    return endings
+
+
+def add_reward(task: Task, robots: Floats, status: Status, obstacles: Floats) -> None:
+    """Adds one sample of the shaped reward to every robot that drives; `Task` has the formula."""
+    driving = status == DRIVING
+    velocity = _velocities(robots)
+    to_goal = robots[:, 5:7] - robots[:, :2]
+    distance = np.hypot(*to_goal.T)
+    wanted = to_goal * (task.max_speed_mps / np.where(distance > 0, distance, np.inf))[:, None]
+    detour = np.hypot(*(velocity - wanted).T) / (2 * task.max_speed_mps)
+    time_s = expected_collision_s(task, robots, status, obstacles)
+    risk = task.risk_bonus - task.risk_detour * detour - task.risk_time * SOFTENING_S / (time_s + SOFTENING_S)
+    free = task.free_bonus - task.free_detour * detour
+    sample = np.where(np.isfinite(time_s), risk, free)
+    robots[driving, 7] += sample[driving] * (REWARD_TICKS * TICK_S / PUBLISHED_STEP_S)
+
+
+def expected_collision_s(task: Task, robots: Floats, status: Status, obstacles: Floats) -> Floats:
+    """When each robot hits the first thing if all keep their velocities; infinite beyond the horizon."""
+    velocity = _velocities(robots)
+    other_xy = np.concatenate([robots[:, :2], obstacles[:, :2]])
+    other_velocity = np.concatenate([velocity, obstacles[:, 2:4]])
+    reach = np.concatenate([np.full(len(robots), task.robot_radius_m), obstacles[:, 4]])
+    reach = reach + task.robot_radius_m + task.margin_m
+    there = np.concatenate([status == DRIVING, np.ones(len(obstacles), dtype=bool)])
+
+    apart = other_xy[None] - robots[:, None, :2]
+    closing = velocity[:, None] - other_velocity[None]
+    approach, distance2 = (apart * closing).sum(axis=2), (apart * apart).sum(axis=2)
+    speed2, free = (closing * closing).sum(axis=2), distance2 - reach * reach
+    discriminant = approach * approach - speed2 * free
+    with np.errstate(divide="ignore", invalid="ignore"):
+        time_s = np.where(free <= 0, 0.0, (approach - np.sqrt(discriminant)) / speed2)
+    meet = (approach > 0) & ((discriminant >= 0) | (free <= 0)) & (distance2 <= task.region_m**2) & there[None]
+    meet[np.arange(len(robots)), np.arange(len(robots))] = False
+    time_s = np.where(meet, time_s, np.inf).min(axis=1, initial=np.inf)
+    time_s = np.where(time_s < task.horizon_s, time_s, np.inf)
+
+    vx, vy = velocity.T
+    closing = np.stack([-vx, vx, -vy, vy], axis=1)
+    gap = _wall_gaps(task, robots[:, :2]) - task.robot_radius_m - task.margin_m
+    with np.errstate(divide="ignore", invalid="ignore"):
+        wall_s = np.where(closing > 0, np.maximum(gap / closing, 0.0), np.inf).min(axis=1)
+    return np.minimum(time_s, np.where(wall_s < task.wall_horizon_s, wall_s, np.inf))
+
+
+def _velocities(robots: Floats) -> Floats:
+    return robots[:, 3:4] * np.stack([np.cos(robots[:, 2]), np.sin(robots[:, 2])], axis=1)
+
+
+def _wall_gaps(task: Task, xy: Floats) -> Floats:
+    """How far each centre is from the left, right, lower and upper wall."""
+    x, y = xy.T
+    return np.stack([x, task.width_m - x, y, task.height_m - y], axis=1)

@@ -1,0 +1,512 @@
+"""Cooperative navigation: robots drive to their goals among moving obstacles and one another."""
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium import spaces
+from pettingzoo import ParallelEnv
+
+from coorp import _native
+from coorp.envs.dynamics import Dynamics, Floats, NumpyDynamics
+from coorp.envs.picture import draw_world
+from coorp.envs.task import DRIVING, LEVELS, TICK_NS, TICKS_PER_S, Ending, Level, Task
+
+Backend = Literal["native", "numpy", "irsim"]
+Observation = dict[str, npt.NDArray[Any]]
+
+SIDE = 64
+"""Pixels a side of a perception."""
+VECTOR_FIELDS = (
+    "x_m",
+    "y_m",
+    "cos_heading",
+    "sin_heading",
+    "speed_mps",
+    "turn_radps",
+    "goal_distance_m",
+    "cos_goal_bearing",
+    "sin_goal_bearing",
+)
+"""The columns of what `observe` gives beside the images: the first six are the pose, the last three the goal."""
+EVENT_DTYPE = np.dtype([("t_ns", "<u8"), ("robot", "<u2"), ("ending", "u1")])
+"""An ending: when, whose, and an `Ending`."""
+
+ROBOTS_MAX = 64
+OBSTACLES_MAX = 256
+EVENTS_MAX = 100_000
+_PLACES_TRIED = 200
+_POSE = 6
+_STATE_VERSION = 1
+_NEVER = np.iinfo(np.int64).max
+_ARRAYS = (
+    "robots",
+    "status",
+    "obstacles",
+    "obstacle_speeds",
+    "obstacle_turns",
+    "deadlines",
+    "began",
+    "driven_ticks",
+    "endings",
+)
+"""The attributes that a checkpoint holds as arrays."""
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What has happened since `reset`, by robot."""
+
+    arrivals: npt.NDArray[np.int64]
+    collisions: npt.NDArray[np.int64]
+    timeouts: npt.NDArray[np.int64]
+    driven_s: npt.NDArray[np.float64]
+    """How long each robot has been driving."""
+
+
+class Navigation(ParallelEnv[str, Any, Any]):
+    """Robots with differential drives in a walled square, each with a goal of its own, among moving obstacles.
+
+    The definitions of collision, arrival and reward are in `coorp.envs.Task`, those of the obstacles in
+    `coorp.envs.Level`, with their sources.
+
+    Observation, by robot: `image` (64, 64, 3) uint8, what the robot senses within 3.2 m, itself in the middle and
+    facing up: red obstacles (and beyond walls), green other robots, blue its goal, with an afterglow of 0.5 s behind
+    what moves; `pose` (6,) float32: x and y in m, cos and sin of the heading, speed in m/s, turn in rad/s; `goal` (3,)
+    float32: its distance in m, cos and sin of its bearing from the heading. Action, by robot: (2,) float32, speed in
+    m/s from 0 and turn in rad/s.
+
+    There are two ways to drive it. **PettingZoo's**: `reset` and `step`; a step is one control period, an episode of a
+    robot ends when it collides, arrives or runs out of time, and it is then out of the way. **In continuous time**,
+    for co-simulation: `set_velocity` whenever a command arrives, `advance_to_ns` from event to event, `observe`
+    whenever someone perceives; each robot keeps its velocity until it is given another. Time is on a grid of 1 ms: the
+    world is as it was on the last whole millisecond, and a velocity holds from there on. So results do not depend on
+    how an interval is cut. With `endless=True` a robot whose episode ends starts anew at once, elsewhere and with
+    another goal, and nobody waits for anybody; `step` then reports endings in its infos only.
+
+    Args:
+        level: `"known"`, `"unknown"` or a `Level` of your own.
+        robots: how many, or their names; one of them may be the leader, it drives as the others do.
+        task: the world and the reward.
+        backend: `"native"` (compiled, what learning needs), `"numpy"` (the reference) or `"irsim"` (IR-SIM moves the
+            robots and judges collisions and arrivals). All agree; the last two are slow.
+        endless: whether robots start anew by themselves.
+        control_hz: how many steps there are in a second.
+        render_mode: `"rgb_array"` or None.
+
+    Simplified: robots take up velocities at once; everything is a disc; sensing has no noise and sees through things;
+    obstacles heed nobody; a robot that starts anew appears at rest.
+    """
+
+    metadata: dict[str, Any] = {  # noqa: RUF012 - PettingZoo has it so
+        "name": "coorp_navigation_v0",
+        "render_modes": ["rgb_array"],
+        "render_fps": 30,
+        "is_parallelizable": True,
+    }
+
+    def __init__(
+        self,
+        level: str | Level = "known",
+        *,
+        robots: int | Sequence[str] = 5,
+        task: Task | None = None,
+        backend: Backend = "native",
+        endless: bool = False,
+        control_hz: float = 30.0,
+        render_mode: str | None = None,
+    ) -> None:
+        self.level = _level(level)
+        self.task = task or Task()
+        self.endless = endless
+        self.render_mode = render_mode
+        if render_mode not in (None, "rgb_array"):
+            raise ValueError(f"render_mode is {render_mode!r}; it can be 'rgb_array' or None")
+        if not 0 < control_hz <= TICKS_PER_S:
+            raise ValueError(f"control_hz is {control_hz}; it must be greater than 0 and at most {TICKS_PER_S}")
+        self.control_hz = control_hz
+        self.possible_agents = _names(robots)
+        self.agents: list[str] = []
+        self._index = {name: i for i, name in enumerate(self.possible_agents)}
+        self.observation_spaces, self.action_spaces = _spaces(self.possible_agents, self.task)
+
+        count = len(self.possible_agents)
+        self._robots: Floats = np.zeros((count, 8))
+        self._status = np.full(count, Ending.TIMED_OUT, dtype=np.uint8)
+        self._obstacles: Floats = np.zeros((self.level.obstacles, 5))
+        self._obstacle_speeds: Floats = np.zeros(self.level.obstacles)
+        self._obstacle_turns = np.full(self.level.obstacles, _NEVER, dtype=np.int64)
+        self._deadlines = np.full(count, _NEVER, dtype=np.int64)
+        self._began = np.zeros(count, dtype=np.int64)
+        self._driven_ticks = np.zeros(count, dtype=np.int64)
+        self._endings = np.zeros((count, max(Ending) + 1), dtype=np.int64)
+        self._events: deque[tuple[int, int, int]] = deque(maxlen=EVENTS_MAX)
+        self._timer: int = _NEVER
+        self._tick = 0
+        self._now_ns = 0
+        self._steps = 0
+        self._started = False
+        self._rng = np.random.default_rng()
+        self._dynamics = _dynamics(backend, self.task, count, self.level)
+
+    # PettingZoo
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        return self.observation_spaces[agent]
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return self.action_spaces[agent]
+
+    def reset(
+        self, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[dict[str, Observation], dict[str, dict[str, Any]]]:
+        """Puts everything to a fresh start at time 0. With a seed all that follows is determined; without one the
+        random numbers go on where they are. There are no options."""
+        if seed is not None:
+            self._rng = np.random.default_rng(seed)
+        self.agents = list(self.possible_agents)
+        self._tick = self._now_ns = self._steps = 0
+        self._driven_ticks[:] = 0
+        self._endings[:] = 0
+        self._events.clear()
+        self._status[:] = Ending.TIMED_OUT  # so that robots keep clear of those placed before them only
+        self._robots[:] = 0.0
+        self._place_obstacles()
+        for i in range(len(self._robots)):
+            self._start(i)
+        self._set_timer()
+        self._started = True
+        return self._observations(self.agents), {agent: {} for agent in self.agents}
+
+    def step(
+        self, actions: Mapping[str, npt.ArrayLike]
+    ) -> tuple[dict[str, Observation], dict[str, float], dict[str, bool], dict[str, bool], dict[str, dict[str, Any]]]:
+        """One control period with the velocities given; whoever is not named keeps its own."""
+        acting = self.agents
+        for agent in acting:
+            if agent in actions:
+                self.set_velocity(self._index[agent], actions[agent])
+        self._steps += 1
+        before = int(self._endings.sum())
+        self.advance_to_ns(round(self._steps * 1e9 / self.control_hz))
+        fresh = list(self._events)[max(0, len(self._events) + before - int(self._endings.sum())) :]
+        rewards = self.take_rewards()
+        endings = {self.possible_agents[robot]: Ending(ending) for _, robot, ending in fresh}
+        ended = {} if self.endless else endings
+        truncations = {agent: ended.get(agent) is Ending.TIMED_OUT for agent in acting}
+        terminations = {agent: agent in ended and not truncations[agent] for agent in acting}
+        infos: dict[str, dict[str, Any]] = {
+            agent: {"ending": endings[agent].name.lower()} if agent in endings else {} for agent in acting
+        }
+        self.agents = [agent for agent in acting if agent not in ended]
+        reward = {agent: float(rewards[self._index[agent]]) for agent in acting}
+        return self._observations(acting), reward, terminations, truncations, infos
+
+    def render(self) -> npt.NDArray[np.uint8] | None:
+        """The world from above, (600, 600, 3) uint8 for a square one; None without a render mode."""
+        if self.render_mode is None:
+            return None
+        return draw_world(self.task, self._robots, self._status, self._obstacles)
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    # Continuous time
+
+    @property
+    def now_ns(self) -> int:
+        """The time since `reset`."""
+        return self._now_ns
+
+    @property
+    def status(self) -> npt.NDArray[np.uint8]:
+        """By robot, 0 while it drives, then its `Ending`; a copy."""
+        return self._status.copy()
+
+    @property
+    def poses(self) -> Floats:
+        """(n, 3) x and y in m, heading in rad; a copy."""
+        return self._robots[:, :3].copy()
+
+    @property
+    def velocities(self) -> Floats:
+        """(n, 2) speed in m/s and turn in rad/s; a copy."""
+        return self._robots[:, 3:5].copy()
+
+    @property
+    def goals(self) -> Floats:
+        """(n, 2) x and y in m; a copy."""
+        return self._robots[:, 5:7].copy()
+
+    @property
+    def obstacles(self) -> Floats:
+        """(m, 5) x and y in m, vx and vy in m/s, radius in m; a copy."""
+        return self._obstacles.copy()
+
+    def set_velocity(self, robot: int, velocity: npt.ArrayLike) -> None:
+        """Gives robot number `robot` a speed in m/s and a turn in rad/s to keep; cut to what it can do."""
+        if not 0 <= robot < len(self._robots):
+            raise ValueError(f"there is no robot {robot}; there are {len(self._robots)}, from 0")
+        wanted = np.asarray(velocity, dtype=np.float64)
+        speed, turn = wanted.tolist() if wanted.shape == (2,) else (math.nan, math.nan)
+        if not (math.isfinite(speed) and math.isfinite(turn)):
+            raise ValueError(f"a velocity is two finite numbers, speed and turn; robot {robot} was given {velocity!r}")
+        most, sharpest = self.task.max_speed_mps, self.task.max_turn_radps
+        self._robots[robot, 3] = min(max(speed, 0.0), most)
+        self._robots[robot, 4] = min(max(turn, -sharpest), sharpest)
+
+    def advance(self, dt_s: float) -> None:
+        """Lets `dt_s` seconds pass, to the nearest nanosecond."""
+        self.advance_to_ns(self._now_ns + round(dt_s * 1e9))
+
+    def advance_to(self, t_s: float) -> None:
+        """Lets time pass until `t_s` seconds after `reset`, to the nearest nanosecond."""
+        self.advance_to_ns(round(t_s * 1e9))
+
+    def advance_to_ns(self, t_ns: int) -> None:
+        """Lets time pass until `t_ns` nanoseconds after `reset`."""
+        if t_ns < self._now_ns:
+            raise ValueError(f"it is {self._now_ns} ns already and time does not run backwards to {t_ns} ns")
+        if not self._started:
+            raise RuntimeError("call reset before letting time pass")
+        until = t_ns // TICK_NS
+        while self._tick < until:
+            stop = min(until, self._timer)
+            if stop > self._tick:
+                self._tick += self._dynamics.advance(
+                    self._robots, self._status, self._obstacles, self._tick, stop - self._tick
+                )
+                self._settle()
+            if self._tick >= self._timer:
+                self._run_timers()
+        self._now_ns = t_ns
+
+    def observe(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32]]:
+        """What every robot perceives now: images (n, 64, 64, 3) and numbers (n, 9), see `VECTOR_FIELDS`. A robot whose
+        episode has ended sees from where it ended."""
+        task = self.task
+        return _native.perceive(
+            self._robots,
+            self._status,
+            self._obstacles,
+            [task.width_m, task.height_m],
+            task.robot_radius_m,
+            task.goal_radius_m,
+        )
+
+    def take_rewards(self) -> Floats:
+        """(n,) reward by robot since this was last called."""
+        rewards = self._robots[:, 7].copy()
+        self._robots[:, 7] = 0.0
+        return rewards
+
+    def take_events(self) -> npt.NDArray[Any]:
+        """The endings since this was last called, oldest first, as an array of `EVENT_DTYPE`. No more than the last
+        100,000 are kept."""
+        events = np.array(list(self._events), dtype=EVENT_DTYPE)
+        self._events.clear()
+        return events
+
+    def tally(self) -> Tally:
+        """Counts since `reset`, by robot."""
+        driving = self._status == DRIVING
+        ticks = self._driven_ticks + np.where(driving, self._tick - self._began, 0)
+        collisions = [ending for ending in Ending if ending.collision]
+        return Tally(
+            arrivals=self._endings[:, Ending.ARRIVED].copy(),
+            collisions=self._endings[:, collisions].sum(axis=1),
+            timeouts=self._endings[:, Ending.TIMED_OUT].copy(),
+            driven_s=ticks / TICKS_PER_S,
+        )
+
+    # Checkpoints
+
+    def get_state(self) -> dict[str, Any]:
+        """All that `set_state` needs to go on from here, bit for bit; plain values and arrays, to be pickled."""
+        arrays = {name: getattr(self, f"_{name}").copy() for name in _ARRAYS}
+        return {
+            "version": _STATE_VERSION,
+            "setting": self._setting(),
+            "arrays": arrays,
+            "events": list(self._events),
+            "agents": list(self.agents),
+            "tick": self._tick,
+            "now_ns": self._now_ns,
+            "steps": self._steps,
+            "random": self._rng.bit_generator.state,
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Goes back to a state from `get_state`, of this environment or of one that was made alike."""
+        if state.get("version") != _STATE_VERSION:
+            raise ValueError(
+                f"this state of the environment is of version {state.get('version')!r}, and {_STATE_VERSION} is needed"
+            )
+        for name, mine in self._setting().items():
+            theirs = state["setting"].get(name)
+            if theirs != mine:
+                raise ValueError(f"this state is of an environment with {name} = {theirs}, and here it is {mine}")
+        for name, array in state["arrays"].items():
+            getattr(self, f"_{name}")[:] = array
+        self._events = deque(state["events"], maxlen=EVENTS_MAX)
+        self.agents = list(state["agents"])
+        self._tick, self._now_ns, self._steps = state["tick"], state["now_ns"], state["steps"]
+        self._rng = np.random.default_rng()
+        self._rng.bit_generator.state = state["random"]
+        self._set_timer()
+        self._started = True
+
+    def _setting(self) -> dict[str, Any]:
+        """What must be alike for a state to fit. The backend need not: all compute the same."""
+        return {
+            "robots": list(self.possible_agents),
+            "level": repr(self.level),
+            "task": repr(self.task),
+            "endless": self.endless,
+            "control_hz": self.control_hz,
+        }
+
+    # What happens in between
+
+    def _observations(self, agents: list[str]) -> dict[str, Observation]:
+        images, vectors = self.observe()
+        return {
+            agent: {"image": images[i], "pose": vectors[i, :_POSE], "goal": vectors[i, _POSE:]}
+            for agent in agents
+            for i in (self._index[agent],)
+        }
+
+    def _settle(self) -> None:
+        """Books the endings that the dynamics found in the tick that it stopped at."""
+        for i in np.flatnonzero((self._status != DRIVING) & (self._deadlines != _NEVER)):
+            self._end(int(i), Ending(int(self._status[i])))
+
+    def _run_timers(self) -> None:
+        for i in np.flatnonzero(self._obstacle_turns <= self._tick):
+            self._turn_obstacle(int(i))
+        for i in np.flatnonzero(self._deadlines <= self._tick):
+            self._end(int(i), Ending.TIMED_OUT)
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        self._timer = int(min(self._obstacle_turns.min(initial=_NEVER), self._deadlines.min(initial=_NEVER)))
+
+    def _end(self, robot: int, ending: Ending) -> None:
+        self._endings[robot, ending] += 1
+        self._events.append((self._tick * TICK_NS, robot, int(ending)))
+        self._driven_ticks[robot] += self._tick - self._began[robot]
+        if ending.collision:
+            self._robots[robot, 7] += self.task.collision
+        elif ending is Ending.ARRIVED:
+            self._robots[robot, 7] += self.task.arrival
+        self._status[robot] = ending
+        self._deadlines[robot] = _NEVER
+        self._robots[robot, 3:5] = 0.0
+        if self.endless:
+            self._start(robot)
+            self._set_timer()
+
+    def _start(self, robot: int) -> None:
+        """Puts a robot at rest to a free place, with a goal elsewhere."""
+        task, margin = self.task, self.task.clearance_m
+        driving = self._status == DRIVING
+        taken = np.concatenate([self._robots[driving, :2], self._obstacles[:, :2]])
+        start = self._free_place(taken, margin, None)
+        goal = self._free_place(self._robots[driving, 5:7], margin, start)
+        heading = self._rng.uniform(-np.pi, np.pi)
+        self._robots[robot, :7] = (*start, heading, 0.0, 0.0, *goal)
+        self._status[robot] = DRIVING
+        self._began[robot] = self._tick
+        self._deadlines[robot] = self._tick + round(task.episode_s * TICKS_PER_S)
+
+    def _free_place(self, taken: Floats, margin: float, start: Floats | None) -> Floats:
+        """A random point far enough from those taken (and from the start, for a goal); in a full world the farthest of
+        those tried."""
+        size = np.array([self.task.width_m, self.task.height_m])
+        points = self._rng.uniform(margin, size - margin, (_PLACES_TRIED, 2))
+        gaps = np.hypot(*(points[:, None] - taken[None]).transpose(2, 0, 1)).min(axis=1, initial=np.inf)
+        room = gaps / margin
+        if start is not None:
+            room = np.minimum(room, np.hypot(*(points - start).T) / self.task.travel_m)
+        good = np.flatnonzero(room >= 1.0)
+        return points[good[0] if len(good) else int(room.argmax())]
+
+    def _place_obstacles(self) -> None:
+        level, size = self.level, np.array([self.task.width_m, self.task.height_m])
+        margin = self.task.clearance_m
+        self._obstacles[:, :2] = self._rng.uniform(margin, size - margin, (level.obstacles, 2))
+        self._obstacles[:, 4] = level.obstacle_radius_m
+        self._obstacle_speeds[:] = self._rng.uniform(*level.obstacle_speed_mps, level.obstacles)
+        for i in range(level.obstacles):
+            self._turn_obstacle(i)
+
+    def _turn_obstacle(self, i: int) -> None:
+        """Sends an obstacle to its next random point."""
+        size, margin = np.array([self.task.width_m, self.task.height_m]), self.task.clearance_m
+        way = self._rng.uniform(margin, size - margin) - self._obstacles[i, :2]
+        distance, speed = float(np.hypot(*way)), float(self._obstacle_speeds[i])
+        if speed == 0.0 or distance == 0.0:
+            self._obstacles[i, 2:4] = 0.0
+            self._obstacle_turns[i] = _NEVER
+            return
+        self._obstacles[i, 2:4] = way * (speed / distance)
+        self._obstacle_turns[i] = self._tick + max(1, round(distance / speed * TICKS_PER_S))
+
+
+def _level(level: str | Level) -> Level:
+    if isinstance(level, str):
+        if level not in LEVELS:
+            raise ValueError(f"there is no level {level!r}; there are {', '.join(LEVELS)}, or give a coorp.envs.Level")
+        level = LEVELS[level]
+    if not 0 <= level.obstacles <= OBSTACLES_MAX:
+        raise ValueError(f"a level can have up to {OBSTACLES_MAX} obstacles, not {level.obstacles}")
+    least, most = level.obstacle_speed_mps
+    if not 0 <= least <= most < 100:
+        raise ValueError(f"obstacle_speed_mps is {level.obstacle_speed_mps}; it must be (least, most), below 100 m/s")
+    if not 0 < level.obstacle_radius_m < 100:
+        raise ValueError(f"obstacle_radius_m is {level.obstacle_radius_m}; it must be above 0 and below 100 m")
+    return level
+
+
+def _names(robots: int | Sequence[str]) -> list[str]:
+    names = [f"robot-{i}" for i in range(robots)] if isinstance(robots, int) else list(robots)
+    if not 1 <= len(names) <= ROBOTS_MAX:
+        raise ValueError(f"there can be 1 to {ROBOTS_MAX} robots, not {len(names)}")
+    if len(set(names)) != len(names):
+        raise ValueError(f"two robots have the same name: {', '.join(names)}")
+    return names
+
+
+def _spaces(names: list[str], task: Task) -> tuple[dict[str, spaces.Space[Any]], dict[str, spaces.Space[Any]]]:
+    def box(low: Sequence[float], high: Sequence[float]) -> spaces.Box:
+        return spaces.Box(np.array(low, dtype=np.float32), np.array(high, dtype=np.float32), dtype=np.float32)
+
+    speed, turn = task.max_speed_mps, task.max_turn_radps
+    diagonal = float(np.hypot(task.width_m, task.height_m))
+    observation: dict[str, spaces.Space[Any]] = {
+        name: spaces.Dict(
+            {
+                "image": spaces.Box(0, 255, (SIDE, SIDE, 3), np.uint8),
+                "pose": box([0, 0, -1, -1, 0, -turn], [task.width_m, task.height_m, 1, 1, speed, turn]),
+                "goal": box([0, -1, -1], [diagonal, 1, 1]),
+            }
+        )
+        for name in names
+    }
+    return observation, {name: box([0, -turn], [speed, turn]) for name in names}
+
+
+def _dynamics(backend: str, task: Task, robots: int, level: Level) -> Dynamics:
+    if backend == "native":
+        return _native.NavigationDynamics(task)
+    if backend == "numpy":
+        return NumpyDynamics(task)
+    if backend == "irsim":
+        from coorp.envs.irsim import IrsimDynamics
+
+        return IrsimDynamics(task, robots, [level.obstacle_radius_m] * level.obstacles)
+    raise ValueError(f"there is no backend {backend!r}; there are native, numpy and irsim")

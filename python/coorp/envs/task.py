@@ -1,0 +1,121 @@
+"""The task of `coorp.envs.Navigation` in numbers: the world, what counts as an end, the reward, the two levels.
+
+Sources, named in the fields below:
+
+- `paper`: reference [2] of COORP, R. Han, S. Chen, Q. Hao, "Cooperative Multi-Robot Navigation in Dynamic Environment
+  with Deep Reinforcement Learning", ICRA 2020. Neither its text nor its code is public, so what is used here is its
+  setting only: robots with differential drives, moving obstacles, perceptions combined by one who decides for all.
+- `code`: what the same first author published next, "Reinforcement Learned Distributed Multi-Robot Navigation with
+  Reciprocal Velocity Obstacle Shaped Rewards", RA-L 2022 (arXiv 2203.10229), with its code at
+  github.com/hanruihua/rl_rvo_nav, and the simulator of both, IR-SIM (github.com/hanruihua/ir-sim). All definitions and
+  numbers are from there unless a field says that they are ours.
+"""
+
+from dataclasses import dataclass, fields
+from enum import IntEnum
+
+TICK_NS = 1_000_000
+"""All integration and all checks are on a grid of one millisecond."""
+TICK_S = TICK_NS / 1e9
+TICKS_PER_S = 1000
+REWARD_TICKS = 10
+"""The shaped reward is sampled on every tenth tick."""
+PUBLISHED_STEP_S = 0.1
+"""The step that the shaping terms of `code` are for; a sample counts for its share of one."""
+SOFTENING_S = 0.2
+"""What keeps the risk term finite at an expected collision time of zero (`code`)."""
+
+
+class Ending(IntEnum):
+    """How an episode of one robot ended. When two robots touch, both have collided."""
+
+    ARRIVED = 1
+    HIT_ROBOT = 2
+    HIT_OBSTACLE = 3
+    HIT_WALL = 4
+    TIMED_OUT = 5
+
+    @property
+    def collision(self) -> bool:
+        return self in (Ending.HIT_ROBOT, Ending.HIT_OBSTACLE, Ending.HIT_WALL)
+
+
+DRIVING = 0
+"""A robot's status while none of the endings has come."""
+
+
+@dataclass(frozen=True)
+class Level:
+    """What the obstacles are like. Each drives straight to a random point at its own constant speed, and on to the
+    next, heeding nobody, as IR-SIM's `wander` does; they pass through one another."""
+
+    obstacles: int = 5
+    """How many (COORP, section VI)."""
+    obstacle_radius_m: float = 0.2
+    """Ours; 0.1 m in `code`, which is hard to see in 64 pixels."""
+    obstacle_speed_mps: tuple[float, float] = (0.1, 0.3)
+    """The least and the most; 0.3 m/s at most in `code`."""
+
+
+LEVELS = {
+    "known": Level(),
+    "unknown": Level(obstacles=10, obstacle_speed_mps=(0.8, 1.2)),
+}
+"""`known` is what the shipped policy was trained on; `unknown` has more and faster obstacles (ours)."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """The world, the robots and the reward."""
+
+    width_m: float = 10.0
+    height_m: float = 10.0
+    robot_radius_m: float = 0.2
+    """A robot collides when its disc touches another robot's, an obstacle's, or a wall (`code`)."""
+    goal_radius_m: float = 0.2
+    """A robot has arrived when its centre is nearer than this to its goal: when it covers it. Ours; 0.1 m in `code`, on
+    whose 0.1 s steps a robot that drives for its goal at full speed would often pass it by."""
+    max_speed_mps: float = 1.5
+    """Robots drive forwards, at this at most (`code`)."""
+    max_turn_radps: float = 1.5
+    """And turn by this at most, either way (`code`)."""
+    episode_s: float = 15.0
+    """After this a robot that has neither collided nor arrived is given up: 150 steps of 0.1 s in `code`."""
+    clearance_m: float = 1.0
+    """Starts are at least this far from robots and obstacles, goals from each other and from walls (`code`)."""
+    travel_m: float = 4.0
+    """Goals are at least this far from starts. Ours."""
+
+    collision: float = -20.0
+    """Reward for a collision (`code`, the default of its environment)."""
+    arrival: float = 15.0
+    """Reward for an arrival (`code`, likewise)."""
+    region_m: float = 4.0
+    """Only what is within this, centre to centre, counts as a risk (`code`)."""
+    horizon_s: float = 5.0
+    """Only expected collisions with robots and obstacles that are nearer than this count as a risk (`code`)."""
+    wall_horizon_s: float = 1.0
+    """The same for walls (`code`)."""
+    margin_m: float = 0.1
+    """How much larger than it is a robot takes itself to be when it looks for risks (`code`)."""
+    risk_bonus: float = 0.3
+    risk_detour: float = 0.0
+    risk_time: float = 6.0
+    """At risk, a step of 0.1 s gives `risk_bonus - risk_detour * d - risk_time * 0.2 / (t + 0.2)`: t is the expected
+    collision time in seconds, d the distance between the robot's velocity and the wanted one (full speed towards the
+    goal), as a share of twice the full speed. Numbers from the training scripts of `code`."""
+    free_bonus: float = 0.3
+    free_detour: float = 3.0
+    """Without risk it gives `free_bonus - free_detour * d`."""
+
+    def __post_init__(self) -> None:
+        positive = ("width_m", "height_m", "robot_radius_m", "goal_radius_m", "max_speed_mps", "max_turn_radps")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not abs(value) < 1e6:
+                raise ValueError(f"{field.name} is {value}; it must be a number below a million")
+            if value <= 0 and field.name in (*positive, "episode_s", "clearance_m", "travel_m"):
+                raise ValueError(f"{field.name} is {value}; it must be greater than 0")
+        room = 2 * (self.clearance_m + self.robot_radius_m)
+        if min(self.width_m, self.height_m) <= room:
+            raise ValueError(f"a world of {self.width_m} m by {self.height_m} m has no room for robots; make it larger")

@@ -1,0 +1,496 @@
+"""The environment: what it promises, and that its three backends agree."""
+
+import math
+import pickle
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+pytest.importorskip("pettingzoo", reason="the extra `learn` is not installed")
+
+from coorp.envs import DRIVING, LEVELS, VECTOR_FIELDS, Ending, Level, Navigation, Task
+from coorp.envs.navigation import Backend
+from pettingzoo.test import parallel_api_test, parallel_seed_test
+
+Floats = npt.NDArray[np.float64]
+PERIOD_NS = 33_333_333
+
+
+def alone(
+    x: float,
+    y: float,
+    heading: float,
+    goal: tuple[float, float] = (5.0, 5.0),
+    task: Task | None = None,
+    backend: Backend = "native",
+) -> Navigation:
+    """One robot, where it is wanted, nothing else around."""
+    return arranged([(x, y, heading, *goal)], [], task, backend)
+
+
+def arranged(
+    robots: list[tuple[float, ...]],
+    obstacles: list[tuple[float, ...]],
+    task: Task | None = None,
+    backend: Backend = "native",
+) -> Navigation:
+    """Robots at (x, y, heading, goal x, goal y), obstacles at (x, y, vx, vy) that go straight on for ever."""
+    env = Navigation(Level(obstacles=len(obstacles)), robots=len(robots), task=task, backend=backend)
+    env.reset(seed=0)
+    state = env.get_state()
+    for row, (x, y, heading, goal_x, goal_y) in zip(state["arrays"]["robots"], robots, strict=True):
+        row[:] = (x, y, heading, 0, 0, goal_x, goal_y, 0)
+    for row, values in zip(state["arrays"]["obstacles"], obstacles, strict=True):
+        row[:4] = values
+    state["arrays"]["obstacle_turns"][:] = np.iinfo(np.int64).max
+    env.set_state(state)
+    return env
+
+
+def drive(env: Navigation, seconds: float, seed: int) -> None:
+    """Random velocities, one for each robot and period."""
+    rng = np.random.default_rng(seed)
+    end_ns = env.now_ns + round(seconds * 1e9)
+    while env.now_ns < end_ns:
+        for robot in range(len(env.possible_agents)):
+            env.set_velocity(robot, (rng.uniform(0.3, 1.5), rng.uniform(-1.5, 1.5)))
+        env.advance_to_ns(min(env.now_ns + PERIOD_NS, end_ns))
+
+
+def seek(env: Navigation) -> None:
+    """Sends every robot towards its goal, slower while it turns."""
+    _, numbers = env.observe()
+    for robot, (cos, sin) in enumerate(numbers[:, 7:9].tolist()):
+        bearing = math.atan2(sin, cos)
+        env.set_velocity(robot, (1.5 * max(0.0, math.cos(bearing)) ** 4, 3.0 * bearing))
+
+
+def everything(env: Navigation) -> bytes:
+    """All of the environment's state, to be compared bit for bit."""
+    return repr(without_arrays(env.get_state())).encode()
+
+
+def without_arrays(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: without_arrays(inner) for key, inner in value.items()}
+    return value.tobytes() if isinstance(value, np.ndarray) else value
+
+
+# The standard interfaces
+
+
+@pytest.mark.parametrize("level", list(LEVELS))
+@pytest.mark.parametrize("endless", [False, True])
+def test_passes_pettingzoos_own_tests(level: str, endless: bool) -> None:
+    parallel_api_test(Navigation(level, endless=endless), num_cycles=500)
+    parallel_seed_test(lambda: Navigation(level, endless=endless), num_cycles=60)
+
+
+def test_what_is_observed_is_in_its_space() -> None:
+    env = Navigation("unknown")
+    observations, _ = env.reset(seed=3)
+    assert observations["robot-0"]["image"].nbytes == 12_288
+    rng = np.random.default_rng(0)
+    while env.agents:
+        for agent, observation in observations.items():
+            assert env.observation_space(agent).contains(observation)
+        observations, *_ = env.step({agent: rng.uniform([0.0, -1.5], [1.5, 1.5]) for agent in env.agents})
+
+
+def test_robots_can_have_names() -> None:
+    env = Navigation(robots=["leader", "robot-1"])
+    assert list(env.reset(seed=1)[0]) == ["leader", "robot-1"]
+
+
+def test_an_episode_ends_for_each_robot_by_itself() -> None:
+    env = Navigation("known")
+    env.reset(seed=5)
+    ended: dict[str, str] = {}
+    while env.agents:
+        acting = set(env.agents)
+        _, rewards, terminations, truncations, infos = env.step(dict.fromkeys(acting, (1.5, 0.0)))
+        assert acting == set(rewards) == set(terminations) == set(truncations) == set(infos)
+        for agent in acting:
+            over = terminations[agent] or truncations[agent]
+            assert over == (agent not in env.agents) == ("ending" in infos[agent])
+            if over:
+                ended[agent] = infos[agent]["ending"]
+                assert truncations[agent] == (ended[agent] == "timed_out")
+    assert set(ended) == set(env.possible_agents)
+    assert env.tally().collisions.sum() == 5
+
+
+def test_the_picture_shows_every_robot() -> None:
+    env = Navigation(Level(obstacles=0), render_mode="rgb_array", task=Task(width_m=12.0))
+    env.reset(seed=1)
+    picture = env.render()
+    assert picture is not None and picture.shape == (500, 600, 3) and picture.dtype == np.uint8
+    assert Navigation().render() is None
+    for (x, y, heading), colour in zip(env.poses, [(68, 119, 170), (238, 102, 119), (34, 136, 51)], strict=False):
+        # Behind its nose.
+        x, y = x - 0.1 * math.cos(heading), y - 0.1 * math.sin(heading)
+        assert tuple(picture[int(500 - y * 50), int(x * 50)]) == colour
+
+
+# Motion, endings, reward
+
+
+def test_a_robot_keeps_its_velocity_until_it_is_given_another() -> None:
+    env = alone(2.0, 5.0, 0.0, (9.0, 9.0))
+    env.set_velocity(0, (1.0, 0.0))
+    env.advance(1.5)
+    env.advance(0.5)
+    assert env.poses[0] == pytest.approx([4.0, 5.0, 0.0])
+    env.set_velocity(0, (1.0, math.pi / 2.2))
+    env.advance(1.1)
+    # A quarter of a circle to the left, of radius v / w.
+    radius = 2.2 / math.pi
+    assert env.poses[0] == pytest.approx([4.0 + radius, 5.0 + radius, math.pi / 2], abs=2e-3)
+
+
+def test_velocities_are_cut_to_what_a_robot_can_do() -> None:
+    env = Navigation(robots=2)
+    env.reset(seed=1)
+    env.set_velocity(0, (9.0, -9.0))
+    env.set_velocity(1, (-1.0, 9.0))
+    assert env.velocities.tolist() == [[1.5, -1.5], [0.0, 1.5]]
+
+
+@pytest.mark.parametrize("backend", ["native", "numpy", "irsim"])
+def test_collisions_are_what_they_are_said_to_be(backend: Backend) -> None:
+    # Two robots head on, 2 m apart: they touch when their centres are 0.4 m apart, after 0.8 s at 1 m/s each.
+    # A robot and a wall, and a robot and an obstacle at rest, 1 m and 1.4 m from centre to what is hit.
+    robots = [(2, 2, 0, 9, 9), (4, 2, math.pi, 9, 9), (9, 5, 0, 1, 1), (2, 8, 0, 9, 9)]
+    env = arranged(robots, [(3.4, 8, 0, 0)], backend=backend)
+    for robot in range(4):
+        env.set_velocity(robot, (1.0, 0.0))
+    env.advance(1.5)
+    events = env.take_events()
+    assert sorted((robot, Ending(ending)) for _, robot, ending in events.tolist()) == [
+        (0, Ending.HIT_ROBOT),
+        (1, Ending.HIT_ROBOT),
+        (2, Ending.HIT_WALL),
+        (3, Ending.HIT_OBSTACLE),
+    ]
+    # To the tick, or one later: what touches by a rounding, or IR-SIM's corners.
+    assert events["t_ns"] / 1e9 == pytest.approx([0.8, 0.8, 0.8, 1.0], abs=0.0011)
+    assert env.tally().collisions.tolist() == [1, 1, 1, 1]
+    assert (env.status != DRIVING).all()
+    stopped = env.poses
+    env.advance(1.0)
+    assert (env.poses == stopped).all()
+
+
+@pytest.mark.parametrize("backend", ["native", "numpy", "irsim"])
+def test_arrival_is_what_it_is_said_to_be(backend: Backend) -> None:
+    env = alone(2.0, 5.0, 0.0, (4.0, 5.0), backend=backend)
+    env.set_velocity(0, (1.5, 0.0))
+    env.advance(3.0)
+    ((t_ns, _, ending),) = env.take_events().tolist()
+    assert Ending(ending) is Ending.ARRIVED
+    assert t_ns / 1e9 == pytest.approx(1.8 / 1.5, abs=0.0011)
+    # Full speed towards the goal and nothing in the way: 0.3 for each 0.1 s, and 15 for the arrival.
+    assert env.take_rewards()[0] == pytest.approx(0.3 * 12 + 15, abs=0.04)
+    assert env.take_rewards()[0] == 0.0
+    assert env.tally().arrivals.tolist() == [1]
+
+
+def test_the_clock_runs_out() -> None:
+    env = alone(2.0, 5.0, 0.0, task=Task(episode_s=2.0))
+    env.advance(2.5)
+    assert env.take_events().tolist() == [(2_000_000_000, 0, Ending.TIMED_OUT)]
+    # Standing is 1.5 m/s off the wanted velocity, half of what it can be off: 0.3 - 3 / 2 for each 0.1 s.
+    assert env.take_rewards()[0] == pytest.approx(20 * (0.3 - 1.5))
+    assert env.tally().timeouts.tolist() == [1]
+    assert env.tally().driven_s.tolist() == [2.0]
+
+
+def test_risk_costs_by_the_expected_collision_time() -> None:
+    # Both 0.2 m in radius and 0.1 m of margin: 2.5 m between them, closing at 1.5 m/s.
+    env = arranged([(2, 5, 0, 9, 5)], [(5.0, 5, -0.5, 0)])
+    env.set_velocity(0, (1.0, 0.0))
+    env.advance(0.001)
+    assert env.take_rewards()[0] == pytest.approx(0.1 * (0.3 - 6 * 0.2 / (2.5 / 1.5 + 0.2)))
+    # The same to the side is no risk; the velocity is 0.5 m/s of at most 3 off the wanted one.
+    env = arranged([(2, 5, 0, 9, 5)], [(5.0, 7, -0.5, 0)])
+    env.set_velocity(0, (1.0, 0.0))
+    env.advance(0.001)
+    assert env.take_rewards()[0] == pytest.approx(0.1 * (0.3 - 3 * 0.5 / 3))
+    # A wall 0.6 m away from what the robot takes to be its edge.
+    env = alone(9.1, 5.0, 0.0)
+    env.set_velocity(0, (1.5, 0.0))
+    env.advance(0.001)
+    assert env.take_rewards()[0] == pytest.approx(0.1 * (0.3 - 6 * 0.2 / (0.6 / 1.5 + 0.2)))
+
+
+# Continuous time
+
+
+def test_results_do_not_depend_on_how_time_is_cut() -> None:
+    whole, cut = Navigation("unknown", endless=True), Navigation("unknown", endless=True)
+    whole.reset(seed=11)
+    cut.reset(seed=11)
+    rng = np.random.default_rng(1)
+    for _ in range(300):
+        velocity = (rng.uniform(0, 1.5), rng.uniform(-1.5, 1.5))
+        robot = int(rng.integers(5))
+        until_ns = whole.now_ns + int(rng.integers(1, 300_000_000))
+        for env in (whole, cut):
+            env.set_velocity(robot, velocity)
+        for part_ns in sorted(rng.integers(cut.now_ns, until_ns, 7)):
+            cut.advance_to_ns(int(part_ns))
+            cut.observe()
+        cut.advance_to_ns(until_ns)
+        whole.advance_to_ns(until_ns)
+    assert everything(whole) == everything(cut)
+    assert whole.tally().collisions.sum() > 10
+
+
+def test_training_never_stops_where_robots_start_anew() -> None:
+    env = Navigation("known", endless=True)
+    env.reset(seed=2)
+    for _ in range(30 * 120):
+        seek(env)
+        env.advance_to_ns(env.now_ns + PERIOD_NS)
+        assert (env.status == DRIVING).all()
+    tally = env.tally()
+    events = env.take_events()
+    assert tally.driven_s == pytest.approx([env.now_ns / 1e9] * 5, abs=0.001)
+    assert tally.arrivals.sum() > 20
+    collided = np.array([Ending(ending).collision for ending in events["ending"].tolist()])
+    for robot in range(5):
+        assert tally.arrivals[robot] == np.sum((events["robot"] == robot) & (events["ending"] == Ending.ARRIVED))
+        assert tally.collisions[robot] == np.sum((events["robot"] == robot) & collided)
+    assert (np.diff(events["t_ns"].astype(np.int64)) >= 0).all()
+
+
+def test_a_fresh_start_is_clear_and_its_goal_far() -> None:
+    for seed in range(50):
+        env = Navigation("unknown")
+        env.reset(seed=seed)
+        robots, obstacles, goals = env.poses[:, :2], env.obstacles[:, :2], env.goals
+        for i in range(5):
+            others = np.concatenate([np.delete(robots, i, axis=0), obstacles])
+            assert np.hypot(*(others - robots[i]).T).min() >= 1.0
+            assert np.hypot(*(goals[i] - robots[i])) >= 4.0
+            assert np.hypot(*(np.delete(goals, i, axis=0) - goals[i]).T).min() >= 1.0
+    # As many as there can be do not fit with that much room, and still find a place.
+    crowd = Navigation(Level(obstacles=100), robots=64)
+    crowd.reset(seed=1)
+    assert (crowd.poses[:, :2] >= 1.0).all() and (crowd.poses[:, :2] <= 9.0).all()
+
+
+def test_obstacles_stay_inside_and_keep_their_speeds() -> None:
+    env = Navigation(Level(obstacles=20, obstacle_speed_mps=(0.5, 2.0)))
+    env.reset(seed=1)
+    speeds = np.hypot(*env.obstacles[:, 2:4].T)
+    turned = np.zeros(20, dtype=bool)
+    for _ in range(600):
+        before = env.obstacles[:, 2:4]
+        env.advance(0.1)
+        xy, after = env.obstacles[:, :2], env.obstacles[:, 2:4]
+        assert (xy > 0.9).all() and (xy < 9.1).all()
+        assert np.hypot(*after.T) == pytest.approx(speeds)
+        turned |= (before != after).any(axis=1)
+    assert turned.all()
+
+
+# The backends
+
+
+def test_the_compiled_dynamics_is_the_reference() -> None:
+    native = Navigation("unknown", endless=True, backend="native")
+    reference = Navigation("unknown", endless=True, backend="numpy")
+    for env in (native, reference):
+        env.reset(seed=21)
+    for turn in range(30):
+        for env in (native, reference):
+            drive(env, 0.5, seed=turn)
+        mine, theirs = native.get_state()["arrays"], reference.get_state()["arrays"]
+        for name in mine:
+            np.testing.assert_allclose(mine[name], theirs[name], rtol=0, atol=1e-9, err_msg=name)
+    assert (native.take_events() == reference.take_events()).all()
+    assert native.tally().collisions.sum() > 10
+
+
+@pytest.mark.parametrize(("level", "seed"), [("known", 2), ("known", 3), ("unknown", 2)])
+def test_irsim_agrees_over_whole_episodes(level: str, seed: int) -> None:
+    pytest.importorskip("irsim")
+    task = Task(episode_s=6.0)
+    ours, irsim = Navigation(level, task=task), Navigation(level, task=task, backend="irsim")
+    for env in (ours, irsim):
+        env.reset(seed=seed)
+    rng = np.random.default_rng(seed)
+    while ours.agents or irsim.agents:
+        # Some seek their goals, so that there are arrivals; the others drive about.
+        seek(ours)
+        actions = dict(zip(ours.possible_agents, ours.velocities, strict=True))
+        for agent in ours.possible_agents[:2]:
+            actions[agent] = rng.uniform([0.5, -1.5], [1.5, 1.5])
+        ours_after, irsim_after = (env.step({it: actions[it] for it in env.agents}) for env in (ours, irsim))
+        driving = (ours.status == DRIVING) & (irsim.status == DRIVING)
+        np.testing.assert_allclose(ours.poses[driving], irsim.poses[driving], rtol=0, atol=1e-9)
+        np.testing.assert_allclose(ours.obstacles, irsim.obstacles, rtol=0, atol=1e-9)
+        for agent, still in zip(ours.possible_agents, driving, strict=True):
+            assert not still or ours_after[1][agent] == pytest.approx(irsim_after[1][agent], abs=1e-9)
+    mine, theirs = (sorted((r, e, t) for t, r, e in env.take_events().tolist()) for env in (ours, irsim))
+    assert len(mine) == 5
+    assert [it[:2] for it in mine] == [it[:2] for it in theirs]
+    # IR-SIM's discs have 64 corners and are a quarter of a millimetre short between them: a tick, rarely two.
+    assert [it[2] for it in mine] == pytest.approx([it[2] for it in theirs], abs=2e6)
+
+
+def perceived(env: Navigation, robot: int) -> Floats:
+    """The image of one robot by formula: every pixel's distance to everything."""
+    task, poses, velocities, goals = env.task, env.poses, env.velocities, env.goals
+    x, y, heading = poses[robot]
+    rows, columns = np.mgrid[:64, :64]
+    ahead, left = (31.5 - rows) * 0.1, (31.5 - columns) * 0.1
+    px = x + ahead * math.cos(heading) - left * math.sin(heading)
+    py = y + ahead * math.sin(heading) + left * math.cos(heading)
+
+    def capsule(a: Floats, b: Floats, radius_m: float) -> Floats:
+        along = b - a
+        length2 = float(along @ along)
+        share = ((px - a[0]) * along[0] + (py - a[1]) * along[1]) / length2 if length2 else np.zeros_like(px)
+        share = np.clip(share, 0, 1)
+        off = np.hypot(px - a[0] - share * along[0], py - a[1] - share * along[1])
+        return np.clip((radius_m - off) / 0.1 + 0.5, 0, 1)
+
+    def body(at: Floats, velocity: Floats, radius_m: float) -> Floats:
+        return np.maximum(128 * capsule(at - 0.5 * velocity, at, radius_m), 255 * capsule(at, at, radius_m))
+
+    image = np.zeros((64, 64, 3))
+    red, green, blue = (image[..., channel] for channel in range(3))
+    for beyond in (-px, px - task.width_m, -py, py - task.height_m):
+        np.maximum(red, 160 * np.clip(beyond / 0.1 + 0.5, 0, 1), out=red)
+    for obstacle in env.obstacles:
+        np.maximum(red, body(obstacle[:2], obstacle[2:4], obstacle[4]), out=red)
+    for other in range(len(poses)):
+        if other != robot and env.status[other] == DRIVING:
+            facing = np.array([math.cos(poses[other, 2]), math.sin(poses[other, 2])])
+            np.maximum(green, body(poses[other, :2], velocities[other, 0] * facing, task.robot_radius_m), out=green)
+    goal = goals[robot]
+    blue[:] = np.maximum(128 * capsule(np.array([x, y]), goal, 0.075), 255 * capsule(goal, goal, task.goal_radius_m))
+    return image
+
+
+def test_images_show_what_the_formula_says() -> None:
+    env = Navigation("unknown", endless=True)
+    env.reset(seed=6)
+    seen = np.zeros(3)
+    for turn in range(40):
+        drive(env, 0.4, seed=turn)
+        images, numbers = env.observe()
+        for robot in range(5):
+            assert np.abs(images[robot] - perceived(env, robot)).max() <= 1.0
+            seen = np.maximum(seen, images[robot].max(axis=(0, 1)))
+        x, y, heading = env.poses.T
+        to_goal = env.goals - env.poses[:, :2]
+        bearing = np.arctan2(to_goal[:, 1], to_goal[:, 0]) - heading
+        columns = [x, y, np.cos(heading), np.sin(heading), *env.velocities.T]
+        columns += [np.hypot(*to_goal.T), np.cos(bearing), np.sin(bearing)]
+        assert len(columns) == len(VECTOR_FIELDS) == numbers.shape[1]
+        np.testing.assert_allclose(numbers, np.stack(columns, axis=1), atol=1e-5)
+    assert (seen > 250).all()
+
+
+def test_a_robot_sees_in_its_own_frame() -> None:
+    # An obstacle 1 m ahead of a robot and a goal 2 m to its left, whichever way it faces.
+    for heading in (0.0, 1.0, -2.5):
+        ahead = np.array([math.cos(heading), math.sin(heading)])
+        left = np.array([-math.sin(heading), math.cos(heading)])
+        here = np.array([5.0, 5.0])
+        env = arranged([(*here, heading, *(here + 2 * left))], [(*(here + ahead), 0, 0)])
+        image = env.observe()[0][0].astype(int)
+        assert image[21:23, 31:33, 0].min() == 255 and image[:, :, 0].sum() == image[18:26, 28:36, 0].sum()
+        assert image[31:33, 11:13, 2].min() == 255
+        assert image[:, 34:, 2].max() == 0
+
+
+# Checkpoints
+
+
+@pytest.mark.parametrize("endless", [False, True])
+def test_a_restored_run_is_the_unbroken_one(endless: bool) -> None:
+    unbroken = Navigation("unknown", endless=endless)
+    unbroken.reset(seed=8)
+    drive(unbroken, 3.7771, seed=1)
+    saved = pickle.dumps(unbroken.get_state())
+    restored = Navigation("unknown", endless=endless)
+    restored.set_state(pickle.loads(saved))
+    for env in (unbroken, restored):
+        drive(env, 6.0, seed=2)
+    assert everything(restored) == everything(unbroken)
+    assert (restored.observe()[0] == unbroken.observe()[0]).all()
+    # A used one takes it too, and a state that was taken stays as it was.
+    restored.set_state(pickle.loads(saved))
+    state = restored.get_state()
+    before = repr(without_arrays(state))
+    drive(restored, 1.0, seed=3)
+    assert repr(without_arrays(state)) == before
+    assert repr(without_arrays(pickle.loads(saved))) == before
+
+
+def test_a_state_of_another_environment_is_refused() -> None:
+    env = Navigation("known")
+    env.reset(seed=1)
+    state = env.get_state()
+    for other, what in [
+        (Navigation("unknown"), "level"),
+        (Navigation("known", robots=4), "robots"),
+        (Navigation("known", endless=True), "endless"),
+        (Navigation("known", task=Task(arrival=1.0)), "task"),
+    ]:
+        with pytest.raises(ValueError, match=what):
+            other.set_state(state)
+    with pytest.raises(ValueError, match="version"):
+        env.set_state({})
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"level": "easy"}, "no level 'easy'.*known, unknown"),
+        ({"backend": "stage"}, "no backend 'stage'.*native"),
+        ({"robots": 0}, "1 to 64 robots"),
+        ({"robots": ["a", "a"]}, "same name"),
+        ({"level": Level(obstacle_speed_mps=(2.0, 1.0))}, "obstacle_speed_mps"),
+        ({"level": Level(obstacle_radius_m=math.nan)}, "obstacle_radius_m"),
+        ({"level": Level(obstacles=-1)}, "obstacles"),
+        ({"control_hz": 0.0}, "control_hz"),
+        ({"render_mode": "human"}, "rgb_array"),
+    ],
+)
+def test_bad_settings_are_told(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Navigation(**arguments)
+
+
+def test_bad_tasks_are_told() -> None:
+    with pytest.raises(ValueError, match="no room"):
+        Task(width_m=2.0)
+    with pytest.raises(ValueError, match="episode_s"):
+        Task(episode_s=math.nan)
+    with pytest.raises(ValueError, match="collision"):
+        Task(collision=math.inf)
+
+
+def test_bad_calls_are_told() -> None:
+    env = Navigation()
+    with pytest.raises(RuntimeError, match="reset"):
+        env.advance(1.0)
+    env.reset(seed=1)
+    for velocity in [(math.nan, 0.0), (1.0, 0.0, 0.0), 1.0]:
+        with pytest.raises(ValueError, match="two finite numbers"):
+            env.set_velocity(0, velocity)
+    with pytest.raises(ValueError, match="no robot 5"):
+        env.set_velocity(5, (1.0, 0.0))
+    env.advance(1.0)
+    with pytest.raises(ValueError, match="backwards"):
+        env.advance_to(0.5)
