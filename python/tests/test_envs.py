@@ -178,6 +178,7 @@ def test_collisions_are_what_they_are_said_to_be(backend: Backend) -> None:
     assert events["t_ns"] / 1e9 == pytest.approx([0.8, 0.8, 0.8, 1.0], abs=0.0011)
     assert env.tally().collisions.tolist() == [1, 1, 1, 1]
     assert (env.status != DRIVING).all()
+    assert (env.velocities == 0).all()
     stopped = env.poses
     env.advance(1.0)
     assert (env.poses == stopped).all()
@@ -246,6 +247,17 @@ def test_results_do_not_depend_on_how_time_is_cut() -> None:
         whole.advance_to_ns(until_ns)
     assert everything(whole) == everything(cut)
     assert whole.tally().collisions.sum() > 10
+
+
+def test_time_is_on_a_grid_of_a_millisecond() -> None:
+    env = alone(2.0, 5.0, 0.0, (9.0, 9.0))
+    env.set_velocity(0, (1.0, 0.0))
+    env.advance_to_ns(10_999_999)
+    assert env.poses[0, 0] == pytest.approx(2.010) and env.now_ns == 10_999_999
+    # It holds from the last whole millisecond on.
+    env.set_velocity(0, (0.5, 0.0))
+    env.advance_to(0.013)
+    assert env.poses[0, 0] == pytest.approx(2.010 + 0.5 * 0.003)
 
 
 def test_training_never_stops_where_robots_start_anew() -> None:

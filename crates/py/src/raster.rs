@@ -211,13 +211,17 @@ impl Image<'_> {
     /// All points within `radius` of the line from `a` to `b`.
     fn capsule(&mut self, a: Pixel, b: Pixel, radius: f32, value: f32, channel: usize) {
         let reach = radius + 0.5;
-        let (Some((left, right)), Some((top, bottom))) = (span(a[0], b[0], reach), span(a[1], b[1], reach)) else {
+        let Some((top, bottom)) = span(a[1], b[1], reach) else {
             return;
         };
         let along = [b[0] - a[0], b[1] - a[1]];
         let length2 = along[0] * along[0] + along[1] * along[1];
         let per_length2 = if length2 > 0.0 { 1.0 / length2 } else { 0.0 };
         for row in top..=bottom {
+            let Some((left, right)) = within_reach(a, along, row as f32, reach).and_then(|(p, q)| span(p, q, reach))
+            else {
+                continue;
+            };
             for column in left..=right {
                 let from = [column as f32 - a[0], row as f32 - a[1]];
                 let share = ((from[0] * along[0] + from[1] * along[1]) * per_length2).clamp(0.0, 1.0);
@@ -239,15 +243,38 @@ impl Image<'_> {
         }
         for row in 0..SIDE {
             let start = offset + down * row as f32;
-            if start.max(start + across * last) <= -0.5 {
-                continue;
-            }
-            for column in 0..SIDE {
+            // Between these two columns, exclusive and in either order, the edge passes; casts cut to the image.
+            let [outside, inside] = [-0.5, 0.5].map(|level: f32| ((level - start) / across).clamp(-1.0, SIDE as f32));
+            let (edge, full) = if across > 0.0 {
+                (
+                    outside.ceil() as usize..inside.ceil() as usize,
+                    inside.ceil() as usize..SIDE,
+                )
+            } else if across < 0.0 {
+                let full = (inside + 1.0).floor() as usize;
+                (full..(outside + 1.0).floor() as usize, 0..full)
+            } else {
+                (0..SIDE, 0..0)
+            };
+            for column in edge.start..edge.end.min(SIDE) {
                 let cover = (start + across * column as f32 + 0.5).clamp(0.0, 1.0);
                 self.raise(row, column, RED, WALL * cover);
             }
+            for column in full.start..full.end.min(SIDE) {
+                self.raise(row, column, RED, WALL);
+            }
         }
     }
+}
+
+/// The columns, least and most, between which a line from `a` on by `along` is within `reach` of `row`.
+fn within_reach(a: Pixel, along: Pixel, row: f32, reach: f32) -> Option<(f32, f32)> {
+    if along[1] == 0.0 {
+        return ((row - a[1]).abs() <= reach).then_some((a[0], a[0] + along[0]));
+    }
+    let (p, q) = ((row - reach - a[1]) / along[1], (row + reach - a[1]) / along[1]);
+    let (first, last) = (p.min(q).max(0.0), p.max(q).min(1.0));
+    (first <= last).then_some((a[0] + first * along[0], a[0] + last * along[0]))
 }
 
 /// The pixels that lie within `reach` of what is between `a` and `b`, along one axis.

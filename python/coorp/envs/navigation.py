@@ -408,7 +408,6 @@ class Navigation(ParallelEnv[str, Any, Any]):
         self._robots[robot, 3:5] = 0.0
         if self.endless:
             self._start(robot)
-            self._set_timer()
 
     def _start(self, robot: int) -> None:
         """Puts a robot at rest to a free place, with a goal elsewhere."""
