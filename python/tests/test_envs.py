@@ -460,6 +460,11 @@ def test_a_state_of_another_environment_is_refused() -> None:
             other.set_state(state)
     with pytest.raises(ValueError, match="version"):
         env.set_state({})
+    for part in ("random", "arrays"):
+        with pytest.raises(ValueError, match=f"lacks {part}"):
+            env.set_state({key: value for key, value in state.items() if key != part})
+    with pytest.raises(ValueError, match="lacks robots"):
+        env.set_state({**state, "arrays": {key: value for key, value in state["arrays"].items() if key != "robots"}})
 
 
 # Bad input

@@ -76,8 +76,12 @@ def _kind(other: Any) -> Ending:  # noqa: ANN401 - IR-SIM's objects have one cla
 def _make_world(task: Task, robots: int, obstacle_radii_m: list[float]) -> Any:  # noqa: ANN401
     """An IR-SIM world with everything in it, made from the YAML text that IR-SIM wants as a file."""
     # IR-SIM prints which window systems it could not open, even if it is to open none.
-    with contextlib.redirect_stdout(io.StringIO()):
-        import irsim
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            import irsim
+    except ModuleNotFoundError as missing:
+        message = f"backend 'irsim' needs the package '{missing.name}'; in Coorp's source: pip install '.[learn]'"
+        raise ModuleNotFoundError(message, name=missing.name) from missing
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "navigation.yaml")
         path.write_text(_yaml(task, robots, obstacle_radii_m), encoding="utf-8")

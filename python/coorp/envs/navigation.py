@@ -346,12 +346,17 @@ class Navigation(ParallelEnv[str, Any, Any]):
             raise ValueError(
                 f"this state of the environment is of version {state.get('version')!r}, and {_STATE_VERSION} is needed"
             )
+        lacking = ({"setting", "arrays", "events", "agents", "tick", "now_ns", "steps", "random"} - state.keys()) or (
+            set(_ARRAYS) - state["arrays"].keys()
+        )
+        if lacking:
+            raise ValueError(f"this state of the environment is not whole; it lacks {', '.join(sorted(lacking))}")
         for name, mine in self._setting().items():
             theirs = state["setting"].get(name)
             if theirs != mine:
                 raise ValueError(f"this state is of an environment with {name} = {theirs}, and here it is {mine}")
-        for name, array in state["arrays"].items():
-            getattr(self, f"_{name}")[:] = array
+        for name in _ARRAYS:
+            getattr(self, f"_{name}")[:] = state["arrays"][name]
         self._events = deque(state["events"], maxlen=EVENTS_MAX)
         self.agents = list(state["agents"])
         self._tick, self._now_ns, self._steps = state["tick"], state["now_ns"], state["steps"]

@@ -89,7 +89,8 @@ class Task:
     collision: float = -20.0
     """Reward for a collision (`code`, the default of its environment)."""
     arrival: float = 15.0
-    """Reward for an arrival (`code`, likewise)."""
+    """Reward for an arrival (`code`, likewise). Its training scripts set both to 0, as there the end of an episode
+    costs what would have come; with `endless` nothing ends, so both are needed."""
     region_m: float = 4.0
     """Only what is within this, centre to centre, counts as a risk (`code`)."""
     horizon_s: float = 5.0
