@@ -78,11 +78,25 @@ impl Plain {
         let Traffic::Periodic { period, jitter, .. } = self.flow.traffic else {
             return None;
         };
+        if let Some(recorded) = &self.flow.recorded {
+            let (at, _) = recorded.message(self.ticks);
+            self.ticks += 1;
+            return Some(Instant::ZERO + self.flow.start + at);
+        }
         let nominal = Instant::ZERO + self.flow.start + period * self.ticks;
         self.ticks += 1;
         let normal: f64 = StandardNormal.sample(&mut self.rng);
         let off = Duration::from_secs_f64(normal.abs() * jitter.as_secs_f64());
         Some(if normal < 0.0 { nominal - off } else { nominal + off })
+    }
+
+    /// The size of message `number`, bytes; nothing for a saturated flow, which has no messages.
+    pub fn message_bytes(&self, number: u64) -> u64 {
+        match (&self.flow.recorded, self.flow.traffic) {
+            (Some(recorded), _) => recorded.message(number).1,
+            (None, Traffic::Periodic { size_bytes, .. }) => size_bytes,
+            (None, Traffic::Saturated { .. }) => 0,
+        }
     }
 
     /// Tops a saturated UDP flow up.
@@ -119,13 +133,10 @@ impl Plain {
         self.latency.record(now.since(packet.sent_at));
     }
 
-    /// A message arrived after `latency`.
-    pub fn on_message(&mut self, latency: Duration, now: Instant) {
-        let Traffic::Periodic { size_bytes, .. } = self.flow.traffic else {
-            return;
-        };
+    /// Message `number` arrived after `latency`.
+    pub fn on_message(&mut self, number: u64, latency: Duration, now: Instant) {
         self.delivered += 1;
-        self.count_bytes(size_bytes, now);
+        self.count_bytes(self.message_bytes(number), now);
         self.latency.record(latency);
     }
 

@@ -146,6 +146,10 @@ impl Team {
                 } => size_bytes > 0 && period > jitter,
             };
             ensure(sends, || format!("flow \"{name}\" has no size or period"))?;
+            let periodic = matches!(flow.traffic, Traffic::Periodic { .. });
+            ensure(periodic || flow.recorded.is_none(), || {
+                format!("flow \"{name}\" is saturated and cannot replay a recording")
+            })?;
         }
         Ok(())
     }

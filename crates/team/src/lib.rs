@@ -9,6 +9,7 @@ mod check;
 mod model;
 mod problem;
 mod read;
+mod recorded;
 mod rules;
 mod sheet;
 mod units;
@@ -19,6 +20,7 @@ pub use model::{
     Standard, Sync, Team, Traffic, Transport, Wnic,
 };
 pub use problem::LoadError;
+pub use recorded::Recorded;
 
 use problem::Problems;
 use std::io::Read;

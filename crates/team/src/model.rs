@@ -3,7 +3,9 @@
 //! Defaults follow the navigation testbed of 001 (section VI) and stock Linux stations; each type's reader gives
 //! them. Anything random (phases, fading) is left out: it belongs to a run and its seed.
 
+use crate::recorded::Recorded;
 use coorp_core::{Duration, RobotId};
+use std::sync::Arc;
 
 /// The fastest MCS that every standard has at every width and number of streams.
 pub(crate) const MCS_DEFAULT: u8 = 7;
@@ -271,6 +273,9 @@ pub struct Flow {
     pub stop: Option<Duration>,
     /// Whether policies treat it as bulk (permits, gate). Default: where it is saturated and in AC_BE or AC_BK.
     pub bulk: bool,
+    /// Messages that a periodic flow sends instead of those of its `traffic`, where a run replays a recording. Never
+    /// from a team file.
+    pub recorded: Option<Arc<Recorded>>,
 }
 
 /// EDCA access categories as the team file names them.

@@ -169,9 +169,7 @@ impl World {
         if let Some(at) = plain.next_tick() {
             self.timers.set(at.max(self.now), Timer::FlowTick(place));
         }
-        let Traffic::Periodic { size_bytes, .. } = plain.flow.traffic else {
-            return;
-        };
+        let bytes = plain.message_bytes(plain.sent);
         plain.sent += 1;
         match plain.carrier {
             Carrier::Messages(channel) => {
@@ -180,7 +178,7 @@ impl World {
                 }
                 let message = Delayed {
                     channel,
-                    bytes: size_bytes,
+                    bytes,
                     made_at: self.now,
                     content: None,
                 };
@@ -188,7 +186,7 @@ impl World {
             }
             Carrier::Stream(stream) => {
                 plain.made_at.push_back(self.now);
-                self.streams[stream as usize].transfer(size_bytes);
+                self.streams[stream as usize].transfer(bytes);
                 self.mark(stream);
             }
             Carrier::Saturated => {}
@@ -205,7 +203,8 @@ impl World {
         }
         for _ in 0..completed {
             if let Some(made_at) = plain.made_at.pop_front() {
-                plain.on_message(self.now.since(made_at), self.now);
+                // A stream loses nothing and keeps the order.
+                plain.on_message(plain.delivered, self.now.since(made_at), self.now);
             }
         }
     }

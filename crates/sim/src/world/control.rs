@@ -228,7 +228,7 @@ impl World {
             }
             (Role::Plain(plain), Fate::Arrived(latency), _) => {
                 let plain = &mut self.plains[plain as usize];
-                plain.on_message(latency, self.now);
+                plain.on_message(number, latency, self.now);
                 self.counts.control_latency.record(latency);
             }
             _ => {}

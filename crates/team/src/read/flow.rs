@@ -72,6 +72,7 @@ fn flow<'t>(sheet: &mut Sheet<'t>, roster: &Roster<'t>, taken: &mut HashMap<&'t 
         start,
         stop,
         bulk,
+        recorded: None,
     }
 }
 

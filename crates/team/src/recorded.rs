@@ -1,0 +1,70 @@
+//! Recorded messages that drive a flow: plain data, which whoever has read a recording puts into a team.
+//!
+//! Left out: reading recordings, which is I/O and so not for here; and the team file has no words for it, since a
+//! recording belongs to a run.
+
+use coorp_core::Duration;
+
+/// When a flow's messages were made and how large they were. After the last the recording begins anew, so that a run
+/// of any length can be driven by it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Recorded {
+    /// By time: since the recording's beginning, and size in bytes. Never empty.
+    messages: Vec<(Duration, u64)>,
+    /// From one beginning to the next, after the last message.
+    length: Duration,
+}
+
+impl Recorded {
+    /// The messages of one flow, each with its time since the recording's beginning and its size in bytes, in any
+    /// order; and after how long they begin anew. Flows of one recording keep their phases where their beginning and
+    /// `length` are the same.
+    ///
+    /// # Errors
+    /// A sentence where there is no message, an empty one, or one that is not before `length`.
+    pub fn new(mut messages: Vec<(Duration, u64)>, length: Duration) -> Result<Recorded, String> {
+        messages.sort_unstable();
+        let last = messages.last().ok_or("the recording has no message")?;
+        if last.0 >= length {
+            return Err(format!("a message at {} is not within the {length} recorded", last.0));
+        }
+        if messages.iter().any(|(_, bytes)| *bytes == 0) {
+            return Err("a recorded message is empty".to_owned());
+        }
+        Ok(Recorded { messages, length })
+    }
+
+    /// When message `number` is made, since the start of the flow, and its size in bytes.
+    pub fn message(&self, number: u64) -> (Duration, u64) {
+        let count = self.messages.len() as u64;
+        let (at, bytes) = self.messages[(number % count) as usize];
+        (self.length * (number / count) + at, bytes)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn the_recording_begins_anew_after_its_length() {
+        let recorded = Recorded::new(vec![(MS * 7, 20), (MS * 2, 10)], MS * 10).unwrap();
+        let all: Vec<_> = (0..5).map(|number| recorded.message(number)).collect();
+        assert_eq!(
+            all,
+            [(MS * 2, 10), (MS * 7, 20), (MS * 12, 10), (MS * 17, 20), (MS * 22, 10)]
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_sent_is_refused() {
+        assert!(Recorded::new(Vec::new(), MS).unwrap_err().contains("no message"));
+        assert!(Recorded::new(vec![(MS, 1)], MS)
+            .unwrap_err()
+            .contains("not within the 1ms"));
+        assert!(Recorded::new(vec![(MS, 0)], MS * 2).unwrap_err().contains("empty"));
+    }
+}
