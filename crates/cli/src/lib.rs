@@ -9,14 +9,17 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod check;
-pub mod failure;
-pub mod jobs;
+mod failure;
+mod import;
+mod jobs;
 mod notes;
 pub mod number;
 mod output;
 mod plan;
 pub mod policies;
 mod progress;
+mod recording;
+mod replay;
 mod report;
 mod sim;
 mod summary;
@@ -49,6 +52,8 @@ enum Command {
     Plan(plan::Args),
     /// Say what is wrong with a team file, and where
     Check(check::Args),
+    /// Make a team file of a recording (MCAP or ROS 2 bag)
+    Import(import::Args),
     /// Let the robots learn while they drive (of the Python package)
     #[command(disable_help_flag = true)]
     Learn {
@@ -75,6 +80,7 @@ pub fn run(arguments: &[OsString]) -> u8 {
         Command::Sim(args) => sim::run(&args, arguments),
         Command::Plan(args) => plan::run(&args),
         Command::Check(args) => check::run(&args),
+        Command::Import(args) => import::run(&args),
         Command::Learn { .. } => Err(Failure::Input(LEARN_IS_ELSEWHERE.to_owned())),
     };
     match outcome {

@@ -36,6 +36,17 @@ impl Inputs {
         Inputs(named.into_iter().filter_map(real).collect())
     }
 
+    /// The files of a recording.
+    pub fn recording(files: &[PathBuf]) -> Inputs {
+        let real = |file: &PathBuf| Some((fs::canonicalize(file).ok()?, "the recording"));
+        Inputs(files.iter().filter_map(real).collect())
+    }
+
+    /// What `others` are is not written over either.
+    pub fn add(&mut self, others: Inputs) {
+        self.0.extend(others.0);
+    }
+
     /// Which of the inputs `path` leads to, links followed.
     fn which(&self, path: &Path) -> Option<&'static str> {
         let real = fs::canonicalize(path).ok()?;

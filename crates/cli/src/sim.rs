@@ -20,7 +20,7 @@ use crate::output::{self, Destination, Inputs};
 use crate::progress::Progress;
 use crate::summary::{self, count, shown};
 use crate::table::{self, Sheet};
-use crate::{jobs, policies, report};
+use crate::{jobs, policies, recording, replay, report};
 
 /// Without `--policy`: the best that control can get and the best that bulk can, what stock WiFi gives, and Coorp.
 const POLICIES_OF_A_TEAM: [&str; 4] = ["mpc-only", "bulk-only", "edca", "coorp"];
@@ -51,6 +51,9 @@ pub struct Args {
     /// Let robots die, freeze and restart, messages get lost, and clocks step
     #[arg(long)]
     faults: bool,
+    /// Let the flows send when, and as much as, their topics did in this recording (MCAP or ROS 2 bag)
+    #[arg(long, value_name = "RECORDING")]
+    replay: Option<PathBuf>,
     /// Write the results as JSON; '-' is stdout, then without the table
     #[arg(long, value_name = "PATH")]
     json: Option<PathBuf>,
@@ -76,12 +79,18 @@ struct Job {
 /// # Errors
 /// Input to mend (exit code 2), or a run that broke a rule (exit code 1).
 pub fn run(args: &Args, arguments: &[OsString]) -> Result<(), Failure> {
-    let team = coorp_team::load(&args.file).map_err(|error| Failure::Input(error.to_string()))?;
+    let mut team = coorp_team::load(&args.file).map_err(|error| Failure::Input(error.to_string()))?;
     let policies = chosen_policies(&team, &args.policy)?;
     if args.seeds > 1 {
+        play(args, &mut team)?;
         return run_seeds(args, &team, &policies);
     }
-    let (json, html) = destinations(args, &Inputs::of(&args.file, &team))?;
+    let mut inputs = Inputs::of(&args.file, &team);
+    if let Some(recording) = &args.replay {
+        inputs.add(Inputs::recording(&recording::files(recording)?));
+    }
+    let (json, html) = destinations(args, &inputs)?;
+    play(args, &mut team)?;
     let jobs: Vec<Job> = policies
         .into_iter()
         .map(|policy| Job {
@@ -108,6 +117,16 @@ pub fn run(args: &Args, arguments: &[OsString]) -> Result<(), Failure> {
         return Err(none_fits(args, &unfit));
     }
     finish(args, arguments, &team, runs, &unfit, [json.as_ref(), html.as_ref()])
+}
+
+/// Puts the recording of `--replay` into the team.
+fn play(args: &Args, team: &mut Team) -> Result<(), Failure> {
+    let Some(path) = &args.replay else { return Ok(()) };
+    let notes = replay::into_team(team, &args.file, path)?;
+    if !args.quiet {
+        notes.iter().for_each(|note| output::note(&format!("Note: {note}")));
+    }
+    Ok(())
 }
 
 /// Ends where no policy fits: every reason, each once.
@@ -262,7 +281,7 @@ fn one_failure(args: &Args, job: &Job, failure: &NoResult) -> Failure {
     match ended {
         Failure::Found(text) => Failure::Found(format!(
             "{text}\nThis is a defect of Coorp; please report it with the team file and: {}",
-            replay(args, job)
+            again(args, job)
         )),
         input => input,
     }
@@ -403,7 +422,7 @@ fn seeds_failed(args: &Args, failed: &[(&Job, &NoResult)]) -> String {
             "  {}, seed {}: {why}\n    replay: {}\n",
             job.policy.name,
             job.seed,
-            replay(args, job)
+            again(args, job)
         );
     }
     if failed.len() > REPLAYS_SHOWN_MAX {
@@ -422,11 +441,13 @@ fn plural_runs(count: usize) -> String {
 }
 
 /// The command that does one run again. The duration is part of it: the draws depend on it.
-fn replay(args: &Args, job: &Job) -> String {
+fn again(args: &Args, job: &Job) -> String {
     let faults = if args.faults { " --faults" } else { "" };
+    let recording = args.replay.as_deref().map(quoted_path);
+    let replay = recording.map_or(String::new(), |path| format!(" --replay {path}"));
     let (policy, seed, duration) = (&job.policy.name, job.seed, args.duration);
     format!(
-        "coorp sim {}{faults} --seed {seed} --policy {policy} --duration {duration}",
+        "coorp sim {}{replay}{faults} --seed {seed} --policy {policy} --duration {duration}",
         quoted_path(&args.file)
     )
 }
