@@ -279,6 +279,37 @@ fn a_length_that_is_made_up_takes_no_memory() {
     assert!(refused(&run).contains("damaged"));
 }
 
+/// Large messages, packed into little: 512 MB within 150 MB of addresses.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_recording_is_never_in_memory_whole() {
+    let folder = Folder::new("memory");
+    let run = folder.path("run.mcap");
+    let file = fs::File::create(&run).unwrap();
+    let mut writer = zstd_chunks().create(std::io::BufWriter::new(file)).unwrap();
+    let schema = writer.add_schema("x", "ros2msg", b"").unwrap();
+    let channel = writer.add_channel(schema, "/image", "cdr", &BTreeMap::new()).unwrap();
+    let data = vec![0; 4 << 20];
+    for number in 0..128 {
+        let at_ns = u64::from(number) * 100_000_000;
+        let header = MessageHeader {
+            channel_id: channel,
+            sequence: number,
+            log_time: at_ns,
+            publish_time: at_ns,
+        };
+        writer.write_to_known_channel(&header, &data).unwrap();
+    }
+    writer.finish().unwrap();
+    let limited = "ulimit -v 150000 && exec \"$0\" import \"$1\"";
+    let output = std::process::Command::new("sh")
+        .args(["-c", limited, env!("CARGO_BIN_EXE_coorp"), &run])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).contains("size = 4194304"));
+}
+
 #[test]
 fn what_is_no_recording_is_named() {
     let folder = Folder::new("foreign");
@@ -441,6 +472,9 @@ fn a_replay_sends_what_was_recorded_and_when() {
     };
     let mut all: Vec<Row> = (0..100).map(burst).collect();
     all.extend(rows("/robot/odom", "", 50.0, 10.0, 200));
+    // Commands go as datagrams: what arrives counts by its own size.
+    let command = |n: u32| ("/robot/cmd_vel".to_owned(), "", f64::from(n * n), 50 + 3 * n as usize);
+    all.extend((0..90).map(command));
     fs::write(&run, container(all, zstd_chunks())).unwrap();
     assert!(coorp(&["import", &run, "-o", &team]).status.success());
     let sent = |duration: &str| {
@@ -452,17 +486,20 @@ fn a_replay_sends_what_was_recorded_and_when() {
         let report: serde_json::Value = serde_json::from_str(&fs::read_to_string(&json).unwrap()).unwrap();
         let flows = report["results"][0]["flows"].as_array().unwrap().clone();
         let named = |name: &str| flows.iter().find(|flow| flow["name"] == name).unwrap().clone();
-        let mbps = named("robot.log")["mbps"].as_f64().unwrap();
-        (
-            named("robot.log")["sent"].as_u64(),
-            named("robot.odom")["sent"].as_u64(),
-            mbps,
-        )
+        let sent = |name: &str| named(name)["sent"].as_u64();
+        let mbps = |name: &str| named(name)["mbps"].as_f64().unwrap();
+        let both = [mbps("robot.log"), mbps("robot.cmd_vel")];
+        (sent("robot.log"), sent("robot.odom"), both)
     };
-    let (log, odom, mbps) = sent("9.9s");
+    let (log, odom, [mbps, command_mbps]) = sent("9.9s");
     assert_eq!((log, odom), (Some(100), Some(199)), "the whole recording, once");
     let bytes: u32 = (0..100).map(|n| 100 + n).sum();
     assert!((mbps - f64::from(bytes) * 8e-6 / 9.9).abs() < 1e-9, "{mbps}");
+    let bytes: u32 = (0..90).map(|n| 50 + 3 * n).sum();
+    assert!(
+        (command_mbps - f64::from(bytes) * 8e-6 / 9.9).abs() < 1e-9,
+        "{command_mbps}"
+    );
     assert_eq!(sent("500ms").0, Some(10), "one burst");
     assert_eq!(sent("20.5s").0, Some(210), "and again after its end");
 }
