@@ -60,11 +60,9 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let inputs = Inputs::recording(&recording::files(&args.recording)?);
     let destination = Destination::check(&args.output, &inputs)?;
     let mut topics = Topics::default();
-    let damages = recording::read(&args.recording, &mut |message| topics.see(message))?;
-    for damage in &damages {
-        output::note(&format!("Note: {damage}; what stands before that was used"));
-    }
-    let text = team_file(&args.recording, &topics, &damages)?;
+    let notes = recording::read(&args.recording, &mut |message| topics.see(message))?;
+    notes.iter().for_each(|note| output::note(&format!("Note: {note}")));
+    let text = team_file(&args.recording, &topics, &notes)?;
     destination.write(text.as_bytes())?;
     if !destination.is_stdout() {
         output::note(&format!("wrote {}", destination.shown().display()));
@@ -85,7 +83,7 @@ struct Draft<'t> {
     jitter: Duration,
 }
 
-fn team_file(path: &Path, topics: &Topics, damages: &[String]) -> Result<String, Failure> {
+fn team_file(path: &Path, topics: &Topics, notes: &[String]) -> Result<String, Failure> {
     let names: Vec<&str> = topics.iter().map(|(name, _)| name).collect();
     let robots = Robots::of(&names);
     let found: Vec<&str> = robots.names().collect();
@@ -113,7 +111,7 @@ fn team_file(path: &Path, topics: &Topics, damages: &[String]) -> Result<String,
     } else {
         "base"
     };
-    let mut text = heading(path, topics, damages, found.is_empty());
+    let mut text = heading(path, topics, notes, found.is_empty());
     let _ = write!(text, "\nname = \"{}\"\n", recording::team_name(path));
     let _ = write!(text, "\n[[robot]]\nname = \"{base}\"\nleader = true\n");
     for robot in if found.is_empty() { vec!["robot"] } else { found } {
@@ -153,7 +151,7 @@ fn team_file(path: &Path, topics: &Topics, damages: &[String]) -> Result<String,
 }
 
 /// What the reader of the file has to know, and what only he knows.
-fn heading(path: &Path, topics: &Topics, damages: &[String], alone: bool) -> String {
+fn heading(path: &Path, topics: &Topics, notes: &[String], alone: bool) -> String {
     let count = i64::try_from(topics.messages).unwrap_or(i64::MAX);
     let mut lines = vec![format!(
         "Made by `coorp import` from {}: {} messages of {} topics in {:.1} s.",
@@ -162,11 +160,7 @@ fn heading(path: &Path, topics: &Topics, damages: &[String], alone: bool) -> Str
         topics.iter().count(),
         topics.length().as_secs_f64()
     )];
-    lines.extend(
-        damages
-            .iter()
-            .map(|damage| format!("Not all of it: {}.", quoted(damage))),
-    );
+    lines.extend(notes.iter().map(|note| format!("Not all of it: {}.", quoted(note))));
     if topics.more {
         lines.push("It has more topics than a team has flows; the first to come are here.".to_owned());
     }

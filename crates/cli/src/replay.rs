@@ -20,21 +20,18 @@ const MESSAGES_MAX: u64 = 16_000_000;
 /// Topics of a recording that a message names.
 const NAMED_MAX: usize = 5;
 
-/// What replays: a sentence for the user, each.
-pub type Notes = Vec<String>;
-
-/// Puts the recording at `path` into `team`'s flows.
+/// Puts the recording at `path` into `team`'s flows. Returns what there is to say of it.
 ///
 /// # Errors
 /// The recording cannot be used, or none of its topics has a flow.
-pub fn into_team(team: &mut Team, file: &Path, path: &Path) -> Result<Notes, Failure> {
+pub fn into_team(team: &mut Team, file: &Path, path: &Path) -> Result<Vec<String>, Failure> {
     let flows = team.flows.iter().enumerate();
     let periodic = flows.filter(|(_, flow)| matches!(flow.traffic, Traffic::Periodic { .. }));
     let places: HashMap<String, usize> = periodic.map(|(place, flow)| (flow.name.clone(), place)).collect();
     let mut heard: HashMap<String, Option<usize>> = HashMap::new();
     let mut messages: Vec<Vec<(u64, u64)>> = vec![Vec::new(); team.flows.len()];
     let mut count = 0u64;
-    let damages = recording::read(path, &mut |message| {
+    let mut notes = recording::read(path, &mut |message| {
         let place = match heard.get(message.topic) {
             Some(place) => *place,
             None => {
@@ -61,10 +58,6 @@ pub fn into_team(team: &mut Team, file: &Path, path: &Path) -> Result<Notes, Fai
             file.display()
         )));
     }
-    let mut notes: Notes = damages
-        .into_iter()
-        .map(|damage| format!("{damage}; what stands before that is replayed"))
-        .collect();
     let length = assign(team, &messages).map_err(|why| Failure::Input(format!("error: {}: {why}", path.display())))?;
     let replayed = team.flows.iter().filter(|flow| flow.recorded.is_some()).count();
     notes.push(format!(

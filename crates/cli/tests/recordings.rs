@@ -406,6 +406,10 @@ fn bags_of_both_storages_give_the_same_flows() {
         fs::write(path, container(rows.to_vec(), zstd_chunks())).unwrap();
     });
     assert_eq!(flows.len(), 9);
+    // The part that a killed recorder had just begun.
+    fs::write(folder.path("mcap/run_11.mcap"), b"").unwrap();
+    let (_, said) = import(&folder.path("mcap"));
+    assert!(said.contains("run_11.mcap was left out: it is empty"), "{said}");
     assert_eq!(flows, make("db3", &|path, rows| bag(path, rows, false)));
     assert_eq!(flows, make("packed-db3", &|path, rows| bag(path, rows, true)));
     assert_eq!(

@@ -73,6 +73,9 @@ fn stopped(error: &rusqlite::Error) -> Stopped {
         Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => {
             Stopped::Unusable("is being written; end the recorder first".to_owned())
         }
+        Some(ErrorCode::ReadOnly) => Stopped::Unusable(
+            "was left in the middle of a write; let sqlite3 mend it, by any command that opens it".to_owned(),
+        ),
         Some(ErrorCode::CannotOpen | ErrorCode::PermissionDenied) => {
             Stopped::Unusable(format!("cannot be opened: {error}"))
         }

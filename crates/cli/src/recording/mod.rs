@@ -56,35 +56,42 @@ enum Stopped {
 }
 
 /// Reads the recording at `path`, a file or a bag's folder, and tells `see` each of its messages. Returns a sentence
-/// for each file that is damaged and so was read only up to there.
+/// for each file that was read only up to its damage, or left out beside others of its bag.
 ///
 /// # Errors
 /// There is no recording at `path`, or none of which anything can be read: with the file and what to do.
 pub fn read(path: &Path, see: &mut See<'_>) -> Result<Vec<String>, Failure> {
     let files = files(path)?;
-    let mut damages = Vec::new();
+    let (mut notes, mut reason) = (Vec::new(), None);
     let mut messages = 0u64;
     for file in &files {
         let mut counted = |message: Message<'_>| {
             messages += 1;
             see(message);
         };
-        match read_file(file, &mut counted) {
-            Ok(()) => {}
-            Err(Stopped::Damage(why)) => damages.push(format!("{} {why}", file.display())),
-            Err(Stopped::Unusable(why)) => return Err(input(format!("{} {why}", file.display()))),
-        }
+        let (note, why) = match read_file(file, &mut counted) {
+            Ok(()) => continue,
+            Err(Stopped::Damage(why)) => (
+                format!("{} {why}; what stands before that was used", file.display()),
+                format!(
+                    "{} {why}; no message stands before that: record it again",
+                    file.display()
+                ),
+            ),
+            // A recorder that was killed may leave a part of a bag with nothing in it.
+            Err(Stopped::Unusable(why)) => (
+                format!("{} was left out: it {why}", file.display()),
+                format!("{} {why}", file.display()),
+            ),
+        };
+        notes.push(note);
+        reason.get_or_insert(why);
     }
-    match (messages, damages.first()) {
-        (0, Some(damage)) => Err(input(format!(
-            "{damage}; no message stands before that: record it again"
-        ))),
-        (0, None) => Err(input(format!(
-            "{} holds no message; record one while the robots run",
-            path.display()
-        ))),
-        _ => Ok(damages),
+    if messages > 0 {
+        return Ok(notes);
     }
+    let none = || format!("{} holds no message; record one while the robots run", path.display());
+    Err(input(reason.unwrap_or_else(none)))
 }
 
 /// The files that belong to a recording, for those who must not write over them.

@@ -13,7 +13,7 @@ use coorp_core::Duration;
 use super::Message;
 
 /// Intervals and sizes kept of each topic.
-const SAMPLES_MAX: usize = 16_384;
+const SAMPLES_MAX: usize = 4_096;
 /// Topics that are followed.
 const TOPICS_MAX: usize = 10_000;
 /// Fewer messages than this show no rhythm.
