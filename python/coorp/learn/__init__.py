@@ -1,0 +1,1 @@
+"""Robots that learn while they drive: `coorp learn`."""

@@ -1,0 +1,116 @@
+"""The control model: one policy that all robots share, and a critic that sees the whole team.
+
+What it decides: from each robot's image (64 x 64 x 3) and vector (pose, goal) a Gaussian over its velocity, and from
+all robots' the value of each robot's situation. The critic is centralised (001, section II-A: perceptions of all are
+combined): a robot's value comes from its own observation and the mean over the team, so the same weights serve any
+number of robots. The policy is decentralised in what it reads and shared in its weights.
+
+It is tiny on purpose. One batched forward of five images stands in every control loop, 54,000 times in half an hour;
+the size on the air comes from the team file, which pads it to `parameters`. Both convolutions do not overlap, so each
+is one matrix product over patches, which on a CPU is faster than a convolution and needs no change of layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypedDict
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+IMAGE = 64
+CHANNELS = 3
+PATCH_1, FEATURES_1 = 8, 16
+PATCH_2, FEATURES_2 = 4, 32
+CODE = FEATURES_2 * (IMAGE // (PATCH_1 * PATCH_2)) ** 2
+"""What is left of an image: 32 features of each of its quarters."""
+HIDDEN = 64
+LOG_STD_MIN, LOG_STD_MAX = -3.0, 0.5
+
+
+class Shape(TypedDict):
+    """What must agree between a network and the weights it is given."""
+
+    vector: int
+    action: int
+
+
+class Network(nn.Module):
+    """Policy and critic. `vector` numbers and one image a robot go in, `action` numbers come out.
+
+    Images are (..., 64, 64, 3) uint8 and vectors (..., vector) float32; the leading axes end in the robot, so that
+    the critic takes its mean over the last of them. Both are scaled inside: images to -0.5 .. 0.5, vectors by what
+    `scale` says is large (it is kept with the weights). Actions are in units of their range, see `velocity`.
+    """
+
+    scale: Tensor
+
+    def __init__(self, vector: int, action: int, scale: Sequence[float] | None = None) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(vector) if scale is None else torch.tensor(scale))
+        assert self.scale.shape == (vector,), f"{len(self.scale)} scales for {vector} numbers"
+        self.shape: Shape = {"vector": vector, "action": action}
+        self.patches_1 = nn.Linear(PATCH_1 * PATCH_1 * CHANNELS, FEATURES_1)
+        self.patches_2 = nn.Linear(PATCH_2 * PATCH_2 * FEATURES_1, FEATURES_2)
+        self.policy = _perceptron(CODE + vector, action)
+        self.critic = _perceptron(2 * (CODE + vector), 1)
+        self.log_std = nn.Parameter(torch.full((action,), -0.7))
+        with torch.no_grad():
+            # A first action near zero: a fresh policy stands still instead of running into a wall.
+            last = self.policy[-1]
+            assert isinstance(last, nn.Linear)
+            last.weight.mul_(0.01)
+
+    def forward(self, images: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean action (..., robots, action) and value (..., robots)."""
+        seen = self.seen(images, vectors)
+        team = seen.mean(dim=-2, keepdim=True).expand_as(seen)
+        value = self.critic(torch.cat((seen, team), dim=-1)).squeeze(-1)
+        return self.policy(seen), value
+
+    def seen(self, images: Tensor, vectors: Tensor) -> Tensor:
+        """Each robot's image code and vector, side by side."""
+        count = images.shape[:-3].numel()
+        side_1, side_2 = IMAGE // PATCH_1, IMAGE // (PATCH_1 * PATCH_2)
+        # Patches are moved while their pixels are still bytes, eight at a time, and scaled by scaling the weights: most
+        # of the time goes into moving pixels, not into multiplying them.
+        x = images.reshape(count, side_1, PATCH_1, side_1, PATCH_1 * CHANNELS).view(torch.int64).transpose(2, 3)
+        x = x.reshape(count * side_1 * side_1, -1).view(torch.uint8).to(self.log_std.dtype)
+        first = self.patches_1
+        x = functional.relu(functional.linear(x, first.weight / 255, first.bias - 0.5 * first.weight.sum(1)))
+        x = x.view(count, side_2, PATCH_2, side_2, PATCH_2 * FEATURES_1).transpose(2, 3)
+        x = functional.relu(self.patches_2(x.reshape(count * side_2 * side_2, -1)))
+        return torch.cat((x.view(*vectors.shape[:-1], CODE), vectors / self.scale), dim=-1)
+
+    def deviation(self) -> Tensor:
+        """Standard deviation of each action, kept within bounds so that exploring neither stops nor explodes."""
+        return self.log_std.clamp(LOG_STD_MIN, LOG_STD_MAX).exp()
+
+    @torch.inference_mode()
+    def act(self, images: NDArray[np.uint8], vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Mean actions (robots, action) for one loop: the forward of the control loop, without the critic."""
+        return self.policy(self.seen(torch.from_numpy(images), torch.from_numpy(vectors))).numpy()
+
+
+def _perceptron(inputs: int, outputs: int) -> nn.Sequential:
+    layers = (nn.Linear(inputs, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, outputs))
+    return nn.Sequential(*layers)
+
+
+def flat(network: Network) -> Tensor:
+    """All parameters in one vector: what goes over the air."""
+    return torch.cat([parameter.detach().reshape(-1) for parameter in network.parameters()])
+
+
+@torch.no_grad()
+def load_flat(network: Network, vector: Tensor) -> None:
+    """Puts a flat vector back into the network."""
+    place = 0
+    for parameter in network.parameters():
+        count = parameter.numel()
+        parameter.copy_(vector[place : place + count].view_as(parameter))
+        place += count
+    assert place == vector.numel(), f"{vector.numel()} parameters for a network of {place}"
