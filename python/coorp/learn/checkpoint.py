@@ -1,0 +1,118 @@
+"""Checkpoints: all that a run is, in one file that is either the old one or the new one.
+
+What it decides: how state is written so that a Ctrl-C, a crash or a full disk leaves the last good checkpoint, and what
+a file must be before a run goes on from it. A file is read without running anything that stands in it: only tensors,
+numbers, text and containers are let in.
+
+Left out: the state of the simulator. It is deterministic, so it is run again up to the checkpoint's time.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from coorp.learn.errors import Mend
+from coorp.learn.network import Network, Shape
+
+KIND = "coorp learn"
+VERSION = 1
+_ARRAY = "numpy array"
+
+
+class CheckpointError(Mend):
+    """A checkpoint or model file cannot be used; the text says why and what to do."""
+
+
+def save(path: Path, content: dict[str, Any]) -> None:
+    """Writes `content` (tensors, arrays, numbers, text and containers of them) so that `path` is never half written."""
+    whole = io.BytesIO()
+    torch.save({"kind": KIND, "version": VERSION, "content": _pack(content)}, whole)
+    beside = path.with_name(path.name + ".part")
+    try:
+        with beside.open("wb") as file:
+            file.write(whole.getbuffer())
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Reads what `save` wrote; a file that is missing, truncated, foreign or of another version raises."""
+    try:
+        with path.open("rb") as file:
+            whole = torch.load(file, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise CheckpointError(f"there is no file {path}; check the path, or start without it") from None
+    except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError, KeyError, IndexError) as problem:
+        raise CheckpointError(
+            f"{path} is truncated or no file of `coorp learn`; delete it and start anew, or give another one"
+        ) from problem
+    if not isinstance(whole, dict) or whole.get("kind") != KIND or not isinstance(whole.get("content"), dict):
+        raise CheckpointError(f"{path} is no file of `coorp learn`; give one that it wrote")
+    if whole.get("version") != VERSION:
+        raise CheckpointError(
+            f"{path} is of version {whole.get('version')}, and this coorp reads version {VERSION}; "
+            "go on with the coorp that wrote it, or start anew"
+        )
+    return _unpack(whole["content"])
+
+
+def save_model(path: Path, network: Network, made_by: str) -> None:
+    """Writes weights alone, with the command that made them."""
+    save(path, {"shape": dict(network.shape), "weights": network.state_dict(), "made_by": made_by})
+
+
+def load_model(path: Path, shape: Shape) -> Network:
+    """A network with the weights of a file, which must fit this environment's observations and actions."""
+    content = load(path)
+    found, weights = content.get("shape"), content.get("weights")
+    if not isinstance(found, dict) or not isinstance(weights, dict):
+        raise CheckpointError(f"{path} holds no model; give the model.pt of a run, not its checkpoint")
+    if found != shape:
+        raise CheckpointError(
+            f"{path} has another shape: it takes {found.get('vector')} numbers a robot and gives "
+            f"{found.get('action')}, and this environment has {shape['vector']} and {shape['action']}; "
+            "pre-train one for it with: python -m coorp.learn.pretrain"
+        )
+    network = Network(**shape)
+    try:
+        network.load_state_dict(weights)
+    except RuntimeError as problem:
+        raise CheckpointError(
+            f"the weights in {path} are of another network; pre-train one with: python -m coorp.learn.pretrain"
+        ) from problem
+    return network
+
+
+def _pack(value: Any) -> Any:  # noqa: ANN401
+    """Arrays become bytes in a tensor, so that every dtype survives."""
+    if isinstance(value, np.ndarray):
+        raw = torch.frombuffer(bytearray(value.tobytes()), dtype=torch.uint8) if value.size else torch.zeros(0)
+        return {_ARRAY: str(value.dtype), "shape": list(value.shape), "bytes": raw}
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, dict):
+        return {key: _pack(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_pack(item) for item in value)
+    return value
+
+
+def _unpack(value: Any) -> Any:  # noqa: ANN401
+    if isinstance(value, dict):
+        if _ARRAY in value:
+            raw = value["bytes"].numpy().tobytes() if value["bytes"].numel() else b""
+            return np.frombuffer(raw, dtype=np.dtype(value[_ARRAY])).reshape(value["shape"]).copy()
+        return {key: _unpack(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_unpack(item) for item in value)
+    return value

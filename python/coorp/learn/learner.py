@@ -1,0 +1,91 @@
+"""The DRLC's content: who has which model and which share of the batch, and what is computed when (001, section I).
+
+The simulator says when things happen, this says what they hold: at BATCH_FULL the leader works out advantages and
+shares the batch; at TRAINED a robot's gradient on its share and the model it has is done; at UPDATE_IN the leader
+combines; between MODEL_OUT and MODEL_IN a model is under way; at EPOCH the control model becomes the combined one.
+Until then the control loop goes on with the old one, which gathered the batch (001, section III-A).
+
+Gradients are computed with CUDA where there is one. The control model stays on the CPU: five small images at a time are
+through it before a GPU has been asked.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coorp import Team
+from coorp.learn import ppo, sync
+from coorp.learn.network import Network, flat, load_flat
+from coorp.learn.ppo import Batch, Hyper, Optimiser, Transitions
+
+
+class Learner:
+    """Learning of one team. `control` is the network that infers; it changes only when an epoch ends."""
+
+    def __init__(self, control: Network, team: Team, hyper: Hyper) -> None:
+        learning, robots = team.learning, len(team.robots)
+        assert learning is not None, "a team without [learning]"
+        self.control = control
+        self.hyper = hyper
+        self.sync = sync.make(learning.sync, Optimiser(flat(control), hyper), robots, learning.staleness or 0)
+        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._robot = Network(**control.shape).to(self._device)
+        """Where a robot's gradient is computed; its weights are put in before."""
+        self._has: list[Tensor] = [self.sync.model() for _ in range(robots)]
+        self._models_under_way: dict[int, Tensor] = {}
+        self._updates_under_way: dict[int, Tensor] = {}
+        self._batch: Batch | None = None
+
+    def on_batch_full(self, got: Transitions | None) -> None:
+        """The leader has a batch and shares it; where it is empty, nobody has anything to learn from."""
+        self._batch = None if got is None else ppo.prepare(self.control, got, self.hyper).to(self._device)
+        self.sync.begin_epoch()
+
+    def on_trained(self, robot: int) -> None:
+        """A robot has its update and sends it."""
+        if self._batch is None:
+            self._updates_under_way[robot] = torch.zeros_like(self._has[robot])
+            return
+        load_flat(self._robot, self._has[robot])
+        share = self._batch.part(robot, len(self._has))
+        self._updates_under_way[robot] = ppo.gradient(self._robot, share, self.hyper).cpu()
+
+    def on_update_in(self, robot: int) -> None:
+        """The leader has a robot's update."""
+        self.sync.on_update(robot, self._updates_under_way.pop(robot))
+
+    def on_model_out(self, robot: int) -> None:
+        """The leader sends a robot the model as of now."""
+        self._models_under_way[robot] = self.sync.model()
+
+    def on_model_in(self, robot: int) -> None:
+        """A robot has the model that was sent to it."""
+        self._has[robot] = self._models_under_way.pop(robot)
+
+    def on_epoch(self) -> None:
+        """All have the model of their last round: it drives from now on."""
+        load_flat(self.control, self.sync.model())
+        self._batch = None
+
+    def state(self) -> dict[str, Any]:
+        """All that goes into a checkpoint."""
+        return {
+            "control": flat(self.control),
+            "sync": self.sync.state(),
+            "has": [model.clone() for model in self._has],
+            "models": dict(self._models_under_way),
+            "updates": dict(self._updates_under_way),
+            "batch": None if self._batch is None else dict(vars(self._batch)),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Puts back what `state` gave."""
+        load_flat(self.control, state["control"])
+        self.sync.restore(state["sync"])
+        self._has = list(state["has"])
+        self._models_under_way = dict(state["models"])
+        self._updates_under_way = dict(state["updates"])
+        self._batch = None if state["batch"] is None else Batch(**state["batch"]).to(self._device)

@@ -1,0 +1,103 @@
+"""Who looks on while a run goes: a film for the report, a tape for robots' tools. They change nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from coorp.envs import Navigation
+
+if TYPE_CHECKING:
+    from coorp.learn.outcome import History
+    from coorp.record import Recorder
+
+NS = 1_000_000_000
+FILM_S, FILM_HZ, FILM_PIXELS = 12, 10, 300
+COLOURS = 64
+
+
+class Onlooker(Protocol):
+    """What they are told; times are virtual nanoseconds."""
+
+    def on_perception(self, t_ns: int, robot: int, image: NDArray[np.uint8]) -> None:
+        """A robot made a perception."""
+        ...
+
+    def on_command(self, t_ns: int, robot: int, velocity: NDArray[np.float32]) -> None:
+        """A robot drives by a command from now on."""
+        ...
+
+    def on_loop_ended(self, t_ns: int) -> None:
+        """Every robot has its command of a loop, or never will."""
+        ...
+
+    def on_second(self, t_ns: int, history: History) -> None:
+        """A second is over."""
+        ...
+
+
+class Film:
+    """The last seconds of a run, seen from above."""
+
+    def __init__(self, env: Navigation, end_s: int) -> None:
+        self._env = env
+        self._next_ns = max(0, end_s - FILM_S) * NS
+        self._frames: list[Image.Image] = []
+
+    def on_perception(self, t_ns: int, robot: int, image: NDArray[np.uint8]) -> None:
+        """Nothing to see."""
+
+    def on_command(self, t_ns: int, robot: int, velocity: NDArray[np.float32]) -> None:
+        """Nothing to see."""
+
+    def on_loop_ended(self, t_ns: int) -> None:
+        """Takes a picture where one is due."""
+        if t_ns < self._next_ns:
+            return
+        self._next_ns = max(self._next_ns + NS // FILM_HZ, t_ns - NS // FILM_HZ)
+        picture = self._env.render()
+        assert picture is not None, "an environment without render_mode"
+        height = max(1, FILM_PIXELS * picture.shape[0] // picture.shape[1])
+        self._frames.append(Image.fromarray(picture).resize((FILM_PIXELS, height)).quantize(COLOURS))
+
+    def on_second(self, t_ns: int, history: History) -> None:
+        """Nothing to see."""
+
+    def save(self, path: Path) -> None:
+        """Writes the GIF, if anything was seen."""
+        if self._frames:
+            first, rest = self._frames[0], self._frames[1:]
+            first.save(path, save_all=True, append_images=rest, duration=1000 // FILM_HZ, loop=0)
+
+
+class Tape:
+    """All that robots see and do, as MCAP: poses and images when perceived, velocities when commanded, and once a
+    second the reward per robot and second and the collisions so far."""
+
+    def __init__(self, recorder: Recorder, env: Navigation) -> None:
+        self._recorder = recorder
+        self._env = env
+        self._names = env.possible_agents
+
+    def on_perception(self, t_ns: int, robot: int, image: NDArray[np.uint8]) -> None:
+        """Pose and image."""
+        x, y, theta = self._env.poses[robot].tolist()
+        self._recorder.pose(self._names[robot], t_ns / NS, x, y, theta)
+        self._recorder.image(self._names[robot], t_ns / NS, image)
+
+    def on_command(self, t_ns: int, robot: int, velocity: NDArray[np.float32]) -> None:
+        """The velocity."""
+        self._recorder.velocity(self._names[robot], t_ns / NS, *velocity.tolist())
+
+    def on_loop_ended(self, t_ns: int) -> None:
+        """Nothing to write."""
+
+    def on_second(self, t_ns: int, history: History) -> None:
+        """How it goes."""
+        before = history.reward[-2] if len(history.reward) > 1 else 0.0
+        self._recorder.scalar("reward", t_ns / NS, (history.reward[-1] - before) / len(self._names))
+        self._recorder.scalar("collisions", t_ns / NS, history.collisions[-1])

@@ -1,0 +1,155 @@
+"""What came of a run: numbers, in a form that is saved, resumed, compared and drawn.
+
+Left out: PNG and HTML, which are in report.py.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+Z_95 = 1.959964
+
+
+@dataclass
+class History:
+    """One row a virtual second; totals since the start, over all robots."""
+
+    t_s: list[float] = field(default_factory=list)
+    reward: list[float] = field(default_factory=list)
+    collisions: list[int] = field(default_factory=list)
+    arrivals: list[int] = field(default_factory=list)
+    epochs_s: list[float] = field(default_factory=list)
+    """When each epoch ended: not one a second."""
+
+    def add(self, t_s: float, reward: float, collisions: int, arrivals: int) -> None:
+        """One more second."""
+        self.t_s.append(t_s)
+        self.reward.append(reward)
+        self.collisions.append(collisions)
+        self.arrivals.append(arrivals)
+
+
+@dataclass
+class Outcome:
+    """One run under one policy and one paradigm."""
+
+    team: str
+    policy: str
+    sync: str
+    seed: int
+    frozen: bool
+    robots: int
+    minutes: float
+    loops: int
+    violation_rate: float
+    bulk_mbps: float
+    history: History
+    setting: dict[str, Any] = field(default_factory=dict)
+    """What the run was made with, to tell whether it is the one asked for."""
+
+    @property
+    def label(self) -> str:
+        """What tells this run from the others of a comparison."""
+        return self.policy if self.sync == "none" else f"{self.policy}, {self.sync.upper()}"
+
+    @property
+    def name(self) -> str:
+        """Its folder."""
+        return run_name(self.policy, self.sync)
+
+    @property
+    def robot_hours(self) -> float:
+        """Robots times hours driven."""
+        return self.robots * self.minutes / 60
+
+    @property
+    def collisions(self) -> int:
+        """Robots that collided, in all."""
+        return self.history.collisions[-1] if self.history.collisions else 0
+
+    @property
+    def arrivals(self) -> int:
+        """Goals reached."""
+        return self.history.arrivals[-1] if self.history.arrivals else 0
+
+    @property
+    def success(self) -> float:
+        """Share of drives that ended at the goal."""
+        ended = self.collisions + self.arrivals
+        return self.arrivals / ended if ended else math.nan
+
+    @property
+    def epoch_s(self) -> float:
+        """Mean time of an epoch, collecting included; not a number where none ended."""
+        ends = self.history.epochs_s
+        return ends[-1] / len(ends) if ends else math.nan
+
+    @property
+    def collision_rate(self) -> tuple[float, float, float]:
+        """Collisions per robot-hour and its 95 % confidence interval."""
+        low, high = poisson_interval(self.collisions)
+        return self.collisions / self.robot_hours, low / self.robot_hours, high / self.robot_hours
+
+    @property
+    def violation_interval(self) -> tuple[float, float]:
+        """95 % confidence interval of the violation rate."""
+        return share_interval(self.violation_rate, self.loops)
+
+    def mean_reward(self, first: float, last: float) -> float:
+        """Reward per robot and second from the share `first` to the share `last` of the run."""
+        count = len(self.history.t_s)
+        a, b = min(int(first * count), count - 1), min(int(last * count), count) - 1
+        span = self.history.t_s[b] - self.history.t_s[a]
+        return (self.history.reward[b] - self.history.reward[a]) / (span * self.robots) if span > 0 else math.nan
+
+    def save(self, path: Path) -> None:
+        """Writes it as JSON, beside what is computed from it."""
+        low, high = self.violation_interval
+        rate, rate_low, rate_high = self.collision_rate
+        derived = {
+            "violation_rate_95": [low, high],
+            "collisions": self.collisions,
+            "collisions_per_robot_hour": rate,
+            "collisions_per_robot_hour_95": [rate_low, rate_high],
+            "arrivals": self.arrivals,
+            "success": _or_none(self.success),
+            "epoch_s": _or_none(self.epoch_s),
+        }
+        path.write_text(json.dumps({**asdict(self), **derived}, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+    @staticmethod
+    def load(path: Path) -> Outcome:
+        """Reads what `save` wrote."""
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        fields = {name: content[name] for name in Outcome.__dataclass_fields__ if name != "history"}
+        return Outcome(**fields, history=History(**content["history"]))
+
+
+def run_name(policy: str, sync: str) -> str:
+    """The folder of a run within its comparison."""
+    return policy if sync == "none" else f"{policy}-{sync}"
+
+
+def _or_none(number: float) -> float | None:
+    return None if math.isnan(number) else number
+
+
+def poisson_interval(count: int, z: float = Z_95) -> tuple[float, float]:
+    """Confidence interval of a Poisson mean of which `count` were seen (Byar's approximation of the exact one)."""
+    low = 0.0 if count == 0 else count * (1 - 1 / (9 * count) - z / (3 * math.sqrt(count))) ** 3
+    more = count + 1
+    return low, more * (1 - 1 / (9 * more) + z / (3 * math.sqrt(more))) ** 3
+
+
+def share_interval(share: float, count: int, z: float = Z_95) -> tuple[float, float]:
+    """Wilson's confidence interval of a share of `count`. Loops follow one another, so it is somewhat too narrow."""
+    if count == 0:
+        return 0.0, 1.0
+    middle = share + z * z / (2 * count)
+    half = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    scale = 1 + z * z / count
+    return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)
