@@ -1,0 +1,224 @@
+"""`coorp learn`: options, runs one after the other, progress, and what is said when something is not right.
+
+Exit codes: 0 fine, 1 the simulator broke one of its own rules, 2 bad input or files that cannot be used, 130 ended by
+Ctrl-C with a checkpoint to go on from. Torch and others are imported when there is something to run, so that a missing
+one is a message and `--help` is quick.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import errno
+import math
+import shlex
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from coorp.learn.errors import Broken, Mend
+
+if TYPE_CHECKING:
+    from coorp.learn.run import Plan
+
+PARADIGMS = ("bsp", "ssp", "asp")
+MINUTES_MAX = 24 * 60
+STALENESS_MAX = 1_000_000
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs `coorp learn` with these arguments and returns the exit code."""
+    try:
+        options = _parser().parse_args(arguments)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 2
+    try:
+        return _learn(options, ["coorp", "learn", *arguments])
+    except Mend as problem:
+        return _say(f"error: {problem}", 2)
+    except Broken as problem:
+        return _say(f"failed: {problem}", 1)
+    except ModuleNotFoundError as missing:
+        package = (missing.name or "").split(".")[0]
+        if package in ("", "coorp"):
+            raise
+        return _say(
+            f"error: 'coorp learn' needs the Python package '{package}', which is not installed; "
+            "in Coorp's source: pip install '.[learn]'",
+            2,
+        )
+    except ValueError as problem:
+        # coorp.InputError, whose text begins with 'error:' as the command line's do.
+        if type(problem).__module__ != "coorp":
+            raise
+        return _say(str(problem), 2)
+    except OSError as problem:
+        return _say(f"error: {_about_disk(problem, options.out)}", 2)
+    except KeyboardInterrupt:
+        return _say("ended before there was anything to save", 130)
+
+
+def _say(text: str, code: int) -> int:
+    print(text, file=sys.stderr)
+    return code
+
+
+def _about_disk(problem: OSError, out: Path) -> str:
+    if problem.errno in (errno.ENOSPC, errno.EDQUOT):
+        return (
+            f"no room left on the disk of {out}; make some or give another --out, then the same command with --resume"
+        )
+    where = f"{problem.filename}: " if problem.filename else ""
+    return f"{where}{problem.strerror or problem}; check that {out} can be written to, or give another --out"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="coorp learn",
+        description="Let a team learn while it drives: environment, policy network, PPO and air in one virtual time.",
+        epilog="Exit codes: 0 fine, 1 the run found a failure, 2 bad input or unusable files, 130 ended by Ctrl-C.",
+    )
+    parser.add_argument("team", type=Path, help="team file with [control] and [learning]")
+    parser.add_argument(
+        "--policy",
+        "--compare",
+        dest="policies",
+        default="coorp",
+        metavar="P[,P]",
+        help="coordination policies, each a run of its own [coorp]",
+    )
+    parser.add_argument("--sync", metavar="S[,S]", help="bsp, ssp, asp: each a run of its own [the team file's]")
+    parser.add_argument("--staleness", type=_staleness, metavar="N", help="rounds that SSP lets a robot be ahead [1]")
+    parser.add_argument("--minutes", type=_minutes, default=30.0, help="virtual time [30]")
+    parser.add_argument("--seed", type=_seed, default=1, help="the same seed gives the same run [1]")
+    parser.add_argument("--out", type=Path, default=Path("runs"), help="folder for results [runs]")
+    parser.add_argument("--model", type=Path, help="weights to start from [the pre-trained ones]")
+    parser.add_argument(
+        "--frozen", action="store_true", help="drive by the weights as they are; bulk flows all the same"
+    )
+    parser.add_argument("--resume", action="store_true", help="go on from the checkpoints in --out")
+    parser.add_argument("--mcap", action="store_true", help="record each run as run.mcap")
+    parser.add_argument(
+        "--gif", action=argparse.BooleanOptionalAction, default=True, help="a GIF of each run's last seconds [yes]"
+    )
+    parser.add_argument(
+        "--report", action=argparse.BooleanOptionalAction, default=True, help="report.html and its figures [yes]"
+    )
+    return parser
+
+
+def _minutes(text: str) -> float:
+    return _number(text, "minutes", 1 / 60, MINUTES_MAX)
+
+
+def _number(text: str, what: str, least: float, most: float) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not least <= value <= most:
+        raise argparse.ArgumentTypeError(f"'{text}' are no {what} from {least:.3g} to {most:.3g}")
+    return value
+
+
+def _staleness(text: str) -> int:
+    return _whole(text, STALENESS_MAX)
+
+
+def _seed(text: str) -> int:
+    return _whole(text, 2**63 - 1)
+
+
+def _whole(text: str, most: int) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > 20 or int(text) > most:
+        raise argparse.ArgumentTypeError(f"'{text}' is no whole number from 0 to {most}")
+    return int(text)
+
+
+def _names(text: str) -> list[str]:
+    names = list(dict.fromkeys(name.strip() for name in text.split(",")))
+    if "" in names:
+        raise Mend(f"'{text}' names nothing between two commas; give names such as a,b")
+    return names
+
+
+def _paradigms(text: str | None) -> list[str] | None:
+    if text is None:
+        return None
+    names = _names(text.lower())
+    for name in names:
+        if name not in PARADIGMS:
+            near = difflib.get_close_matches(name, PARADIGMS, 1, cutoff=0.5)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise Mend(f"--sync: unknown paradigm '{name}': there are {', '.join(PARADIGMS)}{hint}")
+    return names
+
+
+def _learn(options: argparse.Namespace, command: list[str]) -> int:
+    paradigms = _paradigms(options.sync)
+    policies = _names(options.policies)
+    from coorp.learn.run import plan
+
+    folder: Path = options.out / f"{options.team.stem}-seed{options.seed}"
+    plans = plan(options, policies, paradigms, folder)
+    with _interrupted() as interrupted:
+        for each in plans:
+            if not _run(each, interrupted):
+                again = command if options.resume else [*command, "--resume"]
+                return _say(f"\nsaved; to go on: {shlex.join(again)}", 130)
+    _report(plans, folder, options.report)
+    return 0
+
+
+def _run(each: Plan, interrupted: list[bool]) -> bool:
+    """Runs one of the comparison to its end; whether it got there."""
+    from tqdm import tqdm
+
+    bar_format = "{desc:<20} {percentage:3.0f} % |{bar}| {n:.1f}/{total:.1f} min [{elapsed}<{remaining}]{postfix}"
+    with tqdm(total=each.seconds / 60, desc=each.label, bar_format=bar_format, disable=None) as bar:
+
+        def watch(second: int, note: str) -> bool:
+            bar.update(second / 60 - bar.n)
+            bar.set_postfix_str(note, refresh=False)
+            return not interrupted[0]
+
+        return each.run(watch)
+
+
+@contextmanager
+def _interrupted() -> Iterator[list[bool]]:
+    """The first Ctrl-C is remembered, so that the run can stop where it can be gone on with; the second ends it."""
+    seen = [False]
+
+    def remember(_number: int, _frame: object) -> None:
+        if seen[0]:
+            raise KeyboardInterrupt
+        seen[0] = True
+
+    try:
+        before = signal.signal(signal.SIGINT, remember)
+    except ValueError:  # not in the main thread: whoever runs us there gets the signal
+        yield seen
+        return
+    try:
+        yield seen
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _report(plans: list[Plan], folder: Path, wanted: bool) -> None:
+    outcomes = [each.outcome() for each in plans]
+    for outcome in outcomes:
+        rate, low, high = outcome.collision_rate
+        print(
+            f"{outcome.label:<18} reward {outcome.mean_reward(0, 0.2):7.3f} -> {outcome.mean_reward(0.8, 1):7.3f}   "
+            f"collisions per robot-hour {rate:6.1f} ({low:.1f} to {high:.1f})   "
+            f"violations {100 * outcome.violation_rate:5.1f} %   epochs {len(outcome.history.epochs_s)}"
+        )
+    if wanted:
+        from coorp.learn import report
+
+        print(f"report: {report.write(folder, outcomes)}")

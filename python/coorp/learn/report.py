@@ -1,0 +1,196 @@
+"""The report of a comparison: report.html, which opens offline, and its figures as PNG.
+
+Figures: reward over virtual time (001, figures 2b and 9: one panel a paradigm), time per epoch (001, table I),
+collisions beside the violation rate with 95 % confidence intervals, and the last seconds of each run as a GIF.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+from coorp.learn.outcome import Outcome
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SMOOTH_S = 60
+COLOURS = {
+    "mpc-only": "#17202b",
+    "edca": "#b3001b",
+    "schedwifi": "#7b8794",
+    "coorp": "#00875f",
+    "coorp-paper": "#56b4e9",
+}
+GIF = "team.gif"
+
+STYLE = """
+:root { --page: #f6f7f9; --card: #fff; --ink: #17202b; --soft: #5a6675; --line: #dde2e8 }
+body { margin: 0; background: var(--page); color: var(--ink); font: 15px/1.5 system-ui, "Segoe UI", Roboto, sans-serif }
+main { max-width: 1100px; margin: 0 auto; padding: 24px 20px 48px }
+section { margin: 16px 0; padding: 16px 18px; background: var(--card); border: 1px solid var(--line);
+  border-radius: 10px; overflow-x: auto }
+h1 { margin: 0; font-size: 26px } h2 { margin: 0 0 8px; font-size: 17px } p { color: var(--soft); margin: 4px 0 8px }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums }
+th, td { padding: 4px 12px; text-align: right; border-bottom: 1px solid var(--line) }
+th:first-child, td:first-child { text-align: left }
+img { max-width: 100%; height: auto }
+figure { display: inline-block; margin: 0 12px 12px 0 } figcaption { color: var(--soft); font-size: 13px }
+"""
+
+
+def write(folder: Path, outcomes: list[Outcome]) -> Path:
+    """Draws the figures into `folder` and puts everything into its report.html. Returns that file."""
+    figures = {"reward": _reward(outcomes), "collisions": _collisions(outcomes)}
+    if any(outcome.history.epochs_s for outcome in outcomes):
+        figures["epochs"] = _epochs(outcomes)
+    for name, figure in figures.items():
+        figure.savefig(folder / f"{name}.png", dpi=110, bbox_inches="tight", metadata={"Software": None})
+        plt.close(figure)
+    page = folder / "report.html"
+    page.write_text(_page(folder, outcomes, list(figures)), encoding="utf-8")
+    return page
+
+
+def _colour(outcome: Outcome) -> str | None:
+    return COLOURS.get(outcome.policy)
+
+
+def _smoothed(outcome: Outcome) -> tuple[list[float], list[float]]:
+    """Reward per robot and second over the last `SMOOTH_S` seconds, against minutes."""
+    times, totals = outcome.history.t_s, outcome.history.reward
+    back = min(SMOOTH_S, max(1, len(times) // 3))
+    minutes = [t / 60 for t in times[back:]]
+    spans = zip(times[:-back], times[back:], totals[:-back], totals[back:], strict=True)
+    return minutes, [(b - a) / ((end - start) * outcome.robots) for start, end, a, b in spans]
+
+
+def _reward(outcomes: list[Outcome]) -> Figure:
+    paradigms = list(dict.fromkeys(outcome.sync for outcome in outcomes))
+    figure, axes = plt.subplots(1, len(paradigms), figsize=(5.5 * len(paradigms), 3.8), sharey=True, squeeze=False)
+    for panel, paradigm in zip(axes[0], paradigms, strict=True):
+        for outcome in (outcome for outcome in outcomes if outcome.sync == paradigm):
+            panel.plot(*_smoothed(outcome), label=outcome.policy, color=_colour(outcome), linewidth=1.4)
+        panel.set_title("no learning" if paradigm == "none" else paradigm.upper())
+        panel.set_xlabel("virtual time, minutes")
+        panel.grid(alpha=0.3)
+        panel.legend()
+    axes[0][0].set_ylabel(f"reward per robot and second,\nover {SMOOTH_S} s")
+    return figure
+
+
+def _epochs(outcomes: list[Outcome]) -> Figure:
+    learnt = [outcome for outcome in outcomes if outcome.history.epochs_s]
+    figure, axis = plt.subplots(figsize=(1.5 + 1.3 * len(learnt), 3.8))
+    bars = axis.bar(range(len(learnt)), [o.epoch_s for o in learnt], color=[_colour(o) or "#7b8794" for o in learnt])
+    axis.bar_label(bars, [_normalised(outcome, outcomes) for outcome in learnt])
+    axis.set_xticks(range(len(learnt)), [f"{o.policy}\n{o.sync.upper()}" for o in learnt], fontsize=8)
+    axis.set_ylabel("seconds per epoch")
+    return figure
+
+
+def _normalised(outcome: Outcome, outcomes: list[Outcome]) -> str:
+    """Time per epoch over that of edca under the same paradigm, as table I gives it; seconds where there is no edca."""
+    edca = [o for o in outcomes if o.policy == "edca" and o.sync == outcome.sync and o.history.epochs_s]
+    if math.isnan(outcome.epoch_s):
+        return "-"
+    return f"{outcome.epoch_s / edca[0].epoch_s:.2f}" if edca else f"{outcome.epoch_s:.0f} s"
+
+
+def _collisions(outcomes: list[Outcome]) -> Figure:
+    figure, axis = plt.subplots(figsize=(6.5, 4.2))
+    markers = {"bsp": "o", "ssp": "s", "asp": "^"}
+    for outcome in outcomes:
+        rate, low, high = outcome.collision_rate
+        v_low, v_high = outcome.violation_interval
+        share = outcome.violation_rate
+        axis.errorbar(
+            100 * share,
+            rate,
+            xerr=[[max(0.0, 100 * (share - v_low))], [max(0.0, 100 * (v_high - share))]],
+            yerr=[[max(0.0, rate - low)], [high - rate]],
+            fmt=markers.get(outcome.sync, "D"),
+            color=_colour(outcome),
+            label=outcome.label,
+            capsize=3,
+        )
+    axis.set_xlabel("violation rate, %")
+    axis.set_ylabel("collisions per robot-hour")
+    axis.set_ylim(bottom=0)
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8)
+    return figure
+
+
+def _page(folder: Path, outcomes: list[Outcome], figures: list[str]) -> str:
+    titles = {"reward": "Reward", "collisions": "Collisions and late loops", "epochs": "Time per epoch"}
+    notes = {
+        "reward": f"Per robot and second of virtual time, mean over the last {SMOOTH_S} s.",
+        "collisions": "Bars are 95 % confidence intervals of this one run: Poisson for collisions, Wilson for loops.",
+        "epochs": "Collecting, disseminating, training and synchronising; numbers are relative to edca where it ran.",
+    }
+    first = outcomes[0]
+    title = html.escape(f"{Path(first.team).stem}: learning while driving")
+    parts = [
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{STYLE}</style><main>',
+        f"<h1>{title}</h1><p>{first.robots} robots, {first.minutes:g} virtual minutes, seed {first.seed}",
+        ", frozen policy.</p>" if first.frozen else ".</p>",
+        f"<section>{_table(outcomes)}</section>",
+    ]
+    for name in figures:
+        image = _inline(folder / f"{name}.png", "image/png", titles[name])
+        parts.append(f"<section><h2>{titles[name]}</h2><p>{notes[name]}</p>{image}</section>")
+    shown = []
+    for outcome in outcomes:
+        path = folder / outcome.name / GIF
+        if path.exists():
+            caption = f"<figcaption>{html.escape(outcome.label)}</figcaption>"
+            shown.append(f"<figure>{_inline(path, 'image/gif', outcome.label)}{caption}</figure>")
+    if shown:
+        parts.append(f"<section><h2>The last seconds of each run</h2>{''.join(shown)}</section>")
+    return "".join([*parts, "</main></html>\n"])
+
+
+def _table(outcomes: list[Outcome]) -> str:
+    head = (
+        "policy",
+        "reward, first fifth",
+        "reward, last fifth",
+        "success",
+        "collisions per robot-hour",
+        "95 %",
+        "violation rate",
+        "bulk, Mbit/s",
+        "epochs",
+        "time per epoch",
+    )
+    rows = [f"<tr>{''.join(f'<th>{name}</th>' for name in head)}</tr>"]
+    for outcome in outcomes:
+        rate, low, high = outcome.collision_rate
+        cells = (
+            html.escape(outcome.label),
+            f"{outcome.mean_reward(0, 0.2):.3f}",
+            f"{outcome.mean_reward(0.8, 1):.3f}",
+            "-" if math.isnan(outcome.success) else f"{100 * outcome.success:.1f} %",
+            f"{rate:.1f}",
+            f"{low:.1f} - {high:.1f}",
+            f"{100 * outcome.violation_rate:.1f} %",
+            f"{outcome.bulk_mbps:.1f}",
+            str(len(outcome.history.epochs_s)),
+            _normalised(outcome, outcomes),
+        )
+        rows.append(f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
+    return f"<table>{''.join(rows)}</table>"
+
+
+def _inline(path: Path, kind: str, alt: str) -> str:
+    data = base64.b64encode(path.read_bytes()).decode()
+    return f'<img alt="{html.escape(alt)}" src="data:{kind};base64,{data}">'

@@ -1,0 +1,363 @@
+"""`coorp learn` whole: the co-simulation, stopping and going on, files, messages and exit codes."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+for needed in ("torch", "pettingzoo", "matplotlib"):
+    pytest.importorskip(needed)
+
+import torch  # noqa: E402
+
+import coorp  # noqa: E402
+from coorp.envs import Navigation  # noqa: E402
+from coorp.learn import checkpoint, fit  # noqa: E402
+from coorp.learn.checkpoint import CheckpointError  # noqa: E402
+from coorp.learn.cosim import Cosim  # noqa: E402
+from coorp.learn.learner import Learner  # noqa: E402
+from coorp.learn.main import main  # noqa: E402
+from coorp.learn.network import Network, flat  # noqa: E402
+from coorp.learn.outcome import History, poisson_interval, share_interval  # noqa: E402
+from coorp.learn.ppo import Hyper  # noqa: E402
+from coorp.learn.run import Plan  # noqa: E402
+
+TEAM = """
+[[robot]]
+name = "leader"
+leader = true
+[[robot]]
+name = "a"
+[[robot]]
+name = "b"
+training = "150ms"
+[air]
+standard = "802.11ac"
+width_mhz = 80
+[control]
+rate_hz = 30
+bound = "33ms"
+perception = "12KiB"
+command = "1KiB"
+inference = "10ms"
+[learning]
+parameters = 20_000
+batch_loops = 20
+rounds = 2
+training = "100ms"
+training_spread = 0.1
+"""
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def team(tmp_path: Path) -> Path:
+    path = tmp_path / "small.toml"
+    path.write_text(TEAM, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    torch.manual_seed(3)
+    path = tmp_path / "start.pt"
+    checkpoint.save_model(path, fit.fresh(), "a test")
+    return path
+
+
+def planned(team: Path, model: Path, folder: Path, **changes: object) -> Plan:
+    folder.mkdir(parents=True, exist_ok=True)
+    usual = Plan(
+        team=team,
+        policy="coorp",
+        sync="ssp",
+        staleness=1,
+        seed=1,
+        seconds=6,
+        frozen=False,
+        model=model,
+        folder=folder,
+        gif=False,
+    )
+    return Plan(**{**vars(usual), **changes})
+
+
+def weights(folder: Path) -> torch.Tensor:
+    return flat(checkpoint.load_model(folder / "model.pt", fit.SHAPE))
+
+
+class Watcher:
+    """Writes down when who perceives and gets commands, and how fast it was before."""
+
+    def __init__(self) -> None:
+        self.env: Navigation
+        self.commands: list[tuple[int, int, np.ndarray, np.ndarray]] = []
+        self.seen: list[tuple[int, int]] = []
+        self.loops = 0
+
+    def on_perception(self, t_ns: int, robot: int, image: np.ndarray) -> None:
+        assert image.shape == (64, 64, 3)
+        self.seen.append((t_ns, robot))
+
+    def on_command(self, t_ns: int, robot: int, velocity: np.ndarray) -> None:
+        self.commands.append((t_ns, robot, velocity.copy(), self.env.velocities[robot].copy()))
+
+    def on_loop_ended(self, t_ns: int) -> None:
+        self.loops += 1
+
+    def on_second(self, t_ns: int, history: History) -> None:
+        assert history.t_s[-1] * 1e9 == t_ns
+
+
+def cosim(team: Path, watcher: Watcher | None = None, *, learns: bool = True, sync: str = "bsp") -> Cosim:
+    torch.manual_seed(3)
+    session = coorp.Session(team, "coorp", seed=1, sync=sync)
+    env = Navigation("unknown", robots=session.team.robots, endless=True)
+    env.reset(seed=1)
+    control = fit.fresh()
+    learner = Learner(control, session.team, Hyper()) if learns else None
+    if watcher is not None:
+        watcher.env = env
+    return Cosim(session, env, control, learner, 1, [] if watcher is None else [watcher])
+
+
+def test_robots_drive_by_the_command_that_reached_them_last(team: Path) -> None:
+    watcher = Watcher()
+    run = cosim(team, watcher, learns=False)
+    run.run(2)
+    result = coorp.simulate(team, "coorp", duration_s=2.0, seed=1)
+    assert watcher.loops == result.loops
+    assert {robot for _, robot, *_ in watcher.commands} == {0, 1, 2}
+    for _, _, wanted, driven in watcher.commands:
+        np.testing.assert_allclose(wanted, driven, rtol=1e-6)
+    moments = [t for t, *_ in watcher.commands]
+    assert moments == sorted(moments)
+    assert len({t for t, robot, *_ in watcher.commands if robot == 1}) > 50
+
+
+def test_learning_changes_the_control_model_when_an_epoch_ends_only(team: Path) -> None:
+    run = cosim(team)
+    changes: list[float] = []
+    before = flat(run.control)
+    for second in range(1, 7):
+        run.run(second)
+        after = flat(run.control)
+        if not torch.equal(before, after):
+            changes.append(second)
+        before = after
+    epochs = {int(np.ceil(end)) for end in run.history.epochs_s}
+    assert len(epochs) >= 2
+    assert set(changes) == epochs
+
+
+def test_what_is_learnt_does_not_change_when_things_happen(team: Path) -> None:
+    frozen, learning = cosim(team, learns=False), cosim(team)
+    frozen.run(4)
+    learning.run(4)
+    assert frozen.history.epochs_s == learning.history.epochs_s
+    assert frozen.history.reward != learning.history.reward, "it explores"
+
+
+@pytest.mark.parametrize("sync", ["bsp", "ssp", "asp"])
+def test_a_run_gone_on_with_ends_as_an_unbroken_one(team: Path, model: Path, tmp_path: Path, sync: str) -> None:
+    staleness = 1 if sync == "ssp" else None
+    whole = planned(team, model, tmp_path / "whole", sync=sync, staleness=staleness)
+    assert whole.run(lambda second, note: True)
+    for stop in (1, 4):
+        broken = planned(team, model, tmp_path / f"broken{stop}", sync=sync, staleness=staleness)
+        assert not broken.run(lambda second, note, stop=stop: second < stop)
+        resumed = planned(team, model, broken.folder, sync=sync, staleness=staleness, resume=True)
+        assert resumed.run(lambda second, note: True)
+        assert resumed.outcome() == whole.outcome()
+        assert torch.equal(weights(broken.folder), weights(whole.folder))
+    start = flat(checkpoint.load_model(model, fit.SHAPE))
+    assert not torch.equal(weights(whole.folder), start), "and has learnt something"
+
+
+def test_a_run_can_be_made_longer(team: Path, model: Path, tmp_path: Path) -> None:
+    whole = planned(team, model, tmp_path / "whole")
+    whole.run(lambda second, note: True)
+    short = planned(team, model, tmp_path / "short", seconds=3)
+    short.run(lambda second, note: True)
+    longer = planned(team, model, tmp_path / "short", resume=True)
+    longer.run(lambda second, note: True)
+    assert longer.outcome() == whole.outcome()
+    with pytest.raises(CheckpointError, match="already, beyond --minutes"):
+        short = planned(team, model, tmp_path / "short", seconds=2, resume=True)
+        short.run(lambda second, note: True)
+
+
+@pytest.mark.parametrize(("change", "named"), [({"seed": 2}, "--seed: 1 then, 2 now"), ({"policy": "edca"}, "policy")])
+def test_another_run_is_not_gone_on_with(
+    team: Path, model: Path, tmp_path: Path, change: dict[str, object], named: str
+) -> None:
+    first = planned(team, model, tmp_path / "run", seconds=2)
+    first.run(lambda second, note: True)
+    with pytest.raises(CheckpointError, match=named):
+        planned(team, model, tmp_path / "run", seconds=3, resume=True, **change).run(lambda second, note: True)
+
+
+def test_bad_checkpoints_are_told_apart(tmp_path: Path, model: Path) -> None:
+    good = model.read_bytes()
+    bad = tmp_path / "bad.pt"
+    for content in (b"", b"not a checkpoint", good[: len(good) // 2], good[:-20]):
+        bad.write_bytes(content)
+        with pytest.raises(CheckpointError, match="truncated or no file"):
+            checkpoint.load(bad)
+    torch.save({"kind": checkpoint.KIND, "version": 99, "content": {}}, bad)
+    with pytest.raises(CheckpointError, match="of version 99, and this coorp reads version 1"):
+        checkpoint.load(bad)
+    torch.save([1, 2, 3], bad)
+    with pytest.raises(CheckpointError, match="no file of `coorp learn`"):
+        checkpoint.load(bad)
+    torch.save({"kind": print}, bad)
+    with pytest.raises(CheckpointError):
+        checkpoint.load(bad)
+    checkpoint.save_model(bad, Network(vector=4, action=2), "a test")
+    with pytest.raises(CheckpointError, match="another shape: it takes 4 numbers"):
+        checkpoint.load_model(bad, fit.SHAPE)
+    with pytest.raises(CheckpointError, match="there is no file"):
+        checkpoint.load(tmp_path / "nothing.pt")
+
+
+def test_checkpoints_keep_every_kind_of_value(tmp_path: Path) -> None:
+    content = {
+        "arrays": [np.arange(6, dtype=np.uint64).reshape(2, 3), np.zeros((0, 2)), np.array([True, False])],
+        "number": 2**100,
+        "nested": {"a": (1, None, "text"), 3: torch.ones(2)},
+        "random": np.random.default_rng(1).bit_generator.state,
+    }
+    checkpoint.save(tmp_path / "a.pt", content)
+    back = checkpoint.load(tmp_path / "a.pt")
+    for mine, theirs in zip(content["arrays"], back["arrays"], strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+        assert mine.dtype == theirs.dtype
+    assert back["number"] == 2**100 and back["random"] == content["random"]
+    assert back["nested"]["a"] == (1, None, "text") and torch.equal(back["nested"][3], torch.ones(2))
+
+
+def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "a.pt"
+    checkpoint.save(path, {"old": 1})
+    (tmp_path / "a.pt.part").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left"):
+        checkpoint.save(path, {"new": 2})
+    assert checkpoint.load(path) == {"old": 1}
+
+
+def test_the_command_writes_report_and_figures(
+    team: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "runs"
+    common = ["--minutes", "0.1", "--model", str(model), "--out", str(out)]
+    assert main([str(team), "--compare", "edca,coorp,mpc-only", "--sync", "bsp,asp", *common]) == 0
+    folder = out / "small-seed1"
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert page.count("data:image/gif") == 5
+    assert "http" not in page
+    for name in ("reward.png", "collisions.png", "epochs.png"):
+        assert (folder / name).read_bytes().startswith(b"\x89PNG")
+    outcome = json.loads((folder / "coorp-bsp" / "outcome.json").read_text(encoding="utf-8"))
+    assert outcome["loops"] > 100 and outcome["epoch_s"] > 0
+    low, high = outcome["collisions_per_robot_hour_95"]
+    assert low <= outcome["collisions_per_robot_hour"] <= high
+    assert "report.html" in capsys.readouterr().out
+    written = (folder / "coorp-bsp" / "checkpoint.pt").stat().st_mtime_ns
+    assert main([str(team), "--compare", "coorp", "--sync", "bsp", "--resume", "--no-report", *common]) == 0
+    assert (folder / "coorp-bsp" / "checkpoint.pt").stat().st_mtime_ns == written, "what is done is not done again"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--sync", "bps"], "unknown paradigm 'bps': there are bsp, ssp, asp; did you mean bsp?"),
+        (["--policy", "coorq"], "coorq"),
+        (["--policy", "bulk-only"], "no control loop"),
+        (["--policy", "coorp,,edca"], "names nothing"),
+        (["--minutes", "0"], "no minutes from"),
+        (["--minutes", "nan"], "no minutes from"),
+        (["--seed", "-1"], "no whole number"),
+        (["--resume"], "nothing in"),
+        (["--model", "/nowhere/model.pt"], "no file /nowhere/model.pt"),
+        (["--out", "/proc/nowhere"], "--out"),
+    ],
+)
+def test_bad_input_says_what_to_do(
+    team: Path, model: Path, tmp_path: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    usual = ["--model", str(model), "--out", str(tmp_path / "runs"), "--minutes", "0.1"]
+    assert main([str(team), *usual, *arguments]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert "Traceback" not in said
+
+
+def test_a_team_that_does_not_learn_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "team.toml"
+    path.write_text(TEAM[: TEAM.index("[learning]")].replace('training = "150ms"', ""), encoding="utf-8")
+    assert main([str(path)]) == 2
+    assert "has no [learning]" in capsys.readouterr().err
+    assert main([str(tmp_path / "nothing.toml")]) == 2
+    assert "nothing.toml" in capsys.readouterr().err
+
+
+def test_without_torch_it_says_what_to_install(team: Path) -> None:
+    code = (
+        f"import sys; sys.modules['torch'] = None; from coorp.learn.main import main; sys.exit(main([{str(team)!r}]))"
+    )
+    got = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert got.returncode == 2
+    assert "needs the Python package 'torch'" in got.stderr and "pip install" in got.stderr
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(team: Path, model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "runs"
+    command = [sys.executable, "-m", "coorp", "learn", str(team), "--model", str(model), "--out", str(out)]
+    run = subprocess.Popen([*command, "--minutes", "1000"], stderr=subprocess.PIPE, text=True)
+    checkpoint_file = out / "small-seed1" / "coorp-bsp" / "checkpoint.pt"
+    deadline = time.monotonic() + 60
+    while not checkpoint_file.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    run.send_signal(signal.SIGINT)
+    _, said = run.communicate(timeout=60)
+    assert run.returncode == 130
+    assert "--resume" in said and "Traceback" not in said
+    assert checkpoint.load(checkpoint_file)["cosim"]["now_s"] >= 60
+
+
+def test_a_recording_has_what_robots_saw_and_did(team: Path, model: Path, tmp_path: Path) -> None:
+    reader = pytest.importorskip("mcap_ros2.reader")
+    run = planned(team, model, tmp_path / "run", seconds=2, mcap=True)
+    run.run(lambda second, note: True)
+    topics: dict[str, int] = {}
+    for message in reader.read_ros2_messages(run.folder / "run.mcap"):
+        topics[message.channel.topic] = topics.get(message.channel.topic, 0) + 1
+    assert topics["/reward"] == topics["/collisions"] == 2
+    assert topics["/leader/camera"] > 50
+    assert topics["/a/camera"] == topics["/a/pose"] > 50
+    assert topics["/leader/cmd_vel"] == topics["/b/cmd_vel"] > 50
+
+
+def test_intervals_are_those_of_the_tables() -> None:
+    # Garwood's exact limits for 0, 10 and 100 events; Wilson's for 10 of 100.
+    for count, low, high in ((0, 0.0, 3.689), (10, 4.795, 18.39), (100, 81.36, 121.63)):
+        got = poisson_interval(count)
+        assert got[0] == pytest.approx(low, rel=0.01, abs=1e-9)
+        assert got[1] == pytest.approx(high, rel=0.02)
+    assert share_interval(0.1, 100) == pytest.approx((0.0552, 0.1744), abs=1e-3)
+    assert share_interval(0.0, 0) == (0.0, 1.0)
