@@ -1,0 +1,55 @@
+"""The papers' team learns while it drives, through the Python API: `python examples/train_navigation.py [--minutes M]`.
+
+The same as `coorp learn examples/navigation.toml`, without checkpoints and report, and open to whatever you want to
+change: the environment, the network, how updates are combined. Needs: pip install '.[learn]'
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+
+import coorp
+from coorp.envs import Navigation
+from coorp.learn.checkpoint import load_model
+from coorp.learn.cosim import Cosim
+from coorp.learn.fit import PRETRAINED, SHAPE
+from coorp.learn.learner import Learner
+from coorp.learn.ppo import Hyper
+
+
+def main() -> None:
+    """Trains, and says what came of it minute by minute."""
+    parser = argparse.ArgumentParser(description="Let the papers' team learn while it drives.")
+    parser.add_argument("--policy", default="coorp")
+    parser.add_argument("--sync", default="bsp", choices=["bsp", "ssp", "asp"])
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+
+    torch.set_num_threads(1)  # the network is too small to be shared between cores
+    team = Path(__file__).with_name("navigation.toml")
+    session = coorp.Session(team, options.policy, seed=options.seed, sync=options.sync)
+    env = Navigation("unknown", robots=session.team.robots, endless=True)
+    env.reset(seed=options.seed)
+    control = load_model(PRETRAINED, SHAPE)
+    learner = Learner(control, session.team, Hyper())
+    run = Cosim(session, env, control, learner, seed=options.seed)
+
+    seconds = round(60 * options.minutes)
+    for minute in range(0, seconds, 60):
+        run.run(min(minute + 60, seconds))
+        history = run.history
+        before = history.reward[minute - 1] if minute else 0.0
+        gained = (history.reward[-1] - before) / (60 * len(session.team.robots))
+        print(
+            f"{run.now_s / 60:5.1f} min   reward per robot and second {gained:6.3f}   "
+            f"collisions {history.collisions[-1]:4}   arrivals {history.arrivals[-1]:4}   "
+            f"epochs {len(history.epochs_s)}"
+        )
+    result = session.result()
+    print(f"violation rate {result.violation_rate:.3f}, bulk {result.bulk_mbps:.1f} Mbit/s")
+
+
+if __name__ == "__main__":
+    main()
