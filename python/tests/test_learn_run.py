@@ -289,6 +289,7 @@ def test_the_command_writes_report_and_figures(
         (["--policy", "coorq"], "coorq"),
         (["--policy", "bulk-only"], "no control loop"),
         (["--policy", "coorp,,edca"], "names nothing"),
+        (["--sync", "asp", "--staleness", "2"], "for ssp only"),
         (["--minutes", "0"], "no minutes from"),
         (["--minutes", "nan"], "no minutes from"),
         (["--seed", "-1"], "no whole number"),

@@ -203,6 +203,8 @@ def plan(options: Namespace, policies: list[str], paradigms: list[str] | None, f
     learning = coorp.check(options.team).learning
     if learning is None:
         raise Mend(f"{options.team} has no [learning]; add it, with parameters = 10_000_000 or as many as yours has")
+    if options.staleness is not None and "ssp" not in (paradigms or [learning.sync]):
+        raise Mend("--staleness is for ssp only; leave it out, or add ssp to --sync")
     plans = []
     for policy in policies:
         for sync in ["none"] if policy == NO_BULK else paradigms or [learning.sync]:
