@@ -75,6 +75,8 @@ class Plan:
         cosim = self._cosim(session)
         if self.resume and self._checkpoint.exists():
             self._restore(cosim)
+        else:
+            self._clear()
         film = Film(cosim.env, self.seconds)
         with ExitStack() as open_files:
             cosim.onlookers = self._onlookers(cosim, film, open_files)
@@ -84,6 +86,13 @@ class Plan:
             return False
         self._finish(session, cosim, film)
         return True
+
+    def _clear(self) -> None:
+        """Takes away what an earlier run left, so that nobody takes it for this one's."""
+        for name in ("checkpoint.pt", "outcome.json", "model.pt", "team.gif"):
+            (self.folder / name).unlink(missing_ok=True)
+        for recording in self.folder.glob("run*.mcap"):
+            recording.unlink()
 
     def _drive(self, cosim: Cosim, watch: Callable[[int, str], bool]) -> None:
         def each_second(second: int) -> bool:
