@@ -301,7 +301,8 @@ def test_the_stub_describes_the_module_as_it_is() -> None:
         return {name for name in dir(names) if not name.startswith("_")}
 
     def described(body: list[ast.stmt]) -> set[str]:
-        return {node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)} - {"__new__", "__init__"}
+        names = {node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+        return names - {"__new__", "__init__"}
 
     assert described(stub.body) == public(_native)
     for node in stub.body:
