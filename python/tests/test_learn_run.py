@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import signal
 import subprocess
@@ -20,14 +21,14 @@ import torch  # noqa: E402
 
 import coorp  # noqa: E402
 from coorp.envs import Navigation  # noqa: E402
-from coorp.learn import checkpoint, fit  # noqa: E402
+from coorp.learn import checkpoint, fit, ppo  # noqa: E402
 from coorp.learn.checkpoint import CheckpointError  # noqa: E402
 from coorp.learn.cosim import Cosim  # noqa: E402
 from coorp.learn.learner import Learner  # noqa: E402
 from coorp.learn.main import main  # noqa: E402
-from coorp.learn.network import Network, flat  # noqa: E402
+from coorp.learn.network import Network, flat, load_flat  # noqa: E402
 from coorp.learn.outcome import History, poisson_interval, share_interval  # noqa: E402
-from coorp.learn.ppo import Hyper  # noqa: E402
+from coorp.learn.ppo import Batch, Hyper, Optimiser, Transitions  # noqa: E402
 from coorp.learn.run import Plan  # noqa: E402
 
 TEAM = """
@@ -163,6 +164,33 @@ def test_learning_changes_the_control_model_when_an_epoch_ends_only(team: Path) 
     epochs = {int(np.ceil(end)) for end in run.history.epochs_s}
     assert len(epochs) >= 2
     assert set(changes) == epochs
+
+
+def test_an_epoch_of_the_team_is_one_of_plain_ppo(team: Path) -> None:
+    """The whole way: a batch gathered by driving, robots' gradients, the leader's steps, the control model."""
+    run = cosim(team)
+    learner = run.learner
+    assert learner is not None
+    batches: list[Batch] = []
+    on_batch_full = learner.on_batch_full
+
+    def keep(got: Transitions | None) -> None:
+        assert got is not None
+        batches.append(ppo.prepare(run.control, got, learner.hyper))
+        on_batch_full(got)
+
+    learner.on_batch_full = keep
+    start = flat(run.control)
+    network = copy.deepcopy(run.control)
+    run.run(2)
+    assert len(run.history.epochs_s) == 1
+    optimiser = Optimiser(start, learner.hyper)
+    for _ in range(2):
+        load_flat(network, optimiser.parameters)
+        gradients = [ppo.gradient(network, batches[0].part(robot, 3), learner.hyper) for robot in range(3)]
+        optimiser.step(torch.stack(gradients).mean(0))
+    assert not torch.equal(flat(run.control), start)
+    assert torch.equal(flat(run.control), optimiser.parameters)
 
 
 def test_what_is_learnt_does_not_change_when_things_happen(team: Path) -> None:

@@ -11,6 +11,7 @@ through it before a GPU has been asked.
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ class Learner:
         self.hyper = hyper
         self.sync = sync.make(learning.sync, Optimiser(flat(control), hyper), robots, learning.staleness or 0)
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self._robot = Network(**control.shape).to(self._device)
+        self._robot = copy.deepcopy(control).to(self._device)
         """Where a robot's gradient is computed; its weights are put in before."""
         self._has: list[Tensor] = [self.sync.model() for _ in range(robots)]
         self._models_under_way: dict[int, Tensor] = {}

@@ -1,6 +1,6 @@
 """Makes the policy that `coorp learn` starts from: PPO in the easier environment, with no network in between.
 
-    python -m coorp.learn.pretrain [--minutes 600] [--seed 1] [--out python/coorp/learn/pretrained/navigation.pt]
+    python -m coorp.learn.pretrain [--minutes 400] [--seed 1] [--rate 0.001] [--out FILE]
 
 Several teams drive side by side at 30 Hz, each among few and slow obstacles (level `known`); every command takes effect
 at once. Nothing here needs to be like the DRLC, so a batch is larger and goes in minibatches. The weights kept are
@@ -127,7 +127,7 @@ def pretrain(minutes: float, seed: int, hyper: Hyper) -> Network:
 def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(description="Pre-train the policy that coorp learn starts from.")
-    parser.add_argument("--minutes", type=float, default=1500.0, help="driving of all teams together [1500]")
+    parser.add_argument("--minutes", type=float, default=400.0, help="driving of all teams together [400]")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rate", type=float, default=1e-3)
     parser.add_argument("--out", type=Path, default=PRETRAINED)
