@@ -382,6 +382,19 @@ def test_a_recording_has_what_robots_saw_and_did(team: Path, model: Path, tmp_pa
     assert topics["/leader/cmd_vel"] == topics["/b/cmd_vel"] > 50
 
 
+def test_the_shipped_policy_knows_the_easier_environment() -> None:
+    assert fit.PRETRAINED.stat().st_size < 500_000
+    network = checkpoint.load_model(fit.PRETRAINED, fit.SHAPE)
+    env = Navigation("known", endless=True)
+    env.reset(seed=11)
+    for step in range(1, 120 * 30):
+        for robot, velocity in enumerate(fit.velocities(network.act(*env.observe()))):
+            env.set_velocity(robot, velocity)
+        env.advance_to(step / 30)
+    tally = env.tally()
+    assert tally.arrivals.sum() > 1.5 * (tally.collisions.sum() + tally.timeouts.sum())
+
+
 def test_intervals_are_those_of_the_tables() -> None:
     # Garwood's exact limits for 0, 10 and 100 events; Wilson's for 10 of 100.
     for count, low, high in ((0, 0.0, 3.689), (10, 4.795, 18.39), (100, 81.36, 121.63)):
