@@ -10,9 +10,10 @@ import pytest
 
 pytest.importorskip("pettingzoo", reason="the extra `learn` is not installed")
 
+from pettingzoo.test import parallel_api_test, parallel_seed_test
+
 from coorp.envs import DRIVING, LEVELS, VECTOR_FIELDS, Ending, Level, Navigation, Task
 from coorp.envs.navigation import Backend
-from pettingzoo.test import parallel_api_test, parallel_seed_test
 
 Floats = npt.NDArray[np.float64]
 PERIOD_NS = 33_333_333

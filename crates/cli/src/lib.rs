@@ -9,9 +9,9 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod check;
-mod failure;
+pub mod failure;
 mod import;
-mod jobs;
+pub mod jobs;
 mod notes;
 pub mod number;
 mod output;

@@ -5,6 +5,8 @@
 
 mod error;
 mod input;
+mod motion;
+mod raster;
 mod result;
 mod session;
 mod team;
@@ -12,9 +14,6 @@ mod team;
 use std::ffi::OsString;
 
 use pyo3::prelude::*;
-
-mod motion;
-mod raster;
 
 /// Runs the whole command line; the program's name is left out of `arguments`.
 #[pyfunction]
@@ -33,7 +32,10 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<result::Result>()?;
     module.add_class::<session::Session>()?;
     module.add_function(wrap_pyfunction!(main, module)?)?;
+    module.add_function(wrap_pyfunction!(team::check, module)?)?;
+    module.add_function(wrap_pyfunction!(session::simulate, module)?)?;
+    module.add_function(wrap_pyfunction!(session::event_dtype, module)?)?;
     module.add_class::<motion::NavigationDynamics>()?;
-    raster::register(module)?;
+    module.add_function(wrap_pyfunction!(raster::perceive, module)?)?;
     Ok(())
 }

@@ -48,7 +48,7 @@ type Pixel = [f32; 2];
 /// Every robot's image and numbers: (n, 64, 64, 3) uint8 and (n, 9) float32. Who has ended sees, but is not seen.
 #[pyfunction]
 #[pyo3(signature = (robots, status, obstacles, size_m, robot_radius_m, goal_radius_m))]
-fn perceive<'py>(
+pub fn perceive<'py>(
     py: Python<'py>,
     robots: PyReadonlyArray2<'py, f64>,
     status: PyReadonlyArray1<'py, u8>,
@@ -94,10 +94,6 @@ fn perceive<'py>(
         }
     }
     Ok((images, vectors))
-}
-
-pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add_function(wrap_pyfunction!(perceive, module)?)
 }
 
 struct Scene<'a> {
