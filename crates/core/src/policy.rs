@@ -60,7 +60,8 @@ pub struct LocalConfig {
     pub completions_stale: Option<Duration>,
     /// p_prot: the percentile, as a share, at which completion times are read.
     pub protection_percentile: f64,
-    /// How far p_prot rises while loops end just after their bound.
+    /// How far p_prot rises while bulk makes loops late; then bulk also keeps a distance to windows. Not above p_prot:
+    /// neither happens.
     pub protection_percentile_max: Option<f64>,
     /// A window ends once the messages that it was opened for have left the WNIC.
     pub early_release: bool,
@@ -76,7 +77,7 @@ pub struct LocalConfig {
     /// The gate goes by transmit status (`SO_WIFI_STATUS`) and not by the driver's completion hook, which over USB
     /// comes before the packet was on the air.
     pub transmit_status: bool,
-    /// A perception or command that the WNIC gave up, as transmit status tells, is sent again until its loop's bound.
+    /// A perception or command that the WNIC gave up, as transmit status tells, is sent again, until it is as old as the bound.
     pub resend_lost: bool,
     /// Bulk is held whenever the WNIC would take longer than this to send what it has.
     pub backlog_max: Option<Duration>,

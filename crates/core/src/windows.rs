@@ -15,7 +15,7 @@
 //! - `early_release`: once every message that the window was opened for has left the WNIC, the window ends, and while
 //!   some have come and not all have left, it goes on. Many robots' messages, or one of many packets, take longer on
 //!   the air than any constant extension. Another robot's message, which is heard only when it is through, is taken to
-//!   be on its way, until [`FRUITLESS_EXTENSIONS_MAX`] windows in a row were extended for nothing.
+//!   be on its way, unless none came in [`MISSED_MAX`] windows in a row.
 //! - Windows can be kept to a share of the time, so that many flows at odd phases do not starve bulk.
 //! - A window that has not begun is replaced when another flow's message comes to be expected before or in it.
 //!
@@ -25,9 +25,8 @@ use crate::arrival::{Arrival, ArrivalConfig, ArrivalModel, TimeModel};
 use crate::{Duration, FlowId, Instant};
 use std::collections::VecDeque;
 
-/// After how many windows in a row that were extended to the last, and whose messages did not come, a message counts
-/// as on its way only where another of the same window has come.
-pub const FRUITLESS_EXTENSIONS_MAX: u32 = 2;
+/// After how many windows in a row in which another robot's message did not come no window goes on for it.
+pub const MISSED_MAX: u32 = 2;
 
 /// A span of time in which bulk must not sit in the WNIC: from `start` until before `end`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,6 +108,8 @@ struct Flow {
     covered: Option<Arrival>,
     /// The message of that arrival has come.
     seen: bool,
+    /// Windows in a row, to their end, in which it did not.
+    missed: u32,
     /// Messages that came and have not left the WNIC yet.
     in_wnic: u32,
 }
@@ -172,7 +173,6 @@ pub struct WindowPlanner {
     window: Option<Window>,
     /// How far the window may be extended while its messages are on their way.
     limit: Instant,
-    fruitless_extensions: u32,
     clock: Instant,
     /// Flows that the window covers, and those of them that are not through.
     covered: usize,
@@ -192,7 +192,6 @@ impl WindowPlanner {
             flows: Vec::new(),
             window: None,
             limit: Instant::ZERO,
-            fruitless_extensions: 0,
             clock: Instant::ZERO,
             covered: 0,
             waited_for: 0,
@@ -355,10 +354,9 @@ impl WindowPlanner {
     /// The window's time is over: the next is planned, unless its messages are on their way.
     fn end_window(&mut self, now: Instant) {
         if let Some(window) = self.window.filter(|_| self.config.early_release && self.waited_for > 0) {
-            let trusted = self.fruitless_extensions < FRUITLESS_EXTENSIONS_MAX;
             let on_its_way = |flow: &Flow| {
-                let unheard = trusted && matches!(flow.source, Source::Shared { .. });
-                flow.covered.is_some() && (flow.seen || unheard)
+                let unheard = flow.missed < MISSED_MAX && matches!(flow.source, Source::Shared { .. });
+                flow.covered.is_some() && !flow.is_through() && (flow.seen || unheard)
             };
             if now < self.limit && self.flows.iter().any(on_its_way) {
                 let extended = Window {
@@ -368,7 +366,6 @@ impl WindowPlanner {
                 self.window = Some(extended);
                 return self.publish(WindowAction::Set(extended));
             }
-            self.fruitless_extensions = self.fruitless_extensions.saturating_add(1);
         }
         self.plan(now);
     }
@@ -406,6 +403,7 @@ impl WindowPlanner {
             source,
             covered: None,
             seen: false,
+            missed: 0,
             in_wnic: 0,
         };
         match self.find(id) {
@@ -463,9 +461,6 @@ impl WindowPlanner {
     /// Publishes the window of the arrivals to come, as section IV-B merges them.
     fn plan(&mut self, now: Instant) {
         let before = self.window.take();
-        if self.all_through() {
-            self.fruitless_extensions = 0;
-        }
         let share = self.config.share_max.clamp(f64::MIN_POSITIVE, 1.0);
         if let Some(window) = before {
             self.spend_credit(now.min(window.end).since(window.start), share, now);
@@ -475,6 +470,11 @@ impl WindowPlanner {
         self.expected.clear();
         (self.covered, self.waited_for) = (0, 0);
         for (at, flow) in self.flows.iter_mut().enumerate() {
+            if flow.seen {
+                flow.missed = 0;
+            } else if flow.covered.is_some() && before.is_some_and(|window| now >= window.end) {
+                flow.missed = flow.missed.saturating_add(1);
+            }
             (flow.covered, flow.seen) = (None, false);
             if let Some(arrival) = flow.next(now) {
                 let (start, end) = (arrival.start().max(from), arrival.end() + self.config.extension);
@@ -781,10 +781,40 @@ mod tests {
     }
 
     #[test]
+    fn a_silent_robot_does_not_keep_windows_open_that_others_are_through_with() {
+        let mut p = planner(true);
+        shared(&mut p, 1, 10, 2);
+        shared(&mut p, 2, 10, 2);
+        let mut inside = Duration::ZERO;
+        for k in 0..20 {
+            let made_at = at(10 + 30 * k);
+            while p.next_deadline().is_some_and(|deadline| deadline <= made_at) {
+                p.on_deadline(p.next_deadline().unwrap());
+            }
+            p.hear_shared([(FlowId(1), None, made_at)], Duration::ZERO, made_at)
+                .unwrap();
+            let window = p.window().unwrap();
+            p.on_deadline(window.end);
+            let lasted = p.window().map_or(
+                window.end,
+                |now| if now.start == window.start { now.end } else { window.end },
+            );
+            if k >= 10 {
+                inside += lasted.since(window.start);
+            }
+        }
+        assert_eq!(
+            inside,
+            ms(10 * 6),
+            "4 ms and the extension each, though the second is never heard"
+        );
+    }
+
+    #[test]
     fn a_message_heard_after_its_window_is_not_the_next_ones() {
         let mut p = planner(true);
         shared(&mut p, 1, 10, 2);
-        (p.fruitless_extensions, p.limit) = (FRUITLESS_EXTENSIONS_MAX, at(14));
+        p.limit = at(14);
         p.on_deadline(at(14));
         let next = p.window().unwrap();
         p.hear_shared([(FlowId(1), None, at(9))], Duration::ZERO, at(16))

@@ -212,6 +212,8 @@ impl Agent {
         self.spend(now);
         self.up = true;
         self.told = Told::default();
+        self.loops = Loops::default();
+        self.awaited = None;
         let local = self.local(now);
         let global = policy.global.clone().filter(|_| policy.bulk);
         self.requester = global.map(|config| Requester::new(self.robot, config, incarnation));
@@ -431,7 +433,9 @@ impl Agent {
 
     fn end_loop(&mut self) {
         let Some(control) = self.control else { return };
-        let late_by_bulk = self.loops.end(control.bound);
+        // Whose bulk was not under way has nothing to learn from it.
+        let sending = self.is_sending();
+        let late_by_bulk = self.loops.end(control.bound).filter(|_| sending);
         if let (Some(late), Some(caution), Some(gate)) = (late_by_bulk, &mut self.caution, &mut self.gate) {
             caution.on_loop(late);
             gate.set_caution(*caution);
@@ -485,6 +489,11 @@ impl Agent {
             self.told.model = Some((model, now));
             model
         })
+    }
+
+    /// What was told last did not arrive.
+    pub fn forget_told(&mut self) {
+        self.told = Told::default();
     }
 
     /// The phase of the robot's sensor, if it is news.

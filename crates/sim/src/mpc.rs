@@ -54,8 +54,14 @@ pub(crate) enum MpcAction {
     SendPerception(RobotId, u64),
     /// The leader sends `robot` the command of this round.
     SendCommand(RobotId, u64),
-    /// The inference of this round, for the loop that began at `start`, takes this time.
-    Infer { round: u64, start: Instant, time: Duration },
+    /// The inference of this round, for the loop that began at `start`, takes this time; `complete` where it has all
+    /// perceptions.
+    Infer {
+        round: u64,
+        start: Instant,
+        time: Duration,
+        complete: bool,
+    },
     /// The inference of this round has ended.
     Inferred(u64),
     /// Call [`Mpc::on_round_timeout`] with this number after this time.
@@ -199,6 +205,7 @@ impl Mpc {
         if self.inferring || self.fresh == 0 {
             return;
         }
+        let complete = self.fresh >= self.living;
         self.fresh = 0;
         self.inferring = true;
         let normal: f64 = StandardNormal.sample(&mut self.inference_rng);
@@ -232,6 +239,7 @@ impl Mpc {
             round,
             start,
             time: Duration::from_secs_f64(seconds),
+            complete,
         });
     }
 

@@ -100,8 +100,9 @@ enum Content {
     Perception(u64, Known),
     /// A command of this round, and by how much the robot's next sample is to be later.
     Command(u64, Duration),
-    /// All perceptions of the loop that began then are in; and the arrival models that came with them.
-    Clear(Instant),
+    /// Inference for the loop that began then has started, with all its perceptions or not; and the arrival models that
+    /// came with them.
+    Clear(Instant, bool),
     Permit(Message),
 }
 
@@ -143,9 +144,9 @@ pub(crate) struct World {
     delayed_free: Vec<u32>,
     /// What the leader was last told by each robot.
     known: Vec<Known>,
-    /// Until when each robot is not steered again.
     /// When each robot's stack has handed over what it has.
     stack_until: Vec<Instant>,
+    /// Until when each robot is not steered again.
     steered_until: Vec<Instant>,
     /// Message flow of each robot's perception, command, and permit messages up and down.
     perception: Vec<Option<u32>>,

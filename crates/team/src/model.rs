@@ -340,7 +340,8 @@ pub struct PolicyOverrides {
     pub extension: Option<Duration>,
     /// p_prot: the percentile, as a share, at which the completion time table is read.
     pub protection_percentile: Option<f64>,
-    /// How far p_prot rises while loops end just after their bound.
+    /// How far p_prot rises while bulk makes loops late; then bulk also keeps a distance to windows. Not above p_prot:
+    /// neither happens.
     pub protection_percentile_max: Option<f64>,
     /// N_samp: samples kept for each depth of the completion time table.
     pub completion_samples: Option<u16>,

@@ -170,6 +170,7 @@ const TABLES: [(&str, &[&str]); 9] = [
             "extension",
             "protection_percentile",
             "protection_percentile_max",
+            "resend_lost",
             "completion_samples",
             "completions_stale",
             "backlog_max",

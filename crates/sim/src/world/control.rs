@@ -39,12 +39,17 @@ impl World {
                     let content = Some(Content::Command(round, shift));
                     self.send_control(self.command[usize::from(robot.0)], bytes, content);
                 }
-                MpcAction::Infer { round, start, time } => {
+                MpcAction::Infer {
+                    round,
+                    start,
+                    time,
+                    complete,
+                } => {
                     self.log(EventKind::Infer, self.team.leader, round);
                     self.timers.set(self.now + time, Timer::Inference);
-                    self.agents[usize::from(self.team.leader.0)].on_command_awaited(start, true, self.now);
+                    self.agents[usize::from(self.team.leader.0)].on_command_awaited(start, complete, self.now);
                     self.run_agent(self.team.leader);
-                    self.send_clear(start);
+                    self.send_clear(start, complete);
                 }
                 MpcAction::Inferred(round) => {
                     self.log(EventKind::Inferred, self.team.leader, round);
@@ -207,6 +212,7 @@ impl World {
                     mpc.shift_phase(robot, shift);
                 }
             }
+            (Role::Perception(robot), Fate::Lost, _) => self.agents[usize::from(robot.0)].forget_told(),
             (Role::Command(robot), Fate::Lost, Some(Content::Command(round, _))) => {
                 self.log(EventKind::CommandLost, robot, round);
                 if let Some(mpc) = &mut self.mpc {
@@ -220,10 +226,10 @@ impl World {
                 self.on_requester_message(robot, message);
                 self.tell_models(robot);
             }
-            (Role::FromController(robot), Fate::Arrived(_), Some(Content::Clear(start))) => {
+            (Role::FromController(robot), Fate::Arrived(_), Some(Content::Clear(start, complete))) => {
                 let others: Vec<RobotId> = (0..self.agents.len() as u16).map(RobotId).collect();
                 self.on_perceptions_in(robot, &others);
-                self.agents[usize::from(robot.0)].on_command_awaited(start, true, self.now);
+                self.agents[usize::from(robot.0)].on_command_awaited(start, complete, self.now);
                 self.run_agent(robot);
             }
             (Role::Plain(plain), Fate::Arrived(latency), _) => {

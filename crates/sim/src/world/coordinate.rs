@@ -159,12 +159,13 @@ impl World {
         controller.into_iter().flat_map(Controller::holders).collect()
     }
 
-    /// The leader tells the robots that hold permits that all perceptions of the loop that began at `start` are in.
-    pub(super) fn send_clear(&mut self, start: Instant) {
+    /// The leader tells the robots that hold permits that it infers for the loop that began at `start`, and whether it
+    /// has all perceptions of it.
+    pub(super) fn send_clear(&mut self, start: Instant, complete: bool) {
         for holder in self.window_sharers() {
             if let Some(channel) = self.from_controller[usize::from(holder.0)] {
                 let bytes = PERMIT_MESSAGE_BYTES + MODEL_BYTES * self.agents.len() as u64;
-                let content = Some(Content::Clear(start));
+                let content = Some(Content::Clear(start, complete));
                 self.send_message(Delayed {
                     channel,
                     bytes,

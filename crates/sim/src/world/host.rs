@@ -98,7 +98,7 @@ impl Host for World {
 }
 
 impl World {
-    /// Whether a packet that the WNIC gave up belongs to a loop that can still be in time.
+    /// Whether a packet that the WNIC gave up belongs to a loop and is not yet as old as its bound.
     fn is_worth_resending(&self, packet: &Packet, now: Instant) -> bool {
         let resends = self.policy.local.as_ref().is_some_and(|local| local.resend_lost);
         match (self.slots[packet.flow.0 as usize], self.team.control) {

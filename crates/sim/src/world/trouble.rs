@@ -1,6 +1,6 @@
 //! Faults in a run, and the rules that are watched.
 
-use super::World;
+use super::{Known, World};
 use crate::faults::{Faults, State, Strike};
 use crate::timers::{Armed, Timer};
 use crate::Error;
@@ -58,6 +58,7 @@ impl World {
         let place = usize::from(robot.0);
         self.agents[place].restart(&self.team, &self.policy, self.schedule.as_ref(), incarnation, self.now);
         if let (true, Some(config)) = (robot == self.team.leader, &self.policy.global) {
+            self.known.fill(Known::default());
             let local = self.agents[place].local(self.now);
             self.controller = self
                 .controller
