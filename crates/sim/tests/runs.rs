@@ -51,6 +51,19 @@ fn the_same_seed_gives_the_same_json_and_another_seed_another() {
 }
 
 #[test]
+fn what_the_wnic_gave_up_is_sent_again() {
+    let lossy = |policy: &str| {
+        team(&format!(
+            "robot = [{{ name = 'leader', leader = true }}, {{ name = 'far', loss = 0.8 }}]\n[air]\nmcs = 3\n[control]\n\
+             [policy]\n{policy}"
+        ))
+    };
+    let loops = |policy: &str| run(&lossy(policy), "coorp", &options(60, 1)).loops;
+    let (with, without) = (loops(""), loops("resend_lost = false"));
+    assert!(with > 1_000 && with > 5 * without, "{with} with, {without} without");
+}
+
+#[test]
 fn every_example_runs_under_every_policy_that_fits_it() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
     let mut ran = 0;
