@@ -42,8 +42,8 @@ HOPELESS = 0.10
 """A random team whose loop alone violates its bound as often is drawn again."""
 DRAWS_MAX = 1_000
 DRAWN_TEAMS = 20
-"""With `--draws`. `coorp` was improved by looking at the draws from seeds 1, 101 and 1001 on; nobody looked at those from
-2001 on before it was frozen."""
+"""With `--draws`. `coorp` was improved by looking at the draws from seeds 1, 101 and 1001 on; nobody looked at those
+from 2001 on before it was frozen."""
 
 # Of each part: its key in [policy], what it is without, what `coorp` has.
 PARTS = {
