@@ -220,5 +220,6 @@ def perceive(
     size_m: Sequence[float],
     robot_radius_m: float,
     goal_radius_m: float,
+    only: int | None = None,
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32]]:
-    """Images (n, 64, 64, 3) and numbers (n, 9) of all robots."""
+    """Images (n, 64, 64, 3) and numbers (n, 9) of all robots, or of one `only`."""

@@ -2,6 +2,7 @@
 
 import math
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,24 @@ Floats = npt.NDArray[np.float64]
 PERIOD_NS = 33_333_333
 
 
+CODE = Task(
+    max_speed_mps=1.5,
+    max_turn_radps=1.5,
+    episode_s=15.0,
+    horizon_s=5.0,
+    wall_horizon_s=1.0,
+    softening_s=0.2,
+    shaping_step_s=0.1,
+)
+"""The world at the pace of `code`, so that what is expected below is in its numbers."""
+
+
 def alone(
     x: float,
     y: float,
     heading: float,
     goal: tuple[float, float] = (5.0, 5.0),
-    task: Task | None = None,
+    task: Task = CODE,
     backend: Backend = "native",
 ) -> Navigation:
     """One robot, where it is wanted, nothing else around."""
@@ -34,7 +47,7 @@ def alone(
 def arranged(
     robots: list[tuple[float, ...]],
     obstacles: list[tuple[float, ...]],
-    task: Task | None = None,
+    task: Task = CODE,
     backend: Backend = "native",
 ) -> Navigation:
     """Robots at (x, y, heading, goal x, goal y), obstacles at (x, y, vx, vy) that go straight on for ever."""
@@ -56,7 +69,7 @@ def drive(env: Navigation, seconds: float, seed: int) -> None:
     end_ns = env.now_ns + round(seconds * 1e9)
     while env.now_ns < end_ns:
         for robot in range(len(env.possible_agents)):
-            env.set_velocity(robot, (rng.uniform(0.3, 1.5), rng.uniform(-1.5, 1.5)))
+            env.set_velocity(robot, (rng.uniform(1, 4.5), rng.uniform(-4.5, 4.5)))
         env.advance_to_ns(min(env.now_ns + PERIOD_NS, end_ns))
 
 
@@ -65,7 +78,7 @@ def seek(env: Navigation) -> None:
     _, numbers = env.observe()
     for robot, (cos, sin) in enumerate(numbers[:, 7:9].tolist()):
         bearing = math.atan2(sin, cos)
-        env.set_velocity(robot, (1.5 * max(0.0, math.cos(bearing)) ** 4, 3.0 * bearing))
+        env.set_velocity(robot, (4.5 * max(0.0, math.cos(bearing)) ** 4, 9.0 * bearing))
 
 
 def everything(env: Navigation) -> bytes:
@@ -97,7 +110,7 @@ def test_what_is_observed_is_in_its_space() -> None:
     while env.agents:
         for agent, observation in observations.items():
             assert env.observation_space(agent).contains(observation)
-        observations, *_ = env.step({agent: rng.uniform([0.0, -1.5], [1.5, 1.5]) for agent in env.agents})
+        observations, *_ = env.step({agent: rng.uniform([0.0, -4.5], [4.5, 4.5]) for agent in env.agents})
 
 
 def test_robots_can_have_names() -> None:
@@ -111,7 +124,7 @@ def test_an_episode_ends_for_each_robot_by_itself() -> None:
     ended: dict[str, str] = {}
     while env.agents:
         acting = set(env.agents)
-        _, rewards, terminations, truncations, infos = env.step(dict.fromkeys(acting, (1.5, 0.0)))
+        _, rewards, terminations, truncations, infos = env.step(dict.fromkeys(acting, (4.5, 0.0)))
         assert acting == set(rewards) == set(terminations) == set(truncations) == set(infos)
         for agent in acting:
             over = terminations[agent] or truncations[agent]
@@ -156,7 +169,7 @@ def test_velocities_are_cut_to_what_a_robot_can_do() -> None:
     env.reset(seed=1)
     env.set_velocity(0, (9.0, -9.0))
     env.set_velocity(1, (-1.0, 9.0))
-    assert env.velocities.tolist() == [[1.5, -1.5], [0.0, 1.5]]
+    assert env.velocities.tolist() == [[4.5, -4.5], [0.0, 4.5]]
 
 
 @pytest.mark.parametrize("backend", ["native", "numpy", "irsim"])
@@ -200,7 +213,7 @@ def test_arrival_is_what_it_is_said_to_be(backend: Backend) -> None:
 
 
 def test_the_clock_runs_out() -> None:
-    env = alone(2.0, 5.0, 0.0, task=Task(episode_s=2.0))
+    env = alone(2.0, 5.0, 0.0, task=replace(CODE, episode_s=2.0))
     env.advance(2.5)
     assert env.take_events().tolist() == [(2_000_000_000, 0, Ending.TIMED_OUT)]
     # Standing is 1.5 m/s off the wanted velocity, half of what it can be off: 0.3 - 3 / 2 for each 0.1 s.
@@ -236,7 +249,7 @@ def test_results_do_not_depend_on_how_time_is_cut() -> None:
     cut.reset(seed=11)
     rng = np.random.default_rng(1)
     for _ in range(300):
-        velocity = (rng.uniform(0, 1.5), rng.uniform(-1.5, 1.5))
+        velocity = (rng.uniform(0, 4.5), rng.uniform(-4.5, 4.5))
         robot = int(rng.integers(5))
         until_ns = whole.now_ns + int(rng.integers(1, 300_000_000))
         for env in (whole, cut):
@@ -331,7 +344,7 @@ def test_the_compiled_dynamics_is_the_reference() -> None:
 @pytest.mark.parametrize(("level", "seed"), [("known", 2), ("known", 3), ("unknown", 2)])
 def test_irsim_agrees_over_whole_episodes(level: str, seed: int) -> None:
     pytest.importorskip("irsim")
-    task = Task(episode_s=6.0)
+    task = Task(episode_s=2.0)
     ours, irsim = Navigation(level, task=task), Navigation(level, task=task, backend="irsim")
     for env in (ours, irsim):
         env.reset(seed=seed)
@@ -341,7 +354,7 @@ def test_irsim_agrees_over_whole_episodes(level: str, seed: int) -> None:
         seek(ours)
         actions = dict(zip(ours.possible_agents, ours.velocities, strict=True))
         for agent in ours.possible_agents[:2]:
-            actions[agent] = rng.uniform([0.5, -1.5], [1.5, 1.5])
+            actions[agent] = rng.uniform([1.5, -4.5], [4.5, 4.5])
         ours_after, irsim_after = (env.step({it: actions[it] for it in env.agents}) for env in (ours, irsim))
         driving = (ours.status == DRIVING) & (irsim.status == DRIVING)
         np.testing.assert_allclose(ours.poses[driving], irsim.poses[driving], rtol=0, atol=1e-9)
@@ -373,7 +386,7 @@ def perceived(env: Navigation, robot: int) -> Floats:
         return np.clip((radius_m - off) / 0.1 + 0.5, 0, 1)
 
     def body(at: Floats, velocity: Floats, radius_m: float) -> Floats:
-        return np.maximum(128 * capsule(at - 0.5 * velocity, at, radius_m), 255 * capsule(at, at, radius_m))
+        return np.maximum(128 * capsule(at - 0.17 * velocity, at, radius_m), 255 * capsule(at, at, radius_m))
 
     image = np.zeros((64, 64, 3))
     red, green, blue = (image[..., channel] for channel in range(3))

@@ -79,12 +79,10 @@ def test_images_are_seen_as_a_strided_convolution_sees_them() -> None:
     net = network()
     images = torch.from_numpy(transitions().images[0])
     got = net.seen(images, torch.zeros(ROBOTS, VECTOR))[:, :-VECTOR]
-    kernel_1 = net.patches_1.weight.view(16, 8, 8, 3).permute(0, 3, 1, 2)
-    kernel_2 = net.patches_2.weight.view(32, 4, 4, 16).permute(0, 3, 1, 2)
+    kernel = net.patches.weight.view(-1, 8, 8, 3).permute(0, 3, 1, 2)
     x = images.permute(0, 3, 1, 2) / 255 - 0.5
-    x = torch.relu(torch.nn.functional.conv2d(x, kernel_1, net.patches_1.bias, stride=8))
-    x = torch.relu(torch.nn.functional.conv2d(x, kernel_2, net.patches_2.bias, stride=4))
-    torch.testing.assert_close(got, x.permute(0, 2, 3, 1).reshape(ROBOTS, -1))
+    x = torch.relu(torch.nn.functional.conv2d(x, kernel, net.patches.bias, stride=8))
+    torch.testing.assert_close(got, torch.relu(net.code(x.permute(0, 2, 3, 1).reshape(ROBOTS, -1))))
 
 
 def test_a_robot_acts_on_its_own_view_and_is_valued_by_the_teams() -> None:
@@ -109,14 +107,14 @@ def test_parameters_survive_being_flat() -> None:
     assert len(vector) * 4 < 500_000, "the weights ship in the repository"
 
 
-def test_advantages_are_the_discounted_sums_of_errors() -> None:
+def test_advantages_are_the_discounted_sums_of_errors_up_to_an_ending() -> None:
     hyper = Hyper(discount=0.9, trace=0.8, reward_scale=1.0)
     rng = np.random.default_rng(3)
     rewards = rng.standard_normal((6, 1), dtype=np.float32)
     values = rng.standard_normal((7, 1), dtype=np.float32)
     dones = np.zeros((6, 1), dtype=bool)
     dones[3] = True
-    errors = rewards + 0.9 * ~dones * values[1:] - values[:-1]
+    errors = rewards + 0.9 * values[1:] - values[:-1]
     expected = np.zeros(6)
     for start in range(6):
         weight = 1.0

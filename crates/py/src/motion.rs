@@ -14,10 +14,6 @@ use pyo3::prelude::*;
 const TICK_S: f64 = 1e-3;
 /// The shaped reward is sampled every so many ticks.
 const REWARD_TICKS: u64 = 10;
-/// The step, in seconds, that the published shaping terms are for.
-const PUBLISHED_STEP_S: f64 = 0.1;
-/// What keeps the risk term finite at an expected collision time of zero; published with the terms.
-const SOFTENING_S: f64 = 0.2;
 
 /// Values of `status`; the same as `coorp.envs.Ending`.
 pub const DRIVING: u8 = 0;
@@ -41,8 +37,10 @@ pub struct Task {
     risk_bonus: f64,
     risk_detour: f64,
     risk_time: f64,
+    softening_s: f64,
     free_bonus: f64,
     free_detour: f64,
+    shaping_step_s: f64,
 }
 
 /// A row of `robots`.
@@ -257,7 +255,7 @@ impl World<'_> {
 
     /// Adds a sample of the shaped reward to every robot that drives.
     fn reward(&mut self) {
-        let share = REWARD_TICKS as f64 * TICK_S / PUBLISHED_STEP_S;
+        let share = REWARD_TICKS as f64 * TICK_S / self.task.shaping_step_s;
         for i in (0..self.robots.len())
             .filter(|&i| self.status[i] == DRIVING)
             .collect::<Vec<_>>()
@@ -282,7 +280,9 @@ impl World<'_> {
         let detour = dot(off, off).sqrt() / (2.0 * task.max_speed_mps);
         match self.expected_collision_s(i) {
             Some(time_s) => {
-                task.risk_bonus - task.risk_detour * detour - task.risk_time * SOFTENING_S / (time_s + SOFTENING_S)
+                task.risk_bonus
+                    - task.risk_detour * detour
+                    - task.risk_time * task.softening_s / (time_s + task.softening_s)
             }
             None => task.free_bonus - task.free_detour * detour,
         }

@@ -4,8 +4,8 @@
 //!
 //! | channel | full              | half                                | less |
 //! | ------- | ----------------- | ----------------------------------- | ---- |
-//! | red     | obstacles         | where they were in the last 0.5 s   | what is beyond the walls, at 160 |
-//! | green   | the other robots  | where they were in the last 0.5 s   |      |
+//! | red     | obstacles         | where they were in the last 0.17 s   | what is beyond the walls, at 160 |
+//! | green   | the other robots  | where they were in the last 0.17 s   |      |
 //! | blue    | the goal          | a ray from the robot towards it     |      |
 //!
 //! The afterglow stands for what a sensor with persistence shows of motion, so that one image tells speeds. Edges are
@@ -36,7 +36,7 @@ const BLUE: usize = 2;
 const FULL: f32 = 255.0;
 const HALF: f32 = 128.0;
 const WALL: f32 = 160.0;
-const AFTERGLOW_S: f64 = 0.5;
+const AFTERGLOW_S: f64 = 0.17;
 /// Half the width of the ray to the goal, in pixels.
 const RAY: f32 = 0.75;
 
@@ -45,9 +45,10 @@ type Perceptions<'py> = (Bound<'py, PyArray4<u8>>, Bound<'py, PyArray2<f32>>);
 /// A point or direction in an image: columns to the right, rows downwards, in pixels from the top left.
 type Pixel = [f32; 2];
 
-/// Every robot's image and numbers: (n, 64, 64, 3) uint8 and (n, 9) float32. Who has ended sees, but is not seen.
+/// Every robot's image and numbers, or those of one `only`: (n, 64, 64, 3) uint8 and (n, 9) float32. Who has ended sees,
+/// but is not seen.
 #[pyfunction]
-#[pyo3(signature = (robots, status, obstacles, size_m, robot_radius_m, goal_radius_m))]
+#[pyo3(signature = (robots, status, obstacles, size_m, robot_radius_m, goal_radius_m, only=None))]
 pub fn perceive<'py>(
     py: Python<'py>,
     robots: PyReadonlyArray2<'py, f64>,
@@ -56,8 +57,14 @@ pub fn perceive<'py>(
     size_m: [f64; 2],
     robot_radius_m: f64,
     goal_radius_m: f64,
+    only: Option<usize>,
 ) -> PyResult<Perceptions<'py>> {
     let count = robots.shape()[0];
+    if let Some(robot) = only.filter(|robot| *robot >= count) {
+        let problem = format!("there is no robot {robot}; there are {count}, from 0");
+        return Err(PyValueError::new_err(problem));
+    }
+    let seeing = only.map_or(0..count, |robot| robot..robot + 1);
     if robots.shape()[1] != Robot::COLUMNS || obstacles.shape()[1] != Obstacle::COLUMNS || status.len() != count {
         return Err(PyValueError::new_err(
             "robots must be (n, 8), status (n,) and obstacles (m, 5)",
@@ -79,16 +86,16 @@ pub fn perceive<'py>(
         robot_radius_m,
         goal_radius_m,
     };
-    let images = PyArray4::<u8>::zeros(py, [count, SIDE, SIDE, CHANNELS], false);
-    let vectors = PyArray2::<f32>::zeros(py, [count, VECTOR], false);
+    let images = PyArray4::<u8>::zeros(py, [seeing.len(), SIDE, SIDE, CHANNELS], false);
+    let vectors = PyArray2::<f32>::zeros(py, [seeing.len(), VECTOR], false);
     {
         let (mut images, mut vectors) = (images.readwrite(), vectors.readwrite());
         let (images, vectors) = (images.as_slice_mut()?, vectors.as_slice_mut()?);
         let each = images
             .chunks_exact_mut(IMAGE_BYTES)
             .zip(vectors.chunks_exact_mut(VECTOR))
-            .enumerate();
-        for (i, (image, vector)) in each {
+            .zip(seeing);
+        for ((image, vector), i) in each {
             scene.draw(i, &mut Image(image));
             vector.copy_from_slice(&scene.numbers(i));
         }

@@ -20,7 +20,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from coorp.envs.task import DRIVING, PUBLISHED_STEP_S, REWARD_TICKS, SOFTENING_S, TICK_S, Ending, Task
+from coorp.envs.task import DRIVING, REWARD_TICKS, TICK_S, Ending, Task
 
 Floats = npt.NDArray[np.float64]
 Status = npt.NDArray[np.uint8]
@@ -89,10 +89,10 @@ def add_reward(task: Task, robots: Floats, status: Status, obstacles: Floats) ->
     wanted = to_goal * (task.max_speed_mps / np.where(distance > 0, distance, np.inf))[:, None]
     detour = np.hypot(*(velocity - wanted).T) / (2 * task.max_speed_mps)
     time_s = expected_collision_s(task, robots, status, obstacles)
-    risk = task.risk_bonus - task.risk_detour * detour - task.risk_time * SOFTENING_S / (time_s + SOFTENING_S)
+    risk = task.risk_bonus - task.risk_detour * detour - task.risk_time * task.softening_s / (time_s + task.softening_s)
     free = task.free_bonus - task.free_detour * detour
     sample = np.where(np.isfinite(time_s), risk, free)
-    robots[driving, 7] += sample[driving] * (REWARD_TICKS * TICK_S / PUBLISHED_STEP_S)
+    robots[driving, 7] += sample[driving] * (REWARD_TICKS * TICK_S / task.shaping_step_s)
 
 
 def expected_collision_s(task: Task, robots: Floats, status: Status, obstacles: Floats) -> Floats:

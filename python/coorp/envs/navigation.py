@@ -75,7 +75,7 @@ class Navigation(ParallelEnv[str, Any, Any]):
     `coorp.envs.Level`, with their sources.
 
     Observation, by robot: `image` (64, 64, 3) uint8, what the robot senses within 3.2 m, itself in the middle and
-    facing up: red obstacles (and beyond walls), green other robots, blue its goal, with an afterglow of 0.5 s behind
+    facing up: red obstacles (and beyond walls), green other robots, blue its goal, with an afterglow of 0.17 s behind
     what moves; `pose` (6,) float32: x and y in m, cos and sin of the heading, speed in m/s, turn in rad/s; `goal` (3,)
     float32: its distance in m, cos and sin of its bearing from the heading. Action, by robot: (2,) float32, speed in
     m/s from 0 and turn in rad/s.
@@ -111,7 +111,7 @@ class Navigation(ParallelEnv[str, Any, Any]):
 
     def __init__(
         self,
-        level: str | Level = "known",
+        level: str | Level = "unknown",
         *,
         robots: int | Sequence[str] = 5,
         task: Task | None = None,
@@ -285,9 +285,10 @@ class Navigation(ParallelEnv[str, Any, Any]):
                 self._run_timers()
         self._now_ns = t_ns
 
-    def observe(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32]]:
-        """What every robot perceives now: images (n, 64, 64, 3) and numbers (n, 9), see `VECTOR_FIELDS`. A robot whose
-        episode has ended sees from where it ended."""
+    def observe(self, only: int | None = None) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32]]:
+        """What every robot perceives now: images (n, 64, 64, 3) and numbers (n, 9), see `VECTOR_FIELDS`. With a robot's
+        number `only` that robot's: (1, 64, 64, 3) and (1, 9). A robot whose episode has ended sees from where it
+        ended."""
         task = self.task
         return _native.perceive(
             self._robots,
@@ -296,6 +297,7 @@ class Navigation(ParallelEnv[str, Any, Any]):
             [task.width_m, task.height_m],
             task.robot_radius_m,
             task.goal_radius_m,
+            only,
         )
 
     def take_rewards(self) -> Floats:

@@ -20,10 +20,10 @@ TICK_S = TICK_NS / 1e9
 TICKS_PER_S = 1000
 REWARD_TICKS = 10
 """The shaped reward is sampled on every tenth tick."""
-PUBLISHED_STEP_S = 0.1
-"""The step that the shaping terms of `code` are for; a sample counts for its share of one."""
-SOFTENING_S = 0.2
-"""What keeps the risk term finite at an expected collision time of zero (`code`)."""
+PACE = 3.0
+"""Everything happens so many times as fast as in `code`: speeds are multiplied and times divided by it, sizes stay.
+Ours. At `code`'s 1.5 m/s a reaction bound of 33 ms is 5 cm, and a late command costs next to nothing; robots of this
+size drive 3 to 5 m/s in RoboCup's Middle Size League."""
 
 
 class Ending(IntEnum):
@@ -53,15 +53,13 @@ class Level:
     """How many (COORP, section VI)."""
     obstacle_radius_m: float = 0.2
     """Ours; 0.1 m in `code`, which is hard to see in 64 pixels."""
-    obstacle_speed_mps: tuple[float, float] = (0.1, 0.3)
+    obstacle_speed_mps: tuple[float, float] = (0.1 * PACE, 0.3 * PACE)
     """The least and the most; 0.3 m/s at most in `code`."""
 
 
-LEVELS = {
-    "known": Level(),
-    "unknown": Level(obstacles=10, obstacle_speed_mps=(0.8, 1.2)),
-}
-"""`known` is what the shipped policy was trained on; `unknown` has more and faster obstacles (ours)."""
+LEVELS = {"known": Level(obstacles=0), "unknown": Level(obstacles=8, obstacle_speed_mps=(0.4 * PACE, 0.8 * PACE))}
+"""`known` is what the shipped policy was trained on: robots only, as in `code`. `unknown` has more obstacles than the
+papers' five, and faster ones than `code`."""
 
 
 @dataclass(frozen=True)
@@ -75,11 +73,11 @@ class Task:
     goal_radius_m: float = 0.2
     """A robot has arrived when its centre is nearer than this to its goal: when it covers it. Ours; 0.1 m in `code`, on
     whose 0.1 s steps a robot that drives for its goal at full speed would often pass it by."""
-    max_speed_mps: float = 1.5
+    max_speed_mps: float = 1.5 * PACE
     """Robots drive forwards, at this at most (`code`)."""
-    max_turn_radps: float = 1.5
+    max_turn_radps: float = 1.5 * PACE
     """And turn by this at most, either way (`code`)."""
-    episode_s: float = 15.0
+    episode_s: float = 15.0 / PACE
     """After this a robot that has neither collided nor arrived is given up: 150 steps of 0.1 s in `code`."""
     clearance_m: float = 1.0
     """Starts are at least this far from robots and obstacles, goals from each other and from walls (`code`)."""
@@ -93,29 +91,33 @@ class Task:
     costs what would have come; with `endless` nothing ends, so both are needed."""
     region_m: float = 4.0
     """Only what is within this, centre to centre, counts as a risk (`code`)."""
-    horizon_s: float = 5.0
+    horizon_s: float = 5.0 / PACE
     """Only expected collisions with robots and obstacles that are nearer than this count as a risk (`code`)."""
-    wall_horizon_s: float = 1.0
+    wall_horizon_s: float = 1.0 / PACE
     """The same for walls (`code`)."""
     margin_m: float = 0.1
     """How much larger than it is a robot takes itself to be when it looks for risks (`code`)."""
     risk_bonus: float = 0.3
     risk_detour: float = 0.0
     risk_time: float = 6.0
-    """At risk, a step of 0.1 s gives `risk_bonus - risk_detour * d - risk_time * 0.2 / (t + 0.2)`: t is the expected
-    collision time in seconds, d the distance between the robot's velocity and the wanted one (full speed towards the
-    goal), as a share of twice the full speed. Numbers from the training scripts of `code`."""
+    softening_s: float = 0.2 / PACE
+    """At risk, a step of `shaping_step_s` gives `risk_bonus - risk_detour * d - risk_time * s / (t + s)`: s is
+    `softening_s`, t the expected collision time, d the distance between the robot's velocity and the wanted one (full
+    speed towards the goal), as a share of twice the full speed. Numbers from the training scripts of `code`."""
     free_bonus: float = 0.3
     free_detour: float = 3.0
     """Without risk it gives `free_bonus - free_detour * d`."""
+    shaping_step_s: float = 0.1 / PACE
+    """The step that the shaping terms are for (`code`); a sample counts for its share of one."""
 
     def __post_init__(self) -> None:
         positive = ("width_m", "height_m", "robot_radius_m", "goal_radius_m", "max_speed_mps", "max_turn_radps")
+        positive += ("episode_s", "clearance_m", "travel_m", "softening_s", "shaping_step_s")
         for field in fields(self):
             value = getattr(self, field.name)
             if not abs(value) < 1e6:
                 raise ValueError(f"{field.name} is {value}; it must be a number below a million")
-            if value <= 0 and field.name in (*positive, "episode_s", "clearance_m", "travel_m"):
+            if value <= 0 and field.name in positive:
                 raise ValueError(f"{field.name} is {value}; it must be greater than 0")
         room = 2 * (self.clearance_m + self.robot_radius_m)
         if min(self.width_m, self.height_m) <= room:

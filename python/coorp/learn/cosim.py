@@ -30,7 +30,6 @@ from numpy.typing import NDArray
 
 from coorp import EventKind, Session
 from coorp.envs import Navigation
-from coorp.envs.task import TICK_NS
 from coorp.learn.fit import velocities
 from coorp.learn.learner import Learner
 from coorp.learn.network import Network
@@ -144,7 +143,6 @@ class Cosim:
         self._rng = np.random.default_rng([seed, 0x6C6561726E])
         self._rewards = np.zeros(robots)
         self._endings = [0] * robots
-        self._view: tuple[int, Images, Floats] | None = None
         self._made: list[dict[int, Perception]] = [{} for _ in range(robots)]
         self._has = [self._perceive(robot, 0) for robot in range(robots)]
         self._commands: dict[int, Floats] = {}
@@ -157,7 +155,6 @@ class Cosim:
             self._follow(events)
             self.env.advance_to_ns(second * NS)
             self._settle()
-            self._view = None
             tally = self.env.tally()
             self.history.add(second, float(self._rewards.sum()), int(tally.collisions.sum()), int(tally.arrivals.sum()))
             self.now_s = second
@@ -215,14 +212,10 @@ class Cosim:
             self._endings[ended] += 1
 
     def _perceive(self, robot: int, tick: int) -> Perception:
-        """What `robot` perceives now. The world stands still for a millisecond, so robots that look within the same
-        one share the drawing."""
-        key = self.env.now_ns // TICK_NS
-        if self._view is None or self._view[0] != key:
-            self._view = (key, *self.env.observe())
-            self._settle()
-        _, images, vectors = self._view
-        return Perception(tick, images[robot], vectors[robot], float(self._rewards[robot]), self._endings[robot])
+        """What `robot` perceives now."""
+        self._settle()
+        [image], [vector] = self.env.observe(robot)
+        return Perception(tick, image, vector, float(self._rewards[robot]), self._endings[robot])
 
     def _on_infer(self, t_ns: int, number: int) -> None:
         self.env.advance_to_ns(t_ns)
@@ -247,7 +240,6 @@ class Cosim:
             return
         self.env.advance_to_ns(t_ns)
         self.env.set_velocity(robot, command[robot])
-        self._view = None
         for onlooker in self.onlookers:
             onlooker.on_command(t_ns, robot, command[robot])
 
@@ -299,6 +291,5 @@ class Cosim:
         if self.learner is not None:
             self.learner.restore(state["learner"])
         self._deviation = self._explores()
-        self._view = None
         for second in range(1, self.now_s + 1):
             self._session.advance(float(second))

@@ -6,8 +6,8 @@ combined): a robot's value comes from its own observation and the mean over the 
 number of robots. The policy is decentralised in what it reads and shared in its weights.
 
 It is tiny on purpose. One batched forward of five images stands in every control loop, 54,000 times in half an hour;
-the size on the air comes from the team file, which pads it to `parameters`. Both convolutions do not overlap, so each
-is one matrix product over patches, which on a CPU is faster than a convolution and needs no change of layout.
+the size on the air comes from the team file, which pads it to `parameters`. The convolution does not overlap, so it is
+one matrix product over patches, which on a CPU is faster than a convolution and needs no change of layout.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from torch.nn import functional
 
 IMAGE = 64
 CHANNELS = 3
-PATCH_1, FEATURES_1 = 8, 16
-PATCH_2, FEATURES_2 = 4, 32
-CODE = FEATURES_2 * (IMAGE // (PATCH_1 * PATCH_2)) ** 2
-"""What is left of an image: 32 features of each of its quarters."""
+PATCH, FEATURES = 8, 8
+"""Pixels a side of a patch, and what is kept of each."""
+CODE = 128
+"""What is left of an image."""
 HIDDEN = 64
 LOG_STD_MIN, LOG_STD_MAX = -3.0, 0.5
 
@@ -53,8 +53,8 @@ class Network(nn.Module):
         self.register_buffer("scale", torch.ones(vector) if scale is None else torch.tensor(scale))
         assert self.scale.shape == (vector,), f"{len(self.scale)} scales for {vector} numbers"
         self.shape: Shape = {"vector": vector, "action": action}
-        self.patches_1 = nn.Linear(PATCH_1 * PATCH_1 * CHANNELS, FEATURES_1)
-        self.patches_2 = nn.Linear(PATCH_2 * PATCH_2 * FEATURES_1, FEATURES_2)
+        self.patches = nn.Linear(PATCH * PATCH * CHANNELS, FEATURES)
+        self.code = nn.Linear(FEATURES * (IMAGE // PATCH) ** 2, CODE)
         self.policy = _perceptron(CODE + vector, action)
         self.critic = _perceptron(2 * (CODE + vector), 1)
         self.log_std = nn.Parameter(torch.full((action,), -0.7))
@@ -73,16 +73,14 @@ class Network(nn.Module):
 
     def seen(self, images: Tensor, vectors: Tensor) -> Tensor:
         """Each robot's image code and vector, side by side."""
-        count = images.shape[:-3].numel()
-        side_1, side_2 = IMAGE // PATCH_1, IMAGE // (PATCH_1 * PATCH_2)
+        count, side = images.shape[:-3].numel(), IMAGE // PATCH
         # Patches are moved while their pixels are still bytes, eight at a time, and scaled by scaling the weights: most
         # of the time goes into moving pixels, not into multiplying them.
-        x = images.reshape(count, side_1, PATCH_1, side_1, PATCH_1 * CHANNELS).view(torch.int64).transpose(2, 3)
-        x = x.reshape(count * side_1 * side_1, -1).view(torch.uint8).to(self.log_std.dtype)
-        first = self.patches_1
+        x = images.reshape(count, side, PATCH, side, PATCH * CHANNELS).view(torch.int64).transpose(2, 3)
+        x = x.reshape(count * side * side, -1).view(torch.uint8).to(self.log_std.dtype)
+        first = self.patches
         x = functional.relu(functional.linear(x, first.weight / 255, first.bias - 0.5 * first.weight.sum(1)))
-        x = x.view(count, side_2, PATCH_2, side_2, PATCH_2 * FEATURES_1).transpose(2, 3)
-        x = functional.relu(self.patches_2(x.reshape(count * side_2 * side_2, -1)))
+        x = functional.relu(self.code(x.view(count, -1)))
         return torch.cat((x.view(*vectors.shape[:-1], CODE), vectors / self.scale), dim=-1)
 
     def deviation(self) -> Tensor:

@@ -1,17 +1,15 @@
 """Makes the policy that `coorp learn` starts from: PPO in the easier environment, with no network in between.
 
-    python -m coorp.learn.pretrain [--minutes 400] [--seed 1] [--rate 0.001] [--out FILE]
+    python -m coorp.learn.pretrain [--minutes 150] [--seed 1] [--rate 0.001] [--out FILE]
 
-Several teams drive side by side at 30 Hz, each among few and slow obstacles (level `known`); every command takes effect
-at once. Nothing here needs to be like the DRLC, so a batch is larger and goes in minibatches. The weights kept are
-those of the batch with the best mean reward over the last few.
+Several teams drive side by side, robots only (level `known`), and every command takes effect as late as it does on a
+channel without bulk. Nothing here needs to be like the DRLC, so a batch is larger and goes in minibatches.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections import deque
 from pathlib import Path
 
 import numpy as np
@@ -24,21 +22,23 @@ from coorp.learn.network import Network, flat, load_flat
 from coorp.learn.ppo import Hyper, Optimiser, Transitions
 
 LEVEL = "known"
-TEAMS = 8
+TEAMS = 16
 ROBOTS = 5
-LOOPS = 256
+LOOPS = 64
 """Loops of every team in a batch."""
 PARTS = 8
-PASSES = 4
+PASSES = 3
 HZ = 30
-BEST_OF = 20
+DELAY_S = 0.031
+"""From a perception to the command for it taking effect: about a loop of examples/navigation.toml under mpc-only."""
+REPORT_EVERY = 20
 
 
 class Teams:
     """Teams that drive side by side; arrays begin (teams, robots)."""
 
     def __init__(self, seed: int, level: str = LEVEL) -> None:
-        self.envs = [Navigation(level, robots=ROBOTS, endless=True, control_hz=HZ) for _ in range(TEAMS)]
+        self.envs = [Navigation(level, robots=ROBOTS, endless=True) for _ in range(TEAMS)]
         for number, env in enumerate(self.envs):
             env.reset(seed=seed * 1_000 + number)
         self.step = 0
@@ -50,13 +50,15 @@ class Teams:
 
     def drive(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """One period. Returns rewards, and whose drive ended."""
+        told_s = self.step / HZ + DELAY_S
         self.step += 1
         rewards = np.zeros(actions.shape[:2], dtype=np.float32)
         ended = np.zeros(actions.shape[:2], dtype=np.bool_)
         for number, env in enumerate(self.envs):
+            env.advance_to(told_s)
             for robot, velocity in enumerate(velocities(actions[number])):
                 env.set_velocity(robot, velocity)
-            env.advance_to_ns(round(self.step * 1e9 / HZ))
+            env.advance_to(self.step / HZ)
             rewards[number] = env.take_rewards()
             ended[number, env.take_events()["robot"]] = True
         return rewards, ended
@@ -96,14 +98,11 @@ def pretrain(minutes: float, seed: int, hyper: Hyper) -> Network:
     optimiser = Optimiser(flat(network), hyper)
     teams = Teams(seed)
     batches = max(1, round(minutes * 60 * HZ / (LOOPS * TEAMS)))
-    recent: deque[float] = deque(maxlen=BEST_OF)
-    best, kept = -np.inf, flat(network)
+    rewards: list[float] = []
     before = teams.tally()
     for number in range(batches):
         gathered = gather(network, teams, rng)
-        recent.append(float(np.mean([got.rewards.mean() for got in gathered])) * HZ)
-        if len(recent) == BEST_OF and np.mean(recent) > best:
-            best, kept = float(np.mean(recent)), flat(network)
+        rewards.append(float(np.mean([got.rewards.mean() for got in gathered])) * HZ)
         optimiser.hyper = hyper.slowed(1 - number / batches)
         batch = ppo.joined([ppo.prepare(network, got, hyper) for got in gathered])
         for _ in range(PASSES):
@@ -111,25 +110,24 @@ def pretrain(minutes: float, seed: int, hyper: Hyper) -> Network:
                 load_flat(network, optimiser.parameters)
                 optimiser.step(ppo.gradient(network, batch.part(part, PARTS), hyper))
         load_flat(network, optimiser.parameters)
-        if number % 20 == 19:
+        if (number + 1) % REPORT_EVERY == 0:
             now = teams.tally()
             arrivals, collisions, timeouts = (b - a for a, b in zip(before, now, strict=True))
             before = now
             print(
-                f"batch {number + 1} of {batches}: reward per robot and second {np.mean(recent):.3f}, "
+                f"batch {number + 1} of {batches}: reward per robot and second {np.mean(rewards[-REPORT_EVERY:]):.3f}, "
                 f"arrived {arrivals}, collided {collisions}, gave up {timeouts}",
                 flush=True,
             )
-    load_flat(network, kept)
     return network
 
 
 def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(description="Pre-train the policy that coorp learn starts from.")
-    parser.add_argument("--minutes", type=float, default=400.0, help="driving of all teams together [400]")
+    parser.add_argument("--minutes", type=float, default=150.0, help="driving of all teams together [150]")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--rate", type=float, default=1e-3)
+    parser.add_argument("--rate", type=float, default=Hyper.rate)
     parser.add_argument("--out", type=Path, default=PRETRAINED)
     options = parser.parse_args()
     torch.set_num_threads(1)
