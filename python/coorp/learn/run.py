@@ -1,6 +1,6 @@
 """One run of `coorp learn`, from its plan to its files; and the plans of a comparison.
 
-A run's folder holds `checkpoint.pt` (written once a virtual minute, at Ctrl-C and at the end), and when it is done
+A run's folder holds `checkpoint.pt` (written every ten virtual minutes, at Ctrl-C and at the end), and when it is done
 `model.pt` (the weights learnt), `outcome.json` (what came of it), `team.gif` and `run.mcap` where asked for.
 """
 
@@ -32,7 +32,7 @@ from coorp.learn.ppo import Hyper
 LEVEL = "unknown"
 """What the team drives in: more and faster obstacles than the pre-trained policy knows."""
 NO_BULK, NO_CONTROL = "mpc-only", "bulk-only"
-SAVE_EVERY_S = 60
+SAVE_EVERY_S = 600
 
 
 @dataclass(frozen=True)
