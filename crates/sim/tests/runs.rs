@@ -248,6 +248,36 @@ fn any_team() -> impl Strategy<Value = String> {
     )
 }
 
+/// A plan may leave no gap that a slow packet fits into, above all when clocks are set. That is its price, not a broken
+/// rule.
+#[test]
+fn a_plan_that_leaves_bulk_no_room_breaks_no_rule() {
+    let text = r#"
+        robot = [
+            { name = "r0", leader = true },
+            { name = "r1", mcs = 0, clock_skew = "0us" },
+            { name = "r2", mcs = 0, clock_skew = "0us" },
+            { name = "r3", mcs = 1, clock_skew = "0us" },
+            { name = "r4", mcs = 0, clock_skew = "0us" },
+        ]
+        flow = [
+            { name = "f0", from = "r3", to = "r0", ac = "AC_BE", transport = "udp", saturated = true },
+            { name = "f1", from = "r3", to = "r0", ac = "AC_VO", transport = "tcp", saturated = true },
+            { name = "f2", from = "r0", to = "r1", ac = "AC_VO", transport = "udp", size = 1, period = "2ms" },
+        ]
+        [air]
+        width_mhz = 40
+        rts_cts = false
+        wnic = "mt7612u"
+    "#;
+    let policy = Policy::named("schedwifi").expect("a preset");
+    let faults = Options {
+        faults: true,
+        ..options(3, 7_995_550_241_472_396_098)
+    };
+    coorp_sim::run(&team(text), &policy, &faults, &|_| {}).expect("no rule is broken");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
