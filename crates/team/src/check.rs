@@ -2,7 +2,7 @@
 //!
 //! `parse` never gives a team that fails here. Left out: ranges that are matters of taste, such as the longest period.
 
-use crate::model::{RateSource, Team, Traffic};
+use crate::model::{Air, Change, RateOverride, RateSource, Team, Traffic};
 use crate::rules;
 use coorp_core::{Duration, RobotId};
 use std::collections::HashSet;
@@ -15,7 +15,11 @@ impl Team {
     /// A sentence on the first thing that does not.
     pub fn check(&self) -> Result<(), String> {
         self.check_robots()?;
-        self.check_air()?;
+        for air in self.channels() {
+            self.check_air(air)?;
+        }
+        self.check_interfaces()?;
+        self.check_events()?;
         self.check_flows()?;
         if let Some(control) = &self.control {
             ensure(control.period > Duration::ZERO, || {
@@ -81,15 +85,15 @@ impl Team {
         ensure(usize::from(self.leader.0) < count, || "no robot leads".to_owned())
     }
 
-    fn check_air(&self) -> Result<(), String> {
-        let sorted = self.air.links.windows(2).all(|pair| match pair {
+    fn check_air(&self, air: &Air) -> Result<(), String> {
+        let sorted = air.links.windows(2).all(|pair| match pair {
             [one, next] => (one.from, one.to) < (next.from, next.to),
             _ => true,
         });
         ensure(sorted, || {
             "links are not sorted by sender and receiver, each once".to_owned()
         })?;
-        for edca in &self.air.edca {
+        for edca in &air.edca {
             let windows = [edca.cw_min, edca.cw_max]
                 .iter()
                 .all(|window| (u32::from(*window) + 1).is_power_of_two());
@@ -103,21 +107,73 @@ impl Team {
         // A rate follows from the sender alone, unless a link is described.
         let others = |from: usize| robot(usize::from(from == 0));
         let plain = (0..self.robots.len()).map(|from| (robot(from), others(from)));
-        for (from, to) in plain.chain(self.air.links.iter().map(|link| (link.from, link.to))) {
-            let rate = self.rate(from, to).ok_or("a link joins robots that do not exist")?;
+        for (from, to) in plain.chain(air.links.iter().map(|link| (link.from, link.to))) {
+            let rate = self.rate_on(air, RateOverride::default(), from, to);
+            let rate = rate.ok_or("a link joins robots that do not exist")?;
             ensure(from != to, || "a link joins a robot to itself".to_owned())?;
             ensure(share(rate.loss), || "a loss is not a share of 1".to_owned())?;
             ensure((1..=4).contains(&rate.streams), || {
                 "a link has not 1 to 4 streams".to_owned()
             })?;
             match rate.source {
-                RateSource::Mcs(mcs) => rules::mcs(self.air.standard, self.air.width_mhz, rate.streams, mcs)
-                    .map_err(|(message, _)| message)?,
+                RateSource::Mcs(mcs) => {
+                    rules::mcs(air.standard, air.width_mhz, rate.streams, mcs).map_err(|(message, _)| message)?
+                }
                 RateSource::SnrDb(snr_db) => ensure(snr_db.is_finite(), || "a signal is not finite".to_owned())?,
                 RateSource::Distance => {}
             }
         }
         Ok(())
+    }
+
+    fn check_interfaces(&self) -> Result<(), String> {
+        ensure(self.interfaces.len() <= rules::INTERFACES_MAX, || {
+            format!("more than {} further interfaces", rules::INTERFACES_MAX)
+        })?;
+        for (number, interface) in self.interfaces.iter().enumerate() {
+            ensure(self.are_robots(&interface.robots), || {
+                format!("wlan{} has robots that are none", number + 1)
+            })?;
+            ensure(interface.robots.contains(&self.leader), || {
+                format!("the leader has no wlan{}", number + 1)
+            })?;
+        }
+        let bands: Vec<(u16, u16)> = self.channels().map(|air| (air.channel, air.width_mhz)).collect();
+        let apart = bands
+            .iter()
+            .enumerate()
+            .all(|(place, one)| !bands.iter().skip(place + 1).any(|other| rules::overlap(*one, *other)));
+        ensure(apart, || "two interfaces are on overlapping channels".to_owned())
+    }
+
+    fn check_events(&self) -> Result<(), String> {
+        for event in &self.events {
+            ensure(event.until.is_none_or(|until| until > event.at), || {
+                "an event ends before it begins".to_owned()
+            })?;
+            ensure(
+                event.interface.is_none_or(|number| number <= self.interfaces.len()),
+                || "an event is about an interface that is none".to_owned(),
+            )?;
+            let known = match &event.change {
+                Change::Link { from, to, rate } => {
+                    ensure(rate.loss.is_none_or(share), || "a loss is not a share of 1".to_owned())?;
+                    ensure(rate.streams.is_none_or(|streams| (1..=4).contains(&streams)), || {
+                        "a link has not 1 to 4 streams".to_owned()
+                    })?;
+                    self.are_robots(from.as_slice()) && self.are_robots(to.as_slice())
+                }
+                Change::Partition(robots) | Change::Death(robots) => self.are_robots(robots),
+            };
+            ensure(known, || "an event is about robots that are none".to_owned())?;
+        }
+        Ok(())
+    }
+
+    /// Whether these robots exist, and stand in order, each once.
+    fn are_robots(&self, robots: &[RobotId]) -> bool {
+        let exist = robots.iter().all(|robot| usize::from(robot.0) < self.robots.len());
+        exist && robots.is_sorted_by(|one, next| one < next)
     }
 
     fn check_flows(&self) -> Result<(), String> {

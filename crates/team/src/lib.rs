@@ -16,8 +16,8 @@ mod units;
 mod wnic;
 
 pub use model::{
-    Air, Category, Control, Edca, Flow, Learning, Link, LinkRate, PolicyOverrides, RateOverride, RateSource, Robot,
-    Standard, Sync, Team, Traffic, Transport, Wnic,
+    Air, Category, Change, Control, Edca, Event, Flow, Interface, Learning, Link, LinkRate, PolicyOverrides,
+    RateOverride, RateSource, Robot, Standard, Sync, Team, Traffic, Transport, Wnic,
 };
 pub use problem::LoadError;
 pub use recorded::Recorded;

@@ -19,8 +19,12 @@ pub struct Team {
     pub robots: Vec<Robot>,
     /// The robot that leads: the access point, where inference and permits are.
     pub leader: RobotId,
-    /// The channel and the WNICs.
+    /// The channel and the WNICs: every robot's `wlan0`.
     pub air: Air,
+    /// More interfaces of the robots: `wlan1`, `wlan2` and so on, in the file's order.
+    pub interfaces: Vec<Interface>,
+    /// What goes wrong, and when.
+    pub events: Vec<Event>,
     /// The MPC loop; `None` where the team has none.
     pub control: Option<Control>,
     /// The DRLC; `None` where the team does not learn.
@@ -125,6 +129,47 @@ pub struct Link {
     pub to: RobotId,
     /// What differs.
     pub rate: RateOverride,
+}
+
+/// `[[interface]]`: one more interface of the robots, on a channel of its own.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Interface {
+    /// Who has it, sorted; the leader, who is its access point, is always among them.
+    pub robots: Vec<RobotId>,
+    /// Its channel and WNICs.
+    pub air: Air,
+}
+
+/// `[[event]]`: something that happens to the air or to robots at its time, and ends at another.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Event {
+    /// When it begins, after the run's start.
+    pub at: Duration,
+    /// When it ends, after `at`; `None`: never.
+    pub until: Option<Duration>,
+    /// The interface that it is about, as `Team::channels` counts them; `None`: all.
+    pub interface: Option<usize>,
+    /// What happens.
+    pub change: Change,
+}
+
+/// What an event changes.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Change {
+    /// Links have another rate or other losses. Wins over whatever else is said of them; among events the later one
+    /// in the file.
+    Link {
+        /// Who sends; `None`: anybody.
+        from: Option<RobotId>,
+        /// Who receives; `None`: anybody.
+        to: Option<RobotId>,
+        /// What differs.
+        rate: RateOverride,
+    },
+    /// These robots hear one another and nobody else, nor does anybody else hear them. Sorted.
+    Partition(Vec<RobotId>),
+    /// These robots are off; afterwards they start anew, knowing nothing. Sorted.
+    Death(Vec<RobotId>),
 }
 
 /// The rate of one direction between two robots, all descriptions of it put together by `Team::rate`.
@@ -372,7 +417,7 @@ pub struct PolicyOverrides {
 impl RateOverride {
     /// This description, with what it leaves open taken from a wider one. An MCS here hides a ratio there and the
     /// other way round.
-    pub(crate) fn or(self, wider: RateOverride) -> RateOverride {
+    pub fn or(self, wider: RateOverride) -> RateOverride {
         let fixed = self.mcs.is_some() || self.snr_db.is_some();
         RateOverride {
             mcs: if fixed { self.mcs } else { wider.mcs },
@@ -397,20 +442,23 @@ impl Air {
 
 impl Team {
     /// The rate from one robot to another: what `[[air.link]]` says, else the sender, else `[air]`, else the
-    /// positions, else MCS 7. `None` where a robot does not exist.
+    /// positions, else MCS 7. `None` where a robot does not exist. Events are left out, and so are other interfaces
+    /// than `wlan0`: see `Team::rate_on`.
     pub fn rate(&self, from: RobotId, to: RobotId) -> Option<LinkRate> {
+        self.rate_on(&self.air, RateOverride::default(), from, to)
+    }
+
+    /// The same on any channel of the team, with what `now` says of the link ahead of everything else.
+    pub fn rate_on(&self, air: &Air, now: RateOverride, from: RobotId, to: RobotId) -> Option<LinkRate> {
         let sender = self.robots.get(usize::from(from.0))?;
         let receiver = self.robots.get(usize::from(to.0))?;
-        let link = self
-            .air
-            .links
-            .binary_search_by_key(&(from, to), |link| (link.from, link.to));
+        let link = air.links.binary_search_by_key(&(from, to), |link| (link.from, link.to));
         let link = link
             .ok()
-            .and_then(|at| self.air.links.get(at))
+            .and_then(|at| air.links.get(at))
             .map(|link| link.rate)
             .unwrap_or_default();
-        let own = link.or(sender.rate).or(self.air.rate());
+        let own = now.or(link).or(sender.rate).or(air.rate());
         let placed = sender.position_m.is_some() && receiver.position_m.is_some();
         let source = match (own.mcs, own.snr_db) {
             (Some(mcs), _) => RateSource::Mcs(mcs),
@@ -418,10 +466,28 @@ impl Team {
             (None, None) if placed => RateSource::Distance,
             (None, None) => RateSource::Mcs(MCS_DEFAULT),
         };
-        let (streams, loss) = (
-            own.streams.unwrap_or(self.air.streams),
-            own.loss.unwrap_or(self.air.loss),
-        );
+        let (streams, loss) = (own.streams.unwrap_or(air.streams), own.loss.unwrap_or(air.loss));
         Some(LinkRate { source, streams, loss })
+    }
+
+    /// The channels in the order of the interfaces on them: `wlan0`, which is `Team::air`, then `Team::interfaces`.
+    pub fn channels(&self) -> impl Iterator<Item = &Air> {
+        std::iter::once(&self.air).chain(self.interfaces.iter().map(|interface| &interface.air))
+    }
+
+    /// Whether a robot has the interface of this number, `wlan0` being the first.
+    pub fn has_interface(&self, robot: RobotId, interface: usize) -> bool {
+        let Some(further) = interface.checked_sub(1) else {
+            return usize::from(robot.0) < self.robots.len();
+        };
+        let interface = self.interfaces.get(further);
+        interface.is_some_and(|interface| interface.robots.binary_search(&robot).is_ok())
+    }
+}
+
+impl Event {
+    /// Whether it is going on so long after the start.
+    pub fn active(&self, after: Duration) -> bool {
+        self.at <= after && self.until.is_none_or(|until| after < until)
     }
 }

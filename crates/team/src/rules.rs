@@ -13,6 +13,15 @@ pub(crate) const FLOWS_MAX: usize = 10_000;
 pub(crate) const LINKS_MAX: usize = 10_000;
 /// Waypoints of a robot at most.
 pub(crate) const WAYPOINTS_MAX: usize = 1_000;
+/// `[[interface]]` tables at most; no robot carries more cards.
+pub(crate) const INTERFACES_MAX: usize = 7;
+/// `[[event]]` tables at most.
+pub(crate) const EVENTS_MAX: usize = 1_000;
+/// Channel numbers of the 5 GHz band, in the blocks that wider channels are made of.
+pub(crate) const CHANNELS: [u16; 28] = [
+    36, 40, 44, 48, 52, 56, 60, 64, 100, 104, 108, 112, 116, 120, 124, 128, 132, 136, 140, 144, 149, 153, 157, 161,
+    165, 169, 173, 177,
+];
 /// Characters of a name at most.
 pub(crate) const NAME_CHARS_MAX: usize = 64;
 
@@ -55,6 +64,19 @@ pub(crate) fn mcs(standard: Standard, width_mhz: u16, streams: u8, mcs: u8) -> R
     Ok(())
 }
 
+/// Whether two channels share any of the band. A channel of 40 or 80 MHz is the pair or the four of 20 MHz channels
+/// that its number is one of (IEEE 802.11-2020, annex E, table E-4).
+pub(crate) fn overlap(one: (u16, u16), other: (u16, u16)) -> bool {
+    let parts = |(channel, width_mhz): (u16, u16)| {
+        let place = CHANNELS.iter().position(|known| *known == channel).unwrap_or(0);
+        let count = usize::from(width_mhz / 20).max(1);
+        let first = place / count * count;
+        first..first + count
+    };
+    let (one, other) = (parts(one), parts(other));
+    one.start < other.end && other.start < one.end
+}
+
 /// Whether a robot or a flow may be called so: the name goes into file names, keys of the fabric and reports.
 pub(crate) fn name(name: &str) -> Result<(), Fault> {
     let fits = |c: char| c.is_alphanumeric() || matches!(c, '-' | '_' | '.');
@@ -90,5 +112,13 @@ mod tests {
         assert!(mcs(Standard::Ax, 20, 1, 12).is_err());
         let (_, mend) = mcs(Standard::N, 40, 1, 15).unwrap_err();
         assert_eq!(mend, "write `mcs = 7` and `streams = 2`");
+    }
+
+    #[test]
+    fn wide_channels_overlap_those_that_they_are_made_of() {
+        assert!(overlap((44, 20), (44, 20)) && !overlap((44, 20), (40, 20)));
+        assert!(overlap((44, 40), (48, 20)) && !overlap((44, 40), (40, 20)));
+        assert!(overlap((36, 80), (48, 20)) && !overlap((36, 80), (52, 80)));
+        assert!(overlap((157, 80), (149, 40)) && !overlap((161, 80), (165, 20)));
     }
 }

@@ -119,6 +119,35 @@ impl<'t> Sheet<'t> {
         }
     }
 
+    /// A list of texts, at most `most`.
+    pub(crate) fn strings(&mut self, key: &'static str, most: usize) -> Option<Vec<Placed<&'t str>>> {
+        let value = self.value(key)?;
+        let DeValue::Array(list) = value.get_ref() else {
+            self.wrong_type(key, value.get_ref(), "a list of names, such as [\"rover\", \"base\"]");
+            return None;
+        };
+        if list.len() > most {
+            self.problem(
+                key,
+                format!("`{key}` has {} names", list.len()),
+                format!("keep it to {most} names"),
+            );
+            return None;
+        }
+        let mut texts = Vec::with_capacity(list.len());
+        for value in list.iter() {
+            match value.get_ref() {
+                DeValue::String(text) => texts.push((text.as_ref(), value.span())),
+                other => {
+                    let message = format!("`{key}` holds {}, not a name", kind(other));
+                    self.problems
+                        .add(self.file, value.span(), message, "write names in quotes");
+                }
+            }
+        }
+        Some(texts)
+    }
+
     /// `true` or `false`.
     pub(crate) fn flag(&mut self, key: &'static str) -> Option<bool> {
         let value = self.value(key)?.get_ref();

@@ -46,6 +46,9 @@ fn value() -> impl Strategy<Value = String> {
             "\"12KiB\"",
             "\"1B\"",
             "\"alpha\"",
+            "[\"alpha\"]",
+            "[\"bravo\", \"alpha\", \"bravo\"]",
+            "\"wlan1\"",
             "\"bravo\"",
             "\"AC_VI\"",
             "\"AC_BE\"",
@@ -72,7 +75,7 @@ fn value() -> impl Strategy<Value = String> {
 }
 
 /// A table and the keys that it knows.
-const TABLES: [(&str, &[&str]); 9] = [
+const TABLES: [(&str, &[&str]); 11] = [
     (
         "[[robot]]",
         &[
@@ -117,6 +120,24 @@ const TABLES: [(&str, &[&str]); 9] = [
         &["aifsn", "cw_min", "cw_max", "txop", "ampdu_frames", "ampdu_bytes"],
     ),
     ("[[air.link]]", &["from", "to", "mcs", "streams", "snr_db", "loss"]),
+    (
+        "[[interface]]",
+        &["channel", "width_mhz", "standard", "mcs", "streams", "robots", "link"],
+    ),
+    (
+        "[[event]]",
+        &[
+            "until",
+            "from",
+            "to",
+            "mcs",
+            "streams",
+            "loss",
+            "partition",
+            "death",
+            "interface",
+        ],
+    ),
     (
         "[control]",
         &[
@@ -200,6 +221,7 @@ fn plausible() -> impl Strategy<Value = String> {
                 text += match *title {
                     "[[flow]]" => "name = \"f\"\nfrom = \"alpha\"\nto = \"bravo\"\n",
                     "[[robot]]" => "name = \"charlie\"\n",
+                    "[[event]]" => "at = \"1ms\"\n",
                     _ => "",
                 };
             }

@@ -26,6 +26,8 @@ fn every_key_is_on_the_page() {
         "[air]\n",
         "[air.ac_vo]\n",
         "[[air.link]]\nmcs = 1\n",
+        "[[interface]]\nchannel = 100\n",
+        "[[event]]\nat = \"1s\"\nloss = 0.1\n",
         "[control]\n",
         "[learning]\n",
         "[[flow]]\n",

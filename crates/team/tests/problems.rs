@@ -168,6 +168,78 @@ fn ten_thousand_robots_are_one_problem() {
 }
 
 #[test]
+fn interfaces() {
+    with(
+        "[[interface]]\nmcs = 3",
+        &[
+            "team.toml:11:1",
+            "wlan1 on channel 44 of 20 MHz overlaps wlan0 on channel 44",
+            "another `channel`",
+        ],
+    );
+    with(
+        "[air]\nchannel = 36\nwidth_mhz = 80\n[[interface]]\nchannel = 149\n[[interface]]\nchannel = 48",
+        &["team.toml:17:11", "wlan2 on channel 48", "overlaps wlan0"],
+    );
+    with(
+        "[[interface]]\nchannel = 100\nrobots = [\"bravo\"]",
+        &["team.toml:13:10", "the leader", "add \"alpha\""],
+    );
+    with(
+        "[[interface]]\nchannel = 100\nrobots = [\"alpha\", \"brava\"]",
+        &["team.toml:13:20", "no robot \"brava\"", "did you mean \"bravo\"?"],
+    );
+    with("[[interface]]\nchannel = 100\nmcs = 9", &["has no MCS 9"]);
+    with(
+        "[[interface]]\nchannel = 100\n[[interface.link]]\nfrom = \"alpha\"\nto = \"bravo\"",
+        &["[[interface.link]] changes nothing"],
+    );
+    let text = format!("{TEAM}[[interface]]\nchannel = 100\nrobots = [\"bravo\", \"alpha\"]\nloss = 0.2\n");
+    let team = parse(&text, "team.toml", Path::new("")).unwrap();
+    assert_eq!(
+        team.interfaces[0].robots,
+        [coorp_core::RobotId(0), coorp_core::RobotId(1)]
+    );
+    assert_eq!((team.air.loss, team.interfaces[0].air.loss), (0.0, 0.2));
+}
+
+#[test]
+fn events() {
+    with(
+        "[[event]]\nloss = 0.1",
+        &["team.toml:11:1", "no `at`", "add `at = \"60s\"`"],
+    );
+    with(
+        "[[event]]\nat = \"1s\"",
+        &["team.toml:11:1", "changes nothing", "`death`"],
+    );
+    with(
+        "[[event]]\nat = \"1s\"\nfrom = \"bravo\"",
+        &["names links and changes nothing"],
+    );
+    with(
+        "[[event]]\nat = \"2s\"\nuntil = \"2s\"\nloss = 0.1",
+        &["team.toml:13:9", "not after `at`"],
+    );
+    with(
+        "[[event]]\nat = \"2s\"\nloss = 0.1\ndeath = [\"bravo\"]",
+        &["both `loss` and `death`", "an [[event]] for each"],
+    );
+    with("[[event]]\nat = \"2s\"\ndeath = []", &["names no robots"]);
+    with("[[event]]\nat = \"2s\"\ndeath = \"bravo\"", &["not a list of names"]);
+    with("[[event]]\nat = \"2s\"\ndeath = [3]", &["not a name"]);
+    with(
+        "[[event]]\nat = \"2s\"\nloss = 0.1\ninterface = \"wlan1\"",
+        &["team.toml:14:13", "no interface \"wlan1\"", "[[interface]]"],
+    );
+    with("[[event]]\nat = \"2s\"\nmcs = 9", &["has no MCS 9"]);
+    with(
+        "[[event]]\nat = \"2s\"\nmcs = 1\nfrom = \"alpha\"\nto = \"alpha\"",
+        &["to itself"],
+    );
+}
+
+#[test]
 fn nine_thousand_wrong_flows_end() {
     // Each name is held against a thousand others for its mend, which must not be done for every one of them.
     let robots: String = (0..1_000)

@@ -41,6 +41,9 @@ pub fn team_of(team: &Team, robots: usize) -> Option<Team> {
     scaled.robots = places.iter().filter_map(|place| robot(team, *place)).collect();
     scaled.leader = RobotId(u16::try_from(leader_at).ok()?);
     scaled.air.links = links(team, &places);
+    // How many robots fit is asked of one undisturbed channel.
+    scaled.interfaces.clear();
+    scaled.events.clear();
     scaled.flows = flows(team, &places);
     if let Some(learning) = &mut scaled.learning {
         // A data item holds every robot's perception.

@@ -6,18 +6,13 @@
 use super::robot::{check_mcs, rate};
 use super::Roster;
 use crate::model::{Air, Edca, Link, RateOverride, Robot, Standard};
-use crate::rules::LINKS_MAX;
+use crate::rules::{CHANNELS, LINKS_MAX};
 use crate::sheet::Sheet;
 use crate::wnic;
 use coorp_core::Duration;
 use std::collections::BTreeMap;
 use std::path::Path;
 use toml::de::DeTable;
-
-const CHANNELS: [u16; 28] = [
-    36, 40, 44, 48, 52, 56, 60, 64, 100, 104, 108, 112, 116, 120, 124, 128, 132, 136, 140, 144, 149, 153, 157, 161,
-    165, 169, 173, 177,
-];
 
 /// The longest TXOP limit that a beacon can announce: 255 times 32 us.
 const TXOP_MAX: Duration = Duration::from_micros(8_160);
@@ -27,18 +22,24 @@ pub(super) fn air<'t>(root: &mut Sheet<'t>, robots: &[Robot], roster: &Roster<'t
     let (problems, file) = root.problems();
     match root.table("air", "[air]") {
         Some(mut sheet) => {
-            let links = sheet.tables("link", "[[air.link]]", LINKS_MAX);
-            let mut air = channel(&mut sheet, base);
+            let (mut air, links) = channel_and_links(&mut sheet, "air", base);
             sheet.finish();
             air.links = self::links(links, robots, roster, &air);
             air
         }
         // Without the table every key is absent and every default counts.
-        None => channel(&mut Sheet::new(&empty, 0..0, "[air]", problems, file), base),
+        None => channel(&mut Sheet::new(&empty, 0..0, "[air]", problems, file), "air", base),
     }
 }
 
-fn channel(sheet: &mut Sheet<'_>, base: &Path) -> Air {
+/// A channel, and the tables of its links, which are read once the channel is known. `table` is what messages call the
+/// table: `air` or `interface`.
+pub(super) fn channel_and_links<'t>(sheet: &mut Sheet<'t>, table: &str, base: &Path) -> (Air, Vec<Sheet<'t>>) {
+    let links = sheet.tables("link", &format!("[[{table}.link]]"), LINKS_MAX);
+    (channel(sheet, table, base), links)
+}
+
+fn channel(sheet: &mut Sheet<'_>, table: &str, base: &Path) -> Air {
     let names = [
         ("802.11n", Standard::N),
         ("802.11ac", Standard::Ac),
@@ -76,7 +77,7 @@ fn channel(sheet: &mut Sheet<'_>, base: &Path) -> Air {
             .number("noise_dbm", -120.0..=-30.0)
             .unwrap_or_else(|| thermal_noise_dbm(width_mhz)),
         path_loss_exponent: sheet.number("path_loss_exponent", 1.5..=6.0).unwrap_or(3.0),
-        edca: edca(sheet, standard),
+        edca: edca(sheet, table, standard),
         wnic: wnic::profile(sheet, base),
     };
     check_mcs(sheet, "mcs", air.rate(), &air);
@@ -88,7 +89,7 @@ fn thermal_noise_dbm(width_mhz: u16) -> f64 {
     -174.0 + 10.0 * (f64::from(width_mhz) * 1e6).log10() + 7.0
 }
 
-fn edca(sheet: &mut Sheet<'_>, standard: Standard) -> [Edca; 4] {
+fn edca(sheet: &mut Sheet<'_>, table: &str, standard: Standard) -> [Edca; 4] {
     // What each standard lets a PPDU carry: aPSDUMaxLength of HT, VHT and HE.
     let bytes: u32 = match standard {
         Standard::N => 65_535,
@@ -104,11 +105,12 @@ fn edca(sheet: &mut Sheet<'_>, standard: Standard) -> [Edca; 4] {
         ampdu_bytes: bytes,
     };
     let frames_max = if standard == Standard::Ax { 256 } else { 64 };
+    let mut category = |key, default| self::category(sheet, key, &format!("[{table}.{key}]"), default, frames_max);
     [
-        category(sheet, "ac_vo", "[air.ac_vo]", default(2, 3, 7, 1_504), frames_max),
-        category(sheet, "ac_vi", "[air.ac_vi]", default(2, 7, 15, 3_008), frames_max),
-        category(sheet, "ac_be", "[air.ac_be]", default(3, 15, 1_023, 0), frames_max),
-        category(sheet, "ac_bk", "[air.ac_bk]", default(7, 15, 1_023, 0), frames_max),
+        category("ac_vo", default(2, 3, 7, 1_504)),
+        category("ac_vi", default(2, 7, 15, 3_008)),
+        category("ac_be", default(3, 15, 1_023, 0)),
+        category("ac_bk", default(7, 15, 1_023, 0)),
     ]
 }
 
@@ -152,14 +154,14 @@ fn window(sheet: &mut Sheet<'_>, key: &'static str) -> Option<u16> {
     None
 }
 
-fn links<'t>(sheets: Vec<Sheet<'t>>, robots: &[Robot], roster: &Roster<'t>, air: &Air) -> Vec<Link> {
+pub(super) fn links<'t>(sheets: Vec<Sheet<'t>>, robots: &[Robot], roster: &Roster<'t>, air: &Air) -> Vec<Link> {
     let mut found = BTreeMap::new();
     for mut sheet in sheets {
         let ends = roster.ends(&mut sheet);
         let rate = rate(&mut sheet);
         if rate == RateOverride::default() && sheet.sound() {
             let (problems, file) = sheet.problems();
-            let message = "[[air.link]] changes nothing";
+            let message = format!("{} changes nothing", sheet.title());
             problems.add(file, sheet.span(), message, "set `mcs`, `streams`, `snr_db` or `loss`");
         }
         sheet.finish();
@@ -167,7 +169,7 @@ fn links<'t>(sheets: Vec<Sheet<'t>>, robots: &[Robot], roster: &Roster<'t>, air:
         let (problems, file) = sheet.problems();
         if let Some((first, _)) = found.get(&ends) {
             let other = (Sheet::span(first), "the first is here");
-            let message = "two [[air.link]] tables describe the same direction";
+            let message = format!("two {} tables describe the same direction", sheet.title());
             problems.add_pair(file, sheet.span(), other, message, "put them together");
             continue;
         }

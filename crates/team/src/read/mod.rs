@@ -5,11 +5,13 @@
 
 mod air;
 mod control;
+mod event;
 mod flow;
+mod interface;
 mod policy;
 mod robot;
 
-use crate::model::{Robot, Team};
+use crate::model::{Air, Robot, Team};
 use crate::rules;
 use crate::sheet::{nearest, Sheet};
 use crate::units::clip;
@@ -37,14 +39,19 @@ pub(crate) fn team(mut sheet: Sheet<'_>, stem: &str, base: &Path) -> Option<Team
     let (robots, roster) = robot::robots(&mut robot_sheets);
     let leader = robot::leader(&sheet, &robot_sheets, &robots);
     let air = air::air(&mut sheet, &robots, &roster, base);
+    let interfaces = interface::interfaces(&mut sheet, &robots, &roster, &air, base);
     let control = control::control(&mut sheet);
     let learning = control::learning(&mut sheet, control.as_ref(), robots.len());
     let flows = flow::flows(&mut sheet, &roster);
     let policy = policy::overrides(&mut sheet);
+    let airs: Vec<&Air> = std::iter::once(&air)
+        .chain(interfaces.iter().map(|interface| &interface.air))
+        .collect();
+    let events = event::events(&mut sheet, &roster, &airs);
     robot::check_against(
         &robot_sheets,
         &robots,
-        &air,
+        &airs,
         control.as_ref(),
         sheet.has("control"),
         sheet.has("learning"),
@@ -55,6 +62,8 @@ pub(crate) fn team(mut sheet: Sheet<'_>, stem: &str, base: &Path) -> Option<Team
         robots,
         leader: leader?,
         air,
+        interfaces,
+        events,
         control,
         learning,
         flows,
@@ -68,20 +77,46 @@ pub(crate) struct Roster<'t>(HashMap<&'t str, RobotId>);
 impl<'t> Roster<'t> {
     /// The robot that `key` names; a problem where there is none.
     fn find(&self, sheet: &mut Sheet<'t>, key: &'static str) -> Option<RobotId> {
-        let Some((name, _)) = sheet.string(key) else {
+        let Some((name, span)) = sheet.string(key) else {
             sheet.missing(key, format!("add `{key} = \"…\"` with a robot's name"));
             return None;
         };
+        self.named(sheet, name, span)
+    }
+
+    /// The same where the key may be left out.
+    fn find_if_there(&self, sheet: &mut Sheet<'t>, key: &'static str) -> Option<RobotId> {
+        let (name, span) = sheet.has(key).then(|| sheet.string(key))??;
+        self.named(sheet, name, span)
+    }
+
+    /// The robots that a list names, sorted, each once; `None` where the key is left out.
+    fn list(&self, sheet: &mut Sheet<'t>, key: &'static str) -> Option<Vec<RobotId>> {
+        let names = sheet.strings(key, rules::ROBOTS_MAX)?;
+        if names.is_empty() && sheet.sound() {
+            sheet.problem(key, format!("`{key}` names no robots"), "name at least one");
+        }
+        let mut found: Vec<RobotId> = names
+            .into_iter()
+            .filter_map(|(name, span)| self.named(sheet, name, span))
+            .collect();
+        found.sort_unstable();
+        found.dedup();
+        Some(found)
+    }
+
+    fn named(&self, sheet: &Sheet<'t>, name: &str, span: Range<usize>) -> Option<RobotId> {
         let found = self.0.get(name).copied();
+        let (problems, file) = sheet.problems();
         // With a wrong list of robots every name would look wrong.
-        if found.is_none() && !self.0.is_empty() && !sheet.problems().0.full() {
+        if found.is_none() && !self.0.is_empty() && !problems.full() {
             let mut names: Vec<&str> = self.0.keys().copied().collect();
             names.sort_unstable();
             let mend = match nearest(name, names.iter().copied()) {
                 Some(near) => format!("did you mean \"{near}\"?"),
                 None => format!("the robots are {}", listed(&names)),
             };
-            sheet.problem(key, format!("there is no robot \"{}\"", clip(name)), mend);
+            problems.add(file, span, format!("there is no robot \"{}\"", clip(name)), mend);
         }
         found
     }

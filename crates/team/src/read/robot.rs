@@ -104,16 +104,17 @@ pub(super) fn leader(sheet: &Sheet<'_>, sheets: &[Sheet<'_>], robots: &[Robot]) 
 pub(super) fn check_against(
     sheets: &[Sheet<'_>],
     robots: &[Robot],
-    air: &Air,
+    airs: &[&Air],
     control: Option<&Control>,
     controls: bool,
     learns: bool,
 ) {
     for (sheet, robot) in sheets.iter().zip(robots) {
         if robot.rate.mcs.is_some() || robot.rate.streams.is_some() {
-            let rate = robot.rate.or(air.rate());
             let key = if sheet.has("mcs") { "mcs" } else { "streams" };
-            check_mcs(sheet, key, rate, air);
+            for air in airs {
+                check_mcs(sheet, key, robot.rate.or(air.rate()), air);
+            }
         }
         if sheet.has("phase") && !controls {
             sheet.problem(
@@ -142,7 +143,8 @@ pub(super) fn check_against(
     }
     let placed = robots.iter().any(|robot| robot.position_m.is_some());
     let lost = sheets.iter().find(|sheet| !sheet.has("position_m"));
-    if let (true, None, None, Some(lost)) = (placed, air.mcs, air.snr_db, lost) {
+    let by_distance = airs.iter().any(|air| air.mcs.is_none() && air.snr_db.is_none());
+    if let (true, true, Some(lost)) = (placed, by_distance, lost) {
         let message = "a robot has no position, and rates are to follow from the distance";
         let (problems, file) = lost.problems();
         problems.add(
