@@ -38,7 +38,8 @@ pub trait Host {
     fn released(&mut self, packet: &Packet, ahead: u16, queued_at: Instant, now: Instant);
     /// The transmit status of `packet`, which the WNIC got at `queued_at`: acknowledged, or given up.
     fn completed(&mut self, packet: &Packet, queued_at: Instant, acknowledged: bool, now: Instant);
-    /// `packet` reached the stack of its receiver.
+    /// `packet` reached the stack of its receiver. A group addressed one reaches several, one call each, with the
+    /// receiver in `to`; its transmit status comes after them and is always an acknowledgement but after a collision.
     fn delivered(&mut self, packet: &Packet, now: Instant);
     /// The host queue dropped `packet`.
     fn dropped(&mut self, packet: &Packet, now: Instant);
@@ -89,6 +90,11 @@ pub struct MacCounters {
     pub control: Duration,
 }
 
+/// Draws whether an MPDU is lost. A link without losses draws nothing.
+fn is_lost(loss: f64, rng: &mut Xoshiro256PlusPlus) -> bool {
+    loss > 0.0 && ((rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64) < loss
+}
+
 /// A span in slots, rounded: everybody's slots are taken to line up.
 fn slots(span: Duration) -> u64 {
     (span.as_nanos() + SLOT.as_nanos() / 2) / SLOT.as_nanos()
@@ -132,6 +138,8 @@ struct Party {
     station: StationId,
     category: AccessCategory,
     frames: u16,
+    /// It is sent again if it meets others: to one station, not to all.
+    retried: bool,
     /// Only its RTS was on the air.
     announced: bool,
     /// When its own frame ends.
@@ -174,6 +182,8 @@ pub struct Air {
 #[derive(Debug)]
 struct Links {
     default: (Link, Timing),
+    /// What group addressed frames are sent at.
+    group: Timing,
     /// Row a sender; empty where it has no link of its own.
     rows: Vec<Vec<Option<(Link, Timing)>>>,
 }
@@ -182,6 +192,13 @@ impl Links {
     fn get(&self, from: StationId, to: StationId) -> &(Link, Timing) {
         let own = self.rows[usize::from(from.0)].get(usize::from(to.0));
         own.and_then(Option::as_ref).unwrap_or(&self.default)
+    }
+
+    fn timing(&self, from: StationId, to: StationId) -> &Timing {
+        match to {
+            StationId::GROUP => &self.group,
+            _ => &self.get(from, to).1,
+        }
     }
 }
 
@@ -208,6 +225,7 @@ impl Air {
             deadline: Instant::FAR_FUTURE,
             links: Links {
                 default: (config.link, config.phy.timing(config.link.rate)),
+                group: config.phy.basic_timing(),
                 rows: vec![Vec::new(); count],
             },
             rng: Xoshiro256PlusPlus::seed_from_u64(seed),
@@ -224,6 +242,11 @@ impl Air {
             row.resize(place + 1, None);
         }
         row[place] = Some((link, self.config.phy.timing(link.rate)));
+    }
+
+    /// `station` is switched off: what waits in its host queue is gone. What its WNIC has already taken still goes out.
+    pub fn purge<H: Host>(&mut self, station: StationId, now: Instant, host: &mut H) {
+        self.stations[usize::from(station.0)].purge(&mut |dropped| host.dropped(&dropped, now));
     }
 
     /// What the MAC did so far.
@@ -423,6 +446,14 @@ impl Air {
         }
     }
 
+    /// What precedes a PPDU of this duration: nobody could answer an RTS to all.
+    fn opening(&self, to: StationId, ppdu: Duration) -> Duration {
+        match to {
+            StationId::GROUP => Duration::ZERO,
+            _ => self.rts_cts(ppdu),
+        }
+    }
+
     fn first_limit(&self, category: AccessCategory) -> Duration {
         match self.config.edca[category.index()].txop {
             Duration::ZERO => PPDU_MAX,
@@ -448,23 +479,25 @@ impl Air {
     fn aggregate(&self, station: StationId, category: AccessCategory, limit: Duration) -> Option<Aggregate> {
         let queues = &self.stations[usize::from(station.0)];
         let edca: &Edca = &self.config.edca[category.index()];
-        let timing = &self.links.get(station, queues.destination(category)?).1;
+        let to = queues.destination(category)?;
+        let timing = self.links.timing(station, to);
         let spacing_s = self.config.wnic.mpdu_spacing.as_secs_f64();
         let limit = AggregateLimit {
-            frames: edca.ampdu_frames,
+            // Nobody could acknowledge an A-MPDU to all (10.12.4).
+            frames: if to == StationId::GROUP { 1 } else { edca.ampdu_frames },
             bytes: edca.ampdu_bytes.min(timing.bytes_within(limit)),
             window: self.config.block_ack_frames,
             subframe_bytes_min: (spacing_s * timing.bits_per_second() / 8.0) as u32,
-            lone_delimiter: self.config.phy.standard != Standard::N,
+            lone_delimiter: self.config.phy.standard != Standard::N && to != StationId::GROUP,
         };
         queues.aggregate(category, &limit)
     }
 
     fn send_ppdu(&mut self, mut exchange: Exchange, opens: bool) {
-        let timing = &self.links.get(exchange.station, exchange.aggregate.to).1;
+        let timing = self.links.timing(exchange.station, exchange.aggregate.to);
         let duration = timing.ppdu(exchange.aggregate.bytes);
         if opens {
-            let opening = self.rts_cts(duration);
+            let opening = self.opening(exchange.aggregate.to, duration);
             self.counters.control += opening;
             exchange.start += opening;
         }
@@ -481,13 +514,19 @@ impl Air {
             start,
             ..
         } = exchange;
-        let loss = self.links.get(station, aggregate.to).0.loss;
-        let rng = &mut self.rng;
-        let survives = || loss <= 0.0 || (rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64 >= loss;
-        let queues = &mut self.stations[usize::from(station.0)];
-        let survivors = queues.deliver(category, aggregate.frames, survives, |packet| {
-            host.delivered(packet, now)
-        });
+        let survivors = if aggregate.to == StationId::GROUP {
+            self.reach_all(station, category, now, host)
+        } else {
+            let loss = self.links.get(station, aggregate.to).0.loss;
+            let rng = &mut self.rng;
+            let queues = &mut self.stations[usize::from(station.0)];
+            queues.deliver(
+                category,
+                aggregate.frames,
+                || !is_lost(loss, rng),
+                |packet| host.delivered(packet, now),
+            )
+        };
         host.transmitted(&Transmission {
             from: station,
             to: aggregate.to,
@@ -501,10 +540,30 @@ impl Air {
                 Outcome::Lost
             },
         });
-        let answer = SIFS + self.acknowledgement(&aggregate);
+        let answer = match aggregate.to {
+            StationId::GROUP => Duration::ZERO,
+            _ => SIFS + self.acknowledgement(&aggregate),
+        };
         self.counters.control += answer;
         self.deadline = now + answer;
         self.medium = Medium::Acknowledge(exchange, survivors);
+    }
+
+    /// Delivers a group addressed frame to every station whose link does not lose it. Nobody acknowledges, so for the
+    /// sender it has arrived.
+    fn reach_all<H: Host>(&mut self, station: StationId, category: AccessCategory, now: Instant, host: &mut H) -> u16 {
+        let (links, rng) = (&self.links, &mut self.rng);
+        let others = (0..self.config.stations)
+            .map(StationId)
+            .filter(|other| *other != station);
+        let survives = |to: &StationId| !is_lost(links.get(station, *to).0.loss, rng);
+        let reached: Vec<StationId> = others.filter(survives).collect();
+        let up = |packet: &Packet| {
+            for to in &reached {
+                host.delivered(&Packet { to: *to, ..*packet }, now);
+            }
+        };
+        self.stations[usize::from(station.0)].deliver(category, 1, || true, up)
     }
 
     fn on_exchange_end<H: Host>(&mut self, exchange: Exchange, survivors: u16, now: Instant, host: &mut H) {
@@ -516,7 +575,7 @@ impl Air {
         } = exchange;
         // Until the next PPDU or idle time is settled the medium counts as busy.
         self.medium = Medium::Acknowledge(exchange, survivors);
-        self.counters.retries += self.settle(station, category, aggregate.frames, now, host);
+        self.counters.retries += self.settle(station, category, aggregate.frames, self.config.retries_max, now, host);
         if survivors == 0 {
             self.fail(station, category);
         } else {
@@ -545,7 +604,7 @@ impl Air {
         let Some(aggregate) = self.aggregate(station, category, left) else {
             return false;
         };
-        let duration = self.links.get(station, aggregate.to).1.ppdu(aggregate.bytes);
+        let duration = self.links.timing(station, aggregate.to).ppdu(aggregate.bytes);
         if duration > left {
             return false;
         }
@@ -590,13 +649,14 @@ impl Air {
         let (mut longest, mut data) = (Duration::ZERO, Duration::ZERO);
         let mut parties = Vec::with_capacity(sending.len());
         for (station, category, aggregate) in sending {
-            let ppdu = self.links.get(*station, aggregate.to).1.ppdu(aggregate.bytes);
-            let announced = self.rts_cts(ppdu) > Duration::ZERO;
+            let ppdu = self.links.timing(*station, aggregate.to).ppdu(aggregate.bytes);
+            let announced = self.opening(aggregate.to, ppdu) > Duration::ZERO;
             let duration = if announced { self.config.phy.rts() } else { ppdu };
             parties.push(Party {
                 station: *station,
                 category: *category,
                 frames: aggregate.frames,
+                retried: aggregate.to != StationId::GROUP,
                 announced,
                 end: now + duration,
             });
@@ -625,15 +685,20 @@ impl Air {
             station,
             category,
             frames,
+            retried,
             announced,
             end,
         } in parties
         {
-            let retried = self.settle(*station, *category, *frames, now, host);
+            let retries_max = if *retried { self.config.retries_max } else { 0 };
+            let again = self.settle(*station, *category, *frames, retries_max, now, host);
             if !announced {
-                self.counters.retries += retried;
+                self.counters.retries += again;
             }
-            self.fail(*station, *category);
+            // Without acknowledgements a sender to all does not know that it met others.
+            if *retried {
+                self.fail(*station, *category);
+            }
             self.pull(*station, now, host);
             if self.stations[usize::from(station.0)].ready(*category) {
                 let backoff = self.draw_backoff(*station, *category);
@@ -659,6 +724,7 @@ impl Air {
         station: StationId,
         category: AccessCategory,
         frames: u16,
+        retries_max: u8,
         now: Instant,
         host: &mut H,
     ) -> u64 {
@@ -668,7 +734,7 @@ impl Air {
         let retried = self.stations[usize::from(station.0)].settle(
             category,
             frames,
-            self.config.retries_max,
+            retries_max,
             |frame| {
                 if on_air {
                     host.released(&frame.packet, frame.ahead, frame.queued_at, now);
@@ -917,6 +983,62 @@ mod tests {
         assert_eq!(host.delivered.len(), 1);
     }
 
+    #[test]
+    fn a_group_frame_goes_once_at_the_basic_rate_to_all_and_nobody_answers() {
+        let (mut air, mut host) = (Air::new(config(4, None, 0.0), 1), Recorder::default());
+        air.config.rts_over = Duration::ZERO;
+        let lost = Link {
+            rate: Rate { mcs: 8, streams: 1 },
+            loss: 1.0,
+        };
+        air.set_link(StationId(0), StationId(3), lost);
+        for tag in 0..2 {
+            let mut packet = packet(0, 1, AccessCategory::BestEffort, tag, Instant::ZERO);
+            packet.to = StationId::GROUP;
+            air.send(packet, Instant::ZERO, &mut host);
+        }
+        run(&mut air, &mut host);
+        let receivers: Vec<(u64, u16)> = host.delivered.iter().map(|packet| (packet.tag, packet.to.0)).collect();
+        assert_eq!(receivers, [(0, 1), (0, 2), (1, 1), (1, 2)]);
+        // 1538 bytes of MPDU at 24 bits a symbol of 4 us, behind 20 us of preamble: one a PPDU, no RTS before it.
+        let lasts = Duration::from_micros(20 + 4 * (16 + 8 * 1538_u64 + 6).div_ceil(24));
+        assert_eq!(
+            host.on_air
+                .iter()
+                .map(|sent| sent.end.since(sent.start))
+                .collect::<Vec<_>>(),
+            [lasts; 2]
+        );
+        assert_eq!(host.on_air[0].start, Instant::ZERO + SIFS + SLOT * 3);
+        assert_eq!(
+            host.completed.iter().filter(|(_, acknowledged)| *acknowledged).count(),
+            2
+        );
+    }
+
+    #[test]
+    fn a_station_that_is_switched_off_loses_what_waits() {
+        let (mut air, mut host) = (Air::new(config(2, Some(4), 0.0), 1), Recorder::default());
+        for tag in 0..2_000 {
+            air.queue(
+                packet(1, 0, AccessCategory::BestEffort, tag, Instant::ZERO),
+                Instant::ZERO,
+            );
+        }
+        air.kick(StationId(1), Instant::ZERO, &mut host);
+        air.purge(StationId(1), Instant::ZERO, &mut host);
+        let lost = host.dropped.len();
+        assert!(lost > 0);
+        air.send(
+            packet(1, 0, AccessCategory::BestEffort, 9_999, Instant::ZERO),
+            Instant::ZERO,
+            &mut host,
+        );
+        run(&mut air, &mut host);
+        assert_eq!(host.delivered.len() + lost, 2_001);
+        assert_eq!(host.delivered.last().map(|packet| packet.tag), Some(9_999));
+    }
+
     proptest! {
         /// Whatever is sent is delivered once and in order of its flow, or reported given up; nothing stays behind.
         #[test]
@@ -927,7 +1049,7 @@ mod tests {
             rts_over_us in 0u64..6_000,
             on_transfer: bool,
             txop_us in 0u64..4_000,
-            sends in prop::collection::vec((0u16..5, 0u16..5, 0usize..4, 0u64..3_000), 1..300),
+            sends in prop::collection::vec((0u16..5, 0u16..6, 0usize..4, 0u64..3_000), 1..300),
         ) {
             let mut config = config(5, commit, loss);
             config.rts_over = Duration::from_micros(rts_over_us);
@@ -944,17 +1066,23 @@ mod tests {
                 now = at;
                 if from != to {
                     let category = AccessCategory::ALL[*category];
-                    air.send(packet(*from, *to, category, tag as u64, now), now, &mut host);
+                    let mut packet = packet(*from, *to, category, tag as u64, now);
+                    if *to == 5 {
+                        packet.to = StationId::GROUP;
+                    }
+                    air.send(packet, now, &mut host);
                     sent += 1;
                 }
             }
             run(&mut air, &mut host);
             prop_assert_eq!((host.completed.len(), host.released), (sent, sent));
-            let acknowledged = host.completed.iter().filter(|(_, acknowledged)| *acknowledged).count();
-            prop_assert_eq!(host.delivered.len(), acknowledged);
+            let to_all = |packet: &Packet| packet.flow.0 % 1000 / 10 == 5;
+            let to_one = host.completed.iter().filter(|(packet, _)| !to_all(packet));
+            let acknowledged = to_one.filter(|(_, acknowledged)| *acknowledged).count();
+            prop_assert_eq!(host.delivered.iter().filter(|packet| !to_all(packet)).count(), acknowledged);
             let mut last = std::collections::HashMap::new();
             for packet in &host.delivered {
-                let before = last.insert(packet.flow, packet.tag);
+                let before = last.insert((packet.flow, packet.to), packet.tag);
                 prop_assert!(before.is_none_or(|tag| tag < packet.tag), "{:?} after {:?}", packet, before);
             }
             // The medium is never used twice at once, collisions aside.

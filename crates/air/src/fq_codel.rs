@@ -250,6 +250,15 @@ impl FqCodel {
         self.len == 0
     }
 
+    /// Drops everything; `dropped` is told of each packet.
+    pub fn purge(&mut self, dropped: &mut impl FnMut(Packet)) {
+        for flow in 0..self.flows.len() as u32 {
+            while let Some((packet, _)) = self.unlink(flow) {
+                dropped(packet);
+            }
+        }
+    }
+
     /// Takes the flow's next packet that CoDel lets live.
     fn take(&mut self, flow: u32, now: Instant, dropped: &mut impl FnMut(Packet)) -> Option<Packet> {
         loop {

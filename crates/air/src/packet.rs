@@ -6,6 +6,11 @@ use coorp_core::{FlowId, Instant};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StationId(pub u16);
 
+impl StationId {
+    /// All other stations at once: the receiver of a group addressed (broadcast or multicast) frame.
+    pub const GROUP: StationId = StationId(u16::MAX);
+}
+
 /// EDCA access categories, highest priority first (IEEE 802.11-2020, 10.2.3.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
@@ -46,7 +51,7 @@ pub struct Packet {
     pub bytes: u16,
     /// Who sends.
     pub from: StationId,
-    /// Who receives.
+    /// Who receives; [`StationId::GROUP`] for all.
     pub to: StationId,
     /// The category it is queued in.
     pub category: AccessCategory,

@@ -104,6 +104,16 @@ impl Phy {
         }
     }
 
+    /// Timing of data PPDUs that everybody must be able to decode: legacy OFDM at 6 Mbit/s (17.3.2).
+    pub fn basic_timing(&self) -> Timing {
+        Timing {
+            preamble_ns: 20_000,
+            symbol_ns: 4_000,
+            round_up_ns: 4_000,
+            bits_per_symbol: 24,
+        }
+    }
+
     fn ofdm_symbol_ns(&self) -> u64 {
         3_200 + u64::from(self.guard_interval_ns.min(800))
     }
@@ -228,6 +238,7 @@ mod tests {
         assert_eq!(phy.rts(), Duration::from_micros(28));
         assert_eq!(phy.block_ack(64), Duration::from_micros(32));
         assert_eq!(Phy::legacy(6, 14), Duration::from_micros(44));
+        assert_eq!(phy.basic_timing().ppdu(14), Phy::legacy(6, 14));
         assert_eq!(phy.eifs_extra(), Duration::from_micros(60));
     }
 

@@ -176,6 +176,13 @@ impl Queues {
         self.host[packet.category.index()].push(packet, now)
     }
 
+    /// Empties the host queue; `dropped` is told of each packet.
+    pub fn purge(&mut self, dropped: &mut impl FnMut(Packet)) {
+        for queue in &mut self.host {
+            queue.purge(dropped);
+        }
+    }
+
     /// Whether the driver would take a packet of this category: one waits and the WNIC has room.
     pub fn wants(&self, category: AccessCategory) -> bool {
         self.in_wnic[category.index()].incomplete < self.wnic.queue_frames && !self.host[category.index()].is_empty()
