@@ -6,7 +6,7 @@
 use coorp_core::policy::Policy;
 use coorp_core::Duration;
 use coorp_sim::results::PolicyResult;
-use coorp_team::Team;
+use coorp_team::{Change, Team};
 
 use crate::number::DURATION_MAX;
 
@@ -28,7 +28,29 @@ pub struct Unfit {
 pub fn notes(team: &Team, duration: Duration, results: &[PolicyResult]) -> Vec<String> {
     let mut notes: Vec<String> = results.iter().filter_map(more_than_bulk_only).collect();
     notes.extend(idle_bulk(team, duration, results));
+    notes.extend(left_out(team));
     notes
+}
+
+/// What the team file describes and only `coorp emu` does.
+fn left_out(team: &Team) -> Option<String> {
+    let happens = |kind: fn(&Change) -> bool| team.events.iter().any(|event| kind(&event.change));
+    let left_out = [
+        (!team.interfaces.is_empty(), "[[interface]]"),
+        (happens(|change| matches!(change, Change::Partition(_))), "partitions"),
+        (happens(|change| matches!(change, Change::Death(_))), "deaths"),
+    ];
+    let left_out: Vec<&str> = left_out
+        .iter()
+        .filter(|(there, _)| *there)
+        .map(|(_, what)| *what)
+        .collect();
+    (!left_out.is_empty()).then(|| {
+        format!(
+            "the simulation leaves {} out; 'coorp emu' has them",
+            left_out.join(" and ")
+        )
+    })
 }
 
 /// More than all there is wants a word.
@@ -136,6 +158,18 @@ mod tests {
         assert_eq!(told, ["no epoch ended in 86400s"]);
         coorp.epochs = 1;
         assert!(notes(&team(LEARNING), MINUTE, &[edca, coorp]).is_empty());
+    }
+
+    #[test]
+    fn what_only_the_emulator_does_is_named() {
+        let told = notes(&team("[[event]]\nat = \"1s\"\nloss = 0.1\n"), MINUTE, &[]);
+        assert!(told.is_empty(), "links change in the simulation too");
+        let more = "[[interface]]\nchannel = 100\n[[event]]\nat = \"1s\"\ndeath = [\"b\"]\n";
+        let told = notes(&team(more), MINUTE, &[]);
+        assert_eq!(
+            told,
+            ["the simulation leaves [[interface]] and deaths out; 'coorp emu' has them"]
+        );
     }
 
     #[test]

@@ -9,10 +9,11 @@
 use coorp_core::policy::{Policy, SchedWifiConfig};
 use coorp_core::schedwifi::{st_window, Schedule, ScheduledFlow};
 use coorp_core::{Duration, FlowId, Instant, RobotId};
+use coorp_scene::Scene;
 use coorp_team::{Control, Team, Traffic};
 
 use crate::agent::CLOCK_ORIGIN;
-use crate::setup::{self, Geometry};
+use crate::setup;
 
 /// Plain flows' ids in the plan, after those of perceptions and commands.
 const PLAIN: u32 = 1 << 20;
@@ -31,9 +32,9 @@ pub(crate) fn schedule(
     let mut flows = Vec::new();
     if let Some(control) = control {
         let phy = setup::config(team, policy).phy;
-        let geometry = Geometry::new(team);
+        let scene = Scene::new(team, 0);
         let window = |from: RobotId, to: RobotId, bytes: u64| {
-            let link = geometry.link(team, from, to, Instant::ZERO);
+            let link = scene.link(team, from, to, Instant::ZERO);
             let bandwidth_bps = phy.timing(link.rate).bits_per_second();
             st_window(
                 bytes,
@@ -78,7 +79,7 @@ pub(crate) fn schedule(
         .filter(|(_, flow)| !flow.bulk && policy.control)
     {
         if let Traffic::Periodic { size_bytes, period, .. } = plain.traffic {
-            let link = Geometry::new(team).link(team, plain.from, plain.to, Instant::ZERO);
+            let link = Scene::new(team, 0).link(team, plain.from, plain.to, Instant::ZERO);
             let bandwidth_bps = setup::config(team, policy).phy.timing(link.rate).bits_per_second();
             let length = st_window(
                 size_bytes,

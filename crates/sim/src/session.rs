@@ -5,13 +5,14 @@ use std::time;
 use coorp_air::Air;
 use coorp_core::policy::Policy;
 use coorp_core::{Duration, Instant, RobotId};
-use coorp_team::Team;
+use coorp_scene::Scene;
+use coorp_team::{Change, Team};
 
 use crate::events::Event;
 use crate::mpc;
 use crate::results::Run;
 use crate::schedule;
-use crate::setup::{self, Geometry, MOVE_EVERY};
+use crate::setup::{self, MOVE_EVERY};
 use crate::timers::Timer;
 use crate::world::{World, CHECK_EVERY, TIMERS_PER_INSTANT_MAX};
 use crate::{Error, Options};
@@ -24,7 +25,7 @@ pub struct Session {
     options: Options,
     air: Air,
     world: World,
-    geometry: Geometry,
+    scene: Scene,
     pairs: Vec<(RobotId, RobotId)>,
     now: Instant,
     next_check: Instant,
@@ -38,7 +39,7 @@ impl Session {
     ///
     /// # Errors
     /// [`Error::NothingToRun`] and [`Error::Unfit`] where policy and team do not go together.
-    pub fn new(team: Team, policy: &Policy, options: &Options) -> Result<Session, Error> {
+    pub fn new(mut team: Team, policy: &Policy, options: &Options) -> Result<Session, Error> {
         let started = time::Instant::now();
         let policy = setup::overridden(policy, &team.policy);
         let mut air = Air::new(setup::config(&team, &policy), options.seed);
@@ -54,21 +55,26 @@ impl Session {
             }
             None => None,
         };
+        // Deaths and partitions are for real programs, which have to notice and recover; here `Options::faults` does that.
+        team.events.retain(|event| matches!(event.change, Change::Link { .. }));
         let name = policy.name.clone();
-        let geometry = Geometry::new(&team);
+        let scene = Scene::new(&team, 0);
         let mut world = World::new(team, policy, schedule, options);
         if world.is_empty() {
             return Err(Error::NothingToRun { policy: name });
         }
         let pairs = world.pairs();
-        geometry.set_links(&world.team, &pairs, Instant::ZERO, &mut air);
-        world.start(options, geometry.moves());
+        scene.set_links(&world.team, &pairs, Instant::ZERO, &mut air);
+        world.start(options, scene.moves());
+        if let Some(at) = Scene::next_change(&world.team, Instant::ZERO) {
+            world.timers.set(at, Timer::Script);
+        }
         world.flush(&mut air);
         Ok(Session {
             options: *options,
             air,
             world,
-            geometry,
+            scene,
             pairs,
             now: Instant::ZERO,
             next_check: Instant::ZERO,
@@ -139,8 +145,13 @@ impl Session {
         } else if let Some(timer) = world.timers.pop() {
             world.events += u64::from(!timer.only_records());
             if timer == Timer::Move {
-                self.geometry.set_links(&world.team, &self.pairs, next, &mut self.air);
+                self.scene.move_links(&world.team, &self.pairs, next, &mut self.air);
                 world.timers.set(next + MOVE_EVERY, Timer::Move);
+            } else if timer == Timer::Script {
+                self.scene.set_links(&world.team, &self.pairs, next, &mut self.air);
+                if let Some(at) = Scene::next_change(&world.team, next) {
+                    world.timers.set(at, Timer::Script);
+                }
             } else {
                 world.on_timer(timer);
             }

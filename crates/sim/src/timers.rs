@@ -33,6 +33,8 @@ pub(crate) enum Timer {
     FlowStop(u32),
     /// Robots have moved: links are worked out anew.
     Move,
+    /// The team file's script changes links.
+    Script,
     /// A second has passed: throughput is sampled.
     Second,
     /// The recorded second starts or ends.

@@ -265,7 +265,7 @@ impl World {
                 }
             }
             Timer::Fault => self.on_fault(),
-            Timer::Move => {}
+            Timer::Move | Timer::Script => {}
         }
     }
 

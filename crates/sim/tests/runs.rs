@@ -64,6 +64,27 @@ fn what_the_wnic_gave_up_is_sent_again() {
 }
 
 #[test]
+fn a_scripted_event_changes_links_for_its_time() {
+    let throughput = |event: &str, start_s: u64| {
+        let team = team(&format!(
+            "robot = [{{ name = 'base', leader = true }}, {{ name = 'rover' }}]\n[air]\nmcs = 7\n{event}\n[[flow]]\n\
+             name = 'map'\nfrom = 'rover'\nto = 'base'\nsaturated = true\nstart = '{start_s}s'\nstop = '{}s'",
+            start_s + 1
+        ));
+        run(&team, "edca", &options(6, 1)).flows[0].mbps
+    };
+    let event = "[[event]]\nat = '2s'\nuntil = '4s'\nfrom = 'rover'\nmcs = 0";
+    let (before, meanwhile, after) = (throughput(event, 0), throughput(event, 2), throughput(event, 5));
+    let undisturbed = throughput("", 0);
+    assert_eq!(before, undisturbed);
+    assert!(meanwhile < undisturbed / 4.0, "{meanwhile} of {undisturbed}");
+    assert!(
+        (after - undisturbed).abs() < undisturbed / 20.0,
+        "{after} of {undisturbed}"
+    );
+}
+
+#[test]
 fn every_example_runs_under_every_policy_that_fits_it() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
     let mut ran = 0;
