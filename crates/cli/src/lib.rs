@@ -1,7 +1,7 @@
-//! The `coorp` command: reads a team file and hands it to the simulator, the planner or the checker.
+//! The `coorp` command: reads a team file and hands it to the simulator, the emulator, the planner or the checker.
 //!
 //! One file a command; each is thin. What is decided here is only how a person meets the machine: options,
-//! messages, tables, the report, exit codes. Left out: everything that the live system needs.
+//! messages, tables, the report, exit codes. Left out: everything that the robots' agents need.
 //!
 //! A library and a program: the `coorp` of the Python package is this library too (`crates/py`), and its native
 //! module says no to bad input in the same words.
@@ -9,6 +9,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod check;
+mod emu;
 pub mod failure;
 mod import;
 pub mod jobs;
@@ -48,6 +49,8 @@ struct Cli {
 enum Command {
     /// Simulate a team under one or more policies
     Sim(sim::Args),
+    /// Run real programs, one a robot, over the team's WiFi, emulated on this machine (needs root)
+    Emu(emu::Args),
     /// Find how many robots fit on the channel, from the model and from simulation
     Plan(plan::Args),
     /// Say what is wrong with a team file, and where
@@ -78,6 +81,7 @@ pub fn run(arguments: &[OsString]) -> u8 {
     jobs::record_panics();
     let outcome = match cli.command {
         Command::Sim(args) => sim::run(&args, arguments),
+        Command::Emu(args) => emu::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Import(args) => import::run(&args),

@@ -1,0 +1,99 @@
+//! `coorp emu`: real programs, one a robot, over the team's emulated WiFi.
+//!
+//! The programs' lines go to stdout and stderr with their robot's name before them, what the emulator has to say to
+//! stderr. Left out: a terminal for the programs, which read from /dev/null.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use coorp_core::Duration;
+
+use crate::failure::Failure;
+use crate::number::parse_duration;
+
+/// Options of `coorp emu`.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "The program finds in its environment: COORP_ROBOT, its robot's name; COORP_LEADER, the access \
+    point's; COORP_TEAM, the team file; COORP_ADDRESSES, its own, wlan0's first. Robots' names resolve. Different \
+    programs: coorp emu team.toml -- sh -c 'case $COORP_ROBOT in base) ./serve;; *) ./drive;; esac'"
+)]
+pub struct Args {
+    /// The team file (TOML)
+    file: PathBuf,
+    /// When to end it [default: when the last program has ended]
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true, value_parser = parse_duration)]
+    duration: Option<Duration>,
+    /// Write what the run came to as JSON
+    #[arg(long, value_name = "PATH")]
+    json: Option<PathBuf>,
+    /// Nothing but the programs' output, failures and warnings
+    #[arg(long)]
+    quiet: bool,
+    /// The program and its arguments, run once for each robot; without it the network is there until Ctrl-C
+    #[arg(last = true, value_name = "PROGRAM")]
+    program: Vec<OsString>,
+}
+
+/// Runs `coorp emu`.
+///
+/// # Errors
+/// Something is missing or to be mended (exit code 2); a program failed, or the emulator broke off (exit code 1).
+#[cfg(target_os = "linux")]
+pub fn run(args: &Args) -> Result<(), Failure> {
+    use crate::output::{self, Destination, Inputs};
+    use coorp_emu::{Error, Options, Stream};
+    use std::io::Write;
+    use std::sync::Arc;
+
+    let team = coorp_team::load(&args.file).map_err(|error| Failure::Input(error.to_string()))?;
+    let inputs = Inputs::of(&args.file, &team);
+    let json = args
+        .json
+        .as_deref()
+        .map(|path| Destination::check(path, &inputs))
+        .transpose()?;
+    let options = Options {
+        team_file: args.file.clone(),
+        program: args.program.clone(),
+        duration: args.duration,
+    };
+    let lines = Arc::new(|robot: &str, stream: Stream, line: &[u8]| {
+        let line = [b"[", robot.as_bytes(), b"] ", line, b"\n"].concat();
+        // A reader that has gone away is no reason to end the programs.
+        let _ = match stream {
+            Stream::Stdout => std::io::stdout().lock().write_all(&line),
+            Stream::Stderr => std::io::stderr().lock().write_all(&line),
+        };
+    });
+    let told = |text: &str| {
+        if !args.quiet {
+            output::note(text);
+        }
+    };
+    let report = coorp_emu::run(&team, &options, lines, &told).map_err(|error| match error {
+        Error::Unable(text) => Failure::Input(format!("error: {text}")),
+        Error::Broken(text) => Failure::Found(format!("failed: {text}")),
+    })?;
+    if !args.quiet || report.failed() || !report.kept_up {
+        output::note(&report.text());
+    }
+    if let Some(json) = json {
+        output::write_json(&json, &report)?;
+    }
+    if report.failed() {
+        return Err(Failure::Found("failed: a program did not end well".to_owned()));
+    }
+    Ok(())
+}
+
+/// Says that this is not Linux.
+///
+/// # Errors
+/// Always.
+#[cfg(not(target_os = "linux"))]
+pub fn run(_: &Args) -> Result<(), Failure> {
+    Err(Failure::Input(
+        "error: coorp emu needs Linux, for its network namespaces".to_owned(),
+    ))
+}

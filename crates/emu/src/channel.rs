@@ -1,0 +1,418 @@
+//! One emulated channel: frames of real stacks through the air's model, without a clock of its own.
+//!
+//! Told a frame and when it came, and the time up to which things shall happen, it hands each frame that arrives to
+//! its [`Outlet`] with the modelled instant. The pump drives it by the wall clock, the tests by virtual time.
+//!
+//! The leader is the access point. A frame to one station goes straight there, as in the simulator and unlike in most
+//! WiFi networks, where it would take the channel twice. A frame to all goes from its sender to the access point like
+//! any other, and from there to everybody at once at the basic rate, unacknowledged, in AC_BE. Left out: association,
+//! encryption, power save (and so no waiting for a DTIM beacon).
+
+use coorp_air::{AccessCategory, Air, Host, Load, Packet, StationId};
+use coorp_core::{FlowId, Instant};
+use coorp_scene::station;
+use coorp_team::Team;
+use serde::Serialize;
+
+use crate::frame::{self, Destination, FRAME_BYTES_MAX, HEADER_BYTES};
+
+/// Flow queues of a card, as mac80211 has them; shared by all its destinations.
+const FLOWS: u32 = coorp_air::fq_codel::MAX_FLOWS as u32;
+/// Room for one byte more than a frame may have, to see that it has too many.
+const BUFFER_BYTES: usize = FRAME_BYTES_MAX + 1;
+
+/// Where frames go that have arrived.
+pub trait Outlet {
+    /// `frame` reaches the stack of `to` at the modelled instant `at`.
+    fn deliver(&mut self, to: StationId, frame: &[u8], at: Instant);
+}
+
+/// What became of the frames so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Counters {
+    /// Frames that programs sent.
+    pub sent: u64,
+    /// Frames that arrived; one to all counts for each robot that it reached.
+    pub delivered: u64,
+    /// Frames that the host queue dropped: CoDel, or it was full.
+    pub dropped_by_queue: u64,
+    /// Frames that were lost on the air, all retries included.
+    pub given_up: u64,
+    /// Frames that no card would send: to nobody, from another's address, or too long.
+    pub refused: u64,
+}
+
+/// A frame on its way.
+#[derive(Debug)]
+struct Stored {
+    bytes: [u8; BUFFER_BYTES],
+    length: usize,
+    origin: StationId,
+    to_all: bool,
+}
+
+/// Frames on their way, by the tags of their packets. As many as the queues hold.
+#[derive(Debug, Default)]
+struct Store {
+    // Boxed, so that the list's growing copies no frames while others wait.
+    #[allow(clippy::vec_box)]
+    frames: Vec<Box<Stored>>,
+    free: Vec<u32>,
+}
+
+impl Store {
+    fn take(&mut self, origin: StationId) -> u32 {
+        let tag = self.free.pop().unwrap_or_else(|| {
+            self.frames.push(Box::new(Stored {
+                bytes: [0; BUFFER_BYTES],
+                length: 0,
+                origin,
+                to_all: false,
+            }));
+            self.frames.len() as u32 - 1
+        });
+        self.frames[tag as usize].origin = origin;
+        tag
+    }
+}
+
+/// The cards' side of the air: knows each packet's frame.
+struct Cards<O> {
+    store: Store,
+    outlet: O,
+    leader: StationId,
+    /// Frames to all that have reached the access point.
+    relays: Vec<Packet>,
+    counters: Counters,
+}
+
+/// One channel with the cards on it.
+pub struct Channel<O> {
+    interface: usize,
+    stations: u16,
+    flows_each: u32,
+    air: Air,
+    cards: Cards<O>,
+}
+
+impl<O: Outlet> Channel<O> {
+    /// The channel of `interface`, wlan0 being the first. The seed is of losses and backoffs.
+    pub fn new(team: &Team, interface: usize, seed: u64, outlet: O) -> Self {
+        let air = team.channels().nth(interface).unwrap_or(&team.air);
+        let config = coorp_scene::config(air, team.robots.len(), coorp_core::Duration::MAX);
+        let stations = config.stations;
+        Channel {
+            interface,
+            stations,
+            flows_each: (FLOWS / u32::from(stations.max(1))).max(1),
+            air: Air::new(config, seed),
+            cards: Cards {
+                store: Store::default(),
+                outlet,
+                leader: station(team.leader),
+                relays: Vec::new(),
+                counters: Counters::default(),
+            },
+        }
+    }
+
+    /// The air, to change its links.
+    pub fn air(&mut self) -> &mut Air {
+        &mut self.air
+    }
+
+    /// What became of the frames.
+    pub fn counters(&self) -> Counters {
+        self.cards.counters
+    }
+
+    /// Where frames go, for its own account.
+    pub fn outlet(&mut self) -> &mut O {
+        &mut self.cards.outlet
+    }
+
+    /// When [`Channel::advance`] has something to do.
+    pub fn next_deadline(&self) -> Instant {
+        self.air.next_deadline()
+    }
+
+    /// Lets everything up to `now` happen.
+    pub fn advance(&mut self, now: Instant) {
+        while self.air.next_deadline() <= now {
+            let at = self.air.next_deadline();
+            self.air.on_deadline(&mut self.cards);
+            while let Some(packet) = self.cards.relays.pop() {
+                self.queue(packet, at);
+                self.air.kick(packet.from, at, &mut self.cards);
+            }
+        }
+    }
+
+    /// The stack of `from` sends a frame, which `read` writes into the buffer that it is given. The channel has been
+    /// advanced to `now`. False where `read` gives no length: there is no frame. Follow several by [`Channel::kick`].
+    pub fn take(&mut self, from: StationId, now: Instant, read: impl FnOnce(&mut [u8]) -> Option<usize>) -> bool {
+        let tag = self.cards.store.take(from);
+        let stored = &mut self.cards.store.frames[tag as usize];
+        let Some(length) = read(&mut stored.bytes) else {
+            self.cards.store.free.push(tag);
+            return false;
+        };
+        stored.length = length.min(BUFFER_BYTES);
+        self.cards.counters.sent += 1;
+        let header = frame::read(&stored.bytes[..stored.length], self.interface, from, self.stations);
+        let to = header.and_then(|header| match header.to {
+            Destination::Station(to) => Some(to),
+            Destination::Group if from == self.cards.leader => Some(StationId::GROUP),
+            Destination::Group => Some(self.cards.leader),
+            Destination::Nobody => None,
+        });
+        let (Some(header), Some(to)) = (header, to) else {
+            self.cards.counters.refused += 1;
+            self.cards.store.free.push(tag);
+            return true;
+        };
+        stored.to_all = header.to == Destination::Group;
+        let packet = Packet {
+            flow: FlowId(header.flow % self.flows_each),
+            tag: u64::from(tag),
+            bytes: (stored.length - HEADER_BYTES) as u16,
+            from,
+            to,
+            category: if to == StationId::GROUP {
+                AccessCategory::BestEffort
+            } else {
+                header.category
+            },
+            sent_at: now,
+        };
+        self.queue(packet, now);
+        true
+    }
+
+    /// The driver of `from` looks at what [`Channel::take`] took.
+    pub fn kick(&mut self, from: StationId, now: Instant) {
+        self.air.kick(from, now, &mut self.cards);
+    }
+
+    /// A robot is switched off: what its card had queued is gone.
+    pub fn switch_off(&mut self, station: StationId, now: Instant) {
+        self.air.purge(station, now, &mut self.cards);
+    }
+
+    fn queue(&mut self, packet: Packet, now: Instant) {
+        if let Some(dropped) = self.air.queue(packet, now) {
+            self.cards.dropped(&dropped, now);
+        }
+    }
+}
+
+impl<O: Outlet> Cards<O> {
+    fn free(&mut self, packet: &Packet) {
+        self.store.free.push(packet.tag as u32);
+    }
+}
+
+impl<O: Outlet> Host for Cards<O> {
+    fn may_dequeue(&mut self, _: StationId, _: AccessCategory, _: Load, _: Instant) -> bool {
+        true
+    }
+
+    fn enqueued(&mut self, _: &Packet, _: Instant) {}
+
+    fn released(&mut self, _: &Packet, _: u16, _: Instant, _: Instant) {}
+
+    fn completed(&mut self, packet: &Packet, _: Instant, acknowledged: bool, _: Instant) {
+        self.counters.given_up += u64::from(!acknowledged);
+        // What was acknowledged by one station is or will be delivered, and freed there.
+        if !acknowledged || packet.to == StationId::GROUP {
+            self.free(packet);
+        }
+    }
+
+    fn delivered(&mut self, packet: &Packet, now: Instant) {
+        let stored = &self.store.frames[packet.tag as usize];
+        let to_all = stored.to_all;
+        // A station ignores its own frame when the access point passes it on.
+        if !(to_all && packet.to == stored.origin) {
+            self.counters.delivered += 1;
+            self.outlet.deliver(packet.to, &stored.bytes[..stored.length], now);
+        }
+        if !to_all {
+            self.free(packet);
+        } else if packet.from != self.leader {
+            self.relays.push(Packet {
+                from: self.leader,
+                to: StationId::GROUP,
+                category: AccessCategory::BestEffort,
+                sent_at: now,
+                ..*packet
+            });
+        }
+    }
+
+    fn dropped(&mut self, packet: &Packet, _: Instant) {
+        self.counters.dropped_by_queue += 1;
+        self.free(packet);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::frame::tests::udp;
+    use crate::frame::{mac, Mac};
+    use coorp_core::Duration;
+    use coorp_scene::Scene;
+
+    /// Remembers what arrived: to whom, its last byte, and when.
+    #[derive(Default)]
+    struct Arrivals(Vec<(u16, u8, Instant)>);
+
+    impl Outlet for Arrivals {
+        fn deliver(&mut self, to: StationId, frame: &[u8], at: Instant) {
+            self.0.push((to.0, *frame.last().expect("a frame"), at));
+        }
+    }
+
+    fn channel(air: &str) -> Channel<Arrivals> {
+        let robots = "[[robot]]\nname = \"base\"\nleader = true\n[[robot]]\nname = \"a\"\n[[robot]]\nname = \"b\"\n";
+        let team = coorp_team::parse(&format!("{robots}{air}"), "t.toml", std::path::Path::new(""));
+        let team = team.expect("a valid team");
+        let mut channel = Channel::new(&team, 0, 1, Arrivals::default());
+        let all: Vec<_> = coorp_scene::robots(&team).collect();
+        let pairs: Vec<_> = all
+            .iter()
+            .flat_map(|one| all.iter().map(|other| (*one, *other)))
+            .collect();
+        Scene::new(&team, 0).set_links(&team, &pairs, Instant::ZERO, channel.air());
+        channel
+    }
+
+    fn send(channel: &mut Channel<Arrivals>, from: u16, to: Mac, dscp: u8, mark: u8, now: Instant) {
+        let mut bytes = udp(from, to, dscp, u16::from(dscp), 1_000);
+        bytes[999] = mark;
+        let taken = channel.take(StationId(from), now, |buffer| {
+            buffer[..bytes.len()].copy_from_slice(&bytes);
+            Some(bytes.len())
+        });
+        assert!(taken);
+    }
+
+    fn to(station: u16) -> Mac {
+        mac(0, StationId(station))
+    }
+
+    fn everything(channel: &mut Channel<Arrivals>) -> Vec<(u16, u8)> {
+        channel.advance(Instant::ZERO + Duration::from_secs(10));
+        assert_eq!(channel.next_deadline(), Instant::FAR_FUTURE);
+        assert_eq!(
+            channel.cards.store.free.len(),
+            channel.cards.store.frames.len(),
+            "no frame is kept"
+        );
+        channel
+            .cards
+            .outlet
+            .0
+            .iter()
+            .map(|(to, mark, _)| (*to, *mark))
+            .collect()
+    }
+
+    #[test]
+    fn control_overtakes_bulk_of_the_same_robot() {
+        let mut channel = channel("[air]\nmcs = 0\n");
+        for mark in 0..200 {
+            send(&mut channel, 1, to(2), 0, mark, Instant::ZERO);
+        }
+        channel.kick(StationId(1), Instant::ZERO);
+        let now = Instant::ZERO + Duration::from_millis(20);
+        channel.advance(now);
+        send(&mut channel, 1, to(0), 46, 255, now);
+        channel.kick(StationId(1), now);
+        let arrived = everything(&mut channel);
+        let place = arrived.iter().position(|(to, mark)| (*to, *mark) == (0, 255));
+        assert!(place.is_some_and(|place| place < 150), "{place:?} of {}", arrived.len());
+        let bulk: Vec<u8> = arrived
+            .iter()
+            .filter(|(to, _)| *to == 2)
+            .map(|(_, mark)| *mark)
+            .collect();
+        assert!(bulk.is_sorted() && bulk.len() > 100);
+    }
+
+    #[test]
+    fn a_frame_to_all_goes_through_the_access_point_and_not_back() {
+        let mut channel = channel("");
+        send(&mut channel, 1, [0xff; 6], 46, 7, Instant::ZERO);
+        channel.kick(StationId(1), Instant::ZERO);
+        assert_eq!(everything(&mut channel), [(0, 7), (2, 7)]);
+        let (first, second) = (channel.cards.outlet.0[0].2, channel.cards.outlet.0[1].2);
+        // At 6 Mbit/s a kilobyte takes more than 1.3 ms.
+        assert!(second.since(first) > Duration::from_micros(1_300));
+        send(
+            &mut channel,
+            0,
+            [0xff; 6],
+            0,
+            8,
+            Instant::ZERO + Duration::from_secs(10),
+        );
+        channel.kick(StationId(0), Instant::ZERO + Duration::from_secs(10));
+        channel.advance(Instant::ZERO + Duration::from_secs(20));
+        let arrived: Vec<(u16, u8)> = channel.outlet().0.iter().map(|(to, mark, _)| (*to, *mark)).collect();
+        assert_eq!(arrived[2..], [(1, 8), (2, 8)]);
+    }
+
+    #[test]
+    fn every_frame_ends_somewhere_whatever_the_losses() {
+        let mut channel = channel("[air]\nmcs = 7\nloss = 0.6\n[air.ac_vo]\nampdu_frames = 4\n");
+        let mut now = Instant::ZERO;
+        let mut count = 0;
+        for step in 0..2_000_u64 {
+            now += Duration::from_micros(step % 700);
+            channel.advance(now);
+            let from = (step % 3) as u16;
+            let address = if step % 5 == 0 {
+                [0xff; 6]
+            } else {
+                to((step % 4) as u16)
+            };
+            send(&mut channel, from, address, (step % 64) as u8, step as u8, now);
+            channel.kick(StationId(from), now);
+            count += 1;
+        }
+        everything(&mut channel);
+        let counters = channel.counters();
+        assert_eq!(counters.sent, count);
+        assert!(
+            counters.given_up > 0 && counters.delivered > 0 && counters.refused > 0,
+            "{counters:?}"
+        );
+    }
+
+    #[test]
+    fn a_robot_that_is_off_sends_no_more() {
+        let mut channel = channel("[air]\nmcs = 0\nwnic = \"mt7612u\"\n");
+        for mark in 0..250 {
+            send(&mut channel, 1, to(0), 0, mark, Instant::ZERO);
+        }
+        channel.kick(StationId(1), Instant::ZERO);
+        channel.switch_off(StationId(1), Instant::ZERO);
+        let arrived = everything(&mut channel).len();
+        assert!(arrived < 250, "{arrived}");
+        assert_eq!(channel.counters().dropped_by_queue as usize + arrived, 250);
+    }
+
+    #[test]
+    fn no_frame_is_no_frame() {
+        let mut channel = channel("");
+        assert!(!channel.take(StationId(1), Instant::ZERO, |_| None));
+        assert_eq!(channel.counters(), Counters::default());
+        assert!(
+            channel.take(StationId(1), Instant::ZERO, |_| Some(usize::MAX)),
+            "a length beyond the buffer"
+        );
+        assert_eq!(channel.counters().refused, 1);
+    }
+}

@@ -1,0 +1,81 @@
+//! The room for what has no safe interface: attaching to a TAP, a thread's real-time priority, a child that dies with
+//! its parent.
+
+use std::ffi::c_short;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use rustix::ioctl::{opcode, Opcode, Updater};
+use rustix::process::Signal;
+
+/// Room for an interface's name, its terminating zero included.
+const NAME_BYTES: usize = 16;
+const IFF_TAP: c_short = 0x0002;
+/// Frames without a header of the TUN driver's own.
+const IFF_NO_PI: c_short = 0x1000;
+/// `_IOW('T', 202, int)`, although the driver takes and gives back a `struct ifreq`.
+const TUNSETIFF: Opcode = opcode::write::<i32>(b'T', 202);
+
+/// `struct ifreq`, as far as the TUN driver looks at it, at its full size.
+#[repr(C)]
+struct InterfaceRequest {
+    name: [u8; NAME_BYTES],
+    flags: c_short,
+    rest: [u8; 22],
+}
+
+/// Makes a TAP interface in the network namespace of the calling thread. It is gone when the file is closed. Reads and
+/// writes are frames, one each, and do not block.
+///
+/// # Errors
+/// No such device, no right to use it, or a name that is taken.
+pub fn open_tap(name: &str) -> io::Result<File> {
+    let tap = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open("/dev/net/tun")?;
+    let mut request = InterfaceRequest {
+        name: [0; NAME_BYTES],
+        flags: IFF_TAP | IFF_NO_PI,
+        rest: [0; 22],
+    };
+    for (place, byte) in request.name.iter_mut().zip(name.bytes().take(NAME_BYTES - 1)) {
+        *place = byte;
+    }
+    // SAFETY: TUNSETIFF reads and writes one `struct ifreq`, which is 40 bytes on 64-bit and 32 on 32-bit machines and
+    // begins with the name and the flags; `InterfaceRequest` is 40 bytes of that layout, initialised, and outlives the
+    // call.
+    unsafe { rustix::ioctl::ioctl(&tap, Updater::<TUNSETIFF, InterfaceRequest>::new(&mut request))? };
+    Ok(tap)
+}
+
+/// Puts the calling thread ahead of all that are scheduled normally. Its children are not.
+///
+/// # Errors
+/// No right to do so.
+pub fn real_time() -> io::Result<()> {
+    // SAFETY: an all-zero `sched_param` is a valid one, and so it is on every libc, whatever further fields it has.
+    let mut parameters: libc::sched_param = unsafe { std::mem::zeroed() };
+    parameters.sched_priority = 10;
+    // SAFETY: 0 is the calling thread, and `parameters` outlives the call, which only reads it.
+    let outcome = unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, &parameters) };
+    if outcome == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// Has the command's process killed when the thread that starts it ends, however that ends.
+pub fn die_with_parent(command: &mut Command) {
+    // SAFETY: between fork and exec only a prctl is called, which is a bare system call: it allocates nothing and takes
+    // no lock.
+    unsafe {
+        command
+            .pre_exec(|| rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).map_err(io::Error::from));
+    }
+}

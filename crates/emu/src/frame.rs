@@ -1,0 +1,246 @@
+//! What an Ethernet frame says to a WiFi card: to whom it goes, in which access category, and as part of which flow.
+//!
+//! The category follows from the DSCP as Linux stations map it (RFC 8325, section 4, and IEEE 802.11-2020, table 10-1
+//! from user priority to category), or from a VLAN tag's priority. Left out: a socket's own priority (`SO_PRIORITY`
+//! 256 to 263), which does not cross a TAP, and QoS maps that an access point announces.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use coorp_air::{AccessCategory, StationId};
+
+/// Bytes of an Ethernet header.
+pub const HEADER_BYTES: usize = 14;
+/// The largest frame that an interface takes: 1500 bytes behind a header with a VLAN tag.
+pub const FRAME_BYTES_MAX: usize = 1_500 + HEADER_BYTES + 4;
+
+const IPV4: u16 = 0x0800;
+const IPV6: u16 = 0x86dd;
+const VLAN: u16 = 0x8100;
+const TCP: u8 = 6;
+const UDP: u8 = 17;
+
+/// A hardware address.
+pub type Mac = [u8; 6];
+
+/// The address of a station's card: locally administered, and readable.
+pub fn mac(interface: usize, station: StationId) -> Mac {
+    let [high, low] = station.0.to_be_bytes();
+    [0x02, b'c', b'o', interface as u8, high, low]
+}
+
+/// Where a frame goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Destination {
+    /// To one station.
+    Station(StationId),
+    /// To all: broadcast or multicast.
+    Group,
+    /// To an address that no station has.
+    Nobody,
+}
+
+/// What a card needs to know of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// Where it goes.
+    pub to: Destination,
+    /// The category that it is queued in.
+    pub category: AccessCategory,
+    /// Alike for packets of one flow: addresses, protocol, ports.
+    pub flow: u32,
+}
+
+/// Reads the frame that `from` sends on an interface with so many stations. None where it is no frame, too long, or
+/// its sender's address is another: an access point drops what comes from stations that it does not know.
+pub fn read(frame: &[u8], interface: usize, from: StationId, stations: u16) -> Option<Header> {
+    if frame.len() > FRAME_BYTES_MAX || frame.get(6..12)? != mac(interface, from) {
+        return None;
+    }
+    let to: Mac = frame.get(0..6)?.try_into().ok()?;
+    let station = StationId(u16::from_be_bytes([to[4], to[5]]));
+    let destination = if to[0] & 1 == 1 {
+        Destination::Group
+    } else if mac(interface, station) == to && station.0 < stations && station != from {
+        Destination::Station(station)
+    } else {
+        Destination::Nobody
+    };
+    let mut ethertype = be16(frame, 12)?;
+    let (mut payload, mut tag) = (frame.get(HEADER_BYTES..)?, None);
+    if ethertype == VLAN {
+        tag = Some(be16(payload, 0)? >> 13);
+        ethertype = be16(payload, 2)?;
+        payload = payload.get(4..)?;
+    }
+    let priority = match (tag, ethertype) {
+        (Some(tag), _) => tag as u8,
+        (None, IPV4) => user_priority(payload.get(1)? >> 2),
+        (None, IPV6) => user_priority((be16(payload, 0)? >> 6 & 0x3f) as u8),
+        _ => 0,
+    };
+    Some(Header {
+        to: destination,
+        category: category(priority),
+        flow: flow(ethertype, payload),
+    })
+}
+
+fn be16(bytes: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_be_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
+}
+
+/// 802.1D user priority of a DSCP: its upper three bits, but where RFC 8325 says otherwise.
+fn user_priority(dscp: u8) -> u8 {
+    match dscp {
+        // VOICE-ADMIT and EF: telephony. CS6: network control.
+        44 | 46 => 6,
+        48 => 7,
+        // AF31 to AF33 and CS3: streams and broadcast video.
+        24 | 26 | 28 | 30 => 4,
+        // AF21 to AF23: low latency data.
+        18 | 20 | 22 => 3,
+        // CS2 and AF11 to AF13: administration, high throughput data.
+        16 | 10 | 12 | 14 => 0,
+        _ => dscp >> 3,
+    }
+}
+
+fn category(user_priority: u8) -> AccessCategory {
+    match user_priority {
+        1 | 2 => AccessCategory::Background,
+        4 | 5 => AccessCategory::Video,
+        6 | 7 => AccessCategory::Voice,
+        _ => AccessCategory::BestEffort,
+    }
+}
+
+/// A hash of what tells flows apart. Fragments behind the first have no ports, so a fragmented datagram counts by its
+/// addresses alone.
+fn flow(ethertype: u16, payload: &[u8]) -> u32 {
+    let mut hasher = DefaultHasher::new();
+    ethertype.hash(&mut hasher);
+    let (addresses, protocol, ports) = match ethertype {
+        IPV4 => {
+            let header = payload.first().map_or(0, |first| usize::from(first & 0xf) * 4);
+            let fragment = be16(payload, 6).is_some_and(|field| field & 0x3fff != 0);
+            let ports = (!fragment).then(|| payload.get(header..header + 4)).flatten();
+            (payload.get(12..20), payload.get(9), ports)
+        }
+        IPV6 => (payload.get(8..40), payload.get(6), payload.get(40..44)),
+        _ => (None, None, None),
+    };
+    (addresses, protocol).hash(&mut hasher);
+    if protocol.is_some_and(|protocol| matches!(*protocol, TCP | UDP)) {
+        ports.hash(&mut hasher);
+    }
+    hasher.finish() as u32
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// An IPv4 UDP frame with this DSCP and source port.
+    pub(crate) fn udp(from: u16, to: Mac, dscp: u8, port: u16, bytes: usize) -> Vec<u8> {
+        let mut frame = [to, mac(0, StationId(from))].concat();
+        frame.extend(IPV4.to_be_bytes());
+        frame.extend([0x45, dscp << 2, 0, 0, 0, 0, 0, 0, 64, UDP, 0, 0]);
+        frame.extend([10, 77, 0, 1, 10, 77, 0, 2]);
+        frame.extend(port.to_be_bytes());
+        frame.resize(bytes, 0);
+        frame
+    }
+
+    fn header(frame: &[u8]) -> Option<Header> {
+        read(frame, 0, StationId(1), 3)
+    }
+
+    #[test]
+    fn dscp_becomes_a_category_as_on_linux() {
+        use AccessCategory::{Background, BestEffort, Video, Voice};
+        let cases = [
+            (0, BestEffort),
+            (46, Voice),
+            (44, Voice),
+            (48, Voice),
+            (56, Voice),
+            (40, Video),
+            (34, Video),
+            (26, Video),
+            (18, BestEffort),
+            (10, BestEffort),
+            (16, BestEffort),
+            (8, Background),
+            (1, BestEffort),
+        ];
+        for (dscp, wanted) in cases {
+            let found = header(&udp(1, mac(0, StationId(2)), dscp, 1, 100)).map(|header| header.category);
+            assert_eq!(found, Some(wanted), "DSCP {dscp}");
+        }
+    }
+
+    #[test]
+    fn ipv6_and_vlan_priorities_count_too() {
+        let mut frame = udp(1, mac(0, StationId(2)), 0, 1, 100);
+        frame[12..14].copy_from_slice(&IPV6.to_be_bytes());
+        frame[14..16].copy_from_slice(&[0x6b, 0x80]);
+        assert_eq!(
+            header(&frame).map(|header| header.category),
+            Some(AccessCategory::Voice)
+        );
+        frame[12..14].copy_from_slice(&VLAN.to_be_bytes());
+        frame[14..18].copy_from_slice(&[0x20, 0x05, 0x08, 0x06]);
+        assert_eq!(
+            header(&frame).map(|header| header.category),
+            Some(AccessCategory::Background)
+        );
+    }
+
+    #[test]
+    fn destinations_are_told_apart() {
+        let to = |address| header(&udp(1, address, 0, 1, 100)).map(|header| header.to);
+        assert_eq!(to(mac(0, StationId(2))), Some(Destination::Station(StationId(2))));
+        assert_eq!(to([0xff; 6]), Some(Destination::Group));
+        assert_eq!(to([0x33, 0x33, 0, 0, 0, 1]), Some(Destination::Group));
+        assert_eq!(
+            to(mac(0, StationId(3))),
+            Some(Destination::Nobody),
+            "there are three stations"
+        );
+        assert_eq!(
+            to(mac(1, StationId(2))),
+            Some(Destination::Nobody),
+            "of another interface"
+        );
+        assert_eq!(to(mac(0, StationId(1))), Some(Destination::Nobody), "itself");
+    }
+
+    #[test]
+    fn flows_differ_by_port_and_fragments_do_not() {
+        let flow = |frame: &[u8]| header(frame).map(|header| header.flow);
+        let frame = |port| udp(1, mac(0, StationId(2)), 0, port, 100);
+        assert_ne!(flow(&frame(1)), flow(&frame(2)));
+        assert_eq!(flow(&frame(1)), flow(&frame(1)));
+        let fragment = |port, field| {
+            let mut frame = frame(port);
+            frame[20] = field;
+            flow(&frame)
+        };
+        assert_eq!(fragment(1, 0x20), fragment(7, 0x01));
+    }
+
+    #[test]
+    fn what_is_no_frame_of_the_station_is_refused() {
+        assert_eq!(
+            header(&udp(2, mac(0, StationId(0)), 0, 1, 100)),
+            None,
+            "another's address"
+        );
+        assert_eq!(header(&udp(1, mac(0, StationId(2)), 0, 1, FRAME_BYTES_MAX + 1)), None);
+        let frame = udp(1, mac(0, StationId(2)), 0, 1, 100);
+        for end in 0..16 {
+            assert_eq!(header(&frame[..end]), None, "{end} bytes");
+        }
+        assert!(header(&frame[..16]).is_some(), "short, but it has a DSCP");
+    }
+}

@@ -1,0 +1,339 @@
+//! Drives the channels by the wall clock: fetches frames from the TAPs, hands over what has arrived.
+//!
+//! One thread owns everything. It sleeps until a frame is there or the air has something to do, wakes a little before
+//! and watches the clock for the rest, since a sleep that is to end at an instant ends some tens of microseconds later.
+//! The air never runs ahead of the clock: what is due is done first, then frames are fetched and take part from then
+//! on.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::num::NonZeroU64;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time;
+
+use coorp_air::StationId;
+use coorp_core::{Duration, Instant, RobotId};
+use coorp_scene::{robots, station, Scene, MOVE_EVERY};
+use coorp_team::Team;
+use rustix::event::{epoll, eventfd, EventfdFlags};
+use rustix::time::{
+    timerfd_create, timerfd_settime, Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec,
+};
+
+use crate::channel::{Channel, Counters, Outlet};
+use crate::ffi;
+use crate::timing::Lateness;
+
+/// How long before a deadline the thread is awake, on machines with a second core for the programs.
+const WATCH: Duration = Duration::from_micros(50);
+/// Frames fetched from a TAP before the clock is looked at again.
+const FETCH_MAX: usize = 64;
+/// Parts in which moving robots' links are worked out, one after the other, so that no part takes long.
+const MOVE_PARTS: usize = 20;
+/// Events taken from the kernel at once.
+const EVENTS_MAX: usize = 64;
+/// Marks of the two files that are no TAPs.
+const STOP: u64 = u64::MAX;
+const TIMER: u64 = u64::MAX - 1;
+
+/// The emulation's clock: how long since its origin.
+#[derive(Clone, Copy, Debug)]
+pub struct Clock(time::Instant);
+
+impl Clock {
+    /// A clock that starts now.
+    pub fn start() -> Self {
+        Clock(time::Instant::now())
+    }
+
+    /// What it shows.
+    pub fn now(self) -> Instant {
+        Instant::from_nanos(u64::try_from(self.0.elapsed().as_nanos()).unwrap_or(u64::MAX))
+    }
+}
+
+/// The TAPs of one interface, by robot; those who have it not have none.
+struct Stacks {
+    taps: Vec<Option<File>>,
+    clock: Clock,
+    lateness: Lateness,
+}
+
+impl Outlet for Stacks {
+    fn deliver(&mut self, to: StationId, frame: &[u8], at: Instant) {
+        let Some(Some(tap)) = self.taps.get_mut(usize::from(to.0)) else {
+            return;
+        };
+        // A stack that takes no frame has its interface down, as a program may wish.
+        let _ = tap.write(frame);
+        self.lateness.record(self.clock.now().since(at));
+    }
+}
+
+/// What the pump found in the end.
+pub struct Outcome {
+    pub counters: Vec<Counters>,
+    pub lateness: Lateness,
+    /// Whether the thread ran ahead of others.
+    pub real_time: bool,
+}
+
+/// Ends the pump.
+#[derive(Clone, Debug)]
+pub struct Stop(Arc<OwnedFd>);
+
+impl Stop {
+    /// Does so; it has ended when its thread has.
+    pub fn stop(&self) {
+        // A full counter has stopped it already.
+        let _ = rustix::io::write(&*self.0, &1_u64.to_ne_bytes());
+    }
+}
+
+/// The channels of a team with the TAPs on them.
+pub struct Pump {
+    team: Team,
+    channels: Vec<Channel<Stacks>>,
+    scenes: Vec<Scene>,
+    pairs: Vec<(RobotId, RobotId)>,
+    epoll: OwnedFd,
+    timer: OwnedFd,
+    clock: Clock,
+    watch: Duration,
+    dead: Vec<bool>,
+    next_script: Option<Instant>,
+    next_move: Option<Instant>,
+    move_part: usize,
+}
+
+impl Pump {
+    /// Puts the TAPs, which are given by interface and robot, on the team's channels.
+    ///
+    /// # Errors
+    /// The kernel refuses a file or to watch one.
+    pub fn new(team: &Team, taps: Vec<Vec<Option<File>>>, clock: Clock, seed: u64) -> io::Result<(Pump, Stop)> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let watch = |file: &dyn AsFdDyn, mark| {
+            epoll::add(
+                &epoll,
+                file.fd(),
+                epoll::EventData::new_u64(mark),
+                epoll::EventFlags::IN,
+            )
+        };
+        let timer = timerfd_create(
+            TimerfdClockId::Monotonic,
+            TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK,
+        )?;
+        let stop = Stop(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?));
+        watch(&timer, TIMER)?;
+        watch(&*stop.0, STOP)?;
+        let mut channels = Vec::new();
+        for (interface, taps) in taps.into_iter().enumerate() {
+            for (robot, tap) in taps.iter().enumerate() {
+                if let Some(tap) = tap {
+                    watch(tap, mark(interface, robot))?;
+                }
+            }
+            let stacks = Stacks {
+                taps,
+                clock,
+                lateness: Lateness::new(),
+            };
+            channels.push(Channel::new(team, interface, seed + interface as u64, stacks));
+        }
+        let everybody = robots(team);
+        let others = |from: RobotId| robots(team).filter(move |to| *to != from).map(move |to| (from, to));
+        let pairs: Vec<_> = everybody.flat_map(others).collect();
+        let scenes: Vec<Scene> = (0..channels.len())
+            .map(|interface| Scene::new(team, interface))
+            .collect();
+        let moves = scenes.iter().any(Scene::moves);
+        let mut pump = Pump {
+            team: team.clone(),
+            channels,
+            scenes,
+            pairs,
+            epoll,
+            timer,
+            clock,
+            // A thread that watches the clock on the only core keeps the programs from running.
+            watch: match std::thread::available_parallelism() {
+                Ok(cores) if cores.get() > 1 => WATCH,
+                _ => Duration::ZERO,
+            },
+            dead: vec![false; team.robots.len()],
+            next_script: Some(Instant::ZERO),
+            next_move: moves.then_some(Instant::ZERO + MOVE_EVERY),
+            move_part: 0,
+        };
+        pump.follow_script(Instant::ZERO);
+        Ok((pump, stop))
+    }
+
+    /// Runs until it is stopped.
+    ///
+    /// # Errors
+    /// The kernel refuses what it granted before.
+    pub fn run(mut self) -> io::Result<Outcome> {
+        let real_time = ffi::real_time().is_ok();
+        // Without real-time priority sleeps end late by this; where it cannot be set they do.
+        let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
+        let mut events = Vec::with_capacity(EVENTS_MAX);
+        loop {
+            let now = self.clock.now();
+            self.advance(now);
+            self.wait(&mut events)?;
+            for event in events.drain(..) {
+                let event: epoll::Event = event;
+                match event.data.u64() {
+                    STOP => return Ok(self.outcome(real_time)),
+                    TIMER => self.clear_timer(),
+                    mark => self.fetch(mark),
+                }
+            }
+        }
+    }
+
+    /// Lets everything up to `now` happen, the script and movement included.
+    fn advance(&mut self, now: Instant) {
+        while let Some(at) = self.next_script.filter(|at| *at <= now) {
+            self.channels.iter_mut().for_each(|channel| channel.advance(at));
+            self.follow_script(at);
+        }
+        if self.next_move.is_some_and(|at| at <= now) {
+            self.channels.iter_mut().for_each(|channel| channel.advance(now));
+            self.move_some(now);
+        }
+        self.channels.iter_mut().for_each(|channel| channel.advance(now));
+    }
+
+    fn follow_script(&mut self, at: Instant) {
+        for (scene, channel) in self.scenes.iter().zip(&mut self.channels) {
+            scene.set_links(&self.team, &self.pairs, at, channel.air());
+        }
+        for robot in robots(&self.team) {
+            let dead = Scene::dead(&self.team, robot, at);
+            let was = std::mem::replace(&mut self.dead[usize::from(robot.0)], dead);
+            if dead && !was {
+                self.channels
+                    .iter_mut()
+                    .for_each(|channel| channel.switch_off(station(robot), at));
+            }
+        }
+        self.next_script = Scene::next_change(&self.team, at);
+    }
+
+    fn move_some(&mut self, now: Instant) {
+        let length = self.pairs.len().div_ceil(MOVE_PARTS).max(1);
+        if let Some(pairs) = self.pairs.chunks(length).nth(self.move_part) {
+            for (scene, channel) in self.scenes.iter().zip(&mut self.channels) {
+                scene.move_links(&self.team, pairs, now, channel.air());
+            }
+        }
+        self.move_part = (self.move_part + 1) % MOVE_PARTS;
+        self.next_move = Some(now + MOVE_EVERY / MOVE_PARTS as u64);
+    }
+
+    /// Waits for frames or until just before something is due.
+    fn wait(&mut self, events: &mut Vec<epoll::Event>) -> io::Result<()> {
+        let due = self.channels.iter().map(Channel::next_deadline);
+        let due = due
+            .chain(self.next_script)
+            .chain(self.next_move)
+            .min()
+            .unwrap_or(Instant::FAR_FUTURE);
+        let left = due.since(self.clock.now());
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let asleep = left > self.watch;
+        if asleep {
+            self.set_timer(left.saturating_sub(self.watch))?;
+        }
+        let timeout = (!asleep).then_some(&at_once);
+        match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(events), timeout) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Has the timer go off in a while, or never where that is as good as never.
+    fn set_timer(&self, left: Duration) -> io::Result<()> {
+        const NEVER: Duration = Duration::from_secs(3_600 * 24 * 365);
+        let nanos = if left < NEVER { left.as_nanos() } else { 0 };
+        let spec = Itimerspec {
+            it_interval: Timespec { tv_sec: 0, tv_nsec: 0 },
+            it_value: Timespec {
+                tv_sec: (nanos / 1_000_000_000) as i64,
+                tv_nsec: (nanos % 1_000_000_000) as _,
+            },
+        };
+        timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &spec)?;
+        Ok(())
+    }
+
+    fn clear_timer(&self) {
+        // It may have been set anew since, and then has nothing to read.
+        let _ = rustix::io::read(&self.timer, &mut [0_u8; 8]);
+    }
+
+    /// Takes what the stack of one robot has sent, up to a limit.
+    fn fetch(&mut self, mark: u64) {
+        let (interface, robot) = ((mark >> 32) as usize, mark as u32 as usize);
+        let now = self.clock.now();
+        self.advance(now);
+        let Some(channel) = self.channels.get_mut(interface) else {
+            return;
+        };
+        let from = StationId(robot as u16);
+        // The channel has its TAPs, and is lent one to read from; its number stays.
+        let Some(mut tap) = channel.outlet().taps.get_mut(robot).and_then(Option::take) else {
+            return;
+        };
+        if self.dead[robot] {
+            let mut lost = [0; 2_048];
+            for _ in 0..FETCH_MAX {
+                if tap.read(&mut lost).is_err() {
+                    break;
+                }
+            }
+        } else {
+            for _ in 0..FETCH_MAX {
+                if !channel.take(from, now, |buffer| tap.read(buffer).ok()) {
+                    break;
+                }
+            }
+            channel.kick(from, now);
+        }
+        if let Some(place) = channel.outlet().taps.get_mut(robot) {
+            *place = Some(tap);
+        }
+    }
+
+    fn outcome(mut self, real_time: bool) -> Outcome {
+        let mut lateness = Lateness::new();
+        for channel in &mut self.channels {
+            lateness.add(&channel.outlet().lateness);
+        }
+        Outcome {
+            counters: self.channels.iter().map(Channel::counters).collect(),
+            lateness,
+            real_time,
+        }
+    }
+}
+
+fn mark(interface: usize, robot: usize) -> u64 {
+    (interface as u64) << 32 | robot as u64
+}
+
+/// Any file; `AsFd` as an object.
+trait AsFdDyn {
+    fn fd(&self) -> std::os::fd::BorrowedFd<'_>;
+}
+
+impl<F: AsFd> AsFdDyn for F {
+    fn fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.as_fd()
+    }
+}

@@ -1,0 +1,211 @@
+//! What a run came to: how the programs ended, what became of the frames, and how late the emulator was.
+
+use std::fmt::{self, Write};
+
+use serde::Serialize;
+
+pub use crate::channel::Counters;
+pub use crate::timing::{Timing, P99_MAX};
+
+/// The outcome of a run.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Report {
+    /// How long it took, seconds.
+    pub seconds: f64,
+    /// What ended it.
+    pub ended: Ended,
+    /// The robots in the team file's order.
+    pub robots: Vec<Robot>,
+    /// The channels, wlan0's first.
+    pub interfaces: Vec<Interface>,
+    /// How late frames were handed over.
+    pub timing: Timing,
+    /// Whether the emulator's thread had real-time priority.
+    pub real_time: bool,
+    /// Whether the machine was fast enough for the results to count.
+    pub kept_up: bool,
+}
+
+/// What ended a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ended {
+    /// All programs had.
+    Programs,
+    /// The time that it was given.
+    Duration,
+    /// A signal.
+    Signal,
+}
+
+/// One robot's program.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Robot {
+    /// Its name.
+    pub name: String,
+    /// How its program ended, the last one where it was started more than once.
+    pub program: Fate,
+    /// Times that the script let the robot die.
+    pub deaths: u32,
+    /// Frames that the kernel threw away as the emulator was late to fetch them.
+    pub frames_missed: u64,
+}
+
+/// How a program ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Fate {
+    /// There was none.
+    None,
+    /// By itself, with this exit code.
+    Exit(i32),
+    /// By itself, by this signal.
+    Signal(i32),
+    /// The script killed it.
+    Death,
+    /// It was ended with the run.
+    Stopped,
+}
+
+impl Fate {
+    /// Whether something went wrong in the program.
+    pub fn failed(self) -> bool {
+        matches!(self, Fate::Exit(1..) | Fate::Exit(..=-1) | Fate::Signal(_))
+    }
+}
+
+impl fmt::Display for Fate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Fate::None => write!(f, "no program"),
+            Fate::Exit(code) => write!(f, "ended with exit code {code}"),
+            Fate::Signal(signal) => write!(f, "was killed by signal {signal}"),
+            Fate::Death => write!(f, "died by the script"),
+            Fate::Stopped => write!(f, "was stopped"),
+        }
+    }
+}
+
+/// One channel.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Interface {
+    /// `wlan0` and so on.
+    pub name: String,
+    /// What became of its frames.
+    #[serde(flatten)]
+    pub frames: Counters,
+}
+
+impl Report {
+    /// Whether a program failed.
+    pub fn failed(&self) -> bool {
+        self.robots.iter().any(|robot| robot.program.failed())
+    }
+
+    /// The report as lines of text.
+    pub fn text(&self) -> String {
+        let mut text = String::new();
+        let mut line = |line: fmt::Arguments<'_>| {
+            // Writing to a string does not fail.
+            let _ = writeln!(text, "{line}");
+        };
+        for robot in self.robots.iter().filter(|robot| robot.program.failed()) {
+            line(format_args!("{}: the program {}", robot.name, robot.program));
+        }
+        for Interface { name, frames } in &self.interfaces {
+            line(format_args!(
+                "{name}: {} frames sent, {} delivered, {} dropped by queues, {} lost on the air, {} refused",
+                frames.sent, frames.delivered, frames.dropped_by_queue, frames.given_up, frames.refused
+            ));
+        }
+        let Timing {
+            p50_us, p99_us, max_us, ..
+        } = self.timing;
+        line(format_args!(
+            "emulator: {:.1} s, {} deliveries late by {p50_us:.0} us (p50), {p99_us:.0} us (p99), {max_us:.0} us (max)",
+            self.seconds, self.timing.deliveries
+        ));
+        if !self.kept_up {
+            line(format_args!("{}", self.warning()));
+        }
+        text
+    }
+
+    fn warning(&self) -> String {
+        let missed: u64 = self.robots.iter().map(|robot| robot.frames_missed).sum();
+        let mut reasons = Vec::new();
+        if self.timing.p99_us > P99_MAX.as_micros_f64() {
+            reasons.push(format!(
+                "deliveries were late by {:.0} us at p99, and {:.0} us are the most that counts as WiFi",
+                self.timing.p99_us,
+                P99_MAX.as_micros_f64()
+            ));
+        }
+        if missed > 0 {
+            reasons.push(format!(
+                "{missed} frames were lost before the emulator could fetch them"
+            ));
+        }
+        let priority = if self.real_time {
+            ""
+        } else {
+            ", and let it have real-time priority (CAP_SYS_NICE)"
+        };
+        format!(
+            "WARNING: THIS MACHINE DID NOT KEEP UP: {}. The figures of this run do not count. Run fewer programs beside \
+             it, or fewer robots, or use a faster machine{priority}.",
+            reasons.join("; ")
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(p99_us: f64, frames_missed: u64) -> Report {
+        Report {
+            seconds: 10.0,
+            ended: Ended::Duration,
+            robots: vec![Robot {
+                name: "rover".to_owned(),
+                program: Fate::Exit(3),
+                deaths: 0,
+                frames_missed,
+            }],
+            interfaces: Vec::new(),
+            timing: Timing {
+                deliveries: 5,
+                p50_us: 10.0,
+                p99_us,
+                max_us: 2_000.0,
+            },
+            real_time: false,
+            kept_up: p99_us <= P99_MAX.as_micros_f64() && frames_missed == 0,
+        }
+    }
+
+    #[test]
+    fn a_machine_that_is_too_slow_is_told_of_loudly_and_another_is_not() {
+        assert!(!report(400.0, 0).text().contains("WARNING"));
+        let slow = report(600.0, 0).text();
+        assert!(
+            slow.contains("WARNING") && slow.contains("600 us at p99") && slow.contains("CAP_SYS_NICE"),
+            "{slow}"
+        );
+        let lost = report(20.0, 7).text();
+        assert!(
+            lost.contains("WARNING") && lost.contains("7 frames were lost"),
+            "{lost}"
+        );
+    }
+
+    #[test]
+    fn a_failing_program_is_named() {
+        let report = report(1.0, 0);
+        assert!(report.failed() && report.text().contains("rover: the program ended with exit code 3"));
+        assert!(
+            !Fate::Exit(0).failed() && !Fate::Stopped.failed() && !Fate::Death.failed() && Fate::Signal(9).failed()
+        );
+    }
+}

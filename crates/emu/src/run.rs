@@ -1,0 +1,496 @@
+//! A run from its start to its end: namespaces, the pump, programs, the script's deaths, signals, clearing away.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time;
+
+use coorp_core::{Duration, Instant, RobotId};
+use coorp_scene::{robots, station, Scene};
+use coorp_team::Team;
+use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
+
+use crate::frame::mac;
+use crate::namespace::{Interface, Lock, Namespace};
+use crate::programs::{exists, Lines, Program};
+use crate::pump::{Clock, Outcome, Pump, Stop};
+use crate::report::{self, Ended, Fate, Report};
+use crate::timing::P99_MAX;
+
+/// How long programs may take to end when they are asked to.
+const GRACE: Duration = Duration::from_secs(1);
+/// The longest sleep between two looks at the programs.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// Open files that the emulator needs beside those of the robots.
+const FILES_BESIDE: u64 = 64;
+/// Where losses and backoffs are drawn from. A run is not reproducible whatever the seed, as programs are not.
+const SEED: u64 = 1;
+
+/// What a run is asked for.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The team file's path, for the programs.
+    pub team_file: PathBuf,
+    /// The program and its arguments; empty for none.
+    pub program: Vec<OsString>,
+    /// When to end it; else with the last program.
+    pub duration: Option<Duration>,
+}
+
+/// Which of a program's two outputs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Stream {
+    Stdout,
+    Stderr,
+}
+
+/// Why there was no run, or no end to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Error {
+    /// Something is missing, or the user must mend something: what, and how.
+    Unable(String),
+    /// It broke off: a defect, or the machine is out of something.
+    Broken(String),
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Unable(text) | Error::Broken(text) => f.write_str(text),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// Signals that end a run, and a way to sleep until one comes or a program ends.
+struct Signals {
+    ended: Arc<AtomicBool>,
+    woken: UnixStream,
+    registered: Vec<signal_hook::SigId>,
+}
+
+impl Signals {
+    fn new() -> io::Result<Self> {
+        let (ended, (woken, waker)) = (Arc::new(AtomicBool::new(false)), UnixStream::pair()?);
+        let mut registered = Vec::new();
+        for signal in [SIGINT, SIGTERM, SIGHUP] {
+            registered.push(signal_hook::flag::register(signal, ended.clone())?);
+        }
+        for signal in [SIGINT, SIGTERM, SIGHUP, SIGCHLD] {
+            registered.push(signal_hook::low_level::pipe::register(signal, waker.try_clone()?)?);
+        }
+        Ok(Signals {
+            ended,
+            woken,
+            registered,
+        })
+    }
+
+    fn ended(&self) -> bool {
+        self.ended.load(Ordering::Relaxed)
+    }
+
+    /// Sleeps for at most so long.
+    fn sleep(&mut self, most: Duration) {
+        let most = time::Duration::from_nanos(most.as_nanos().max(1_000));
+        // A timeout is what was asked for, and another error comes again at the next look at the programs.
+        let _ = self.woken.set_read_timeout(Some(most));
+        let _ = self.woken.read(&mut [0; 64]);
+    }
+}
+
+impl Drop for Signals {
+    fn drop(&mut self) {
+        for signal in self.registered.drain(..) {
+            signal_hook::low_level::unregister(signal);
+        }
+    }
+}
+
+/// Runs a team. `lines` gets the programs' output, `told` what there is to say meanwhile.
+///
+/// # Errors
+/// No root, no TUN, no `ip`, no such program; or the emulator itself broke off. All is cleared away then.
+pub fn run(team: &Team, options: &Options, lines: Lines, told: &dyn Fn(&str)) -> Result<Report, Error> {
+    check(team, options)?;
+    let broken = |what: &str, error: &io::Error| Error::Broken(format!("{what}: {error}"));
+    let mut signals = Signals::new().map_err(|error| broken("cannot watch for signals", &error))?;
+    let (_lock, left) = Lock::take()?;
+    if !left.is_empty() {
+        told(&format!(
+            "cleared away what an emulator left that was killed: {}",
+            left.join(", ")
+        ));
+    }
+    let mut robots = Robots::make(team, options)?;
+    let taps = std::mem::take(&mut robots.taps);
+    if let Some(namespace) = robots.namespaces.last() {
+        told(&format!(
+            "{} robots are on the air; to look into one: sudo ip netns exec {} COMMAND",
+            robots.namespaces.len(),
+            namespace.name()
+        ));
+    }
+    let clock = Clock::start();
+    let (pump, stop) = Pump::new(team, taps, clock, SEED).map_err(|error| broken("cannot set up the air", &error))?;
+    let pump = spawn(pump).map_err(|error| broken("cannot start the air", &error))?;
+    let pump = PumpThread {
+        stop,
+        thread: Some(pump),
+    };
+    let ended = robots.drive(team, options, clock, &lines, &mut signals, &pump)?;
+    let seconds = clock.now().as_secs_f64();
+    robots.end(&mut signals);
+    let outcome = pump.outcome()?;
+    let report = robots.report(team, &outcome, ended, seconds);
+    robots.clear();
+    Ok(report)
+}
+
+/// Whether this can be tried at all.
+fn check(team: &Team, options: &Options) -> Result<(), Error> {
+    if !rustix::process::geteuid().is_root() {
+        return Err(Error::Unable(
+            "coorp emu makes network namespaces and TAP interfaces, and that takes root: run it with sudo".to_owned(),
+        ));
+    }
+    if let Some(program) = options.program.first() {
+        if !exists(Path::new(program)) {
+            let shown = program.to_string_lossy();
+            let mend = if shown.contains('/') {
+                "is the path right, and the file executable (chmod +x)?"
+            } else {
+                "write ./NAME for a program in this folder; sudo may have another PATH than you"
+            };
+            return Err(Error::Unable(format!("there is no program '{shown}': {mend}")));
+        }
+    }
+    // A TAP for each interface, two pipes, and some room while a program starts.
+    let files = team.robots.len() as u64 * (3 + team.channels().count() as u64) + FILES_BESIDE;
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    if let Some(limit) = limit.filter(|limit| *limit < files) {
+        return Err(Error::Unable(format!(
+            "{} robots need {files} open files, and {limit} are allowed: raise that (ulimit -n {files}) or run fewer \
+             robots",
+            team.robots.len()
+        )));
+    }
+    Ok(())
+}
+
+fn spawn(pump: Pump) -> io::Result<JoinHandle<io::Result<Outcome>>> {
+    thread::Builder::new().name("air".to_owned()).spawn(move || pump.run())
+}
+
+/// The thread that is the air. It ends with this, whatever happens.
+struct PumpThread {
+    stop: Stop,
+    thread: Option<JoinHandle<io::Result<Outcome>>>,
+}
+
+impl PumpThread {
+    fn broke_off(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
+    fn outcome(mut self) -> Result<Outcome, Error> {
+        self.stop.stop();
+        let broken = |why: String| Error::Broken(format!("the emulated air broke off: {why}"));
+        match self.thread.take().map(JoinHandle::join) {
+            Some(Ok(Ok(outcome))) => Ok(outcome),
+            Some(Ok(Err(error))) => Err(broken(error.to_string())),
+            _ => Err(broken("its thread panicked".to_owned())),
+        }
+    }
+}
+
+impl Drop for PumpThread {
+    fn drop(&mut self) {
+        self.stop.stop();
+        if let Some(thread) = self.thread.take() {
+            // It was not asked for its outcome, so that something else has gone wrong and is told.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The robots' namespaces and programs. Nothing of them is left when this is gone.
+struct Robots {
+    namespaces: Vec<Namespace>,
+    programs: Vec<Program>,
+    deaths: Vec<u32>,
+    /// By interface and robot, until the pump has them.
+    taps: Vec<Vec<Option<File>>>,
+}
+
+impl Robots {
+    fn make(team: &Team, options: &Options) -> Result<Self, Error> {
+        let channels = team.channels().count();
+        let mut made = Robots {
+            namespaces: Vec::new(),
+            programs: Vec::new(),
+            deaths: vec![0; team.robots.len()],
+            taps: (0..channels).map(|_| Vec::new()).collect(),
+        };
+        let hosts = hosts(team);
+        for robot in robots(team) {
+            let (name, has) = (name(team, robot), numbers(team, robot));
+            let interfaces: Vec<Interface> = has.iter().map(|number| interface(*number, robot)).collect();
+            let (namespace, taps) = Namespace::make(name, &interfaces, &hosts)?;
+            made.namespaces.push(namespace);
+            let mut taps = taps.into_iter();
+            for (number, of_all) in made.taps.iter_mut().enumerate() {
+                of_all.push(has.contains(&number).then(|| taps.next()).flatten());
+            }
+            made.programs
+                .push(Program::new(name, environment(team, robot, &options.team_file)));
+        }
+        Ok(made)
+    }
+
+    /// Starts the programs and lets the run go on until it ends.
+    fn drive(
+        &mut self,
+        team: &Team,
+        options: &Options,
+        clock: Clock,
+        lines: &Lines,
+        signals: &mut Signals,
+        pump: &PumpThread,
+    ) -> Result<Ended, Error> {
+        let mut dead = vec![true; team.robots.len()];
+        let mut next_script = Some(Instant::ZERO);
+        let end = options.duration.map(|duration| Instant::ZERO + duration);
+        loop {
+            let now = clock.now();
+            if let Some(at) = next_script.filter(|at| *at <= now) {
+                for robot in robots(team) {
+                    let place = usize::from(robot.0);
+                    let was = std::mem::replace(&mut dead[place], Scene::dead(team, robot, at));
+                    match (was, dead[place]) {
+                        (true, false) => self.start(place, options, lines)?,
+                        (false, true) => {
+                            self.programs[place].kill(&self.namespaces[place], Fate::Death);
+                            self.deaths[place] += 1;
+                        }
+                        _ => {}
+                    }
+                }
+                next_script = Scene::next_change(team, at);
+                continue;
+            }
+            if pump.broke_off() {
+                // Its outcome says why.
+                return Ok(Ended::Signal);
+            }
+            if signals.ended() {
+                return Ok(Ended::Signal);
+            }
+            if end.is_some_and(|end| end <= now) {
+                return Ok(Ended::Duration);
+            }
+            let running = self.programs.iter_mut().map(Program::runs).filter(|runs| *runs).count();
+            // Somebody who is dead may come back.
+            let awaited = next_script.is_some() && dead.contains(&true);
+            if running == 0 && !awaited && !options.program.is_empty() {
+                return Ok(Ended::Programs);
+            }
+            let next = [next_script, end].into_iter().flatten().map(|at| at.since(now)).min();
+            signals.sleep(next.unwrap_or(LOOK_EVERY).min(LOOK_EVERY));
+        }
+    }
+
+    fn start(&mut self, place: usize, options: &Options, lines: &Lines) -> Result<(), Error> {
+        if options.program.is_empty() {
+            return Ok(());
+        }
+        let started = self.programs[place].start(&self.namespaces[place], &options.program, lines);
+        started.map_err(|error| Error::Broken(format!("cannot start the program: {error}")))
+    }
+
+    /// Ends all programs: those that still run are asked to, and killed if they do not.
+    fn end(&mut self, signals: &mut Signals) {
+        let stopped: Vec<bool> = self.programs.iter_mut().map(Program::runs).collect();
+        self.programs.iter().for_each(Program::ask_to_end);
+        let asked = Clock::start();
+        while self.programs.iter_mut().any(Program::runs) {
+            let left = GRACE.saturating_sub(asked.now().since(Instant::ZERO));
+            if left == Duration::ZERO {
+                break;
+            }
+            signals.sleep(left);
+        }
+        for ((program, namespace), stopped) in self.programs.iter_mut().zip(&self.namespaces).zip(&stopped) {
+            let fate = if *stopped { Fate::Stopped } else { program.fate };
+            program.kill(namespace, fate);
+            program.finish();
+        }
+    }
+
+    fn report(&self, team: &Team, outcome: &Outcome, ended: Ended, seconds: f64) -> Report {
+        let timing = outcome.lateness.timing();
+        let robots: Vec<report::Robot> = (self.programs.iter().zip(&self.namespaces))
+            .zip(team.robots.iter().zip(&self.deaths))
+            .map(|((program, namespace), (robot, deaths))| report::Robot {
+                name: robot.name.clone(),
+                program: program.fate,
+                deaths: *deaths,
+                frames_missed: namespace.frames_missed(),
+            })
+            .collect();
+        let missed = robots.iter().any(|robot| robot.frames_missed > 0);
+        let interfaces = outcome
+            .counters
+            .iter()
+            .enumerate()
+            .map(|(number, frames)| report::Interface {
+                name: format!("wlan{number}"),
+                frames: *frames,
+            });
+        Report {
+            seconds,
+            ended,
+            robots,
+            interfaces: interfaces.collect(),
+            timing,
+            real_time: outcome.real_time,
+            kept_up: !missed && timing.p99_us <= P99_MAX.as_micros_f64(),
+        }
+    }
+
+    fn clear(mut self) {
+        self.clear_away();
+    }
+
+    fn clear_away(&mut self) {
+        for namespace in self.namespaces.drain(..) {
+            namespace.clear();
+        }
+        self.programs.iter_mut().for_each(Program::finish);
+    }
+}
+
+impl Drop for Robots {
+    fn drop(&mut self) {
+        self.clear_away();
+    }
+}
+
+fn name(team: &Team, robot: RobotId) -> &str {
+    team.robots
+        .get(usize::from(robot.0))
+        .map_or("", |robot| robot.name.as_str())
+}
+
+/// The numbers of the interfaces that a robot has.
+fn numbers(team: &Team, robot: RobotId) -> Vec<usize> {
+    (0..team.channels().count())
+        .filter(|number| team.has_interface(robot, *number))
+        .collect()
+}
+
+/// A robot's address on an interface: each interface is a network of its own.
+fn address(number: usize, robot: RobotId) -> String {
+    let [high, low] = (robot.0 + 1).to_be_bytes();
+    format!("10.{}.{high}.{low}", 77 + number)
+}
+
+fn interface(number: usize, robot: RobotId) -> Interface {
+    Interface {
+        name: format!("wlan{number}"),
+        mac: mac(number, station(robot)),
+        address: format!("{}/16", address(number, robot)),
+    }
+}
+
+/// What `/etc/hosts` says on every robot: a robot's name is its address on wlan0, which all have; with an interface's
+/// name behind it, as in `rover.wlan1`, its address there.
+fn hosts(team: &Team) -> String {
+    let machine = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let mut text = String::from("127.0.0.1 localhost\n::1 localhost ip6-localhost\n");
+    if !machine.trim().is_empty() {
+        text += &format!("127.0.1.1 {}\n", machine.trim());
+    }
+    for robot in robots(team) {
+        text += &format!("{} {}\n", address(0, robot), name(team, robot));
+    }
+    for robot in robots(team) {
+        for number in numbers(team, robot) {
+            text += &format!("{} {}.wlan{number}\n", address(number, robot), name(team, robot));
+        }
+    }
+    text
+}
+
+/// What a program is told: who it is, who leads, which file describes the team, and its addresses.
+fn environment(team: &Team, robot: RobotId, team_file: &Path) -> Vec<(String, OsString)> {
+    let file = fs::canonicalize(team_file).unwrap_or_else(|_| team_file.to_path_buf());
+    let addresses: Vec<String> = numbers(team, robot)
+        .iter()
+        .map(|number| address(*number, robot))
+        .collect();
+    vec![
+        ("COORP_ROBOT".to_owned(), name(team, robot).into()),
+        ("COORP_LEADER".to_owned(), name(team, team.leader).into()),
+        ("COORP_TEAM".to_owned(), file.into()),
+        ("COORP_ADDRESSES".to_owned(), addresses.join(" ").into()),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn team() -> Team {
+        let text = "[[robot]]\nname = \"base\"\nleader = true\n[[robot]]\nname = \"a\"\n[[robot]]\nname = \"b\"\n\
+                    [[interface]]\nchannel = 100\nrobots = [\"base\", \"b\"]\n";
+        coorp_team::parse(text, "t.toml", Path::new("")).unwrap()
+    }
+
+    #[test]
+    fn names_resolve_and_each_interface_has_its_own() {
+        let text = hosts(&team());
+        let lines: Vec<&str> = text.lines().filter(|line| line.starts_with("10.")).collect();
+        assert_eq!(
+            lines,
+            [
+                "10.77.0.1 base",
+                "10.77.0.2 a",
+                "10.77.0.3 b",
+                "10.77.0.1 base.wlan0",
+                "10.78.0.1 base.wlan1",
+                "10.77.0.2 a.wlan0",
+                "10.77.0.3 b.wlan0",
+                "10.78.0.3 b.wlan1"
+            ]
+        );
+        assert!(text.starts_with("127.0.0.1 localhost\n"));
+    }
+
+    #[test]
+    fn a_program_is_told_who_it_is() {
+        let told = environment(&team(), RobotId(2), Path::new("/nowhere/t.toml"));
+        let value = |key: &str| {
+            told.iter()
+                .find(|(name, _)| name == key)
+                .map(|(_, value)| value.to_str().unwrap())
+        };
+        assert_eq!((value("COORP_ROBOT"), value("COORP_LEADER")), (Some("b"), Some("base")));
+        assert_eq!(value("COORP_TEAM"), Some("/nowhere/t.toml"));
+        assert_eq!(value("COORP_ADDRESSES"), Some("10.77.0.3 10.78.0.3"));
+    }
+
+    #[test]
+    fn a_thousand_robots_have_addresses() {
+        assert_eq!(address(0, RobotId(999)), "10.77.3.232");
+        assert_eq!(interface(7, RobotId(0)).address, "10.84.0.1/16");
+    }
+}
