@@ -58,12 +58,11 @@ impl Lock {
     /// Marks this process as an emulator, and clears away what others left that live no more. Gives the names of the
     /// namespaces that were left.
     pub fn take() -> Result<(Lock, Vec<String>), Error> {
-        fs::create_dir_all(LOCKS).map_err(|error| failed(&format!("make {LOCKS}"), &error))?;
         let own = std::process::id();
-        let path = lock_path(own);
-        let held = File::create(&path).map_err(|error| failed(&format!("make {}", path.display()), &error))?;
-        flock(&held, FlockOperation::NonBlockingLockExclusive)
-            .map_err(|error| failed(&format!("lock {}", path.display()), &error.into()))?;
+        let (path, held) = (
+            lock_path(own),
+            hold(own).map_err(|error| failed(&format!("lock a file in {LOCKS}"), &error))?,
+        );
         let mut left = Vec::new();
         for (name, owner) in named() {
             if owner == own || !lives(owner) {
@@ -87,13 +86,29 @@ fn lock_path(process: u32) -> PathBuf {
     Path::new(LOCKS).join(format!("emu-{process}.lock"))
 }
 
+/// Makes the lock of this process and holds it.
+fn hold(own: u32) -> io::Result<File> {
+    fs::create_dir_all(LOCKS)?;
+    loop {
+        let held = File::create(lock_path(own))?;
+        // Another that starts may just look whether this one lives, and then have taken the file away.
+        flock(&held, FlockOperation::LockExclusive)?;
+        let there = fs::metadata(lock_path(own));
+        if there.is_ok_and(|there| held.metadata().is_ok_and(|held| held.ino() == there.ino())) {
+            return Ok(held);
+        }
+    }
+}
+
 /// Whether the emulator of this process id is alive: it then holds its lock. A process of another kind that has the
 /// number now does not.
 fn lives(process: u32) -> bool {
-    let Ok(lock) = File::open(lock_path(process)) else {
-        return false;
-    };
-    flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err()
+    File::open(lock_path(process)).is_ok_and(|lock| !free(&lock))
+}
+
+/// Whether nobody held this lock. It is held from now on until the file is closed.
+fn free(lock: &File) -> bool {
+    flock(lock, FlockOperation::NonBlockingLockExclusive).is_ok()
 }
 
 fn forget_dead_locks(own: u32) {
@@ -101,7 +116,14 @@ fn forget_dead_locks(own: u32) {
         let name = file.file_name().to_string_lossy().into_owned();
         let owner = name.strip_prefix("emu-").and_then(|rest| rest.strip_suffix(".lock"));
         let owner = owner.and_then(|owner| owner.parse().ok());
-        if owner.is_some_and(|owner: u32| owner != own && !lives(owner)) {
+        let Some(lock) = owner
+            .filter(|owner: &u32| *owner != own)
+            .and_then(|_| File::open(file.path()).ok())
+        else {
+            continue;
+        };
+        if free(&lock) {
+            // Whoever cannot remove it now can at the next start.
             let _ = fs::remove_file(file.path());
         }
     }

@@ -1,0 +1,376 @@
+//! `coorp emu` with real programs. They need root, TUN and a few tools, and say so where they cannot run.
+
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::Duration;
+
+use common::{coorp, text, Folder};
+
+const ROBOTS: &str =
+    "[[robot]]\nname = \"base\"\nleader = true\n[[robot]]\nname = \"rover\"\n[[robot]]\nname = \"scout\"\n";
+
+/// Whether a test may run. Says why not past the harness, which would hide it.
+fn possible(test: &str, tools: &[&str]) -> bool {
+    let root = fs::read_to_string("/proc/self/status")
+        .unwrap()
+        .contains("\nUid:\t0\t0\t");
+    let runs = |tool: &str| {
+        Command::new("sh")
+            .args(["-c", &format!("command -v {tool}")])
+            .output()
+            .unwrap()
+    };
+    let missing: Vec<&str> = tools
+        .iter()
+        .copied()
+        .chain(["ip"])
+        .filter(|tool| !runs(tool).status.success())
+        .collect();
+    let why = if !root {
+        "not root".to_owned()
+    } else if !Path::new("/dev/net/tun").exists() {
+        "no /dev/net/tun".to_owned()
+    } else if !missing.is_empty() {
+        format!("no {}", missing.join(", "))
+    } else {
+        return true;
+    };
+    let _ = writeln!(std::io::stderr().lock(), "SKIPPED {test}: {why}");
+    false
+}
+
+/// A team file in a folder of its own.
+fn team(name: &str, more: &str) -> (Folder, String) {
+    let folder = Folder::new(name);
+    let file = folder.path("team.toml");
+    fs::write(&file, format!("{ROBOTS}{more}")).unwrap();
+    (folder, file)
+}
+
+/// What a run came to: stdout, stderr, the exit code, and the JSON.
+fn run(folder: &Folder, file: &str, more: &[&str], script: &str) -> (String, String, i32, serde_json::Value) {
+    let json = folder.path("out.json");
+    let arguments = [&["emu", file, "--json", &json], more, &["--", "sh", "-c", script]].concat();
+    let output = coorp(&arguments);
+    let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
+    let written = fs::read_to_string(&json).unwrap_or_else(|_| panic!("no JSON\n{stdout}\n{stderr}"));
+    (
+        stdout,
+        stderr,
+        output.status.code().unwrap(),
+        serde_json::from_str(&written).unwrap(),
+    )
+}
+
+/// Namespaces that belong to an emulator of this process id.
+fn namespaces(process: u32) -> usize {
+    let names = fs::read_dir("/run/netns").into_iter().flatten().flatten();
+    let prefix = format!("coorp-{process}-");
+    names
+        .filter(|name| name.file_name().to_string_lossy().starts_with(&prefix))
+        .count()
+}
+
+fn start(arguments: &[&str]) -> Child {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_coorp"));
+    command
+        .args(arguments)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+/// Waits until a file is there, as a program makes it.
+fn await_file(path: &str) {
+    for _ in 0..600 {
+        if Path::new(path).exists() {
+            return;
+        }
+        sleep(Duration::from_millis(50));
+    }
+    panic!("{path} never came");
+}
+
+#[test]
+fn robots_know_who_they_are_and_reach_one_another_by_name() {
+    if !possible("robots_know_who_they_are", &["ping"]) {
+        return;
+    }
+    let (folder, file) = team(
+        "names",
+        "[[interface]]\nchannel = 149\nrobots = [\"base\", \"rover\"]\n",
+    );
+    // The access point stays until both have said goodbye.
+    let script = "case $COORP_ROBOT in base) sleep 3;; \
+        rover) ping -q -c 3 -i 0.1 base.wlan1 && ping -q -c 3 -i 0.1 scout && echo I am $COORP_ROBOT of $COORP_LEADER;; \
+        scout) ping -q -c 3 -i 0.1 base && test -e /sys/class/net/wlan0 && test ! -e /sys/class/net/wlan1;; esac";
+    let (stdout, stderr, code, json) = run(&folder, &file, &[], script);
+    assert_eq!(code, 0, "{stdout}\n{stderr}");
+    assert!(stdout.contains("[rover] I am rover of base\n"), "{stdout}");
+    assert_eq!(stdout.matches("3 received, 0% packet loss").count(), 3, "{stdout}");
+    assert!(stderr.contains("deliveries late by"), "{stderr}");
+    assert_eq!(json["ended"], "programs");
+    assert_eq!(json["robots"].as_array().unwrap().len(), 3);
+    assert!(json["robots"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .all(|robot| robot["program"]["exit"] == 0));
+    assert!(json["interfaces"][1]["delivered"].as_u64().unwrap() >= 6);
+    assert!(json["timing"]["deliveries"].as_u64().unwrap() >= 18);
+}
+
+/// Sends 600 datagrams of bulk and then one of control, and a receiver that tells in what order they came.
+const ORDER: &str = r#"
+import os, socket, sys, time
+robot, count = os.environ["COORP_ROBOT"], 600
+own = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+if robot == "base":
+    own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
+    own.bind(("", 7000))
+    own.settimeout(5)
+    came = []
+    try:
+        while True:
+            came.append(int.from_bytes(own.recv(2000)[:4], "big"))
+            if came[-1] == count - 1:
+                own.settimeout(1)
+    except TimeoutError:
+        pass
+    print("control came", came.index(1 << 20) if 1 << 20 in came else "never", "of", len(came))
+elif robot == "rover":
+    time.sleep(1)
+    control = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    control.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, 46 << 2)
+    own.sendto(b"\xff" * 4, ("base", 7000))
+    time.sleep(0.2)
+    for number in range(count):
+        own.sendto(number.to_bytes(4, "big") + bytes(1400), ("base", 7000))
+    control.sendto((1 << 20).to_bytes(4, "big"), ("base", 7000))
+"#;
+
+#[test]
+fn control_overtakes_bulk_that_was_sent_before_it() {
+    if !possible("control_overtakes_bulk", &["python3"]) {
+        return;
+    }
+    // 600 datagrams take a second at MCS 0.
+    let (folder, file) = team("order", "[air]\nmcs = 0\n");
+    fs::write(folder.path("order.py"), ORDER).unwrap();
+    let (stdout, stderr, code, _) = run(
+        &folder,
+        &file,
+        &[],
+        &format!("exec python3 {}", folder.path("order.py")),
+    );
+    assert_eq!(code, 0, "{stdout}\n{stderr}");
+    let told = stdout
+        .split("control came ")
+        .nth(1)
+        .unwrap_or_else(|| panic!("{stdout}\n{stderr}"));
+    let mut words = told.split_whitespace();
+    let (place, of): (usize, usize) = (
+        words.next().unwrap().parse().unwrap(),
+        words.nth(1).unwrap().parse().unwrap(),
+    );
+    assert!(of > 200 && place < of / 2, "{stdout}");
+}
+
+/// Moves a megabyte over TCP; both ends tell its hash.
+const MOVE: &str = r#"
+import hashlib, os, random, socket, time
+robot = os.environ["COORP_ROBOT"]
+if robot == "base":
+    server = socket.create_server(("", 7000))
+    server.settimeout(30)
+    stream, _ = server.accept()
+    data = b""
+    while piece := stream.recv(65536):
+        data += piece
+    print("got", len(data), hashlib.sha256(data).hexdigest())
+elif robot == "rover":
+    data = random.Random(1).randbytes(1 << 20)
+    for _ in range(100):
+        try:
+            stream = socket.create_connection(("base", 7000), timeout=30)
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.1)
+    stream.sendall(data)
+    stream.close()
+    print("sent", len(data), hashlib.sha256(data).hexdigest())
+"#;
+
+#[test]
+fn tcp_gets_through_losses_whole() {
+    if !possible("tcp_gets_through_losses", &["python3"]) {
+        return;
+    }
+    let (folder, file) = team("tcp", "[air]\nloss = 0.6\n");
+    fs::write(folder.path("move.py"), MOVE).unwrap();
+    let (stdout, stderr, code, json) = run(&folder, &file, &[], &format!("exec python3 {}", folder.path("move.py")));
+    assert_eq!(code, 0, "{stdout}\n{stderr}");
+    let said = |word: &str| {
+        stdout
+            .split(word)
+            .nth(1)
+            .map(|rest| rest.split('\n').next().unwrap().to_owned())
+    };
+    assert!(
+        said("] got ").is_some() && said("] got ") == said("] sent "),
+        "{stdout}"
+    );
+    assert!(json["interfaces"][0]["given_up"].as_u64().unwrap() > 0);
+}
+
+#[test]
+fn the_script_degrades_a_link() {
+    if !possible("the_script_degrades_a_link", &["ping"]) {
+        return;
+    }
+    let given_up = |name: &str, event: &str| {
+        let (folder, file) = team(name, event);
+        let script = "case $COORP_ROBOT in base) sleep 4;; rover) ping -q -c 60 -i 0.02 -W 1 base || true;; esac";
+        let (stdout, stderr, code, json) = run(&folder, &file, &[], script);
+        assert_eq!(code, 0, "{stdout}\n{stderr}");
+        let all = stdout.contains("60 packets transmitted, 60 received");
+        (json["interfaces"][0]["given_up"].as_u64().unwrap(), all)
+    };
+    assert_eq!(given_up("script-none", ""), (0, true));
+    let (lost, all) = given_up(
+        "script-loss",
+        "[[event]]\nat = \"0s\"\nfrom = \"base\"\nto = \"rover\"\nloss = 0.95\n",
+    );
+    assert!(lost > 0 && !all, "{lost} {all}");
+}
+
+#[test]
+fn a_partition_ends_and_a_dead_robot_starts_anew() {
+    if !possible("a_partition_ends", &["ping"]) {
+        return;
+    }
+    let events = "[[event]]\nat = \"0s\"\nuntil = \"2s\"\npartition = [\"rover\"]\n\
+                  [[event]]\nat = \"1s\"\nuntil = \"2s\"\ndeath = [\"scout\"]\n";
+    let (folder, file) = team("trouble", events);
+    let script = "echo started; case $COORP_ROBOT in base) sleep 6;; \
+        rover) until ping -q -c 1 -W 1 base; do echo unreachable; done; echo reached;; scout) sleep 2;; esac";
+    let (stdout, stderr, code, json) = run(&folder, &file, &[], script);
+    assert_eq!(code, 0, "{stdout}\n{stderr}");
+    let (missed, reached) = (stdout.find("[rover] unreachable"), stdout.find("[rover] reached"));
+    assert!(missed.is_some() && missed < reached, "{stdout}");
+    let starts = ["base", "rover", "scout"].map(|robot| stdout.matches(&format!("[{robot}] started")).count());
+    assert_eq!(starts, [1, 1, 2], "{stdout}");
+    assert_eq!(
+        (
+            json["robots"][2]["deaths"].as_u64(),
+            json["robots"][0]["deaths"].as_u64()
+        ),
+        (Some(1), Some(0))
+    );
+}
+
+#[test]
+fn what_a_killed_emulator_left_is_cleared_away_at_the_next_start() {
+    if !possible("what_a_killed_emulator_left", &[]) {
+        return;
+    }
+    let (folder, file) = team("killed", "");
+    let mark = folder.path("running");
+    let script = format!("sleep 1000 & case $COORP_ROBOT in scout) touch {mark};; esac; sleep 1000");
+    let mut emulator = start(&["emu", &file, "--", "sh", "-c", &script]);
+    await_file(&mark);
+    let process = emulator.id();
+    assert_eq!(namespaces(process), 3);
+    emulator.kill().unwrap();
+    emulator.wait().unwrap();
+    let (_, stderr, code, _) = run(&folder, &file, &[], "true");
+    assert_eq!(code, 0, "{stderr}");
+    // It may also have been a test beside this one that was the next start.
+    assert_eq!(namespaces(process), 0);
+    assert!(!Path::new(&format!("/etc/netns/coorp-{process}-base")).exists());
+    let left = fs::read_dir("/proc").unwrap().flatten().filter(|entry| {
+        let line = fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        String::from_utf8_lossy(&line).contains(&mark)
+    });
+    assert_eq!(left.count(), 0, "its programs");
+}
+
+#[test]
+fn an_interrupt_ends_programs_that_do_not_want_to() {
+    if !possible("an_interrupt_ends_programs", &[]) {
+        return;
+    }
+    let (folder, file) = team("interrupt", "");
+    let mark = folder.path("running");
+    let script = format!("trap '' TERM INT; echo here; case $COORP_ROBOT in scout) touch {mark};; esac; sleep 1000");
+    let emulator = start(&["emu", &file, "--", "sh", "-c", &script]);
+    await_file(&mark);
+    let process = emulator.id();
+    let asked = Command::new("sh")
+        .args(["-c", &format!("kill -INT {process}")])
+        .status()
+        .unwrap();
+    assert!(asked.success());
+    let output = emulator.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!(text(&output.stdout).matches("] here").count(), 3);
+    assert_eq!(namespaces(process), 0);
+}
+
+#[test]
+fn a_failing_program_is_named_and_fails_the_run() {
+    if !possible("a_failing_program_is_named", &[]) {
+        return;
+    }
+    let (folder, file) = team("failing", "");
+    let script = "case $COORP_ROBOT in rover) echo dear >&2; exit 7;; base) sleep 1000;; esac";
+    let (stdout, stderr, code, json) = run(&folder, &file, &["--duration", "1s"], script);
+    assert_eq!(code, 1, "{stdout}\n{stderr}");
+    assert!(
+        stderr.contains("[rover] dear\n") && stderr.contains("rover: the program ended with exit code 7"),
+        "{stderr}"
+    );
+    assert_eq!(json["ended"], "duration");
+    assert_eq!(json["robots"][0]["program"], "stopped");
+}
+
+#[test]
+fn what_is_missing_is_said_with_its_mend() {
+    let (folder, file) = team("missing", "");
+    // As nobody, who has to be able to run it.
+    let program = folder.path("coorp");
+    fs::copy(env!("CARGO_BIN_EXE_coorp"), &program).unwrap();
+    let mut command = Command::new(&program);
+    if fs::read_to_string("/proc/self/status").unwrap().contains("\nUid:\t0\t") {
+        command.uid(65_534).gid(65_534);
+    }
+    let output = command.args(["emu", &file, "--", "true"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(
+        text(&output.stderr).contains("takes root: run it with sudo"),
+        "{}",
+        text(&output.stderr)
+    );
+    if !possible("what_is_missing_is_said", &[]) {
+        return;
+    }
+    let said = |arguments: &[&str], path: Option<&str>| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_coorp"));
+        path.map(|path| command.env("PATH", path));
+        let output = command.args(["emu", &file, "--"]).args(arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(2));
+        text(&output.stderr)
+    };
+    assert!(said(&["./no-such"], None).contains("no program './no-such'"));
+    assert!(said(&["/bin/sh"], Some("/nowhere")).contains("install iproute2"));
+}
