@@ -280,6 +280,19 @@ fn a_partition_ends_and_a_dead_robot_starts_anew() {
 }
 
 #[test]
+fn a_robot_that_deletes_its_interface_disturbs_nobody() {
+    if !possible("a_robot_that_deletes_its_interface", &["ping"]) {
+        return;
+    }
+    let (folder, file) = team("deleted", "");
+    let script = "case $COORP_ROBOT in base) sleep 3;; rover) ip link del wlan0; sleep 2;; \
+        scout) sleep 1; ping -q -c 3 -i 0.1 base; ! ping -q -c 1 -W 1 rover;; esac";
+    let (stdout, stderr, code, _) = run(&folder, &file, &[], script);
+    assert_eq!(code, 0, "{stdout}\n{stderr}");
+    assert!(stdout.contains("3 received, 0% packet loss"), "{stdout}");
+}
+
+#[test]
 fn what_a_killed_emulator_left_is_cleared_away_at_the_next_start() {
     if !possible("what_a_killed_emulator_left", &[]) {
         return;

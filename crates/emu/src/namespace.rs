@@ -34,6 +34,13 @@ const ETC: &str = "/etc/netns";
 const LOCKS: &str = "/run/coorp";
 /// Frames that a TAP holds for the emulator; the driver's own default.
 const TAP_FRAMES: u32 = 1_000;
+/// Settings of IPv6 in a namespace: no duplicate address detection, no router solicitations, and groups are reported at
+/// once and not once more within a second.
+const QUIET: [(&str, &str); 3] = [
+    ("accept_dad", "0"),
+    ("router_solicitations", "0"),
+    ("mldv2_unsolicited_report_interval", "1"),
+];
 /// How often to look for processes again that a killed one may have started meanwhile.
 const KILL_ROUNDS: u32 = 50;
 
@@ -168,6 +175,16 @@ impl Namespace {
         self.write_etc(hosts)
             .map_err(|error| failed(&format!("write {ETC}/{}", self.name), &error))?;
         ip(&["netns", "add", &self.name], "")?;
+        // What a card does while it joins a network is over when programs start: its addresses are known to be its own,
+        // and there is no router. Asking so all at once would be a storm that no real team sees.
+        let quieten = || {
+            for (file, value) in QUIET {
+                // Where there is no IPv6 there is nothing to quieten.
+                let _ = fs::write(Path::new("/proc/sys/net/ipv6/conf/default").join(file), value);
+            }
+        };
+        self.inside(quieten)
+            .map_err(|error| failed("enter the namespace", &error))?;
         let names: Vec<String> = interfaces.iter().map(|interface| interface.name.clone()).collect();
         let open = move || {
             names

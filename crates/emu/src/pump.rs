@@ -130,9 +130,11 @@ impl Pump {
         watch(&timer, TIMER)?;
         watch(&*stop.0, STOP)?;
         let mut channels = Vec::new();
-        for (interface, taps) in taps.into_iter().enumerate() {
-            for (robot, tap) in taps.iter().enumerate() {
+        for (interface, mut taps) in taps.into_iter().enumerate() {
+            for (robot, tap) in taps.iter_mut().enumerate() {
                 if let Some(tap) = tap {
+                    // What stacks said while their interfaces came up was said before this began.
+                    while fetch_nothing(tap) {}
                     watch(tap, mark(interface, robot))?;
                 }
             }
@@ -186,10 +188,12 @@ impl Pump {
             self.advance(now);
             self.wait(&mut events)?;
             for event in events.drain(..) {
-                let event: epoll::Event = event;
-                match event.data.u64() {
+                let epoll::Event { flags, data } = event;
+                match data.u64() {
                     STOP => return Ok(self.outcome(real_time)),
                     TIMER => self.clear_timer(),
+                    // A program has deleted the interface.
+                    mark if flags.intersects(epoll::EventFlags::ERR) => self.forget(mark),
                     mark => self.fetch(mark),
                 }
             }
@@ -277,9 +281,19 @@ impl Pump {
         let _ = rustix::io::read(&self.timer, &mut [0_u8; 8]);
     }
 
+    /// A TAP is gone; its file would be reported for ever.
+    fn forget(&mut self, mark: u64) {
+        let (interface, robot) = unmark(mark);
+        if let Some(channel) = self.channels.get_mut(interface) {
+            if let Some(tap) = channel.outlet().taps.get_mut(robot) {
+                *tap = None;
+            }
+        }
+    }
+
     /// Takes what the stack of one robot has sent, up to a limit.
     fn fetch(&mut self, mark: u64) {
-        let (interface, robot) = ((mark >> 32) as usize, mark as u32 as usize);
+        let (interface, robot) = unmark(mark);
         let now = self.clock.now();
         self.advance(now);
         let Some(channel) = self.channels.get_mut(interface) else {
@@ -291,9 +305,8 @@ impl Pump {
             return;
         };
         if self.dead[robot] {
-            let mut lost = [0; 2_048];
             for _ in 0..FETCH_MAX {
-                if tap.read(&mut lost).is_err() {
+                if !fetch_nothing(&mut tap) {
                     break;
                 }
             }
@@ -323,8 +336,17 @@ impl Pump {
     }
 }
 
+/// Throws a frame away. False where there is none.
+fn fetch_nothing(tap: &mut File) -> bool {
+    tap.read(&mut [0; 64]).is_ok()
+}
+
 fn mark(interface: usize, robot: usize) -> u64 {
     (interface as u64) << 32 | robot as u64
+}
+
+fn unmark(mark: u64) -> (usize, usize) {
+    ((mark >> 32) as usize, mark as u32 as usize)
 }
 
 /// Any file; `AsFd` as an object.

@@ -1,0 +1,108 @@
+"""Whether `coorp emu` and `coorp sim` say the same of the same flows.
+
+    cargo build --release -p coorp-cli
+    sudo python studies/emulator.py [--quick] [--markdown] [--team examples/flows.toml]
+
+The flows of a team file run twice: in the simulator over several seeds, under `edca`, which is WiFi as it is; and as
+real programs (lib/flows.py) with the kernel's own UDP and TCP over the emulator, several times. Beside one another:
+throughput, and how long messages took. Below: how late the emulator was, without which the rest does not count.
+
+What is different and may show: the kernel's TCP is not the simulator's; a TAP does not slow a sender down, so the
+host queue of a saturated flow is always full here and holds 640 packets there; programs take time to wake up.
+
+Where the `coorp` binary, root or TUN is missing the study says so and ends well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from lib.simulator import MADE, REPOSITORY, Spread, binary
+from lib.table import number, show
+
+PLAYER = REPOSITORY / "studies" / "lib" / "flows.py"
+HEAD_START_S = 3.0
+"""For namespaces, interpreters and connections."""
+
+Flows = dict[str, dict[str, Any]]
+"""What one run found of each flow, by name."""
+
+
+def simulated(program: Path, team: Path, duration_s: float, seed: int) -> Flows:
+    """One run of the simulator."""
+    command = [str(program), "sim", str(team), "--policy", "edca", "--seed", str(seed), "--duration"]
+    done = subprocess.run(
+        [*command, f"{duration_s:g}s", "--json", "-", "--quiet"], capture_output=True, text=True, check=True
+    )
+    return {flow["name"]: flow for flow in json.loads(done.stdout)["results"][0]["flows"]}
+
+
+def emulated(program: Path, team: Path, duration_s: float) -> tuple[Flows, dict[str, Any]]:
+    """One run of the emulator, and its report."""
+    MADE.mkdir(parents=True, exist_ok=True)
+    report = MADE / "emulator.json"
+    start = time.monotonic() + HEAD_START_S
+    player = [sys.executable, str(PLAYER), "--start", f"{start:.6f}", "--duration", f"{duration_s:g}"]
+    command = [str(program), "emu", str(team), "--json", str(report), "--quiet", "--", *player]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        sys.exit(f"coorp emu failed:\n{done.stdout}{done.stderr}")
+    lines = [line.split("] ", 1)[1] for line in done.stdout.splitlines() if "] {" in line]
+    return {found["flow"]: found for found in map(json.loads, lines)}, json.loads(report.read_text())
+
+
+def figure(flow: dict[str, Any], name: str) -> float:
+    """Throughput, or a percentile of the latency; not a number where the flow has none."""
+    value = flow["mbps"] if name == "mbps" else (flow.get("latency_ms") or {}).get(name)
+    return math.nan if value is None else float(value)
+
+
+def shown(runs: list[Flows], flow: str, name: str, digits: int) -> str:
+    """A figure's mean and spread over runs."""
+    spread = Spread.of(figure(run[flow], name) for run in runs)
+    if math.isnan(spread.mean):
+        return "-"
+    return f"{number(spread.mean, digits)} ± {number(spread.deviation, digits)}"
+
+
+def main() -> None:
+    """Runs both and prints the tables."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--markdown", action="store_true")
+    parser.add_argument("--team", type=Path, default=REPOSITORY / "examples" / "flows.toml")
+    arguments = parser.parse_args()
+    program = binary()
+    if program is None:
+        return
+    if os.geteuid() != 0 or not Path("/dev/net/tun").exists():
+        print("skipped: coorp emu takes root and /dev/net/tun")
+        return
+    duration_s, seeds, times = (4.0, 2, 1) if arguments.quick else (10.0, 10, 5)
+    simulations = [simulated(program, arguments.team, duration_s, seed) for seed in range(1, seeds + 1)]
+    pairs = [emulated(program, arguments.team, duration_s) for _ in range(times)]
+    emulations = [flows for flows, _ in pairs]
+    titles = ["flow", "Mbit/s sim", "emu", "p50 ms sim", "emu", "p90 ms sim", "emu", "p99 ms sim", "emu"]
+    columns = (("mbps", 2), ("p50", 1), ("p90", 1), ("p99", 1))
+    rows = []
+    for flow in simulations[0]:
+        cells = [shown(runs, flow, name, digits) for name, digits in columns for runs in (simulations, emulations)]
+        rows.append([flow, *cells])
+    show(titles, rows, markdown=arguments.markdown)
+    for _, report in pairs:
+        timing = report["timing"]
+        late = ", ".join(f"{name} {timing[f'{name}_us']:.0f} us" for name in ("p50", "p99", "max"))
+        verdict = "kept up" if report["kept_up"] else "DID NOT KEEP UP: these figures do not count"
+        print(f"emulator: {timing['deliveries']} deliveries late by {late}; {verdict}")
+
+
+if __name__ == "__main__":
+    main()
