@@ -7,8 +7,8 @@ The flows of a team file run twice: in the simulator over several seeds, under `
 real programs (lib/flows.py) with the kernel's own UDP and TCP over the emulator, several times. Beside one another:
 throughput, and how long messages took. Below: how late the emulator was, without which the rest does not count.
 
-What is different and may show: the kernel's TCP is not the simulator's; a TAP does not slow a sender down, so the
-host queue of a saturated flow is always full here and holds 640 packets there; programs take time to wake up.
+What is different and may show: the kernel's TCP is not the simulator's, and has its queue in the emulated card where
+CoDel keeps it short, and not in its own; programs take time to wake up.
 
 Where the `coorp` binary, root or TUN is missing the study says so and ends well.
 """
@@ -21,11 +21,12 @@ import math
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from lib.simulator import MADE, REPOSITORY, Spread, binary
+from lib.simulator import REPOSITORY, Spread, binary
 from lib.table import number, show
 
 PLAYER = REPOSITORY / "studies" / "lib" / "flows.py"
@@ -47,16 +48,16 @@ def simulated(program: Path, team: Path, duration_s: float, seed: int) -> Flows:
 
 def emulated(program: Path, team: Path, duration_s: float) -> tuple[Flows, dict[str, Any]]:
     """One run of the emulator, and its report."""
-    MADE.mkdir(parents=True, exist_ok=True)
-    report = MADE / "emulator.json"
-    start = time.monotonic() + HEAD_START_S
-    player = [sys.executable, str(PLAYER), "--start", f"{start:.6f}", "--duration", f"{duration_s:g}"]
-    command = [str(program), "emu", str(team), "--json", str(report), "--quiet", "--", *player]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        sys.exit(f"coorp emu failed:\n{done.stdout}{done.stderr}")
-    lines = [line.split("] ", 1)[1] for line in done.stdout.splitlines() if "] {" in line]
-    return {found["flow"]: found for found in map(json.loads, lines)}, json.loads(report.read_text())
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.json"
+        start = time.monotonic() + HEAD_START_S
+        player = [sys.executable, str(PLAYER), "--start", f"{start:.6f}", "--duration", f"{duration_s:g}"]
+        command = [str(program), "emu", str(team), "--json", str(report), "--quiet", "--", *player, "--folder", folder]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            sys.exit(f"coorp emu failed:\n{done.stdout}{done.stderr}")
+        lines = [line.split("] ", 1)[1] for line in done.stdout.splitlines() if "] {" in line]
+        return {found["flow"]: found for found in map(json.loads, lines)}, json.loads(report.read_text())
 
 
 def figure(flow: dict[str, Any], name: str) -> float:

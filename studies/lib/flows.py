@@ -1,21 +1,25 @@
 """A robot that plays its part of a team file's `[[flow]]`s over real sockets, for `coorp emu`.
 
-    coorp emu team.toml -- python3 studies/lib/flows.py --start MONOTONIC_S --duration S
+    coorp emu team.toml -- python3 studies/lib/flows.py --start MONOTONIC_S --duration S --folder SHARED
 
 Every end of a flow is a process of its own, so that no flow waits for another's turn. All robots of an emulation have
 one clock, so the receiver knows how long a message took. Each receiver prints a line of JSON. Messages fit one packet.
-A saturated UDP flow offers more than the channel takes, as a TAP does not tell its sender to wait.
+
+A socket on a real card makes its sender wait while the card is full. A TAP does not, so a saturated UDP flow does it by
+itself: it is so many datagrams ahead of its receiver as it is in the simulator, and learns how far that is from a file.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import mmap
 import multiprocessing
 import os
 import random
 import socket
 import struct
+import sys
 import time
 import tomllib
 from pathlib import Path
@@ -27,8 +31,9 @@ HEADER = struct.Struct("!QQ")
 """A message's number, and when it was sent, ns."""
 SATURATED_UDP_BYTES = 1472
 SATURATED_TCP_BYTES = 1448
-OFFERED_A_MS = 25
-"""Datagrams that a saturated UDP flow sends each millisecond: 294 Mbit/s."""
+AHEAD = 640
+"""Datagrams that a saturated UDP flow is ahead of its receiver, as in the simulator."""
+COUNT = struct.Struct("=Q")
 TOS = {"AC_VO": 46 << 2, "AC_VI": 34 << 2, "AC_BE": 0, "AC_BK": 8 << 2}
 UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
@@ -49,13 +54,28 @@ def is_tcp(flow: dict[str, Any]) -> bool:
     return flow.get("transport", "udp") == "tcp"
 
 
-def send(flow: dict[str, Any], port: int, start: float, stop: float) -> None:
-    """The sender's side."""
-    kind = socket.SOCK_STREAM if is_tcp(flow) else socket.SOCK_DGRAM
-    own = socket.socket(socket.AF_INET, kind)
+def sender(flow: dict[str, Any]) -> socket.socket:
+    """A socket of the flow's kind and category."""
+    own = socket.socket(socket.AF_INET, socket.SOCK_STREAM if is_tcp(flow) else socket.SOCK_DGRAM)
     own.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, TOS[flow.get("ac", "AC_BE")])
-    # Before the start, so that nobody is looked for while it counts.
-    own.connect((flow["to"], port))
+    return own
+
+
+def shared(folder: Path, port: int) -> mmap.mmap:
+    """How many datagrams of a flow the receiver has seen, or knows to be lost."""
+    with (folder / str(port)).open("a+b") as file:
+        file.truncate(COUNT.size)
+        return mmap.mmap(file.fileno(), COUNT.size)
+
+
+def send(flow: dict[str, Any], port: int, start: float, stop: float, folder: Path) -> None:
+    """The sender's side."""
+    own = sender(flow)
+    # Before the start, so that nobody is looked for while it counts; the receiver may take a while to be there.
+    while own.connect_ex((flow["to"], port)) != 0:
+        time.sleep(0.05)
+        own.close()
+        own = sender(flow)
     sleep_until(start)
     number = 0
     if is_tcp(flow):
@@ -67,23 +87,26 @@ def send(flow: dict[str, Any], port: int, start: float, stop: float) -> None:
             except TimeoutError:
                 continue
         return
-    saturated = flow.get("saturated", False)
-    period = 1e-3 if saturated else seconds(flow["period"])
-    size = SATURATED_UDP_BYTES if saturated else int(flow["size"])
-    jitter = seconds(flow.get("jitter", "0s"))
+    if flow.get("saturated", False):
+        arrived = shared(folder, port)
+        while time.monotonic() < stop:
+            if number < COUNT.unpack_from(arrived)[0] + AHEAD:
+                own.send(HEADER.pack(number, time.monotonic_ns()).ljust(SATURATED_UDP_BYTES, b"\0"))
+                number += 1
+            else:
+                time.sleep(0.0002)
+        return
+    period, jitter = seconds(flow["period"]), seconds(flow.get("jitter", "0s"))
     draw = random.Random(port)
     for tick in range(int((stop - start) / period)):
         sleep_until(start + tick * period + draw.gauss(0.0, jitter))
-        for _ in range(OFFERED_A_MS if saturated else 1):
-            own.send(HEADER.pack(number, time.monotonic_ns()).ljust(size, b"\0"))
-            number += 1
+        own.send(HEADER.pack(tick, time.monotonic_ns()).ljust(int(flow["size"]), b"\0"))
 
 
-def receive(flow: dict[str, Any], port: int, start: float, stop: float) -> None:
+def receive(flow: dict[str, Any], port: int, start: float, stop: float, folder: Path) -> None:
     """The receiver's side, and what it found."""
-    got_bytes, latencies_ms = 0, []
-    kind = socket.SOCK_STREAM if is_tcp(flow) else socket.SOCK_DGRAM
-    own = socket.socket(socket.AF_INET, kind)
+    got_bytes, latencies_ms, arrived = 0, [], shared(folder, port)
+    own = sender(flow)
     own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if not is_tcp(flow):
         own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
@@ -102,7 +125,9 @@ def receive(flow: dict[str, Any], port: int, start: float, stop: float) -> None:
             break
         now_ns = time.monotonic_ns()
         if not is_tcp(flow):
-            latencies_ms.append((now_ns - HEADER.unpack_from(data)[1]) / 1e6)
+            number, sent_ns = HEADER.unpack_from(data)
+            latencies_ms.append((now_ns - sent_ns) / 1e6)
+            COUNT.pack_into(arrived, 0, number + 1)
         if start * 1e9 <= now_ns <= stop * 1e9:
             got_bytes += len(data)
     latencies_ms.sort()
@@ -113,7 +138,8 @@ def receive(flow: dict[str, Any], port: int, start: float, stop: float) -> None:
             name: latencies_ms[min(int(share * len(latencies_ms)), len(latencies_ms) - 1)]
             for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
         }
-    print(json.dumps(found), flush=True)
+    # At once, as several processes share the output.
+    os.write(1, f"{json.dumps(found)}\n".encode())
 
 
 def main() -> None:
@@ -121,6 +147,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--start", type=float, required=True)
     parser.add_argument("--duration", type=float, required=True)
+    parser.add_argument("--folder", type=Path, required=True)
     arguments = parser.parse_args()
     robot = os.environ["COORP_ROBOT"]
     team = tomllib.loads(Path(os.environ["COORP_TEAM"]).read_text())
@@ -130,14 +157,15 @@ def main() -> None:
         stop = min(arguments.start + arguments.duration, arguments.start + seconds(flow.get("stop", "1000s")))
         for end, what in ((flow["to"], receive), (flow["from"], send)):
             if end == robot:
-                ends.append(multiprocessing.Process(target=what, args=(flow, PORT + place, start, stop)))
-    # Those who listen come first.
+                ends.append(
+                    multiprocessing.Process(target=what, args=(flow, PORT + place, start, stop, arguments.folder))
+                )
     for process in ends:
-        if process._target is send:  # type: ignore[attr-defined]
-            time.sleep(0.3)
         process.start()
     for process in ends:
         process.join()
+    if any(process.exitcode for process in ends):
+        sys.exit(1)
 
 
 if __name__ == "__main__":
