@@ -31,6 +31,9 @@ fn describe(team: &Team) -> String {
         "channel {} of {} MHz, {} WNICs",
         team.air.channel, team.air.width_mhz, team.air.wnic.name
     ));
+    if !team.interfaces.is_empty() {
+        parts.push(plural(team.interfaces.len(), "further interface"));
+    }
     if let Some(control) = &team.control {
         let rate_hz = 1.0 / control.period.as_secs_f64();
         parts.push(format!("control at {rate_hz:.1} Hz within {}", control.bound));
@@ -41,6 +44,9 @@ fn describe(team: &Team) -> String {
     }
     if !team.flows.is_empty() {
         parts.push(plural(team.flows.len(), "flow"));
+    }
+    if !team.events.is_empty() {
+        parts.push(plural(team.events.len(), "event"));
     }
     parts.join(", ")
 }

@@ -340,6 +340,95 @@ fn an_interrupt_ends_programs_that_do_not_want_to() {
     assert_eq!(namespaces(process), 0);
 }
 
+/// Sends without end until the emulator has stood still and been told to go on.
+const FLOOD: &str = r#"
+import os, pathlib, socket, sys, time
+folder, own = pathlib.Path(sys.argv[1]), socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+(folder / "running").touch()
+while not (folder / "enough").exists():
+    for _ in range(100):
+        own.sendto(bytes(100), ("base", 9))
+    time.sleep(0.001)
+"#;
+
+#[test]
+fn an_emulator_that_stood_still_says_that_the_run_does_not_count() {
+    if !possible("an_emulator_that_stood_still", &["python3"]) {
+        return;
+    }
+    let (folder, file) = team("still", "");
+    fs::write(folder.path("flood.py"), FLOOD).unwrap();
+    let (json, flood) = (folder.path("out.json"), folder.path("flood.py"));
+    let script = format!(
+        "case $COORP_ROBOT in rover) exec python3 {flood} {};; esac",
+        folder.path("")
+    );
+    let emulator = start(&["emu", &file, "--json", &json, "--quiet", "--", "sh", "-c", &script]);
+    await_file(&folder.path("running"));
+    sleep(Duration::from_millis(200));
+    let signal = |name: &str| {
+        Command::new("sh")
+            .args(["-c", &format!("kill -{name} {}", emulator.id())])
+            .status()
+    };
+    signal("STOP").unwrap();
+    sleep(Duration::from_millis(700));
+    signal("CONT").unwrap();
+    fs::write(folder.path("enough"), "").unwrap();
+    let output = emulator.wait_with_output().unwrap();
+    let said = text(&output.stderr);
+    assert!(
+        output.status.success() && said.contains("WARNING") && said.contains("frames were lost before"),
+        "{said}"
+    );
+    let report: serde_json::Value = serde_json::from_str(&fs::read_to_string(&json).unwrap()).unwrap();
+    assert_eq!(report["kept_up"], false);
+    assert!(report["robots"][1]["frames_missed"].as_u64().unwrap() > 0);
+}
+
+#[test]
+fn what_goes_to_all_reaches_all() {
+    if !possible("what_goes_to_all_reaches_all", &["python3"]) {
+        return;
+    }
+    let (folder, file) = team("group", "");
+    fs::write(folder.path("group.py"), GROUP).unwrap();
+    let (stdout, stderr, code, _) = run(
+        &folder,
+        &file,
+        &[],
+        &format!("exec python3 {}", folder.path("group.py")),
+    );
+    assert_eq!(code, 0, "{stdout}\n{stderr}");
+    for robot in ["base", "scout"] {
+        assert!(
+            stdout.contains(&format!("[{robot}] group and all\n")),
+            "{stdout}\n{stderr}"
+        );
+    }
+}
+
+/// One robot sends to a group and to all, again and again as nobody acknowledges; the others wait for both.
+const GROUP: &str = r#"
+import os, socket, struct, time
+own = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+own.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
+if os.environ["COORP_ROBOT"] == "rover":
+    for _ in range(30):
+        own.sendto(b"group", ("239.1.2.3", 7000))
+        own.sendto(b"all", ("255.255.255.255", 7000))
+        time.sleep(0.1)
+else:
+    own.bind(("", 7000))
+    own.settimeout(10)
+    here = socket.inet_aton(os.environ["COORP_ADDRESSES"].split()[0])
+    own.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, socket.inet_aton("239.1.2.3") + here)
+    heard = set()
+    while len(heard) < 2:
+        heard.add(own.recv(100))
+    print("group and all" if heard == {b"group", b"all"} else heard)
+"#;
+
 #[test]
 fn a_failing_program_is_named_and_fails_the_run() {
     if !possible("a_failing_program_is_named", &[]) {

@@ -202,6 +202,9 @@ impl Namespace {
             batch += &format!("link set {name} address {mac} txqueuelen {TAP_FRAMES} up\n");
             batch += &format!("addr add {address} brd + dev {name}\n");
         }
+        // A team's network has no way out, so what goes to all or to a group needs to be told its way.
+        let first = interfaces.first().map_or("", |interface| interface.name.as_str());
+        batch += &format!("route add 224.0.0.0/4 dev {first}\nroute add 255.255.255.255 dev {first}\n");
         ip(&["-n", &self.name, "-batch", "-"], &batch)?;
         Ok(taps)
     }

@@ -77,6 +77,8 @@ pub struct Outcome {
     pub lateness: Lateness,
     /// Whether the thread ran ahead of others.
     pub real_time: bool,
+    /// What the interfaces, and with them the kernel's counts, live by.
+    _taps: Vec<Vec<Option<File>>>,
 }
 
 /// Ends the pump.
@@ -332,6 +334,11 @@ impl Pump {
             counters: self.channels.iter().map(Channel::counters).collect(),
             lateness,
             real_time,
+            _taps: self
+                .channels
+                .iter_mut()
+                .map(|channel| std::mem::take(&mut channel.outlet().taps))
+                .collect(),
         }
     }
 }

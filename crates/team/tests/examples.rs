@@ -86,6 +86,10 @@ fn the_others_show_what_they_are_for() {
     let rate = warehouse.rate(RobotId(0), RobotId(9)).unwrap();
     assert_eq!((rate.source, rate.streams, rate.loss), (RateSource::Mcs(2), 1, 0.05));
 
+    let two_links = example("two-links.toml");
+    assert_eq!((two_links.channels().count(), two_links.events.len()), (2, 4));
+    assert!(two_links.has_interface(RobotId(2), 1) && !two_links.has_interface(RobotId(2), 2));
+
     let drones = example("drones.toml");
     assert_eq!(
         drones.rate(RobotId(1), RobotId(2)).unwrap().source,
