@@ -139,6 +139,7 @@ fn flow(ethertype: u16, payload: &[u8]) -> u32 {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     /// An IPv4 UDP frame with this DSCP and source port.
     pub(crate) fn udp(from: u16, to: Mac, dscp: u8, port: u16, bytes: usize) -> Vec<u8> {
@@ -242,5 +243,19 @@ pub(crate) mod tests {
             assert_eq!(header(&frame[..end]), None, "{end} bytes");
         }
         assert!(header(&frame[..16]).is_some(), "short, but it has a DSCP");
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_read_or_refused(head in prop::sample::select(vec![IPV4, IPV6, VLAN, 0x0806]),
+                                         body in prop::collection::vec(any::<u8>(), 0..80), to: [u8; 6]) {
+            let frame = [&to, &mac(0, StationId(1)), head.to_be_bytes().as_slice(), &body].concat();
+            for end in 0..=frame.len() {
+                if let Some(header) = header(&frame[..end]) {
+                    let known = !matches!(header.to, Destination::Station(StationId(station)) if station > 2 || station == 1);
+                    prop_assert!(known && end >= HEADER_BYTES);
+                }
+            }
+        }
     }
 }
