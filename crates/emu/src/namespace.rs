@@ -62,19 +62,19 @@ pub struct Lock {
 }
 
 impl Lock {
-    /// Marks this process as an emulator, and clears away what others left that live no more. Gives the names of the
-    /// namespaces that were left.
-    pub fn take() -> Result<(Lock, Vec<String>), Error> {
+    /// Marks this process as an emulator, and clears away what others left that live no more. Tells how many namespaces
+    /// those were.
+    pub fn take() -> Result<(Lock, usize), Error> {
         let own = std::process::id();
         let (path, held) = (
             lock_path(own),
             hold(own).map_err(|error| failed(&format!("lock a file in {LOCKS}"), &error))?,
         );
-        let mut left = Vec::new();
+        let mut left = 0;
         for (name, owner) in named() {
             if owner == own || !lives(owner) {
-                Namespace { name: name.clone() }.clear();
-                left.push(name);
+                Namespace { name }.clear();
+                left += 1;
             }
         }
         forget_dead_locks(own);

@@ -124,10 +124,9 @@ pub fn run(team: &Team, options: &Options, lines: Lines, told: &dyn Fn(&str)) ->
     let broken = |what: &str, error: &io::Error| Error::Broken(format!("{what}: {error}"));
     let mut signals = Signals::new().map_err(|error| broken("cannot watch for signals", &error))?;
     let (_lock, left) = Lock::take()?;
-    if !left.is_empty() {
+    if left > 0 {
         told(&format!(
-            "cleared away what an emulator left that was killed: {}",
-            left.join(", ")
+            "cleared away {left} namespaces that a killed emulator had left"
         ));
     }
     let mut robots = Robots::make(team, options)?;
@@ -271,6 +270,10 @@ impl Robots {
         let end = options.duration.map(|duration| Instant::ZERO + duration);
         loop {
             let now = clock.now();
+            // If the air broke off, its outcome says why.
+            if signals.ended() || pump.broke_off() {
+                return Ok(Ended::Signal);
+            }
             if let Some(at) = next_script.filter(|at| *at <= now) {
                 for robot in robots(team) {
                     let place = usize::from(robot.0);
@@ -286,13 +289,6 @@ impl Robots {
                 }
                 next_script = Scene::next_change(team, at);
                 continue;
-            }
-            if pump.broke_off() {
-                // Its outcome says why.
-                return Ok(Ended::Signal);
-            }
-            if signals.ended() {
-                return Ok(Ended::Signal);
             }
             if end.is_some_and(|end| end <= now) {
                 return Ok(Ended::Duration);
