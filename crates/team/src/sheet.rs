@@ -119,33 +119,33 @@ impl<'t> Sheet<'t> {
         }
     }
 
-    /// A list of texts, at most `most`.
-    pub(crate) fn strings(&mut self, key: &'static str, most: usize) -> Option<Vec<Placed<&'t str>>> {
-        let value = self.value(key)?;
+    /// A list of at most `most` texts, each with its place.
+    pub(crate) fn strings(&mut self, key: &'static str, most: usize, example: &str) -> Vec<Placed<&'t str>> {
+        let Some(value) = self.value(key) else {
+            return Vec::new();
+        };
+        let wanted = format!("a list of texts, such as {example}");
         let DeValue::Array(list) = value.get_ref() else {
-            self.wrong_type(key, value.get_ref(), "a list of names, such as [\"rover\", \"base\"]");
-            return None;
+            self.wrong_type(key, value.get_ref(), &wanted);
+            return Vec::new();
         };
         if list.len() > most {
-            self.problem(
-                key,
-                format!("`{key}` has {} names", list.len()),
-                format!("keep it to {most} names"),
-            );
-            return None;
+            let message = format!("`{key}` has {} entries", list.len());
+            self.problem(key, message, format!("keep it to {most}"));
+            return Vec::new();
         }
         let mut texts = Vec::with_capacity(list.len());
-        for value in list.iter() {
-            match value.get_ref() {
-                DeValue::String(text) => texts.push((text.as_ref(), value.span())),
+        for entry in list.iter() {
+            match entry.get_ref() {
+                DeValue::String(text) => texts.push((text.as_ref(), entry.span())),
                 other => {
-                    let message = format!("`{key}` holds {}, not a name", kind(other));
+                    let message = format!("`{key}` holds {}, not a text", kind(other));
                     self.problems
-                        .add(self.file, value.span(), message, "write names in quotes");
+                        .add(self.file, entry.span(), message, format!("write {wanted}"));
                 }
             }
         }
-        Some(texts)
+        texts
     }
 
     /// `true` or `false`.

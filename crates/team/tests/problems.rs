@@ -226,8 +226,8 @@ fn events() {
         &["both `loss` and `death`", "an [[event]] for each"],
     );
     with("[[event]]\nat = \"2s\"\ndeath = []", &["names no robots"]);
-    with("[[event]]\nat = \"2s\"\ndeath = \"bravo\"", &["not a list of names"]);
-    with("[[event]]\nat = \"2s\"\ndeath = [3]", &["not a name"]);
+    with("[[event]]\nat = \"2s\"\ndeath = \"bravo\"", &["not a list of texts"]);
+    with("[[event]]\nat = \"2s\"\ndeath = [3]", &["not a text"]);
     with(
         "[[event]]\nat = \"2s\"\nloss = 0.1\ninterface = \"wlan1\"",
         &["team.toml:14:13", "no interface \"wlan1\"", "[[interface]]"],

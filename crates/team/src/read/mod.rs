@@ -92,7 +92,11 @@ impl<'t> Roster<'t> {
 
     /// The robots that a list names, sorted, each once; `None` where the key is left out.
     fn list(&self, sheet: &mut Sheet<'t>, key: &'static str) -> Option<Vec<RobotId>> {
-        let names = sheet.strings(key, rules::ROBOTS_MAX)?;
+        let there = sheet.has(key);
+        let names = sheet.strings(key, rules::ROBOTS_MAX, "[\"rover\", \"base\"]");
+        if !there {
+            return None;
+        }
         if names.is_empty() && sheet.sound() {
             sheet.problem(key, format!("`{key}` names no robots"), "name at least one");
         }
