@@ -233,6 +233,61 @@ fn tcp_gets_through_losses_whole() {
     assert!(json["interfaces"][0]["given_up"].as_u64().unwrap() > 0);
 }
 
+/// One robot fills the channel by TCP for as long as another sends control.
+const BESIDE: &str = r#"
+import os, socket, threading, time
+robot, count = os.environ["COORP_ROBOT"], 100
+if robot == "base":
+    bulk, control, got = socket.create_server(("", 7000)), socket.socket(socket.AF_INET, socket.SOCK_DGRAM), [0]
+    control.bind(("", 7001))
+    control.settimeout(20)
+    stream, _ = bulk.accept()
+    def read():
+        while data := stream.recv(65536):
+            got[0] += len(data)
+    threading.Thread(target=read).start()
+    numbers = set()
+    while len(numbers) < count:
+        numbers.add(control.recv(100)[0])
+    print("control", len(numbers), "bulk", got[0] > 100_000, flush=True)
+    os._exit(0)
+elif robot == "rover":
+    while (own := socket.socket()).connect_ex(("base", 7000)) != 0:
+        own.close()
+        time.sleep(0.1)
+    try:
+        while True:
+            own.sendall(bytes(1 << 16))
+    except OSError:
+        pass
+else:
+    time.sleep(1.5)
+    own = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    own.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, 46 << 2)
+    for number in range(count):
+        own.sendto(bytes([number]), ("base", 7001))
+        time.sleep(0.01)
+"#;
+
+#[test]
+fn control_all_arrives_beside_tcp() {
+    if !possible("control_all_arrives_beside_tcp", &["python3"]) {
+        return;
+    }
+    let (folder, file) = team("beside", "[air]\nmcs = 7\n");
+    fs::write(folder.path("beside.py"), BESIDE).unwrap();
+    // The base ends first, and with it the stream.
+    let (stdout, stderr, code, json) = run(
+        &folder,
+        &file,
+        &[],
+        &format!("exec python3 {}", folder.path("beside.py")),
+    );
+    assert_eq!(code, 0, "{stdout}\n{stderr}");
+    assert!(stdout.contains("[base] control 100 bulk True\n"), "{stdout}\n{stderr}");
+    assert!(json["interfaces"][0]["delivered"].as_u64().unwrap() > 200);
+}
+
 #[test]
 fn the_script_degrades_a_link() {
     if !possible("the_script_degrades_a_link", &["ping"]) {
