@@ -33,7 +33,7 @@ const ETC: &str = "/etc/netns";
 /// Where the locks of living emulators are.
 const LOCKS: &str = "/run/coorp";
 /// Frames that a TAP holds for the emulator; the driver's own default.
-const TAP_FRAMES: u32 = 1_000;
+pub const TAP_FRAMES: u32 = 1_000;
 /// Settings of IPv6 in a namespace: no duplicate address detection, no router solicitations, and groups are reported at
 /// once and not once more within a second.
 const QUIET: [(&str, &str); 3] = [

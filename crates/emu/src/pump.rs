@@ -8,7 +8,7 @@
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::num::NonZeroU64;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time;
 
@@ -23,6 +23,7 @@ use rustix::time::{
 
 use crate::channel::{Channel, Counters, Outlet};
 use crate::ffi;
+use crate::namespace::TAP_FRAMES;
 use crate::timing::Lateness;
 
 /// How long before a deadline the thread is awake, on machines with a second core for the programs.
@@ -116,28 +117,23 @@ impl Pump {
     /// The kernel refuses a file or to watch one.
     pub fn new(team: &Team, taps: Vec<Vec<Option<File>>>, clock: Clock, seed: u64) -> io::Result<(Pump, Stop)> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let watch = |file: &dyn AsFdDyn, mark| {
-            epoll::add(
-                &epoll,
-                file.fd(),
-                epoll::EventData::new_u64(mark),
-                epoll::EventFlags::IN,
-            )
+        let watch = |file: BorrowedFd<'_>, mark| {
+            epoll::add(&epoll, file, epoll::EventData::new_u64(mark), epoll::EventFlags::IN)
         };
         let timer = timerfd_create(
             TimerfdClockId::Monotonic,
             TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK,
         )?;
         let stop = Stop(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?));
-        watch(&timer, TIMER)?;
-        watch(&*stop.0, STOP)?;
+        watch(timer.as_fd(), TIMER)?;
+        watch(stop.0.as_fd(), STOP)?;
         let mut channels = Vec::new();
         for (interface, mut taps) in taps.into_iter().enumerate() {
             for (robot, tap) in taps.iter_mut().enumerate() {
                 if let Some(tap) = tap {
                     // What stacks said while their interfaces came up was said before this began.
-                    while fetch_nothing(tap) {}
-                    watch(tap, mark(interface, robot))?;
+                    (0..TAP_FRAMES).take_while(|_| fetch_nothing(tap)).for_each(drop);
+                    watch(tap.as_fd(), mark(interface, robot))?;
                 }
             }
             let stacks = Stacks {
@@ -354,15 +350,4 @@ fn mark(interface: usize, robot: usize) -> u64 {
 
 fn unmark(mark: u64) -> (usize, usize) {
     ((mark >> 32) as usize, mark as u32 as usize)
-}
-
-/// Any file; `AsFd` as an object.
-trait AsFdDyn {
-    fn fd(&self) -> std::os::fd::BorrowedFd<'_>;
-}
-
-impl<F: AsFd> AsFdDyn for F {
-    fn fd(&self) -> std::os::fd::BorrowedFd<'_> {
-        self.as_fd()
-    }
 }
