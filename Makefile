@@ -58,8 +58,8 @@ bench:
 package: $(VENV)/ready
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check '.[learn]'
 
-# The mark is written last, so that a broken installation is tried again; a changed list of packages is installed.
-$(VENV)/ready: Makefile
+# The mark is written last, so that a broken installation is tried again; changed lists of packages are installed.
+$(VENV)/ready: Makefile .ci/packages
 	bash .ci/packages
 	python3 -m venv $(VENV)
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check $(PYTHON_PACKAGES)
