@@ -10,6 +10,7 @@
 
 pub mod arrival;
 pub mod capacity;
+pub mod failover;
 pub mod gate;
 pub mod id;
 pub mod loops;

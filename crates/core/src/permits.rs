@@ -17,8 +17,8 @@
 //!   So never more than `limit` robots transmit at once as long as clocks run at one rate.
 //! - A controller that restarts knows no holders. It stays quiet for one `lease`, after which all have stopped.
 //!
-//! Left out: handing the controller's part to another robot when the leader dies, and several teams on one
-//! channel. A queue shorter than the team may starve the robots that it refuses: make `queue_max` the team's size.
+//! Left out: handing the controller's part to another robot when the leader dies, which is [`failover`](crate::failover),
+//! and several teams on one channel. A queue shorter than the team may starve the robots that it refuses: make `queue_max` the team's size.
 
 mod controller;
 mod requester;
@@ -32,7 +32,7 @@ use crate::{Duration, Instant, RobotId};
 const INTERVAL_MIN: Duration = Duration::from_millis(1);
 
 /// What the controller and the requesters of one team agree on.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PermitConfig {
     /// How many robots may transmit bulk at once (LIMIT). Zero lets nobody.
     pub limit: u16,
@@ -82,7 +82,7 @@ pub struct Token(pub u64);
 pub struct RequestId(pub u64);
 
 /// What controller and requesters say to each other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Message {
     /// Robot to controller: `robot` has bulk to send. Repeated until it is answered.
     Request {

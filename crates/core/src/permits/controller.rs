@@ -5,7 +5,7 @@ use crate::{Duration, Instant, RobotId};
 use std::collections::VecDeque;
 
 /// A message that the controller wants sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ControllerAction {
     /// Send `message` to robot `to`.
     Send {
@@ -16,7 +16,7 @@ pub enum ControllerAction {
     },
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Holder {
     robot: RobotId,
     request: RequestId,
@@ -25,7 +25,7 @@ struct Holder {
     heard_at: Instant,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Waiting {
     robot: RobotId,
     request: RequestId,
@@ -34,7 +34,7 @@ struct Waiting {
 }
 
 /// Hands out permits; runs on the leader.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Controller {
     config: PermitConfig,
     token_next: u64,
@@ -92,6 +92,13 @@ impl Controller {
         }
         self.grant(now);
         self.assert_invariants();
+    }
+
+    /// `robot` has surely stopped, so what it held or waited for is free at once.
+    pub fn on_gone(&mut self, robot: RobotId, now: Instant) {
+        self.holders.retain(|h| h.robot != robot);
+        self.queue.retain(|w| w.robot != robot);
+        self.on_deadline(now);
     }
 
     /// The time asked for by [`Controller::next_deadline`] has come. Harmless at any other time.

@@ -10,7 +10,7 @@ const REFUSAL_WAIT_MAX: Duration = Duration::from_secs(10);
 const REFUSAL_DOUBLINGS_MAX: u32 = 3;
 
 /// What a requester wants done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RequesterAction {
     /// Send this to the controller.
     Send(Message),
@@ -20,7 +20,7 @@ pub enum RequesterAction {
     Stopped,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum State {
     Idle,
     Waiting {
@@ -31,7 +31,7 @@ enum State {
     Holding(Permit),
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Permit {
     request: RequestId,
     token: Token,
@@ -46,7 +46,7 @@ struct Permit {
 }
 
 /// Asks for permits and keeps to them; runs on every robot.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Requester {
     robot: RobotId,
     config: PermitConfig,

@@ -1,0 +1,423 @@
+//! The election: whom this robot promised its vote, whom it follows, whether it leads.
+
+use super::{Action, Epoch, FailoverConfig, Message};
+use crate::{Duration, Instant, RobotId};
+use std::collections::VecDeque;
+
+/// A robot that was not elected waits for its stagger as often as it failed, up to so many times.
+const PATIENCE_MAX: u64 = 4;
+
+/// A promise that this robot gave, also to itself.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Bond {
+    epoch: Epoch,
+    until: Instant,
+}
+
+/// What this robot knows of its own leadership or attempt.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Claim {
+    epoch: Epoch,
+    /// By seat: when that was sent which the voter's newest promise answers.
+    given: Vec<Option<Instant>>,
+    /// When to send the next beat or ask.
+    send_at: Instant,
+    /// Until when a quorum's promises surely run.
+    lease_until: Instant,
+    /// When an attempt is given up.
+    ends_at: Instant,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Role {
+    Follower,
+    Candidate(Claim),
+    Leader(Claim),
+}
+
+/// One robot's part in electing.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Member {
+    config: FailoverConfig,
+    me: RobotId,
+    incarnation: u32,
+    /// The place among the voters.
+    seat: Option<usize>,
+    clock: Instant,
+    /// No promise before: those of an earlier start may still run.
+    wake_at: Instant,
+    bond: Option<Bond>,
+    /// The newest epoch that this robot promised on being asked.
+    voted: Option<Epoch>,
+    /// The newest leadership that this robot has heard of. Nothing older is heeded.
+    fence: Option<Epoch>,
+    /// When the leader of `fence` was last heard.
+    heard_at: Instant,
+    /// The greatest round that others mentioned.
+    round_seen: u64,
+    role: Role,
+    ask_at: Instant,
+    failures: u64,
+    outbox: VecDeque<Action>,
+}
+
+impl Member {
+    /// More actions than one call can cause.
+    const OUTBOX_MAX: usize = 32;
+
+    pub fn new(config: FailoverConfig, me: RobotId, incarnation: u32, now: Instant) -> Self {
+        let seat = config.seat(me);
+        let mut member = Member {
+            config,
+            me,
+            incarnation,
+            seat,
+            clock: now,
+            wake_at: now,
+            bond: None,
+            voted: None,
+            fence: None,
+            heard_at: now,
+            round_seen: 0,
+            role: Role::Follower,
+            ask_at: now,
+            failures: 0,
+            outbox: VecDeque::new(),
+        };
+        member.wake_up_later(now);
+        member
+    }
+
+    /// The leadership that this robot follows or holds: the newest that it knows of.
+    pub fn epoch(&self) -> Option<Epoch> {
+        self.fence
+    }
+
+    /// The leadership that this robot holds at `now`.
+    pub fn leads(&self, now: Instant) -> Option<Epoch> {
+        match &self.role {
+            Role::Leader(claim) if now < claim.lease_until => Some(claim.epoch),
+            _ => None,
+        }
+    }
+
+    /// Whether the leader of [`Member::epoch`] was heard within the lease.
+    pub fn hears(&self, now: Instant) -> bool {
+        self.leads(now).is_some() || (self.fence.is_some() && now < self.heard_at + self.config.lease)
+    }
+
+    pub fn poll(&mut self) -> Option<Action> {
+        self.outbox.pop_front()
+    }
+
+    pub fn next_deadline(&self) -> Option<Instant> {
+        match &self.role {
+            Role::Follower => self.seat.map(|_| self.ask_at),
+            Role::Candidate(claim) => Some(claim.send_at.min(claim.ends_at)),
+            Role::Leader(claim) => Some(claim.send_at.min(claim.lease_until)),
+        }
+    }
+
+    /// Ends what has run out. To be called before anything else is done at `now`.
+    pub fn advance(&mut self, now: Instant) {
+        if now < self.clock {
+            // No monotonic clock does that. What was promised and counted means nothing any more: as after a start.
+            self.drop_claim(now);
+            self.bond = None;
+            self.heard_at = now - self.config.lease;
+            self.wake_up_later(now);
+        }
+        self.clock = now;
+        if matches!(&self.role, Role::Leader(claim) if now >= claim.lease_until) {
+            self.drop_claim(now);
+            self.ask_later(now);
+        }
+    }
+
+    pub fn on_deadline(&mut self, now: Instant) {
+        self.advance(now);
+        let retry = self.config.retry();
+        match &mut self.role {
+            Role::Follower => {
+                if self.seat.is_some() && now >= self.ask_at {
+                    match &self.bond {
+                        Some(bond) if now < bond.until => self.ask_later(bond.until),
+                        _ => self.ask(now),
+                    }
+                }
+            }
+            Role::Candidate(claim) if now >= claim.ends_at => {
+                self.failures = (self.failures + 1).min(PATIENCE_MAX);
+                self.drop_claim(now);
+                self.ask_later(now + self.config.stagger * self.failures);
+            }
+            Role::Candidate(claim) if now >= claim.send_at => {
+                claim.send_at = now + retry;
+                let message = Message::Ask {
+                    epoch: claim.epoch,
+                    sent_at: now,
+                };
+                self.claim_again(message, now);
+            }
+            Role::Leader(claim) if now >= claim.send_at => {
+                claim.send_at = now + self.config.beat;
+                let message = Message::Beat {
+                    epoch: claim.epoch,
+                    sent_at: now,
+                };
+                self.claim_again(message, now);
+            }
+            Role::Candidate(_) | Role::Leader(_) => {}
+        }
+        self.assert_invariants(now);
+    }
+
+    pub fn on_message(&mut self, from: RobotId, message: Message, now: Instant) {
+        self.advance(now);
+        match message {
+            // A robot speaks for itself alone: anything else is forged or garbled.
+            Message::Beat { epoch, .. } | Message::Ask { epoch, .. } | Message::Resign { epoch }
+                if epoch.robot != from || from == self.me => {}
+            Message::Beat { epoch, sent_at } => self.on_beat(epoch, sent_at, now),
+            Message::Ask { epoch, sent_at } => self.on_ask(epoch, sent_at, now),
+            Message::Promise { epoch, echo } => self.on_promise(from, epoch, echo, now),
+            Message::Deny { epoch, elected } => self.on_newer(epoch, elected, now),
+            Message::Resign { epoch } => self.on_resign(epoch, now),
+            Message::Permit { .. } => {}
+        }
+        self.assert_invariants(now);
+    }
+
+    /// Somebody knows of `epoch`. If it is newer than this robot's own, that one is of no use.
+    pub fn on_newer(&mut self, epoch: Epoch, elected: bool, now: Instant) {
+        self.round_seen = self.round_seen.max(epoch.round);
+        match &self.role {
+            Role::Leader(claim) if elected && claim.epoch < epoch => {
+                self.drop_claim(now);
+                self.ask_at = now;
+            }
+            // The voters that promised already may do so again: it is the same robot that asks.
+            Role::Candidate(claim) if claim.epoch.round <= epoch.round && claim.epoch != epoch => self.ask(now),
+            _ => {}
+        }
+    }
+
+    /// Leads no longer, and says so.
+    pub fn resign(&mut self, now: Instant) {
+        self.advance(now);
+        self.drop_claim(now);
+        // The others are to take over, not this one.
+        self.ask_at = now + self.config.lease + self.config.stagger * self.config.voters.len() as u64;
+    }
+
+    fn on_beat(&mut self, epoch: Epoch, sent_at: Instant, now: Instant) {
+        if let Some(fence) = self.fence.filter(|fence| epoch < *fence) {
+            return self.deny(epoch.robot, fence);
+        }
+        // It was elected, so whatever this robot is about is over, or nearly so. A promise that runs is kept all the same.
+        self.drop_claim(now);
+        self.heard_at = now;
+        self.failures = 0;
+        if self.fence != Some(epoch) {
+            self.fence = Some(epoch);
+            self.push(Action::Follows(epoch));
+        }
+        self.ask_later(now + self.config.lease);
+        if self.is_free_for(epoch.robot, now) {
+            self.promise(epoch, sent_at, now);
+        }
+    }
+
+    fn on_ask(&mut self, epoch: Epoch, sent_at: Instant, now: Instant) {
+        let (Some(seat), Some(other)) = (self.seat, self.config.seat(epoch.robot)) else {
+            return;
+        };
+        let newest = self.voted.max(self.fence);
+        if let Some(newest) = newest.filter(|n| epoch.round <= n.round && epoch != *n) {
+            return self.deny(epoch.robot, newest);
+        }
+        // Of two that ask at once the one nearer to the front goes on; all see that alike.
+        if other < seat && matches!(self.role, Role::Candidate(_)) {
+            self.drop_claim(now);
+        }
+        if self.is_free_for(epoch.robot, now) {
+            self.drop_claim(now);
+            self.voted = Some(epoch);
+            self.promise(epoch, sent_at, now);
+            self.ask_later(now + self.config.lease);
+        }
+    }
+
+    fn on_promise(&mut self, from: RobotId, epoch: Epoch, echo: Instant, now: Instant) {
+        let Some(seat) = self.config.seat(from) else { return };
+        let (Role::Candidate(claim) | Role::Leader(claim)) = &mut self.role else {
+            return;
+        };
+        // Nothing that was sent can have been sent later than now.
+        if claim.epoch == epoch && echo <= now && from != self.me {
+            let given = &mut claim.given[seat];
+            *given = (*given).max(Some(echo));
+            self.count(now);
+        }
+    }
+
+    fn on_resign(&mut self, epoch: Epoch, now: Instant) {
+        // An older resignation of the same robot says nothing about a promise that it got since.
+        if self.bond.as_ref().is_some_and(|bond| bond.epoch == epoch) {
+            self.bond = None;
+            self.ask_later(now);
+        }
+    }
+
+    fn ask(&mut self, now: Instant) {
+        let Some(seat) = self.seat else { return };
+        let newest = self.voted.max(self.fence).map_or(0, |epoch| epoch.round);
+        let epoch = Epoch {
+            round: newest.max(self.round_seen).saturating_add(1),
+            robot: self.me,
+            incarnation: self.incarnation,
+        };
+        self.voted = Some(epoch);
+        let mut given = vec![None; self.config.voters.len()];
+        given[seat] = Some(now);
+        self.role = Role::Candidate(Claim {
+            epoch,
+            given,
+            send_at: now + self.config.retry(),
+            lease_until: now,
+            ends_at: now + self.config.lease,
+        });
+        self.claim_again(Message::Ask { epoch, sent_at: now }, now);
+    }
+
+    /// Sends a beat or an ask, and with it renews this robot's promise to itself.
+    fn claim_again(&mut self, message: Message, now: Instant) {
+        let until = now + self.config.lease;
+        let (Role::Candidate(claim) | Role::Leader(claim)) = &mut self.role else {
+            return;
+        };
+        self.bond = Some(Bond {
+            epoch: claim.epoch,
+            until,
+        });
+        if let Some(own) = self.seat.and_then(|seat| claim.given.get_mut(seat)) {
+            *own = Some(now);
+        }
+        self.push(Action::Broadcast(message));
+        self.count(now);
+    }
+
+    /// Until when do promises of a quorum run? An attempt that has one at `now` becomes a leadership.
+    fn count(&mut self, now: Instant) {
+        let total: usize = (0..self.config.voters.len()).map(FailoverConfig::votes).sum();
+        let counted = self.config.shortened(self.config.lease);
+        let (Role::Candidate(claim) | Role::Leader(claim)) = &mut self.role else {
+            return;
+        };
+        let mut newest_first: Vec<(Instant, usize)> = (claim.given.iter().enumerate())
+            .filter_map(|(seat, given)| given.map(|given| (given, FailoverConfig::votes(seat))))
+            .collect();
+        newest_first.sort_unstable_by(|a, b| b.cmp(a));
+        let mut votes = 0;
+        for (given, weight) in newest_first {
+            votes += weight;
+            if votes * 2 > total {
+                claim.lease_until = given + counted;
+                break;
+            }
+        }
+        if let Role::Candidate(claim) = &self.role {
+            if now < claim.lease_until && now < claim.ends_at {
+                let epoch = claim.epoch;
+                self.role = Role::Leader(Claim {
+                    send_at: now + self.config.beat,
+                    ..claim.clone()
+                });
+                self.fence = Some(epoch);
+                self.failures = 0;
+                self.push(Action::Leads(epoch));
+                self.claim_again(Message::Beat { epoch, sent_at: now }, now);
+            }
+        }
+    }
+
+    /// Counts on no promise any more. Whoever gave one is told, and this robot is free itself.
+    fn drop_claim(&mut self, now: Instant) {
+        let epoch = match &self.role {
+            Role::Follower => return,
+            Role::Candidate(claim) => claim.epoch,
+            Role::Leader(claim) => {
+                let epoch = claim.epoch;
+                self.heard_at = now - self.config.lease;
+                self.push(Action::Deposed(epoch));
+                epoch
+            }
+        };
+        self.role = Role::Follower;
+        if self.bond.as_ref().is_some_and(|bond| bond.epoch == epoch) {
+            self.bond = None;
+        }
+        self.push(Action::Broadcast(Message::Resign { epoch }));
+    }
+
+    /// Whether no promise to somebody else runs.
+    fn is_free_for(&self, robot: RobotId, now: Instant) -> bool {
+        let bound = |bond: &Bond| bond.epoch.robot != robot && now < bond.until;
+        self.seat.is_some() && now >= self.wake_at && !self.bond.as_ref().is_some_and(bound)
+    }
+
+    fn promise(&mut self, epoch: Epoch, echo: Instant, now: Instant) {
+        self.bond = Some(Bond {
+            epoch,
+            until: now + self.config.lease,
+        });
+        self.send(epoch.robot, Message::Promise { epoch, echo });
+    }
+
+    pub fn deny(&mut self, to: RobotId, epoch: Epoch) {
+        let elected = self.fence == Some(epoch);
+        self.send(to, Message::Deny { epoch, elected });
+    }
+
+    fn wake_up_later(&mut self, now: Instant) {
+        self.wake_at = now + self.config.lease;
+        self.ask_later(self.wake_at);
+    }
+
+    /// Asks at `start` if this robot is the next in order, else as much later as it stands behind.
+    fn ask_later(&mut self, start: Instant) {
+        if let Some(seat) = self.seat {
+            let rank = self.config.rank(seat, self.fence.map(|fence| fence.robot));
+            self.ask_at = start.max(self.wake_at) + self.config.stagger * rank;
+        }
+    }
+
+    fn send(&mut self, to: RobotId, message: Message) {
+        self.push(Action::Send { to, message });
+    }
+
+    fn push(&mut self, action: Action) {
+        if self.outbox.len() >= Self::OUTBOX_MAX {
+            self.outbox.pop_front();
+        }
+        self.outbox.push_back(action);
+    }
+
+    #[cfg(test)]
+    pub fn forget_the_past(&mut self, now: Instant) {
+        self.clock = now;
+        self.heard_at = Instant::ZERO;
+    }
+
+    fn assert_invariants(&self, now: Instant) {
+        if let Role::Candidate(claim) | Role::Leader(claim) = &self.role {
+            // Who counts on promises has promised itself, and nobody else since.
+            let own = self.bond.as_ref().is_some_and(|bond| bond.epoch == claim.epoch);
+            assert!(own, "claims to lead while promised to another");
+            assert!(
+                claim.lease_until <= now + self.config.lease,
+                "counts a promise for too long"
+            );
+        }
+    }
+}
