@@ -15,6 +15,7 @@ pub mod gate;
 pub mod id;
 pub mod loops;
 pub mod normal;
+pub mod paths;
 pub mod permits;
 pub mod policy;
 pub mod schedwifi;

@@ -1,7 +1,7 @@
 //! The election: whom this robot promised its vote, whom it follows, whether it leads.
 
 use super::{Action, Epoch, FailoverConfig, Message};
-use crate::{Duration, Instant, RobotId};
+use crate::{Instant, RobotId};
 use std::collections::VecDeque;
 
 /// A robot that was not elected waits for its stagger as often as it failed, up to so many times.

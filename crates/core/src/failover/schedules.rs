@@ -67,6 +67,10 @@ struct World {
     /// When a robot began to lead, and when bulk began to be sent, newest last.
     led: Vec<(u64, usize)>,
     started: Vec<u64>,
+    /// Robot 1 believes that permits last for next to nothing, so it hardly waits when it takes over.
+    hasty: bool,
+    /// Whether ever more sent than the limit, which fails a test unless they are hasty.
+    over_limit: bool,
 }
 
 impl Fortune {
@@ -103,9 +107,9 @@ impl Fortune {
                 ..
             } => {
                 let copies = 1 + u64::from(self.dice(100) < loss_percent / 2);
-                (0..copies)
-                    .filter_map(|_| (self.dice(100) >= loss_percent).then(|| MS / 5 + self.dice(delay_max)))
-                    .collect()
+                let mut arrivals: Vec<u64> = (0..copies).map(|_| MS / 5 + self.dice(delay_max)).collect();
+                arrivals.retain(|_| self.dice(100) >= loss_percent);
+                arrivals
             }
             Fortune::Listed { .. } => match self.choose(4) {
                 0 => vec![MS],
@@ -135,6 +139,8 @@ impl World {
             fortune,
             led: Vec::new(),
             started: Vec::new(),
+            hasty: false,
+            over_limit: false,
             config,
             permits,
         };
@@ -156,7 +162,10 @@ impl World {
     }
 
     fn coordinator(&self, robot: usize, incarnation: u32, now: Instant) -> Coordinator {
-        let (config, permits) = (self.config.clone(), self.permits.clone());
+        let (config, mut permits) = (self.config.clone(), self.permits.clone());
+        if self.hasty && robot == 1 {
+            (permits.lease, permits.retry) = (Duration::from_millis(20), Duration::from_millis(5));
+        }
         let mut it = Coordinator::new(config, permits, RobotId(robot as u16), incarnation, now).unwrap();
         it.want(now);
         it
@@ -212,7 +221,7 @@ impl World {
         }
     }
 
-    fn check(&self) {
+    fn check(&mut self) {
         let alive = |i: &usize| self.robots[*i].alive;
         let all = || (0..self.robots.len()).filter(alive);
         let leaders: Vec<usize> = all()
@@ -220,11 +229,9 @@ impl World {
             .collect();
         assert!(leaders.len() <= 1, "{leaders:?} lead at {} ms", self.now / MS);
         let sending: Vec<usize> = all().filter(|i| self.robots[*i].it.may_send(self.local(*i))).collect();
-        assert!(
-            sending.len() <= usize::from(self.permits.limit),
-            "{sending:?} send at {} ms",
-            self.now / MS
-        );
+        let over = sending.len() > usize::from(self.permits.limit);
+        assert!(!over || self.hasty, "{sending:?} send at {} ms", self.now / MS);
+        self.over_limit |= over;
     }
 
     fn run(&mut self, harms: &[(u64, Harm)], until: u64) {
@@ -448,6 +455,31 @@ impl Harm {
     }
 }
 
+/// The leader and a holder are cut off from the three others, at some time of the holder's slice.
+fn cut_off_with_a_holder(hasty: bool) -> bool {
+    (0..40).any(|step| {
+        let fortune = Fortune::Listed {
+            listed: Vec::new(),
+            ways: Vec::new(),
+        };
+        let mut world = World::new(5, 1, &[1_000_000], fortune);
+        world.hasty = hasty;
+        world.harm(Harm::Restart(1));
+        world.run(&[(1_500 * MS + step * 60 * MS, Harm::Part(0b10001))], 5_000 * MS);
+        assert_eq!(world.leader(), Some(1));
+        world.over_limit
+    })
+}
+
+#[test]
+fn who_takes_over_must_wait_for_the_permits_of_the_leader_before() {
+    assert!(
+        cut_off_with_a_holder(true),
+        "without waiting two send, so the check can fail"
+    );
+    assert!(!cut_off_with_a_holder(false));
+}
+
 /// Runs three robots through every list of at most `deviations` from the even course of things, each with another choice
 /// of loss, delay, doubling, death, restart, freeze or isolation at one point within `horizon`. Answers how many runs.
 fn all_deviations(deviations: usize, horizon: u64, limit: usize) -> usize {
@@ -486,15 +518,12 @@ fn no_single_deviation_does_harm() {
     assert!(runs > 500, "{runs} runs");
 }
 
+/// `cargo test --release -p coorp-core deviations -- --ignored --nocapture`
 #[test]
-#[ignore]
-fn measure_deviations() {
-    for (deviations, horizon) in [(2, 1500), (3, 800)] {
-        let t = std::time::Instant::now();
-        println!(
-            "{deviations} {horizon}: {} runs {:?}",
-            all_deviations(deviations, horizon * MS, 3_000_000),
-            t.elapsed()
-        );
+#[ignore = "takes minutes"]
+fn no_few_deviations_do_harm() {
+    for (deviations, horizon_ms) in [(2, 1_500), (3, 800)] {
+        let runs = all_deviations(deviations, horizon_ms * MS, usize::MAX);
+        println!("{deviations} deviations within {horizon_ms} ms: {runs} runs");
     }
 }

@@ -1,0 +1,154 @@
+//! Over which paths a control message goes, and which of its copies is delivered: DupCon (004, sections III and IV).
+//!
+//! [`Sender`] is duplicator and assignor towards one peer, [`Listener`] the peer's answer to probes, [`Deduplicator`] the
+//! receiver's choice for one flow. The classifier is left to the caller, as 004 III-C allows: whoever sends says whether
+//! it is control.
+//!
+//! **Assignor.** The original goes over the best path, the duplicate over the best one on another interface. 004 takes
+//! the shortest smoothed round trip; here the expected delay with losses counts, eq. 10: d / (1 - q). A path that is a
+//! little better than the one in use does not displace it. Bulk goes over the best path, once.
+//!
+//! **Duplicator.** [`Duplicate::Always`] sends two copies, [`Duplicate::Never`] one. [`Duplicate::Adaptive`] sends as many
+//! as it takes until the product of their failure rates (eq. 11 and 12, as if paths failed independently) is small
+//! enough. Eq. 16 bounds it by 1 - d / target, so that the mean delay stays below the target; eq. 17 is that, solved for
+//! a number of like paths. That alone would let nearly each second message fail where the target is long, as 004
+//! retransmits within a round trip and a control message is only followed by the next. So the share of failures is
+//! bounded as well. A copy that comes later than the target has failed, so a slow path calls for a duplicate as a lossy
+//! one does.
+//!
+//! **What is known of a path.** All copies on a path, probes too, carry its running number. The peer echoes each probe with
+//! the newest number and which of the 64 before it came. Silence ends a path's life, and answers in a row renew it.
+//!
+//! **De-duplication.** The first copy is delivered. A sequence number carries its sender's incarnation; numbers wrap. A
+//! window remembers what came; a copy from before it is dropped, as it might have come before.
+//!
+//! Left out: forward error correction, splitting a flow over paths by share, delays one way (they need common clocks: half
+//! a round trip is taken), and queues within the sender (eq. 2 to 6 model TCP's, which control does not have).
+
+mod receiver;
+mod sender;
+
+pub use receiver::{Deduplicator, Delivery, Listener, Verdict};
+pub use sender::{Class, Copy, Health, PathAction, Sender};
+
+use crate::{Duration, Instant};
+use std::fmt;
+
+/// Most paths to one peer.
+pub const PATHS_MAX: usize = 8;
+
+/// One path to a peer: its place in the list that the sender was made with. Both ends use the same list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PathId(pub u8);
+
+/// An interface of the sender. A duplicate does not share one with its original.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct InterfaceId(pub u8);
+
+/// When control goes out more than once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Duplicate {
+    /// Each message twice, as in 004.
+    Always,
+    /// Each message once.
+    Never,
+    /// As often as losses and lateness call for.
+    Adaptive,
+}
+
+/// How a sender chooses.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PathConfig {
+    /// When to duplicate.
+    pub duplicate: Duplicate,
+    /// A control message that takes longer is late (d^target of eq. 15).
+    pub target: Duration,
+    /// The share of control messages that may be lost or late before another copy is sent.
+    pub failures_max: f64,
+    /// How often each path is probed.
+    pub probe: Duration,
+    /// So many probes unanswered in a row, and a path is dead.
+    pub misses_max: u32,
+    /// So many probes answered in a row, and it lives again.
+    pub answers_min: u32,
+}
+
+impl Default for PathConfig {
+    /// For loops of 33 ms.
+    fn default() -> Self {
+        PathConfig {
+            duplicate: Duplicate::Adaptive,
+            target: Duration::from_millis(33),
+            failures_max: 0.01,
+            probe: Duration::from_millis(100),
+            misses_max: 3,
+            answers_min: 2,
+        }
+    }
+}
+
+/// What is wrong with the values for paths.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PathError(&'static str);
+
+impl fmt::Display for PathError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0)
+    }
+}
+
+impl std::error::Error for PathError {}
+
+/// The number of a message within its flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Sequence {
+    /// Which start of the sender. Later starts have greater ones.
+    pub incarnation: u32,
+    /// Counts messages, and wraps.
+    pub number: u32,
+}
+
+impl Sequence {
+    /// The first number of a flow whose sender starts with `incarnation`.
+    pub fn first(incarnation: u32) -> Self {
+        Sequence { incarnation, number: 0 }
+    }
+
+    /// The number after this one.
+    pub fn next(self) -> Self {
+        let number = self.number.wrapping_add(1);
+        Sequence { number, ..self }
+    }
+}
+
+/// Sender to peer, over `path`: is it there? To be answered with [`Listener::on_probe`] over the same path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Probe {
+    /// The path that is probed.
+    pub path: PathId,
+    /// Which start of the sender.
+    pub incarnation: u32,
+    /// The probe's number on its path.
+    pub number: u32,
+    /// When it was sent, on the sender's clock; only the sender reads it again.
+    pub sent_at: Instant,
+}
+
+/// The peer's answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Echo {
+    /// What is answered.
+    pub probe: Probe,
+    /// The newest number that came over the path.
+    pub newest: u32,
+    /// Bit i: the number `newest - 1 - i` came too.
+    pub seen: u64,
+}
+
+/// How far `number` is ahead of `other` where both wrap; negative where it is behind.
+fn ahead(number: u32, other: u32) -> i32 {
+    number.wrapping_sub(other) as i32
+}
+
+#[cfg(test)]
+mod tests;

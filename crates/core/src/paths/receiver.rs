@@ -1,0 +1,178 @@
+//! The receiver's half: what came over each path, and which copy of a message is delivered.
+
+use super::{ahead, Echo, PathError, PathId, Probe, Sequence, PATHS_MAX};
+
+/// How many messages back a copy is still told from a new one.
+const WINDOW: u32 = 1_024;
+const WORDS: usize = WINDOW as usize / 64;
+
+/// What of a flow is delivered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Delivery {
+    /// Every message that comes within the window, once, in the order of arrival.
+    Every,
+    /// Only what is newer than all that was delivered: for states and set-points.
+    Newest,
+}
+
+/// What becomes of a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// The first of its message: deliver it.
+    Deliver,
+    /// The message was delivered already.
+    Duplicate,
+    /// From before the window, or overtaken where only the newest counts, or from an earlier start of the sender.
+    Stale,
+}
+
+/// Tells first copies from later ones, for one flow of one sender.
+#[derive(Clone, Debug)]
+pub struct Deduplicator {
+    delivery: Delivery,
+    /// The newest that was delivered.
+    newest: Option<Sequence>,
+    /// Bit i of all words together: whether the number whose lowest bits are i was delivered, if within the window.
+    seen: [u64; WORDS],
+}
+
+impl Deduplicator {
+    /// One that has seen nothing yet.
+    pub fn new(delivery: Delivery) -> Self {
+        Deduplicator {
+            delivery,
+            newest: None,
+            seen: [0; WORDS],
+        }
+    }
+
+    /// A copy came in. A sender that starts anew begins a new window; what is left of its earlier start is stale.
+    pub fn on_copy(&mut self, sequence: Sequence) -> Verdict {
+        let Some(newest) = self.newest.filter(|newest| newest.incarnation >= sequence.incarnation) else {
+            self.seen = [0; WORDS];
+            return self.deliver_newest(sequence);
+        };
+        if sequence.incarnation < newest.incarnation {
+            return Verdict::Stale;
+        }
+        let step = ahead(sequence.number, newest.number);
+        if step > 0 {
+            // The numbers between are yet to come; their places held what has left the window.
+            for skipped in 1..step.unsigned_abs().min(WINDOW) {
+                self.mark(newest.number.wrapping_add(skipped), false);
+            }
+            if step.unsigned_abs() > WINDOW {
+                self.seen = [0; WORDS];
+            }
+            return self.deliver_newest(sequence);
+        }
+        if step.unsigned_abs() >= WINDOW {
+            Verdict::Stale
+        } else if self.is_marked(sequence.number) {
+            Verdict::Duplicate
+        } else if self.delivery == Delivery::Newest {
+            Verdict::Stale
+        } else {
+            self.mark(sequence.number, true);
+            Verdict::Deliver
+        }
+    }
+
+    /// The newest message that was delivered.
+    pub fn newest(&self) -> Option<Sequence> {
+        self.newest
+    }
+
+    fn deliver_newest(&mut self, sequence: Sequence) -> Verdict {
+        self.newest = Some(sequence);
+        self.mark(sequence.number, true);
+        Verdict::Deliver
+    }
+
+    fn place(number: u32) -> (usize, u64) {
+        let bit = number % WINDOW;
+        ((bit / 64) as usize, 1 << (bit % 64))
+    }
+
+    fn is_marked(&self, number: u32) -> bool {
+        let (word, bit) = Self::place(number);
+        self.seen[word] & bit != 0
+    }
+
+    fn mark(&mut self, number: u32, came: bool) {
+        let (word, bit) = Self::place(number);
+        if came {
+            self.seen[word] |= bit;
+        } else {
+            self.seen[word] &= !bit;
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Heard {
+    incarnation: u32,
+    newest: u32,
+    seen: u64,
+    any: bool,
+}
+
+/// Knows what came over each path from one sender, and tells it.
+#[derive(Clone, Debug)]
+pub struct Listener {
+    paths: Vec<Heard>,
+}
+
+impl Listener {
+    /// For a sender that has so many paths to here.
+    ///
+    /// # Errors
+    /// If there are none or too many.
+    pub fn new(paths: usize) -> Result<Self, PathError> {
+        if !(1..=PATHS_MAX).contains(&paths) {
+            return Err(PathError("paths: a peer has between one and eight paths"));
+        }
+        Ok(Listener {
+            paths: vec![Heard::default(); paths],
+        })
+    }
+
+    /// A copy of a control message came over `path`, whether it is delivered or not.
+    pub fn on_copy(&mut self, path: PathId, incarnation: u32, number: u32) {
+        let Some(heard) = self.paths.get_mut(usize::from(path.0)) else {
+            return;
+        };
+        if !heard.any || incarnation > heard.incarnation {
+            *heard = Heard {
+                incarnation,
+                newest: number,
+                seen: 0,
+                any: true,
+            };
+            return;
+        }
+        if incarnation < heard.incarnation {
+            return;
+        }
+        let step = ahead(number, heard.newest);
+        if step > 0 {
+            let shifted = heard.seen.checked_shl(step.unsigned_abs()).unwrap_or(0);
+            // The one that was newest takes its place among those before.
+            let place = 1u64.checked_shl(step.unsigned_abs() - 1).unwrap_or(0);
+            (heard.newest, heard.seen) = (number, shifted | place);
+        } else if step < 0 {
+            heard.seen |= 1u64.checked_shl(step.unsigned_abs() - 1).unwrap_or(0);
+        }
+    }
+
+    /// A probe came in: what to answer, over the same path. Nothing if it is of no path or of an earlier start.
+    pub fn on_probe(&mut self, probe: Probe) -> Option<Echo> {
+        self.on_copy(probe.path, probe.incarnation, probe.number);
+        let heard = self.paths.get(usize::from(probe.path.0))?;
+        (heard.incarnation == probe.incarnation).then_some(Echo {
+            probe,
+            newest: heard.newest,
+            seen: heard.seen,
+        })
+    }
+}

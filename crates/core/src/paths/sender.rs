@@ -1,0 +1,425 @@
+//! The sender's half: which paths are alive and good, and which of them carry a message.
+
+use super::{ahead, Duplicate, Echo, InterfaceId, PathConfig, PathError, PathId, Probe, PATHS_MAX};
+use crate::{Duration, Instant};
+use std::collections::VecDeque;
+
+/// Copies on one path whose fate is unknown; of more, the oldest count as lost.
+const OPEN_MAX: usize = 256;
+/// A number that was overtaken by so many is lost.
+const OVERTAKEN_MAX: i32 = 8;
+/// How much one copy moves the failure rate, and one round trip its mean (as TCP does) and its deviation.
+const FAILURE_GAIN: f64 = 1.0 / 32.0;
+const MEAN_GAIN: f64 = 0.125;
+const DEVIATION_GAIN: f64 = 0.25;
+/// The failure rate of a path of which nothing is known: enough to duplicate at first.
+const FAILURES_UNKNOWN: f64 = 0.1;
+/// A path displaces the one in use if its expected delay is below so much of the other's.
+const DISPLACES: f64 = 0.8;
+/// A duplicate that is no longer called for ends when the failure rate has fallen below so much of what is allowed.
+const RELENTS: f64 = 0.5;
+/// The shortest time after which an unanswered probe is lost.
+const TIMEOUT_MIN: Duration = Duration::from_millis(20);
+const TIMEOUT_MAX: Duration = Duration::from_secs(1);
+const PROBE_MIN: Duration = Duration::from_millis(1);
+/// A path that never fails cannot be told from one that seldom does.
+const FAILURES_FLOOR: f64 = 1e-9;
+
+/// What is to be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// Small and urgent: duplicated as configured.
+    Control,
+    /// Never duplicated.
+    Bulk,
+}
+
+/// One copy of a message: send it over `path` with `number` in its header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Copy {
+    /// Over which path.
+    pub path: PathId,
+    /// The copy's number on that path. Bulk has none of its own: its transport knows what was lost.
+    pub number: Option<u32>,
+}
+
+/// What a sender wants done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PathAction {
+    /// Send this over its path, as control.
+    Probe(Probe),
+    /// Nobody answers over this path any more.
+    Died(PathId),
+    /// This path is answered again.
+    Revived(PathId),
+}
+
+/// What is known of a path.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Health {
+    /// Whether probes are answered.
+    pub alive: bool,
+    /// The smoothed round trip, once there was one.
+    pub round_trip: Option<Duration>,
+    /// The share of copies that is lost or late, smoothed.
+    pub failures: f64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Open {
+    number: u32,
+    sent_at: Instant,
+    probe: bool,
+}
+
+#[derive(Clone, Debug)]
+struct Path {
+    interface: InterfaceId,
+    number_next: u32,
+    open: VecDeque<Open>,
+    /// Smoothed round trip and its mean deviation, nanoseconds.
+    round_trip: Option<(f64, f64)>,
+    failures: f64,
+    alive: bool,
+    misses: u32,
+    answers: u32,
+}
+
+/// Chooses paths to one peer.
+#[derive(Clone, Debug)]
+pub struct Sender {
+    config: PathConfig,
+    incarnation: u32,
+    paths: Vec<Path>,
+    probe_at: Instant,
+    clock: Instant,
+    /// The path in use.
+    first: usize,
+    /// How many copies the last control message had.
+    copies: usize,
+    outbox: VecDeque<PathAction>,
+}
+
+impl Sender {
+    /// More than one call can cause.
+    const OUTBOX_MAX: usize = 4 * PATHS_MAX;
+
+    /// A sender with a path over each of `interfaces`; an interface may occur more than once. `incarnation` is greater
+    /// than at any earlier start of this robot.
+    ///
+    /// # Errors
+    /// If there is no path or too many, or a share is none.
+    pub fn new(
+        config: PathConfig,
+        interfaces: &[InterfaceId],
+        incarnation: u32,
+        now: Instant,
+    ) -> Result<Self, PathError> {
+        if !(1..=PATHS_MAX).contains(&interfaces.len()) {
+            return Err(PathError("paths: a peer has between one and eight paths"));
+        }
+        if !(config.failures_max > 0.0 && config.failures_max < 1.0) {
+            return Err(PathError("paths: failures_max is a share, above 0 and below 1"));
+        }
+        let path = |interface: &InterfaceId| Path {
+            interface: *interface,
+            number_next: 0,
+            open: VecDeque::new(),
+            round_trip: None,
+            failures: FAILURES_UNKNOWN,
+            alive: true,
+            misses: 0,
+            answers: 0,
+        };
+        Ok(Sender {
+            config,
+            incarnation,
+            paths: interfaces.iter().map(path).collect(),
+            probe_at: now,
+            clock: now,
+            first: 0,
+            copies: 1,
+            outbox: VecDeque::new(),
+        })
+    }
+
+    /// A message is to be sent: over which paths, the original first. Never empty, also where all paths seem dead.
+    pub fn assign(&mut self, class: Class, now: Instant) -> Vec<Copy> {
+        self.follow_clock(now);
+        let order = self.order();
+        if class == Class::Bulk {
+            let path = PathId(order[0] as u8);
+            return vec![Copy { path, number: None }];
+        }
+        self.copies = match self.config.duplicate {
+            Duplicate::Always => 2,
+            Duplicate::Never => 1,
+            Duplicate::Adaptive => self.copies_needed(&order),
+        };
+        order
+            .into_iter()
+            .take(self.copies)
+            .map(|at| Copy {
+                path: PathId(at as u8),
+                number: Some(self.paths[at].number(now, false)),
+            })
+            .collect()
+    }
+
+    /// The answer to a probe came in.
+    pub fn on_echo(&mut self, echo: Echo, now: Instant) {
+        self.follow_clock(now);
+        let Probe {
+            path: id,
+            incarnation,
+            number,
+            sent_at,
+        } = echo.probe;
+        let Some(path) = self.paths.get_mut(usize::from(id.0)) else {
+            return;
+        };
+        // One of an earlier start, or of what was never sent.
+        if incarnation != self.incarnation || sent_at > now || ahead(echo.newest, path.number_next) >= 0 {
+            return;
+        }
+        let round_trip = now.since(sent_at);
+        let late = round_trip > self.config.target * 2;
+        let open = path
+            .open
+            .iter()
+            .position(|open| open.number == number && open.sent_at == sent_at && open.probe);
+        if let Some(at) = open {
+            path.open.remove(at);
+            path.count(late);
+            path.measure(round_trip);
+        } else if path.alive {
+            // Doubled, or answered after it was given up.
+            return;
+        }
+        path.settle(echo);
+        path.misses = 0;
+        path.answers = path.answers.saturating_add(1);
+        if !path.alive && path.answers >= self.config.answers_min {
+            path.alive = true;
+            self.push(PathAction::Revived(id));
+        }
+    }
+
+    /// The time asked for by [`Sender::next_deadline`] has come. Harmless at any other time.
+    pub fn on_deadline(&mut self, now: Instant) {
+        self.follow_clock(now);
+        for at in 0..self.paths.len() {
+            let path = &mut self.paths[at];
+            let missed = path.expire(self.config.probe, now);
+            if missed > 0 {
+                path.misses = path.misses.saturating_add(missed);
+                path.answers = 0;
+                if path.alive && path.misses >= self.config.misses_max {
+                    path.alive = false;
+                    self.push(PathAction::Died(PathId(at as u8)));
+                }
+            }
+        }
+        if now >= self.probe_at {
+            self.probe_at = now + self.config.probe.max(PROBE_MIN);
+            for at in 0..self.paths.len() {
+                let probe = Probe {
+                    path: PathId(at as u8),
+                    incarnation: self.incarnation,
+                    number: self.paths[at].number(now, true),
+                    sent_at: now,
+                };
+                self.push(PathAction::Probe(probe));
+            }
+        }
+    }
+
+    /// When to call [`Sender::on_deadline`] next.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        let expiries = self.paths.iter().filter_map(|path| path.expires_at(self.config.probe));
+        expiries.chain([self.probe_at]).min()
+    }
+
+    /// The next thing to do, until `None`.
+    pub fn poll(&mut self) -> Option<PathAction> {
+        self.outbox.pop_front()
+    }
+
+    /// What is known of `path`, if there is one.
+    pub fn health(&self, path: PathId) -> Option<Health> {
+        self.paths.get(usize::from(path.0)).map(|path| Health {
+            alive: path.alive,
+            round_trip: path.round_trip.map(|(mean, _)| Duration::from_nanos(mean as u64)),
+            failures: path.failures,
+        })
+    }
+
+    /// The path in use first, then the best one on each other interface, living ones before dead ones.
+    fn order(&mut self) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..self.paths.len()).collect();
+        order.sort_by(|a, b| self.paths[*a].rank().total_cmp(&self.paths[*b].rank()));
+        let (best, used) = (order[0], self.first);
+        if self.paths[best].rank() < self.paths[used].rank() * DISPLACES {
+            self.first = best;
+        }
+        let first = self.first;
+        order.retain(|at| *at != first);
+        order.insert(0, first);
+        let mut taken: Vec<InterfaceId> = Vec::with_capacity(order.len());
+        order.retain(|at| {
+            let interface = self.paths[*at].interface;
+            let free = !taken.contains(&interface);
+            taken.push(interface);
+            free
+        });
+        order
+    }
+
+    /// Eq. 11, 12 and 16: copies until the product of their failure rates is small enough.
+    fn copies_needed(&self, order: &[usize]) -> usize {
+        let delay = self.paths[order[0]].delay();
+        let mean_allows = 1.0 - delay / (self.config.target.as_nanos() as f64).max(1.0);
+        let allowed = self.config.failures_max.min(mean_allows).max(FAILURES_FLOOR);
+        let mut failures = 1.0;
+        for (at, path) in order.iter().enumerate() {
+            failures *= self.paths[*path].failures.max(FAILURES_FLOOR);
+            // To send one copy less than before wants a better reason than to go on with as few.
+            let enough = if at + 1 < self.copies {
+                allowed * RELENTS
+            } else {
+                allowed
+            };
+            if failures <= enough {
+                return at + 1;
+            }
+        }
+        order.len()
+    }
+
+    /// A clock that steps back would make open copies last; they move along with it.
+    fn follow_clock(&mut self, now: Instant) {
+        let back = self.clock.since(now);
+        self.clock = now;
+        if back == Duration::ZERO {
+            return;
+        }
+        self.probe_at = self.probe_at - back;
+        for open in self.paths.iter_mut().flat_map(|path| &mut path.open) {
+            // A probe's answer then no longer fits, and it counts as lost; it could not be timed.
+            open.sent_at = open.sent_at - back;
+        }
+    }
+
+    fn push(&mut self, action: PathAction) {
+        if self.outbox.len() >= Self::OUTBOX_MAX {
+            self.outbox.pop_front();
+        }
+        self.outbox.push_back(action);
+    }
+}
+
+impl Path {
+    /// Takes the next number for a copy that is sent now.
+    fn number(&mut self, now: Instant, probe: bool) -> u32 {
+        let number = self.number_next;
+        self.number_next = number.wrapping_add(1);
+        if self.open.len() >= OPEN_MAX {
+            self.open.pop_front();
+            self.count(true);
+        }
+        self.open.push_back(Open {
+            number,
+            sent_at: now,
+            probe,
+        });
+        number
+    }
+
+    fn count(&mut self, failed: bool) {
+        let failed = f64::from(u8::from(failed));
+        self.failures += FAILURE_GAIN * (failed - self.failures);
+    }
+
+    fn measure(&mut self, round_trip: Duration) {
+        let sample = round_trip.as_nanos() as f64;
+        let (mean, deviation) = self.round_trip.unwrap_or((sample, sample / 2.0));
+        self.round_trip = Some((
+            mean + MEAN_GAIN * (sample - mean),
+            deviation + DEVIATION_GAIN * ((sample - mean).abs() - deviation),
+        ));
+    }
+
+    /// Counts what the peer says came, and what was overtaken by too many.
+    fn settle(&mut self, echo: Echo) {
+        let (mut came, mut lost) = (0u32, 0u32);
+        self.open.retain(|open| {
+            let behind = ahead(echo.newest, open.number);
+            let seen = match behind {
+                0 => true,
+                1..=64 => echo.seen >> (behind - 1) & 1 == 1,
+                _ => false,
+            };
+            let overtaken = !seen && behind > OVERTAKEN_MAX;
+            // A probe counts by its own answer, which tells more.
+            came += u32::from(seen && !open.probe);
+            lost += u32::from(overtaken && !open.probe);
+            open.probe || !(seen || overtaken)
+        });
+        (0..came).for_each(|_| self.count(false));
+        (0..lost).for_each(|_| self.count(true));
+    }
+
+    /// Takes what has waited for too long for lost. Answers how many of these were probes.
+    fn expire(&mut self, probe: Duration, now: Instant) -> u32 {
+        let timeout = self.timeout();
+        let (mut lost, mut probes) = (0u32, 0u32);
+        self.open.retain(|open| {
+            let over = now >= open.expires_at(timeout, probe);
+            lost += u32::from(over);
+            probes += u32::from(over && open.probe);
+            !over
+        });
+        (0..lost).for_each(|_| self.count(true));
+        probes
+    }
+
+    fn expires_at(&self, probe: Duration) -> Option<Instant> {
+        let timeout = self.timeout();
+        self.open.iter().map(|open| open.expires_at(timeout, probe)).min()
+    }
+
+    fn timeout(&self) -> Duration {
+        match self.round_trip {
+            Some((mean, deviation)) => {
+                Duration::from_nanos((mean + 4.0 * deviation) as u64).clamp(TIMEOUT_MIN, TIMEOUT_MAX)
+            }
+            None => TIMEOUT_MIN * 5,
+        }
+    }
+
+    /// d of eq. 10: half the round trip, nanoseconds.
+    fn delay(&self) -> f64 {
+        self.round_trip.map_or(0.0, |(mean, _)| mean / 2.0)
+    }
+
+    /// The expected delay, eq. 10. One that was never measured comes after all that were, a dead one after all living.
+    fn rank(&self) -> f64 {
+        const UNKNOWN_NS: f64 = 1e10;
+        const DEAD: f64 = 1e6;
+        let delay = self.round_trip.map_or(UNKNOWN_NS, |(mean, _)| mean.max(1.0));
+        let rank = delay / (1.0 - self.failures).max(1e-3);
+        if self.alive {
+            rank
+        } else {
+            rank * DEAD
+        }
+    }
+}
+
+impl Open {
+    /// A probe is answered at once; what came of other copies is told with the next probe's answer.
+    fn expires_at(&self, timeout: Duration, probe: Duration) -> Instant {
+        let wait = if self.probe { timeout } else { timeout + probe * 2 };
+        self.sent_at + wait
+    }
+}
