@@ -4,7 +4,9 @@
 //! be asked again. Nothing here has a clock, a socket, a thread, randomness or a global, so the code that runs
 //! on a robot is the code that is simulated, fuzzed and replayed from a seed.
 //!
-//! Sources: 'COORP', IEEE IoT Journal 2022 ("001" in comments), and its earlier draft ("000").
+//! Sources: 'COORP', IEEE IoT Journal 2022 ("001" in comments), its earlier draft ("000"), 'Quantitative analysis of
+//! communication handling for centralized multi-agent robot systems using ROS2' ("002"), 'Improving Reliability of
+//! Real-Time Remote Vehicle Control through Duplicating Control Packets' ("004").
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
@@ -20,6 +22,7 @@ pub mod permits;
 pub mod policy;
 pub mod schedwifi;
 pub mod time;
+pub mod tracker;
 pub mod windows;
 
 pub use id::{FlowId, RobotId};

@@ -1,0 +1,190 @@
+//! A robot's side: connects, stays connected, and stamps its states.
+
+use super::{Message, OffsetEstimate, TopicId, TrackerConfig};
+use crate::paths::Sequence;
+use crate::{Duration, Instant};
+use std::collections::VecDeque;
+
+/// The shortest interval at which anything is sent again, whatever the configuration says.
+const INTERVAL_MIN: Duration = Duration::from_millis(1);
+/// A refused robot asks again after so many intervals.
+const REFUSED_INTERVALS: u64 = 8;
+
+/// What goes with a state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct StateHeader {
+    /// Which state of which start of the robot.
+    pub sequence: Sequence,
+    /// T1 on the tracker's clock as the robot reckons it; `None` before it has compared clocks.
+    pub created_at: Option<Instant>,
+    /// By how much `created_at` may be off.
+    pub error: Duration,
+}
+
+/// What a reporter wants done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReporterAction {
+    /// Send this to the tracker.
+    Send(Message),
+    /// From now on states are taken, to be published on this topic.
+    Connected(TopicId),
+    /// From now on no state is taken.
+    Disconnected,
+}
+
+/// Reports a robot's states to the tracker.
+#[derive(Clone, Debug)]
+pub struct Reporter {
+    config: TrackerConfig,
+    next: Sequence,
+    topic: Option<TopicId>,
+    clocks: OffsetEstimate,
+    heard_at: Instant,
+    send_at: Instant,
+    /// The newest time we were told, to notice a clock that steps back.
+    clock: Instant,
+    outbox: VecDeque<ReporterAction>,
+}
+
+impl Reporter {
+    const OUTBOX_MAX: usize = 16;
+
+    /// A reporter that connects at once. `incarnation` must be greater than at any earlier start of this robot.
+    pub fn new(config: TrackerConfig, incarnation: u32, now: Instant) -> Self {
+        Reporter {
+            config,
+            next: Sequence::first(incarnation),
+            topic: None,
+            clocks: OffsetEstimate::default(),
+            heard_at: now,
+            send_at: now,
+            clock: now,
+            outbox: VecDeque::new(),
+        }
+    }
+
+    /// A state was made now (T1): what goes with it, and on which topic. `None` while not connected; then it is dropped, as
+    /// a newer one will follow.
+    pub fn on_state(&mut self, now: Instant) -> Option<(TopicId, StateHeader)> {
+        self.follow_clock(now);
+        let topic = self.topic?;
+        let sequence = self.next;
+        self.next = sequence.next();
+        let estimate = self.clocks.offset(now);
+        let header = StateHeader {
+            sequence,
+            created_at: estimate.map(|(offset, _)| offset.there(now)),
+            error: estimate.map_or(Duration::ZERO, |(_, error)| error),
+        };
+        Some((topic, header))
+    }
+
+    /// A message of the tracker came in. Those for an earlier start, and those that only robots send, are ignored.
+    pub fn on_message(&mut self, message: Message, now: Instant) {
+        self.follow_clock(now);
+        match message {
+            Message::Accept {
+                incarnation,
+                topic,
+                answer,
+            } if incarnation == self.next.incarnation => {
+                self.heard_at = now;
+                self.clocks.on_answer(answer, now);
+                if self.topic != Some(topic) {
+                    self.topic = Some(topic);
+                    self.send_at = now + self.interval();
+                    self.push(ReporterAction::Connected(topic));
+                }
+            }
+            Message::Synced { incarnation, answer } if incarnation == self.next.incarnation => {
+                self.heard_at = now;
+                self.clocks.on_answer(answer, now);
+            }
+            Message::Refuse { incarnation } if incarnation == self.next.incarnation && self.topic.is_none() => {
+                self.send_at = now + self.interval() * REFUSED_INTERVALS;
+            }
+            Message::Unknown { incarnation } if incarnation == self.next.incarnation && self.topic.is_some() => {
+                self.connect_again(now);
+            }
+            _ => {}
+        }
+    }
+
+    /// The tracker is another one now, with another clock.
+    pub fn on_new_tracker(&mut self, now: Instant) {
+        self.follow_clock(now);
+        self.clocks = OffsetEstimate::default();
+        self.connect_again(now);
+    }
+
+    /// The robot leaves. Send what follows; a reporter that is driven on connects again.
+    pub fn leave(&mut self, now: Instant) {
+        self.follow_clock(now);
+        let incarnation = self.next.incarnation;
+        self.connect_again(now);
+        self.send_at = now + self.config.silence;
+        self.push(ReporterAction::Send(Message::Leave { incarnation }));
+    }
+
+    /// The time asked for by [`Reporter::next_deadline`] has come. Harmless at any other time.
+    pub fn on_deadline(&mut self, now: Instant) {
+        self.follow_clock(now);
+        if self.topic.is_some() && now >= self.heard_at + self.config.silence {
+            self.connect_again(now);
+        }
+        if now >= self.send_at {
+            self.send_at = now + self.interval();
+            let (incarnation, sent_at) = (self.next.incarnation, now);
+            let message = match self.topic {
+                Some(_) => Message::Sync { incarnation, sent_at },
+                None => Message::Connect { incarnation, sent_at },
+            };
+            self.push(ReporterAction::Send(message));
+        }
+    }
+
+    /// When to call [`Reporter::on_deadline`] next.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        let silence = self.topic.map(|_| self.heard_at + self.config.silence);
+        silence.into_iter().chain([self.send_at]).min()
+    }
+
+    /// The next thing to do, until `None`.
+    pub fn poll(&mut self) -> Option<ReporterAction> {
+        self.outbox.pop_front()
+    }
+
+    /// What is known of the tracker's clock.
+    pub fn clocks(&self) -> &OffsetEstimate {
+        &self.clocks
+    }
+
+    fn interval(&self) -> Duration {
+        self.config.sync.max(INTERVAL_MIN)
+    }
+
+    fn connect_again(&mut self, now: Instant) {
+        self.send_at = now;
+        if self.topic.take().is_some() {
+            self.push(ReporterAction::Disconnected);
+        }
+    }
+
+    /// After a step back old deadlines would last and old exchanges mislead.
+    fn follow_clock(&mut self, now: Instant) {
+        let back = self.clock.since(now);
+        self.clock = now;
+        if back > Duration::ZERO {
+            self.clocks = OffsetEstimate::default();
+            self.heard_at = self.heard_at - back;
+            self.send_at = self.send_at - back;
+        }
+    }
+
+    fn push(&mut self, action: ReporterAction) {
+        if self.outbox.len() >= Self::OUTBOX_MAX {
+            self.outbox.pop_front();
+        }
+        self.outbox.push_back(action);
+    }
+}

@@ -1,0 +1,323 @@
+//! The tracker's side: who is connected, and the newest state of each.
+
+use super::{reply, Answer, Message, Stamps, StateHeader, TopicId, Topics, TrackerConfig, Updates};
+use crate::paths::{Deduplicator, Delivery, Verdict};
+use crate::{Duration, Instant, RobotId};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+/// The shortest period of lists, whatever the configuration says.
+const PERIOD_MIN: Duration = Duration::from_micros(100);
+
+/// What a tracker wants done, in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TrackerAction {
+    /// Listen to this topic from now on. Done before the acknowledgement that follows is sent.
+    Open(TopicId),
+    /// Nobody publishes there any more.
+    Close(TopicId),
+    /// Send this to one robot.
+    Send {
+        /// The receiver.
+        to: RobotId,
+        /// What to send.
+        message: Message,
+    },
+    /// A robot is connected, or connected again after a restart.
+    Joined(RobotId),
+    /// A robot is no longer connected.
+    Left(RobotId),
+    /// A period is over: call [`Tracker::gather`].
+    List,
+}
+
+/// One robot's line on a list.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Entry<'a, T> {
+    /// Whose state.
+    pub robot: RobotId,
+    /// The newest.
+    pub state: &'a T,
+    /// T1 to T3.
+    pub stamps: Stamps,
+    /// Whether it came since the last list.
+    pub fresh: bool,
+}
+
+#[derive(Clone, Debug)]
+struct Newest<T> {
+    state: T,
+    header: StateHeader,
+    received_at: Instant,
+}
+
+#[derive(Clone, Debug)]
+struct Member<T> {
+    incarnation: u32,
+    topic: TopicId,
+    heard_at: Instant,
+    order: Deduplicator,
+    newest: Option<Newest<T>>,
+    /// Whether a state came since the last list, and whether the robot was on that one already.
+    fresh: bool,
+    listed: bool,
+    updates: Updates,
+}
+
+/// Gathers the states of a fleet.
+#[derive(Clone, Debug)]
+pub struct Tracker<T> {
+    config: TrackerConfig,
+    members: BTreeMap<RobotId, Member<T>>,
+    open: BTreeSet<TopicId>,
+    list_at: Instant,
+    clock: Instant,
+    outbox: VecDeque<TrackerAction>,
+}
+
+impl<T> Tracker<T> {
+    /// A tracker that knows nobody; its first list is due one period from now.
+    pub fn new(config: TrackerConfig, now: Instant) -> Self {
+        let list_at = now + config.period.max(PERIOD_MIN);
+        Tracker {
+            config,
+            members: BTreeMap::new(),
+            open: BTreeSet::new(),
+            list_at,
+            clock: now,
+            outbox: VecDeque::new(),
+        }
+    }
+
+    /// A message of robot `from` came in. Messages that only a tracker sends are ignored.
+    pub fn on_message(&mut self, from: RobotId, message: Message, now: Instant) {
+        self.follow_clock(now);
+        match message {
+            Message::Connect { incarnation, sent_at } => self.on_connect(from, incarnation, sent_at, now),
+            Message::Sync { incarnation, sent_at } => match self.member(from, incarnation) {
+                Some(member) => {
+                    member.heard_at = now;
+                    let answer = answer(sent_at, now);
+                    self.push(reply(from, Message::Synced { incarnation, answer }));
+                }
+                None => self.push(reply(from, Message::Unknown { incarnation })),
+            },
+            Message::Leave { incarnation } => {
+                if self.member(from, incarnation).is_some() {
+                    self.remove(from);
+                }
+            }
+            Message::Accept { .. } | Message::Refuse { .. } | Message::Synced { .. } | Message::Unknown { .. } => {}
+        }
+        self.assert_invariants();
+    }
+
+    /// A state of robot `from` was received on `topic` (T2). Only the newest is kept. One from a robot that is not
+    /// connected, or on another topic than its own, is dropped, and the robot told to connect.
+    pub fn on_state(&mut self, from: RobotId, topic: TopicId, header: StateHeader, state: T, now: Instant) {
+        self.follow_clock(now);
+        let incarnation = header.sequence.incarnation;
+        match self.member(from, incarnation).filter(|member| member.topic == topic) {
+            Some(member) => {
+                member.heard_at = now;
+                if member.order.on_copy(header.sequence) == Verdict::Deliver {
+                    member.fresh = true;
+                    member.newest = Some(Newest {
+                        state,
+                        header,
+                        received_at: now,
+                    });
+                } else {
+                    member.updates.stale += 1;
+                }
+            }
+            None => self.push(reply(from, Message::Unknown { incarnation })),
+        }
+    }
+
+    /// Makes a list (T3): the newest state of each connected robot that has one, in the order of their ids, and counts
+    /// misses. Called once a period, on [`TrackerAction::List`]; at most one period counts however late it is called.
+    pub fn gather(&mut self, now: Instant) -> Vec<Entry<'_, T>> {
+        self.follow_clock(now);
+        let mut list = Vec::with_capacity(self.members.len());
+        for (robot, member) in &mut self.members {
+            let fresh = std::mem::take(&mut member.fresh);
+            // A robot that has just joined owes nothing yet.
+            if std::mem::replace(&mut member.listed, true) {
+                member.updates.due += 1;
+                member.updates.missed += u64::from(!fresh);
+            }
+            if let Some(newest) = &member.newest {
+                list.push(Entry {
+                    robot: *robot,
+                    state: &newest.state,
+                    stamps: Stamps {
+                        created_at: newest.header.created_at,
+                        error: newest.header.error,
+                        received_at: newest.received_at,
+                        listed_at: now,
+                    },
+                    fresh,
+                });
+            }
+        }
+        list
+    }
+
+    /// The time asked for by [`Tracker::next_deadline`] has come. Harmless at any other time.
+    pub fn on_deadline(&mut self, now: Instant) {
+        self.follow_clock(now);
+        let silent = |member: &Member<T>| now >= member.heard_at + self.config.silence;
+        let gone: Vec<RobotId> = self
+            .members
+            .iter()
+            .filter(|(_, m)| silent(m))
+            .map(|(robot, _)| *robot)
+            .collect();
+        gone.into_iter().for_each(|robot| self.remove(robot));
+        if now >= self.list_at {
+            // Lists keep their phase; what was slept through is not made up for.
+            let period = self.config.period.max(PERIOD_MIN);
+            let periods = now.since(self.list_at).as_nanos() / period.as_nanos() + 1;
+            self.list_at += period * periods;
+            self.push(TrackerAction::List);
+        }
+        self.assert_invariants();
+    }
+
+    /// When to call [`Tracker::on_deadline`] next.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        let silences = self
+            .members
+            .values()
+            .map(|member| member.heard_at + self.config.silence);
+        silences.chain([self.list_at]).min()
+    }
+
+    /// The next thing to do, until `None`.
+    pub fn poll(&mut self) -> Option<TrackerAction> {
+        self.outbox.pop_front()
+    }
+
+    /// The robots that are connected, and how well their states come in.
+    pub fn robots(&self) -> impl Iterator<Item = (RobotId, Updates)> + '_ {
+        self.members.iter().map(|(robot, member)| (*robot, member.updates))
+    }
+
+    fn on_connect(&mut self, from: RobotId, incarnation: u32, sent_at: Instant, now: Instant) {
+        let known = self.members.get(&from);
+        if known.is_some_and(|member| incarnation < member.incarnation) {
+            return; // A late copy from before its restart.
+        }
+        let again = known.is_some_and(|member| member.incarnation == incarnation);
+        let topic = match known {
+            Some(member) => member.topic,
+            None if self.members.len() >= usize::from(self.config.robots_max) => {
+                return self.push(reply(from, Message::Refuse { incarnation }));
+            }
+            None => self.free_topic(),
+        };
+        if self.open.insert(topic) {
+            self.push(TrackerAction::Open(topic));
+        }
+        if again {
+            if let Some(member) = self.members.get_mut(&from) {
+                member.heard_at = now;
+            }
+        } else {
+            let updates = known_updates(self.members.get(&from));
+            let member = Member {
+                incarnation,
+                topic,
+                heard_at: now,
+                order: Deduplicator::new(Delivery::Newest),
+                newest: None,
+                fresh: false,
+                listed: false,
+                updates,
+            };
+            self.members.insert(from, member);
+            self.push(TrackerAction::Joined(from));
+        }
+        let answer = answer(sent_at, now);
+        let accept = Message::Accept {
+            incarnation,
+            topic,
+            answer,
+        };
+        self.push(reply(from, accept));
+    }
+
+    fn member(&mut self, robot: RobotId, incarnation: u32) -> Option<&mut Member<T>> {
+        self.members
+            .get_mut(&robot)
+            .filter(|member| member.incarnation == incarnation)
+    }
+
+    fn free_topic(&self) -> TopicId {
+        match self.config.topics {
+            Topics::ManyToOne => TopicId(0),
+            // There are fewer robots than topics, so one is free.
+            Topics::OneToOne => (1..)
+                .map(TopicId)
+                .find(|topic| !self.open.contains(topic))
+                .unwrap_or(TopicId(0)),
+        }
+    }
+
+    fn remove(&mut self, robot: RobotId) {
+        let Some(member) = self.members.remove(&robot) else {
+            return;
+        };
+        self.push(TrackerAction::Left(robot));
+        if !self.members.values().any(|other| other.topic == member.topic) {
+            self.open.remove(&member.topic);
+            self.push(TrackerAction::Close(member.topic));
+        }
+    }
+
+    /// A clock that steps back would make old deadlines last; they move along with it.
+    fn follow_clock(&mut self, now: Instant) {
+        let back = self.clock.since(now);
+        self.clock = now;
+        if back == Duration::ZERO {
+            return;
+        }
+        self.list_at = self.list_at - back;
+        for member in self.members.values_mut() {
+            member.heard_at = member.heard_at - back;
+        }
+    }
+
+    fn push(&mut self, action: TrackerAction) {
+        // A caller that does not poll loses the oldest, as the air might have.
+        let outbox_max = 16 + 4 * usize::from(self.config.robots_max);
+        if self.outbox.len() >= outbox_max {
+            self.outbox.pop_front();
+        }
+        self.outbox.push_back(action);
+    }
+
+    fn assert_invariants(&self) {
+        assert!(
+            self.members.len() <= usize::from(self.config.robots_max),
+            "more robots than the table holds"
+        );
+        assert!(
+            self.open.len() <= self.members.len(),
+            "a topic is open that nobody publishes on"
+        );
+    }
+}
+
+fn answer(echo: Instant, now: Instant) -> Answer {
+    Answer {
+        echo,
+        received_at: now,
+        sent_at: now,
+    }
+}
+
+/// What is counted goes on over a restart of the robot.
+fn known_updates<T>(member: Option<&Member<T>>) -> Updates {
+    member.map_or(Updates::default(), |member| member.updates)
+}
