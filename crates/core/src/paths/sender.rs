@@ -12,7 +12,7 @@ const OVERTAKEN_MAX: i32 = 8;
 const FAILURE_GAIN: f64 = 1.0 / 32.0;
 const MEAN_GAIN: f64 = 0.125;
 const DEVIATION_GAIN: f64 = 0.25;
-/// The failure rate of a path of which nothing is known: enough to duplicate at first.
+/// The loss rate of a path of which nothing is known: enough to duplicate at first.
 const FAILURES_UNKNOWN: f64 = 0.1;
 /// A path displaces the one in use if its expected delay is below so much of the other's.
 const DISPLACES: f64 = 0.8;
@@ -77,9 +77,13 @@ struct Path {
     interface: InterfaceId,
     number_next: u32,
     open: VecDeque<Open>,
+    /// The newest probe that was answered.
+    answered: Option<u32>,
     /// Smoothed round trip and its mean deviation, nanoseconds.
     round_trip: Option<(f64, f64)>,
-    failures: f64,
+    /// The share of copies that is lost, and that of answered probes that is late: copies are not timed.
+    losses: f64,
+    late: f64,
     alive: bool,
     misses: u32,
     answers: u32,
@@ -125,8 +129,10 @@ impl Sender {
             interface: *interface,
             number_next: 0,
             open: VecDeque::new(),
+            answered: None,
             round_trip: None,
-            failures: FAILURES_UNKNOWN,
+            losses: FAILURES_UNKNOWN,
+            late: 0.0,
             alive: true,
             misses: 0,
             answers: 0,
@@ -190,12 +196,16 @@ impl Sender {
             .position(|open| open.number == number && open.sent_at == sent_at && open.probe);
         if let Some(at) = open {
             path.open.remove(at);
-            path.count(late);
-            path.measure(round_trip);
-        } else if path.alive {
-            // Doubled, or answered after it was given up.
-            return;
+            path.count(false);
+        } else if path.answered.is_some_and(|newest| ahead(number, newest) <= 0) {
+            return; // Doubled.
         }
+        // Also one that was given up shows that the path lives and how long it takes.
+        path.measure(round_trip, late);
+        path.answered = path
+            .answered
+            .filter(|newest| ahead(number, *newest) < 0)
+            .or(Some(number));
         path.settle(echo);
         path.misses = 0;
         path.answers = path.answers.saturating_add(1);
@@ -250,7 +260,7 @@ impl Sender {
         self.paths.get(usize::from(path.0)).map(|path| Health {
             alive: path.alive,
             round_trip: path.round_trip.map(|(mean, _)| Duration::from_nanos(mean as u64)),
-            failures: path.failures,
+            failures: path.failures(),
         })
     }
 
@@ -282,7 +292,7 @@ impl Sender {
         let allowed = self.config.failures_max.min(mean_allows).max(FAILURES_FLOOR);
         let mut failures = 1.0;
         for (at, path) in order.iter().enumerate() {
-            failures *= self.paths[*path].failures.max(FAILURES_FLOOR);
+            failures *= self.paths[*path].failures().max(FAILURES_FLOOR);
             // To send one copy less than before wants a better reason than to go on with as few.
             let enough = if at + 1 < self.copies {
                 allowed * RELENTS
@@ -335,12 +345,17 @@ impl Path {
         number
     }
 
-    fn count(&mut self, failed: bool) {
-        let failed = f64::from(u8::from(failed));
-        self.failures += FAILURE_GAIN * (failed - self.failures);
+    fn count(&mut self, lost: bool) {
+        self.losses += FAILURE_GAIN * (f64::from(u8::from(lost)) - self.losses);
     }
 
-    fn measure(&mut self, round_trip: Duration) {
+    /// The share of copies that is lost or late.
+    fn failures(&self) -> f64 {
+        1.0 - (1.0 - self.losses) * (1.0 - self.late)
+    }
+
+    fn measure(&mut self, round_trip: Duration, late: bool) {
+        self.late += FAILURE_GAIN * (f64::from(u8::from(late)) - self.late);
         let sample = round_trip.as_nanos() as f64;
         let (mean, deviation) = self.round_trip.unwrap_or((sample, sample / 2.0));
         self.round_trip = Some((
@@ -393,7 +408,7 @@ impl Path {
             Some((mean, deviation)) => {
                 Duration::from_nanos((mean + 4.0 * deviation) as u64).clamp(TIMEOUT_MIN, TIMEOUT_MAX)
             }
-            None => TIMEOUT_MIN * 5,
+            None => TIMEOUT_MAX / 2,
         }
     }
 
@@ -407,7 +422,7 @@ impl Path {
         const UNKNOWN_NS: f64 = 1e10;
         const DEAD: f64 = 1e6;
         let delay = self.round_trip.map_or(UNKNOWN_NS, |(mean, _)| mean.max(1.0));
-        let rank = delay / (1.0 - self.failures).max(1e-3);
+        let rank = delay / (1.0 - self.losses).max(1e-3);
         if self.alive {
             rank
         } else {
