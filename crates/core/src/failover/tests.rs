@@ -113,8 +113,8 @@ fn a_leader_that_was_frozen_grants_nothing() {
         epoch: epoch(1, 0),
         message: request,
     };
-    // Its lease ends a drift before that which the voter counts.
-    assert!(!it.is_leading(at(600)));
+    // Its lease ends twice the drift before that which the voter counts.
+    assert!(!it.is_leading(Instant::from_nanos(599_500_000)));
     it.on_message(RobotId(1), request, at(900));
     let done = actions(&mut it);
     assert!(done.contains(&Action::Deposed(epoch(1, 0))));
@@ -182,6 +182,26 @@ fn who_has_heard_a_newer_leader_takes_nothing_from_an_older_one() {
         at(310),
     );
     assert!(!old_leader.is_leading(at(310)));
+}
+
+#[test]
+fn a_holder_stops_before_its_lease_is_over_on_any_clock() {
+    let mut it = robot(2, 3);
+    it.on_message(RobotId(0), beat(1, 0), at(0));
+    it.want(at(0));
+    let grant = permits::Message::Grant {
+        request: permits::RequestId(1 << 32),
+        token: permits::Token(1),
+        slice: Duration::from_secs(5),
+        echo: at(0),
+    };
+    let message = Message::Permit {
+        epoch: epoch(1, 0),
+        message: grant,
+    };
+    it.on_message(RobotId(0), message, at(100));
+    assert!(it.may_send(Instant::from_nanos(299_000_000)));
+    assert!(!it.may_send(Instant::from_nanos(299_500_000)));
 }
 
 #[test]
