@@ -2,7 +2,7 @@
 //!
 //! Its source is issue 4 and the open limitation that 001 names in its conclusion: the paper has one controller, and
 //! when that is gone nobody sends bulk. [`Coordinator`] is one robot's whole share of global preemption: it elects,
-//! holds the [`permits`](crate::permits) controller while its robot leads, and its robot's requester always. Every
+//! holds the [`permits`] controller while its robot leads, and its robot's requester always. Every
 //! robot runs one. The guarantee, why it holds and what was checked: docs/decisions/0008-failover.md.
 //!
 //! **Promises.** A leader broadcasts a [`Message::Beat`]; a voter answers with a [`Message::Promise`]: for one `lease`
