@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::permits::PermitConfig;
+use proptest::prelude::*;
 
 fn at(ms: u64) -> Instant {
     Instant::from_nanos(ms * 1_000_000)
@@ -334,4 +335,44 @@ fn a_span_shortened_by_drift_outlasts_itself_on_no_clock() {
     let span = Duration::from_millis(300);
     let slowest = config.shortened(span).as_nanos() as f64 * 1.1;
     assert!(slowest <= span.as_nanos() as f64 / 1.1);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
+
+    /// Any messages at any times: no panic, nobody leads without promises, and what is to be done is bounded.
+    #[test]
+    fn garbage_does_no_harm(
+        events in prop::collection::vec((0..14u8, 0..5u16, 0..5u16, any::<u64>(), any::<u64>(), 0..2_000u64), 0..300),
+    ) {
+        let mut it = robot(1, 3);
+        for (kind, from, of, a, b, now_ms) in events {
+            let (now, instant) = (at(now_ms), at(b % 2_000));
+            let round = if a % 5 == 0 { u64::MAX - a % 2 } else { a % 8 };
+            let epoch = epoch(round, of);
+            let (request, token) = (permits::RequestId(b), permits::Token(b % 4));
+            let permit = |message| Message::Permit { epoch, message };
+            let message = match kind {
+                0 | 1 => Message::Beat { epoch, sent_at: instant },
+                2 | 3 => Message::Ask { epoch, sent_at: instant },
+                4 => Message::Promise { epoch, echo: instant },
+                5 => Message::Deny { epoch, elected: b % 2 == 0 },
+                6 => Message::Resign { epoch },
+                7 => permit(permits::Message::Request { robot: RobotId(from), request, sent_at: instant }),
+                8 => permit(permits::Message::Grant { request, token, slice: Duration::from_nanos(a), echo: instant }),
+                9 => permit(permits::Message::Renew { token, sent_at: instant }),
+                10 => permit(permits::Message::Release { token }),
+                _ => permit(permits::Message::Refuse { request, retry_after: Duration::from_nanos(a) }),
+            };
+            it.on_message(RobotId(from), message, now);
+            match kind {
+                11 => it.want(now),
+                12 => it.done(now),
+                13 => it.resign(now),
+                _ => it.on_deadline(now),
+            }
+            prop_assert!(actions(&mut it).len() < 200);
+            prop_assert!(it.holders().count() <= 1);
+        }
+    }
 }
