@@ -3,7 +3,7 @@
 //! Its source is issue 4 and the open limitation that 001 names in its conclusion: the paper has one controller, and
 //! when that is gone nobody sends bulk. [`Coordinator`] is one robot's whole share of global preemption: it elects,
 //! holds the [`permits`] controller while its robot leads, and its robot's requester always. Every
-//! robot runs one. The guarantee, why it holds and what was checked: docs/decisions/0008-failover.md.
+//! robot runs one. The guarantee, why it holds and what was checked: docs/decisions/0009-failover.md.
 //!
 //! **Promises.** A leader broadcasts a [`Message::Beat`]; a voter answers with a [`Message::Promise`]: for one `lease`
 //! of its own clock it promises nothing to any other robot. Who wants to lead broadcasts a [`Message::Ask`] and is
