@@ -218,8 +218,7 @@ def perceive(
     status: npt.NDArray[np.uint8],
     obstacles: npt.NDArray[np.float64],
     size_m: Sequence[float],
-    robot_radius_m: float,
-    goal_radius_m: float,
+    radii_m: Sequence[float],
     only: int | None = None,
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32]]:
-    """Images (n, 64, 64, 3) and numbers (n, 9) of all robots, or of one `only`."""
+    """Images (n, 64, 64, 3) and numbers (n, 9) of all robots, or of one `only`; radii of a robot and of a goal."""

@@ -46,17 +46,16 @@ type Perceptions<'py> = (Bound<'py, PyArray4<u8>>, Bound<'py, PyArray2<f32>>);
 type Pixel = [f32; 2];
 
 /// Every robot's image and numbers, or those of one `only`: (n, 64, 64, 3) uint8 and (n, 9) float32. Who has ended sees,
-/// but is not seen.
+/// but is not seen. `radii_m` are a robot's and a goal's.
 #[pyfunction]
-#[pyo3(signature = (robots, status, obstacles, size_m, robot_radius_m, goal_radius_m, only=None))]
+#[pyo3(signature = (robots, status, obstacles, size_m, radii_m, only=None))]
 pub fn perceive<'py>(
     py: Python<'py>,
     robots: PyReadonlyArray2<'py, f64>,
     status: PyReadonlyArray1<'py, u8>,
     obstacles: PyReadonlyArray2<'py, f64>,
     size_m: [f64; 2],
-    robot_radius_m: f64,
-    goal_radius_m: f64,
+    radii_m: [f64; 2],
     only: Option<usize>,
 ) -> PyResult<Perceptions<'py>> {
     let count = robots.shape()[0];
@@ -83,8 +82,8 @@ pub fn perceive<'py>(
             .map(Obstacle::read)
             .collect(),
         size_m,
-        robot_radius_m,
-        goal_radius_m,
+        robot_radius_m: radii_m[0],
+        goal_radius_m: radii_m[1],
     };
     let images = PyArray4::<u8>::zeros(py, [seeing.len(), SIDE, SIDE, CHANNELS], false);
     let vectors = PyArray2::<f32>::zeros(py, [seeing.len(), VECTOR], false);

@@ -295,8 +295,7 @@ class Navigation(ParallelEnv[str, Any, Any]):
             self._status,
             self._obstacles,
             [task.width_m, task.height_m],
-            task.robot_radius_m,
-            task.goal_radius_m,
+            [task.robot_radius_m, task.goal_radius_m],
             only,
         )
 
