@@ -41,7 +41,7 @@ impl Session {
     /// [`Error::NothingToRun`] and [`Error::Unfit`] where policy and team do not go together.
     pub fn new(mut team: Team, policy: &Policy, options: &Options) -> Result<Session, Error> {
         let started = time::Instant::now();
-        let policy = setup::overridden(policy, &team.policy);
+        let policy = team.policy.apply(policy);
         let mut air = Air::new(setup::config(&team, &policy), options.seed);
         let schedule = match &policy.schedwifi {
             Some(config) => {

@@ -1,4 +1,4 @@
-//! What a policy makes of a team's channel, and what the team file replaces of the policy.
+//! What a policy makes of a team's channel.
 
 use coorp_air::phy::{SIFS, SLOT};
 use coorp_air::{AccessCategory, Config};
@@ -6,7 +6,7 @@ use coorp_core::policy::Policy;
 use coorp_core::{Duration, Instant, RobotId};
 use coorp_scene::Scene;
 pub(crate) use coorp_scene::{category, robot, station, MOVE_EVERY};
-use coorp_team::{PolicyOverrides, Team};
+use coorp_team::Team;
 
 /// Messages longer than this count as this long where their time on the air is estimated.
 const MESSAGE_BYTES_MAX: u32 = 1 << 20;
@@ -51,45 +51,4 @@ fn burst(team: &Team, policy: &Policy, bytes: u64, link: impl Fn(RobotId) -> (Ro
         .map(RobotId)
         .filter(|robot| *robot != team.leader);
     others.map(exchange).fold(Duration::ZERO, |sum, time| sum + time)
-}
-
-/// The policy with what the team file's `[policy]` replaces of it.
-pub(crate) fn overridden(policy: &Policy, overrides: &PolicyOverrides) -> Policy {
-    let mut policy = policy.clone();
-    replace(&mut policy.ack_every, overrides.ack_every);
-    replace(&mut policy.rts_over, overrides.rts_over);
-    if let Some(global) = &mut policy.global {
-        replace(&mut global.limit, overrides.limit);
-        replace(&mut global.slice, overrides.slice);
-        replace(&mut global.lease, overrides.lease);
-    }
-    if let Some(local) = &mut policy.local {
-        replace(&mut local.accuracy, overrides.accuracy);
-        replace(&mut local.extension, overrides.extension);
-        replace(&mut local.protection_percentile, overrides.protection_percentile);
-        replace(
-            &mut local.protection_percentile_max,
-            overrides.protection_percentile_max.map(Some),
-        );
-        replace(
-            &mut local.completion_samples,
-            overrides.completion_samples.map(usize::from),
-        );
-        replace(&mut local.completions_stale, overrides.completions_stale.map(Some));
-        replace(&mut local.early_release, overrides.early_release);
-        replace(&mut local.command_windows, overrides.command_windows);
-        replace(&mut local.shared_windows, overrides.shared_windows);
-        replace(&mut local.steered_phases, overrides.steered_phases);
-        replace(&mut local.window_share_max, overrides.window_share_max);
-        replace(&mut local.transmit_status, overrides.transmit_status);
-        replace(&mut local.resend_lost, overrides.resend_lost);
-        replace(&mut local.backlog_max, overrides.backlog_max.map(Some));
-    }
-    policy
-}
-
-fn replace<T>(value: &mut T, by: Option<T>) {
-    if let Some(by) = by {
-        *value = by;
-    }
 }

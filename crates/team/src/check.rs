@@ -21,6 +21,7 @@ impl Team {
         self.check_interfaces()?;
         self.check_events()?;
         self.check_flows()?;
+        self.check_live()?;
         if let Some(control) = &self.control {
             ensure(control.period > Duration::ZERO, || {
                 "the control period is zero".to_owned()
@@ -83,6 +84,23 @@ impl Team {
             })?;
         }
         ensure(usize::from(self.leader.0) < count, || "no robot leads".to_owned())
+    }
+
+    fn check_live(&self) -> Result<(), String> {
+        for robot in &self.robots {
+            let ports = rules::PORT_RANGE.contains(&robot.port.unwrap_or(self.live.port));
+            ensure(ports, || format!("the ports of \"{}\" are out of range", robot.name))?;
+            for interface in &robot.interfaces {
+                rules::interface(interface).map_err(|(message, _)| message)?;
+            }
+            let paths = [robot.interfaces.len(), robot.addresses.len()];
+            let matched = paths.contains(&0) || paths[0] == paths[1];
+            ensure(matched && paths.iter().all(|paths| *paths <= rules::PATHS_MAX), || {
+                format!("interfaces and addresses of \"{}\" do not match", robot.name)
+            })?;
+        }
+        let clash = rules::ports_clash(&self.robots, self.live.port).is_some();
+        ensure(!clash, || "two robots have the same address and ports".to_owned())
     }
 
     fn check_air(&self, air: &Air) -> Result<(), String> {

@@ -5,6 +5,7 @@
 //!
 //! Left out: includes, variables, and anything that belongs to a run (policy, duration, seed).
 
+mod apply;
 mod check;
 mod model;
 mod problem;
@@ -16,8 +17,8 @@ mod units;
 mod wnic;
 
 pub use model::{
-    Air, Category, Change, Control, Edca, Event, Flow, Interface, Learning, Link, LinkRate, PolicyOverrides,
-    RateOverride, RateSource, Robot, Standard, Sync, Team, Traffic, Transport, Wnic,
+    Air, Category, Change, Control, Edca, Event, Flow, Interface, Learning, Link, LinkRate, Live, PolicyOverrides,
+    RateOverride, RateSource, Robot, Standard, Sync, Team, Traffic, Transport, Wnic, PORTS,
 };
 pub use problem::LoadError;
 pub use recorded::Recorded;

@@ -5,6 +5,8 @@
 
 use crate::recorded::Recorded;
 use coorp_core::{Duration, RobotId};
+use std::net::IpAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// The fastest MCS that every standard has at every width and number of streams.
@@ -33,6 +35,8 @@ pub struct Team {
     pub flows: Vec<Flow>,
     /// Replaces parts of the named policies.
     pub policy: PolicyOverrides,
+    /// How the robots find and trust each other on real networks.
+    pub live: Live,
 }
 
 /// One robot.
@@ -56,6 +60,24 @@ pub struct Robot {
     pub phase: Option<Duration>,
     /// Its clock minus the leader's, nanoseconds.
     pub clock_skew_ns: i64,
+    /// Network interfaces that control goes over, best first; none: whichever the kernel chooses.
+    pub interfaces: Vec<String>,
+    /// Addresses that the others reach it at, one an interface where both are given; none: found by multicast.
+    pub addresses: Vec<IpAddr>,
+    /// First of its [`PORTS`] ports, where it is not the team's.
+    pub port: Option<u16>,
+}
+
+/// Ports that a live robot listens on, from its `port` on.
+pub const PORTS: u16 = 16;
+
+/// `[live]`: the team on real sockets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Live {
+    /// First of the ports that every robot listens on; default 7460.
+    pub port: u16,
+    /// Folder of the team's keys; default `keys` beside the team file.
+    pub keys: PathBuf,
 }
 
 /// What a robot or a link says of its rate; `None` leaves it to the next wider description.
@@ -441,6 +463,18 @@ impl Air {
 }
 
 impl Team {
+    /// First of the ports that a robot listens on.
+    pub fn port(&self, robot: RobotId) -> u16 {
+        let own = self.robots.get(usize::from(robot.0)).and_then(|robot| robot.port);
+        own.unwrap_or(self.live.port)
+    }
+
+    /// The robot of this name.
+    pub fn robot_named(&self, name: &str) -> Option<RobotId> {
+        let at = self.robots.iter().position(|robot| robot.name == name)?;
+        u16::try_from(at).ok().map(RobotId)
+    }
+
     /// The rate from one robot to another: what `[[air.link]]` says, else the sender, else `[air]`, else the
     /// positions, else MCS 7. `None` where a robot does not exist. Events are left out, and so are other interfaces
     /// than `wlan0`: see `Team::rate_on`.

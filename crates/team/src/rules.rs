@@ -3,7 +3,8 @@
 //! MCS by IEEE 802.11-2020, 19.5 (HT) and 21.5 (VHT), and IEEE 802.11ax-2021, 27.5 (HE). Left out: unequal
 //! modulation, 160 MHz, HE's dual carrier modulation.
 
-use crate::model::Standard;
+use crate::model::{Robot, Standard, PORTS};
+use std::collections::HashMap;
 
 /// Robots in a team at most.
 pub(crate) const ROBOTS_MAX: usize = 1_000;
@@ -24,6 +25,11 @@ pub(crate) const CHANNELS: [u16; 28] = [
 ];
 /// Characters of a name at most.
 pub(crate) const NAME_CHARS_MAX: usize = 64;
+
+/// Paths, that is interfaces, of a robot at most.
+pub(crate) const PATHS_MAX: usize = 4;
+/// Ports that a robot may begin at: above the privileged ones, and with room for all of them.
+pub(crate) const PORT_RANGE: std::ops::RangeInclusive<u16> = 1_024..=u16::MAX - PORTS;
 
 /// What is wrong, and what to do about it.
 pub(crate) type Fault = (String, String);
@@ -88,6 +94,35 @@ pub(crate) fn name(name: &str) -> Result<(), Fault> {
         ));
     }
     Ok(())
+}
+
+/// Whether Linux may call an interface so.
+pub(crate) fn interface(name: &str) -> Result<(), Fault> {
+    const BYTES_MAX: usize = 15;
+    // A semicolon or a hash would end the name in an address of the fabric.
+    let fits = |c: char| c.is_ascii_graphic() && !matches!(c, '/' | ':' | ';' | '#' | '?' | '=');
+    if name.is_empty() || name.len() > BYTES_MAX || !name.chars().all(fits) || matches!(name, "." | "..") {
+        let message = format!("\"{}\" cannot be an interface", crate::units::clip(name));
+        return Err((message, "`ip link` shows this machine's, such as \"wlan0\"".to_owned()));
+    }
+    Ok(())
+}
+
+/// The first two robots, the later one first, that would listen at the same address on the same ports.
+pub(crate) fn ports_clash(robots: &[Robot], port: u16) -> Option<(usize, usize)> {
+    let mut taken: HashMap<_, Vec<(u16, usize)>> = HashMap::new();
+    for (index, robot) in robots.iter().enumerate() {
+        let from = robot.port.unwrap_or(port);
+        for address in &robot.addresses {
+            let there = taken.entry(address).or_default();
+            let near = |(other, _): &&(u16, usize)| other.abs_diff(from) < PORTS;
+            if let Some((_, other)) = there.iter().find(near) {
+                return Some((index, *other));
+            }
+            there.push((from, index));
+        }
+    }
+    None
 }
 
 #[cfg(test)]

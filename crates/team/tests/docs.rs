@@ -32,6 +32,7 @@ fn every_key_is_on_the_page() {
         "[learning]\n",
         "[[flow]]\n",
         "[policy]\n",
+        "[live]\n",
     ];
     for table in tables {
         let shown = coorp_team::parse(&format!("{robots}{table}qqqqqqqq = 1\n"), "t.toml", Path::new(""));

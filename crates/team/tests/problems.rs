@@ -542,3 +542,53 @@ fn files() {
         .to_string()
         .contains("is larger than 1 MiB"));
 }
+
+#[test]
+fn a_network_that_cannot_be_is_named() {
+    with("[live]\nport = 80\n", &["`port` is 80, outside 1024 to", ":12:8"]);
+    with("[live]\nkeyz = \"k\"\n", &["did you mean `keys`?"]);
+    let robot = |text: &str| format!("{TEAM}{text}\n");
+    one(
+        &robot("addresses = [\"10.0.0.300\"]"),
+        &["\"10.0.0.300\" is no IP address", "names are not looked up"],
+    );
+    one(&robot("addresses = [\"0.0.0.0\"]"), &["0.0.0.0 is no robot's address"]);
+    one(&robot("addresses = [\"::1\", \"::1\"]"), &["::1 is there twice"]);
+    one(
+        &robot("addresses = \"10.0.0.1\""),
+        &["`addresses` is a text, not a list of texts"],
+    );
+    one(
+        &robot("interfaces = [7]"),
+        &["`interfaces` holds a whole number, not a text"],
+    );
+    one(
+        &robot("interfaces = [\"wlan0#dscp=0\"]"),
+        &["cannot be an interface", "`ip link`"],
+    );
+    one(
+        &robot("interfaces = [\"wlan0\", \"wlan1\"]\naddresses = [\"10.0.0.1\"]"),
+        &["2 interfaces and 1 addresses", ":12:13"],
+    );
+    let both = TEAM
+        .replace('#', "")
+        .replacen("name = \"alpha\"", "name = \"alpha\"\naddresses = [\"10.0.0.1\"]", 1);
+    one(
+        &format!("{both}addresses = [\"10.0.0.1\"]\nport = 7470\n"),
+        &["two robots have the same address and ports", "at least 16 apart"],
+    );
+}
+
+#[test]
+fn a_live_team_is_read_with_its_defaults() {
+    let text = format!("{TEAM}interfaces = [\"wlan0\"]\naddresses = [\"10.0.0.2\"]\nport = 7600\n");
+    let team = parse(&text, "team.toml", Path::new("/team")).unwrap();
+    assert_eq!(
+        (team.live.port, team.live.keys.as_path()),
+        (7460, Path::new("/team/keys"))
+    );
+    let (alpha, bravo) = (team.robot_named("alpha").unwrap(), team.robot_named("bravo").unwrap());
+    assert_eq!((team.port(alpha), team.port(bravo)), (7460, 7600));
+    assert_eq!(team.robots[1].interfaces, ["wlan0"]);
+    assert_eq!(team.robot_named("charlie"), None);
+}

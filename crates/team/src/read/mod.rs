@@ -8,6 +8,7 @@ mod control;
 mod event;
 mod flow;
 mod interface;
+mod live;
 mod policy;
 mod robot;
 
@@ -48,6 +49,8 @@ pub(crate) fn team(mut sheet: Sheet<'_>, stem: &str, base: &Path) -> Option<Team
         .chain(interfaces.iter().map(|interface| &interface.air))
         .collect();
     let events = event::events(&mut sheet, &roster, &airs);
+    let live = live::live(&mut sheet, base);
+    live::check_ports(&robot_sheets, &robots, &live);
     robot::check_against(
         &robot_sheets,
         &robots,
@@ -68,6 +71,7 @@ pub(crate) fn team(mut sheet: Sheet<'_>, stem: &str, base: &Path) -> Option<Team
         learning,
         flows,
         policy,
+        live,
     })
 }
 

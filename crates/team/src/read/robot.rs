@@ -1,6 +1,6 @@
 //! `[[robot]]`: who is in the team, and who leads.
 
-use super::{robot_id, sole_leader, unique_name, Roster, HOUR, SECOND};
+use super::{live, robot_id, sole_leader, unique_name, Roster, HOUR, SECOND};
 use crate::model::{Air, Control, RateOverride, Robot};
 use crate::rules;
 use crate::sheet::Sheet;
@@ -15,6 +15,7 @@ pub(super) fn robots<'t>(sheets: &mut [Sheet<'t>]) -> (Vec<Robot>, Roster<'t>) {
     for (index, sheet) in sheets.iter_mut().enumerate() {
         let name = unique_name(sheet, &mut taken);
         roster.entry(name).or_insert(robot_id(index));
+        let (interfaces, addresses, port) = live::network(sheet);
         robots.push(Robot {
             name: name.to_owned(),
             leader: sheet.flag("leader").unwrap_or(false),
@@ -25,6 +26,9 @@ pub(super) fn robots<'t>(sheets: &mut [Sheet<'t>]) -> (Vec<Robot>, Roster<'t>) {
             training: sheet.duration("training", Duration::ZERO..=HOUR),
             phase: sheet.duration("phase", Duration::ZERO..=SECOND * 10),
             clock_skew_ns: sheet.signed_duration("clock_skew", HOUR).unwrap_or(0),
+            interfaces,
+            addresses,
+            port,
         });
         movement(sheet);
         sheet.finish();

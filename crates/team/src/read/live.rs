@@ -1,0 +1,95 @@
+//! `[live]` and what a `[[robot]]` says of its network: interfaces, addresses, ports, keys.
+
+use crate::model::{Live, Robot, PORTS};
+use crate::rules;
+use crate::sheet::Sheet;
+use std::net::IpAddr;
+use std::path::Path;
+
+/// Not among the registered ports of other robotics middleware.
+const PORT_DEFAULT: u16 = 7_460;
+
+pub(super) fn live(root: &mut Sheet<'_>, base: &Path) -> Live {
+    let default = Live {
+        port: PORT_DEFAULT,
+        keys: base.join("keys"),
+    };
+    let Some(mut sheet) = root.table("live", "[live]") else {
+        return default;
+    };
+    let live = Live {
+        port: sheet.integer("port", rules::PORT_RANGE).unwrap_or(default.port),
+        keys: sheet.string("keys").map_or(default.keys, |(keys, _)| base.join(keys)),
+    };
+    sheet.finish();
+    live
+}
+
+/// `interfaces`, `addresses` and `port` of a robot.
+pub(super) fn network(sheet: &mut Sheet<'_>) -> (Vec<String>, Vec<IpAddr>, Option<u16>) {
+    let port = sheet.integer("port", rules::PORT_RANGE);
+    let (problems, file) = sheet.problems();
+    let mut interfaces = Vec::new();
+    for (name, span) in sheet.strings("interfaces", rules::PATHS_MAX, "[\"wlan0\", \"wlan1\"]") {
+        if let Err((message, mend)) = rules::interface(name) {
+            problems.add(file, span, message, mend);
+        } else if interfaces.iter().any(|known| known == name) {
+            problems.add(
+                file,
+                span,
+                format!("\"{name}\" is there twice"),
+                "name each interface once",
+            );
+        } else {
+            interfaces.push(name.to_owned());
+        }
+    }
+    let mut addresses = Vec::new();
+    for (text, span) in sheet.strings("addresses", rules::PATHS_MAX, "[\"10.0.0.2\"]") {
+        match text.parse::<IpAddr>() {
+            Ok(address) if address.is_multicast() || address.is_unspecified() => {
+                let mend = "write the address that the others reach this robot at";
+                problems.add(file, span, format!("{address} is no robot's address"), mend);
+            }
+            Ok(address) if addresses.contains(&address) => {
+                problems.add(
+                    file,
+                    span,
+                    format!("{address} is there twice"),
+                    "write each address once",
+                );
+            }
+            Ok(address) => addresses.push(address),
+            Err(_) => {
+                let message = format!("\"{}\" is no IP address", crate::units::clip(text));
+                problems.add(
+                    file,
+                    span,
+                    message,
+                    "write it like \"10.0.0.2\" or \"fd00::2\"; names are not looked up",
+                );
+            }
+        }
+    }
+    let both = sheet.has("interfaces") && sheet.has("addresses") && sheet.sound();
+    if both && interfaces.len() != addresses.len() {
+        let message = format!("{} interfaces and {} addresses", interfaces.len(), addresses.len());
+        let mend = "give each interface its address, in the same order, or leave one of the lists out";
+        sheet.problem("addresses", message, mend);
+    }
+    (interfaces, addresses, port)
+}
+
+/// A problem where two robots would take the same ports of one address.
+pub(super) fn check_ports(sheets: &[Sheet<'_>], robots: &[Robot], live: &Live) {
+    let Some((later, earlier)) = rules::ports_clash(robots, live.port) else {
+        return;
+    };
+    if let (Some(sheet), Some(other)) = (sheets.get(later), sheets.get(earlier)) {
+        let (problems, file) = sheet.problems();
+        let pair = (other.span_of("addresses"), "the first is here");
+        let mend = format!("set `port` of robots that share an address at least {PORTS} apart");
+        let message = "two robots have the same address and ports";
+        problems.add_pair(file, sheet.span_of("addresses"), pair, message, mend);
+    }
+}
