@@ -12,6 +12,7 @@
 
 pub mod arrival;
 pub mod capacity;
+pub mod clock;
 pub mod failover;
 pub mod gate;
 pub mod id;
