@@ -1,7 +1,7 @@
 //! The `coorp` command: reads a team file and hands it to the simulator, the emulator, the planner or the checker.
 //!
 //! One file a command; each is thin. What is decided here is only how a person meets the machine: options,
-//! messages, tables, the report, exit codes. Left out: everything that the robots' agents need.
+//! messages, tables, the report, exit codes.
 //!
 //! A library and a program: the `coorp` of the Python package is this library too (`crates/py`), and its native
 //! module says no to bad input in the same words.
@@ -13,6 +13,8 @@ mod emu;
 pub mod failure;
 mod import;
 pub mod jobs;
+#[cfg(feature = "live")]
+mod live;
 mod notes;
 pub mod number;
 mod output;
@@ -57,6 +59,15 @@ enum Command {
     Check(check::Args),
     /// Make a team file of a recording (MCAP or ROS 2 bag)
     Import(import::Args),
+    /// Make the team's keys
+    #[cfg(feature = "live")]
+    Keys(live::keys::Args),
+    /// Take part in a team as one of its robots
+    #[cfg(feature = "live")]
+    Up(live::up::Args),
+    /// Show what a live team does
+    #[cfg(feature = "live")]
+    Watch(live::watch::Args),
     /// Let the robots learn while they drive (of the Python package)
     #[command(disable_help_flag = true)]
     Learn {
@@ -85,6 +96,12 @@ pub fn run(arguments: &[OsString]) -> u8 {
         Command::Plan(args) => plan::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Import(args) => import::run(&args),
+        #[cfg(feature = "live")]
+        Command::Keys(args) => live::keys::run(&args),
+        #[cfg(feature = "live")]
+        Command::Up(args) => live::up::run(&args),
+        #[cfg(feature = "live")]
+        Command::Watch(args) => live::watch::run(&args),
         Command::Learn { .. } => Err(Failure::Input(LEARN_IS_ELSEWHERE.to_owned())),
     };
     match outcome {

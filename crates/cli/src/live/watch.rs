@@ -1,0 +1,199 @@
+//! `coorp watch`: who is here, who has permits, windows, paths, ages; once, or again and again.
+
+use std::io::{ErrorKind, Write};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use coorp_node::status::{Permit, Status};
+use coorp_node::watch::Watch;
+use coorp_team::Team;
+
+use super::{load, INSECURE};
+use crate::failure::Failure;
+use crate::output;
+use crate::table::{terminal_width, Sheet, DASH};
+
+/// Between two looks.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// How long robots are looked for by `--once` before those that are missing count as absent.
+const FIND_MAX: Duration = Duration::from_secs(3);
+
+/// Options of `coorp watch`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The team file (TOML)
+    #[arg(default_value = "team.toml")]
+    file: PathBuf,
+    /// Look once, print, and end: 0 where all robots are here, 1 where one is missing
+    #[arg(long)]
+    once: bool,
+    /// Without keys, as the robots run
+    #[arg(long)]
+    insecure: bool,
+}
+
+/// Runs `coorp watch`; without `--once` until it is stopped.
+///
+/// # Errors
+/// Where the operator's keys are missing, or, once, a robot is.
+pub fn run(args: &Args) -> Result<(), Failure> {
+    let team = load(&args.file)?;
+    if args.insecure {
+        output::note(INSECURE);
+    }
+    let watch = Watch::open(&team, args.insecure)?;
+    if args.once {
+        return once(&watch, &team);
+    }
+    let term = console::Term::stdout();
+    loop {
+        let began = Instant::now();
+        let text = view(&team, &watch.look()?);
+        if term.is_term() {
+            // A terminal that has gone ends the program at the next print.
+            let _ = term.clear_screen();
+        }
+        match std::io::stdout().lock().write_all(text.as_bytes()) {
+            // Whoever read along has seen enough.
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => return Ok(()),
+            _ => std::thread::sleep(LOOK_EVERY.saturating_sub(began.elapsed())),
+        }
+    }
+}
+
+fn once(watch: &Watch, team: &Team) -> Result<(), Failure> {
+    let began = Instant::now();
+    let mut here = watch.look()?;
+    while here.len() < team.robots.len() && began.elapsed() < FIND_MAX {
+        std::thread::sleep(LOOK_EVERY / 10);
+        here = watch.look()?;
+    }
+    output::print(&view(team, &here))?;
+    let missing: Vec<&str> = team.robots.iter().map(|robot| robot.name.as_str()).collect();
+    let missing: Vec<&str> = missing
+        .into_iter()
+        .filter(|name| here.iter().all(|status| status.robot != *name))
+        .collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    Err(Failure::Found(format!("failed: no answer from {}", missing.join(", "))))
+}
+
+/// The whole view as text.
+fn view(team: &Team, here: &[Status]) -> String {
+    let name = |place: &u16| {
+        team.robots
+            .get(usize::from(*place))
+            .map_or("?", |robot| robot.name.as_str())
+    };
+    let names = |places: &[u16]| match places {
+        [] => "nobody".to_owned(),
+        places => places.iter().map(name).collect::<Vec<_>>().join(", "),
+    };
+    let mut text = format!("{}: {} of {} robots\n", team.name, here.len(), team.robots.len());
+    for leader in here.iter().filter(|status| status.leads) {
+        let (holders, queue) = (names(&leader.holders), names(&leader.queue));
+        text += &format!("permits: {holders}; waiting: {queue}\n");
+    }
+    let titles = [
+        "robot",
+        "up",
+        "hears",
+        "permit",
+        "window",
+        "clock off",
+        "paths",
+        "refused",
+    ];
+    let row = |robot: &coorp_team::Robot| match here.iter().find(|status| status.robot == robot.name) {
+        Some(status) => row(status),
+        None => {
+            let mut row = vec![robot.name.clone(), "absent".to_owned()];
+            row.resize(titles.len(), DASH.to_owned());
+            row
+        }
+    };
+    let sheet = Sheet {
+        titles: titles.map(str::to_owned).to_vec(),
+        names: 1,
+        rows: team.robots.iter().map(row).collect(),
+    };
+    text += &sheet.layout(terminal_width());
+    if here.iter().any(|status| !status.secure) {
+        text += "WARNING: some run without keys (--insecure)\n";
+    }
+    text
+}
+
+fn row(status: &Status) -> Vec<String> {
+    let leads = if status.leads { " (leader)" } else { "" };
+    vec![
+        format!("{}{leads}", status.robot),
+        seconds(status.up_ms),
+        status.alive.len().to_string(),
+        match status.permit {
+            Permit::NotNeeded => "not needed",
+            Permit::Idle => DASH,
+            Permit::Waiting => "waits",
+            Permit::Holding => "holds",
+        }
+        .to_owned(),
+        match status.window_us {
+            Some((start, length)) if start > 0 => format!("in {} for {}", millis(start as f64), millis(length as f64)),
+            Some((start, length)) => format!("now, {} more", millis(length as f64 + start as f64)),
+            None => DASH.to_owned(),
+        },
+        match status.clock_ns {
+            Some((ahead, within)) => format!("{} +- {}", millis(ahead as f64 / 1e3), millis(within as f64 / 1e3)),
+            None => DASH.to_owned(),
+        },
+        status.paths.join(", "),
+        status.refused.total().to_string(),
+    ]
+}
+
+fn seconds(ms: u64) -> String {
+    format!("{:.0} s", ms as f64 / 1e3)
+}
+
+fn millis(us: f64) -> String {
+    format!("{:.1} ms", us / 1e3)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    #[test]
+    fn the_view_names_who_is_here_who_is_not_and_who_may_send() {
+        let text =
+            "[[robot]]\nname = \"base\"\nleader = true\n[[robot]]\nname = \"scout\"\n[[robot]]\nname = \"mule\"\n";
+        let team = coorp_team::parse(text, "fleet.toml", Path::new("")).unwrap();
+        let base = Status {
+            robot: "base".to_owned(),
+            leads: true,
+            secure: true,
+            holders: vec![2],
+            window_us: Some((-1_000, 4_000)),
+            ..Status::default()
+        };
+        let scout = Status {
+            robot: "scout".to_owned(),
+            permit: Permit::Waiting,
+            ..Status::default()
+        };
+        let shown = view(&team, &[base, scout]);
+        for part in [
+            "2 of 3 robots",
+            "permits: mule; waiting: nobody",
+            "now, 3.0 ms more",
+            "waits",
+            "absent",
+            "--insecure",
+        ] {
+            assert!(shown.contains(part), "no '{part}' in\n{shown}");
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! `coorp keys`, `up` and `watch` as their users run them: real processes on loopback.
+#![cfg(feature = "live")]
+#![allow(clippy::unwrap_used)] // a test may fail by panicking
+
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+
+struct Field {
+    folder: PathBuf,
+}
+
+impl Field {
+    /// A folder with a team of two on these ports and the 15 above each.
+    fn new(name: &str, ports: [u16; 2]) -> Field {
+        let folder = std::env::temp_dir().join(format!("coorp-live-{}-{name}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&folder);
+        std::fs::create_dir_all(&folder).unwrap();
+        let [base, scout] = ports;
+        let network = "addresses = [\"127.0.0.1\"]";
+        let team = format!(
+            "[[robot]]\nname = \"base\"\nleader = true\n{network}\nport = {base}\n\
+             [[robot]]\nname = \"scout\"\n{network}\nport = {scout}\n"
+        );
+        std::fs::write(folder.join("team.toml"), team).unwrap();
+        Field { folder }
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_coorp"));
+        command.args(arguments).current_dir(&self.folder);
+        command
+    }
+
+    fn run(&self, arguments: &[&str]) -> (Option<i32>, String, String) {
+        let Output { status, stdout, stderr } = self.command(arguments).output().unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        (status.code(), text(stdout), text(stderr))
+    }
+
+    fn up(&self, robot: &str) -> Up {
+        let mut child = self
+            .command(&["up", "--robot", robot])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.as_mut().unwrap())
+            .read_line(&mut line)
+            .unwrap();
+        assert!(line.contains("is up"), "{robot}: {line}");
+        Up(child)
+    }
+}
+
+impl Drop for Field {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+struct Up(Child);
+
+impl Drop for Up {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_team_comes_up_is_watched_and_a_missing_robot_is_named() {
+    let field = Field::new("up", [28_300, 28_320]);
+    let (code, _, said) = field.run(&["up", "--robot", "base"]);
+    assert_eq!(code, Some(2));
+    assert!(said.contains("coorp keys init"), "{said}");
+    let (code, made, _) = field.run(&["keys", "init"]);
+    assert_eq!(code, Some(0));
+    assert!(
+        made.contains("scout: keys/ca.pem keys/robots/scout.pem keys/robots/scout.key"),
+        "{made}"
+    );
+    let (code, _, said) = field.run(&["keys", "init", "team.toml"]);
+    assert_eq!(code, Some(2));
+    assert!(said.contains("stay as they are"), "{said}");
+
+    let _base = field.up("base");
+    let scout = field.up("scout");
+    let (code, shown, said) = field.run(&["watch", "--once"]);
+    assert_eq!((code, said.as_str()), (Some(0), ""), "{shown}");
+    assert!(
+        shown.contains("2 of 2 robots") && shown.contains("base (leader)"),
+        "{shown}"
+    );
+    let (code, _, said) = field.run(&["up", "--robot", "scout"]);
+    assert_eq!(code, Some(1));
+    assert!(said.contains("port 28320 is taken"), "{said}");
+    drop(scout);
+    let (code, shown, said) = field.run(&["watch", "--once"]);
+    assert_eq!(code, Some(1), "{shown}");
+    assert!(said.contains("no answer from scout"), "{said}");
+}
+
+#[test]
+fn without_keys_it_says_so_and_who_has_keys_does_not_see_it() {
+    let field = Field::new("insecure", [28_340, 28_360]);
+    field.run(&["keys", "init"]);
+    let mut base = field.command(&["up", "--robot", "base", "--insecure"]);
+    let mut base = Up(base.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap());
+    let mut line = String::new();
+    BufReader::new(base.0.stderr.as_mut().unwrap())
+        .read_line(&mut line)
+        .unwrap();
+    assert!(line.contains("WARNING: --insecure"), "{line}");
+    let (code, shown, _) = field.run(&["watch", "--once", "--insecure"]);
+    assert_eq!(code, Some(1));
+    assert!(shown.contains("1 of 2 robots") && shown.contains("WARNING"), "{shown}");
+    let (_, shown, _) = field.run(&["watch", "--once"]);
+    assert!(shown.contains("0 of 2 robots"), "{shown}");
+}

@@ -1,0 +1,352 @@
+//! All that one live robot decides, in one place: its side of the permits, on the leader the controller, arrival models
+//! and protection windows, the gate, the leader's clock.
+//!
+//! The decisions are `coorp-core`'s. This module tells them what happened and gathers what they want done; it has no
+//! clock, socket or thread either, so its tests run in virtual time. Callers hold it behind one lock.
+//!
+//! Of the policy's switches some need what a live robot does not know yet and are off here: that a control message has
+//! left the card (early release, resending), and who awaits which command (windows for commands, steered phases).
+
+use std::collections::VecDeque;
+
+use coorp_core::arrival::{ArrivalConfig, TimeModel};
+use coorp_core::clock::{ClockEstimate, Offset};
+use coorp_core::gate::{CompletionTable, Gate, Verdict};
+use coorp_core::permits::{Controller, ControllerAction, Message, Requester, RequesterAction};
+use coorp_core::policy::{LocalConfig, Policy};
+use coorp_core::windows::{PlannerConfig, Window, WindowAction, WindowPlanner};
+use coorp_core::{Duration, FlowId, Instant, RobotId};
+use coorp_team::Team;
+
+/// Control topics that one robot publishes at most.
+pub(crate) const TOPICS_MAX: usize = 64;
+/// Deepest queue that completion times are kept for.
+const DEPTH_MAX: usize = 512;
+/// Where the policy leaves it open: a gate that closes has no more than this on its way.
+const BACKLOG_MAX: Duration = Duration::from_millis(1);
+/// Between two questions for the leader's clock; shorter while little is known.
+const ASK_TIME_EVERY: Duration = Duration::from_secs(1);
+const ASK_TIME_FIRST: Duration = Duration::from_millis(50);
+const ASKED_QUICKLY: u32 = 8;
+/// Flows of other robots in the planner come after our own.
+const SHARED: u32 = 1 << 16;
+
+/// What a robot wants done.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Action {
+    /// Tell the controller.
+    ToController(Message),
+    /// As the controller: tell a robot.
+    ToRobot(RobotId, Message),
+    /// Bulk may be, or must no longer be, sent.
+    Permitted(bool),
+    /// The gate opens: bulk asks again.
+    Resume,
+    /// Ask for the leader's clock.
+    AskTime,
+}
+
+/// What a robot's permit is like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PermitState {
+    /// The policy has none.
+    NotNeeded,
+    /// There is no bulk.
+    Idle,
+    Waiting,
+    Holding,
+}
+
+#[derive(Debug)]
+pub(crate) struct Brain {
+    leader: RobotId,
+    me: RobotId,
+    requester: Option<Requester>,
+    controller: Option<Controller>,
+    local: Option<LocalConfig>,
+    planner: Option<WindowPlanner>,
+    gate: Option<Gate>,
+    flows: u32,
+    leaders_clock: ClockEstimate,
+    ask_time_at: Instant,
+    asked_time: u32,
+    actions: VecDeque<Action>,
+}
+
+impl Brain {
+    pub fn new(team: &Team, policy: &Policy, me: RobotId, incarnation: u32, now: Instant) -> Self {
+        let global = policy.global.clone();
+        let controller = global.clone().filter(|_| me == team.leader);
+        let planner = policy.local.as_ref().map(|local| {
+            WindowPlanner::new(PlannerConfig {
+                extension: local.extension,
+                early_release: false,
+                share_max: local.window_share_max,
+                flows_max: team.robots.len() * TOPICS_MAX + TOPICS_MAX,
+            })
+        });
+        Brain {
+            leader: team.leader,
+            me,
+            requester: global.map(|config| Requester::new(me, config, incarnation)),
+            // Whoever led before may have granted permits that still last.
+            controller: controller.map(|config| Controller::recovering(config, incarnation, now)),
+            gate: policy.local.as_ref().map(gate),
+            local: policy.local.clone(),
+            planner,
+            flows: 0,
+            leaders_clock: ClockEstimate::default(),
+            ask_time_at: now,
+            asked_time: 0,
+            actions: VecDeque::new(),
+        }
+    }
+
+    // --- permits ----------------------------------------------------------------------------------------------
+
+    /// Bulk waits to be sent, or none is left.
+    pub fn want_bulk(&mut self, wants: bool, now: Instant) {
+        if let Some(requester) = &mut self.requester {
+            if wants {
+                requester.want(now);
+            } else {
+                requester.done(now);
+            }
+        }
+        self.gather();
+    }
+
+    /// The controller says. Answers `false` for a grant that was not asked for, or no longer.
+    pub fn on_controller_says(&mut self, message: Message, now: Instant) -> bool {
+        let Some(requester) = &mut self.requester else {
+            return false;
+        };
+        self.actions.extend(std::iter::from_fn(|| requester.poll()).map(wanted));
+        let before = self.actions.len();
+        requester.on_message(message, now);
+        self.gather();
+        match message {
+            Message::Grant { token, .. } => {
+                let back = Action::ToController(Message::Release { token });
+                !self.actions.iter().skip(before).any(|action| *action == back)
+            }
+            Message::Refuse { .. } => true,
+            Message::Request { .. } | Message::Release { .. } | Message::Renew { .. } => false,
+        }
+    }
+
+    /// As the controller: a robot says. Answers `false` where this robot is none.
+    pub fn on_robot_says(&mut self, from: RobotId, message: Message, now: Instant) -> bool {
+        let Some(controller) = &mut self.controller else {
+            return false;
+        };
+        controller.on_message(from, message, now);
+        self.gather();
+        true
+    }
+
+    /// A robot's token is gone: it has stopped, or there is no way to it.
+    pub fn on_gone(&mut self, robot: RobotId, now: Instant) {
+        if let Some(controller) = &mut self.controller {
+            controller.on_gone(robot, now);
+        }
+        if let Some(requester) = self.requester.as_mut().filter(|_| robot == self.leader) {
+            requester.on_controller_gone(now);
+        }
+        if let Some(planner) = &mut self.planner {
+            for topic in 0..TOPICS_MAX {
+                planner.remove_flow(shared(robot, topic));
+            }
+        }
+        self.gather();
+    }
+
+    pub fn permit(&self, now: Instant) -> PermitState {
+        match &self.requester {
+            None => PermitState::NotNeeded,
+            Some(requester) if requester.may_send(now) => PermitState::Holding,
+            Some(requester) if requester.is_active() => PermitState::Waiting,
+            Some(_) => PermitState::Idle,
+        }
+    }
+
+    /// As the controller: who holds permits and who waits for one.
+    pub fn granted(&self) -> (Vec<RobotId>, Vec<RobotId>) {
+        let controller = self.controller.as_ref();
+        let holders = controller.map(|controller| controller.holders().collect());
+        let queue = controller.map(|controller| controller.queue().collect());
+        (holders.unwrap_or_default(), queue.unwrap_or_default())
+    }
+
+    // --- control ----------------------------------------------------------------------------------------------
+
+    /// A control flow of this robot, with the period that its publisher declares. `None` once there are too many.
+    pub fn add_flow(&mut self, period: Option<Duration>) -> Option<FlowId> {
+        if self.flows as usize >= TOPICS_MAX {
+            return None;
+        }
+        let id = FlowId(self.flows);
+        self.flows += 1;
+        if let (Some(planner), Some(local)) = (&mut self.planner, &self.local) {
+            let config = ArrivalConfig {
+                accuracy: local.accuracy,
+                deviation: local.deviation,
+                refit_interval: local.refit_interval,
+                samples_max: local.model_samples,
+                period,
+            };
+            // The planner has room for every flow of every robot.
+            planner.add_flow(id, config).ok()?;
+        }
+        Some(id)
+    }
+
+    /// This robot makes a control message.
+    pub fn on_control(&mut self, flow: FlowId, now: Instant) {
+        if let Some(planner) = &mut self.planner {
+            planner.on_message(flow, now);
+            planner.on_message_sent(flow, now);
+        }
+        self.gather();
+    }
+
+    /// What is known of a flow of this robot, to be told to the others on the leader's clock: where that is known.
+    pub fn time_model(&self, flow: FlowId, now: Instant) -> Option<TimeModel> {
+        let model = self.planner.as_ref()?.time_model(flow)?;
+        let phase = match self.leaders_clock(now) {
+            Some((_, offset)) => offset.theirs(model.phase),
+            None => return None,
+        };
+        Some(TimeModel { phase, ..model })
+    }
+
+    // --- clocks -----------------------------------------------------------------------------------------------
+
+    /// The leader's clock; the leader's own is no way off.
+    pub fn leaders_clock(&self, now: Instant) -> Option<(u64, Offset)> {
+        self.leaders_clock.offset(now)
+    }
+
+    /// The leader said what time it is.
+    pub fn on_time(&mut self, clock: u64, times: [Instant; 4]) {
+        let [sent_at, received_at, answered_at, back_at] = times;
+        self.leaders_clock
+            .on_exchange(clock, sent_at, received_at, answered_at, back_at);
+    }
+
+    // --- the gate ---------------------------------------------------------------------------------------------
+
+    /// Whether a bulk datagram may go into the kernel, where `n` are on their way. Where not, `Resume` tells when to
+    /// ask again, but for a hold without a time: then the next completion does.
+    pub fn may_pass(&mut self, n: usize, now: Instant) -> bool {
+        let permitted = self.requester.as_ref().is_none_or(|requester| requester.may_send(now));
+        permitted
+            && self
+                .gate
+                .as_mut()
+                .is_none_or(|gate| gate.on_dequeue(n, now) == Verdict::Pass)
+    }
+
+    /// A bulk datagram is through that found `n` before it when it entered the kernel.
+    pub fn on_complete(&mut self, n: usize, entered_at: Instant, now: Instant) {
+        if let Some(gate) = &mut self.gate {
+            gate.on_complete(n, entered_at, now);
+        }
+        self.gather();
+    }
+
+    /// The window that bulk keeps out of, and whether the gate holds bulk now.
+    pub fn window(&self) -> (Window, bool) {
+        self.gate
+            .as_ref()
+            .map_or((Window::NONE, false), |gate| (gate.window(), gate.is_paused()))
+    }
+
+    // --- being driven -----------------------------------------------------------------------------------------
+
+    pub fn on_deadline(&mut self, now: Instant) {
+        if let Some(requester) = &mut self.requester {
+            requester.on_deadline(now);
+        }
+        if let Some(controller) = &mut self.controller {
+            controller.on_deadline(now);
+        }
+        if let Some(planner) = &mut self.planner {
+            planner.on_deadline(now);
+        }
+        if let Some(gate) = &mut self.gate {
+            gate.on_deadline(now);
+        }
+        if now >= self.ask_time_at {
+            let known = self.asked_time >= ASKED_QUICKLY;
+            self.ask_time_at = now + if known { ASK_TIME_EVERY } else { ASK_TIME_FIRST };
+            self.asked_time = self.asked_time.saturating_add(1);
+            self.actions.push_back(Action::AskTime);
+        }
+        self.gather();
+    }
+
+    pub fn next_deadline(&self) -> Instant {
+        let deadlines = [
+            self.requester.as_ref().and_then(Requester::next_deadline),
+            self.controller.as_ref().and_then(Controller::next_deadline),
+            self.planner.as_ref().and_then(WindowPlanner::next_deadline),
+            self.gate.as_ref().and_then(Gate::next_deadline),
+        ];
+        deadlines.into_iter().flatten().fold(self.ask_time_at, Instant::min)
+    }
+
+    /// The next thing to do, until `None`.
+    pub fn poll(&mut self) -> Option<Action> {
+        self.actions.pop_front()
+    }
+
+    /// Whether something is to be done, or is to be done earlier than `at`.
+    pub fn is_pressing(&self, at: Instant) -> bool {
+        !self.actions.is_empty() || self.next_deadline() < at
+    }
+
+    fn gather(&mut self) {
+        while let Some(action) = self.planner.as_mut().and_then(WindowPlanner::poll) {
+            let window = match action {
+                WindowAction::Set(window) => window,
+                WindowAction::Clear => Window::NONE,
+            };
+            if let Some(gate) = &mut self.gate {
+                gate.on_window(window);
+            }
+        }
+        if self.gate.as_mut().is_some_and(|gate| gate.poll().is_some()) {
+            self.actions.push_back(Action::Resume);
+        }
+        if let Some(requester) = &mut self.requester {
+            self.actions.extend(std::iter::from_fn(|| requester.poll()).map(wanted));
+        }
+        if let Some(controller) = &mut self.controller {
+            let answers = std::iter::from_fn(|| controller.poll());
+            self.actions
+                .extend(answers.map(|ControllerAction::Send { to, message }| Action::ToRobot(to, message)));
+        }
+    }
+}
+
+fn wanted(action: RequesterAction) -> Action {
+    match action {
+        RequesterAction::Send(message) => Action::ToController(message),
+        RequesterAction::Started => Action::Permitted(true),
+        RequesterAction::Stopped => Action::Permitted(false),
+    }
+}
+
+fn shared(robot: RobotId, topic: usize) -> FlowId {
+    FlowId(SHARED + u32::from(robot.0) * TOPICS_MAX as u32 + topic as u32)
+}
+
+fn gate(local: &LocalConfig) -> Gate {
+    let table = CompletionTable::new(DEPTH_MAX, local.completion_samples, local.protection_percentile);
+    let table = match local.completions_stale {
+        Some(after) => table.forgetting(after),
+        None => table,
+    };
+    Gate::new(table, Some(local.backlog_max.unwrap_or(BACKLOG_MAX)))
+}

@@ -1,0 +1,434 @@
+//! The fabric: Zenoh sessions of one robot, configured from the team file.
+//!
+//! A robot has two kinds of sessions, each with sockets of its own. *Coordination* (permits, who is alive, status) runs
+//! over TLS on TCP: when a process dies its kernel says so, which is how a permit becomes free at once. *Control*, one
+//! session a path, runs over QUIC: messages go as datagrams, as the newest counts and a lost one is not worth waiting
+//! for, and are marked for AC_VO. Both ends of each link prove by the team's keys who they are, and the access rules
+//! hold each robot to keys that carry its name, so nobody speaks for another.
+//!
+//! Of two robots with known addresses the later in the team file connects to the earlier. Robots without an address
+//! are found by multicast on their LAN. Left out there: a link that was opened to a robot found so is marked for AC_VO
+//! by the side that accepted it only, as Zenoh takes marks from configured addresses alone.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use coorp_core::RobotId;
+use coorp_team::Team;
+use serde_json::{json, Value};
+use zenoh::{Config, Session, Wait};
+
+use crate::keys::{Identity, OPERATOR};
+use crate::Error;
+
+/// The largest control message, bytes.
+pub const MESSAGE_BYTES_MAX: usize = 16 << 20;
+
+/// TOS byte of DSCP 48 (CS6), which WiFi's default mapping, old and new, puts into AC_VO.
+const TOS_VOICE: u8 = 48 << 2;
+/// Where robots without addresses are looked for: Zenoh's own group, on ports of the team's.
+const SCOUTING_GROUP: &str = "224.0.0.224";
+/// Places of the ports from a robot's first one on.
+const PORT_COORDINATION: u16 = 0;
+pub(crate) const PORT_BULK: u16 = 1;
+const PORT_CONTROL: u16 = 2;
+const PORT_SCOUTING: u16 = 8;
+/// A peer whose link says nothing for so long is gone.
+const LINK_LEASE: Duration = Duration::from_secs(3);
+const RETRY_FIRST: Duration = Duration::from_millis(200);
+const RETRY_LONGEST: Duration = Duration::from_secs(1);
+/// Coordination's messages are small; what is larger than this is not put together.
+const COORDINATION_BYTES_MAX: usize = 1 << 20;
+
+/// Who opens sessions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Who {
+    /// A robot of the team.
+    Robot(RobotId),
+    /// The operator, who asks for status and is not reached.
+    Operator,
+}
+
+/// The keys of the fabric. Names of robots are fit for them: letters, digits, `-`, `_`, `.`.
+#[derive(Clone, Debug)]
+pub(crate) struct Keys {
+    team: String,
+}
+
+impl Keys {
+    pub fn new(team: &Team) -> Self {
+        Keys {
+            team: team.name.clone(),
+        }
+    }
+
+    /// A token that lasts as long as the robot's coordination session. It tells that session's name.
+    pub fn alive(&self, robot: &str, session: &str) -> String {
+        format!("coorp/{}/alive/{robot}/{session}", self.team)
+    }
+
+    /// Where `controller` takes messages about the permits of `robot`.
+    pub fn permit(&self, controller: &str, robot: &str) -> String {
+        format!("coorp/{}/permit/{controller}/{robot}", self.team)
+    }
+
+    pub fn status(&self, robot: &str) -> String {
+        format!("coorp/{}/status/{robot}", self.team)
+    }
+
+    pub fn time(&self, robot: &str) -> String {
+        format!("coorp/{}/time/{robot}", self.team)
+    }
+
+    pub fn control(&self, robot: &str, topic: &str) -> String {
+        format!("coorp/{}/control/{robot}/{topic}", self.team)
+    }
+
+    /// The part of a key that stands at `place` behind the team: 1 is the first behind the word.
+    pub fn part<'k>(&self, key: &'k str, place: usize) -> Option<&'k str> {
+        let rest = key
+            .strip_prefix("coorp/")?
+            .strip_prefix(self.team.as_str())?
+            .strip_prefix('/')?;
+        rest.split('/').nth(place)
+    }
+}
+
+/// How many paths a robot has: sessions for control.
+pub(crate) fn paths(team: &Team, robot: RobotId) -> usize {
+    let robot = &team.robots[usize::from(robot.0)];
+    robot.interfaces.len().max(robot.addresses.len()).max(1)
+}
+
+/// Where a robot takes bulk, as far as the team file tells.
+pub(crate) fn bulk_address(team: &Team, robot: RobotId, found: Option<IpAddr>) -> Option<SocketAddr> {
+    let given = team.robots.get(usize::from(robot.0))?.addresses.first().copied();
+    Some(SocketAddr::new(given.or(found)?, team.port(robot) + PORT_BULK))
+}
+
+/// Opens the coordination session. Needs no peer to be there.
+pub(crate) fn coordination(team: &Team, who: Who, identity: Option<&Identity>) -> Result<Session, Error> {
+    let link = Link {
+        protocol: if identity.is_some() { "tls" } else { "tcp" },
+        metadata: "",
+        tos: None,
+        port: PORT_COORDINATION,
+        path: 0,
+        message_bytes_max: COORDINATION_BYTES_MAX,
+    };
+    open(team, who, identity, &link, coordination_rules(team))
+}
+
+/// Opens the control session of one path.
+pub(crate) fn control(team: &Team, who: Who, identity: Option<&Identity>, path: usize) -> Result<Session, Error> {
+    let place = u16::try_from(path).unwrap_or(u16::MAX);
+    let link = Link {
+        protocol: if identity.is_some() { "quic" } else { "udp" },
+        // Declarations go over a stream, messages as datagrams, on one connection.
+        metadata: if identity.is_some() { "?mixed_rel=1" } else { "" },
+        tos: Some(TOS_VOICE),
+        port: PORT_CONTROL.saturating_add(place),
+        path,
+        message_bytes_max: MESSAGE_BYTES_MAX + (64 << 10),
+    };
+    open(team, who, identity, &link, control_rules(team))
+}
+
+struct Link {
+    protocol: &'static str,
+    metadata: &'static str,
+    tos: Option<u8>,
+    /// Its place among a robot's ports.
+    port: u16,
+    path: usize,
+    message_bytes_max: usize,
+}
+
+impl Link {
+    fn endpoint(&self, address: IpAddr, port: u16, interface: Option<&String>) -> String {
+        let at = SocketAddr::new(address, port + self.port);
+        let mut settings = Vec::new();
+        settings.extend(self.tos.map(|tos| format!("dscp={tos:#x}")));
+        settings.extend(interface.map(|interface| format!("iface={interface}")));
+        let config = if settings.is_empty() {
+            String::new()
+        } else {
+            format!("#{}", settings.join(";"))
+        };
+        format!("{}/{at}{}{config}", self.protocol, self.metadata)
+    }
+}
+
+fn open(team: &Team, who: Who, identity: Option<&Identity>, link: &Link, rules: Value) -> Result<Session, Error> {
+    let config = config(team, who, identity, link, rules).to_string();
+    let config = Config::from_json5(&config);
+    let config =
+        config.map_err(|error| Error::Failed(format!("the fabric does not take its configuration: {error}")))?;
+    zenoh::open(config)
+        .wait()
+        .map_err(|error| refused(team, who, link, error.as_ref()))
+}
+
+fn refused(team: &Team, who: Who, link: &Link, error: &dyn std::error::Error) -> Error {
+    let Who::Robot(robot) = who else {
+        return Error::Failed(format!("cannot open the fabric: {error}"));
+    };
+    let port = team.port(robot) + link.port;
+    let name = &team.robots[usize::from(robot.0)].name;
+    let text = error.to_string();
+    let why = if text.contains("in use") {
+        format!("port {port} is taken: {name} runs here already, or another robot with the same `port` does")
+    } else if text.contains("assign requested") {
+        format!("this machine does not have the address that the team file gives {name}")
+    } else {
+        text
+    };
+    Error::Failed(format!("{name} cannot listen: {why}"))
+}
+
+fn config(team: &Team, who: Who, identity: Option<&Identity>, link: &Link, rules: Value) -> Value {
+    let (listen, connect) = (listen(team, who, link), connect(team, who, link));
+    let scouting_port = team.live.port + PORT_SCOUTING + link.port;
+    let found = team.robots.iter().any(|robot| robot.addresses.is_empty());
+    let mut config = json!({
+        "mode": "peer",
+        "listen": { "endpoints": listen, "timeout_ms": 0, "exit_on_failure": true },
+        "connect": {
+            "endpoints": connect,
+            "timeout_ms": -1,
+            "exit_on_failure": false,
+            "retry": {
+                "period_init_ms": RETRY_FIRST.as_millis() as u64,
+                "period_max_ms": RETRY_LONGEST.as_millis() as u64,
+                "period_increase_factor": 2,
+            },
+        },
+        // Peers are let in as they come; nothing waits for them.
+        "open": { "return_conditions": { "connect_scouted": false, "declares": false } },
+        "scouting": {
+            "delay": 0,
+            "multicast": {
+                "enabled": found,
+                "address": format!("{SCOUTING_GROUP}:{scouting_port}"),
+                "autoconnect": ["peer"],
+                "autoconnect_strategy": if who == Who::Operator { "always" } else { "greater-zid" },
+                "listen": who != Who::Operator,
+            },
+            "gossip": { "enabled": false },
+        },
+        "timestamping": { "enabled": false },
+        "transport": {
+            "unicast": { "max_sessions": 2 * team.robots.len() + 16 },
+            "link": {
+                "protocols": [link.protocol],
+                "tx": { "lease": LINK_LEASE.as_millis() as u64, "keep_alive": 4 },
+                "rx": { "max_message_size": link.message_bytes_max },
+            },
+        },
+    });
+    if let Some(identity) = identity {
+        config["transport"]["link"]["tls"] = json!({
+            "enable_mtls": true,
+            "root_ca_certificate": identity.authority,
+            "listen_private_key": identity.key,
+            "listen_certificate": identity.certificate,
+            "connect_private_key": identity.key,
+            "connect_certificate": identity.certificate,
+            // Who it is stands in the common name, which the access rules go by; any address may be a robot's.
+            "verify_name_on_connect": false,
+        });
+        config["access_control"] = rules;
+    }
+    config
+}
+
+fn listen(team: &Team, who: Who, link: &Link) -> Vec<String> {
+    let Who::Robot(id) = who else { return Vec::new() };
+    let robot = &team.robots[usize::from(id.0)];
+    let everywhere = IpAddr::from([0, 0, 0, 0]);
+    let address = robot.addresses.get(link.path).copied().unwrap_or(everywhere);
+    vec![link.endpoint(address, team.port(id), robot.interfaces.get(link.path))]
+}
+
+/// The addresses to connect to: of each pair of robots the later one connects, where the earlier has an address.
+fn connect(team: &Team, who: Who, link: &Link) -> Vec<String> {
+    let mut endpoints = Vec::new();
+    for (other, robot) in (0u16..).map(RobotId).zip(&team.robots) {
+        let (connects, interface) = match who {
+            Who::Operator => (true, None),
+            Who::Robot(me) => {
+                let mine = &team.robots[usize::from(me.0)];
+                let connects = other < me || (other > me && mine.addresses.is_empty());
+                (connects, mine.interfaces.get(link.path))
+            }
+        };
+        if let (true, Some(address)) = (connects, robot.addresses.get(link.path)) {
+            endpoints.push(link.endpoint(*address, team.port(other), interface));
+        }
+    }
+    endpoints
+}
+
+/// What a robot may do, and what the operator may, by the names in their certificates. All else is refused.
+fn coordination_rules(team: &Team) -> Value {
+    let keys = Keys::new(team);
+    let own = |name: &str| {
+        vec![
+            // It says that it is alive, asks for its own permits, and answers for itself.
+            rule("own", name, &["liveliness_token"], &[keys.alive(name, "*")]),
+            rule("ask", name, &["query"], &[keys.permit("*", name), keys.time("*")]),
+            rule(
+                "answer",
+                name,
+                &["declare_queryable", "reply"],
+                &[keys.permit(name, "*"), keys.status(name), keys.time(name)],
+            ),
+            rule(
+                "watch",
+                name,
+                &["liveliness_query", "declare_liveliness_subscriber"],
+                &[keys.alive("*", "*")],
+            ),
+        ]
+    };
+    let operator = vec![
+        rule("ask", OPERATOR, &["query"], &[keys.status("*")]),
+        rule(
+            "watch",
+            OPERATOR,
+            &["liveliness_query", "declare_liveliness_subscriber"],
+            &[keys.alive("*", "*")],
+        ),
+    ];
+    rules(team, own, operator)
+}
+
+fn control_rules(team: &Team) -> Value {
+    let keys = Keys::new(team);
+    let own = |name: &str| {
+        vec![
+            rule("say", name, &["put"], &[keys.control(name, "*")]),
+            rule("hear", name, &["declare_subscriber"], &[keys.control("*", "*")]),
+        ]
+    };
+    rules(team, own, Vec::new())
+}
+
+/// One rule for what comes in from a member; `key_exprs` are the widest that it may use.
+fn rule(what: &str, name: &str, messages: &[&str], key_exprs: &[String]) -> Value {
+    json!({
+        "id": format!("{name} {what}"),
+        "messages": messages,
+        "flows": ["ingress"],
+        "permission": "allow",
+        "key_exprs": key_exprs,
+    })
+}
+
+fn rules(team: &Team, own: impl Fn(&str) -> Vec<Value>, operator: Vec<Value>) -> Value {
+    let all = [
+        "put",
+        "delete",
+        "query",
+        "reply",
+        "declare_subscriber",
+        "declare_queryable",
+        "liveliness_token",
+        "liveliness_query",
+        "declare_liveliness_subscriber",
+    ];
+    let mut rules = vec![json!({
+        "id": "out",
+        "messages": all,
+        "flows": ["egress"],
+        "permission": "allow",
+        "key_exprs": [format!("coorp/{}/**", team.name)],
+    })];
+    let (mut subjects, mut policies) = (Vec::new(), Vec::new());
+    let members = team.robots.iter().map(|robot| (robot.name.as_str(), own(&robot.name)));
+    for (name, allowed) in members.chain([(OPERATOR, operator)]) {
+        let mut ids = vec![json!("out")];
+        ids.extend(allowed.iter().map(|rule| rule["id"].clone()));
+        rules.extend(allowed);
+        subjects.push(json!({ "id": name, "cert_common_names": [name] }));
+        policies.push(json!({ "rules": ids, "subjects": [name] }));
+    }
+    json!({
+        "enabled": true,
+        "default_permission": "deny",
+        "rules": rules,
+        "subjects": subjects,
+        "policies": policies,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    fn team(robots: &str) -> Team {
+        coorp_team::parse(robots, "fleet.toml", Path::new("")).unwrap()
+    }
+
+    const FIXED: &str = "[[robot]]\nname = \"a\"\nleader = true\naddresses = [\"10.0.0.1\"]\n\
+                         [[robot]]\nname = \"b\"\naddresses = [\"10.0.0.2\", \"fd00::2\"]\ninterfaces = [\"w0\", \"w1\"]\n";
+
+    fn link(path: usize) -> Link {
+        Link {
+            protocol: "quic",
+            metadata: "?mixed_rel=1",
+            tos: Some(TOS_VOICE),
+            port: PORT_CONTROL + path as u16,
+            path,
+            message_bytes_max: 1,
+        }
+    }
+
+    #[test]
+    fn the_later_robot_connects_and_both_mark_what_they_send() {
+        let team = team(FIXED);
+        let (a, b) = (Who::Robot(RobotId(0)), Who::Robot(RobotId(1)));
+        assert_eq!(listen(&team, a, &link(0)), ["quic/10.0.0.1:7462?mixed_rel=1#dscp=0xc0"]);
+        assert_eq!(connect(&team, a, &link(0)), [""; 0]);
+        assert_eq!(
+            connect(&team, b, &link(0)),
+            ["quic/10.0.0.1:7462?mixed_rel=1#dscp=0xc0;iface=w0"]
+        );
+        assert_eq!(
+            listen(&team, b, &link(1)),
+            ["quic/[fd00::2]:7463?mixed_rel=1#dscp=0xc0;iface=w1"]
+        );
+        assert_eq!(connect(&team, Who::Operator, &link(0)).len(), 2);
+        assert_eq!((paths(&team, RobotId(0)), paths(&team, RobotId(1))), (1, 2));
+        assert_eq!(
+            config(&team, a, None, &link(0), json!({}))["scouting"]["multicast"]["enabled"],
+            false
+        );
+    }
+
+    #[test]
+    fn who_has_no_address_is_looked_for_and_connects_to_who_has_one() {
+        let team =
+            team("[[robot]]\nname = \"a\"\nleader = true\n[[robot]]\nname = \"b\"\naddresses = [\"10.0.0.2\"]\n");
+        let a = Who::Robot(RobotId(0));
+        assert_eq!(
+            connect(&team, a, &link(0)),
+            ["quic/10.0.0.2:7462?mixed_rel=1#dscp=0xc0"]
+        );
+        assert_eq!(connect(&team, Who::Robot(RobotId(1)), &link(0)), [""; 0]);
+        assert_eq!(
+            config(&team, a, None, &link(0), json!({}))["scouting"]["multicast"]["enabled"],
+            true
+        );
+    }
+
+    #[test]
+    fn keys_are_read_as_they_are_written() {
+        let keys = Keys::new(&team(FIXED));
+        assert_eq!(keys.part(&keys.permit("a", "b"), 2), Some("b"));
+        assert_eq!(keys.part(&keys.alive("b", "77"), 1), Some("b"));
+        assert_eq!(keys.part("coorp/other/alive/b/77", 1), None);
+        assert_eq!(keys.part("", 1), None);
+    }
+}

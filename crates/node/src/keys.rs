@@ -1,0 +1,283 @@
+//! The team's keys: one certificate authority, and a certificate for each robot and for the operator.
+//!
+//! Who has a certificate of the team's authority is of the team, and is whom the certificate names; nobody else gets a
+//! word in. [`init`] makes what is missing and never overwrites. [`Identity`] is what one robot needs of it: its own
+//! key and certificate, and the authority's certificate. The authority's key stays with the operator.
+//!
+//! Certificates do not expire, as a robot's clock may start in 1970. Whoever loses a key makes all of them anew: left
+//! out is revoking a single one.
+
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use coorp_team::Team;
+use rcgen::{
+    date_time_ymd, BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose,
+};
+
+use crate::Error;
+
+/// What the certificate of the operator says, who may look and not take part. No robot can be called so.
+pub const OPERATOR: &str = "@operator";
+/// The name that all certificates of robots are valid for: who is meant is told by the common name.
+pub(crate) const SERVER_NAME: &str = "robot.coorp.internal";
+
+const AUTHORITY: &str = "ca";
+const ROBOTS: &str = "robots";
+
+/// What [`init`] has made.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Made {
+    /// Whether the authority is new.
+    pub authority: bool,
+    /// The certificates that were not there yet, by name.
+    pub certificates: Vec<String>,
+}
+
+/// Makes the team's authority and a certificate for every robot and the operator, where they are missing.
+///
+/// # Errors
+/// Where all of it is there already, and where files cannot be read or written.
+pub fn init(team: &Team) -> Result<Made, Error> {
+    let folder = &team.live.keys;
+    private_folder(folder)?;
+    private_folder(&folder.join(ROBOTS))?;
+    let (certificate, key) = pair(folder, AUTHORITY);
+    let authority = match (certificate.exists(), key.exists()) {
+        (false, false) => {
+            let made = KeyPair::generate().map_err(failed)?;
+            let signed = authority(team).self_signed(&made).map_err(failed)?;
+            write_new(&key, &made.serialize_pem(), 0o600)?;
+            write_new(&certificate, &signed.pem(), 0o644)?;
+            true
+        }
+        (true, true) => false,
+        (has_certificate, _) => {
+            let missing = if has_certificate { &key } else { &certificate };
+            return Err(Error::Input(format!(
+                "{} is missing, and the rest of the team's authority is there: bring it here from where the keys were \
+                 made, or move {} away and make all keys anew",
+                missing.display(),
+                folder.display()
+            )));
+        }
+    };
+    let issuer = KeyPair::from_pem(&read(&key)?).map_err(|error| unusable(&key, &error))?;
+    let text = read(&certificate)?;
+    let issuer = Issuer::from_ca_cert_pem(&text, issuer).map_err(|error| unusable(&certificate, &error))?;
+    let mut certificates = Vec::new();
+    let names = team
+        .robots
+        .iter()
+        .map(|robot| (folder.join(ROBOTS), robot.name.as_str(), robot.name.as_str()));
+    for (folder, file, name) in names.chain([(folder.clone(), "operator", OPERATOR)]) {
+        let (certificate, key) = pair(&folder, file);
+        if certificate.exists() && key.exists() {
+            continue;
+        }
+        let made = KeyPair::generate().map_err(failed)?;
+        let signed = member(name)?.signed_by(&made, &issuer).map_err(failed)?;
+        write_new(&key, &made.serialize_pem(), 0o600)?;
+        write_new(&certificate, &signed.pem(), 0o644)?;
+        certificates.push(name.to_owned());
+    }
+    if !authority && certificates.is_empty() {
+        return Err(Error::Input(format!(
+            "{} has keys for the whole team already, and they stay as they are; to lock out whoever has the old ones, \
+             move that folder away and make new ones",
+            folder.display()
+        )));
+    }
+    Ok(Made {
+        authority,
+        certificates,
+    })
+}
+
+/// The files by which one member of the team proves who it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// The authority's certificate.
+    pub authority: PathBuf,
+    /// The member's certificate.
+    pub certificate: PathBuf,
+    /// The member's private key.
+    pub key: PathBuf,
+}
+
+impl Identity {
+    /// The identity of a robot of the team.
+    ///
+    /// # Errors
+    /// Where a file is missing or cannot be read, and where others may read the private key.
+    pub fn of_robot(team: &Team, name: &str) -> Result<Identity, Error> {
+        Identity::load(&team.live.keys, &team.live.keys.join(ROBOTS), name)
+    }
+
+    /// The identity of the team's operator.
+    ///
+    /// # Errors
+    /// As for a robot.
+    pub fn of_operator(team: &Team) -> Result<Identity, Error> {
+        Identity::load(&team.live.keys, &team.live.keys, "operator")
+    }
+
+    fn load(keys: &Path, folder: &Path, name: &str) -> Result<Identity, Error> {
+        let (certificate, key) = pair(folder, name);
+        let authority = keys.join(AUTHORITY).with_extension("pem");
+        for file in [&authority, &certificate, &key] {
+            if !file.exists() {
+                return Err(Error::Input(format!(
+                    "{} is missing: 'coorp keys init' makes the team's keys; copy this robot's here, or run it with \
+                     --insecure where nobody can do harm",
+                    file.display()
+                )));
+            }
+            read(file)?;
+        }
+        let mode = fs::metadata(&key)
+            .map_err(|error| Error::at("read", &key, &error))?
+            .permissions()
+            .mode();
+        if mode & 0o077 != 0 {
+            return Err(Error::Input(format!(
+                "others on this machine may read {}: chmod 600 it",
+                key.display()
+            )));
+        }
+        Ok(Identity {
+            authority,
+            certificate,
+            key,
+        })
+    }
+}
+
+fn authority(team: &Team) -> CertificateParams {
+    let mut params = lasting(&format!("Coorp team {}", team.name));
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    params
+}
+
+fn member(name: &str) -> Result<CertificateParams, Error> {
+    let mut params = lasting(name);
+    let server_name = SERVER_NAME.try_into().map_err(failed)?;
+    params.subject_alt_names = vec![rcgen::SanType::DnsName(server_name)];
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+    params.use_authority_key_identifier_extension = true;
+    Ok(params)
+}
+
+/// A certificate's parameters that hold from before any robot's clock to after all of them.
+fn lasting(name: &str) -> CertificateParams {
+    let mut params = CertificateParams::default();
+    params.distinguished_name = rcgen::DistinguishedName::new();
+    params.distinguished_name.push(DnType::CommonName, name);
+    params.not_before = date_time_ymd(1970, 1, 1);
+    params.not_after = date_time_ymd(2999, 12, 31);
+    params
+}
+
+fn pair(folder: &Path, name: &str) -> (PathBuf, PathBuf) {
+    // Names may hold dots, so nothing is taken for an extension.
+    (folder.join(format!("{name}.pem")), folder.join(format!("{name}.key")))
+}
+
+fn private_folder(folder: &Path) -> Result<(), Error> {
+    let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
+    made.map_err(|error| Error::at("make the folder", folder, &error))
+}
+
+/// Writes a file that must not be there yet.
+fn write_new(path: &Path, text: &str, mode: u32) -> Result<(), Error> {
+    let file = OpenOptions::new().write(true).create_new(true).mode(mode).open(path);
+    let mut file = file.map_err(|error| Error::at("write", path, &error))?;
+    let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_all());
+    written.map_err(|error| Error::at("write", path, &error))
+}
+
+fn read(path: &Path) -> Result<String, Error> {
+    fs::read_to_string(path).map_err(|error| Error::at("read", path, &error))
+}
+
+fn failed(error: impl std::fmt::Display) -> Error {
+    Error::Failed(format!("cannot make keys: {error}"))
+}
+
+fn unusable(path: &Path, error: &rcgen::Error) -> Error {
+    Error::Input(format!(
+        "{} is no key or certificate of Coorp's: {error}",
+        path.display()
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn team(folder: &Path) -> Team {
+        let text = "[[robot]]\nname = \"base\"\nleader = true\n[[robot]]\nname = \"r..1\"\n";
+        coorp_team::parse(text, "t.toml", folder).unwrap()
+    }
+
+    fn scratch(name: &str) -> PathBuf {
+        let folder = std::env::temp_dir().join(format!("coorp-keys-{}-{name}", std::process::id()));
+        let _ = fs::remove_dir_all(&folder);
+        folder
+    }
+
+    #[test]
+    fn keys_are_made_once_and_nobody_else_reads_them() {
+        let folder = scratch("once");
+        let team = team(&folder);
+        let made = init(&team).unwrap();
+        assert!(made.authority);
+        assert_eq!(made.certificates, ["base", "r..1", OPERATOR]);
+        for key in ["ca.key", "operator.key", "robots/base.key", "robots/r..1.key"] {
+            let mode = fs::metadata(team.live.keys.join(key)).unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, 0o600, "{key}");
+        }
+        let before = fs::read(team.live.keys.join("ca.key")).unwrap();
+        let again = init(&team).unwrap_err().to_string();
+        assert!(again.contains("stay as they are"), "{again}");
+        assert_eq!(fs::read(team.live.keys.join("ca.key")).unwrap(), before);
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_robot_that_joins_gets_a_key_and_the_others_keep_theirs() {
+        let folder = scratch("join");
+        let team = team(&folder);
+        init(&team).unwrap();
+        let (certificate, key) = pair(&team.live.keys.join(ROBOTS), "base");
+        let other = fs::read(team.live.keys.join("robots/r..1.pem")).unwrap();
+        fs::remove_file(certificate).unwrap();
+        fs::remove_file(key).unwrap();
+        let made = init(&team).unwrap();
+        assert_eq!((made.authority, made.certificates), (false, vec!["base".to_owned()]));
+        assert_eq!(fs::read(team.live.keys.join("robots/r..1.pem")).unwrap(), other);
+        fs::remove_file(team.live.keys.join("ca.key")).unwrap();
+        let halved = init(&team).unwrap_err().to_string();
+        assert!(halved.contains("ca.key is missing"), "{halved}");
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_key_that_is_missing_or_open_to_all_is_refused() {
+        let folder = scratch("open");
+        let team = team(&folder);
+        let missing = Identity::of_robot(&team, "base").unwrap_err().to_string();
+        assert!(missing.contains("coorp keys init"), "{missing}");
+        init(&team).unwrap();
+        let identity = Identity::of_robot(&team, "base").unwrap();
+        fs::set_permissions(&identity.key, fs::Permissions::from_mode(0o640)).unwrap();
+        let open = Identity::of_robot(&team, "base").unwrap_err().to_string();
+        assert!(open.contains("chmod 600"), "{open}");
+        fs::remove_dir_all(folder).unwrap();
+    }
+}

@@ -1,0 +1,19 @@
+//! A robot on real sockets: the decisions of `coorp-core` over Zenoh and QUIC.
+//!
+//! Begin at `node.rs` (threads and callbacks), `brain.rs` (what is decided), `fabric.rs` (sessions, keys, who may say
+//! what), `wire.rs` (the bytes). `keys.rs` makes and loads the team's keys, `watch.rs` asks robots for their status.
+
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod brain;
+mod error;
+mod fabric;
+pub mod keys;
+mod node;
+pub mod status;
+pub mod watch;
+pub mod wire;
+
+pub use error::Error;
+pub use fabric::MESSAGE_BYTES_MAX;
+pub use node::{Node, Options};

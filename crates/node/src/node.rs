@@ -1,0 +1,512 @@
+//! One robot on real sockets: the threads and callbacks that drive its [`Brain`].
+//!
+//! Callbacks of the fabric tell the brain what came and wake the driver; the driver alone does what the brain wants
+//! done, so that the order of its wishes is the order on the wire. The lock is never held while something is sent.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration as StdDuration, SystemTime, UNIX_EPOCH};
+
+use coorp_core::permits::Message;
+use coorp_core::policy::Policy;
+use coorp_core::windows::Window;
+use coorp_core::{Duration, Instant, RobotId};
+use coorp_team::Team;
+use zenoh::bytes::ZBytes;
+use zenoh::liveliness::LivelinessToken;
+use zenoh::qos::{CongestionControl, Priority};
+use zenoh::query::{ConsolidationMode, Query, Reply};
+use zenoh::sample::{Sample, SampleKind};
+use zenoh::{Session, Wait};
+
+use crate::brain::{Action, Brain, PermitState};
+use crate::fabric::{self, Keys, Who};
+use crate::keys::Identity;
+use crate::status::{self, RefusedCounts, Status};
+use crate::wire::{self, Frame, TimeQuery, TimeReply};
+use crate::Error;
+
+/// Local clocks start so long after zero, so that no offset reaches below it.
+const CLOCK_ORIGIN: Duration = Duration::from_secs(1_000);
+/// An answer to a query that takes longer is not waited for: the requester has asked again long since.
+const ANSWER_MAX: StdDuration = StdDuration::from_secs(2);
+/// The driver looks up at least this often, whatever the brain says.
+const LOOK_UP_EVERY: Duration = Duration::from_millis(500);
+/// Starts are told apart where they are so far apart, milliseconds.
+const INCARNATION_TICK_MS: u128 = 250;
+/// From which incarnations are counted: 2025, in milliseconds of Unix time.
+const INCARNATION_EPOCH_MS: u128 = 1_735_689_600_000;
+
+/// How to take part in a team.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The team.
+    pub team: Team,
+    /// The robot to be, by name.
+    pub robot: String,
+    /// What runs; the team file's `[policy]` is applied to it.
+    pub policy: Policy,
+    /// Without keys: anyone who reaches the network may read, speak for robots and hand out permits.
+    pub insecure: bool,
+}
+
+/// A robot that takes part in its team, until it is dropped.
+#[derive(Debug)]
+pub struct Node {
+    inner: Arc<Inner>,
+    driver: Option<JoinHandle<()>>,
+    /// Gone with the node: the others learn at once.
+    _alive: LivelinessToken,
+}
+
+pub(crate) struct Inner {
+    pub team: Team,
+    pub me: RobotId,
+    policy: Policy,
+    secure: bool,
+    pub keys: Keys,
+    started: std::time::Instant,
+    pub incarnation: u32,
+    brain: Mutex<Brain>,
+    wake: Condvar,
+    stop: AtomicBool,
+    coordination: Session,
+    /// One a path.
+    pub control: Vec<Session>,
+    /// Robots whose tokens are there, each with the sessions that hold them.
+    alive: Mutex<BTreeMap<RobotId, BTreeSet<String>>>,
+    /// As the controller: the newest open query of each robot, to be answered when there is something to say.
+    asking: Mutex<BTreeMap<RobotId, Query>>,
+    pub refused: RefusedCounts,
+}
+
+impl std::fmt::Debug for Inner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Inner").field("me", &self.me).finish_non_exhaustive()
+    }
+}
+
+impl Node {
+    /// Joins the team. Needs nobody else to be there.
+    ///
+    /// # Errors
+    /// Where the team has no such robot, its keys are missing, or its ports or addresses cannot be had.
+    pub fn open(options: Options) -> Result<Node, Error> {
+        let Options {
+            team,
+            robot,
+            policy,
+            insecure,
+        } = options;
+        let me = robot_named(&team, &robot)?;
+        let policy = team.policy.apply(&policy);
+        let identity = if insecure {
+            None
+        } else {
+            Some(Identity::of_robot(&team, &robot)?)
+        };
+        let started = std::time::Instant::now();
+        let incarnation = incarnation();
+        let (who, identity) = (Who::Robot(me), identity.as_ref());
+        let coordination = fabric::coordination(&team, who, identity)?;
+        let control = (0..fabric::paths(&team, me)).map(|path| fabric::control(&team, who, identity, path));
+        let inner = Arc::new(Inner {
+            me,
+            secure: identity.is_some(),
+            keys: Keys::new(&team),
+            started,
+            incarnation,
+            brain: Mutex::new(Brain::new(&team, &policy, me, incarnation, CLOCK_ORIGIN_INSTANT)),
+            wake: Condvar::new(),
+            stop: AtomicBool::new(false),
+            control: control.collect::<Result<_, _>>()?,
+            coordination,
+            alive: Mutex::default(),
+            asking: Mutex::default(),
+            refused: RefusedCounts::default(),
+            policy,
+            team,
+        });
+        inner.listen()?;
+        let session = inner.coordination.zid().to_string();
+        let token = inner
+            .coordination
+            .liveliness()
+            .declare_token(inner.keys.alive(&robot, &session));
+        let alive = token.wait().map_err(|error| fabric_failed(error.as_ref()))?;
+        let driven = inner.clone();
+        let driver = std::thread::Builder::new()
+            .name("coorp-driver".to_owned())
+            .spawn(move || driven.drive());
+        let driver = driver.map_err(|error| Error::Failed(format!("cannot start a thread: {error}")))?;
+        Ok(Node {
+            inner,
+            driver: Some(driver),
+            _alive: alive,
+        })
+    }
+
+    /// Says whether bulk waits to be sent: a permit is asked for, or given back.
+    pub fn want_bulk(&self, wants: bool) {
+        self.inner.tell(|brain, now| brain.want_bulk(wants, now));
+    }
+
+    /// Whether bulk may be sent now, as far as permits go.
+    pub fn may_send_bulk(&self) -> bool {
+        let permit = self.inner.ask(|brain, now| brain.permit(now));
+        matches!(permit, PermitState::NotNeeded | PermitState::Holding)
+    }
+
+    /// The robot as it is now.
+    pub fn status(&self) -> Status {
+        self.inner.status()
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        // What is held goes back before the others see us go.
+        self.inner.tell(|brain, now| brain.want_bulk(false, now));
+        self.inner.stop.store(true, Ordering::Release);
+        self.inner.wake.notify_all();
+        if let Some(driver) = self.driver.take() {
+            let _ = driver.join();
+        }
+        for session in self.inner.control.iter().chain([&self.inner.coordination]) {
+            if let Err(error) = session.close().wait() {
+                tracing::debug!("a session did not close: {error}");
+            }
+        }
+    }
+}
+
+const CLOCK_ORIGIN_INSTANT: Instant = Instant::from_nanos(CLOCK_ORIGIN.as_nanos());
+
+impl Inner {
+    /// This robot's clock.
+    pub fn now(&self) -> Instant {
+        let nanos = u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        CLOCK_ORIGIN_INSTANT + Duration::from_nanos(nanos)
+    }
+
+    /// Tells the brain something, and lets the driver do what comes of it.
+    pub fn tell<T>(&self, what: impl FnOnce(&mut Brain, Instant) -> T) -> T {
+        let now = self.now();
+        let mut brain = lock(&self.brain);
+        let before = brain.next_deadline();
+        let told = what(&mut brain, now);
+        if brain.is_pressing(before) {
+            self.wake.notify_one();
+        }
+        told
+    }
+
+    /// Asks the brain something that changes nothing.
+    pub fn ask<T>(&self, what: impl FnOnce(&Brain, Instant) -> T) -> T {
+        what(&lock(&self.brain), self.now())
+    }
+
+    fn name(&self) -> &str {
+        self.name_of(self.me)
+    }
+
+    pub fn name_of(&self, robot: RobotId) -> &str {
+        self.team
+            .robots
+            .get(usize::from(robot.0))
+            .map_or("", |robot| robot.name.as_str())
+    }
+
+    // --- driving ----------------------------------------------------------------------------------------------
+
+    fn drive(self: &Arc<Self>) {
+        let mut brain = lock(&self.brain);
+        loop {
+            let now = self.now();
+            brain.on_deadline(now);
+            let actions: Vec<Action> = std::iter::from_fn(|| brain.poll()).collect();
+            if !actions.is_empty() {
+                drop(brain);
+                actions.into_iter().for_each(|action| self.act(action));
+                brain = lock(&self.brain);
+                continue;
+            }
+            if self.stop.load(Ordering::Acquire) {
+                return;
+            }
+            let until = brain.next_deadline().min(now + LOOK_UP_EVERY);
+            let wait = StdDuration::from_nanos(until.since(self.now()).as_nanos());
+            let woken = self
+                .wake
+                .wait_timeout(brain, wait)
+                .unwrap_or_else(PoisonError::into_inner);
+            brain = woken.0;
+        }
+    }
+
+    fn act(self: &Arc<Self>, action: Action) {
+        match action {
+            Action::ToController(message) => self.ask_controller(message),
+            Action::ToRobot(to, message) => self.answer(to, message),
+            Action::Permitted(true) => tracing::info!("bulk is permitted"),
+            Action::Permitted(false) => tracing::info!("bulk is permitted no longer"),
+            Action::Resume => {}
+            Action::AskTime => self.ask_time(),
+        }
+    }
+
+    fn ask_controller(self: &Arc<Self>, message: Message) {
+        let leader = self.name_of(self.team.leader);
+        let inner = self.clone();
+        self.query(
+            &self.keys.permit(leader, self.name()),
+            &wire::Permit::from(message),
+            move |payload| {
+                if let Some(said) = inner.read::<wire::Permit>("an answer about a permit", payload) {
+                    if !inner.tell(|brain, now| brain.on_controller_says(said.into(), now)) {
+                        inner.refused.count_stale_grant();
+                    }
+                }
+            },
+        );
+    }
+
+    fn answer(&self, to: RobotId, message: Message) {
+        let asking = lock(&self.asking).remove(&to);
+        let Some(query) = asking else {
+            return; // It asks again, and gets the answer then.
+        };
+        let frame = wire::encode(&wire::Permit::from(message));
+        reply(&query, query.key_expr().as_str(), frame);
+    }
+
+    fn ask_time(self: &Arc<Self>) {
+        if self.me == self.team.leader {
+            return;
+        }
+        let leader = self.name_of(self.team.leader);
+        let inner = self.clone();
+        let asked = TimeQuery {
+            sent_at: self.now().as_nanos(),
+        };
+        self.query(&self.keys.time(leader), &asked, move |payload| {
+            let back_at = inner.now();
+            if let Some(told) = inner.read::<TimeReply>("an answer about the time", payload) {
+                let [sent_at, received_at, answered_at] =
+                    [told.echo, told.received_at, told.sent_at].map(Instant::from_nanos);
+                inner.tell(|brain, _| brain.on_time(told.clock, [sent_at, received_at, answered_at, back_at]));
+            }
+        });
+    }
+
+    fn query<F: Frame>(&self, key: &str, frame: &F, then: impl Fn(&ZBytes) + Send + Sync + 'static) {
+        let asked = self
+            .coordination
+            .get(key)
+            .payload(wire::encode(frame))
+            .priority(Priority::RealTime)
+            .congestion_control(CongestionControl::Drop)
+            .express(true)
+            .consolidation(ConsolidationMode::None)
+            .timeout(ANSWER_MAX)
+            .callback(move |reply: Reply| {
+                if let Ok(sample) = reply.result() {
+                    then(sample.payload());
+                }
+            });
+        if let Err(error) = asked.wait() {
+            tracing::debug!("a query was not sent: {error}");
+        }
+    }
+
+    /// The frame in a payload; counts it where it is refused.
+    pub fn read<F: Frame>(&self, what: &str, payload: &ZBytes) -> Option<F> {
+        // Not put together where it is too long anyway.
+        let frame = if payload.len() > F::BYTES_MAX {
+            Err(wire::Refusal::Oversized)
+        } else {
+            wire::decode(&payload.to_bytes())
+        };
+        frame.map_err(|refusal| self.refused.count(what, refusal)).ok()
+    }
+
+    // --- listening --------------------------------------------------------------------------------------------
+
+    fn listen(self: &Arc<Self>) -> Result<(), Error> {
+        let name = self.name();
+        self.answer_queries(&self.keys.status(name), |inner, query| {
+            let key = inner.keys.status(inner.name());
+            reply(query, &key, wire::encode(&inner.status()));
+        })?;
+        if self.me == self.team.leader {
+            self.answer_queries(&self.keys.permit(name, "*"), Inner::on_permit_query)?;
+            self.answer_queries(&self.keys.time(name), Inner::on_time_query)?;
+        }
+        let inner = self.clone();
+        let tokens = self
+            .coordination
+            .liveliness()
+            .declare_subscriber(self.keys.alive("*", "*"));
+        let tokens = tokens
+            .history(true)
+            .callback(move |sample| inner.on_token(&sample))
+            .background();
+        tokens.wait().map_err(|error| fabric_failed(error.as_ref()))
+    }
+
+    fn answer_queries(self: &Arc<Self>, key: &str, answer: fn(&Inner, &Query)) -> Result<(), Error> {
+        let inner = self.clone();
+        let queryable = self.coordination.declare_queryable(key.to_owned());
+        let queryable = queryable.callback(move |query| answer(&inner, &query)).background();
+        queryable.wait().map_err(|error| fabric_failed(error.as_ref()))
+    }
+
+    fn on_permit_query(&self, query: &Query) {
+        // Links are authenticated, and access rules hold each robot to the keys with its name.
+        let key = query.key_expr().as_str().to_owned();
+        let Some(from) = self.keys.part(&key, 2).and_then(|name| self.team.robot_named(name)) else {
+            return self.refused.count("a question for a permit", wire::Refusal::Malformed);
+        };
+        let empty = ZBytes::new();
+        let payload = query.payload().unwrap_or(&empty);
+        let Some(said) = self.read::<wire::Permit>("a question for a permit", payload) else {
+            return;
+        };
+        let older = lock(&self.asking).insert(from, query.clone());
+        drop(older);
+        self.tell(|brain, now| brain.on_robot_says(from, said.into(), now));
+    }
+
+    fn on_time_query(&self, query: &Query) {
+        let received_at = self.now().as_nanos();
+        let empty = ZBytes::new();
+        let payload = query.payload().unwrap_or(&empty);
+        if let Some(asked) = self.read::<TimeQuery>("a question for the time", payload) {
+            let frame = wire::encode(&TimeReply {
+                clock: self.own_clock(),
+                echo: asked.sent_at,
+                received_at,
+                sent_at: self.now().as_nanos(),
+            });
+            reply(query, query.key_expr().as_str(), frame);
+        }
+    }
+
+    /// The name of this robot's clock: no two have the same, nor does it after a start anew.
+    fn own_clock(&self) -> u64 {
+        u64::from(self.me.0) << 32 | u64::from(self.incarnation)
+    }
+
+    fn on_token(&self, sample: &Sample) {
+        let key = sample.key_expr().as_str();
+        let robot = self.keys.part(key, 1).and_then(|name| self.team.robot_named(name));
+        let (Some(robot), Some(session)) = (robot, self.keys.part(key, 2)) else {
+            return;
+        };
+        let mut alive = lock(&self.alive);
+        let sessions = alive.entry(robot).or_default();
+        match sample.kind() {
+            SampleKind::Put => {
+                let known = !sessions.is_empty();
+                sessions.insert(session.to_owned());
+                if robot == self.me && session != self.coordination.zid().to_string() {
+                    tracing::error!("another process takes part as {} too: stop one of them", self.name());
+                } else if !known && robot != self.me {
+                    tracing::info!("{} is here", self.name_of(robot));
+                }
+            }
+            SampleKind::Delete => {
+                sessions.remove(session);
+                if sessions.is_empty() {
+                    drop(alive);
+                    self.tell(|brain, now| brain.on_gone(robot, now));
+                    lock(&self.asking).remove(&robot);
+                    lock(&self.alive).remove(&robot);
+                    tracing::info!("{} is gone", self.name_of(robot));
+                }
+            }
+        }
+    }
+
+    // --- status -----------------------------------------------------------------------------------------------
+
+    fn status(&self) -> Status {
+        let now = self.now();
+        let alive = lock(&self.alive).keys().map(|robot| robot.0).collect();
+        let robot = &self.team.robots[usize::from(self.me.0)];
+        let path = |path: usize| match (robot.interfaces.get(path), robot.addresses.get(path)) {
+            (Some(interface), _) => interface.clone(),
+            (None, Some(address)) => address.to_string(),
+            (None, None) => "any".to_owned(),
+        };
+        let brain = lock(&self.brain);
+        let (holders, queue) = brain.granted();
+        let (window, _) = brain.window();
+        Status {
+            robot: robot.name.clone(),
+            leads: self.me == self.team.leader,
+            secure: self.secure,
+            policy: self.policy.name.clone(),
+            up_ms: now.since(CLOCK_ORIGIN_INSTANT).as_nanos() / 1_000_000,
+            alive,
+            permit: match brain.permit(now) {
+                PermitState::NotNeeded => status::Permit::NotNeeded,
+                PermitState::Idle => status::Permit::Idle,
+                PermitState::Waiting => status::Permit::Waiting,
+                PermitState::Holding => status::Permit::Holding,
+            },
+            holders: holders.iter().map(|robot| robot.0).collect(),
+            queue: queue.iter().map(|robot| robot.0).collect(),
+            window_us: relative(window, now),
+            clock_ns: brain
+                .leaders_clock(now)
+                .map(|(_, offset)| (offset.ahead_ns, offset.within.as_nanos())),
+            paths: (0..self.control.len()).map(path).collect(),
+            refused: self.refused.read(),
+        }
+    }
+}
+
+/// A window seen from now, in microseconds; `None` once it is over.
+fn relative(window: Window, now: Instant) -> Option<(i64, u64)> {
+    let micros = |span: Duration| span.as_nanos() / 1_000;
+    let start = i64::try_from(micros(window.start.since(now))).unwrap_or(i64::MAX);
+    let begun = i64::try_from(micros(now.since(window.start))).unwrap_or(i64::MAX);
+    (window.end > now).then(|| (start - begun, micros(window.end.since(window.start))))
+}
+
+fn reply(query: &Query, key: &str, frame: Vec<u8>) {
+    if let Err(error) = query.reply(key, frame).express(true).wait() {
+        tracing::debug!("an answer was not sent: {error}");
+    }
+}
+
+pub(crate) fn robot_named(team: &Team, name: &str) -> Result<RobotId, Error> {
+    team.robot_named(name).ok_or_else(|| {
+        let names: Vec<&str> = team.robots.iter().map(|robot| robot.name.as_str()).collect();
+        Error::Input(format!(
+            "the team has no robot \"{name}\"; its robots are {}",
+            names.join(", ")
+        ))
+    })
+}
+
+/// A number that grows from each start of a robot to the next, as long as its clock does.
+fn incarnation() -> u32 {
+    let now_ms = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_millis();
+    u32::try_from(now_ms.saturating_sub(INCARNATION_EPOCH_MS) / INCARNATION_TICK_MS).unwrap_or(u32::MAX)
+}
+
+pub(crate) fn fabric_failed(error: &(dyn std::error::Error + 'static)) -> Error {
+    Error::Failed(format!("the fabric failed: {error}"))
+}
+
+/// Takes a lock. A thread that panicked under it has broken nothing that the next would trip over.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

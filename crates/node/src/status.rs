@@ -1,0 +1,111 @@
+//! What a robot says of itself to its operator: the answer to a status query, and its text for `coorp watch`.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use serde::{Deserialize, Serialize};
+
+use crate::wire::{Frame, Refusal};
+
+/// One robot as it is now. Times are relative to now, as clocks are not shared.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    /// Its name.
+    pub robot: String,
+    /// Whether it is the team file's leader.
+    pub leads: bool,
+    /// Whether it takes part with keys.
+    pub secure: bool,
+    /// The policy that it runs.
+    pub policy: String,
+    /// How long it has been up, milliseconds.
+    pub up_ms: u64,
+    /// The robots that it can hear, by their place in the team file.
+    pub alive: Vec<u16>,
+    /// Its permit.
+    pub permit: Permit,
+    /// As the leader: who holds permits.
+    pub holders: Vec<u16>,
+    /// As the leader: who waits for one, the next first.
+    pub queue: Vec<u16>,
+    /// The window that it keeps bulk out of: its start from now (negative: it has begun) and length, microseconds.
+    pub window_us: Option<(i64, u64)>,
+    /// The leader's clock minus its own and the bound of that, nanoseconds.
+    pub clock_ns: Option<(i64, u64)>,
+    /// The names of its paths, in their order.
+    pub paths: Vec<String>,
+    /// Frames that it has refused, by reason.
+    pub refused: Refused,
+}
+
+/// A robot's permit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub enum Permit {
+    /// The policy has none.
+    #[default]
+    NotNeeded,
+    Idle,
+    Waiting,
+    Holding,
+}
+
+/// How many frames were refused.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Refused {
+    /// Longer than their kind may be.
+    pub oversized: u64,
+    /// Of another version.
+    pub version: u64,
+    /// No frames of the kind.
+    pub malformed: u64,
+    /// Grants that nobody had asked for, or no longer.
+    pub stale_grants: u64,
+}
+
+impl Refused {
+    /// All of them.
+    pub fn total(&self) -> u64 {
+        self.oversized + self.version + self.malformed + self.stale_grants
+    }
+}
+
+impl Frame for Status {
+    const KIND: u8 = 5;
+    const BYTES_MAX: usize = 256 << 10;
+}
+
+/// Counts refusals as they come, from any thread.
+#[derive(Debug, Default)]
+pub(crate) struct RefusedCounts {
+    oversized: AtomicU64,
+    version: AtomicU64,
+    malformed: AtomicU64,
+    stale_grants: AtomicU64,
+}
+
+impl RefusedCounts {
+    /// Counts a frame that was refused, and says so in the log. `what` it should have been.
+    pub fn count(&self, what: &str, refusal: Refusal) {
+        let (counter, why) = match refusal {
+            Refusal::Oversized => (&self.oversized, "it is too long".to_owned()),
+            Refusal::Version(version) => (&self.version, format!("it is of version {version}")),
+            Refusal::Malformed => (&self.malformed, "it is garbled".to_owned()),
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
+        tracing::debug!("refused {what}: {why}");
+    }
+
+    pub fn count_stale_grant(&self) {
+        self.stale_grants.fetch_add(1, Ordering::Relaxed);
+        tracing::debug!("refused a grant that was not asked for");
+    }
+
+    pub fn read(&self) -> Refused {
+        Refused {
+            oversized: self.oversized.load(Ordering::Relaxed),
+            version: self.version.load(Ordering::Relaxed),
+            malformed: self.malformed.load(Ordering::Relaxed),
+            stale_grants: self.stale_grants.load(Ordering::Relaxed),
+        }
+    }
+}

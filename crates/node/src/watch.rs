@@ -1,0 +1,80 @@
+//! The operator's look at a team: asks every robot that can be reached for its status.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use coorp_team::Team;
+use zenoh::query::{ConsolidationMode, QueryTarget, Reply};
+use zenoh::{Session, Wait};
+
+use crate::fabric::{self, Keys, Who};
+use crate::keys::Identity;
+use crate::node::{fabric_failed, lock};
+use crate::status::Status;
+use crate::{wire, Error};
+
+/// How long robots have to answer.
+const ANSWER_MAX: Duration = Duration::from_millis(500);
+/// Between two looks at who has answered.
+const POLL_EVERY: Duration = Duration::from_millis(20);
+
+/// Looks at a team from outside it.
+#[derive(Debug)]
+pub struct Watch {
+    session: Session,
+    keys: Keys,
+    team: Team,
+}
+
+impl Watch {
+    /// Opens the operator's session; robots are found while it lasts.
+    ///
+    /// # Errors
+    /// Where the operator's keys are missing or the network cannot be used.
+    pub fn open(team: &Team, insecure: bool) -> Result<Watch, Error> {
+        let identity = if insecure {
+            None
+        } else {
+            Some(Identity::of_operator(team)?)
+        };
+        Ok(Watch {
+            session: fabric::coordination(team, Who::Operator, identity.as_ref())?,
+            keys: Keys::new(team),
+            team: team.clone(),
+        })
+    }
+
+    /// The status of each robot that answers, in the team file's order.
+    ///
+    /// # Errors
+    /// Where the question cannot be put.
+    pub fn look(&self) -> Result<Vec<Status>, Error> {
+        let answers: Arc<Mutex<Vec<Status>>> = Arc::default();
+        let (open, gathered) = (Arc::new(()), answers.clone());
+        let asked = open.clone();
+        let query = self
+            .session
+            .get(self.keys.status("*"))
+            .target(QueryTarget::All)
+            .consolidation(ConsolidationMode::None)
+            .timeout(ANSWER_MAX)
+            .callback(move |reply: Reply| {
+                let _open = &asked;
+                let payload = reply.result().ok().map(|sample| sample.payload().to_bytes());
+                if let Some(Ok(status)) = payload.map(|payload| wire::decode::<Status>(&payload)) {
+                    lock(&gathered).push(status);
+                }
+            });
+        query.wait().map_err(|error| fabric_failed(error.as_ref()))?;
+        // The callback is dropped once all have answered or the time is up.
+        let until = Instant::now() + ANSWER_MAX * 2;
+        while Arc::strong_count(&open) > 1 && Instant::now() < until {
+            std::thread::sleep(POLL_EVERY);
+        }
+        let mut answers = std::mem::take(&mut *lock(&answers));
+        answers.retain(|status| self.team.robot_named(&status.robot).is_some());
+        answers.sort_by_key(|status| self.team.robot_named(&status.robot));
+        answers.dedup_by(|a, b| a.robot == b.robot);
+        Ok(answers)
+    }
+}

@@ -1,0 +1,309 @@
+//! What robots say to each other, in bytes: versioned, bounded, and never a reason to panic.
+//!
+//! A frame is two letters, the version, the kind, and a postcard body of that kind and nothing behind it. Whoever reads
+//! a frame names the kind that it expects, and gets the value or a [`Refusal`]. Versions are not mixed: a team runs one.
+//!
+//! Left out: who sent it. That is the fabric's matter: links are authenticated, and keys of the fabric name the sender.
+
+use coorp_core::permits::{Message, RequestId, Token};
+use coorp_core::{Duration, Instant, RobotId};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+/// The version of all frames.
+pub const VERSION: u8 = 1;
+
+const MAGIC: [u8; 2] = *b"Co";
+const HEADER_BYTES: usize = 4;
+
+/// Why a frame was not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// It is longer than anything of its kind.
+    Oversized,
+    /// It is of another version.
+    Version(u8),
+    /// It is no frame of the expected kind.
+    Malformed,
+}
+
+/// A value that goes over the wire as a frame of its own.
+pub trait Frame: Serialize + DeserializeOwned {
+    /// Tells the kinds apart; unique.
+    const KIND: u8;
+    /// The longest frame of this kind, bytes.
+    const BYTES_MAX: usize;
+}
+
+/// The frame of a value. Empty where the value is longer than its kind allows, which no value of ours is.
+pub fn encode<F: Frame>(value: &F) -> Vec<u8> {
+    let mut bytes = vec![MAGIC[0], MAGIC[1], VERSION, F::KIND];
+    match postcard::to_extend(value, std::mem::take(&mut bytes)) {
+        Ok(frame) if frame.len() <= F::BYTES_MAX => frame,
+        _ => Vec::new(),
+    }
+}
+
+/// The value of a frame.
+///
+/// # Errors
+/// For every frame that `encode` does not make of an `F`.
+pub fn decode<F: Frame>(frame: &[u8]) -> Result<F, Refusal> {
+    if frame.len() > F::BYTES_MAX {
+        return Err(Refusal::Oversized);
+    }
+    let (header, body) = frame.split_at_checked(HEADER_BYTES).ok_or(Refusal::Malformed)?;
+    match header {
+        [m0, m1, VERSION, kind] if [*m0, *m1] == MAGIC && *kind == F::KIND => {}
+        [m0, m1, version, _] if [*m0, *m1] == MAGIC && *version != VERSION => return Err(Refusal::Version(*version)),
+        _ => return Err(Refusal::Malformed),
+    }
+    match postcard::take_from_bytes(body) {
+        Ok((value, [])) => Ok(value),
+        _ => Err(Refusal::Malformed),
+    }
+}
+
+/// A message about permits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)] // As in `coorp_core::permits::Message`; times in nanoseconds.
+pub enum Permit {
+    Request {
+        robot: u16,
+        request: u64,
+        sent_at: u64,
+    },
+    Grant {
+        request: u64,
+        token: u64,
+        slice: u64,
+        echo: u64,
+    },
+    Release {
+        token: u64,
+    },
+    Renew {
+        token: u64,
+        sent_at: u64,
+    },
+    Refuse {
+        request: u64,
+        retry_after: u64,
+    },
+}
+
+impl Frame for Permit {
+    const KIND: u8 = 1;
+    const BYTES_MAX: usize = 64;
+}
+
+impl From<Message> for Permit {
+    fn from(message: Message) -> Self {
+        match message {
+            Message::Request {
+                robot,
+                request,
+                sent_at,
+            } => Permit::Request {
+                robot: robot.0,
+                request: request.0,
+                sent_at: sent_at.as_nanos(),
+            },
+            Message::Grant {
+                request,
+                token,
+                slice,
+                echo,
+            } => Permit::Grant {
+                request: request.0,
+                token: token.0,
+                slice: slice.as_nanos(),
+                echo: echo.as_nanos(),
+            },
+            Message::Release { token } => Permit::Release { token: token.0 },
+            Message::Renew { token, sent_at } => Permit::Renew {
+                token: token.0,
+                sent_at: sent_at.as_nanos(),
+            },
+            Message::Refuse { request, retry_after } => Permit::Refuse {
+                request: request.0,
+                retry_after: retry_after.as_nanos(),
+            },
+        }
+    }
+}
+
+impl From<Permit> for Message {
+    fn from(permit: Permit) -> Self {
+        match permit {
+            Permit::Request {
+                robot,
+                request,
+                sent_at,
+            } => Message::Request {
+                robot: RobotId(robot),
+                request: RequestId(request),
+                sent_at: Instant::from_nanos(sent_at),
+            },
+            Permit::Grant {
+                request,
+                token,
+                slice,
+                echo,
+            } => Message::Grant {
+                request: RequestId(request),
+                token: Token(token),
+                slice: Duration::from_nanos(slice),
+                echo: Instant::from_nanos(echo),
+            },
+            Permit::Release { token } => Message::Release { token: Token(token) },
+            Permit::Renew { token, sent_at } => Message::Renew {
+                token: Token(token),
+                sent_at: Instant::from_nanos(sent_at),
+            },
+            Permit::Refuse { request, retry_after } => Message::Refuse {
+                request: RequestId(request),
+                retry_after: Duration::from_nanos(retry_after),
+            },
+        }
+    }
+}
+
+/// What a control message carries beside its content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ControlHeader {
+    /// When its sender started; a later one starts its count anew.
+    pub incarnation: u32,
+    /// The how manieth of its topic, from 0.
+    pub sequence: u64,
+    /// When it was made, on the sender's clock, nanoseconds.
+    pub made_at: u64,
+    /// The same on the leader's clock, where the sender knew that: which leader's, and nanoseconds.
+    pub made_at_leaders: Option<(u64, u64)>,
+}
+
+impl Frame for ControlHeader {
+    const KIND: u8 = 2;
+    const BYTES_MAX: usize = 64;
+}
+
+/// What time is it: asked of the leader.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TimeQuery {
+    /// When this was sent, on the asker's clock, nanoseconds.
+    pub sent_at: u64,
+}
+
+impl Frame for TimeQuery {
+    const KIND: u8 = 3;
+    const BYTES_MAX: usize = 32;
+}
+
+/// The leader's answer to a [`TimeQuery`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TimeReply {
+    /// Which clock it is: another one after the leader has started anew.
+    pub clock: u64,
+    /// The query's `sent_at`.
+    pub echo: u64,
+    /// When the query came, on the leader's clock, nanoseconds.
+    pub received_at: u64,
+    /// When this was sent, on the leader's clock, nanoseconds.
+    pub sent_at: u64,
+}
+
+impl Frame for TimeReply {
+    const KIND: u8 = 4;
+    const BYTES_MAX: usize = 64;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::status::Status;
+    use proptest::prelude::*;
+
+    #[test]
+    fn what_is_not_a_frame_is_refused_for_what_it_is() {
+        let frame = encode(&Permit::Release { token: 7 });
+        assert_eq!(decode::<Permit>(&frame), Ok(Permit::Release { token: 7 }));
+        assert_eq!(decode::<TimeQuery>(&frame), Err(Refusal::Malformed), "of another kind");
+        assert_eq!(
+            decode::<Permit>(&frame[..frame.len() - 1]),
+            Err(Refusal::Malformed),
+            "cut"
+        );
+        let longer = [frame.as_slice(), &[0]].concat();
+        assert_eq!(
+            decode::<Permit>(&longer),
+            Err(Refusal::Malformed),
+            "something behind it"
+        );
+        let mut newer = frame.clone();
+        newer[2] = 9;
+        assert_eq!(decode::<Permit>(&newer), Err(Refusal::Version(9)));
+        assert_eq!(decode::<Permit>(&[0; 65]), Err(Refusal::Oversized));
+        assert_eq!(decode::<Permit>(b"GE"), Err(Refusal::Malformed));
+    }
+
+    #[test]
+    fn the_longest_of_each_small_kind_fits() {
+        let all = u64::MAX;
+        for permit in [
+            Permit::Request {
+                robot: u16::MAX,
+                request: all,
+                sent_at: all,
+            },
+            Permit::Grant {
+                request: all,
+                token: all,
+                slice: all,
+                echo: all,
+            },
+            Permit::Renew {
+                token: all,
+                sent_at: all,
+            },
+            Permit::Refuse {
+                request: all,
+                retry_after: all,
+            },
+        ] {
+            assert_eq!(decode(&encode(&permit)), Ok(permit));
+            assert_eq!(Permit::from(Message::from(permit)), permit);
+        }
+        let header = ControlHeader {
+            incarnation: u32::MAX,
+            sequence: all,
+            made_at: all,
+            made_at_leaders: Some((all, all)),
+        };
+        assert_eq!(decode(&encode(&header)), Ok(header));
+        let reply = TimeReply {
+            clock: all,
+            echo: all,
+            received_at: all,
+            sent_at: all,
+        };
+        assert_eq!(decode(&encode(&reply)), Ok(reply));
+        assert_eq!(
+            decode(&encode(&TimeQuery { sent_at: all })),
+            Ok(TimeQuery { sent_at: all })
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_panic(bytes in prop::collection::vec(any::<u8>(), 0..300), kind in 0u8..8) {
+            let framed = [&[b'C', b'o', VERSION, kind], bytes.as_slice()].concat();
+            for bytes in [bytes, framed] {
+                let _ = decode::<Permit>(&bytes);
+                let _ = decode::<ControlHeader>(&bytes);
+                let _ = decode::<TimeQuery>(&bytes);
+                let _ = decode::<TimeReply>(&bytes);
+                let _ = decode::<Status>(&bytes);
+            }
+        }
+    }
+}

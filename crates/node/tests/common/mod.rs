@@ -1,0 +1,193 @@
+//! Robots as processes of their own, told by lines what to do.
+//!
+//! Such a process is this test program again, running the ignored test `robot` alone: it opens a node and answers each
+//! line that it reads with one line.
+
+#![allow(dead_code)] // each test program uses its part
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::{TcpListener, UdpSocket};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::mpsc::{channel, Receiver};
+use std::time::{Duration, Instant};
+
+use coorp_core::policy::Policy;
+use coorp_node::{Node, Options};
+use coorp_team::Team;
+
+/// How long anything may take that should happen at once; no test measures it.
+pub const SOON: Duration = Duration::from_secs(20);
+
+const ANSWER: &str = "answer: ";
+
+/// A team of robots on loopback, in a folder of its own.
+pub struct Fleet {
+    pub folder: PathBuf,
+    pub file: PathBuf,
+    pub team: Team,
+}
+
+impl Fleet {
+    /// A team whose first robot leads; `more` is added to the file. Its keys are made.
+    pub fn new(robots: &[&str], more: &str) -> Fleet {
+        static NEXT: AtomicU16 = AtomicU16::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let folder = std::env::temp_dir().join(format!("coorp-node-{}-{number}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&folder);
+        std::fs::create_dir_all(&folder).unwrap();
+        let mut text = String::new();
+        for (place, name) in robots.iter().enumerate() {
+            let port = free_ports();
+            text += &format!("[[robot]]\nname = \"{name}\"\naddresses = [\"127.0.0.1\"]\nport = {port}\n");
+            if place == 0 {
+                text += "leader = true\n";
+            }
+        }
+        let file = folder.join("team.toml");
+        std::fs::write(&file, text + more).unwrap();
+        let team = coorp_team::load(&file).unwrap();
+        coorp_node::keys::init(&team).unwrap();
+        Fleet { folder, file, team }
+    }
+
+    pub fn robot(&self, name: &str) -> Robot {
+        Robot::start(&self.file, name, false)
+    }
+
+    pub fn insecure(&self, name: &str) -> Robot {
+        Robot::start(&self.file, name, true)
+    }
+}
+
+impl Drop for Fleet {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// The first of 16 ports that are free now, and that no other robot of this program was given.
+fn free_ports() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    loop {
+        let block = NEXT.fetch_add(1, Ordering::Relaxed);
+        let base = 20_000 + (std::process::id() as u16 % 64) * 512 % 8_192 + block * 16;
+        let free =
+            |port| TcpListener::bind(("127.0.0.1", port)).is_ok() && UdpSocket::bind(("127.0.0.1", port)).is_ok();
+        if (base..base + 16).all(free) {
+            return base;
+        }
+    }
+}
+
+/// A robot in a process of its own. It is killed when dropped.
+pub struct Robot {
+    pub name: String,
+    child: Child,
+    input: ChildStdin,
+    answers: Receiver<String>,
+}
+
+impl Robot {
+    fn start(team: &Path, name: &str, insecure: bool) -> Robot {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "robot", "--ignored", "--nocapture", "--test-threads=1"])
+            .env("COORP_TEST_TEAM", team)
+            .env("COORP_TEST_ROBOT", name)
+            .env("COORP_TEST_INSECURE", if insecure { "1" } else { "" })
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let input = child.stdin.take().unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        let (sender, answers) = channel();
+        std::thread::spawn(move || {
+            for line in output.lines().map_while(Result::ok) {
+                // The test harness prints on this stream as well, also in front of a line.
+                if let Some((_, answer)) = line.split_once(ANSWER) {
+                    let _ = sender.send(answer.to_owned());
+                }
+            }
+        });
+        let robot = Robot {
+            name: name.to_owned(),
+            child,
+            input,
+            answers,
+        };
+        assert_eq!(
+            robot.answers.recv_timeout(SOON).as_deref(),
+            Ok("up"),
+            "{name} does not come up"
+        );
+        robot
+    }
+
+    /// Tells it to do something, and returns what it says.
+    pub fn say(&mut self, line: &str) -> String {
+        writeln!(self.input, "{line}").unwrap();
+        let answer = self.answers.recv_timeout(SOON);
+        answer.unwrap_or_else(|_| panic!("{} does not answer to '{line}'", self.name))
+    }
+
+    /// Says the same until the answer is this one.
+    pub fn until(&mut self, line: &str, answer: &str) {
+        let (began, mut said) = (Instant::now(), String::new());
+        while began.elapsed() < SOON {
+            said = self.say(line);
+            if said == answer {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        panic!("{} answers '{said}' to '{line}', not '{answer}'", self.name);
+    }
+
+    /// As `kill -9` does.
+    pub fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Robot {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// What a robot's process does.
+pub fn be_a_robot(answer_to: impl Fn(&Node, &[&str]) -> Option<String>) {
+    let Ok(robot) = std::env::var("COORP_TEST_ROBOT") else {
+        return;
+    };
+    let team = coorp_team::load(Path::new(&std::env::var("COORP_TEST_TEAM").unwrap())).unwrap();
+    let node = Node::open(Options {
+        team,
+        robot,
+        policy: Policy::named("coorp").unwrap(),
+        insecure: std::env::var("COORP_TEST_INSECURE").is_ok_and(|insecure| !insecure.is_empty()),
+    });
+    let node = node.unwrap();
+    println!("\n{ANSWER}up");
+    for line in std::io::stdin().lines().map_while(Result::ok) {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let said = match words.as_slice() {
+            ["bulk", wants] => {
+                node.want_bulk(*wants == "on");
+                "ok".to_owned()
+            }
+            ["may"] => node.may_send_bulk().to_string(),
+            ["alive"] => format!("{:?}", node.status().alive),
+            ["holders"] => format!("{:?}", node.status().holders),
+            ["queue"] => format!("{:?}", node.status().queue),
+            ["refused"] => format!("{:?}", node.status().refused),
+            ["synchronised"] => node.status().clock_ns.is_some().to_string(),
+            _ => answer_to(&node, &words).unwrap_or_else(|| panic!("what is '{line}'?")),
+        };
+        println!("\n{ANSWER}{said}");
+    }
+}

@@ -1,0 +1,204 @@
+//! What those get who do not belong: without a key nothing, with one only what is theirs, with garbage a count.
+#![allow(clippy::unwrap_used)] // a test may fail by panicking
+
+mod common;
+
+use std::time::Duration;
+
+use common::{be_a_robot, Fleet, SOON};
+use coorp_core::RobotId;
+use coorp_node::wire::{self, Permit};
+use coorp_team::Team;
+use serde_json::{json, Value};
+use zenoh::query::ConsolidationMode;
+use zenoh::{Session, Wait};
+
+#[test]
+#[ignore = "the process of a robot in the other tests"]
+fn robot() {
+    be_a_robot(|_, _| None);
+}
+
+/// A session of nobody's, to a robot's coordination or control port, with these keys.
+fn session(team: &Team, robot: u16, place: u16, protocol: &str, tls: Value) -> Session {
+    let port = team.port(RobotId(robot)) + place;
+    let metadata = if protocol == "quic" { "?mixed_rel=1" } else { "" };
+    let config = json!({
+        "mode": "peer",
+        "listen": { "endpoints": [] },
+        "connect": {
+            "endpoints": [format!("{protocol}/127.0.0.1:{port}{metadata}")],
+            "timeout_ms": -1,
+            "exit_on_failure": false,
+        },
+        "scouting": { "multicast": { "enabled": false } },
+        "transport": { "link": { "tls": tls } },
+    });
+    let config = zenoh::Config::from_json5(&config.to_string()).unwrap();
+    zenoh::open(config).wait().unwrap()
+}
+
+fn tls(fleet: &Fleet, keys: &Fleet, name: &str) -> Value {
+    let (mine, trusted) = (&keys.team.live.keys, &fleet.team.live.keys);
+    json!({
+        "enable_mtls": true,
+        "verify_name_on_connect": false,
+        "root_ca_certificate": trusted.join("ca.pem"),
+        "connect_private_key": mine.join(format!("robots/{name}.key")),
+        "connect_certificate": mine.join(format!("robots/{name}.pem")),
+    })
+}
+
+/// The answers to a query within a while.
+fn ask(session: &Session, key: &str, payload: Vec<u8>, wait: Duration) -> Vec<Vec<u8>> {
+    let replies = session
+        .get(key)
+        .payload(payload)
+        .consolidation(ConsolidationMode::None)
+        .timeout(wait);
+    let replies = replies.wait().unwrap();
+    let answers = std::iter::from_fn(|| replies.recv().ok());
+    answers
+        .filter_map(|reply| Some(reply.result().ok()?.payload().to_bytes().into_owned()))
+        .collect()
+}
+
+/// Asks until there is an answer.
+fn answer(session: &Session, key: &str, payload: &[u8]) -> Vec<u8> {
+    let began = std::time::Instant::now();
+    while began.elapsed() < SOON {
+        if let Some(answer) = ask(session, key, payload.to_vec(), Duration::from_millis(300)).pop() {
+            return answer;
+        }
+    }
+    panic!("no answer on {key}");
+}
+
+fn request(robot: u16, request: u64) -> Vec<u8> {
+    wire::encode(&Permit::Request {
+        robot,
+        request,
+        sent_at: 1,
+    })
+}
+
+const A_WHILE: Duration = Duration::from_secs(2);
+
+#[test]
+fn a_stranger_is_not_let_in() {
+    let (fleet, other) = (Fleet::new(&["lead", "one"], ""), Fleet::new(&["lead", "one"], ""));
+    let mut lead = fleet.robot("lead");
+    let without = json!({
+        "verify_name_on_connect": false,
+        "root_ca_certificate": fleet.team.live.keys.join("ca.pem"),
+    });
+    // No key; the key of another team that trusts nobody here; and a plain connection.
+    let attempts = [
+        ("tls", without),
+        ("tls", tls(&fleet, &other, "one")),
+        ("tcp", json!({})),
+    ];
+    for (protocol, keys) in attempts {
+        let stranger = session(&fleet.team, 0, 0, protocol, keys);
+        let heard = stranger.declare_subscriber("**").wait().unwrap();
+        for key in [
+            "coorp/team/permit/lead/one",
+            "coorp/team/status/lead",
+            "coorp/team/time/lead",
+            "**",
+        ] {
+            assert_eq!(
+                ask(&stranger, key, request(1, 1), A_WHILE / 4),
+                Vec::<Vec<u8>>::new(),
+                "{key}"
+            );
+        }
+        let alive = stranger.liveliness().get("**").timeout(A_WHILE / 4).wait().unwrap();
+        assert!(alive.recv().is_err(), "a stranger sees who is there");
+        assert!(heard.try_recv().unwrap().is_none());
+        assert_eq!(stranger.info().peers_zid().wait().count(), 0, "a link over {protocol}");
+    }
+    assert_eq!(lead.say("queue"), "[]");
+    assert_eq!(lead.say("holders"), "[]");
+    // Who belongs gets an answer on the same port.
+    let one = session(&fleet.team, 0, 0, "tls", tls(&fleet, &fleet, "one"));
+    let grant = answer(&one, "coorp/team/permit/lead/one", &request(1, 1));
+    assert!(matches!(wire::decode(&grant), Ok(Permit::Grant { request: 1, .. })));
+    assert_eq!(lead.say("holders"), "[1]");
+}
+
+#[test]
+fn a_robot_speaks_for_itself_alone() {
+    let fleet = Fleet::new(&["lead", "one", "two"], "");
+    let mut lead = fleet.robot("lead");
+    let two = session(&fleet.team, 0, 0, "tls", tls(&fleet, &fleet, "two"));
+    // It belongs, and gets what is its own ...
+    answer(&two, "coorp/team/permit/lead/two", &request(2, 1));
+    // ... but no permit in another's name, no status, and nobody hears it as another.
+    assert_eq!(
+        ask(&two, "coorp/team/permit/lead/one", request(1, 1), A_WHILE),
+        Vec::<Vec<u8>>::new()
+    );
+    assert_eq!(
+        ask(&two, "coorp/team/status/lead", Vec::new(), A_WHILE / 4),
+        Vec::<Vec<u8>>::new()
+    );
+    let _token = two.liveliness().declare_token("coorp/team/alive/one/1").wait().unwrap();
+    let _own = two.liveliness().declare_token("coorp/team/alive/two/1").wait().unwrap();
+    lead.until("alive", "[0, 2]");
+    assert_eq!(lead.say("holders"), "[2]");
+    assert_eq!(lead.say("queue"), "[]");
+}
+
+#[test]
+fn garbage_is_refused_and_counted_and_nothing_else_is_disturbed() {
+    let fleet = Fleet::new(&["lead", "one", "two"], "");
+    let (mut lead, mut two) = (fleet.insecure("lead"), fleet.insecure("two"));
+    let anyone = session(&fleet.team, 0, 0, "tcp", json!({}));
+    let key = "coorp/team/permit/lead/one";
+    let mut newer = request(1, 1);
+    newer[2] += 1;
+    answer(
+        &anyone,
+        "coorp/team/time/lead",
+        &wire::encode(&wire::TimeQuery { sent_at: 0 }),
+    );
+    for garbage in [vec![0; 300_000], newer, vec![], b"Co\x01\x01\xff\xff\xff\xff".to_vec()] {
+        assert_eq!(ask(&anyone, key, garbage, A_WHILE / 8), Vec::<Vec<u8>>::new());
+    }
+    assert_eq!(
+        ask(&anyone, "coorp/team/permit/lead/nobody", request(9, 1), A_WHILE / 8),
+        Vec::<Vec<u8>>::new()
+    );
+    let counted = "Refused { oversized: 1, version: 1, malformed: 3, stale_grants: 0 }";
+    assert_eq!(lead.say("refused"), counted);
+    two.say("bulk on");
+    two.until("may", "true");
+}
+
+#[test]
+fn a_replayed_grant_is_refused_and_counted() {
+    let fleet = Fleet::new(&["lead", "one"], "");
+    // Only without keys can anyone answer for the leader at all.
+    let mut one = fleet.insecure("one");
+    let forger = session(&fleet.team, 1, 0, "tcp", json!({}));
+    let old = wire::encode(&Permit::Grant {
+        request: 1,
+        token: 1,
+        slice: 5_000_000_000,
+        echo: 1,
+    });
+    let answers = forger
+        .declare_queryable("coorp/team/permit/lead/one")
+        .callback(move |query| {
+            query.reply(query.key_expr().clone(), old.clone()).wait().unwrap();
+        });
+    let _answers = answers.wait().unwrap();
+    one.say("bulk on");
+    let began = std::time::Instant::now();
+    while one.say("refused").contains("stale_grants: 0") {
+        assert_eq!(one.say("may"), "false");
+        assert!(began.elapsed() < SOON, "the old grant never came");
+    }
+    assert_eq!(one.say("may"), "false");
+}
