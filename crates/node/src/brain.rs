@@ -28,11 +28,13 @@ const BACKLOG_MAX: Duration = Duration::from_millis(1);
 const ASK_TIME_EVERY: Duration = Duration::from_secs(1);
 const ASK_TIME_FIRST: Duration = Duration::from_millis(50);
 const ASKED_QUICKLY: u32 = 8;
+/// The others are told again after so long what they should know already: who started anew does not.
+const TELL_EVERY: Duration = Duration::from_secs(1);
 /// Flows of other robots in the planner come after our own.
 const SHARED: u32 = 1 << 16;
 
 /// What a robot wants done.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Action {
     /// Tell the controller.
     ToController(Message),
@@ -44,6 +46,8 @@ pub(crate) enum Action {
     Resume,
     /// Ask for the leader's clock.
     AskTime,
+    /// Tell the others when this robot's control messages are due: by topic, on this robot's clock.
+    TellModels(Vec<(u8, TimeModel)>),
 }
 
 /// What a robot's permit is like.
@@ -60,13 +64,16 @@ pub(crate) enum PermitState {
 #[derive(Debug)]
 pub(crate) struct Brain {
     leader: RobotId,
-    me: RobotId,
     requester: Option<Requester>,
     controller: Option<Controller>,
     local: Option<LocalConfig>,
     planner: Option<WindowPlanner>,
     gate: Option<Gate>,
-    flows: u32,
+    /// Which of this robot's flows are taken.
+    flows: [bool; TOPICS_MAX],
+    tell_models_at: Instant,
+    /// The others know already that there is nothing to know.
+    told_nothing: bool,
     leaders_clock: ClockEstimate,
     ask_time_at: Instant,
     asked_time: u32,
@@ -87,14 +94,15 @@ impl Brain {
         });
         Brain {
             leader: team.leader,
-            me,
             requester: global.map(|config| Requester::new(me, config, incarnation)),
             // Whoever led before may have granted permits that still last.
             controller: controller.map(|config| Controller::recovering(config, incarnation, now)),
             gate: policy.local.as_ref().map(gate),
             local: policy.local.clone(),
             planner,
-            flows: 0,
+            flows: [false; TOPICS_MAX],
+            tell_models_at: now + TELL_EVERY,
+            told_nothing: false,
             leaders_clock: ClockEstimate::default(),
             ask_time_at: now,
             asked_time: 0,
@@ -182,11 +190,9 @@ impl Brain {
 
     /// A control flow of this robot, with the period that its publisher declares. `None` once there are too many.
     pub fn add_flow(&mut self, period: Option<Duration>) -> Option<FlowId> {
-        if self.flows as usize >= TOPICS_MAX {
-            return None;
-        }
-        let id = FlowId(self.flows);
-        self.flows += 1;
+        let free = self.flows.iter().position(|taken| !taken)?;
+        self.flows[free] = true;
+        let id = FlowId(free as u32);
         if let (Some(planner), Some(local)) = (&mut self.planner, &self.local) {
             let config = ArrivalConfig {
                 accuracy: local.accuracy,
@@ -210,14 +216,50 @@ impl Brain {
         self.gather();
     }
 
-    /// What is known of a flow of this robot, to be told to the others on the leader's clock: where that is known.
-    pub fn time_model(&self, flow: FlowId, now: Instant) -> Option<TimeModel> {
-        let model = self.planner.as_ref()?.time_model(flow)?;
-        let phase = match self.leaders_clock(now) {
-            Some((_, offset)) => offset.theirs(model.phase),
-            None => return None,
+    /// A control flow of this robot ends.
+    pub fn remove_flow(&mut self, flow: FlowId) {
+        if let Some(taken) = self.flows.get_mut(flow.0 as usize) {
+            *taken = false;
+        }
+        if let Some(planner) = &mut self.planner {
+            planner.remove_flow(flow);
+        }
+        self.gather();
+    }
+
+    /// Another robot says when its control messages are due, on our clock as far as that is known: all that it has.
+    pub fn on_models(&mut self, from: RobotId, models: &[(u8, TimeModel)], within: Duration, now: Instant) {
+        let sharing = self.local.as_ref().is_some_and(|local| local.shared_windows);
+        let Some(planner) = self.planner.as_mut().filter(|_| sharing) else {
+            return;
         };
-        Some(TimeModel { phase, ..model })
+        for topic in 0..TOPICS_MAX {
+            let model = models.iter().find(|(told, _)| usize::from(*told) == topic);
+            match model {
+                // The planner has room for every flow of every robot.
+                Some((_, model)) if model.period > Duration::ZERO => {
+                    let _ = planner.set_shared(shared(from, topic), *model, within, now);
+                }
+                _ => planner.remove_flow(shared(from, topic)),
+            }
+        }
+        self.gather();
+    }
+
+    fn tell_models(&mut self, now: Instant) {
+        let sharing = self.local.as_ref().is_some_and(|local| local.shared_windows);
+        let Some(planner) = self.planner.as_ref().filter(|_| sharing) else {
+            self.tell_models_at = Instant::FAR_FUTURE;
+            return;
+        };
+        self.tell_models_at = now + TELL_EVERY;
+        let known = (0u8..).zip(&self.flows).filter(|(_, taken)| **taken);
+        let models = known.filter_map(|(topic, _)| Some((topic, planner.time_model(FlowId(u32::from(topic)))?)));
+        let models: Vec<_> = models.collect();
+        if !(models.is_empty() && self.told_nothing) {
+            self.told_nothing = models.is_empty();
+            self.actions.push_back(Action::TellModels(models));
+        }
     }
 
     // --- clocks -----------------------------------------------------------------------------------------------
@@ -277,6 +319,9 @@ impl Brain {
         if let Some(gate) = &mut self.gate {
             gate.on_deadline(now);
         }
+        if now >= self.tell_models_at {
+            self.tell_models(now);
+        }
         if now >= self.ask_time_at {
             let known = self.asked_time >= ASKED_QUICKLY;
             self.ask_time_at = now + if known { ASK_TIME_EVERY } else { ASK_TIME_FIRST };
@@ -293,7 +338,8 @@ impl Brain {
             self.planner.as_ref().and_then(WindowPlanner::next_deadline),
             self.gate.as_ref().and_then(Gate::next_deadline),
         ];
-        deadlines.into_iter().flatten().fold(self.ask_time_at, Instant::min)
+        let own = self.ask_time_at.min(self.tell_models_at);
+        deadlines.into_iter().flatten().fold(own, Instant::min)
     }
 
     /// The next thing to do, until `None`.

@@ -80,6 +80,11 @@ impl Keys {
         format!("coorp/{}/time/{robot}", self.team)
     }
 
+    /// Where a robot says when its control messages are due.
+    pub fn models(&self, robot: &str) -> String {
+        format!("coorp/{}/models/{robot}", self.team)
+    }
+
     pub fn control(&self, robot: &str, topic: &str) -> String {
         format!("coorp/{}/control/{robot}/{topic}", self.team)
     }
@@ -283,6 +288,8 @@ fn coordination_rules(team: &Team) -> Value {
                 &["declare_queryable", "reply"],
                 &[keys.permit(name, "*"), keys.status(name), keys.time(name)],
             ),
+            rule("say", name, &["put"], &[keys.models(name)]),
+            rule("hear", name, &["declare_subscriber"], &[keys.models("*")]),
             rule(
                 "watch",
                 name,

@@ -6,6 +6,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod brain;
+pub mod control;
 mod error;
 mod fabric;
 pub mod keys;

@@ -5,14 +5,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration as StdDuration, SystemTime, UNIX_EPOCH};
 
+use coorp_core::arrival::TimeModel;
 use coorp_core::permits::Message;
 use coorp_core::policy::Policy;
 use coorp_core::windows::Window;
-use coorp_core::{Duration, Instant, RobotId};
+use coorp_core::{Duration, FlowId, Instant, RobotId};
 use coorp_team::Team;
 use zenoh::bytes::ZBytes;
 use zenoh::liveliness::LivelinessToken;
@@ -21,7 +22,8 @@ use zenoh::query::{ConsolidationMode, Query, Reply};
 use zenoh::sample::{Sample, SampleKind};
 use zenoh::{Session, Wait};
 
-use crate::brain::{Action, Brain, PermitState};
+use crate::brain::{Action, Brain, PermitState, TOPICS_MAX};
+use crate::control::{Inbox, Publisher, Sent, Subscriber};
 use crate::fabric::{self, Keys, Who};
 use crate::keys::Identity;
 use crate::status::{self, RefusedCounts, Status};
@@ -79,6 +81,9 @@ pub(crate) struct Inner {
     alive: Mutex<BTreeMap<RobotId, BTreeSet<String>>>,
     /// As the controller: the newest open query of each robot, to be answered when there is something to say.
     asking: Mutex<BTreeMap<RobotId, Query>>,
+    /// What the control topics of this robot count, for its status.
+    published: Mutex<BTreeMap<FlowId, Arc<Sent>>>,
+    subscribed: Mutex<Vec<Weak<Inbox>>>,
     pub refused: RefusedCounts,
 }
 
@@ -125,6 +130,8 @@ impl Node {
             coordination,
             alive: Mutex::default(),
             asking: Mutex::default(),
+            published: Mutex::default(),
+            subscribed: Mutex::default(),
             refused: RefusedCounts::default(),
             policy,
             team,
@@ -157,6 +164,22 @@ impl Node {
     pub fn may_send_bulk(&self) -> bool {
         let permit = self.inner.ask(|brain, now| brain.permit(now));
         matches!(permit, PermitState::NotNeeded | PermitState::Holding)
+    }
+
+    /// Sends control messages on a topic; `period` where its messages come at one, which saves learning it.
+    ///
+    /// # Errors
+    /// Where the topic's name does not fit, or this robot publishes too many.
+    pub fn control_publisher(&self, topic: &str, period: Option<Duration>) -> Result<Publisher, Error> {
+        Publisher::new(&self.inner, topic, period)
+    }
+
+    /// Receives the control messages of all robots on a topic, this robot's own included.
+    ///
+    /// # Errors
+    /// Where the topic's name does not fit.
+    pub fn control_subscriber(&self, topic: &str) -> Result<Subscriber, Error> {
+        Subscriber::new(&self.inner, topic)
     }
 
     /// The robot as it is now.
@@ -208,7 +231,7 @@ impl Inner {
         what(&lock(&self.brain), self.now())
     }
 
-    fn name(&self) -> &str {
+    pub fn name(&self) -> &str {
         self.name_of(self.me)
     }
 
@@ -217,6 +240,39 @@ impl Inner {
             .robots
             .get(usize::from(robot.0))
             .map_or("", |robot| robot.name.as_str())
+    }
+
+    /// What the leader's clock shows when ours shows `ours`: which leader's it is, the time, and within what.
+    pub fn leaders_time(&self, ours: Instant) -> Option<(u64, Instant, Duration)> {
+        if self.me == self.team.leader {
+            return Some((self.own_clock(), ours, Duration::ZERO));
+        }
+        let (clock, offset) = self.ask(|brain, now| brain.leaders_clock(now))?;
+        Some((clock, offset.theirs(ours), offset.within))
+    }
+
+    // --- control topics ---------------------------------------------------------------------------------------
+
+    pub fn publish(&self, sent: &Arc<Sent>, period: Option<Duration>) -> Result<FlowId, Error> {
+        let flow = self.tell(|brain, _| brain.add_flow(period)).ok_or_else(|| {
+            Error::Input(format!(
+                "{} publishes {TOPICS_MAX} control topics already, which is the limit",
+                self.name()
+            ))
+        })?;
+        lock(&self.published).insert(flow, sent.clone());
+        Ok(flow)
+    }
+
+    pub fn unpublish(&self, flow: FlowId) {
+        lock(&self.published).remove(&flow);
+        self.tell(|brain, _| brain.remove_flow(flow));
+    }
+
+    pub fn subscribe(&self, inbox: &Arc<Inbox>) {
+        let mut subscribed = lock(&self.subscribed);
+        subscribed.retain(|inbox| inbox.strong_count() > 0);
+        subscribed.push(Arc::downgrade(inbox));
     }
 
     // --- driving ----------------------------------------------------------------------------------------------
@@ -254,6 +310,7 @@ impl Inner {
             Action::Permitted(false) => tracing::info!("bulk is permitted no longer"),
             Action::Resume => {}
             Action::AskTime => self.ask_time(),
+            Action::TellModels(models) => self.tell_models(models),
         }
     }
 
@@ -301,6 +358,69 @@ impl Inner {
         });
     }
 
+    /// Tells the others when this robot's control messages are due, so that they keep bulk off the air then.
+    fn tell_models(&self, models: Vec<(u8, TimeModel)>) {
+        let Some((clock, _, within)) = self.leaders_time(self.now()) else {
+            return;
+        };
+        let ours = lock(&self.brain).leaders_clock(self.now()).map(|(_, offset)| offset);
+        let theirs = |at: Instant| ours.map_or(at, |offset| offset.theirs(at)).as_nanos();
+        let models = models.into_iter().map(|(topic, model)| wire::Model {
+            topic,
+            period: model.period.as_nanos(),
+            phase: theirs(model.phase),
+            sigma: model.sigma.as_nanos(),
+            early: (model.early + within).as_nanos(),
+            late: (model.late + within).as_nanos(),
+        });
+        let frame = wire::encode(&wire::Models {
+            clock,
+            models: models.collect(),
+        });
+        let put = self.coordination.put(self.keys.models(self.name()), frame);
+        if let Err(error) = put
+            .priority(Priority::RealTime)
+            .congestion_control(CongestionControl::Drop)
+            .wait()
+        {
+            tracing::debug!("models were not told: {error}");
+        }
+    }
+
+    fn on_models(&self, sample: &Sample) {
+        let what = "when control messages are due";
+        let from = self.keys.part(sample.key_expr().as_str(), 1);
+        let Some(from) = from.and_then(|name| self.team.robot_named(name)) else {
+            return self.refused.count(what, wire::Refusal::Malformed);
+        };
+        if from == self.me {
+            return;
+        }
+        let Some(told) = self.read::<wire::Models>(what, sample.payload()) else {
+            return;
+        };
+        let Some((clock, _, within)) = self.leaders_time(self.now()) else {
+            return;
+        };
+        if clock != told.clock {
+            return; // One of us has not met the new leader's clock yet; it is told again.
+        }
+        let ours = lock(&self.brain).leaders_clock(self.now()).map(|(_, offset)| offset);
+        let local = |at: Instant| ours.map_or(at, |offset| offset.ours(at));
+        let models = told.models.into_iter().map(|model| {
+            let time_model = TimeModel {
+                period: Duration::from_nanos(model.period),
+                phase: local(Instant::from_nanos(model.phase)),
+                sigma: Duration::from_nanos(model.sigma),
+                early: Duration::from_nanos(model.early),
+                late: Duration::from_nanos(model.late),
+            };
+            (model.topic, time_model)
+        });
+        let models: Vec<_> = models.collect();
+        self.tell(|brain, now| brain.on_models(from, &models, within, now));
+    }
+
     fn query<F: Frame>(&self, key: &str, frame: &F, then: impl Fn(&ZBytes) + Send + Sync + 'static) {
         let asked = self
             .coordination
@@ -344,22 +464,40 @@ impl Inner {
             self.answer_queries(&self.keys.permit(name, "*"), Inner::on_permit_query)?;
             self.answer_queries(&self.keys.time(name), Inner::on_time_query)?;
         }
-        let inner = self.clone();
+        let inner = Arc::downgrade(self);
+        let models = self.coordination.declare_subscriber(self.keys.models("*"));
+        let models = models.callback(move |sample| {
+            if let Some(inner) = inner.upgrade() {
+                inner.on_models(&sample);
+            }
+        });
+        models
+            .background()
+            .wait()
+            .map_err(|error| fabric_failed(error.as_ref()))?;
+        let inner = Arc::downgrade(self);
         let tokens = self
             .coordination
             .liveliness()
             .declare_subscriber(self.keys.alive("*", "*"));
-        let tokens = tokens
-            .history(true)
-            .callback(move |sample| inner.on_token(&sample))
-            .background();
+        let tokens = tokens.history(true).callback(move |sample| {
+            if let Some(inner) = inner.upgrade() {
+                inner.on_token(&sample);
+            }
+        });
+        let tokens = tokens.background();
         tokens.wait().map_err(|error| fabric_failed(error.as_ref()))
     }
 
     fn answer_queries(self: &Arc<Self>, key: &str, answer: fn(&Inner, &Query)) -> Result<(), Error> {
-        let inner = self.clone();
+        let inner = Arc::downgrade(self);
         let queryable = self.coordination.declare_queryable(key.to_owned());
-        let queryable = queryable.callback(move |query| answer(&inner, &query)).background();
+        let queryable = queryable.callback(move |query| {
+            if let Some(inner) = inner.upgrade() {
+                answer(&inner, &query);
+            }
+        });
+        let queryable = queryable.background();
         queryable.wait().map_err(|error| fabric_failed(error.as_ref()))
     }
 
@@ -464,6 +602,12 @@ impl Inner {
                 .leaders_clock(now)
                 .map(|(_, offset)| (offset.ahead_ns, offset.within.as_nanos())),
             paths: (0..self.control.len()).map(path).collect(),
+            published: lock(&self.published).values().map(|sent| sent.published()).collect(),
+            heard: lock(&self.subscribed)
+                .iter()
+                .filter_map(Weak::upgrade)
+                .flat_map(|inbox| inbox.heard(now))
+                .collect(),
             refused: self.refused.read(),
         }
     }

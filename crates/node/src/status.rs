@@ -33,8 +33,40 @@ pub struct Status {
     pub clock_ns: Option<(i64, u64)>,
     /// The names of its paths, in their order.
     pub paths: Vec<String>,
+    /// The control topics that it publishes.
+    pub published: Vec<Published>,
+    /// The control topics that it hears, one entry a sender.
+    pub heard: Vec<Heard>,
     /// Frames that it has refused, by reason.
     pub refused: Refused,
+}
+
+/// A control topic that a robot publishes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Published {
+    /// Its name.
+    pub topic: String,
+    /// Messages so far.
+    pub count: u64,
+}
+
+/// A control topic as a robot hears it from one sender.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Heard {
+    /// Its name.
+    pub topic: String,
+    /// The sender, by its place in the team file.
+    pub from: u16,
+    /// Messages that were newer than all before.
+    pub count: u64,
+    /// Messages that never came, or only after a newer one.
+    pub missed: u64,
+    /// Copies of the newest that came over other paths.
+    pub duplicates: u64,
+    /// How long ago the newest came, microseconds.
+    pub quiet_us: u64,
+    /// The path that brought the newest first.
+    pub path: u64,
 }
 
 /// A robot's permit.
@@ -71,7 +103,7 @@ impl Refused {
 
 impl Frame for Status {
     const KIND: u8 = 5;
-    const BYTES_MAX: usize = 256 << 10;
+    const BYTES_MAX: usize = 4 << 20;
 }
 
 /// Counts refusals as they come, from any thread.

@@ -217,6 +217,33 @@ impl Frame for TimeReply {
     const BYTES_MAX: usize = 64;
 }
 
+/// When a robot's control messages are due, on the leader's clock.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Models {
+    /// Which leader's clock it is.
+    pub clock: u64,
+    /// One a topic; topics that are not here are due at no known time.
+    pub models: Vec<Model>,
+}
+
+/// One topic's time model; times in nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)] // As in `coorp_core::arrival::TimeModel`.
+pub struct Model {
+    /// The topic's number with its robot.
+    pub topic: u8,
+    pub period: u64,
+    pub phase: u64,
+    pub sigma: u64,
+    pub early: u64,
+    pub late: u64,
+}
+
+impl Frame for Models {
+    const KIND: u8 = 6;
+    const BYTES_MAX: usize = 4_096;
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -280,6 +307,19 @@ mod tests {
             made_at_leaders: Some((all, all)),
         };
         assert_eq!(decode(&encode(&header)), Ok(header));
+        let model = Model {
+            topic: u8::MAX,
+            period: all,
+            phase: all,
+            sigma: all,
+            early: all,
+            late: all,
+        };
+        let models = Models {
+            clock: all,
+            models: vec![model; crate::brain::TOPICS_MAX],
+        };
+        assert_eq!(decode(&encode(&models)), Ok(models));
         let reply = TimeReply {
             clock: all,
             echo: all,
@@ -303,6 +343,7 @@ mod tests {
                 let _ = decode::<TimeQuery>(&bytes);
                 let _ = decode::<TimeReply>(&bytes);
                 let _ = decode::<Status>(&bytes);
+                let _ = decode::<Models>(&bytes);
             }
         }
     }

@@ -5,11 +5,9 @@ mod common;
 
 use std::time::Duration;
 
-use common::{be_a_robot, Fleet, SOON};
-use coorp_core::RobotId;
+use common::{be_a_robot, session, tls, Fleet, SOON};
 use coorp_node::wire::{self, Permit};
-use coorp_team::Team;
-use serde_json::{json, Value};
+use serde_json::json;
 use zenoh::query::ConsolidationMode;
 use zenoh::{Session, Wait};
 
@@ -17,36 +15,6 @@ use zenoh::{Session, Wait};
 #[ignore = "the process of a robot in the other tests"]
 fn robot() {
     be_a_robot(|_, _| None);
-}
-
-/// A session of nobody's, to a robot's coordination or control port, with these keys.
-fn session(team: &Team, robot: u16, place: u16, protocol: &str, tls: Value) -> Session {
-    let port = team.port(RobotId(robot)) + place;
-    let metadata = if protocol == "quic" { "?mixed_rel=1" } else { "" };
-    let config = json!({
-        "mode": "peer",
-        "listen": { "endpoints": [] },
-        "connect": {
-            "endpoints": [format!("{protocol}/127.0.0.1:{port}{metadata}")],
-            "timeout_ms": -1,
-            "exit_on_failure": false,
-        },
-        "scouting": { "multicast": { "enabled": false } },
-        "transport": { "link": { "tls": tls } },
-    });
-    let config = zenoh::Config::from_json5(&config.to_string()).unwrap();
-    zenoh::open(config).wait().unwrap()
-}
-
-fn tls(fleet: &Fleet, keys: &Fleet, name: &str) -> Value {
-    let (mine, trusted) = (&keys.team.live.keys, &fleet.team.live.keys);
-    json!({
-        "enable_mtls": true,
-        "verify_name_on_connect": false,
-        "root_ca_certificate": trusted.join("ca.pem"),
-        "connect_private_key": mine.join(format!("robots/{name}.key")),
-        "connect_certificate": mine.join(format!("robots/{name}.pem")),
-    })
 }
 
 /// The answers to a query within a while.

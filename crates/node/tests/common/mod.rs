@@ -14,8 +14,11 @@ use std::sync::mpsc::{channel, Receiver};
 use std::time::{Duration, Instant};
 
 use coorp_core::policy::Policy;
+use coorp_core::RobotId;
 use coorp_node::{Node, Options};
 use coorp_team::Team;
+use serde_json::{json, Value};
+use zenoh::{Session, Wait};
 
 /// How long anything may take that should happen at once; no test measures it.
 pub const SOON: Duration = Duration::from_secs(20);
@@ -190,4 +193,43 @@ pub fn be_a_robot(answer_to: impl Fn(&Node, &[&str]) -> Option<String>) {
         };
         println!("\n{ANSWER}{said}");
     }
+}
+
+/// Does something again and again until it is so.
+pub fn until(mut so: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !so() {
+        assert!(began.elapsed() < SOON, "it does not come to pass");
+    }
+}
+
+/// A session of nobody's, to a robot's coordination or control port, with these keys.
+pub fn session(team: &Team, robot: u16, place: u16, protocol: &str, tls: Value) -> Session {
+    let port = team.port(RobotId(robot)) + place;
+    let metadata = if protocol == "quic" { "?mixed_rel=1" } else { "" };
+    let config = json!({
+        "mode": "peer",
+        "listen": { "endpoints": [] },
+        "connect": {
+            "endpoints": [format!("{protocol}/127.0.0.1:{port}{metadata}")],
+            "timeout_ms": -1,
+            "exit_on_failure": false,
+        },
+        "scouting": { "multicast": { "enabled": false } },
+        "transport": { "link": { "tls": tls } },
+    });
+    let config = zenoh::Config::from_json5(&config.to_string()).unwrap();
+    zenoh::open(config).wait().unwrap()
+}
+
+/// The configuration of a link with the keys that `keys` has for a robot.
+pub fn tls(fleet: &Fleet, keys: &Fleet, name: &str) -> Value {
+    let (mine, trusted) = (&keys.team.live.keys, &fleet.team.live.keys);
+    json!({
+        "enable_mtls": true,
+        "verify_name_on_connect": false,
+        "root_ca_certificate": trusted.join("ca.pem"),
+        "connect_private_key": mine.join(format!("robots/{name}.key")),
+        "connect_certificate": mine.join(format!("robots/{name}.pem")),
+    })
 }

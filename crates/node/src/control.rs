@@ -1,0 +1,403 @@
+//! Control messages: small, predicted, sent ahead of bulk, and the newest counts.
+//!
+//! A [`Publisher`] tells the brain of each message, which learns from it when the next is due and keeps bulk out of its
+//! way, and sends it over every path of its robot. A [`Subscriber`] takes of each robot the first copy of what is newer
+//! than all before, and holds one message a robot: whoever is slow gets the newest, not the oldest.
+//!
+//! Left out: choosing among paths, which is DupCon's part (004); here all carry all.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Instant as StdInstant;
+
+use coorp_core::{Duration, FlowId, Instant, RobotId};
+use tokio::sync::Notify;
+use zenoh::bytes::ZBytes;
+use zenoh::qos::{CongestionControl, Priority, Reliability};
+use zenoh::sample::Sample;
+use zenoh::Wait;
+
+use crate::fabric::MESSAGE_BYTES_MAX;
+use crate::node::{fabric_failed, lock, Inner};
+use crate::status::{Heard, Published};
+use crate::wire::{ControlHeader, Refusal};
+use crate::Error;
+
+/// Longest name of a topic, characters.
+const TOPIC_CHARS_MAX: usize = 64;
+
+/// Sends the control messages of one topic. Dropped, the topic ends.
+#[derive(Debug)]
+pub struct Publisher {
+    inner: Arc<Inner>,
+    flow: FlowId,
+    sent: Arc<Sent>,
+    /// One a path.
+    paths: Vec<zenoh::pubsub::Publisher<'static>>,
+}
+
+/// What a robot counts of a topic that it publishes.
+#[derive(Debug)]
+pub(crate) struct Sent {
+    topic: String,
+    next: AtomicU64,
+}
+
+impl Sent {
+    pub fn published(&self) -> Published {
+        Published {
+            topic: self.topic.clone(),
+            count: self.next.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl Publisher {
+    pub(crate) fn new(inner: &Arc<Inner>, topic: &str, period: Option<Duration>) -> Result<Publisher, Error> {
+        let key = inner.keys.control(inner.name(), checked(topic)?);
+        let mut paths = Vec::with_capacity(inner.control.len());
+        for session in &inner.control {
+            let publisher = session
+                .declare_publisher(key.clone())
+                .priority(Priority::RealTime)
+                .congestion_control(CongestionControl::Drop)
+                .reliability(Reliability::BestEffort)
+                .express(true);
+            paths.push(publisher.wait().map_err(|error| fabric_failed(error.as_ref()))?);
+        }
+        let sent = Arc::new(Sent {
+            topic: topic.to_owned(),
+            next: AtomicU64::new(0),
+        });
+        let flow = inner.publish(&sent, period)?;
+        Ok(Publisher {
+            inner: inner.clone(),
+            flow,
+            sent,
+            paths,
+        })
+    }
+
+    /// Sends a message, or drops it where the network takes no more. Does not wait.
+    ///
+    /// # Errors
+    /// Where the message is larger than [`MESSAGE_BYTES_MAX`], or the node has closed.
+    pub fn put(&self, message: &[u8]) -> Result<(), Error> {
+        if message.len() > MESSAGE_BYTES_MAX {
+            return Err(Error::Input(format!(
+                "a control message of {} bytes on \"{}\" is over the limit of {MESSAGE_BYTES_MAX}: send it as bulk",
+                message.len(),
+                self.sent.topic
+            )));
+        }
+        let made_at = self.inner.tell(|brain, now| {
+            brain.on_control(self.flow, now);
+            now
+        });
+        let header = ControlHeader {
+            incarnation: self.inner.incarnation,
+            sequence: self.sent.next.fetch_add(1, Ordering::Relaxed),
+            made_at: made_at.as_nanos(),
+            made_at_leaders: self
+                .inner
+                .leaders_time(made_at)
+                .map(|(clock, at, _)| (clock, at.as_nanos())),
+        };
+        let (header, message) = (ZBytes::from(crate::wire::encode(&header)), ZBytes::from(message));
+        for path in &self.paths {
+            let put = path.put(message.clone()).attachment(header.clone());
+            put.wait().map_err(|error| fabric_failed(error.as_ref()))?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Publisher {
+    fn drop(&mut self) {
+        self.inner.unpublish(self.flow);
+    }
+}
+
+/// A control message that came.
+#[derive(Clone, Debug)]
+pub struct Message {
+    /// The robot that sent it.
+    pub from: RobotId,
+    /// The how manieth of its topic since its sender started, from 0.
+    pub sequence: u64,
+    /// The path that brought it first, by its place among this robot's.
+    pub path: usize,
+    /// When it came, on this robot's clock.
+    pub arrived_at: Instant,
+    /// How old it was when it was taken, as far as the leader's clock is known to both ends.
+    pub age: Option<Age>,
+    payload: ZBytes,
+}
+
+impl Message {
+    /// Its content.
+    pub fn bytes(&self) -> Cow<'_, [u8]> {
+        self.payload.to_bytes()
+    }
+}
+
+/// How old a message is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Age {
+    /// Since it was made.
+    pub is: Duration,
+    /// As this robot's clock is known; the sender's comes on top.
+    pub within: Duration,
+}
+
+/// Receives one topic of all robots.
+#[derive(Debug)]
+pub struct Subscriber {
+    inner: Arc<Inner>,
+    inbox: Arc<Inbox>,
+    _paths: Vec<zenoh::pubsub::Subscriber<()>>,
+}
+
+/// What came and was not taken yet: one message a robot.
+#[derive(Debug)]
+pub(crate) struct Inbox {
+    topic: String,
+    state: Mutex<State>,
+    came: Condvar,
+    came_async: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    robots: BTreeMap<RobotId, FromRobot>,
+    /// Who has a message waiting, the one that waits longest first.
+    order: VecDeque<RobotId>,
+}
+
+#[derive(Debug)]
+struct FromRobot {
+    incarnation: u32,
+    newest: u64,
+    arrived_at: Instant,
+    count: u64,
+    missed: u64,
+    duplicates: u64,
+    path: usize,
+    waiting: Option<(ControlHeader, ZBytes)>,
+}
+
+impl Subscriber {
+    pub(crate) fn new(inner: &Arc<Inner>, topic: &str) -> Result<Subscriber, Error> {
+        let key = inner.keys.control("*", checked(topic)?);
+        let inbox = Arc::new(Inbox {
+            topic: topic.to_owned(),
+            state: Mutex::default(),
+            came: Condvar::new(),
+            came_async: Notify::new(),
+        });
+        let mut paths = Vec::with_capacity(inner.control.len());
+        for (path, session) in inner.control.iter().enumerate() {
+            // Not the node itself: it lives as long as its users hold it, not as long as its own callbacks.
+            let (to, node) = (inbox.clone(), Arc::downgrade(inner));
+            let subscriber = session.declare_subscriber(key.clone()).callback(move |sample| {
+                if let Some(inner) = node.upgrade() {
+                    to.on_sample(&inner, path, &sample);
+                }
+            });
+            paths.push(subscriber.wait().map_err(|error| fabric_failed(error.as_ref()))?);
+        }
+        inner.subscribe(&inbox);
+        Ok(Subscriber {
+            inner: inner.clone(),
+            inbox,
+            _paths: paths,
+        })
+    }
+
+    /// The message that waits longest, if any does.
+    pub fn try_recv(&self) -> Option<Message> {
+        self.inbox.take(&self.inner, &mut lock(&self.inbox.state))
+    }
+
+    /// Waits for a message until `timeout` has passed; without one, for ever.
+    pub fn recv(&self, timeout: Option<std::time::Duration>) -> Option<Message> {
+        let until = timeout.and_then(|timeout| StdInstant::now().checked_add(timeout));
+        let mut state = lock(&self.inbox.state);
+        loop {
+            if let Some(message) = self.inbox.take(&self.inner, &mut state) {
+                return Some(message);
+            }
+            state = match until {
+                None => self.inbox.came.wait(state).unwrap_or_else(PoisonError::into_inner),
+                Some(until) => {
+                    let left = until
+                        .checked_duration_since(StdInstant::now())
+                        .filter(|left| !left.is_zero())?;
+                    let waited = self.inbox.came.wait_timeout(state, left);
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
+        }
+    }
+
+    /// Waits for a message.
+    pub async fn next(&self) -> Message {
+        loop {
+            if let Some(message) = self.try_recv() {
+                if !lock(&self.inbox.state).order.is_empty() {
+                    self.inbox.came_async.notify_one();
+                }
+                return message;
+            }
+            self.inbox.came_async.notified().await;
+        }
+    }
+}
+
+impl Inbox {
+    fn on_sample(&self, inner: &Inner, path: usize, sample: &Sample) {
+        let arrived_at = inner.now();
+        let what = "a control message";
+        let from = inner.keys.part(sample.key_expr().as_str(), 1);
+        let Some(from) = from.and_then(|name| inner.team.robot_named(name)) else {
+            return inner.refused.count(what, Refusal::Malformed);
+        };
+        if sample.payload().len() > MESSAGE_BYTES_MAX {
+            return inner.refused.count(what, Refusal::Oversized);
+        }
+        let empty = ZBytes::new();
+        let header = inner.read::<ControlHeader>(what, sample.attachment().unwrap_or(&empty));
+        let Some(header) = header else { return };
+        let mut state = lock(&self.state);
+        if state.take_in(from, path, header, sample.payload(), arrived_at) {
+            drop(state);
+            self.came.notify_one();
+            self.came_async.notify_one();
+        }
+    }
+
+    fn take(&self, inner: &Inner, state: &mut State) -> Option<Message> {
+        let from = state.order.pop_front()?;
+        let entry = state.robots.get_mut(&from)?;
+        let (header, payload) = entry.waiting.take()?;
+        let age = header.made_at_leaders.and_then(|(clock, made_at)| {
+            let (known, now, within) = inner.leaders_time(inner.now())?;
+            (clock == known).then(|| Age {
+                is: now.since(Instant::from_nanos(made_at)),
+                within,
+            })
+        });
+        Some(Message {
+            from,
+            sequence: header.sequence,
+            path: entry.path,
+            arrived_at: entry.arrived_at,
+            age,
+            payload,
+        })
+    }
+
+    pub fn heard(&self, now: Instant) -> impl Iterator<Item = Heard> {
+        let state = lock(&self.state);
+        let heard = |(robot, from): (&RobotId, &FromRobot)| Heard {
+            topic: self.topic.clone(),
+            from: robot.0,
+            count: from.count,
+            missed: from.missed,
+            duplicates: from.duplicates,
+            quiet_us: now.since(from.arrived_at).as_nanos() / 1_000,
+            path: from.path as u64,
+        };
+        state.robots.iter().map(heard).collect::<Vec<_>>().into_iter()
+    }
+}
+
+impl State {
+    /// Takes in what is newer than all before; answers whether it is.
+    fn take_in(&mut self, from: RobotId, path: usize, header: ControlHeader, payload: &ZBytes, now: Instant) -> bool {
+        let entry = self.robots.entry(from).or_insert(FromRobot {
+            incarnation: header.incarnation,
+            newest: header.sequence,
+            arrived_at: now,
+            count: 0,
+            missed: 0,
+            duplicates: 0,
+            path,
+            waiting: None,
+        });
+        let (this, newest) = ((header.incarnation, header.sequence), (entry.incarnation, entry.newest));
+        if entry.count > 0 && this <= newest {
+            entry.duplicates += u64::from(this == newest);
+            return false;
+        }
+        if entry.count > 0 && header.incarnation == entry.incarnation {
+            entry.missed += header.sequence - entry.newest - 1;
+        }
+        entry.count += 1;
+        (entry.incarnation, entry.newest) = this;
+        (entry.arrived_at, entry.path) = (now, path);
+        if entry.waiting.replace((header, payload.clone())).is_none() {
+            self.order.push_back(from);
+        }
+        true
+    }
+}
+
+/// The topic, where it may be called so.
+fn checked(topic: &str) -> Result<&str, Error> {
+    let fits = |c: char| c.is_alphanumeric() || matches!(c, '-' | '_' | '.');
+    if topic.is_empty() || topic.chars().count() > TOPIC_CHARS_MAX || !topic.chars().all(fits) {
+        return Err(Error::Input(format!(
+            "\"{}\" cannot be a topic: use 1 to {TOPIC_CHARS_MAX} letters, digits, `-`, `_` and `.`",
+            topic.chars().take(TOPIC_CHARS_MAX).collect::<String>().escape_debug()
+        )));
+    }
+    Ok(topic)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn header(incarnation: u32, sequence: u64) -> ControlHeader {
+        ControlHeader {
+            incarnation,
+            sequence,
+            made_at: 0,
+            made_at_leaders: None,
+        }
+    }
+
+    #[test]
+    fn the_first_copy_of_the_newest_is_taken() {
+        let (mut state, robot) = (State::default(), RobotId(3));
+        let mut take = |incarnation, sequence, path| {
+            state.take_in(
+                robot,
+                path,
+                header(incarnation, sequence),
+                &ZBytes::new(),
+                Instant::ZERO,
+            )
+        };
+        assert!(take(1, 5, 0));
+        assert!(!take(1, 5, 1), "the copy over the other path");
+        assert!(take(1, 8, 1));
+        assert!(!take(1, 7, 0), "overtaken");
+        assert!(take(2, 0, 0), "its sender started anew");
+        assert!(!take(1, 9, 0), "from before that");
+        let entry = &state.robots[&robot];
+        assert_eq!((entry.count, entry.missed, entry.duplicates), (3, 2, 1));
+        assert_eq!(state.order, [robot], "one message waits");
+    }
+
+    #[test]
+    fn a_topic_is_a_name() {
+        assert!(checked("pose.2").is_ok());
+        for topic in ["", "a/b", "*", "\u{7}", &"x".repeat(65)] {
+            assert!(checked(topic).is_err(), "{topic:?}");
+        }
+    }
+}
