@@ -5,7 +5,9 @@
 #![no_main]
 
 use coorp_node::status::Status;
-use coorp_node::wire::{decode, encode, ControlHeader, Frame, Permit, TimeQuery, TimeReply, VERSION};
+use coorp_node::wire::{
+    decode, encode, Answer, Begin, ControlHeader, Frame, Models, Permit, Start, TimeQuery, TimeReply, VERSION,
+};
 
 fn read<F: Frame + PartialEq + std::fmt::Debug>(body: &[u8]) {
     let frame = [&[b'C', b'o', VERSION, F::KIND], body].concat();
@@ -22,4 +24,8 @@ libfuzzer_sys::fuzz_target!(|body: &[u8]| {
     read::<TimeQuery>(body);
     read::<TimeReply>(body);
     read::<Status>(body);
+    read::<Models>(body);
+    read::<Begin>(body);
+    read::<Answer>(body);
+    read::<Start>(body);
 });

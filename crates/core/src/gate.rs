@@ -342,6 +342,18 @@ impl Gate {
         self.hold(n, now, clear_of_window)
     }
 
+    /// How many packets, `most` at most and one at least, would pass together while `n` are in the WNIC. Decides nothing.
+    pub fn room(&self, n: usize, most: usize, now: Instant) -> usize {
+        let clear = |more: &usize| {
+            let time = self.table.time(n + more);
+            let window = now >= self.window.end
+                || (now < self.window.start && self.window.start.since(now) > time + self.distance);
+            window && time <= self.backlog_max
+        };
+        // More take longer, so the first that does not fit is the last to ask about.
+        1 + (1..most).take_while(clear).count()
+    }
+
     /// A bulk packet is through that found `n_at_enqueue` before it at `enqueued_at`.
     pub fn on_complete(&mut self, n_at_enqueue: usize, enqueued_at: Instant, now: Instant) {
         // A clock that stepped back since would teach that packets take no time.
@@ -586,6 +598,21 @@ mod tests {
             }
         }
         assert_eq!(passed, 20 - u64::from(FRUITLESS_HOLDS_MAX));
+    }
+
+    #[test]
+    fn as_many_go_together_as_are_through_before_the_window() {
+        let mut gate = Gate::new(CompletionTable::new(16, 4, 0.95), None);
+        for n in 0..16 {
+            gate.on_complete(n, Instant::ZERO, Instant::from_nanos(1_000_000 * (n as u64 + 1)));
+        }
+        let (start, end) = (Instant::from_nanos(10_500_000), Instant::from_nanos(12_000_000));
+        gate.on_window(Window { start, end });
+        assert_eq!(gate.room(0, 16, Instant::ZERO), 10);
+        assert_eq!(gate.room(4, 16, Instant::ZERO), 6);
+        assert_eq!(gate.room(0, 3, Instant::ZERO), 3);
+        assert_eq!(gate.room(0, 16, start), 1, "one is asked about in any case");
+        assert_eq!(gate.room(0, 16, end), 16);
     }
 
     proptest! {

@@ -289,6 +289,16 @@ impl Brain {
                 .is_none_or(|gate| gate.on_dequeue(n, now) == Verdict::Pass)
     }
 
+    /// How many datagrams, `most` at most, may go in together.
+    pub fn room(&self, n: usize, most: usize, now: Instant) -> usize {
+        self.gate.as_ref().map_or(most, |gate| gate.room(n, most, now))
+    }
+
+    /// Whether bulk may be sent as far as permits go.
+    pub fn is_permitted(&self, now: Instant) -> bool {
+        self.requester.as_ref().is_none_or(|requester| requester.may_send(now))
+    }
+
     /// A bulk datagram is through that found `n` before it when it entered the kernel.
     pub fn on_complete(&mut self, n: usize, entered_at: Instant, now: Instant) {
         if let Some(gate) = &mut self.gate {

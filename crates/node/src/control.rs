@@ -345,12 +345,12 @@ impl State {
     }
 }
 
-/// The topic, where it may be called so.
-fn checked(topic: &str) -> Result<&str, Error> {
+/// The topic, or a bulk message's name, where it may be called so.
+pub(crate) fn checked(topic: &str) -> Result<&str, Error> {
     let fits = |c: char| c.is_alphanumeric() || matches!(c, '-' | '_' | '.');
     if topic.is_empty() || topic.chars().count() > TOPIC_CHARS_MAX || !topic.chars().all(fits) {
         return Err(Error::Input(format!(
-            "\"{}\" cannot be a topic: use 1 to {TOPIC_CHARS_MAX} letters, digits, `-`, `_` and `.`",
+            "\"{}\" cannot be a name: use 1 to {TOPIC_CHARS_MAX} letters, digits, `-`, `_` and `.`",
             topic.chars().take(TOPIC_CHARS_MAX).collect::<String>().escape_debug()
         )));
     }

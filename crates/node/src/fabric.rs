@@ -105,12 +105,6 @@ pub(crate) fn paths(team: &Team, robot: RobotId) -> usize {
     robot.interfaces.len().max(robot.addresses.len()).max(1)
 }
 
-/// Where a robot takes bulk, as far as the team file tells.
-pub(crate) fn bulk_address(team: &Team, robot: RobotId, found: Option<IpAddr>) -> Option<SocketAddr> {
-    let given = team.robots.get(usize::from(robot.0))?.addresses.first().copied();
-    Some(SocketAddr::new(given.or(found)?, team.port(robot) + PORT_BULK))
-}
-
 /// Opens the coordination session. Needs no peer to be there.
 pub(crate) fn coordination(team: &Team, who: Who, identity: Option<&Identity>) -> Result<Session, Error> {
     let link = Link {

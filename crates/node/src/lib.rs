@@ -6,6 +6,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod brain;
+pub mod bulk;
 pub mod control;
 mod error;
 mod fabric;
@@ -17,4 +18,4 @@ pub mod wire;
 
 pub use error::Error;
 pub use fabric::MESSAGE_BYTES_MAX;
-pub use node::{Node, Options};
+pub use node::{Node, Options, Wish};

@@ -4,8 +4,10 @@
 //! done, so that the order of its wishes is the order on the wire. The lock is never held while something is sent.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration as StdDuration, SystemTime, UNIX_EPOCH};
 
@@ -23,8 +25,9 @@ use zenoh::sample::{Sample, SampleKind};
 use zenoh::{Session, Wait};
 
 use crate::brain::{Action, Brain, PermitState, TOPICS_MAX};
-use crate::control::{Inbox, Publisher, Sent, Subscriber};
-use crate::fabric::{self, Keys, Who};
+use crate::bulk::{Bulk, BulkReceiver, BulkStream};
+use crate::control::{checked, Inbox, Publisher, Sent, Subscriber};
+use crate::fabric::{self, Keys, Who, PORT_BULK};
 use crate::keys::Identity;
 use crate::status::{self, RefusedCounts, Status};
 use crate::wire::{self, Frame, TimeQuery, TimeReply};
@@ -50,8 +53,10 @@ pub struct Options {
     pub robot: String,
     /// What runs; the team file's `[policy]` is applied to it.
     pub policy: Policy,
-    /// Without keys: anyone who reaches the network may read, speak for robots and hand out permits.
+    /// Without keys: anyone who reaches the network may read, speak for robots and hand out permits. No bulk.
     pub insecure: bool,
+    /// The folder for bulk that has come; `None`: below `$XDG_STATE_HOME` or `~/.local/state`.
+    pub state: Option<PathBuf>,
 }
 
 /// A robot that takes part in its team, until it is dropped.
@@ -84,7 +89,27 @@ pub(crate) struct Inner {
     /// What the control topics of this robot count, for its status.
     published: Mutex<BTreeMap<FlowId, Arc<Sent>>>,
     subscribed: Mutex<Vec<Weak<Inbox>>>,
+    /// How many want bulk to be sent.
+    wishes: Mutex<usize>,
+    /// `None` where there are no keys for it.
+    bulk: OnceLock<Arc<Bulk>>,
     pub refused: RefusedCounts,
+}
+
+/// Somebody wants bulk to be sent: while one is there, the robot asks for permits.
+#[derive(Debug)]
+pub struct Wish(Weak<Inner>);
+
+impl Drop for Wish {
+    fn drop(&mut self) {
+        if let Some(inner) = self.0.upgrade() {
+            let mut wishes = lock(&inner.wishes);
+            *wishes -= 1;
+            if *wishes == 0 {
+                inner.tell(|brain, now| brain.want_bulk(false, now));
+            }
+        }
+    }
 }
 
 impl std::fmt::Debug for Inner {
@@ -104,6 +129,7 @@ impl Node {
             robot,
             policy,
             insecure,
+            state,
         } = options;
         let me = robot_named(&team, &robot)?;
         let policy = team.policy.apply(&policy);
@@ -132,10 +158,19 @@ impl Node {
             asking: Mutex::default(),
             published: Mutex::default(),
             subscribed: Mutex::default(),
+            wishes: Mutex::default(),
+            bulk: OnceLock::new(),
             refused: RefusedCounts::default(),
             policy,
             team,
         });
+        if let Some(identity) = identity {
+            let state = state.unwrap_or_else(|| state_folder(&inner.team.name, &robot));
+            let bulk = Bulk::open(&inner, identity, &state)?;
+            bulk.set_permitted(inner.ask(|brain, now| brain.is_permitted(now)));
+            // Nobody else has set it.
+            let _ = inner.bulk.set(bulk);
+        }
         inner.listen()?;
         let session = inner.coordination.zid().to_string();
         let token = inner
@@ -155,15 +190,48 @@ impl Node {
         })
     }
 
-    /// Says whether bulk waits to be sent: a permit is asked for, or given back.
-    pub fn want_bulk(&self, wants: bool) {
-        self.inner.tell(|brain, now| brain.want_bulk(wants, now));
+    /// Begins a bulk message to a robot.
+    ///
+    /// # Errors
+    /// Where there is no such robot, it is this one, or bulk was left out for lack of keys.
+    pub fn bulk_stream(&self, to: &str, name: &str) -> Result<BulkStream, Error> {
+        let robot = robot_named(&self.inner.team, to)?;
+        if robot == self.inner.me {
+            return Err(Error::Input(format!(
+                "bulk goes from one robot to another, and {to} is this one"
+            )));
+        }
+        Ok(BulkStream {
+            bulk: self.bulk()?.clone(),
+            to: robot,
+            name: checked(name)?.to_owned(),
+            bytes: Vec::new(),
+        })
+    }
+
+    /// Receives bulk messages from all robots, those that came before included.
+    ///
+    /// # Errors
+    /// Where bulk was left out for lack of keys.
+    pub fn bulk_receiver(&self) -> Result<BulkReceiver, Error> {
+        Ok(BulkReceiver {
+            bulk: self.bulk()?.clone(),
+        })
+    }
+
+    fn bulk(&self) -> Result<&Arc<Bulk>, Error> {
+        let bulk = self.inner.bulk.get();
+        bulk.ok_or_else(|| Error::Input("bulk needs the team's keys: run without --insecure".to_owned()))
+    }
+
+    /// Asks for a permit for as long as the wish is kept: for bulk that goes other ways than this library's.
+    pub fn wish_bulk(&self) -> Wish {
+        self.inner.wish()
     }
 
     /// Whether bulk may be sent now, as far as permits go.
     pub fn may_send_bulk(&self) -> bool {
-        let permit = self.inner.ask(|brain, now| brain.permit(now));
-        matches!(permit, PermitState::NotNeeded | PermitState::Holding)
+        self.inner.ask(|brain, now| brain.is_permitted(now))
     }
 
     /// Sends control messages on a topic; `period` where its messages come at one, which saves learning it.
@@ -190,6 +258,9 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
+        if let Some(bulk) = self.inner.bulk.get() {
+            bulk.close();
+        }
         // What is held goes back before the others see us go.
         self.inner.tell(|brain, now| brain.want_bulk(false, now));
         self.inner.stop.store(true, Ordering::Release);
@@ -251,6 +322,31 @@ impl Inner {
         Some((clock, offset.theirs(ours), offset.within))
     }
 
+    /// Somebody wants bulk to be sent.
+    pub fn wish(self: &Arc<Self>) -> Wish {
+        let mut wishes = lock(&self.wishes);
+        *wishes += 1;
+        if *wishes == 1 {
+            self.tell(|brain, now| brain.want_bulk(true, now));
+        }
+        Wish(Arc::downgrade(self))
+    }
+
+    /// Where a robot takes bulk: at its address in the team file, or where its link comes from.
+    pub fn bulk_address_of(&self, robot: RobotId) -> Option<SocketAddr> {
+        let given = self.team.robots.get(usize::from(robot.0))?.addresses.first().copied();
+        let address = given.or_else(|| self.found(robot))?;
+        Some(SocketAddr::new(address, self.team.port(robot) + PORT_BULK))
+    }
+
+    fn found(&self, robot: RobotId) -> Option<IpAddr> {
+        let sessions = lock(&self.alive).get(&robot)?.clone();
+        let mut links = self.coordination.info().links().wait();
+        let link = links.find(|link| sessions.contains(&link.zid().to_string()))?;
+        let address = link.dst().address().as_str().parse::<SocketAddr>().ok()?;
+        Some(address.ip())
+    }
+
     // --- control topics ---------------------------------------------------------------------------------------
 
     pub fn publish(&self, sent: &Arc<Sent>, period: Option<Duration>) -> Result<FlowId, Error> {
@@ -306,9 +402,17 @@ impl Inner {
         match action {
             Action::ToController(message) => self.ask_controller(message),
             Action::ToRobot(to, message) => self.answer(to, message),
-            Action::Permitted(true) => tracing::info!("bulk is permitted"),
-            Action::Permitted(false) => tracing::info!("bulk is permitted no longer"),
-            Action::Resume => {}
+            Action::Permitted(permitted) => {
+                tracing::debug!("bulk is {}permitted", if permitted { "" } else { "no longer " });
+                if let Some(bulk) = self.bulk.get() {
+                    bulk.set_permitted(permitted);
+                }
+            }
+            Action::Resume => {
+                if let Some(bulk) = self.bulk.get() {
+                    bulk.socket.wake();
+                }
+            }
             Action::AskTime => self.ask_time(),
             Action::TellModels(models) => self.tell_models(models),
         }
@@ -579,6 +683,16 @@ impl Inner {
             (None, Some(address)) => address.to_string(),
             (None, None) => "any".to_owned(),
         };
+        // Before the brain is held: whoever sends bulk asks the brain while holding what is counted here.
+        let held = self.ask(|brain, _| brain.window().1);
+        let bulk = self.bulk.get().map(|bulk| bulk.status(held));
+        let published = lock(&self.published).values().map(|sent| sent.published()).collect();
+        let subscribed = lock(&self.subscribed).clone();
+        let heard = subscribed
+            .iter()
+            .filter_map(Weak::upgrade)
+            .flat_map(|inbox| inbox.heard(now))
+            .collect();
         let brain = lock(&self.brain);
         let (holders, queue) = brain.granted();
         let (window, _) = brain.window();
@@ -602,12 +716,9 @@ impl Inner {
                 .leaders_clock(now)
                 .map(|(_, offset)| (offset.ahead_ns, offset.within.as_nanos())),
             paths: (0..self.control.len()).map(path).collect(),
-            published: lock(&self.published).values().map(|sent| sent.published()).collect(),
-            heard: lock(&self.subscribed)
-                .iter()
-                .filter_map(Weak::upgrade)
-                .flat_map(|inbox| inbox.heard(now))
-                .collect(),
+            bulk,
+            published,
+            heard,
             refused: self.refused.read(),
         }
     }
@@ -635,6 +746,20 @@ pub(crate) fn robot_named(team: &Team, name: &str) -> Result<RobotId, Error> {
             names.join(", ")
         ))
     })
+}
+
+/// Where a robot keeps what it has received, unless it is told otherwise.
+fn state_folder(team: &str, robot: &str) -> PathBuf {
+    let set = |name: &str| {
+        std::env::var_os(name)
+            .filter(|value| !value.is_empty())
+            .map(PathBuf::from)
+    };
+    let base = set("XDG_STATE_HOME").or_else(|| Some(set("HOME")?.join(".local/state")));
+    base.unwrap_or_else(|| PathBuf::from("/var/tmp"))
+        .join("coorp")
+        .join(team)
+        .join(robot)
 }
 
 /// A number that grows from each start of a robot to the next, as long as its clock does.

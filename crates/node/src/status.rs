@@ -33,6 +33,8 @@ pub struct Status {
     pub clock_ns: Option<(i64, u64)>,
     /// The names of its paths, in their order.
     pub paths: Vec<String>,
+    /// Its bulk; `None` without keys, where there is none.
+    pub bulk: Option<Bulk>,
     /// The control topics that it publishes.
     pub published: Vec<Published>,
     /// The control topics that it hears, one entry a sender.
@@ -79,6 +81,62 @@ pub enum Permit {
     Idle,
     Waiting,
     Holding,
+}
+
+/// How a robot knows that a bulk datagram has left.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Completions {
+    /// Nothing was sent yet.
+    #[default]
+    Unknown,
+    /// mac80211 reports what the air made of each (`SO_WIFI_STATUS`).
+    WifiStatus,
+    /// The driver stamps each (`SO_TIMESTAMPING`).
+    Stamps,
+    /// Nobody below says; the receiver acknowledges.
+    Acknowledgements,
+}
+
+impl Completions {
+    /// The one of this number, in the order above.
+    pub(crate) fn numbered(number: u8) -> Self {
+        match number {
+            1 => Completions::WifiStatus,
+            2 => Completions::Stamps,
+            3 => Completions::Acknowledgements,
+            _ => Completions::Unknown,
+        }
+    }
+}
+
+impl std::fmt::Display for Completions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Completions::Unknown => "nothing yet",
+            Completions::WifiStatus => "WiFi status",
+            Completions::Stamps => "the driver's stamps",
+            Completions::Acknowledgements => "acknowledgements",
+        })
+    }
+}
+
+/// Bulk, as one robot sees it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Bulk {
+    /// Messages that wait to be delivered by it.
+    pub waiting: u64,
+    /// Bytes that it has sent, repeated ones included.
+    pub sent_bytes: u64,
+    /// Bytes that it has received.
+    pub received_bytes: u64,
+    /// Messages that were delivered to it.
+    pub delivered: u64,
+    /// Datagrams that the kernel has and did not report gone.
+    pub in_flight: u64,
+    /// Whether the gate holds bulk now.
+    pub held: bool,
+    /// How it knows what has left.
+    pub completions: Completions,
 }
 
 /// How many frames were refused.

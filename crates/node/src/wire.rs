@@ -244,6 +244,63 @@ impl Frame for Models {
     const BYTES_MAX: usize = 4_096;
 }
 
+/// A sender offers a bulk message.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Begin {
+    /// Tells the starts of senders apart.
+    pub lineage: u64,
+    /// The how manieth message of this sender to this receiver.
+    pub sequence: u64,
+    /// What the sender calls it.
+    pub name: String,
+    /// Bytes.
+    pub length: u64,
+    /// BLAKE3 of all bytes.
+    pub hash: [u8; 32],
+}
+
+impl Frame for Begin {
+    const KIND: u8 = 7;
+    const BYTES_MAX: usize = 384;
+}
+
+/// A receiver's word on a bulk message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Answer {
+    /// So much of it is here already.
+    Here {
+        /// Bytes.
+        length: u64,
+        /// BLAKE3 of these.
+        hash: [u8; 32],
+    },
+    /// It is whole, on disk, and will be handed out once.
+    Whole,
+    /// What came does not have the hash that was announced.
+    Garbled,
+    /// Too many messages wait to be taken; later, perhaps.
+    Full,
+    /// It cannot be written down.
+    Disk,
+}
+
+impl Frame for Answer {
+    const KIND: u8 = 8;
+    const BYTES_MAX: usize = 64;
+}
+
+/// From where on a sender sends: what is here, or nothing of it where it is not the message's beginning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Start {
+    /// Bytes that the receiver keeps.
+    pub offset: u64,
+}
+
+impl Frame for Start {
+    const KIND: u8 = 9;
+    const BYTES_MAX: usize = 16;
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -335,7 +392,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_panic(bytes in prop::collection::vec(any::<u8>(), 0..300), kind in 0u8..8) {
+        fn no_bytes_panic(bytes in prop::collection::vec(any::<u8>(), 0..300), kind in 0u8..10) {
             let framed = [&[b'C', b'o', VERSION, kind], bytes.as_slice()].concat();
             for bytes in [bytes, framed] {
                 let _ = decode::<Permit>(&bytes);
@@ -344,6 +401,9 @@ mod tests {
                 let _ = decode::<TimeReply>(&bytes);
                 let _ = decode::<Status>(&bytes);
                 let _ = decode::<Models>(&bytes);
+                let _ = decode::<Begin>(&bytes);
+                let _ = decode::<Answer>(&bytes);
+                let _ = decode::<Start>(&bytes);
             }
         }
     }

@@ -165,6 +165,10 @@ fn without_a_key_nobody_hears_or_says_control() {
     });
     // Its own words go round in its own session.
     while let Some(sample) = heard.try_recv().unwrap() {
-        assert_eq!(sample.payload().to_bytes().as_ref(), b"forged", "a stranger hears control");
+        assert_eq!(
+            sample.payload().to_bytes().as_ref(),
+            b"forged",
+            "a stranger hears control"
+        );
     }
 }

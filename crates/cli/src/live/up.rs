@@ -25,6 +25,9 @@ pub struct Args {
     /// What runs
     #[arg(long, value_name = "NAME", default_value = "coorp", value_parser = policies::parser())]
     policy: String,
+    /// Folder for bulk that comes [default: below $XDG_STATE_HOME or ~/.local/state]
+    #[arg(long, value_name = "FOLDER")]
+    state: Option<PathBuf>,
     /// Without keys: for networks that nobody else reaches
     #[arg(long)]
     insecure: bool,
@@ -46,6 +49,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         robot: args.robot.clone(),
         policy,
         insecure: args.insecure,
+        state: args.state.clone(),
     })?;
     let status = node.status();
     let part = if status.leads { ", the leader," } else { "" };

@@ -56,11 +56,11 @@ impl Fleet {
     }
 
     pub fn robot(&self, name: &str) -> Robot {
-        Robot::start(&self.file, name, false)
+        Robot::start(&self.file, name, "coorp", false)
     }
 
     pub fn insecure(&self, name: &str) -> Robot {
-        Robot::start(&self.file, name, true)
+        Robot::start(&self.file, name, "coorp", true)
     }
 }
 
@@ -93,11 +93,17 @@ pub struct Robot {
 }
 
 impl Robot {
-    fn start(team: &Path, name: &str, insecure: bool) -> Robot {
+    /// A robot of any team file, under this policy.
+    pub fn start_with(team: &Path, name: &str, policy: &str) -> Robot {
+        Robot::start(team, name, policy, false)
+    }
+
+    fn start(team: &Path, name: &str, policy: &str, insecure: bool) -> Robot {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "robot", "--ignored", "--nocapture", "--test-threads=1"])
             .env("COORP_TEST_TEAM", team)
             .env("COORP_TEST_ROBOT", name)
+            .env("COORP_TEST_POLICY", policy)
             .env("COORP_TEST_INSECURE", if insecure { "1" } else { "" })
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -167,22 +173,32 @@ pub fn be_a_robot(answer_to: impl Fn(&Node, &[&str]) -> Option<String>) {
     let Ok(robot) = std::env::var("COORP_TEST_ROBOT") else {
         return;
     };
-    let team = coorp_team::load(Path::new(&std::env::var("COORP_TEST_TEAM").unwrap())).unwrap();
+    // RUST_LOG shows what the robots do.
+    let filter = tracing_subscriber::EnvFilter::from_default_env();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .init();
+    let file = PathBuf::from(std::env::var("COORP_TEST_TEAM").unwrap());
+    let (team, folder) = (coorp_team::load(&file).unwrap(), file.parent().unwrap());
     let node = Node::open(Options {
         team,
-        robot,
-        policy: Policy::named("coorp").unwrap(),
+        policy: Policy::named(&std::env::var("COORP_TEST_POLICY").unwrap()).unwrap(),
         insecure: std::env::var("COORP_TEST_INSECURE").is_ok_and(|insecure| !insecure.is_empty()),
+        state: Some(folder.join("state").join(&robot)),
+        robot,
     });
     let node = node.unwrap();
+    let mut wish = None;
     println!("\n{ANSWER}up");
     for line in std::io::stdin().lines().map_while(Result::ok) {
         let words: Vec<&str> = line.split_whitespace().collect();
         let said = match words.as_slice() {
             ["bulk", wants] => {
-                node.want_bulk(*wants == "on");
+                wish = (*wants == "on").then(|| node.wish_bulk());
                 "ok".to_owned()
             }
+            ["wishes"] => wish.is_some().to_string(),
             ["may"] => node.may_send_bulk().to_string(),
             ["alive"] => format!("{:?}", node.status().alive),
             ["holders"] => format!("{:?}", node.status().holders),

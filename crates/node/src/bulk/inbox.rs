@@ -1,0 +1,327 @@
+//! What a robot has received of bulk, on disk, so that a restart loses nothing and delivers nothing twice.
+//!
+//! For each sender there is a folder: `part` with the bytes of the message that is on its way and `part.head` with what
+//! it will be, `delivered` with the newest message that is whole, and `whole/` with messages that nobody has taken yet.
+//! A sender numbers its messages, and sends one at a time to one receiver; each start of a sender has a lineage of its
+//! own. So one entry a sender tells whether a message was delivered: its lineage, and a number not below its own.
+//!
+//! A message becomes whole in this order: its hash is right, its bytes are on the disk, it is renamed into `whole/`,
+//! `delivered` says so, the sender is told. A crash between any two of these is mended by the sender's asking again.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use crate::wire::{self, Begin};
+
+/// Messages of one sender that wait to be taken at most; the next one is refused until some are.
+const WHOLE_MAX: usize = 256;
+/// Read from disk at once.
+const CHUNK_BYTES: usize = 256 << 10;
+
+/// What is known of a message that a sender offers.
+#[derive(Debug)]
+pub(crate) enum Offer {
+    /// It is delivered already.
+    Delivered,
+    /// So much of it is here.
+    Part(Part),
+    /// Too many wait to be taken.
+    Full,
+}
+
+/// A message on its way.
+#[derive(Debug)]
+pub(crate) struct Part {
+    begin: Begin,
+    folder: PathBuf,
+    file: File,
+    hasher: blake3::Hasher,
+    length: u64,
+}
+
+/// A message that is whole.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Whole {
+    pub name: String,
+    pub length: u64,
+    pub path: PathBuf,
+}
+
+/// What has come from one sender.
+#[derive(Clone, Debug)]
+pub(crate) struct Inbox {
+    folder: PathBuf,
+}
+
+impl Inbox {
+    /// What has come from a sender, below a robot's folder.
+    pub fn open(robot: &Path, sender: &str) -> io::Result<Inbox> {
+        let folder = robot.join(sender);
+        fs::create_dir_all(folder.join("whole"))?;
+        Ok(Inbox { folder })
+    }
+
+    /// Messages that are whole and not taken, in the order of their coming.
+    pub fn whole(&self) -> io::Result<Vec<Whole>> {
+        let mut found = Vec::new();
+        for entry in fs::read_dir(self.folder.join("whole"))? {
+            let entry = entry?;
+            let about = entry.metadata()?;
+            let file_name = entry.file_name();
+            // What is called otherwise was not put there by us.
+            let name = file_name.to_str().and_then(|name| name.splitn(3, '+').nth(2));
+            if let (Some(name), true) = (name, about.is_file()) {
+                let whole = Whole {
+                    name: name.to_owned(),
+                    length: about.len(),
+                    path: entry.path(),
+                };
+                found.push((about.modified()?, file_name.clone(), whole));
+            }
+        }
+        found.sort_by(|a, b| (a.0, &a.1).cmp(&(b.0, &b.1)));
+        Ok(found.into_iter().map(|(_, _, whole)| whole).collect())
+    }
+
+    /// A sender offers a message: what is here of it already, with its hash worked out from the disk.
+    pub fn offer(&self, begin: &Begin) -> io::Result<Offer> {
+        let delivered = fs::read(self.folder.join("delivered")).unwrap_or_default();
+        let delivered = wire::decode::<Begin>(&delivered).ok();
+        if delivered.is_some_and(|known| known.lineage == begin.lineage && known.sequence >= begin.sequence) {
+            return Ok(Offer::Delivered);
+        }
+        if self.whole()?.len() >= WHOLE_MAX {
+            return Ok(Offer::Full);
+        }
+        let known = fs::read(self.folder.join("part.head")).unwrap_or_default();
+        let same = wire::decode::<Begin>(&known).is_ok_and(|known| known == *begin);
+        let path = self.folder.join("part");
+        if !same {
+            // The old bytes go before the new head comes, so that no head ever stands for the bytes of another.
+            remove(&path)?;
+            replace(&self.folder, "part.head", &wire::encode(begin))?;
+        }
+        let mut options = OpenOptions::new();
+        let mut file = options
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&path)?;
+        let mut hasher = blake3::Hasher::new();
+        let (mut length, mut chunk) = (0, vec![0; CHUNK_BYTES]);
+        loop {
+            let read = file.read(&mut chunk)?;
+            if read == 0 {
+                break;
+            }
+            hasher.update(&chunk[..read]);
+            length += read as u64;
+        }
+        let mut part = Part {
+            begin: begin.clone(),
+            folder: self.folder.clone(),
+            file,
+            hasher,
+            length,
+        };
+        if part.length > begin.length {
+            part.restart()?;
+        }
+        Ok(Offer::Part(part))
+    }
+}
+
+impl Part {
+    /// Bytes that are here.
+    pub fn length(&self) -> u64 {
+        self.length
+    }
+
+    /// Bytes that are still to come.
+    pub fn missing(&self) -> u64 {
+        self.begin.length - self.length
+    }
+
+    /// The hash of the bytes that are here.
+    pub fn hash(&self) -> [u8; 32] {
+        *self.hasher.finalize().as_bytes()
+    }
+
+    /// Forgets the bytes that are here.
+    pub fn restart(&mut self) -> io::Result<()> {
+        self.file.set_len(0)?;
+        self.file.seek(SeekFrom::Start(0))?;
+        self.hasher.reset();
+        self.length = 0;
+        Ok(())
+    }
+
+    /// More bytes. Beyond the message's length there are none.
+    pub fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
+        if bytes.len() as u64 > self.missing() {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "more bytes than the message has",
+            ));
+        }
+        self.file.write_all(bytes)?;
+        self.hasher.update(bytes);
+        self.length += bytes.len() as u64;
+        Ok(())
+    }
+
+    /// All bytes are here. `None` where they are not those that were announced: then they are forgotten.
+    pub fn finish(mut self) -> io::Result<Option<Whole>> {
+        if self.missing() > 0 || self.hash() != self.begin.hash {
+            self.restart()?;
+            return Ok(None);
+        }
+        self.file.sync_all()?;
+        let Begin {
+            lineage,
+            sequence,
+            name,
+            length,
+            ..
+        } = &self.begin;
+        let path = self
+            .folder
+            .join("whole")
+            .join(format!("{lineage:016x}+{sequence:016x}+{name}"));
+        fs::rename(self.folder.join("part"), &path)?;
+        File::open(self.folder.join("whole"))?.sync_all()?;
+        replace(&self.folder, "delivered", &wire::encode(&self.begin))?;
+        Ok(Some(Whole {
+            name: name.clone(),
+            length: *length,
+            path,
+        }))
+    }
+}
+
+fn remove(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Replaces a small file, so that after a crash it is the old or the new one.
+fn replace(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
+    let new = folder.join(format!("{name}.new"));
+    let mut file = File::create(&new)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    fs::rename(&new, folder.join(name))?;
+    File::open(folder)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn scratch(name: &str) -> PathBuf {
+        let folder = std::env::temp_dir().join(format!("coorp-inbox-{}-{name}", std::process::id()));
+        let _ = fs::remove_dir_all(&folder);
+        folder
+    }
+
+    fn begin(sequence: u64, bytes: &[u8]) -> Begin {
+        Begin {
+            lineage: 5,
+            sequence,
+            name: "map".to_owned(),
+            length: bytes.len() as u64,
+            hash: *blake3::hash(bytes).as_bytes(),
+        }
+    }
+
+    fn part(inbox: &Inbox, begin: &Begin) -> Part {
+        match inbox.offer(begin).unwrap() {
+            Offer::Part(part) => part,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn what_came_before_a_crash_is_kept_and_a_whole_message_comes_once() {
+        let (folder, bytes) = (scratch("crash"), b"0123456789".to_vec());
+        let inbox = Inbox::open(&folder, "one").unwrap();
+        part(&inbox, &begin(1, &bytes)).append(&bytes[..4]).unwrap();
+        let mut again = part(&Inbox::open(&folder, "one").unwrap(), &begin(1, &bytes));
+        assert_eq!(
+            (again.length(), again.hash()),
+            (4, *blake3::hash(&bytes[..4]).as_bytes())
+        );
+        assert!(again.append(&bytes).is_err(), "more than it has");
+        again.append(&bytes[4..]).unwrap();
+        let whole = again.finish().unwrap().unwrap();
+        assert_eq!(fs::read(&whole.path).unwrap(), bytes);
+        assert!(matches!(inbox.offer(&begin(1, &bytes)).unwrap(), Offer::Delivered));
+        assert!(
+            matches!(inbox.offer(&begin(0, &bytes)).unwrap(), Offer::Delivered),
+            "older"
+        );
+        assert_eq!(inbox.whole().unwrap(), [whole]);
+        let other = Begin {
+            lineage: 6,
+            ..begin(0, &bytes)
+        };
+        assert_eq!(part(&inbox, &other).length(), 0, "of a sender that started anew");
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn wrong_bytes_are_forgotten() {
+        let folder = scratch("wrong");
+        let inbox = Inbox::open(&folder, "one").unwrap();
+        let mut wrong = part(&inbox, &begin(1, b"right"));
+        wrong.append(b"wrong").unwrap();
+        assert_eq!(wrong.finish().unwrap(), None);
+        assert_eq!(part(&inbox, &begin(1, b"right")).length(), 0);
+        fs::write(folder.join("one/part"), b"longer than it may be").unwrap();
+        assert_eq!(part(&inbox, &begin(1, b"right")).length(), 0);
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    proptest! {
+        // Each writes to the disk and waits for it.
+        #![proptest_config(ProptestConfig::with_cases(24))]
+
+        /// However often either end stops, and whatever it had written: each message comes whole and once.
+        #[test]
+        fn every_message_comes_whole_and_once(
+            cuts in prop::collection::vec((0usize..40, any::<bool>()), 0..12),
+            lengths in prop::collection::vec(0usize..60, 1..4),
+        ) {
+            let folder = scratch("prop");
+            let mut cuts = cuts.into_iter();
+            for (sequence, length) in (0u64..).zip(&lengths) {
+                let bytes: Vec<u8> = (0..*length).map(|byte| (byte as u64 + sequence) as u8).collect();
+                let begin = begin(sequence, &bytes);
+                loop {
+                    let inbox = Inbox::open(&folder, "one").unwrap();
+                    let Offer::Part(mut part) = inbox.offer(&begin).unwrap() else { break };
+                    let from = part.length() as usize;
+                    prop_assert_eq!(part.hash(), *blake3::hash(&bytes[..from]).as_bytes());
+                    let (cut, tear) = cuts.next().unwrap_or((usize::MAX, false));
+                    let to = from.saturating_add(cut).min(bytes.len());
+                    part.append(&bytes[from..to]).unwrap();
+                    if to == bytes.len() && !tear {
+                        prop_assert!(part.finish().unwrap().is_some());
+                    }
+                }
+            }
+            let whole = Inbox::open(&folder, "one").unwrap().whole().unwrap();
+            let mut came: Vec<usize> = whole.iter().map(|whole| whole.length as usize).collect();
+            let mut sent = lengths.clone();
+            came.sort_unstable();
+            sent.sort_unstable();
+            prop_assert_eq!(came, sent);
+            fs::remove_dir_all(folder).unwrap();
+        }
+    }
+}

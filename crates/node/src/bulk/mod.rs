@@ -1,0 +1,394 @@
+//! Bulk: messages of many megabytes, as permits and the gate allow, each delivered whole and once or reported failed.
+//!
+//! Messages go over QUIC, one connection a receiver while there is something to send. `socket.rs` is where the gate
+//! decides, `reports.rs` how it is known what has left, `send.rs` and `receive.rs` the two ends of a message,
+//! `inbox.rs` what a receiver keeps on disk, `tls.rs` who is at the other end.
+//!
+//! A message is in its sender's memory until it is delivered; a sender that dies has failed to send it. Left out:
+//! sending while it is still being written, and moving to another path when one dies.
+
+mod inbox;
+mod receive;
+mod reports;
+mod send;
+mod socket;
+mod tls;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::future::Future;
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use coorp_core::RobotId;
+use quinn::{Endpoint, EndpointConfig};
+use tokio::sync::{mpsc, oneshot, Notify};
+
+use self::inbox::{Inbox, Whole};
+use self::send::Job;
+use self::socket::{GatedSocket, PermittedCubicConfig};
+use crate::control::checked;
+use crate::fabric::PORT_BULK;
+use crate::keys::Identity;
+use crate::node::{lock, Inner};
+use crate::{status, Error};
+
+/// The largest bulk message, bytes.
+pub const BULK_BYTES_MAX: u64 = 64 << 30;
+/// Messages to one receiver that may wait.
+const QUEUE_MAX: usize = 64;
+/// Threads for QUIC; sealing packets is most of their work.
+const THREADS: usize = 2;
+
+/// What a node has for bulk.
+#[derive(Debug)]
+pub(crate) struct Bulk {
+    node: Weak<Inner>,
+    /// Taken when the node closes.
+    runtime: Mutex<Option<tokio::runtime::Runtime>>,
+    sender: Endpoint,
+    receiver: Endpoint,
+    client: quinn::ClientConfig,
+    pub socket: Arc<GatedSocket>,
+    state: PathBuf,
+    lineage: u64,
+    queues: Mutex<BTreeMap<RobotId, Queue>>,
+    /// Connections on which something is being sent.
+    sending: Mutex<Vec<quinn::Connection>>,
+    delivered: Mutex<VecDeque<BulkMessage>>,
+    came: Condvar,
+    came_async: Notify,
+    waiting: AtomicU64,
+    sent_bytes: AtomicU64,
+    received_bytes: AtomicU64,
+    delivered_count: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Queue {
+    jobs: mpsc::Sender<Job>,
+    next: u64,
+}
+
+impl Bulk {
+    /// Listens for bulk and takes up what was received before.
+    pub fn open(node: &Arc<Inner>, identity: &Identity, state: &Path) -> Result<Arc<Bulk>, Error> {
+        let failed = |what: &str, error: io::Error| Error::Failed(format!("cannot {what} for bulk: {error}"));
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(THREADS)
+            .thread_name("coorp-bulk")
+            .enable_all()
+            .build()
+            .map_err(|error| failed("start threads", error))?;
+        let address = SocketAddr::new(listening(node), node.team.port(node.me) + PORT_BULK);
+        let bind =
+            |address| UdpSocket::bind(address).map_err(|error| failed(&format!("use the address {address}"), error));
+        let entered = runtime.enter();
+        let quic = Arc::new(quinn::TokioRuntime);
+        // Receiving has a socket of its own: what goes back to a sender needs no permit.
+        let receiver = Endpoint::new(
+            EndpointConfig::default(),
+            Some(tls::server(identity)?),
+            bind(address)?,
+            quic.clone(),
+        );
+        let receiver = receiver.map_err(|error| failed("open QUIC", error))?;
+        let socket = bind(SocketAddr::new(address.ip(), 0))?;
+        let socket = GatedSocket::new(socket, node).map_err(|error| failed("set up the socket", error))?;
+        let client = tls::client(identity, PermittedCubicConfig(Arc::downgrade(&socket)))?;
+        let sender = Endpoint::new_with_abstract_socket(EndpointConfig::default(), None, socket.clone(), quic);
+        let sender = sender.map_err(|error| failed("open QUIC", error))?;
+        let bulk = Arc::new(Bulk {
+            node: Arc::downgrade(node),
+            client,
+            socket,
+            state: state.to_owned(),
+            // No two starts share one, and it need not be kept.
+            lineage: RandomState::new().hash_one(std::process::id()),
+            queues: Mutex::default(),
+            sending: Mutex::default(),
+            delivered: Mutex::default(),
+            came: Condvar::new(),
+            came_async: Notify::new(),
+            waiting: AtomicU64::new(0),
+            sent_bytes: AtomicU64::new(0),
+            received_bytes: AtomicU64::new(0),
+            delivered_count: AtomicU64::new(0),
+            sender,
+            receiver: receiver.clone(),
+            runtime: Mutex::default(),
+        });
+        bulk.take_up(node)
+            .map_err(|error| Error::at("keep bulk messages in", state, &error))?;
+        tokio::spawn(receive::accept(Arc::downgrade(&bulk), receiver));
+        drop(entered);
+        *lock(&bulk.runtime) = Some(runtime);
+        Ok(bulk)
+    }
+
+    /// Messages that were whole when this robot last stopped.
+    fn take_up(&self, node: &Inner) -> io::Result<()> {
+        for (id, robot) in (0u16..).map(RobotId).zip(&node.team.robots) {
+            if self.state.join(&robot.name).is_dir() {
+                for whole in Inbox::open(&self.state, &robot.name)?.whole()? {
+                    lock(&self.delivered).push_back(BulkMessage::new(id, whole));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The permit has come or gone.
+    pub fn set_permitted(&self, permitted: bool) {
+        self.socket.set_permitted(permitted);
+        if permitted {
+            // A connection that made no packets waits for nothing; being told its window again, it looks.
+            let sending = lock(&self.sending).clone();
+            sending.iter().for_each(tls::wake);
+        }
+    }
+
+    pub fn send(self: &Arc<Self>, to: RobotId, name: &str, bytes: Vec<u8>) -> Result<Delivery, Error> {
+        let node = self.node.upgrade().ok_or_else(closed)?;
+        if bytes.len() as u64 > BULK_BYTES_MAX {
+            return Err(Error::Input(format!(
+                "a bulk message of {} bytes is over {BULK_BYTES_MAX}",
+                bytes.len()
+            )));
+        }
+        let (done, outcome) = oneshot::channel();
+        let mut queues = lock(&self.queues);
+        let queue = queues.entry(to).or_insert_with(|| {
+            let (jobs, queue) = mpsc::channel(QUEUE_MAX);
+            if let Some(runtime) = &*lock(&self.runtime) {
+                runtime.spawn(send::deliver_all(self.clone(), to, queue));
+            }
+            Queue { jobs, next: 0 }
+        });
+        let job = Job {
+            name: checked(name)?.to_owned(),
+            sequence: queue.next,
+            bytes,
+            _wish: node.wish(),
+            _waiting: Waiting::new(self),
+            done,
+        };
+        queue.jobs.try_send(job).map_err(|error| match error {
+            mpsc::error::TrySendError::Full(_) => Error::Failed(format!(
+                "{QUEUE_MAX} bulk messages wait for {} already: wait for some to be delivered",
+                node.name_of(to)
+            )),
+            mpsc::error::TrySendError::Closed(_) => closed(),
+        })?;
+        queue.next += 1;
+        Ok(Delivery { outcome })
+    }
+
+    fn hand_out(&self, from: RobotId, whole: Whole) {
+        self.delivered_count.fetch_add(1, Ordering::Relaxed);
+        lock(&self.delivered).push_back(BulkMessage::new(from, whole));
+        self.came.notify_one();
+        self.came_async.notify_one();
+    }
+
+    pub fn status(&self, held: bool) -> status::Bulk {
+        status::Bulk {
+            waiting: self.waiting.load(Ordering::Relaxed),
+            sent_bytes: self.sent_bytes.load(Ordering::Relaxed),
+            received_bytes: self.received_bytes.load(Ordering::Relaxed),
+            delivered: self.delivered_count.load(Ordering::Relaxed),
+            in_flight: self.socket.in_flight() as u64,
+            held,
+            completions: self.socket.completions(),
+        }
+    }
+
+    /// Ends all of it, without waiting for anything.
+    pub fn close(&self) {
+        self.sender.close(0u8.into(), b"closed");
+        self.receiver.close(0u8.into(), b"closed");
+        if let Some(runtime) = lock(&self.runtime).take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+/// Where this robot listens: at its first address, where it has one.
+fn listening(node: &Inner) -> IpAddr {
+    let robot = &node.team.robots[usize::from(node.me.0)];
+    robot.addresses.first().copied().unwrap_or(IpAddr::from([0, 0, 0, 0]))
+}
+
+fn closed() -> Error {
+    Error::Failed("the node has closed".to_owned())
+}
+
+/// Counts a message among those that wait.
+#[derive(Debug)]
+struct Waiting(Arc<Bulk>);
+
+impl Waiting {
+    fn new(bulk: &Arc<Bulk>) -> Self {
+        bulk.waiting.fetch_add(1, Ordering::Relaxed);
+        Waiting(bulk.clone())
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A bulk message that is being written. Dropped, it is not sent.
+#[derive(Debug)]
+pub struct BulkStream {
+    pub(crate) bulk: Arc<Bulk>,
+    pub(crate) to: RobotId,
+    pub(crate) name: String,
+    pub(crate) bytes: Vec<u8>,
+}
+
+impl BulkStream {
+    /// More of the message.
+    pub fn write(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    /// That was all: the message goes as soon as it may.
+    ///
+    /// # Errors
+    /// Where too many wait already, or the message is too large.
+    pub fn finish(self) -> Result<Delivery, Error> {
+        self.bulk.send(self.to, &self.name, self.bytes)
+    }
+}
+
+/// What becomes of a bulk message. Dropped, the message goes on its way all the same.
+#[derive(Debug)]
+pub struct Delivery {
+    outcome: oneshot::Receiver<Result<(), Error>>,
+}
+
+impl Delivery {
+    /// Waits until the message is delivered: whole, checked, and on its receiver's disk. Not for use in async code,
+    /// where a `Delivery` is awaited.
+    ///
+    /// # Errors
+    /// Where it has failed; then it may have arrived only if its receiver fell silent at the very end.
+    pub fn wait(self) -> Result<(), Error> {
+        self.outcome.blocking_recv().unwrap_or_else(|_| Err(closed()))
+    }
+}
+
+impl Future for Delivery {
+    type Output = Result<(), Error>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        Pin::new(&mut self.outcome)
+            .poll(cx)
+            .map(|outcome| outcome.unwrap_or_else(|_| Err(closed())))
+    }
+}
+
+/// A bulk message that has arrived whole. It stays on disk until it is taken, over restarts too.
+#[derive(Debug)]
+pub struct BulkMessage {
+    /// The robot that sent it.
+    pub from: RobotId,
+    /// What its sender calls it.
+    pub name: String,
+    /// Bytes.
+    pub length: u64,
+    path: PathBuf,
+}
+
+impl BulkMessage {
+    fn new(from: RobotId, whole: Whole) -> Self {
+        BulkMessage {
+            from,
+            name: whole.name,
+            length: whole.length,
+            path: whole.path,
+        }
+    }
+
+    /// The file that it is in, until it is taken.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Takes it into memory, off the disk.
+    ///
+    /// # Errors
+    /// Where it cannot be read or removed; then it is still there.
+    pub fn take(self) -> io::Result<Vec<u8>> {
+        let bytes = std::fs::read(&self.path)?;
+        std::fs::remove_file(&self.path)?;
+        Ok(bytes)
+    }
+
+    /// Takes it to a file of the caller's, on the same disk.
+    ///
+    /// # Errors
+    /// Where it cannot be moved; then it is still there.
+    pub fn take_to(self, path: &Path) -> io::Result<()> {
+        std::fs::rename(&self.path, path)
+    }
+}
+
+/// Receives bulk messages, each once.
+#[derive(Debug)]
+pub struct BulkReceiver {
+    pub(crate) bulk: Arc<Bulk>,
+}
+
+impl BulkReceiver {
+    /// The oldest message that nobody has received, if there is one.
+    pub fn try_recv(&self) -> Option<BulkMessage> {
+        lock(&self.bulk.delivered).pop_front()
+    }
+
+    /// Waits for a message until `timeout` has passed; without one, for ever.
+    pub fn recv(&self, timeout: Option<Duration>) -> Option<BulkMessage> {
+        let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let mut delivered = lock(&self.bulk.delivered);
+        loop {
+            if let Some(message) = delivered.pop_front() {
+                return Some(message);
+            }
+            delivered = match until {
+                None => self.bulk.came.wait(delivered).unwrap_or_else(PoisonError::into_inner),
+                Some(until) => {
+                    let left = until
+                        .checked_duration_since(Instant::now())
+                        .filter(|left| !left.is_zero())?;
+                    self.bulk
+                        .came
+                        .wait_timeout(delivered, left)
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .0
+                }
+            };
+        }
+    }
+
+    /// Waits for a message.
+    pub async fn next(&self) -> BulkMessage {
+        loop {
+            if let Some(message) = self.try_recv() {
+                if !lock(&self.bulk.delivered).is_empty() {
+                    self.bulk.came_async.notify_one();
+                }
+                return message;
+            }
+            self.bulk.came_async.notified().await;
+        }
+    }
+}

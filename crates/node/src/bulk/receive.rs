@@ -1,0 +1,191 @@
+//! A receiver's end: connections of the team's robots, one message at a time from each.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+
+use coorp_core::RobotId;
+use quinn::{Connection, Endpoint, RecvStream, SendStream};
+
+use super::inbox::{Inbox, Offer, Part};
+use super::{tls, Bulk, BULK_BYTES_MAX};
+use crate::control::checked;
+use crate::node::Inner;
+use crate::wire::{self, Answer, Begin, Frame, Refusal, Start};
+
+/// Taken from QUIC at once.
+const CHUNK_BYTES: usize = 256 << 10;
+
+/// The newest connection of each robot. An older one is closed: its other end has started anew.
+type Connections = BTreeMap<RobotId, (Connection, Arc<tokio::sync::Mutex<()>>)>;
+
+/// Takes connections until the endpoint closes.
+pub(super) async fn accept(bulk: Weak<Bulk>, endpoint: Endpoint) {
+    let connections = Arc::new(std::sync::Mutex::new(Connections::new()));
+    while let Some(incoming) = endpoint.accept().await {
+        let Some(node) = bulk.upgrade().and_then(|bulk| bulk.node.upgrade()) else {
+            return;
+        };
+        if endpoint.open_connections() > 2 * node.team.robots.len() + 16 {
+            incoming.refuse();
+            continue;
+        }
+        let (bulk, connections) = (bulk.clone(), connections.clone());
+        tokio::spawn(async move {
+            let connection = match incoming.await {
+                Ok(connection) => connection,
+                Err(error) => return tracing::debug!("a bulk connection did not come about: {error}"),
+            };
+            let Some(from) = tls::peer(&node.team, &connection) else {
+                return connection.close(1u8.into(), b"not a robot of this team");
+            };
+            drop(node);
+            let turn = take_over(&connections, from, &connection);
+            let _turn = turn.lock().await;
+            while let Ok((send, receive)) = connection.accept_bi().await {
+                let Some(bulk) = bulk.upgrade() else { return };
+                if let Err(why) = take(&bulk, from, send, receive).await {
+                    tracing::debug!("bulk from robot {}: {why}", from.0);
+                }
+            }
+        });
+    }
+}
+
+/// Closes what the robot had open before. Answers the lock that its connections take turns by.
+fn take_over(
+    connections: &std::sync::Mutex<Connections>,
+    from: RobotId,
+    connection: &Connection,
+) -> Arc<tokio::sync::Mutex<()>> {
+    let mut connections = crate::node::lock(connections);
+    let turn = match connections.get(&from) {
+        Some((older, turn)) => {
+            older.close(0u8.into(), b"a newer one came");
+            turn.clone()
+        }
+        None => Arc::default(),
+    };
+    connections.insert(from, (connection.clone(), turn.clone()));
+    turn
+}
+
+/// Takes one message.
+async fn take(bulk: &Bulk, from: RobotId, mut send: SendStream, mut receive: RecvStream) -> Result<(), String> {
+    let node = bulk.node.upgrade().ok_or("the node has closed")?;
+    let begin = match read::<Begin>(&mut receive).await {
+        Ok(begin) if checked(&begin.name).is_ok() && begin.length <= BULK_BYTES_MAX => begin,
+        Ok(_) => {
+            node.refused.count("the head of a bulk message", Refusal::Malformed);
+            return Err("its head is not in order".to_owned());
+        }
+        Err(why) => {
+            // A stream that broke off is no bad frame.
+            if let Some(refusal) = why.1 {
+                node.refused.count("the head of a bulk message", refusal);
+            }
+            return Err(why.0);
+        }
+    };
+    let name = node.name_of(from);
+    let offer = tokio::task::block_in_place(|| Inbox::open(&bulk.state, name)?.offer(&begin));
+    let answer = match offer {
+        Ok(Offer::Part(part)) => {
+            let here = Answer::Here {
+                length: part.length(),
+                hash: part.hash(),
+            };
+            write(&mut send, &here).await?;
+            take_rest(bulk, &node, from, part, &mut receive).await?
+        }
+        Ok(Offer::Delivered) => Answer::Whole,
+        Ok(Offer::Full) => Answer::Full,
+        Err(error) => {
+            tracing::error!("bulk cannot be written below {}: {error}", bulk.state.display());
+            Answer::Disk
+        }
+    };
+    write(&mut send, &answer).await?;
+    send.finish().map_err(|error| error.to_string())?;
+    // The answer has arrived, or the other end has gone.
+    let _ = send.stopped().await;
+    Ok(())
+}
+
+async fn take_rest(
+    bulk: &Bulk,
+    node: &Inner,
+    from: RobotId,
+    mut part: Part,
+    receive: &mut RecvStream,
+) -> Result<Answer, String> {
+    let start: Start = read(receive).await?;
+    if start.offset == 0 {
+        part.restart().map_err(|error| error.to_string())?;
+    } else if start.offset != part.length() {
+        node.refused.count("the start of a bulk message", Refusal::Malformed);
+        return Err("it starts elsewhere".to_owned());
+    }
+    while let Some(chunk) = receive
+        .read_chunk(CHUNK_BYTES, true)
+        .await
+        .map_err(|error| error.to_string())?
+    {
+        if let Err(error) = tokio::task::block_in_place(|| part.append(&chunk.bytes)) {
+            tracing::error!("bulk cannot be written below {}: {error}", bulk.state.display());
+            return Ok(Answer::Disk);
+        }
+        bulk.received_bytes
+            .fetch_add(chunk.bytes.len() as u64, Ordering::Relaxed);
+    }
+    match tokio::task::block_in_place(|| part.finish()) {
+        Ok(Some(whole)) => {
+            tracing::info!(
+                "\"{}\" of {} bytes came from {}",
+                whole.name,
+                whole.length,
+                node.name_of(from)
+            );
+            bulk.hand_out(from, whole);
+            Ok(Answer::Whole)
+        }
+        Ok(None) => Ok(Answer::Garbled),
+        Err(error) => {
+            tracing::error!("bulk cannot be written below {}: {error}", bulk.state.display());
+            Ok(Answer::Disk)
+        }
+    }
+}
+
+/// Why a frame was not read: in words, and, where it was there, what was wrong with it.
+#[derive(Debug)]
+pub(super) struct Unread(String, Option<Refusal>);
+
+impl From<Unread> for String {
+    fn from(unread: Unread) -> Self {
+        unread.0
+    }
+}
+
+/// Reads a frame off a stream: two bytes with its length, then itself.
+pub(super) async fn read<F: Frame>(receive: &mut RecvStream) -> Result<F, Unread> {
+    let broken = |error: quinn::ReadExactError| Unread(error.to_string(), None);
+    let mut length = [0; 2];
+    receive.read_exact(&mut length).await.map_err(broken)?;
+    let length = usize::from(u16::from_le_bytes(length));
+    let refused = |refusal| Unread("a frame is not in order".to_owned(), Some(refusal));
+    if length > F::BYTES_MAX {
+        return Err(refused(Refusal::Oversized));
+    }
+    let mut frame = vec![0; length];
+    receive.read_exact(&mut frame).await.map_err(broken)?;
+    wire::decode(&frame).map_err(refused)
+}
+
+/// Writes a frame to a stream.
+pub(super) async fn write<F: Frame>(send: &mut SendStream, frame: &F) -> Result<(), String> {
+    let frame = wire::encode(frame);
+    let length = u16::try_from(frame.len()).unwrap_or(u16::MAX);
+    let bytes = [&length.to_le_bytes(), frame.as_slice()].concat();
+    send.write_all(&bytes).await.map_err(|error| error.to_string())
+}

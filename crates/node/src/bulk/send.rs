@@ -1,0 +1,188 @@
+//! A sender's end: messages to one receiver, one after another, each until it is delivered or has failed.
+
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use coorp_core::RobotId;
+use quinn::Connection;
+use tokio::sync::{mpsc, oneshot};
+
+use super::{receive, tls, Bulk, Waiting};
+use crate::keys::SERVER_NAME;
+use crate::node::{lock, Wish};
+use crate::wire::{Answer, Begin, Start};
+use crate::Error;
+
+/// A receiver that says nothing for so long, while we may send, has failed.
+const GIVE_UP: Duration = Duration::from_secs(60);
+/// Between two tries.
+const RETRY: Duration = Duration::from_millis(200);
+/// Between two looks at whether there is a permit.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+/// How long a connection may take to come about.
+const CONNECT_MAX: Duration = Duration::from_secs(3);
+/// A message that arrives garbled so often has failed.
+const GARBLED_MAX: u32 = 3;
+/// Given to QUIC at once.
+const CHUNK_BYTES: usize = 64 << 10;
+
+/// A message to be delivered.
+pub(super) struct Job {
+    pub name: String,
+    pub sequence: u64,
+    pub bytes: Vec<u8>,
+    /// While it lasts the robot wants a permit.
+    pub _wish: Wish,
+    pub _waiting: Waiting,
+    pub done: oneshot::Sender<Result<(), Error>>,
+}
+
+/// Delivers the messages to one receiver.
+pub(super) async fn deliver_all(bulk: Arc<Bulk>, to: RobotId, mut jobs: mpsc::Receiver<Job>) {
+    let mut connection = None;
+    while let Some(job) = jobs.recv().await {
+        let outcome = deliver(&bulk, to, &job, &mut connection).await;
+        if let Err(error) = &outcome {
+            tracing::warn!("bulk: {error}");
+        }
+        if jobs.is_empty() {
+            // An open connection would be kept alive over the air.
+            hang_up(&bulk, connection.take());
+        }
+        let Job {
+            _wish: wish,
+            _waiting: waiting,
+            done,
+            ..
+        } = job;
+        drop((wish, waiting));
+        // Nobody may be waiting to hear it.
+        let _ = done.send(outcome);
+    }
+}
+
+async fn deliver(bulk: &Bulk, to: RobotId, job: &Job, connection: &mut Option<Connection>) -> Result<(), Error> {
+    let node = bulk.node.upgrade().ok_or_else(super::closed)?;
+    let name = node.name_of(to).to_owned();
+    drop(node);
+    let begin = Begin {
+        lineage: bulk.lineage,
+        sequence: job.sequence,
+        name: job.name.clone(),
+        length: job.bytes.len() as u64,
+        hash: *tokio::task::block_in_place(|| blake3::hash(&job.bytes)).as_bytes(),
+    };
+    let (mut heard, mut garbled) = (Instant::now(), 0);
+    loop {
+        // Time without a permit is not the receiver's fault.
+        let waited = permitted(bulk).await?;
+        heard += waited;
+        let answer = attempt(bulk, to, job, &begin, connection, &mut heard).await;
+        let why = match answer {
+            Ok(Answer::Whole) => return Ok(()),
+            Ok(Answer::Garbled) => {
+                garbled += 1;
+                if garbled >= GARBLED_MAX {
+                    return Err(failed(job, &name, "it arrived garbled again and again"));
+                }
+                continue;
+            }
+            Ok(Answer::Full) => "too many messages wait there to be taken".to_owned(),
+            Ok(Answer::Disk) => "it cannot be written down there".to_owned(),
+            Ok(Answer::Here { .. }) => "the answer makes no sense".to_owned(),
+            Err(why) => {
+                hang_up(bulk, connection.take());
+                why
+            }
+        };
+        if heard.elapsed() > GIVE_UP {
+            return Err(failed(job, &name, &why));
+        }
+        tracing::debug!("bulk to {name}: {why}; trying again");
+        tokio::time::sleep(RETRY).await;
+    }
+}
+
+fn failed(job: &Job, to: &str, why: &str) -> Error {
+    Error::Failed(format!(
+        "\"{}\" of {} bytes was not delivered to {to}: {why}",
+        job.name,
+        job.bytes.len()
+    ))
+}
+
+/// Waits for a permit; answers for how long.
+async fn permitted(bulk: &Bulk) -> Result<Duration, Error> {
+    let began = Instant::now();
+    loop {
+        let node = bulk.node.upgrade().ok_or_else(super::closed)?;
+        if node.ask(|brain, now| brain.is_permitted(now)) {
+            return Ok(began.elapsed());
+        }
+        drop(node);
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}
+
+/// One try: what the receiver says in the end. `heard` is when it last said anything.
+async fn attempt(
+    bulk: &Bulk,
+    to: RobotId,
+    job: &Job,
+    begin: &Begin,
+    connection: &mut Option<Connection>,
+    heard: &mut Instant,
+) -> Result<Answer, String> {
+    let open = match connection.take().filter(|open| open.close_reason().is_none()) {
+        Some(open) => open,
+        None => connect(bulk, to).await?,
+    };
+    let open = connection.insert(open);
+    let (mut send, mut receive) = open.open_bi().await.map_err(|error| error.to_string())?;
+    receive::write(&mut send, begin).await?;
+    let answer: Answer = receive::read(&mut receive).await?;
+    *heard = Instant::now();
+    let Answer::Here { length, hash } = answer else {
+        return Ok(answer);
+    };
+    let kept = usize::try_from(length).ok().and_then(|length| job.bytes.get(..length));
+    let kept = kept.filter(|kept| tokio::task::block_in_place(|| blake3::hash(kept)) == hash);
+    let offset = kept.map_or(0, <[u8]>::len);
+    receive::write(&mut send, &Start { offset: offset as u64 }).await?;
+    for chunk in job.bytes.get(offset..).unwrap_or_default().chunks(CHUNK_BYTES) {
+        send.write_all(chunk).await.map_err(|error| error.to_string())?;
+        bulk.sent_bytes.fetch_add(chunk.len() as u64, Ordering::Relaxed);
+        *heard = Instant::now();
+    }
+    send.finish().map_err(|error| error.to_string())?;
+    let answer = receive::read(&mut receive).await?;
+    *heard = Instant::now();
+    Ok(answer)
+}
+
+async fn connect(bulk: &Bulk, to: RobotId) -> Result<Connection, String> {
+    let node = bulk.node.upgrade().ok_or("the node has closed")?;
+    let address = node
+        .bulk_address_of(to)
+        .ok_or("nobody knows its address: it is not here")?;
+    let connecting = bulk.sender.connect_with(bulk.client.clone(), address, SERVER_NAME);
+    let connecting = connecting.map_err(|error| error.to_string())?;
+    let connection = tokio::time::timeout(CONNECT_MAX, connecting).await;
+    let connection = connection
+        .map_err(|_| format!("{address} does not answer"))?
+        .map_err(|error| error.to_string())?;
+    if tls::peer(&node.team, &connection) != Some(to) {
+        connection.close(1u8.into(), b"another robot");
+        return Err(format!("another robot answers at {address}"));
+    }
+    lock(&bulk.sending).push(connection.clone());
+    Ok(connection)
+}
+
+fn hang_up(bulk: &Bulk, connection: Option<Connection>) {
+    if let Some(connection) = connection {
+        connection.close(0u8.into(), b"done");
+        lock(&bulk.sending).retain(|sending| sending.stable_id() != connection.stable_id());
+    }
+}

@@ -1,0 +1,461 @@
+//! The socket under bulk: the gate decides about every datagram that QUIC wants to send.
+//!
+//! A datagram that may not go is kept by QUIC, whose task is woken when the gate opens, a permit comes or something has
+//! left. What has been handed to the kernel and not been reported gone is counted, and the gate learns from each
+//! report; its bound on that backlog is what makes a gate that closes closed at once. While there is no permit QUIC is
+//! given a congestion window of nothing, so that it makes no packets whose time would then be taken for the network's:
+//! a stream that is paused sends nothing and keeps its congestion state.
+//!
+//! Small datagrams (acknowledgements and the like) and those of a handshake pass at all times: a connection stays alive
+//! while it is paused.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io::{self, IoSliceMut};
+use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::{AsFd, OwnedFd};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration as StdDuration, Instant as StdInstant};
+
+use coorp_core::{Duration, Instant};
+use quinn::congestion::{Controller, ControllerFactory, Cubic, CubicConfig};
+use quinn::udp::{RecvMeta, Transmit};
+use quinn::{AsyncUdpSocket, Runtime, UdpPoller};
+
+use super::reports::{self, Report};
+use crate::node::{lock, Inner};
+use crate::status::Completions;
+
+/// Datagrams up to this size are not bulk.
+const SMALL_BYTES: usize = 256;
+/// Datagrams that go to the kernel at once at most.
+const TOGETHER_MAX: usize = 8;
+/// What was not reported for so long never will be.
+const REPORT_LATE: Duration = Duration::from_millis(500);
+/// After so many datagrams without any report there will be none.
+const UNREPORTED_MAX: u32 = 64;
+/// Between two looks at whether the node is still there.
+const LOOK_UP_EVERY: StdDuration = StdDuration::from_millis(200);
+/// Sends that are followed at most; more than any queue below holds.
+const FOLLOWED_MAX: usize = 4_096;
+
+/// A UDP socket with the gate in front of it.
+pub(crate) struct GatedSocket {
+    inner: Arc<dyn AsyncUdpSocket>,
+    node: Weak<Inner>,
+    under: Mutex<Under>,
+    /// How completions are known, as [`Completions`] numbers them.
+    completions: AtomicU8,
+    permitted: AtomicBool,
+}
+
+/// What is below the gate, and who waits above it.
+#[derive(Debug, Default)]
+struct Under {
+    /// Handed to the kernel and not reported gone, in the order of sending.
+    sends: VecDeque<Send>,
+    /// Datagrams in them.
+    datagrams: usize,
+    /// Number of the next send call; small datagrams count too.
+    next: u32,
+    unreported: u32,
+    /// The gate has held a datagram since waiters were last woken.
+    closed: bool,
+    waiters: Vec<Waker>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Send {
+    number: u32,
+    at: Instant,
+    datagrams: usize,
+    bytes: u64,
+    /// Datagrams before its last one when it went in.
+    ahead: usize,
+    /// Whether the gate learns from it.
+    bulk: bool,
+}
+
+impl fmt::Debug for GatedSocket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GatedSocket")
+            .field("inner", &self.inner)
+            .finish_non_exhaustive()
+    }
+}
+
+impl GatedSocket {
+    /// Wraps a bound socket, and reads its reports in a thread of its own.
+    pub fn new(socket: UdpSocket, node: &Arc<Inner>) -> io::Result<Arc<GatedSocket>> {
+        let asked = [
+            reports::ask_for_wifi_status(socket.as_fd()),
+            reports::ask_for_stamps(socket.as_fd()),
+        ];
+        let completions = if asked[1].is_ok() {
+            Completions::Unknown
+        } else {
+            Completions::Acknowledgements
+        };
+        let queue: OwnedFd = socket.as_fd().try_clone_to_owned()?;
+        let gated = Arc::new(GatedSocket {
+            inner: quinn::TokioRuntime.wrap_udp_socket(socket)?,
+            node: Arc::downgrade(node),
+            under: Mutex::default(),
+            completions: AtomicU8::new(completions as u8),
+            permitted: AtomicBool::new(false),
+        });
+        let reader = Arc::downgrade(&gated);
+        let thread = std::thread::Builder::new().name("coorp-reports".to_owned());
+        thread.spawn(move || read_reports(&reader, &queue))?;
+        Ok(gated)
+    }
+
+    /// How completions are known.
+    pub fn completions(&self) -> Completions {
+        Completions::numbered(self.completions.load(Ordering::Relaxed))
+    }
+
+    /// Datagrams below the gate.
+    pub fn in_flight(&self) -> usize {
+        lock(&self.under).datagrams
+    }
+
+    /// Whether a permit allows bulk; without one QUIC makes no packets.
+    pub fn set_permitted(&self, permitted: bool) {
+        self.permitted.store(permitted, Ordering::Release);
+        self.wake();
+    }
+
+    /// Who waits asks again.
+    pub fn wake(&self) {
+        let waiters = {
+            let mut under = lock(&self.under);
+            under.closed = false;
+            std::mem::take(&mut under.waiters)
+        };
+        waiters.into_iter().for_each(Waker::wake);
+    }
+
+    fn is_bulk(transmit: &Transmit<'_>) -> bool {
+        let long_header = transmit.contents.first().is_some_and(|first| first & 0x80 != 0);
+        let size = transmit.segment_size.unwrap_or(transmit.contents.len());
+        !long_header && size > SMALL_BYTES
+    }
+
+    /// Reports came; the gate learns from them.
+    fn on_reports(&self, came: &[Report], queue: &OwnedFd) {
+        let Some(node) = self.node.upgrade() else { return };
+        let wifi = came.contains(&Report::OnAir);
+        match self.completions() {
+            Completions::WifiStatus => {}
+            _ if wifi => {
+                self.know(Completions::WifiStatus);
+                if let Err(error) = reports::ask_for_no_stamps(queue.as_fd()) {
+                    tracing::debug!("stamps stay on: {error}");
+                }
+            }
+            Completions::Stamps => {}
+            _ => self.know(Completions::Stamps),
+        }
+        let by_wifi = self.completions() == Completions::WifiStatus;
+        let now = node.now();
+        let mut gone = Vec::new();
+        {
+            let mut under = lock(&self.under);
+            under.unreported = 0;
+            for report in came {
+                match report {
+                    Report::OnAir => gone.extend(under.pop()),
+                    Report::Stamped(_) if by_wifi => {}
+                    Report::Stamped(number) => {
+                        // Earlier ones whose report was lost have left before it.
+                        while under
+                            .sends
+                            .front()
+                            .is_some_and(|send| send.number.wrapping_sub(*number) as i32 <= 0)
+                        {
+                            let send = under.pop();
+                            gone.extend(send.filter(|send| send.number == *number));
+                        }
+                    }
+                }
+            }
+        }
+        self.learn(&node, &gone, now);
+    }
+
+    /// QUIC's acknowledgements, where the kernel reports nothing: so many bytes have arrived, or are lost.
+    fn on_acknowledged(&self, mut bytes: u64) {
+        if self.completions() != Completions::Acknowledgements {
+            return;
+        }
+        let Some(node) = self.node.upgrade() else { return };
+        let now = node.now();
+        let mut gone = Vec::new();
+        {
+            let mut under = lock(&self.under);
+            while let Some(send) = under.sends.front_mut() {
+                if send.bulk && send.bytes > bytes {
+                    send.bytes -= bytes;
+                    break;
+                }
+                bytes -= if send.bulk { send.bytes } else { 0 };
+                gone.extend(under.pop());
+            }
+        }
+        self.learn(&node, &gone, now);
+    }
+
+    fn learn(&self, node: &Inner, gone: &[Send], now: Instant) {
+        if gone.is_empty() {
+            return;
+        }
+        node.tell(|brain, _| {
+            for send in gone.iter().filter(|send| send.bulk) {
+                brain.on_complete(send.ahead, send.at, now);
+            }
+        });
+        self.wake();
+    }
+
+    fn know(&self, completions: Completions) {
+        self.completions.store(completions as u8, Ordering::Relaxed);
+        tracing::info!("bulk: what has left is known by {completions}");
+    }
+
+    /// Gives up on reports that are overdue, and on all of them where none ever came.
+    fn on_silence(&self) {
+        let Some(node) = self.node.upgrade() else { return };
+        let now = node.now();
+        let (gave_up, none_came) = {
+            let mut under = lock(&self.under);
+            let before = under.sends.len();
+            while under.sends.front().is_some_and(|send| now.since(send.at) > REPORT_LATE) {
+                under.pop();
+            }
+            (under.sends.len() < before, under.unreported >= UNREPORTED_MAX)
+        };
+        if none_came && self.completions() == Completions::Unknown {
+            self.know(Completions::Acknowledgements);
+        }
+        if gave_up {
+            self.wake();
+        }
+    }
+}
+
+impl Under {
+    fn push(&mut self, send: Send) {
+        if self.sends.len() >= FOLLOWED_MAX {
+            self.pop();
+        }
+        self.datagrams += send.datagrams;
+        self.sends.push_back(send);
+        self.unreported = self.unreported.saturating_add(1);
+    }
+
+    fn pop(&mut self) -> Option<Send> {
+        let send = self.sends.pop_front()?;
+        self.datagrams -= send.datagrams;
+        Some(send)
+    }
+}
+
+fn read_reports(socket: &Weak<GatedSocket>, queue: &OwnedFd) {
+    let mut came = Vec::new();
+    let mut looked = StdInstant::now();
+    loop {
+        let waited = reports::wait(queue.as_fd(), LOOK_UP_EVERY);
+        let Some(socket) = socket.upgrade() else { return };
+        came.clear();
+        let read = waited.and_then(|_| reports::read(queue.as_fd(), &mut came));
+        if let Err(error) = read {
+            // An error of the socket itself wakes the poll again and again until it has been read.
+            tracing::debug!("reports cannot be read: {error}");
+            std::thread::sleep(StdDuration::from_millis(1));
+        }
+        if !came.is_empty() {
+            socket.on_reports(&came, queue);
+        }
+        if looked.elapsed() >= LOOK_UP_EVERY {
+            looked = StdInstant::now();
+            socket.on_silence();
+        }
+    }
+}
+
+impl AsyncUdpSocket for GatedSocket {
+    fn create_io_poller(self: Arc<Self>) -> Pin<Box<dyn UdpPoller>> {
+        Box::pin(GatedPoller {
+            socket: self.clone(),
+            inner: self.inner.clone().create_io_poller(),
+        })
+    }
+
+    fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
+        let Some(node) = self.node.upgrade() else {
+            return Err(io::ErrorKind::NotConnected.into());
+        };
+        let bulk = GatedSocket::is_bulk(transmit);
+        let datagrams = transmit
+            .segment_size
+            .map_or(1, |size| transmit.contents.len().div_ceil(size.max(1)));
+        // Held while the datagram goes in, so that nobody is told to ask again between the answer and the wait.
+        let mut under = lock(&self.under);
+        let n = under.datagrams;
+        let (pass, at) = node.tell(|brain, now| (!bulk || brain.may_pass(n, now), now));
+        if !pass {
+            under.closed = true;
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        self.inner.try_send(transmit)?;
+        let number = under.next;
+        under.next = under.next.wrapping_add(1);
+        let ahead = n + datagrams - 1;
+        under.push(Send {
+            number,
+            at,
+            datagrams,
+            bytes: transmit.contents.len() as u64,
+            ahead,
+            bulk,
+        });
+        Ok(())
+    }
+
+    fn poll_recv(
+        &self,
+        cx: &mut Context<'_>,
+        bufs: &mut [IoSliceMut<'_>],
+        meta: &mut [RecvMeta],
+    ) -> Poll<io::Result<usize>> {
+        self.inner.poll_recv(cx, bufs, meta)
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.inner.local_addr()
+    }
+
+    fn may_fragment(&self) -> bool {
+        self.inner.may_fragment()
+    }
+
+    fn max_transmit_segments(&self) -> usize {
+        let most = self.inner.max_transmit_segments().min(TOGETHER_MAX);
+        let n = self.in_flight();
+        let room = |node: Arc<Inner>| node.ask(|brain, now| brain.room(n, most, now));
+        self.node.upgrade().map_or(1, room)
+    }
+
+    fn max_receive_segments(&self) -> usize {
+        self.inner.max_receive_segments()
+    }
+}
+
+#[derive(Debug)]
+struct GatedPoller {
+    socket: Arc<GatedSocket>,
+    inner: Pin<Box<dyn UdpPoller>>,
+}
+
+impl UdpPoller for GatedPoller {
+    fn poll_writable(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        {
+            let mut under = lock(&self.socket.under);
+            if under.closed {
+                if !under.waiters.iter().any(|waiter| waiter.will_wake(cx.waker())) {
+                    under.waiters.push(cx.waker().clone());
+                }
+                return Poll::Pending;
+            }
+        }
+        self.inner.as_mut().poll_writable(cx)
+    }
+}
+
+/// CUBIC, but that nothing goes without a permit, and that the gate hears of acknowledgements.
+pub(crate) struct PermittedCubic {
+    inner: Box<dyn Controller>,
+    socket: Weak<GatedSocket>,
+}
+
+/// Makes [`PermittedCubic`]s.
+pub(crate) struct PermittedCubicConfig(pub Weak<GatedSocket>);
+
+impl ControllerFactory for PermittedCubicConfig {
+    fn build(self: Arc<Self>, now: StdInstant, current_mtu: u16) -> Box<dyn Controller> {
+        Box::new(PermittedCubic {
+            inner: Box::new(Cubic::new(Arc::new(CubicConfig::default()), now, current_mtu)),
+            socket: self.0.clone(),
+        })
+    }
+}
+
+impl PermittedCubic {
+    fn acknowledged(&self, bytes: u64) {
+        if let Some(socket) = self.socket.upgrade() {
+            socket.on_acknowledged(bytes);
+        }
+    }
+}
+
+impl Controller for PermittedCubic {
+    fn on_sent(&mut self, now: StdInstant, bytes: u64, last_packet_number: u64) {
+        self.inner.on_sent(now, bytes, last_packet_number);
+    }
+
+    fn on_ack(
+        &mut self,
+        now: StdInstant,
+        sent: StdInstant,
+        bytes: u64,
+        limited: bool,
+        rtt: &quinn_proto::RttEstimator,
+    ) {
+        self.acknowledged(bytes);
+        self.inner.on_ack(now, sent, bytes, limited, rtt);
+    }
+
+    fn on_end_acks(&mut self, now: StdInstant, in_flight: u64, app_limited: bool, largest: Option<u64>) {
+        self.inner.on_end_acks(now, in_flight, app_limited, largest);
+    }
+
+    fn on_congestion_event(&mut self, now: StdInstant, sent: StdInstant, persistent: bool, lost_bytes: u64) {
+        self.acknowledged(lost_bytes);
+        self.inner.on_congestion_event(now, sent, persistent, lost_bytes);
+    }
+
+    fn on_mtu_update(&mut self, new_mtu: u16) {
+        self.inner.on_mtu_update(new_mtu);
+    }
+
+    fn window(&self) -> u64 {
+        let permitted = self
+            .socket
+            .upgrade()
+            .is_some_and(|socket| socket.permitted.load(Ordering::Acquire));
+        if permitted {
+            self.inner.window()
+        } else {
+            0
+        }
+    }
+
+    fn clone_box(&self) -> Box<dyn Controller> {
+        Box::new(PermittedCubic {
+            inner: self.inner.clone_box(),
+            socket: self.socket.clone(),
+        })
+    }
+
+    fn initial_window(&self) -> u64 {
+        self.inner.initial_window()
+    }
+
+    fn into_any(self: Box<Self>) -> Box<dyn std::any::Any> {
+        self
+    }
+}

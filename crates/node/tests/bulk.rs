@@ -1,0 +1,165 @@
+//! Bulk between real processes: whole, once, across restarts, one sender at a time, and nothing for strangers.
+#![allow(clippy::unwrap_used)] // a test may fail by panicking
+
+mod common;
+
+use std::cell::RefCell;
+use std::time::Duration;
+
+use common::{be_a_robot, until, Fleet};
+
+/// Bytes that differ from place to place and from message to message.
+fn pattern(seed: u64, length: usize) -> Vec<u8> {
+    let mut bytes = vec![0; length];
+    blake3::Hasher::new()
+        .update(&seed.to_le_bytes())
+        .finalize_xof()
+        .fill(&mut bytes);
+    bytes
+}
+
+#[test]
+#[ignore = "the process of a robot in the other tests"]
+fn robot() {
+    let outcome: RefCell<Option<std::thread::JoinHandle<String>>> = RefCell::default();
+    be_a_robot(|node, words| {
+        let status = node.status().bulk;
+        Some(match words {
+            ["send", to, seed, length] => {
+                let mut stream = node.bulk_stream(to, "gradients").unwrap();
+                for part in pattern(seed.parse().unwrap(), length.parse().unwrap()).chunks(1 << 20) {
+                    stream.write(part);
+                }
+                let delivery = stream.finish().unwrap();
+                let wait = std::thread::spawn(move || {
+                    delivery
+                        .wait()
+                        .map_or_else(|error| error.to_string(), |()| "whole".to_owned())
+                });
+                outcome.replace(Some(wait));
+                "ok".to_owned()
+            }
+            ["outcome"] => {
+                let done = outcome
+                    .borrow()
+                    .as_ref()
+                    .is_some_and(std::thread::JoinHandle::is_finished);
+                if done {
+                    outcome.take().unwrap().join().unwrap()
+                } else {
+                    "pending".to_owned()
+                }
+            }
+            ["got", seed] => match node.bulk_receiver().unwrap().recv(Some(Duration::from_millis(50))) {
+                None => "nothing".to_owned(),
+                Some(message) => {
+                    let (from, name) = (message.from.0, message.name.clone());
+                    let bytes = message.take().unwrap();
+                    format!("{from} {name} {}", bytes == pattern(seed.parse().unwrap(), bytes.len()))
+                }
+            },
+            ["received"] => status.unwrap().received_bytes.to_string(),
+            ["sent"] => status.unwrap().sent_bytes.to_string(),
+            ["completions"] => status.unwrap().completions.to_string(),
+            ["in-flight"] => status.unwrap().in_flight.to_string(),
+            ["bulk-refused"] => node
+                .bulk_receiver()
+                .err()
+                .map_or_else(|| "no".to_owned(), |error| error.to_string()),
+            _ => return None,
+        })
+    });
+}
+
+const LONG: usize = 64_000_000;
+
+#[test]
+fn a_message_arrives_whole_and_once_across_a_restart_of_its_receiver() {
+    let fleet = Fleet::new(&["lead", "one", "two"], "");
+    let (_lead, mut one, mut two) = (fleet.robot("lead"), fleet.robot("one"), fleet.robot("two"));
+    one.say(&format!("send two 1 {LONG}"));
+    until(|| two.say("received").parse::<usize>().unwrap() > LONG / 8);
+    two.kill();
+    assert_eq!(one.say("outcome"), "pending");
+    let mut two = fleet.robot("two");
+    one.until("outcome", "whole");
+    assert_eq!(two.say("got 1"), "1 gradients true");
+    assert_eq!(two.say("got 1"), "nothing");
+    let again: usize = two.say("received").parse().unwrap();
+    assert!(again < LONG, "it was resumed, not begun anew: {again}");
+    assert_eq!(one.say("may"), "false", "the permit went back");
+    // What was handed out does not come again after another restart, and what was not does.
+    one.say("send two 2 1000");
+    one.until("outcome", "whole");
+    two.kill();
+    let mut two = fleet.robot("two");
+    assert_eq!(two.say("got 2"), "1 gradients true");
+    assert_eq!(two.say("got 2"), "nothing");
+}
+
+#[test]
+fn bulk_waits_for_a_permit_and_says_how_it_knows_what_has_left() {
+    let fleet = Fleet::new(&["lead", "one", "two"], "");
+    let (mut one, mut two) = (fleet.robot("one"), fleet.robot("two"));
+    one.say("send two 3 3000000");
+    std::thread::sleep(Duration::from_millis(700));
+    assert_eq!(
+        (one.say("sent").as_str(), two.say("received").as_str()),
+        ("0", "0"),
+        "nobody permits it"
+    );
+    let mut lead = fleet.robot("lead");
+    one.until("outcome", "whole");
+    assert_eq!(two.say("got 3"), "1 gradients true");
+    assert_eq!(one.say("completions"), "the driver's stamps");
+    one.until("in-flight", "0");
+    lead.until("holders", "[]");
+}
+
+#[test]
+fn two_senders_take_turns_and_both_get_through() {
+    let fleet = Fleet::new(&["lead", "one", "two"], "[policy]\nslice = \"100ms\"\n");
+    let (mut lead, mut one, mut two) = (fleet.robot("lead"), fleet.robot("one"), fleet.robot("two"));
+    one.say(&format!("send lead 4 {}", LONG / 2));
+    two.say(&format!("send lead 5 {}", LONG / 2));
+    let (mut both, mut outcomes) = (false, [String::new(), String::new()]);
+    until(|| {
+        let holders = lead.say("holders");
+        assert!(["[]", "[1]", "[2]"].contains(&holders.as_str()), "{holders}");
+        both |= lead.say("queue") != "[]";
+        for (outcome, robot) in outcomes.iter_mut().zip([&mut one, &mut two]) {
+            if outcome != "whole" {
+                *outcome = robot.say("outcome");
+            }
+        }
+        outcomes == ["whole", "whole"]
+    });
+    assert!(both, "one had to wait for the other");
+}
+
+#[test]
+fn without_keys_there_is_no_bulk() {
+    let fleet = Fleet::new(&["lead", "one"], "");
+    let mut lead = fleet.insecure("lead");
+    let refused = lead.say("bulk-refused");
+    assert!(refused.contains("needs the team's keys"), "{refused}");
+}
+
+#[test]
+fn a_stranger_brings_no_bulk() {
+    let (fleet, other) = (Fleet::new(&["lead", "one"], ""), Fleet::new(&["lead", "one"], ""));
+    // A team with the same names and other keys, which has our leader's ports for its own leader's.
+    let port = |fleet: &Fleet, robot| fleet.team.port(coorp_core::RobotId(robot)).to_string();
+    let text = std::fs::read_to_string(&fleet.file).unwrap();
+    std::fs::write(&other.file, text.replace(&port(&fleet, 1), &port(&other, 1))).unwrap();
+    // A policy without permits: it asks nobody.
+    let mut lead = fleet.robot("lead");
+    let mut stranger = common::Robot::start_with(&other.file, "one", "edca");
+    stranger.say("send lead 6 100000");
+    std::thread::sleep(Duration::from_secs(2));
+    assert_eq!(stranger.say("outcome"), "pending");
+    assert_eq!(
+        (lead.say("received").as_str(), lead.say("got 6").as_str()),
+        ("0", "nothing")
+    );
+}
