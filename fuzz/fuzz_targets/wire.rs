@@ -6,7 +6,7 @@
 
 use coorp_node::status::Status;
 use coorp_node::wire::{
-    decode, encode, Answer, Begin, ControlHeader, Frame, Models, Permit, Start, TimeQuery, TimeReply, VERSION,
+    decode, encode, Answer, Begin, ControlHeader, Coordination, Frame, Models, Start, TimeQuery, TimeReply, VERSION,
 };
 
 fn read<F: Frame + PartialEq + std::fmt::Debug>(body: &[u8]) {
@@ -19,7 +19,7 @@ fn read<F: Frame + PartialEq + std::fmt::Debug>(body: &[u8]) {
 }
 
 libfuzzer_sys::fuzz_target!(|body: &[u8]| {
-    read::<Permit>(body);
+    read::<Coordination>(body);
     read::<ControlHeader>(body);
     read::<TimeQuery>(body);
     read::<TimeReply>(body);

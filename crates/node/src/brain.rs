@@ -1,5 +1,5 @@
-//! All that one live robot decides, in one place: its side of the permits, on the leader the controller, arrival models
-//! and protection windows, the gate, the leader's clock.
+//! All that one live robot decides, in one place: who leads and who may send bulk, arrival models and protection windows,
+//! the gate, the leader's clock.
 //!
 //! The decisions are `coorp-core`'s. This module tells them what happened and gathers what they want done; it has no
 //! clock, socket or thread either, so its tests run in virtual time. Callers hold it behind one lock.
@@ -11,8 +11,9 @@ use std::collections::VecDeque;
 
 use coorp_core::arrival::{ArrivalConfig, TimeModel};
 use coorp_core::clock::{ClockEstimate, Offset};
+use coorp_core::failover::{self, Coordinator, FailoverConfig, Message};
 use coorp_core::gate::{CompletionTable, Gate, Verdict};
-use coorp_core::permits::{Controller, ControllerAction, Message, Requester, RequesterAction};
+use coorp_core::permits;
 use coorp_core::policy::{LocalConfig, Policy};
 use coorp_core::windows::{PlannerConfig, Window, WindowAction, WindowPlanner};
 use coorp_core::{Duration, FlowId, Instant, RobotId};
@@ -36,16 +37,18 @@ const SHARED: u32 = 1 << 16;
 /// What a robot wants done.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Action {
-    /// Tell the controller.
-    ToController(Message),
-    /// As the controller: tell a robot.
-    ToRobot(RobotId, Message),
+    /// Tell a robot.
+    Tell(RobotId, Message),
+    /// Tell all other robots.
+    TellAll(Message),
     /// Bulk may be, or must no longer be, sent.
     Permitted(bool),
     /// The gate opens: bulk asks again.
     Resume,
-    /// Ask for the leader's clock.
-    AskTime,
+    /// Who leads has changed: this robot, or another one.
+    Led(RobotId),
+    /// Ask the leader for its clock.
+    AskTime(RobotId),
     /// Tell the others when this robot's control messages are due: by topic, on this robot's clock.
     TellModels(Vec<(u8, TimeModel)>),
 }
@@ -63,12 +66,14 @@ pub(crate) enum PermitState {
 
 #[derive(Debug)]
 pub(crate) struct Brain {
+    me: RobotId,
     leader: RobotId,
-    requester: Option<Requester>,
-    controller: Option<Controller>,
+    /// `None` where the policy has no permits; then the team file's leader is the only one.
+    coordinator: Option<Coordinator>,
     local: Option<LocalConfig>,
     planner: Option<WindowPlanner>,
     gate: Option<Gate>,
+    wants_bulk: bool,
     /// Which of this robot's flows are taken.
     flows: [bool; TOPICS_MAX],
     tell_models_at: Instant,
@@ -81,9 +86,15 @@ pub(crate) struct Brain {
 }
 
 impl Brain {
-    pub fn new(team: &Team, policy: &Policy, me: RobotId, incarnation: u32, now: Instant) -> Self {
-        let global = policy.global.clone();
-        let controller = global.clone().filter(|_| me == team.leader);
+    /// # Errors
+    /// Where the policy's times cannot work together; the text says which.
+    pub fn new(team: &Team, policy: &Policy, me: RobotId, incarnation: u32, now: Instant) -> Result<Self, String> {
+        let failover = FailoverConfig::for_team(team.leader, u16::try_from(team.robots.len()).unwrap_or(u16::MAX));
+        let coordinator = policy.global.clone().map(|global| {
+            let permits = failover.permits(global);
+            Coordinator::new(failover, permits, me, incarnation, now).map_err(|error| error.to_string())
+        });
+        let coordinator = coordinator.transpose()?;
         let planner = policy.local.as_ref().map(|local| {
             WindowPlanner::new(PlannerConfig {
                 extension: local.extension,
@@ -92,14 +103,14 @@ impl Brain {
                 flows_max: team.robots.len() * TOPICS_MAX + TOPICS_MAX,
             })
         });
-        Brain {
+        Ok(Brain {
+            me,
             leader: team.leader,
-            requester: global.map(|config| Requester::new(me, config, incarnation)),
-            // Whoever led before may have granted permits that still last.
-            controller: controller.map(|config| Controller::recovering(config, incarnation, now)),
+            coordinator,
             gate: policy.local.as_ref().map(gate),
             local: policy.local.clone(),
             planner,
+            wants_bulk: false,
             flows: [false; TOPICS_MAX],
             tell_models_at: now + TELL_EVERY,
             told_nothing: false,
@@ -107,59 +118,56 @@ impl Brain {
             ask_time_at: now,
             asked_time: 0,
             actions: VecDeque::new(),
-        }
+        })
     }
 
     // --- permits ----------------------------------------------------------------------------------------------
 
     /// Bulk waits to be sent, or none is left.
     pub fn want_bulk(&mut self, wants: bool, now: Instant) {
-        if let Some(requester) = &mut self.requester {
+        self.wants_bulk = wants;
+        if let Some(coordinator) = &mut self.coordinator {
             if wants {
-                requester.want(now);
+                coordinator.want(now);
             } else {
-                requester.done(now);
+                coordinator.done(now);
             }
         }
         self.gather();
     }
 
-    /// The controller says. Answers `false` for a grant that was not asked for, or no longer.
-    pub fn on_controller_says(&mut self, message: Message, now: Instant) -> bool {
-        let Some(requester) = &mut self.requester else {
-            return false;
-        };
-        self.actions.extend(std::iter::from_fn(|| requester.poll()).map(wanted));
+    /// A robot says, which the fabric has made sure is that robot. Answers `false` for a grant that was not asked for, or
+    /// no longer.
+    pub fn on_said(&mut self, from: RobotId, message: Message, now: Instant) -> bool {
+        self.gather();
         let before = self.actions.len();
-        requester.on_message(message, now);
-        self.gather();
-        match message {
-            Message::Grant { token, .. } => {
-                let back = Action::ToController(Message::Release { token });
-                !self.actions.iter().skip(before).any(|action| *action == back)
-            }
-            Message::Refuse { .. } => true,
-            Message::Request { .. } | Message::Release { .. } | Message::Renew { .. } => false,
+        if let Some(coordinator) = &mut self.coordinator {
+            coordinator.on_message(from, message, now);
         }
-    }
-
-    /// As the controller: a robot says. Answers `false` where this robot is none.
-    pub fn on_robot_says(&mut self, from: RobotId, message: Message, now: Instant) -> bool {
-        let Some(controller) = &mut self.controller else {
-            return false;
+        self.gather();
+        let Message::Permit {
+            message: permits::Message::Grant { token, .. },
+            ..
+        } = message
+        else {
+            return true;
         };
-        controller.on_message(from, message, now);
-        self.gather();
-        true
+        let may_send = self.is_permitted(now);
+        // A grant that is of no use is given back, or was said under a leadership that is over.
+        let given_back = self.actions.iter().skip(before).any(|action| {
+            let Action::Tell(_, Message::Permit { message, .. }) = action else {
+                return false;
+            };
+            *message == permits::Message::Release { token }
+        });
+        may_send && !given_back
     }
 
-    /// A robot's token is gone: it has stopped, or there is no way to it.
+    /// A robot's process has ended, as its kernel says by closing its links. A link that merely fell silent is given up
+    /// only long after the robot's lease has ended, so that to end it again does no harm.
     pub fn on_gone(&mut self, robot: RobotId, now: Instant) {
-        if let Some(controller) = &mut self.controller {
-            controller.on_gone(robot, now);
-        }
-        if let Some(requester) = self.requester.as_mut().filter(|_| robot == self.leader) {
-            requester.on_controller_gone(now);
+        if let Some(coordinator) = &mut self.coordinator {
+            coordinator.on_gone(robot, now);
         }
         if let Some(planner) = &mut self.planner {
             for topic in 0..TOPICS_MAX {
@@ -169,20 +177,36 @@ impl Brain {
         self.gather();
     }
 
+    /// This robot is about to stop in good order.
+    pub fn resign(&mut self, now: Instant) {
+        if let Some(coordinator) = &mut self.coordinator {
+            coordinator.resign(now);
+        }
+        self.gather();
+    }
+
+    /// Who leads, as far as is known.
+    pub fn leader(&self, now: Instant) -> Option<RobotId> {
+        match &self.coordinator {
+            Some(coordinator) => coordinator.leader(now),
+            None => Some(self.leader),
+        }
+    }
+
     pub fn permit(&self, now: Instant) -> PermitState {
-        match &self.requester {
+        match &self.coordinator {
             None => PermitState::NotNeeded,
-            Some(requester) if requester.may_send(now) => PermitState::Holding,
-            Some(requester) if requester.is_active() => PermitState::Waiting,
+            Some(coordinator) if coordinator.may_send(now) => PermitState::Holding,
+            Some(_) if self.wants_bulk => PermitState::Waiting,
             Some(_) => PermitState::Idle,
         }
     }
 
-    /// As the controller: who holds permits and who waits for one.
+    /// Where this robot leads: who holds permits and who waits for one.
     pub fn granted(&self) -> (Vec<RobotId>, Vec<RobotId>) {
-        let controller = self.controller.as_ref();
-        let holders = controller.map(|controller| controller.holders().collect());
-        let queue = controller.map(|controller| controller.queue().collect());
+        let coordinator = self.coordinator.as_ref();
+        let holders = coordinator.map(|coordinator| coordinator.holders().collect());
+        let queue = coordinator.map(|coordinator| coordinator.queue().collect());
         (holders.unwrap_or_default(), queue.unwrap_or_default())
     }
 
@@ -264,7 +288,7 @@ impl Brain {
 
     // --- clocks -----------------------------------------------------------------------------------------------
 
-    /// The leader's clock; the leader's own is no way off.
+    /// The leader's clock, where that is another robot.
     pub fn leaders_clock(&self, now: Instant) -> Option<(u64, Offset)> {
         self.leaders_clock.offset(now)
     }
@@ -281,8 +305,7 @@ impl Brain {
     /// Whether a bulk datagram may go into the kernel, where `n` are on their way. Where not, `Resume` tells when to
     /// ask again, but for a hold without a time: then the next completion does.
     pub fn may_pass(&mut self, n: usize, now: Instant) -> bool {
-        let permitted = self.requester.as_ref().is_none_or(|requester| requester.may_send(now));
-        permitted
+        self.is_permitted(now)
             && self
                 .gate
                 .as_mut()
@@ -296,7 +319,9 @@ impl Brain {
 
     /// Whether bulk may be sent as far as permits go.
     pub fn is_permitted(&self, now: Instant) -> bool {
-        self.requester.as_ref().is_none_or(|requester| requester.may_send(now))
+        self.coordinator
+            .as_ref()
+            .is_none_or(|coordinator| coordinator.may_send(now))
     }
 
     /// A bulk datagram is through that found `n` before it when it entered the kernel.
@@ -317,11 +342,8 @@ impl Brain {
     // --- being driven -----------------------------------------------------------------------------------------
 
     pub fn on_deadline(&mut self, now: Instant) {
-        if let Some(requester) = &mut self.requester {
-            requester.on_deadline(now);
-        }
-        if let Some(controller) = &mut self.controller {
-            controller.on_deadline(now);
+        if let Some(coordinator) = &mut self.coordinator {
+            coordinator.on_deadline(now);
         }
         if let Some(planner) = &mut self.planner {
             planner.on_deadline(now);
@@ -336,15 +358,15 @@ impl Brain {
             let known = self.asked_time >= ASKED_QUICKLY;
             self.ask_time_at = now + if known { ASK_TIME_EVERY } else { ASK_TIME_FIRST };
             self.asked_time = self.asked_time.saturating_add(1);
-            self.actions.push_back(Action::AskTime);
+            let leader = self.leader(now).filter(|leader| *leader != self.me);
+            self.actions.extend(leader.map(Action::AskTime));
         }
         self.gather();
     }
 
     pub fn next_deadline(&self) -> Instant {
         let deadlines = [
-            self.requester.as_ref().and_then(Requester::next_deadline),
-            self.controller.as_ref().and_then(Controller::next_deadline),
+            self.coordinator.as_ref().and_then(Coordinator::next_deadline),
             self.planner.as_ref().and_then(WindowPlanner::next_deadline),
             self.gate.as_ref().and_then(Gate::next_deadline),
         ];
@@ -375,22 +397,16 @@ impl Brain {
         if self.gate.as_mut().is_some_and(|gate| gate.poll().is_some()) {
             self.actions.push_back(Action::Resume);
         }
-        if let Some(requester) = &mut self.requester {
-            self.actions.extend(std::iter::from_fn(|| requester.poll()).map(wanted));
+        while let Some(action) = self.coordinator.as_mut().and_then(Coordinator::poll) {
+            self.actions.push_back(match action {
+                failover::Action::Send { to, message } => Action::Tell(to, message),
+                failover::Action::Broadcast(message) => Action::TellAll(message),
+                failover::Action::Started => Action::Permitted(true),
+                failover::Action::Stopped => Action::Permitted(false),
+                failover::Action::Leads(epoch) | failover::Action::Follows(epoch) => Action::Led(epoch.robot),
+                failover::Action::Deposed(_) => continue,
+            });
         }
-        if let Some(controller) = &mut self.controller {
-            let answers = std::iter::from_fn(|| controller.poll());
-            self.actions
-                .extend(answers.map(|ControllerAction::Send { to, message }| Action::ToRobot(to, message)));
-        }
-    }
-}
-
-fn wanted(action: RequesterAction) -> Action {
-    match action {
-        RequesterAction::Send(message) => Action::ToController(message),
-        RequesterAction::Started => Action::Permitted(true),
-        RequesterAction::Stopped => Action::Permitted(false),
     }
 }
 

@@ -3,7 +3,7 @@
 //! A robot has two kinds of sessions, each with sockets of its own. *Coordination* (permits, who is alive, status) runs
 //! over TLS on TCP: when a process dies its kernel says so, which is how a permit becomes free at once. *Control*, one
 //! session a path, runs over QUIC: messages go as datagrams, as the newest counts and a lost one is not worth waiting
-//! for, and are marked for AC_VO. Both ends of each link prove by the team's keys who they are, and the access rules
+//! for. All of it is small and marked for AC_VO, as bulk goes its own way. Both ends of each link prove by the team's keys who they are, and the access rules
 //! hold each robot to keys that carry its name, so nobody speaks for another.
 //!
 //! Of two robots with known addresses the later in the team file connects to the earlier. Robots without an address
@@ -72,6 +72,16 @@ impl Keys {
         format!("coorp/{}/permit/{controller}/{robot}", self.team)
     }
 
+    /// Where a robot tells another one who leads.
+    pub fn lead(&self, from: &str, to: &str) -> String {
+        format!("coorp/{}/lead/{from}/{to}", self.team)
+    }
+
+    /// Where a robot tells all others who leads.
+    pub fn lead_all(&self, from: &str) -> String {
+        format!("coorp/{}/lead-all/{from}", self.team)
+    }
+
     pub fn status(&self, robot: &str) -> String {
         format!("coorp/{}/status/{robot}", self.team)
     }
@@ -110,7 +120,6 @@ pub(crate) fn coordination(team: &Team, who: Who, identity: Option<&Identity>) -
     let link = Link {
         protocol: if identity.is_some() { "tls" } else { "tcp" },
         metadata: "",
-        tos: None,
         port: PORT_COORDINATION,
         path: 0,
         message_bytes_max: COORDINATION_BYTES_MAX,
@@ -125,7 +134,6 @@ pub(crate) fn control(team: &Team, who: Who, identity: Option<&Identity>, path: 
         protocol: if identity.is_some() { "quic" } else { "udp" },
         // Declarations go over a stream, messages as datagrams, on one connection.
         metadata: if identity.is_some() { "?mixed_rel=1" } else { "" },
-        tos: Some(TOS_VOICE),
         port: PORT_CONTROL.saturating_add(place),
         path,
         message_bytes_max: MESSAGE_BYTES_MAX + (64 << 10),
@@ -136,7 +144,6 @@ pub(crate) fn control(team: &Team, who: Who, identity: Option<&Identity>, path: 
 struct Link {
     protocol: &'static str,
     metadata: &'static str,
-    tos: Option<u8>,
     /// Its place among a robot's ports.
     port: u16,
     path: usize,
@@ -146,14 +153,10 @@ struct Link {
 impl Link {
     fn endpoint(&self, address: IpAddr, port: u16, interface: Option<&String>) -> String {
         let at = SocketAddr::new(address, port + self.port);
-        let mut settings = Vec::new();
-        settings.extend(self.tos.map(|tos| format!("dscp={tos:#x}")));
-        settings.extend(interface.map(|interface| format!("iface={interface}")));
-        let config = if settings.is_empty() {
-            String::new()
-        } else {
-            format!("#{}", settings.join(";"))
-        };
+        let mut config = format!("#dscp={TOS_VOICE:#x}");
+        if let Some(interface) = interface {
+            config += &format!(";iface={interface}");
+        }
         format!("{}/{at}{}{config}", self.protocol, self.metadata)
     }
 }
@@ -282,8 +285,18 @@ fn coordination_rules(team: &Team) -> Value {
                 &["declare_queryable", "reply"],
                 &[keys.permit(name, "*"), keys.status(name), keys.time(name)],
             ),
-            rule("say", name, &["put"], &[keys.models(name)]),
-            rule("hear", name, &["declare_subscriber"], &[keys.models("*")]),
+            rule(
+                "say",
+                name,
+                &["put"],
+                &[keys.models(name), keys.lead(name, "*"), keys.lead_all(name)],
+            ),
+            rule(
+                "hear",
+                name,
+                &["declare_subscriber"],
+                &[keys.models("*"), keys.lead("*", name), keys.lead_all("*")],
+            ),
             rule(
                 "watch",
                 name,
@@ -379,7 +392,6 @@ mod tests {
         Link {
             protocol: "quic",
             metadata: "?mixed_rel=1",
-            tos: Some(TOS_VOICE),
             port: PORT_CONTROL + path as u16,
             path,
             message_bytes_max: 1,

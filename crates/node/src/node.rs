@@ -5,14 +5,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration as StdDuration, SystemTime, UNIX_EPOCH};
 
 use coorp_core::arrival::TimeModel;
-use coorp_core::permits::Message;
+use coorp_core::clock::Offset;
+use coorp_core::failover::Message;
+use coorp_core::permits;
 use coorp_core::policy::Policy;
 use coorp_core::windows::Window;
 use coorp_core::{Duration, FlowId, Instant, RobotId};
@@ -25,7 +28,7 @@ use zenoh::sample::{Sample, SampleKind};
 use zenoh::{Session, Wait};
 
 use crate::brain::{Action, Brain, PermitState, TOPICS_MAX};
-use crate::bulk::{Bulk, BulkReceiver, BulkStream};
+use crate::bulk::{replace, Bulk, BulkReceiver, BulkStream};
 use crate::control::{checked, Inbox, Publisher, Sent, Subscriber};
 use crate::fabric::{self, Keys, Who, PORT_BULK};
 use crate::keys::Identity;
@@ -138,8 +141,10 @@ impl Node {
         } else {
             Some(Identity::of_robot(&team, &robot)?)
         };
+        let state = state.unwrap_or_else(|| state_folder(&team.name, &robot));
+        let incarnation = incarnation(&state)?;
         let started = std::time::Instant::now();
-        let incarnation = incarnation();
+        let brain = Brain::new(&team, &policy, me, incarnation, CLOCK_ORIGIN_INSTANT).map_err(Error::Input)?;
         let (who, identity) = (Who::Robot(me), identity.as_ref());
         let coordination = fabric::coordination(&team, who, identity)?;
         let control = (0..fabric::paths(&team, me)).map(|path| fabric::control(&team, who, identity, path));
@@ -149,7 +154,7 @@ impl Node {
             keys: Keys::new(&team),
             started,
             incarnation,
-            brain: Mutex::new(Brain::new(&team, &policy, me, incarnation, CLOCK_ORIGIN_INSTANT)),
+            brain: Mutex::new(brain),
             wake: Condvar::new(),
             stop: AtomicBool::new(false),
             control: control.collect::<Result<_, _>>()?,
@@ -165,7 +170,6 @@ impl Node {
             team,
         });
         if let Some(identity) = identity {
-            let state = state.unwrap_or_else(|| state_folder(&inner.team.name, &robot));
             let bulk = Bulk::open(&inner, identity, &state)?;
             bulk.set_permitted(inner.ask(|brain, now| brain.is_permitted(now)));
             // Nobody else has set it.
@@ -261,8 +265,11 @@ impl Drop for Node {
         if let Some(bulk) = self.inner.bulk.get() {
             bulk.close();
         }
-        // What is held goes back before the others see us go.
-        self.inner.tell(|brain, now| brain.want_bulk(false, now));
+        // What is held goes back before the others see us go, and they need not wait for a new leader.
+        self.inner.tell(|brain, now| {
+            brain.want_bulk(false, now);
+            brain.resign(now);
+        });
         self.inner.stop.store(true, Ordering::Release);
         self.inner.wake.notify_all();
         if let Some(driver) = self.driver.take() {
@@ -315,10 +322,12 @@ impl Inner {
 
     /// What the leader's clock shows when ours shows `ours`: which leader's it is, the time, and within what.
     pub fn leaders_time(&self, ours: Instant) -> Option<(u64, Instant, Duration)> {
-        if self.me == self.team.leader {
+        let (leader, known) = self.ask(|brain, now| (brain.leader(now), brain.leaders_clock(now)));
+        if leader == Some(self.me) {
             return Some((self.own_clock(), ours, Duration::ZERO));
         }
-        let (clock, offset) = self.ask(|brain, now| brain.leaders_clock(now))?;
+        // While nobody leads the last leader's clock is still what all know.
+        let (clock, offset) = known?;
         Some((clock, offset.theirs(ours), offset.within))
     }
 
@@ -345,6 +354,12 @@ impl Inner {
         let link = links.find(|link| sessions.contains(&link.zid().to_string()))?;
         let address = link.dst().address().as_str().parse::<SocketAddr>().ok()?;
         Some(address.ip())
+    }
+
+    /// How far that clock is from ours; `None` where it is ours.
+    fn offset_of(&self, clock: u64) -> Option<Offset> {
+        let known = self.ask(|brain, now| brain.leaders_clock(now));
+        known.filter(|(known, _)| *known == clock).map(|(_, offset)| offset)
     }
 
     // --- control topics ---------------------------------------------------------------------------------------
@@ -400,8 +415,9 @@ impl Inner {
 
     fn act(self: &Arc<Self>, action: Action) {
         match action {
-            Action::ToController(message) => self.ask_controller(message),
-            Action::ToRobot(to, message) => self.answer(to, message),
+            Action::Tell(to, message) => self.say(to, message),
+            Action::TellAll(message) => self.put(&self.keys.lead_all(self.name()), &wire::Coordination::from(message)),
+            Action::Led(leader) => tracing::info!("{} leads", self.name_of(leader)),
             Action::Permitted(permitted) => {
                 tracing::debug!("bulk is {}permitted", if permitted { "" } else { "no longer " });
                 if let Some(bulk) = self.bulk.get() {
@@ -413,41 +429,59 @@ impl Inner {
                     bulk.socket.wake();
                 }
             }
-            Action::AskTime => self.ask_time(),
+            Action::AskTime(leader) => self.ask_time(leader),
             Action::TellModels(models) => self.tell_models(models),
         }
     }
 
-    fn ask_controller(self: &Arc<Self>, message: Message) {
-        let leader = self.name_of(self.team.leader);
-        let inner = self.clone();
-        self.query(
-            &self.keys.permit(leader, self.name()),
-            &wire::Permit::from(message),
-            move |payload| {
-                if let Some(said) = inner.read::<wire::Permit>("an answer about a permit", payload) {
-                    if !inner.tell(|brain, now| brain.on_controller_says(said.into(), now)) {
-                        inner.refused.count_stale_grant();
-                    }
-                }
-            },
-        );
-    }
-
-    fn answer(&self, to: RobotId, message: Message) {
-        let asking = lock(&self.asking).remove(&to);
-        let Some(query) = asking else {
-            return; // It asks again, and gets the answer then.
+    /// Tells a robot. What a requester says is a query, which its controller answers as soon as it has something to say.
+    fn say(self: &Arc<Self>, to: RobotId, message: Message) {
+        let frame = wire::Coordination::from(message);
+        let Message::Permit { message: about, .. } = message else {
+            return self.put(&self.keys.lead(self.name(), self.name_of(to)), &frame);
         };
-        let frame = wire::encode(&wire::Permit::from(message));
-        reply(&query, query.key_expr().as_str(), frame);
+        match about {
+            permits::Message::Grant { .. } | permits::Message::Refuse { .. } => {
+                // Where no query is open the robot asks again, and gets its answer then.
+                if let Some(query) = lock(&self.asking).remove(&to) {
+                    reply(&query, query.key_expr().as_str(), wire::encode(&frame));
+                }
+            }
+            permits::Message::Request { .. } | permits::Message::Release { .. } | permits::Message::Renew { .. } => {
+                let inner = self.clone();
+                self.query(
+                    &self.keys.permit(self.name_of(to), self.name()),
+                    &frame,
+                    move |payload| {
+                        inner.on_said(to, payload);
+                    },
+                );
+            }
+        }
     }
 
-    fn ask_time(self: &Arc<Self>) {
-        if self.me == self.team.leader {
-            return;
+    /// A robot says something about who leads, or about permits.
+    fn on_said(&self, from: RobotId, payload: &ZBytes) {
+        if let Some(said) = self.read::<wire::Coordination>("a word on permits", payload) {
+            if !self.tell(|brain, now| brain.on_said(from, said.into(), now)) {
+                self.refused.count_stale_grant();
+            }
         }
-        let leader = self.name_of(self.team.leader);
+    }
+
+    fn put<F: Frame>(&self, key: &str, frame: &F) {
+        let put = self.coordination.put(key, wire::encode(frame));
+        let put = put
+            .priority(Priority::RealTime)
+            .congestion_control(CongestionControl::Drop)
+            .express(true);
+        if let Err(error) = put.wait() {
+            tracing::debug!("{key} was not sent: {error}");
+        }
+    }
+
+    fn ask_time(self: &Arc<Self>, leader: RobotId) {
+        let leader = self.name_of(leader);
         let inner = self.clone();
         let asked = TimeQuery {
             sent_at: self.now().as_nanos(),
@@ -467,8 +501,8 @@ impl Inner {
         let Some((clock, _, within)) = self.leaders_time(self.now()) else {
             return;
         };
-        let ours = lock(&self.brain).leaders_clock(self.now()).map(|(_, offset)| offset);
-        let theirs = |at: Instant| ours.map_or(at, |offset| offset.theirs(at)).as_nanos();
+        let offset = self.offset_of(clock);
+        let theirs = |at: Instant| offset.map_or(at, |offset| offset.theirs(at)).as_nanos();
         let models = models.into_iter().map(|(topic, model)| wire::Model {
             topic,
             period: model.period.as_nanos(),
@@ -477,18 +511,11 @@ impl Inner {
             early: (model.early + within).as_nanos(),
             late: (model.late + within).as_nanos(),
         });
-        let frame = wire::encode(&wire::Models {
+        let told = wire::Models {
             clock,
             models: models.collect(),
-        });
-        let put = self.coordination.put(self.keys.models(self.name()), frame);
-        if let Err(error) = put
-            .priority(Priority::RealTime)
-            .congestion_control(CongestionControl::Drop)
-            .wait()
-        {
-            tracing::debug!("models were not told: {error}");
-        }
+        };
+        self.put(&self.keys.models(self.name()), &told);
     }
 
     fn on_models(&self, sample: &Sample) {
@@ -509,8 +536,8 @@ impl Inner {
         if clock != told.clock {
             return; // One of us has not met the new leader's clock yet; it is told again.
         }
-        let ours = lock(&self.brain).leaders_clock(self.now()).map(|(_, offset)| offset);
-        let local = |at: Instant| ours.map_or(at, |offset| offset.ours(at));
+        let offset = self.offset_of(clock);
+        let local = |at: Instant| offset.map_or(at, |offset| offset.ours(at));
         let models = told.models.into_iter().map(|model| {
             let time_model = TimeModel {
                 period: Duration::from_nanos(model.period),
@@ -564,21 +591,11 @@ impl Inner {
             let key = inner.keys.status(inner.name());
             reply(query, &key, wire::encode(&inner.status()));
         })?;
-        if self.me == self.team.leader {
-            self.answer_queries(&self.keys.permit(name, "*"), Inner::on_permit_query)?;
-            self.answer_queries(&self.keys.time(name), Inner::on_time_query)?;
-        }
-        let inner = Arc::downgrade(self);
-        let models = self.coordination.declare_subscriber(self.keys.models("*"));
-        let models = models.callback(move |sample| {
-            if let Some(inner) = inner.upgrade() {
-                inner.on_models(&sample);
-            }
-        });
-        models
-            .background()
-            .wait()
-            .map_err(|error| fabric_failed(error.as_ref()))?;
+        self.answer_queries(&self.keys.permit(name, "*"), Inner::on_permit_query)?;
+        self.answer_queries(&self.keys.time(name), Inner::on_time_query)?;
+        self.hear(self.keys.lead("*", name), Inner::on_lead)?;
+        self.hear(self.keys.lead_all("*"), Inner::on_lead)?;
+        self.hear(self.keys.models("*"), Inner::on_models)?;
         let inner = Arc::downgrade(self);
         let tokens = self
             .coordination
@@ -591,6 +608,28 @@ impl Inner {
         });
         let tokens = tokens.background();
         tokens.wait().map_err(|error| fabric_failed(error.as_ref()))
+    }
+
+    fn hear(self: &Arc<Self>, key: String, take: fn(&Inner, &Sample)) -> Result<(), Error> {
+        let inner = Arc::downgrade(self);
+        let subscriber = self.coordination.declare_subscriber(key).callback(move |sample| {
+            if let Some(inner) = inner.upgrade() {
+                take(&inner, &sample);
+            }
+        });
+        subscriber
+            .background()
+            .wait()
+            .map_err(|error| fabric_failed(error.as_ref()))
+    }
+
+    fn on_lead(&self, sample: &Sample) {
+        let from = self.keys.part(sample.key_expr().as_str(), 1);
+        match from.and_then(|name| self.team.robot_named(name)) {
+            Some(from) if from == self.me => {}
+            Some(from) => self.on_said(from, sample.payload()),
+            None => self.refused.count("a word on who leads", wire::Refusal::Malformed),
+        }
     }
 
     fn answer_queries(self: &Arc<Self>, key: &str, answer: fn(&Inner, &Query)) -> Result<(), Error> {
@@ -611,14 +650,11 @@ impl Inner {
         let Some(from) = self.keys.part(&key, 2).and_then(|name| self.team.robot_named(name)) else {
             return self.refused.count("a question for a permit", wire::Refusal::Malformed);
         };
-        let empty = ZBytes::new();
-        let payload = query.payload().unwrap_or(&empty);
-        let Some(said) = self.read::<wire::Permit>("a question for a permit", payload) else {
-            return;
-        };
+        // An older query of this robot ends without an answer.
         let older = lock(&self.asking).insert(from, query.clone());
         drop(older);
-        self.tell(|brain, now| brain.on_robot_says(from, said.into(), now));
+        let empty = ZBytes::new();
+        self.on_said(from, query.payload().unwrap_or(&empty));
     }
 
     fn on_time_query(&self, query: &Query) {
@@ -698,7 +734,8 @@ impl Inner {
         let (window, _) = brain.window();
         Status {
             robot: robot.name.clone(),
-            leads: self.me == self.team.leader,
+            leader: brain.leader(now).map(|leader| leader.0),
+            leads: brain.leader(now) == Some(self.me),
             secure: self.secure,
             policy: self.policy.name.clone(),
             up_ms: now.since(CLOCK_ORIGIN_INSTANT).as_nanos() / 1_000_000,
@@ -762,13 +799,25 @@ fn state_folder(team: &str, robot: &str) -> PathBuf {
         .join(robot)
 }
 
-/// A number that grows from each start of a robot to the next, as long as its clock does.
-fn incarnation() -> u32 {
+/// A number that grows from each start of a robot to the next: kept on disk, and of the clock's time where that is ahead,
+/// so that a disk that was wiped does no harm.
+fn incarnation(state: &Path) -> Result<u32, Error> {
+    let file = state.join("incarnation");
+    let known = match std::fs::read_to_string(&file) {
+        Ok(text) => text.trim().parse().unwrap_or(0),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => 0u32,
+        Err(error) => return Err(Error::at("read", &file, &error)),
+    };
     let now_ms = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default()
         .as_millis();
-    u32::try_from(now_ms.saturating_sub(INCARNATION_EPOCH_MS) / INCARNATION_TICK_MS).unwrap_or(u32::MAX)
+    let ticks = now_ms.saturating_sub(INCARNATION_EPOCH_MS) / INCARNATION_TICK_MS;
+    let next = known.saturating_add(1).max(u32::try_from(ticks).unwrap_or(u32::MAX));
+    let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(state);
+    made.map_err(|error| Error::at("make the folder", state, &error))?;
+    replace(state, "incarnation", next.to_string().as_bytes()).map_err(|error| Error::at("write", &file, &error))?;
+    Ok(next)
 }
 
 pub(crate) fn fabric_failed(error: &(dyn std::error::Error + 'static)) -> Error {

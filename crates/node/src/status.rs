@@ -11,7 +11,9 @@ use crate::wire::{Frame, Refusal};
 pub struct Status {
     /// Its name.
     pub robot: String,
-    /// Whether it is the team file's leader.
+    /// Who leads, as far as it knows, by place in the team file.
+    pub leader: Option<u16>,
+    /// Whether it leads.
     pub leads: bool,
     /// Whether it takes part with keys.
     pub secure: bool,

@@ -5,6 +5,7 @@
 //!
 //! Left out: who sent it. That is the fabric's matter: links are authenticated, and keys of the fabric name the sender.
 
+use coorp_core::failover;
 use coorp_core::permits::{Message, RequestId, Token};
 use coorp_core::{Duration, Instant, RobotId};
 use serde::de::DeserializeOwned;
@@ -92,11 +93,6 @@ pub enum Permit {
     },
 }
 
-impl Frame for Permit {
-    const KIND: u8 = 1;
-    const BYTES_MAX: usize = 64;
-}
-
 impl From<Message> for Permit {
     fn from(message: Message) -> Self {
         match message {
@@ -164,6 +160,108 @@ impl From<Permit> for Message {
             Permit::Refuse { request, retry_after } => Message::Refuse {
                 request: RequestId(request),
                 retry_after: Duration::from_nanos(retry_after),
+            },
+        }
+    }
+}
+
+/// A leadership: see `coorp_core::failover::Epoch`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub struct Epoch {
+    pub round: u64,
+    pub robot: u16,
+    pub incarnation: u32,
+}
+
+/// What robots say about who leads, and about permits under which leadership.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)] // As in `coorp_core::failover::Message`; times in nanoseconds.
+pub enum Coordination {
+    Beat { epoch: Epoch, sent_at: u64 },
+    Ask { epoch: Epoch, sent_at: u64 },
+    Promise { epoch: Epoch, echo: u64 },
+    Deny { epoch: Epoch, elected: bool },
+    Resign { epoch: Epoch },
+    Permit { epoch: Epoch, permit: Permit },
+}
+
+impl Frame for Coordination {
+    const KIND: u8 = 1;
+    const BYTES_MAX: usize = 96;
+}
+
+impl From<failover::Epoch> for Epoch {
+    fn from(epoch: failover::Epoch) -> Self {
+        Epoch {
+            round: epoch.round,
+            robot: epoch.robot.0,
+            incarnation: epoch.incarnation,
+        }
+    }
+}
+
+impl From<Epoch> for failover::Epoch {
+    fn from(epoch: Epoch) -> Self {
+        failover::Epoch {
+            round: epoch.round,
+            robot: RobotId(epoch.robot),
+            incarnation: epoch.incarnation,
+        }
+    }
+}
+
+impl From<failover::Message> for Coordination {
+    fn from(message: failover::Message) -> Self {
+        match message {
+            failover::Message::Beat { epoch, sent_at } => Coordination::Beat {
+                epoch: epoch.into(),
+                sent_at: sent_at.as_nanos(),
+            },
+            failover::Message::Ask { epoch, sent_at } => Coordination::Ask {
+                epoch: epoch.into(),
+                sent_at: sent_at.as_nanos(),
+            },
+            failover::Message::Promise { epoch, echo } => Coordination::Promise {
+                epoch: epoch.into(),
+                echo: echo.as_nanos(),
+            },
+            failover::Message::Deny { epoch, elected } => Coordination::Deny {
+                epoch: epoch.into(),
+                elected,
+            },
+            failover::Message::Resign { epoch } => Coordination::Resign { epoch: epoch.into() },
+            failover::Message::Permit { epoch, message } => Coordination::Permit {
+                epoch: epoch.into(),
+                permit: message.into(),
+            },
+        }
+    }
+}
+
+impl From<Coordination> for failover::Message {
+    fn from(said: Coordination) -> Self {
+        match said {
+            Coordination::Beat { epoch, sent_at } => failover::Message::Beat {
+                epoch: epoch.into(),
+                sent_at: Instant::from_nanos(sent_at),
+            },
+            Coordination::Ask { epoch, sent_at } => failover::Message::Ask {
+                epoch: epoch.into(),
+                sent_at: Instant::from_nanos(sent_at),
+            },
+            Coordination::Promise { epoch, echo } => failover::Message::Promise {
+                epoch: epoch.into(),
+                echo: Instant::from_nanos(echo),
+            },
+            Coordination::Deny { epoch, elected } => failover::Message::Deny {
+                epoch: epoch.into(),
+                elected,
+            },
+            Coordination::Resign { epoch } => failover::Message::Resign { epoch: epoch.into() },
+            Coordination::Permit { epoch, permit } => failover::Message::Permit {
+                epoch: epoch.into(),
+                message: permit.into(),
             },
         }
     }
@@ -309,31 +407,37 @@ mod tests {
 
     #[test]
     fn what_is_not_a_frame_is_refused_for_what_it_is() {
-        let frame = encode(&Permit::Release { token: 7 });
-        assert_eq!(decode::<Permit>(&frame), Ok(Permit::Release { token: 7 }));
-        assert_eq!(decode::<TimeQuery>(&frame), Err(Refusal::Malformed), "of another kind");
+        let query = TimeQuery { sent_at: 7 };
+        let frame = encode(&query);
+        assert_eq!(decode::<TimeQuery>(&frame), Ok(query));
+        assert_eq!(decode::<Start>(&frame), Err(Refusal::Malformed), "of another kind");
         assert_eq!(
-            decode::<Permit>(&frame[..frame.len() - 1]),
+            decode::<TimeQuery>(&frame[..frame.len() - 1]),
             Err(Refusal::Malformed),
             "cut"
         );
         let longer = [frame.as_slice(), &[0]].concat();
         assert_eq!(
-            decode::<Permit>(&longer),
+            decode::<TimeQuery>(&longer),
             Err(Refusal::Malformed),
             "something behind it"
         );
         let mut newer = frame.clone();
         newer[2] = 9;
-        assert_eq!(decode::<Permit>(&newer), Err(Refusal::Version(9)));
-        assert_eq!(decode::<Permit>(&[0; 65]), Err(Refusal::Oversized));
-        assert_eq!(decode::<Permit>(b"GE"), Err(Refusal::Malformed));
+        assert_eq!(decode::<TimeQuery>(&newer), Err(Refusal::Version(9)));
+        assert_eq!(decode::<TimeQuery>(&[0; 65]), Err(Refusal::Oversized));
+        assert_eq!(decode::<TimeQuery>(b"GE"), Err(Refusal::Malformed));
     }
 
     #[test]
     fn the_longest_of_each_small_kind_fits() {
         let all = u64::MAX;
-        for permit in [
+        let epoch = Epoch {
+            round: all,
+            robot: u16::MAX,
+            incarnation: u32::MAX,
+        };
+        let permits = [
             Permit::Request {
                 robot: u16::MAX,
                 request: all,
@@ -345,6 +449,7 @@ mod tests {
                 slice: all,
                 echo: all,
             },
+            Permit::Release { token: all },
             Permit::Renew {
                 token: all,
                 sent_at: all,
@@ -353,9 +458,18 @@ mod tests {
                 request: all,
                 retry_after: all,
             },
-        ] {
-            assert_eq!(decode(&encode(&permit)), Ok(permit));
-            assert_eq!(Permit::from(Message::from(permit)), permit);
+        ];
+        let others = [
+            Coordination::Beat { epoch, sent_at: all },
+            Coordination::Ask { epoch, sent_at: all },
+            Coordination::Promise { epoch, echo: all },
+            Coordination::Deny { epoch, elected: true },
+            Coordination::Resign { epoch },
+        ];
+        let permits = permits.map(|permit| Coordination::Permit { epoch, permit });
+        for said in others.into_iter().chain(permits) {
+            assert_eq!(decode(&encode(&said)), Ok(said));
+            assert_eq!(Coordination::from(failover::Message::from(said)), said);
         }
         let header = ControlHeader {
             incarnation: u32::MAX,
@@ -395,7 +509,7 @@ mod tests {
         fn no_bytes_panic(bytes in prop::collection::vec(any::<u8>(), 0..300), kind in 0u8..10) {
             let framed = [&[b'C', b'o', VERSION, kind], bytes.as_slice()].concat();
             for bytes in [bytes, framed] {
-                let _ = decode::<Permit>(&bytes);
+                let _ = decode::<Coordination>(&bytes);
                 let _ = decode::<ControlHeader>(&bytes);
                 let _ = decode::<TimeQuery>(&bytes);
                 let _ = decode::<TimeReply>(&bytes);

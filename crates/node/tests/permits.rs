@@ -48,3 +48,25 @@ fn a_dead_holders_permit_is_free_before_its_lease_ends() {
     assert_eq!(lead.say("holders"), "[2]", "free as soon as it is known to be dead");
     two.until("may", "true");
 }
+
+#[test]
+fn the_next_in_order_leads_when_the_leader_dies_and_the_old_one_follows() {
+    let fleet = Fleet::new(&["lead", "one", "two"], "");
+    let (mut lead, mut one, mut two) = (fleet.robot("lead"), fleet.robot("one"), fleet.robot("two"));
+    two.until("leader", "Some(0)");
+    two.say("bulk on");
+    two.until("may", "true");
+    assert_eq!(lead.say("holders"), "[2]");
+    lead.kill();
+    one.until("leader", "Some(1)");
+    two.until("leader", "Some(1)");
+    two.until("may", "true");
+    assert_eq!(one.say("holders"), "[2]");
+    let mut lead = fleet.robot("lead");
+    lead.until("leader", "Some(1)");
+    two.say("bulk off");
+    lead.say("bulk on");
+    lead.until("may", "true");
+    assert_eq!(one.say("holders"), "[0]");
+    assert_eq!(one.say("leader"), "Some(1)", "who came back follows");
+}

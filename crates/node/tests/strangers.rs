@@ -5,8 +5,8 @@ mod common;
 
 use std::time::Duration;
 
-use common::{be_a_robot, session, tls, Fleet, SOON};
-use coorp_node::wire::{self, Permit};
+use common::{be_a_robot, epoch, session, tls, Fleet, SOON};
+use coorp_node::wire::{self, Coordination, Epoch, Permit};
 use serde_json::json;
 use zenoh::query::ConsolidationMode;
 use zenoh::{Session, Wait};
@@ -42,13 +42,21 @@ fn answer(session: &Session, key: &str, payload: &[u8]) -> Vec<u8> {
     panic!("no answer on {key}");
 }
 
-fn request(robot: u16, request: u64) -> Vec<u8> {
-    wire::encode(&Permit::Request {
+fn request(epoch: Epoch, robot: u16, request: u64) -> Vec<u8> {
+    let permit = Permit::Request {
         robot,
         request,
         sent_at: 1,
-    })
+    };
+    wire::encode(&Coordination::Permit { epoch, permit })
 }
+
+/// Some leadership; that of nobody.
+const NOBODYS: Epoch = Epoch {
+    round: 1,
+    robot: 0,
+    incarnation: 1,
+};
 
 const A_WHILE: Duration = Duration::from_secs(2);
 
@@ -76,7 +84,7 @@ fn a_stranger_is_not_let_in() {
             "**",
         ] {
             assert_eq!(
-                ask(&stranger, key, request(1, 1), A_WHILE / 4),
+                ask(&stranger, key, request(NOBODYS, 1, 1), A_WHILE / 4),
                 Vec::<Vec<u8>>::new(),
                 "{key}"
             );
@@ -90,32 +98,43 @@ fn a_stranger_is_not_let_in() {
     assert_eq!(lead.say("holders"), "[]");
     // Who belongs gets an answer on the same port.
     let one = session(&fleet.team, 0, 0, "tls", tls(&fleet, &fleet, "one"));
-    let grant = answer(&one, "coorp/team/permit/lead/one", &request(1, 1));
-    assert!(matches!(wire::decode(&grant), Ok(Permit::Grant { request: 1, .. })));
+    let ours = epoch(&one);
+    let grant = answer(&one, "coorp/team/permit/lead/one", &request(ours, 1, 1));
+    let permit = match wire::decode(&grant) {
+        Ok(Coordination::Permit { epoch, permit }) if epoch == ours => permit,
+        other => panic!("{other:?}"),
+    };
+    assert!(matches!(permit, Permit::Grant { request: 1, .. }));
     assert_eq!(lead.say("holders"), "[1]");
 }
 
 #[test]
 fn a_robot_speaks_for_itself_alone() {
     let fleet = Fleet::new(&["lead", "one", "two"], "");
-    let mut lead = fleet.robot("lead");
+    let (mut lead, one) = (fleet.robot("lead"), fleet.robot("one"));
     let two = session(&fleet.team, 0, 0, "tls", tls(&fleet, &fleet, "two"));
     // It belongs, and gets what is its own ...
-    answer(&two, "coorp/team/permit/lead/two", &request(2, 1));
-    // ... but no permit in another's name, no status, and nobody hears it as another.
-    assert_eq!(
-        ask(&two, "coorp/team/permit/lead/one", request(1, 1), A_WHILE),
-        Vec::<Vec<u8>>::new()
-    );
-    assert_eq!(
-        ask(&two, "coorp/team/status/lead", Vec::new(), A_WHILE / 4),
-        Vec::<Vec<u8>>::new()
-    );
-    let _token = two.liveliness().declare_token("coorp/team/alive/one/1").wait().unwrap();
+    let ours = epoch(&two);
     let _own = two.liveliness().declare_token("coorp/team/alive/two/1").wait().unwrap();
-    lead.until("alive", "[0, 2]");
+    lead.until("alive", "[0, 1, 2]");
+    answer(&two, "coorp/team/permit/lead/two", &request(ours, 2, 1));
     assert_eq!(lead.say("holders"), "[2]");
+    // ... but no permit in another's name, no status, and nobody hears it as another.
+    let nothing = Vec::<Vec<u8>>::new();
+    assert_eq!(
+        ask(&two, "coorp/team/permit/lead/one", request(ours, 1, 1), A_WHILE / 4),
+        nothing
+    );
+    assert_eq!(ask(&two, "coorp/team/status/lead", Vec::new(), A_WHILE / 4), nothing);
     assert_eq!(lead.say("queue"), "[]");
+    let resign = wire::encode(&Coordination::Resign { epoch: ours });
+    two.put("coorp/team/lead-all/lead", resign.clone()).wait().unwrap();
+    two.put("coorp/team/lead/one/lead", resign).wait().unwrap();
+    let _token = two.liveliness().declare_token("coorp/team/alive/one/1").wait().unwrap();
+    std::thread::sleep(A_WHILE / 4);
+    assert_eq!(lead.say("leader"), "Some(0)");
+    drop(one);
+    lead.until("alive", "[0, 2]");
 }
 
 #[test]
@@ -124,7 +143,7 @@ fn garbage_is_refused_and_counted_and_nothing_else_is_disturbed() {
     let (mut lead, mut two) = (fleet.insecure("lead"), fleet.insecure("two"));
     let anyone = session(&fleet.team, 0, 0, "tcp", json!({}));
     let key = "coorp/team/permit/lead/one";
-    let mut newer = request(1, 1);
+    let mut newer = request(NOBODYS, 1, 1);
     newer[2] += 1;
     answer(
         &anyone,
@@ -135,7 +154,12 @@ fn garbage_is_refused_and_counted_and_nothing_else_is_disturbed() {
         assert_eq!(ask(&anyone, key, garbage, A_WHILE / 8), Vec::<Vec<u8>>::new());
     }
     assert_eq!(
-        ask(&anyone, "coorp/team/permit/lead/nobody", request(9, 1), A_WHILE / 8),
+        ask(
+            &anyone,
+            "coorp/team/permit/lead/nobody",
+            request(NOBODYS, 9, 1),
+            A_WHILE / 8
+        ),
         Vec::<Vec<u8>>::new()
     );
     let counted = "Refused { oversized: 1, version: 1, malformed: 3, stale_grants: 0 }";
@@ -150,12 +174,19 @@ fn a_replayed_grant_is_refused_and_counted() {
     // Only without keys can anyone answer for the leader at all.
     let mut one = fleet.insecure("one");
     let forger = session(&fleet.team, 1, 0, "tcp", json!({}));
-    let old = wire::encode(&Permit::Grant {
+    // It says that it leads, and grants what was granted once.
+    let epoch = Epoch {
+        round: 1 << 40,
+        robot: 0,
+        incarnation: 1,
+    };
+    let permit = Permit::Grant {
         request: 1,
         token: 1,
         slice: 5_000_000_000,
         echo: 1,
-    });
+    };
+    let old = wire::encode(&Coordination::Permit { epoch, permit });
     let answers = forger
         .declare_queryable("coorp/team/permit/lead/one")
         .callback(move |query| {
@@ -165,6 +196,8 @@ fn a_replayed_grant_is_refused_and_counted() {
     one.say("bulk on");
     let began = std::time::Instant::now();
     while one.say("refused").contains("stale_grants: 0") {
+        let beat = wire::encode(&Coordination::Beat { epoch, sent_at: 1 });
+        forger.put("coorp/team/lead-all/lead", beat).wait().unwrap();
         assert_eq!(one.say("may"), "false");
         assert!(began.elapsed() < SOON, "the old grant never came");
     }

@@ -209,7 +209,7 @@ fn remove(path: &Path) -> io::Result<()> {
 }
 
 /// Replaces a small file, so that after a crash it is the old or the new one.
-fn replace(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
+pub(crate) fn replace(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
     let new = folder.join(format!("{name}.new"));
     let mut file = File::create(&new)?;
     file.write_all(bytes)?;

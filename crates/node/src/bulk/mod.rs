@@ -30,6 +30,7 @@ use coorp_core::RobotId;
 use quinn::{Endpoint, EndpointConfig};
 use tokio::sync::{mpsc, oneshot, Notify};
 
+pub(crate) use self::inbox::replace;
 use self::inbox::{Inbox, Whole};
 use self::send::Job;
 use self::socket::{GatedSocket, PermittedCubicConfig};

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use coorp_core::policy::Policy;
 use coorp_core::RobotId;
+use coorp_node::wire::{self, Coordination, Epoch};
 use coorp_node::{Node, Options};
 use coorp_team::Team;
 use serde_json::{json, Value};
@@ -202,6 +203,7 @@ pub fn be_a_robot(answer_to: impl Fn(&Node, &[&str]) -> Option<String>) {
             ["may"] => node.may_send_bulk().to_string(),
             ["alive"] => format!("{:?}", node.status().alive),
             ["holders"] => format!("{:?}", node.status().holders),
+            ["leader"] => format!("{:?}", node.status().leader),
             ["queue"] => format!("{:?}", node.status().queue),
             ["refused"] => format!("{:?}", node.status().refused),
             ["synchronised"] => node.status().clock_ns.is_some().to_string(),
@@ -248,4 +250,18 @@ pub fn tls(fleet: &Fleet, keys: &Fleet, name: &str) -> Value {
         "connect_private_key": mine.join(format!("robots/{name}.key")),
         "connect_certificate": mine.join(format!("robots/{name}.pem")),
     })
+}
+
+/// The leadership that a session hears of.
+pub fn epoch(session: &Session) -> Epoch {
+    let beats = session.declare_subscriber("coorp/team/lead-all/*").wait().unwrap();
+    let began = Instant::now();
+    while began.elapsed() < SOON {
+        if let Ok(Some(sample)) = beats.recv_timeout(Duration::from_millis(100)) {
+            if let Ok(Coordination::Beat { epoch, .. }) = wire::decode(&sample.payload().to_bytes()) {
+                return epoch;
+            }
+        }
+    }
+    panic!("nobody leads");
 }
