@@ -31,6 +31,8 @@ const ASK_TIME_FIRST: Duration = Duration::from_millis(50);
 const ASKED_QUICKLY: u32 = 8;
 /// The others are told again after so long what they should know already: who started anew does not.
 const TELL_EVERY: Duration = Duration::from_secs(1);
+/// Leaders whose clocks are remembered.
+const CLOCKS_KEPT: usize = 4;
 /// Flows of other robots in the planner come after our own.
 const SHARED: u32 = 1 << 16;
 
@@ -79,7 +81,8 @@ pub(crate) struct Brain {
     tell_models_at: Instant,
     /// The others know already that there is nothing to know.
     told_nothing: bool,
-    leaders_clock: ClockEstimate,
+    /// The clocks of the last leaders, the newest first: messages stamped by an older one are still on their way.
+    clocks: VecDeque<(u64, ClockEstimate)>,
     ask_time_at: Instant,
     asked_time: u32,
     actions: VecDeque<Action>,
@@ -114,7 +117,7 @@ impl Brain {
             flows: [false; TOPICS_MAX],
             tell_models_at: now + TELL_EVERY,
             told_nothing: false,
-            leaders_clock: ClockEstimate::default(),
+            clocks: VecDeque::new(),
             ask_time_at: now,
             asked_time: 0,
             actions: VecDeque::new(),
@@ -288,16 +291,28 @@ impl Brain {
 
     // --- clocks -----------------------------------------------------------------------------------------------
 
-    /// The leader's clock, where that is another robot.
+    /// The clock of the last leader that was another robot, and where it is.
     pub fn leaders_clock(&self, now: Instant) -> Option<(u64, Offset)> {
-        self.leaders_clock.offset(now)
+        let (clock, estimate) = self.clocks.front()?;
+        Some((*clock, estimate.offset(now)?.1))
     }
 
-    /// The leader said what time it is.
+    /// Where that clock is, if it was a leader's of late.
+    pub fn clock(&self, clock: u64, now: Instant) -> Option<Offset> {
+        let (_, estimate) = self.clocks.iter().find(|(known, _)| *known == clock)?;
+        Some(estimate.offset(now)?.1)
+    }
+
+    /// A leader said what time it is.
     pub fn on_time(&mut self, clock: u64, times: [Instant; 4]) {
         let [sent_at, received_at, answered_at, back_at] = times;
-        self.leaders_clock
-            .on_exchange(clock, sent_at, received_at, answered_at, back_at);
+        if !self.clocks.iter().any(|(known, _)| *known == clock) {
+            self.clocks.truncate(CLOCKS_KEPT - 1);
+            self.clocks.push_front((clock, ClockEstimate::default()));
+        }
+        if let Some((_, estimate)) = self.clocks.iter_mut().find(|(known, _)| *known == clock) {
+            estimate.on_exchange(clock, sent_at, received_at, answered_at, back_at);
+        }
     }
 
     // --- the gate ---------------------------------------------------------------------------------------------
@@ -398,6 +413,10 @@ impl Brain {
             self.actions.push_back(Action::Resume);
         }
         while let Some(action) = self.coordinator.as_mut().and_then(Coordinator::poll) {
+            if matches!(action, failover::Action::Follows(_)) {
+                // Another clock counts from now on: it is asked for at once.
+                (self.asked_time, self.ask_time_at) = (0, Instant::ZERO);
+            }
             self.actions.push_back(match action {
                 failover::Action::Send { to, message } => Action::Tell(to, message),
                 failover::Action::Broadcast(message) => Action::TellAll(message),

@@ -283,10 +283,10 @@ impl Inbox {
         let entry = state.robots.get_mut(&from)?;
         let (header, payload) = entry.waiting.take()?;
         let age = header.made_at_leaders.and_then(|(clock, made_at)| {
-            let (known, now, within) = inner.leaders_time(inner.now())?;
-            (clock == known).then(|| Age {
-                is: now.since(Instant::from_nanos(made_at)),
-                within,
+            let offset = inner.clock(clock)?;
+            Some(Age {
+                is: offset.theirs(inner.now()).since(Instant::from_nanos(made_at)),
+                within: offset.within,
             })
         });
         Some(Message {

@@ -194,6 +194,11 @@ impl Node {
         })
     }
 
+    /// Which of the team's robots this is.
+    pub fn place(&self) -> RobotId {
+        self.inner.me
+    }
+
     /// Begins a bulk message to a robot.
     ///
     /// # Errors
@@ -356,10 +361,15 @@ impl Inner {
         Some(address.ip())
     }
 
-    /// How far that clock is from ours; `None` where it is ours.
-    fn offset_of(&self, clock: u64) -> Option<Offset> {
-        let known = self.ask(|brain, now| brain.leaders_clock(now));
-        known.filter(|(known, _)| *known == clock).map(|(_, offset)| offset)
+    /// Where that clock is, if it is ours or was a leader's of late.
+    pub fn clock(&self, clock: u64) -> Option<Offset> {
+        if clock == self.own_clock() {
+            return Some(Offset {
+                ahead_ns: 0,
+                within: Duration::ZERO,
+            });
+        }
+        self.ask(|brain, now| brain.clock(clock, now))
     }
 
     // --- control topics ---------------------------------------------------------------------------------------
@@ -501,8 +511,8 @@ impl Inner {
         let Some((clock, _, within)) = self.leaders_time(self.now()) else {
             return;
         };
-        let offset = self.offset_of(clock);
-        let theirs = |at: Instant| offset.map_or(at, |offset| offset.theirs(at)).as_nanos();
+        let Some(offset) = self.clock(clock) else { return };
+        let theirs = |at: Instant| offset.theirs(at).as_nanos();
         let models = models.into_iter().map(|(topic, model)| wire::Model {
             topic,
             period: model.period.as_nanos(),
@@ -530,14 +540,9 @@ impl Inner {
         let Some(told) = self.read::<wire::Models>(what, sample.payload()) else {
             return;
         };
-        let Some((clock, _, within)) = self.leaders_time(self.now()) else {
-            return;
-        };
-        if clock != told.clock {
-            return; // One of us has not met the new leader's clock yet; it is told again.
-        }
-        let offset = self.offset_of(clock);
-        let local = |at: Instant| offset.map_or(at, |offset| offset.ours(at));
+        // A clock that is not known yet soon will be; it is told again.
+        let Some(offset) = self.clock(told.clock) else { return };
+        let local = |at: Instant| offset.ours(at);
         let models = told.models.into_iter().map(|model| {
             let time_model = TimeModel {
                 period: Duration::from_nanos(model.period),
@@ -549,7 +554,7 @@ impl Inner {
             (model.topic, time_model)
         });
         let models: Vec<_> = models.collect();
-        self.tell(|brain, now| brain.on_models(from, &models, within, now));
+        self.tell(|brain, now| brain.on_models(from, &models, offset.within, now));
     }
 
     fn query<F: Frame>(&self, key: &str, frame: &F, then: impl Fn(&ZBytes) + Send + Sync + 'static) {

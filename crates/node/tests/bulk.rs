@@ -120,9 +120,12 @@ fn two_senders_take_turns_and_both_get_through() {
     two.say(&format!("send lead 5 {}", LONG / 2));
     let (mut both, mut outcomes) = (false, [String::new(), String::new()]);
     until(|| {
-        let holders = lead.say("holders");
-        assert!(["[]", "[1]", "[2]"].contains(&holders.as_str()), "{holders}");
-        both |= lead.say("queue") != "[]";
+        // Whoever leads knows; the others have nothing to say.
+        for robot in [&mut lead, &mut one, &mut two] {
+            let holders = robot.say("holders");
+            assert!(["[]", "[1]", "[2]"].contains(&holders.as_str()), "{holders}");
+            both |= robot.say("queue") != "[]";
+        }
         for (outcome, robot) in outcomes.iter_mut().zip([&mut one, &mut two]) {
             if outcome != "whole" {
                 *outcome = robot.say("outcome");

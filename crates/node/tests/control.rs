@@ -65,12 +65,10 @@ fn the_newest_message_of_each_robot_arrives_with_its_age() {
     lead.say("subscribe pose");
     one.say("publish pose");
     two.say("publish pose");
-    one.until("synchronised", "true");
-    two.until("synchronised", "true");
     // Until the links and what is subscribed to have been exchanged, messages go nowhere.
     common::until(|| {
         one.say("put pose hello");
-        lead.say("take pose") == "1 hello aged true"
+        lead.say("take pose") == "1 hello aged true" && one.say("leader") == lead.say("leader")
     });
     common::until(|| {
         two.say("put pose hello");
@@ -105,9 +103,10 @@ fn a_message_of_many_datagrams_arrives_whole_and_one_too_large_is_refused() {
 #[test]
 fn whoever_hears_of_a_flow_keeps_its_windows() {
     let fleet = Fleet::new(&["lead", "one", "two"], "");
-    let (mut one, mut two) = (fleet.robot("one"), fleet.robot("two"));
+    let robots = ["lead", "one", "two"].map(|name| fleet.robot(name));
+    let mut robots = common::agreed(robots.into()).into_iter();
+    let [mut lead, mut one, mut two] = std::array::from_fn(|_| robots.next().unwrap());
     assert_eq!(one.say("windows"), "false");
-    let mut lead = fleet.robot("lead");
     one.until("synchronised", "true");
     two.until("synchronised", "true");
     one.say("publish pose");

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{be_a_robot, Fleet};
+use common::{agreed, be_a_robot, until, Fleet, Robot};
 
 #[test]
 #[ignore = "the process of a robot in the other tests"]
@@ -11,62 +11,72 @@ fn robot() {
     be_a_robot(|_, _| None);
 }
 
+/// Three robots, the one that leads first, and the places of all in the team file as `holders` prints them.
+fn three(fleet: &Fleet) -> ([Robot; 3], [String; 3]) {
+    let robots = ["lead", "one", "two"].map(|name| fleet.robot(name));
+    let mut robots: [Robot; 3] = agreed(robots.into()).try_into().ok().unwrap();
+    let places = robots.each_mut().map(|robot| robot.say("place"));
+    (robots, places)
+}
+
 #[test]
 fn a_permit_goes_from_hand_to_hand() {
     let fleet = Fleet::new(&["lead", "one", "two"], "[policy]\nslice = \"60s\"\n");
-    let (mut lead, mut one, mut two) = (fleet.robot("lead"), fleet.robot("one"), fleet.robot("two"));
+    let ([mut lead, mut one, mut two], [first, second, third]) = three(&fleet);
     lead.until("alive", "[0, 1, 2]");
-    one.until("alive", "[0, 1, 2]");
     one.say("bulk on");
     one.until("may", "true");
+    assert_eq!(lead.say("holders"), second);
     two.say("bulk on");
-    lead.until("queue", "[2]");
+    lead.until("queue", &third);
     assert_eq!(two.say("may"), "false");
     one.say("bulk off");
     two.until("may", "true");
-    assert_eq!(lead.say("holders"), "[2]");
+    assert_eq!(lead.say("holders"), third);
     assert_eq!(one.say("may"), "false");
     one.until("synchronised", "true");
     two.say("bulk off");
     lead.say("bulk on");
     lead.until("may", "true");
-    assert_eq!(lead.say("holders"), "[0]");
+    assert_eq!(lead.say("holders"), first);
 }
 
 #[test]
-fn a_dead_holders_permit_is_free_before_its_lease_ends() {
-    let fleet = Fleet::new(&["lead", "one", "two"], "[policy]\nslice = \"3600s\"\nlease = \"5s\"\n");
-    let (mut lead, mut one, mut two) = (fleet.robot("lead"), fleet.robot("one"), fleet.robot("two"));
+fn a_dead_holders_permit_is_free_at_once() {
+    let fleet = Fleet::new(&["lead", "one", "two"], "[policy]\nslice = \"3600s\"\n");
+    let ([mut lead, mut one, mut two], [_, _, third]) = three(&fleet);
     lead.until("alive", "[0, 1, 2]");
     one.say("bulk on");
     one.until("may", "true");
     two.say("bulk on");
-    lead.until("queue", "[2]");
+    lead.until("queue", &third);
+    let place = one.say("place").replace(['[', ']'], "");
     one.kill();
-    lead.until("alive", "[0, 2]");
-    // Its link would have been given up after three seconds, before the lease ends.
-    assert_eq!(lead.say("holders"), "[2]", "free as soon as it is known to be dead");
+    until(|| !lead.say("alive").contains(&place));
+    assert_eq!(lead.say("holders"), third);
     two.until("may", "true");
 }
 
 #[test]
-fn the_next_in_order_leads_when_the_leader_dies_and_the_old_one_follows() {
+fn another_robot_leads_when_the_leader_dies_and_the_old_one_follows() {
     let fleet = Fleet::new(&["lead", "one", "two"], "");
-    let (mut lead, mut one, mut two) = (fleet.robot("lead"), fleet.robot("one"), fleet.robot("two"));
-    two.until("leader", "Some(0)");
+    let ([lead, one, mut two], [.., third]) = three(&fleet);
     two.say("bulk on");
     two.until("may", "true");
-    assert_eq!(lead.say("holders"), "[2]");
+    let name = lead.name.clone();
     lead.kill();
-    one.until("leader", "Some(1)");
-    two.until("leader", "Some(1)");
-    two.until("may", "true");
-    assert_eq!(one.say("holders"), "[2]");
-    let mut lead = fleet.robot("lead");
-    lead.until("leader", "Some(1)");
-    two.say("bulk off");
-    lead.say("bulk on");
-    lead.until("may", "true");
-    assert_eq!(one.say("holders"), "[0]");
-    assert_eq!(one.say("leader"), "Some(1)", "who came back follows");
+    let mut left = agreed(vec![one, two]);
+    let holds = |left: &mut Vec<Robot>| left[0].say("holders");
+    until(|| holds(&mut left) == third);
+    let place = left[0].say("place");
+    let mut back = fleet.robot(&name);
+    let leader = place.replace('[', "Some(").replace(']', ")");
+    back.until("leader", &leader);
+    for robot in &mut left {
+        robot.say("bulk off");
+    }
+    back.say("bulk on");
+    back.until("may", "true");
+    assert_eq!(holds(&mut left), back.say("place"));
+    assert_eq!(left[0].say("leader"), leader, "who came back follows");
 }

@@ -204,6 +204,8 @@ pub fn be_a_robot(answer_to: impl Fn(&Node, &[&str]) -> Option<String>) {
             ["alive"] => format!("{:?}", node.status().alive),
             ["holders"] => format!("{:?}", node.status().holders),
             ["leader"] => format!("{:?}", node.status().leader),
+            ["leads"] => node.status().leads.to_string(),
+            ["place"] => format!("[{}]", node.place().0),
             ["queue"] => format!("{:?}", node.status().queue),
             ["refused"] => format!("{:?}", node.status().refused),
             ["synchronised"] => node.status().clock_ns.is_some().to_string(),
@@ -211,6 +213,20 @@ pub fn be_a_robot(answer_to: impl Fn(&Node, &[&str]) -> Option<String>) {
         };
         println!("\n{ANSWER}{said}");
     }
+}
+
+/// Waits until all of these robots agree on which of them leads, and puts that one first. Whoever is up first mostly
+/// leads, but on a busy machine anyone may.
+pub fn agreed(mut robots: Vec<Robot>) -> Vec<Robot> {
+    let mut place = None;
+    until(|| {
+        let said: Vec<String> = robots.iter_mut().map(|robot| robot.say("leader")).collect();
+        let leading: Vec<bool> = robots.iter_mut().map(|robot| robot.say("leads") == "true").collect();
+        place = leading.iter().position(|leads| *leads);
+        said[0] != "None" && said.iter().all(|leader| *leader == said[0]) && place.is_some()
+    });
+    robots.rotate_left(place.unwrap());
+    robots
 }
 
 /// Does something again and again until it is so.
