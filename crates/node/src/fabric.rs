@@ -7,15 +7,18 @@
 //! hold each robot to keys that carry its name, so nobody speaks for another.
 //!
 //! Of two robots with known addresses the later in the team file connects to the earlier. Robots without an address
-//! are found by multicast on their LAN. Left out there: a link that was opened to a robot found so is marked for AC_VO
-//! by the side that accepted it only, as Zenoh takes marks from configured addresses alone.
+//! are found by multicast on their LAN: a robot looks around before it opens a session, and connects to whom it finds as
+//! if the address had been given. Left out: of two robots that meet later, as when both start at once, one side's marks.
+//! Zenoh then connects by itself, and takes marks from configured addresses alone, so only the side that accepts marks
+//! what it sends.
 
 use std::net::{IpAddr, SocketAddr};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use coorp_core::RobotId;
 use coorp_team::Team;
 use serde_json::{json, Value};
+use zenoh::config::WhatAmI;
 use zenoh::{Config, Session, Wait};
 
 use crate::keys::{Identity, OPERATOR};
@@ -33,6 +36,10 @@ const PORT_COORDINATION: u16 = 0;
 pub(crate) const PORT_BULK: u16 = 1;
 const PORT_CONTROL: u16 = 2;
 const PORT_SCOUTING: u16 = 8;
+/// How long a robot looks for others before it opens a session.
+const LOOK_AROUND: Duration = Duration::from_millis(300);
+/// Addresses that are tried at most.
+const FOUND_MAX: usize = 1_024;
 /// A peer whose link says nothing for so long is gone.
 const LINK_LEASE: Duration = Duration::from_secs(3);
 const RETRY_FIRST: Duration = Duration::from_millis(200);
@@ -162,13 +169,42 @@ impl Link {
 }
 
 fn open(team: &Team, who: Who, identity: Option<&Identity>, link: &Link, rules: Value) -> Result<Session, Error> {
-    let config = config(team, who, identity, link, rules).to_string();
-    let config = Config::from_json5(&config);
-    let config =
-        config.map_err(|error| Error::Failed(format!("the fabric does not take its configuration: {error}")))?;
+    let mut config = config(team, who, identity, link, rules);
+    if config["scouting"]["multicast"]["enabled"] == true {
+        for endpoint in look_around(read(&config)?, link)? {
+            if let Some(endpoints) = config["connect"]["endpoints"].as_array_mut() {
+                endpoints.push(endpoint.into());
+            }
+        }
+    }
+    let config = read(&config)?;
     zenoh::open(config)
         .wait()
         .map_err(|error| refused(team, who, link, error.as_ref()))
+}
+
+fn read(config: &Value) -> Result<Config, Error> {
+    let config = Config::from_json5(&config.to_string());
+    config.map_err(|error| Error::Failed(format!("the fabric does not take its configuration: {error}")))
+}
+
+/// The robots that answer within a moment, as addresses to connect to.
+fn look_around(config: Config, link: &Link) -> Result<Vec<String>, Error> {
+    let failed = |error: &dyn std::error::Error| Error::Failed(format!("cannot look for other robots: {error}"));
+    let scout = zenoh::scout(WhatAmI::Peer, config)
+        .wait()
+        .map_err(|error| failed(error.as_ref()))?;
+    let until = Instant::now() + LOOK_AROUND;
+    let mut found = Vec::new();
+    while let Ok(Some(hello)) = scout.recv_timeout(until.saturating_duration_since(Instant::now())) {
+        for locator in hello.locators() {
+            let endpoint = format!("{locator}#dscp={TOS_VOICE:#x}");
+            if locator.protocol().as_str() == link.protocol && !found.contains(&endpoint) && found.len() < FOUND_MAX {
+                found.push(endpoint);
+            }
+        }
+    }
+    Ok(found)
 }
 
 fn refused(team: &Team, who: Who, link: &Link, error: &dyn std::error::Error) -> Error {
@@ -213,7 +249,8 @@ fn config(team: &Team, who: Who, identity: Option<&Identity>, link: &Link, rules
                 "enabled": found,
                 "address": format!("{SCOUTING_GROUP}:{scouting_port}"),
                 "autoconnect": ["peer"],
-                "autoconnect_strategy": if who == Who::Operator { "always" } else { "greater-zid" },
+                // Whoever comes later looks around and connects; the others look only now and then.
+                "autoconnect_strategy": "always",
                 "listen": who != Who::Operator,
             },
             "gossip": { "enabled": false },

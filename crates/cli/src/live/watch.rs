@@ -4,7 +4,7 @@ use std::io::{ErrorKind, Write};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use coorp_node::status::{Permit, Status};
+use coorp_node::status::{Bulk, Heard, Permit, Status};
 use coorp_node::watch::Watch;
 use coorp_team::Team;
 
@@ -82,26 +82,48 @@ fn once(watch: &Watch, team: &Team) -> Result<(), Failure> {
 
 /// The whole view as text.
 fn view(team: &Team, here: &[Status]) -> String {
-    let name = |place: &u16| {
+    let name = |place: u16| {
         team.robots
-            .get(usize::from(*place))
+            .get(usize::from(place))
             .map_or("?", |robot| robot.name.as_str())
     };
     let names = |places: &[u16]| match places {
         [] => "nobody".to_owned(),
-        places => places.iter().map(name).collect::<Vec<_>>().join(", "),
+        places => places.iter().map(|place| name(*place)).collect::<Vec<_>>().join(", "),
     };
-    let mut text = format!("{}: {} of {} robots\n", team.name, here.len(), team.robots.len());
-    for leader in here.iter().filter(|status| status.leads) {
-        let (holders, queue) = (names(&leader.holders), names(&leader.queue));
-        text += &format!("permits: {holders}; waiting: {queue}\n");
+    let mut text = format!("{}: {} of {} robots here", team.name, here.len(), team.robots.len());
+    match here.iter().find(|status| status.leads) {
+        Some(leader) => {
+            let (holders, queue) = (names(&leader.holders), names(&leader.queue));
+            text += &format!(", {} leads; permits: {holders}; waiting: {queue}\n", leader.robot);
+        }
+        None => text += ", nobody leads, so nobody gets a permit\n",
     }
+    text += &robots(team, here).layout(terminal_width());
+    let heard = heard(here, name);
+    if !heard.rows.is_empty() {
+        text += "\n";
+        text += &heard.layout(terminal_width());
+    }
+    if here.iter().any(|status| !status.secure) {
+        text += "WARNING: some run without keys (--insecure)\n";
+    }
+    text
+}
+
+/// One row a robot.
+fn robots(team: &Team, here: &[Status]) -> Sheet {
     let titles = [
         "robot",
         "up",
         "hears",
         "permit",
         "window",
+        "bulk\nwaits",
+        "\nsent",
+        "\ncame",
+        "\nin the card",
+        "\nknown by",
         "clock off",
         "paths",
         "refused",
@@ -114,22 +136,17 @@ fn view(team: &Team, here: &[Status]) -> String {
             row
         }
     };
-    let sheet = Sheet {
+    Sheet {
         titles: titles.map(str::to_owned).to_vec(),
         names: 1,
         rows: team.robots.iter().map(row).collect(),
-    };
-    text += &sheet.layout(terminal_width());
-    if here.iter().any(|status| !status.secure) {
-        text += "WARNING: some run without keys (--insecure)\n";
     }
-    text
 }
 
 fn row(status: &Status) -> Vec<String> {
-    let leads = if status.leads { " (leader)" } else { "" };
+    let bulk = |show: fn(&Bulk) -> String| status.bulk.as_ref().map_or_else(|| DASH.to_owned(), show);
     vec![
-        format!("{}{leads}", status.robot),
+        status.robot.clone(),
         seconds(status.up_ms),
         status.alive.len().to_string(),
         match status.permit {
@@ -144,6 +161,11 @@ fn row(status: &Status) -> Vec<String> {
             Some((start, length)) => format!("now, {} more", millis(length as f64 + start as f64)),
             None => DASH.to_owned(),
         },
+        bulk(|bulk| bulk.waiting.to_string()),
+        bulk(|bulk| megabytes(bulk.sent_bytes)),
+        bulk(|bulk| megabytes(bulk.received_bytes)),
+        bulk(|bulk| format!("{}{}", bulk.in_flight, if bulk.held { ", held" } else { "" })),
+        bulk(|bulk| bulk.completions.to_string()),
         match status.clock_ns {
             Some((ahead, within)) => format!("{} +- {}", millis(ahead as f64 / 1e3), millis(within as f64 / 1e3)),
             None => DASH.to_owned(),
@@ -151,6 +173,45 @@ fn row(status: &Status) -> Vec<String> {
         status.paths.join(", "),
         status.refused.total().to_string(),
     ]
+}
+
+/// One row a control topic, its receiver and its sender.
+fn heard<'n>(here: &[Status], name: impl Fn(u16) -> &'n str) -> Sheet {
+    let titles = [
+        "control",
+        "from",
+        "to",
+        "messages",
+        "missed",
+        "copies",
+        "silent for",
+        "path",
+    ];
+    let rows = here
+        .iter()
+        .flat_map(|status| status.heard.iter().map(move |heard| (status, heard)));
+    let row = |(status, heard): (&Status, &Heard)| {
+        let path = usize::try_from(heard.path).ok().and_then(|path| status.paths.get(path));
+        vec![
+            heard.topic.clone(),
+            name(heard.from).to_owned(),
+            status.robot.clone(),
+            heard.count.to_string(),
+            heard.missed.to_string(),
+            heard.duplicates.to_string(),
+            millis(heard.quiet_us as f64),
+            path.cloned().unwrap_or_else(|| DASH.to_owned()),
+        ]
+    };
+    Sheet {
+        titles: titles.map(str::to_owned).to_vec(),
+        names: 3,
+        rows: rows.map(row).collect(),
+    }
+}
+
+fn megabytes(bytes: u64) -> String {
+    format!("{:.1} MB", bytes as f64 / 1e6)
 }
 
 fn seconds(ms: u64) -> String {
@@ -177,17 +238,31 @@ mod tests {
             secure: true,
             holders: vec![2],
             window_us: Some((-1_000, 4_000)),
+            paths: vec!["wlan0".to_owned(), "wlan1".to_owned()],
+            heard: vec![Heard {
+                topic: "pose".to_owned(),
+                from: 2,
+                quiet_us: 12_300,
+                path: 1,
+                ..Heard::default()
+            }],
             ..Status::default()
         };
         let scout = Status {
             robot: "scout".to_owned(),
             permit: Permit::Waiting,
+            bulk: Some(Bulk {
+                sent_bytes: 7_500_000,
+                ..Bulk::default()
+            }),
             ..Status::default()
         };
         let shown = view(&team, &[base, scout]);
         for part in [
-            "2 of 3 robots",
+            "2 of 3 robots here, base leads",
             "permits: mule; waiting: nobody",
+            "7.5 MB",
+            "12.3 ms  wlan1",
             "now, 3.0 ms more",
             "waits",
             "absent",
