@@ -1,5 +1,5 @@
-//! All that one live robot decides, in one place: who leads and who may send bulk, arrival models and protection windows,
-//! the gate, the leader's clock.
+//! All that one live robot decides, in one place: who leads and who may send bulk, arrival models and protection
+//! windows, the gate, the leader's clock.
 //!
 //! The decisions are `coorp-core`'s. This module tells them what happened and gathers what they want done; it has no
 //! clock, socket or thread either, so its tests run in virtual time. Callers hold it behind one lock.
@@ -139,8 +139,8 @@ impl Brain {
         self.gather();
     }
 
-    /// A robot says, which the fabric has made sure is that robot. Answers `false` for a grant that was not asked for, or
-    /// no longer.
+    /// A robot says, which the fabric has made sure is that robot. Answers `false` for a grant that was not asked for,
+    /// or no longer.
     pub fn on_said(&mut self, from: RobotId, message: Message, now: Instant) -> bool {
         self.gather();
         let before = self.actions.len();

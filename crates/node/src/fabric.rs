@@ -1,14 +1,15 @@
 //! The fabric: Zenoh sessions of one robot, configured from the team file.
 //!
-//! A robot has two kinds of sessions, each with sockets of its own. *Coordination* (permits, who is alive, status) runs
-//! over TLS on TCP: when a process dies its kernel says so, which is how a permit becomes free at once. *Control*, one
-//! session a path, runs over QUIC: messages go as datagrams, as the newest counts and a lost one is not worth waiting
-//! for. All of it is small and marked for AC_VO, as bulk goes its own way. Both ends of each link prove by the team's keys who they are, and the access rules
-//! hold each robot to keys that carry its name, so nobody speaks for another.
+//! A robot has two kinds of sessions, each with sockets of its own. *Coordination* (who leads, permits, who is alive,
+//! status) runs over TLS on TCP: when a process dies its kernel says so, which is how a permit becomes free at once.
+//! *Control*, one session a path, runs over QUIC: messages go as datagrams, as the newest counts and a lost one is not
+//! worth waiting for. All of it is small and marked for AC_VO, as bulk goes its own way. Both ends of each link prove by
+//! the team's keys who they are, and the access rules hold each robot to keys that carry its name, so nobody speaks for
+//! another.
 //!
-//! Of two robots with known addresses the later in the team file connects to the earlier. Robots without an address
-//! are found by multicast on their LAN: a robot looks around before it opens a session, and connects to whom it finds as
-//! if the address had been given. Left out: of two robots that meet later, as when both start at once, one side's marks.
+//! Of two robots with known addresses the later in the team file connects to the earlier. Robots without an address are
+//! found by multicast on their LAN: a robot looks around before it opens a session, and connects to whom it finds as if
+//! the address had been given. Left out: of two robots that meet later, as when both start at once, one side's marks.
 //! Zenoh then connects by itself, and takes marks from configured addresses alone, so only the side that accepts marks
 //! what it sends.
 

@@ -1,7 +1,10 @@
-//! One robot on real sockets: the threads and callbacks that drive its [`Brain`].
+//! One robot on real sockets: what its users hold, and what its threads and callbacks share.
 //!
-//! Callbacks of the fabric tell the brain what came and wake the driver; the driver alone does what the brain wants
-//! done, so that the order of its wishes is the order on the wire. The lock is never held while something is sent.
+//! Callbacks of the fabric tell the [`Brain`] what came and wake the driver (`drive.rs`); the driver alone does what the
+//! brain wants done, so that the order of its wishes is the order on the wire. The lock is never held while something is
+//! sent.
+
+mod drive;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -10,38 +13,28 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
-use std::time::{Duration as StdDuration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
-use coorp_core::arrival::TimeModel;
 use coorp_core::clock::Offset;
-use coorp_core::failover::Message;
-use coorp_core::permits;
+
 use coorp_core::policy::Policy;
 use coorp_core::windows::Window;
 use coorp_core::{Duration, FlowId, Instant, RobotId};
 use coorp_team::Team;
-use zenoh::bytes::ZBytes;
 use zenoh::liveliness::LivelinessToken;
-use zenoh::qos::{CongestionControl, Priority};
-use zenoh::query::{ConsolidationMode, Query, Reply};
-use zenoh::sample::{Sample, SampleKind};
+use zenoh::query::Query;
 use zenoh::{Session, Wait};
 
-use crate::brain::{Action, Brain, PermitState, TOPICS_MAX};
+use crate::brain::{Brain, PermitState, TOPICS_MAX};
 use crate::bulk::{replace, Bulk, BulkReceiver, BulkStream};
 use crate::control::{checked, Inbox, Publisher, Sent, Subscriber};
 use crate::fabric::{self, Keys, Who, PORT_BULK};
 use crate::keys::Identity;
 use crate::status::{self, RefusedCounts, Status};
-use crate::wire::{self, Frame, TimeQuery, TimeReply};
 use crate::Error;
 
 /// Local clocks start so long after zero, so that no offset reaches below it.
 const CLOCK_ORIGIN: Duration = Duration::from_secs(1_000);
-/// An answer to a query that takes longer is not waited for: the requester has asked again long since.
-const ANSWER_MAX: StdDuration = StdDuration::from_secs(2);
-/// The driver looks up at least this often, whatever the brain says.
-const LOOK_UP_EVERY: Duration = Duration::from_millis(500);
 /// Starts are told apart where they are so far apart, milliseconds.
 const INCARNATION_TICK_MS: u128 = 250;
 /// From which incarnations are counted: 2025, in milliseconds of Unix time.
@@ -396,323 +389,6 @@ impl Inner {
         subscribed.push(Arc::downgrade(inbox));
     }
 
-    // --- driving ----------------------------------------------------------------------------------------------
-
-    fn drive(self: &Arc<Self>) {
-        let mut brain = lock(&self.brain);
-        loop {
-            let now = self.now();
-            brain.on_deadline(now);
-            let actions: Vec<Action> = std::iter::from_fn(|| brain.poll()).collect();
-            if !actions.is_empty() {
-                drop(brain);
-                actions.into_iter().for_each(|action| self.act(action));
-                brain = lock(&self.brain);
-                continue;
-            }
-            if self.stop.load(Ordering::Acquire) {
-                return;
-            }
-            let until = brain.next_deadline().min(now + LOOK_UP_EVERY);
-            let wait = StdDuration::from_nanos(until.since(self.now()).as_nanos());
-            let woken = self
-                .wake
-                .wait_timeout(brain, wait)
-                .unwrap_or_else(PoisonError::into_inner);
-            brain = woken.0;
-        }
-    }
-
-    fn act(self: &Arc<Self>, action: Action) {
-        match action {
-            Action::Tell(to, message) => self.say(to, message),
-            Action::TellAll(message) => self.put(&self.keys.lead_all(self.name()), &wire::Coordination::from(message)),
-            Action::Led(leader) => tracing::info!("{} leads", self.name_of(leader)),
-            Action::Permitted(permitted) => {
-                tracing::debug!("bulk is {}permitted", if permitted { "" } else { "no longer " });
-                if let Some(bulk) = self.bulk.get() {
-                    bulk.set_permitted(permitted);
-                }
-            }
-            Action::Resume => {
-                if let Some(bulk) = self.bulk.get() {
-                    bulk.socket.wake();
-                }
-            }
-            Action::AskTime(leader) => self.ask_time(leader),
-            Action::TellModels(models) => self.tell_models(models),
-        }
-    }
-
-    /// Tells a robot. What a requester says is a query, which its controller answers as soon as it has something to say.
-    fn say(self: &Arc<Self>, to: RobotId, message: Message) {
-        let frame = wire::Coordination::from(message);
-        let Message::Permit { message: about, .. } = message else {
-            return self.put(&self.keys.lead(self.name(), self.name_of(to)), &frame);
-        };
-        match about {
-            permits::Message::Grant { .. } | permits::Message::Refuse { .. } => {
-                // Where no query is open the robot asks again, and gets its answer then.
-                if let Some(query) = lock(&self.asking).remove(&to) {
-                    reply(&query, query.key_expr().as_str(), wire::encode(&frame));
-                }
-            }
-            permits::Message::Request { .. } | permits::Message::Release { .. } | permits::Message::Renew { .. } => {
-                let inner = self.clone();
-                self.query(
-                    &self.keys.permit(self.name_of(to), self.name()),
-                    &frame,
-                    move |payload| {
-                        inner.on_said(to, payload);
-                    },
-                );
-            }
-        }
-    }
-
-    /// A robot says something about who leads, or about permits.
-    fn on_said(&self, from: RobotId, payload: &ZBytes) {
-        if let Some(said) = self.read::<wire::Coordination>("a word on permits", payload) {
-            if !self.tell(|brain, now| brain.on_said(from, said.into(), now)) {
-                self.refused.count_stale_grant();
-            }
-        }
-    }
-
-    fn put<F: Frame>(&self, key: &str, frame: &F) {
-        let put = self.coordination.put(key, wire::encode(frame));
-        let put = put
-            .priority(Priority::RealTime)
-            .congestion_control(CongestionControl::Drop)
-            .express(true);
-        if let Err(error) = put.wait() {
-            tracing::debug!("{key} was not sent: {error}");
-        }
-    }
-
-    fn ask_time(self: &Arc<Self>, leader: RobotId) {
-        let leader = self.name_of(leader);
-        let inner = self.clone();
-        let asked = TimeQuery {
-            sent_at: self.now().as_nanos(),
-        };
-        self.query(&self.keys.time(leader), &asked, move |payload| {
-            let back_at = inner.now();
-            if let Some(told) = inner.read::<TimeReply>("an answer about the time", payload) {
-                let [sent_at, received_at, answered_at] =
-                    [told.echo, told.received_at, told.sent_at].map(Instant::from_nanos);
-                inner.tell(|brain, _| brain.on_time(told.clock, [sent_at, received_at, answered_at, back_at]));
-            }
-        });
-    }
-
-    /// Tells the others when this robot's control messages are due, so that they keep bulk off the air then.
-    fn tell_models(&self, models: Vec<(u8, TimeModel)>) {
-        let Some((clock, _, within)) = self.leaders_time(self.now()) else {
-            return;
-        };
-        let Some(offset) = self.clock(clock) else { return };
-        let theirs = |at: Instant| offset.theirs(at).as_nanos();
-        let models = models.into_iter().map(|(topic, model)| wire::Model {
-            topic,
-            period: model.period.as_nanos(),
-            phase: theirs(model.phase),
-            sigma: model.sigma.as_nanos(),
-            early: (model.early + within).as_nanos(),
-            late: (model.late + within).as_nanos(),
-        });
-        let told = wire::Models {
-            clock,
-            models: models.collect(),
-        };
-        self.put(&self.keys.models(self.name()), &told);
-    }
-
-    fn on_models(&self, sample: &Sample) {
-        let what = "when control messages are due";
-        let from = self.keys.part(sample.key_expr().as_str(), 1);
-        let Some(from) = from.and_then(|name| self.team.robot_named(name)) else {
-            return self.refused.count(what, wire::Refusal::Malformed);
-        };
-        if from == self.me {
-            return;
-        }
-        let Some(told) = self.read::<wire::Models>(what, sample.payload()) else {
-            return;
-        };
-        // A clock that is not known yet soon will be; it is told again.
-        let Some(offset) = self.clock(told.clock) else { return };
-        let local = |at: Instant| offset.ours(at);
-        let models = told.models.into_iter().map(|model| {
-            let time_model = TimeModel {
-                period: Duration::from_nanos(model.period),
-                phase: local(Instant::from_nanos(model.phase)),
-                sigma: Duration::from_nanos(model.sigma),
-                early: Duration::from_nanos(model.early),
-                late: Duration::from_nanos(model.late),
-            };
-            (model.topic, time_model)
-        });
-        let models: Vec<_> = models.collect();
-        self.tell(|brain, now| brain.on_models(from, &models, offset.within, now));
-    }
-
-    fn query<F: Frame>(&self, key: &str, frame: &F, then: impl Fn(&ZBytes) + Send + Sync + 'static) {
-        let asked = self
-            .coordination
-            .get(key)
-            .payload(wire::encode(frame))
-            .priority(Priority::RealTime)
-            .congestion_control(CongestionControl::Drop)
-            .express(true)
-            .consolidation(ConsolidationMode::None)
-            .timeout(ANSWER_MAX)
-            .callback(move |reply: Reply| {
-                if let Ok(sample) = reply.result() {
-                    then(sample.payload());
-                }
-            });
-        if let Err(error) = asked.wait() {
-            tracing::debug!("a query was not sent: {error}");
-        }
-    }
-
-    /// The frame in a payload; counts it where it is refused.
-    pub fn read<F: Frame>(&self, what: &str, payload: &ZBytes) -> Option<F> {
-        // Not put together where it is too long anyway.
-        let frame = if payload.len() > F::BYTES_MAX {
-            Err(wire::Refusal::Oversized)
-        } else {
-            wire::decode(&payload.to_bytes())
-        };
-        frame.map_err(|refusal| self.refused.count(what, refusal)).ok()
-    }
-
-    // --- listening --------------------------------------------------------------------------------------------
-
-    fn listen(self: &Arc<Self>) -> Result<(), Error> {
-        let name = self.name();
-        self.answer_queries(&self.keys.status(name), |inner, query| {
-            let key = inner.keys.status(inner.name());
-            reply(query, &key, wire::encode(&inner.status()));
-        })?;
-        self.answer_queries(&self.keys.permit(name, "*"), Inner::on_permit_query)?;
-        self.answer_queries(&self.keys.time(name), Inner::on_time_query)?;
-        self.hear(self.keys.lead("*", name), Inner::on_lead)?;
-        self.hear(self.keys.lead_all("*"), Inner::on_lead)?;
-        self.hear(self.keys.models("*"), Inner::on_models)?;
-        let inner = Arc::downgrade(self);
-        let tokens = self
-            .coordination
-            .liveliness()
-            .declare_subscriber(self.keys.alive("*", "*"));
-        let tokens = tokens.history(true).callback(move |sample| {
-            if let Some(inner) = inner.upgrade() {
-                inner.on_token(&sample);
-            }
-        });
-        let tokens = tokens.background();
-        tokens.wait().map_err(|error| fabric_failed(error.as_ref()))
-    }
-
-    fn hear(self: &Arc<Self>, key: String, take: fn(&Inner, &Sample)) -> Result<(), Error> {
-        let inner = Arc::downgrade(self);
-        let subscriber = self.coordination.declare_subscriber(key).callback(move |sample| {
-            if let Some(inner) = inner.upgrade() {
-                take(&inner, &sample);
-            }
-        });
-        subscriber
-            .background()
-            .wait()
-            .map_err(|error| fabric_failed(error.as_ref()))
-    }
-
-    fn on_lead(&self, sample: &Sample) {
-        let from = self.keys.part(sample.key_expr().as_str(), 1);
-        match from.and_then(|name| self.team.robot_named(name)) {
-            Some(from) if from == self.me => {}
-            Some(from) => self.on_said(from, sample.payload()),
-            None => self.refused.count("a word on who leads", wire::Refusal::Malformed),
-        }
-    }
-
-    fn answer_queries(self: &Arc<Self>, key: &str, answer: fn(&Inner, &Query)) -> Result<(), Error> {
-        let inner = Arc::downgrade(self);
-        let queryable = self.coordination.declare_queryable(key.to_owned());
-        let queryable = queryable.callback(move |query| {
-            if let Some(inner) = inner.upgrade() {
-                answer(&inner, &query);
-            }
-        });
-        let queryable = queryable.background();
-        queryable.wait().map_err(|error| fabric_failed(error.as_ref()))
-    }
-
-    fn on_permit_query(&self, query: &Query) {
-        // Links are authenticated, and access rules hold each robot to the keys with its name.
-        let key = query.key_expr().as_str().to_owned();
-        let Some(from) = self.keys.part(&key, 2).and_then(|name| self.team.robot_named(name)) else {
-            return self.refused.count("a question for a permit", wire::Refusal::Malformed);
-        };
-        // An older query of this robot ends without an answer.
-        let older = lock(&self.asking).insert(from, query.clone());
-        drop(older);
-        let empty = ZBytes::new();
-        self.on_said(from, query.payload().unwrap_or(&empty));
-    }
-
-    fn on_time_query(&self, query: &Query) {
-        let received_at = self.now().as_nanos();
-        let empty = ZBytes::new();
-        let payload = query.payload().unwrap_or(&empty);
-        if let Some(asked) = self.read::<TimeQuery>("a question for the time", payload) {
-            let frame = wire::encode(&TimeReply {
-                clock: self.own_clock(),
-                echo: asked.sent_at,
-                received_at,
-                sent_at: self.now().as_nanos(),
-            });
-            reply(query, query.key_expr().as_str(), frame);
-        }
-    }
-
-    /// The name of this robot's clock: no two have the same, nor does it after a start anew.
-    fn own_clock(&self) -> u64 {
-        u64::from(self.me.0) << 32 | u64::from(self.incarnation)
-    }
-
-    fn on_token(&self, sample: &Sample) {
-        let key = sample.key_expr().as_str();
-        let robot = self.keys.part(key, 1).and_then(|name| self.team.robot_named(name));
-        let (Some(robot), Some(session)) = (robot, self.keys.part(key, 2)) else {
-            return;
-        };
-        let mut alive = lock(&self.alive);
-        let sessions = alive.entry(robot).or_default();
-        match sample.kind() {
-            SampleKind::Put => {
-                let known = !sessions.is_empty();
-                sessions.insert(session.to_owned());
-                if robot == self.me && session != self.coordination.zid().to_string() {
-                    tracing::error!("another process takes part as {} too: stop one of them", self.name());
-                } else if !known && robot != self.me {
-                    tracing::info!("{} is here", self.name_of(robot));
-                }
-            }
-            SampleKind::Delete => {
-                sessions.remove(session);
-                if sessions.is_empty() {
-                    drop(alive);
-                    self.tell(|brain, now| brain.on_gone(robot, now));
-                    lock(&self.asking).remove(&robot);
-                    lock(&self.alive).remove(&robot);
-                    tracing::info!("{} is gone", self.name_of(robot));
-                }
-            }
-        }
-    }
-
     // --- status -----------------------------------------------------------------------------------------------
 
     fn status(&self) -> Status {
@@ -772,12 +448,6 @@ fn relative(window: Window, now: Instant) -> Option<(i64, u64)> {
     let start = i64::try_from(micros(window.start.since(now))).unwrap_or(i64::MAX);
     let begun = i64::try_from(micros(now.since(window.start))).unwrap_or(i64::MAX);
     (window.end > now).then(|| (start - begun, micros(window.end.since(window.start))))
-}
-
-fn reply(query: &Query, key: &str, frame: Vec<u8>) {
-    if let Err(error) = query.reply(key, frame).express(true).wait() {
-        tracing::debug!("an answer was not sent: {error}");
-    }
 }
 
 pub(crate) fn robot_named(team: &Team, name: &str) -> Result<RobotId, Error> {

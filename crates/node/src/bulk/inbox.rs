@@ -25,7 +25,7 @@ pub(crate) enum Offer {
     /// It is delivered already.
     Delivered,
     /// So much of it is here.
-    Part(Part),
+    Part(Box<Part>),
     /// Too many wait to be taken.
     Full,
 }
@@ -129,7 +129,7 @@ impl Inbox {
         if part.length > begin.length {
             part.restart()?;
         }
-        Ok(Offer::Part(part))
+        Ok(Offer::Part(Box::new(part)))
     }
 }
 
@@ -239,7 +239,7 @@ mod tests {
         }
     }
 
-    fn part(inbox: &Inbox, begin: &Begin) -> Part {
+    fn part(inbox: &Inbox, begin: &Begin) -> Box<Part> {
         match inbox.offer(begin).unwrap() {
             Offer::Part(part) => part,
             other => panic!("{other:?}"),

@@ -116,7 +116,7 @@ async fn take_rest(
     bulk: &Bulk,
     node: &Inner,
     from: RobotId,
-    mut part: Part,
+    mut part: Box<Part>,
     receive: &mut RecvStream,
 ) -> Result<Answer, String> {
     let start: Start = read(receive).await?;
