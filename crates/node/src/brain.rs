@@ -441,3 +441,121 @@ fn gate(local: &LocalConfig) -> Gate {
     };
     Gate::new(table, Some(local.backlog_max.unwrap_or(BACKLOG_MAX)))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    fn at(ms: u64) -> Instant {
+        Instant::from_nanos(ms * 1_000_000)
+    }
+
+    fn brain(policy: &str) -> Brain {
+        let text = "[[robot]]\nname = \"a\"\nleader = true\n[[robot]]\nname = \"b\"\n";
+        let team = coorp_team::parse(text, "t.toml", Path::new("")).unwrap();
+        let mut policy = Policy::named(policy).unwrap();
+        if let Some(local) = &mut policy.local {
+            local.shared_windows = true;
+        }
+        Brain::new(&team, &policy, RobotId(1), 1, at(0)).unwrap()
+    }
+
+    fn run(brain: &mut Brain, until: Instant) -> Vec<Action> {
+        let mut actions = Vec::new();
+        while brain.next_deadline() <= until {
+            let deadline = brain.next_deadline();
+            brain.on_deadline(deadline);
+            actions.extend(std::iter::from_fn(|| brain.poll()));
+            assert!(brain.next_deadline() > deadline, "it stands still");
+        }
+        actions
+    }
+
+    #[test]
+    fn bulk_is_held_while_control_is_due_and_told_when_to_ask_again() {
+        let mut brain = brain("edca+local");
+        let flow = brain.add_flow(None).unwrap();
+        for message in 1..=30 {
+            run(&mut brain, at(20 * message));
+            brain.on_control(flow, at(20 * message));
+        }
+        run(&mut brain, at(610));
+        assert!(brain.may_pass(0, at(610)), "between two messages");
+        run(&mut brain, at(620));
+        assert!(!brain.may_pass(0, at(620)), "one is due");
+        assert!(run(&mut brain, at(630)).contains(&Action::Resume));
+        assert!(brain.may_pass(0, at(630)));
+        brain.remove_flow(flow);
+        // The window that was set stays, and is the last one.
+        run(&mut brain, at(660));
+        assert!(brain.may_pass(0, at(660)), "nothing is due any more");
+    }
+
+    #[test]
+    fn what_others_say_is_due_holds_bulk_until_they_say_otherwise() {
+        let mut brain = brain("edca+local");
+        let ms = Duration::from_millis;
+        let model = TimeModel {
+            period: ms(20),
+            phase: at(100),
+            sigma: ms(1),
+            early: ms(1),
+            late: ms(1),
+        };
+        brain.on_models(RobotId(0), &[(3, model)], Duration::ZERO, at(90));
+        run(&mut brain, at(120));
+        assert!(!brain.may_pass(0, at(120)));
+        run(&mut brain, at(130));
+        assert!(brain.may_pass(0, at(130)));
+        brain.on_models(RobotId(0), &[], Duration::ZERO, at(130));
+        run(&mut brain, at(160));
+        assert!(brain.may_pass(0, at(160)));
+        brain.on_models(RobotId(0), &[(3, model)], Duration::ZERO, at(161));
+        brain.on_gone(RobotId(0), at(162));
+        run(&mut brain, at(200));
+        assert!(brain.may_pass(0, at(200)), "who is gone sends nothing");
+    }
+
+    #[test]
+    fn models_are_told_while_there_are_any_and_once_when_there_are_none() {
+        let mut brain = brain("edca+local");
+        let flow = brain.add_flow(Some(Duration::from_millis(20))).unwrap();
+        let told = |actions: Vec<Action>| {
+            let told = actions.into_iter().filter_map(|action| match action {
+                Action::TellModels(models) => Some(models.len()),
+                _ => None,
+            });
+            told.collect::<Vec<usize>>()
+        };
+        let mut all = Vec::new();
+        for message in 1..=120 {
+            all.extend(told(run(&mut brain, at(20 * message))));
+            brain.on_control(flow, at(20 * message));
+        }
+        assert_eq!(all, [1, 1]);
+        brain.remove_flow(flow);
+        assert_eq!(told(run(&mut brain, at(9_000))), [0]);
+    }
+
+    #[test]
+    fn a_grant_that_nobody_asked_for_is_no_permit() {
+        let mut brain = brain("coorp");
+        let epoch = failover::Epoch {
+            round: 1,
+            robot: RobotId(0),
+            incarnation: 1,
+        };
+        let beat = Message::Beat { epoch, sent_at: at(1) };
+        assert!(brain.on_said(RobotId(0), beat, at(400)));
+        let message = permits::Message::Grant {
+            request: permits::RequestId(1),
+            token: permits::Token(1),
+            slice: Duration::from_secs(5),
+            echo: at(1),
+        };
+        assert!(!brain.on_said(RobotId(0), Message::Permit { epoch, message }, at(401)));
+        assert!(!brain.may_pass(0, at(401)));
+        assert_eq!(brain.permit(at(401)), PermitState::Idle);
+    }
+}

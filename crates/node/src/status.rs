@@ -137,6 +137,8 @@ pub struct Bulk {
     pub in_flight: u64,
     /// Whether the gate holds bulk now.
     pub held: bool,
+    /// How often a datagram was held back, for want of a permit too.
+    pub holds: u64,
     /// How it knows what has left.
     pub completions: Completions,
 }

@@ -61,6 +61,16 @@ fn robot() {
             ["received"] => status.unwrap().received_bytes.to_string(),
             ["sent"] => status.unwrap().sent_bytes.to_string(),
             ["completions"] => status.unwrap().completions.to_string(),
+            ["publish"] => {
+                // Control every 10 ms for a second, in the robot's own time.
+                let pose = node.control_publisher("pose", None).unwrap();
+                for _ in 0..100 {
+                    pose.put(b"pose").unwrap();
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+                "ok".to_owned()
+            }
+            ["holds"] => status.unwrap().holds.to_string(),
             ["in-flight"] => status.unwrap().in_flight.to_string(),
             ["bulk-refused"] => node
                 .bulk_receiver()
@@ -134,6 +144,23 @@ fn two_senders_take_turns_and_both_get_through() {
         outcomes == ["whole", "whole"]
     });
     assert!(both, "one had to wait for the other");
+}
+
+#[test]
+fn bulk_is_held_for_the_robots_own_control_and_arrives_all_the_same() {
+    let fleet = Fleet::new(&["lead", "one"], "");
+    // A policy with windows and without permits, so that whatever is held is held for control.
+    let mut one = common::Robot::start_with(&fleet.file, "one", "edca+local");
+    let mut lead = common::Robot::start_with(&fleet.file, "lead", "edca+local");
+    one.say("publish");
+    assert_eq!(one.say("holds"), "0", "there was no bulk to hold");
+    one.say(&format!("send lead 7 {LONG}"));
+    until(|| {
+        one.say("publish");
+        one.say("holds") != "0"
+    });
+    one.until("outcome", "whole");
+    assert_eq!(lead.say("got 7"), "1 gradients true");
 }
 
 #[test]

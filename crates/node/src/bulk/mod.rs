@@ -206,6 +206,7 @@ impl Bulk {
             delivered: self.delivered_count.load(Ordering::Relaxed),
             in_flight: self.socket.in_flight() as u64,
             held,
+            holds: self.socket.holds(),
             completions: self.socket.completions(),
         }
     }

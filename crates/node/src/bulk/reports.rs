@@ -12,10 +12,12 @@
 use std::io;
 use std::mem::{size_of, zeroed, MaybeUninit};
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// `SO_WIFI_STATUS` and the message by the same number; libc does not have it.
 const SO_WIFI_STATUS: libc::c_int = 41;
+/// Stamps on what is received only where they were asked for; libc does not have it.
+const SOF_TIMESTAMPING_OPT_RX_FILTER: libc::c_uint = 1 << 17;
 /// Reports read at once, so that a flood of them does not keep their reader.
 const READ_MAX: usize = 256;
 /// Room for both control messages and the address, and then some.
@@ -24,18 +26,21 @@ const CONTROL_BYTES: usize = 512;
 /// One datagram, or batch of them, has left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Report {
-    /// The driver has it: the number of the send call, from 0.
-    Stamped(u32),
+    /// The driver has it: the number of the send call, from 0, and how long ago that was, where the kernel tells.
+    Stamped(u32, Option<Duration>),
     /// The air has carried it or given it up: the oldest that was not reported yet.
     OnAir,
 }
 
 /// Asks for stamps on what is sent from now on; the first send call is number 0.
 pub(crate) fn ask_for_stamps(socket: BorrowedFd<'_>) -> io::Result<()> {
-    // Without SOF_TIMESTAMPING_SOFTWARE: reports come all the same, but not the times themselves, nor those of datagrams
-    // received, for which QUIC's reader leaves no room.
-    let flags = libc::SOF_TIMESTAMPING_TX_SOFTWARE | libc::SOF_TIMESTAMPING_OPT_ID | libc::SOF_TIMESTAMPING_OPT_TSONLY;
-    set(socket, libc::SO_TIMESTAMPING, flags as libc::c_int)
+    let reports =
+        libc::SOF_TIMESTAMPING_TX_SOFTWARE | libc::SOF_TIMESTAMPING_OPT_ID | libc::SOF_TIMESTAMPING_OPT_TSONLY;
+    let times = libc::SOF_TIMESTAMPING_SOFTWARE | SOF_TIMESTAMPING_OPT_RX_FILTER;
+    // Kernels before 6.13 would stamp what is received too, for which QUIC's reader leaves no room. There the reports
+    // have to do without the times themselves, and when they are read counts.
+    set(socket, libc::SO_TIMESTAMPING, (reports | times) as libc::c_int)
+        .or_else(|_| set(socket, libc::SO_TIMESTAMPING, reports as libc::c_int))
 }
 
 /// Asks for no stamps any longer.
@@ -121,7 +126,7 @@ fn read_one(socket: BorrowedFd<'_>) -> io::Result<Option<Report>> {
         return Err(io::Error::last_os_error());
     }
     let mut on_air = false;
-    let mut stamped = None;
+    let (mut stamped, mut ago) = (None, None);
     // SAFETY: the kernel filled the message just now; the macros walk it within msg_controllen.
     let mut header = unsafe { libc::CMSG_FIRSTHDR(&raw const message) };
     while !header.is_null() {
@@ -133,8 +138,14 @@ fn read_one(socket: BorrowedFd<'_>) -> io::Result<Option<Report>> {
         );
         // SAFETY: computes a length from a length.
         let needed = unsafe { libc::CMSG_LEN(size_of::<libc::sock_extended_err>() as u32) } as usize;
+        // SAFETY: computes a length from a length.
+        let stamp = unsafe { libc::CMSG_LEN(size_of::<libc::timespec>() as u32) } as usize;
         if (level, kind) == (libc::SOL_SOCKET, SO_WIFI_STATUS) {
             on_air = true;
+        } else if (level, kind) == (libc::SOL_SOCKET, libc::SCM_TIMESTAMPING) && length >= stamp {
+            // SAFETY: the message is long enough for its first of three times, the software's; it may stand anywhere.
+            let time = unsafe { libc::CMSG_DATA(header).cast::<libc::timespec>().read_unaligned() };
+            ago = since(time);
         } else if error && length >= needed {
             // SAFETY: the message is long enough for one, as was checked; it may stand at any address.
             let about: libc::sock_extended_err = unsafe {
@@ -152,8 +163,15 @@ fn read_one(socket: BorrowedFd<'_>) -> io::Result<Option<Report>> {
     Ok(if on_air {
         Some(Report::OnAir)
     } else {
-        stamped.map(Report::Stamped)
+        stamped.map(|number| Report::Stamped(number, ago))
     })
+}
+
+/// How long ago a time of the kernel's was. `None` where its clock has been set since.
+fn since(time: libc::timespec) -> Option<Duration> {
+    let (seconds, nanos) = (u64::try_from(time.tv_sec).ok()?, u32::try_from(time.tv_nsec).ok()?);
+    let time = UNIX_EPOCH.checked_add(Duration::new(seconds, nanos))?;
+    SystemTime::now().duration_since(time).ok()
 }
 
 #[cfg(test)]
@@ -180,7 +198,11 @@ mod tests {
             assert!(wait(from.as_fd(), Duration::from_secs(5)).unwrap(), "{reports:?}");
             read(from.as_fd(), &mut reports).unwrap();
         }
-        assert_eq!(reports, [Report::Stamped(0), Report::Stamped(1), Report::Stamped(2)]);
+        let numbers = reports.iter().map(|report| match report {
+            Report::Stamped(number, ago) => (*number, ago.is_none_or(|ago| ago < Duration::from_secs(60))),
+            Report::OnAir => panic!("loopback is no WiFi"),
+        });
+        assert_eq!(numbers.collect::<Vec<_>>(), [(0, true), (1, true), (2, true)]);
         ask_for_no_stamps(from.as_fd()).unwrap();
         from.send_to(b"hello", to.local_addr().unwrap()).unwrap();
         assert!(!wait(from.as_fd(), Duration::from_millis(50)).unwrap());

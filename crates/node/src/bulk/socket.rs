@@ -15,7 +15,7 @@ use std::io::{self, IoSliceMut};
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration as StdDuration, Instant as StdInstant};
@@ -50,6 +50,7 @@ pub(crate) struct GatedSocket {
     /// How completions are known, as [`Completions`] numbers them.
     completions: AtomicU8,
     permitted: AtomicBool,
+    holds: AtomicU64,
 }
 
 /// What is below the gate, and who waits above it.
@@ -106,6 +107,7 @@ impl GatedSocket {
             under: Mutex::default(),
             completions: AtomicU8::new(completions as u8),
             permitted: AtomicBool::new(false),
+            holds: AtomicU64::new(0),
         });
         let reader = Arc::downgrade(&gated);
         let thread = std::thread::Builder::new().name("coorp-reports".to_owned());
@@ -121,6 +123,11 @@ impl GatedSocket {
     /// Datagrams below the gate.
     pub fn in_flight(&self) -> usize {
         lock(&self.under).datagrams
+    }
+
+    /// How often a datagram was held back.
+    pub fn holds(&self) -> u64 {
+        self.holds.load(Ordering::Relaxed)
     }
 
     /// Whether a permit allows bulk; without one QUIC makes no packets.
@@ -168,23 +175,25 @@ impl GatedSocket {
             under.unreported = 0;
             for report in came {
                 match report {
-                    Report::OnAir => gone.extend(under.pop()),
-                    Report::Stamped(_) if by_wifi => {}
-                    Report::Stamped(number) => {
+                    Report::OnAir => gone.extend(under.pop().map(|send| (send, now))),
+                    Report::Stamped(..) if by_wifi => {}
+                    Report::Stamped(number, ago) => {
+                        // When it left, as far as the kernel tells: not before it came, nor later than now.
+                        let ago = ago.map_or(Duration::ZERO, |ago| Duration::from_secs_f64(ago.as_secs_f64()));
                         // Earlier ones whose report was lost have left before it.
                         while under
                             .sends
                             .front()
                             .is_some_and(|send| send.number.wrapping_sub(*number) as i32 <= 0)
                         {
-                            let send = under.pop();
-                            gone.extend(send.filter(|send| send.number == *number));
+                            let send = under.pop().filter(|send| send.number == *number);
+                            gone.extend(send.map(|send| (send, (now - ago).max(send.at))));
                         }
                     }
                 }
             }
         }
-        self.learn(&node, &gone, now);
+        self.learn(&node, &gone);
     }
 
     /// QUIC's acknowledgements, where the kernel reports nothing: so many bytes have arrived, or are lost.
@@ -203,19 +212,20 @@ impl GatedSocket {
                     break;
                 }
                 bytes -= if send.bulk { send.bytes } else { 0 };
-                gone.extend(under.pop());
+                gone.extend(under.pop().map(|send| (send, now)));
             }
         }
-        self.learn(&node, &gone, now);
+        self.learn(&node, &gone);
     }
 
-    fn learn(&self, node: &Inner, gone: &[Send], now: Instant) {
+    /// What has left, and when.
+    fn learn(&self, node: &Inner, gone: &[(Send, Instant)]) {
         if gone.is_empty() {
             return;
         }
         node.tell(|brain, _| {
-            for send in gone.iter().filter(|send| send.bulk) {
-                brain.on_complete(send.ahead, send.at, now);
+            for (send, left_at) in gone.iter().filter(|(send, _)| send.bulk) {
+                brain.on_complete(send.ahead, send.at, *left_at);
             }
         });
         self.wake();
@@ -309,6 +319,7 @@ impl AsyncUdpSocket for GatedSocket {
         let (pass, at) = node.tell(|brain, now| (!bulk || brain.may_pass(n, now), now));
         if !pass {
             under.closed = true;
+            self.holds.fetch_add(1, Ordering::Relaxed);
             return Err(io::ErrorKind::WouldBlock.into());
         }
         self.inner.try_send(transmit)?;
