@@ -36,6 +36,16 @@ pub struct Fleet {
 impl Fleet {
     /// A team whose first robot leads; `more` is added to the file. Its keys are made.
     pub fn new(robots: &[&str], more: &str) -> Fleet {
+        let network = |_| format!("addresses = [\"127.0.0.1\"]\nport = {}\n", free_ports());
+        Fleet::with(robots, network, more)
+    }
+
+    /// A team that has to find each other, on machines of their own.
+    pub fn without_addresses(robots: &[&str]) -> Fleet {
+        Fleet::with(robots, |_| String::new(), "")
+    }
+
+    fn with(robots: &[&str], network: impl Fn(usize) -> String, more: &str) -> Fleet {
         static NEXT: AtomicU16 = AtomicU16::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let folder = std::env::temp_dir().join(format!("coorp-node-{}-{number}", std::process::id()));
@@ -43,11 +53,11 @@ impl Fleet {
         std::fs::create_dir_all(&folder).unwrap();
         let mut text = String::new();
         for (place, name) in robots.iter().enumerate() {
-            let port = free_ports();
-            text += &format!("[[robot]]\nname = \"{name}\"\naddresses = [\"127.0.0.1\"]\nport = {port}\n");
-            if place == 0 {
-                text += "leader = true\n";
-            }
+            text += &format!(
+                "[[robot]]\nname = \"{name}\"\nleader = {}\n{}",
+                place == 0,
+                network(place)
+            );
         }
         let file = folder.join("team.toml");
         std::fs::write(&file, text + more).unwrap();
@@ -99,8 +109,27 @@ impl Robot {
         Robot::start(team, name, policy, false)
     }
 
+    /// A robot in a network namespace.
+    pub fn inside(namespace: &str, team: &Path, name: &str) -> Robot {
+        let mut command = Command::new("ip");
+        command
+            .args(["netns", "exec", namespace])
+            .arg(std::env::current_exe().unwrap());
+        Robot::run(command, team, name, "coorp", false)
+    }
+
     fn start(team: &Path, name: &str, policy: &str, insecure: bool) -> Robot {
-        let mut child = Command::new(std::env::current_exe().unwrap())
+        Robot::run(
+            Command::new(std::env::current_exe().unwrap()),
+            team,
+            name,
+            policy,
+            insecure,
+        )
+    }
+
+    fn run(mut command: Command, team: &Path, name: &str, policy: &str, insecure: bool) -> Robot {
+        let mut child = command
             .args(["--exact", "robot", "--ignored", "--nocapture", "--test-threads=1"])
             .env("COORP_TEST_TEAM", team)
             .env("COORP_TEST_ROBOT", name)
