@@ -42,7 +42,8 @@ pub struct Publisher {
 #[derive(Debug)]
 pub(crate) struct Sent {
     topic: String,
-    next: AtomicU64,
+    /// Goes on where an earlier publisher of the topic ended, as receivers count by topic.
+    next: Arc<AtomicU64>,
 }
 
 impl Sent {
@@ -69,7 +70,7 @@ impl Publisher {
         }
         let sent = Arc::new(Sent {
             topic: topic.to_owned(),
-            next: AtomicU64::new(0),
+            next: inner.count_of(topic),
         });
         let flow = inner.publish(&sent, period)?;
         Ok(Publisher {

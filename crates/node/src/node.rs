@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -84,6 +84,8 @@ pub(crate) struct Inner {
     asking: Mutex<BTreeMap<RobotId, Query>>,
     /// What the control topics of this robot count, for its status.
     published: Mutex<BTreeMap<FlowId, Arc<Sent>>>,
+    /// Messages of each topic so far, ended topics included.
+    counts: Mutex<BTreeMap<String, Arc<AtomicU64>>>,
     subscribed: Mutex<Vec<Weak<Inbox>>>,
     /// How many want bulk to be sent.
     wishes: Mutex<usize>,
@@ -155,6 +157,7 @@ impl Node {
             alive: Mutex::default(),
             asking: Mutex::default(),
             published: Mutex::default(),
+            counts: Mutex::default(),
             subscribed: Mutex::default(),
             wishes: Mutex::default(),
             bulk: OnceLock::new(),
@@ -376,6 +379,11 @@ impl Inner {
         })?;
         lock(&self.published).insert(flow, sent.clone());
         Ok(flow)
+    }
+
+    /// The count of a topic's messages.
+    pub fn count_of(&self, topic: &str) -> Arc<AtomicU64> {
+        lock(&self.counts).entry(topic.to_owned()).or_default().clone()
     }
 
     pub fn unpublish(&self, flow: FlowId) {
