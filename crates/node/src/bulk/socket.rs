@@ -451,7 +451,8 @@ impl Controller for PermittedCubic {
         if permitted {
             self.inner.window()
         } else {
-            0
+            // No packet fits into it. Not 0, which quinn's pacing takes for a mistake where a permit goes meanwhile.
+            1
         }
     }
 
