@@ -22,8 +22,8 @@ REWARD_TICKS = 10
 """The shaped reward is sampled on every tenth tick."""
 PACE = 3.0
 """Everything happens so many times as fast as in `code`: speeds are multiplied and times divided by it, sizes stay.
-Ours. At `code`'s 1.5 m/s a reaction bound of 33 ms is 5 cm, and a late command costs next to nothing; robots of this
-size drive 3 to 5 m/s in RoboCup's Middle Size League."""
+Ours. At `code`'s 1.5 m/s a reaction bound of 33 ms is 5 cm; robots of this size drive 3 to 5 m/s in RoboCup's Middle
+Size League."""
 
 
 class Ending(IntEnum):
