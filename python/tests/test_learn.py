@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 
@@ -43,16 +45,16 @@ class Robots:
 
     def __init__(self, paradigm: str, parts: int, staleness: int = 0) -> None:
         self.network = network()
-        self.hyper = Hyper()
+        self.hyper = Hyper(minibatch_loops=4)
         self.batch = ppo.prepare(self.network, transitions(), self.hyper)
-        self.leader = sync.make(paradigm, Optimiser(flat(self.network), self.hyper), parts, staleness)
+        self.leader = sync.make(paradigm, flat(self.network), parts, staleness)
+        self.optimisers = [Optimiser(flat(self.network), self.hyper) for _ in range(parts)]
         self.models = [self.leader.model() for _ in range(parts)]
 
     def update(self, robot: int) -> None:
         """`robot` trains one round and the leader gets its update."""
-        load_flat(self.network, self.models[robot])
         share = self.batch.part(robot, len(self.models))
-        self.leader.on_update(robot, ppo.gradient(self.network, share, self.hyper))
+        self.leader.on_update(robot, self.optimisers[robot].update(self.network, self.models[robot], share))
 
     def fetch(self, robot: int) -> None:
         self.models[robot] = self.leader.model()
@@ -107,7 +109,9 @@ def test_advantages_are_the_discounted_sums_of_errors_up_to_an_ending() -> None:
     values = rng.standard_normal((7, 1), dtype=np.float32)
     dones = np.zeros((6, 1), dtype=bool)
     dones[3] = True
-    errors = rewards + 0.9 * values[1:] - values[:-1]
+    to_come = values[1:].copy()
+    to_come[3] = values[3]
+    errors = rewards + 0.9 * to_come - values[:-1]
     expected = np.zeros(6)
     for start in range(6):
         weight = 1.0
@@ -164,6 +168,28 @@ def test_gradients_of_equal_partitions_average_to_that_of_the_batch() -> None:
     torch.testing.assert_close(torch.stack(parts).mean(0), ppo.gradient(net, batch, hyper), rtol=1e-3, atol=1e-6)
 
 
+def test_a_pass_makes_a_step_for_each_minibatch() -> None:
+    net, start = network(), flat(network())
+    batch = ppo.prepare(net, transitions(), Hyper())
+    lengths: dict[int, float] = {}
+    for loops in (LOOPS, LOOPS // 4, LOOPS * 10):
+        hyper = Hyper(minibatch_loops=loops)
+        optimiser = Optimiser(start, hyper)
+        moved = optimiser.update(net, start, batch)
+        state = optimiser.state()["state"]
+        assert isinstance(state, dict)
+        lengths[loops] = float(state[0]["step"])
+        assert 0 < moved.abs().max() <= 1.01 * hyper.rate * lengths[loops], "Adam's step is its rate at most at first"
+    assert lengths == {LOOPS: 1, LOOPS // 4: 4, LOOPS * 10: 1}
+
+
+def test_nothing_to_learn_from_moves_nothing() -> None:
+    net, hyper = network(), Hyper()
+    empty = ppo.prepare(net, transitions(), hyper).part(LOOPS, LOOPS + 1)
+    assert len(empty) == 0
+    assert not Optimiser(flat(net), hyper).update(net, flat(net), empty).any()
+
+
 def test_ppo_learns_what_pays() -> None:
     """A robot is paid for action = (1, -1); after some batches its mean is near."""
     net, hyper = network(), Hyper(rate=3e-3)
@@ -195,10 +221,10 @@ def test_ssp_without_staleness_is_bsp_bit_for_bit() -> None:
 @pytest.mark.parametrize("paradigm", sync.PARADIGMS)
 def test_one_robot_is_plain_ppo_bit_for_bit(paradigm: str) -> None:
     alone = Robots(paradigm, 1).epoch([[0]] * ROUNDS)
-    net, hyper = network(), Hyper()
+    net, hyper = network(), Hyper(minibatch_loops=4)
     optimiser = Optimiser(flat(net), hyper)
     ppo.train(net, optimiser, ppo.prepare(net, transitions(), hyper), ROUNDS)
-    assert torch.equal(alone, optimiser.parameters)
+    assert torch.equal(alone, flat(net))
 
 
 def test_asp_at_equal_speeds_goes_where_bsp_goes() -> None:
@@ -244,6 +270,8 @@ def test_learning_state_goes_on_where_it_was(paradigm: str) -> None:
     saved = broken.leader.state()
     resumed = Robots(paradigm, 3, 1)
     resumed.leader.restore(saved)
+    for optimiser, of in zip(resumed.optimisers, broken.optimisers, strict=True):
+        optimiser.restore(copy.deepcopy(of.state()))
     resumed.models = [resumed.leader.model() for _ in range(3)]
     resumed.leader.rounds = [0] * 3
     end = resumed.epoch([[0, 1, 2]])
@@ -252,4 +280,4 @@ def test_learning_state_goes_on_where_it_was(paradigm: str) -> None:
 
 def test_an_unknown_paradigm_is_named() -> None:
     with pytest.raises(ValueError, match=r"unknown paradigm 'bps'.*bsp, ssp, asp"):
-        sync.make("bps", Optimiser(torch.zeros(2), Hyper()), 2, 0)
+        sync.make("bps", torch.zeros(2), 2, 0)

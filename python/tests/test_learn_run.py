@@ -25,7 +25,7 @@ from coorp.learn.checkpoint import CheckpointError  # noqa: E402
 from coorp.learn.cosim import Cosim  # noqa: E402
 from coorp.learn.learner import Learner  # noqa: E402
 from coorp.learn.main import main  # noqa: E402
-from coorp.learn.network import Network, flat, load_flat  # noqa: E402
+from coorp.learn.network import Network, flat  # noqa: E402
 from coorp.learn.outcome import History, poisson_interval, share_interval  # noqa: E402
 from coorp.learn.ppo import Batch, Hyper, Optimiser, Transitions  # noqa: E402
 from coorp.learn.run import Plan  # noqa: E402
@@ -178,13 +178,13 @@ def test_an_epoch_of_the_team_is_one_of_plain_ppo(team: Path) -> None:
     network = copy.deepcopy(run.control)
     run.run(2)
     assert len(run.history.epochs_s) == 1
-    optimiser = Optimiser(start, learner.hyper)
+    optimisers = [Optimiser(start, learner.hyper) for _ in range(3)]
+    model = start.clone()
     for _ in range(2):
-        load_flat(network, optimiser.parameters)
-        gradients = [ppo.gradient(network, batches[0].part(robot, 3), learner.hyper) for robot in range(3)]
-        optimiser.step(torch.stack(gradients).mean(0))
+        updates = [of.update(network, model, batches[0].part(robot, 3)) for robot, of in enumerate(optimisers)]
+        model += torch.stack(updates).mean(0)
     assert not torch.equal(flat(run.control), start)
-    assert torch.equal(flat(run.control), optimiser.parameters)
+    assert torch.equal(flat(run.control), model)
 
 
 def test_what_is_learnt_does_not_change_when_things_happen(team: Path) -> None:

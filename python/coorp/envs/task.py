@@ -84,8 +84,9 @@ class Task:
     travel_m: float = 4.0
     """Goals are at least this far from starts. Ours."""
 
-    collision: float = -20.0
-    """Reward for a collision (`code`, the default of its environment)."""
+    collision: float = -60.0
+    """Reward for a collision. Ours: -20 in `code` (the default of its environment) is less than half a second of the
+    terms below where there is risk, so that with `endless` it would hardly pay to avoid one."""
     arrival: float = 15.0
     """Reward for an arrival (`code`, likewise). Its training scripts set both to 0, as there the end of an episode
     costs what would have come; with `endless` nothing ends, so both are needed."""

@@ -1,7 +1,7 @@
 """The DRLC's content: who has which model and which share of the batch, and what is computed when (001, section I).
 
 The simulator says when things happen, this says what they hold: at BATCH_FULL the leader works out advantages and
-shares the batch; at TRAINED a robot's gradient on its share and the model it has is done; at UPDATE_IN the leader
+shares the batch; at TRAINED a robot's pass over its share, from the model it has, is done; at UPDATE_IN the leader
 combines; between MODEL_OUT and MODEL_IN a model is under way; at EPOCH the control model becomes the combined one.
 Until then the control loop goes on with the old one, which gathered the batch (001, section III-A).
 
@@ -31,10 +31,11 @@ class Learner:
         assert learning is not None, "a team without [learning]"
         self.control = control
         self.hyper = hyper
-        self.sync = sync.make(learning.sync, Optimiser(flat(control), hyper), robots, learning.staleness or 0)
+        self.sync = sync.make(learning.sync, flat(control), robots, learning.staleness or 0)
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._robot = copy.deepcopy(control).to(self._device)
-        """Where a robot's gradient is computed; its weights are put in before."""
+        """Where a robot's update is computed; its weights are put in before."""
+        self._optimisers = [Optimiser(flat(control), hyper) for _ in range(robots)]
         self._has: list[Tensor] = [self.sync.model() for _ in range(robots)]
         self._models_under_way: dict[int, Tensor] = {}
         self._updates_under_way: dict[int, Tensor] = {}
@@ -50,9 +51,8 @@ class Learner:
         if self._batch is None:
             self._updates_under_way[robot] = torch.zeros_like(self._has[robot])
             return
-        load_flat(self._robot, self._has[robot])
         share = self._batch.part(robot, len(self._has))
-        self._updates_under_way[robot] = ppo.gradient(self._robot, share, self.hyper).cpu()
+        self._updates_under_way[robot] = self._optimisers[robot].update(self._robot, self._has[robot], share)
 
     def on_update_in(self, robot: int) -> None:
         """The leader has a robot's update."""
@@ -76,6 +76,7 @@ class Learner:
         return {
             "control": flat(self.control),
             "sync": self.sync.state(),
+            "optimisers": [optimiser.state() for optimiser in self._optimisers],
             "has": [model.clone() for model in self._has],
             "models": dict(self._models_under_way),
             "updates": dict(self._updates_under_way),
@@ -86,6 +87,8 @@ class Learner:
         """Puts back what `state` gave."""
         load_flat(self.control, state["control"])
         self.sync.restore(state["sync"])
+        for optimiser, kept in zip(self._optimisers, state["optimisers"], strict=True):
+            optimiser.restore(kept)
         self._has = list(state["has"])
         self._models_under_way = dict(state["models"])
         self._updates_under_way = dict(state["updates"])

@@ -1,17 +1,19 @@
 """Proximal policy optimisation (Schulman et al., 2017), as a gradient that any robot can compute on its share.
 
 What it decides: advantages (generalised, lambda-discounted), the clipped surrogate, the value loss and the entropy
-bonus, and the step that the leader's optimiser makes with a combined gradient. Robots hold partitions of *loops*: one
-item is what all robots perceived, did and got in one MPC loop (001, section I), since the critic needs all of them.
+bonus, and what a robot's update is. Robots hold partitions of *loops*: one item is what all robots perceived, did and
+got in one MPC loop (001, section I), since the critic needs all of them.
 
-Left out: minibatches. A round (001: training, update, model) is one gradient over a robot's partition, and a batch
-goes through `rounds` of them.
+A round (001: training, update, model) is one pass over a robot's partition in minibatches, a step of the robot's own
+Adam each, and its update is how far that moved the model (local SGD: Stich, ICLR 2019). The air has room for some ten
+rounds in two minutes, and as many single steps teach too little. A partition of one minibatch is one step.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,12 +34,14 @@ class Hyper:
     trace: float = 0.95
     """Lambda of the generalised advantage."""
     clip: float = 0.2
-    reward_scale: float = 0.1
+    reward_scale: float = 0.05
     """What rewards are multiplied with, so that values are of the order of one."""
     value_weight: float = 0.5
     entropy_weight: float = 0.001
     gradient_max: float = 1.0
-    """Norm above which a robot's gradient is scaled down."""
+    """Norm above which a minibatch's gradient is scaled down."""
+    minibatch_loops: int = 64
+    """About so many loops are in a minibatch."""
 
     def slowed(self, share: float) -> Hyper:
         """The same with this share of the step size."""
@@ -108,15 +112,17 @@ def advantages(
 ) -> NDArray[np.float32]:
     """Generalised advantages (loops, robots). `values` has one row more than `rewards`: the value after the last.
 
-    A robot whose drive ended starts anew at once and is rewarded further, so an ending cuts the trace but not the
-    value of what comes. If endings were worth nothing after them, a robot that is mostly punished would do best to
-    crash soon."""
+    A robot whose drive ended starts anew at once, elsewhere. That is neither the merit nor the fault of what it did, so
+    an ending cuts the trace and is judged by its own reward alone: what comes is taken to be worth what it was before.
+    If endings were worth nothing after them, or the value of the fresh start, a robot in trouble would do best to crash
+    soon."""
     assert len(values) == len(rewards) + 1, f"{len(values)} values for {len(rewards)} loops"
     result = np.zeros_like(rewards)
     ahead = np.zeros(rewards.shape[1:], dtype=np.float32)
     for loop in range(len(rewards) - 1, -1, -1):
         goes_on = 1.0 - dones[loop].astype(np.float32)
-        error = hyper.reward_scale * rewards[loop] + hyper.discount * values[loop + 1] - values[loop]
+        to_come = np.where(dones[loop], values[loop], values[loop + 1])
+        error = hyper.reward_scale * rewards[loop] + hyper.discount * to_come - values[loop]
         ahead = error + hyper.discount * hyper.trace * goes_on * ahead
         result[loop] = ahead
     return result
@@ -154,9 +160,7 @@ def loss(network: Network, batch: Batch, hyper: Hyper) -> Tensor:
 
 
 def gradient(network: Network, batch: Batch, hyper: Hyper) -> Tensor:
-    """The gradient of the loss over this share as one flat vector: a robot's update. Zero where the share is empty."""
-    if len(batch) == 0:
-        return torch.zeros_like(flat(network))
+    """The gradient of the loss over these loops as one flat vector."""
     parameters = list(network.parameters())
     pieces = torch.autograd.grad(loss(network, batch, hyper), parameters)
     vector = torch.cat([piece.reshape(-1) for piece in pieces])
@@ -165,34 +169,37 @@ def gradient(network: Network, batch: Batch, hyper: Hyper) -> Tensor:
 
 
 class Optimiser:
-    """The leader's model as one flat vector, and Adam on it."""
+    """A robot's Adam: what it remembers from step to step."""
 
     def __init__(self, parameters: Tensor, hyper: Hyper) -> None:
-        self.parameters = parameters.clone()
         self.hyper = hyper
-        self._adam = torch.optim.Adam([self.parameters], lr=hyper.rate)
+        self._moved = parameters.clone()
+        self._adam = torch.optim.Adam([self._moved], lr=hyper.rate)
 
-    def step(self, update: Tensor, share: float = 1.0) -> None:
-        """One step along a gradient. `share` is the part of the team that it stands for, and scales the step."""
-        self._adam.param_groups[0]["lr"] = self.hyper.rate * share
-        self.parameters.grad = update
-        self._adam.step()
+    def update(self, network: Network, model: Tensor, share: Batch) -> Tensor:
+        """How far one pass over a share of the batch moves the model, parameter by parameter; zero where the share is
+        empty. `network` is what it is computed with; its weights are overwritten."""
+        self._moved.copy_(model)
+        self._adam.param_groups[0]["lr"] = self.hyper.rate
+        parts = min(len(share), max(1, round(len(share) / self.hyper.minibatch_loops)))
+        for index in range(parts):
+            load_flat(network, self._moved)
+            self._moved.grad = gradient(network, share.part(index, parts), self.hyper).to(self._moved.device)
+            self._adam.step()
+        return self._moved - model
 
     def state(self) -> dict[str, object]:
         """All that goes into a checkpoint."""
-        return {"parameters": self.parameters.clone(), "adam": self._adam.state_dict()}
+        return self._adam.state_dict()
 
-    def restore(self, state: dict[str, object]) -> None:
+    def restore(self, state: dict[str, Any]) -> None:
         """Puts back what `state` gave."""
-        parameters, adam = state["parameters"], state["adam"]
-        assert isinstance(parameters, Tensor) and isinstance(adam, dict)
-        self.parameters.copy_(parameters)
-        self._adam.load_state_dict(adam)
+        self._adam.load_state_dict(state)
 
 
 def train(network: Network, optimiser: Optimiser, batch: Batch, rounds: int) -> None:
     """Plain PPO in one place: what a team of one robot must come to, and what pre-training runs."""
+    model = flat(network)
     for _ in range(rounds):
-        load_flat(network, optimiser.parameters)
-        optimiser.step(gradient(network, batch, optimiser.hyper))
-    load_flat(network, optimiser.parameters)
+        model += optimiser.update(network, model, batch)
+    load_flat(network, model)

@@ -1,9 +1,9 @@
 """Makes the policy that `coorp learn` starts from: PPO in the easier environment, with no network in between.
 
-    python -m coorp.learn.pretrain [--minutes 150] [--seed 1] [--rate 0.001] [--out FILE]
+    python -m coorp.learn.pretrain [--minutes 100] [--seed 1] [--rate 0.001] [--out FILE]
 
 Several teams drive side by side, robots only (level `known`), and every command takes effect as late as it does on a
-channel without bulk. Nothing here needs to be like the DRLC, so a batch is larger and goes in minibatches.
+channel without bulk. Nothing here needs to be like the DRLC: there is one optimiser, and minibatches are larger.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from coorp.envs import Navigation
 from coorp.learn import checkpoint, ppo
 from coorp.learn.fit import PRETRAINED, fresh, velocities
-from coorp.learn.network import Network, flat, load_flat
+from coorp.learn.network import Network, flat
 from coorp.learn.ppo import Hyper, Optimiser, Transitions
 
 LEVEL = "known"
@@ -26,8 +26,9 @@ TEAMS = 16
 ROBOTS = 5
 LOOPS = 64
 """Loops of every team in a batch."""
-PARTS = 8
 PASSES = 3
+MINIBATCH = 128
+"""Loops."""
 HZ = 30
 DELAY_S = 0.031
 """From a perception to the command for it taking effect: about a loop of examples/navigation.toml under mpc-only."""
@@ -105,11 +106,7 @@ def pretrain(minutes: float, seed: int, hyper: Hyper) -> Network:
         rewards.append(float(np.mean([got.rewards.mean() for got in gathered])) * HZ)
         optimiser.hyper = hyper.slowed(1 - number / batches)
         batch = ppo.joined([ppo.prepare(network, got, hyper) for got in gathered])
-        for _ in range(PASSES):
-            for part in range(PARTS):
-                load_flat(network, optimiser.parameters)
-                optimiser.step(ppo.gradient(network, batch.part(part, PARTS), hyper))
-        load_flat(network, optimiser.parameters)
+        ppo.train(network, optimiser, batch, PASSES)
         if (number + 1) % REPORT_EVERY == 0:
             now = teams.tally()
             arrivals, collisions, timeouts = (b - a for a, b in zip(before, now, strict=True))
@@ -125,13 +122,13 @@ def pretrain(minutes: float, seed: int, hyper: Hyper) -> Network:
 def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(description="Pre-train the policy that coorp learn starts from.")
-    parser.add_argument("--minutes", type=float, default=150.0, help="driving of all teams together [150]")
+    parser.add_argument("--minutes", type=float, default=100.0, help="driving of all teams together [100]")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rate", type=float, default=Hyper.rate)
     parser.add_argument("--out", type=Path, default=PRETRAINED)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    network = pretrain(options.minutes, options.seed, Hyper(rate=options.rate))
+    network = pretrain(options.minutes, options.seed, Hyper(rate=options.rate, minibatch_loops=MINIBATCH))
     options.out.parent.mkdir(parents=True, exist_ok=True)
     made_by = (
         f"python -m coorp.learn.pretrain --minutes {options.minutes:g} --seed {options.seed} --rate {options.rate:g}"

@@ -8,11 +8,11 @@ to whom is decided in the simulator (`crates/sim/src/drlc.rs`), from the same ru
   caught up so far that somebody who waited may go on. Until then its update waits with it.
 - ASP: each update by itself, as it comes.
 
-Updates that are put in together are averaged in the order of the robots, and the step is scaled by the share of the
-team that they come from. So a round of N lone steps moves the model about as far as one step of all N; with s = 0 SSP
-is BSP bit for bit; and alone, each of the three is plain PPO.
+An update is how far a robot has moved the model (ppo.py). Updates that are put in together are averaged in the order of
+the robots, and scaled by the share of the team that they come from. So N robots' lone updates move the model about as
+far as one of all N; with s = 0 SSP is BSP bit for bit; and alone, each of the three is plain PPO.
 
-A robot computes its gradient on the model it *has*: between MODEL_OUT and MODEL_IN that is still its old one.
+A robot computes its update on the model it *has*: between MODEL_OUT and MODEL_IN that is still its old one.
 """
 
 from __future__ import annotations
@@ -22,17 +22,15 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from coorp.learn.ppo import Optimiser
-
 PARADIGMS = ("bsp", "ssp", "asp")
 
 
 class Sync(ABC):
     """The leader's side of one epoch after the other."""
 
-    def __init__(self, optimiser: Optimiser, robots: int) -> None:
+    def __init__(self, model: Tensor, robots: int) -> None:
         assert robots > 0
-        self.optimiser = optimiser
+        self._model = model.clone()
         self.rounds = [0] * robots
         """Rounds of this epoch whose update the leader has, of each robot."""
         self._waiting: dict[int, Tensor] = {}
@@ -52,7 +50,7 @@ class Sync(ABC):
 
     def model(self) -> Tensor:
         """The model as of now: what MODEL_OUT sends."""
-        return self.optimiser.parameters.clone()
+        return self._model.clone()
 
     @abstractmethod
     def _due(self) -> bool:
@@ -61,17 +59,17 @@ class Sync(ABC):
     def _combine(self) -> None:
         updates = [update for _, update in sorted(self._waiting.items(), key=lambda item: item[0])]
         self._waiting.clear()
-        self.optimiser.step(torch.stack(updates).mean(0), len(updates) / len(self.rounds))
+        self._model += torch.stack(updates).mean(0) * (len(updates) / len(self.rounds))
 
     def state(self) -> dict[str, object]:
         """All that goes into a checkpoint."""
-        return {"rounds": list(self.rounds), "waiting": dict(self._waiting), "optimiser": self.optimiser.state()}
+        return {"rounds": list(self.rounds), "waiting": dict(self._waiting), "model": self._model.clone()}
 
     def restore(self, state: dict) -> None:
         """Puts back what `state` gave."""
         self.rounds = list(state["rounds"])
         self._waiting = dict(state["waiting"])
-        self.optimiser.restore(state["optimiser"])
+        self._model.copy_(state["model"])
 
 
 class Bsp(Sync):
@@ -84,9 +82,9 @@ class Bsp(Sync):
 class Ssp(Sync):
     """Stale synchronous parallel: nobody gets more than `staleness` rounds ahead of the slowest."""
 
-    def __init__(self, optimiser: Optimiser, robots: int, staleness: int) -> None:
+    def __init__(self, model: Tensor, robots: int, staleness: int) -> None:
         assert staleness >= 0
-        super().__init__(optimiser, robots)
+        super().__init__(model, robots)
         self.staleness = staleness
 
     def _due(self) -> bool:
@@ -101,13 +99,13 @@ class Asp(Sync):
         return True
 
 
-def make(paradigm: str, optimiser: Optimiser, robots: int, staleness: int) -> Sync:
+def make(paradigm: str, model: Tensor, robots: int, staleness: int) -> Sync:
     """The synchronisation of this name, one of `PARADIGMS`."""
     match paradigm:
         case "bsp":
-            return Bsp(optimiser, robots)
+            return Bsp(model, robots)
         case "ssp":
-            return Ssp(optimiser, robots, staleness)
+            return Ssp(model, robots, staleness)
         case "asp":
-            return Asp(optimiser, robots)
+            return Asp(model, robots)
     raise ValueError(f"unknown paradigm '{paradigm}'; there are {', '.join(PARADIGMS)}")
