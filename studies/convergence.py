@@ -3,7 +3,7 @@
     pip install '.[learn]'
     python studies/convergence.py [--quick] [--markdown]
 
-`coorp learn` on examples/navigation.toml, with batches of two minutes and half the rounds, from the shipped weights, in
+`coorp learn` on examples/navigation.toml, with batches of forty seconds and three rounds, from the shipped weights, in
 the environment that they do not know (001, section VI-B; figures 2b and 9, table I). Four questions:
 
 1. Does learning help? The weights that a run ends with drive, frozen, on a seed that was not learnt on, and so do the
@@ -42,9 +42,9 @@ from lib.table import number, percent, show
 EXAMPLE = REPOSITORY / "examples" / "navigation.toml"
 OUT = MADE / "convergence"
 TEAM = OUT / EXAMPLE.name
-BATCH_LOOPS, ROUNDS = 3_600, 5
-"""Of a batch. Of the example's 300 loops the gradient is mostly noise, as ten seconds hold a dozen collisions; and a
-round is some fifteen seconds of the air."""
+BATCH_LOOPS, ROUNDS = 1_200, 3
+"""Of a batch. In the example's ten seconds a dozen collisions happen, so that its gradient is mostly noise; a round takes
+the air some fifteen seconds, and more passes over the same batch teach worse than newer batches do."""
 NO_BULK = "mpc-only"
 LEARNERS = ("edca", "schedwifi", "coorp")
 DRIVERS = (NO_BULK, "edca", "coorp")
@@ -69,7 +69,7 @@ class Effort:
     smooth_s: int
 
 
-FULL = Effort(180, {"bsp": range(1, 6), "ssp": range(1, 2), "asp": range(1, 2)}, 15, 120, 900)
+FULL = Effort(180, {"bsp": range(1, 6), "ssp": range(1, 2), "asp": range(1, 2)}, 10, 90, 900)
 QUICK = Effort(6, {"bsp": range(1, 2)}, 1, 1, 60)
 
 
