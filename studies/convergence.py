@@ -43,8 +43,8 @@ EXAMPLE = REPOSITORY / "examples" / "navigation.toml"
 OUT = MADE / "convergence"
 TEAM = OUT / EXAMPLE.name
 BATCH_LOOPS, ROUNDS = 1_200, 3
-"""Of a batch. In the example's ten seconds a dozen collisions happen, so that its gradient is mostly noise; a round takes
-the air some fifteen seconds, and more passes over the same batch teach worse than newer batches do."""
+"""Of a batch. In the example's ten seconds a dozen collisions happen, so that its gradient is mostly noise; a round
+takes the air some fifteen seconds, and more passes over the same batch teach worse than newer batches do."""
 NO_BULK = "mpc-only"
 LEARNERS = ("edca", "schedwifi", "coorp")
 DRIVERS = (NO_BULK, "edca", "coorp")

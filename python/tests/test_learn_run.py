@@ -26,7 +26,7 @@ from coorp.learn.cosim import Cosim  # noqa: E402
 from coorp.learn.learner import Learner  # noqa: E402
 from coorp.learn.main import main  # noqa: E402
 from coorp.learn.network import Network, flat  # noqa: E402
-from coorp.learn.outcome import History, poisson_interval, share_interval  # noqa: E402
+from coorp.learn.outcome import History, Outcome, poisson_interval, share_interval  # noqa: E402
 from coorp.learn.ppo import Batch, Hyper, Optimiser, Transitions  # noqa: E402
 from coorp.learn.run import Plan  # noqa: E402
 
@@ -397,3 +397,14 @@ def test_intervals_are_those_of_the_tables() -> None:
         assert got[1] == pytest.approx(high, rel=0.02)
     assert share_interval(0.1, 100) == pytest.approx((0.0552, 0.1744), abs=1e-3)
     assert share_interval(0.0, 0) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("seconds", [2, 6, 100])
+def test_a_short_run_has_a_first_and_a_last_reward(seconds: int) -> None:
+    history = History()
+    for second in range(1, seconds + 1):
+        history.add(second, -2.0 * second * second, 0, 0)
+    outcome = Outcome("t", "edca", "bsp", 1, False, 2, seconds / 60, 0, 0.0, 0.0, history)
+    first, last = outcome.mean_reward(0, 0.2), outcome.mean_reward(0.8, 1)
+    assert first == last == -3.0 if seconds == 2 else first > last
+    assert outcome.mean_reward(0, 1) == pytest.approx(-(seconds + 1))

@@ -100,9 +100,10 @@ class Outcome:
         return share_interval(self.violation_rate, self.loops)
 
     def mean_reward(self, first: float, last: float) -> float:
-        """Reward per robot and second from the share `first` to the share `last` of the run."""
+        """Reward per robot and second from the share `first` to the share `last` of the run, over a second at least."""
         count = len(self.history.t_s)
-        a, b = min(int(first * count), count - 1), min(int(last * count), count) - 1
+        a = max(min(int(first * count), count - 2), 0)
+        b = min(max(int(last * count), a + 2), count) - 1
         span = self.history.t_s[b] - self.history.t_s[a]
         return (self.history.reward[b] - self.history.reward[a]) / (span * self.robots) if span > 0 else math.nan
 
