@@ -6,7 +6,8 @@
 
 use coorp_node::status::Status;
 use coorp_node::wire::{
-    decode, encode, Answer, Begin, ControlHeader, Coordination, Frame, Models, Start, TimeQuery, TimeReply, VERSION,
+    decode, encode, Answer, Begin, ControlHeader, Coordination, Echo, Frame, Models, Probe, Start, TimeQuery,
+    TimeReply, VERSION,
 };
 
 fn read<F: Frame + PartialEq + std::fmt::Debug>(body: &[u8]) {
@@ -28,4 +29,6 @@ libfuzzer_sys::fuzz_target!(|body: &[u8]| {
     read::<Begin>(body);
     read::<Answer>(body);
     read::<Start>(body);
+    read::<Probe>(body);
+    read::<Echo>(body);
 });

@@ -4,9 +4,10 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
+#[path = "common/root.rs"]
+mod root;
 
 use std::fs;
-use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -14,39 +15,10 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use common::{coorp, text, Folder};
+use root::possible;
 
 const ROBOTS: &str =
     "[[robot]]\nname = \"base\"\nleader = true\n[[robot]]\nname = \"rover\"\n[[robot]]\nname = \"scout\"\n";
-
-/// Whether a test may run. Says why not past the harness, which would hide it.
-fn possible(test: &str, tools: &[&str]) -> bool {
-    let root = fs::read_to_string("/proc/self/status")
-        .unwrap()
-        .contains("\nUid:\t0\t0\t");
-    let runs = |tool: &str| {
-        Command::new("sh")
-            .args(["-c", &format!("command -v {tool}")])
-            .output()
-            .unwrap()
-    };
-    let missing: Vec<&str> = tools
-        .iter()
-        .copied()
-        .chain(["ip"])
-        .filter(|tool| !runs(tool).status.success())
-        .collect();
-    let why = if !root {
-        "not root".to_owned()
-    } else if !Path::new("/dev/net/tun").exists() {
-        "no /dev/net/tun".to_owned()
-    } else if !missing.is_empty() {
-        format!("no {}", missing.join(", "))
-    } else {
-        return true;
-    };
-    let _ = writeln!(std::io::stderr().lock(), "SKIPPED {test}: {why}");
-    false
-}
 
 /// A team file in a folder of its own.
 fn team(name: &str, more: &str) -> (Folder, String) {

@@ -17,7 +17,9 @@
 //! one does.
 //!
 //! **What is known of a path.** All copies on a path, probes too, carry its running number. The peer echoes each probe with
-//! the newest number and which of the 64 before it came. Silence ends a path's life, and answers in a row renew it.
+//! the newest number and which of the 64 before it came. Silence ends a path's life, and answers in a row renew it. Paths
+//! to a peer that nothing is sent to are not probed, as probes cost air; what is known of them is old when they are used
+//! again, so at first they count as ones of which nothing is known.
 //!
 //! **De-duplication.** The first copy is delivered. A sequence number carries its sender's incarnation; numbers wrap. A
 //! window remembers what came; a copy from before it is dropped, as it might have come before.
@@ -71,6 +73,8 @@ pub struct PathConfig {
     pub misses_max: u32,
     /// So many probes answered in a row, and it lives again.
     pub answers_min: u32,
+    /// Nothing was sent to the peer for so long, and its paths are not probed until something is.
+    pub rest_after: Duration,
 }
 
 impl Default for PathConfig {
@@ -83,6 +87,7 @@ impl Default for PathConfig {
             probe: Duration::from_millis(100),
             misses_max: 3,
             answers_min: 2,
+            rest_after: Duration::from_secs(3),
         }
     }
 }

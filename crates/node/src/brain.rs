@@ -1,5 +1,5 @@
 //! All that one live robot decides, in one place: who leads and who may send bulk, arrival models and protection
-//! windows, the gate, the leader's clock.
+//! windows, the gate, the paths, the leader's clock.
 //!
 //! The decisions are `coorp-core`'s. This module tells them what happened and gathers what they want done; it has no
 //! clock, socket or thread either, so its tests run in virtual time. Callers hold it behind one lock.
@@ -13,11 +13,15 @@ use coorp_core::arrival::{ArrivalConfig, TimeModel};
 use coorp_core::clock::{ClockEstimate, Offset};
 use coorp_core::failover::{self, Coordinator, FailoverConfig, Message};
 use coorp_core::gate::{CompletionTable, Gate, Verdict};
+use coorp_core::paths::{Copy, Echo, PathAction, PathId, Probe};
 use coorp_core::permits;
 use coorp_core::policy::{LocalConfig, Policy};
 use coorp_core::windows::{PlannerConfig, Window, WindowAction, WindowPlanner};
 use coorp_core::{Duration, FlowId, Instant, RobotId};
 use coorp_team::Team;
+
+use crate::paths::Paths;
+use crate::status;
 
 /// Control topics that one robot publishes at most.
 pub(crate) const TOPICS_MAX: usize = 64;
@@ -53,6 +57,10 @@ pub(crate) enum Action {
     AskTime(RobotId),
     /// Tell the others when this robot's control messages are due: by topic, on this robot's clock.
     TellModels(Vec<(u8, TimeModel)>),
+    /// Ask a robot over a path whether that path is there.
+    Probe(RobotId, Probe),
+    /// A path to a robot is dead, or alive again.
+    PathAlive(RobotId, PathId, bool),
 }
 
 /// What a robot's permit is like.
@@ -75,6 +83,7 @@ pub(crate) struct Brain {
     local: Option<LocalConfig>,
     planner: Option<WindowPlanner>,
     gate: Option<Gate>,
+    paths: Paths,
     wants_bulk: bool,
     /// Which of this robot's flows are taken.
     flows: [bool; TOPICS_MAX],
@@ -113,6 +122,7 @@ impl Brain {
             gate: policy.local.as_ref().map(gate),
             local: policy.local.clone(),
             planner,
+            paths: Paths::new(team, me, incarnation, now)?,
             wants_bulk: false,
             flows: [false; TOPICS_MAX],
             tell_models_at: now + TELL_EVERY,
@@ -243,6 +253,34 @@ impl Brain {
         self.gather();
     }
 
+    /// It goes to a robot: its copies. None where there is no choice of paths to that robot.
+    pub fn assign(&mut self, to: RobotId, now: Instant) -> Vec<Copy> {
+        let copies = self.paths.assign(to, now);
+        self.gather();
+        copies
+    }
+
+    /// A numbered copy of a control message came, whether it was the first or not.
+    pub fn on_copy(&mut self, from: RobotId, path: PathId, incarnation: u32, number: u32) {
+        self.paths.on_copy(from, path, incarnation, number);
+    }
+
+    /// A robot probes a path: what to answer.
+    pub fn on_probe(&mut self, from: RobotId, probe: Probe) -> Option<Echo> {
+        self.paths.on_probe(from, probe)
+    }
+
+    /// A robot answers a probe.
+    pub fn on_echo(&mut self, from: RobotId, echo: Echo, now: Instant) {
+        self.paths.on_echo(from, echo, now);
+        self.gather();
+    }
+
+    /// All paths between which there is a choice.
+    pub fn paths(&self, now: Instant) -> Vec<status::Path> {
+        self.paths.status(now)
+    }
+
     /// A control flow of this robot ends.
     pub fn remove_flow(&mut self, flow: FlowId) {
         if let Some(taken) = self.flows.get_mut(flow.0 as usize) {
@@ -366,6 +404,7 @@ impl Brain {
         if let Some(gate) = &mut self.gate {
             gate.on_deadline(now);
         }
+        self.paths.on_deadline(now);
         if now >= self.tell_models_at {
             self.tell_models(now);
         }
@@ -385,7 +424,10 @@ impl Brain {
             self.planner.as_ref().and_then(WindowPlanner::next_deadline),
             self.gate.as_ref().and_then(Gate::next_deadline),
         ];
-        let own = self.ask_time_at.min(self.tell_models_at);
+        let own = self
+            .ask_time_at
+            .min(self.tell_models_at)
+            .min(self.paths.next_deadline());
         deadlines.into_iter().flatten().fold(own, Instant::min)
     }
 
@@ -408,6 +450,13 @@ impl Brain {
             if let Some(gate) = &mut self.gate {
                 gate.on_window(window);
             }
+        }
+        while let Some((robot, action)) = self.paths.poll() {
+            self.actions.push_back(match action {
+                PathAction::Probe(probe) => Action::Probe(robot, probe),
+                PathAction::Died(path) => Action::PathAlive(robot, path, false),
+                PathAction::Revived(path) => Action::PathAlive(robot, path, true),
+            });
         }
         if self.gate.as_mut().is_some_and(|gate| gate.poll().is_some()) {
             self.actions.push_back(Action::Resume);

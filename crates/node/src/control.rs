@@ -1,26 +1,30 @@
 //! Control messages: small, predicted, sent ahead of bulk, and the newest counts.
 //!
 //! A [`Publisher`] tells the brain of each message, which learns from it when the next is due and keeps bulk out of its
-//! way, and sends it over every path of its robot. A [`Subscriber`] takes of each robot the first copy of what is newer
-//! than all before, and holds one message a robot: whoever is slow gets the newest, not the oldest.
+//! way. A [`Subscriber`] takes of each robot the first copy of what is newer than all before, and holds one message a
+//! robot: whoever is slow gets the newest, not the oldest.
 //!
-//! Left out: choosing among paths, which is DupCon's part (004); here all carry all.
+//! Where robots share one path at most, a message is put once and the fabric brings it to whoever subscribes. Where there
+//! is a choice of paths each receiver has its own best one, so a message is put for each subscriber by itself, over the
+//! paths that the brain chooses (DupCon, 004).
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Instant as StdInstant;
 
+use coorp_core::paths::{Deduplicator, Delivery, PathId, Sequence, Verdict};
 use coorp_core::{Duration, FlowId, Instant, RobotId};
 use tokio::sync::Notify;
 use zenoh::bytes::ZBytes;
 use zenoh::qos::{CongestionControl, Priority, Reliability};
 use zenoh::sample::Sample;
-use zenoh::Wait;
+use zenoh::{Session, Wait};
 
 use crate::fabric::MESSAGE_BYTES_MAX;
 use crate::node::{fabric_failed, lock, Inner};
+use crate::paths::{any_choice, paths_between};
 use crate::status::{Heard, Published};
 use crate::wire::{ControlHeader, Refusal};
 use crate::Error;
@@ -34,8 +38,76 @@ pub struct Publisher {
     inner: Arc<Inner>,
     flow: FlowId,
     sent: Arc<Sent>,
+    receivers: Vec<Receiver>,
+}
+
+/// A robot that messages go to.
+#[derive(Debug)]
+struct Receiver {
+    /// `None`: all at once.
+    robot: Option<RobotId>,
     /// One a path.
-    paths: Vec<zenoh::pubsub::Publisher<'static>>,
+    lanes: Vec<Lane>,
+}
+
+#[derive(Debug)]
+struct Lane {
+    publisher: zenoh::pubsub::Publisher<'static>,
+    /// Whether anybody subscribes at its other end.
+    heard: Arc<AtomicBool>,
+}
+
+impl Lane {
+    fn open(session: &Session, key: String) -> Result<Lane, Error> {
+        let publisher = session
+            .declare_publisher(key)
+            .priority(Priority::RealTime)
+            .congestion_control(CongestionControl::Drop)
+            .reliability(Reliability::BestEffort)
+            .express(true);
+        let publisher = publisher.wait().map_err(|error| fabric_failed(error.as_ref()))?;
+        let heard = Arc::new(AtomicBool::new(false));
+        let told = heard.clone();
+        let listener = publisher
+            .matching_listener()
+            .callback(move |status| told.store(status.matching(), Ordering::Relaxed));
+        let listener = listener.background();
+        listener.wait().map_err(|error| fabric_failed(error.as_ref()))?;
+        Ok(Lane { publisher, heard })
+    }
+}
+
+impl Receiver {
+    /// All whom messages of a topic may go to.
+    fn all(inner: &Inner, topic: &str) -> Result<Vec<Receiver>, Error> {
+        let open = |robot: Option<RobotId>, paths: usize| {
+            let key = inner
+                .keys
+                .control(inner.name(), topic, robot.map(|robot| inner.name_of(robot)));
+            let lanes = inner.control.iter().take(paths);
+            let lanes = lanes.map(|session| Lane::open(session, key.clone()));
+            Ok(Receiver {
+                robot,
+                lanes: lanes.collect::<Result<_, Error>>()?,
+            })
+        };
+        if !any_choice(&inner.team) {
+            return Ok(vec![open(None, 1)?]);
+        }
+        let robots = (0u16..).map(RobotId).take(inner.team.robots.len());
+        let paths = |robot| {
+            if robot == inner.me {
+                1
+            } else {
+                paths_between(&inner.team, inner.me, robot)
+            }
+        };
+        robots.map(|robot| open(Some(robot), paths(robot))).collect()
+    }
+
+    fn is_heard(&self) -> bool {
+        self.lanes.iter().any(|lane| lane.heard.load(Ordering::Relaxed))
+    }
 }
 
 /// What a robot counts of a topic that it publishes.
@@ -57,17 +129,7 @@ impl Sent {
 
 impl Publisher {
     pub(crate) fn new(inner: &Arc<Inner>, topic: &str, period: Option<Duration>) -> Result<Publisher, Error> {
-        let key = inner.keys.control(inner.name(), checked(topic)?);
-        let mut paths = Vec::with_capacity(inner.control.len());
-        for session in &inner.control {
-            let publisher = session
-                .declare_publisher(key.clone())
-                .priority(Priority::RealTime)
-                .congestion_control(CongestionControl::Drop)
-                .reliability(Reliability::BestEffort)
-                .express(true);
-            paths.push(publisher.wait().map_err(|error| fabric_failed(error.as_ref()))?);
-        }
+        let receivers = Receiver::all(inner, checked(topic)?)?;
         let sent = Arc::new(Sent {
             topic: topic.to_owned(),
             next: inner.count_of(topic),
@@ -77,7 +139,7 @@ impl Publisher {
             inner: inner.clone(),
             flow,
             sent,
-            paths,
+            receivers,
         })
     }
 
@@ -93,11 +155,23 @@ impl Publisher {
                 self.sent.topic
             )));
         }
-        let made_at = self.inner.tell(|brain, now| {
+        let heard = self.receivers.iter().filter(|receiver| receiver.is_heard());
+        let (made_at, copies) = self.inner.tell(|brain, now| {
             brain.on_control(self.flow, now);
-            now
+            let mut copies: Vec<(&Lane, Option<u32>)> = Vec::new();
+            for receiver in heard {
+                let chosen = receiver.robot.map(|robot| brain.assign(robot, now)).unwrap_or_default();
+                let lanes = chosen
+                    .iter()
+                    .filter_map(|copy| Some((receiver.lanes.get(usize::from(copy.path.0))?, copy.number)));
+                copies.extend(lanes);
+                if chosen.is_empty() {
+                    copies.extend(receiver.lanes.first().map(|lane| (lane, None)));
+                }
+            }
+            (now, copies)
         });
-        let header = ControlHeader {
+        let mut header = ControlHeader {
             incarnation: self.inner.incarnation,
             sequence: self.sent.next.fetch_add(1, Ordering::Relaxed),
             made_at: made_at.as_nanos(),
@@ -105,10 +179,13 @@ impl Publisher {
                 .inner
                 .leaders_time(made_at)
                 .map(|(clock, at, _)| (clock, at.as_nanos())),
+            copy: None,
         };
-        let (header, message) = (ZBytes::from(crate::wire::encode(&header)), ZBytes::from(message));
-        for path in &self.paths {
-            let put = path.put(message.clone()).attachment(header.clone());
+        let message = ZBytes::from(message);
+        for (lane, number) in copies {
+            header.copy = number;
+            let put = lane.publisher.put(message.clone());
+            let put = put.attachment(crate::wire::encode(&header));
             put.wait().map_err(|error| fabric_failed(error.as_ref()))?;
         }
         Ok(())
@@ -179,6 +256,7 @@ struct State {
 
 #[derive(Debug)]
 struct FromRobot {
+    deduplicator: Deduplicator,
     incarnation: u32,
     newest: u64,
     arrived_at: Instant,
@@ -191,7 +269,8 @@ struct FromRobot {
 
 impl Subscriber {
     pub(crate) fn new(inner: &Arc<Inner>, topic: &str) -> Result<Subscriber, Error> {
-        let key = inner.keys.control("*", checked(topic)?);
+        let me = any_choice(&inner.team).then(|| inner.name());
+        let key = inner.keys.control("*", checked(topic)?, me);
         let inbox = Arc::new(Inbox {
             topic: topic.to_owned(),
             state: Mutex::default(),
@@ -271,6 +350,10 @@ impl Inbox {
         let empty = ZBytes::new();
         let header = inner.read::<ControlHeader>(what, sample.attachment().unwrap_or(&empty));
         let Some(header) = header else { return };
+        if let Some(number) = header.copy {
+            let path = PathId(u8::try_from(path).unwrap_or(u8::MAX));
+            inner.tell(|brain, _| brain.on_copy(from, path, header.incarnation, number));
+        }
         let mut state = lock(&self.state);
         if state.take_in(from, path, header, sample.payload(), arrived_at) {
             drop(state);
@@ -318,7 +401,8 @@ impl Inbox {
 impl State {
     /// Takes in what is newer than all before; answers whether it is.
     fn take_in(&mut self, from: RobotId, path: usize, header: ControlHeader, payload: &ZBytes, now: Instant) -> bool {
-        let entry = self.robots.entry(from).or_insert(FromRobot {
+        let entry = self.robots.entry(from).or_insert_with(|| FromRobot {
+            deduplicator: Deduplicator::new(Delivery::Newest),
             incarnation: header.incarnation,
             newest: header.sequence,
             arrived_at: now,
@@ -328,16 +412,20 @@ impl State {
             path,
             waiting: None,
         });
-        let (this, newest) = ((header.incarnation, header.sequence), (entry.incarnation, entry.newest));
-        if entry.count > 0 && this <= newest {
-            entry.duplicates += u64::from(this == newest);
+        // The deduplicator's numbers wrap; within its window the lower half of ours tells them apart.
+        let verdict = entry.deduplicator.on_copy(Sequence {
+            incarnation: header.incarnation,
+            number: header.sequence as u32,
+        });
+        if verdict != Verdict::Deliver {
+            entry.duplicates += u64::from(verdict == Verdict::Duplicate);
             return false;
         }
         if entry.count > 0 && header.incarnation == entry.incarnation {
-            entry.missed += header.sequence - entry.newest - 1;
+            entry.missed += header.sequence.saturating_sub(entry.newest.saturating_add(1));
         }
         entry.count += 1;
-        (entry.incarnation, entry.newest) = this;
+        (entry.incarnation, entry.newest) = (header.incarnation, header.sequence);
         (entry.arrived_at, entry.path) = (now, path);
         if entry.waiting.replace((header, payload.clone())).is_none() {
             self.order.push_back(from);
@@ -368,6 +456,7 @@ mod tests {
             sequence,
             made_at: 0,
             made_at_leaders: None,
+            copy: None,
         }
     }
 

@@ -23,6 +23,7 @@ use zenoh::config::WhatAmI;
 use zenoh::{Config, Session, Wait};
 
 use crate::keys::{Identity, OPERATOR};
+use crate::paths::any_choice;
 use crate::Error;
 
 /// The largest control message, bytes.
@@ -103,8 +104,20 @@ impl Keys {
         format!("coorp/{}/models/{robot}", self.team)
     }
 
-    pub fn control(&self, robot: &str, topic: &str) -> String {
-        format!("coorp/{}/control/{robot}/{topic}", self.team)
+    /// Where a robot sends a topic's messages: to all at once, or, where there is a choice of paths, to each by itself.
+    pub fn control(&self, robot: &str, topic: &str, to: Option<&str>) -> String {
+        let all = format!("coorp/{}/control/{robot}/{topic}", self.team);
+        to.map_or(all.clone(), |to| format!("{all}/{to}"))
+    }
+
+    /// Where a robot asks another one whether a path is there.
+    pub fn probe(&self, from: &str, to: &str) -> String {
+        format!("coorp/{}/probe/{from}/{to}", self.team)
+    }
+
+    /// Where it is answered.
+    pub fn echo(&self, from: &str, to: &str) -> String {
+        format!("coorp/{}/echo/{from}/{to}", self.team)
     }
 
     /// The part of a key that stands at `place` behind the team: 1 is the first behind the word.
@@ -115,12 +128,6 @@ impl Keys {
             .strip_prefix('/')?;
         rest.split('/').nth(place)
     }
-}
-
-/// How many paths a robot has: sessions for control.
-pub(crate) fn paths(team: &Team, robot: RobotId) -> usize {
-    let robot = &team.robots[usize::from(robot.0)];
-    robot.interfaces.len().max(robot.addresses.len()).max(1)
 }
 
 /// Opens the coordination session. Needs no peer to be there.
@@ -357,10 +364,26 @@ fn coordination_rules(team: &Team) -> Value {
 
 fn control_rules(team: &Team) -> Value {
     let keys = Keys::new(team);
+    let choice = any_choice(team);
     let own = |name: &str| {
+        let (all, me) = (choice.then_some("*"), choice.then_some(name));
         vec![
-            rule("say", name, &["put"], &[keys.control(name, "*")]),
-            rule("hear", name, &["declare_subscriber"], &[keys.control("*", "*")]),
+            rule(
+                "say",
+                name,
+                &["put"],
+                &[
+                    keys.control(name, "*", all),
+                    keys.probe(name, "*"),
+                    keys.echo(name, "*"),
+                ],
+            ),
+            rule(
+                "hear",
+                name,
+                &["declare_subscriber"],
+                &[keys.control("*", "*", me), keys.probe("*", name), keys.echo("*", name)],
+            ),
         ]
     };
     rules(team, own, Vec::new())
@@ -451,7 +474,6 @@ mod tests {
             ["quic/[fd00::2]:7463?mixed_rel=1#dscp=0xc0;iface=w1"]
         );
         assert_eq!(connect(&team, Who::Operator, &link(0)).len(), 2);
-        assert_eq!((paths(&team, RobotId(0)), paths(&team, RobotId(1))), (1, 2));
         assert_eq!(
             config(&team, a, None, &link(0), json!({}))["scouting"]["multicast"]["enabled"],
             false

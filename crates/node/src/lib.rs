@@ -1,7 +1,7 @@
 //! A robot on real sockets: the decisions of `coorp-core` over Zenoh and QUIC.
 //!
 //! Begin at `node.rs` (threads and callbacks), `brain.rs` (what is decided), `fabric.rs` (sessions, keys, who may say
-//! what), `wire.rs` (the bytes). `keys.rs` makes and loads the team's keys, `watch.rs` asks robots for their status.
+//! what), `paths.rs` (what goes over which interface), `wire.rs` (the bytes). `keys.rs` makes and loads the team's keys, `watch.rs` asks robots for their status.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
@@ -12,6 +12,7 @@ mod error;
 mod fabric;
 pub mod keys;
 mod node;
+mod paths;
 pub mod status;
 pub mod watch;
 pub mod wire;

@@ -30,6 +30,7 @@ use crate::bulk::{replace, Bulk, BulkReceiver, BulkStream};
 use crate::control::{checked, Inbox, Publisher, Sent, Subscriber};
 use crate::fabric::{self, Keys, Who, PORT_BULK};
 use crate::keys::Identity;
+use crate::paths::paths_of;
 use crate::status::{self, RefusedCounts, Status};
 use crate::Error;
 
@@ -142,7 +143,7 @@ impl Node {
         let brain = Brain::new(&team, &policy, me, incarnation, CLOCK_ORIGIN_INSTANT).map_err(Error::Input)?;
         let (who, identity) = (Who::Robot(me), identity.as_ref());
         let coordination = fabric::coordination(&team, who, identity)?;
-        let control = (0..fabric::paths(&team, me)).map(|path| fabric::control(&team, who, identity, path));
+        let control = (0..paths_of(&team, me)).map(|path| fabric::control(&team, who, identity, path));
         let inner = Arc::new(Inner {
             me,
             secure: identity.is_some(),
@@ -442,6 +443,7 @@ impl Inner {
                 .leaders_clock(now)
                 .map(|(_, offset)| (offset.ahead_ns, offset.within.as_nanos())),
             paths: (0..self.control.len()).map(path).collect(),
+            choices: brain.paths(now),
             bulk,
             published,
             heard,

@@ -35,6 +35,8 @@ pub struct Status {
     pub clock_ns: Option<(i64, u64)>,
     /// The names of its paths, in their order.
     pub paths: Vec<String>,
+    /// The paths to each robot to which there are several.
+    pub choices: Vec<Path>,
     /// Its bulk; `None` without keys, where there is none.
     pub bulk: Option<Bulk>,
     /// The control topics that it publishes.
@@ -43,6 +45,45 @@ pub struct Status {
     pub heard: Vec<Heard>,
     /// Frames that it has refused, by reason.
     pub refused: Refused,
+}
+
+/// One of several paths to another robot.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Path {
+    /// The other robot, by its place in the team file.
+    pub to: u16,
+    /// Its place among this robot's paths.
+    pub path: u64,
+    /// Whether it is there.
+    pub state: PathState,
+    /// The smoothed round trip, once there was one, microseconds.
+    pub round_trip_us: Option<u64>,
+    /// The share of what it carries that is lost or late, smoothed, in millionths.
+    pub failures_ppm: u32,
+    /// What it carried of the newest control message.
+    pub carries: Carries,
+}
+
+/// Whether a path is there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PathState {
+    /// Nothing is sent to that robot, so nobody knows.
+    #[default]
+    Resting,
+    /// The other robot answers over it.
+    Alive,
+    /// It does not.
+    Dead,
+}
+
+/// What a path carries of a control message.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub enum Carries {
+    #[default]
+    Nothing,
+    Original,
+    Duplicate,
 }
 
 /// A control topic that a robot publishes.
@@ -65,7 +106,7 @@ pub struct Heard {
     pub count: u64,
     /// Messages that never came, or only after a newer one.
     pub missed: u64,
-    /// Copies of the newest that came over other paths.
+    /// Copies of messages that had come already, over another path.
     pub duplicates: u64,
     /// How long ago the newest came, microseconds.
     pub quiet_us: u64,

@@ -6,6 +6,7 @@
 //! Left out: who sent it. That is the fabric's matter: links are authenticated, and keys of the fabric name the sender.
 
 use coorp_core::failover;
+use coorp_core::paths;
 use coorp_core::permits::{Message, RequestId, Token};
 use coorp_core::{Duration, Instant, RobotId};
 use serde::de::DeserializeOwned;
@@ -278,6 +279,8 @@ pub struct ControlHeader {
     pub made_at: u64,
     /// The same on the leader's clock, where the sender knew that: which leader's, and nanoseconds.
     pub made_at_leaders: Option<(u64, u64)>,
+    /// Where there is a choice of paths: the number of this copy on its path to this receiver.
+    pub copy: Option<u32>,
 }
 
 impl Frame for ControlHeader {
@@ -399,6 +402,78 @@ impl Frame for Start {
     const BYTES_MAX: usize = 16;
 }
 
+/// Whether a path is there: see `coorp_core::paths::Probe`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub struct Probe {
+    pub path: u8,
+    pub incarnation: u32,
+    pub number: u32,
+    /// On the sender's clock, nanoseconds.
+    pub sent_at: u64,
+}
+
+impl Frame for Probe {
+    const KIND: u8 = 10;
+    const BYTES_MAX: usize = 32;
+}
+
+/// The answer to a [`Probe`]: see `coorp_core::paths::Echo`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub struct Echo {
+    pub probe: Probe,
+    pub newest: u32,
+    pub seen: u64,
+}
+
+impl Frame for Echo {
+    const KIND: u8 = 11;
+    const BYTES_MAX: usize = 64;
+}
+
+impl From<paths::Probe> for Probe {
+    fn from(probe: paths::Probe) -> Self {
+        Probe {
+            path: probe.path.0,
+            incarnation: probe.incarnation,
+            number: probe.number,
+            sent_at: probe.sent_at.as_nanos(),
+        }
+    }
+}
+
+impl From<Probe> for paths::Probe {
+    fn from(probe: Probe) -> Self {
+        paths::Probe {
+            path: paths::PathId(probe.path),
+            incarnation: probe.incarnation,
+            number: probe.number,
+            sent_at: Instant::from_nanos(probe.sent_at),
+        }
+    }
+}
+
+impl From<paths::Echo> for Echo {
+    fn from(echo: paths::Echo) -> Self {
+        Echo {
+            probe: echo.probe.into(),
+            newest: echo.newest,
+            seen: echo.seen,
+        }
+    }
+}
+
+impl From<Echo> for paths::Echo {
+    fn from(echo: Echo) -> Self {
+        paths::Echo {
+            probe: echo.probe.into(),
+            newest: echo.newest,
+            seen: echo.seen,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -476,8 +551,23 @@ mod tests {
             sequence: all,
             made_at: all,
             made_at_leaders: Some((all, all)),
+            copy: Some(u32::MAX),
         };
         assert_eq!(decode(&encode(&header)), Ok(header));
+        let probe = Probe {
+            path: u8::MAX,
+            incarnation: u32::MAX,
+            number: u32::MAX,
+            sent_at: all,
+        };
+        let echo = Echo {
+            probe,
+            newest: u32::MAX,
+            seen: all,
+        };
+        assert_eq!(decode(&encode(&probe)), Ok(probe));
+        assert_eq!(decode(&encode(&echo)), Ok(echo));
+        assert_eq!(Echo::from(paths::Echo::from(echo)), echo);
         let model = Model {
             topic: u8::MAX,
             period: all,
@@ -506,7 +596,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_panic(bytes in prop::collection::vec(any::<u8>(), 0..300), kind in 0u8..10) {
+        fn no_bytes_panic(bytes in prop::collection::vec(any::<u8>(), 0..300), kind in 0u8..12) {
             let framed = [&[b'C', b'o', VERSION, kind], bytes.as_slice()].concat();
             for bytes in [bytes, framed] {
                 let _ = decode::<Coordination>(&bytes);
@@ -518,6 +608,8 @@ mod tests {
                 let _ = decode::<Begin>(&bytes);
                 let _ = decode::<Answer>(&bytes);
                 let _ = decode::<Start>(&bytes);
+                let _ = decode::<Probe>(&bytes);
+                let _ = decode::<Echo>(&bytes);
             }
         }
     }

@@ -145,6 +145,7 @@ fn without_a_key_nobody_hears_or_says_control() {
         sequence: 0,
         made_at: 0,
         made_at_leaders: None,
+        copy: None,
     });
     let say = |session: &zenoh::Session, robot: &str, text: &str| {
         let put = session

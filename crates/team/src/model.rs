@@ -4,6 +4,7 @@
 //! them. Anything random (phases, fading) is left out: it belongs to a run and its seed.
 
 use crate::recorded::Recorded;
+use coorp_core::paths::Duplicate;
 use coorp_core::{Duration, RobotId};
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -78,6 +79,8 @@ pub struct Live {
     pub port: u16,
     /// Folder of the team's keys; default `keys` beside the team file.
     pub keys: PathBuf,
+    /// When control goes over two interfaces at once; default adaptive.
+    pub duplicate: Duplicate,
 }
 
 /// What a robot or a link says of its rate; `None` leaves it to the next wider description.

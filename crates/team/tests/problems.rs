@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // a test may fail by panicking
 
+use coorp_core::paths::Duplicate;
 use coorp_team::{load, parse, LoadError};
 use std::path::Path;
 
@@ -547,6 +548,10 @@ fn files() {
 fn a_network_that_cannot_be_is_named() {
     with("[live]\nport = 80\n", &["`port` is 80, outside 1024 to", ":12:8"]);
     with("[live]\nkeyz = \"k\"\n", &["did you mean `keys`?"]);
+    with(
+        "[live]\nduplicate = \"sometimes\"\n",
+        &["`duplicate` cannot be \"sometimes\"", "\"adaptive\""],
+    );
     let robot = |text: &str| format!("{TEAM}{text}\n");
     one(
         &robot("addresses = [\"10.0.0.300\"]"),
@@ -591,4 +596,8 @@ fn a_live_team_is_read_with_its_defaults() {
     assert_eq!((team.port(alpha), team.port(bravo)), (7460, 7600));
     assert_eq!(team.robots[1].interfaces, ["wlan0"]);
     assert_eq!(team.robot_named("charlie"), None);
+    assert_eq!(team.live.duplicate, Duplicate::Adaptive);
+    let text = format!("{TEAM}[live]\nduplicate = \"never\"\n");
+    let team = parse(&text, "team.toml", Path::new("/team")).unwrap();
+    assert_eq!(team.live.duplicate, Duplicate::Never);
 }

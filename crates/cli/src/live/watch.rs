@@ -4,7 +4,7 @@ use std::io::{ErrorKind, Write};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use coorp_node::status::{Bulk, Heard, Permit, Status};
+use coorp_node::status::{Bulk, Carries, Heard, Path, PathState, Permit, Status};
 use coorp_node::watch::Watch;
 use coorp_team::Team;
 
@@ -104,6 +104,11 @@ fn view(team: &Team, here: &[Status]) -> String {
     if !heard.rows.is_empty() {
         text += "\n";
         text += &heard.layout(terminal_width());
+    }
+    let choices = choices(here, name);
+    if !choices.rows.is_empty() {
+        text += "\n";
+        text += &choices.layout(terminal_width());
     }
     if here.iter().any(|status| !status.secure) {
         text += "WARNING: some run without keys (--insecure)\n";
@@ -210,6 +215,45 @@ fn heard<'n>(here: &[Status], name: impl Fn(u16) -> &'n str) -> Sheet {
     }
 }
 
+/// One row a path, where a robot sends to another one and has several to it.
+fn choices<'n>(here: &[Status], name: impl Fn(u16) -> &'n str) -> Sheet {
+    let titles = ["from", "to", "path", "is", "round trip", "fails", "carries"];
+    let paths = here
+        .iter()
+        .flat_map(|status| status.choices.iter().map(move |path| (status, path)));
+    let used = paths.filter(|(_, path)| path.state != PathState::Resting);
+    let row = |(status, path): (&Status, &Path)| {
+        let place = usize::try_from(path.path)
+            .ok()
+            .and_then(|place| status.paths.get(place));
+        let round_trip = path.round_trip_us;
+        vec![
+            status.robot.clone(),
+            name(path.to).to_owned(),
+            place.cloned().unwrap_or_else(|| DASH.to_owned()),
+            match path.state {
+                PathState::Resting => "unknown",
+                PathState::Alive => "alive",
+                PathState::Dead => "dead",
+            }
+            .to_owned(),
+            round_trip.map_or_else(|| DASH.to_owned(), |us| millis(us as f64)),
+            format!("{:.1} %", f64::from(path.failures_ppm) / 1e4),
+            match path.carries {
+                Carries::Nothing => DASH,
+                Carries::Original => "control",
+                Carries::Duplicate => "duplicates",
+            }
+            .to_owned(),
+        ]
+    };
+    Sheet {
+        titles: titles.map(str::to_owned).to_vec(),
+        names: 3,
+        rows: used.map(row).collect(),
+    }
+}
+
 fn megabytes(bytes: u64) -> String {
     format!("{:.1} MB", bytes as f64 / 1e6)
 }
@@ -225,13 +269,11 @@ fn millis(us: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::path::Path;
-
     #[test]
     fn the_view_names_who_is_here_who_is_not_and_who_may_send() {
         let text =
             "[[robot]]\nname = \"base\"\nleader = true\n[[robot]]\nname = \"scout\"\n[[robot]]\nname = \"mule\"\n";
-        let team = coorp_team::parse(text, "fleet.toml", Path::new("")).unwrap();
+        let team = coorp_team::parse(text, "fleet.toml", std::path::Path::new("")).unwrap();
         let base = Status {
             robot: "base".to_owned(),
             leads: true,
@@ -246,6 +288,20 @@ mod tests {
                 path: 1,
                 ..Heard::default()
             }],
+            choices: vec![
+                Path {
+                    to: 2,
+                    path: 1,
+                    state: PathState::Dead,
+                    round_trip_us: Some(4_200),
+                    failures_ppm: 625_000,
+                    carries: Carries::Duplicate,
+                },
+                Path {
+                    to: 1,
+                    ..Path::default()
+                },
+            ],
             ..Status::default()
         };
         let scout = Status {
@@ -264,11 +320,14 @@ mod tests {
             "7.5 MB",
             "12.3 ms  wlan1",
             "now, 3.0 ms more",
+            "base  mule  wlan1  dead",
+            "4.2 ms  62.5 %  duplicates",
             "waits",
             "absent",
             "--insecure",
         ] {
             assert!(shown.contains(part), "no '{part}' in\n{shown}");
         }
+        assert!(!shown.contains("unknown"), "what nobody uses is not shown:\n{shown}");
     }
 }

@@ -96,11 +96,14 @@ pub struct Sender {
     incarnation: u32,
     paths: Vec<Path>,
     probe_at: Instant,
+    /// When something was last sent to the peer.
+    used_at: Instant,
     clock: Instant,
     /// The path in use.
     first: usize,
-    /// How many copies the last control message had.
+    /// How many copies the last control message had, and over which paths they went.
     copies: usize,
+    carriers: Vec<PathId>,
     outbox: VecDeque<PathAction>,
 }
 
@@ -142,9 +145,11 @@ impl Sender {
             incarnation,
             paths: interfaces.iter().map(path).collect(),
             probe_at: now,
+            used_at: now,
             clock: now,
             first: 0,
             copies: 1,
+            carriers: Vec::new(),
             outbox: VecDeque::new(),
         })
     }
@@ -152,6 +157,7 @@ impl Sender {
     /// A message is to be sent: over which paths, the original first. Never empty, also where all paths seem dead.
     pub fn assign(&mut self, class: Class, now: Instant) -> Vec<Copy> {
         self.follow_clock(now);
+        self.wake(now);
         let order = self.order();
         if class == Class::Bulk {
             let path = PathId(order[0] as u8);
@@ -162,14 +168,14 @@ impl Sender {
             Duplicate::Never => 1,
             Duplicate::Adaptive => self.copies_needed(&order),
         };
-        order
-            .into_iter()
-            .take(self.copies)
-            .map(|at| Copy {
-                path: PathId(at as u8),
-                number: Some(self.paths[at].number(now, false)),
-            })
-            .collect()
+        let copies = order.into_iter().take(self.copies).map(|at| Copy {
+            path: PathId(at as u8),
+            number: Some(self.paths[at].number(now, false)),
+        });
+        let copies: Vec<Copy> = copies.collect();
+        self.carriers.clear();
+        self.carriers.extend(copies.iter().map(|copy| copy.path));
+        copies
     }
 
     /// The answer to a probe came in.
@@ -230,7 +236,7 @@ impl Sender {
                 }
             }
         }
-        if now >= self.probe_at {
+        if now >= self.probe_at && !self.is_resting(now) {
             self.probe_at = now + self.config.probe.max(PROBE_MIN);
             for at in 0..self.paths.len() {
                 let probe = Probe {
@@ -247,7 +253,8 @@ impl Sender {
     /// When to call [`Sender::on_deadline`] next.
     pub fn next_deadline(&self) -> Option<Instant> {
         let expiries = self.paths.iter().filter_map(|path| path.expires_at(self.config.probe));
-        expiries.chain([self.probe_at]).min()
+        let probe_at = (!self.is_resting(self.probe_at)).then_some(self.probe_at);
+        expiries.chain(probe_at).min()
     }
 
     /// The next thing to do, until `None`.
@@ -262,6 +269,27 @@ impl Sender {
             round_trip: path.round_trip.map(|(mean, _)| Duration::from_nanos(mean as u64)),
             failures: path.failures(),
         })
+    }
+
+    /// The paths that the last control message went over, its original's first. Empty before there was one.
+    pub fn carriers(&self) -> &[PathId] {
+        &self.carriers
+    }
+
+    /// Whether nothing was sent for so long that paths are not probed.
+    pub fn is_resting(&self, now: Instant) -> bool {
+        now.since(self.used_at) >= self.config.rest_after
+    }
+
+    /// Something is sent. After a rest paths may have changed.
+    fn wake(&mut self, now: Instant) {
+        if self.is_resting(now) {
+            self.probe_at = now;
+            for path in &mut self.paths {
+                path.losses = path.losses.max(FAILURES_UNKNOWN);
+            }
+        }
+        self.used_at = now;
     }
 
     /// The path in use first, then the best one on each other interface, living ones before dead ones.
@@ -314,6 +342,7 @@ impl Sender {
             return;
         }
         self.probe_at = self.probe_at - back;
+        self.used_at = self.used_at - back;
         for open in self.paths.iter_mut().flat_map(|path| &mut path.open) {
             // A probe's answer then no longer fits, and it counts as lost; it could not be timed.
             open.sent_at = open.sent_at - back;

@@ -267,6 +267,31 @@ fn a_path_dies_and_revives_and_control_goes_on() {
 }
 
 #[test]
+fn nobody_probes_paths_that_are_not_used_and_what_was_known_of_them_is_old() {
+    let mut pair = Pair::new(Duplicate::Adaptive, &[(2, 0), (4, 0)]);
+    pair.run(10_000);
+    assert_eq!(pair.sender.carriers(), [PathId(0)]);
+    // Only what is open still has a deadline, and the last probe.
+    let (mut it, end) = (pair.sender.clone(), pair.now + 60_000 * MS);
+    let (mut now, mut probes) = (pair.now, 0);
+    while let Some(deadline) = it.next_deadline() {
+        now = deadline.as_nanos().max(now);
+        assert!(now < end, "it is probed for ever");
+        it.on_deadline(Instant::from_nanos(now));
+        probes += std::iter::from_fn(|| it.poll())
+            .filter(|action| matches!(action, PathAction::Probe(_)))
+            .count();
+    }
+    assert!((40..80).contains(&probes), "{probes} probes in three seconds");
+    let later = Instant::from_nanos(end);
+    assert!(it.is_resting(later));
+    assert_eq!(it.assign(Class::Control, later).len(), 2, "who knows");
+    assert_eq!(it.next_deadline(), Some(later));
+    it.on_deadline(later);
+    assert!(matches!(it.poll(), Some(PathAction::Probe(_))));
+}
+
+#[test]
 fn echoes_of_nothing_that_was_sent_change_nothing() {
     let mut it = Sender::new(PathConfig::default(), &[InterfaceId(0)], 3, at(0)).unwrap();
     it.on_deadline(at(0));

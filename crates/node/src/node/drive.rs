@@ -7,17 +7,22 @@ use std::time::Duration as StdDuration;
 
 use coorp_core::arrival::TimeModel;
 use coorp_core::failover::Message;
+use coorp_core::paths::PathId;
 use coorp_core::{permits, Duration, Instant, RobotId};
 use zenoh::bytes::ZBytes;
-use zenoh::qos::{CongestionControl, Priority};
+use zenoh::qos::{CongestionControl, Priority, Reliability};
 use zenoh::query::{ConsolidationMode, Query, Reply};
 use zenoh::sample::{Sample, SampleKind};
 use zenoh::Wait;
 
 use super::{fabric_failed, lock, Inner};
 use crate::brain::Action;
+use crate::paths::any_choice;
 use crate::wire::{self, Frame, TimeQuery, TimeReply};
 use crate::Error;
+
+/// Takes what came from a robot over a path.
+type TakeOver = fn(&Inner, PathId, RobotId, &Sample);
 
 /// An answer to a query that takes longer is not waited for: the requester has asked again long since.
 const ANSWER_MAX: StdDuration = StdDuration::from_secs(2);
@@ -68,6 +73,17 @@ impl Inner {
             }
             Action::AskTime(leader) => self.ask_time(leader),
             Action::TellModels(models) => self.tell_models(models),
+            Action::Probe(to, probe) => {
+                let key = self.keys.probe(self.name(), self.name_of(to));
+                self.put_over(probe.path, &key, &wire::Probe::from(probe));
+            }
+            Action::PathAlive(robot, path, alive) => {
+                let (robot, path) = (self.name_of(robot), usize::from(path.0) + 1);
+                tracing::info!(
+                    "path {path} to {robot} is {}",
+                    if alive { "alive again" } else { "dead" }
+                );
+            }
         }
     }
 
@@ -111,6 +127,22 @@ impl Inner {
         let put = put
             .priority(Priority::RealTime)
             .congestion_control(CongestionControl::Drop)
+            .express(true);
+        if let Err(error) = put.wait() {
+            tracing::debug!("{key} was not sent: {error}");
+        }
+    }
+
+    /// Sends over one path, as control goes.
+    fn put_over<F: Frame>(&self, path: PathId, key: &str, frame: &F) {
+        let Some(session) = self.control.get(usize::from(path.0)) else {
+            return;
+        };
+        let put = session
+            .put(key, wire::encode(frame))
+            .priority(Priority::RealTime)
+            .congestion_control(CongestionControl::Drop)
+            .reliability(Reliability::BestEffort)
             .express(true);
         if let Err(error) = put.wait() {
             tracing::debug!("{key} was not sent: {error}");
@@ -228,6 +260,9 @@ impl Inner {
         self.hear(self.keys.lead("*", name), Inner::on_lead)?;
         self.hear(self.keys.lead_all("*"), Inner::on_lead)?;
         self.hear(self.keys.models("*"), Inner::on_models)?;
+        if any_choice(&self.team) {
+            self.listen_to_paths()?;
+        }
         let inner = Arc::downgrade(self);
         let tokens = self
             .coordination
@@ -253,6 +288,53 @@ impl Inner {
             .background()
             .wait()
             .map_err(|error| fabric_failed(error.as_ref()))
+    }
+
+    /// Answers probes, and hears answers, each over the path that it is about.
+    fn listen_to_paths(self: &Arc<Self>) -> Result<(), Error> {
+        for (path, session) in (0u8..).map(PathId).zip(&self.control) {
+            let topics: [(String, TakeOver); 2] = [
+                (self.keys.probe("*", self.name()), Inner::on_probe),
+                (self.keys.echo("*", self.name()), Inner::on_echo),
+            ];
+            for (key, take) in topics {
+                let inner = Arc::downgrade(self);
+                let subscriber = session.declare_subscriber(key).callback(move |sample| {
+                    let Some(inner) = inner.upgrade() else { return };
+                    let from = inner.keys.part(sample.key_expr().as_str(), 1);
+                    match from.and_then(|name| inner.team.robot_named(name)) {
+                        Some(from) => take(&inner, path, from, &sample),
+                        None => inner.refused.count("a probe", wire::Refusal::Malformed),
+                    }
+                });
+                let subscriber = subscriber.background();
+                subscriber.wait().map_err(|error| fabric_failed(error.as_ref()))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn on_probe(&self, path: PathId, from: RobotId, sample: &Sample) {
+        let Some(probe) = self.read::<wire::Probe>("a probe", sample.payload()) else {
+            return;
+        };
+        if probe.path != path.0 {
+            return self.refused.count("a probe", wire::Refusal::Malformed);
+        }
+        if let Some(echo) = self.tell(|brain, _| brain.on_probe(from, probe.into())) {
+            let key = self.keys.echo(self.name(), self.name_of(from));
+            self.put_over(path, &key, &wire::Echo::from(echo));
+        }
+    }
+
+    fn on_echo(&self, path: PathId, from: RobotId, sample: &Sample) {
+        let Some(echo) = self.read::<wire::Echo>("an answer to a probe", sample.payload()) else {
+            return;
+        };
+        if echo.probe.path != path.0 {
+            return self.refused.count("an answer to a probe", wire::Refusal::Malformed);
+        }
+        self.tell(|brain, now| brain.on_echo(from, echo.into(), now));
     }
 
     fn on_lead(&self, sample: &Sample) {

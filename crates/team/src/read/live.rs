@@ -1,8 +1,9 @@
-//! `[live]` and what a `[[robot]]` says of its network: interfaces, addresses, ports, keys.
+//! `[live]` and what a `[[robot]]` says of its network: interfaces, addresses, ports, keys, duplicates.
 
 use crate::model::{Live, Robot, PORTS};
 use crate::rules;
 use crate::sheet::Sheet;
+use coorp_core::paths::Duplicate;
 use std::net::IpAddr;
 use std::path::Path;
 
@@ -13,13 +14,20 @@ pub(super) fn live(root: &mut Sheet<'_>, base: &Path) -> Live {
     let default = Live {
         port: PORT_DEFAULT,
         keys: base.join("keys"),
+        duplicate: Duplicate::Adaptive,
     };
     let Some(mut sheet) = root.table("live", "[live]") else {
         return default;
     };
+    let names = [
+        ("always", Duplicate::Always),
+        ("never", Duplicate::Never),
+        ("adaptive", Duplicate::Adaptive),
+    ];
     let live = Live {
         port: sheet.integer("port", rules::PORT_RANGE).unwrap_or(default.port),
         keys: sheet.string("keys").map_or(default.keys, |(keys, _)| base.join(keys)),
+        duplicate: sheet.choice("duplicate", &names).unwrap_or(default.duplicate),
     };
     sheet.finish();
     live

@@ -1,0 +1,36 @@
+//! What tests share that need root and an emulator.
+
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+use std::process::Command;
+
+/// Whether a test may run. Says why not past the harness, which would hide it.
+pub fn possible(test: &str, tools: &[&str]) -> bool {
+    let root = fs::read_to_string("/proc/self/status")
+        .unwrap()
+        .contains("\nUid:\t0\t0\t");
+    let runs = |tool: &str| {
+        Command::new("sh")
+            .args(["-c", &format!("command -v {tool}")])
+            .output()
+            .unwrap()
+    };
+    let missing: Vec<&str> = tools
+        .iter()
+        .copied()
+        .chain(["ip"])
+        .filter(|tool| !runs(tool).status.success())
+        .collect();
+    let why = if !root {
+        "not root".to_owned()
+    } else if !Path::new("/dev/net/tun").exists() {
+        "no /dev/net/tun".to_owned()
+    } else if !missing.is_empty() {
+        format!("no {}", missing.join(", "))
+    } else {
+        return true;
+    };
+    let _ = writeln!(std::io::stderr().lock(), "SKIPPED {test}: {why}");
+    false
+}
