@@ -1,4 +1,4 @@
-//! Control over two emulated interfaces of which one gets bad or dies. Needs root, and says so where it cannot run.
+//! Control and bulk over two emulated interfaces of which one gets bad or dies. Needs root, and says so where it cannot run.
 //!
 //! A robot's program is this test program again, running the ignored test `robot` alone.
 
@@ -12,6 +12,7 @@ mod root;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{coorp, text, Folder};
@@ -24,6 +25,8 @@ use root::possible;
 /// How long anything may take; no test measures it.
 const LONG: Duration = Duration::from_secs(60);
 const PERIOD: Duration = Duration::from_millis(20);
+/// Takes some fifteen seconds over the first interface.
+const BULK_BYTES: usize = 80_000_000;
 /// What the last messages say.
 const END: &[u8] = b"end";
 
@@ -59,6 +62,8 @@ fn emulate(file: &str, part: &str) -> String {
     let output = coorp(&["emu", file, "--quiet", "--", "sh", "-c", &script]);
     let said = text(&output.stdout) + &text(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{said}");
+    // Shown where the test is run with --nocapture.
+    println!("{said}");
     said
 }
 
@@ -86,6 +91,8 @@ fn robot() {
     });
     let node = node.unwrap();
     match (part.as_str(), robot.as_str()) {
+        ("bulk", "base") => receive(&node),
+        ("bulk", _) => send(&node),
         (_, "base") => listen(&node),
         ("dies", _) => drive(
             &node,
@@ -178,6 +185,84 @@ fn listen(node: &Node) {
     }
     let copies = node.status().heard.iter().map(|heard| heard.duplicates).sum::<u64>();
     println!("\nmissed {missed}, copies {}", copies > 0);
+}
+
+/// Sends bulk, and tells which path carries it.
+fn send(node: &Node) {
+    let mut stream = node.bulk_stream("base", "map").unwrap();
+    stream.write(&content());
+    let delivery = stream.finish().unwrap();
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut before = None;
+            while !done.load(Ordering::Relaxed) {
+                let now = node.status().choices.iter().position(|path| path.bulk);
+                if let Some(path) = now.filter(|_| now != before) {
+                    println!("\nbulk over path {path}");
+                    before = now;
+                }
+                std::thread::sleep(PERIOD);
+            }
+        });
+        println!("\ndelivered: {:?}", delivery.wait().map_err(|error| error.to_string()));
+        done.store(true, Ordering::Relaxed);
+    });
+    // The receiver looks for a second message.
+    std::thread::sleep(Duration::from_secs(3));
+}
+
+/// Receives bulk, and tells for how long nothing came at most, which no test asserts.
+fn receive(node: &Node) {
+    let receiver = node.bulk_receiver().unwrap();
+    let (began, mut came, mut last, mut pause) = (Instant::now(), 0, Instant::now(), Duration::ZERO);
+    let message = loop {
+        if let Some(message) = receiver.recv(Some(Duration::from_millis(5))) {
+            break message;
+        }
+        let bytes = node.status().bulk.unwrap().received_bytes;
+        if bytes != came {
+            pause = pause.max(if came > 0 { last.elapsed() } else { Duration::ZERO });
+            (came, last) = (bytes, Instant::now());
+        }
+        assert!(began.elapsed() < LONG, "{bytes} bytes came");
+    };
+    let received = node.status().bulk.unwrap().received_bytes;
+    let same = message.take().unwrap() == content();
+    let again = receiver.recv(Some(Duration::from_secs(2))).is_some();
+    println!(
+        "\nwhole {same}, again {again}, resumed {}",
+        received < 2 * BULK_BYTES as u64
+    );
+    println!("\nnothing came for {} ms at most", pause.as_millis());
+}
+
+/// Bytes of which no two parts are alike.
+fn content() -> Vec<u8> {
+    (0..BULK_BYTES as u32 / 4)
+        .flat_map(|number| number.wrapping_mul(2_654_435_761).to_le_bytes())
+        .collect()
+}
+
+#[test]
+fn bulk_moves_to_another_path_when_its_own_dies_whole_and_once() {
+    if !possible("bulk_moves_to_another_path", &[]) {
+        return;
+    }
+    let events = "[[event]]\nat = \"9s\"\ninterface = \"wlan0\"\npartition = [\"rover\"]\n";
+    let (_folder, file) = team("paths-bulk", events);
+    let said = emulate(&file, "bulk");
+    let places = [
+        "[rover] bulk over path 0\n",
+        "[rover] bulk over path 1\n",
+        "[rover] delivered: Ok(())\n",
+    ];
+    let places = places.map(|part| said.find(part));
+    assert!(places.is_sorted() && places[0].is_some(), "{said}");
+    assert!(
+        said.contains("[base] whole true, again false, resumed true\n"),
+        "{said}"
+    );
 }
 
 #[test]

@@ -20,7 +20,7 @@ use coorp_core::windows::{PlannerConfig, Window, WindowAction, WindowPlanner};
 use coorp_core::{Duration, FlowId, Instant, RobotId};
 use coorp_team::Team;
 
-use crate::paths::Paths;
+use crate::paths::{paths_used, Paths};
 use crate::status;
 
 /// Control topics that one robot publishes at most.
@@ -82,7 +82,8 @@ pub(crate) struct Brain {
     coordinator: Option<Coordinator>,
     local: Option<LocalConfig>,
     planner: Option<WindowPlanner>,
-    gate: Option<Gate>,
+    /// One a path, as each leads into a card of its own; none where the policy has none.
+    gates: Vec<Gate>,
     paths: Paths,
     wants_bulk: bool,
     /// Which of this robot's flows are taken.
@@ -119,7 +120,11 @@ impl Brain {
             me,
             leader: team.leader,
             coordinator,
-            gate: policy.local.as_ref().map(gate),
+            gates: policy
+                .local
+                .iter()
+                .flat_map(|local| (0..paths_used(team, me)).map(move |_| gate(local)))
+                .collect(),
             local: policy.local.clone(),
             planner,
             paths: Paths::new(team, me, incarnation, now)?,
@@ -276,6 +281,28 @@ impl Brain {
         self.gather();
     }
 
+    /// Over which path bulk is to go to a robot, where it is to go over one that is alive. While bulk goes this is asked
+    /// again and again, which keeps the paths probed.
+    pub fn bulk_path(&mut self, to: RobotId, now: Instant) -> usize {
+        let path = self.paths.bulk_path(to, now);
+        self.gather();
+        usize::from(path.0)
+    }
+
+    /// Whether bulk to a robot has to leave this path: it is dead, and another one is not.
+    pub fn bulk_moves(&mut self, to: RobotId, from: usize, now: Instant) -> bool {
+        let better = self.paths.bulk_path(to, now);
+        self.gather();
+        let from = PathId(u8::try_from(from).unwrap_or(u8::MAX));
+        !self.paths.is_alive(to, from) && self.paths.is_alive(to, better)
+    }
+
+    /// Bulk goes to a robot over a path, or no longer.
+    pub fn on_bulk(&mut self, to: RobotId, path: Option<usize>) {
+        let path = path.map(|path| PathId(u8::try_from(path).unwrap_or(u8::MAX)));
+        self.paths.set_bulk(to, path);
+    }
+
     /// All paths between which there is a choice.
     pub fn paths(&self, now: Instant) -> Vec<status::Path> {
         self.paths.status(now)
@@ -355,19 +382,19 @@ impl Brain {
 
     // --- the gate ---------------------------------------------------------------------------------------------
 
-    /// Whether a bulk datagram may go into the kernel, where `n` are on their way. Where not, `Resume` tells when to
-    /// ask again, but for a hold without a time: then the next completion does.
-    pub fn may_pass(&mut self, n: usize, now: Instant) -> bool {
+    /// Whether a bulk datagram may go into the kernel over a path, where `n` are on their way. Where not, `Resume` tells
+    /// when to ask again, but for a hold without a time: then the next completion does.
+    pub fn may_pass(&mut self, path: usize, n: usize, now: Instant) -> bool {
         self.is_permitted(now)
             && self
-                .gate
-                .as_mut()
+                .gates
+                .get_mut(path)
                 .is_none_or(|gate| gate.on_dequeue(n, now) == Verdict::Pass)
     }
 
     /// How many datagrams, `most` at most, may go in together.
-    pub fn room(&self, n: usize, most: usize, now: Instant) -> usize {
-        self.gate.as_ref().map_or(most, |gate| gate.room(n, most, now))
+    pub fn room(&self, path: usize, n: usize, most: usize, now: Instant) -> usize {
+        self.gates.get(path).map_or(most, |gate| gate.room(n, most, now))
     }
 
     /// Whether bulk may be sent as far as permits go.
@@ -378,18 +405,17 @@ impl Brain {
     }
 
     /// A bulk datagram is through that found `n` before it when it entered the kernel.
-    pub fn on_complete(&mut self, n: usize, entered_at: Instant, now: Instant) {
-        if let Some(gate) = &mut self.gate {
+    pub fn on_complete(&mut self, path: usize, n: usize, entered_at: Instant, now: Instant) {
+        if let Some(gate) = self.gates.get_mut(path) {
             gate.on_complete(n, entered_at, now);
         }
         self.gather();
     }
 
-    /// The window that bulk keeps out of, and whether the gate holds bulk now.
+    /// The window that bulk keeps out of, on all paths alike, and whether a gate holds bulk now.
     pub fn window(&self) -> (Window, bool) {
-        self.gate
-            .as_ref()
-            .map_or((Window::NONE, false), |gate| (gate.window(), gate.is_paused()))
+        let window = self.gates.first().map_or(Window::NONE, Gate::window);
+        (window, self.gates.iter().any(Gate::is_paused))
     }
 
     // --- being driven -----------------------------------------------------------------------------------------
@@ -401,7 +427,7 @@ impl Brain {
         if let Some(planner) = &mut self.planner {
             planner.on_deadline(now);
         }
-        if let Some(gate) = &mut self.gate {
+        for gate in &mut self.gates {
             gate.on_deadline(now);
         }
         self.paths.on_deadline(now);
@@ -422,7 +448,7 @@ impl Brain {
         let deadlines = [
             self.coordinator.as_ref().and_then(Coordinator::next_deadline),
             self.planner.as_ref().and_then(WindowPlanner::next_deadline),
-            self.gate.as_ref().and_then(Gate::next_deadline),
+            self.gates.iter().filter_map(Gate::next_deadline).min(),
         ];
         let own = self
             .ask_time_at
@@ -447,7 +473,7 @@ impl Brain {
                 WindowAction::Set(window) => window,
                 WindowAction::Clear => Window::NONE,
             };
-            if let Some(gate) = &mut self.gate {
+            for gate in &mut self.gates {
                 gate.on_window(window);
             }
         }
@@ -458,7 +484,8 @@ impl Brain {
                 PathAction::Revived(path) => Action::PathAlive(robot, path, true),
             });
         }
-        if self.gate.as_mut().is_some_and(|gate| gate.poll().is_some()) {
+        let opened = self.gates.iter_mut().filter_map(Gate::poll).count();
+        if opened > 0 {
             self.actions.push_back(Action::Resume);
         }
         while let Some(action) = self.coordinator.as_mut().and_then(Coordinator::poll) {
@@ -530,15 +557,15 @@ mod tests {
             brain.on_control(flow, at(20 * message));
         }
         run(&mut brain, at(610));
-        assert!(brain.may_pass(0, at(610)), "between two messages");
+        assert!(brain.may_pass(0, 0, at(610)), "between two messages");
         run(&mut brain, at(620));
-        assert!(!brain.may_pass(0, at(620)), "one is due");
+        assert!(!brain.may_pass(0, 0, at(620)), "one is due");
         assert!(run(&mut brain, at(630)).contains(&Action::Resume));
-        assert!(brain.may_pass(0, at(630)));
+        assert!(brain.may_pass(0, 0, at(630)));
         brain.remove_flow(flow);
         // The window that was set stays, and is the last one.
         run(&mut brain, at(660));
-        assert!(brain.may_pass(0, at(660)), "nothing is due any more");
+        assert!(brain.may_pass(0, 0, at(660)), "nothing is due any more");
     }
 
     #[test]
@@ -554,16 +581,16 @@ mod tests {
         };
         brain.on_models(RobotId(0), &[(3, model)], Duration::ZERO, at(90));
         run(&mut brain, at(120));
-        assert!(!brain.may_pass(0, at(120)));
+        assert!(!brain.may_pass(0, 0, at(120)));
         run(&mut brain, at(130));
-        assert!(brain.may_pass(0, at(130)));
+        assert!(brain.may_pass(0, 0, at(130)));
         brain.on_models(RobotId(0), &[], Duration::ZERO, at(130));
         run(&mut brain, at(160));
-        assert!(brain.may_pass(0, at(160)));
+        assert!(brain.may_pass(0, 0, at(160)));
         brain.on_models(RobotId(0), &[(3, model)], Duration::ZERO, at(161));
         brain.on_gone(RobotId(0), at(162));
         run(&mut brain, at(200));
-        assert!(brain.may_pass(0, at(200)), "who is gone sends nothing");
+        assert!(brain.may_pass(0, 0, at(200)), "who is gone sends nothing");
     }
 
     #[test]
@@ -604,7 +631,7 @@ mod tests {
             echo: at(1),
         };
         assert!(!brain.on_said(RobotId(0), Message::Permit { epoch, message }, at(401)));
-        assert!(!brain.may_pass(0, at(401)));
+        assert!(!brain.may_pass(0, 0, at(401)));
         assert_eq!(brain.permit(at(401)), PermitState::Idle);
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! A robot has two kinds of sessions, each with sockets of its own. *Coordination* (who leads, permits, who is alive,
 //! status) runs over TLS on TCP: when a process dies its kernel says so, which is how a permit becomes free at once.
-//! *Control*, one session a path, runs over QUIC: messages go as datagrams, as the newest counts and a lost one is not
-//! worth waiting for. All of it is small and marked for AC_VO, as bulk goes its own way. Both ends of each link prove by
+//! *Control* runs over QUIC: messages go as datagrams, as the newest counts and a lost one is not worth waiting for. There
+//! is a session of each kind a path. What goes over coordination may come twice, so it goes over all paths. All of it is small and marked for AC_VO, as bulk goes its own way. Both ends of each link prove by
 //! the team's keys who they are, and the access rules hold each robot to keys that carry its name, so nobody speaks for
 //! another.
 //!
@@ -33,8 +33,8 @@ pub const MESSAGE_BYTES_MAX: usize = 16 << 20;
 const TOS_VOICE: u8 = 48 << 2;
 /// Where robots without addresses are looked for: Zenoh's own group, on ports of the team's.
 const SCOUTING_GROUP: &str = "224.0.0.224";
-/// Places of the ports from a robot's first one on.
-const PORT_COORDINATION: u16 = 0;
+/// Places of the ports from a robot's first one on. Coordination has one a path, TCP; bulk's is UDP.
+const PORTS_COORDINATION: [u16; 4] = [0, 1, 6, 7];
 pub(crate) const PORT_BULK: u16 = 1;
 const PORT_CONTROL: u16 = 2;
 const PORT_SCOUTING: u16 = 8;
@@ -130,13 +130,14 @@ impl Keys {
     }
 }
 
-/// Opens the coordination session. Needs no peer to be there.
-pub(crate) fn coordination(team: &Team, who: Who, identity: Option<&Identity>) -> Result<Session, Error> {
+/// Opens the coordination session of one path. Needs no peer to be there.
+pub(crate) fn coordination(team: &Team, who: Who, identity: Option<&Identity>, path: usize) -> Result<Session, Error> {
     let link = Link {
         protocol: if identity.is_some() { "tls" } else { "tcp" },
         metadata: "",
-        port: PORT_COORDINATION,
-        path: 0,
+        // A team file has no more paths than there are ports.
+        port: PORTS_COORDINATION.get(path).copied().unwrap_or(u16::MAX),
+        path,
         message_bytes_max: COORDINATION_BYTES_MAX,
     };
     open(team, who, identity, &link, coordination_rules(team))

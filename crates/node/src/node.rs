@@ -30,7 +30,7 @@ use crate::bulk::{replace, Bulk, BulkReceiver, BulkStream};
 use crate::control::{checked, Inbox, Publisher, Sent, Subscriber};
 use crate::fabric::{self, Keys, Who, PORT_BULK};
 use crate::keys::Identity;
-use crate::paths::paths_of;
+use crate::paths::paths_used;
 use crate::status::{self, RefusedCounts, Status};
 use crate::Error;
 
@@ -62,7 +62,7 @@ pub struct Node {
     inner: Arc<Inner>,
     driver: Option<JoinHandle<()>>,
     /// Gone with the node: the others learn at once.
-    _alive: LivelinessToken,
+    _alive: Vec<LivelinessToken>,
 }
 
 pub(crate) struct Inner {
@@ -76,13 +76,14 @@ pub(crate) struct Inner {
     brain: Mutex<Brain>,
     wake: Condvar,
     stop: AtomicBool,
-    coordination: Session,
-    /// One a path.
+    /// One a path, as are those for control.
+    coordination: Vec<Session>,
     pub control: Vec<Session>,
     /// Robots whose tokens are there, each with the sessions that hold them.
     alive: Mutex<BTreeMap<RobotId, BTreeSet<String>>>,
-    /// As the controller: the newest open query of each robot, to be answered when there is something to say.
-    asking: Mutex<BTreeMap<RobotId, Query>>,
+    /// As the controller: the newest open query of each robot over each path, to be answered when there is something to
+    /// say.
+    asking: Mutex<BTreeMap<RobotId, BTreeMap<usize, Query>>>,
     /// What the control topics of this robot count, for its status.
     published: Mutex<BTreeMap<FlowId, Arc<Sent>>>,
     /// Messages of each topic so far, ended topics included.
@@ -142,8 +143,12 @@ impl Node {
         let started = std::time::Instant::now();
         let brain = Brain::new(&team, &policy, me, incarnation, CLOCK_ORIGIN_INSTANT).map_err(Error::Input)?;
         let (who, identity) = (Who::Robot(me), identity.as_ref());
-        let coordination = fabric::coordination(&team, who, identity)?;
-        let control = (0..paths_of(&team, me)).map(|path| fabric::control(&team, who, identity, path));
+        let paths = 0..paths_used(&team, me);
+        let coordination = paths
+            .clone()
+            .map(|path| fabric::coordination(&team, who, identity, path));
+        let coordination = coordination.collect::<Result<_, _>>()?;
+        let control = paths.map(|path| fabric::control(&team, who, identity, path));
         let inner = Arc::new(Inner {
             me,
             secure: identity.is_some(),
@@ -173,12 +178,12 @@ impl Node {
             let _ = inner.bulk.set(bulk);
         }
         inner.listen()?;
-        let session = inner.coordination.zid().to_string();
-        let token = inner
-            .coordination
-            .liveliness()
-            .declare_token(inner.keys.alive(&robot, &session));
-        let alive = token.wait().map_err(|error| fabric_failed(error.as_ref()))?;
+        let alive = inner.coordination.iter().map(|session| {
+            let key = inner.keys.alive(&robot, &session.zid().to_string());
+            let token = session.liveliness().declare_token(key).wait();
+            token.map_err(|error| fabric_failed(error.as_ref()))
+        });
+        let alive = alive.collect::<Result<_, _>>()?;
         let driven = inner.clone();
         let driver = std::thread::Builder::new()
             .name("coorp-driver".to_owned())
@@ -277,7 +282,7 @@ impl Drop for Node {
         if let Some(driver) = self.driver.take() {
             let _ = driver.join();
         }
-        for session in self.inner.control.iter().chain([&self.inner.coordination]) {
+        for session in self.inner.control.iter().chain(&self.inner.coordination) {
             if let Err(error) = session.close().wait() {
                 tracing::debug!("a session did not close: {error}");
             }
@@ -322,6 +327,16 @@ impl Inner {
             .map_or("", |robot| robot.name.as_str())
     }
 
+    /// What a path of this robot's is called: its interface, or else its address.
+    pub fn path_name(&self, path: usize) -> String {
+        let robot = &self.team.robots[usize::from(self.me.0)];
+        match (robot.interfaces.get(path), robot.addresses.get(path)) {
+            (Some(interface), _) => interface.clone(),
+            (None, Some(address)) => address.to_string(),
+            (None, None) => "any".to_owned(),
+        }
+    }
+
     /// What the leader's clock shows when ours shows `ours`: which leader's it is, the time, and within what.
     pub fn leaders_time(&self, ours: Instant) -> Option<(u64, Instant, Duration)> {
         let (leader, known) = self.ask(|brain, now| (brain.leader(now), brain.leaders_clock(now)));
@@ -343,16 +358,16 @@ impl Inner {
         Wish(Arc::downgrade(self))
     }
 
-    /// Where a robot takes bulk: at its address in the team file, or where its link comes from.
-    pub fn bulk_address_of(&self, robot: RobotId) -> Option<SocketAddr> {
-        let given = self.team.robots.get(usize::from(robot.0))?.addresses.first().copied();
-        let address = given.or_else(|| self.found(robot))?;
+    /// Where a robot takes bulk over a path: at its address in the team file, or where its link comes from.
+    pub fn bulk_address_of(&self, robot: RobotId, path: usize) -> Option<SocketAddr> {
+        let given = self.team.robots.get(usize::from(robot.0))?.addresses.get(path).copied();
+        let address = given.or_else(|| self.found(robot, path))?;
         Some(SocketAddr::new(address, self.team.port(robot) + PORT_BULK))
     }
 
-    fn found(&self, robot: RobotId) -> Option<IpAddr> {
+    fn found(&self, robot: RobotId, path: usize) -> Option<IpAddr> {
         let sessions = lock(&self.alive).get(&robot)?.clone();
-        let mut links = self.coordination.info().links().wait();
+        let mut links = self.coordination.get(path)?.info().links().wait();
         let link = links.find(|link| sessions.contains(&link.zid().to_string()))?;
         let address = link.dst().address().as_str().parse::<SocketAddr>().ok()?;
         Some(address.ip())
@@ -404,11 +419,6 @@ impl Inner {
         let now = self.now();
         let alive = lock(&self.alive).keys().map(|robot| robot.0).collect();
         let robot = &self.team.robots[usize::from(self.me.0)];
-        let path = |path: usize| match (robot.interfaces.get(path), robot.addresses.get(path)) {
-            (Some(interface), _) => interface.clone(),
-            (None, Some(address)) => address.to_string(),
-            (None, None) => "any".to_owned(),
-        };
         // Before the brain is held: whoever sends bulk asks the brain while holding what is counted here.
         let held = self.ask(|brain, _| brain.window().1);
         let bulk = self.bulk.get().map(|bulk| bulk.status(held));
@@ -442,7 +452,7 @@ impl Inner {
             clock_ns: brain
                 .leaders_clock(now)
                 .map(|(_, offset)| (offset.ahead_ns, offset.within.as_nanos())),
-            paths: (0..self.control.len()).map(path).collect(),
+            paths: (0..self.control.len()).map(|path| self.path_name(path)).collect(),
             choices: brain.paths(now),
             bulk,
             published,

@@ -1,4 +1,4 @@
-//! The paths from one robot to each other one: which carry a control message.
+//! The paths from one robot to each other one: which carry a control message, which bulk.
 //!
 //! The decisions are [`coorp_core::paths`] (DupCon, 004): one sender and one listener for each robot that shares several
 //! paths with this one. Path k leads from this robot's interface k to the other's interface k, and what goes over it goes
@@ -15,8 +15,8 @@ use coorp_team::Team;
 
 use crate::status;
 
-/// Paths that a robot has: sessions for control.
-pub(crate) fn paths_of(team: &Team, robot: RobotId) -> usize {
+/// Paths that a robot has.
+fn paths_of(team: &Team, robot: RobotId) -> usize {
     let robot = &team.robots[usize::from(robot.0)];
     robot.interfaces.len().max(robot.addresses.len()).max(1)
 }
@@ -30,6 +30,15 @@ pub(crate) fn paths_between(team: &Team, one: RobotId, other: RobotId) -> usize 
 pub(crate) fn any_choice(team: &Team) -> bool {
     let robots = (0u16..).map(RobotId).zip(&team.robots);
     robots.filter(|(robot, _)| paths_of(team, *robot) > 1).count() > 1
+}
+
+/// The paths of a robot that are used: one where it has no choice.
+pub(crate) fn paths_used(team: &Team, robot: RobotId) -> usize {
+    if any_choice(team) {
+        paths_of(team, robot)
+    } else {
+        1
+    }
 }
 
 /// All that one robot knows of paths.
@@ -48,6 +57,8 @@ struct Peer {
     listener: Listener,
     paths: usize,
     deadline: Instant,
+    /// The path that carries bulk, while one does.
+    bulk: Option<PathId>,
 }
 
 impl Paths {
@@ -75,6 +86,7 @@ impl Paths {
                 sender,
                 listener: Listener::new(paths).map_err(|error| error.to_string())?,
                 paths,
+                bulk: None,
             }))
         };
         let peers = (0u16..).map(RobotId).zip(&team.robots).map(|(robot, _)| peer(robot));
@@ -89,6 +101,29 @@ impl Paths {
     pub fn assign(&mut self, to: RobotId, now: Instant) -> Vec<Copy> {
         self.with(to, |peer| peer.sender.assign(Class::Control, now))
             .unwrap_or_default()
+    }
+
+    /// Bulk goes, or is to go, to a robot: over which path, and whether that path lives. While bulk goes this is asked
+    /// again and again, which keeps the paths probed.
+    pub fn bulk_path(&mut self, to: RobotId, now: Instant) -> PathId {
+        let best = self.with(to, |peer| {
+            let copies = peer.sender.assign(Class::Bulk, now);
+            copies.first().map(|copy| copy.path)
+        });
+        best.flatten().unwrap_or(PathId(0))
+    }
+
+    /// Over which path bulk goes to a robot now, for whoever looks.
+    pub fn set_bulk(&mut self, to: RobotId, path: Option<PathId>) {
+        if let Some(Some(peer)) = self.peers.get_mut(usize::from(to.0)) {
+            peer.bulk = path;
+        }
+    }
+
+    /// Whether a path leads to a robot. The only one there is counts as alive.
+    pub fn is_alive(&self, to: RobotId, path: PathId) -> bool {
+        let peer = self.peers.get(usize::from(to.0)).and_then(Option::as_ref);
+        peer.is_none_or(|peer| peer.sender.health(path).is_some_and(|health| health.alive))
     }
 
     /// A copy of a control message came from a robot.
@@ -183,6 +218,7 @@ impl Peer {
                 Some(_) => status::Carries::Duplicate,
                 None => status::Carries::Nothing,
             },
+            bulk: self.bulk == Some(id),
         }
     }
 }
@@ -237,6 +273,8 @@ mod tests {
         let mut it = paths("always");
         assert_eq!(it.next_deadline(), Instant::FAR_FUTURE, "nobody sends");
         assert_eq!(it.assign(RobotId(2), at(0)), []);
+        assert_eq!(it.bulk_path(RobotId(2), at(0)), PathId(0));
+        assert!(it.is_alive(RobotId(2), PathId(0)));
         assert_eq!(it.next_deadline(), Instant::FAR_FUTURE);
         assert_eq!(it.assign(RobotId(1), at(0)).len(), 2);
         assert_eq!(it.next_deadline(), at(0));
@@ -246,22 +284,26 @@ mod tests {
     }
 
     #[test]
-    fn control_leaves_a_path_that_dies_and_everybody_can_see_it() {
+    fn control_and_bulk_leave_a_path_that_dies_and_everybody_can_see_it() {
         let text = format!("{TEAM}[live]\nduplicate = \"adaptive\"\n");
         let team = coorp_team::parse(&text, "t.toml", Path::new("")).unwrap();
         let (mut it, mut other) = (paths("adaptive"), Paths::new(&team, RobotId(1), 1, at(0)).unwrap());
         run(&mut it, &mut other, 0..10_000, [true, true]);
+        assert_eq!(it.bulk_path(RobotId(1), at(10_000)), PathId(0));
+        it.set_bulk(RobotId(1), Some(PathId(0)));
         let seen = it.status(at(10_000));
         assert_eq!(seen.len(), 2);
         assert_eq!(
-            (seen[0].state, seen[0].carries),
-            (status::PathState::Alive, status::Carries::Original)
+            (seen[0].state, seen[0].carries, seen[0].bulk),
+            (status::PathState::Alive, status::Carries::Original, true)
         );
         assert_eq!(
             (seen[1].carries, seen[1].round_trip_us),
             (status::Carries::Nothing, Some(2_000))
         );
         run(&mut it, &mut other, 10_000..11_000, [false, true]);
+        assert!(!it.is_alive(RobotId(1), PathId(0)));
+        assert_eq!(it.bulk_path(RobotId(1), at(11_000)), PathId(1));
         let seen = it.status(at(11_000));
         assert_eq!(
             (seen[0].state, seen[1].carries),
@@ -269,7 +311,7 @@ mod tests {
         );
         assert!(seen[0].failures_ppm > 500_000);
         run(&mut it, &mut other, 11_000..12_000, [true, true]);
-        assert_eq!(it.status(at(12_000))[0].state, status::PathState::Alive);
+        assert!(it.is_alive(RobotId(1), PathId(0)));
         assert_eq!(it.status(at(30_000))[0].state, status::PathState::Resting);
     }
 }

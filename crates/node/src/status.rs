@@ -62,6 +62,8 @@ pub struct Path {
     pub failures_ppm: u32,
     /// What it carried of the newest control message.
     pub carries: Carries,
+    /// Whether it carries bulk now.
+    pub bulk: bool,
 }
 
 /// Whether a path is there.

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use coorp_core::RobotId;
 use coorp_team::Team;
 use zenoh::query::{ConsolidationMode, QueryTarget, Reply};
 use zenoh::{Session, Wait};
@@ -10,6 +11,7 @@ use zenoh::{Session, Wait};
 use crate::fabric::{self, Keys, Who};
 use crate::keys::Identity;
 use crate::node::{fabric_failed, lock};
+use crate::paths::paths_used;
 use crate::status::Status;
 use crate::{wire, Error};
 
@@ -21,7 +23,8 @@ const POLL_EVERY: Duration = Duration::from_millis(20);
 /// Looks at a team from outside it.
 #[derive(Debug)]
 pub struct Watch {
-    session: Session,
+    /// One a path, as some may be dead.
+    sessions: Vec<Session>,
     keys: Keys,
     team: Team,
 }
@@ -37,8 +40,11 @@ impl Watch {
         } else {
             Some(Identity::of_operator(team)?)
         };
+        let robots = (0u16..).map(RobotId).take(team.robots.len());
+        let paths = robots.map(|robot| paths_used(team, robot)).max().unwrap_or(1);
+        let sessions = (0..paths).map(|path| fabric::coordination(team, Who::Operator, identity.as_ref(), path));
         Ok(Watch {
-            session: fabric::coordination(team, Who::Operator, identity.as_ref())?,
+            sessions: sessions.collect::<Result<_, _>>()?,
             keys: Keys::new(team),
             team: team.clone(),
         })
@@ -50,22 +56,23 @@ impl Watch {
     /// Where the question cannot be put.
     pub fn look(&self) -> Result<Vec<Status>, Error> {
         let answers: Arc<Mutex<Vec<Status>>> = Arc::default();
-        let (open, gathered) = (Arc::new(()), answers.clone());
-        let asked = open.clone();
-        let query = self
-            .session
-            .get(self.keys.status("*"))
-            .target(QueryTarget::All)
-            .consolidation(ConsolidationMode::None)
-            .timeout(ANSWER_MAX)
-            .callback(move |reply: Reply| {
-                let _open = &asked;
-                let payload = reply.result().ok().map(|sample| sample.payload().to_bytes());
-                if let Some(Ok(status)) = payload.map(|payload| wire::decode::<Status>(&payload)) {
-                    lock(&gathered).push(status);
-                }
-            });
-        query.wait().map_err(|error| fabric_failed(error.as_ref()))?;
+        let open = Arc::new(());
+        for session in &self.sessions {
+            let (gathered, asked) = (answers.clone(), open.clone());
+            let query = session
+                .get(self.keys.status("*"))
+                .target(QueryTarget::All)
+                .consolidation(ConsolidationMode::None)
+                .timeout(ANSWER_MAX)
+                .callback(move |reply: Reply| {
+                    let _open = &asked;
+                    let payload = reply.result().ok().map(|sample| sample.payload().to_bytes());
+                    if let Some(Ok(status)) = payload.map(|payload| wire::decode::<Status>(&payload)) {
+                        lock(&gathered).push(status);
+                    }
+                });
+            query.wait().map_err(|error| fabric_failed(error.as_ref()))?;
+        }
         // The callback is dropped once all have answered or the time is up.
         let until = Instant::now() + ANSWER_MAX * 2;
         while Arc::strong_count(&open) > 1 && Instant::now() < until {

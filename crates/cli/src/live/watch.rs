@@ -239,10 +239,13 @@ fn choices<'n>(here: &[Status], name: impl Fn(u16) -> &'n str) -> Sheet {
             .to_owned(),
             round_trip.map_or_else(|| DASH.to_owned(), |us| millis(us as f64)),
             format!("{:.1} %", f64::from(path.failures_ppm) / 1e4),
-            match path.carries {
-                Carries::Nothing => DASH,
-                Carries::Original => "control",
-                Carries::Duplicate => "duplicates",
+            match (path.carries, path.bulk) {
+                (Carries::Nothing, false) => DASH,
+                (Carries::Nothing, true) => "bulk",
+                (Carries::Original, false) => "control",
+                (Carries::Original, true) => "control, bulk",
+                (Carries::Duplicate, false) => "duplicates",
+                (Carries::Duplicate, true) => "duplicates, bulk",
             }
             .to_owned(),
         ]
@@ -296,6 +299,7 @@ mod tests {
                     round_trip_us: Some(4_200),
                     failures_ppm: 625_000,
                     carries: Carries::Duplicate,
+                    bulk: true,
                 },
                 Path {
                     to: 1,
@@ -321,7 +325,7 @@ mod tests {
             "12.3 ms  wlan1",
             "now, 3.0 ms more",
             "base  mule  wlan1  dead",
-            "4.2 ms  62.5 %  duplicates",
+            "4.2 ms  62.5 %  duplicates, bulk",
             "waits",
             "absent",
             "--insecure",

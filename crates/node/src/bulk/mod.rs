@@ -4,8 +4,12 @@
 //! decides, `reports.rs` how it is known what has left, `send.rs` and `receive.rs` the two ends of a message,
 //! `inbox.rs` what a receiver keeps on disk, `tls.rs` who is at the other end.
 //!
+//! Each path has sockets of its own. A message goes over one path; when that dies a new connection over another one goes
+//! on where the receiver's disk ends. QUIC's own migration would keep the connection, but moves one end alone: the address
+//! that it sends to is the dead interface's.
+//!
 //! A message is in its sender's memory until it is delivered; a sender that dies has failed to send it. Left out:
-//! sending while it is still being written, and moving to another path when one dies.
+//! sending while it is still being written, and splitting a message over paths.
 
 mod inbox;
 mod receive;
@@ -28,6 +32,7 @@ use std::time::{Duration, Instant};
 
 use coorp_core::RobotId;
 use quinn::{Endpoint, EndpointConfig};
+use socket2::{Domain, Protocol, Socket, Type};
 use tokio::sync::{mpsc, oneshot, Notify};
 
 pub(crate) use self::inbox::replace;
@@ -53,10 +58,8 @@ pub(crate) struct Bulk {
     node: Weak<Inner>,
     /// Taken when the node closes.
     runtime: Mutex<Option<tokio::runtime::Runtime>>,
-    sender: Endpoint,
-    receiver: Endpoint,
-    client: quinn::ClientConfig,
-    pub socket: Arc<GatedSocket>,
+    /// One a path.
+    lanes: Vec<Lane>,
     state: PathBuf,
     lineage: u64,
     queues: Mutex<BTreeMap<RobotId, Queue>>,
@@ -69,6 +72,15 @@ pub(crate) struct Bulk {
     sent_bytes: AtomicU64,
     received_bytes: AtomicU64,
     delivered_count: AtomicU64,
+}
+
+/// What goes out and comes in over one path.
+#[derive(Debug)]
+struct Lane {
+    sender: Endpoint,
+    client: quinn::ClientConfig,
+    socket: Arc<GatedSocket>,
+    receiver: Endpoint,
 }
 
 #[derive(Debug)]
@@ -87,28 +99,11 @@ impl Bulk {
             .enable_all()
             .build()
             .map_err(|error| failed("start threads", error))?;
-        let address = SocketAddr::new(listening(node), node.team.port(node.me) + PORT_BULK);
-        let bind =
-            |address| UdpSocket::bind(address).map_err(|error| failed(&format!("use the address {address}"), error));
         let entered = runtime.enter();
-        let quic = Arc::new(quinn::TokioRuntime);
-        // Receiving has a socket of its own: what goes back to a sender needs no permit.
-        let receiver = Endpoint::new(
-            EndpointConfig::default(),
-            Some(tls::server(identity)?),
-            bind(address)?,
-            quic.clone(),
-        );
-        let receiver = receiver.map_err(|error| failed("open QUIC", error))?;
-        let socket = bind(SocketAddr::new(address.ip(), 0))?;
-        let socket = GatedSocket::new(socket, node).map_err(|error| failed("set up the socket", error))?;
-        let client = tls::client(identity, PermittedCubicConfig(Arc::downgrade(&socket)))?;
-        let sender = Endpoint::new_with_abstract_socket(EndpointConfig::default(), None, socket.clone(), quic);
-        let sender = sender.map_err(|error| failed("open QUIC", error))?;
+        let lanes = (0..node.control.len()).map(|path| Lane::open(node, identity, path));
+        let lanes = lanes.collect::<Result<Vec<_>, _>>()?;
         let bulk = Arc::new(Bulk {
             node: Arc::downgrade(node),
-            client,
-            socket,
             state: state.to_owned(),
             // No two starts share one, and it need not be kept.
             lineage: RandomState::new().hash_one(std::process::id()),
@@ -121,13 +116,16 @@ impl Bulk {
             sent_bytes: AtomicU64::new(0),
             received_bytes: AtomicU64::new(0),
             delivered_count: AtomicU64::new(0),
-            sender,
-            receiver: receiver.clone(),
+            lanes,
             runtime: Mutex::default(),
         });
         bulk.take_up(node)
             .map_err(|error| Error::at("keep bulk messages in", state, &error))?;
-        tokio::spawn(receive::accept(Arc::downgrade(&bulk), receiver));
+        let connections = Arc::default();
+        for lane in &bulk.lanes {
+            let accepting = receive::accept(Arc::downgrade(&bulk), lane.receiver.clone(), Arc::clone(&connections));
+            tokio::spawn(accepting);
+        }
         drop(entered);
         *lock(&bulk.runtime) = Some(runtime);
         Ok(bulk)
@@ -147,12 +145,17 @@ impl Bulk {
 
     /// The permit has come or gone.
     pub fn set_permitted(&self, permitted: bool) {
-        self.socket.set_permitted(permitted);
+        self.lanes.iter().for_each(|lane| lane.socket.set_permitted(permitted));
         if permitted {
             // A connection that made no packets waits for nothing; being told its window again, it looks.
             let sending = lock(&self.sending).clone();
             sending.iter().for_each(tls::wake);
         }
+    }
+
+    /// The gate has opened.
+    pub fn wake(&self) {
+        self.lanes.iter().for_each(|lane| lane.socket.wake());
     }
 
     pub fn send(self: &Arc<Self>, to: RobotId, name: &str, bytes: Vec<u8>) -> Result<Delivery, Error> {
@@ -199,32 +202,75 @@ impl Bulk {
     }
 
     pub fn status(&self, held: bool) -> status::Bulk {
+        let mut completions = self.lanes.iter().map(|lane| lane.socket.completions());
+        let known = completions.find(|completions| *completions != status::Completions::Unknown);
         status::Bulk {
             waiting: self.waiting.load(Ordering::Relaxed),
             sent_bytes: self.sent_bytes.load(Ordering::Relaxed),
             received_bytes: self.received_bytes.load(Ordering::Relaxed),
             delivered: self.delivered_count.load(Ordering::Relaxed),
-            in_flight: self.socket.in_flight() as u64,
+            in_flight: self.lanes.iter().map(|lane| lane.socket.in_flight() as u64).sum(),
             held,
-            holds: self.socket.holds(),
-            completions: self.socket.completions(),
+            holds: self.lanes.iter().map(|lane| lane.socket.holds()).sum(),
+            completions: known.unwrap_or_default(),
         }
     }
 
     /// Ends all of it, without waiting for anything.
     pub fn close(&self) {
-        self.sender.close(0u8.into(), b"closed");
-        self.receiver.close(0u8.into(), b"closed");
+        for lane in &self.lanes {
+            lane.sender.close(0u8.into(), b"closed");
+            lane.receiver.close(0u8.into(), b"closed");
+        }
         if let Some(runtime) = lock(&self.runtime).take() {
             runtime.shutdown_background();
         }
     }
 }
 
-/// Where this robot listens: at its first address, where it has one.
-fn listening(node: &Inner) -> IpAddr {
-    let robot = &node.team.robots[usize::from(node.me.0)];
-    robot.addresses.first().copied().unwrap_or(IpAddr::from([0, 0, 0, 0]))
+impl Lane {
+    fn open(node: &Arc<Inner>, identity: &Identity, path: usize) -> Result<Lane, Error> {
+        let failed = |what: &str, error: io::Error| Error::Failed(format!("cannot {what} for bulk: {error}"));
+        let robot = &node.team.robots[usize::from(node.me.0)];
+        let everywhere = IpAddr::from([0, 0, 0, 0]);
+        let address = robot.addresses.get(path).copied().unwrap_or(everywhere);
+        // Where there is a choice a path must not lead through another interface than its own.
+        let interface = robot.interfaces.get(path).filter(|_| node.control.len() > 1);
+        let quic = Arc::new(quinn::TokioRuntime);
+        // Receiving has a socket of its own: what goes back to a sender needs no permit.
+        let receiver = Endpoint::new(
+            EndpointConfig::default(),
+            Some(tls::server(identity)?),
+            bind(SocketAddr::new(address, node.team.port(node.me) + PORT_BULK), interface)?,
+            quic.clone(),
+        );
+        let receiver = receiver.map_err(|error| failed("open QUIC", error))?;
+        let socket = bind(SocketAddr::new(address, 0), interface)?;
+        let socket = GatedSocket::new(socket, path, node).map_err(|error| failed("set up the socket", error))?;
+        let client = tls::client(identity, PermittedCubicConfig(Arc::downgrade(&socket)))?;
+        let sender = Endpoint::new_with_abstract_socket(EndpointConfig::default(), None, socket.clone(), quic);
+        Ok(Lane {
+            sender: sender.map_err(|error| failed("open QUIC", error))?,
+            client,
+            socket,
+            receiver,
+        })
+    }
+}
+
+/// A UDP socket at an address, and of an interface alone where one is given.
+fn bind(address: SocketAddr, interface: Option<&String>) -> Result<UdpSocket, Error> {
+    let bound = || {
+        let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
+        socket.bind_device(interface.map(String::as_bytes))?;
+        socket.bind(&address.into())?;
+        Ok(socket.into())
+    };
+    let over = interface
+        .map(|interface| format!(" on {interface}"))
+        .unwrap_or_default();
+    bound()
+        .map_err(|error: io::Error| Error::Failed(format!("cannot use the address {address}{over} for bulk: {error}")))
 }
 
 fn closed() -> Error {

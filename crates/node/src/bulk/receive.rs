@@ -16,12 +16,11 @@ use crate::wire::{self, Answer, Begin, Frame, Refusal, Start};
 /// Taken from QUIC at once.
 const CHUNK_BYTES: usize = 256 << 10;
 
-/// The newest connection of each robot. An older one is closed: its other end has started anew.
-type Connections = BTreeMap<RobotId, (Connection, Arc<tokio::sync::Mutex<()>>)>;
+/// The newest connection of each robot over any path. An older one is closed: its other end has started anew, or moved.
+pub(super) type Connections = std::sync::Mutex<BTreeMap<RobotId, (Connection, Arc<tokio::sync::Mutex<()>>)>>;
 
-/// Takes connections until the endpoint closes.
-pub(super) async fn accept(bulk: Weak<Bulk>, endpoint: Endpoint) {
-    let connections = Arc::new(std::sync::Mutex::new(Connections::new()));
+/// Takes connections over one path until its endpoint closes.
+pub(super) async fn accept(bulk: Weak<Bulk>, endpoint: Endpoint, connections: Arc<Connections>) {
     while let Some(incoming) = endpoint.accept().await {
         let Some(node) = bulk.upgrade().and_then(|bulk| bulk.node.upgrade()) else {
             return;
@@ -53,11 +52,7 @@ pub(super) async fn accept(bulk: Weak<Bulk>, endpoint: Endpoint) {
 }
 
 /// Closes what the robot had open before. Answers the lock that its connections take turns by.
-fn take_over(
-    connections: &std::sync::Mutex<Connections>,
-    from: RobotId,
-    connection: &Connection,
-) -> Arc<tokio::sync::Mutex<()>> {
+fn take_over(connections: &Connections, from: RobotId, connection: &Connection) -> Arc<tokio::sync::Mutex<()>> {
     let mut connections = crate::node::lock(connections);
     let turn = match connections.get(&from) {
         Some((older, turn)) => {

@@ -20,6 +20,8 @@ const GIVE_UP: Duration = Duration::from_secs(60);
 const RETRY: Duration = Duration::from_millis(200);
 /// Between two looks at whether there is a permit.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
+/// Between two looks at whether a path is still there.
+const LOOK_AT_PATH_EVERY: Duration = Duration::from_millis(20);
 /// How long a connection may take to come about.
 const CONNECT_MAX: Duration = Duration::from_secs(3);
 /// A message that arrives garbled so often has failed.
@@ -38,6 +40,12 @@ pub(super) struct Job {
     pub done: oneshot::Sender<Result<(), Error>>,
 }
 
+/// A connection, and the path that it goes over.
+struct Open {
+    connection: Connection,
+    path: usize,
+}
+
 /// Delivers the messages to one receiver.
 pub(super) async fn deliver_all(bulk: Arc<Bulk>, to: RobotId, mut jobs: mpsc::Receiver<Job>) {
     let mut connection = None;
@@ -48,7 +56,7 @@ pub(super) async fn deliver_all(bulk: Arc<Bulk>, to: RobotId, mut jobs: mpsc::Re
         }
         if jobs.is_empty() {
             // An open connection would be kept alive over the air.
-            hang_up(&bulk, connection.take());
+            hang_up(&bulk, to, connection.take());
         }
         let Job {
             _wish: wish,
@@ -62,7 +70,7 @@ pub(super) async fn deliver_all(bulk: Arc<Bulk>, to: RobotId, mut jobs: mpsc::Re
     }
 }
 
-async fn deliver(bulk: &Bulk, to: RobotId, job: &Job, connection: &mut Option<Connection>) -> Result<(), Error> {
+async fn deliver(bulk: &Bulk, to: RobotId, job: &Job, connection: &mut Option<Open>) -> Result<(), Error> {
     let node = bulk.node.upgrade().ok_or_else(super::closed)?;
     let name = node.name_of(to).to_owned();
     drop(node);
@@ -78,7 +86,18 @@ async fn deliver(bulk: &Bulk, to: RobotId, job: &Job, connection: &mut Option<Co
         // Time without a permit is not the receiver's fault.
         let waited = permitted(bulk).await?;
         heard += waited;
-        let answer = attempt(bulk, to, job, &begin, connection, &mut heard).await;
+        let path = path_to(bulk, to)?;
+        if connection.as_ref().is_some_and(|open| open.path != path) {
+            hang_up(bulk, to, connection.take());
+        }
+        let answer = tokio::select! {
+            answer = attempt(bulk, (to, path), job, &begin, connection, &mut heard) => answer,
+            () = moves(bulk, to, path) => {
+                tracing::info!("\"{}\" to {name} moves to another path", job.name);
+                hang_up(bulk, to, connection.take());
+                continue;
+            }
+        };
         let why = match answer {
             Ok(Answer::Whole) => return Ok(()),
             Ok(Answer::Garbled) => {
@@ -92,7 +111,7 @@ async fn deliver(bulk: &Bulk, to: RobotId, job: &Job, connection: &mut Option<Co
             Ok(Answer::Disk) => "it cannot be written down there".to_owned(),
             Ok(Answer::Here { .. }) => "the answer makes no sense".to_owned(),
             Err(why) => {
-                hang_up(bulk, connection.take());
+                hang_up(bulk, to, connection.take());
                 why
             }
         };
@@ -125,21 +144,44 @@ async fn permitted(bulk: &Bulk) -> Result<Duration, Error> {
     }
 }
 
+/// The path to go over now.
+fn path_to(bulk: &Bulk, to: RobotId) -> Result<usize, Error> {
+    let node = bulk.node.upgrade().ok_or_else(super::closed)?;
+    Ok(node.tell(|brain, now| brain.bulk_path(to, now)))
+}
+
+/// Waits until bulk has to leave its path, perhaps for ever.
+async fn moves(bulk: &Bulk, to: RobotId, path: usize) {
+    loop {
+        tokio::time::sleep(LOOK_AT_PATH_EVERY).await;
+        let node = bulk.node.upgrade();
+        if node.is_some_and(|node| node.tell(|brain, now| brain.bulk_moves(to, path, now))) {
+            return;
+        }
+    }
+}
+
 /// One try: what the receiver says in the end. `heard` is when it last said anything.
 async fn attempt(
     bulk: &Bulk,
-    to: RobotId,
+    (to, path): (RobotId, usize),
     job: &Job,
     begin: &Begin,
-    connection: &mut Option<Connection>,
+    connection: &mut Option<Open>,
     heard: &mut Instant,
 ) -> Result<Answer, String> {
-    let open = match connection.take().filter(|open| open.close_reason().is_none()) {
+    let open = match connection
+        .take()
+        .filter(|open| open.connection.close_reason().is_none())
+    {
         Some(open) => open,
-        None => connect(bulk, to).await?,
+        None => Open {
+            connection: connect(bulk, to, path).await?,
+            path,
+        },
     };
     let open = connection.insert(open);
-    let (mut send, mut receive) = open.open_bi().await.map_err(|error| error.to_string())?;
+    let (mut send, mut receive) = open.connection.open_bi().await.map_err(|error| error.to_string())?;
     receive::write(&mut send, begin).await?;
     let answer: Answer = receive::read(&mut receive).await?;
     *heard = Instant::now();
@@ -161,12 +203,13 @@ async fn attempt(
     Ok(answer)
 }
 
-async fn connect(bulk: &Bulk, to: RobotId) -> Result<Connection, String> {
+async fn connect(bulk: &Bulk, to: RobotId, path: usize) -> Result<Connection, String> {
     let node = bulk.node.upgrade().ok_or("the node has closed")?;
     let address = node
-        .bulk_address_of(to)
+        .bulk_address_of(to, path)
         .ok_or("nobody knows its address: it is not here")?;
-    let connecting = bulk.sender.connect_with(bulk.client.clone(), address, SERVER_NAME);
+    let lane = bulk.lanes.get(path).ok_or("there is no such path")?;
+    let connecting = lane.sender.connect_with(lane.client.clone(), address, SERVER_NAME);
     let connecting = connecting.map_err(|error| error.to_string())?;
     let connection = tokio::time::timeout(CONNECT_MAX, connecting).await;
     let connection = connection
@@ -177,11 +220,15 @@ async fn connect(bulk: &Bulk, to: RobotId) -> Result<Connection, String> {
         return Err(format!("another robot answers at {address}"));
     }
     lock(&bulk.sending).push(connection.clone());
+    node.tell(|brain, _| brain.on_bulk(to, Some(path)));
     Ok(connection)
 }
 
-fn hang_up(bulk: &Bulk, connection: Option<Connection>) {
-    if let Some(connection) = connection {
+fn hang_up(bulk: &Bulk, to: RobotId, open: Option<Open>) {
+    if let Some(Open { connection, .. }) = open {
+        if let Some(node) = bulk.node.upgrade() {
+            node.tell(|brain, _| brain.on_bulk(to, None));
+        }
         connection.close(0u8.into(), b"done");
         lock(&bulk.sending).retain(|sending| sending.stable_id() != connection.stable_id());
     }

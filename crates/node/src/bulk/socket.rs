@@ -46,6 +46,8 @@ const FOLLOWED_MAX: usize = 4_096;
 pub(crate) struct GatedSocket {
     inner: Arc<dyn AsyncUdpSocket>,
     node: Weak<Inner>,
+    /// The path that it sends over.
+    path: usize,
     under: Mutex<Under>,
     /// How completions are known, as [`Completions`] numbers them.
     completions: AtomicU8,
@@ -89,8 +91,8 @@ impl fmt::Debug for GatedSocket {
 }
 
 impl GatedSocket {
-    /// Wraps a bound socket, and reads its reports in a thread of its own.
-    pub fn new(socket: UdpSocket, node: &Arc<Inner>) -> io::Result<Arc<GatedSocket>> {
+    /// Wraps a bound socket that sends over a path, and reads its reports in a thread of its own.
+    pub fn new(socket: UdpSocket, path: usize, node: &Arc<Inner>) -> io::Result<Arc<GatedSocket>> {
         let asked = [
             reports::ask_for_wifi_status(socket.as_fd()),
             reports::ask_for_stamps(socket.as_fd()),
@@ -104,6 +106,7 @@ impl GatedSocket {
         let gated = Arc::new(GatedSocket {
             inner: quinn::TokioRuntime.wrap_udp_socket(socket)?,
             node: Arc::downgrade(node),
+            path,
             under: Mutex::default(),
             completions: AtomicU8::new(completions as u8),
             permitted: AtomicBool::new(false),
@@ -225,7 +228,7 @@ impl GatedSocket {
         }
         node.tell(|brain, _| {
             for (send, left_at) in gone.iter().filter(|(send, _)| send.bulk) {
-                brain.on_complete(send.ahead, send.at, *left_at);
+                brain.on_complete(self.path, send.ahead, send.at, *left_at);
             }
         });
         self.wake();
@@ -316,7 +319,7 @@ impl AsyncUdpSocket for GatedSocket {
         // Held while the datagram goes in, so that nobody is told to ask again between the answer and the wait.
         let mut under = lock(&self.under);
         let n = under.datagrams;
-        let (pass, at) = node.tell(|brain, now| (!bulk || brain.may_pass(n, now), now));
+        let (pass, at) = node.tell(|brain, now| (!bulk || brain.may_pass(self.path, n, now), now));
         if !pass {
             under.closed = true;
             self.holds.fetch_add(1, Ordering::Relaxed);
@@ -357,7 +360,7 @@ impl AsyncUdpSocket for GatedSocket {
     fn max_transmit_segments(&self) -> usize {
         let most = self.inner.max_transmit_segments().min(TOGETHER_MAX);
         let n = self.in_flight();
-        let room = |node: Arc<Inner>| node.ask(|brain, now| brain.room(n, most, now));
+        let room = |node: Arc<Inner>| node.ask(|brain, now| brain.room(self.path, n, most, now));
         self.node.upgrade().map_or(1, room)
     }
 

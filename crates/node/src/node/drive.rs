@@ -1,5 +1,5 @@
 //! How a node drives its brain and talks to the others: the driver's loop, what it sends, and the callbacks of the
-//! coordination session.
+//! coordination sessions.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
@@ -68,7 +68,7 @@ impl Inner {
             }
             Action::Resume => {
                 if let Some(bulk) = self.bulk.get() {
-                    bulk.socket.wake();
+                    bulk.wake();
                 }
             }
             Action::AskTime(leader) => self.ask_time(leader),
@@ -78,11 +78,9 @@ impl Inner {
                 self.put_over(probe.path, &key, &wire::Probe::from(probe));
             }
             Action::PathAlive(robot, path, alive) => {
-                let (robot, path) = (self.name_of(robot), usize::from(path.0) + 1);
-                tracing::info!(
-                    "path {path} to {robot} is {}",
-                    if alive { "alive again" } else { "dead" }
-                );
+                let (robot, path) = (self.name_of(robot), self.path_name(usize::from(path.0)));
+                let state = if alive { "alive again" } else { "dead" };
+                tracing::info!("{path} to {robot} is {state}");
             }
         }
     }
@@ -96,8 +94,9 @@ impl Inner {
         match about {
             permits::Message::Grant { .. } | permits::Message::Refuse { .. } => {
                 // Where no query is open the robot asks again, and gets its answer then.
-                if let Some(query) = lock(&self.asking).remove(&to) {
-                    reply(&query, query.key_expr().as_str(), wire::encode(&frame));
+                let queries = lock(&self.asking).remove(&to).unwrap_or_default();
+                for query in queries.values() {
+                    reply(query, query.key_expr().as_str(), wire::encode(&frame));
                 }
             }
             permits::Message::Request { .. } | permits::Message::Release { .. } | permits::Message::Renew { .. } => {
@@ -122,14 +121,18 @@ impl Inner {
         }
     }
 
+    /// Says over all paths.
     fn put<F: Frame>(&self, key: &str, frame: &F) {
-        let put = self.coordination.put(key, wire::encode(frame));
-        let put = put
-            .priority(Priority::RealTime)
-            .congestion_control(CongestionControl::Drop)
-            .express(true);
-        if let Err(error) = put.wait() {
-            tracing::debug!("{key} was not sent: {error}");
+        let frame = ZBytes::from(wire::encode(frame));
+        for session in &self.coordination {
+            let put = session.put(key, frame.clone());
+            let put = put
+                .priority(Priority::RealTime)
+                .congestion_control(CongestionControl::Drop)
+                .express(true);
+            if let Err(error) = put.wait() {
+                tracing::debug!("{key} was not sent: {error}");
+            }
         }
     }
 
@@ -216,23 +219,27 @@ impl Inner {
         self.tell(|brain, now| brain.on_models(from, &models, offset.within, now));
     }
 
-    fn query<F: Frame>(&self, key: &str, frame: &F, then: impl Fn(&ZBytes) + Send + Sync + 'static) {
-        let asked = self
-            .coordination
-            .get(key)
-            .payload(wire::encode(frame))
-            .priority(Priority::RealTime)
-            .congestion_control(CongestionControl::Drop)
-            .express(true)
-            .consolidation(ConsolidationMode::None)
-            .timeout(ANSWER_MAX)
-            .callback(move |reply: Reply| {
-                if let Ok(sample) = reply.result() {
-                    then(sample.payload());
-                }
-            });
-        if let Err(error) = asked.wait() {
-            tracing::debug!("a query was not sent: {error}");
+    /// Asks over all paths; each may bring an answer.
+    fn query<F: Frame>(&self, key: &str, frame: &F, then: impl Fn(&ZBytes) + Clone + Send + Sync + 'static) {
+        let frame = ZBytes::from(wire::encode(frame));
+        for session in &self.coordination {
+            let then = then.clone();
+            let asked = session
+                .get(key)
+                .payload(frame.clone())
+                .priority(Priority::RealTime)
+                .congestion_control(CongestionControl::Drop)
+                .express(true)
+                .consolidation(ConsolidationMode::None)
+                .timeout(ANSWER_MAX)
+                .callback(move |reply: Reply| {
+                    if let Ok(sample) = reply.result() {
+                        then(sample.payload());
+                    }
+                });
+            if let Err(error) = asked.wait() {
+                tracing::debug!("a query was not sent: {error}");
+            }
         }
     }
 
@@ -251,43 +258,44 @@ impl Inner {
 
     pub(super) fn listen(self: &Arc<Self>) -> Result<(), Error> {
         let name = self.name();
-        self.answer_queries(&self.keys.status(name), |inner, query| {
+        self.answer_queries(&self.keys.status(name), |inner, _, query| {
             let key = inner.keys.status(inner.name());
             reply(query, &key, wire::encode(&inner.status()));
         })?;
         self.answer_queries(&self.keys.permit(name, "*"), Inner::on_permit_query)?;
-        self.answer_queries(&self.keys.time(name), Inner::on_time_query)?;
+        self.answer_queries(&self.keys.time(name), |inner, _, query| inner.on_time_query(query))?;
         self.hear(self.keys.lead("*", name), Inner::on_lead)?;
         self.hear(self.keys.lead_all("*"), Inner::on_lead)?;
         self.hear(self.keys.models("*"), Inner::on_models)?;
         if any_choice(&self.team) {
             self.listen_to_paths()?;
         }
-        let inner = Arc::downgrade(self);
-        let tokens = self
-            .coordination
-            .liveliness()
-            .declare_subscriber(self.keys.alive("*", "*"));
-        let tokens = tokens.history(true).callback(move |sample| {
-            if let Some(inner) = inner.upgrade() {
-                inner.on_token(&sample);
-            }
-        });
-        let tokens = tokens.background();
-        tokens.wait().map_err(|error| fabric_failed(error.as_ref()))
+        for session in &self.coordination {
+            let inner = Arc::downgrade(self);
+            let tokens = session.liveliness().declare_subscriber(self.keys.alive("*", "*"));
+            let tokens = tokens.history(true).callback(move |sample| {
+                if let Some(inner) = inner.upgrade() {
+                    inner.on_token(&sample);
+                }
+            });
+            let tokens = tokens.background();
+            tokens.wait().map_err(|error| fabric_failed(error.as_ref()))?;
+        }
+        Ok(())
     }
 
     fn hear(self: &Arc<Self>, key: String, take: fn(&Inner, &Sample)) -> Result<(), Error> {
-        let inner = Arc::downgrade(self);
-        let subscriber = self.coordination.declare_subscriber(key).callback(move |sample| {
-            if let Some(inner) = inner.upgrade() {
-                take(&inner, &sample);
-            }
-        });
-        subscriber
-            .background()
-            .wait()
-            .map_err(|error| fabric_failed(error.as_ref()))
+        for session in &self.coordination {
+            let inner = Arc::downgrade(self);
+            let subscriber = session.declare_subscriber(key.clone()).callback(move |sample| {
+                if let Some(inner) = inner.upgrade() {
+                    take(&inner, &sample);
+                }
+            });
+            let subscriber = subscriber.background();
+            subscriber.wait().map_err(|error| fabric_failed(error.as_ref()))?;
+        }
+        Ok(())
     }
 
     /// Answers probes, and hears answers, each over the path that it is about.
@@ -346,26 +354,29 @@ impl Inner {
         }
     }
 
-    fn answer_queries(self: &Arc<Self>, key: &str, answer: fn(&Inner, &Query)) -> Result<(), Error> {
-        let inner = Arc::downgrade(self);
-        let queryable = self.coordination.declare_queryable(key.to_owned());
-        let queryable = queryable.callback(move |query| {
-            if let Some(inner) = inner.upgrade() {
-                answer(&inner, &query);
-            }
-        });
-        let queryable = queryable.background();
-        queryable.wait().map_err(|error| fabric_failed(error.as_ref()))
+    fn answer_queries(self: &Arc<Self>, key: &str, answer: fn(&Inner, usize, &Query)) -> Result<(), Error> {
+        for (path, session) in self.coordination.iter().enumerate() {
+            let inner = Arc::downgrade(self);
+            let queryable = session.declare_queryable(key.to_owned());
+            let queryable = queryable.callback(move |query| {
+                if let Some(inner) = inner.upgrade() {
+                    answer(&inner, path, &query);
+                }
+            });
+            let queryable = queryable.background();
+            queryable.wait().map_err(|error| fabric_failed(error.as_ref()))?;
+        }
+        Ok(())
     }
 
-    fn on_permit_query(&self, query: &Query) {
+    fn on_permit_query(&self, path: usize, query: &Query) {
         // Links are authenticated, and access rules hold each robot to the keys with its name.
         let key = query.key_expr().as_str().to_owned();
         let Some(from) = self.keys.part(&key, 2).and_then(|name| self.team.robot_named(name)) else {
             return self.refused.count("a question for a permit", wire::Refusal::Malformed);
         };
         // An older query of this robot ends without an answer.
-        let older = lock(&self.asking).insert(from, query.clone());
+        let older = lock(&self.asking).entry(from).or_default().insert(path, query.clone());
         drop(older);
         let empty = ZBytes::new();
         self.on_said(from, query.payload().unwrap_or(&empty));
@@ -403,7 +414,8 @@ impl Inner {
             SampleKind::Put => {
                 let known = !sessions.is_empty();
                 sessions.insert(session.to_owned());
-                if robot == self.me && session != self.coordination.zid().to_string() {
+                let mut own = self.coordination.iter().map(|session| session.zid().to_string());
+                if robot == self.me && own.all(|own| own != session) {
                     tracing::error!("another process takes part as {} too: stop one of them", self.name());
                 } else if !known && robot != self.me {
                     tracing::info!("{} is here", self.name_of(robot));
