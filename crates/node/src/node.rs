@@ -11,6 +11,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -36,6 +37,8 @@ use crate::Error;
 
 /// Local clocks start so long after zero, so that no offset reaches below it.
 const CLOCK_ORIGIN: Duration = Duration::from_secs(1_000);
+/// Answers that may wait for one path.
+const ANSWERS_MAX: usize = 1_024;
 /// Starts are told apart where they are so far apart, milliseconds.
 const INCARNATION_TICK_MS: u128 = 250;
 /// From which incarnations are counted: 2025, in milliseconds of Unix time.
@@ -84,6 +87,8 @@ pub(crate) struct Inner {
     /// As the controller: the newest open query of each robot over each path, to be answered when there is something to
     /// say.
     asking: Mutex<BTreeMap<RobotId, BTreeMap<usize, Query>>>,
+    /// To the threads that answer queries, one a path: a query and its answer, if it has one.
+    answers: Vec<SyncSender<(Query, Option<Vec<u8>>)>>,
     /// What the control topics of this robot count, for its status.
     published: Mutex<BTreeMap<FlowId, Arc<Sent>>>,
     /// Messages of each topic so far, ended topics included.
@@ -144,6 +149,7 @@ impl Node {
         let brain = Brain::new(&team, &policy, me, incarnation, CLOCK_ORIGIN_INSTANT).map_err(Error::Input)?;
         let (who, identity) = (Who::Robot(me), identity.as_ref());
         let paths = 0..paths_used(&team, me);
+        let answers = paths.clone().map(|_| answering()).collect::<Result<_, _>>()?;
         let coordination = paths
             .clone()
             .map(|path| fabric::coordination(&team, who, identity, path));
@@ -162,6 +168,7 @@ impl Node {
             coordination,
             alive: Mutex::default(),
             asking: Mutex::default(),
+            answers,
             published: Mutex::default(),
             counts: Mutex::default(),
             subscribed: Mutex::default(),
@@ -460,6 +467,15 @@ impl Inner {
             refused: self.refused.read(),
         }
     }
+}
+
+/// A thread that answers queries; it ends when what they are handed over by is dropped.
+fn answering() -> Result<SyncSender<(Query, Option<Vec<u8>>)>, Error> {
+    let (answers, queries) = std::sync::mpsc::sync_channel(ANSWERS_MAX);
+    let thread = std::thread::Builder::new().name("coorp-answers".to_owned());
+    let thread = thread.spawn(move || drive::answer_all(&queries));
+    thread.map_err(|error| Error::Failed(format!("cannot start a thread: {error}")))?;
+    Ok(answers)
 }
 
 /// A window seen from now, in microseconds; `None` once it is over.

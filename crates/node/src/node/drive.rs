@@ -2,6 +2,7 @@
 //! coordination sessions.
 
 use std::sync::atomic::Ordering;
+use std::sync::mpsc::Receiver;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration as StdDuration;
 
@@ -95,8 +96,8 @@ impl Inner {
             permits::Message::Grant { .. } | permits::Message::Refuse { .. } => {
                 // Where no query is open the robot asks again, and gets its answer then.
                 let queries = lock(&self.asking).remove(&to).unwrap_or_default();
-                for query in queries.values() {
-                    reply(query, query.key_expr().as_str(), wire::encode(&frame));
+                for (path, query) in queries {
+                    self.answer(path, query, Some(wire::encode(&frame)));
                 }
             }
             permits::Message::Request { .. } | permits::Message::Release { .. } | permits::Message::Renew { .. } => {
@@ -258,12 +259,11 @@ impl Inner {
 
     pub(super) fn listen(self: &Arc<Self>) -> Result<(), Error> {
         let name = self.name();
-        self.answer_queries(&self.keys.status(name), |inner, _, query| {
-            let key = inner.keys.status(inner.name());
-            reply(query, &key, wire::encode(&inner.status()));
+        self.answer_queries(&self.keys.status(name), |inner, path, query| {
+            inner.answer(path, query, Some(wire::encode(&inner.status())));
         })?;
         self.answer_queries(&self.keys.permit(name, "*"), Inner::on_permit_query)?;
-        self.answer_queries(&self.keys.time(name), |inner, _, query| inner.on_time_query(query))?;
+        self.answer_queries(&self.keys.time(name), Inner::on_time_query)?;
         self.hear(self.keys.lead("*", name), Inner::on_lead)?;
         self.hear(self.keys.lead_all("*"), Inner::on_lead)?;
         self.hear(self.keys.models("*"), Inner::on_models)?;
@@ -354,13 +354,13 @@ impl Inner {
         }
     }
 
-    fn answer_queries(self: &Arc<Self>, key: &str, answer: fn(&Inner, usize, &Query)) -> Result<(), Error> {
+    fn answer_queries(self: &Arc<Self>, key: &str, answer: fn(&Inner, usize, Query)) -> Result<(), Error> {
         for (path, session) in self.coordination.iter().enumerate() {
             let inner = Arc::downgrade(self);
             let queryable = session.declare_queryable(key.to_owned());
             let queryable = queryable.callback(move |query| {
                 if let Some(inner) = inner.upgrade() {
-                    answer(&inner, path, &query);
+                    answer(&inner, path, query);
                 }
             });
             let queryable = queryable.background();
@@ -369,31 +369,45 @@ impl Inner {
         Ok(())
     }
 
-    fn on_permit_query(&self, path: usize, query: &Query) {
+    fn on_permit_query(&self, path: usize, query: Query) {
         // Links are authenticated, and access rules hold each robot to the keys with its name.
         let key = query.key_expr().as_str().to_owned();
         let Some(from) = self.keys.part(&key, 2).and_then(|name| self.team.robot_named(name)) else {
+            self.answer(path, query, None);
             return self.refused.count("a question for a permit", wire::Refusal::Malformed);
         };
+        let payload = query.payload().cloned().unwrap_or_default();
         // An older query of this robot ends without an answer.
-        let older = lock(&self.asking).entry(from).or_default().insert(path, query.clone());
-        drop(older);
-        let empty = ZBytes::new();
-        self.on_said(from, query.payload().unwrap_or(&empty));
+        let older = lock(&self.asking).entry(from).or_default().insert(path, query);
+        if let Some(older) = older {
+            self.answer(path, older, None);
+        }
+        self.on_said(from, &payload);
     }
 
-    fn on_time_query(&self, query: &Query) {
+    fn on_time_query(&self, path: usize, query: Query) {
         let received_at = self.now().as_nanos();
         let empty = ZBytes::new();
-        let payload = query.payload().unwrap_or(&empty);
-        if let Some(asked) = self.read::<TimeQuery>("a question for the time", payload) {
-            let frame = wire::encode(&TimeReply {
+        let asked = self.read::<TimeQuery>("a question for the time", query.payload().unwrap_or(&empty));
+        let answer = asked.map(|asked| {
+            wire::encode(&TimeReply {
                 clock: self.own_clock(),
                 echo: asked.sent_at,
                 received_at,
                 sent_at: self.now().as_nanos(),
-            });
-            reply(query, query.key_expr().as_str(), frame);
+            })
+        });
+        self.answer(path, query, answer);
+    }
+
+    /// Answers a query, or ends it without an answer. The end of a query is never dropped: where its link is stuck it
+    /// waits for seconds. So each path has a thread for it, and no path waits for another one.
+    fn answer(&self, path: usize, query: Query, frame: Option<Vec<u8>>) {
+        if let Some(answers) = self.answers.get(path) {
+            // Where that many wait the link is about to be given up.
+            if answers.try_send((query, frame)).is_err() {
+                tracing::debug!("an answer was not sent: too many wait");
+            }
         }
     }
 
@@ -426,7 +440,10 @@ impl Inner {
                 if sessions.is_empty() {
                     drop(alive);
                     self.tell(|brain, now| brain.on_gone(robot, now));
-                    lock(&self.asking).remove(&robot);
+                    let queries = lock(&self.asking).remove(&robot).unwrap_or_default();
+                    queries
+                        .into_iter()
+                        .for_each(|(path, query)| self.answer(path, query, None));
                     lock(&self.alive).remove(&robot);
                     tracing::info!("{} is gone", self.name_of(robot));
                 }
@@ -435,8 +452,13 @@ impl Inner {
     }
 }
 
-fn reply(query: &Query, key: &str, frame: Vec<u8>) {
-    if let Err(error) = query.reply(key, frame).express(true).wait() {
-        tracing::debug!("an answer was not sent: {error}");
+/// Answers the queries that came over one path, until the node is gone.
+pub(super) fn answer_all(queries: &Receiver<(Query, Option<Vec<u8>>)>) {
+    for (query, frame) in queries {
+        let Some(frame) = frame else { continue };
+        let reply = query.reply(query.key_expr().clone(), frame);
+        if let Err(error) = reply.express(true).wait() {
+            tracing::debug!("an answer was not sent: {error}");
+        }
     }
 }
