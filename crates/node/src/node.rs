@@ -59,6 +59,9 @@ pub struct Options {
     pub state: Option<PathBuf>,
 }
 
+/// A query and its answer, if it has one.
+type Answer = (Query, Option<Vec<u8>>);
+
 /// A robot that takes part in its team, until it is dropped.
 #[derive(Debug)]
 pub struct Node {
@@ -87,8 +90,8 @@ pub(crate) struct Inner {
     /// As the controller: the newest open query of each robot over each path, to be answered when there is something to
     /// say.
     asking: Mutex<BTreeMap<RobotId, BTreeMap<usize, Query>>>,
-    /// To the threads that answer queries, one a path: a query and its answer, if it has one.
-    answers: Vec<SyncSender<(Query, Option<Vec<u8>>)>>,
+    /// To the threads that answer queries, one a path.
+    answers: Vec<SyncSender<Answer>>,
     /// What the control topics of this robot count, for its status.
     published: Mutex<BTreeMap<FlowId, Arc<Sent>>>,
     /// Messages of each topic so far, ended topics included.
@@ -470,7 +473,7 @@ impl Inner {
 }
 
 /// A thread that answers queries; it ends when what they are handed over by is dropped.
-fn answering() -> Result<SyncSender<(Query, Option<Vec<u8>>)>, Error> {
+fn answering() -> Result<SyncSender<Answer>, Error> {
     let (answers, queries) = std::sync::mpsc::sync_channel(ANSWERS_MAX);
     let thread = std::thread::Builder::new().name("coorp-answers".to_owned());
     let thread = thread.spawn(move || drive::answer_all(&queries));

@@ -16,7 +16,7 @@ use zenoh::query::{ConsolidationMode, Query, Reply};
 use zenoh::sample::{Sample, SampleKind};
 use zenoh::Wait;
 
-use super::{fabric_failed, lock, Inner};
+use super::{fabric_failed, lock, Answer, Inner};
 use crate::brain::Action;
 use crate::paths::any_choice;
 use crate::wire::{self, Frame, TimeQuery, TimeReply};
@@ -453,7 +453,7 @@ impl Inner {
 }
 
 /// Answers the queries that came over one path, until the node is gone.
-pub(super) fn answer_all(queries: &Receiver<(Query, Option<Vec<u8>>)>) {
+pub(super) fn answer_all(queries: &Receiver<Answer>) {
     for (query, frame) in queries {
         let Some(frame) = frame else { continue };
         let reply = query.reply(query.key_expr().clone(), frame);
