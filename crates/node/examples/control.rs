@@ -1,0 +1,92 @@
+//! A robot that sends control at a period and bulk all the time, and a leader that tells when what came.
+//!
+//!     sudo coorp emu team.toml -- target/release/examples/control 500 60 16000000
+//!
+//! The numbers are the period in milliseconds, for how many seconds, and the size of a bulk message in bytes, of which one
+//! follows another; 0 is no bulk. The leader prints one line of JSON:
+//! each control message's arrival (seconds since its program began) and path, and each second how many bytes of bulk it
+//! has. `studies/dupcon.py` reads it.
+
+use std::error::Error;
+use std::path::PathBuf;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use coorp_core::policy::Policy;
+use coorp_node::{Node, Options};
+use serde_json::json;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let began = Instant::now();
+    let numbers: Vec<u64> = std::env::args()
+        .skip(1)
+        .map(|text| text.parse())
+        .collect::<Result<_, _>>()?;
+    let [period_ms, seconds, bulk_bytes] = numbers.try_into().map_err(|_| "control PERIOD_MS SECONDS BULK_BYTES")?;
+    let file = PathBuf::from(std::env::var("COORP_TEAM")?);
+    let (robot, leader) = (std::env::var("COORP_ROBOT")?, std::env::var("COORP_LEADER")?);
+    let state = file.with_extension("state").join(&robot);
+    let node = Node::open(Options {
+        team: coorp_team::load(&file)?,
+        robot: robot.clone(),
+        policy: Policy::named("coorp").ok_or("no such policy")?,
+        insecure: false,
+        state: Some(state),
+    })?;
+    let end = began + Duration::from_secs(seconds);
+    if robot == leader {
+        println!("{}", receive(&node, began, end)?);
+    } else {
+        std::thread::scope(|scope| {
+            scope.spawn(|| send_bulk(&node, &leader, bulk_bytes, end));
+            send_control(&node, Duration::from_millis(period_ms), end)
+        })?;
+    }
+    Ok(())
+}
+
+fn send_control(node: &Node, period: Duration, end: Instant) -> Result<(), coorp_node::Error> {
+    let predicted = coorp_core::Duration::from_nanos(period.as_nanos() as u64);
+    let commands = node.control_publisher("command", Some(predicted))?;
+    let mut due = Instant::now();
+    while due < end {
+        sleep(due.saturating_duration_since(Instant::now()));
+        commands.put(&[0; 64])?;
+        due += period;
+    }
+    Ok(())
+}
+
+/// One message after another. What has not arrived at the end never does.
+fn send_bulk(node: &Node, leader: &str, bytes: u64, end: Instant) {
+    while bytes > 0 && Instant::now() < end {
+        let sent = node.bulk_stream(leader, "video").and_then(|mut stream| {
+            stream.write(&vec![7; bytes as usize]);
+            stream.finish()
+        });
+        let Ok(delivery) = sent else { return };
+        let waiting = std::thread::spawn(move || delivery.wait());
+        while !waiting.is_finished() && Instant::now() < end {
+            sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+fn receive(node: &Node, began: Instant, end: Instant) -> Result<serde_json::Value, Box<dyn Error>> {
+    let commands = node.control_subscriber("command")?;
+    let bulk = node.bulk_receiver()?;
+    let (mut arrivals, mut bytes) = (Vec::new(), Vec::new());
+    while Instant::now() < end {
+        if let Some(message) = commands.recv(Some(Duration::from_millis(100))) {
+            arrivals.push((began.elapsed().as_secs_f64(), message.path));
+        }
+        while let Some(message) = bulk.try_recv() {
+            message.take()?;
+        }
+        if began.elapsed().as_secs() >= bytes.len() as u64 {
+            let came = node.status().bulk.map_or(0, |bulk| bulk.received_bytes);
+            bytes.push((began.elapsed().as_secs_f64(), came));
+        }
+    }
+    Ok(json!({ "arrivals": arrivals, "bytes": bytes }))
+}
