@@ -119,3 +119,74 @@ fn without_keys_it_says_so_and_who_has_keys_does_not_see_it() {
     let (_, shown, _) = field.run(&["watch", "--once"]);
     assert!(shown.contains("0 of 2 robots"), "{shown}");
 }
+
+/// What the test below runs on each robot of the emulator.
+#[test]
+#[cfg(target_os = "linux")]
+#[ignore = "a robot's program in another test"]
+fn program() {
+    use coorp_node::{Node, Options};
+    let variable = |name| std::env::var(name).unwrap();
+    let file = PathBuf::from(variable("COORP_TEAM"));
+    let robot = variable("COORP_ROBOT");
+    let node = Node::open(Options {
+        team: coorp_team::load(&file).unwrap(),
+        state: Some(file.with_file_name("state").join(&robot)),
+        robot,
+        policy: coorp_core::policy::Policy::named("coorp").unwrap(),
+        insecure: false,
+    })
+    .unwrap();
+    if variable("COORP_LEADER") == variable("COORP_ROBOT") {
+        let soon = std::time::Duration::from_secs(30);
+        let message = node.bulk_receiver().unwrap().recv(Some(soon)).unwrap();
+        println!("{} of {} bytes", message.name, message.length);
+        // The sender waits for the word that it has come.
+        while node.status().alive.len() > 1 {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+    } else {
+        let mut stream = node.bulk_stream("base", "map").unwrap();
+        stream.write(&[7; 3_000_000]);
+        stream.finish().unwrap().wait().unwrap();
+        println!("by {}", node.status().bulk.unwrap().completions);
+    }
+}
+
+/// A TAP says that it has a datagram, and not that the emulated air has carried it; so its word is not taken.
+#[test]
+#[cfg(target_os = "linux")]
+fn bulk_over_the_emulator_goes_by_acknowledgements() {
+    use std::io::Write;
+    let possible = Command::new("ip").args(["link", "show"]).output();
+    let root = std::fs::read_to_string("/proc/self/status")
+        .unwrap()
+        .contains("\nUid:\t0\t0\t");
+    if !root || possible.is_err() || !std::path::Path::new("/dev/net/tun").exists() {
+        let _ = writeln!(
+            std::io::stderr().lock(),
+            "SKIPPED bulk_over_the_emulator: no root, ip or /dev/net/tun"
+        );
+        return;
+    }
+    let field = Field::new("emu", [28_380, 28_400]);
+    let robot = |name, leader, address| {
+        format!("[[robot]]\nname = \"{name}\"\nleader = {leader}\naddresses = [\"{address}\"]\n")
+    };
+    let team = robot("base", true, "10.77.0.1") + &robot("scout", false, "10.77.0.2");
+    std::fs::write(field.folder.join("team.toml"), team).unwrap();
+    field.run(&["keys", "init"]);
+    let program = std::env::current_exe().unwrap();
+    let program = [
+        "--",
+        program.to_str().unwrap(),
+        "--exact",
+        "program",
+        "--ignored",
+        "--nocapture",
+    ];
+    let (code, out, said) = field.run(&[&["emu", "team.toml"][..], &program].concat());
+    assert_eq!(code, Some(0), "{out}{said}");
+    assert!(out.contains("map of 3000000 bytes"), "{out}");
+    assert!(out.contains("by acknowledgements"), "{out}");
+}

@@ -182,6 +182,10 @@ pub struct Bulk {
     pub held: bool,
     /// How often a datagram was held back, for want of a permit too.
     pub holds: u64,
+    /// Datagrams that the air has given up, as far as the interface tells.
+    pub given_up: u64,
+    /// Datagrams that nothing was heard of for half a second.
+    pub unreported: u64,
     /// How it knows what has left.
     pub completions: Completions,
 }

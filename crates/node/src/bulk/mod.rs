@@ -212,6 +212,8 @@ impl Bulk {
             in_flight: self.lanes.iter().map(|lane| lane.socket.in_flight() as u64).sum(),
             held,
             holds: self.lanes.iter().map(|lane| lane.socket.holds()).sum(),
+            given_up: self.lanes.iter().map(|lane| lane.socket.given_up()).sum(),
+            unreported: self.lanes.iter().map(|lane| lane.socket.unreported()).sum(),
             completions: known.unwrap_or_default(),
         }
     }
@@ -246,7 +248,8 @@ impl Lane {
         );
         let receiver = receiver.map_err(|error| failed("open QUIC", error))?;
         let socket = bind(SocketAddr::new(address, 0), interface)?;
-        let socket = GatedSocket::new(socket, path, node).map_err(|error| failed("set up the socket", error))?;
+        let gatekeeper: Weak<Inner> = Arc::downgrade(node);
+        let socket = GatedSocket::new(socket, path, gatekeeper).map_err(|error| failed("set up the socket", error))?;
         let client = tls::client(identity, PermittedCubicConfig(Arc::downgrade(&socket)))?;
         let sender = Endpoint::new_with_abstract_socket(EndpointConfig::default(), None, socket.clone(), quic);
         Ok(Lane {

@@ -9,7 +9,7 @@
 //! Small datagrams (acknowledgements and the like) and those of a handshake pass at all times: a connection stays alive
 //! while it is paused.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::io::{self, IoSliceMut};
 use std::net::{SocketAddr, UdpSocket};
@@ -25,7 +25,7 @@ use quinn::congestion::{Controller, ControllerFactory, Cubic, CubicConfig};
 use quinn::udp::{RecvMeta, Transmit};
 use quinn::{AsyncUdpSocket, Runtime, UdpPoller};
 
-use super::reports::{self, Report};
+use super::reports::{self, Report, Tail};
 use crate::node::{lock, Inner};
 use crate::status::Completions;
 
@@ -42,10 +42,48 @@ const LOOK_UP_EVERY: StdDuration = StdDuration::from_millis(200);
 /// Sends that are followed at most; more than any queue below holds.
 const FOLLOWED_MAX: usize = 4_096;
 
+/// Interfaces whose kind is remembered at most.
+const INTERFACES_MAX: usize = 64;
+
+/// Who decides about each bulk datagram, and learns from those that have left.
+pub(crate) trait Gatekeeper: Send + Sync {
+    /// The time, on the clock that all here is told by.
+    fn now(&self) -> Instant;
+    /// Whether a datagram may go over a path where `n` are on their way, and when that was
+    /// decided.
+    fn may_pass(&self, path: usize, n: usize) -> (bool, Instant);
+    /// How many datagrams, `most` at most, may go together where `n` are on their way.
+    fn room(&self, path: usize, n: usize, most: usize) -> usize;
+    /// What has left, and when; small datagrams too.
+    fn on_gone(&self, path: usize, gone: &[(SendCall, Instant)]);
+}
+
+impl Gatekeeper for Inner {
+    fn now(&self) -> Instant {
+        Inner::now(self)
+    }
+
+    fn may_pass(&self, path: usize, n: usize) -> (bool, Instant) {
+        self.tell(|brain, now| (brain.may_pass(path, n, now), now))
+    }
+
+    fn room(&self, path: usize, n: usize, most: usize) -> usize {
+        self.ask(|brain, now| brain.room(path, n, most, now))
+    }
+
+    fn on_gone(&self, path: usize, gone: &[(SendCall, Instant)]) {
+        self.tell(|brain, _| {
+            for (send, left_at) in gone.iter().filter(|(send, _)| send.bulk) {
+                brain.on_complete(path, send.ahead, send.at, *left_at);
+            }
+        });
+    }
+}
+
 /// A UDP socket with the gate in front of it.
 pub(crate) struct GatedSocket {
     inner: Arc<dyn AsyncUdpSocket>,
-    node: Weak<Inner>,
+    gatekeeper: Weak<dyn Gatekeeper>,
     /// The path that it sends over.
     path: usize,
     under: Mutex<Under>,
@@ -53,33 +91,39 @@ pub(crate) struct GatedSocket {
     completions: AtomicU8,
     permitted: AtomicBool,
     holds: AtomicU64,
+    given_up: AtomicU64,
+    unreported: AtomicU64,
 }
 
 /// What is below the gate, and who waits above it.
 #[derive(Debug, Default)]
 struct Under {
     /// Handed to the kernel and not reported gone, in the order of sending.
-    sends: VecDeque<Send>,
+    sends: VecDeque<SendCall>,
     /// Datagrams in them.
     datagrams: usize,
     /// Number of the next send call; small datagrams count too.
     next: u32,
-    unreported: u32,
+    /// Send calls since the last report.
+    silent_for: u32,
     /// The gate has held a datagram since waiters were last woken.
     closed: bool,
     waiters: Vec<Waker>,
 }
 
+/// One or several datagrams handed to the kernel together.
 #[derive(Clone, Copy, Debug)]
-struct Send {
-    number: u32,
-    at: Instant,
+pub(crate) struct SendCall {
+    pub number: u32,
+    /// When.
+    pub at: Instant,
     datagrams: usize,
     bytes: u64,
     /// Datagrams before its last one when it went in.
     ahead: usize,
-    /// Whether the gate learns from it.
+    /// Whether the gate decided about it, and learns from it.
     bulk: bool,
+    tail: Tail,
 }
 
 impl fmt::Debug for GatedSocket {
@@ -92,25 +136,28 @@ impl fmt::Debug for GatedSocket {
 
 impl GatedSocket {
     /// Wraps a bound socket that sends over a path, and reads its reports in a thread of its own.
-    pub fn new(socket: UdpSocket, path: usize, node: &Arc<Inner>) -> io::Result<Arc<GatedSocket>> {
+    pub fn new(socket: UdpSocket, path: usize, gatekeeper: Weak<dyn Gatekeeper>) -> io::Result<Arc<GatedSocket>> {
         let asked = [
             reports::ask_for_wifi_status(socket.as_fd()),
             reports::ask_for_stamps(socket.as_fd()),
         ];
-        let completions = if asked[1].is_ok() {
+        let completions = if asked.iter().any(Result::is_ok) {
             Completions::Unknown
         } else {
             Completions::Acknowledgements
         };
+        reports::make_room(socket.as_fd())?;
         let queue: OwnedFd = socket.as_fd().try_clone_to_owned()?;
         let gated = Arc::new(GatedSocket {
             inner: quinn::TokioRuntime.wrap_udp_socket(socket)?,
-            node: Arc::downgrade(node),
+            gatekeeper,
             path,
             under: Mutex::default(),
             completions: AtomicU8::new(completions as u8),
             permitted: AtomicBool::new(false),
             holds: AtomicU64::new(0),
+            given_up: AtomicU64::new(0),
+            unreported: AtomicU64::new(0),
         });
         let reader = Arc::downgrade(&gated);
         let thread = std::thread::Builder::new().name("coorp-reports".to_owned());
@@ -131,6 +178,16 @@ impl GatedSocket {
     /// How often a datagram was held back.
     pub fn holds(&self) -> u64 {
         self.holds.load(Ordering::Relaxed)
+    }
+
+    /// Datagrams that the air has given up, as far as the kernel reports that.
+    pub fn given_up(&self) -> u64 {
+        self.given_up.load(Ordering::Relaxed)
+    }
+
+    /// Datagrams that should have been reported and were not.
+    pub fn unreported(&self) -> u64 {
+        self.unreported.load(Ordering::Relaxed)
     }
 
     /// Whether a permit allows bulk; without one QUIC makes no packets.
@@ -156,31 +213,33 @@ impl GatedSocket {
     }
 
     /// Reports came; the gate learns from them.
-    fn on_reports(&self, came: &[Report], queue: &OwnedFd) {
-        let Some(node) = self.node.upgrade() else { return };
-        let wifi = came.contains(&Report::OnAir);
+    fn on_reports(&self, came: &[Report]) {
+        let Some(gatekeeper) = self.gatekeeper.upgrade() else {
+            return;
+        };
+        let wifi = came.iter().any(|report| matches!(report, Report::OnAir { .. }));
         match self.completions() {
             Completions::WifiStatus => {}
-            _ if wifi => {
-                self.know(Completions::WifiStatus);
-                if let Err(error) = reports::ask_for_no_stamps(queue.as_fd()) {
-                    tracing::debug!("stamps stay on: {error}");
-                }
-            }
+            _ if wifi => self.know(Completions::WifiStatus),
             Completions::Stamps => {}
             _ => self.know(Completions::Stamps),
         }
         let by_wifi = self.completions() == Completions::WifiStatus;
-        let now = node.now();
+        let now = gatekeeper.now();
         let mut gone = Vec::new();
         {
             let mut under = lock(&self.under);
-            under.unreported = 0;
+            if wifi || !by_wifi {
+                under.silent_for = 0;
+            }
             for report in came {
                 match report {
-                    Report::OnAir => gone.extend(under.pop().map(|send| (send, now))),
-                    Report::Stamped(..) if by_wifi => {}
-                    Report::Stamped(number, ago) => {
+                    Report::OnAir { tail, acknowledged } => {
+                        gone.extend(under.take(tail).map(|send| (send, now)));
+                        self.given_up.fetch_add(u64::from(!acknowledged), Ordering::Relaxed);
+                    }
+                    Report::Stamped { .. } if by_wifi => {}
+                    Report::Stamped { number, ago, .. } => {
                         // When it left, as far as the kernel tells: not before it came, nor later than now.
                         let ago = ago.map_or(Duration::ZERO, |ago| Duration::from_secs_f64(ago.as_secs_f64()));
                         // Earlier ones whose report was lost have left before it.
@@ -196,7 +255,7 @@ impl GatedSocket {
                 }
             }
         }
-        self.learn(&node, &gone);
+        self.learn(gatekeeper.as_ref(), &gone);
     }
 
     /// QUIC's acknowledgements, where the kernel reports nothing: so many bytes have arrived, or are lost.
@@ -204,8 +263,10 @@ impl GatedSocket {
         if self.completions() != Completions::Acknowledgements {
             return;
         }
-        let Some(node) = self.node.upgrade() else { return };
-        let now = node.now();
+        let Some(gatekeeper) = self.gatekeeper.upgrade() else {
+            return;
+        };
+        let now = gatekeeper.now();
         let mut gone = Vec::new();
         {
             let mut under = lock(&self.under);
@@ -218,20 +279,15 @@ impl GatedSocket {
                 gone.extend(under.pop().map(|send| (send, now)));
             }
         }
-        self.learn(&node, &gone);
+        self.learn(gatekeeper.as_ref(), &gone);
     }
 
     /// What has left, and when.
-    fn learn(&self, node: &Inner, gone: &[(Send, Instant)]) {
-        if gone.is_empty() {
-            return;
+    fn learn(&self, gatekeeper: &dyn Gatekeeper, gone: &[(SendCall, Instant)]) {
+        if !gone.is_empty() {
+            gatekeeper.on_gone(self.path, gone);
+            self.wake();
         }
-        node.tell(|brain, _| {
-            for (send, left_at) in gone.iter().filter(|(send, _)| send.bulk) {
-                brain.on_complete(self.path, send.ahead, send.at, *left_at);
-            }
-        });
-        self.wake();
     }
 
     fn know(&self, completions: Completions) {
@@ -239,39 +295,51 @@ impl GatedSocket {
         tracing::info!("bulk: what has left is known by {completions}");
     }
 
-    /// Gives up on reports that are overdue, and on all of them where none ever came.
+    /// Gives up on reports that are overdue, and on the kernel's altogether where none come, or come no longer.
     fn on_silence(&self) {
-        let Some(node) = self.node.upgrade() else { return };
-        let now = node.now();
-        let (gave_up, none_came) = {
+        let Some(gatekeeper) = self.gatekeeper.upgrade() else {
+            return;
+        };
+        let now = gatekeeper.now();
+        let (gave_up, none_come) = {
             let mut under = lock(&self.under);
-            let before = under.sends.len();
+            let before = under.datagrams;
             while under.sends.front().is_some_and(|send| now.since(send.at) > REPORT_LATE) {
                 under.pop();
             }
-            (under.sends.len() < before, under.unreported >= UNREPORTED_MAX)
+            (before - under.datagrams, under.silent_for >= UNREPORTED_MAX)
         };
-        if none_came && self.completions() == Completions::Unknown {
+        let by_kernel = self.completions() != Completions::Acknowledgements;
+        if by_kernel && none_come {
             self.know(Completions::Acknowledgements);
         }
-        if gave_up {
+        if gave_up > 0 {
+            self.unreported.fetch_add(gave_up as u64, Ordering::Relaxed);
             self.wake();
         }
     }
 }
 
 impl Under {
-    fn push(&mut self, send: Send) {
+    fn push(&mut self, send: SendCall) {
         if self.sends.len() >= FOLLOWED_MAX {
             self.pop();
         }
         self.datagrams += send.datagrams;
         self.sends.push_back(send);
-        self.unreported = self.unreported.saturating_add(1);
+        self.silent_for = self.silent_for.saturating_add(1);
     }
 
-    fn pop(&mut self) -> Option<Send> {
+    fn pop(&mut self) -> Option<SendCall> {
         let send = self.sends.pop_front()?;
+        self.datagrams -= send.datagrams;
+        Some(send)
+    }
+
+    /// The one with this end, most often the oldest.
+    fn take(&mut self, tail: &Tail) -> Option<SendCall> {
+        let place = self.sends.iter().position(|send| send.tail == *tail)?;
+        let send = self.sends.remove(place)?;
         self.datagrams -= send.datagrams;
         Some(send)
     }
@@ -279,6 +347,7 @@ impl Under {
 
 fn read_reports(socket: &Weak<GatedSocket>, queue: &OwnedFd) {
     let mut came = Vec::new();
+    let mut tuns = BTreeMap::new();
     let mut looked = StdInstant::now();
     loop {
         let waited = reports::wait(queue.as_fd(), LOOK_UP_EVERY);
@@ -290,14 +359,33 @@ fn read_reports(socket: &Weak<GatedSocket>, queue: &OwnedFd) {
             tracing::debug!("reports cannot be read: {error}");
             std::thread::sleep(StdDuration::from_millis(1));
         }
+        came.retain(|report| says_something(report, queue, &mut tuns));
         if !came.is_empty() {
-            socket.on_reports(&came, queue);
+            socket.on_reports(&came);
         }
         if looked.elapsed() >= LOOK_UP_EVERY {
             looked = StdInstant::now();
             socket.on_silence();
         }
     }
+}
+
+/// Whether a report tells that something has left: a TAP's stamps do not.
+fn says_something(report: &Report, queue: &OwnedFd, tuns: &mut BTreeMap<u32, bool>) -> bool {
+    let &Report::Stamped { interface, .. } = report else {
+        return true;
+    };
+    if interface != 0 && !tuns.contains_key(&interface) {
+        if tuns.len() >= INTERFACES_MAX {
+            tuns.clear();
+        }
+        let tun = reports::is_tun(queue.as_fd(), interface);
+        if tun {
+            tracing::info!("bulk: interface {interface} is a TAP or TUN, whose stamps do not tell what has left");
+        }
+        tuns.insert(interface, tun);
+    }
+    !tuns.get(&interface).copied().unwrap_or(false)
 }
 
 impl AsyncUdpSocket for GatedSocket {
@@ -309,7 +397,7 @@ impl AsyncUdpSocket for GatedSocket {
     }
 
     fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
-        let Some(node) = self.node.upgrade() else {
+        let Some(gatekeeper) = self.gatekeeper.upgrade() else {
             return Err(io::ErrorKind::NotConnected.into());
         };
         let bulk = GatedSocket::is_bulk(transmit);
@@ -319,7 +407,11 @@ impl AsyncUdpSocket for GatedSocket {
         // Held while the datagram goes in, so that nobody is told to ask again between the answer and the wait.
         let mut under = lock(&self.under);
         let n = under.datagrams;
-        let (pass, at) = node.tell(|brain, now| (!bulk || brain.may_pass(self.path, n, now), now));
+        let (pass, at) = if bulk {
+            gatekeeper.may_pass(self.path, n)
+        } else {
+            (true, gatekeeper.now())
+        };
         if !pass {
             under.closed = true;
             self.holds.fetch_add(1, Ordering::Relaxed);
@@ -329,13 +421,14 @@ impl AsyncUdpSocket for GatedSocket {
         let number = under.next;
         under.next = under.next.wrapping_add(1);
         let ahead = n + datagrams - 1;
-        under.push(Send {
+        under.push(SendCall {
             number,
             at,
             datagrams,
             bytes: transmit.contents.len() as u64,
             ahead,
             bulk,
+            tail: reports::tail(transmit.contents),
         });
         Ok(())
     }
@@ -358,10 +451,13 @@ impl AsyncUdpSocket for GatedSocket {
     }
 
     fn max_transmit_segments(&self) -> usize {
+        // Of several that go in together WiFi's reports are another matter on each kernel.
+        let alone = matches!(self.completions(), Completions::Unknown | Completions::WifiStatus);
+        let Some(gatekeeper) = self.gatekeeper.upgrade().filter(|_| !alone) else {
+            return 1;
+        };
         let most = self.inner.max_transmit_segments().min(TOGETHER_MAX);
-        let n = self.in_flight();
-        let room = |node: Arc<Inner>| node.ask(|brain, now| brain.room(self.path, n, most, now));
-        self.node.upgrade().map_or(1, room)
+        gatekeeper.room(self.path, self.in_flight(), most)
     }
 
     fn max_receive_segments(&self) -> usize {
@@ -474,3 +570,8 @@ impl Controller for PermittedCubic {
         self
     }
 }
+
+#[cfg(test)]
+mod on_wifi;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,244 @@
+//! The socket on a real WiFi stack: a test that runs others of this file in the lab (`kernel/lab`), which the lab's
+//! script calls one by one, each in the namespace of a robot.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::SystemTime;
+
+use coorp_core::policy::Policy;
+use coorp_core::windows::Window;
+
+use super::tests::{until, Bench, SOON};
+use super::*;
+use crate::{Node, Options};
+
+const AP: &str = "10.0.0.1:5000";
+const STATION: &str = "10.0.0.2:5000";
+const BULK_BYTES: usize = 1_200;
+
+/// What happens in the lab. `$1` runs a test of this file, `$2` is a team file.
+const SCRIPT: &str = r#"
+set -e
+. "$LAB/wifi"
+wifi_up
+inside() { ip netns exec "$1" "$2" --exact "bulk::socket::on_wifi::$3" --ignored --nocapture --test-threads=1; }
+export COORP_LAB_TEAM=$2
+
+echo "== each datagram is reported"
+inside s1 "$1" each_datagram_is_reported_in_order
+
+echo "== a flood is reported"
+inside s1 "$1" no_report_of_a_flood_vanishes
+
+echo "== the gate closes"
+inside ap "$1" receiver >/dev/null & receiver=$!
+inside s1 "$1" a_window_that_begins_finds_few_datagrams_below_the_gate
+wait $receiver
+
+echo "== two robots"
+inside ap "$1" robot_that_receives & receiver=$!
+inside s1 "$1" robot_that_sends
+wait $receiver
+
+echo "== a radio goes away"
+ip -n ap neigh replace 10.0.0.2 lladdr 02:00:00:00:01:00 dev wlan0 nud permanent
+wifi_away s1
+inside ap "$1" what_nobody_acknowledges_is_given_up
+echo "== the end"
+"#;
+
+/// Whether a test that needs qemu can run. In CI it has to.
+fn possible() -> bool {
+    let qemu = Command::new("qemu-system-x86_64")
+        .arg("--version")
+        .stdout(Stdio::null())
+        .status();
+    let there = qemu.is_ok_and(|qemu| qemu.success()) && cfg!(target_arch = "x86_64");
+    if !there {
+        assert!(std::env::var_os("CI").is_none(), "CI is to have qemu-system-x86_64");
+        // Past the harness, which would hide it.
+        let _ = writeln!(std::io::stderr().lock(), "SKIPPED on_wifi: no qemu-system-x86_64");
+    }
+    there
+}
+
+#[test]
+fn in_the_lab() {
+    if !possible() {
+        return;
+    }
+    let folder = std::env::temp_dir().join(format!("coorp-on-wifi-{}", std::process::id()));
+    let _ = std::fs::remove_dir_all(&folder);
+    std::fs::create_dir_all(&folder).unwrap();
+    let file = folder.join("team.toml");
+    let robots = "[[robot]]\nname = \"lead\"\nleader = true\naddresses = [\"10.0.0.1\"]\n\
+                  [[robot]]\nname = \"one\"\naddresses = [\"10.0.0.2\"]\n";
+    std::fs::write(&file, robots).unwrap();
+    crate::keys::init(&coorp_team::load(&file).unwrap()).unwrap();
+    let lab = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernel/lab/run");
+    let output = Command::new(lab)
+        .args(["bash", "-c", SCRIPT, "script"])
+        .args([std::env::current_exe().unwrap(), file])
+        .output()
+        .unwrap();
+    let said = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+    std::fs::remove_dir_all(&folder).unwrap();
+    println!("{}\n{}", said[0], said[1]);
+    assert!(output.status.success(), "the lab ends with {:?}", output.status.code());
+    assert!(said[0].contains("== the end"));
+    assert_eq!(said[0].matches("1 passed").count(), 6, "each ran, but for the receiver");
+}
+
+#[test]
+#[ignore = "in the lab"]
+fn each_datagram_is_reported_in_order() {
+    let mut bench = Bench::new(Some(Duration::from_millis(1)));
+    for number in 0..400 {
+        bench.send(AP, if number % 4 == 0 { 100 } else { BULK_BYTES });
+    }
+    let gone = bench.reported(Completions::WifiStatus);
+    let numbers = gone.iter().map(|(send, _)| send.number);
+    assert!(numbers.eq(0..400), "the air has kept the order");
+    assert_eq!(bench.socket.given_up(), 0);
+    assert_eq!(
+        bench.socket.max_transmit_segments(),
+        1,
+        "not every kernel reports several at once"
+    );
+}
+
+#[test]
+#[ignore = "in the lab"]
+fn no_report_of_a_flood_vanishes() {
+    let mut bench = Bench::new(None);
+    for _ in 0..2_000 {
+        bench.send(AP, BULK_BYTES);
+    }
+    let gone = bench.reported(Completions::WifiStatus);
+    let deepest = gone.iter().map(|(send, _)| send.ahead).max();
+    println!("{deepest:?} were below the gate at most");
+    assert!(deepest > Some(16), "it was no flood: {deepest:?}");
+}
+
+#[test]
+#[ignore = "in the lab"]
+fn what_nobody_acknowledges_is_given_up() {
+    let mut bench = Bench::new(None);
+    for _ in 0..20 {
+        bench.send(STATION, BULK_BYTES);
+    }
+    bench.reported(Completions::WifiStatus);
+    assert_eq!(bench.socket.given_up(), 20);
+}
+
+/// Where the receiver keeps the number of each datagram and when it came, in nanoseconds of Unix time.
+const ARRIVALS: &str = "/run/arrivals";
+/// The number after which no more come.
+const LAST: u32 = u32::MAX;
+
+#[test]
+#[ignore = "in the lab"]
+fn receiver() {
+    let socket = UdpSocket::bind(AP).unwrap();
+    let (mut arrivals, mut datagram) = (String::new(), [0; 2_000]);
+    loop {
+        let length = socket.recv(&mut datagram).unwrap();
+        let number = u32::from_le_bytes(datagram[length - 4..length].try_into().unwrap());
+        if number == LAST {
+            break;
+        }
+        arrivals += &format!("{number} {}\n", unix(SystemTime::now()));
+    }
+    std::fs::write(format!("{ARRIVALS}.new"), arrivals).unwrap();
+    std::fs::rename(format!("{ARRIVALS}.new"), ARRIVALS).unwrap();
+}
+
+fn unix(time: SystemTime) -> u128 {
+    time.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_nanos()
+}
+
+#[test]
+#[ignore = "in the lab"]
+fn a_window_that_begins_finds_few_datagrams_below_the_gate() {
+    let mut bench = Bench::new(Some(Duration::from_millis(1)));
+    let (unix_now, now) = (unix(SystemTime::now()), bench.door.now());
+    let in_ms = |ms| now + Duration::from_millis(ms);
+    let window = Window {
+        start: in_ms(1_000),
+        end: in_ms(1_500),
+    };
+    lock(&bench.door.gate).on_window(window);
+    while bench.door.now() < in_ms(2_500) {
+        bench.send(AP, BULK_BYTES);
+    }
+    let gone = bench.reported(Completions::WifiStatus);
+    until("the receiver has written", || {
+        bench.hand_over(AP, LAST, 100);
+        Path::new(ARRIVALS).exists()
+    });
+    let inside = |at: Instant| window.start <= at && at < window.end;
+    let sent: BTreeMap<u32, Instant> = gone.iter().map(|(send, _)| (send.number, send.at)).collect();
+    assert!(sent.values().any(|at| *at < window.start) && sent.values().any(|at| *at >= window.end));
+    assert_eq!(
+        sent.values().filter(|at| inside(**at)).count(),
+        0,
+        "the gate was closed"
+    );
+    let deepest = 1 + gone.iter().map(|(send, _)| send.ahead).max().unwrap();
+    println!("{deepest} were below the gate at most");
+    assert!(deepest <= 64, "{deepest} datagrams are as many as without a gate");
+    let in_window = |arrival: &(u32, u128)| {
+        let at = now + Duration::from_nanos(arrival.1.saturating_sub(unix_now) as u64);
+        inside(at)
+    };
+    let arrivals = std::fs::read_to_string(ARRIVALS).unwrap();
+    let arrivals = arrivals.lines().map(|line| {
+        let (number, at) = line.split_once(' ').unwrap();
+        (number.parse().unwrap(), at.parse().unwrap())
+    });
+    let late: Vec<(u32, u128)> = arrivals.filter(in_window).collect();
+    println!("{} came inside the window", late.len());
+    assert!(late.len() <= deepest, "{late:?}");
+    assert!(late.iter().all(|(number, _)| sent[number] < window.start));
+}
+
+fn robot(name: &str) -> Node {
+    let file = PathBuf::from(std::env::var_os("COORP_LAB_TEAM").unwrap());
+    Node::open(Options {
+        team: coorp_team::load(&file).unwrap(),
+        robot: name.to_owned(),
+        // Without permits: in the lab all is too slow for a leader's times.
+        policy: Policy::named("edca+local").unwrap(),
+        insecure: false,
+        state: Some(PathBuf::from("/run/state").join(name)),
+    })
+    .unwrap()
+}
+
+fn map() -> Vec<u8> {
+    (0..300_000u32).flat_map(u32::to_le_bytes).collect()
+}
+
+#[test]
+#[ignore = "in the lab"]
+fn robot_that_receives() {
+    let node = robot("lead");
+    let message = node.bulk_receiver().unwrap().recv(Some(2 * SOON)).unwrap();
+    assert!(message.take().unwrap() == map());
+    until("the sender is done", || !node.status().alive.contains(&1));
+}
+
+#[test]
+#[ignore = "in the lab"]
+fn robot_that_sends() {
+    let node = robot("one");
+    let mut stream = node.bulk_stream("lead", "map").unwrap();
+    stream.write(&map());
+    stream.finish().unwrap().wait().unwrap();
+    let bulk = || node.status().bulk.unwrap();
+    assert_eq!(bulk().completions, Completions::WifiStatus);
+    until("all is reported", || bulk().in_flight == 0);
+    println!("{:?}", bulk());
+    assert_eq!(bulk().given_up, 0);
+}

@@ -1,0 +1,176 @@
+//! The socket with a gate of its own, on interfaces that every machine has.
+
+use coorp_core::gate::{CompletionTable, Gate, Verdict};
+
+use super::*;
+
+/// How long anything may take that should happen at once.
+pub const SOON: StdDuration = StdDuration::from_secs(60);
+
+/// A gate by itself, which keeps what it learns from.
+pub struct Door {
+    began: StdInstant,
+    pub gate: Mutex<Gate>,
+    gone: Mutex<Vec<(SendCall, Instant)>>,
+}
+
+impl Gatekeeper for Door {
+    fn now(&self) -> Instant {
+        Instant::from_nanos(self.began.elapsed().as_nanos() as u64)
+    }
+
+    fn may_pass(&self, _path: usize, n: usize) -> (bool, Instant) {
+        let now = self.now();
+        (lock(&self.gate).on_dequeue(n, now) == Verdict::Pass, now)
+    }
+
+    fn room(&self, _path: usize, n: usize, most: usize) -> usize {
+        lock(&self.gate).room(n, most, self.now())
+    }
+
+    fn on_gone(&self, _path: usize, gone: &[(SendCall, Instant)]) {
+        for (send, left_at) in gone.iter().filter(|(send, _)| send.bulk) {
+            lock(&self.gate).on_complete(send.ahead, send.at, *left_at);
+        }
+        lock(&self.gone).extend(gone);
+    }
+}
+
+/// A socket with a gate of its own.
+pub struct Bench {
+    pub door: Arc<Door>,
+    pub socket: Arc<GatedSocket>,
+    pub sent: u32,
+    _runtime: tokio::runtime::Runtime,
+}
+
+impl Bench {
+    pub fn new(backlog_max: Option<Duration>) -> Bench {
+        let door = Arc::new(Door {
+            began: StdInstant::now(),
+            gate: Mutex::new(Gate::new(CompletionTable::new(256, 64, 0.9), backlog_max)),
+            gone: Mutex::default(),
+        });
+        let mut runtime = tokio::runtime::Builder::new_multi_thread();
+        let runtime = runtime.worker_threads(1).enable_all().build().unwrap();
+        let entered = runtime.enter();
+        let gatekeeper: Weak<Door> = Arc::downgrade(&door);
+        let socket = GatedSocket::new(UdpSocket::bind("0.0.0.0:0").unwrap(), 0, gatekeeper).unwrap();
+        drop(entered);
+        Bench {
+            door,
+            socket,
+            sent: 0,
+            _runtime: runtime,
+        }
+    }
+
+    /// Sends a datagram with the next number.
+    pub fn send(&mut self, to: &str, bytes: usize) {
+        self.hand_over(to, self.sent, bytes);
+        self.sent += 1;
+    }
+
+    /// What looks like a datagram of QUIC's with a short header, no two numbers alike.
+    fn contents(number: u32, bytes: usize) -> Vec<u8> {
+        let number = number.to_le_bytes();
+        [&[0x40][..], &vec![0; bytes - 5], &number].concat()
+    }
+
+    /// Hands a datagram to the kernel, as soon as that and the gate take it.
+    pub fn hand_over(&self, to: &str, number: u32, bytes: usize) {
+        let contents = Bench::contents(number, bytes);
+        let transmit = Transmit {
+            destination: to.parse().unwrap(),
+            ecn: None,
+            contents: &contents,
+            segment_size: None,
+            src_ip: None,
+        };
+        until("the socket takes a datagram", || {
+            match self.socket.try_send(&transmit) {
+                Ok(()) => true,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => false,
+                Err(error) => panic!("{error}"),
+            }
+        });
+    }
+
+    /// Waits for all reports, and returns what the gate was told.
+    pub fn reported(&self, by: Completions) -> Vec<(SendCall, Instant)> {
+        until("all is reported", || lock(&self.door.gone).len() == self.sent as usize);
+        assert_eq!(self.socket.in_flight(), 0);
+        assert_eq!(self.socket.completions(), by);
+        assert_eq!(self.socket.unreported(), 0);
+        lock(&self.door.gone).clone()
+    }
+}
+
+pub fn until(what: &str, mut so: impl FnMut() -> bool) {
+    let began = StdInstant::now();
+    while !so() {
+        assert!(began.elapsed() < SOON, "{what}: it does not come to pass");
+        std::thread::sleep(StdDuration::from_micros(100));
+    }
+}
+
+/// Somewhere to send to; nobody reads it.
+fn sink() -> (UdpSocket, String) {
+    let sink = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let address = sink.local_addr().unwrap().to_string();
+    (sink, address)
+}
+
+fn on_air(number: u32) -> Report {
+    Report::OnAir {
+        tail: reports::tail(&Bench::contents(number, 100)),
+        acknowledged: number != 1,
+    }
+}
+
+#[test]
+fn without_wifi_the_drivers_stamps_are_next() {
+    let (_sink, to) = sink();
+    let mut bench = Bench::new(None);
+    for _ in 0..100 {
+        bench.send(&to, 1_000);
+    }
+    let gone = bench.reported(Completions::Stamps);
+    assert!(gone.iter().map(|(send, _)| send.number).eq(0..100));
+    assert!(
+        bench.socket.max_transmit_segments() > 1,
+        "one report for several will do"
+    );
+}
+
+#[test]
+fn reports_of_wifi_are_told_apart_in_whatever_order_they_come() {
+    let (_sink, to) = sink();
+    let mut bench = Bench::new(None);
+    // From the first one on loopback's own stamps count no longer.
+    bench.socket.on_reports(&[on_air(77)]);
+    assert_eq!(bench.socket.completions(), Completions::WifiStatus);
+    for _ in 0..4 {
+        bench.send(&to, 100);
+    }
+    bench.socket.on_reports(&[on_air(2), on_air(77), on_air(1)]);
+    assert_eq!((bench.socket.in_flight(), bench.socket.given_up()), (2, 1));
+    bench.socket.on_reports(&[on_air(3), on_air(3), on_air(0)]);
+    let gone = bench.reported(Completions::WifiStatus);
+    assert_eq!(
+        gone.iter().map(|(send, _)| send.number).collect::<Vec<_>>(),
+        [2, 1, 3, 0]
+    );
+}
+
+#[test]
+fn where_wifis_reports_cease_the_next_source_takes_over() {
+    let (_sink, to) = sink();
+    let mut bench = Bench::new(None);
+    bench.socket.on_reports(&[on_air(77)]);
+    until("stamps count", || {
+        bench.send(&to, 1_000);
+        bench.socket.completions() == Completions::Stamps
+    });
+    assert!(bench.sent > UNREPORTED_MAX);
+}
