@@ -11,7 +11,8 @@
 //! found by multicast on their LAN: a robot looks around before it opens a session, and connects to whom it finds as if
 //! the address had been given. Left out: of two robots that meet later, as when both start at once, one side's marks.
 //! Zenoh then connects by itself, and takes marks from configured addresses alone, so only the side that accepts marks
-//! what it sends.
+//! what it sends. Left out as well: networks that come up later. Zenoh lists the interfaces once in a process, so a
+//! robot without addresses waits for the first one.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -40,6 +41,10 @@ const PORT_CONTROL: u16 = 2;
 const PORT_SCOUTING: u16 = 8;
 /// How long a robot looks for others before it opens a session.
 const LOOK_AROUND: Duration = Duration::from_millis(300);
+/// How long a robot waits for a network to look for others on, and the operator.
+const NETWORK_WITHIN: Duration = Duration::from_secs(60);
+const NETWORK_WITHIN_OPERATOR: Duration = Duration::from_secs(2);
+const NETWORK_LOOK_EVERY: Duration = Duration::from_millis(20);
 /// Addresses that are tried at most.
 const FOUND_MAX: usize = 1_024;
 /// A peer whose link says nothing for so long is gone.
@@ -180,6 +185,7 @@ impl Link {
 fn open(team: &Team, who: Who, identity: Option<&Identity>, link: &Link, rules: Value) -> Result<Session, Error> {
     let mut config = config(team, who, identity, link, rules);
     if config["scouting"]["multicast"]["enabled"] == true {
+        await_network(who)?;
         for endpoint in look_around(read(&config)?, link)? {
             if let Some(endpoints) = config["connect"]["endpoints"].as_array_mut() {
                 endpoints.push(endpoint.into());
@@ -195,6 +201,36 @@ fn open(team: &Team, who: Who, identity: Option<&Identity>, link: &Link, rules: 
 fn read(config: &Value) -> Result<Config, Error> {
     let config = Config::from_json5(&config.to_string());
     config.map_err(|error| Error::Failed(format!("the fabric does not take its configuration: {error}")))
+}
+
+/// Waits until there is an interface that Zenoh would look for robots on: it lists them at its first use, and those that
+/// come up later do not exist for it. A card that is not connected yet, or just so, is none.
+fn await_network(who: Who) -> Result<(), Error> {
+    let fit = |interface: &pnet_datalink::NetworkInterface| {
+        let works = interface.is_up() && interface.is_running() && interface.is_multicast();
+        works && !interface.is_loopback() && interface.ips.iter().any(|address| address.is_ipv4())
+    };
+    let (began, mut told) = (Instant::now(), false);
+    let within = if who == Who::Operator {
+        NETWORK_WITHIN_OPERATOR
+    } else {
+        NETWORK_WITHIN
+    };
+    while !pnet_datalink::interfaces().iter().any(fit) {
+        if began.elapsed() > within {
+            return Err(Error::Failed(
+                "there is no network to look for the other robots on: no interface is up with an IPv4 address; connect \
+                 this machine, or give the robots `addresses` in the team file"
+                    .to_owned(),
+            ));
+        }
+        if !told && began.elapsed() > LOOK_AROUND {
+            tracing::warn!("no interface is up with an IPv4 address: waiting for a network");
+            told = true;
+        }
+        std::thread::sleep(NETWORK_LOOK_EVERY);
+    }
+    Ok(())
 }
 
 /// The robots that answer within a moment, as addresses to connect to.
@@ -258,8 +294,9 @@ fn config(team: &Team, who: Who, identity: Option<&Identity>, link: &Link, rules
                 "enabled": found,
                 "address": format!("{SCOUTING_GROUP}:{scouting_port}"),
                 "autoconnect": ["peer"],
-                // Whoever comes later looks around and connects; the others look only now and then.
-                "autoconnect_strategy": "always",
+                // Whoever comes later looks around and connects; of two that meet otherwise one does, as two that
+                // connect to each other at once refuse each other.
+                "autoconnect_strategy": "greater-zid",
                 "listen": who != Who::Operator,
             },
             "gossip": { "enabled": false },

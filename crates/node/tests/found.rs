@@ -1,0 +1,130 @@
+//! Robots without addresses find each other on a LAN: two network namespaces with a cable between them. Needs root, and
+//! passes without having looked where it is not.
+#![allow(clippy::unwrap_used)] // a test may fail by panicking
+
+mod common;
+
+use std::process::Command;
+
+use common::{agreed, be_a_robot, Fleet, Robot};
+
+#[test]
+#[ignore = "the process of a robot in the other tests"]
+fn robot() {
+    let (subscriber, publisher) = (std::cell::RefCell::new(None), std::cell::RefCell::new(None));
+    be_a_robot(|node, words| {
+        Some(match words {
+            ["hear"] => {
+                subscriber.replace(Some(node.control_subscriber("pose").unwrap()));
+                "ok".to_owned()
+            }
+            ["say"] => {
+                let mut publisher = publisher.borrow_mut();
+                let pose = publisher.get_or_insert_with(|| node.control_publisher("pose", None).unwrap());
+                pose.put(b"hello").unwrap();
+                "ok".to_owned()
+            }
+            ["heard"] => subscriber.borrow().as_ref().unwrap().try_recv().is_some().to_string(),
+            ["send", to] => {
+                let mut stream = node.bulk_stream(to, "map").unwrap();
+                stream.write(&[7; 100_000]);
+                stream
+                    .finish()
+                    .unwrap()
+                    .wait()
+                    .map_or_else(|error| error.to_string(), |()| "whole".to_owned())
+            }
+            _ => return None,
+        })
+    });
+}
+
+/// Two namespaces and a cable; gone when dropped.
+struct Lan([String; 2]);
+
+impl Lan {
+    fn new(name: &str) -> Option<Lan> {
+        // Not by names that an emulator would take for what another one has left behind.
+        let names = ["a", "b"].map(|end| format!("found-{}-{name}-{end}", std::process::id()));
+        let ip = |arguments: &str| {
+            Command::new("ip")
+                .args(arguments.split(' '))
+                .status()
+                .is_ok_and(|done| done.success())
+        };
+        let [a, b] = &names;
+        if !ip(&format!("netns add {a}")) {
+            return None;
+        }
+        let lan = Lan(names.clone());
+        assert!(ip(&format!("netns add {b}")));
+        assert!(ip(&format!(
+            "link add eth0 netns {a} type veth peer name eth0 netns {b}"
+        )));
+        for (place, name) in names.iter().enumerate() {
+            assert!(ip(&format!("-n {name} addr add 10.98.0.{}/24 dev eth0", place + 1)));
+            assert!(ip(&format!("-n {name} link set eth0 up")));
+            assert!(ip(&format!("-n {name} link set lo up")));
+        }
+        Some(lan)
+    }
+}
+
+impl Drop for Lan {
+    fn drop(&mut self) {
+        for name in &self.0 {
+            let _ = Command::new("ip").args(["netns", "del", name]).status();
+        }
+    }
+}
+
+#[test]
+fn robots_without_addresses_find_each_other() {
+    let Some(lan) = Lan::new("turn") else {
+        eprintln!("not root: nothing was tried");
+        return;
+    };
+    let fleet = Fleet::without_addresses(&["lead", "one"]);
+    let [a, b] = &lan.0;
+    let robots = vec![
+        Robot::inside(a, &fleet.file, "lead"),
+        Robot::inside(b, &fleet.file, "one"),
+    ];
+    let mut robots = agreed(robots);
+    let (mut one, mut lead) = (robots.pop().unwrap(), robots.pop().unwrap());
+    lead.until("alive", "[0, 1]");
+    lead.say("hear");
+    common::until(|| {
+        one.say("say");
+        lead.say("heard") == "true"
+    });
+    let to = lead.name.clone();
+    assert_eq!(
+        one.say(&format!("send {to}")),
+        "whole",
+        "its address is that of its link"
+    );
+    let name = one.name.clone();
+    one.kill();
+    lead.until("alive", if name == "one" { "[0]" } else { "[1]" });
+    let mut back = Robot::inside(if name == "one" { b } else { a }, &fleet.file, &name);
+    back.until("alive", "[0, 1]");
+}
+
+#[test]
+fn robots_that_start_at_once_find_each_other() {
+    let Some(lan) = Lan::new("once") else {
+        eprintln!("not root: nothing was tried");
+        return;
+    };
+    let fleet = Fleet::without_addresses(&["lead", "one"]);
+    let start = |place: usize, name: &'static str| {
+        let (namespace, file) = (lan.0[place].clone(), fleet.file.clone());
+        std::thread::spawn(move || Robot::inside(&namespace, &file, name))
+    };
+    let both = [start(0, "lead"), start(1, "one")];
+    let robots = both.map(|robot| robot.join().unwrap());
+    for robot in &mut agreed(robots.into()) {
+        robot.until("alive", "[0, 1]");
+    }
+}
