@@ -14,12 +14,13 @@ FAULT_SEEDS ?= 1000
 
 export COORP
 
-.PHONY: help demo build package test studies lint bench
+.PHONY: help demo build package test lab studies lint bench
 
 help:
 	@echo "make demo     build, simulate the papers' testbed, leave report.html"
 	@echo "make package  install the Python package and what it needs into $(VENV)"
 	@echo "make test     all tests, the studies in quick form, $(FAULT_SEEDS) fault runs"
+	@echo "make lab      the tests on a real WiFi stack, in a virtual machine; a part of make test"
 	@echo "make studies  the studies in full (long)"
 	@echo "make lint     rustfmt, clippy, ruff, pyright, node's syntax check"
 	@echo "make bench    measure the hot paths"
@@ -40,6 +41,10 @@ test: package build
 	$(PYTHON) -m pytest -q
 	$(COORP) sim examples/faults.toml --faults --seeds $(FAULT_SEEDS) --policy edca+global,coorp-paper,coorp --duration 15s
 	@set -e; for study in $(STUDIES); do echo "== $$study --quick"; $(PYTHON) $$study --quick; done
+
+lab:
+	bash .ci/packages
+	cargo test --locked -p coorp-node --lib -- --nocapture in_the_lab
 
 studies: $(VENV)/ready build
 	@set -e; for study in $(STUDIES); do echo "== $$study"; $(PYTHON) $$study; done
