@@ -93,6 +93,8 @@ pub(crate) struct GatedSocket {
     holds: AtomicU64,
     given_up: AtomicU64,
     unreported: AtomicU64,
+    /// The shortest round trip that acknowledgements have shown, nanoseconds.
+    round_trip_ns: AtomicU64,
 }
 
 /// What is below the gate, and who waits above it.
@@ -158,6 +160,7 @@ impl GatedSocket {
             holds: AtomicU64::new(0),
             given_up: AtomicU64::new(0),
             unreported: AtomicU64::new(0),
+            round_trip_ns: AtomicU64::new(0),
         });
         let reader = Arc::downgrade(&gated);
         let thread = std::thread::Builder::new().name("coorp-reports".to_owned());
@@ -259,10 +262,14 @@ impl GatedSocket {
     }
 
     /// QUIC's acknowledgements, where the kernel reports nothing: so many bytes have arrived, or are lost.
+    ///
+    /// What was acknowledged has left the shortest round trip earlier. Whatever else it took it has waited, below the
+    /// gate or anywhere on its way.
     fn on_acknowledged(&self, mut bytes: u64) {
-        if self.completions() != Completions::Acknowledgements {
+        if matches!(self.completions(), Completions::WifiStatus | Completions::Stamps) {
             return;
         }
+        let round_trip = self.round_trip();
         let Some(gatekeeper) = self.gatekeeper.upgrade() else {
             return;
         };
@@ -276,10 +283,25 @@ impl GatedSocket {
                     break;
                 }
                 bytes -= if send.bulk { send.bytes } else { 0 };
-                gone.extend(under.pop().map(|send| (send, now)));
+                gone.extend(under.pop().map(|send| (send, (now - round_trip).max(send.at))));
             }
         }
         self.learn(gatekeeper.as_ref(), &gone);
+    }
+
+    fn round_trip(&self) -> Duration {
+        Duration::from_nanos(self.round_trip_ns.load(Ordering::Relaxed))
+    }
+
+    /// Datagrams that are taken to be below the gate. By acknowledgements alone those of the last round trip are not:
+    /// they could not be known to have left.
+    fn below(&self, under: &Under, now: Instant) -> usize {
+        if self.completions() != Completions::Acknowledgements {
+            return under.datagrams;
+        }
+        let round_trip = self.round_trip();
+        let older = under.sends.iter().take_while(|send| now.since(send.at) >= round_trip);
+        older.map(|send| send.datagrams).sum()
     }
 
     /// What has left, and when.
@@ -406,7 +428,7 @@ impl AsyncUdpSocket for GatedSocket {
             .map_or(1, |size| transmit.contents.len().div_ceil(size.max(1)));
         // Held while the datagram goes in, so that nobody is told to ask again between the answer and the wait.
         let mut under = lock(&self.under);
-        let n = under.datagrams;
+        let n = self.below(&under, gatekeeper.now());
         let (pass, at) = if bulk {
             gatekeeper.may_pass(self.path, n)
         } else {
@@ -457,7 +479,8 @@ impl AsyncUdpSocket for GatedSocket {
             return 1;
         };
         let most = self.inner.max_transmit_segments().min(TOGETHER_MAX);
-        gatekeeper.room(self.path, self.in_flight(), most)
+        let n = self.below(&lock(&self.under), gatekeeper.now());
+        gatekeeper.room(self.path, n, most)
     }
 
     fn max_receive_segments(&self) -> usize {
@@ -505,10 +528,14 @@ impl ControllerFactory for PermittedCubicConfig {
 }
 
 impl PermittedCubic {
-    fn acknowledged(&self, bytes: u64) {
-        if let Some(socket) = self.socket.upgrade() {
-            socket.on_acknowledged(bytes);
+    /// So many bytes are off the network; acknowledgements come with the shortest round trip.
+    fn acknowledged(&self, bytes: u64, round_trip: Option<StdDuration>) {
+        let Some(socket) = self.socket.upgrade() else { return };
+        if let Some(round_trip) = round_trip {
+            let nanos = u64::try_from(round_trip.as_nanos()).unwrap_or(u64::MAX);
+            socket.round_trip_ns.store(nanos, Ordering::Relaxed);
         }
+        socket.on_acknowledged(bytes);
     }
 }
 
@@ -525,7 +552,7 @@ impl Controller for PermittedCubic {
         limited: bool,
         rtt: &quinn_proto::RttEstimator,
     ) {
-        self.acknowledged(bytes);
+        self.acknowledged(bytes, Some(rtt.min()));
         self.inner.on_ack(now, sent, bytes, limited, rtt);
     }
 
@@ -534,7 +561,7 @@ impl Controller for PermittedCubic {
     }
 
     fn on_congestion_event(&mut self, now: StdInstant, sent: StdInstant, persistent: bool, lost_bytes: u64) {
-        self.acknowledged(lost_bytes);
+        self.acknowledged(lost_bytes, None);
         self.inner.on_congestion_event(now, sent, persistent, lost_bytes);
     }
 
