@@ -426,7 +426,20 @@ fn hosts(team: &Team) -> String {
     text
 }
 
-/// What a program is told: who it is, who leads, which file describes the team, and its addresses.
+/// Where all robots are, as Coorp's own programs read it: each one's addresses with their interfaces, from wlan0 on as far
+/// as it has them all, since a path leads from one robot's interface to the same one of another.
+fn network(team: &Team) -> String {
+    let of = |robot| {
+        let places = (0..team.channels().count()).take_while(|number| team.has_interface(robot, *number));
+        let places: Vec<String> = places
+            .map(|number| format!("{}@wlan{number}", address(number, robot)))
+            .collect();
+        format!("{}={}", name(team, robot), places.join(","))
+    };
+    robots(team).map(of).collect::<Vec<_>>().join(" ")
+}
+
+/// What a program is told: who it is, who leads, which file describes the team, its addresses and everybody's.
 fn environment(team: &Team, robot: RobotId, team_file: &Path) -> Vec<(String, OsString)> {
     let file = fs::canonicalize(team_file).unwrap_or_else(|_| team_file.to_path_buf());
     let addresses: Vec<String> = numbers(team, robot)
@@ -438,6 +451,7 @@ fn environment(team: &Team, robot: RobotId, team_file: &Path) -> Vec<(String, Os
         ("COORP_LEADER".to_owned(), name(team, team.leader).into()),
         ("COORP_TEAM".to_owned(), file.into()),
         ("COORP_ADDRESSES".to_owned(), addresses.join(" ").into()),
+        ("COORP_NETWORK".to_owned(), network(team).into()),
     ]
 }
 
@@ -482,6 +496,10 @@ mod tests {
         assert_eq!((value("COORP_ROBOT"), value("COORP_LEADER")), (Some("b"), Some("base")));
         assert_eq!(value("COORP_TEAM"), Some("/nowhere/t.toml"));
         assert_eq!(value("COORP_ADDRESSES"), Some("10.77.0.3 10.78.0.3"));
+        assert_eq!(
+            value("COORP_NETWORK"),
+            Some("base=10.77.0.1@wlan0,10.78.0.1@wlan1 a=10.77.0.2@wlan0 b=10.77.0.3@wlan0,10.78.0.3@wlan1")
+        );
     }
 
     #[test]

@@ -11,6 +11,7 @@ pub mod control;
 mod error;
 mod fabric;
 pub mod keys;
+mod network;
 mod node;
 mod paths;
 pub mod status;

@@ -31,6 +31,7 @@ use crate::bulk::{replace, Bulk, BulkReceiver, BulkStream};
 use crate::control::{checked, Inbox, Publisher, Sent, Subscriber};
 use crate::fabric::{self, Keys, Who, PORT_BULK};
 use crate::keys::Identity;
+use crate::network;
 use crate::paths::paths_used;
 use crate::status::{self, RefusedCounts, Status};
 use crate::Error;
@@ -139,6 +140,7 @@ impl Node {
             insecure,
             state,
         } = options;
+        let team = network::placed(team)?;
         let me = robot_named(&team, &robot)?;
         let policy = team.policy.apply(&policy);
         let identity = if insecure {

@@ -10,6 +10,7 @@ use zenoh::{Session, Wait};
 
 use crate::fabric::{self, Keys, Who};
 use crate::keys::Identity;
+use crate::network;
 use crate::node::{fabric_failed, lock};
 use crate::paths::paths_used;
 use crate::status::Status;
@@ -35,18 +36,19 @@ impl Watch {
     /// # Errors
     /// Where the operator's keys are missing or the network cannot be used.
     pub fn open(team: &Team, insecure: bool) -> Result<Watch, Error> {
+        let team = network::placed(team.clone())?;
         let identity = if insecure {
             None
         } else {
-            Some(Identity::of_operator(team)?)
+            Some(Identity::of_operator(&team)?)
         };
         let robots = (0u16..).map(RobotId).take(team.robots.len());
-        let paths = robots.map(|robot| paths_used(team, robot)).max().unwrap_or(1);
-        let sessions = (0..paths).map(|path| fabric::coordination(team, Who::Operator, identity.as_ref(), path));
+        let paths = robots.map(|robot| paths_used(&team, robot)).max().unwrap_or(1);
+        let sessions = (0..paths).map(|path| fabric::coordination(&team, Who::Operator, identity.as_ref(), path));
         Ok(Watch {
             sessions: sessions.collect::<Result<_, _>>()?,
-            keys: Keys::new(team),
-            team: team.clone(),
+            keys: Keys::new(&team),
+            team,
         })
     }
 

@@ -1,0 +1,80 @@
+//! Where the robots are, where somebody knows better than the team file: `coorp emu` puts a team into a network of its own
+//! and says so in the variable `COORP_NETWORK`, so that one file serves on robots and under the emulator.
+//!
+//! `base=10.77.0.1@wlan0,10.78.0.1@wlan1 rover=10.77.0.2@wlan0`: each robot's addresses, in the order of its paths, with
+//! the interface that has each.
+
+use std::env;
+use std::net::IpAddr;
+
+use coorp_team::Team;
+
+use crate::Error;
+
+const VARIABLE: &str = "COORP_NETWORK";
+
+/// The team with the addresses that the environment gives its robots, if it gives any.
+pub(crate) fn placed(team: Team) -> Result<Team, Error> {
+    match env::var(VARIABLE) {
+        Ok(network) => place(team, &network),
+        Err(env::VarError::NotPresent) => Ok(team),
+        Err(error) => Err(Error::Input(format!("{VARIABLE} cannot be read: {error}"))),
+    }
+}
+
+fn place(mut team: Team, network: &str) -> Result<Team, Error> {
+    for entry in network.split_whitespace() {
+        let wrong = |what: &str| Error::Input(format!("{VARIABLE}: '{entry}' {what}"));
+        let (name, places) = entry
+            .split_once('=')
+            .ok_or_else(|| wrong("is not like rover=10.77.0.2@wlan0"))?;
+        let robot = team
+            .robot_named(name)
+            .ok_or_else(|| wrong("is about no robot of the team file"))?;
+        let (mut addresses, mut interfaces) = (Vec::new(), Vec::new());
+        for place in places.split(',') {
+            let (address, interface) = place.split_once('@').ok_or_else(|| wrong("lacks an interface"))?;
+            let address: IpAddr = address.parse().map_err(|_| wrong("has an address that is none"))?;
+            addresses.push(address);
+            interfaces.push(interface.to_owned());
+        }
+        let robot = &mut team.robots[usize::from(robot.0)];
+        (robot.addresses, robot.interfaces) = (addresses, interfaces);
+    }
+    Ok(team)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    fn team() -> Team {
+        let text = "[[robot]]\nname = \"base\"\nleader = true\naddresses = [\"192.168.1.5\"]\n\
+                    [[robot]]\nname = \"rover\"\n";
+        coorp_team::parse(text, "team.toml", Path::new("")).unwrap()
+    }
+
+    #[test]
+    fn the_network_that_is_there_counts_and_not_the_files() {
+        let team = place(team(), "base=10.77.0.1@wlan0,10.78.0.1@wlan1 rover=10.77.0.2@wlan0").unwrap();
+        let addresses = team.robots.iter().map(|robot| robot.addresses.len());
+        assert!(addresses.eq([2, 1]));
+        assert_eq!(team.robots[0].addresses[1], IpAddr::from([10, 78, 0, 1]));
+        assert_eq!(team.robots[0].interfaces, ["wlan0", "wlan1"]);
+        assert_eq!(place(team.clone(), " ").unwrap(), team);
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_named() {
+        for (network, said) in [
+            ("base", "is not like"),
+            ("nobody=10.77.0.1@wlan0", "no robot"),
+            ("base=10.77.0.1", "lacks an interface"),
+            ("base=10.77.0@wlan0", "address that is none"),
+        ] {
+            let error = place(team(), network).unwrap_err().to_string();
+            assert!(error.contains(said) && error.contains(network), "{error}");
+        }
+    }
+}
