@@ -27,6 +27,15 @@ pub struct Args {
     /// Write what the run came to as JSON
     #[arg(long, value_name = "PATH")]
     json: Option<PathBuf>,
+    /// Run the team file's own traffic live under each policy, and print the table of 'coorp sim'; --duration is what
+    /// counts of each policy's run [default: 60s]
+    #[cfg(feature = "live")]
+    #[arg(long, conflicts_with = "program")]
+    demo: bool,
+    /// Policies of the demo, with commas between [default: mpc-only,bulk-only,edca,coorp]
+    #[cfg(feature = "live")]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', requires = "demo", value_parser = crate::policies::parser())]
+    policy: Vec<String>,
     /// Nothing but the programs' output, failures and warnings
     #[arg(long)]
     quiet: bool,
@@ -42,7 +51,7 @@ pub struct Args {
 #[cfg(target_os = "linux")]
 pub fn run(args: &Args) -> Result<(), Failure> {
     use crate::output::{self, Destination, Inputs};
-    use coorp_emu::{Error, Options, Stream};
+    use coorp_emu::{Options, Stream};
     use std::io::Write;
     use std::sync::Arc;
 
@@ -53,6 +62,17 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         .as_deref()
         .map(|path| Destination::check(path, &inputs))
         .transpose()?;
+    #[cfg(feature = "live")]
+    if args.demo {
+        return crate::live::demo::run(&crate::live::demo::Demo {
+            file: &args.file,
+            team: &team,
+            policies: &args.policy,
+            length: args.duration,
+            json: json.as_ref(),
+            quiet: args.quiet,
+        });
+    }
     let options = Options {
         team_file: args.file.clone(),
         program: args.program.clone(),
@@ -71,10 +91,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             output::note(text);
         }
     };
-    let report = coorp_emu::run(&team, &options, lines, &told).map_err(|error| match error {
-        Error::Unable(text) => Failure::Input(format!("error: {text}")),
-        Error::Broken(text) => Failure::Found(format!("failed: {text}")),
-    })?;
+    let report = coorp_emu::run(&team, &options, lines, &told)?;
     if !args.quiet || report.failed() || !report.kept_up {
         output::note(&report.text());
     }
@@ -85,6 +102,16 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         return Err(Failure::Found("failed: a program did not end well".to_owned()));
     }
     Ok(())
+}
+
+#[cfg(target_os = "linux")]
+impl From<coorp_emu::Error> for Failure {
+    fn from(error: coorp_emu::Error) -> Self {
+        match error {
+            coorp_emu::Error::Unable(text) => Failure::Input(format!("error: {text}")),
+            coorp_emu::Error::Broken(text) => Failure::Found(format!("failed: {text}")),
+        }
+    }
 }
 
 /// Says that this is not Linux.

@@ -68,6 +68,10 @@ enum Command {
     /// Show what a live team does
     #[cfg(feature = "live")]
     Watch(live::watch::Args),
+    /// One robot of 'coorp emu --demo', which starts it
+    #[cfg(all(feature = "live", target_os = "linux"))]
+    #[command(hide = true)]
+    DemoRobot(live::demo::RobotArgs),
     /// Let the robots learn while they drive (of the Python package)
     #[command(disable_help_flag = true)]
     Learn {
@@ -102,6 +106,8 @@ pub fn run(arguments: &[OsString]) -> u8 {
         Command::Up(args) => live::up::run(&args),
         #[cfg(feature = "live")]
         Command::Watch(args) => live::watch::run(&args),
+        #[cfg(all(feature = "live", target_os = "linux"))]
+        Command::DemoRobot(args) => live::demo::take_part(&args),
         Command::Learn { .. } => Err(Failure::Input(LEARN_IS_ELSEWHERE.to_owned())),
     };
     match outcome {

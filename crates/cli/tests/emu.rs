@@ -504,3 +504,65 @@ fn what_is_missing_is_said_with_its_mend() {
     assert!(said(&["./no-such"], None).contains("no program './no-such'"));
     assert!(said(&["/bin/sh"], Some("/nowhere")).contains("install iproute2"));
 }
+
+/// A team of two whose learning is small enough to see epochs end.
+#[cfg(feature = "live")]
+#[test]
+fn the_demo_runs_the_teams_traffic_live_and_tells_it_as_sim_does() {
+    if !possible("the_demo_runs", &[]) {
+        return;
+    }
+    let (folder, file) = team(
+        "demo",
+        "[control]\nrate_hz = 20\nbound = \"45ms\"\ninference = \"2ms\"\n\
+         [learning]\nparameters = 20_000\nsync = \"BSP\"\nbatch_loops = 10\nrounds = 2\ntraining = \"10ms\"\n",
+    );
+    let json = folder.path("out.json");
+    let policies = "mpc-only,schedwifi,coorp";
+    let output = coorp(&[
+        "emu",
+        &file,
+        "--demo",
+        "--policy",
+        policies,
+        "--duration",
+        "4s",
+        "--json",
+        &json,
+    ]);
+    let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(output.status.code(), Some(0), "{stdout}\n{stderr}");
+    assert!(stdout.contains("violation"), "{stdout}");
+    assert!(stdout.contains("Note: schedwifi is only simulated"), "{stdout}");
+    let json: serde_json::Value = serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();
+    let [alone, coorp] = [&json["results"][0], &json["results"][1]];
+    assert_eq!(
+        (&alone["policy"], &coorp["policy"]),
+        (&"mpc-only".into(), &"coorp".into())
+    );
+    for result in [alone, coorp] {
+        // At 20 a second; a busy machine finishes fewer.
+        assert!((20..=80).contains(&result["loops"].as_u64().unwrap()), "{result}");
+        assert!(result["reaction_ms"]["p50"].as_f64().unwrap() > 2.0, "{result}");
+    }
+    assert_eq!(alone["bulk_mbps"], serde_json::Value::Null);
+    assert!(
+        coorp["bulk_mbps"].as_f64().unwrap() > 0.0 && coorp["epochs"].as_u64().unwrap() > 0,
+        "{coorp}"
+    );
+    assert_eq!(json["emulator"].as_array().unwrap().len(), 2);
+}
+
+#[cfg(feature = "live")]
+#[test]
+fn a_demo_needs_traffic_and_no_program() {
+    let (_folder, file) = team("no-demo", "");
+    let refused = |more: &[&str]| {
+        let output = coorp(&[&["emu", file.as_str(), "--demo"], more].concat());
+        assert_eq!(output.status.code(), Some(2));
+        text(&output.stderr)
+    };
+    assert!(refused(&[]).contains("add [control]"));
+    assert!(refused(&["--", "true"]).contains("cannot be used with"));
+    assert!(refused(&["--policy", "tc"]).contains("possible values"));
+}

@@ -21,7 +21,7 @@ use crate::events::EventKind;
 
 /// What learning wants done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum DrlcAction {
+pub enum DrlcAction {
     /// The leader sends `robot` so many bytes: its partition, or the model.
     ToWorker(RobotId, u64),
     /// `robot` sends its update to the leader.
@@ -55,7 +55,7 @@ struct Worker {
 
 /// Learning of one team.
 #[derive(Debug)]
-pub(crate) struct Drlc {
+pub struct Drlc {
     learning: Learning,
     training: Vec<Duration>,
     leader: RobotId,
@@ -66,10 +66,11 @@ pub(crate) struct Drlc {
     /// Epochs that have ended.
     epochs: u64,
     rng: Xoshiro256PlusPlus,
-    pub actions: VecDeque<DrlcAction>,
+    actions: VecDeque<DrlcAction>,
 }
 
 impl Drlc {
+    /// Learning of a team, its first batch being collected.
     pub fn new(team: &Team, learning: Learning, seed: u64) -> Self {
         let robots = (0..team.robots.len() as u16).map(RobotId);
         let workers = robots
@@ -97,6 +98,11 @@ impl Drlc {
                 DrlcAction::Collect,
             ]),
         }
+    }
+
+    /// The next thing to do, until `None`.
+    pub fn poll(&mut self) -> Option<DrlcAction> {
+        self.actions.pop_front()
     }
 
     /// MPC loops that make a batch.

@@ -4,7 +4,7 @@
 //! gives the same output, bit for bit, whatever runs beside it.
 
 mod agent;
-mod drlc;
+pub mod drlc;
 pub mod events;
 mod faults;
 mod measure;

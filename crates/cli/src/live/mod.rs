@@ -1,6 +1,8 @@
 //! The commands of the live system: `coorp keys`, `coorp up`, `coorp watch`. Behind the feature `live`, which is on
 //! unless one builds without it.
 
+#[cfg(target_os = "linux")]
+pub mod demo;
 pub mod keys;
 pub mod up;
 pub mod watch;

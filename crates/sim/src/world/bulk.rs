@@ -90,7 +90,7 @@ impl World {
     }
 
     pub(super) fn run_drlc(&mut self) {
-        while let Some(action) = self.drlc.as_mut().and_then(|drlc| drlc.actions.pop_front()) {
+        while let Some(action) = self.drlc.as_mut().and_then(Drlc::poll) {
             match action {
                 DrlcAction::ToWorker(robot, bytes) => self.transfer(Cargo::ToWorker(robot), bytes),
                 DrlcAction::ToLeader(robot, bytes) => self.transfer(Cargo::ToLeader(robot), bytes),

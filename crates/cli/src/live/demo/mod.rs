@@ -1,0 +1,280 @@
+//! `coorp emu --demo`: the team file's own traffic, live under one policy after the other, and the table of `coorp sim`.
+//!
+//! Each policy is one run of the emulator in which every robot is a process of this program (`robot.rs`) that writes
+//! down what it saw; `record.rs` makes the figures of that. Keys and whatever bulk leaves are in a folder that goes away.
+
+mod record;
+mod robot;
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use coorp_core::policy::Policy;
+use coorp_core::Duration;
+use coorp_emu::Stream;
+use coorp_node::{keys, Node, Options};
+use coorp_sim::results::PolicyResult;
+use coorp_team::Team;
+use serde::Serialize;
+
+use super::load;
+use crate::failure::Failure;
+use crate::notes::Unfit;
+use crate::output::{self, Destination};
+use crate::{policies, summary, table};
+use record::{Record, Span};
+use robot::Part;
+
+const POLICIES: [&str; 4] = ["mpc-only", "bulk-only", "edca", "coorp"];
+const LENGTH: Duration = Duration::from_secs(60);
+/// Lines of a robot's that are shown where the demo fails.
+const LINES_MAX: usize = 20;
+
+/// What is asked for.
+pub struct Demo<'a> {
+    pub file: &'a Path,
+    pub team: &'a Team,
+    /// Empty for the usual ones.
+    pub policies: &'a [String],
+    pub length: Option<Duration>,
+    pub json: Option<&'a Destination>,
+    pub quiet: bool,
+}
+
+/// Options of a robot's process.
+#[derive(Debug, clap::Args)]
+pub struct RobotArgs {
+    file: PathBuf,
+    #[arg(long)]
+    policy: String,
+    #[arg(long)]
+    folder: PathBuf,
+    #[arg(long, value_parser = crate::number::parse_duration)]
+    length: Duration,
+}
+
+/// What `--json` writes.
+#[derive(Serialize)]
+struct Report<'a> {
+    team: &'a str,
+    results: &'a [PolicyResult],
+    /// How well the emulator did in each policy's run.
+    emulator: &'a [coorp_emu::Report],
+}
+
+/// Runs the demo.
+///
+/// # Errors
+/// What keeps the emulator from running; a team without traffic; robots that failed.
+pub fn run(demo: &Demo<'_>) -> Result<(), Failure> {
+    if demo.team.control.is_none() {
+        return Err(Failure::Input(format!(
+            "error: {}: the demo runs the team's control loop, and there is none; add [control], as in \
+             examples/navigation.toml",
+            demo.file.display()
+        )));
+    }
+    let folder = Folder::make()?;
+    let mut team = demo.team.clone();
+    team.live.keys = folder.0.join("keys");
+    keys::init(&team)?;
+    let names: Vec<&str> = if demo.policies.is_empty() {
+        POLICIES.to_vec()
+    } else {
+        demo.policies.iter().map(String::as_str).collect()
+    };
+    let (mut results, mut unfit, mut reports, mut notes) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    for (place, name) in names.iter().enumerate() {
+        let policy = policies::named(name)?;
+        if let Some(why) = not_live(&policy) {
+            unfit.push(Unfit {
+                place,
+                policy: (*name).to_owned(),
+                why,
+            });
+            continue;
+        }
+        let (result, report, completions) = one(demo, &policy, &folder.0.join(name), &folder.0.join("keys"))?;
+        if !report.kept_up {
+            notes.push(format!(
+                "under {name} this machine was too slow for the emulator: those figures do not count"
+            ));
+        }
+        if let Some(completions) = completions {
+            notes.push(format!("under {name} the gate learnt from {completions}"));
+        }
+        results.push(result);
+        reports.push(report);
+    }
+    notes.extend(unfit.iter().map(|unfit| unfit.why.clone()));
+    summary::share_of_bulk_only(&mut results);
+    let table = summary::policies(&summary::entries(&results, &unfit)).layout(table::terminal_width());
+    let notes: String = notes.iter().map(|note| format!("Note: {note}\n")).collect();
+    output::print(&format!("{table}\n{notes}"))?;
+    match demo.json {
+        None => Ok(()),
+        Some(json) => output::write_json(
+            json,
+            &Report {
+                team: &demo.team.name,
+                results: &results,
+                emulator: &reports,
+            },
+        ),
+    }
+}
+
+/// Why a policy has no live form.
+fn not_live(policy: &Policy) -> Option<String> {
+    let lacks = if policy.schedwifi.is_some() {
+        "its windows are the simulator's"
+    } else if policy.access == coorp_core::policy::Access::BestEffort {
+        "control is always marked on real sockets"
+    } else {
+        return None;
+    };
+    Some(format!("{} is only simulated: {lacks}", policy.name))
+}
+
+/// One policy's run, and what its gates learnt from where it has gates.
+fn one(
+    demo: &Demo<'_>,
+    policy: &Policy,
+    folder: &Path,
+    keys: &Path,
+) -> Result<(PolicyResult, coorp_emu::Report, Option<String>), Failure> {
+    let broken = |what: &str, error: std::io::Error| Failure::Found(format!("failed: {what}: {error}"));
+    fs::create_dir_all(folder).map_err(|error| broken("cannot make a folder", error))?;
+    std::os::unix::fs::symlink(keys, folder.join("keys")).map_err(|error| broken("cannot link the keys", error))?;
+    let program = std::env::current_exe().map_err(|error| broken("cannot find this program", error))?;
+    let length = demo.length.unwrap_or(LENGTH);
+    let program: Vec<OsString> = vec![
+        program.into(),
+        "demo-robot".into(),
+        demo.file.into(),
+        "--policy".into(),
+        policy.name.clone().into(),
+        "--folder".into(),
+        folder.into(),
+        "--length".into(),
+        format!("{}ns", length.as_nanos()).into(),
+    ];
+    if !demo.quiet {
+        output::note(&format!("{}: {} s live", policy.name, length.as_secs_f64()));
+    }
+    let said = Arc::new(Mutex::new(Vec::new()));
+    let lines = {
+        let said = said.clone();
+        Arc::new(move |robot: &str, _: Stream, line: &[u8]| {
+            let mut said = said.lock().unwrap_or_else(PoisonError::into_inner);
+            said.push(format!("[{robot}] {}", String::from_utf8_lossy(line)));
+        })
+    };
+    let options = coorp_emu::Options {
+        team_file: demo.file.to_owned(),
+        program,
+        duration: None,
+    };
+    let report = coorp_emu::run(demo.team, &options, lines, &|_| {})?;
+    if report.ended != coorp_emu::report::Ended::Programs {
+        return Err(Failure::Found("stopped: the demo was not run to its end".to_owned()));
+    }
+    if report.failed() {
+        let said = said.lock().unwrap_or_else(PoisonError::into_inner);
+        let last: Vec<&str> = said.iter().rev().take(LINES_MAX).rev().map(String::as_str).collect();
+        let last = last.join("\n");
+        return Err(Failure::Found(format!(
+            "{last}\nfailed: a robot did not get through {}",
+            policy.name
+        )));
+    }
+    let (records, span) = read(demo.team, folder)?;
+    let control = demo.team.control.filter(|_| policy.control);
+    let result = record::result(
+        &policy.name,
+        &records,
+        span,
+        control.map(|control| (control.period, control.bound)),
+    );
+    let completions = policy.local.as_ref().and_then(|_| {
+        let all: BTreeSet<&str> = records
+            .iter()
+            .filter_map(|record| record.completions.as_deref())
+            .collect();
+        (!all.is_empty()).then(|| Vec::from_iter(all).join(", "))
+    });
+    Ok((result, report, completions))
+}
+
+/// What the robots wrote, in the team's order.
+fn read(team: &Team, folder: &Path) -> Result<(Vec<Record>, Span), Failure> {
+    let mut span = None;
+    let mut records = Vec::with_capacity(team.robots.len());
+    for robot in &team.robots {
+        let path = folder.join(format!("{}.json", robot.name));
+        let broken = |error: String| Failure::Found(format!("failed: {}: {error}", path.display()));
+        let text = fs::read(&path).map_err(|error| broken(error.to_string()))?;
+        let (record, of): (Record, Span) = serde_json::from_slice(&text).map_err(|error| broken(error.to_string()))?;
+        records.push(record);
+        span.get_or_insert(of);
+    }
+    let span = span.ok_or_else(|| Failure::Found("failed: a team without robots".to_owned()))?;
+    Ok((records, span))
+}
+
+/// A robot's process.
+///
+/// # Errors
+/// Where it cannot take part.
+pub fn take_part(args: &RobotArgs) -> Result<(), Failure> {
+    let name = std::env::var("COORP_ROBOT")
+        .map_err(|_| Failure::Input("error: this is for 'coorp emu --demo' to start".to_owned()))?;
+    let mut team = load(&args.file)?;
+    team.live.keys = args.folder.join("keys");
+    let policy = policies::named(&args.policy)?;
+    let (control, bulk) = (policy.control, policy.bulk);
+    let node = Node::open(Options {
+        team: team.clone(),
+        robot: name.clone(),
+        policy,
+        insecure: false,
+        state: Some(args.folder.join("state").join(&name)),
+    })?;
+    let outcome = robot::run(&Part {
+        node: &node,
+        team: &team,
+        me: node.place(),
+        control,
+        bulk,
+        length: args.length,
+    })?;
+    let path = args.folder.join(format!("{name}.json"));
+    let text = serde_json::to_vec(&outcome).map_err(|error| Failure::Found(format!("failed: {error}")))?;
+    fs::write(&path, text).map_err(|error| Failure::Found(format!("failed: {}: {error}", path.display())))
+}
+
+/// A folder that goes away.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn make() -> Result<Self, Failure> {
+        let path = std::env::temp_dir().join(format!("coorp-demo-{}", std::process::id()));
+        fs::create_dir_all(&path).map_err(|error| {
+            Failure::Input(format!(
+                "error: cannot make {}: {error}; set TMPDIR to a folder that can be written",
+                path.display()
+            ))
+        })?;
+        Ok(Folder(path))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // What is left is in the folder for temporary files.
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}

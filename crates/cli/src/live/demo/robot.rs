@@ -1,0 +1,446 @@
+//! One robot of the demo: the team file's control loop and learning, as its simulation has them, over the live library.
+//!
+//! The others perceive at each period and send that to the leader; it infers once it has all, or has waited long enough,
+//! and tells each its command; who awaits a command does not perceive. The bytes of learning go by `coorp_sim::drlc`. The
+//! contents mean nothing; of perceptions and commands the first bytes say when they were made.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::thread;
+use std::time::Duration as Time;
+
+use coorp_core::{Duration, RobotId};
+use coorp_node::control::{Message, Publisher};
+use coorp_node::status::Completions;
+use coorp_node::{Error, Node};
+use coorp_sim::drlc::{Drlc, DrlcAction};
+use coorp_team::{Control, Learning, Team};
+use rand::SeedableRng;
+use rand_distr::{Distribution, StandardNormal};
+use rand_xoshiro::Xoshiro256PlusPlus;
+
+use super::record::{Bin, Record, Span, BIN_NS, PATIENCE};
+
+/// Until all robots have found one another.
+const FIND_MAX: Time = Time::from_secs(30);
+/// Between the word to start and the start.
+const NOTICE_NS: u64 = 1_000_000_000;
+/// What the start stirs up is over by then.
+const SETTLE_NS: u64 = 2_000_000_000;
+/// The longest that a thread does not look whether the run is over.
+const LOOK_EVERY: Time = Time::from_millis(100);
+
+/// A robot's part in one run.
+pub struct Part<'a> {
+    pub node: &'a Node,
+    pub team: &'a Team,
+    pub me: RobotId,
+    /// Whether the policy has control, and bulk.
+    pub control: bool,
+    pub bulk: bool,
+    /// How long the run counts.
+    pub length: Duration,
+}
+
+/// Takes part from the moment that all are there to the end of the run.
+///
+/// # Errors
+/// Where robots do not find one another, or the live library fails.
+pub fn run(part: &Part<'_>) -> Result<(Record, Span), Error> {
+    let start = meet(part)?;
+    let span = Span {
+        from_ns: start + SETTLE_NS,
+        to_ns: start + SETTLE_NS + part.length.as_nanos(),
+    };
+    let run = Run {
+        part,
+        start,
+        span,
+        broke_off: AtomicBool::new(false),
+    };
+    let leads = part.me == part.team.leader;
+    let (events, heard) = mpsc::channel();
+    let mut record = Record::default();
+    thread::scope(|scope| {
+        let control = part.team.control.filter(|_| part.control).map(|control| {
+            let (run, loops) = (&run, events.clone());
+            scope.spawn(move || {
+                run.or_break_off(if leads {
+                    run.lead(&control, &loops)
+                } else {
+                    run.follow(&control)
+                })
+            })
+        });
+        let learning = part.team.learning.filter(|_| part.bulk).map(|learning| {
+            let run = &run;
+            scope.spawn(move || {
+                run.or_break_off(if leads {
+                    run.teach(learning, &events, &heard)
+                } else {
+                    run.learn(learning).map(|()| Vec::new())
+                })
+            })
+        });
+        record.bins = run.watch();
+        let control = control.map(|thread| thread.join().unwrap_or_else(|_| Err(panicked())));
+        let learning = learning.map(|thread| thread.join().unwrap_or_else(|_| Err(panicked())));
+        if let Some(noted) = control.transpose()? {
+            (record.rounds, record.arrivals, record.latencies) = (noted.rounds, noted.arrivals, noted.latencies);
+        }
+        record.epochs = learning.transpose()?.unwrap_or_default();
+        Ok::<(), Error>(())
+    })?;
+    let completions = part.node.status().bulk.map(|bulk| bulk.completions);
+    let known = completions.filter(|completions| *completions != Completions::Unknown);
+    record.completions = known.map(|known| known.to_string());
+    Ok((record, span))
+}
+
+/// Waits until all are there; the leader then says when to start.
+fn meet(part: &Part<'_>) -> Result<u64, Error> {
+    let until = now_ns() + FIND_MAX.as_nanos() as u64;
+    if part.me != part.team.leader {
+        let word = part.node.control_subscriber("demo-start")?;
+        let start = word.recv(Some(2 * FIND_MAX)).and_then(|message| number(&message, 0));
+        return start.ok_or_else(|| Error::Failed("the leader never said when to start".to_owned()));
+    }
+    let word = part.node.control_publisher("demo-start", None)?;
+    loop {
+        let here = part.node.status().alive.len();
+        if here >= part.team.robots.len() {
+            break;
+        }
+        if now_ns() >= until {
+            let robots = part.team.robots.len();
+            return Err(Error::Failed(format!(
+                "{here} of {robots} robots found one another in {} s",
+                FIND_MAX.as_secs()
+            )));
+        }
+        thread::sleep(LOOK_EVERY);
+    }
+    let start = now_ns() + NOTICE_NS;
+    while now_ns() < start {
+        word.put(&start.to_le_bytes())?;
+        thread::sleep(LOOK_EVERY);
+    }
+    Ok(start)
+}
+
+struct Run<'a> {
+    part: &'a Part<'a>,
+    start: u64,
+    span: Span,
+    broke_off: AtomicBool,
+}
+
+/// What the control loop noted.
+#[derive(Default)]
+struct Noted {
+    rounds: Vec<(u64, u64)>,
+    arrivals: Vec<(u64, u64)>,
+    latencies: Vec<(u64, u64)>,
+}
+
+/// What the leader's learning hears of.
+enum Event {
+    Loop,
+    BatchFull,
+    Delivered(RobotId, Result<(), Error>),
+    Update(RobotId),
+    Trained(RobotId),
+}
+
+impl Run<'_> {
+    fn goes_on(&self) -> bool {
+        now_ns() < self.span.to_ns && !self.broke_off.load(Ordering::Relaxed)
+    }
+
+    fn or_break_off<T>(&self, outcome: Result<T, Error>) -> Result<T, Error> {
+        if outcome.is_err() {
+            self.broke_off.store(true, Ordering::Relaxed);
+        }
+        outcome
+    }
+
+    fn random(&self, what: u64) -> Xoshiro256PlusPlus {
+        Xoshiro256PlusPlus::seed_from_u64(self.start ^ what ^ u64::from(self.part.me.0) << 32)
+    }
+
+    // --- the control loop -------------------------------------------------------------------------------------
+
+    /// As the leader.
+    fn lead(&self, control: &Control, loops: &Sender<Event>) -> Result<Noted, Error> {
+        let perceptions = self.part.node.control_subscriber("perception")?;
+        let others = self.others();
+        let publishers = others.map(|robot| self.part.node.control_publisher(&command(robot), None));
+        let publishers: Vec<Publisher> = publishers.collect::<Result<_, _>>()?;
+        let patience = (control.period * PATIENCE).as_nanos();
+        let mut rng = self.random(1);
+        let mut noted = Noted::default();
+        let mut fresh: BTreeMap<RobotId, (u64, u64)> = BTreeMap::new();
+        let mut since = None;
+        let mut round = 0;
+        while self.goes_on() {
+            let wait = since.map_or(LOOK_EVERY, |since: u64| until(since + patience));
+            if let Some(message) = perceptions.recv(Some(wait)) {
+                let now = now_ns();
+                if let Some((made_at, tick)) = number(&message, 0).zip(number(&message, 1)) {
+                    noted.latencies.push((now, now.saturating_sub(made_at)));
+                    fresh.insert(message.from, (made_at, tick));
+                    since = since.or(Some(now));
+                }
+            }
+            let waited = since.is_some_and(|since| now_ns() >= since + patience);
+            if fresh.len() < publishers.len() && !waited {
+                continue;
+            }
+            let normal: f64 = StandardNormal.sample(&mut rng);
+            thread::sleep(spread(control.inference, normal * control.inference_sigma));
+            let start = fresh.values().map(|(made_at, _)| *made_at).min().unwrap_or_default();
+            let newest = fresh.values().map(|(_, tick)| *tick).max().unwrap_or_default();
+            noted.rounds.push((round, start));
+            for publisher in &publishers {
+                publisher.put(&filled(&[now_ns(), round, newest], control.command_bytes))?;
+            }
+            // Where nobody learns, nobody listens.
+            let _ = loops.send(Event::Loop);
+            (round, since) = (round + 1, None);
+            fresh.clear();
+        }
+        Ok(noted)
+    }
+
+    /// As another robot.
+    fn follow(&self, control: &Control) -> Result<Noted, Error> {
+        let perceptions = self.part.node.control_publisher("perception", Some(control.period))?;
+        let commands = self.part.node.control_subscriber(&command(self.part.me))?;
+        let patience = (control.period * PATIENCE).as_nanos();
+        let phase = self.part.team.robots[usize::from(self.part.me.0)]
+            .phase
+            .unwrap_or(Duration::ZERO);
+        let mut rng = self.random(2);
+        let mut noted = Noted::default();
+        let (mut tick, mut sensed, mut put_off, mut awaited_since) = (0, 0, false, None);
+        let perceive = |tick: u64| {
+            let made_at = now_ns();
+            perceptions.put(&filled(&[made_at, tick], control.perception_bytes))?;
+            Ok::<_, Error>(Some(made_at))
+        };
+        while self.goes_on() {
+            let normal: f64 = StandardNormal.sample(&mut rng);
+            let off = normal * control.jitter.as_nanos() as f64;
+            let due = (self.start + (phase + control.period * (tick + 1)).as_nanos()).saturating_add_signed(off as i64);
+            while let Some(message) = commands.recv(Some(until(due))) {
+                let now = now_ns();
+                let Some((made_at, round)) = number(&message, 0).zip(number(&message, 1)) else {
+                    continue;
+                };
+                noted.latencies.push((now, now.saturating_sub(made_at)));
+                noted.arrivals.push((round, now));
+                awaited_since = None;
+                // Others' samples of that instant may have been in this round: then it waits for the next.
+                if std::mem::take(&mut put_off) && number(&message, 2).is_some_and(|newest| newest < tick) {
+                    (sensed, awaited_since) = (tick, perceive(tick)?);
+                }
+            }
+            tick += 1;
+            if awaited_since.is_some_and(|since: u64| now_ns() < since + patience) {
+                put_off = true;
+            } else if sensed < tick {
+                (sensed, awaited_since, put_off) = (tick, perceive(tick)?, false);
+            }
+        }
+        Ok(noted)
+    }
+
+    // --- learning ---------------------------------------------------------------------------------------------
+
+    /// As the leader: when epochs began.
+    fn teach(
+        &self,
+        learning: Learning,
+        events: &Sender<Event>,
+        heard: &mpsc::Receiver<Event>,
+    ) -> Result<Vec<u64>, Error> {
+        let mut drlc = Drlc::new(self.part.team, learning, self.start);
+        let mut epochs = vec![self.start];
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let receiver = self.part.node.bulk_receiver()?;
+                while self.goes_on() {
+                    if let Some(message) = receiver.recv(Some(LOOK_EVERY)) {
+                        let from = message.from;
+                        message
+                            .take()
+                            .map_err(|error| Error::Failed(format!("cannot take bulk: {error}")))?;
+                        // The other end is this function's.
+                        let _ = events.send(Event::Update(from));
+                    }
+                }
+                Ok::<(), Error>(())
+            });
+            while self.goes_on() {
+                while let Some(action) = drlc.poll() {
+                    self.act(&learning, action, events, &mut epochs)?;
+                }
+                match heard.recv_timeout(LOOK_EVERY) {
+                    Ok(Event::Loop) => drlc.on_loop(),
+                    Ok(Event::BatchFull) => drlc.on_batch_full(),
+                    Ok(Event::Delivered(robot, delivered)) => {
+                        delivered?;
+                        drlc.on_arrived_at_worker(robot);
+                    }
+                    Ok(Event::Update(robot)) => {
+                        drlc.on_trained(robot);
+                        drlc.on_arrived_at_leader(robot);
+                    }
+                    Ok(Event::Trained(robot)) => drlc.on_trained(robot),
+                    Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
+                }
+            }
+            Ok::<(), Error>(())
+        })?;
+        Ok(epochs)
+    }
+
+    fn act(
+        &self,
+        learning: &Learning,
+        action: DrlcAction,
+        events: &Sender<Event>,
+        epochs: &mut Vec<u64>,
+    ) -> Result<(), Error> {
+        let later = |time: Duration, event: Event| {
+            let events = events.clone();
+            thread::spawn(move || {
+                thread::sleep(Time::from_nanos(time.as_nanos()));
+                // Nobody hears it after the end of the run.
+                let _ = events.send(event);
+            });
+        };
+        match action {
+            DrlcAction::ToWorker(robot, bytes) => {
+                let delivery = self.send(robot, bytes)?;
+                let events = events.clone();
+                thread::spawn(move || {
+                    let _ = events.send(Event::Delivered(robot, delivery.wait()));
+                });
+            }
+            DrlcAction::Train(robot, time) if robot == self.part.me => later(time, Event::Trained(robot)),
+            DrlcAction::Collect if !self.part.control => {
+                // As fast as a control loop would have filled it.
+                let period = self.part.team.control.map_or(Duration::ZERO, |control| control.period);
+                later(period * u64::from(learning.batch_loops), Event::BatchFull);
+            }
+            DrlcAction::EpochEnded => epochs.push(now_ns()),
+            // The others train by themselves and send by themselves.
+            DrlcAction::Train(..) | DrlcAction::ToLeader(..) | DrlcAction::Collect | DrlcAction::Happened(..) => {}
+        }
+        Ok(())
+    }
+
+    /// As another robot.
+    fn learn(&self, learning: Learning) -> Result<(), Error> {
+        let receiver = self.part.node.bulk_receiver()?;
+        let median = self.part.team.robots[usize::from(self.part.me.0)]
+            .training
+            .unwrap_or(learning.training);
+        let mut rng = self.random(3);
+        let mut rounds_left = 0;
+        while self.goes_on() {
+            let Some(message) = receiver.recv(Some(LOOK_EVERY)) else {
+                continue;
+            };
+            message
+                .take()
+                .map_err(|error| Error::Failed(format!("cannot take bulk: {error}")))?;
+            // A partition comes when there is no round left, else the model of one.
+            rounds_left = if rounds_left == 0 {
+                learning.rounds
+            } else {
+                rounds_left - 1
+            };
+            if rounds_left > 0 {
+                let normal: f64 = StandardNormal.sample(&mut rng);
+                thread::sleep(spread(median, normal * learning.training_sigma));
+                let update = learning.parameters * u64::from(learning.bytes_per_parameter);
+                drop(self.send(self.part.team.leader, update.max(1))?);
+            }
+        }
+        Ok(())
+    }
+
+    fn send(&self, to: RobotId, bytes: u64) -> Result<coorp_node::bulk::Delivery, Error> {
+        let name = &self.part.team.robots[usize::from(to.0)].name;
+        let mut stream = self.part.node.bulk_stream(name, "learning")?;
+        stream.write(&vec![0x5a; usize::try_from(bytes).unwrap_or(usize::MAX)]);
+        stream.finish()
+    }
+
+    /// Looks at the bulk until the run is over.
+    fn watch(&self) -> Vec<Bin> {
+        let mut bins = Vec::new();
+        let mut before = None;
+        while self.goes_on() {
+            thread::sleep(until((now_ns() / BIN_NS + 1) * BIN_NS));
+            let Some(bulk) = self.part.node.status().bulk else {
+                continue;
+            };
+            let received = bulk.received_bytes - before.replace(bulk.received_bytes).unwrap_or(bulk.received_bytes);
+            bins.push(Bin {
+                number: now_ns() / BIN_NS - 1,
+                received,
+                waiting: bulk.waiting > 0,
+                held: bulk.held,
+            });
+        }
+        bins
+    }
+
+    fn others(&self) -> impl Iterator<Item = RobotId> + '_ {
+        let robots = (0..).map(RobotId).take(self.part.team.robots.len());
+        robots.filter(|robot| *robot != self.part.me)
+    }
+}
+
+/// The topic of a robot's commands.
+fn command(robot: RobotId) -> String {
+    format!("command-{}", robot.0)
+}
+
+/// A message of so many bytes that begins with these numbers.
+fn filled(numbers: &[u64], bytes: u64) -> Vec<u8> {
+    let mut message: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+    let length = usize::try_from(bytes).unwrap_or(0).max(message.len());
+    message.resize(length, 0);
+    message
+}
+
+/// The message's number at this place.
+fn number(message: &Message, place: usize) -> Option<u64> {
+    let bytes = message.bytes();
+    let bytes = bytes.get(8 * place..8 * place + 8)?;
+    bytes.try_into().ok().map(u64::from_le_bytes)
+}
+
+/// The clock that all processes of the machine share.
+fn now_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// A time off its median by this in its logarithm.
+fn spread(median: Duration, off: f64) -> Time {
+    Time::from_nanos(Duration::from_secs_f64(median.as_secs_f64() * off.exp()).as_nanos())
+}
+
+fn until(at_ns: u64) -> Time {
+    Time::from_nanos(at_ns.saturating_sub(now_ns()))
+}
+
+fn panicked() -> Error {
+    Error::Failed("a thread of the demo panicked".to_owned())
+}
