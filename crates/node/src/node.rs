@@ -60,8 +60,8 @@ pub struct Options {
     pub state: Option<PathBuf>,
 }
 
-/// A query and its answer, if it has one.
-type Answer = (Query, Option<Vec<u8>>);
+/// A query and its answer, if it has one: its key and frame.
+type Answer = (Query, Option<(String, Vec<u8>)>);
 
 /// A robot that takes part in its team, until it is dropped.
 #[derive(Debug)]

@@ -260,7 +260,9 @@ impl Inner {
     pub(super) fn listen(self: &Arc<Self>) -> Result<(), Error> {
         let name = self.name();
         self.answer_queries(&self.keys.status(name), |inner, path, query| {
-            inner.answer(path, query, Some(wire::encode(&inner.status())));
+            // The question is for any robot; the answer is this one's.
+            let key = inner.keys.status(inner.name());
+            inner.answer_as(path, query, Some((key, wire::encode(&inner.status()))));
         })?;
         self.answer_queries(&self.keys.permit(name, "*"), Inner::on_permit_query)?;
         self.answer_queries(&self.keys.time(name), Inner::on_time_query)?;
@@ -403,9 +405,14 @@ impl Inner {
     /// Answers a query, or ends it without an answer. The end of a query is never dropped: where its link is stuck it
     /// waits for seconds. So each path has a thread for it, and no path waits for another one.
     fn answer(&self, path: usize, query: Query, frame: Option<Vec<u8>>) {
+        let answer = frame.map(|frame| (query.key_expr().as_str().to_owned(), frame));
+        self.answer_as(path, query, answer);
+    }
+
+    fn answer_as(&self, path: usize, query: Query, answer: Option<(String, Vec<u8>)>) {
         if let Some(answers) = self.answers.get(path) {
             // Where that many wait the link is about to be given up.
-            if answers.try_send((query, frame)).is_err() {
+            if answers.try_send((query, answer)).is_err() {
                 tracing::debug!("an answer was not sent: too many wait");
             }
         }
@@ -454,9 +461,9 @@ impl Inner {
 
 /// Answers the queries that came over one path, until the node is gone.
 pub(super) fn answer_all(queries: &Receiver<Answer>) {
-    for (query, frame) in queries {
-        let Some(frame) = frame else { continue };
-        let reply = query.reply(query.key_expr().clone(), frame);
+    for (query, answer) in queries {
+        let Some((key, frame)) = answer else { continue };
+        let reply = query.reply(key, frame);
         if let Err(error) = reply.express(true).wait() {
             tracing::debug!("an answer was not sent: {error}");
         }
