@@ -5,6 +5,7 @@
 #![no_main]
 
 use coorp_node::status::Status;
+use coorp_node::wire::fleet::{Fleet, State};
 use coorp_node::wire::{
     decode, encode, Answer, Begin, ControlHeader, Coordination, Echo, Frame, Models, Probe, Start, TimeQuery,
     TimeReply, VERSION,
@@ -31,4 +32,6 @@ libfuzzer_sys::fuzz_target!(|body: &[u8]| {
     read::<Start>(body);
     read::<Probe>(body);
     read::<Echo>(body);
+    read::<Fleet>(body);
+    read::<State>(body);
 });

@@ -21,6 +21,7 @@ use coorp_core::{Duration, FlowId, Instant, RobotId};
 use coorp_team::Team;
 
 use crate::paths::{paths_used, Paths};
+use crate::reporters::{ReportAction, Reporters, StateCopy};
 use crate::status;
 
 /// Control topics that one robot publishes at most.
@@ -61,6 +62,8 @@ pub(crate) enum Action {
     Probe(RobotId, Probe),
     /// A path to a robot is dead, or alive again.
     PathAlive(RobotId, PathId, bool),
+    /// About the states that this robot reports.
+    Report(ReportAction),
 }
 
 /// What a robot's permit is like.
@@ -85,6 +88,7 @@ pub(crate) struct Brain {
     /// One a path, as each leads into a card of its own; none where the policy has none.
     gates: Vec<Gate>,
     paths: Paths,
+    pub reporters: Reporters,
     wants_bulk: bool,
     /// Which of this robot's flows are taken.
     flows: [bool; TOPICS_MAX],
@@ -125,6 +129,7 @@ impl Brain {
                 .iter()
                 .flat_map(|local| (0..paths_used(team, me)).map(move |_| gate(local)))
                 .collect(),
+            reporters: Reporters::new(incarnation),
             local: policy.local.clone(),
             planner,
             paths: Paths::new(team, me, incarnation, now)?,
@@ -354,6 +359,22 @@ impl Brain {
         }
     }
 
+    /// This robot has made a state: the copies that go to who gathers it.
+    pub fn state_copies(&mut self, topic: &str, now: Instant) -> Vec<StateCopy> {
+        let mut states = Vec::new();
+        for (report, _, header) in self.reporters.on_state(topic, now) {
+            let chosen = self.assign(report.1, now);
+            let copies = chosen.iter().copied().map(Some);
+            let alone = chosen.is_empty().then_some(None);
+            states.extend(copies.chain(alone).map(|copy| StateCopy {
+                report: report.clone(),
+                header,
+                copy,
+            }));
+        }
+        states
+    }
+
     // --- clocks -----------------------------------------------------------------------------------------------
 
     /// The clock of the last leader that was another robot, and where it is.
@@ -431,6 +452,7 @@ impl Brain {
             gate.on_deadline(now);
         }
         self.paths.on_deadline(now);
+        self.reporters.on_deadline(now);
         if now >= self.tell_models_at {
             self.tell_models(now);
         }
@@ -449,6 +471,7 @@ impl Brain {
             self.coordinator.as_ref().and_then(Coordinator::next_deadline),
             self.planner.as_ref().and_then(WindowPlanner::next_deadline),
             self.gates.iter().filter_map(Gate::next_deadline).min(),
+            self.reporters.next_deadline(),
         ];
         let own = self
             .ask_time_at
@@ -459,12 +482,13 @@ impl Brain {
 
     /// The next thing to do, until `None`.
     pub fn poll(&mut self) -> Option<Action> {
-        self.actions.pop_front()
+        let report = || Some(Action::Report(self.reporters.poll()?));
+        self.actions.pop_front().or_else(report)
     }
 
     /// Whether something is to be done, or is to be done earlier than `at`.
     pub fn is_pressing(&self, at: Instant) -> bool {
-        !self.actions.is_empty() || self.next_deadline() < at
+        !self.actions.is_empty() || self.reporters.is_pressing() || self.next_deadline() < at
     }
 
     fn gather(&mut self) {

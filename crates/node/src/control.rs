@@ -119,6 +119,10 @@ pub(crate) struct Sent {
 }
 
 impl Sent {
+    pub fn topic(&self) -> &str {
+        &self.topic
+    }
+
     pub fn published(&self) -> Published {
         Published {
             topic: self.topic.clone(),
@@ -156,7 +160,7 @@ impl Publisher {
             )));
         }
         let heard = self.receivers.iter().filter(|receiver| receiver.is_heard());
-        let (made_at, copies) = self.inner.tell(|brain, now| {
+        let (made_at, copies, states) = self.inner.tell(|brain, now| {
             brain.on_control(self.flow, now);
             let mut copies: Vec<(&Lane, Option<u32>)> = Vec::new();
             for receiver in heard {
@@ -169,7 +173,7 @@ impl Publisher {
                     copies.extend(receiver.lanes.first().map(|lane| (lane, None)));
                 }
             }
-            (now, copies)
+            (now, copies, brain.state_copies(&self.sent.topic, now))
         });
         let mut header = ControlHeader {
             incarnation: self.inner.incarnation,
@@ -182,6 +186,7 @@ impl Publisher {
             copy: None,
         };
         let message = ZBytes::from(message);
+        self.inner.send_states(states, &message);
         for (lane, number) in copies {
             header.copy = number;
             let put = lane.publisher.put(message.clone());

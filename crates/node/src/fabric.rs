@@ -125,6 +125,21 @@ impl Keys {
         format!("coorp/{}/echo/{from}/{to}", self.team)
     }
 
+    /// A token that lasts as long as a start of a robot gathers a topic and that session of it does.
+    pub fn gathers(&self, robot: &str, topic: &str, incarnation: &str, session: &str) -> String {
+        format!("coorp/{}/gathers/{robot}/{topic}/{incarnation}/{session}", self.team)
+    }
+
+    /// Where a robot that gathers a topic and one that publishes it talk about that.
+    pub fn fleet(&self, from: &str, to: &str, topic: &str) -> String {
+        format!("coorp/{}/fleet/{from}/{to}/{topic}", self.team)
+    }
+
+    /// Where a robot sends its states on a topic to one that gathers them.
+    pub fn state(&self, from: &str, to: &str, topic: &str) -> String {
+        format!("coorp/{}/state/{from}/{to}/{topic}", self.team)
+    }
+
     /// The part of a key that stands at `place` behind the team: 1 is the first behind the word.
     pub fn part<'k>(&self, key: &'k str, place: usize) -> Option<&'k str> {
         let rest = key
@@ -359,8 +374,13 @@ fn coordination_rules(team: &Team) -> Value {
     let keys = Keys::new(team);
     let own = |name: &str| {
         vec![
-            // It says that it is alive, asks for its own permits, and answers for itself.
-            rule("own", name, &["liveliness_token"], &[keys.alive(name, "*")]),
+            // It says that it is alive and what it gathers, asks for its own permits, and answers for itself.
+            rule(
+                "own",
+                name,
+                &["liveliness_token"],
+                &[keys.alive(name, "*"), keys.gathers(name, "*", "*", "*")],
+            ),
             rule("ask", name, &["query"], &[keys.permit("*", name), keys.time("*")]),
             rule(
                 "answer",
@@ -372,19 +392,29 @@ fn coordination_rules(team: &Team) -> Value {
                 "say",
                 name,
                 &["put"],
-                &[keys.models(name), keys.lead(name, "*"), keys.lead_all(name)],
+                &[
+                    keys.models(name),
+                    keys.lead(name, "*"),
+                    keys.lead_all(name),
+                    keys.fleet(name, "*", "*"),
+                ],
             ),
             rule(
                 "hear",
                 name,
                 &["declare_subscriber"],
-                &[keys.models("*"), keys.lead("*", name), keys.lead_all("*")],
+                &[
+                    keys.models("*"),
+                    keys.lead("*", name),
+                    keys.lead_all("*"),
+                    keys.fleet("*", name, "*"),
+                ],
             ),
             rule(
                 "watch",
                 name,
                 &["liveliness_query", "declare_liveliness_subscriber"],
-                &[keys.alive("*", "*")],
+                &[keys.alive("*", "*"), keys.gathers("*", "*", "*", "*")],
             ),
         ]
     };
@@ -414,13 +444,19 @@ fn control_rules(team: &Team) -> Value {
                     keys.control(name, "*", all),
                     keys.probe(name, "*"),
                     keys.echo(name, "*"),
+                    keys.state(name, "*", "*"),
                 ],
             ),
             rule(
                 "hear",
                 name,
                 &["declare_subscriber"],
-                &[keys.control("*", "*", me), keys.probe("*", name), keys.echo("*", name)],
+                &[
+                    keys.control("*", "*", me),
+                    keys.probe("*", name),
+                    keys.echo("*", name),
+                    keys.state("*", name, "*"),
+                ],
             ),
         ]
     };

@@ -30,6 +30,7 @@ use crate::brain::{Brain, PermitState, TOPICS_MAX};
 use crate::bulk::{replace, Bulk, BulkReceiver, BulkStream};
 use crate::control::{checked, Inbox, Publisher, Sent, Subscriber};
 use crate::fabric::{self, Keys, Who, PORT_BULK};
+use crate::gather::{Gatherings, Outlets};
 use crate::keys::Identity;
 use crate::network;
 use crate::paths::paths_used;
@@ -84,7 +85,7 @@ pub(crate) struct Inner {
     wake: Condvar,
     stop: AtomicBool,
     /// One a path, as are those for control.
-    coordination: Vec<Session>,
+    pub coordination: Vec<Session>,
     pub control: Vec<Session>,
     /// Robots whose tokens are there, each with the sessions that hold them.
     alive: Mutex<BTreeMap<RobotId, BTreeSet<String>>>,
@@ -98,6 +99,8 @@ pub(crate) struct Inner {
     /// Messages of each topic so far, ended topics included.
     counts: Mutex<BTreeMap<String, Arc<AtomicU64>>>,
     subscribed: Mutex<Vec<Weak<Inbox>>>,
+    pub gatherings: Gatherings,
+    pub outlets: Outlets,
     /// How many want bulk to be sent.
     wishes: Mutex<usize>,
     /// `None` where there are no keys for it.
@@ -177,6 +180,8 @@ impl Node {
             published: Mutex::default(),
             counts: Mutex::default(),
             subscribed: Mutex::default(),
+            gatherings: Gatherings::default(),
+            outlets: Outlets::default(),
             wishes: Mutex::default(),
             bulk: OnceLock::new(),
             refused: RefusedCounts::default(),
@@ -206,6 +211,10 @@ impl Node {
             driver: Some(driver),
             _alive: alive,
         })
+    }
+
+    pub(crate) fn inner(&self) -> &Arc<Inner> {
+        &self.inner
     }
 
     /// Which of the team's robots this is.
@@ -313,8 +322,9 @@ impl Inner {
 
     /// Tells the brain something, and lets the driver do what comes of it.
     pub fn tell<T>(&self, what: impl FnOnce(&mut Brain, Instant) -> T) -> T {
-        let now = self.now();
         let mut brain = lock(&self.brain);
+        // Read once it is ours, so that the brain never sees time go back.
+        let now = self.now();
         let before = brain.next_deadline();
         let told = what(&mut brain, now);
         if brain.is_pressing(before) {
@@ -406,6 +416,7 @@ impl Inner {
             ))
         })?;
         lock(&self.published).insert(flow, sent.clone());
+        self.tell(|brain, now| brain.reporters.publish(sent.topic(), now));
         Ok(flow)
     }
 
@@ -415,8 +426,13 @@ impl Inner {
     }
 
     pub fn unpublish(&self, flow: FlowId) {
-        lock(&self.published).remove(&flow);
-        self.tell(|brain, _| brain.remove_flow(flow));
+        let sent = lock(&self.published).remove(&flow);
+        self.tell(|brain, now| {
+            brain.remove_flow(flow);
+            if let Some(sent) = sent {
+                brain.reporters.unpublish(sent.topic(), now);
+            }
+        });
     }
 
     pub fn subscribe(&self, inbox: &Arc<Inbox>) {
@@ -440,6 +456,11 @@ impl Inner {
             .iter()
             .filter_map(Weak::upgrade)
             .flat_map(|inbox| inbox.heard(now))
+            .collect();
+        let gatherings = self.gatherings.all();
+        let gathered = gatherings
+            .iter()
+            .flat_map(|gathering| gathering.gathered(now))
             .collect();
         let brain = lock(&self.brain);
         let (holders, queue) = brain.granted();
@@ -469,6 +490,7 @@ impl Inner {
             bulk,
             published,
             heard,
+            gathered,
             refused: self.refused.read(),
         }
     }

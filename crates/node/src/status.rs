@@ -43,6 +43,8 @@ pub struct Status {
     pub published: Vec<Published>,
     /// The control topics that it hears, one entry a sender.
     pub heard: Vec<Heard>,
+    /// The states that it gathers, one entry a robot.
+    pub gathered: Vec<Gathered>,
     /// Frames that it has refused, by reason.
     pub refused: Refused,
 }
@@ -114,6 +116,23 @@ pub struct Heard {
     pub quiet_us: u64,
     /// The path that brought the newest first.
     pub path: u64,
+}
+
+/// How the states of one robot on a topic come in where they are gathered.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Gathered {
+    /// The topic.
+    pub topic: String,
+    /// The robot, by its place in the team file.
+    pub from: u16,
+    /// Lists on which a fresh state was due.
+    pub due: u64,
+    /// Lists among them that had none: missed updates.
+    pub missed: u64,
+    /// States that were older than one that had come, or copies.
+    pub stale: u64,
+    /// How old the state on the last list is now and the bound of that, microseconds, where the clocks were compared.
+    pub age_us: Option<(u64, u64)>,
 }
 
 /// A robot's permit.

@@ -5,6 +5,8 @@
 //!
 //! Left out: who sent it. That is the fabric's matter: links are authenticated, and keys of the fabric name the sender.
 
+pub mod fleet;
+
 use coorp_core::failover;
 use coorp_core::paths;
 use coorp_core::permits::{Message, RequestId, Token};

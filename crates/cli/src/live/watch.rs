@@ -4,7 +4,7 @@ use std::io::{ErrorKind, Write};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use coorp_node::status::{Bulk, Carries, Heard, Path, PathState, Permit, Status};
+use coorp_node::status::{Bulk, Carries, Gathered, Heard, Path, PathState, Permit, Status};
 use coorp_node::watch::Watch;
 use coorp_team::Team;
 
@@ -100,15 +100,11 @@ fn view(team: &Team, here: &[Status]) -> String {
         None => text += ", nobody leads, so nobody gets a permit\n",
     }
     text += &robots(team, here).layout(terminal_width());
-    let heard = heard(here, name);
-    if !heard.rows.is_empty() {
-        text += "\n";
-        text += &heard.layout(terminal_width());
-    }
-    let choices = choices(here, name);
-    if !choices.rows.is_empty() {
-        text += "\n";
-        text += &choices.layout(terminal_width());
+    for sheet in [heard(here, name), gathered(here, name), choices(here, name)] {
+        if !sheet.rows.is_empty() {
+            text += "\n";
+            text += &sheet.layout(terminal_width());
+        }
     }
     if here.iter().any(|status| !status.secure) {
         text += "WARNING: some run without keys (--insecure)\n";
@@ -257,6 +253,30 @@ fn choices<'n>(here: &[Status], name: impl Fn(u16) -> &'n str) -> Sheet {
     }
 }
 
+/// One row a gathered topic, the robot that gathers it and one that is gathered.
+fn gathered<'n>(here: &[Status], name: impl Fn(u16) -> &'n str) -> Sheet {
+    let titles = ["gathered", "from", "by", "lists", "missed", "age"];
+    let rows = here
+        .iter()
+        .flat_map(|status| status.gathered.iter().map(move |gathered| (status, gathered)));
+    let row = |(status, gathered): (&Status, &Gathered)| {
+        let age = |(age, within): (u64, u64)| format!("{} +- {}", millis(age as f64), millis(within as f64));
+        vec![
+            gathered.topic.clone(),
+            name(gathered.from).to_owned(),
+            status.robot.clone(),
+            gathered.due.to_string(),
+            gathered.missed.to_string(),
+            gathered.age_us.map_or_else(|| DASH.to_owned(), age),
+        ]
+    };
+    Sheet {
+        titles: titles.map(str::to_owned).to_vec(),
+        names: 3,
+        rows: rows.map(row).collect(),
+    }
+}
+
 fn megabytes(bytes: u64) -> String {
     format!("{:.1} MB", bytes as f64 / 1e6)
 }
@@ -306,6 +326,12 @@ mod tests {
                     ..Path::default()
                 },
             ],
+            gathered: vec![Gathered {
+                topic: "pose".to_owned(),
+                from: 2,
+                age_us: Some((4_500, 200)),
+                ..Gathered::default()
+            }],
             ..Status::default()
         };
         let scout = Status {
@@ -323,6 +349,7 @@ mod tests {
             "permits: mule; waiting: nobody",
             "7.5 MB",
             "12.3 ms  wlan1",
+            "4.5 ms +- 0.2 ms",
             "now, 3.0 ms more",
             "base  mule  wlan1  dead",
             "4.2 ms  62.5 %  duplicates, bulk",

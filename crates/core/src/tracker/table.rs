@@ -111,6 +111,13 @@ impl<T> Tracker<T> {
         self.assert_invariants();
     }
 
+    /// A robot's process has ended, as is known otherwise than by its silence.
+    pub fn on_gone(&mut self, robot: RobotId, now: Instant) {
+        self.follow_clock(now);
+        self.remove(robot);
+        self.assert_invariants();
+    }
+
     /// A state of robot `from` was received on `topic` (T2). Only the newest is kept. One from a robot that is not
     /// connected, or on another topic than its own, is dropped, and the robot told to connect.
     pub fn on_state(&mut self, from: RobotId, topic: TopicId, header: StateHeader, state: T, now: Instant) {

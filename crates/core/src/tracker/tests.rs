@@ -78,6 +78,14 @@ fn a_topic_is_open_before_its_robot_is_told_and_closed_after_it_left() {
         actions(&mut it),
         [TrackerAction::Left(RobotId(4)), TrackerAction::Close(TopicId(1))]
     );
+    connect(&mut it, 4, 1, at(7));
+    it.on_gone(RobotId(4), at(8));
+    it.on_gone(RobotId(4), at(8));
+    assert_eq!(
+        actions(&mut it),
+        [TrackerAction::Left(RobotId(4)), TrackerAction::Close(TopicId(1))],
+        "it died, and is told so once"
+    );
 }
 
 #[test]

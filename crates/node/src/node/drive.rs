@@ -83,6 +83,7 @@ impl Inner {
                 let state = if alive { "alive again" } else { "dead" };
                 tracing::info!("{path} to {robot} is {state}");
             }
+            Action::Report(report) => self.report(report),
         }
     }
 
@@ -123,7 +124,7 @@ impl Inner {
     }
 
     /// Says over all paths.
-    fn put<F: Frame>(&self, key: &str, frame: &F) {
+    pub(crate) fn put<F: Frame>(&self, key: &str, frame: &F) {
         let frame = ZBytes::from(wire::encode(frame));
         for session in &self.coordination {
             let put = session.put(key, frame.clone());
@@ -269,15 +270,21 @@ impl Inner {
         self.hear(self.keys.lead("*", name), Inner::on_lead)?;
         self.hear(self.keys.lead_all("*"), Inner::on_lead)?;
         self.hear(self.keys.models("*"), Inner::on_models)?;
+        self.hear(self.keys.fleet("*", name, "*"), Inner::on_fleet)?;
         if any_choice(&self.team) {
             self.listen_to_paths()?;
         }
+        self.hear_tokens(&self.keys.gathers("*", "*", "*", "*"), Inner::on_gathers)?;
+        self.hear_tokens(&self.keys.alive("*", "*"), Inner::on_token)
+    }
+
+    fn hear_tokens(self: &Arc<Self>, key: &str, take: fn(&Inner, &Sample)) -> Result<(), Error> {
         for session in &self.coordination {
             let inner = Arc::downgrade(self);
-            let tokens = session.liveliness().declare_subscriber(self.keys.alive("*", "*"));
+            let tokens = session.liveliness().declare_subscriber(key.to_owned());
             let tokens = tokens.history(true).callback(move |sample| {
                 if let Some(inner) = inner.upgrade() {
-                    inner.on_token(&sample);
+                    take(&inner, &sample);
                 }
             });
             let tokens = tokens.background();
@@ -447,6 +454,7 @@ impl Inner {
                 if sessions.is_empty() {
                     drop(alive);
                     self.tell(|brain, now| brain.on_gone(robot, now));
+                    self.gatherings.on_gone(self, robot);
                     let queries = lock(&self.asking).remove(&robot).unwrap_or_default();
                     queries
                         .into_iter()

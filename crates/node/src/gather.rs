@@ -1,0 +1,538 @@
+//! The newest state of every robot on a topic, as one list a period, with how old each state is: 002 on real sockets.
+//!
+//! Who is connected, what is newest and what was missed is `core::tracker`'s. Here are a [`Gather`], with a thread that
+//! makes its lists, and the other end: what a robot does whose states are gathered. A robot says by a token on the fabric
+//! that it gathers a topic. Whoever publishes that topic then connects (002, IV-A), is answered once there is a
+//! subscription for it, and sends its states with T1 on the clock of the robot that gathers.
+//!
+//! States go as control does, over the paths that the brain chooses, and as copies of their own: a robot that gathers a topic
+//! need not subscribe to it as well. Left out: sending the list on to others, as the paper's tracker does; it is used
+//! where it is made, so T4 is when it is taken.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Instant as StdInstant;
+
+use coorp_core::paths::PathId;
+use coorp_core::tracker::{Message, Stamps, TopicId, Topics, Tracker, TrackerAction, TrackerConfig, Updates};
+use coorp_core::{Duration, Instant, RobotId};
+use tokio::sync::Notify;
+use zenoh::bytes::ZBytes;
+use zenoh::liveliness::LivelinessToken;
+use zenoh::qos::{CongestionControl, Priority, Reliability};
+use zenoh::sample::{Sample, SampleKind};
+use zenoh::Wait;
+
+use crate::control::{checked, Age};
+use crate::fabric::MESSAGE_BYTES_MAX;
+use crate::node::{fabric_failed, lock, Inner};
+use crate::reporters::{Report, ReportAction, StateCopy};
+use crate::status::Gathered;
+use crate::wire::{self, Refusal};
+use crate::{Error, Node};
+
+/// Shortest and longest time between two lists.
+const PERIOD_MIN: Duration = Duration::from_micros(500);
+const PERIOD_MAX: Duration = Duration::from_secs(60);
+/// Things to be done that may wait for the thread; what would add to them is dropped.
+const TODO_MAX: usize = 4_096;
+/// The thread that makes lists looks up at least this often.
+const LOOK_UP_EVERY: std::time::Duration = std::time::Duration::from_millis(500);
+
+/// Gathers the states of all robots on a topic. Dropped, it ends.
+#[derive(Debug)]
+pub struct Gather {
+    inner: Arc<Inner>,
+    shared: Arc<Gathering>,
+    lister: Option<JoinHandle<()>>,
+    /// One a path.
+    tokens: Vec<LivelinessToken>,
+}
+
+/// What callbacks, the thread that makes lists and the user share.
+#[derive(Debug)]
+pub(crate) struct Gathering {
+    topic: String,
+    state: Mutex<State>,
+    /// The thread has something to do.
+    wake: Condvar,
+    stop: AtomicBool,
+    /// A list is there.
+    listed: Condvar,
+    listed_async: Notify,
+}
+
+#[derive(Debug)]
+struct State {
+    tracker: Tracker<ZBytes>,
+    /// To be done by the thread, each with the robot on whose word.
+    todo: VecDeque<(RobotId, TrackerAction)>,
+    /// The newest list, until it is taken.
+    list: Option<Listed>,
+    /// How old each robot's state was on the last list.
+    ages: BTreeMap<RobotId, Stamps>,
+}
+
+#[derive(Debug)]
+struct Listed {
+    at: Instant,
+    states: Vec<(RobotId, ZBytes, Stamps, bool)>,
+}
+
+/// A list: each connected robot's newest state.
+#[derive(Clone, Debug)]
+pub struct Table {
+    /// When it was made (T3), on this robot's clock.
+    pub listed_at: Instant,
+    /// When it was taken (T4), on this robot's clock.
+    pub taken_at: Instant,
+    /// The robots that have sent a state, in the team file's order.
+    pub states: Vec<RobotState>,
+}
+
+/// A robot's newest state.
+#[derive(Clone, Debug)]
+pub struct RobotState {
+    /// The robot.
+    pub from: RobotId,
+    /// T1 to T3, on this robot's clock.
+    pub stamps: Stamps,
+    /// Whether it came since the last list; if not, the robot missed its update.
+    pub fresh: bool,
+    /// How old it was when the list was taken: T4 - T1. `None` before the clocks were compared.
+    pub age: Option<Age>,
+    payload: ZBytes,
+}
+
+impl RobotState {
+    /// Its content.
+    pub fn bytes(&self) -> Cow<'_, [u8]> {
+        self.payload.to_bytes()
+    }
+}
+
+impl Node {
+    /// Gathers the states that robots publish on a topic into one list a period. The robots need not be there yet, and
+    /// may come and go. `topics` says whether there is one subscription for all or one for each.
+    ///
+    /// # Errors
+    /// Where the topic's name or the period does not fit, or this robot gathers the topic already.
+    pub fn gather(&self, topic: &str, period: Duration, topics: Topics) -> Result<Gather, Error> {
+        Gather::new(self.inner(), topic, period, topics)
+    }
+}
+
+impl Gather {
+    fn new(inner: &Arc<Inner>, topic: &str, period: Duration, topics: Topics) -> Result<Gather, Error> {
+        let topic = checked(topic)?;
+        if !(PERIOD_MIN..=PERIOD_MAX).contains(&period) {
+            return Err(Error::Input(format!(
+                "a period of {period} cannot be gathered at: use {PERIOD_MIN} to {PERIOD_MAX}"
+            )));
+        }
+        let config = TrackerConfig {
+            topics,
+            period,
+            robots_max: u16::try_from(inner.team.robots.len()).unwrap_or(u16::MAX),
+            ..TrackerConfig::default()
+        };
+        let shared = Arc::new(Gathering {
+            topic: topic.to_owned(),
+            state: Mutex::new(State {
+                tracker: Tracker::new(config, inner.now()),
+                todo: VecDeque::new(),
+                list: None,
+                ages: BTreeMap::new(),
+            }),
+            wake: Condvar::new(),
+            stop: AtomicBool::new(false),
+            listed: Condvar::new(),
+            listed_async: Notify::new(),
+        });
+        inner.gatherings.insert(topic, &shared)?;
+        // From here on what is begun ends with this.
+        let mut gather = Gather {
+            inner: inner.clone(),
+            shared: shared.clone(),
+            lister: None,
+            tokens: Vec::new(),
+        };
+        let (works, node) = (shared, Arc::downgrade(inner));
+        let lister = std::thread::Builder::new()
+            .name("coorp-gather".to_owned())
+            .spawn(move || {
+                let mut subscriptions = BTreeMap::new();
+                while let Some(inner) = node.upgrade() {
+                    if works.stop.load(Ordering::Acquire) {
+                        return;
+                    }
+                    works.work(&inner, &mut subscriptions);
+                }
+            });
+        gather.lister = Some(lister.map_err(|error| Error::Failed(format!("cannot start a thread: {error}")))?);
+        for session in &inner.coordination {
+            let (incarnation, zid) = (inner.incarnation.to_string(), session.zid().to_string());
+            let token = session.liveliness();
+            let token = token.declare_token(inner.keys.gathers(inner.name(), topic, &incarnation, &zid));
+            gather
+                .tokens
+                .push(token.wait().map_err(|error| fabric_failed(error.as_ref()))?);
+        }
+        Ok(gather)
+    }
+
+    /// The newest list, if there is one that was not taken yet.
+    pub fn try_recv(&self) -> Option<Table> {
+        let listed = lock(&self.shared.state).list.take()?;
+        Some(self.table(listed))
+    }
+
+    /// Waits for the next list that was not taken yet, until `timeout` has passed; without one, for ever.
+    pub fn recv(&self, timeout: Option<std::time::Duration>) -> Option<Table> {
+        let until = timeout.and_then(|timeout| StdInstant::now().checked_add(timeout));
+        let mut state = lock(&self.shared.state);
+        loop {
+            if let Some(listed) = state.list.take() {
+                drop(state);
+                return Some(self.table(listed));
+            }
+            state = match until {
+                None => self.shared.listed.wait(state).unwrap_or_else(PoisonError::into_inner),
+                Some(until) => {
+                    let left = until
+                        .checked_duration_since(StdInstant::now())
+                        .filter(|left| !left.is_zero())?;
+                    let waited = self.shared.listed.wait_timeout(state, left);
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
+        }
+    }
+
+    /// Waits for the next list.
+    pub async fn next(&self) -> Table {
+        loop {
+            if let Some(table) = self.try_recv() {
+                return table;
+            }
+            self.shared.listed_async.notified().await;
+        }
+    }
+
+    /// The robots that are connected, and on how many lists each had no fresh state.
+    pub fn updates(&self) -> Vec<(RobotId, Updates)> {
+        lock(&self.shared.state).tracker.robots().collect()
+    }
+
+    fn table(&self, listed: Listed) -> Table {
+        let taken_at = self.inner.now();
+        let state = |(from, payload, stamps, fresh): (RobotId, ZBytes, Stamps, bool)| RobotState {
+            from,
+            stamps,
+            fresh,
+            age: age(&stamps, taken_at),
+            payload,
+        };
+        Table {
+            listed_at: listed.at,
+            taken_at,
+            states: listed.states.into_iter().map(state).collect(),
+        }
+    }
+}
+
+impl Drop for Gather {
+    fn drop(&mut self) {
+        // First, so that nobody connects any more.
+        self.tokens.clear();
+        self.shared.stop.store(true, Ordering::Release);
+        self.shared.wake.notify_one();
+        if let Some(lister) = self.lister.take() {
+            let _ = lister.join();
+        }
+        self.inner.gatherings.remove(&self.shared.topic);
+    }
+}
+
+fn age(stamps: &Stamps, used_at: Instant) -> Option<Age> {
+    Some(Age {
+        is: stamps.age(used_at)?,
+        within: stamps.error,
+    })
+}
+
+type Subscriptions = BTreeMap<TopicId, Vec<zenoh::pubsub::Subscriber<()>>>;
+
+impl Gathering {
+    /// One round of the thread: what is due is done, then it waits for more.
+    fn work(self: &Arc<Self>, inner: &Arc<Inner>, subscriptions: &mut Subscriptions) {
+        let mut state = lock(&self.state);
+        let now = inner.now();
+        state.tracker.on_deadline(now);
+        state.collect(inner.me);
+        let todo = std::mem::take(&mut state.todo);
+        if todo.is_empty() {
+            let left = state.tracker.next_deadline().map(|at| at.since(now).as_nanos());
+            let wait = left.map_or(LOOK_UP_EVERY, std::time::Duration::from_nanos);
+            drop(self.wake.wait_timeout(state, wait.min(LOOK_UP_EVERY)));
+            return;
+        }
+        drop(state);
+        // Never under the lock: what is told to the fabric may call back.
+        for (on_word_of, action) in todo {
+            match action {
+                TrackerAction::Open(topic) => match self.subscribe(inner, topic, on_word_of) {
+                    Ok(made) => drop(subscriptions.insert(topic, made)),
+                    Err(error) => tracing::warn!("{} cannot be gathered: {error}", self.topic),
+                },
+                TrackerAction::Close(topic) => drop(subscriptions.remove(&topic)),
+                TrackerAction::Send { to, message } => inner.say_fleet(&self.topic, to, message),
+                TrackerAction::Joined(robot) => {
+                    tracing::info!("{} is gathered on {}", inner.name_of(robot), self.topic);
+                }
+                TrackerAction::Left(robot) => {
+                    tracing::info!("{} is no longer gathered on {}", inner.name_of(robot), self.topic);
+                }
+                TrackerAction::List => self.list(inner),
+            }
+        }
+    }
+
+    /// Listens to a topic: with all in one, to all robots, else to the one that is about to be taken in.
+    fn subscribe(
+        self: &Arc<Self>,
+        inner: &Arc<Inner>,
+        topic: TopicId,
+        robot: RobotId,
+    ) -> Result<Vec<zenoh::pubsub::Subscriber<()>>, Error> {
+        let from = if topic == TopicId(0) { "*" } else { inner.name_of(robot) };
+        let key = inner.keys.state(from, inner.name(), &self.topic);
+        let mut paths = Vec::with_capacity(inner.control.len());
+        for (path, session) in (0u8..).map(PathId).zip(&inner.control) {
+            let (to, node) = (self.clone(), Arc::downgrade(inner));
+            let subscriber = session.declare_subscriber(key.clone()).callback(move |sample| {
+                if let Some(inner) = node.upgrade() {
+                    to.on_sample(&inner, topic, path, &sample);
+                }
+            });
+            paths.push(subscriber.wait().map_err(|error| fabric_failed(error.as_ref()))?);
+        }
+        Ok(paths)
+    }
+
+    fn on_sample(&self, inner: &Inner, topic: TopicId, path: PathId, sample: &Sample) {
+        let what = "a robot's state";
+        let from = inner.keys.part(sample.key_expr().as_str(), 1);
+        let Some(from) = from.and_then(|name| inner.team.robot_named(name)) else {
+            return inner.refused.count(what, Refusal::Malformed);
+        };
+        if sample.payload().len() > MESSAGE_BYTES_MAX {
+            return inner.refused.count(what, Refusal::Oversized);
+        }
+        let empty = ZBytes::new();
+        let header = inner.read::<wire::fleet::State>(what, sample.attachment().unwrap_or(&empty));
+        let Some(header) = header else { return };
+        if let Some(number) = header.copy {
+            inner.tell(|brain, _| brain.on_copy(from, path, header.incarnation, number));
+        }
+        let mut state = lock(&self.state);
+        if state.todo.len() >= TODO_MAX {
+            return;
+        }
+        // Read under the lock, so that no later time was told before.
+        let received_at = inner.now();
+        let payload = sample.payload().clone();
+        state.tracker.on_state(from, topic, header.into(), payload, received_at);
+        self.after(state, from);
+    }
+
+    fn on_said(&self, inner: &Inner, from: RobotId, message: Message) {
+        let mut state = lock(&self.state);
+        if state.todo.len() >= TODO_MAX {
+            return; // As if it were lost on the way.
+        }
+        state.tracker.on_message(from, message, inner.now());
+        self.after(state, from);
+    }
+
+    fn on_gone(&self, inner: &Inner, robot: RobotId) {
+        let mut state = lock(&self.state);
+        state.tracker.on_gone(robot, inner.now());
+        self.after(state, robot);
+    }
+
+    fn after(&self, mut state: std::sync::MutexGuard<'_, State>, on_word_of: RobotId) {
+        state.collect(on_word_of);
+        if !state.todo.is_empty() {
+            self.wake.notify_one();
+        }
+    }
+
+    fn list(&self, inner: &Inner) {
+        let mut guard = lock(&self.state);
+        let state = &mut *guard;
+        let at = inner.now();
+        let entries = state.tracker.gather(at).into_iter();
+        let states: Vec<_> = entries
+            .map(|entry| (entry.robot, entry.state.clone(), entry.stamps, entry.fresh))
+            .collect();
+        state.ages = states.iter().map(|(robot, _, stamps, _)| (*robot, *stamps)).collect();
+        state.list = Some(Listed { at, states });
+        drop(guard);
+        self.listed.notify_one();
+        self.listed_async.notify_one();
+    }
+
+    /// How well each robot's states come in.
+    pub fn gathered(&self, now: Instant) -> Vec<Gathered> {
+        let state = lock(&self.state);
+        let robots = state.tracker.robots();
+        let gathered = robots.map(|(robot, updates)| {
+            let age = state.ages.get(&robot).and_then(|stamps| age(stamps, now));
+            Gathered {
+                topic: self.topic.clone(),
+                from: robot.0,
+                due: updates.due,
+                missed: updates.missed,
+                stale: updates.stale,
+                age_us: age.map(|age| (age.is.as_nanos() / 1_000, age.within.as_nanos() / 1_000)),
+            }
+        });
+        gathered.collect()
+    }
+}
+
+impl State {
+    /// Notes what the tracker wants done.
+    fn collect(&mut self, on_word_of: RobotId) {
+        while let Some(action) = self.tracker.poll() {
+            self.todo.push_back((on_word_of, action));
+        }
+    }
+}
+
+/// What this robot gathers, by topic.
+#[derive(Debug, Default)]
+pub(crate) struct Gatherings(Mutex<BTreeMap<String, Arc<Gathering>>>);
+
+impl Gatherings {
+    fn insert(&self, topic: &str, gathering: &Arc<Gathering>) -> Result<(), Error> {
+        let mut all = lock(&self.0);
+        if all.contains_key(topic) {
+            return Err(Error::Input(format!(
+                "this robot gathers \"{topic}\" already: share what `gather` has returned"
+            )));
+        }
+        all.insert(topic.to_owned(), gathering.clone());
+        Ok(())
+    }
+
+    fn remove(&self, topic: &str) {
+        lock(&self.0).remove(topic);
+    }
+
+    fn get(&self, topic: &str) -> Option<Arc<Gathering>> {
+        lock(&self.0).get(topic).cloned()
+    }
+
+    pub fn all(&self) -> Vec<Arc<Gathering>> {
+        lock(&self.0).values().cloned().collect()
+    }
+
+    /// A robot's process has ended.
+    pub fn on_gone(&self, inner: &Inner, robot: RobotId) {
+        self.all().iter().for_each(|gathering| gathering.on_gone(inner, robot));
+    }
+}
+
+/// Where this robot sends its states: for each report a publisher a path.
+pub(crate) type Outlets = Mutex<BTreeMap<Report, Arc<Vec<zenoh::pubsub::Publisher<'static>>>>>;
+
+impl Inner {
+    /// Does what the reporters want done.
+    pub(crate) fn report(&self, action: ReportAction) {
+        match action {
+            ReportAction::Say((topic, to), message) => self.say_fleet(&topic, to, message),
+            ReportAction::Open(report) => match self.outlet(&report) {
+                Ok(paths) => drop(lock(&self.outlets).insert(report, Arc::new(paths))),
+                Err(error) => tracing::warn!("the states on {} go nowhere: {error}", report.0),
+            },
+            ReportAction::Close(report) => {
+                let closed = lock(&self.outlets).remove(&report);
+                drop(closed);
+            }
+        }
+    }
+
+    fn outlet(&self, (topic, to): &Report) -> Result<Vec<zenoh::pubsub::Publisher<'static>>, Error> {
+        let key = self.keys.state(self.name(), self.name_of(*to), topic);
+        let mut paths = Vec::with_capacity(self.control.len());
+        for session in &self.control {
+            let publisher = session
+                .declare_publisher(key.clone())
+                .priority(Priority::RealTime)
+                .congestion_control(CongestionControl::Drop)
+                .reliability(Reliability::BestEffort)
+                .express(true);
+            paths.push(publisher.wait().map_err(|error| fabric_failed(error.as_ref()))?);
+        }
+        Ok(paths)
+    }
+
+    /// Sends a state to who gathers it.
+    pub(crate) fn send_states(&self, states: Vec<StateCopy>, message: &ZBytes) {
+        for StateCopy { report, header, copy } in states {
+            let paths = lock(&self.outlets).get(&report).cloned();
+            let path = copy.map_or(PathId(0), |copy| copy.path);
+            let Some(path) = paths.as_ref().and_then(|paths| paths.get(usize::from(path.0))) else {
+                continue;
+            };
+            let mut header = wire::fleet::State::from(header);
+            header.copy = copy.and_then(|copy| copy.number);
+            if let Err(error) = path.put(message.clone()).attachment(wire::encode(&header)).wait() {
+                tracing::debug!("a state on {} was not sent: {error}", report.0);
+            }
+        }
+    }
+
+    fn say_fleet(&self, topic: &str, to: RobotId, message: Message) {
+        let key = self.keys.fleet(self.name(), self.name_of(to), topic);
+        self.put(&key, &wire::fleet::Fleet::from(message));
+    }
+
+    /// A robot says something about being gathered.
+    pub(crate) fn on_fleet(&self, sample: &Sample) {
+        let (what, key) = ("a word on being gathered", sample.key_expr().as_str());
+        let from = self.keys.part(key, 1).and_then(|name| self.team.robot_named(name));
+        let (Some(from), Some(topic)) = (from, self.keys.part(key, 3)) else {
+            return self.refused.count(what, Refusal::Malformed);
+        };
+        let Some(said) = self.read::<wire::fleet::Fleet>(what, sample.payload()) else {
+            return;
+        };
+        if said.is_for_gatherer() {
+            if let Some(gathering) = self.gatherings.get(topic) {
+                gathering.on_said(self, from, said.into());
+            }
+        } else {
+            let report = (topic.to_owned(), from);
+            self.tell(|brain, now| brain.reporters.on_message(&report, said.into(), now));
+        }
+    }
+
+    /// A robot gathers a topic, or no longer does.
+    pub(crate) fn on_gathers(&self, sample: &Sample) {
+        let key = sample.key_expr().as_str();
+        let robot = self.keys.part(key, 1).and_then(|name| self.team.robot_named(name));
+        let [topic, incarnation, session] = [2, 3, 4].map(|place| self.keys.part(key, place));
+        let (Some(robot), Some(topic), Some(incarnation), Some(session)) = (robot, topic, incarnation, session) else {
+            return;
+        };
+        let (report, here) = ((topic.to_owned(), robot), sample.kind() == SampleKind::Put);
+        let session = (incarnation.to_owned(), session.to_owned());
+        self.tell(|brain, now| brain.reporters.on_gatherer(report, session, here, now));
+    }
+}

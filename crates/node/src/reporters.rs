@@ -1,0 +1,283 @@
+//! To whom this robot reports the states that it publishes: one `core::tracker::Reporter` for each topic and robot that
+//! gathers it (002, section IV-A).
+//!
+//! Who gathers what is known from tokens on the fabric. A reporter is kept once it was made and only stands still while
+//! nothing is published or nobody gathers, as its count must go on: what came before is told from it. No I/O, as in the
+//! brain, whose part this is.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use coorp_core::paths::Copy;
+use coorp_core::tracker::{Message, Reporter, ReporterAction, StateHeader, TopicId, TrackerConfig};
+use coorp_core::{Instant, RobotId};
+
+/// Pairs of a topic and a robot that gathers it which are kept; further ones are not reported to.
+const REPORTERS_MAX: usize = 1_024;
+/// Sessions that say they are the same robot and gather: one a path, and twice as many while links are given up.
+const SESSIONS_MAX: usize = 16;
+
+/// A topic, and the robot that gathers it.
+pub(crate) type Report = (String, RobotId);
+
+/// A session of a robot that gathers: which start of the robot, and the session's name.
+pub(crate) type Session = (String, String);
+
+/// A state that goes to a robot that gathers it, over a path.
+#[derive(Clone, Debug)]
+pub(crate) struct StateCopy {
+    pub report: Report,
+    pub header: StateHeader,
+    /// Where there is a choice of paths.
+    pub copy: Option<Copy>,
+}
+
+/// What is to be done.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum ReportAction {
+    /// Send this to the robot that gathers.
+    Say(Report, Message),
+    /// States go there from now on.
+    Open(Report),
+    /// None goes there any more.
+    Close(Report),
+}
+
+#[derive(Debug)]
+pub(crate) struct Reporters {
+    incarnation: u32,
+    /// By how many publishers each topic is published.
+    published: BTreeMap<String, usize>,
+    reports: BTreeMap<Report, Reporting>,
+    actions: VecDeque<ReportAction>,
+}
+
+#[derive(Debug)]
+struct Reporting {
+    reporter: Reporter,
+    /// The sessions of the robot that gathers, each with which start of it that is of.
+    sessions: BTreeSet<Session>,
+    running: bool,
+}
+
+impl Reporters {
+    pub fn new(incarnation: u32) -> Self {
+        Reporters {
+            incarnation,
+            published: BTreeMap::new(),
+            reports: BTreeMap::new(),
+            actions: VecDeque::new(),
+        }
+    }
+
+    /// There is one more publisher of a topic.
+    pub fn publish(&mut self, topic: &str, now: Instant) {
+        *self.published.entry(topic.to_owned()).or_default() += 1;
+        self.settle(topic, now);
+    }
+
+    /// There is one less.
+    pub fn unpublish(&mut self, topic: &str, now: Instant) {
+        let left = self.published.get_mut(topic).map(|count| {
+            *count -= 1;
+            *count
+        });
+        if left == Some(0) {
+            self.published.remove(topic);
+        }
+        self.settle(topic, now);
+    }
+
+    /// A session of a robot gathers a topic, or no longer does.
+    pub fn on_gatherer(&mut self, report: Report, session: Session, here: bool, now: Instant) {
+        let known = self.reports.len();
+        let entry = match self.reports.entry(report.clone()) {
+            std::collections::btree_map::Entry::Vacant(free) if here && known < REPORTERS_MAX => {
+                free.insert(Reporting {
+                    reporter: Reporter::new(TrackerConfig::default(), self.incarnation, now),
+                    sessions: BTreeSet::new(),
+                    running: false,
+                })
+            }
+            std::collections::btree_map::Entry::Vacant(_) => return,
+            std::collections::btree_map::Entry::Occupied(known) => known.into_mut(),
+        };
+        if !here {
+            entry.sessions.remove(&session);
+        } else if entry.sessions.len() < SESSIONS_MAX {
+            // Another session of the same start is another path to the same tracker.
+            let known = entry.sessions.iter().any(|(start, _)| *start == session.0);
+            if !known && entry.running {
+                entry.reporter.on_new_tracker(now);
+            }
+            entry.sessions.insert(session);
+        }
+        self.settle(&report.0, now);
+        self.gather();
+    }
+
+    /// The robot that gathers says something.
+    pub fn on_message(&mut self, report: &Report, message: Message, now: Instant) {
+        if let Some(entry) = self.reports.get_mut(report).filter(|entry| entry.running) {
+            entry.reporter.on_message(message, now);
+        }
+        self.gather();
+    }
+
+    /// A state is made: to whom it goes, and what goes with it.
+    pub fn on_state(&mut self, topic: &str, now: Instant) -> Vec<(Report, TopicId, StateHeader)> {
+        if self.reports.is_empty() {
+            return Vec::new();
+        }
+        let first = (topic.to_owned(), RobotId(0));
+        let entries = self.reports.range_mut(first..);
+        let entries = entries
+            .take_while(|((of, _), _)| of == topic)
+            .filter(|(_, entry)| entry.running);
+        let states = entries.filter_map(|(report, entry)| {
+            let (topic, header) = entry.reporter.on_state(now)?;
+            Some((report.clone(), topic, header))
+        });
+        states.collect()
+    }
+
+    pub fn on_deadline(&mut self, now: Instant) {
+        for entry in self.reports.values_mut().filter(|entry| entry.running) {
+            entry.reporter.on_deadline(now);
+        }
+        self.gather();
+    }
+
+    pub fn next_deadline(&self) -> Option<Instant> {
+        let running = self.reports.values().filter(|entry| entry.running);
+        running.filter_map(|entry| entry.reporter.next_deadline()).min()
+    }
+
+    /// Whether something is to be done.
+    pub fn is_pressing(&self) -> bool {
+        !self.actions.is_empty()
+    }
+
+    pub fn poll(&mut self) -> Option<ReportAction> {
+        self.actions.pop_front()
+    }
+
+    /// Lets the reporters of a topic run where somebody publishes and somebody gathers it, and stand still else.
+    fn settle(&mut self, topic: &str, now: Instant) {
+        let published = self.published.contains_key(topic);
+        for ((of, _), entry) in &mut self.reports {
+            let run = published && !entry.sessions.is_empty();
+            if of != topic || run == entry.running {
+                continue;
+            }
+            // Once it is left it must be asked before it says anything again.
+            if run {
+                entry.reporter.on_new_tracker(now);
+            } else {
+                entry.reporter.leave(now);
+            }
+            entry.running = run;
+        }
+        self.gather();
+    }
+
+    fn gather(&mut self) {
+        for (report, entry) in &mut self.reports {
+            while let Some(action) = entry.reporter.poll() {
+                self.actions.push_back(match action {
+                    ReporterAction::Send(message) => ReportAction::Say(report.clone(), message),
+                    ReporterAction::Connected(_) => ReportAction::Open(report.clone()),
+                    ReporterAction::Disconnected => ReportAction::Close(report.clone()),
+                });
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use coorp_core::tracker::{Topics, Tracker, TrackerAction};
+
+    fn at(ms: u64) -> Instant {
+        Instant::from_nanos(ms * 1_000_000)
+    }
+
+    /// Lets both sides say what they have to say, at once.
+    fn talk(robot: &mut Reporters, tracker: &mut Tracker<u32>, now: Instant) -> Vec<ReportAction> {
+        let mut others = Vec::new();
+        robot.on_deadline(now);
+        loop {
+            let said: Vec<_> = std::iter::from_fn(|| robot.poll()).collect();
+            if said.is_empty() {
+                return others;
+            }
+            for action in said {
+                match action {
+                    ReportAction::Say((_, to), message) => {
+                        assert_eq!(to, RobotId(4));
+                        tracker.on_message(RobotId(1), message, now);
+                    }
+                    other => others.push(other),
+                }
+            }
+            while let Some(action) = tracker.poll() {
+                if let TrackerAction::Send { message, .. } = action {
+                    robot.on_message(&report(), message, now);
+                }
+            }
+        }
+    }
+
+    fn session(start: &str, name: &str) -> Session {
+        (start.to_owned(), name.to_owned())
+    }
+
+    fn report() -> Report {
+        ("pose".to_owned(), RobotId(4))
+    }
+
+    #[test]
+    fn states_go_to_who_gathers_them_and_their_count_goes_on_over_every_pause() {
+        let config = TrackerConfig {
+            topics: Topics::ManyToOne,
+            ..TrackerConfig::default()
+        };
+        let (mut robot, mut tracker) = (Reporters::new(7), Tracker::<u32>::new(config, at(0)));
+        let (open, close) = (ReportAction::Open(report()), ReportAction::Close(report()));
+        robot.publish("pose", at(1));
+        assert_eq!(robot.on_state("pose", at(1)), [], "nobody gathers");
+        robot.on_gatherer(report(), session("1", "a"), true, at(2));
+        assert_eq!(talk(&mut robot, &mut tracker, at(2)), vec![open.clone()]);
+        assert_eq!(robot.on_state("other", at(3)), []);
+        let mut number = 0;
+        let mut state = |robot: &mut Reporters, now| {
+            let [(to, topic, header)] = &robot.on_state("pose", now)[..] else {
+                panic!("one is to go")
+            };
+            assert_eq!((to, *topic, header.sequence.number), (&report(), TopicId(0), number));
+            assert_eq!(header.created_at, Some(now), "both clocks show the same");
+            number += 1;
+        };
+        state(&mut robot, at(3));
+        // Its publisher ends and another comes; the tracker's process is replaced; its link is lost.
+        robot.unpublish("pose", at(4));
+        assert_eq!(talk(&mut robot, &mut tracker, at(4)), vec![close.clone()]);
+        assert_eq!((robot.on_state("pose", at(4)), tracker.robots().count()), (vec![], 0));
+        assert_eq!(robot.next_deadline(), None);
+        robot.publish("pose", at(5));
+        assert_eq!(talk(&mut robot, &mut tracker, at(5)), vec![open.clone()]);
+        state(&mut robot, at(6));
+        robot.on_gatherer(report(), session("1", "b"), true, at(6));
+        assert_eq!(talk(&mut robot, &mut tracker, at(6)), [], "another path to the same");
+        robot.on_gatherer(report(), session("2", "c"), true, at(7));
+        assert_eq!(talk(&mut robot, &mut tracker, at(7)), [close.clone(), open.clone()]);
+        robot.on_gatherer(report(), session("1", "a"), false, at(8));
+        robot.on_gatherer(report(), session("1", "b"), false, at(8));
+        state(&mut robot, at(8));
+        robot.on_gatherer(report(), session("2", "c"), false, at(9));
+        assert_eq!(talk(&mut robot, &mut tracker, at(9)), [close]);
+        robot.on_gatherer(report(), session("2", "c"), true, at(10));
+        assert_eq!(talk(&mut robot, &mut tracker, at(10)), [open]);
+        state(&mut robot, at(11));
+    }
+}

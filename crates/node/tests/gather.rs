@@ -1,0 +1,184 @@
+//! Gathering states between real processes: everybody's newest with its age, robots that come and go, nobody else's.
+#![allow(clippy::unwrap_used)] // a test may fail by panicking
+
+mod common;
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use common::{be_a_robot, until, Fleet, Robot};
+use coorp_core::tracker::Topics;
+use coorp_node::control::Publisher;
+use coorp_node::gather::Gather;
+use coorp_node::wire;
+use zenoh::Wait;
+
+#[test]
+#[ignore = "the process of a robot in the other tests"]
+fn robot() {
+    let publishers: RefCell<BTreeMap<String, Publisher>> = RefCell::default();
+    let gathers: RefCell<BTreeMap<String, Gather>> = RefCell::default();
+    be_a_robot(|node, words| {
+        let (mut publishers, mut gathers) = (publishers.borrow_mut(), gathers.borrow_mut());
+        Some(match words {
+            ["publish", topic] => {
+                publishers.insert((*topic).to_owned(), node.control_publisher(topic, None).unwrap());
+                "ok".to_owned()
+            }
+            ["unpublish", topic] => publishers.remove(*topic).is_some().to_string(),
+            ["put", topic, text] => publishers[*topic].put(text.as_bytes()).is_ok().to_string(),
+            ["gather", topic, topics] => {
+                let topics = if *topics == "shared" {
+                    Topics::ManyToOne
+                } else {
+                    Topics::OneToOne
+                };
+                let period = coorp_core::Duration::from_millis(20);
+                match node.gather(topic, period, topics) {
+                    Ok(gather) => {
+                        gathers.insert((*topic).to_owned(), gather);
+                        "ok".to_owned()
+                    }
+                    Err(error) => error.to_string(),
+                }
+            }
+            ["ungather", topic] => gathers.remove(*topic).is_some().to_string(),
+            // Every robot of the next list: its place, its state, and whether its age is known and not negative.
+            ["table", topic] => {
+                let table = gathers[*topic].recv(Some(Duration::from_secs(1))).unwrap();
+                let states = table.states.iter().map(|state| {
+                    let text = String::from_utf8_lossy(&state.bytes()).into_owned();
+                    let aged = state
+                        .age
+                        .is_some_and(|age| age.is < coorp_core::Duration::from_secs(60));
+                    format!("{} {text} {aged}", state.from.0)
+                });
+                states.collect::<Vec<_>>().join(", ")
+            }
+            ["updates", topic] => format!("{:?}", gathers[*topic].updates().len()),
+            ["due", robot] => {
+                let gathered = node.status().gathered;
+                let of = gathered.iter().find(|gathered| gathered.from.to_string() == *robot);
+                of.map_or_else(|| "absent".to_owned(), |of| (of.due > 0 && of.missed > 0).to_string())
+            }
+            _ => return None,
+        })
+    });
+}
+
+/// Has these robots put a state each until the table is this one.
+fn table(lead: &mut Robot, robots: &mut [&mut Robot], text: &str, expected: &str) {
+    let (began, mut said) = (std::time::Instant::now(), String::new());
+    while began.elapsed() < common::SOON {
+        for robot in &mut *robots {
+            robot.say(&format!("put pose {text}"));
+        }
+        said = lead.say("table pose");
+        if said == expected {
+            return;
+        }
+    }
+    panic!("the table is '{said}', not '{expected}'");
+}
+
+fn robots_come_and_go(topics: &str) {
+    let fleet = Fleet::new(&["lead", "one", "two"], "");
+    let (mut lead, mut one) = (fleet.robot("lead"), fleet.robot("one"));
+    one.say("publish pose");
+    assert_eq!(lead.say(&format!("gather pose {topics}")), "ok");
+    assert!(lead.say("gather pose own").contains("gathers \"pose\" already"));
+    table(&mut lead, &mut [&mut one], "a", "1 a true");
+    // One that comes later, and the robot that gathers itself.
+    let mut two = fleet.robot("two");
+    two.say("publish pose");
+    lead.say("publish pose");
+    table(&mut lead, &mut [&mut one, &mut two], "b", "1 b true, 2 b true");
+    lead.say("put pose own");
+    let all = "0 own true, 1 c true, 2 c true";
+    table(&mut lead, &mut [&mut one, &mut two], "c", all);
+    lead.until("due 1", "true");
+    // A robot that dies leaves the list, and one that comes again is on it with what is new.
+    two.kill();
+    lead.until("table pose", "0 own true, 1 c true");
+    assert_eq!(lead.say("due 2"), "absent");
+    let mut two = fleet.robot("two");
+    two.say("publish pose");
+    table(&mut lead, &mut [&mut two], "d", "0 own true, 1 c true, 2 d true");
+    // So does one that stops publishing, and publishes again.
+    one.say("unpublish pose");
+    lead.until("table pose", "0 own true, 2 d true");
+    one.say("publish pose");
+    table(&mut lead, &mut [&mut one], "e", "0 own true, 1 e true, 2 d true");
+    // Who gathers may stop as well, and begin anew.
+    assert_eq!(lead.say("ungather pose"), "true");
+    assert_eq!(lead.say("due 1"), "absent");
+    assert_eq!(lead.say(&format!("gather pose {topics}")), "ok");
+    table(&mut lead, &mut [&mut one, &mut two], "f", "1 f true, 2 f true");
+}
+
+#[test]
+fn robots_with_topics_of_their_own_come_and_go() {
+    robots_come_and_go("own");
+}
+
+#[test]
+fn robots_that_share_a_topic_come_and_go() {
+    robots_come_and_go("shared");
+}
+
+#[test]
+fn two_robots_gather_the_same_and_only_what_robots_say_of_themselves() {
+    let fleet = Fleet::new(&["lead", "one", "two"], "");
+    let (mut lead, mut one) = (fleet.robot("lead"), fleet.robot("one"));
+    assert_eq!(lead.say("gather pose shared"), "ok");
+    assert_eq!(one.say("gather pose shared"), "ok");
+    one.say("publish pose");
+    table(&mut lead, &mut [&mut one], "a", "1 a true");
+    table(&mut one, &mut [], "", "1 a true");
+    // The third robot has keys, and says what is not its own to say, or makes no sense.
+    let keys = common::tls(&fleet, &fleet, "two");
+    let forger = common::session(&fleet.team, 0, 2, "quic", keys.clone());
+    let coordination = common::session(&fleet.team, 0, 0, "tls", keys);
+    let header = wire::encode(&wire::fleet::State {
+        incarnation: u32::MAX,
+        number: 1,
+        created_at: None,
+        error: 0,
+        copy: None,
+    });
+    let forged = wire::encode(&wire::fleet::Fleet::Connect {
+        incarnation: u32::MAX,
+        sent_at: 1,
+    });
+    until(|| {
+        forger
+            .put("coorp/team/state/one/lead/pose", "x")
+            .attachment(header.clone())
+            .wait()
+            .unwrap();
+        forger
+            .put("coorp/team/state/two/lead/pose", "x")
+            .attachment(header.clone())
+            .wait()
+            .unwrap();
+        forger
+            .put("coorp/team/state/two/lead/pose", "x")
+            .attachment("garbage")
+            .wait()
+            .unwrap();
+        coordination
+            .put("coorp/team/fleet/one/lead/pose", forged.clone())
+            .wait()
+            .unwrap();
+        coordination
+            .put("coorp/team/fleet/two/lead/pose", "garbage")
+            .wait()
+            .unwrap();
+        !lead.say("refused").contains("malformed: 0")
+    });
+    // It has a key, and never asked to be taken in; nor did it speak for the other.
+    lead.until("table pose", "1 a true");
+    assert_eq!(lead.say("updates pose"), "1");
+    table(&mut lead, &mut [&mut one], "b", "1 b true");
+}
