@@ -49,6 +49,9 @@ const NETWORK_LOOK_EVERY: Duration = Duration::from_millis(20);
 const FOUND_MAX: usize = 1_024;
 /// A peer whose link says nothing for so long is gone.
 const LINK_LEASE: Duration = Duration::from_secs(3);
+/// A try to connect ends after so long. Whoever is not there does not say so over UDP, and closing a session waits for
+/// the try that is under way.
+const CONNECT_MAX: Duration = Duration::from_secs(2);
 const RETRY_FIRST: Duration = Duration::from_millis(200);
 const RETRY_LONGEST: Duration = Duration::from_secs(1);
 /// Coordination's messages are small; what is larger than this is not put together.
@@ -318,7 +321,10 @@ fn config(team: &Team, who: Who, identity: Option<&Identity>, link: &Link, rules
         },
         "timestamping": { "enabled": false },
         "transport": {
-            "unicast": { "max_sessions": 2 * team.robots.len() + 16 },
+            "unicast": {
+                "max_sessions": 2 * team.robots.len() + 16,
+                "open_timeout": CONNECT_MAX.as_millis() as u64,
+            },
             "link": {
                 "protocols": [link.protocol],
                 "tx": { "lease": LINK_LEASE.as_millis() as u64, "keep_alive": 4 },

@@ -49,6 +49,8 @@ use crate::{status, Error};
 pub const BULK_BYTES_MAX: u64 = 64 << 30;
 /// Messages to one receiver that may wait.
 const QUEUE_MAX: usize = 64;
+/// How long closing waits for what is under way.
+const CLOSE_MAX: Duration = Duration::from_secs(1);
 /// Threads for QUIC; sealing packets is most of their work.
 const THREADS: usize = 2;
 
@@ -77,10 +79,11 @@ pub(crate) struct Bulk {
 /// What goes out and comes in over one path.
 #[derive(Debug)]
 struct Lane {
-    sender: Endpoint,
+    /// Taken when the node closes, as the one that receives: their sockets end with them.
+    sender: Mutex<Option<Endpoint>>,
     client: quinn::ClientConfig,
     socket: Arc<GatedSocket>,
-    receiver: Endpoint,
+    receiver: Mutex<Option<Endpoint>>,
 }
 
 #[derive(Debug)]
@@ -123,8 +126,13 @@ impl Bulk {
             .map_err(|error| Error::at("keep bulk messages in", state, &error))?;
         let connections = Arc::default();
         for lane in &bulk.lanes {
-            let accepting = receive::accept(Arc::downgrade(&bulk), lane.receiver.clone(), Arc::clone(&connections));
-            tokio::spawn(accepting);
+            if let Some(receiver) = lock(&lane.receiver).clone() {
+                tokio::spawn(receive::accept(
+                    Arc::downgrade(&bulk),
+                    receiver,
+                    Arc::clone(&connections),
+                ));
+            }
         }
         drop(entered);
         *lock(&bulk.runtime) = Some(runtime);
@@ -218,14 +226,21 @@ impl Bulk {
         }
     }
 
-    /// Ends all of it, without waiting for anything.
+    /// Ends all of it. Waits a moment for the sockets to be gone, where it is not called from async code.
     pub fn close(&self) {
         for lane in &self.lanes {
-            lane.sender.close(0u8.into(), b"closed");
-            lane.receiver.close(0u8.into(), b"closed");
+            for endpoint in [&lane.sender, &lane.receiver] {
+                if let Some(endpoint) = lock(endpoint).take() {
+                    endpoint.close(0u8.into(), b"closed");
+                }
+            }
         }
         if let Some(runtime) = lock(&self.runtime).take() {
-            runtime.shutdown_background();
+            if tokio::runtime::Handle::try_current().is_ok() {
+                runtime.shutdown_background();
+            } else {
+                runtime.shutdown_timeout(CLOSE_MAX);
+            }
         }
     }
 }
@@ -253,10 +268,10 @@ impl Lane {
         let client = tls::client(identity, PermittedCubicConfig(Arc::downgrade(&socket)))?;
         let sender = Endpoint::new_with_abstract_socket(EndpointConfig::default(), None, socket.clone(), quic);
         Ok(Lane {
-            sender: sender.map_err(|error| failed("open QUIC", error))?,
+            sender: Mutex::new(Some(sender.map_err(|error| failed("open QUIC", error))?)),
             client,
             socket,
-            receiver,
+            receiver: Mutex::new(Some(receiver)),
         })
     }
 }

@@ -209,7 +209,8 @@ async fn connect(bulk: &Bulk, to: RobotId, path: usize) -> Result<Connection, St
         .bulk_address_of(to, path)
         .ok_or("nobody knows its address: it is not here")?;
     let lane = bulk.lanes.get(path).ok_or("there is no such path")?;
-    let connecting = lane.sender.connect_with(lane.client.clone(), address, SERVER_NAME);
+    let sender = lock(&lane.sender).clone().ok_or("the node has closed")?;
+    let connecting = sender.connect_with(lane.client.clone(), address, SERVER_NAME);
     let connecting = connecting.map_err(|error| error.to_string())?;
     let connection = tokio::time::timeout(CONNECT_MAX, connecting).await;
     let connection = connection
