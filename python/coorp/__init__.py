@@ -9,8 +9,13 @@
     for event in session.advance(until_s=1.0):
         print(event["t_ns"], coorp.EventKind(event["kind"]).name, event["robot"], event["number"])
 
+    node = coorp.Node("team.toml", robot="r1")
+    node.control_publisher("pose", period="33ms").put(array)
+    plan = node.control_subscriber("plan").recv(timeout=1.0)
+
 The simulator is native code, and lets go of the GIL while it runs: seeds run side by side on threads. A seed gives the
-same result here as `coorp sim` does, however a session is stepped.
+same result here as `coorp sim` does, however a session is stepped. A node is a robot of a live team; docs/live.md says
+what it does.
 
 What needs more than NumPy is imported only when it is asked for: `coorp.envs`, `coorp.learn` and `coorp.record`
 (`pip install '.[learn]'` in Coorp's source).
@@ -27,15 +32,40 @@ from coorp._native import BrokenRuleError, InputError, Learning, Result, Session
 if TYPE_CHECKING:
     import numpy as np
 
+    from coorp._native import (
+        BulkMessage,
+        BulkReceiver,
+        BulkStream,
+        ControlPublisher,
+        ControlSubscriber,
+        Delivery,
+        Gather,
+        Message,
+        Node,
+        NodeError,
+        RobotState,
+    )
+
     EVENT_DTYPE: np.dtype[np.void]
 
 __all__ = [
     "EVENT_DTYPE",
     "BrokenRuleError",
+    "BulkMessage",
+    "BulkReceiver",
+    "BulkStream",
+    "ControlPublisher",
+    "ControlSubscriber",
+    "Delivery",
     "EventKind",
+    "Gather",
     "InputError",
     "Learning",
+    "Message",
+    "Node",
+    "NodeError",
     "Result",
+    "RobotState",
     "Session",
     "Team",
     "__version__",
@@ -92,4 +122,11 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401
         return event_dtype()
     if name in ("envs", "learn", "record"):
         return importlib.import_module(f"coorp.{name}")
+    if name in __all__:
+        from coorp import _native
+
+        # All that is left is of the live system, which a build may leave out.
+        if not hasattr(_native, name):
+            raise AttributeError(f"this build of coorp has no live system, and so no coorp.{name}")
+        return getattr(_native, name)
     raise AttributeError(f"module 'coorp' has no attribute '{name}'")

@@ -1,11 +1,14 @@
-"""The simulator and the command line, native (crates/py)."""
+"""The simulator, live robots and the command line, native (crates/py)."""
 
 import os
-from collections.abc import Sequence
-from typing import Any, final
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Generic, Literal, TypeVar, final
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import Buffer
 
 __version__: str
 
@@ -196,6 +199,222 @@ def event_dtype() -> np.dtype[np.void]:
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the command line, without the program's name, and returns its exit code."""
+
+# A robot of a live team. Times that are given are seconds, or a text with a unit ("33ms"); ages are seconds.
+
+class NodeError(RuntimeError):
+    """The network, the machine or another robot did not do its part. The text says what happened."""
+
+T = TypeVar("T", covariant=True)
+
+@final
+class Waiting(Generic[T]):
+    """Something that comes some time. Await it once, on an event loop of a Unix selector (asyncio's own, uvloop)."""
+
+    def __await__(self) -> Generator[Any, None, T]: ...
+    def fileno(self) -> int:
+        """The file that becomes readable when it is worth another poll."""
+    def poll(self) -> tuple[T] | None:
+        """What has come, in a tuple; None while nothing has."""
+
+@final
+class Node:
+    """A robot that takes part in its team, until it is closed. There is one a robot, in one process.
+
+    `team` is the path of a team file, or the text of one (which has line breaks), and `robot` a name in it. `insecure`
+    does without the team's keys: anyone who reaches the network may then read, speak for robots and hand out permits,
+    and there is no bulk. `state` is the folder for bulk that has come; by default below `$XDG_STATE_HOME` or
+    `~/.local/state`. Where RUST_LOG is set, what the robot does is written to standard error.
+
+    Every method may be called from any thread. What blocks lets go of the GIL, and a Ctrl-C ends it. Nodes that are
+    open when the interpreter ends are closed.
+
+    Raises InputError where there is something to mend, such as missing keys, and NodeError where ports are taken.
+    """
+
+    def __new__(
+        cls,
+        team: str | os.PathLike[str],
+        robot: str,
+        *,
+        policy: str = "coorp",
+        insecure: bool = False,
+        state: str | os.PathLike[str] | None = None,
+    ) -> Node: ...
+    @property
+    def robot(self) -> str:
+        """This robot's name."""
+    @property
+    def leader(self) -> str | None:
+        """The name of the robot that leads, as far as is known."""
+    def control_publisher(self, name: str, period: str | float | None = None) -> ControlPublisher:
+        """Sends control messages on a topic: predicted, ahead of bulk, over the paths that are best. `period` where they come at one,
+        which saves learning it: "33ms", or seconds."""
+    def control_subscriber(self, name: str) -> ControlSubscriber:
+        """Receives the control messages of all robots on a topic, this robot's own included."""
+    def bulk_stream(self, to: str, name: str) -> BulkStream:
+        """Begins a bulk message to a robot, or to "leader": whoever leads now."""
+    def bulk_receiver(self) -> BulkReceiver:
+        """Receives bulk messages of all robots, those that came before included."""
+    def gather(self, name: str, period: str | float, *, many_to_one: bool = False) -> Gather:
+        """Gathers the states that robots publish on a topic, into one list a period ("33ms", or seconds; 0.5 ms to
+        60 s). With `many_to_one` there is one subscription to all robots, else one to each."""
+    def status(self) -> dict[str, Any]:
+        """The robot as `coorp watch` sees it; robots are numbers, by their place in the team file."""
+    def close(self) -> None:
+        """Leaves the team. Whoever waits for something gets a NodeError."""
+    def __enter__(self) -> Node: ...
+    def __exit__(self, *_raised: object) -> None: ...
+
+@final
+class ControlPublisher:
+    """Sends the control messages of one topic, from `Node.control_publisher`."""
+
+    def put(self, message: Buffer | npt.NDArray[Any] | np.generic) -> None:
+        """Sends a message of at most 16 MiB: bytes, an array without gaps, any buffer. Does not wait; where the network
+        takes no more it is dropped, as a newer one will follow."""
+    def close(self) -> None:
+        """Ends the topic."""
+
+@final
+class ControlSubscriber:
+    """Receives one topic, from `Node.control_subscriber`. Whoever is slow gets each robot's newest message."""
+
+    def recv(self, timeout: float | None = None) -> Message:
+        """Waits for a message; TimeoutError after `timeout` seconds."""
+    def try_recv(self) -> Message | None:
+        """The message that waits longest, if any does."""
+    def next(self) -> Waiting[Message]:
+        """The same to await."""
+
+@final
+class Message:
+    """A control message that came."""
+
+    @property
+    def sender(self) -> str:
+        """The robot that sent it."""
+    @property
+    def sequence(self) -> int:
+        """The how manieth of its topic since its sender started, from 0."""
+    @property
+    def path(self) -> str:
+        """The path that brought it first: an interface or an address of this robot, or "any"."""
+    @property
+    def age(self) -> float | None:
+        """How old it was when it was taken, seconds; None before the leader's clock is known to both ends."""
+    @property
+    def age_error(self) -> float | None:
+        """By how much that may be off, seconds, as this robot's clock is known; the sender's comes on top."""
+    @property
+    def data(self) -> bytes:
+        """Its content, copied when it is first asked for; `numpy.frombuffer(message.data, dtype)` does not copy it."""
+    def __bytes__(self) -> bytes: ...
+
+@final
+class BulkStream:
+    """A bulk message that is being written, from `Node.bulk_stream`.
+
+    As a context manager, `with` or `async with`, it waits at the end until the message is delivered, and raises
+    NodeError where it has failed. Where the block itself raises, the message is not sent.
+    """
+
+    def write(self, buffer: Buffer | npt.NDArray[Any] | np.generic) -> None:
+        """More of the message: bytes, an array without gaps, any buffer."""
+    def finish(self) -> Delivery:
+        """That was all: the message goes as soon as it may. Does not wait."""
+    def __enter__(self) -> BulkStream: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, _value: BaseException | None, _trace: TracebackType | None
+    ) -> None: ...
+    def __aenter__(self) -> Waiting[BulkStream]: ...
+    def __aexit__(
+        self, kind: type[BaseException] | None, _value: BaseException | None, _trace: TracebackType | None
+    ) -> Waiting[None]: ...
+
+@final
+class Delivery:
+    """What becomes of a bulk message. It goes on its way whether anybody waits or not."""
+
+    @property
+    def state(self) -> Literal["pending", "whole", "failed"]:
+        """Whole: delivered, checked, and on its receiver's disk."""
+    def wait(self, timeout: float | None = None) -> None:
+        """Waits until it is whole; NodeError where it has failed, TimeoutError after `timeout` seconds."""
+    def __await__(self) -> Generator[Any]: ...
+
+@final
+class BulkReceiver:
+    """Receives bulk messages, each once, from `Node.bulk_receiver`."""
+
+    def recv(self, timeout: float | None = None) -> BulkMessage:
+        """Waits for a message; TimeoutError after `timeout` seconds."""
+    def try_recv(self) -> BulkMessage | None:
+        """The oldest message that nobody has received, if there is one."""
+    def next(self) -> Waiting[BulkMessage]:
+        """The same to await."""
+
+@final
+class BulkMessage:
+    """A bulk message that has arrived whole. It stays on disk until it is taken, over restarts too."""
+
+    @property
+    def sender(self) -> str:
+        """The robot that sent it."""
+    @property
+    def name(self) -> str:
+        """What its sender calls it."""
+    @property
+    def length(self) -> int:
+        """Bytes."""
+    @property
+    def path(self) -> Path:
+        """The file that it is in, until it is taken."""
+    def take(self) -> npt.NDArray[np.uint8]:
+        """Takes it into memory, off the disk. `.view(dtype)` makes it what it was."""
+    def take_to(self, path: str | os.PathLike[str]) -> None:
+        """Moves it to a file, on the same disk."""
+
+@final
+class Gather:
+    """A list of all robots' newest states once a period, from `Node.gather`. Robots may come and go."""
+
+    def recv(self, timeout: float | None = None) -> dict[str, RobotState]:
+        """Waits for the newest list that was not taken yet; TimeoutError after `timeout` seconds. By robot, in the team
+        file's order; a robot is on it once it has sent a state."""
+    def try_recv(self) -> dict[str, RobotState] | None:
+        """That list, if there is one."""
+    def next(self) -> Waiting[dict[str, RobotState]]:
+        """The same to await."""
+    def updates(self) -> dict[str, tuple[int, int, int]]:
+        """By robot: lists on which a fresh state was due, those that had none, and states that were old or copies."""
+
+@final
+class RobotState:
+    """A robot's newest state."""
+
+    @property
+    def sender(self) -> str:
+        """The robot."""
+    @property
+    def fresh(self) -> bool:
+        """Whether it came since the last list; if not, the robot has missed its update."""
+    @property
+    def age(self) -> float | None:
+        """How old it was when the list was taken (T4 - T1), seconds; None before clocks were compared."""
+    @property
+    def age_error(self) -> float | None:
+        """By how much that may be off, seconds."""
+    @property
+    def stamps_ns(self) -> tuple[int | None, int, int, int]:
+        """When it was made (T1), received (T2), listed (T3) and taken (T4), on this robot's clock, ns."""
+    @property
+    def data(self) -> bytes:
+        """Its content, copied when it is first asked for."""
+    def __bytes__(self) -> bytes: ...
+
+def close_all() -> None:
+    """Closes every node that is open."""
 
 # The hot parts of coorp.envs
 

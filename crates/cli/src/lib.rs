@@ -15,6 +15,8 @@ mod import;
 pub mod jobs;
 #[cfg(feature = "live")]
 mod live;
+#[cfg(feature = "live")]
+pub use live::log;
 mod notes;
 pub mod number;
 mod output;

@@ -222,12 +222,19 @@ impl Node {
         self.inner.me
     }
 
-    /// Begins a bulk message to a robot.
+    /// Begins a bulk message to a robot, or to `leader`: whoever leads when it is begun, or the team file's leader
+    /// while nobody is known to lead.
     ///
     /// # Errors
     /// Where there is no such robot, it is this one, or bulk was left out for lack of keys.
     pub fn bulk_stream(&self, to: &str, name: &str) -> Result<BulkStream, Error> {
-        let robot = robot_named(&self.inner.team, to)?;
+        let robot = match self.inner.team.robot_named(to) {
+            None if to == "leader" => {
+                let leader = self.inner.ask(|brain, now| brain.leader(now));
+                leader.unwrap_or(self.inner.team.leader)
+            }
+            _ => robot_named(&self.inner.team, to)?,
+        };
         if robot == self.inner.me {
             return Err(Error::Input(format!(
                 "bulk goes from one robot to another, and {to} is this one"

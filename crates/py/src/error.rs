@@ -10,6 +10,13 @@ create_exception!(
     PyValueError,
     "Something for you to mend: a team file, a policy, an option. The text says what and how."
 );
+#[cfg(feature = "live")]
+create_exception!(
+    coorp,
+    NodeError,
+    PyRuntimeError,
+    "The network, the machine or another robot did not do its part. The text says what happened."
+);
 create_exception!(
     coorp,
     BrokenRuleError,

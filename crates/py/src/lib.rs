@@ -1,10 +1,12 @@
-//! `coorp._native`: the simulator and the command line as the Python package `coorp` has them.
+//! `coorp._native`: the simulator, live robots and the command line as the Python package `coorp` has them.
 //!
 //! Thin: values cross the border here, nothing is decided. Whatever takes long lets go of the GIL. What Python sees
 //! is described in `python/coorp/_native.pyi` and tested in `python/tests`.
 
 mod error;
 mod input;
+#[cfg(feature = "live")]
+mod live;
 mod motion;
 mod raster;
 mod result;
@@ -35,6 +37,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(team::check, module)?)?;
     module.add_function(wrap_pyfunction!(session::simulate, module)?)?;
     module.add_function(wrap_pyfunction!(session::event_dtype, module)?)?;
+    #[cfg(feature = "live")]
+    live::register(module)?;
     module.add_class::<motion::NavigationDynamics>()?;
     module.add_function(wrap_pyfunction!(raster::perceive, module)?)?;
     Ok(())

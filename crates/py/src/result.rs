@@ -137,7 +137,7 @@ fn json(value: &impl Serialize) -> PyResult<String> {
 }
 
 /// The value as somebody has it who reads the JSON.
-fn as_in_json<'py>(py: Python<'py>, value: &impl Serialize) -> PyResult<Bound<'py, PyAny>> {
+pub fn as_in_json<'py>(py: Python<'py>, value: &impl Serialize) -> PyResult<Bound<'py, PyAny>> {
     py.import("json")?.call_method1("loads", (json(value)?,))
 }
 

@@ -31,6 +31,14 @@ use toml::de::DeTable;
 /// The largest team file, bytes.
 const FILE_BYTES_MAX: usize = 1 << 20;
 
+/// Reads a time with its unit, such as `33ms`, as a team file has it.
+///
+/// # Errors
+/// For what is no such time; the text says what is wrong and what would do.
+pub fn duration(text: &str) -> Result<coorp_core::Duration, String> {
+    units::duration(text)
+}
+
 /// Reads and validates a team file.
 ///
 /// # Errors

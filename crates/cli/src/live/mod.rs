@@ -7,12 +7,15 @@ pub mod keys;
 pub mod up;
 pub mod watch;
 
+use std::io::IsTerminal;
 use std::path::Path;
 
 use coorp_node::Error;
 use coorp_team::Team;
+use tracing_subscriber::EnvFilter;
 
 use crate::failure::Failure;
+use crate::output;
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
@@ -31,3 +34,19 @@ fn load(file: &Path) -> Result<Team, Failure> {
 const INSECURE: &str =
     "WARNING: --insecure: nothing is encrypted and nobody proves who they are; whoever reaches this \
                         network can read, speak for any robot and hand out permits";
+
+/// What is logged unless RUST_LOG says otherwise: what the robot does, and of the fabric what is wrong for good.
+const LOG_DEFAULT: &str = "coorp_node=info,zenoh=error,error";
+
+/// Writes the log to standard error, of this process and from now on. A second call changes nothing, and says so.
+pub fn log() {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(LOG_DEFAULT));
+    let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(colours);
+    if log.try_init().is_err() {
+        output::note("note: the log was set up before, and stays as it is");
+    }
+}

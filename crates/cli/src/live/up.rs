@@ -1,17 +1,12 @@
 //! `coorp up`: one robot takes part in its team, until it is stopped.
 
-use std::io::IsTerminal;
 use std::path::PathBuf;
 
 use coorp_node::{Node, Options};
-use tracing_subscriber::EnvFilter;
 
-use super::{load, INSECURE};
+use super::{load, log, INSECURE};
 use crate::failure::Failure;
 use crate::{output, policies};
-
-/// What is logged unless RUST_LOG says otherwise: what the robot does, and of the fabric what is wrong for good.
-const LOG_DEFAULT: &str = "coorp_node=info,zenoh=error,error";
 
 /// Options of `coorp up`.
 #[derive(Debug, clap::Args)]
@@ -62,17 +57,5 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     // Until a signal ends the process. The kernel then closes its links, by which the others know at once.
     loop {
         std::thread::park();
-    }
-}
-
-fn log() {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(LOG_DEFAULT));
-    let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    let log = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(colours);
-    if log.try_init().is_err() {
-        output::note("note: the log was set up before, and stays as it is");
     }
 }

@@ -1,0 +1,357 @@
+//! Bulk messages in Python.
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
+
+use coorp_node::bulk;
+use coorp_node::Error;
+use numpy::PyArray1;
+use pyo3::exceptions::{PyFileNotFoundError, PyOSError};
+use pyo3::prelude::*;
+
+use super::wait::{lock, Came, Coming, Waiting};
+use super::{buffer, failed, Shared};
+use crate::error::NodeError;
+
+/// A bulk message that is being written.
+#[pyclass(module = "coorp", frozen)]
+pub struct BulkStream {
+    shared: Arc<Shared>,
+    state: Mutex<Stream>,
+}
+
+enum Stream {
+    Open(bulk::BulkStream),
+    /// It was finished; what becomes of it.
+    Finished(Arc<Outcome>),
+    /// A `with` block ended with an exception: it is not sent.
+    Dropped,
+}
+
+impl BulkStream {
+    pub(super) fn new(shared: &Arc<Shared>, stream: bulk::BulkStream) -> Self {
+        BulkStream {
+            shared: shared.clone(),
+            state: Mutex::new(Stream::Open(stream)),
+        }
+    }
+
+    fn finished(&self) -> PyResult<Arc<Outcome>> {
+        let mut state = lock(&self.state);
+        match std::mem::replace(&mut *state, Stream::Dropped) {
+            Stream::Open(stream) => {
+                let delivery = stream.finish().map_err(failed)?;
+                let outcome = Arc::new(Outcome::new(delivery));
+                *state = Stream::Finished(outcome.clone());
+                Ok(outcome)
+            }
+            Stream::Finished(outcome) => {
+                *state = Stream::Finished(outcome.clone());
+                Ok(outcome)
+            }
+            Stream::Dropped => Err(NodeError::new_err("this message was given up, and is not sent")),
+        }
+    }
+}
+
+#[pymethods]
+impl BulkStream {
+    fn write(&self, buffer: &Bound<'_, PyAny>) -> PyResult<()> {
+        buffer::bytes(buffer, |bytes| match &mut *lock(&self.state) {
+            Stream::Open(stream) => {
+                stream.write(bytes);
+                Ok(())
+            }
+            _ => Err(NodeError::new_err("this message is finished: begin another one")),
+        })
+    }
+
+    fn finish(&self) -> PyResult<Delivery> {
+        let outcome = self.finished()?;
+        Ok(Delivery {
+            shared: self.shared.clone(),
+            outcome,
+        })
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    /// Waits until the message is delivered. Where the block raised, it is not sent.
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        kind: &Bound<'_, PyAny>,
+        _value: &Bound<'_, PyAny>,
+        _trace: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        if !kind.is_none() {
+            *lock(&self.state) = Stream::Dropped;
+            return Ok(());
+        }
+        self.finish()?.wait(py, None)
+    }
+
+    fn __aenter__(slf: Py<Self>) -> PyResult<Waiting> {
+        Waiting::new(Box::pin(async move {
+            let came: Came = Box::new(move |_| Ok(slf.into_any()));
+            came
+        }))
+    }
+
+    fn __aexit__(
+        &self,
+        kind: &Bound<'_, PyAny>,
+        _value: &Bound<'_, PyAny>,
+        _trace: &Bound<'_, PyAny>,
+    ) -> PyResult<Waiting> {
+        if !kind.is_none() {
+            *lock(&self.state) = Stream::Dropped;
+            return Waiting::new(Box::pin(async {
+                let came: Came = Box::new(|py| Ok(py.None()));
+                came
+            }));
+        }
+        self.finish()?.awaited()
+    }
+}
+
+/// Who waits for one message at most; beyond that the oldest looks again, and is most likely gone.
+const WAKERS_MAX: usize = 1_024;
+
+/// What becomes of a message, for any number who wait for it.
+struct Outcome {
+    state: Mutex<Fate>,
+    wakers: Arc<Wakers>,
+}
+
+enum Fate {
+    Pending(bulk::Delivery),
+    Whole,
+    Failed(String),
+}
+
+/// Wakes all who wait.
+#[derive(Default)]
+struct Wakers(Mutex<VecDeque<Waker>>);
+
+impl Wake for Wakers {
+    fn wake(self: Arc<Self>) {
+        let wakers = std::mem::take(&mut *lock(&self.0));
+        wakers.into_iter().for_each(Waker::wake);
+    }
+}
+
+impl Wakers {
+    fn add(&self, waker: &Waker) {
+        let mut wakers = lock(&self.0);
+        if wakers.iter().any(|known| known.will_wake(waker)) {
+            return;
+        }
+        wakers.push_back(waker.clone());
+        let oldest = (wakers.len() > WAKERS_MAX).then(|| wakers.pop_front()).flatten();
+        drop(wakers);
+        if let Some(oldest) = oldest {
+            oldest.wake();
+        }
+    }
+}
+
+impl Outcome {
+    fn new(delivery: bulk::Delivery) -> Self {
+        Outcome {
+            state: Mutex::new(Fate::Pending(delivery)),
+            wakers: Arc::default(),
+        }
+    }
+
+    /// Looks whether it is known.
+    fn look(&self) -> Poll<Result<(), String>> {
+        let mut state = lock(&self.state);
+        if let Fate::Pending(delivery) = &mut *state {
+            // Whoever looks wakes all: the newest look's waker is the one that is kept.
+            let all = Waker::from(self.wakers.clone());
+            let Poll::Ready(outcome) = Pin::new(delivery).poll(&mut Context::from_waker(&all)) else {
+                return Poll::Pending;
+            };
+            *state = match outcome {
+                Ok(()) => Fate::Whole,
+                Err(Error::Input(text) | Error::Failed(text)) => Fate::Failed(text),
+            };
+            drop(state);
+            all.wake();
+            return self.look();
+        }
+        Poll::Ready(match &*state {
+            Fate::Failed(text) => Err(text.clone()),
+            _ => Ok(()),
+        })
+    }
+}
+
+/// What becomes of a bulk message.
+#[pyclass(module = "coorp", frozen)]
+pub struct Delivery {
+    shared: Arc<Shared>,
+    outcome: Arc<Outcome>,
+}
+
+impl Delivery {
+    fn coming(&self) -> Coming {
+        let outcome = self.outcome.clone();
+        Box::pin(async move {
+            let outcome = std::future::poll_fn(|cx| {
+                outcome.wakers.add(cx.waker());
+                outcome.look()
+            })
+            .await;
+            let came: Came = Box::new(move |py| outcome.map(|()| py.None()).map_err(NodeError::new_err));
+            came
+        })
+    }
+
+    fn awaited(&self) -> PyResult<Waiting> {
+        self.shared.waiting(self.coming())
+    }
+}
+
+#[pymethods]
+impl Delivery {
+    #[pyo3(signature = (timeout = None))]
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        self.shared
+            .block(py, self.coming(), timeout, "the message was not delivered")
+            .map(drop)
+    }
+
+    #[getter]
+    fn state(&self) -> &'static str {
+        match self.outcome.look() {
+            Poll::Pending => "pending",
+            Poll::Ready(Ok(())) => "whole",
+            Poll::Ready(Err(_)) => "failed",
+        }
+    }
+
+    fn __await__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        let waiting = Bound::new(slf.py(), slf.get().awaited()?)?;
+        waiting.call_method0("__await__")
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<coorp.Delivery, {}>", self.state())
+    }
+}
+
+/// Receives bulk messages, each once.
+#[pyclass(module = "coorp", frozen)]
+pub struct BulkReceiver {
+    shared: Arc<Shared>,
+    receiver: Arc<bulk::BulkReceiver>,
+}
+
+impl BulkReceiver {
+    pub(super) fn new(shared: &Arc<Shared>, receiver: bulk::BulkReceiver) -> Self {
+        BulkReceiver {
+            shared: shared.clone(),
+            receiver: Arc::new(receiver),
+        }
+    }
+
+    fn coming(&self) -> Coming {
+        let (receiver, shared) = (self.receiver.clone(), self.shared.clone());
+        Box::pin(async move {
+            let message = receiver.next().await;
+            let came: Came = Box::new(move |py| Ok(Py::new(py, BulkMessage::new(&shared, message))?.into_any()));
+            came
+        })
+    }
+}
+
+#[pymethods]
+impl BulkReceiver {
+    #[pyo3(signature = (timeout = None))]
+    fn recv(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
+        self.shared.block(py, self.coming(), timeout, "no bulk message came")
+    }
+
+    fn try_recv(&self) -> PyResult<Option<BulkMessage>> {
+        self.shared.closing.check()?;
+        let message = self.receiver.try_recv();
+        Ok(message.map(|message| BulkMessage::new(&self.shared, message)))
+    }
+
+    fn next(&self) -> PyResult<Waiting> {
+        self.shared.waiting(self.coming())
+    }
+}
+
+/// A bulk message that has arrived whole.
+#[pyclass(module = "coorp", frozen)]
+pub struct BulkMessage {
+    #[pyo3(get)]
+    sender: String,
+    #[pyo3(get)]
+    name: String,
+    #[pyo3(get)]
+    length: u64,
+    #[pyo3(get)]
+    path: PathBuf,
+    /// `None` once it is taken.
+    message: Mutex<Option<bulk::BulkMessage>>,
+}
+
+impl BulkMessage {
+    fn new(shared: &Arc<Shared>, message: bulk::BulkMessage) -> Self {
+        BulkMessage {
+            sender: shared.robot(message.from).to_owned(),
+            name: message.name.clone(),
+            length: message.length,
+            path: message.path().to_owned(),
+            message: Mutex::new(Some(message)),
+        }
+    }
+
+    fn taken(&self) -> PyResult<bulk::BulkMessage> {
+        let message = lock(&self.message).take();
+        message.ok_or_else(|| PyFileNotFoundError::new_err(format!("\"{}\" was taken before", self.name)))
+    }
+}
+
+#[pymethods]
+impl BulkMessage {
+    /// Read without the GIL, and not copied.
+    fn take<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray1<u8>>> {
+        let message = self.taken()?;
+        let bytes = py.detach(|| message.take()).map_err(|error| self.unread(&error))?;
+        Ok(PyArray1::from_vec(py, bytes))
+    }
+
+    fn take_to(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
+        let message = self.taken()?;
+        py.detach(|| message.take_to(&path))
+            .map_err(|error| self.unread(&error))
+    }
+
+    fn __repr__(&self) -> String {
+        format!(
+            "<coorp.BulkMessage '{}' of {} bytes from '{}'>",
+            self.name, self.length, self.sender
+        )
+    }
+}
+
+impl BulkMessage {
+    fn unread(&self, error: &std::io::Error) -> PyErr {
+        PyOSError::new_err(format!(
+            "cannot take \"{}\", which is in {}: {error}",
+            self.name,
+            self.path.display()
+        ))
+    }
+}

@@ -1,0 +1,145 @@
+//! Every robot's newest state in Python.
+
+use std::sync::Arc;
+
+use coorp_node::gather;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyBytes, PyDict};
+
+use super::control::aged;
+use super::wait::{Came, Coming, Waiting};
+use super::Shared;
+
+/// Makes a list of all robots' states once a period.
+#[pyclass(module = "coorp", frozen)]
+pub struct Gather {
+    shared: Arc<Shared>,
+    topic: String,
+    gather: Arc<gather::Gather>,
+}
+
+impl Gather {
+    pub(super) fn new(shared: &Arc<Shared>, topic: &str, gather: gather::Gather) -> Self {
+        Gather {
+            shared: shared.clone(),
+            topic: topic.to_owned(),
+            gather: Arc::new(gather),
+        }
+    }
+
+    fn coming(&self) -> Coming {
+        let (gather, shared) = (self.gather.clone(), self.shared.clone());
+        Box::pin(async move {
+            let table = gather.next().await;
+            let came: Came = Box::new(move |py| Ok(states(py, &shared, table)?.into_any().unbind()));
+            came
+        })
+    }
+}
+
+/// A list as a dictionary by robot, in the team file's order.
+fn states<'py>(py: Python<'py>, shared: &Arc<Shared>, table: gather::Table) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    let taken_ns = table.taken_at.as_nanos();
+    for state in table.states {
+        let name = shared.robot(state.from).to_owned();
+        let state = RobotState {
+            name: name.clone(),
+            state,
+            taken_ns,
+            data: PyOnceLock::new(),
+        };
+        dict.set_item(name, Py::new(py, state)?)?;
+    }
+    Ok(dict)
+}
+
+#[pymethods]
+impl Gather {
+    #[pyo3(signature = (timeout = None))]
+    fn recv(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
+        let what = format!("no list of \"{}\" was made", self.topic);
+        self.shared.block(py, self.coming(), timeout, &what)
+    }
+
+    fn try_recv<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
+        self.shared.closing.check()?;
+        let table = self.gather.try_recv();
+        table.map(|table| states(py, &self.shared, table)).transpose()
+    }
+
+    fn next(&self) -> PyResult<Waiting> {
+        self.shared.waiting(self.coming())
+    }
+
+    /// By robot: lists on which a state was due, those of them that had none, and states that were stale.
+    fn updates<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let dict = PyDict::new(py);
+        for (robot, updates) in self.gather.updates() {
+            let counted = (updates.due, updates.missed, updates.stale);
+            dict.set_item(self.shared.robot(robot), counted)?;
+        }
+        Ok(dict)
+    }
+}
+
+/// A robot's newest state.
+#[pyclass(module = "coorp", frozen)]
+pub struct RobotState {
+    name: String,
+    state: gather::RobotState,
+    taken_ns: u64,
+    data: PyOnceLock<Py<PyBytes>>,
+}
+
+#[pymethods]
+impl RobotState {
+    #[getter]
+    fn sender(&self) -> &str {
+        &self.name
+    }
+
+    #[getter]
+    fn fresh(&self) -> bool {
+        self.state.fresh
+    }
+
+    #[getter]
+    fn age(&self) -> Option<f64> {
+        self.state.age.map(|age| age.is.as_secs_f64())
+    }
+
+    #[getter]
+    fn age_error(&self) -> Option<f64> {
+        self.state.age.map(|age| age.within.as_secs_f64())
+    }
+
+    #[getter]
+    fn stamps_ns(&self) -> (Option<u64>, u64, u64, u64) {
+        let stamps = self.state.stamps;
+        let created_ns = stamps.created_at.map(coorp_core::Instant::as_nanos);
+        (
+            created_ns,
+            stamps.received_at.as_nanos(),
+            stamps.listed_at.as_nanos(),
+            self.taken_ns,
+        )
+    }
+
+    #[getter]
+    fn data(&self, py: Python<'_>) -> Py<PyBytes> {
+        let data = self
+            .data
+            .get_or_init(py, || PyBytes::new(py, &self.state.bytes()).unbind());
+        data.clone_ref(py)
+    }
+
+    fn __bytes__(&self, py: Python<'_>) -> Py<PyBytes> {
+        self.data(py)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<coorp.RobotState of '{}'{}>", self.name, aged(self.state.age))
+    }
+}

@@ -1,0 +1,280 @@
+//! A robot of a live team in Python: `coorp.Node` and what it hands out. Behind the feature `live`.
+
+mod buffer;
+mod bulk;
+mod control;
+mod gather;
+mod wait;
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+use coorp_cli::policies;
+use coorp_core::tracker::Topics;
+use coorp_core::RobotId;
+use coorp_node::{Error, Options};
+use pyo3::exceptions::PyTimeoutError;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+
+use crate::error::{input as mend, raised, NodeError};
+use crate::input;
+use crate::result::as_in_json;
+use wait::{block, lock, or_closed, Closing, Coming, Waiting};
+
+/// Adds the live classes to the module.
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("NodeError", module.py().get_type::<NodeError>())?;
+    module.add_class::<Node>()?;
+    module.add_class::<control::ControlPublisher>()?;
+    module.add_class::<control::ControlSubscriber>()?;
+    module.add_class::<control::Message>()?;
+    module.add_class::<bulk::BulkStream>()?;
+    module.add_class::<bulk::Delivery>()?;
+    module.add_class::<bulk::BulkReceiver>()?;
+    module.add_class::<bulk::BulkMessage>()?;
+    module.add_class::<gather::Gather>()?;
+    module.add_class::<gather::RobotState>()?;
+    module.add_class::<Waiting>()?;
+    module.add_function(wrap_pyfunction!(close_all, module)?)
+}
+
+/// What a node's objects share.
+struct Shared {
+    node: Mutex<Option<coorp_node::Node>>,
+    closing: Arc<Closing>,
+    robots: Vec<String>,
+    paths: Vec<String>,
+}
+
+impl Shared {
+    /// Does something with the node. Call it without the GIL where that may take long.
+    fn with<T>(&self, what: impl FnOnce(&coorp_node::Node) -> Result<T, Error>) -> PyResult<T> {
+        let node = lock(&self.node);
+        self.closing.check()?;
+        match &*node {
+            Some(node) => what(node).map_err(failed),
+            None => Err(NodeError::new_err("the node has been closed")),
+        }
+    }
+
+    fn robot(&self, robot: RobotId) -> &str {
+        self.robots.get(usize::from(robot.0)).map_or("", String::as_str)
+    }
+
+    fn waiting(&self, coming: Coming) -> PyResult<Waiting> {
+        Waiting::new(or_closed(coming, self.closing.clone()))
+    }
+
+    /// Blocks for what comes; a `TimeoutError` where nothing does in time.
+    fn block(&self, py: Python<'_>, coming: Coming, timeout: Option<f64>, what: &str) -> PyResult<Py<PyAny>> {
+        let limit = timeout.map(seconds).transpose()?;
+        let came = block(py, or_closed(coming, self.closing.clone()), limit)?;
+        came.ok_or_else(|| PyTimeoutError::new_err(format!("{what} within {} s", timeout.unwrap_or_default())))
+    }
+
+    fn close(&self) {
+        self.closing.close();
+        let node = lock(&self.node).take();
+        drop(node);
+    }
+}
+
+/// Nodes that are open, to be closed before the interpreter ends.
+static OPEN: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
+
+/// Closes every node. Python calls it when it ends.
+#[pyfunction]
+fn close_all(py: Python<'_>) {
+    let open = std::mem::take(&mut *lock(&OPEN));
+    py.detach(|| open.iter().filter_map(Weak::upgrade).for_each(|node| node.close()));
+}
+
+fn close_at_exit(py: Python<'_>, node: &Arc<Shared>) -> PyResult<()> {
+    static REGISTERED: PyOnceLock<()> = PyOnceLock::new();
+    REGISTERED.get_or_try_init(py, || {
+        let close = py.import("coorp._native")?.getattr("close_all")?;
+        py.import("atexit")?.call_method1("register", (close,))?;
+        PyResult::Ok(())
+    })?;
+    let mut open = lock(&OPEN);
+    open.retain(|node| node.strong_count() > 0);
+    open.push(Arc::downgrade(node));
+    Ok(())
+}
+
+/// A robot that takes part in its team, until it is closed.
+#[pyclass(module = "coorp", frozen)]
+pub struct Node {
+    shared: Arc<Shared>,
+    name: String,
+}
+
+#[pymethods]
+impl Node {
+    #[new]
+    #[pyo3(signature = (team, robot, *, policy = "coorp", insecure = false, state = None))]
+    fn new(
+        py: Python<'_>,
+        team: &Bound<'_, PyAny>,
+        robot: String,
+        policy: &str,
+        insecure: bool,
+        state: Option<PathBuf>,
+    ) -> PyResult<Node> {
+        let policy = policies::named(policy).map_err(|failure| raised(&failure))?;
+        let team = input::team(team)?.team;
+        if std::env::var_os("RUST_LOG").is_some() {
+            coorp_cli::log();
+        }
+        let robots = team.robots.iter().map(|robot| robot.name.clone()).collect();
+        let name = robot.clone();
+        let options = Options {
+            team,
+            robot,
+            policy,
+            insecure,
+            state,
+        };
+        let node = py.detach(|| coorp_node::Node::open(options)).map_err(failed)?;
+        let shared = Arc::new(Shared {
+            closing: Arc::default(),
+            robots,
+            paths: node.status().paths,
+            node: Mutex::new(Some(node)),
+        });
+        close_at_exit(py, &shared)?;
+        Ok(Node { shared, name })
+    }
+
+    #[getter]
+    fn robot(&self) -> &str {
+        &self.name
+    }
+
+    #[getter]
+    fn leader(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        let status = py.detach(|| self.shared.with(|node| Ok(node.status())))?;
+        let leader = status
+            .leader
+            .map(|leader| self.shared.robot(RobotId(leader)).to_owned());
+        Ok(leader)
+    }
+
+    #[pyo3(signature = (name, period = None))]
+    fn control_publisher(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        period: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<control::ControlPublisher> {
+        let period = period.map(span).transpose()?;
+        let publisher = py.detach(|| self.shared.with(|node| node.control_publisher(name, period)))?;
+        Ok(control::ControlPublisher::new(&self.shared, publisher))
+    }
+
+    fn control_subscriber(&self, py: Python<'_>, name: &str) -> PyResult<control::ControlSubscriber> {
+        let subscriber = py.detach(|| self.shared.with(|node| node.control_subscriber(name)))?;
+        Ok(control::ControlSubscriber::new(&self.shared, name, subscriber))
+    }
+
+    fn bulk_stream(&self, py: Python<'_>, to: &str, name: &str) -> PyResult<bulk::BulkStream> {
+        let stream = py.detach(|| self.shared.with(|node| node.bulk_stream(to, name)))?;
+        Ok(bulk::BulkStream::new(&self.shared, stream))
+    }
+
+    fn bulk_receiver(&self, py: Python<'_>) -> PyResult<bulk::BulkReceiver> {
+        let receiver = py.detach(|| self.shared.with(coorp_node::Node::bulk_receiver))?;
+        Ok(bulk::BulkReceiver::new(&self.shared, receiver))
+    }
+
+    #[pyo3(signature = (name, period, *, many_to_one = false))]
+    fn gather(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        period: &Bound<'_, PyAny>,
+        many_to_one: bool,
+    ) -> PyResult<gather::Gather> {
+        let period = span(period)?;
+        let topics = if many_to_one {
+            Topics::ManyToOne
+        } else {
+            Topics::OneToOne
+        };
+        let gather = py.detach(|| self.shared.with(|node| node.gather(name, period, topics)))?;
+        Ok(gather::Gather::new(&self.shared, name, gather))
+    }
+
+    fn status<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let status = py.detach(|| self.shared.with(|node| Ok(node.status())))?;
+        as_in_json(py, &status)
+    }
+
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| self.shared.close());
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_raised))]
+    fn __exit__(&self, py: Python<'_>, _raised: &Bound<'_, PyAny>) {
+        self.close(py);
+    }
+
+    fn __repr__(&self) -> String {
+        let closed = if self.shared.closing.check().is_err() {
+            ", closed"
+        } else {
+            ""
+        };
+        format!("<coorp.Node '{}'{closed}>", self.name)
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        // Its threads never ask for the GIL, so that it may be held while they end.
+        self.shared.close();
+    }
+}
+
+/// The exception for a live robot's failure.
+fn failed(error: Error) -> PyErr {
+    match error {
+        Error::Input(text) => mend(text),
+        Error::Failed(text) => NodeError::new_err(text),
+    }
+}
+
+/// A time to wait, of seconds.
+fn seconds(given: f64) -> PyResult<Duration> {
+    Duration::try_from_secs_f64(given).map_err(|_| {
+        mend(format_args!(
+            "timeout = {given}: it is seconds, from 0 up; None waits for ever"
+        ))
+    })
+}
+
+/// A period: a text with a unit, or seconds.
+fn span(given: &Bound<'_, PyAny>) -> PyResult<coorp_core::Duration> {
+    if let Ok(text) = given.extract::<String>() {
+        return coorp_team::duration(&text).map_err(|why| mend(format_args!("period = \"{text}\": {why}")));
+    }
+    let seconds = given
+        .extract::<f64>()
+        .ok()
+        .filter(|seconds| (1e-9..=1e6).contains(seconds));
+    let seconds = seconds.ok_or_else(|| {
+        let given = given
+            .repr()
+            .map_or_else(|_| "that".to_owned(), |shown| shown.to_string());
+        mend(format_args!(
+            "period = {given}: write it like \"33ms\", or as seconds: 0.033"
+        ))
+    })?;
+    Ok(coorp_core::Duration::from_secs_f64(seconds))
+}

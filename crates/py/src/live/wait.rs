@@ -1,0 +1,182 @@
+//! Waiting for a live robot from Python: for threads, which block without the GIL, and for asyncio.
+//!
+//! What is waited for is a future that any thread may wake. A blocked thread is unparked; an event loop has a socket
+//! that becomes readable. So no thread of the node ever asks for the GIL: none is slowed down by Python, and none can
+//! hang when the interpreter ends.
+
+use std::future::Future;
+use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+
+use pyo3::exceptions::PyOSError;
+use pyo3::prelude::*;
+use tokio::sync::Notify;
+
+use crate::error::NodeError;
+
+/// Between two looks whether Python has a signal (Ctrl-C) for us.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// What has come, to be made an object of Python's.
+pub type Came = Box<dyn FnOnce(Python<'_>) -> PyResult<Py<PyAny>> + Send>;
+/// Something that comes some time.
+pub type Coming = Pin<Box<dyn Future<Output = Came> + Send>>;
+
+/// Whether the node has been closed.
+#[derive(Debug, Default)]
+pub struct Closing {
+    closed: AtomicBool,
+    notify: Notify,
+}
+
+impl Closing {
+    pub fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        self.notify.notify_waiters();
+    }
+
+    /// # Errors
+    /// Once it has been closed.
+    pub fn check(&self) -> PyResult<()> {
+        if self.closed.load(Ordering::Acquire) {
+            return Err(closed());
+        }
+        Ok(())
+    }
+}
+
+fn closed() -> PyErr {
+    NodeError::new_err("the node has been closed")
+}
+
+/// The same, but that it ends with an error once the node is closed.
+pub fn or_closed(mut coming: Coming, closing: Arc<Closing>) -> Coming {
+    Box::pin(async move {
+        let mut notified = std::pin::pin!(closing.notify.notified());
+        notified.as_mut().enable();
+        std::future::poll_fn(|cx| {
+            if let Poll::Ready(came) = coming.as_mut().poll(cx) {
+                return Poll::Ready(came);
+            }
+            let woken = notified.as_mut().poll(cx).is_ready();
+            if woken || closing.check().is_err() {
+                let failed: Came = Box::new(|_| Err(closed()));
+                return Poll::Ready(failed);
+            }
+            Poll::Pending
+        })
+        .await
+    })
+}
+
+/// Blocks until it comes, until `timeout` has passed (`None`), or until a signal's handler raises.
+pub fn block(py: Python<'_>, mut coming: Coming, timeout: Option<Duration>) -> PyResult<Option<Py<PyAny>>> {
+    let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+    let waker = Waker::from(Arc::new(Unparks(std::thread::current())));
+    loop {
+        let look_at = Instant::now() + LOOK_EVERY;
+        let until_now = until.map_or(look_at, |until| until.min(look_at));
+        let polled = py.detach(|| park(&mut coming, &waker, until_now));
+        if let Some(came) = polled {
+            return came(py).map(Some);
+        }
+        py.check_signals()?;
+        if until.is_some_and(|until| Instant::now() >= until) {
+            return Ok(None);
+        }
+    }
+}
+
+fn park(coming: &mut Coming, waker: &Waker, until: Instant) -> Option<Came> {
+    loop {
+        if let Poll::Ready(came) = coming.as_mut().poll(&mut Context::from_waker(waker)) {
+            return Some(came);
+        }
+        let left = until
+            .checked_duration_since(Instant::now())
+            .filter(|left| !left.is_zero())?;
+        std::thread::park_timeout(left);
+    }
+}
+
+struct Unparks(Thread);
+
+impl Wake for Unparks {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// Something that an event loop waits for: `await` it once. `python/coorp/_waiting.py` is its other half.
+#[pyclass(module = "coorp", frozen)]
+pub struct Waiting {
+    coming: Mutex<Option<Coming>>,
+    readable: UnixStream,
+    waker: Waker,
+}
+
+impl Waiting {
+    pub fn new(coming: Coming) -> PyResult<Waiting> {
+        let pair = UnixStream::pair().and_then(|(readable, writable)| {
+            readable.set_nonblocking(true)?;
+            writable.set_nonblocking(true)?;
+            Ok((readable, writable))
+        });
+        let (readable, writable) =
+            pair.map_err(|error| PyOSError::new_err(format!("cannot wait without blocking: {error}")))?;
+        Ok(Waiting {
+            coming: Mutex::new(Some(coming)),
+            readable,
+            waker: Waker::from(Arc::new(Writes(writable))),
+        })
+    }
+}
+
+#[pymethods]
+impl Waiting {
+    /// The file that becomes readable when it is worth another poll.
+    fn fileno(&self) -> i32 {
+        self.readable.as_raw_fd()
+    }
+
+    /// What has come, in a tuple; None while nothing has.
+    fn poll(&self, py: Python<'_>) -> PyResult<Option<(Py<PyAny>,)>> {
+        // What was written has done its work; there are a few bytes at most.
+        while (&self.readable).read(&mut [0; 64]).is_ok_and(|read| read > 0) {}
+        let mut slot = lock(&self.coming);
+        let Some(coming) = slot.as_mut() else {
+            return Err(NodeError::new_err("this was awaited before; ask for the next one"));
+        };
+        let Poll::Ready(came) = coming.as_mut().poll(&mut Context::from_waker(&self.waker)) else {
+            return Ok(None);
+        };
+        *slot = None;
+        drop(slot);
+        came(py).map(|item| Some((item,)))
+    }
+
+    fn __await__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        let wait = slf.py().import("coorp._waiting")?.call_method1("wait", (slf,))?;
+        wait.call_method0("__await__")
+    }
+}
+
+struct Writes(UnixStream);
+
+impl Wake for Writes {
+    fn wake(self: Arc<Self>) {
+        // A socket that is full is readable already.
+        let _ = (&self.0).write(&[1]);
+    }
+}
+
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

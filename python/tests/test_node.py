@@ -1,0 +1,412 @@
+"""`coorp.Node`: robots in processes of their own, on loopback, with real keys and sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import coorp
+
+ROOT = Path(__file__).parents[2]
+# How long anything may take that should happen at once; nothing is measured.
+SOON = 30.0
+_blocks = count()
+
+
+def free_ports() -> int:
+    """The first of 16 ports that are free now, and that no other robot of these tests was given."""
+    while True:
+        base = 30_000 + (os.getpid() % 16 * 160 + next(_blocks) * 16) % 2_720
+        try:
+            for port in range(base, base + 16):
+                for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+                    with socket.socket(type=kind) as tried:
+                        tried.bind(("127.0.0.1", port))
+        except OSError:
+            continue
+        return base
+
+
+class Fleet:
+    """A team on loopback whose first robot leads, in a folder of its own."""
+
+    def __init__(self, folder: Path, *robots: str) -> None:
+        self.folder, self.file = folder, folder / "team.toml"
+        folder.mkdir(exist_ok=True)
+        text = ""
+        for place, name in enumerate(robots):
+            text += f'[[robot]]\nname = "{name}"\nleader = {str(place == 0).lower()}\n'
+            text += f'addresses = ["127.0.0.1"]\nport = {free_ports()}\n'
+        self.file.write_text(text)
+        self.keys()
+
+    def keys(self) -> None:
+        subprocess.run([sys.executable, "-m", "coorp", "keys", "init", self.file], check=True, capture_output=True)
+
+    def node(self, robot: str, *, insecure: bool = False) -> coorp.Node:
+        return coorp.Node(self.file, robot=robot, insecure=insecure, state=self.folder / "state" / robot)
+
+    def program(self, text: str) -> subprocess.Popen[str]:
+        """A Python program in a process of its own, where `team.toml` is."""
+        environment = os.environ | {"XDG_STATE_HOME": str(self.folder / "state")}
+        return subprocess.Popen(
+            [sys.executable, "-u", "-c", textwrap.dedent(text)],
+            cwd=self.folder,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Fleet:
+    return Fleet(tmp_path, "base", "r1")
+
+
+def ended(program: subprocess.Popen[str]) -> str:
+    """What a program prints, which must end well."""
+    said, _ = program.communicate(timeout=SOON)
+    assert program.returncode == 0, said
+    return said
+
+
+@pytest.fixture
+def repeatedly() -> Iterator[object]:
+    """Does something every 5 ms in a thread, until the test has ended."""
+    stop, threads = threading.Event(), []
+
+    def begin(what: object) -> None:
+        def go_on() -> None:
+            # Until the test has ended, or its node.
+            with contextlib.suppress(coorp.NodeError):
+                while not stop.wait(0.005):
+                    what()  # type: ignore[operator]
+
+        threads.append(threading.Thread(target=go_on))
+        threads[-1].start()
+
+    yield begin
+    stop.set()
+    for thread in threads:
+        thread.join()
+
+
+def documented() -> str:
+    """The example of docs/live.md, which the README has too."""
+    block = re.compile(r"```python\n(.*?coorp\.Node.*?)```", re.DOTALL)
+    (in_docs,) = block.findall((ROOT / "docs" / "live.md").read_text())
+    (in_readme,) = block.findall((ROOT / "README.md").read_text())
+    assert in_docs == in_readme
+    return in_docs
+
+
+def test_the_documented_example_runs(fleet: Fleet, repeatedly) -> None:  # noqa: ANN001
+    base = fleet.node("base")
+    poses, plans = base.control_subscriber("pose"), base.control_publisher("plan")
+    repeatedly(lambda: plans.put(b"straight on"))
+    prelude = """
+        import coorp, hashlib, numpy
+        array = numpy.arange(3.0)
+        big_array = numpy.random.default_rng(1).integers(0, 256, 20_000_000, dtype=numpy.uint8)
+        print(hashlib.sha256(big_array).hexdigest())
+    """
+    # What was put before the robots had found each other went nowhere; a newer one follows.
+    more = "print(msg.sender, bytes(msg), msg.sequence >= 0, msg.path)\nwhile not table.recv(): pose.put(array)\n"
+    program = fleet.program(textwrap.dedent(prelude) + documented() + more)
+    message = base.bulk_receiver().recv(timeout=SOON)
+    assert (message.sender, message.name, message.length) == ("r1", "gradients", 20_000_000)
+    assert message.path.stat().st_size == message.length
+    pose = poses.recv(timeout=SOON)
+    assert (pose.sender, pose.path) == ("r1", "127.0.0.1")
+    assert np.frombuffer(pose.data).tolist() == [0, 1, 2]
+    said = ended(program)
+    digest, last = said.splitlines()[0], said.splitlines()[-1]
+    assert hashlib.sha256(message.take().tobytes()).hexdigest() == digest
+    assert last == "base b'straight on' True 127.0.0.1"
+    with pytest.raises(FileNotFoundError, match="taken before"):
+        message.take()
+    base.close()
+
+
+def test_the_newest_message_wins_and_knows_its_age(fleet: Fleet) -> None:
+    program = fleet.program("""
+        import coorp, time
+        with coorp.Node("team.toml", robot="r1") as node:
+            pose = node.control_publisher("pose", 0.033)
+            for number in range(10_000):
+                pose.put(number.to_bytes(4, "little"))
+                time.sleep(0.002)
+                if number % 50 == 0:
+                    print(number, flush=True)
+    """)
+    with fleet.node("base") as base:
+        poses = base.control_subscriber("pose")
+        first = poses.recv(timeout=SOON)
+        time.sleep(0.5)
+        second = poses.recv(timeout=SOON)
+        # Of the many between only the newest was kept.
+        assert int.from_bytes(second.data, "little") == second.sequence > first.sequence + 10
+        third = poses.recv(timeout=SOON)
+        assert third.sequence > second.sequence
+        while (pose := poses.recv(timeout=SOON)).age is None:
+            pass
+        assert pose.age >= 0 and pose.age_error is not None and pose.age_error >= 0
+        assert "old" in repr(pose)
+        heard = base.status()["heard"]
+        assert [entry["from"] for entry in heard] == [1]
+    program.kill()
+    program.communicate()
+
+
+def test_asyncio_waits_as_threads_do_and_loses_nothing(fleet: Fleet) -> None:
+    program = fleet.program("""
+        import asyncio, coorp, sys
+        async def main():
+            with coorp.Node("team.toml", robot="r1") as node:
+                ticks, echoes = node.control_subscriber("tick"), node.control_publisher("echo")
+                while (tick := await ticks.next()).data != b"end":
+                    echoes.put(b"<" + tick.data + b">")
+                async with node.bulk_stream(to="base", name="log") as stream:
+                    stream.write(b"first ")
+                    stream.write(bytearray(b"second"))
+                delivery = node.bulk_stream(to="leader", name="map").finish()
+                await delivery
+                assert delivery.state == "whole"
+                try:
+                    async with node.bulk_stream(to="base", name="half") as stream:
+                        stream.write(b"half of it")
+                        raise ArithmeticError
+                except ArithmeticError:
+                    pass
+                await node.bulk_stream(to="base", name="last").finish()
+        asyncio.run(main())
+    """)
+
+    async def talk() -> None:
+        with fleet.node("base") as base:
+            ticks, echoes = base.control_publisher("tick"), base.control_subscriber("echo")
+            bulk, table = base.bulk_receiver(), base.gather("echo", "5ms")
+            echo = asyncio.ensure_future(echoes.next())
+            while not echo.done():
+                ticks.put(b"tick")
+                await asyncio.sleep(0.01)
+            assert (await echo).data == b"<tick>"
+            # Whoever gives up waiting takes no message along.
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(bulk.next(), 0.05)
+            two = asyncio.gather(echoes.next(), echoes.next())
+            states: dict[str, coorp.RobotState] = {}
+            while not (two.done() and "r1" in states):
+                ticks.put(b"tock")
+                states = await asyncio.wait_for(table.next(), SOON)
+            (state,) = states.values()
+            made, received, listed, taken = state.stamps_ns
+            assert received <= listed <= taken and made is not None and bytes(state) in (b"<tick>", b"<tock>")
+            assert state.age is not None and state.age_error is not None
+            assert abs(state.age - (taken - made) / 1e9) < 1e-9
+            while not any(missed for due, missed, _ in table.updates().values()):
+                await table.next()
+            ticks.put(b"end")
+            came = [await asyncio.wait_for(bulk.next(), SOON) for _ in range(3)]
+            assert [(message.name, message.take().tobytes()) for message in came] == [
+                ("log", b"first second"),
+                ("map", b""),
+                ("last", b""),
+            ]
+            late = asyncio.ensure_future(bulk.next())
+            await asyncio.sleep(0)
+            base.close()
+            with pytest.raises(coorp.NodeError, match="has been closed"):
+                await late
+
+    asyncio.run(talk())
+    ended(program)
+
+
+def test_gathered_robots_come_and_go(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, "base", "r1", "r2")
+    text = """
+        import coorp, time
+        node = coorp.Node("team.toml", robot="{0}")
+        pose = node.control_publisher("pose", period="10ms")
+        while True:
+            pose.put(b"{0}")
+            time.sleep(0.01)
+    """
+    with fleet.node("base") as base:
+        table = base.gather("pose", period="10ms", many_to_one=True)
+        with pytest.raises(coorp.InputError, match='gathers "pose" already'):
+            base.gather("pose", period="10ms")
+        programs = {robot: fleet.program(text.format(robot)) for robot in ("r1", "r2")}
+        began, states = time.monotonic(), {}
+        while {robot: state.data for robot, state in states.items()} != {"r1": b"r1", "r2": b"r2"}:
+            assert time.monotonic() < began + SOON
+            states = table.recv(timeout=SOON)
+        assert list(states) == ["r1", "r2"]
+        programs["r2"].kill()
+        while "r2" in table.recv(timeout=SOON):
+            assert time.monotonic() < began + SOON
+        assert list(table.updates()) == ["r1"]
+    for program in programs.values():
+        program.kill()
+        program.communicate()
+
+
+def test_nobody_without_the_teams_keys_is_heard(fleet: Fleet, tmp_path: Path, repeatedly) -> None:  # noqa: ANN001
+    other = Fleet(tmp_path / "other", "base", "r1")
+    other.file.write_text(fleet.file.read_text())
+    with fleet.node("base") as base:
+        poses, bulk = base.control_subscriber("pose"), base.bulk_receiver()
+        for insecure in (False, True):
+            with other.node("r1", insecure=insecure) as stranger:
+                poses_of_stranger = stranger.control_subscriber("pose")
+                ours, theirs = base.control_publisher("pose"), stranger.control_publisher("pose")
+                began = time.monotonic()
+                while time.monotonic() < began + 1.5:
+                    theirs.put(b"mine is here")
+                    ours.put(b"ours")
+                    time.sleep(0.01)
+                assert poses.recv(timeout=SOON).sender == "base"
+                assert poses.try_recv() is None
+                heard = poses_of_stranger.try_recv()
+                assert heard is not None and heard.sender == "r1"
+                assert poses_of_stranger.try_recv() is None
+                if insecure:
+                    with pytest.raises(coorp.InputError, match="bulk needs the team's keys"):
+                        stranger.bulk_stream(to="base", name="map")
+                else:
+                    delivery = stranger.bulk_stream(to="base", name="map").finish()
+                    with pytest.raises(TimeoutError, match=r"was not delivered within 0\.5 s"):
+                        delivery.wait(timeout=0.5)
+                    assert delivery.state == "pending"
+        assert bulk.try_recv() is None
+        # Who has the keys is heard where the stranger was not.
+        with fleet.node("r1") as friend:
+            pose = friend.control_publisher("pose")
+            repeatedly(lambda: pose.put(b"here"))
+            while poses.recv(timeout=SOON).sender != "r1":
+                pass
+
+
+def test_whoever_is_wrong_is_told_what_to_mend(fleet: Fleet) -> None:
+    with pytest.raises(coorp.InputError, match='no robot "r7"; its robots are base, r1'):
+        fleet.node("r7")
+    with pytest.raises(coorp.InputError, match="cannot read"):
+        coorp.Node("nowhere.toml", robot="r1")
+    with pytest.raises(coorp.InputError, match="there is no policy called 'fast'"):
+        coorp.Node(fleet.file, robot="r1", policy="fast")
+    with fleet.node("r1") as node:
+        with pytest.raises(coorp.NodeError, match=r"port \d+ is taken"):
+            fleet.node("r1")
+        for name in ("", "a/b", "*", "x" * 65):
+            with pytest.raises(coorp.InputError, match="cannot be a name"):
+                node.control_subscriber(name)
+        for period in ("33", "33 parsecs", "", -1.0, float("nan"), 0, b"33ms"):
+            with pytest.raises(coorp.InputError, match="period = "):
+                node.control_publisher("pose", period=period)  # type: ignore[arg-type]
+        with pytest.raises(coorp.InputError, match="use 500us to 60s"):
+            node.gather("pose", period="1us")
+        pose = node.control_publisher("pose", period="33ms")
+        for fitting in (b"", b"x", bytearray(3), memoryview(b"abc"), np.zeros((3, 4)), np.zeros(0), np.float32(1)):
+            pose.put(fitting)
+        with pytest.raises(coorp.InputError, match="has gaps"):
+            pose.put(np.zeros((4, 4))[:, ::2])
+        for wrong in ("text", 7, None, [1, 2]):
+            with pytest.raises(TypeError, match="has no buffer"):
+                pose.put(wrong)  # type: ignore[arg-type]
+        with pytest.raises(coorp.InputError, match="send it as bulk"):
+            pose.put(bytes((16 << 20) + 1))
+        subscriber = node.control_subscriber("plan")
+        with pytest.raises(TimeoutError, match=r'no message came on "plan" within 0\.01 s'):
+            subscriber.recv(timeout=0.01)
+        for timeout in (-1.0, float("nan")):
+            with pytest.raises(coorp.InputError, match="timeout = "):
+                subscriber.recv(timeout=timeout)
+        for to in ("r7", "r1", ""):
+            with pytest.raises(coorp.InputError):
+                node.bulk_stream(to=to, name="map")
+        with pytest.raises(ArithmeticError), node.bulk_stream(to="base", name="map") as stream:
+            raise ArithmeticError
+        with pytest.raises(coorp.NodeError, match="given up"):
+            stream.finish()
+        stream = node.bulk_stream(to="base", name="map")
+        stream.finish()
+        with pytest.raises(coorp.NodeError, match="is finished"):
+            stream.write(b"more")
+        pose.close()
+        with pytest.raises(coorp.NodeError, match="this publisher has been closed"):
+            pose.put(b"")
+    assert repr(node) == "<coorp.Node 'r1', closed>"
+    for late in (subscriber.try_recv, node.status, lambda: node.control_subscriber("x"), lambda: subscriber.recv(1)):
+        with pytest.raises(coorp.NodeError, match="has been closed"):
+            late()
+    node.close()
+    fleet.node("r1").close()
+
+
+def test_without_keys_it_says_how_to_make_them(tmp_path: Path) -> None:
+    (tmp_path / "team.toml").write_text('[[robot]]\nname = "a"\nleader = true\n[[robot]]\nname = "b"\n')
+    with pytest.raises(coorp.InputError, match="coorp keys init"):
+        coorp.Node(tmp_path / "team.toml", robot="a")
+
+
+@pytest.mark.parametrize("wait", ["plans.recv()", "bulk.recv()", "table.recv()", "delivery.wait()"])
+def test_ctrl_c_ends_what_waits(fleet: Fleet, wait: str) -> None:
+    program = fleet.program(f"""
+        import coorp
+        node = coorp.Node("team.toml", robot="r1")
+        plans, bulk, table = node.control_subscriber("plan"), node.bulk_receiver(), node.gather("pose", "60s")
+        delivery = node.bulk_stream(to="base", name="map").finish()
+        print("waiting", flush=True)
+        try:
+            {wait}
+        except KeyboardInterrupt:
+            print("interrupted")
+    """)
+    assert program.stdout is not None and program.stdout.readline() == "waiting\n"
+    time.sleep(0.2)
+    program.send_signal(signal.SIGINT)
+    assert ended(program) == "interrupted\n"
+
+
+def test_the_interpreter_ends_whatever_waits(fleet: Fleet) -> None:
+    said = ended(
+        fleet.program("""
+            import asyncio, coorp, threading, time
+            node = coorp.Node("team.toml", robot="r1")
+            pose, plans, bulk = node.control_publisher("pose"), node.control_subscriber("plan"), node.bulk_receiver()
+            echoes, table = node.control_subscriber("pose"), node.gather("pose", "1ms")
+            stream = node.bulk_stream(to="base", name="map")
+            delivery = stream.finish()
+            for waits in (plans.recv, bulk.recv, delivery.wait, table.recv):
+                threading.Thread(target=waits, daemon=True).start()
+            def busy():
+                while True:
+                    pose.put(b"state")
+            threading.Thread(target=busy, daemon=True).start()
+            async def give_up():
+                waiting = asyncio.ensure_future(plans.next())
+                await asyncio.sleep(0.2)
+            asyncio.run(give_up())
+            print("done")
+        """)
+    )
+    assert "done" in said
