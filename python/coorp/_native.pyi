@@ -261,6 +261,8 @@ class Node:
         60 s). With `many_to_one` there is one subscription to all robots, else one to each."""
     def status(self) -> dict[str, Any]:
         """The robot as `coorp watch` sees it; robots are numbers, by their place in the team file."""
+    def serve_metrics(self, port: int = 0) -> int:
+        """Serves metrics for Prometheus at http://127.0.0.1:<port>/metrics, and returns the port; 0 is a free one."""
     def close(self) -> None:
         """Leaves the team. Whoever waits for something gets a NodeError."""
     def __enter__(self) -> Node: ...

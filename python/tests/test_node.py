@@ -14,6 +14,7 @@ import sys
 import textwrap
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -172,6 +173,14 @@ def test_the_newest_message_wins_and_knows_its_age(fleet: Fleet) -> None:
         assert "old" in repr(pose)
         heard = base.status()["heard"]
         assert [entry["from"] for entry in heard] == [1]
+        port = base.serve_metrics()
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=SOON) as page:
+            metrics = page.read().decode()
+        received = re.search(r'coorp_control_received_total\{topic="pose",from="r1"\} (\d+)', metrics)
+        assert received is not None and int(received[1]) > 3
+        assert base.serve_metrics(port) == port
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=SOON)
     program.kill()
     program.communicate()
 

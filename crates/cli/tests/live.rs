@@ -2,7 +2,8 @@
 #![cfg(feature = "live")]
 #![allow(clippy::unwrap_used)] // a test may fail by panicking
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 
@@ -41,9 +42,9 @@ impl Field {
         (status.code(), text(stdout), text(stderr))
     }
 
-    fn up(&self, robot: &str) -> Up {
+    fn up(&self, robot: &str, more: &[&str]) -> Up {
         let mut child = self
-            .command(&["up", "--robot", robot])
+            .command(&[&["up", "--robot", robot], more].concat())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
@@ -88,11 +89,18 @@ fn a_team_comes_up_is_watched_and_a_missing_robot_is_named() {
     assert_eq!(code, Some(2));
     assert!(said.contains("stay as they are"), "{said}");
 
-    let _base = field.up("base");
-    let scout = field.up("scout");
+    let _base = field.up("base", &["--metrics", "28399"]);
+    let scout = field.up("scout", &[]);
     let (code, shown, said) = field.run(&["watch", "--once"]);
     assert_eq!((code, said.as_str()), (Some(0), ""), "{shown}");
     assert!(shown.contains("2 of 2 robots") && shown.contains("base"), "{shown}");
+    let mut metrics = TcpStream::connect("127.0.0.1:28399").unwrap();
+    metrics.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+    let mut page = String::new();
+    metrics.read_to_string(&mut page).unwrap();
+    assert!(page.contains("coorp_robot_alive{peer=\"scout\"} 1"), "{page}");
+    let (code, _, said) = field.run(&["up", "--robot", "base", "--metrics", "0"]);
+    assert_eq!(code, Some(2), "{said}");
     let (code, _, said) = field.run(&["up", "--robot", "scout"]);
     assert_eq!(code, Some(1));
     assert!(said.contains("port 28320 is taken"), "{said}");

@@ -270,6 +270,9 @@ struct FromRobot {
     duplicates: u64,
     path: usize,
     waiting: Option<(ControlHeader, ZBytes)>,
+    aged: u64,
+    ages: Duration,
+    late: u64,
 }
 
 impl Subscriber {
@@ -378,6 +381,12 @@ impl Inbox {
                 within: offset.within,
             })
         });
+        if let Some(age) = age {
+            let bound = inner.team.control.as_ref().map(|control| control.bound);
+            entry.aged += 1;
+            entry.ages += age.is;
+            entry.late += u64::from(bound.is_some_and(|bound| age.is > bound));
+        }
         Some(Message {
             from,
             sequence: header.sequence,
@@ -398,6 +407,9 @@ impl Inbox {
             duplicates: from.duplicates,
             quiet_us: now.since(from.arrived_at).as_nanos() / 1_000,
             path: from.path as u64,
+            aged: from.aged,
+            ages_us: from.ages.as_nanos() / 1_000,
+            late: from.late,
         };
         state.robots.iter().map(heard).collect::<Vec<_>>().into_iter()
     }
@@ -416,6 +428,9 @@ impl State {
             duplicates: 0,
             path,
             waiting: None,
+            aged: 0,
+            ages: Duration::ZERO,
+            late: 0,
         });
         // The deduplicator's numbers wrap; within its window the lower half of ours tells them apart.
         let verdict = entry.deduplicator.on_copy(Sequence {

@@ -12,6 +12,7 @@ mod error;
 mod fabric;
 pub mod gather;
 pub mod keys;
+pub mod metrics;
 mod network;
 mod node;
 mod paths;

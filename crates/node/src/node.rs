@@ -450,7 +450,7 @@ impl Inner {
 
     // --- status -----------------------------------------------------------------------------------------------
 
-    fn status(&self) -> Status {
+    pub(crate) fn status(&self) -> Status {
         let now = self.now();
         let alive = lock(&self.alive).keys().map(|robot| robot.0).collect();
         let robot = &self.team.robots[usize::from(self.me.0)];

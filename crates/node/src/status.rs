@@ -116,6 +116,12 @@ pub struct Heard {
     pub quiet_us: u64,
     /// The path that brought the newest first.
     pub path: u64,
+    /// Messages that were taken and whose age was known then.
+    pub aged: u64,
+    /// How old these were, added up, microseconds.
+    pub ages_us: u64,
+    /// How many of them were older than the team's reaction bound; 0 where it has no control loop.
+    pub late: u64,
 }
 
 /// How the states of one robot on a topic come in where they are gathered.

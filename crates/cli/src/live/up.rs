@@ -23,6 +23,9 @@ pub struct Args {
     /// Folder for bulk that comes [default: below $XDG_STATE_HOME or ~/.local/state]
     #[arg(long, value_name = "FOLDER")]
     state: Option<PathBuf>,
+    /// Serve metrics for Prometheus at http://127.0.0.1:PORT/metrics
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    metrics: Option<u16>,
     /// Without keys: for networks that nobody else reaches
     #[arg(long)]
     insecure: bool,
@@ -46,6 +49,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         insecure: args.insecure,
         state: args.state.clone(),
     })?;
+    // Served for as long as the process lasts.
+    let _metrics = args.metrics.map(|port| node.serve_metrics(port)).transpose()?;
     let status = node.status();
     let part = if status.leads { ", the leader," } else { "" };
     output::print(&format!(

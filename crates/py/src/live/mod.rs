@@ -13,6 +13,7 @@ use std::time::Duration;
 use coorp_cli::policies;
 use coorp_core::tracker::Topics;
 use coorp_core::RobotId;
+use coorp_node::metrics::Metrics;
 use coorp_node::{Error, Options};
 use pyo3::exceptions::PyTimeoutError;
 use pyo3::prelude::*;
@@ -44,6 +45,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
 struct Shared {
     node: Mutex<Option<coorp_node::Node>>,
     closing: Arc<Closing>,
+    metrics: Mutex<Option<Metrics>>,
     robots: Vec<String>,
     paths: Vec<String>,
 }
@@ -76,8 +78,8 @@ impl Shared {
 
     fn close(&self) {
         self.closing.close();
-        let node = lock(&self.node).take();
-        drop(node);
+        let (node, metrics) = (lock(&self.node).take(), lock(&self.metrics).take());
+        drop((metrics, node));
     }
 }
 
@@ -140,6 +142,7 @@ impl Node {
         let node = py.detach(|| coorp_node::Node::open(options)).map_err(failed)?;
         let shared = Arc::new(Shared {
             closing: Arc::default(),
+            metrics: Mutex::default(),
             robots,
             paths: node.status().paths,
             node: Mutex::new(Some(node)),
@@ -210,6 +213,19 @@ impl Node {
     fn status<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let status = py.detach(|| self.shared.with(|node| Ok(node.status())))?;
         as_in_json(py, &status)
+    }
+
+    #[pyo3(signature = (port = 0))]
+    fn serve_metrics(&self, py: Python<'_>, port: u16) -> PyResult<u16> {
+        // What was served before ends first, as it may have the same port.
+        let before = lock(&self.shared.metrics).take();
+        let metrics = py.detach(|| {
+            drop(before);
+            self.shared.with(|node| node.serve_metrics(port))
+        })?;
+        let port = metrics.port();
+        *lock(&self.shared.metrics) = Some(metrics);
+        Ok(port)
     }
 
     fn close(&self, py: Python<'_>) {
