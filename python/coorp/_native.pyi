@@ -263,6 +263,11 @@ class Node:
         """The robot as `coorp watch` sees it; robots are numbers, by their place in the team file."""
     def serve_metrics(self, port: int = 0) -> int:
         """Serves metrics for Prometheus at http://127.0.0.1:<port>/metrics, and returns the port; 0 is a free one."""
+    def record(self, path: str | os.PathLike[str]) -> None:
+        """Records all that this robot decides into a new MCAP file, until `stop_recording` or `close`. A disk that
+        takes no more ends it; the robot goes on."""
+    def stop_recording(self) -> None:
+        """Ends the recording with its index; NodeError where not all could be written."""
     def close(self) -> None:
         """Leaves the team. Whoever waits for something gets a NodeError."""
     def __enter__(self) -> Node: ...

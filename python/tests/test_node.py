@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import json
 import os
 import re
 import signal
@@ -18,6 +19,7 @@ import urllib.request
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -375,6 +377,65 @@ def test_without_keys_it_says_how_to_make_them(tmp_path: Path) -> None:
     (tmp_path / "team.toml").write_text('[[robot]]\nname = "a"\nleader = true\n[[robot]]\nname = "b"\n')
     with pytest.raises(coorp.InputError, match="coorp keys init"):
         coorp.Node(tmp_path / "team.toml", robot="a")
+
+
+def recorded(path: Path, *, whole: bool) -> dict[str, list[dict[str, Any]]]:
+    """The messages of a recording by topic, as the `mcap` package reads them."""
+    from mcap.exceptions import McapError
+    from mcap.reader import NonSeekingReader, make_reader
+
+    messages: dict[str, list[dict[str, Any]]] = {}
+    with path.open("rb") as file:
+        reader = make_reader(file) if whole else NonSeekingReader(file)
+        if whole:
+            assert reader.get_summary() is not None
+        # One that was cut ends where it ends.
+        with contextlib.suppress(*(() if whole else (McapError,))):
+            for schema, channel, message in reader.iter_messages(log_time_order=whole):
+                assert schema is not None and (schema.encoding, channel.message_encoding) == ("jsonschema", "json")
+                known = json.loads(schema.data)["properties"]
+                value = json.loads(message.data)
+                if channel.topic != "/coorp/status":
+                    assert value.keys() <= known.keys()
+                messages.setdefault(channel.topic, []).append(value)
+    return messages
+
+
+def test_what_a_robot_decides_is_recorded(fleet: Fleet) -> None:
+    up = [sys.executable, "-m", "coorp", "up", "--robot", "base", "--record", "base.mcap"]
+    base = subprocess.Popen(up, cwd=fleet.folder, stdout=subprocess.PIPE, text=True)
+    assert base.stdout is not None and "is up" in base.stdout.readline()
+    file, killed = fleet.folder / "r1.mcap", fleet.folder / "killed.mcap"
+    with fleet.node("r1") as node:
+        node.record(file)
+        with pytest.raises(coorp.InputError, match="recorded already"):
+            node.record(killed)
+        with node.bulk_stream(to="base", name="map") as stream:
+            stream.write(bytes(1_000_000))
+        node.stop_recording()
+        node.stop_recording()
+        with pytest.raises(coorp.InputError, match="is there already"):
+            node.record(file)
+        events = [said["event"] for said in recorded(file, whole=True)["/coorp/permits"]]
+        assert events.index("request") < events.index("grant") < events.index("permitted")
+        # A signal ends a recording well; a process that is killed leaves what there was.
+        base.send_signal(signal.SIGTERM)
+        assert base.wait(SOON) == -signal.SIGTERM
+        said = recorded(fleet.folder / "base.mcap", whole=True)["/coorp/permits"]
+        assert any("r1" in (word.get("from"), word.get("to")) for word in said if word["event"] == "grant")
+    program = fleet.program("""
+        import coorp, time
+        node = coorp.Node("team.toml", robot="r1")
+        node.record("killed.mcap")
+        time.sleep(60)
+    """)
+    began = time.monotonic()
+    while not (killed.exists() and "/coorp/status" in recorded(killed, whole=False)):
+        assert time.monotonic() < began + SOON
+        time.sleep(0.1)
+    program.kill()
+    program.communicate()
+    assert recorded(killed, whole=False)["/coorp/status"][0]["robot"] == "r1"
 
 
 @pytest.mark.parametrize("wait", ["plans.recv()", "bulk.recv()", "table.recv()", "delivery.wait()"])

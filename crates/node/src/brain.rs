@@ -20,6 +20,7 @@ use coorp_core::windows::{PlannerConfig, Window, WindowAction, WindowPlanner};
 use coorp_core::{Duration, FlowId, Instant, RobotId};
 use coorp_team::Team;
 
+use crate::journal::{Event, Journal, Led, Taken};
 use crate::paths::{paths_used, Paths};
 use crate::reporters::{ReportAction, Reporters, StateCopy};
 use crate::status;
@@ -89,6 +90,7 @@ pub(crate) struct Brain {
     gates: Vec<Gate>,
     paths: Paths,
     pub reporters: Reporters,
+    pub journal: Journal,
     wants_bulk: bool,
     /// Which of this robot's flows are taken.
     flows: [bool; TOPICS_MAX],
@@ -130,6 +132,7 @@ impl Brain {
                 .flat_map(|local| (0..paths_used(team, me)).map(move |_| gate(local)))
                 .collect(),
             reporters: Reporters::new(incarnation),
+            journal: Journal::default(),
             local: policy.local.clone(),
             planner,
             paths: Paths::new(team, me, incarnation, now)?,
@@ -163,6 +166,7 @@ impl Brain {
     /// or no longer.
     pub fn on_said(&mut self, from: RobotId, message: Message, now: Instant) -> bool {
         self.gather();
+        self.journal.said(from, self.me, &message);
         let before = self.actions.len();
         if let Some(coordinator) = &mut self.coordinator {
             coordinator.on_message(from, message, now);
@@ -406,11 +410,16 @@ impl Brain {
     /// Whether a bulk datagram may go into the kernel over a path, where `n` are on their way. Where not, `Resume` tells
     /// when to ask again, but for a hold without a time: then the next completion does.
     pub fn may_pass(&mut self, path: usize, n: usize, now: Instant) -> bool {
-        self.is_permitted(now)
-            && self
-                .gates
-                .get_mut(path)
-                .is_none_or(|gate| gate.on_dequeue(n, now) == Verdict::Pass)
+        if !self.is_permitted(now) {
+            return false;
+        }
+        let Some(gate) = self.gates.get_mut(path) else {
+            return true;
+        };
+        let verdict = gate.on_dequeue(n, now);
+        let for_window = matches!(verdict, Verdict::Hold { until: Some(_) });
+        self.journal.gate(path, verdict == Verdict::Pass, for_window, n);
+        verdict == Verdict::Pass
     }
 
     /// How many datagrams, `most` at most, may go in together.
@@ -437,6 +446,26 @@ impl Brain {
     pub fn window(&self) -> (Window, bool) {
         let window = self.gates.first().map_or(Window::NONE, Gate::window);
         (window, self.gates.iter().any(Gate::is_paused))
+    }
+
+    // --- being recorded ---------------------------------------------------------------------------------------
+
+    /// What is decided is noted from now on. Answers `false` where it is already.
+    pub fn begin_journal(&mut self) -> bool {
+        let begins = !self.journal.is_on();
+        if begins {
+            self.journal.set(true);
+        }
+        begins
+    }
+
+    pub fn end_journal(&mut self) {
+        self.journal.set(false);
+    }
+
+    /// What was decided since the last time.
+    pub fn take_journal(&mut self) -> Taken {
+        self.journal.take()
     }
 
     // --- being driven -----------------------------------------------------------------------------------------
@@ -497,6 +526,8 @@ impl Brain {
                 WindowAction::Set(window) => window,
                 WindowAction::Clear => Window::NONE,
             };
+            self.journal
+                .note(Event::Window((window != Window::NONE).then_some(window)));
             for gate in &mut self.gates {
                 gate.on_window(window);
             }
@@ -517,6 +548,7 @@ impl Brain {
                 // Another clock counts from now on: it is asked for at once.
                 (self.asked_time, self.ask_time_at) = (0, Instant::ZERO);
             }
+            self.note(&action);
             self.actions.push_back(match action {
                 failover::Action::Send { to, message } => Action::Tell(to, message),
                 failover::Action::Broadcast(message) => Action::TellAll(message),
@@ -525,6 +557,21 @@ impl Brain {
                 failover::Action::Leads(epoch) | failover::Action::Follows(epoch) => Action::Led(epoch.robot),
                 failover::Action::Deposed(_) => continue,
             });
+        }
+    }
+}
+
+impl Brain {
+    fn note(&mut self, action: &failover::Action) {
+        let journal = &mut self.journal;
+        match action {
+            failover::Action::Send { to, message } => journal.said(self.me, *to, message),
+            failover::Action::Broadcast(_) => {}
+            failover::Action::Started => journal.note(Event::Permitted(true)),
+            failover::Action::Stopped => journal.note(Event::Permitted(false)),
+            failover::Action::Leads(epoch) => journal.note(Event::Led(Led::Leads, *epoch)),
+            failover::Action::Follows(epoch) => journal.note(Event::Led(Led::Follows, *epoch)),
+            failover::Action::Deposed(epoch) => journal.note(Event::Led(Led::Deposed, *epoch)),
         }
     }
 }

@@ -332,6 +332,7 @@ impl Inner {
         let mut brain = lock(&self.brain);
         // Read once it is ours, so that the brain never sees time go back.
         let now = self.now();
+        brain.journal.at(now);
         let before = brain.next_deadline();
         let told = what(&mut brain, now);
         if brain.is_pressing(before) {

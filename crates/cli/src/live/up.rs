@@ -1,8 +1,13 @@
 //! `coorp up`: one robot takes part in its team, until it is stopped.
 
+use std::io::Read;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
 
 use coorp_node::{Node, Options};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::{load, log, INSECURE};
 use crate::failure::Failure;
@@ -26,6 +31,9 @@ pub struct Args {
     /// Serve metrics for Prometheus at http://127.0.0.1:PORT/metrics
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     metrics: Option<u16>,
+    /// Record all that this robot decides, as MCAP
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
     /// Without keys: for networks that nobody else reaches
     #[arg(long)]
     insecure: bool,
@@ -51,6 +59,10 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     })?;
     // Served for as long as the process lasts.
     let _metrics = args.metrics.map(|port| node.serve_metrics(port)).transpose()?;
+    let recording = match &args.record {
+        Some(path) => Some((Signals::watch()?, node.record(path)?)),
+        None => None,
+    };
     let status = node.status();
     let part = if status.leads { ", the leader," } else { "" };
     output::print(&format!(
@@ -60,7 +72,44 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         status.paths.join(", ")
     ))?;
     // Until a signal ends the process. The kernel then closes its links, by which the others know at once.
+    if let Some((signals, recording)) = recording {
+        let signal = signals.wait()?;
+        if let Err(error) = recording.finish() {
+            output::note(&format!("note: {error}"));
+        }
+        signal_hook::low_level::emulate_default_handler(signal).map_err(|error| unwatched(&error))?;
+    }
     loop {
         std::thread::park();
     }
+}
+
+/// The signals that end a process in good order.
+struct Signals {
+    which: Arc<AtomicUsize>,
+    came: UnixStream,
+}
+
+impl Signals {
+    fn watch() -> Result<Signals, Failure> {
+        let which = Arc::new(AtomicUsize::new(0));
+        let (came, tells) = UnixStream::pair().map_err(|error| unwatched(&error))?;
+        for signal in [SIGHUP, SIGINT, SIGTERM] {
+            // Which it was is known before it is told that one came.
+            let known = signal_hook::flag::register_usize(signal, which.clone(), signal.unsigned_abs() as usize);
+            let told = known.and_then(|_| signal_hook::low_level::pipe::register(signal, tells.try_clone()?));
+            told.map_err(|error| unwatched(&error))?;
+        }
+        Ok(Signals { which, came })
+    }
+
+    /// Waits for one of them.
+    fn wait(mut self) -> Result<i32, Failure> {
+        self.came.read_exact(&mut [0]).map_err(|error| unwatched(&error))?;
+        Ok(i32::try_from(self.which.load(Ordering::Acquire)).unwrap_or(SIGTERM))
+    }
+}
+
+fn unwatched(error: &std::io::Error) -> Failure {
+    Failure::Found(format!("failed: cannot wait for signals: {error}"))
 }

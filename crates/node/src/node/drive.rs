@@ -35,6 +35,7 @@ impl Inner {
         let mut brain = lock(&self.brain);
         loop {
             let now = self.now();
+            brain.journal.at(now);
             brain.on_deadline(now);
             let actions: Vec<Action> = std::iter::from_fn(|| brain.poll()).collect();
             if !actions.is_empty() {

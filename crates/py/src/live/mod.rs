@@ -14,6 +14,7 @@ use coorp_cli::policies;
 use coorp_core::tracker::Topics;
 use coorp_core::RobotId;
 use coorp_node::metrics::Metrics;
+use coorp_node::recording::Recording;
 use coorp_node::{Error, Options};
 use pyo3::exceptions::PyTimeoutError;
 use pyo3::prelude::*;
@@ -46,6 +47,7 @@ struct Shared {
     node: Mutex<Option<coorp_node::Node>>,
     closing: Arc<Closing>,
     metrics: Mutex<Option<Metrics>>,
+    recording: Mutex<Option<Recording>>,
     robots: Vec<String>,
     paths: Vec<String>,
 }
@@ -78,8 +80,9 @@ impl Shared {
 
     fn close(&self) {
         self.closing.close();
-        let (node, metrics) = (lock(&self.node).take(), lock(&self.metrics).take());
-        drop((metrics, node));
+        let (recording, metrics) = (lock(&self.recording).take(), lock(&self.metrics).take());
+        let node = lock(&self.node).take();
+        drop((recording, metrics, node));
     }
 }
 
@@ -143,6 +146,7 @@ impl Node {
         let shared = Arc::new(Shared {
             closing: Arc::default(),
             metrics: Mutex::default(),
+            recording: Mutex::default(),
             robots,
             paths: node.status().paths,
             node: Mutex::new(Some(node)),
@@ -226,6 +230,19 @@ impl Node {
         let port = metrics.port();
         *lock(&self.shared.metrics) = Some(metrics);
         Ok(port)
+    }
+
+    fn record(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
+        let recording = py.detach(|| self.shared.with(|node| node.record(&path)))?;
+        *lock(&self.shared.recording) = Some(recording);
+        Ok(())
+    }
+
+    fn stop_recording(&self, py: Python<'_>) -> PyResult<()> {
+        let Some(recording) = lock(&self.shared.recording).take() else {
+            return Ok(());
+        };
+        py.detach(|| recording.finish()).map_err(failed)
     }
 
     fn close(&self, py: Python<'_>) {

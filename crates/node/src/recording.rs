@@ -1,0 +1,429 @@
+//! All that a robot decides, as MCAP: permits, who leads, windows, gates, paths, and its status once a second.
+//!
+//! Each kind is a channel of JSON with its JSON schema, so that Foxglove, the `mcap` libraries and a text editor read it.
+//! A thread takes the brain's journal and writes; the robot never waits for the disk. Every two seconds a chunk is
+//! finished and given to the kernel, so that a process that is killed leaves all up to then. A disk that takes no more
+//! ends the recording, which the log says, and the robot goes on.
+//!
+//! Left out: what messages contain, which a recording of the program's own has; compression, as it is a few kilobytes a
+//! second. MCAP's index is kept in memory until the end: some 5 MB a day.
+
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::io::{BufWriter, ErrorKind};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{channel, Receiver, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration as StdDuration, SystemTime, UNIX_EPOCH};
+
+use coorp_core::permits::Message;
+use coorp_core::{Duration, Instant, RobotId};
+use mcap::records::MessageHeader;
+use mcap::write::NoSeek;
+use mcap::{McapError, WriteOptions, Writer};
+use serde_json::{json, Value};
+
+use crate::journal::{Event, Led};
+use crate::node::{lock, Inner};
+use crate::{status, Error, Node};
+
+/// Between two looks at what was decided.
+const TAKE_EVERY: StdDuration = StdDuration::from_millis(50);
+/// Status is recorded after so many looks, and a chunk is finished.
+const STATUS_LOOKS: u64 = 20;
+const CHUNK_LOOKS: u64 = 40;
+/// A chunk that grows larger is finished earlier, bytes.
+const CHUNK_BYTES: u64 = 4 << 20;
+
+/// A recording under way. Dropped, it is finished.
+#[derive(Debug)]
+pub struct Recording {
+    path: PathBuf,
+    end: Option<Sender<()>>,
+    recorder: Option<JoinHandle<()>>,
+    failed: Arc<Mutex<Option<String>>>,
+}
+
+impl Node {
+    /// Records all that this robot decides into a new MCAP file. One recording at a time.
+    ///
+    /// # Errors
+    /// Where the file is there already or cannot be made, and where this robot is being recorded.
+    pub fn record(&self, path: &Path) -> Result<Recording, Error> {
+        let inner = self.inner();
+        if !inner.tell(|brain, _| brain.begin_journal()) {
+            return Err(Error::Input("this robot is being recorded already".to_owned()));
+        }
+        let begun = Recorder::begin(inner, path).and_then(|recorder| Recording::new(recorder, path));
+        if begun.is_err() {
+            inner.tell(|brain, _| brain.end_journal());
+        }
+        begun
+    }
+}
+
+impl Recording {
+    fn new(mut recorder: Recorder, path: &Path) -> Result<Recording, Error> {
+        let failed: Arc<Mutex<Option<String>>> = Arc::default();
+        let (end, ended) = channel();
+        let (report, shown) = (failed.clone(), path.to_owned());
+        let thread = std::thread::Builder::new().name("coorp-record".to_owned());
+        let thread = thread.spawn(move || {
+            let outcome = recorder.run(&ended);
+            if let Some(inner) = recorder.node.upgrade() {
+                inner.tell(|brain, _| brain.end_journal());
+            }
+            if let Err(error) = outcome.and_then(|()| recorder.finish()) {
+                let text = format!("the recording {} ends here: {}", shown.display(), plain(&error));
+                tracing::error!("{text}; the robot goes on");
+                *lock(&report) = Some(text);
+            }
+        });
+        Ok(Recording {
+            path: path.to_owned(),
+            end: Some(end),
+            recorder: Some(thread.map_err(|error| Error::Failed(format!("cannot start a thread: {error}")))?),
+            failed,
+        })
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Why it has ended by itself, if it has.
+    pub fn failed(&self) -> Option<String> {
+        lock(&self.failed).clone()
+    }
+
+    /// Ends it, with its index.
+    ///
+    /// # Errors
+    /// Where not all could be written.
+    pub fn finish(mut self) -> Result<(), Error> {
+        self.end();
+        self.failed().map_or(Ok(()), |text| Err(Error::Failed(text)))
+    }
+
+    fn end(&mut self) {
+        drop(self.end.take());
+        if let Some(recorder) = self.recorder.take() {
+            let _ = recorder.join();
+        }
+    }
+}
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// What went wrong, without the library's words around it.
+fn plain(error: &McapError) -> String {
+    match error {
+        McapError::Io(error) => error.to_string(),
+        other => other.to_string(),
+    }
+}
+
+/// The channels, in this order.
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Permits,
+    Leader,
+    Window,
+    Gate,
+    Paths,
+    Status,
+}
+
+impl Kind {
+    const ALL: [Kind; 6] = [
+        Kind::Permits,
+        Kind::Leader,
+        Kind::Window,
+        Kind::Gate,
+        Kind::Paths,
+        Kind::Status,
+    ];
+
+    fn topic(self) -> &'static str {
+        match self {
+            Kind::Permits => "/coorp/permits",
+            Kind::Leader => "/coorp/leader",
+            Kind::Window => "/coorp/window",
+            Kind::Gate => "/coorp/gate",
+            Kind::Paths => "/coorp/paths",
+            Kind::Status => "/coorp/status",
+        }
+    }
+
+    /// The schema of its messages.
+    fn schema(self) -> Value {
+        let (text, number, truth) = (
+            json!({"type": "string"}),
+            json!({"type": "number"}),
+            json!({"type": "boolean"}),
+        );
+        let (about, properties) = match self {
+            Kind::Permits => (
+                "What is said about permits, as this robot says or hears it, and since when it may send bulk",
+                json!({
+                    "event": {"enum": ["request", "grant", "renew", "release", "refuse", "permitted", "not-permitted"]},
+                    "from": text, "to": text, "leader": text, "round": number, "token": number, "request": number,
+                    "slice_ms": number, "retry_after_ms": number,
+                }),
+            ),
+            Kind::Leader => (
+                "Who leads, as this robot decides or learns it",
+                json!({
+                    "event": {"enum": ["leads", "follows", "deposed"]},
+                    "leader": text, "round": number, "incarnation": number,
+                }),
+            ),
+            Kind::Window => (
+                "The window that bulk is kept out of, from the message's time; without both there is none",
+                json!({"starts_in_us": number, "length_us": number}),
+            ),
+            Kind::Gate => (
+                "The gate of a path opens or closes; `skipped` changes before this one are left out",
+                json!({
+                    "path": text, "open": truth, "why": {"enum": ["window", "backlog"]}, "in_flight": number,
+                    "skipped": number,
+                }),
+            ),
+            Kind::Paths => (
+                "What a path to another robot is and carries from now on, where there is a choice of paths",
+                json!({
+                    "to": text, "path": text, "state": {"enum": ["Resting", "Alive", "Dead"]},
+                    "carries": {"enum": ["Nothing", "Original", "Duplicate"]}, "bulk": truth,
+                    "round_trip_us": {"type": ["number", "null"]}, "failures": number,
+                }),
+            ),
+            Kind::Status => (
+                "The robot as `coorp watch` shows it; `lost_decisions` came too fast to be recorded",
+                json!({"robot": text, "leads": truth, "permit": text, "lost_decisions": number}),
+            ),
+        };
+        json!({"title": self.topic(), "description": about, "type": "object", "properties": properties})
+    }
+}
+
+struct Recorder {
+    node: Weak<Inner>,
+    writer: Writer<NoSeek<BufWriter<File>>>,
+    channels: Vec<u16>,
+    sequences: Vec<u32>,
+    /// What the robot's clock and Unix time were at the beginning: a clock that is set meanwhile does not tear it.
+    began: (Instant, u64),
+    lost: u64,
+    /// The paths where there is a choice, as they were recorded last.
+    paths: Vec<status::Path>,
+}
+
+impl Recorder {
+    fn begin(inner: &Arc<Inner>, path: &Path) -> Result<Recorder, Error> {
+        let file = open(path)?;
+        let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let began = (inner.now(), u64::try_from(since_epoch.as_nanos()).unwrap_or(u64::MAX));
+        let failed =
+            |error: McapError| Error::Failed(format!("cannot record to {}: {}", path.display(), plain(&error)));
+        // Chunks are put together in memory: a file never holds half of one's length.
+        let options = WriteOptions::new()
+            .compression(None)
+            .chunk_size(Some(CHUNK_BYTES))
+            .disable_seeking(true)
+            .emit_message_indexes(false)
+            .library(concat!("coorp ", env!("CARGO_PKG_VERSION")));
+        let mut writer = options.create(NoSeek::new(BufWriter::new(file))).map_err(failed)?;
+        let mut channels = Vec::with_capacity(Kind::ALL.len());
+        let about = BTreeMap::from([
+            ("team".to_owned(), inner.team.name.clone()),
+            ("robot".to_owned(), inner.name().to_owned()),
+        ]);
+        for kind in Kind::ALL {
+            let schema = writer.add_schema(kind.topic(), "jsonschema", kind.schema().to_string().as_bytes());
+            let schema = schema.map_err(failed)?;
+            let channel = writer.add_channel(schema, kind.topic(), "json", &about);
+            channels.push(channel.map_err(failed)?);
+        }
+        Ok(Recorder {
+            node: Arc::downgrade(inner),
+            writer,
+            sequences: vec![0; channels.len()],
+            channels,
+            began,
+            lost: 0,
+            paths: Vec::new(),
+        })
+    }
+
+    /// Records until it is ended, or the node is gone.
+    fn run(&mut self, ended: &Receiver<()>) -> Result<(), McapError> {
+        let mut last = false;
+        for look in 0u64.. {
+            let Some(inner) = self.node.upgrade() else {
+                return Ok(());
+            };
+            let (events, lost) = inner.tell(|brain, _| brain.take_journal());
+            self.lost += lost;
+            for (at, event) in &events {
+                let (kind, value) = said(&inner, *at, event);
+                self.write(kind, *at, &value)?;
+            }
+            self.paths(&inner)?;
+            if look % STATUS_LOOKS == 0 {
+                self.status(&inner)?;
+            }
+            if look % CHUNK_LOOKS == 0 {
+                self.writer.flush()?;
+            }
+            drop(inner);
+            if last {
+                return Ok(());
+            }
+            // What was decided until it was ended belongs to it: one more look.
+            last = ended.recv_timeout(TAKE_EVERY) != Err(RecvTimeoutError::Timeout);
+        }
+        Ok(())
+    }
+
+    /// The index.
+    fn finish(&mut self) -> Result<(), McapError> {
+        self.writer.finish().map(drop)
+    }
+
+    fn status(&mut self, inner: &Inner) -> Result<(), McapError> {
+        let at = inner.now();
+        let mut status = serde_json::to_value(inner.status()).unwrap_or_default();
+        status["lost_decisions"] = self.lost.into();
+        self.write(Kind::Status, at, &status)
+    }
+
+    /// Those paths whose part has changed since the last look.
+    fn paths(&mut self, inner: &Inner) -> Result<(), McapError> {
+        let (now, paths) = inner.ask(|brain, now| (now, brain.paths(now)));
+        let part = |path: &status::Path| (path.to, path.path, path.state, path.carries, path.bulk);
+        for path in &paths {
+            if self.paths.iter().any(|known| part(known) == part(path)) {
+                continue;
+            }
+            let place = usize::try_from(path.path).unwrap_or(usize::MAX);
+            let value = json!({
+                "to": inner.name_of(RobotId(path.to)), "path": inner.path_name(place), "state": path.state,
+                "carries": path.carries, "bulk": path.bulk, "round_trip_us": path.round_trip_us,
+                "failures": f64::from(path.failures_ppm) / 1e6,
+            });
+            self.write(Kind::Paths, now, &value)?;
+        }
+        self.paths = paths;
+        Ok(())
+    }
+
+    fn write(&mut self, kind: Kind, at: Instant, value: &Value) -> Result<(), McapError> {
+        let place = kind as usize;
+        let (began, unix_ns) = self.began;
+        let time = unix_ns.saturating_add(at.since(began).as_nanos());
+        let header = MessageHeader {
+            channel_id: self.channels[place],
+            sequence: self.sequences[place],
+            log_time: time,
+            publish_time: time,
+        };
+        self.sequences[place] = self.sequences[place].wrapping_add(1);
+        self.writer
+            .write_to_known_channel(&header, value.to_string().as_bytes())
+    }
+}
+
+/// A new file; or what is no file but can be written to, such as a pipe.
+fn open(path: &Path) -> Result<File, Error> {
+    match OpenOptions::new().write(true).create_new(true).open(path) {
+        Ok(file) => Ok(file),
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+            if path.is_file() {
+                return Err(Error::Input(format!(
+                    "{} is there already, and no recording is written over: move it, or name another file",
+                    path.display()
+                )));
+            }
+            let opened = OpenOptions::new().write(true).open(path);
+            opened.map_err(|error| Error::at("record to", path, &error))
+        }
+        Err(error) => Err(Error::at("record to", path, &error)),
+    }
+}
+
+/// A decision as its channel has it.
+fn said(inner: &Inner, at: Instant, event: &Event) -> (Kind, Value) {
+    let name = |robot: RobotId| inner.name_of(robot);
+    match event {
+        Event::Said {
+            from,
+            to,
+            epoch,
+            message,
+        } => {
+            let mut value = permit(message);
+            value["from"] = name(*from).into();
+            value["to"] = name(*to).into();
+            value["leader"] = name(epoch.robot).into();
+            value["round"] = epoch.round.into();
+            (Kind::Permits, value)
+        }
+        Event::Permitted(permitted) => {
+            let event = if *permitted { "permitted" } else { "not-permitted" };
+            (Kind::Permits, json!({"event": event, "from": inner.name()}))
+        }
+        Event::Led(led, epoch) => {
+            let event = match led {
+                Led::Leads => "leads",
+                Led::Follows => "follows",
+                Led::Deposed => "deposed",
+            };
+            let leader = name(epoch.robot);
+            let value = json!({
+                "event": event, "leader": leader, "round": epoch.round, "incarnation": epoch.incarnation,
+            });
+            (Kind::Leader, value)
+        }
+        Event::Window(None) => (Kind::Window, json!({})),
+        Event::Window(Some(window)) => {
+            let until = micros(window.start.since(at)) - micros(at.since(window.start));
+            let length = micros(window.end.since(window.start));
+            (Kind::Window, json!({"starts_in_us": until, "length_us": length}))
+        }
+        Event::Gate(gate) => {
+            let why = if gate.for_window { "window" } else { "backlog" };
+            let path = inner.path_name(gate.path);
+            let mut value = json!({
+                "path": path, "open": gate.open, "in_flight": gate.in_flight, "skipped": gate.skipped,
+            });
+            if !gate.open {
+                value["why"] = why.into();
+            }
+            (Kind::Gate, value)
+        }
+    }
+}
+
+fn permit(message: &Message) -> Value {
+    match message {
+        Message::Request { request, .. } => json!({"event": "request", "request": request.0}),
+        Message::Grant {
+            request, token, slice, ..
+        } => json!({"event": "grant", "request": request.0, "token": token.0, "slice_ms": slice.as_secs_f64() * 1e3}),
+        Message::Release { token } => json!({"event": "release", "token": token.0}),
+        Message::Renew { token, .. } => json!({"event": "renew", "token": token.0}),
+        Message::Refuse { request, retry_after } => {
+            json!({"event": "refuse", "request": request.0, "retry_after_ms": retry_after.as_secs_f64() * 1e3})
+        }
+    }
+}
+
+fn micros(span: Duration) -> f64 {
+    span.as_nanos() as f64 / 1e3
+}
