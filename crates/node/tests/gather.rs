@@ -82,8 +82,7 @@ fn table(lead: &mut Robot, robots: &mut [&mut Robot], text: &str, expected: &str
     panic!("the table is '{said}', not '{expected}'");
 }
 
-fn robots_come_and_go(topics: &str) {
-    let fleet = Fleet::new(&["lead", "one", "two"], "");
+fn robots_come_and_go(fleet: &Fleet, topics: &str) {
     let (mut lead, mut one) = (fleet.robot("lead"), fleet.robot("one"));
     one.say("publish pose");
     assert_eq!(lead.say(&format!("gather pose {topics}")), "ok");
@@ -119,12 +118,17 @@ fn robots_come_and_go(topics: &str) {
 
 #[test]
 fn robots_with_topics_of_their_own_come_and_go() {
-    robots_come_and_go("own");
+    robots_come_and_go(&Fleet::new(&["lead", "one", "two"], ""), "own");
 }
 
 #[test]
 fn robots_that_share_a_topic_come_and_go() {
-    robots_come_and_go("shared");
+    robots_come_and_go(&Fleet::new(&["lead", "one", "two"], ""), "shared");
+}
+
+#[test]
+fn robots_with_a_choice_of_paths_come_and_go() {
+    robots_come_and_go(&Fleet::with_two_paths(&["lead", "one", "two"]), "shared");
 }
 
 #[test]

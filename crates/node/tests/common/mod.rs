@@ -40,6 +40,12 @@ impl Fleet {
         Fleet::with(robots, network, more)
     }
 
+    /// The same, with two paths between any two robots.
+    pub fn with_two_paths(robots: &[&str]) -> Fleet {
+        let network = |_| format!("addresses = [\"127.0.0.1\", \"127.0.0.2\"]\nport = {}\n", free_ports());
+        Fleet::with(robots, network, "")
+    }
+
     /// A team that has to find each other, on machines of their own.
     pub fn without_addresses(robots: &[&str]) -> Fleet {
         Fleet::with(robots, |_| String::new(), "")
