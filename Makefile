@@ -46,7 +46,7 @@ lab:
 	bash .ci/packages
 	cargo test --locked -p coorp-node --lib -- --nocapture in_the_lab
 
-studies: $(VENV)/ready build
+studies: package build
 	@set -e; for study in $(STUDIES); do echo "== $$study"; $(PYTHON) $$study; done
 
 lint: package
