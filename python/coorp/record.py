@@ -18,7 +18,7 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -35,7 +35,7 @@ except ModuleNotFoundError as missing:
         name=missing.name,
     ) from missing
 
-__all__ = ["Recorder", "RecordingError"]
+__all__ = ["Recorder", "RecordingError", "topic_names"]
 
 _RULE = "=" * 80
 _TIME = f"{_RULE}\nMSG: builtin_interfaces/Time\nint32 sec\nuint32 nanosec\n"
@@ -176,13 +176,7 @@ class Recorder:
         known = self._robots.get(robot)
         if known is not None:
             return known
-        name = f"robot_{robot}" if isinstance(robot, int) else re.sub(r"\W", "_", robot, flags=re.ASCII)
-        if not re.match(r"[A-Za-z_]", name):
-            raise ValueError(f"'{robot}' is no robot's name: it begins with a letter, as in 'robot_1'")
-        if name in self._robots.values():
-            other = next(other for other, taken in self._robots.items() if taken == name)
-            raise ValueError(f"robots {robot!r} and {other!r} would both be recorded as '/{name}'; rename one")
-        self._robots[robot] = name
+        name = self._robots[robot] = _topic_name(robot, self._robots)
         return name
 
     def _add(self, topic: str, schema: str, at_ns: int, message: dict[str, Any], payload_bytes: int = 0) -> None:
@@ -211,6 +205,24 @@ class Recorder:
             except OSError as error:
                 self._failure = _told(self._path, error)
                 raise self._failure from error
+
+
+def topic_names(robots: Sequence[str | int]) -> dict[str | int, str]:
+    """What each of these robots is called in a recording; ValueError where that cannot be."""
+    names: dict[str | int, str] = {}
+    for robot in robots:
+        names[robot] = _topic_name(robot, names)
+    return names
+
+
+def _topic_name(robot: str | int, known: Mapping[str | int, str]) -> str:
+    name = f"robot_{robot}" if isinstance(robot, int) else re.sub(r"\W", "_", robot, flags=re.ASCII)
+    if not re.match(r"[A-Za-z_]", name):
+        raise ValueError(f"'{robot}' is no robot's name: it begins with a letter, as in 'robot_1'")
+    for other, taken in known.items():
+        if taken == name and other != robot:
+            raise ValueError(f"robots {robot!r} and {other!r} would both be recorded as '/{name}'; rename one")
+    return name
 
 
 @contextlib.contextmanager

@@ -400,3 +400,11 @@ def test_what_cannot_be_recorded_is_refused(tmp_path: Path) -> None:
             with pytest.raises(ValueError, match="no robot's name"):
                 recorder.pose(robot, 0.0, 0.0, 0.0, 0.0)
     assert len(messages(tmp_path / "run.mcap")) == 1
+
+
+def test_names_can_be_tried_before_there_is_a_file() -> None:
+    assert record.topic_names(["robot-1", "b", 2]) == {"robot-1": "robot_1", "b": "b", 2: "robot_2"}
+    with pytest.raises(ValueError, match="would both be recorded as '/a_b'"):
+        record.topic_names(["a-b", "a.b"])
+    with pytest.raises(ValueError, match="no robot's name"):
+        record.topic_names(["1st"])
