@@ -36,19 +36,21 @@ def main() -> None:
     learner = Learner(control, session.team, Hyper())
     run = Cosim(session, env, control, learner, seed=options.seed)
 
-    seconds = round(60 * options.minutes)
+    seconds = max(1, round(60 * options.minutes))
     for minute in range(0, seconds, 60):
-        run.run(min(minute + 60, seconds))
+        until = min(minute + 60, seconds)
+        run.run(until)
         history = run.history
         before = history.reward[minute - 1] if minute else 0.0
-        gained = (history.reward[-1] - before) / (60 * len(session.team.robots))
+        gained = (history.reward[-1] - before) / ((until - minute) * len(session.team.robots))
         print(
             f"{run.now_s / 60:5.1f} min   reward per robot and second {gained:6.3f}   "
             f"collisions {history.collisions[-1]:4}   arrivals {history.arrivals[-1]:4}   "
             f"epochs {len(history.epochs_s)}"
         )
     result = session.result()
-    print(f"violation rate {result.violation_rate:.3f}, bulk {result.bulk_mbps:.1f} Mbit/s")
+    # Bulk begins to flow when the first batch is full, and before the first loop ends nothing is late.
+    print(f"violation rate {result.violation_rate or 0:.3f}, bulk {result.bulk_mbps or 0:.1f} Mbit/s")
 
 
 if __name__ == "__main__":

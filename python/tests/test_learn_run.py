@@ -389,6 +389,19 @@ def test_the_shipped_policy_knows_the_easier_environment() -> None:
     assert tally.arrivals.sum() > 1.5 * (tally.collisions.sum() + tally.timeouts.sum())
 
 
+def test_the_example_can_be_short() -> None:
+    example = Path(__file__).parents[2] / "examples" / "train_navigation.py"
+    for minutes in ("0", "0.1"):
+        got = subprocess.run(
+            [sys.executable, str(example), "--minutes", minutes], capture_output=True, text=True, check=False, timeout=60
+        )
+        assert got.returncode == 0, got.stderr
+        assert "bulk 0.0 Mbit/s" in got.stdout
+    # Robots that collide are rewarded with some -40 a second here; over a whole minute it would be a tenth of that.
+    reward = float(got.stdout.split("per robot and second")[1].split()[0])
+    assert reward < -10
+
+
 def test_intervals_are_those_of_the_tables() -> None:
     # Garwood's exact limits for 0, 10 and 100 events; Wilson's for 10 of 100.
     for count, low, high in ((0, 0.0, 3.689), (10, 4.795, 18.39), (100, 81.36, 121.63)):
