@@ -242,8 +242,17 @@ def test_bad_checkpoints_are_told_apart(tmp_path: Path, model: Path) -> None:
         with pytest.raises(CheckpointError, match="truncated or no file"):
             checkpoint.load(bad)
     torch.save({"kind": checkpoint.KIND, "version": 99, "content": {}}, bad)
-    with pytest.raises(CheckpointError, match="of version 99, and this coorp reads version 1"):
+    with pytest.raises(CheckpointError, match="of version 99, and this coorp reads version 2"):
         checkpoint.load(bad)
+    with pytest.raises(CheckpointError, match="a model of version 99, and this coorp reads version 1"):
+        torch.save({"kind": checkpoint.KIND, "version": 99, "content": torch.load(model)["content"]}, bad)
+        checkpoint.load_model(bad, fit.SHAPE)
+    torch.save({"kind": checkpoint.KIND, "version": 1, "content": {}}, bad)
+    with pytest.raises(CheckpointError, match="of version 1, from before each robot had its own optimiser"):
+        checkpoint.load(bad)
+    checkpoint.save(bad, {"setting": {}})
+    with pytest.raises(CheckpointError, match="holds no model; give the model.pt of a run"):
+        checkpoint.load_model(bad, fit.SHAPE)
     torch.save([1, 2, 3], bad)
     with pytest.raises(CheckpointError, match="no file of `coorp learn`"):
         checkpoint.load(bad)

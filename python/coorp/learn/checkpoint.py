@@ -22,7 +22,10 @@ from coorp.learn.errors import Mend
 from coorp.learn.network import Network, Shape
 
 KIND = "coorp learn"
-VERSION = 1
+VERSION = 2
+"""Of a run's checkpoint. In 1 the leader had the only optimiser."""
+MODEL_VERSION = 1
+"""Of a file of weights, such as the one that ships."""
 _ARRAY = "numpy array"
 
 
@@ -30,10 +33,10 @@ class CheckpointError(Mend):
     """A checkpoint or model file cannot be used; the text says why and what to do."""
 
 
-def save(path: Path, content: dict[str, Any]) -> None:
+def save(path: Path, content: dict[str, Any], version: int = VERSION) -> None:
     """Writes `content` (tensors, arrays, numbers, text and containers of them) so that `path` is never half written."""
     whole = io.BytesIO()
-    torch.save({"kind": KIND, "version": VERSION, "content": _pack(content)}, whole)
+    torch.save({"kind": KIND, "version": version, "content": _pack(content)}, whole)
     beside = path.with_name(path.name + ".part")
     try:
         with beside.open("wb") as file:
@@ -46,37 +49,53 @@ def save(path: Path, content: dict[str, Any]) -> None:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Reads what `save` wrote; a file that is missing, truncated, foreign or of another version raises."""
+    """Reads a checkpoint that `save` wrote; one that is missing, truncated, foreign or of another version raises."""
+    anew = "give another --out, or --overwrite to start anew"
+    version, content = _read(path, anew)
+    if version == 1:
+        raise CheckpointError(
+            f"{path} is of version 1, from before each robot had its own optimiser, and cannot be gone on from; {anew}"
+        )
+    if version != VERSION:
+        raise CheckpointError(
+            f"{path} is of version {version}, and this coorp reads version {VERSION}; "
+            f"go on with the coorp that wrote it, or {anew}"
+        )
+    return content
+
+
+def _read(path: Path, mend: str) -> tuple[object, dict[str, Any]]:
+    """A file's version and content; `mend` is what to do where it has none."""
     try:
         with path.open("rb") as file:
             whole = torch.load(file, map_location="cpu", weights_only=True)
     except FileNotFoundError:
-        raise CheckpointError(f"there is no file {path}; check the path, or start without it") from None
+        raise CheckpointError(f"there is no file {path}; {mend}") from None
+    except OSError as problem:
+        raise CheckpointError(f"{path} cannot be read: {problem.strerror or problem}; {mend}") from problem
     except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError, KeyError, IndexError) as problem:
-        raise CheckpointError(
-            f"{path} is truncated or no file of `coorp learn`; delete it and start anew, or give another one"
-        ) from problem
+        raise CheckpointError(f"{path} is truncated or no file of `coorp learn`; {mend}") from problem
     if not isinstance(whole, dict) or whole.get("kind") != KIND or not isinstance(whole.get("content"), dict):
-        raise CheckpointError(f"{path} is no file of `coorp learn`; give one that it wrote")
-    if whole.get("version") != VERSION:
-        raise CheckpointError(
-            f"{path} is of version {whole.get('version')}, and this coorp reads version {VERSION}; "
-            "go on with the coorp that wrote it, or start anew"
-        )
-    return _unpack(whole["content"])
+        raise CheckpointError(f"{path} is no file of `coorp learn`; {mend}")
+    return whole.get("version"), _unpack(whole["content"])
 
 
 def save_model(path: Path, network: Network, made_by: str) -> None:
     """Writes weights alone, with the command that made them."""
-    save(path, {"shape": dict(network.shape), "weights": network.state_dict(), "made_by": made_by})
+    save(path, {"shape": dict(network.shape), "weights": network.state_dict(), "made_by": made_by}, MODEL_VERSION)
 
 
 def load_model(path: Path, shape: Shape) -> Network:
     """A network with the weights of a file, which must fit this environment's observations and actions."""
-    content = load(path)
+    version, content = _read(path, "give --model the model.pt of a run, or leave it out")
     found, weights = content.get("shape"), content.get("weights")
     if not isinstance(found, dict) or not isinstance(weights, dict):
         raise CheckpointError(f"{path} holds no model; give the model.pt of a run, not its checkpoint")
+    if version != MODEL_VERSION:
+        raise CheckpointError(
+            f"{path} is a model of version {version}, and this coorp reads version {MODEL_VERSION}; "
+            "drive it with the coorp that wrote it"
+        )
     if found != shape:
         raise CheckpointError(
             f"{path} has another shape: it takes {found.get('vector')} numbers a robot and gives "
