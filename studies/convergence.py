@@ -100,7 +100,9 @@ class Job:
 
     @property
     def name(self) -> str:
-        return self.policy if self.policy == NO_BULK else f"{self.policy}-{self.sync}"
+        if self.policy == NO_BULK:
+            return self.policy
+        return f"{self.policy}-{self.sync}{'-frozen' if self.frozen else ''}"
 
     @property
     def folder(self) -> Path:
@@ -138,6 +140,7 @@ def run(job: Job) -> Run:
     """Runs it."""
     command = [sys.executable, "-m", "coorp", "learn", str(TEAM), "--policy", job.policy, "--seed", str(job.seed)]
     command += ["--minutes", str(job.minutes), "--out", str(job.out), "--sync", job.sync, "--no-gif", "--no-report"]
+    command.append("--overwrite")
     if job.frozen:
         command.append("--frozen")
     if job.learner is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import json
 import signal
 import subprocess
@@ -24,11 +25,11 @@ from coorp.learn import checkpoint, fit, ppo  # noqa: E402
 from coorp.learn.checkpoint import CheckpointError  # noqa: E402
 from coorp.learn.cosim import Cosim  # noqa: E402
 from coorp.learn.learner import Learner  # noqa: E402
-from coorp.learn.main import main  # noqa: E402
+from coorp.learn.main import _about_disk, _parser, main  # noqa: E402
 from coorp.learn.network import Network, flat  # noqa: E402
 from coorp.learn.outcome import History, Outcome, poisson_interval, share_interval  # noqa: E402
 from coorp.learn.ppo import Batch, Hyper, Optimiser, Transitions  # noqa: E402
-from coorp.learn.run import Plan  # noqa: E402
+from coorp.learn.run import Plan, plan  # noqa: E402
 
 TEAM = """
 [[robot]]
@@ -251,7 +252,7 @@ def test_bad_checkpoints_are_told_apart(tmp_path: Path, model: Path) -> None:
     with pytest.raises(CheckpointError, match="of version 1, from before each robot had its own optimiser"):
         checkpoint.load(bad)
     checkpoint.save(bad, {"setting": {}})
-    with pytest.raises(CheckpointError, match="holds no model; give the model.pt of a run"):
+    with pytest.raises(CheckpointError, match="holds no model; give"):
         checkpoint.load_model(bad, fit.SHAPE)
     torch.save([1, 2, 3], bad)
     with pytest.raises(CheckpointError, match="no file of `coorp learn`"):
@@ -339,6 +340,180 @@ def test_bad_input_says_what_to_do(
     assert "Traceback" not in said
 
 
+def learn(team: Path, model: Path, out: Path, *more: str) -> int:
+    usual = ["--minutes", "0.05", "--model", str(model), "--out", str(out), "--no-gif", "--no-report"]
+    return main([str(team), *usual, *more])
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(each.relative_to(folder)): each.read_bytes() for each in folder.rglob("*") if each.is_file()}
+
+
+def test_learnt_weights_can_be_driven_where_they_were_learnt(
+    team: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "runs"
+    assert learn(team, model, out) == 0
+    before = files(out)
+    learnt = out / "small-seed1" / "coorp-bsp" / "model.pt"
+    assert learn(team, learnt, out, "--frozen") == 0
+    after = files(out)
+    assert {name: after[name] for name in before} == before
+    outcome = Outcome.load(out / "small-seed1" / "coorp-bsp-frozen" / "outcome.json")
+    assert outcome.frozen and outcome.name == "coorp-bsp-frozen"
+    assert learn(team, learnt, out, "--policy", "edca,coorp", "--overwrite") == 2
+    assert "which this run writes to; copy it elsewhere first" in capsys.readouterr().err
+    assert files(out) == after
+
+
+def test_weights_that_change_during_a_run_are_not_its_own(team: Path, model: Path, tmp_path: Path) -> None:
+    """And neither is a team file: a run is made from what there was when it was planned."""
+    untouched = planned(team, model, tmp_path / "untouched", seconds=3)
+    untouched.run(lambda second, note: True)
+    options = _parser().parse_args(
+        [str(team), "--sync", "ssp,bsp", "--staleness", "1", "--minutes", "0.05", "--model", str(model), "--no-gif"]
+    )
+    first, second = plan(options, ["coorp"], ["ssp", "bsp"], tmp_path / "touched")
+
+    def touch(_second: int, _note: str) -> bool:
+        team.write_text("no team any more", encoding="utf-8")
+        model.write_bytes(b"no model any more")
+        return True
+
+    assert first.run(touch) and second.run(touch)
+    assert first.outcome() == untouched.outcome()
+    assert second.outcome().setting["team file"] == first.outcome().setting["team file"]
+    assert torch.equal(weights(first.folder), weights(untouched.folder))
+
+
+def test_a_repeated_command_leaves_what_there_is(
+    team: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "runs"
+    folder = out / "small-seed1" / "coorp-bsp"
+    assert learn(team, model, out) == 0
+    mine = ("runway.mcap", "run-mine.mcap", "notes.txt")
+    for name in mine:
+        (folder / name).write_text("not the run's", encoding="utf-8")
+    before = files(out)
+    assert learn(team, model, out) == 2
+    said = capsys.readouterr().err
+    assert "coorp-bsp has checkpoint.pt, model.pt, outcome.json of an earlier run" in said
+    assert "--resume" in said and "another --out" in said and "--overwrite" in said
+    (folder / "outcome.json").unlink()
+    assert learn(team, model, out, "--policy", "edca,coorp") == 2, "unfinished, and not the first"
+    assert not (out / "small-seed1" / "edca-bsp").exists()
+    (folder / "run-from-2s.mcap").write_text("the run's", encoding="utf-8")
+    assert learn(team, model, out, "--overwrite") == 0
+    after = files(out)
+    assert set(after) == set(before)
+    assert all((folder / name).read_text(encoding="utf-8") == "not the run's" for name in mine)
+    (folder / "checkpoint.pt").unlink()
+    assert learn(team, model, out, "--resume", "--seed", "1", "--minutes", "0.1") == 2
+    assert "no checkpoint to go on from" in capsys.readouterr().err
+    assert "outcome.json" in {each.name for each in folder.iterdir()}
+
+
+def test_what_differs_is_named_and_nothing_else(team: Path, model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    planned(team, model, folder, seconds=2).run(lambda second, note: True)
+    content = checkpoint.load(folder / "checkpoint.pt")
+    assert content["setting"]["coorp"] == coorp.__version__
+    content["setting"] |= {"coorp": "0.0.1", "hyper-parameters": "another", "environment": "another"}
+    checkpoint.save(folder / "checkpoint.pt", content)
+    outcome = json.loads((folder / "outcome.json").read_text(encoding="utf-8"))
+    outcome["setting"] = content["setting"]
+    (folder / "outcome.json").write_text(json.dumps(outcome), encoding="utf-8")
+    with pytest.raises(CheckpointError) as told:
+        planned(team, model, folder, seconds=2, resume=True).run(lambda second, note: True)
+    assert (
+        f"of a run with another coorp: 0.0.1 then, {coorp.__version__} now, another hyper-parameters, "
+        "another environment; give the same" in str(told.value)
+    )
+
+
+def test_a_recording_that_was_not_made_is_not_passed_over(
+    team: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("mcap_ros2")
+    assert learn(team, model, tmp_path / "runs") == 0
+    assert learn(team, model, tmp_path / "runs", "--resume", "--mcap") == 2
+    assert "is done and was not recorded; leave out --mcap" in capsys.readouterr().err
+    assert learn(team, model, tmp_path / "runs", "--overwrite", "--mcap") == 0
+    assert learn(team, model, tmp_path / "runs", "--resume", "--mcap") == 0
+
+
+@pytest.mark.parametrize(
+    ("names", "more", "message"),
+    [
+        ([f"r{i}" for i in range(65)], [], "does not fit the environment: there can be 1 to 64 robots, not 65"),
+        (["a-b", "a.b"], ["--mcap"], "would both be recorded as '/a_b'; rename one; or leave out --mcap"),
+        (["x", "1st"], ["--mcap"], "'1st' is no robot's name"),
+    ],
+)
+def test_a_team_that_cannot_be_driven_or_recorded_is_told_before_anything_is_cleared(
+    team: Path,
+    model: Path,
+    tmp_path: Path,
+    names: list[str],
+    more: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("mcap_ros2")
+    assert learn(team, model, tmp_path / "runs") == 0
+    before = files(tmp_path / "runs")
+    robots = "".join(f'[[robot]]\nname = "{name}"\n{"leader = true" * (name == names[0])}\n' for name in names)
+    team.write_text(robots + TEAM[TEAM.index("[air]") :], encoding="utf-8")
+    assert learn(team, model, tmp_path / "runs", "--overwrite", *more) == 2
+    assert message in capsys.readouterr().err
+    assert files(tmp_path / "runs") == before
+
+
+def test_a_batch_beyond_memory_is_told(
+    team: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    team.write_text(TEAM.replace("batch_loops = 20", "batch_loops = 200_000"), encoding="utf-8")
+    assert learn(team, model, tmp_path / "runs") == 2
+    assert "6.9 GiB of images, and 4 GiB can be learnt from; give at most 116508" in capsys.readouterr().err
+    assert learn(team, model, tmp_path / "runs", "--frozen") == 0, "nothing is kept"
+
+
+def test_what_is_no_model_is_left_to_its_owner(team: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text("# Read me", encoding="utf-8")
+    for path, message in ((readme, "no file of `coorp learn`"), (tmp_path, "cannot be read: Is a directory")):
+        assert learn(team, path, tmp_path / "runs") == 2
+        said = capsys.readouterr().err
+        assert message in said and "give --model the model.pt of a run" in said
+        assert "delete" not in said and "--out" not in said
+
+
+def test_a_disk_that_takes_no_recording_still_takes_a_checkpoint(team: Path, model: Path, tmp_path: Path) -> None:
+    """Both are on one disk; here it is files of more than 3 MB that it does not take."""
+    pytest.importorskip("mcap_ros2")
+    out = tmp_path / "runs"
+    limited = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (3_000_000, 3_000_000)); "
+        "from coorp.learn.main import main; sys.exit(main(sys.argv[1:]))"
+    )
+    arguments = [str(team), "--model", str(model), "--frozen", "--out", str(out), "--no-gif", "--no-report", "--mcap"]
+    command = [sys.executable, "-c", limited, *arguments, "--minutes", "1000"]
+    got = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
+    assert got.returncode == 2
+    assert "cannot write the recording" in got.stderr and "without --mcap unrecorded" in got.stderr
+    folder = out / "small-seed1" / "coorp-bsp-frozen"
+    saved = checkpoint.load(folder / "checkpoint.pt")["cosim"]["now_s"]
+    assert f"saved up to {saved / 60:.3g} minutes" in got.stderr
+    minutes = str((saved + 2) / 60)
+    assert main([*arguments[:-1], "--minutes", minutes, "--resume"]) == 0
+
+
+def test_a_full_disk_is_told_with_what_works(tmp_path: Path) -> None:
+    told = _about_disk(OSError(errno.ENOSPC, "No space left on device"), tmp_path)
+    assert "make some there, then the same command with --resume" in told and "another --out" not in told
+
+
 def test_a_team_that_does_not_learn_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "team.toml"
     path.write_text(TEAM[: TEAM.index("[learning]")].replace('training = "150ms"', ""), encoding="utf-8")
@@ -357,19 +532,50 @@ def test_without_torch_it_says_what_to_install(team: Path) -> None:
     assert "needs the Python package 'torch'" in got.stderr and "pip install" in got.stderr
 
 
-def test_ctrl_c_saves_and_says_how_to_go_on(team: Path, model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_saves_and_says_how_to_go_on(team: Path, model: Path, tmp_path: Path, number: int) -> None:
     out = tmp_path / "runs"
     command = [sys.executable, "-m", "coorp", "learn", str(team), "--model", str(model), "--out", str(out)]
-    run = subprocess.Popen([*command, "--minutes", "1000"], stderr=subprocess.PIPE, text=True)
+    run = subprocess.Popen([*command, "--minutes", "1000", "--overwrite"], stderr=subprocess.PIPE, text=True)
     checkpoint_file = out / "small-seed1" / "coorp-bsp" / "checkpoint.pt"
     deadline = time.monotonic() + 60
     while not checkpoint_file.exists() and time.monotonic() < deadline:
         time.sleep(0.05)
-    run.send_signal(signal.SIGINT)
+    run.send_signal(number)
     _, said = run.communicate(timeout=60)
     assert run.returncode == 130
-    assert "--resume" in said and "Traceback" not in said
+    assert "--minutes 1000 --resume" in said and "--overwrite" not in said and "Traceback" not in said
     assert checkpoint.load(checkpoint_file)["cosim"]["now_s"] >= 60
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_second_ctrl_c_says_what_is_left(
+    team: Path, model: Path, tmp_path: Path, saved: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "runs"
+    if saved:
+        assert learn(team, model, out) == 0
+    code = (
+        "import os, signal, sys\n"
+        "from coorp.learn import run, main\n"
+        "def twice(cosim):\n"
+        "    os.kill(os.getpid(), signal.SIGINT); os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    return ''\n"
+        "run._note = twice\n"
+        "sys.exit(main.main(sys.argv[1:]))\n"
+    )
+    arguments = [str(team), "--model", str(model), "--out", str(out), "--no-gif", "--minutes", "0.1"]
+    more = ["--resume"] if saved else []
+    got = subprocess.run(
+        [sys.executable, "-c", code, *arguments, *more], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert got.returncode == 130
+    assert "Traceback" not in got.stderr
+    if saved:
+        assert "ended at once; what was driven since the last checkpoint is lost; to go on: coorp learn" in got.stderr
+        assert learn(team, model, out, "--resume", "--minutes", "0.1") == 0
+    else:
+        assert "ended before there was anything to save" in got.stderr
 
 
 def test_a_recording_has_what_robots_saw_and_did(team: Path, model: Path, tmp_path: Path) -> None:
@@ -402,7 +608,11 @@ def test_the_example_can_be_short() -> None:
     example = Path(__file__).parents[2] / "examples" / "train_navigation.py"
     for minutes in ("0", "0.1"):
         got = subprocess.run(
-            [sys.executable, str(example), "--minutes", minutes], capture_output=True, text=True, check=False, timeout=60
+            [sys.executable, str(example), "--minutes", minutes],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
         )
         assert got.returncode == 0, got.stderr
         assert "bulk 0.0 Mbit/s" in got.stdout

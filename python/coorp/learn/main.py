@@ -1,8 +1,8 @@
 """`coorp learn`: options, runs one after the other, progress, and what is said when something is not right.
 
 Exit codes: 0 fine, 1 the simulator broke one of its own rules, 2 bad input or files that cannot be used, 130 ended by
-Ctrl-C with a checkpoint to go on from. Torch and others are imported when there is something to run, so that a missing
-one is a message and `--help` is quick.
+Ctrl-C or SIGTERM, with a checkpoint to go on from where something had been driven. Torch and others are imported when
+there is something to run, so that a missing one is a message and `--help` is quick.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
     except OSError as problem:
         return _say(f"error: {_about_disk(problem, options.out)}", 2)
     except KeyboardInterrupt:
-        return _say("ended before there was anything to save", 130)
+        return _say("ended before it began", 130)
 
 
 def _say(text: str, code: int) -> int:
@@ -69,7 +69,8 @@ def _say(text: str, code: int) -> int:
 def _about_disk(problem: OSError, out: Path) -> str:
     if problem.errno in (errno.ENOSPC, errno.EDQUOT):
         return (
-            f"no room left on the disk of {out}; make some or give another --out, then the same command with --resume"
+            f"no room left on the disk of {out}; make some there, then the same command with --resume "
+            "goes on from the last checkpoint"
         )
     where = f"{problem.filename}: " if problem.filename else ""
     return f"{where}{problem.strerror or problem}; check that {out} can be written to, or give another --out"
@@ -79,7 +80,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="coorp learn",
         description="Let a team learn while it drives: environment, policy network, PPO and air in one virtual time.",
-        epilog="Exit codes: 0 fine, 1 the run found a failure, 2 bad input or unusable files, 130 ended by Ctrl-C.",
+        epilog="Exit codes: 0 fine, 1 the run found a failure, 2 bad input or unusable files, 130 ended by Ctrl-C "
+        "or SIGTERM.",
     )
     parser.add_argument("team", type=Path, help="team file with [control] and [learning]")
     parser.add_argument(
@@ -99,7 +101,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--frozen", action="store_true", help="drive by the weights as they are; bulk flows all the same"
     )
-    parser.add_argument("--resume", action="store_true", help="go on from the checkpoints in --out")
+    earlier = parser.add_mutually_exclusive_group()
+    earlier.add_argument("--resume", action="store_true", help="go on from the checkpoints in --out")
+    earlier.add_argument("--overwrite", action="store_true", help="do away with the same runs in --out, and begin anew")
     parser.add_argument("--mcap", action="store_true", help="record each run as run.mcap")
     parser.add_argument(
         "--gif", action=argparse.BooleanOptionalAction, default=True, help="a GIF of each run's last seconds [yes]"
@@ -164,13 +168,25 @@ def _learn(options: argparse.Namespace, command: list[str]) -> int:
 
     folder: Path = options.out / f"{options.team.stem}-seed{options.seed}"
     plans = plan(options, policies, paradigms, folder)
-    with _interrupted() as interrupted:
-        for each in plans:
-            if not _run(each, interrupted):
-                again = command if options.resume else [*command, "--resume"]
-                return _say(f"\nsaved; to go on: {shlex.join(again)}", 130)
-    _report(plans, folder, options.report)
+    go_on = f"to go on: {shlex.join(_again(command))}"
+    try:
+        with _interrupted() as interrupted:
+            for each in plans:
+                if not _run(each, interrupted):
+                    return _say(f"\nsaved; {go_on}", 130)
+        _report(plans, folder, options.report)
+    except KeyboardInterrupt:
+        if any(each.is_saved for each in plans):
+            return _say(f"\nended at once; what was driven since the last checkpoint is lost; {go_on}", 130)
+        return _say("\nended before there was anything to save", 130)
     return 0
+
+
+def _again(command: list[str]) -> list[str]:
+    """The command that goes on with what this one began. Options may be shortened."""
+    kept = [word for word in command if not (len(word) > 3 and "--overwrite".startswith(word))]
+    resumes = any(len(word) > 4 and "--resume".startswith(word) for word in kept)
+    return kept if resumes else [*kept, "--resume"]
 
 
 def _run(each: Plan, interrupted: list[bool]) -> bool:
@@ -190,7 +206,8 @@ def _run(each: Plan, interrupted: list[bool]) -> bool:
 
 @contextmanager
 def _interrupted() -> Iterator[list[bool]]:
-    """The first Ctrl-C is remembered, so that the run can stop where it can be gone on with; the second ends it."""
+    """The first Ctrl-C or SIGTERM is remembered, so that the run can stop where it can be gone on with; the second
+    ends it."""
     seen = [False]
 
     def remember(_number: int, _frame: object) -> None:
@@ -198,15 +215,18 @@ def _interrupted() -> Iterator[list[bool]]:
             raise KeyboardInterrupt
         seen[0] = True
 
+    before = {}
     try:
-        before = signal.signal(signal.SIGINT, remember)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            before[number] = signal.signal(number, remember)
     except ValueError:  # not in the main thread: whoever runs us there gets the signal
         yield seen
         return
     try:
         yield seen
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _report(plans: list[Plan], folder: Path, wanted: bool) -> None:

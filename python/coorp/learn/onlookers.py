@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -76,9 +78,12 @@ class Film:
 
 class Tape:
     """All that robots see and do, as MCAP: poses and images when perceived, velocities when commanded, and once a
-    second the reward per robot and second and the collisions so far."""
+    second the reward per robot and second and the collisions so far.
+
+    Where the disk takes no more, `failure` says so and the run goes on: it can stop at a whole second only."""
 
     def __init__(self, recorder: Recorder, env: Navigation) -> None:
+        self.failure: OSError | None = None
         self._recorder = recorder
         self._env = env
         self._names = env.possible_agents
@@ -86,12 +91,14 @@ class Tape:
     def on_perception(self, t_ns: int, robot: int, image: NDArray[np.uint8]) -> None:
         """Pose and image."""
         x, y, theta = self._env.poses[robot].tolist()
-        self._recorder.pose(self._names[robot], t_ns / NS, x, y, theta)
-        self._recorder.image(self._names[robot], t_ns / NS, image)
+        with self._kept():
+            self._recorder.pose(self._names[robot], t_ns / NS, x, y, theta)
+            self._recorder.image(self._names[robot], t_ns / NS, image)
 
     def on_command(self, t_ns: int, robot: int, velocity: NDArray[np.float32]) -> None:
         """The velocity."""
-        self._recorder.velocity(self._names[robot], t_ns / NS, *velocity.tolist())
+        with self._kept():
+            self._recorder.velocity(self._names[robot], t_ns / NS, *velocity.tolist())
 
     def on_loop_ended(self, t_ns: int) -> None:
         """Nothing to write."""
@@ -99,5 +106,13 @@ class Tape:
     def on_second(self, t_ns: int, history: History) -> None:
         """How it goes."""
         before = history.reward[-2] if len(history.reward) > 1 else 0.0
-        self._recorder.scalar("reward", t_ns / NS, (history.reward[-1] - before) / len(self._names))
-        self._recorder.scalar("collisions", t_ns / NS, history.collisions[-1])
+        with self._kept():
+            self._recorder.scalar("reward", t_ns / NS, (history.reward[-1] - before) / len(self._names))
+            self._recorder.scalar("collisions", t_ns / NS, history.collisions[-1])
+
+    @contextmanager
+    def _kept(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as problem:
+            self.failure = problem

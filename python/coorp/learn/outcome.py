@@ -59,7 +59,7 @@ class Outcome:
     @property
     def name(self) -> str:
         """Its folder."""
-        return run_name(self.policy, self.sync)
+        return run_name(self.policy, self.sync, frozen=self.frozen)
 
     @property
     def robot_hours(self) -> float:
@@ -130,9 +130,9 @@ class Outcome:
         return Outcome(**fields, history=History(**content["history"]))
 
 
-def run_name(policy: str, sync: str) -> str:
-    """The folder of a run within its comparison."""
-    return policy if sync == "none" else f"{policy}-{sync}"
+def run_name(policy: str, sync: str, *, frozen: bool) -> str:
+    """The folder of a run within its comparison. A frozen one has its own, as it may drive by what the other learnt."""
+    return policy if sync == "none" else f"{policy}-{sync}{'-frozen' if frozen else ''}"
 
 
 def _or_none(number: float) -> float | None:

@@ -1,17 +1,20 @@
 """One run of `coorp learn`, from its plan to its files; and the plans of a comparison.
 
 A run's folder holds `checkpoint.pt` (written every ten virtual minutes, at Ctrl-C and at the end), and when it is done
-`model.pt` (the weights learnt), `outcome.json` (what came of it), `team.gif` and `run.mcap` where asked for.
+`model.pt` (the weights learnt), `outcome.json` (what came of it), `team.gif` and `run.mcap` where asked for. What it is
+made from, the team file and the weights, is read once, by `plan`; what becomes of those files later is not this run's.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 from argparse import Namespace
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,7 @@ from coorp.learn.cosim import Cosim
 from coorp.learn.errors import Broken, Mend
 from coorp.learn.fit import PRETRAINED, SHAPE
 from coorp.learn.learner import Learner
+from coorp.learn.network import Network
 from coorp.learn.onlookers import Film, Onlooker, Tape
 from coorp.learn.outcome import Outcome, run_name
 from coorp.learn.ppo import Hyper
@@ -33,6 +37,14 @@ LEVEL = "unknown"
 """What the team drives in: more and faster obstacles than the pre-trained policy knows."""
 NO_BULK, NO_CONTROL = "mpc-only", "bulk-only"
 SAVE_EVERY_S = 600
+WRITES = re.compile(r"checkpoint\.pt|outcome\.json|model\.pt|team\.gif|run(-from-\d+s)?\.mcap")
+"""Names of what a run writes; other files in its folder are not its own."""
+IMAGE_BYTES = 64 * 64 * 3
+BATCH_BYTES_MAX = 4 << 30
+"""Images of a batch at most; they are in memory."""
+DIGESTS = ("team file", "--model", "hyper-parameters", "environment")
+"""Of a run's setting, what is told apart by a number that says nothing to people."""
+ANEW = "another --out, or --overwrite instead of --resume to start anew"
 
 
 @dataclass(frozen=True)
@@ -59,10 +71,33 @@ class Plan:
         """For people."""
         return self.policy if self.sync == "none" else f"{self.policy} {self.sync}"
 
+    @cached_property
+    def setting(self) -> dict[str, Any]:
+        """What must be the same for a checkpoint to be gone on from, and for an outcome to be this run's."""
+        env = self._environment()
+        return {
+            "coorp": coorp.__version__,
+            "team file": _digest(self.team),
+            "policy": self.policy,
+            "--sync": self.sync,
+            "--staleness": self.staleness,
+            "--seed": self.seed,
+            "--frozen": self.frozen,
+            "--model": _digest(self.model),
+            "hyper-parameters": _digest(repr(asdict(Hyper()))),
+            "environment": _digest(repr((env.task, env.level))),
+        }
+
+    @cached_property
     def session(self) -> coorp.Session:
         """The simulator, at its start."""
         sync = None if self.sync == "none" else self.sync
         return coorp.Session(self.team, self.policy, seed=self.seed, sync=sync, staleness=self.staleness)
+
+    @cached_property
+    def start(self) -> Network:
+        """The weights that it starts from."""
+        return checkpoint.load_model(self.model, SHAPE)
 
     def run(self, watch: Callable[[int, str], bool]) -> bool:
         """Drives, and learns, to the end or until `watch`, told each second and a note, says no; whether it got to the
@@ -71,32 +106,73 @@ class Plan:
             return True
         # The network is too small to be shared between cores; the simulator has the other.
         torch.set_num_threads(1)
-        session = self.session()
-        cosim = self._cosim(session)
-        if self.resume and self._checkpoint.exists():
+        cosim = self._cosim()
+        if self.resume and self.is_saved:
             self._restore(cosim)
         else:
             self._clear()
         film = Film(cosim.env, self.seconds)
         with ExitStack() as open_files:
-            cosim.onlookers = self._onlookers(cosim, film, open_files)
-            self._drive(cosim, watch)
-        self._save(cosim)
+            tape = self._tape(cosim, open_files)
+            onlookers: tuple[Onlooker | None, ...] = (film if self.gif else None, tape)
+            cosim.onlookers = [each for each in onlookers if each is not None]
+            self._drive(cosim, watch, tape)
+            # Before the recording is closed: should that fail, the run is saved.
+            self._save(cosim)
+        if tape is not None and tape.failure is not None:
+            raise Mend(
+                f"{tape.failure}; the run itself is saved up to {cosim.now_s / 60:.3g} minutes: "
+                "the same command with --resume goes on from there, without --mcap unrecorded"
+            ) from tape.failure
         if cosim.now_s < self.seconds:
             return False
-        self._finish(session, cosim, film)
+        self._finish(cosim, film)
         return True
+
+    def check_folder(self, *, overwrite: bool) -> None:
+        """Stops where this run would do away with another's work, or cannot go on with what there is."""
+        if self.folder.resolve() in self.model.resolve().parents:
+            raise Mend(
+                f"--model {self.model} is in {self.folder}, which this run writes to; "
+                "copy it elsewhere first, or give another --out"
+            )
+        left = self._left()
+        if overwrite or not left:
+            return
+        if not self.resume:
+            raise Mend(
+                f"{self.folder} has {', '.join(left)} of an earlier run; give --resume to go on with it, "
+                "another --out, or --overwrite to do away with it"
+            )
+        if self._is_done():
+            if self.mcap and not any(name.endswith(".mcap") for name in left):
+                raise Mend(
+                    f"the run in {self.folder} is done and was not recorded; leave out --mcap, "
+                    "or drive it again with another --out, or with --overwrite instead of --resume"
+                )
+        elif self.is_saved:
+            self._kept()
+        elif "outcome.json" in left:
+            raise CheckpointError(
+                f"{self.folder} has the outcome of another run and no checkpoint to go on from; "
+                "give another --out, or --overwrite instead of --resume to start anew"
+            )
+
+    def _left(self) -> list[str]:
+        """What an earlier run left of what this one would write."""
+        if not self.folder.is_dir():
+            return []
+        return sorted(each.name for each in self.folder.iterdir() if WRITES.fullmatch(each.name))
 
     def _clear(self) -> None:
         """Takes away what an earlier run left, so that nobody takes it for this one's."""
-        for name in ("checkpoint.pt", "outcome.json", "model.pt", "team.gif"):
-            (self.folder / name).unlink(missing_ok=True)
-        for recording in self.folder.glob("run*.mcap"):
-            recording.unlink()
+        for name in self._left():
+            (self.folder / name).unlink()
 
-    def _drive(self, cosim: Cosim, watch: Callable[[int, str], bool]) -> None:
+    def _drive(self, cosim: Cosim, watch: Callable[[int, str], bool], tape: Tape | None) -> None:
         def each_second(second: int) -> bool:
-            goes_on = watch(second, _note(cosim))
+            # Nothing stops within a second, as nothing can be saved there.
+            goes_on = watch(second, _note(cosim)) and (tape is None or tape.failure is None)
             if goes_on and second % SAVE_EVERY_S == 0 and second < self.seconds:
                 self._save(cosim)
             return goes_on
@@ -106,15 +182,14 @@ class Plan:
         except coorp.BrokenRuleError as problem:
             raise Broken(str(problem)) from problem
 
-    def _onlookers(self, cosim: Cosim, film: Film, open_files: ExitStack) -> list[Onlooker]:
-        onlookers: list[Onlooker] = [film] if self.gif else []
-        if self.mcap:
-            from coorp.record import Recorder
+    def _tape(self, cosim: Cosim, open_files: ExitStack) -> Tape | None:
+        if not self.mcap:
+            return None
+        from coorp.record import Recorder
 
-            # What was recorded before a Ctrl-C is whole as it is, so the rest gets a file of its own.
-            name = f"run-from-{cosim.now_s}s.mcap" if cosim.now_s else "run.mcap"
-            onlookers.append(Tape(open_files.enter_context(Recorder(self.folder / name)), cosim.env))
-        return onlookers
+        # What was recorded before a Ctrl-C is whole as it is, so the rest gets a file of its own.
+        name = f"run-from-{cosim.now_s}s.mcap" if cosim.now_s else "run.mcap"
+        return Tape(open_files.enter_context(Recorder(self.folder / name)), cosim.env)
 
     def outcome(self) -> Outcome:
         """What came of it, once it is done."""
@@ -126,54 +201,57 @@ class Plan:
         return not self.frozen and self.sync != "none"
 
     @property
+    def is_saved(self) -> bool:
+        """Whether there is a checkpoint."""
+        return self._checkpoint.exists()
+
+    @property
     def _checkpoint(self) -> Path:
         return self.folder / "checkpoint.pt"
 
-    def _cosim(self, session: coorp.Session) -> Cosim:
-        env = Navigation(LEVEL, robots=session.team.robots, endless=True, render_mode="rgb_array")
-        env.reset(seed=self.seed)
-        control = checkpoint.load_model(self.model, SHAPE)
-        learner = Learner(control, session.team, Hyper()) if self.learns else None
-        return Cosim(session, env, control, learner, self.seed)
+    def _environment(self) -> Navigation:
+        try:
+            return Navigation(LEVEL, robots=self.session.team.robots, endless=True, render_mode="rgb_array")
+        except ValueError as problem:
+            raise Mend(f"{self.team} does not fit the environment: {problem}") from problem
 
-    def _setting(self) -> dict[str, Any]:
-        """What must be the same for a checkpoint to be gone on from."""
-        return {
-            "team file": _digest(self.team),
-            "policy": self.policy,
-            "--sync": self.sync,
-            "--staleness": self.staleness,
-            "--seed": self.seed,
-            "--frozen": self.frozen,
-            "--model": _digest(self.model),
-        }
+    def _cosim(self) -> Cosim:
+        env = self._environment()
+        env.reset(seed=self.seed)
+        learner = Learner(self.start, self.session.team, Hyper()) if self.learns else None
+        return Cosim(self.session, env, self.start, learner, self.seed)
 
     def _save(self, cosim: Cosim) -> None:
-        checkpoint.save(self._checkpoint, {"setting": self._setting(), "cosim": cosim.state()})
+        checkpoint.save(self._checkpoint, {"setting": self.setting, "cosim": cosim.state()})
+
+    def _kept(self) -> dict[str, Any]:
+        """The checkpoint's state, if it is of this run."""
+        content = checkpoint.load(self._checkpoint)
+        theirs, state = content.get("setting"), content.get("cosim")
+        if not isinstance(theirs, dict) or not isinstance(state, dict) or not isinstance(state.get("now_s"), int):
+            raise CheckpointError(f"{self._checkpoint} is no checkpoint of a run; give {ANEW}")
+        others = [
+            name if name in DIGESTS else f"{name}: {theirs.get(name)} then, {mine} now"
+            for name, mine in self.setting.items()
+            if theirs.get(name) != mine
+        ]
+        if others:
+            raise CheckpointError(
+                f"{self._checkpoint} is of a run with another {', another '.join(others)}; give the same, or {ANEW}"
+            )
+        if state["now_s"] > self.seconds:
+            raise CheckpointError(
+                f"{self._checkpoint} is at {state['now_s'] / 60:g} minutes already, beyond --minutes "
+                f"{self.seconds / 60:g}; give more, or {ANEW}"
+            )
+        return state
 
     def _restore(self, cosim: Cosim) -> None:
-        content = checkpoint.load(self._checkpoint)
-        theirs = content.get("setting")
-        if not isinstance(theirs, dict) or "cosim" not in content:
-            raise CheckpointError(f"{self._checkpoint} is no checkpoint of a run; delete it and start anew")
-        for name, mine in self._setting().items():
-            if theirs.get(name) != mine:
-                told = "" if "file" in name or name == "--model" else f": {theirs.get(name)} then, {mine} now"
-                raise CheckpointError(
-                    f"{self._checkpoint} is of a run with another {name}{told}; "
-                    "give the same, or another --out, or leave out --resume to start anew"
-                )
-        if content["cosim"]["now_s"] > self.seconds:
-            raise CheckpointError(
-                f"{self._checkpoint} is at {content['cosim']['now_s'] / 60:g} minutes already, beyond --minutes "
-                f"{self.seconds / 60:g}; give more, or leave out --resume to start anew"
-            )
+        state = self._kept()
         try:
-            cosim.restore(content["cosim"])
+            cosim.restore(state)
         except (KeyError, ValueError, TypeError, AssertionError, RuntimeError) as problem:
-            raise CheckpointError(
-                f"{self._checkpoint} does not fit this run ({problem}); leave out --resume to start anew"
-            ) from problem
+            raise CheckpointError(f"{self._checkpoint} does not fit this run ({problem}); give {ANEW}") from problem
 
     def _is_done(self) -> bool:
         """Whether there is an outcome of just this run already."""
@@ -181,10 +259,10 @@ class Plan:
             content = json.loads((self.folder / "outcome.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return False
-        return content.get("setting") == self._setting() and content.get("minutes") == self.seconds / 60
+        return content.get("setting") == self.setting and content.get("minutes") == self.seconds / 60
 
-    def _finish(self, session: coorp.Session, cosim: Cosim, film: Film) -> None:
-        result = session.result()
+    def _finish(self, cosim: Cosim, film: Film) -> None:
+        result = self.session.result()
         if self.learns:
             checkpoint.save_model(self.folder / "model.pt", cosim.control, f"coorp learn {self.team} ({self.label})")
         if self.gif:
@@ -195,13 +273,13 @@ class Plan:
             sync=self.sync,
             seed=self.seed,
             frozen=not self.learns,
-            robots=len(session.team.robots),
+            robots=len(self.session.team.robots),
             minutes=self.seconds / 60,
             loops=result.loops,
             violation_rate=result.violation_rate or 0.0,
             bulk_mbps=result.bulk_mbps or 0.0,
             history=cosim.history,
-            setting=self._setting(),
+            setting=self.setting,
         ).save(self.folder / "outcome.json")
 
 
@@ -209,7 +287,8 @@ def plan(options: Namespace, policies: list[str], paradigms: list[str] | None, f
     """The runs that were asked for, each tried up to its start, so that nothing is found wrong after the first."""
     if NO_CONTROL in policies:
         raise Mend(f"under {NO_CONTROL} there is no control loop, so nobody drives; take it out of --policy")
-    learning = coorp.check(options.team).learning
+    team = coorp.check(options.team)
+    learning = team.learning
     if learning is None:
         raise Mend(f"{options.team} has no [learning]; add it, with parameters = 10_000_000 or as many as yours has")
     if options.staleness is not None and "ssp" not in (paradigms or [learning.sync]):
@@ -226,23 +305,53 @@ def plan(options: Namespace, policies: list[str], paradigms: list[str] | None, f
                 seconds=max(1, round(options.minutes * 60)),
                 frozen=options.frozen,
                 model=options.model or PRETRAINED,
-                folder=folder / run_name(policy, sync),
+                folder=folder / run_name(policy, sync, frozen=options.frozen),
                 resume=options.resume,
                 gif=options.gif,
                 mcap=options.mcap,
             )
-            each.session()
+            _read(each)
             plans.append(each)
-    checkpoint.load_model(plans[0].model, SHAPE)
+    if any(each.setting["team file"] != _digest(options.team) for each in plans):
+        raise Mend(f"{options.team} was changed while it was read; give the same command again")
+    if any(each.learns for each in plans):
+        _check_batch(options.team, learning.batch_loops, len(team.robots))
+    if options.mcap:
+        _check_names(options.team, team.robots)
     if options.resume and not any(each.folder.exists() for each in plans):
         raise CheckpointError(f"there is nothing in {folder} to go on from; leave out --resume, or give another --out")
+    for each in plans:
+        each.check_folder(overwrite=options.overwrite)
     for each in plans:
         each.folder.mkdir(parents=True, exist_ok=True)
     return plans
 
 
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def _read(each: Plan) -> None:
+    """Reads what the run is made from: a plan keeps it."""
+    _ = each.start, each.setting, each.session
+
+
+def _check_batch(team: Path, loops: int, robots: int) -> None:
+    if loops * robots * IMAGE_BYTES > BATCH_BYTES_MAX:
+        raise Mend(
+            f"{team}: a batch of batch_loops = {loops} with {robots} robots has "
+            f"{loops * robots * IMAGE_BYTES / 2**30:.1f} GiB of images, and {BATCH_BYTES_MAX >> 30} GiB can be learnt "
+            f"from; give at most {BATCH_BYTES_MAX // (robots * IMAGE_BYTES)}"
+        )
+
+
+def _check_names(team: Path, robots: list[str]) -> None:
+    from coorp.record import topic_names
+
+    try:
+        topic_names(robots)
+    except ValueError as problem:
+        raise Mend(f"{team} cannot be recorded: {problem}; or leave out --mcap") from problem
+
+
+def _digest(of: Path | str) -> str:
+    return hashlib.sha256(of.encode() if isinstance(of, str) else of.read_bytes()).hexdigest()
 
 
 def _note(cosim: Cosim) -> str:
