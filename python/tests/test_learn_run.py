@@ -479,6 +479,12 @@ def test_a_batch_beyond_memory_is_told(
     assert learn(team, model, tmp_path / "runs", "--frozen") == 0, "nothing is kept"
 
 
+@pytest.mark.parametrize("options", [("--policy", "coorp", "--compare", "edca"), ("--policy", "a", "--policy", "b")])
+def test_policies_are_given_once(options: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["team.toml", *options]) == 2
+    assert "--policy and --compare are one option" in capsys.readouterr().err
+
+
 def test_what_is_no_model_is_left_to_its_owner(team: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     readme = tmp_path / "README.md"
     readme.write_text("# Read me", encoding="utf-8")

@@ -88,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
         "--policy",
         "--compare",
         dest="policies",
-        default="coorp",
+        action=_Once,
         metavar="P[,P]",
         help="coordination policies, each a run of its own [coorp]",
     )
@@ -112,6 +112,21 @@ def _parser() -> argparse.ArgumentParser:
         "--report", action=argparse.BooleanOptionalAction, default=True, help="report.html and its figures [yes]"
     )
     return parser
+
+
+class _Once(argparse.Action):
+    """An option of two names, of which the last would win without a word."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        if getattr(namespace, self.dest) is not None:
+            parser.error("--policy and --compare are one option; give it once, with all names: --compare a,b")
+        setattr(namespace, self.dest, values)
 
 
 def _minutes(text: str) -> float:
@@ -163,7 +178,7 @@ def _paradigms(text: str | None) -> list[str] | None:
 
 def _learn(options: argparse.Namespace, command: list[str]) -> int:
     paradigms = _paradigms(options.sync)
-    policies = _names(options.policies)
+    policies = _names("coorp" if options.policies is None else options.policies)
     from coorp.learn.run import plan
 
     folder: Path = options.out / f"{options.team.stem}-seed{options.seed}"
