@@ -495,6 +495,18 @@ def test_what_is_no_model_is_left_to_its_owner(team: Path, tmp_path: Path, capsy
         assert "delete" not in said and "--out" not in said
 
 
+def test_without_a_terminal_there_are_lines(
+    team: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert learn(team, model, tmp_path / "runs") == 0
+    assert capsys.readouterr().err == "", "not before a minute is over"
+    monkeypatch.setattr("coorp.learn.main.LINE_EVERY_S", 0.0)
+    assert learn(team, model, tmp_path / "more") == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3
+    assert lines[1].startswith("coorp bsp: 0.0 of 0.1 min, reward ")
+
+
 def test_a_disk_that_takes_no_recording_still_takes_a_checkpoint(team: Path, model: Path, tmp_path: Path) -> None:
     """Both are on one disk; here it is files of more than 3 MB that it does not take."""
     pytest.importorskip("mcap_ros2")

@@ -14,7 +14,8 @@ import math
 import shlex
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 PARADIGMS = ("bsp", "ssp", "asp")
 MINUTES_MAX = 24 * 60
 STALENESS_MAX = 1_000_000
+LINE_EVERY_S = 60.0
+"""Of wall time, where progress is told in lines."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -210,13 +213,30 @@ def _run(each: Plan, interrupted: list[bool]) -> bool:
 
     bar_format = "{desc:<20} {percentage:3.0f} % |{bar}| {n:.1f}/{total:.1f} min [{elapsed}<{remaining}]{postfix}"
     with tqdm(total=each.seconds / 60, desc=each.label, bar_format=bar_format, disable=None) as bar:
+        in_lines = _lines(each)
 
         def watch(second: int, note: str) -> bool:
             bar.update(second / 60 - bar.n)
             bar.set_postfix_str(note, refresh=False)
+            in_lines(second, note)
             return not interrupted[0]
 
         return each.run(watch)
+
+
+def _lines(each: Plan) -> Callable[[int, str], None]:
+    """Progress where no bar can be drawn: a line now and then."""
+    if sys.stderr.isatty():
+        return lambda _second, _note: None
+    told_s = time.monotonic()
+
+    def tell(second: int, note: str) -> None:
+        nonlocal told_s
+        if time.monotonic() - told_s >= LINE_EVERY_S:
+            told_s = time.monotonic()
+            print(f"{each.label}: {second / 60:.1f} of {each.seconds / 60:.1f} min{note}", file=sys.stderr, flush=True)
+
+    return tell
 
 
 @contextmanager
