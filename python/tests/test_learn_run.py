@@ -302,6 +302,7 @@ def test_the_command_writes_report_and_figures(
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert page.count("data:image/gif") == 5
     assert "http" not in page
+    assert "mpc-only: frozen, so by the policy's mean" in page and "Frozen policy" not in page
     for name in ("reward.png", "collisions.png", "epochs.png"):
         assert (folder / name).read_bytes().startswith(b"\x89PNG")
     outcome = json.loads((folder / "coorp-bsp" / "outcome.json").read_text(encoding="utf-8"))

@@ -138,11 +138,14 @@ def _page(folder: Path, outcomes: list[Outcome], figures: list[str]) -> str:
         "epochs": "Collecting, disseminating, training and synchronising; numbers are relative to edca where it ran.",
     }
     first = outcomes[0]
+    still = [outcome.label for outcome in outcomes if outcome.frozen]
+    how = f" {html.escape(', '.join(still))}: frozen, so by the policy's mean; who learns explores." if still else ""
+    if len(still) == len(outcomes):
+        how = " Frozen policy."
     title = html.escape(f"{Path(first.team).stem}: learning while driving")
     parts = [
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{STYLE}</style><main>',
-        f"<h1>{title}</h1><p>{first.robots} robots, {first.minutes:g} virtual minutes, seed {first.seed}",
-        ", frozen policy.</p>" if first.frozen else ".</p>",
+        f"<h1>{title}</h1><p>{first.robots} robots, {first.minutes:g} virtual minutes, seed {first.seed}.{how}</p>",
         f"<section>{_table(outcomes)}</section>",
     ]
     for name in figures:
