@@ -149,18 +149,16 @@ fn one(
     let broken = |what: &str, error: std::io::Error| Failure::Found(format!("failed: {what}: {error}"));
     fs::create_dir_all(folder).map_err(|error| broken("cannot make a folder", error))?;
     std::os::unix::fs::symlink(keys, folder.join("keys")).map_err(|error| broken("cannot link the keys", error))?;
-    let program = std::env::current_exe().map_err(|error| broken("cannot find this program", error))?;
+    let program = this_program().map_err(|error| broken("cannot find this program", error))?;
     let length = demo.length.unwrap_or(LENGTH);
-    let program: Vec<OsString> = vec![
-        program.into(),
+    let options: [OsString; 7] = [
         "demo-robot".into(),
         demo.file.into(),
         "--policy".into(),
         policy.name.clone().into(),
         "--folder".into(),
         folder.into(),
-        "--length".into(),
-        format!("{}ns", length.as_nanos()).into(),
+        format!("--length={}ns", length.as_nanos()).into(),
     ];
     if !demo.quiet {
         output::note(&format!("{}: {} s live", policy.name, length.as_secs_f64()));
@@ -175,7 +173,7 @@ fn one(
     };
     let options = coorp_emu::Options {
         team_file: demo.file.to_owned(),
-        program,
+        program: [program, options.to_vec()].concat(),
         duration: None,
     };
     let report = coorp_emu::run(demo.team, &options, lines, &|_| {})?;
@@ -207,6 +205,19 @@ fn one(
         (!all.is_empty()).then(|| Vec::from_iter(all).join(", "))
     });
     Ok((result, report, completions))
+}
+
+/// How this program is started. The command of the Python package runs inside of Python, and of an interpreter only the
+/// name that it was called by says which packages it has.
+fn this_program() -> std::io::Result<Vec<OsString>> {
+    let program = std::env::current_exe()?;
+    let is_python = program
+        .file_name()
+        .is_some_and(|name| name.to_string_lossy().starts_with("python"));
+    match std::env::args_os().next().filter(|_| is_python) {
+        Some(python) => Ok(vec![python, "-m".into(), "coorp".into()]),
+        None => Ok(vec![program.into()]),
+    }
 }
 
 /// What the robots wrote, in the team's order.
