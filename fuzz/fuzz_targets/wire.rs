@@ -5,10 +5,10 @@
 #![no_main]
 
 use coorp_node::status::Status;
-use coorp_node::wire::fleet::{Fleet, State};
+use coorp_node::wire::fleet::Fleet;
 use coorp_node::wire::{
-    decode, encode, Answer, Begin, ControlHeader, Coordination, Echo, Frame, Models, Probe, Start, TimeQuery,
-    TimeReply, VERSION,
+    decode, encode, pack, unpack, Answer, Begin, Coordination, Frame, Models, Parcel, Start, TimeQuery, TimeReply,
+    VERSION,
 };
 
 fn read<F: Frame + PartialEq + std::fmt::Debug>(body: &[u8]) {
@@ -22,7 +22,6 @@ fn read<F: Frame + PartialEq + std::fmt::Debug>(body: &[u8]) {
 
 libfuzzer_sys::fuzz_target!(|body: &[u8]| {
     read::<Coordination>(body);
-    read::<ControlHeader>(body);
     read::<TimeQuery>(body);
     read::<TimeReply>(body);
     read::<Status>(body);
@@ -30,8 +29,11 @@ libfuzzer_sys::fuzz_target!(|body: &[u8]| {
     read::<Begin>(body);
     read::<Answer>(body);
     read::<Start>(body);
-    read::<Probe>(body);
-    read::<Echo>(body);
     read::<Fleet>(body);
-    read::<State>(body);
+    read::<Parcel>(body);
+    if let Ok((parcel, content)) = unpack(body) {
+        assert!(content <= body.len());
+        let head = pack(&parcel);
+        assert_eq!(unpack(&head), Ok((parcel, head.len())));
+    }
 });

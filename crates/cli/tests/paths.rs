@@ -59,7 +59,9 @@ fn emulate(file: &str, part: &str) -> String {
         "COORP_TEST_PART={part} exec {} --exact robot --ignored --nocapture",
         program.display()
     );
-    let output = coorp(&["emu", file, "--quiet", "--", "sh", "-c", &script]);
+    let json = PathBuf::from(file).with_file_name("run.json");
+    let json = json.to_str().unwrap();
+    let output = coorp(&["emu", file, "--quiet", "--json", json, "--", "sh", "-c", &script]);
     let said = text(&output.stdout) + &text(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{said}");
     // Shown where the test is run with --nocapture.
@@ -290,8 +292,15 @@ fn no_control_is_missed_where_both_paths_carry_it_and_one_loses() {
     // Some six in ten of its packets are given up.
     let events = "[[event]]\nat = \"8s\"\nuntil = \"14s\"\ninterface = \"wlan0\"\nloss = 0.94\n\
                   [live]\nduplicate = \"always\"\n";
-    let (_folder, file) = team("paths-loses", events);
+    let (folder, file) = team("paths-loses", events);
     let said = emulate(&file, "loses");
+    // Nothing but control and what the robots coordinate by went, and the kernel's own.
+    let run = fs::read_to_string(folder.path("run.json")).unwrap();
+    let run: serde_json::Value = serde_json::from_str(&run).unwrap();
+    for interface in run["interfaces"].as_array().unwrap() {
+        let [voice, best_effort] = ["voice", "best_effort"].map(|name| interface["sent_as"][name].as_u64().unwrap());
+        assert!(voice > 1_000 && best_effort * 20 < voice, "{interface}");
+    }
     assert!(said.contains("[rover] reached: it is well again\n"), "{said}");
     assert!(said.contains("[base] missed 0, copies true\n"), "{said}");
 }

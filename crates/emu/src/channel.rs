@@ -27,11 +27,23 @@ pub trait Outlet {
     fn deliver(&mut self, to: StationId, frame: &[u8], at: Instant);
 }
 
+/// Frames by access category.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[allow(missing_docs)]
+pub struct ByCategory {
+    pub voice: u64,
+    pub video: u64,
+    pub best_effort: u64,
+    pub background: u64,
+}
+
 /// What became of the frames so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Counters {
     /// Frames that programs sent.
     pub sent: u64,
+    /// Those of them that a card took, by the access category that their DSCP gives.
+    pub sent_as: ByCategory,
     /// Frames that arrived; one to all counts for each robot that it reached.
     pub delivered: u64,
     /// Frames that the host queue dropped: CoDel, or it was full.
@@ -172,6 +184,13 @@ impl<O: Outlet> Channel<O> {
             return true;
         };
         stored.to_all = header.to == Destination::Group;
+        let sent_as = &mut self.cards.counters.sent_as;
+        *match header.category {
+            AccessCategory::Voice => &mut sent_as.voice,
+            AccessCategory::Video => &mut sent_as.video,
+            AccessCategory::BestEffort => &mut sent_as.best_effort,
+            AccessCategory::Background => &mut sent_as.background,
+        } += 1;
         let packet = Packet {
             flow: FlowId(header.flow % self.flows_each),
             tag: u64::from(tag),
@@ -391,6 +410,8 @@ mod tests {
             let delivered = everything(&mut channel).len() as u64;
             let counters = channel.counters();
             prop_assert_eq!((counters.sent, counters.delivered), (sends.len() as u64, delivered));
+            let ByCategory { voice, video, best_effort, background } = counters.sent_as;
+            prop_assert_eq!(voice + video + best_effort + background + counters.refused, counters.sent);
             let to_all = sends.iter().filter(|(_, receiver, ..)| *receiver == 4).count() as u64;
             let ended = delivered + counters.dropped_by_queue + counters.given_up + counters.refused;
             // A frame to all ends at each of the two others, or on its way.

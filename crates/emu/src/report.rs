@@ -4,7 +4,7 @@ use std::fmt::{self, Write};
 
 use serde::Serialize;
 
-pub use crate::channel::Counters;
+pub use crate::channel::{ByCategory, Counters};
 pub use crate::timing::{Timing, P99_MAX};
 
 /// The outcome of a run.
@@ -114,8 +114,13 @@ impl Report {
         }
         for Interface { name, frames } in &self.interfaces {
             line(format_args!(
-                "{name}: {} frames sent, {} delivered, {} dropped by queues, {} lost on the air, {} refused",
-                frames.sent, frames.delivered, frames.dropped_by_queue, frames.given_up, frames.refused
+                "{name}: {} frames sent{}, {} delivered, {} dropped by queues, {} lost on the air, {} refused",
+                frames.sent,
+                categories(frames.sent_as),
+                frames.delivered,
+                frames.dropped_by_queue,
+                frames.given_up,
+                frames.refused
             ));
         }
         let Timing {
@@ -159,9 +164,42 @@ impl Report {
     }
 }
 
+/// The access categories in which anything was sent.
+fn categories(sent: ByCategory) -> String {
+    let ByCategory {
+        voice,
+        video,
+        best_effort,
+        background,
+    } = sent;
+    let all = [
+        ("AC_VO", voice),
+        ("AC_VI", video),
+        ("AC_BE", best_effort),
+        ("AC_BK", background),
+    ];
+    let used = all.iter().filter(|(_, count)| *count > 0);
+    let used: Vec<String> = used.map(|(name, count)| format!("{name} {count}")).collect();
+    if used.is_empty() {
+        return String::new();
+    }
+    format!(" ({})", used.join(", "))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn frames_are_told_apart_by_their_category() {
+        let sent = ByCategory {
+            voice: 5,
+            best_effort: 7,
+            ..ByCategory::default()
+        };
+        assert_eq!(categories(sent), " (AC_VO 5, AC_BE 7)");
+        assert_eq!(categories(ByCategory::default()), "");
+    }
 
     fn report(p99_us: f64, frames_missed: u64) -> Report {
         Report {

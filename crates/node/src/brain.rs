@@ -366,12 +366,13 @@ impl Brain {
     /// This robot has made a state: the copies that go to who gathers it.
     pub fn state_copies(&mut self, topic: &str, now: Instant) -> Vec<StateCopy> {
         let mut states = Vec::new();
-        for (report, _, header) in self.reporters.on_state(topic, now) {
+        for (report, topic, header) in self.reporters.on_state(topic, now) {
             let chosen = self.assign(report.1, now);
             let copies = chosen.iter().copied().map(Some);
             let alone = chosen.is_empty().then_some(None);
             states.extend(copies.chain(alone).map(|copy| StateCopy {
                 report: report.clone(),
+                topic,
                 header,
                 copy,
             }));

@@ -4,29 +4,25 @@
 //! way. A [`Subscriber`] takes of each robot the first copy of what is newer than all before, and holds one message a
 //! robot: whoever is slow gets the newest, not the oldest.
 //!
-//! Where robots share one path at most, a message is put once and the fabric brings it to whoever subscribes. Where there
-//! is a choice of paths each receiver has its own best one, so a message is put for each subscriber by itself, over the
-//! paths that the brain chooses (DupCon, 004).
+//! A message goes to each robot that hears the topic by itself, over the path, or paths, that the brain chooses for it
+//! (DupCon, 004); where there is no choice, over the only one.
 
-use std::borrow::Cow;
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Instant as StdInstant;
 
+use bytes::Bytes;
 use coorp_core::paths::{Deduplicator, Delivery, PathId, Sequence, Verdict};
 use coorp_core::{Duration, FlowId, Instant, RobotId};
 use tokio::sync::Notify;
-use zenoh::bytes::ZBytes;
-use zenoh::qos::{CongestionControl, Priority, Reliability};
-use zenoh::sample::Sample;
-use zenoh::{Session, Wait};
+use zenoh::liveliness::LivelinessToken;
+use zenoh::Wait;
 
 use crate::fabric::MESSAGE_BYTES_MAX;
 use crate::node::{fabric_failed, lock, Inner};
-use crate::paths::{any_choice, paths_between};
 use crate::status::{Heard, Published};
-use crate::wire::{ControlHeader, Refusal};
+use crate::wire::{ControlHeader, Parcel};
 use crate::Error;
 
 /// Longest name of a topic, characters.
@@ -38,76 +34,6 @@ pub struct Publisher {
     inner: Arc<Inner>,
     flow: FlowId,
     sent: Arc<Sent>,
-    receivers: Vec<Receiver>,
-}
-
-/// A robot that messages go to.
-#[derive(Debug)]
-struct Receiver {
-    /// `None`: all at once.
-    robot: Option<RobotId>,
-    /// One a path.
-    lanes: Vec<Lane>,
-}
-
-#[derive(Debug)]
-struct Lane {
-    publisher: zenoh::pubsub::Publisher<'static>,
-    /// Whether anybody subscribes at its other end.
-    heard: Arc<AtomicBool>,
-}
-
-impl Lane {
-    fn open(session: &Session, key: String) -> Result<Lane, Error> {
-        let publisher = session
-            .declare_publisher(key)
-            .priority(Priority::RealTime)
-            .congestion_control(CongestionControl::Drop)
-            .reliability(Reliability::BestEffort)
-            .express(true);
-        let publisher = publisher.wait().map_err(|error| fabric_failed(error.as_ref()))?;
-        let heard = Arc::new(AtomicBool::new(false));
-        let told = heard.clone();
-        let listener = publisher
-            .matching_listener()
-            .callback(move |status| told.store(status.matching(), Ordering::Relaxed));
-        let listener = listener.background();
-        listener.wait().map_err(|error| fabric_failed(error.as_ref()))?;
-        Ok(Lane { publisher, heard })
-    }
-}
-
-impl Receiver {
-    /// All whom messages of a topic may go to.
-    fn all(inner: &Inner, topic: &str) -> Result<Vec<Receiver>, Error> {
-        let open = |robot: Option<RobotId>, paths: usize| {
-            let key = inner
-                .keys
-                .control(inner.name(), topic, robot.map(|robot| inner.name_of(robot)));
-            let lanes = inner.control.iter().take(paths);
-            let lanes = lanes.map(|session| Lane::open(session, key.clone()));
-            Ok(Receiver {
-                robot,
-                lanes: lanes.collect::<Result<_, Error>>()?,
-            })
-        };
-        if !any_choice(&inner.team) {
-            return Ok(vec![open(None, 1)?]);
-        }
-        let robots = (0u16..).map(RobotId).take(inner.team.robots.len());
-        let paths = |robot| {
-            if robot == inner.me {
-                1
-            } else {
-                paths_between(&inner.team, inner.me, robot)
-            }
-        };
-        robots.map(|robot| open(Some(robot), paths(robot))).collect()
-    }
-
-    fn is_heard(&self) -> bool {
-        self.lanes.iter().any(|lane| lane.heard.load(Ordering::Relaxed))
-    }
 }
 
 /// What a robot counts of a topic that it publishes.
@@ -133,9 +59,8 @@ impl Sent {
 
 impl Publisher {
     pub(crate) fn new(inner: &Arc<Inner>, topic: &str, period: Option<Duration>) -> Result<Publisher, Error> {
-        let receivers = Receiver::all(inner, checked(topic)?)?;
         let sent = Arc::new(Sent {
-            topic: topic.to_owned(),
+            topic: checked(topic)?.to_owned(),
             next: inner.count_of(topic),
         });
         let flow = inner.publish(&sent, period)?;
@@ -143,7 +68,6 @@ impl Publisher {
             inner: inner.clone(),
             flow,
             sent,
-            receivers,
         })
     }
 
@@ -159,40 +83,37 @@ impl Publisher {
                 self.sent.topic
             )));
         }
-        let heard = self.receivers.iter().filter(|receiver| receiver.is_heard());
-        let (made_at, copies, states) = self.inner.tell(|brain, now| {
+        let (inner, topic) = (&self.inner, &self.sent.topic);
+        let hearers = inner.hearers(topic);
+        let (made_at, copies, states) = inner.tell(|brain, now| {
             brain.on_control(self.flow, now);
-            let mut copies: Vec<(&Lane, Option<u32>)> = Vec::new();
-            for receiver in heard {
-                let chosen = receiver.robot.map(|robot| brain.assign(robot, now)).unwrap_or_default();
-                let lanes = chosen
-                    .iter()
-                    .filter_map(|copy| Some((receiver.lanes.get(usize::from(copy.path.0))?, copy.number)));
-                copies.extend(lanes);
+            let mut copies = Vec::with_capacity(hearers.len());
+            for robot in hearers {
+                let chosen = brain.assign(robot, now);
                 if chosen.is_empty() {
-                    copies.extend(receiver.lanes.first().map(|lane| (lane, None)));
+                    copies.push((robot, PathId(0), None));
                 }
+                copies.extend(chosen.into_iter().map(|copy| (robot, copy.path, copy.number)));
             }
-            (now, copies, brain.state_copies(&self.sent.topic, now))
+            (now, copies, brain.state_copies(topic, now))
         });
+        let made_at_leaders = inner.leaders_time(made_at);
         let mut header = ControlHeader {
-            incarnation: self.inner.incarnation,
+            incarnation: inner.incarnation,
             sequence: self.sent.next.fetch_add(1, Ordering::Relaxed),
             made_at: made_at.as_nanos(),
-            made_at_leaders: self
-                .inner
-                .leaders_time(made_at)
-                .map(|(clock, at, _)| (clock, at.as_nanos())),
+            made_at_leaders: made_at_leaders.map(|(clock, at, _)| (clock, at.as_nanos())),
             copy: None,
         };
-        let message = ZBytes::from(message);
-        self.inner.send_states(states, &message);
-        for (lane, number) in copies {
+        let message = Bytes::copy_from_slice(message);
+        inner.send_states(states, &message);
+        for (robot, path, number) in copies {
             header.copy = number;
-            let put = lane.publisher.put(message.clone());
-            let put = put.attachment(crate::wire::encode(&header));
-            put.wait().map_err(|error| fabric_failed(error.as_ref()))?;
+            let topic = topic.clone();
+            inner.send(robot, path, &Parcel::Control { topic, header }, &message);
         }
+        header.copy = None;
+        inner.on_control(inner.me, PathId(0), topic, header, &message);
         Ok(())
     }
 }
@@ -216,13 +137,13 @@ pub struct Message {
     pub arrived_at: Instant,
     /// How old it was when it was taken, as far as the leader's clock is known to both ends.
     pub age: Option<Age>,
-    payload: ZBytes,
+    payload: Bytes,
 }
 
 impl Message {
     /// Its content.
-    pub fn bytes(&self) -> Cow<'_, [u8]> {
-        self.payload.to_bytes()
+    pub fn bytes(&self) -> &[u8] {
+        &self.payload
     }
 }
 
@@ -240,7 +161,8 @@ pub struct Age {
 pub struct Subscriber {
     inner: Arc<Inner>,
     inbox: Arc<Inbox>,
-    _paths: Vec<zenoh::pubsub::Subscriber<()>>,
+    /// One a path: the others send what is heard.
+    _tokens: Vec<LivelinessToken>,
 }
 
 /// What came and was not taken yet: one message a robot.
@@ -269,7 +191,7 @@ struct FromRobot {
     missed: u64,
     duplicates: u64,
     path: usize,
-    waiting: Option<(ControlHeader, ZBytes)>,
+    waiting: Option<(ControlHeader, Bytes)>,
     aged: u64,
     ages: Duration,
     late: u64,
@@ -277,30 +199,26 @@ struct FromRobot {
 
 impl Subscriber {
     pub(crate) fn new(inner: &Arc<Inner>, topic: &str) -> Result<Subscriber, Error> {
-        let me = any_choice(&inner.team).then(|| inner.name());
-        let key = inner.keys.control("*", checked(topic)?, me);
+        static NEXT: AtomicU64 = AtomicU64::new(0);
         let inbox = Arc::new(Inbox {
-            topic: topic.to_owned(),
+            topic: checked(topic)?.to_owned(),
             state: Mutex::default(),
             came: Condvar::new(),
             came_async: Notify::new(),
         });
-        let mut paths = Vec::with_capacity(inner.control.len());
-        for (path, session) in inner.control.iter().enumerate() {
-            // Not the node itself: it lives as long as its users hold it, not as long as its own callbacks.
-            let (to, node) = (inbox.clone(), Arc::downgrade(inner));
-            let subscriber = session.declare_subscriber(key.clone()).callback(move |sample| {
-                if let Some(inner) = node.upgrade() {
-                    to.on_sample(&inner, path, &sample);
-                }
-            });
-            paths.push(subscriber.wait().map_err(|error| fabric_failed(error.as_ref()))?);
-        }
         inner.subscribe(&inbox);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let tokens = inner.coordination.iter().map(|session| {
+            let token = format!("{}.{number}", session.zid());
+            let token = session
+                .liveliness()
+                .declare_token(inner.keys.hears(inner.name(), topic, &token));
+            token.wait().map_err(|error| fabric_failed(error.as_ref()))
+        });
         Ok(Subscriber {
             inner: inner.clone(),
             inbox,
-            _paths: paths,
+            _tokens: tokens.collect::<Result<_, _>>()?,
         })
     }
 
@@ -345,25 +263,14 @@ impl Subscriber {
 }
 
 impl Inbox {
-    fn on_sample(&self, inner: &Inner, path: usize, sample: &Sample) {
-        let arrived_at = inner.now();
-        let what = "a control message";
-        let from = inner.keys.part(sample.key_expr().as_str(), 1);
-        let Some(from) = from.and_then(|name| inner.team.robot_named(name)) else {
-            return inner.refused.count(what, Refusal::Malformed);
-        };
-        if sample.payload().len() > MESSAGE_BYTES_MAX {
-            return inner.refused.count(what, Refusal::Oversized);
-        }
-        let empty = ZBytes::new();
-        let header = inner.read::<ControlHeader>(what, sample.attachment().unwrap_or(&empty));
-        let Some(header) = header else { return };
-        if let Some(number) = header.copy {
-            let path = PathId(u8::try_from(path).unwrap_or(u8::MAX));
-            inner.tell(|brain, _| brain.on_copy(from, path, header.incarnation, number));
-        }
+    pub fn topic(&self) -> &str {
+        &self.topic
+    }
+
+    /// A copy of a message came.
+    pub fn on_message(&self, from: RobotId, path: PathId, header: ControlHeader, payload: &Bytes, now: Instant) {
         let mut state = lock(&self.state);
-        if state.take_in(from, path, header, sample.payload(), arrived_at) {
+        if state.take_in(from, usize::from(path.0), header, payload, now) {
             drop(state);
             self.came.notify_one();
             self.came_async.notify_one();
@@ -417,7 +324,7 @@ impl Inbox {
 
 impl State {
     /// Takes in what is newer than all before; answers whether it is.
-    fn take_in(&mut self, from: RobotId, path: usize, header: ControlHeader, payload: &ZBytes, now: Instant) -> bool {
+    fn take_in(&mut self, from: RobotId, path: usize, header: ControlHeader, payload: &Bytes, now: Instant) -> bool {
         let entry = self.robots.entry(from).or_insert_with(|| FromRobot {
             deduplicator: Deduplicator::new(Delivery::Newest),
             incarnation: header.incarnation,
@@ -484,13 +391,7 @@ mod tests {
     fn the_first_copy_of_the_newest_is_taken() {
         let (mut state, robot) = (State::default(), RobotId(3));
         let mut take = |incarnation, sequence, path| {
-            state.take_in(
-                robot,
-                path,
-                header(incarnation, sequence),
-                &ZBytes::new(),
-                Instant::ZERO,
-            )
+            state.take_in(robot, path, header(incarnation, sequence), &Bytes::new(), Instant::ZERO)
         };
         assert!(take(1, 5, 0));
         assert!(!take(1, 5, 1), "the copy over the other path");

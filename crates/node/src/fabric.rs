@@ -1,11 +1,10 @@
 //! The fabric: Zenoh sessions of one robot, configured from the team file.
 //!
-//! A robot has two kinds of sessions, each with sockets of its own. *Coordination* (who leads, permits, who is alive,
-//! status) runs over TLS on TCP: when a process dies its kernel says so, which is how a permit becomes free at once.
-//! *Control* runs over QUIC: messages go as datagrams, as the newest counts and a lost one is not worth waiting for. There
-//! is a session of each kind a path. What goes over coordination may come twice, so it goes over all paths. All of it is small and marked for AC_VO, as bulk goes its own way. Both ends of each link prove by
-//! the team's keys who they are, and the access rules hold each robot to keys that carry its name, so nobody speaks for
-//! another.
+//! *Coordination* goes over them: who leads, permits, who is alive, who hears what, status. They run over TLS on TCP: when
+//! a process dies its kernel says so, which is how a permit becomes free at once. There is a session a path. What goes
+//! over coordination may come twice, so it goes over all of them, marked for AC_VO. Both ends of each link prove by the
+//! team's keys who they are, and the access rules hold each robot to keys that carry its name, so nobody speaks for
+//! another. Control has links of its own: see `links`.
 //!
 //! Of two robots with known addresses the later in the team file connects to the earlier. Robots without an address are
 //! found by multicast on their LAN: a robot looks around before it opens a session, and connects to whom it finds as if
@@ -24,20 +23,20 @@ use zenoh::config::WhatAmI;
 use zenoh::{Config, Session, Wait};
 
 use crate::keys::{Identity, OPERATOR};
-use crate::paths::any_choice;
 use crate::Error;
 
 /// The largest control message, bytes.
 pub const MESSAGE_BYTES_MAX: usize = 16 << 20;
 
 /// TOS byte of DSCP 48 (CS6), which WiFi's default mapping, old and new, puts into AC_VO.
-const TOS_VOICE: u8 = 48 << 2;
+pub(crate) const TOS_VOICE: u8 = 48 << 2;
 /// Where robots without addresses are looked for: Zenoh's own group, on ports of the team's.
 const SCOUTING_GROUP: &str = "224.0.0.224";
 /// Places of the ports from a robot's first one on. Coordination has one a path, TCP; bulk's is UDP.
 const PORTS_COORDINATION: [u16; 4] = [0, 1, 6, 7];
 pub(crate) const PORT_BULK: u16 = 1;
-const PORT_CONTROL: u16 = 2;
+/// Control has one a path, UDP.
+pub(crate) const PORT_CONTROL: u16 = 2;
 const PORT_SCOUTING: u16 = 8;
 /// How long a robot looks for others before it opens a session.
 const LOOK_AROUND: Duration = Duration::from_millis(300);
@@ -112,20 +111,9 @@ impl Keys {
         format!("coorp/{}/models/{robot}", self.team)
     }
 
-    /// Where a robot sends a topic's messages: to all at once, or, where there is a choice of paths, to each by itself.
-    pub fn control(&self, robot: &str, topic: &str, to: Option<&str>) -> String {
-        let all = format!("coorp/{}/control/{robot}/{topic}", self.team);
-        to.map_or(all.clone(), |to| format!("{all}/{to}"))
-    }
-
-    /// Where a robot asks another one whether a path is there.
-    pub fn probe(&self, from: &str, to: &str) -> String {
-        format!("coorp/{}/probe/{from}/{to}", self.team)
-    }
-
-    /// Where it is answered.
-    pub fn echo(&self, from: &str, to: &str) -> String {
-        format!("coorp/{}/echo/{from}/{to}", self.team)
+    /// A token that lasts as long as a subscription of a robot to a topic; `token` tells it from all others.
+    pub fn hears(&self, robot: &str, topic: &str, token: &str) -> String {
+        format!("coorp/{}/hears/{robot}/{topic}/{token}", self.team)
     }
 
     /// A token that lasts as long as a start of a robot gathers a topic and that session of it does.
@@ -136,11 +124,6 @@ impl Keys {
     /// Where a robot that gathers a topic and one that publishes it talk about that.
     pub fn fleet(&self, from: &str, to: &str, topic: &str) -> String {
         format!("coorp/{}/fleet/{from}/{to}/{topic}", self.team)
-    }
-
-    /// Where a robot sends its states on a topic to one that gathers them.
-    pub fn state(&self, from: &str, to: &str, topic: &str) -> String {
-        format!("coorp/{}/state/{from}/{to}/{topic}", self.team)
     }
 
     /// The part of a key that stands at `place` behind the team: 1 is the first behind the word.
@@ -157,36 +140,18 @@ impl Keys {
 pub(crate) fn coordination(team: &Team, who: Who, identity: Option<&Identity>, path: usize) -> Result<Session, Error> {
     let link = Link {
         protocol: if identity.is_some() { "tls" } else { "tcp" },
-        metadata: "",
         // A team file has no more paths than there are ports.
         port: PORTS_COORDINATION.get(path).copied().unwrap_or(u16::MAX),
         path,
-        message_bytes_max: COORDINATION_BYTES_MAX,
     };
-    open(team, who, identity, &link, coordination_rules(team))
-}
-
-/// Opens the control session of one path.
-pub(crate) fn control(team: &Team, who: Who, identity: Option<&Identity>, path: usize) -> Result<Session, Error> {
-    let place = u16::try_from(path).unwrap_or(u16::MAX);
-    let link = Link {
-        protocol: if identity.is_some() { "quic" } else { "udp" },
-        // Declarations go over a stream, messages as datagrams, on one connection.
-        metadata: if identity.is_some() { "?mixed_rel=1" } else { "" },
-        port: PORT_CONTROL.saturating_add(place),
-        path,
-        message_bytes_max: MESSAGE_BYTES_MAX + (64 << 10),
-    };
-    open(team, who, identity, &link, control_rules(team))
+    open(team, who, identity, &link, rules(team))
 }
 
 struct Link {
     protocol: &'static str,
-    metadata: &'static str,
     /// Its place among a robot's ports.
     port: u16,
     path: usize,
-    message_bytes_max: usize,
 }
 
 impl Link {
@@ -196,7 +161,7 @@ impl Link {
         if let Some(interface) = interface {
             config += &format!(";iface={interface}");
         }
-        format!("{}/{at}{}{config}", self.protocol, self.metadata)
+        format!("{}/{at}{config}", self.protocol)
     }
 }
 
@@ -328,7 +293,7 @@ fn config(team: &Team, who: Who, identity: Option<&Identity>, link: &Link, rules
             "link": {
                 "protocols": [link.protocol],
                 "tx": { "lease": LINK_LEASE.as_millis() as u64, "keep_alive": 4 },
-                "rx": { "max_message_size": link.message_bytes_max },
+                "rx": { "max_message_size": COORDINATION_BYTES_MAX },
             },
         },
     });
@@ -376,7 +341,7 @@ fn connect(team: &Team, who: Who, link: &Link) -> Vec<String> {
 }
 
 /// What a robot may do, and what the operator may, by the names in their certificates. All else is refused.
-fn coordination_rules(team: &Team) -> Value {
+fn rules(team: &Team) -> Value {
     let keys = Keys::new(team);
     let own = |name: &str| {
         vec![
@@ -385,7 +350,11 @@ fn coordination_rules(team: &Team) -> Value {
                 "own",
                 name,
                 &["liveliness_token"],
-                &[keys.alive(name, "*"), keys.gathers(name, "*", "*", "*")],
+                &[
+                    keys.alive(name, "*"),
+                    keys.hears(name, "*", "*"),
+                    keys.gathers(name, "*", "*", "*"),
+                ],
             ),
             rule("ask", name, &["query"], &[keys.permit("*", name), keys.time("*")]),
             rule(
@@ -420,7 +389,11 @@ fn coordination_rules(team: &Team) -> Value {
                 "watch",
                 name,
                 &["liveliness_query", "declare_liveliness_subscriber"],
-                &[keys.alive("*", "*"), keys.gathers("*", "*", "*", "*")],
+                &[
+                    keys.alive("*", "*"),
+                    keys.hears("*", "*", "*"),
+                    keys.gathers("*", "*", "*", "*"),
+                ],
             ),
         ]
     };
@@ -433,40 +406,7 @@ fn coordination_rules(team: &Team) -> Value {
             &[keys.alive("*", "*")],
         ),
     ];
-    rules(team, own, operator)
-}
-
-fn control_rules(team: &Team) -> Value {
-    let keys = Keys::new(team);
-    let choice = any_choice(team);
-    let own = |name: &str| {
-        let (all, me) = (choice.then_some("*"), choice.then_some(name));
-        vec![
-            rule(
-                "say",
-                name,
-                &["put"],
-                &[
-                    keys.control(name, "*", all),
-                    keys.probe(name, "*"),
-                    keys.echo(name, "*"),
-                    keys.state(name, "*", "*"),
-                ],
-            ),
-            rule(
-                "hear",
-                name,
-                &["declare_subscriber"],
-                &[
-                    keys.control("*", "*", me),
-                    keys.probe("*", name),
-                    keys.echo("*", name),
-                    keys.state("*", name, "*"),
-                ],
-            ),
-        ]
-    };
-    rules(team, own, Vec::new())
+    all_rules(team, own, operator)
 }
 
 /// One rule for what comes in from a member; `key_exprs` are the widest that it may use.
@@ -480,7 +420,7 @@ fn rule(what: &str, name: &str, messages: &[&str], key_exprs: &[String]) -> Valu
     })
 }
 
-fn rules(team: &Team, own: impl Fn(&str) -> Vec<Value>, operator: Vec<Value>) -> Value {
+fn all_rules(team: &Team, own: impl Fn(&str) -> Vec<Value>, operator: Vec<Value>) -> Value {
     let all = [
         "put",
         "delete",
@@ -531,11 +471,9 @@ mod tests {
 
     fn link(path: usize) -> Link {
         Link {
-            protocol: "quic",
-            metadata: "?mixed_rel=1",
-            port: PORT_CONTROL + path as u16,
+            protocol: "tls",
+            port: PORTS_COORDINATION[path],
             path,
-            message_bytes_max: 1,
         }
     }
 
@@ -543,16 +481,10 @@ mod tests {
     fn the_later_robot_connects_and_both_mark_what_they_send() {
         let team = team(FIXED);
         let (a, b) = (Who::Robot(RobotId(0)), Who::Robot(RobotId(1)));
-        assert_eq!(listen(&team, a, &link(0)), ["quic/10.0.0.1:7462?mixed_rel=1#dscp=0xc0"]);
+        assert_eq!(listen(&team, a, &link(0)), ["tls/10.0.0.1:7460#dscp=0xc0"]);
         assert_eq!(connect(&team, a, &link(0)), [""; 0]);
-        assert_eq!(
-            connect(&team, b, &link(0)),
-            ["quic/10.0.0.1:7462?mixed_rel=1#dscp=0xc0;iface=w0"]
-        );
-        assert_eq!(
-            listen(&team, b, &link(1)),
-            ["quic/[fd00::2]:7463?mixed_rel=1#dscp=0xc0;iface=w1"]
-        );
+        assert_eq!(connect(&team, b, &link(0)), ["tls/10.0.0.1:7460#dscp=0xc0;iface=w0"]);
+        assert_eq!(listen(&team, b, &link(1)), ["tls/[fd00::2]:7461#dscp=0xc0;iface=w1"]);
         assert_eq!(connect(&team, Who::Operator, &link(0)).len(), 2);
         assert_eq!(
             config(&team, a, None, &link(0), json!({}))["scouting"]["multicast"]["enabled"],
@@ -565,10 +497,7 @@ mod tests {
         let team =
             team("[[robot]]\nname = \"a\"\nleader = true\n[[robot]]\nname = \"b\"\naddresses = [\"10.0.0.2\"]\n");
         let a = Who::Robot(RobotId(0));
-        assert_eq!(
-            connect(&team, a, &link(0)),
-            ["quic/10.0.0.2:7462?mixed_rel=1#dscp=0xc0"]
-        );
+        assert_eq!(connect(&team, a, &link(0)), ["tls/10.0.0.2:7460#dscp=0xc0"]);
         assert_eq!(connect(&team, Who::Robot(RobotId(1)), &link(0)), [""; 0]);
         assert_eq!(
             config(&team, a, None, &link(0), json!({}))["scouting"]["multicast"]["enabled"],

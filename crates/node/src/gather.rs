@@ -9,29 +9,26 @@
 //! need not subscribe to it as well. Left out: sending the list on to others, as the paper's tracker does; it is used
 //! where it is made, so T4 is when it is taken.
 
-use std::borrow::Cow;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant as StdInstant;
 
+use bytes::Bytes;
 use coorp_core::paths::PathId;
 use coorp_core::tracker::{Message, Stamps, TopicId, Topics, Tracker, TrackerAction, TrackerConfig, Updates};
 use coorp_core::{Duration, Instant, RobotId};
 use tokio::sync::Notify;
-use zenoh::bytes::ZBytes;
 use zenoh::liveliness::LivelinessToken;
-use zenoh::qos::{CongestionControl, Priority, Reliability};
 use zenoh::sample::{Sample, SampleKind};
 use zenoh::Wait;
 
 use crate::control::{checked, Age};
-use crate::fabric::MESSAGE_BYTES_MAX;
 use crate::node::{fabric_failed, lock, Inner};
-use crate::reporters::{Report, ReportAction, StateCopy};
+use crate::reporters::{ReportAction, StateCopy};
 use crate::status::Gathered;
-use crate::wire::{self, Refusal};
+use crate::wire::{self, Parcel, Refusal};
 use crate::{Error, Node};
 
 /// Shortest and longest time between two lists.
@@ -67,9 +64,9 @@ pub(crate) struct Gathering {
 
 #[derive(Debug)]
 struct State {
-    tracker: Tracker<ZBytes>,
-    /// To be done by the thread, each with the robot on whose word.
-    todo: VecDeque<(RobotId, TrackerAction)>,
+    tracker: Tracker<Bytes>,
+    /// To be done by the thread.
+    todo: VecDeque<TrackerAction>,
     /// The newest list, until it is taken.
     list: Option<Listed>,
     /// How old each robot's state was on the last list.
@@ -79,7 +76,7 @@ struct State {
 #[derive(Debug)]
 struct Listed {
     at: Instant,
-    states: Vec<(RobotId, ZBytes, Stamps, bool)>,
+    states: Vec<(RobotId, Bytes, Stamps, bool)>,
 }
 
 /// A list: each connected robot's newest state.
@@ -104,13 +101,13 @@ pub struct RobotState {
     pub fresh: bool,
     /// How old it was when the list was taken: T4 - T1. `None` before the clocks were compared.
     pub age: Option<Age>,
-    payload: ZBytes,
+    payload: Bytes,
 }
 
 impl RobotState {
     /// Its content.
-    pub fn bytes(&self) -> Cow<'_, [u8]> {
-        self.payload.to_bytes()
+    pub fn bytes(&self) -> &[u8] {
+        &self.payload
     }
 }
 
@@ -164,12 +161,11 @@ impl Gather {
         let lister = std::thread::Builder::new()
             .name("coorp-gather".to_owned())
             .spawn(move || {
-                let mut subscriptions = BTreeMap::new();
                 while let Some(inner) = node.upgrade() {
                     if works.stop.load(Ordering::Acquire) {
                         return;
                     }
-                    works.work(&inner, &mut subscriptions);
+                    works.work(&inner);
                 }
             });
         gather.lister = Some(lister.map_err(|error| Error::Failed(format!("cannot start a thread: {error}")))?);
@@ -229,7 +225,7 @@ impl Gather {
 
     fn table(&self, listed: Listed) -> Table {
         let taken_at = self.inner.now();
-        let state = |(from, payload, stamps, fresh): (RobotId, ZBytes, Stamps, bool)| RobotState {
+        let state = |(from, payload, stamps, fresh): (RobotId, Bytes, Stamps, bool)| RobotState {
             from,
             stamps,
             fresh,
@@ -264,15 +260,13 @@ fn age(stamps: &Stamps, used_at: Instant) -> Option<Age> {
     })
 }
 
-type Subscriptions = BTreeMap<TopicId, Vec<zenoh::pubsub::Subscriber<()>>>;
-
 impl Gathering {
     /// One round of the thread: what is due is done, then it waits for more.
-    fn work(self: &Arc<Self>, inner: &Arc<Inner>, subscriptions: &mut Subscriptions) {
+    fn work(&self, inner: &Inner) {
         let mut state = lock(&self.state);
         let now = inner.now();
         state.tracker.on_deadline(now);
-        state.collect(inner.me);
+        state.collect();
         let todo = std::mem::take(&mut state.todo);
         if todo.is_empty() {
             let left = state.tracker.next_deadline().map(|at| at.since(now).as_nanos());
@@ -282,13 +276,10 @@ impl Gathering {
         }
         drop(state);
         // Never under the lock: what is told to the fabric may call back.
-        for (on_word_of, action) in todo {
+        for action in todo {
             match action {
-                TrackerAction::Open(topic) => match self.subscribe(inner, topic, on_word_of) {
-                    Ok(made) => drop(subscriptions.insert(topic, made)),
-                    Err(error) => tracing::warn!("{} cannot be gathered: {error}", self.topic),
-                },
-                TrackerAction::Close(topic) => drop(subscriptions.remove(&topic)),
+                // Links carry all topics.
+                TrackerAction::Open(_) | TrackerAction::Close(_) => {}
                 TrackerAction::Send { to, message } => inner.say_fleet(&self.topic, to, message),
                 TrackerAction::Joined(robot) => {
                     tracing::info!("{} is gathered on {}", inner.name_of(robot), self.topic);
@@ -301,52 +292,19 @@ impl Gathering {
         }
     }
 
-    /// Listens to a topic: with all in one, to all robots, else to the one that is about to be taken in.
-    fn subscribe(
-        self: &Arc<Self>,
-        inner: &Arc<Inner>,
-        topic: TopicId,
-        robot: RobotId,
-    ) -> Result<Vec<zenoh::pubsub::Subscriber<()>>, Error> {
-        let from = if topic == TopicId(0) { "*" } else { inner.name_of(robot) };
-        let key = inner.keys.state(from, inner.name(), &self.topic);
-        let mut paths = Vec::with_capacity(inner.control.len());
-        for (path, session) in (0u8..).map(PathId).zip(&inner.control) {
-            let (to, node) = (self.clone(), Arc::downgrade(inner));
-            let subscriber = session.declare_subscriber(key.clone()).callback(move |sample| {
-                if let Some(inner) = node.upgrade() {
-                    to.on_sample(&inner, topic, path, &sample);
-                }
-            });
-            paths.push(subscriber.wait().map_err(|error| fabric_failed(error.as_ref()))?);
-        }
-        Ok(paths)
-    }
-
-    fn on_sample(&self, inner: &Inner, topic: TopicId, path: PathId, sample: &Sample) {
-        let what = "a robot's state";
-        let from = inner.keys.part(sample.key_expr().as_str(), 1);
-        let Some(from) = from.and_then(|name| inner.team.robot_named(name)) else {
-            return inner.refused.count(what, Refusal::Malformed);
-        };
-        if sample.payload().len() > MESSAGE_BYTES_MAX {
-            return inner.refused.count(what, Refusal::Oversized);
-        }
-        let empty = ZBytes::new();
-        let header = inner.read::<wire::fleet::State>(what, sample.attachment().unwrap_or(&empty));
-        let Some(header) = header else { return };
-        if let Some(number) = header.copy {
-            inner.tell(|brain, _| brain.on_copy(from, path, header.incarnation, number));
-        }
+    /// A copy of a state came.
+    fn on_state(&self, inner: &Inner, from: RobotId, header: wire::fleet::State, payload: &Bytes) {
         let mut state = lock(&self.state);
         if state.todo.len() >= TODO_MAX {
             return;
         }
         // Read under the lock, so that no later time was told before.
         let received_at = inner.now();
-        let payload = sample.payload().clone();
-        state.tracker.on_state(from, topic, header.into(), payload, received_at);
-        self.after(state, from);
+        let topic = TopicId(header.topic);
+        state
+            .tracker
+            .on_state(from, topic, header.into(), payload.clone(), received_at);
+        self.after(state);
     }
 
     fn on_said(&self, inner: &Inner, from: RobotId, message: Message) {
@@ -355,17 +313,17 @@ impl Gathering {
             return; // As if it were lost on the way.
         }
         state.tracker.on_message(from, message, inner.now());
-        self.after(state, from);
+        self.after(state);
     }
 
     fn on_gone(&self, inner: &Inner, robot: RobotId) {
         let mut state = lock(&self.state);
         state.tracker.on_gone(robot, inner.now());
-        self.after(state, robot);
+        self.after(state);
     }
 
-    fn after(&self, mut state: std::sync::MutexGuard<'_, State>, on_word_of: RobotId) {
-        state.collect(on_word_of);
+    fn after(&self, mut state: std::sync::MutexGuard<'_, State>) {
+        state.collect();
         if !state.todo.is_empty() {
             self.wake.notify_one();
         }
@@ -407,10 +365,8 @@ impl Gathering {
 
 impl State {
     /// Notes what the tracker wants done.
-    fn collect(&mut self, on_word_of: RobotId) {
-        while let Some(action) = self.tracker.poll() {
-            self.todo.push_back((on_word_of, action));
-        }
+    fn collect(&mut self) {
+        self.todo.extend(std::iter::from_fn(|| self.tracker.poll()));
     }
 }
 
@@ -448,53 +404,37 @@ impl Gatherings {
     }
 }
 
-/// Where this robot sends its states: for each report a publisher a path.
-pub(crate) type Outlets = Mutex<BTreeMap<Report, Arc<Vec<zenoh::pubsub::Publisher<'static>>>>>;
-
 impl Inner {
     /// Does what the reporters want done.
     pub(crate) fn report(&self, action: ReportAction) {
         match action {
             ReportAction::Say((topic, to), message) => self.say_fleet(&topic, to, message),
-            ReportAction::Open(report) => match self.outlet(&report) {
-                Ok(paths) => drop(lock(&self.outlets).insert(report, Arc::new(paths))),
-                Err(error) => tracing::warn!("the states on {} go nowhere: {error}", report.0),
-            },
-            ReportAction::Close(report) => {
-                let closed = lock(&self.outlets).remove(&report);
-                drop(closed);
+            ReportAction::Open((_, to)) => self.warm(to),
+            ReportAction::Close((topic, to)) => {
+                tracing::debug!("states on {topic} no longer go to {}", self.name_of(to));
             }
         }
-    }
-
-    fn outlet(&self, (topic, to): &Report) -> Result<Vec<zenoh::pubsub::Publisher<'static>>, Error> {
-        let key = self.keys.state(self.name(), self.name_of(*to), topic);
-        let mut paths = Vec::with_capacity(self.control.len());
-        for session in &self.control {
-            let publisher = session
-                .declare_publisher(key.clone())
-                .priority(Priority::RealTime)
-                .congestion_control(CongestionControl::Drop)
-                .reliability(Reliability::BestEffort)
-                .express(true);
-            paths.push(publisher.wait().map_err(|error| fabric_failed(error.as_ref()))?);
-        }
-        Ok(paths)
     }
 
     /// Sends a state to who gathers it.
-    pub(crate) fn send_states(&self, states: Vec<StateCopy>, message: &ZBytes) {
-        for StateCopy { report, header, copy } in states {
-            let paths = lock(&self.outlets).get(&report).cloned();
-            let path = copy.map_or(PathId(0), |copy| copy.path);
-            let Some(path) = paths.as_ref().and_then(|paths| paths.get(usize::from(path.0))) else {
-                continue;
-            };
-            let mut header = wire::fleet::State::from(header);
-            header.copy = copy.and_then(|copy| copy.number);
-            if let Err(error) = path.put(message.clone()).attachment(wire::encode(&header)).wait() {
-                tracing::debug!("a state on {} was not sent: {error}", report.0);
+    pub(crate) fn send_states(&self, states: Vec<StateCopy>, message: &Bytes) {
+        for state in states {
+            let (topic, to) = state.report;
+            let path = state.copy.map_or(PathId(0), |copy| copy.path);
+            let number = state.copy.and_then(|copy| copy.number);
+            let header = wire::fleet::State::new(state.topic, state.header, number);
+            if to == self.me {
+                self.on_state(to, &topic, header, message);
+            } else {
+                self.send(to, path, &Parcel::State { topic, header }, message);
             }
+        }
+    }
+
+    /// A copy of a state came.
+    pub(crate) fn on_state(&self, from: RobotId, topic: &str, header: wire::fleet::State, payload: &Bytes) {
+        if let Some(gathering) = self.gatherings.get(topic) {
+            gathering.on_state(self, from, header, payload);
         }
     }
 

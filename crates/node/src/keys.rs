@@ -13,6 +13,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use coorp_team::Team;
+use quinn::rustls::pki_types::CertificateDer;
 use rcgen::{
     date_time_ymd, BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose,
@@ -154,6 +155,13 @@ impl Identity {
             key,
         })
     }
+}
+
+/// A certificate that says a name and is signed by nobody else, and its private key, both DER.
+pub(crate) fn unsigned(name: &str) -> Result<(CertificateDer<'static>, Vec<u8>), Error> {
+    let made = KeyPair::generate().map_err(failed)?;
+    let signed = member(name)?.self_signed(&made).map_err(failed)?;
+    Ok((signed.der().clone(), made.serialize_der()))
 }
 
 fn authority(team: &Team) -> CertificateParams {

@@ -1,7 +1,7 @@
 //! A robot on real sockets: the decisions of `coorp-core` over Zenoh and QUIC.
 //!
 //! Begin at `node.rs` (threads and callbacks), `brain.rs` (what is decided), `fabric.rs` (sessions, keys, who may say
-//! what), `paths.rs` (what goes over which interface), `wire.rs` (the bytes). `keys.rs` makes and loads the team's keys, `watch.rs` asks robots for their status.
+//! what), `links/` (what carries control), `paths.rs` (what goes over which interface), `wire.rs` (the bytes). `keys.rs` makes and loads the team's keys, `watch.rs` asks robots for their status.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
@@ -13,10 +13,12 @@ mod fabric;
 pub mod gather;
 mod journal;
 pub mod keys;
+mod links;
 pub mod metrics;
 mod network;
 mod node;
 mod paths;
+mod quic;
 pub mod recording;
 mod reporters;
 pub mod status;

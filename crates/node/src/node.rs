@@ -16,8 +16,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use bytes::Bytes;
 use coorp_core::clock::Offset;
-
+use coorp_core::paths::PathId;
 use coorp_core::policy::Policy;
 use coorp_core::windows::Window;
 use coorp_core::{Duration, FlowId, Instant, RobotId};
@@ -29,12 +30,15 @@ use zenoh::{Session, Wait};
 use crate::brain::{Brain, PermitState, TOPICS_MAX};
 use crate::bulk::{replace, Bulk, BulkReceiver, BulkStream};
 use crate::control::{checked, Inbox, Publisher, Sent, Subscriber};
-use crate::fabric::{self, Keys, Who, PORT_BULK};
-use crate::gather::{Gatherings, Outlets};
+use crate::fabric::{self, Keys, Who};
+use crate::gather::Gatherings;
 use crate::keys::Identity;
+use crate::links::{Hearing, Links};
 use crate::network;
 use crate::paths::paths_used;
+use crate::quic::Credentials;
 use crate::status::{self, RefusedCounts, Status};
+use crate::wire::{ControlHeader, Parcel};
 use crate::Error;
 
 /// Local clocks start so long after zero, so that no offset reaches below it.
@@ -84,9 +88,14 @@ pub(crate) struct Inner {
     brain: Mutex<Brain>,
     wake: Condvar,
     stop: AtomicBool,
-    /// One a path, as are those for control.
+    /// Paths that are used.
+    pub paths: usize,
+    /// One a path.
     pub coordination: Vec<Session>,
-    pub control: Vec<Session>,
+    /// There once the node is open.
+    links: OnceLock<Arc<Links>>,
+    /// Who hears what.
+    hearing: Mutex<Hearing>,
     /// Robots whose tokens are there, each with the sessions that hold them.
     alive: Mutex<BTreeMap<RobotId, BTreeSet<String>>>,
     /// As the controller: the newest open query of each robot over each path, to be answered when there is something to
@@ -100,7 +109,6 @@ pub(crate) struct Inner {
     counts: Mutex<BTreeMap<String, Arc<AtomicU64>>>,
     subscribed: Mutex<Vec<Weak<Inbox>>>,
     pub gatherings: Gatherings,
-    pub outlets: Outlets,
     /// How many want bulk to be sent.
     wishes: Mutex<usize>,
     /// `None` where there are no keys for it.
@@ -156,13 +164,11 @@ impl Node {
         let started = std::time::Instant::now();
         let brain = Brain::new(&team, &policy, me, incarnation, CLOCK_ORIGIN_INSTANT).map_err(Error::Input)?;
         let (who, identity) = (Who::Robot(me), identity.as_ref());
-        let paths = 0..paths_used(&team, me);
-        let answers = paths.clone().map(|_| answering()).collect::<Result<_, _>>()?;
-        let coordination = paths
-            .clone()
-            .map(|path| fabric::coordination(&team, who, identity, path));
+        let credentials = identity.map_or_else(|| Credentials::of_anybody(&robot), Credentials::of)?;
+        let paths = paths_used(&team, me);
+        let answers = (0..paths).map(|_| answering()).collect::<Result<_, _>>()?;
+        let coordination = (0..paths).map(|path| fabric::coordination(&team, who, identity, path));
         let coordination = coordination.collect::<Result<_, _>>()?;
-        let control = paths.map(|path| fabric::control(&team, who, identity, path));
         let inner = Arc::new(Inner {
             me,
             secure: identity.is_some(),
@@ -172,8 +178,10 @@ impl Node {
             brain: Mutex::new(brain),
             wake: Condvar::new(),
             stop: AtomicBool::new(false),
-            control: control.collect::<Result<_, _>>()?,
+            paths,
             coordination,
+            links: OnceLock::new(),
+            hearing: Mutex::default(),
             alive: Mutex::default(),
             asking: Mutex::default(),
             answers,
@@ -181,17 +189,17 @@ impl Node {
             counts: Mutex::default(),
             subscribed: Mutex::default(),
             gatherings: Gatherings::default(),
-            outlets: Outlets::default(),
             wishes: Mutex::default(),
             bulk: OnceLock::new(),
             refused: RefusedCounts::default(),
             policy,
             team,
         });
-        if let Some(identity) = identity {
-            let bulk = Bulk::open(&inner, identity, &state)?;
+        // Nobody else has set it, nor what follows.
+        let _ = inner.links.set(Links::open(&inner, &credentials)?);
+        if identity.is_some() {
+            let bulk = Bulk::open(&inner, &credentials, &state)?;
             bulk.set_permitted(inner.ask(|brain, now| brain.is_permitted(now)));
-            // Nobody else has set it.
             let _ = inner.bulk.set(bulk);
         }
         inner.listen()?;
@@ -310,7 +318,10 @@ impl Drop for Node {
         if let Some(driver) = self.driver.take() {
             let _ = driver.join();
         }
-        for session in self.inner.control.iter().chain(&self.inner.coordination) {
+        if let Some(links) = self.inner.links.get() {
+            links.close();
+        }
+        for session in &self.inner.coordination {
             if let Err(error) = session.close().wait() {
                 tracing::debug!("a session did not close: {error}");
             }
@@ -388,11 +399,10 @@ impl Inner {
         Wish(Arc::downgrade(self))
     }
 
-    /// Where a robot takes bulk over a path: at its address in the team file, or where its link comes from.
-    pub fn bulk_address_of(&self, robot: RobotId, path: usize) -> Option<SocketAddr> {
+    /// Where a robot is on a path: at its address in the team file, or where its session comes from.
+    pub fn address_of(&self, robot: RobotId, path: usize) -> Option<IpAddr> {
         let given = self.team.robots.get(usize::from(robot.0))?.addresses.get(path).copied();
-        let address = given.or_else(|| self.found(robot, path))?;
-        Some(SocketAddr::new(address, self.team.port(robot) + PORT_BULK))
+        given.or_else(|| self.found(robot, path))
     }
 
     fn found(&self, robot: RobotId, path: usize) -> Option<IpAddr> {
@@ -416,6 +426,41 @@ impl Inner {
 
     // --- control topics ---------------------------------------------------------------------------------------
 
+    /// The other robots that hear a topic.
+    pub fn hearers(&self, topic: &str) -> Vec<RobotId> {
+        let mut hearers = lock(&self.hearing).hearers(topic, self.now());
+        hearers.retain(|robot| *robot != self.me);
+        hearers
+    }
+
+    /// Sends a message over a link.
+    pub fn send(&self, to: RobotId, path: PathId, parcel: &Parcel, content: &Bytes) {
+        if let Some(links) = self.links.get() {
+            links.send(to, path, parcel, content);
+        }
+    }
+
+    /// Makes the links to a robot that is about to be sent to.
+    pub fn warm(&self, to: RobotId) {
+        if let Some(links) = self.links.get() {
+            links.warm(to);
+        }
+    }
+
+    /// A copy of a control message came, or this robot has sent one.
+    pub fn on_control(&self, from: RobotId, path: PathId, topic: &str, header: ControlHeader, content: &Bytes) {
+        let now = self.now();
+        // Not under the lock: whoever takes a message asks for more.
+        let inboxes: Vec<_> = lock(&self.subscribed)
+            .iter()
+            .filter_map(Weak::upgrade)
+            .filter(|inbox| inbox.topic() == topic)
+            .collect();
+        for inbox in inboxes {
+            inbox.on_message(from, path, header, content, now);
+        }
+    }
+
     pub fn publish(&self, sent: &Arc<Sent>, period: Option<Duration>) -> Result<FlowId, Error> {
         let flow = self.tell(|brain, _| brain.add_flow(period)).ok_or_else(|| {
             Error::Input(format!(
@@ -424,6 +469,9 @@ impl Inner {
             ))
         })?;
         lock(&self.published).insert(flow, sent.clone());
+        self.hearers(sent.topic())
+            .into_iter()
+            .for_each(|robot| self.warm(robot));
         self.tell(|brain, now| brain.reporters.publish(sent.topic(), now));
         Ok(flow)
     }
@@ -493,7 +541,7 @@ impl Inner {
             clock_ns: brain
                 .leaders_clock(now)
                 .map(|(_, offset)| (offset.ahead_ns, offset.within.as_nanos())),
-            paths: (0..self.control.len()).map(|path| self.path_name(path)).collect(),
+            paths: (0..self.paths).map(|path| self.path_name(path)).collect(),
             choices: brain.paths(now),
             bulk,
             published,

@@ -26,6 +26,8 @@ pub(crate) type Session = (String, String);
 #[derive(Clone, Debug)]
 pub(crate) struct StateCopy {
     pub report: Report,
+    /// What the robot that gathers calls it.
+    pub topic: TopicId,
     pub header: StateHeader,
     /// Where there is a choice of paths.
     pub copy: Option<Copy>,

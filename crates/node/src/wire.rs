@@ -285,9 +285,54 @@ pub struct ControlHeader {
     pub copy: Option<u32>,
 }
 
-impl Frame for ControlHeader {
-    const KIND: u8 = 2;
-    const BYTES_MAX: usize = 64;
+/// What goes over a link ahead of a message's content: see `links`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Parcel {
+    /// A control message.
+    Control {
+        /// Its topic.
+        topic: String,
+        /// All else about it.
+        header: ControlHeader,
+    },
+    /// A state for the robot that gathers it.
+    State {
+        /// Its topic.
+        topic: String,
+        /// All else about it.
+        header: fleet::State,
+    },
+    /// Is this path there? No content.
+    Probe(Probe),
+    /// It is. No content.
+    Echo(Echo),
+}
+
+impl Frame for Parcel {
+    const KIND: u8 = 12;
+    const BYTES_MAX: usize = 512;
+}
+
+/// The longest head of a message on a link, bytes.
+pub const PARCEL_BYTES_MAX: usize = Parcel::BYTES_MAX + LENGTH_BYTES;
+const LENGTH_BYTES: usize = 2;
+
+/// What stands ahead of a message's content on a link: a frame, and its length before it, little end first.
+pub fn pack(parcel: &Parcel) -> Vec<u8> {
+    let frame = encode(parcel);
+    let length = u16::try_from(frame.len()).unwrap_or(0);
+    [length.to_le_bytes().as_slice(), &frame].concat()
+}
+
+/// What a message on a link is, and where its content begins.
+///
+/// # Errors
+/// For all that [`pack`] does not make.
+pub fn unpack(message: &[u8]) -> Result<(Parcel, usize), Refusal> {
+    let (length, rest) = message.split_first_chunk::<LENGTH_BYTES>().ok_or(Refusal::Malformed)?;
+    let length = usize::from(u16::from_le_bytes(*length));
+    let frame = rest.get(..length).ok_or(Refusal::Malformed)?;
+    Ok((decode(frame)?, LENGTH_BYTES + length))
 }
 
 /// What time is it: asked of the leader.
@@ -415,11 +460,6 @@ pub struct Probe {
     pub sent_at: u64,
 }
 
-impl Frame for Probe {
-    const KIND: u8 = 10;
-    const BYTES_MAX: usize = 32;
-}
-
 /// The answer to a [`Probe`]: see `coorp_core::paths::Echo`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)]
@@ -427,11 +467,6 @@ pub struct Echo {
     pub probe: Probe,
     pub newest: u32,
     pub seen: u64,
-}
-
-impl Frame for Echo {
-    const KIND: u8 = 11;
-    const BYTES_MAX: usize = 64;
 }
 
 impl From<paths::Probe> for Probe {
@@ -555,7 +590,11 @@ mod tests {
             made_at_leaders: Some((all, all)),
             copy: Some(u32::MAX),
         };
-        assert_eq!(decode(&encode(&header)), Ok(header));
+        let control = Parcel::Control {
+            topic: "\u{10ffff}".repeat(64),
+            header,
+        };
+        assert_eq!(unpack(&pack(&control)), Ok((control.clone(), pack(&control).len())));
         let probe = Probe {
             path: u8::MAX,
             incarnation: u32::MAX,
@@ -567,8 +606,9 @@ mod tests {
             newest: u32::MAX,
             seen: all,
         };
-        assert_eq!(decode(&encode(&probe)), Ok(probe));
-        assert_eq!(decode(&encode(&echo)), Ok(echo));
+        for parcel in [Parcel::Probe(probe), Parcel::Echo(echo)] {
+            assert_eq!(decode(&encode(&parcel)), Ok(parcel));
+        }
         assert_eq!(Echo::from(paths::Echo::from(echo)), echo);
         let model = Model {
             topic: u8::MAX,
@@ -596,13 +636,35 @@ mod tests {
         );
     }
 
+    #[test]
+    fn a_message_on_a_link_is_read_as_it_was_written() {
+        let parcel = Parcel::Probe(Probe {
+            path: 1,
+            incarnation: 2,
+            number: 3,
+            sent_at: 4,
+        });
+        let head = pack(&parcel);
+        let whole = [head.as_slice(), b"content"].concat();
+        assert_eq!(unpack(&whole), Ok((parcel, head.len())));
+        for cut in 0..head.len() {
+            assert_eq!(unpack(&head[..cut]), Err(Refusal::Malformed), "{cut}");
+        }
+        let mut newer = whole;
+        newer[4] = 9;
+        assert_eq!(unpack(&newer), Err(Refusal::Version(9)));
+        assert_eq!(unpack(&[0xff; 700]), Err(Refusal::Malformed));
+        let long = [600u16.to_le_bytes().as_slice(), &[0; 600]].concat();
+        assert_eq!(unpack(&long), Err(Refusal::Oversized));
+    }
+
     proptest! {
         #[test]
-        fn no_bytes_panic(bytes in prop::collection::vec(any::<u8>(), 0..300), kind in 0u8..12) {
+        fn no_bytes_panic(bytes in prop::collection::vec(any::<u8>(), 0..300), kind in 0u8..13) {
             let framed = [&[b'C', b'o', VERSION, kind], bytes.as_slice()].concat();
             for bytes in [bytes, framed] {
                 let _ = decode::<Coordination>(&bytes);
-                let _ = decode::<ControlHeader>(&bytes);
+                let _ = unpack(&bytes);
                 let _ = decode::<TimeQuery>(&bytes);
                 let _ = decode::<TimeReply>(&bytes);
                 let _ = decode::<Status>(&bytes);
@@ -610,8 +672,7 @@ mod tests {
                 let _ = decode::<Begin>(&bytes);
                 let _ = decode::<Answer>(&bytes);
                 let _ = decode::<Start>(&bytes);
-                let _ = decode::<Probe>(&bytes);
-                let _ = decode::<Echo>(&bytes);
+                let _ = decode::<Parcel>(&bytes);
             }
         }
     }

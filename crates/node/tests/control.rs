@@ -7,8 +7,9 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use common::{be_a_robot, Fleet};
+use common::{be_a_robot, Caller, Fleet};
 use coorp_node::control::{Publisher, Subscriber};
+use coorp_node::wire::{self, Parcel};
 
 #[test]
 #[ignore = "the process of a robot in the other tests"]
@@ -26,6 +27,7 @@ fn robot() {
                 subscribers.insert((*topic).to_owned(), node.control_subscriber(topic).unwrap());
                 "ok".to_owned()
             }
+            ["unsubscribe", topic] => subscribers.remove(*topic).is_some().to_string(),
             ["put", topic, text] => format!("{:?}", publishers[*topic].put(text.as_bytes()).is_ok()),
             ["put-large", topic, bytes] => {
                 let message = vec![7; bytes.parse().unwrap()];
@@ -43,7 +45,7 @@ fn robot() {
             ["take", topic] => match subscribers[*topic].recv(Some(Duration::from_millis(100))) {
                 None => "nothing".to_owned(),
                 Some(message) => {
-                    let text = String::from_utf8_lossy(&message.bytes()).into_owned();
+                    let text = String::from_utf8_lossy(message.bytes()).into_owned();
                     let text = if text.len() > 100 { text.len().to_string() } else { text };
                     format!("{} {text} aged {}", message.from.0, message.age.is_some())
                 }
@@ -121,56 +123,99 @@ fn whoever_hears_of_a_flow_keeps_its_windows() {
     });
 }
 
-#[test]
-fn without_a_key_nobody_hears_or_says_control() {
-    let fleet = Fleet::new(&["lead", "one"], "");
-    let (mut lead, mut one) = (fleet.robot("lead"), fleet.robot("one"));
-    lead.say("subscribe pose");
-    one.say("publish pose");
-    let stranger = common::session(
-        &fleet.team,
-        0,
-        2,
-        "quic",
-        serde_json::json!({
-            "verify_name_on_connect": false,
-            "root_ca_certificate": fleet.team.live.keys.join("ca.pem"),
-        }),
-    );
-    // Who has the key of `one` may say what `one` says, and nothing else.
-    let member = common::session(&fleet.team, 0, 2, "quic", common::tls(&fleet, &fleet, "one"));
-    let heard = zenoh::Wait::wait(stranger.declare_subscriber("**")).unwrap();
-    let header = coorp_node::wire::encode(&coorp_node::wire::ControlHeader {
+/// A control message on `pose` as its sender's node would make it.
+fn said(text: &str) -> Vec<u8> {
+    let header = wire::ControlHeader {
         incarnation: 1,
         sequence: 0,
         made_at: 0,
         made_at_leaders: None,
         copy: None,
-    });
-    let say = |session: &zenoh::Session, robot: &str, text: &str| {
-        let put = session
-            .put(format!("coorp/team/control/{robot}/pose"), text)
-            .attachment(header.clone());
-        zenoh::Wait::wait(put).unwrap();
     };
-    common::until(|| {
-        say(&stranger, "one", "forged");
-        say(&member, "lead", "forged");
-        say(&member, "one", "true");
-        let said = lead.say("take pose");
-        assert!(!said.contains("forged"), "{said}");
-        said == "1 true aged false"
-    });
+    let topic = "pose".to_owned();
+    [
+        wire::pack(&Parcel::Control { topic, header }).as_slice(),
+        text.as_bytes(),
+    ]
+    .concat()
+}
+
+#[test]
+fn who_says_something_is_told_by_the_key_and_without_one_nobody_says_anything() {
+    let (fleet, other) = (Fleet::new(&["lead", "one"], ""), Fleet::new(&["lead", "one"], ""));
+    let mut lead = fleet.robot("lead");
+    lead.say("subscribe pose");
+    let strangers = [
+        Caller::new(&fleet, None),
+        // The key of another team, which trusts nobody here.
+        Caller::new(&fleet, Some((&other, "one"))),
+        // The operator may look, and not take part.
+        Caller::new(&fleet, Some((&fleet, "../operator"))),
+    ];
+    for over_stream in [false, true] {
+        for stranger in &strangers {
+            stranger.say(&fleet.team, 0, &said("forged"), over_stream);
+        }
+    }
+    assert_eq!(lead.say("take pose"), "nothing");
+    let member = Caller::new(&fleet, Some((&fleet, "one")));
+    member.say(&fleet.team, 0, &said("true"), false);
+    assert_eq!(lead.say("take pose"), "1 true aged false");
+    assert!(lead.say("refused").contains("malformed: 0"));
+}
+
+#[test]
+fn control_that_makes_no_sense_is_refused_and_counted_and_the_rest_goes_on() {
+    let fleet = Fleet::new(&["lead", "one", "two"], "");
+    let (mut lead, mut one) = (fleet.robot("lead"), fleet.robot("one"));
+    lead.say("subscribe pose");
+    one.say("publish pose");
+    let member = Caller::new(&fleet, Some((&fleet, "two")));
+    let mut newer = said("x");
+    newer[4] += 1;
+    let oversized = [700u16.to_le_bytes().as_slice(), &[0; 700]].concat();
+    for (garbage, over_stream) in [
+        (b"".as_slice(), true),
+        (b"\xff\xff", false),
+        (&newer, false),
+        (&oversized, false),
+        (&[0; 100_000], true),
+    ] {
+        member.say(&fleet.team, 0, garbage, over_stream);
+    }
+    let counted = "Refused { oversized: 1, version: 1, malformed: 3, stale_grants: 0 }";
+    lead.until("refused", counted);
     common::until(|| {
         one.say("put pose hello");
-        lead.say("take pose").contains("hello")
+        lead.say("take pose") == "1 hello aged true"
     });
-    // Its own words go round in its own session.
-    while let Some(sample) = heard.try_recv().unwrap() {
-        assert_eq!(
-            sample.payload().to_bytes().as_ref(),
-            b"forged",
-            "a stranger hears control"
-        );
+}
+
+#[test]
+fn a_robot_that_is_killed_and_starts_anew_is_heard_and_hears_at_once() {
+    let fleet = Fleet::new(&["lead", "one"], "");
+    let (mut lead, mut one) = (fleet.robot("lead"), fleet.robot("one"));
+    let talk = |from: &mut common::Robot, to: &mut common::Robot, topic: &str| {
+        common::until(|| {
+            from.say(&format!("put {topic} hello"));
+            to.say(&format!("take {topic}")).contains("hello")
+        });
+    };
+    lead.say("subscribe pose");
+    lead.say("publish plan");
+    for _ in 0..2 {
+        one.say("publish pose");
+        one.say("subscribe plan");
+        talk(&mut one, &mut lead, "pose");
+        talk(&mut lead, &mut one, "plan");
+        one.kill();
+        one = fleet.robot("one");
     }
+    // Who no longer subscribes is no longer sent to.
+    lead.say("unsubscribe pose");
+    one.say("publish pose");
+    std::thread::sleep(Duration::from_millis(300));
+    one.say("put pose hello");
+    lead.say("subscribe pose");
+    assert_eq!(lead.say("take pose"), "nothing");
 }

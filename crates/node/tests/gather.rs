@@ -48,7 +48,7 @@ fn robot() {
             ["table", topic] => {
                 let table = gathers[*topic].recv(Some(Duration::from_secs(1))).unwrap();
                 let states = table.states.iter().map(|state| {
-                    let text = String::from_utf8_lossy(&state.bytes()).into_owned();
+                    let text = String::from_utf8_lossy(state.bytes()).into_owned();
                     let aged = state
                         .age
                         .is_some_and(|age| age.is < coorp_core::Duration::from_secs(60));
@@ -142,35 +142,24 @@ fn two_robots_gather_the_same_and_only_what_robots_say_of_themselves() {
     table(&mut one, &mut [], "", "1 a true");
     // The third robot has keys, and says what is not its own to say, or makes no sense.
     let keys = common::tls(&fleet, &fleet, "two");
-    let forger = common::session(&fleet.team, 0, 2, "quic", keys.clone());
+    let forger = common::Caller::new(&fleet, Some((&fleet, "two")));
     let coordination = common::session(&fleet.team, 0, 0, "tls", keys);
-    let header = wire::encode(&wire::fleet::State {
+    let header = wire::fleet::State {
+        topic: 0,
         incarnation: u32::MAX,
         number: 1,
         created_at: None,
         error: 0,
         copy: None,
-    });
+    };
+    let topic = "pose".to_owned();
+    let state = [wire::pack(&wire::Parcel::State { topic, header }).as_slice(), b"x"].concat();
     let forged = wire::encode(&wire::fleet::Fleet::Connect {
         incarnation: u32::MAX,
         sent_at: 1,
     });
     until(|| {
-        forger
-            .put("coorp/team/state/one/lead/pose", "x")
-            .attachment(header.clone())
-            .wait()
-            .unwrap();
-        forger
-            .put("coorp/team/state/two/lead/pose", "x")
-            .attachment(header.clone())
-            .wait()
-            .unwrap();
-        forger
-            .put("coorp/team/state/two/lead/pose", "x")
-            .attachment("garbage")
-            .wait()
-            .unwrap();
+        forger.say(&fleet.team, 0, &state, false);
         coordination
             .put("coorp/team/fleet/one/lead/pose", forged.clone())
             .wait()

@@ -119,6 +119,11 @@ fn what_a_robot_knows_is_there_for_prometheus() {
     lead.say("listen");
     until(|| one.say("put") == "true" && lead.say("take") == "true");
     let name = |metric: &str| format!("coorp_control_{metric}{{topic=\"pose\",from=\"one\"}}");
+    // An age that is shorter than what is known of the clocks counts as none.
+    until(|| {
+        one.say("put");
+        lead.say("take") == "true" && scrape(&port)[&name("age_seconds_sum")] > 0.0
+    });
     until(|| {
         one.say("put");
         scrape(&port).contains_key("coorp_gather_age_seconds{topic=\"pose\",from=\"one\"}")
@@ -131,7 +136,7 @@ fn what_a_robot_knows_is_there_for_prometheus() {
     );
     assert_eq!(at["coorp_robot_alive{peer=\"one\"}"], 1.0);
     assert!(at[&name("received_total")] >= 1.0 && at[&name("age_seconds_count")] >= 1.0);
-    assert!(at[&name("age_seconds_sum")] > 0.0 && at.contains_key(&name("late_total")));
+    assert!(at.contains_key(&name("late_total")));
     assert!(at["coorp_bulk_received_bytes_total"] >= 100_000.0);
     assert_eq!(at["coorp_bulk_delivered_total"], 1.0);
     assert_eq!(at["coorp_refused_frames_total{reason=\"malformed\"}"], 0.0);

@@ -2,7 +2,7 @@
 //!
 //! Messages go over QUIC, one connection a receiver while there is something to send. `socket.rs` is where the gate
 //! decides, `reports.rs` how it is known what has left, `send.rs` and `receive.rs` the two ends of a message,
-//! `inbox.rs` what a receiver keeps on disk, `tls.rs` who is at the other end.
+//! `inbox.rs` what a receiver keeps on disk, `transport.rs` how QUIC is set up.
 //!
 //! Each path has sockets of its own. A message goes over one path; when that dies a new connection over another one goes
 //! on where the receiver's disk ends. QUIC's own migration would keep the connection, but moves one end alone: the address
@@ -16,13 +16,13 @@ mod receive;
 mod reports;
 mod send;
 mod socket;
-mod tls;
+mod transport;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -32,7 +32,6 @@ use std::time::{Duration, Instant};
 
 use coorp_core::RobotId;
 use quinn::{Endpoint, EndpointConfig};
-use socket2::{Domain, Protocol, Socket, Type};
 use tokio::sync::{mpsc, oneshot, Notify};
 
 pub(crate) use self::inbox::replace;
@@ -41,8 +40,8 @@ use self::send::Job;
 use self::socket::{GatedSocket, PermittedCubicConfig};
 use crate::control::checked;
 use crate::fabric::PORT_BULK;
-use crate::keys::Identity;
 use crate::node::{lock, Inner};
+use crate::quic::{bind, Credentials};
 use crate::{status, Error};
 
 /// The largest bulk message, bytes.
@@ -94,7 +93,7 @@ struct Queue {
 
 impl Bulk {
     /// Listens for bulk and takes up what was received before.
-    pub fn open(node: &Arc<Inner>, identity: &Identity, state: &Path) -> Result<Arc<Bulk>, Error> {
+    pub fn open(node: &Arc<Inner>, credentials: &Credentials, state: &Path) -> Result<Arc<Bulk>, Error> {
         let failed = |what: &str, error: io::Error| Error::Failed(format!("cannot {what} for bulk: {error}"));
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(THREADS)
@@ -103,7 +102,7 @@ impl Bulk {
             .build()
             .map_err(|error| failed("start threads", error))?;
         let entered = runtime.enter();
-        let lanes = (0..node.control.len()).map(|path| Lane::open(node, identity, path));
+        let lanes = (0..node.paths).map(|path| Lane::open(node, credentials, path));
         let lanes = lanes.collect::<Result<Vec<_>, _>>()?;
         let bulk = Arc::new(Bulk {
             node: Arc::downgrade(node),
@@ -157,7 +156,7 @@ impl Bulk {
         if permitted {
             // A connection that made no packets waits for nothing; being told its window again, it looks.
             let sending = lock(&self.sending).clone();
-            sending.iter().for_each(tls::wake);
+            sending.iter().for_each(transport::wake);
         }
     }
 
@@ -246,26 +245,30 @@ impl Bulk {
 }
 
 impl Lane {
-    fn open(node: &Arc<Inner>, identity: &Identity, path: usize) -> Result<Lane, Error> {
+    fn open(node: &Arc<Inner>, credentials: &Credentials, path: usize) -> Result<Lane, Error> {
         let failed = |what: &str, error: io::Error| Error::Failed(format!("cannot {what} for bulk: {error}"));
         let robot = &node.team.robots[usize::from(node.me.0)];
         let everywhere = IpAddr::from([0, 0, 0, 0]);
         let address = robot.addresses.get(path).copied().unwrap_or(everywhere);
         // Where there is a choice a path must not lead through another interface than its own.
-        let interface = robot.interfaces.get(path).filter(|_| node.control.len() > 1);
+        let interface = robot.interfaces.get(path).filter(|_| node.paths > 1);
         let quic = Arc::new(quinn::TokioRuntime);
         // Receiving has a socket of its own: what goes back to a sender needs no permit.
         let receiver = Endpoint::new(
             EndpointConfig::default(),
-            Some(tls::server(identity)?),
-            bind(SocketAddr::new(address, node.team.port(node.me) + PORT_BULK), interface)?,
+            Some(transport::server(credentials)?),
+            bind(
+                "bulk",
+                SocketAddr::new(address, node.team.port(node.me) + PORT_BULK),
+                interface,
+            )?,
             quic.clone(),
         );
         let receiver = receiver.map_err(|error| failed("open QUIC", error))?;
-        let socket = bind(SocketAddr::new(address, 0), interface)?;
+        let socket = bind("bulk", SocketAddr::new(address, 0), interface)?;
         let gatekeeper: Weak<Inner> = Arc::downgrade(node);
         let socket = GatedSocket::new(socket, path, gatekeeper).map_err(|error| failed("set up the socket", error))?;
-        let client = tls::client(identity, PermittedCubicConfig(Arc::downgrade(&socket)))?;
+        let client = transport::client(credentials, PermittedCubicConfig(Arc::downgrade(&socket)))?;
         let sender = Endpoint::new_with_abstract_socket(EndpointConfig::default(), None, socket.clone(), quic);
         Ok(Lane {
             sender: Mutex::new(Some(sender.map_err(|error| failed("open QUIC", error))?)),
@@ -274,21 +277,6 @@ impl Lane {
             receiver: Mutex::new(Some(receiver)),
         })
     }
-}
-
-/// A UDP socket at an address, and of an interface alone where one is given.
-fn bind(address: SocketAddr, interface: Option<&String>) -> Result<UdpSocket, Error> {
-    let bound = || {
-        let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
-        socket.bind_device(interface.map(String::as_bytes))?;
-        socket.bind(&address.into())?;
-        Ok(socket.into())
-    };
-    let over = interface
-        .map(|interface| format!(" on {interface}"))
-        .unwrap_or_default();
-    bound()
-        .map_err(|error: io::Error| Error::Failed(format!("cannot use the address {address}{over} for bulk: {error}")))
 }
 
 fn closed() -> Error {

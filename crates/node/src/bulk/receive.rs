@@ -8,9 +8,10 @@ use coorp_core::RobotId;
 use quinn::{Connection, Endpoint, RecvStream, SendStream};
 
 use super::inbox::{Inbox, Offer, Part};
-use super::{tls, Bulk, BULK_BYTES_MAX};
+use super::{Bulk, BULK_BYTES_MAX};
 use crate::control::checked;
 use crate::node::Inner;
+use crate::quic;
 use crate::wire::{self, Answer, Begin, Frame, Refusal, Start};
 
 /// Taken from QUIC at once.
@@ -35,7 +36,7 @@ pub(super) async fn accept(bulk: Weak<Bulk>, endpoint: Endpoint, connections: Ar
                 Ok(connection) => connection,
                 Err(error) => return tracing::debug!("a bulk connection did not come about: {error}"),
             };
-            let Some(from) = tls::peer(&node.team, &connection) else {
+            let Some(from) = quic::peer(&node.team, &connection) else {
                 return connection.close(1u8.into(), b"not a robot of this team");
             };
             drop(node);

@@ -1,5 +1,6 @@
 //! A sender's end: messages to one receiver, one after another, each until it is delivered or has failed.
 
+use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,9 +9,11 @@ use coorp_core::RobotId;
 use quinn::Connection;
 use tokio::sync::{mpsc, oneshot};
 
-use super::{receive, tls, Bulk, Waiting};
+use super::{receive, Bulk, Waiting};
+use crate::fabric::PORT_BULK;
 use crate::keys::SERVER_NAME;
 use crate::node::{lock, Wish};
+use crate::quic;
 use crate::wire::{Answer, Begin, Start};
 use crate::Error;
 
@@ -206,8 +209,9 @@ async fn attempt(
 async fn connect(bulk: &Bulk, to: RobotId, path: usize) -> Result<Connection, String> {
     let node = bulk.node.upgrade().ok_or("the node has closed")?;
     let address = node
-        .bulk_address_of(to, path)
+        .address_of(to, path)
         .ok_or("nobody knows its address: it is not here")?;
+    let address = SocketAddr::new(address, node.team.port(to) + PORT_BULK);
     let lane = bulk.lanes.get(path).ok_or("there is no such path")?;
     let sender = lock(&lane.sender).clone().ok_or("the node has closed")?;
     let connecting = sender.connect_with(lane.client.clone(), address, SERVER_NAME);
@@ -216,7 +220,7 @@ async fn connect(bulk: &Bulk, to: RobotId, path: usize) -> Result<Connection, St
     let connection = connection
         .map_err(|_| format!("{address} does not answer"))?
         .map_err(|error| error.to_string())?;
-    if tls::peer(&node.team, &connection) != Some(to) {
+    if quic::peer(&node.team, &connection) != Some(to) {
         connection.close(1u8.into(), b"another robot");
         return Err(format!("another robot answers at {address}"));
     }

@@ -6,24 +6,22 @@ use std::sync::mpsc::Receiver;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration as StdDuration;
 
+use bytes::Bytes;
 use coorp_core::arrival::TimeModel;
 use coorp_core::failover::Message;
 use coorp_core::paths::PathId;
 use coorp_core::{permits, Duration, Instant, RobotId};
 use zenoh::bytes::ZBytes;
-use zenoh::qos::{CongestionControl, Priority, Reliability};
+use zenoh::qos::{CongestionControl, Priority};
 use zenoh::query::{ConsolidationMode, Query, Reply};
 use zenoh::sample::{Sample, SampleKind};
 use zenoh::Wait;
 
 use super::{fabric_failed, lock, Answer, Inner};
 use crate::brain::Action;
-use crate::paths::any_choice;
-use crate::wire::{self, Frame, TimeQuery, TimeReply};
+use crate::fabric::MESSAGE_BYTES_MAX;
+use crate::wire::{self, Frame, Parcel, TimeQuery, TimeReply};
 use crate::Error;
-
-/// Takes what came from a robot over a path.
-type TakeOver = fn(&Inner, PathId, RobotId, &Sample);
 
 /// An answer to a query that takes longer is not waited for: the requester has asked again long since.
 const ANSWER_MAX: StdDuration = StdDuration::from_secs(2);
@@ -75,10 +73,7 @@ impl Inner {
             }
             Action::AskTime(leader) => self.ask_time(leader),
             Action::TellModels(models) => self.tell_models(models),
-            Action::Probe(to, probe) => {
-                let key = self.keys.probe(self.name(), self.name_of(to));
-                self.put_over(probe.path, &key, &wire::Probe::from(probe));
-            }
+            Action::Probe(to, probe) => self.send(to, probe.path, &Parcel::Probe(probe.into()), &Bytes::new()),
             Action::PathAlive(robot, path, alive) => {
                 let (robot, path) = (self.name_of(robot), self.path_name(usize::from(path.0)));
                 let state = if alive { "alive again" } else { "dead" };
@@ -136,22 +131,6 @@ impl Inner {
             if let Err(error) = put.wait() {
                 tracing::debug!("{key} was not sent: {error}");
             }
-        }
-    }
-
-    /// Sends over one path, as control goes.
-    fn put_over<F: Frame>(&self, path: PathId, key: &str, frame: &F) {
-        let Some(session) = self.control.get(usize::from(path.0)) else {
-            return;
-        };
-        let put = session
-            .put(key, wire::encode(frame))
-            .priority(Priority::RealTime)
-            .congestion_control(CongestionControl::Drop)
-            .reliability(Reliability::BestEffort)
-            .express(true);
-        if let Err(error) = put.wait() {
-            tracing::debug!("{key} was not sent: {error}");
         }
     }
 
@@ -272,9 +251,7 @@ impl Inner {
         self.hear(self.keys.lead_all("*"), Inner::on_lead)?;
         self.hear(self.keys.models("*"), Inner::on_models)?;
         self.hear(self.keys.fleet("*", name, "*"), Inner::on_fleet)?;
-        if any_choice(&self.team) {
-            self.listen_to_paths()?;
-        }
+        self.hear_tokens(&self.keys.hears("*", "*", "*"), Inner::on_hears)?;
         self.hear_tokens(&self.keys.gathers("*", "*", "*", "*"), Inner::on_gathers)?;
         self.hear_tokens(&self.keys.alive("*", "*"), Inner::on_token)
     }
@@ -308,51 +285,59 @@ impl Inner {
         Ok(())
     }
 
-    /// Answers probes, and hears answers, each over the path that it is about.
-    fn listen_to_paths(self: &Arc<Self>) -> Result<(), Error> {
-        for (path, session) in (0u8..).map(PathId).zip(&self.control) {
-            let topics: [(String, TakeOver); 2] = [
-                (self.keys.probe("*", self.name()), Inner::on_probe),
-                (self.keys.echo("*", self.name()), Inner::on_echo),
-            ];
-            for (key, take) in topics {
-                let inner = Arc::downgrade(self);
-                let subscriber = session.declare_subscriber(key).callback(move |sample| {
-                    let Some(inner) = inner.upgrade() else { return };
-                    let from = inner.keys.part(sample.key_expr().as_str(), 1);
-                    match from.and_then(|name| inner.team.robot_named(name)) {
-                        Some(from) => take(&inner, path, from, &sample),
-                        None => inner.refused.count("a probe", wire::Refusal::Malformed),
-                    }
-                });
-                let subscriber = subscriber.background();
-                subscriber.wait().map_err(|error| fabric_failed(error.as_ref()))?;
+    /// A message came from a robot over a link; answers what is to go back.
+    pub(crate) fn on_parcel(&self, from: RobotId, path: PathId, mut message: Bytes) -> Option<Parcel> {
+        let refuse = |what, refusal| {
+            self.refused.count(what, refusal);
+            None
+        };
+        let (parcel, content) = match wire::unpack(&message) {
+            Ok(unpacked) => unpacked,
+            Err(refusal) => return refuse("a control message", refusal),
+        };
+        let content = message.split_off(content);
+        if content.len() > MESSAGE_BYTES_MAX {
+            return refuse("a control message", wire::Refusal::Oversized);
+        }
+        let copied = |incarnation, copy: Option<u32>| {
+            if let Some(number) = copy {
+                self.tell(|brain, _| brain.on_copy(from, path, incarnation, number));
             }
+        };
+        match parcel {
+            Parcel::Control { topic, header } => {
+                copied(header.incarnation, header.copy);
+                self.on_control(from, path, &topic, header, &content);
+            }
+            Parcel::State { topic, header } => {
+                copied(header.incarnation, header.copy);
+                self.on_state(from, &topic, header, &content);
+            }
+            Parcel::Probe(probe) if probe.path == path.0 => {
+                let echo = self.tell(|brain, _| brain.on_probe(from, probe.into()))?;
+                return Some(Parcel::Echo(echo.into()));
+            }
+            Parcel::Echo(echo) if echo.probe.path == path.0 => {
+                self.tell(|brain, now| brain.on_echo(from, echo.into(), now));
+            }
+            Parcel::Probe(_) | Parcel::Echo(_) => return refuse("a probe", wire::Refusal::Malformed),
         }
-        Ok(())
+        None
     }
 
-    fn on_probe(&self, path: PathId, from: RobotId, sample: &Sample) {
-        let Some(probe) = self.read::<wire::Probe>("a probe", sample.payload()) else {
+    /// A robot hears a topic, or no longer does.
+    fn on_hears(&self, sample: &Sample) {
+        let key = sample.key_expr().as_str();
+        let robot = self.keys.part(key, 1).and_then(|name| self.team.robot_named(name));
+        let (Some(robot), Some(topic), Some(token)) = (robot, self.keys.part(key, 2), self.keys.part(key, 3)) else {
             return;
         };
-        if probe.path != path.0 {
-            return self.refused.count("a probe", wire::Refusal::Malformed);
+        let here = sample.kind() == SampleKind::Put;
+        lock(&self.hearing).on_token(robot, topic, token, here, self.now());
+        let published = lock(&self.published).values().any(|sent| sent.topic() == topic);
+        if here && published && robot != self.me {
+            self.warm(robot);
         }
-        if let Some(echo) = self.tell(|brain, _| brain.on_probe(from, probe.into())) {
-            let key = self.keys.echo(self.name(), self.name_of(from));
-            self.put_over(path, &key, &wire::Echo::from(echo));
-        }
-    }
-
-    fn on_echo(&self, path: PathId, from: RobotId, sample: &Sample) {
-        let Some(echo) = self.read::<wire::Echo>("an answer to a probe", sample.payload()) else {
-            return;
-        };
-        if echo.probe.path != path.0 {
-            return self.refused.count("an answer to a probe", wire::Refusal::Malformed);
-        }
-        self.tell(|brain, now| brain.on_echo(from, echo.into(), now));
     }
 
     fn on_lead(&self, sample: &Sample) {
@@ -447,6 +432,11 @@ impl Inner {
                 if robot == self.me && own.all(|own| own != session) {
                     tracing::error!("another process takes part as {} too: stop one of them", self.name());
                 } else if !known && robot != self.me {
+                    drop(alive);
+                    lock(&self.hearing).on_here(robot);
+                    if let Some(links) = self.links.get() {
+                        links.renew(robot);
+                    }
                     tracing::info!("{} is here", self.name_of(robot));
                 }
             }
@@ -454,6 +444,7 @@ impl Inner {
                 sessions.remove(session);
                 if sessions.is_empty() {
                     drop(alive);
+                    lock(&self.hearing).on_gone(robot, self.now());
                     self.tell(|brain, now| brain.on_gone(robot, now));
                     self.gatherings.on_gone(self, robot);
                     let queries = lock(&self.asking).remove(&robot).unwrap_or_default();

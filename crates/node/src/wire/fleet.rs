@@ -44,6 +44,8 @@ impl Fleet {
 /// What a state carries beside its content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct State {
+    /// What its receiver calls the topic for this sender.
+    pub topic: u32,
     /// When its sender started; a later one starts its count anew.
     pub incarnation: u32,
     /// The how manieth to this receiver; wraps.
@@ -54,11 +56,6 @@ pub struct State {
     pub error: u64,
     /// The number of this copy on its path, where there is a choice of paths.
     pub copy: Option<u32>,
-}
-
-impl Frame for State {
-    const KIND: u8 = 21;
-    const BYTES_MAX: usize = 48;
 }
 
 impl From<Answer> for Times {
@@ -143,14 +140,16 @@ impl From<Fleet> for Message {
     }
 }
 
-impl From<StateHeader> for State {
-    fn from(header: StateHeader) -> Self {
+impl State {
+    /// The state with this header on a topic, as one copy or, where there is no choice of paths, none.
+    pub(crate) fn new(topic: TopicId, header: StateHeader, copy: Option<u32>) -> Self {
         State {
+            topic: topic.0,
             incarnation: header.sequence.incarnation,
             number: header.sequence.number,
             created_at: header.created_at.map(Instant::as_nanos),
             error: header.error.as_nanos(),
-            copy: None,
+            copy,
         }
     }
 }
@@ -170,7 +169,7 @@ impl From<State> for StateHeader {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{decode, encode};
+    use super::super::{decode, encode, Parcel};
     use super::*;
     use proptest::prelude::*;
 
@@ -205,27 +204,28 @@ mod tests {
             assert_eq!(decode(&encode(&said)), Ok(said));
             assert_eq!(Fleet::from(Message::from(said)), said);
         }
-        let state = State {
+        let header = State {
+            topic: u32::MAX,
             incarnation,
             number: u32::MAX,
             created_at: Some(all),
             error: all,
             copy: Some(u32::MAX),
         };
+        let state = Parcel::State {
+            topic: "\u{10ffff}".repeat(64),
+            header,
+        };
         assert_eq!(decode(&encode(&state)), Ok(state));
-        let copy = None;
-        assert_eq!(State::from(StateHeader::from(state)), State { copy, ..state });
+        assert_eq!(State::new(TopicId(u32::MAX), header.into(), header.copy), header);
     }
 
     proptest! {
         #[test]
         fn any_bytes_are_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..80)) {
-            for kind in [Fleet::KIND, State::KIND] {
-                let frame = [b"Co", [super::super::VERSION, kind].as_slice(), &bytes].concat();
-                if let Ok(said) = decode::<Fleet>(&frame) {
-                    prop_assert_eq!(decode(&encode(&said)), Ok(said));
-                }
-                let _ = decode::<State>(&frame);
+            let frame = [b"Co", [super::super::VERSION, Fleet::KIND].as_slice(), &bytes].concat();
+            if let Ok(said) = decode::<Fleet>(&frame) {
+                prop_assert_eq!(decode(&encode(&said)), Ok(said));
             }
         }
     }

@@ -272,15 +272,14 @@ pub fn until(mut so: impl FnMut() -> bool) {
     }
 }
 
-/// A session of nobody's, to a robot's coordination or control port, with these keys.
+/// A session of nobody's, to a robot's coordination port, with these keys.
 pub fn session(team: &Team, robot: u16, place: u16, protocol: &str, tls: Value) -> Session {
     let port = team.port(RobotId(robot)) + place;
-    let metadata = if protocol == "quic" { "?mixed_rel=1" } else { "" };
     let config = json!({
         "mode": "peer",
         "listen": { "endpoints": [] },
         "connect": {
-            "endpoints": [format!("{protocol}/127.0.0.1:{port}{metadata}")],
+            "endpoints": [format!("{protocol}/127.0.0.1:{port}")],
             "timeout_ms": -1,
             "exit_on_failure": false,
         },
@@ -315,4 +314,70 @@ pub fn epoch(session: &Session) -> Epoch {
         }
     }
     panic!("nobody leads");
+}
+
+/// Whoever tries to take part in control: a QUIC endpoint of nobody's.
+pub struct Caller {
+    runtime: tokio::runtime::Runtime,
+    endpoint: quinn::Endpoint,
+}
+
+impl Caller {
+    /// With the keys that `keys` has for a robot, or none, and trust in the authority of `fleet`.
+    pub fn new(fleet: &Fleet, keys: Option<(&Fleet, &str)>) -> Caller {
+        use quinn::rustls::pki_types::{pem::PemObject, CertificateDer, PrivateKeyDer};
+        use quinn::rustls::{crypto::ring, ClientConfig, RootCertStore};
+
+        let mut roots = RootCertStore::empty();
+        let authority = CertificateDer::from_pem_file(fleet.team.live.keys.join("ca.pem"));
+        roots.add(authority.unwrap()).unwrap();
+        let config = ClientConfig::builder_with_provider(std::sync::Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots);
+        let mut config = match keys {
+            None => config.with_no_client_auth(),
+            Some((keys, name)) => {
+                let folder = keys.team.live.keys.join("robots");
+                let chain = CertificateDer::from_pem_file(folder.join(format!("{name}.pem"))).unwrap();
+                let key = PrivateKeyDer::from_pem_file(folder.join(format!("{name}.key"))).unwrap();
+                config.with_client_auth_cert(vec![chain], key).unwrap()
+            }
+        };
+        config.alpn_protocols = vec![b"coorp-control/1".to_vec()];
+        let config = quinn::crypto::rustls::QuicClientConfig::try_from(config).unwrap();
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .unwrap();
+        let entered = runtime.enter();
+        let mut endpoint = quinn::Endpoint::client("127.0.0.1:0".parse().unwrap()).unwrap();
+        endpoint.set_default_client_config(quinn::ClientConfig::new(std::sync::Arc::new(config)));
+        drop(entered);
+        Caller { runtime, endpoint }
+    }
+
+    /// Says something to a robot as control: as a datagram, or over a stream. Whether that reached it is not known.
+    pub fn say(&self, team: &Team, robot: u16, message: &[u8], over_stream: bool) {
+        let port = team.port(RobotId(robot)) + 2;
+        let address = ([127, 0, 0, 1], port).into();
+        self.runtime.block_on(async {
+            let Ok(connection) = self.endpoint.connect(address, "robot.coorp.internal").unwrap().await else {
+                return;
+            };
+            if over_stream {
+                let Ok(mut stream) = connection.open_uni().await else {
+                    return;
+                };
+                let _ = stream.write_all(message).await;
+                let _ = stream.finish();
+                let _ = stream.stopped().await;
+            } else {
+                let _ = connection.send_datagram(message.to_vec().into());
+            }
+            // Until it has gone, or been refused.
+            let _ = tokio::time::timeout(Duration::from_millis(100), connection.closed()).await;
+        });
+    }
 }

@@ -140,7 +140,7 @@ impl Message {
     fn data(&self, py: Python<'_>) -> Py<PyBytes> {
         let data = self
             .data
-            .get_or_init(py, || PyBytes::new(py, &self.message.bytes()).unbind());
+            .get_or_init(py, || PyBytes::new(py, self.message.bytes()).unbind());
         data.clone_ref(py)
     }
 

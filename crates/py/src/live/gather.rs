@@ -131,7 +131,7 @@ impl RobotState {
     fn data(&self, py: Python<'_>) -> Py<PyBytes> {
         let data = self
             .data
-            .get_or_init(py, || PyBytes::new(py, &self.state.bytes()).unbind());
+            .get_or_init(py, || PyBytes::new(py, self.state.bytes()).unbind());
         data.clone_ref(py)
     }
 

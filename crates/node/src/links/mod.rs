@@ -1,0 +1,534 @@
+//! Links: what carries control from one robot to another, over one path.
+//!
+//! A link is a QUIC connection from the robot that sends to the one that hears, made when there is something to say and
+//! kept while it is. What fits into a datagram goes as one: the newest counts, and what is lost is not worth waiting for.
+//! What is larger goes over a stream of its own, so that a lost datagram delays its own message and no other. Two
+//! messages of a topic are on their way at most; of those that wait behind them the newest stays. Answers to probes come
+//! back over the same link. Each path has its own socket, marked for AC_VO (`socket.rs`), at both ends.
+//!
+//! Control is not held back by a congestion window: it is small, comes at a period, and what is late is of no use. The
+//! fabric does not carry it, as its QUIC links cannot be marked on Linux and its TCP links let one lost segment hold up
+//! all that comes after it (decision 13).
+//!
+//! Whom to send to is known from tokens on the fabric (`hearing.rs`), who is at the other end from its certificate. Left
+//! out: resuming without a new handshake.
+
+mod hearing;
+mod socket;
+
+use std::any::Any;
+use std::collections::btree_map::Entry;
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use coorp_core::paths::PathId;
+use coorp_core::RobotId;
+use quinn::congestion::{Controller, ControllerFactory};
+use quinn::{
+    Connection, Endpoint, EndpointConfig, IdleTimeout, SendDatagramError, SendStream, TransportConfig, VarInt,
+};
+
+pub(crate) use self::hearing::Hearing;
+use self::socket::MarkedSocket;
+use crate::fabric::{MESSAGE_BYTES_MAX, PORT_CONTROL};
+use crate::keys::SERVER_NAME;
+use crate::node::{lock, Inner};
+use crate::paths::paths_between;
+use crate::quic::{bind, peer, Credentials};
+use crate::wire::{self, Parcel};
+use crate::Error;
+
+const PROTOCOL: &[u8] = b"coorp-control/1";
+/// An end that says nothing for so long is gone.
+const IDLE_MS: u32 = 3_000;
+/// Whoever opened a link keeps it.
+const KEEP_ALIVE: Duration = Duration::from_secs(1);
+/// Before the first round trip is known: a lost first datagram of a handshake is sent again after three of these.
+const ROUND_TRIP_FIRST: Duration = Duration::from_millis(50);
+/// A try to connect ends after so long, and the next begins.
+const CONNECT_MAX: Duration = Duration::from_secs(1);
+const RETRY: Duration = Duration::from_millis(100);
+/// Nobody has sent anything for so long: it is no longer tried.
+const WANTED: Duration = Duration::from_secs(5);
+/// Topics whose newest message waits for a link.
+const WAITING_MAX: usize = 256;
+/// Large messages of a topic that are on their way.
+const FLYING_MAX: u8 = 2;
+/// Streams that one end has open at most.
+const STREAMS_MAX: u32 = 64;
+/// A large message that takes longer is given up.
+const STREAM_MAX: Duration = Duration::from_secs(5);
+/// What is under way on one link at most.
+const WINDOW_BYTES: u64 = 1 << 20;
+const RECEIVE_BYTES: u32 = 32 << 20;
+/// Datagrams that wait to be sent, and to be taken; older ones make room.
+const DATAGRAMS_BYTES: usize = 256 << 10;
+/// Closing waits so long.
+const CLOSE_MAX: Duration = Duration::from_secs(1);
+
+/// Newer messages of a slot take the place of older ones.
+type Slot = (bool, String);
+
+/// A message: what it is, and its content.
+#[derive(Clone, Debug)]
+struct Message {
+    slot: Slot,
+    head: Vec<u8>,
+    content: Bytes,
+}
+
+/// All links of a robot.
+#[derive(Debug)]
+pub(crate) struct Links {
+    node: Weak<Inner>,
+    /// Taken when the node closes.
+    runtime: Mutex<Option<tokio::runtime::Runtime>>,
+    handle: tokio::runtime::Handle,
+    /// One a path; taken when the node closes.
+    endpoints: Mutex<Vec<Endpoint>>,
+    client: quinn::ClientConfig,
+    /// By robot, then by path.
+    out: Vec<Vec<Mutex<Link>>>,
+}
+
+#[derive(Debug)]
+enum Link {
+    Down,
+    Opening {
+        waiting: BTreeMap<Slot, Message>,
+        /// When somebody last sent something.
+        wanted: Instant,
+    },
+    Up(Arc<Up>),
+}
+
+#[derive(Debug)]
+struct Up {
+    connection: Connection,
+    large: Mutex<BTreeMap<Slot, Large>>,
+}
+
+#[derive(Debug)]
+struct Large {
+    flying: u8,
+    next: Option<Message>,
+}
+
+impl Links {
+    /// Listens on all paths.
+    pub fn open(node: &Arc<Inner>, credentials: &Credentials) -> Result<Arc<Links>, Error> {
+        let failed = |what: &str, error: std::io::Error| Error::Failed(format!("cannot {what} for control: {error}"));
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_name("coorp-control")
+            .enable_all()
+            .build()
+            .map_err(|error| failed("start a thread", error))?;
+        let entered = runtime.enter();
+        let mut server = credentials.server(PROTOCOL)?;
+        server.transport_config(Arc::new(transport(false)));
+        let mut client = credentials.client(PROTOCOL)?;
+        client.transport_config(Arc::new(transport(true)));
+        let robot = &node.team.robots[usize::from(node.me.0)];
+        let mut endpoints = Vec::with_capacity(node.paths);
+        for path in 0..node.paths {
+            let everywhere = IpAddr::from([0, 0, 0, 0]);
+            let address = robot.addresses.get(path).copied().unwrap_or(everywhere);
+            // Where there is a choice a path must not lead through another interface than its own.
+            let interface = robot.interfaces.get(path).filter(|_| node.paths > 1);
+            let socket = bind(
+                "control",
+                SocketAddr::new(address, port(node, node.me, path)),
+                interface,
+            )?;
+            let socket = MarkedSocket::new(socket).map_err(|error| failed("set up a socket", error))?;
+            let endpoint = Endpoint::new_with_abstract_socket(
+                EndpointConfig::default(),
+                Some(server.clone()),
+                socket,
+                Arc::new(quinn::TokioRuntime),
+            );
+            endpoints.push(endpoint.map_err(|error| failed("open QUIC", error))?);
+        }
+        let robots = (0u16..).map(RobotId).take(node.team.robots.len());
+        let out = robots.map(|to| {
+            let paths = if to == node.me {
+                0
+            } else {
+                paths_between(&node.team, node.me, to).min(node.paths)
+            };
+            (0..paths).map(|_| Mutex::new(Link::Down)).collect()
+        });
+        let links = Arc::new(Links {
+            node: Arc::downgrade(node),
+            handle: runtime.handle().clone(),
+            endpoints: Mutex::new(endpoints.clone()),
+            client,
+            out: out.collect(),
+            runtime: Mutex::default(),
+        });
+        for (path, endpoint) in endpoints.into_iter().enumerate() {
+            tokio::spawn(accept(links.node.clone(), endpoint, path));
+        }
+        drop(entered);
+        *lock(&links.runtime) = Some(runtime);
+        Ok(links)
+    }
+
+    /// Sends a message to a robot, or drops it where it cannot go. Does not wait.
+    pub fn send(self: &Arc<Self>, to: RobotId, path: PathId, parcel: &Parcel, content: &Bytes) {
+        let slot = match parcel {
+            Parcel::Control { topic, .. } => (false, topic.clone()),
+            Parcel::State { topic, .. } => (true, topic.clone()),
+            Parcel::Probe(_) | Parcel::Echo(_) => (false, String::new()),
+        };
+        let message = Message {
+            slot,
+            head: wire::pack(parcel),
+            content: content.clone(),
+        };
+        let Some(mut link) = self.link(to, path.0.into()) else {
+            return;
+        };
+        match &mut *link {
+            Link::Up(up) if up.connection.close_reason().is_none() => {
+                let up = up.clone();
+                drop(link);
+                up.send(&self.handle, message);
+            }
+            Link::Opening { waiting, wanted } => {
+                *wanted = Instant::now();
+                if waiting.len() < WAITING_MAX || waiting.contains_key(&message.slot) {
+                    waiting.insert(message.slot.clone(), message);
+                }
+            }
+            Link::Up(_) | Link::Down => self.begin(&mut link, to, path.0.into(), Some(message)),
+        }
+    }
+
+    /// Makes the links to a robot that is about to be sent to.
+    pub fn warm(self: &Arc<Self>, to: RobotId) {
+        for path in 0..self.out.get(usize::from(to.0)).map_or(0, Vec::len) {
+            let Some(mut link) = self.link(to, path) else { continue };
+            let is_up = matches!(&*link, Link::Up(up) if up.connection.close_reason().is_none());
+            if !is_up && !matches!(&*link, Link::Opening { .. }) {
+                self.begin(&mut link, to, path, None);
+            }
+        }
+    }
+
+    /// A robot has started anew, or was away: what was said to it before reaches nobody.
+    pub fn renew(self: &Arc<Self>, robot: RobotId) {
+        let mut known = false;
+        for link in self.out.get(usize::from(robot.0)).into_iter().flatten() {
+            let mut link = lock(link);
+            if let Link::Up(up) = &*link {
+                up.connection.close(0u8.into(), b"anew");
+                *link = Link::Down;
+                known = true;
+            }
+        }
+        if known {
+            self.warm(robot);
+        }
+    }
+
+    fn link(&self, to: RobotId, path: usize) -> Option<std::sync::MutexGuard<'_, Link>> {
+        self.out.get(usize::from(to.0))?.get(path).map(lock)
+    }
+
+    fn begin(self: &Arc<Self>, link: &mut Link, to: RobotId, path: usize, first: Option<Message>) {
+        *link = Link::Opening {
+            waiting: first
+                .map(|message| (message.slot.clone(), message))
+                .into_iter()
+                .collect(),
+            wanted: Instant::now(),
+        };
+        self.handle.spawn(open(self.clone(), to, path));
+    }
+
+    async fn connect(&self, to: RobotId, path: usize) -> Result<Connection, String> {
+        let node = self.node.upgrade().ok_or("the node has closed")?;
+        let address = node
+            .address_of(to, path)
+            .ok_or("nobody knows its address: it is not here")?;
+        let endpoint = lock(&self.endpoints).get(path).cloned().ok_or("the node has closed")?;
+        let address = SocketAddr::new(address, port(&node, to, path));
+        let connecting = endpoint.connect_with(self.client.clone(), address, SERVER_NAME);
+        let connecting = connecting.map_err(|error| error.to_string())?;
+        let connection = tokio::time::timeout(CONNECT_MAX, connecting).await;
+        let connection = connection
+            .map_err(|_| format!("{address} does not answer"))?
+            .map_err(|error| error.to_string())?;
+        if peer(&node.team, &connection) != Some(to) {
+            connection.close(1u8.into(), b"another robot");
+            return Err(format!("another robot answers at {address}"));
+        }
+        Ok(connection)
+    }
+
+    /// What a try to connect has come to; sends what has waited.
+    fn settle(&self, to: RobotId, path: usize, connected: Result<Connection, String>) -> Opened {
+        let Some(mut link) = self.link(to, path) else {
+            return Opened::GivenUp;
+        };
+        let Link::Opening { waiting, wanted } = &mut *link else {
+            return Opened::GivenUp;
+        };
+        let connection = match connected {
+            Ok(connection) => connection,
+            Err(why) => {
+                tracing::debug!("control has no link to robot {} over path {path}: {why}", to.0);
+                if wanted.elapsed() <= WANTED && !lock(&self.endpoints).is_empty() {
+                    return Opened::NotYet;
+                }
+                *link = Link::Down;
+                return Opened::GivenUp;
+            }
+        };
+        let waiting = std::mem::take(waiting);
+        let up = Arc::new(Up {
+            connection: connection.clone(),
+            large: Mutex::default(),
+        });
+        *link = Link::Up(up.clone());
+        drop(link);
+        for message in waiting.into_values() {
+            up.send(&self.handle, message);
+        }
+        Opened::Up(connection)
+    }
+
+    /// Ends all of it. Waits a moment for the sockets to be gone, where it is not called from async code.
+    pub fn close(&self) {
+        for endpoint in std::mem::take(&mut *lock(&self.endpoints)) {
+            endpoint.close(0u8.into(), b"closed");
+        }
+        if let Some(runtime) = lock(&self.runtime).take() {
+            if tokio::runtime::Handle::try_current().is_ok() {
+                runtime.shutdown_background();
+            } else {
+                runtime.shutdown_timeout(CLOSE_MAX);
+            }
+        }
+    }
+}
+
+/// Where a robot hears control over a path.
+fn port(node: &Inner, robot: RobotId, path: usize) -> u16 {
+    // A team file has no more paths than there are ports.
+    node.team.port(robot) + PORT_CONTROL + u16::try_from(path).unwrap_or(0)
+}
+
+/// Opens a link, and tries again while somebody wants to send.
+async fn open(links: Arc<Links>, to: RobotId, path: usize) {
+    loop {
+        let connected = links.connect(to, path).await;
+        match links.settle(to, path, connected) {
+            Opened::Up(connection) => {
+                let node = links.node.clone();
+                // Answers come back over it; whoever only listens must not keep the links.
+                drop(links);
+                return listen(node, connection, to, path).await;
+            }
+            Opened::NotYet => tokio::time::sleep(RETRY).await,
+            Opened::GivenUp => return,
+        }
+    }
+}
+
+/// What came of a try to open a link.
+enum Opened {
+    Up(Connection),
+    NotYet,
+    GivenUp,
+}
+
+impl Up {
+    fn send(self: &Arc<Self>, on: &tokio::runtime::Handle, message: Message) {
+        let length = message.head.len() + message.content.len();
+        if self.connection.max_datagram_size().is_some_and(|most| length <= most) {
+            let mut whole = message.head.clone();
+            whole.extend_from_slice(&message.content);
+            match self.connection.send_datagram(whole.into()) {
+                // A path that has just become narrower.
+                Err(SendDatagramError::TooLarge) => {}
+                Err(error) => return tracing::trace!("a control message was not sent: {error}"),
+                Ok(()) => return,
+            }
+        }
+        let mut large = lock(&self.large);
+        match large.entry(message.slot.clone()) {
+            Entry::Occupied(entry) => {
+                let entry = entry.into_mut();
+                if entry.flying >= FLYING_MAX {
+                    entry.next = Some(message);
+                    return;
+                }
+                entry.flying += 1;
+            }
+            Entry::Vacant(entry) => {
+                entry.insert(Large { flying: 1, next: None });
+            }
+        }
+        on.spawn(self.clone().fly(message));
+    }
+
+    /// Sends a large message, and then whatever has come to wait behind it.
+    async fn fly(self: Arc<Self>, mut message: Message) {
+        loop {
+            let slot = message.slot.clone();
+            let sent = tokio::time::timeout(STREAM_MAX, self.send_stream(message)).await;
+            if let Ok(Err(why)) = &sent {
+                tracing::trace!("a large control message was not sent: {why}");
+            }
+            let mut large = lock(&self.large);
+            let Some(entry) = large.get_mut(&slot) else { return };
+            match entry.next.take() {
+                Some(next) => message = next,
+                None => {
+                    entry.flying -= 1;
+                    if entry.flying == 0 {
+                        large.remove(&slot);
+                    }
+                    return;
+                }
+            }
+        }
+    }
+
+    async fn send_stream(&self, message: Message) -> Result<(), String> {
+        let stream = self.connection.open_uni().await.map_err(|error| error.to_string())?;
+        let mut stream = Unfinished(stream);
+        let mut parts = [message.head.into(), message.content];
+        stream
+            .0
+            .write_all_chunks(&mut parts)
+            .await
+            .map_err(|error| error.to_string())?;
+        stream.0.finish().map_err(|error| error.to_string())?;
+        // Until it is there.
+        stream.0.stopped().await.map_err(|error| error.to_string())?;
+        Ok(())
+    }
+}
+
+/// A stream that is given up unless it is whole: whoever receives half a message must not take it for one.
+struct Unfinished(SendStream);
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        // Of no effect once all has arrived.
+        let _ = self.0.reset(0u8.into());
+    }
+}
+
+/// Takes links over one path until its endpoint closes.
+async fn accept(node: Weak<Inner>, endpoint: Endpoint, path: usize) {
+    while let Some(incoming) = endpoint.accept().await {
+        let Some(inner) = node.upgrade() else { return };
+        if endpoint.open_connections() > 4 * inner.team.robots.len() + 16 {
+            incoming.refuse();
+            continue;
+        }
+        let node = node.clone();
+        tokio::spawn(async move {
+            let connection = match incoming.await {
+                Ok(connection) => connection,
+                Err(error) => return tracing::debug!("a control link did not come about: {error}"),
+            };
+            let Some(from) = peer(&inner.team, &connection) else {
+                return connection.close(1u8.into(), b"not a robot of this team");
+            };
+            drop(inner);
+            listen(node, connection, from, path).await;
+        });
+    }
+}
+
+/// Hears what a robot says over a link until it ends.
+async fn listen(node: Weak<Inner>, connection: Connection, from: RobotId, path: usize) {
+    let path = PathId(u8::try_from(path).unwrap_or(u8::MAX));
+    loop {
+        let (bytes, stream) = tokio::select! {
+            bytes = connection.read_datagram() => (Some(bytes), None),
+            stream = connection.accept_uni() => (None, Some(stream)),
+        };
+        match (bytes, stream) {
+            (Some(Ok(bytes)), _) => {
+                let Some(inner) = node.upgrade() else { return };
+                if let Some(echo) = inner.on_parcel(from, path, bytes) {
+                    // Back over the link that the probe came by.
+                    let _ = connection.send_datagram(wire::pack(&echo).into());
+                }
+            }
+            (_, Some(Ok(mut stream))) => {
+                let node = node.clone();
+                tokio::spawn(async move {
+                    let read = stream.read_to_end(wire::PARCEL_BYTES_MAX + MESSAGE_BYTES_MAX);
+                    if let Ok(Ok(bytes)) = tokio::time::timeout(STREAM_MAX, read).await {
+                        if let Some(inner) = node.upgrade() {
+                            inner.on_parcel(from, path, bytes.into());
+                        }
+                    }
+                });
+            }
+            _ => return,
+        }
+    }
+}
+
+fn transport(opens: bool) -> TransportConfig {
+    let mut transport = TransportConfig::default();
+    transport
+        .max_idle_timeout(Some(IdleTimeout::from(VarInt::from_u32(IDLE_MS))))
+        .keep_alive_interval(opens.then_some(KEEP_ALIVE))
+        .initial_rtt(ROUND_TRIP_FIRST)
+        .max_concurrent_bidi_streams(VarInt::from_u32(0))
+        .max_concurrent_uni_streams(VarInt::from_u32(if opens { 0 } else { STREAMS_MAX }))
+        .stream_receive_window(VarInt::from_u32(RECEIVE_BYTES))
+        .receive_window(VarInt::from_u32(RECEIVE_BYTES))
+        .send_window(u64::from(RECEIVE_BYTES))
+        .datagram_receive_buffer_size(Some(DATAGRAMS_BYTES))
+        .datagram_send_buffer_size(DATAGRAMS_BYTES)
+        .congestion_controller_factory(Arc::new(SteadyConfig));
+    transport
+}
+
+/// Always the same window.
+#[derive(Clone, Debug)]
+struct Steady;
+
+struct SteadyConfig;
+
+impl ControllerFactory for SteadyConfig {
+    fn build(self: Arc<Self>, _: Instant, _: u16) -> Box<dyn Controller> {
+        Box::new(Steady)
+    }
+}
+
+impl Controller for Steady {
+    fn on_congestion_event(&mut self, _: Instant, _: Instant, _: bool, _: u64) {}
+
+    fn on_mtu_update(&mut self, _: u16) {}
+
+    fn window(&self) -> u64 {
+        WINDOW_BYTES
+    }
+
+    fn clone_box(&self) -> Box<dyn Controller> {
+        Box::new(Steady)
+    }
+
+    fn initial_window(&self) -> u64 {
+        WINDOW_BYTES
+    }
+
+    fn into_any(self: Box<Self>) -> Box<dyn Any> {
+        self
+    }
+}

@@ -1,0 +1,233 @@
+//! What this robot's QUIC endpoints share: who is at the other end, by the team's keys, and sockets of one interface.
+
+use std::io;
+use std::net::{SocketAddr, UdpSocket};
+use std::path::Path;
+use std::sync::Arc;
+
+use coorp_core::RobotId;
+use coorp_team::Team;
+use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
+use quinn::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use quinn::rustls::crypto::CryptoProvider;
+use quinn::rustls::pki_types::pem::PemObject;
+use quinn::rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName, UnixTime};
+use quinn::rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use quinn::rustls::server::WebPkiClientVerifier;
+use quinn::rustls::{
+    self, ClientConfig, DigitallySignedStruct, DistinguishedName, RootCertStore, ServerConfig, SignatureScheme,
+};
+use socket2::{Domain, Protocol, Socket, Type};
+
+use crate::keys::{self, Identity};
+use crate::Error;
+
+/// What a robot proves itself with, and whom it lets in.
+pub(crate) struct Credentials {
+    /// Whoever this authority has signed; `None`: anybody, by whatever name.
+    roots: Option<Arc<RootCertStore>>,
+    chain: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+    provider: Arc<CryptoProvider>,
+}
+
+impl Credentials {
+    /// A robot's keys of its team.
+    pub fn of(identity: &Identity) -> Result<Credentials, Error> {
+        let unusable = |path: &Path, error: String| Error::Input(format!("cannot use {}: {error}", path.display()));
+        let authority = CertificateDer::from_pem_file(&identity.authority);
+        let authority = authority.map_err(|error| unusable(&identity.authority, error.to_string()))?;
+        let certificate = CertificateDer::from_pem_file(&identity.certificate);
+        let certificate = certificate.map_err(|error| unusable(&identity.certificate, error.to_string()))?;
+        let key = PrivateKeyDer::from_pem_file(&identity.key);
+        let key = key.map_err(|error| unusable(&identity.key, error.to_string()))?;
+        let mut roots = RootCertStore::empty();
+        roots
+            .add(authority)
+            .map_err(|error| unusable(&identity.authority, error.to_string()))?;
+        Ok(Credentials {
+            roots: Some(Arc::new(roots)),
+            chain: vec![certificate],
+            key,
+            provider: Arc::new(rustls::crypto::ring::default_provider()),
+        })
+    }
+
+    /// A robot's word for its name, where there are no keys; everybody's word is taken.
+    pub fn of_anybody(name: &str) -> Result<Credentials, Error> {
+        let (certificate, key) = keys::unsigned(name)?;
+        Ok(Credentials {
+            roots: None,
+            chain: vec![certificate],
+            key: PrivatePkcs8KeyDer::from(key).into(),
+            provider: Arc::new(rustls::crypto::ring::default_provider()),
+        })
+    }
+
+    /// How connections are taken for a protocol: from whoever is let in.
+    pub fn server(&self, protocol: &[u8]) -> Result<quinn::ServerConfig, Error> {
+        let verifier = match &self.roots {
+            Some(roots) => WebPkiClientVerifier::builder_with_provider(roots.clone(), self.provider.clone())
+                .build()
+                .map_err(unusable)?,
+            None => Arc::new(Anybody(self.provider.clone())),
+        };
+        let config = ServerConfig::builder_with_provider(self.provider.clone())
+            .with_safe_default_protocol_versions()
+            .map_err(unusable)?;
+        let mut config = config
+            .with_client_cert_verifier(verifier)
+            .with_single_cert(self.chain.clone(), self.key.clone_key())
+            .map_err(unusable)?;
+        config.alpn_protocols = vec![protocol.to_vec()];
+        let config = QuicServerConfig::try_from(config).map_err(unusable)?;
+        Ok(quinn::ServerConfig::with_crypto(Arc::new(config)))
+    }
+
+    /// How connections are made for a protocol: to whoever is let in.
+    pub fn client(&self, protocol: &[u8]) -> Result<quinn::ClientConfig, Error> {
+        let config = ClientConfig::builder_with_provider(self.provider.clone())
+            .with_safe_default_protocol_versions()
+            .map_err(unusable)?;
+        let config = match &self.roots {
+            Some(roots) => config.with_root_certificates(roots.clone()),
+            None => config
+                .dangerous()
+                .with_custom_certificate_verifier(Arc::new(Anybody(self.provider.clone()))),
+        };
+        let mut config = config
+            .with_client_auth_cert(self.chain.clone(), self.key.clone_key())
+            .map_err(unusable)?;
+        config.alpn_protocols = vec![protocol.to_vec()];
+        let config = QuicClientConfig::try_from(config).map_err(unusable)?;
+        Ok(quinn::ClientConfig::new(Arc::new(config)))
+    }
+}
+
+fn unusable(error: impl std::fmt::Display) -> Error {
+    Error::Failed(format!("the keys cannot be used: {error}"))
+}
+
+/// Lets anybody in who has the key of the certificate that it shows.
+#[derive(Debug)]
+struct Anybody(Arc<CryptoProvider>);
+
+impl Anybody {
+    fn signed(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = &self.0.signature_verification_algorithms;
+        rustls::crypto::verify_tls13_signature(message, certificate, signature, algorithms)
+    }
+
+    fn schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+/// QUIC is TLS 1.3 alone.
+fn not_in_quic() -> rustls::Error {
+    rustls::Error::General("QUIC has no TLS 1.2".to_owned())
+}
+
+impl ServerCertVerifier for Anybody {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Err(not_in_quic())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.signed(message, certificate, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.schemes()
+    }
+}
+
+impl ClientCertVerifier for Anybody {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        &[]
+    }
+
+    fn verify_client_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: UnixTime,
+    ) -> Result<ClientCertVerified, rustls::Error> {
+        Ok(ClientCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Err(not_in_quic())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.signed(message, certificate, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.schemes()
+    }
+}
+
+/// Which robot is at the other end, by its certificate.
+pub(crate) fn peer(team: &Team, connection: &quinn::Connection) -> Option<RobotId> {
+    let chain = connection
+        .peer_identity()?
+        .downcast::<Vec<CertificateDer<'static>>>()
+        .ok()?;
+    let (_, certificate) = x509_parser::parse_x509_certificate(chain.first()?).ok()?;
+    let name = certificate.subject().iter_common_name().next()?.as_str().ok()?;
+    team.robot_named(name)
+}
+
+/// A UDP socket at an address, and of an interface alone where one is given; `what` it is for.
+pub(crate) fn bind(what: &str, address: SocketAddr, interface: Option<&String>) -> Result<UdpSocket, Error> {
+    let bound = || {
+        let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
+        socket.bind_device(interface.map(String::as_bytes))?;
+        socket.bind(&address.into())?;
+        Ok(socket.into())
+    };
+    let over = interface
+        .map(|interface| format!(" on {interface}"))
+        .unwrap_or_default();
+    bound().map_err(|error: io::Error| {
+        Error::Failed(format!("cannot use the address {address}{over} for {what}: {error}"))
+    })
+}
