@@ -1,0 +1,290 @@
+//! Bulk messages, and permits: a node beside QUIC (quinn) used plainly, with the same keys and windows.
+
+use std::fs::File;
+use std::io::Write;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use coorp_node::keys::Identity;
+use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
+use quinn::rustls::crypto::ring::default_provider;
+use quinn::rustls::pki_types::pem::PemObject;
+use quinn::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use quinn::rustls::server::WebPkiClientVerifier;
+use quinn::rustls::{ClientConfig, RootCertStore, ServerConfig};
+use quinn::{Endpoint, Incoming, TransportConfig, VarInt};
+use serde_json::{json, Value};
+use tokio::runtime::Runtime;
+
+use crate::peer::{Ask, Obey, Peer, Role};
+use crate::team::Team;
+use crate::{turns, Extent, Outcome, Row};
+
+/// As a node has them.
+const WINDOW_BYTES: u32 = 8 << 20;
+const THREADS: usize = 2;
+const PROTOCOL: &[u8] = b"cost";
+/// What every robot's certificate is made out to.
+const SERVER_NAME: &str = "robot.coorp.internal";
+/// Memory as a folder, where this machine has it.
+const MEMORY: &str = "/dev/shm";
+
+/// Bytes that no compression or page of zeros makes easy. Made once for each length.
+pub fn fill(message: &mut Vec<u8>, bytes: usize) {
+    if message.len() == bytes {
+        return;
+    }
+    let mut random = 1u64;
+    let words = std::iter::repeat_with(|| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        random.to_le_bytes()
+    });
+    *message = words.flatten().take(bytes).collect();
+}
+
+/// An end of plain QUIC.
+pub struct Quic {
+    runtime: Runtime,
+    endpoint: Endpoint,
+    message: Vec<u8>,
+}
+
+impl Quic {
+    pub fn open(team: &Path, name: &str, state: PathBuf) -> Outcome<Quic> {
+        let team = coorp_team::load(team).map_err(|error| error.to_string())?;
+        let (server, client) = configs(&Identity::of_robot(&team, name)?)?;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(THREADS)
+            .enable_all()
+            .build()?;
+        let entered = runtime.enter();
+        let mut endpoint = Endpoint::server(server, SocketAddr::from(([127, 0, 0, 1], 0)))?;
+        endpoint.set_default_client_config(client);
+        let accepting = endpoint.clone();
+        tokio::spawn(async move {
+            while let Some(incoming) = accepting.accept().await {
+                if let Err(error) = receive(incoming, &state).await {
+                    eprintln!("plain QUIC: {error}");
+                }
+            }
+        });
+        drop(entered);
+        Ok(Quic {
+            runtime,
+            endpoint,
+            message: Vec::new(),
+        })
+    }
+
+    fn bulk(&mut self, to: &str, bytes: usize, checked: bool) -> Outcome<u64> {
+        fill(&mut self.message, bytes);
+        let began = Instant::now();
+        let sent = send(&self.endpoint, to.parse()?, &self.message, checked);
+        self.runtime.block_on(sent)?;
+        Ok(began.elapsed().as_nanos() as u64)
+    }
+}
+
+impl Obey for Quic {
+    fn obey(&mut self, ask: Ask) -> Outcome<Value> {
+        Ok(match ask {
+            Ask::Bulk { to, bytes, checked } => json!(self.bulk(&to, bytes, checked)?),
+            Ask::Address => json!(self.endpoint.local_addr()?.to_string()),
+            _ => return Err("QUIC alone does bulk".into()),
+        })
+    }
+}
+
+fn configs(identity: &Identity) -> Outcome<(quinn::ServerConfig, quinn::ClientConfig)> {
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(&identity.authority)?)?;
+    let roots = Arc::new(roots);
+    let chain = vec![CertificateDer::from_pem_file(&identity.certificate)?];
+    let key = PrivateKeyDer::from_pem_file(&identity.key)?;
+    let provider = Arc::new(default_provider());
+    let verifier = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone()).build()?;
+    let mut server = ServerConfig::builder_with_provider(provider.clone())
+        .with_safe_default_protocol_versions()?
+        .with_client_cert_verifier(verifier)
+        .with_single_cert(chain.clone(), key.clone_key())?;
+    server.alpn_protocols = vec![PROTOCOL.to_vec()];
+    let mut client = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()?
+        .with_root_certificates(roots)
+        .with_client_auth_cert(chain, key)?;
+    client.alpn_protocols = vec![PROTOCOL.to_vec()];
+    let mut transport = TransportConfig::default();
+    transport
+        .stream_receive_window(VarInt::from_u32(WINDOW_BYTES))
+        .receive_window(VarInt::from_u32(WINDOW_BYTES))
+        .send_window(u64::from(WINDOW_BYTES));
+    let transport = Arc::new(transport);
+    let mut server = quinn::ServerConfig::with_crypto(Arc::new(QuicServerConfig::try_from(server)?));
+    server.transport_config(transport.clone());
+    let mut client = quinn::ClientConfig::new(Arc::new(QuicClientConfig::try_from(client)?));
+    client.transport_config(transport);
+    Ok((server, client))
+}
+
+/// Sends a message on a connection of its own: whether it is to be checked, its hash if so, and its bytes.
+async fn send(endpoint: &Endpoint, to: SocketAddr, message: &[u8], checked: bool) -> Outcome<()> {
+    let mut head = vec![u8::from(checked)];
+    if checked {
+        head.extend(tokio::task::block_in_place(|| blake3::hash(message)).as_bytes());
+    }
+    let connection = endpoint.connect(to, SERVER_NAME)?.await?;
+    let (mut send, mut receive) = connection.open_bi().await?;
+    send.write_all(&head).await?;
+    send.write_all(message).await?;
+    send.finish()?;
+    let mut answer = [0; 8];
+    receive.read_exact(&mut answer).await?;
+    connection.close(0u8.into(), b"done");
+    if u64::from_le_bytes(answer) == message.len() as u64 {
+        Ok(())
+    } else {
+        Err("plain QUIC did not deliver the message".into())
+    }
+}
+
+/// Receives one: drops it, or hashes it, writes it to the disk and syncs. Answers how long it was.
+async fn receive(incoming: Incoming, folder: &Path) -> Outcome<()> {
+    let connection = incoming.await?;
+    let (mut send, mut receive) = connection.accept_bi().await?;
+    let (mut checked, mut announced) = ([0; 1], [0; 32]);
+    receive.read_exact(&mut checked).await?;
+    let path = folder.join("message");
+    let mut file = None;
+    if checked[0] != 0 {
+        receive.read_exact(&mut announced).await?;
+        file = Some((File::create(&path)?, blake3::Hasher::new()));
+    }
+    let mut length = 0u64;
+    while let Some(chunk) = receive.read_chunk(usize::MAX, true).await? {
+        length += chunk.bytes.len() as u64;
+        if let Some((file, hasher)) = &mut file {
+            hasher.update(&chunk.bytes);
+            file.write_all(&chunk.bytes)?;
+        }
+    }
+    if let Some((file, hasher)) = file {
+        if *hasher.finalize().as_bytes() != announced {
+            length = 0;
+        }
+        file.sync_all()?;
+        std::fs::remove_file(&path)?;
+    }
+    send.write_all(&length.to_le_bytes()).await?;
+    send.finish()?;
+    connection.closed().await;
+    Ok(())
+}
+
+/// Who sends bulk, and how.
+struct Contender {
+    name: &'static str,
+    /// Of the processes below.
+    pair: usize,
+    checked: bool,
+}
+
+const CONTENDERS: [Contender; 5] = [
+    Contender {
+        name: "quinn",
+        pair: 0,
+        checked: false,
+    },
+    Contender {
+        name: "quinn, BLAKE3, to memory",
+        pair: 1,
+        checked: true,
+    },
+    Contender {
+        name: "coorp, to memory",
+        pair: 3,
+        checked: true,
+    },
+    Contender {
+        name: "quinn, BLAKE3, to disk",
+        pair: 0,
+        checked: true,
+    },
+    Contender {
+        name: "coorp, to disk",
+        pair: 2,
+        checked: true,
+    },
+];
+
+pub fn measure(extent: &Extent) -> Outcome<Vec<Row>> {
+    let (team, in_memory) = (Team::make()?, Team::make()?);
+    let memory = Memory::make()?;
+    let mut pairs = vec![
+        quic_pair(&team, &team.folder("plain")?)?,
+        quic_pair(&team, &memory.0)?,
+        team.robots(None)?,
+        in_memory.robots(Some(&memory.0))?,
+    ];
+    let mut found: [Vec<u64>; CONTENDERS.len()] = Default::default();
+    for round in 0..extent.bulk_rounds {
+        for turn in turns(CONTENDERS.len(), round) {
+            let contender = &CONTENDERS[turn];
+            found[turn].push(run(&mut pairs[contender.pair], contender, extent.bulk_bytes)?);
+        }
+    }
+    let rows = CONTENDERS.iter().zip(found);
+    let rows = rows.map(|(contender, times)| Row::new("bulk", contender.name, extent.bulk_bytes, times, 0));
+    let mut rows = rows.collect::<Outcome<Vec<_>>>()?;
+    let permits = pairs[2][1].ask(&Ask::Permits { count: extent.permits })?;
+    rows.push(Row::new("permit", "coorp", 0, permits, 0)?);
+    Ok(rows)
+}
+
+/// A folder in memory, or where there is none in the place for temporary files. Removed when it is dropped.
+struct Memory(PathBuf);
+
+impl Memory {
+    fn make() -> Outcome<Memory> {
+        let base = Some(PathBuf::from(MEMORY)).filter(|memory| memory.is_dir());
+        let base = base.unwrap_or_else(std::env::temp_dir);
+        let folder = base.join(format!("coorp-cost-memory-{}", std::process::id()));
+        std::fs::create_dir_all(&folder)?;
+        Ok(Memory(folder))
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn quic_pair(team: &Team, state: &Path) -> Outcome<[Peer; 2]> {
+    let start = |name: &str| {
+        Peer::start(&Role::Quic {
+            team: team.file.clone(),
+            name: name.to_owned(),
+            state: state.to_owned(),
+        })
+    };
+    Ok([start("one")?, start("two")?])
+}
+
+fn run([receiver, sender]: &mut [Peer; 2], contender: &Contender, bytes: usize) -> Outcome<u64> {
+    let ours = contender.name.starts_with("coorp");
+    let to = if ours {
+        "one".to_owned()
+    } else {
+        receiver.ask(&Ask::Address)?
+    };
+    let checked = contender.checked;
+    let took = sender.ask(&Ask::Bulk { to, bytes, checked })?;
+    if ours && receiver.ask::<Vec<u64>>(&Ask::Clear)? != [bytes as u64] {
+        return Err("the message was not delivered once and whole".into());
+    }
+    Ok(took)
+}

@@ -1,0 +1,130 @@
+//! Processes that take part: this program again, told by lines of JSON what to do.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{channel, Receiver};
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::{bulk, control, robot, Outcome};
+
+/// What makes this program a peer.
+pub const ARGUMENT: &str = "--peer";
+/// How long an answer may take.
+const ANSWER_MAX: Duration = Duration::from_secs(60);
+
+/// Who a process is.
+#[derive(Serialize, Deserialize)]
+pub enum Role {
+    /// A robot of a team, with the folder for what it receives.
+    Robot {
+        team: PathBuf,
+        name: String,
+        state: PathBuf,
+    },
+    /// A session of Zenoh.
+    Zenoh { config: String },
+    /// An end of plain QUIC, with the keys of a robot of a team.
+    Quic {
+        team: PathBuf,
+        name: String,
+        state: PathBuf,
+    },
+}
+
+/// What it is told to do.
+#[derive(Serialize, Deserialize)]
+pub enum Ask {
+    /// Take control messages.
+    Listen,
+    /// Send control messages.
+    Send {
+        key: String,
+        bytes: usize,
+        count: usize,
+        period_us: u64,
+    },
+    /// How long the messages of a key took that came since the last time, nanoseconds.
+    Collect { key: String },
+    /// Send a bulk message: how long it took, nanoseconds.
+    Bulk { to: String, bytes: usize, checked: bool },
+    /// Do away with the bulk that came: the messages' lengths.
+    Clear,
+    /// Which address bulk is taken at.
+    Address,
+    /// Whether this robot leads, and whether any does.
+    Leads,
+    /// Get permits, one after another: how long each took, nanoseconds.
+    Permits { count: usize },
+}
+
+/// A process that takes part. It ends when this is dropped.
+pub struct Peer {
+    child: Child,
+    input: ChildStdin,
+    answers: Receiver<String>,
+}
+
+impl Peer {
+    pub fn start(role: &Role) -> Outcome<Peer> {
+        let mut child = Command::new(std::env::current_exe()?)
+            .args([ARGUMENT, &serde_json::to_string(role)?])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let (input, output) = (child.stdin.take(), child.stdout.take());
+        let (input, output) = (input.ok_or("no input")?, output.ok_or("no output")?);
+        let (sender, answers) = channel();
+        std::thread::spawn(move || {
+            for line in BufReader::new(output).lines().map_while(Result::ok) {
+                let _ = sender.send(line);
+            }
+        });
+        let peer = Peer { child, input, answers };
+        peer.answers.recv_timeout(ANSWER_MAX)?;
+        Ok(peer)
+    }
+
+    /// Tells it to do something, and returns what it answers.
+    pub fn ask<T: DeserializeOwned>(&mut self, ask: &Ask) -> Outcome<T> {
+        writeln!(self.input, "{}", serde_json::to_string(ask)?)?;
+        let answer: Result<Value, String> = serde_json::from_str(&self.answers.recv_timeout(ANSWER_MAX)?)?;
+        Ok(serde_json::from_value(answer?)?)
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// What such a process does, until its input ends.
+pub fn be(role: &str) -> Outcome<()> {
+    match serde_json::from_str(role)? {
+        Role::Robot { team, name, state } => serve(robot::Robot::open(&team, name, state)?),
+        Role::Zenoh { config } => serve(control::Zenoh::open(&config)?),
+        Role::Quic { team, name, state } => serve(bulk::Quic::open(&team, &name, state)?),
+    }
+}
+
+/// Does what it is told.
+pub trait Obey {
+    fn obey(&mut self, ask: Ask) -> Outcome<Value>;
+}
+
+fn serve(mut who: impl Obey) -> Outcome<()> {
+    println!("ready");
+    for line in std::io::stdin().lines().map_while(Result::ok) {
+        let answer = who
+            .obey(serde_json::from_str(&line)?)
+            .map_err(|error| error.to_string());
+        println!("{}", serde_json::to_string(&answer)?);
+    }
+    Ok(())
+}

@@ -1,0 +1,96 @@
+//! A team of two robots on loopback, in a folder of its own.
+
+use std::net::{TcpListener, UdpSocket};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::peer::{Ask, Peer, Role};
+use crate::Outcome;
+
+/// How long the two may take to find each other.
+const SOON: Duration = Duration::from_secs(20);
+/// Ports that a robot takes.
+const PORTS: u16 = 16;
+
+/// Removed with all that is in it when it is dropped.
+pub struct Team {
+    folder: PathBuf,
+    pub file: PathBuf,
+    pub team: coorp_team::Team,
+}
+
+impl Team {
+    pub fn make() -> Outcome<Team> {
+        static NEXT: AtomicU16 = AtomicU16::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let folder = std::env::temp_dir().join(format!("coorp-cost-{}-{number}", std::process::id()));
+        std::fs::create_dir_all(&folder)?;
+        let mut text = String::new();
+        for (name, leader) in [("one", true), ("two", false)] {
+            text += &format!(
+                "[[robot]]\nname = \"{name}\"\nleader = {leader}\naddresses = [\"127.0.0.1\"]\nport = {}\n",
+                free_ports(PORTS)?
+            );
+        }
+        let file = folder.join("team.toml");
+        std::fs::write(&file, text)?;
+        let team = coorp_team::load(&file).map_err(|error| error.to_string())?;
+        coorp_node::keys::init(&team)?;
+        Ok(Team { folder, file, team })
+    }
+
+    /// Both robots, of which the second one sends, once the first one leads. What comes is kept below `base`, or
+    /// below the team's folder.
+    pub fn robots(&self, base: Option<&Path>) -> Outcome<[Peer; 2]> {
+        let base = base.unwrap_or(&self.folder).join("state");
+        let start = |name: &str| {
+            Peer::start(&Role::Robot {
+                team: self.file.clone(),
+                name: name.to_owned(),
+                state: base.join(name),
+            })
+        };
+        let mut robots = [start("one")?, start("two")?];
+        let began = Instant::now();
+        loop {
+            let leads: (bool, bool) = robots[0].ask(&Ask::Leads)?;
+            let follows: (bool, bool) = robots[1].ask(&Ask::Leads)?;
+            if leads.0 && follows.1 && !follows.0 {
+                return Ok(robots);
+            }
+            if began.elapsed() > SOON {
+                return Err("the first robot does not come to lead".into());
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// A folder in it, made.
+    pub fn folder(&self, name: &str) -> Outcome<PathBuf> {
+        let folder = self.folder.join(name);
+        std::fs::create_dir_all(&folder)?;
+        Ok(folder)
+    }
+}
+
+impl Drop for Team {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// The first of so many ports that are free now, and that were not asked for before.
+pub fn free_ports(count: u16) -> Outcome<u16> {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let own = 14_000 + (std::process::id() % 64) as u16 * 256;
+    for _ in 0..100 {
+        let base = own + NEXT.fetch_add(count, Ordering::Relaxed);
+        let free =
+            |port| TcpListener::bind(("127.0.0.1", port)).is_ok() && UdpSocket::bind(("127.0.0.1", port)).is_ok();
+        if (base..base + count).all(free) {
+            return Ok(base);
+        }
+    }
+    Err("no ports are free".into())
+}
