@@ -16,6 +16,8 @@ use crate::wire::{self, Begin};
 
 /// Messages of one sender that wait to be taken at most; the next one is refused until some are.
 const WHOLE_MAX: usize = 256;
+/// So many bytes are given to the disk while more come, so that the end of a message has little to wait for.
+const SYNC_BYTES: u64 = 32 << 20;
 /// Read from disk at once.
 const CHUNK_BYTES: usize = 256 << 10;
 
@@ -38,6 +40,8 @@ pub(crate) struct Part {
     file: File,
     hasher: blake3::Hasher,
     length: u64,
+    /// Of it, what the disk was given.
+    synced: u64,
 }
 
 /// A message that is whole.
@@ -125,6 +129,7 @@ impl Inbox {
             file,
             hasher,
             length,
+            synced: length,
         };
         if part.length > begin.length {
             part.restart()?;
@@ -154,7 +159,7 @@ impl Part {
         self.file.set_len(0)?;
         self.file.seek(SeekFrom::Start(0))?;
         self.hasher.reset();
-        self.length = 0;
+        (self.length, self.synced) = (0, 0);
         Ok(())
     }
 
@@ -170,6 +175,16 @@ impl Part {
         self.hasher.update(bytes);
         self.length += bytes.len() as u64;
         Ok(())
+    }
+
+    /// The file, where enough has come since this was last asked that it should be synced now. Whoever does has to hear
+    /// what comes of it before the message is finished.
+    pub fn to_be_synced(&mut self) -> io::Result<Option<File>> {
+        if self.length - self.synced < SYNC_BYTES {
+            return Ok(None);
+        }
+        self.synced = self.length;
+        self.file.try_clone().map(Some)
     }
 
     /// All bytes are here. `None` where they are not those that were announced: then they are forgotten.

@@ -185,7 +185,7 @@ impl Bulk {
         let job = Job {
             name: checked(name)?.to_owned(),
             sequence: queue.next,
-            bytes,
+            bytes: bytes.into(),
             _wish: node.wish(),
             _waiting: Waiting::new(self),
             done,

@@ -1,11 +1,14 @@
 //! A receiver's end: connections of the team's robots, one message at a time from each.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
+use bytes::Bytes;
 use coorp_core::RobotId;
 use quinn::{Connection, Endpoint, RecvStream, SendStream};
+use tokio::task::JoinHandle;
 
 use super::inbox::{Inbox, Offer, Part};
 use super::{Bulk, BULK_BYTES_MAX};
@@ -14,8 +17,10 @@ use crate::node::Inner;
 use crate::quic;
 use crate::wire::{self, Answer, Begin, Frame, Refusal, Start};
 
-/// Taken from QUIC at once.
-const CHUNK_BYTES: usize = 256 << 10;
+/// Pieces taken from QUIC at once, each a packet's.
+const CHUNKS: usize = 64;
+/// Written and hashed at once. Little beside the window, so that QUIC does not wait for it.
+const WRITE_BYTES: usize = 1 << 20;
 
 /// The newest connection of each robot over any path. An older one is closed: its other end has started anew, or moved.
 pub(super) type Connections = std::sync::Mutex<BTreeMap<RobotId, (Connection, Arc<tokio::sync::Mutex<()>>)>>;
@@ -122,17 +127,9 @@ async fn take_rest(
         node.refused.count("the start of a bulk message", Refusal::Malformed);
         return Err("it starts elsewhere".to_owned());
     }
-    while let Some(chunk) = receive
-        .read_chunk(CHUNK_BYTES, true)
-        .await
-        .map_err(|error| error.to_string())?
-    {
-        if let Err(error) = tokio::task::block_in_place(|| part.append(&chunk.bytes)) {
-            tracing::error!("bulk cannot be written below {}: {error}", bulk.state.display());
-            return Ok(Answer::Disk);
-        }
-        bulk.received_bytes
-            .fetch_add(chunk.bytes.len() as u64, Ordering::Relaxed);
+    if let Err(error) = fill(bulk, &mut part, receive).await? {
+        tracing::error!("bulk cannot be written below {}: {error}", bulk.state.display());
+        return Ok(Answer::Disk);
     }
     match tokio::task::block_in_place(|| part.finish()) {
         Ok(Some(whole)) => {
@@ -150,6 +147,56 @@ async fn take_rest(
             tracing::error!("bulk cannot be written below {}: {error}", bulk.state.display());
             Ok(Answer::Disk)
         }
+    }
+}
+
+/// Takes bytes into a part until their stream ends. Where it breaks off, what came is kept.
+///
+/// They are hashed and written by the megabyte: QUIC hands them over packet by packet, and a system call and a thread's
+/// handing on its work for each takes longer than QUIC itself. The disk takes them on while more come.
+async fn fill(bulk: &Bulk, part: &mut Part, receive: &mut RecvStream) -> Result<io::Result<()>, String> {
+    let mut chunks = [const { Bytes::new() }; CHUNKS];
+    let mut gathered = Vec::with_capacity(WRITE_BYTES + WRITE_BYTES / 4);
+    let mut syncing: Option<JoinHandle<io::Result<()>>> = None;
+    let ended = loop {
+        let read = receive.read_chunks(&mut chunks).await;
+        let came = read.as_ref().ok().copied().flatten().unwrap_or(0);
+        for chunk in chunks.iter_mut().take(came) {
+            gathered.extend_from_slice(&std::mem::take(chunk));
+        }
+        let more = matches!(read, Ok(Some(_)));
+        if gathered.len() < WRITE_BYTES && more {
+            continue;
+        }
+        if let Err(error) = tokio::task::block_in_place(|| part.append(&gathered)) {
+            return Ok(Err(error));
+        }
+        bulk.received_bytes.fetch_add(gathered.len() as u64, Ordering::Relaxed);
+        gathered.clear();
+        if !more {
+            break read;
+        }
+        if syncing.as_ref().is_none_or(JoinHandle::is_finished) {
+            if let Err(error) = synced(syncing.take()).await {
+                return Ok(Err(error));
+            }
+            match part.to_be_synced() {
+                Ok(file) => syncing = file.map(|file| tokio::task::spawn_blocking(move || file.sync_data())),
+                Err(error) => return Ok(Err(error)),
+            }
+        }
+    };
+    // The kernel tells of a disk's failure once: who syncs at the end would not hear of it.
+    let synced = synced(syncing).await;
+    ended.map_err(|error| error.to_string())?;
+    Ok(synced)
+}
+
+/// What came of a sync that was under way.
+async fn synced(syncing: Option<JoinHandle<io::Result<()>>>) -> io::Result<()> {
+    match syncing {
+        Some(syncing) => syncing.await.map_err(io::Error::other)?,
+        None => Ok(()),
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use coorp_core::RobotId;
 use quinn::Connection;
 use tokio::sync::{mpsc, oneshot};
@@ -36,7 +37,7 @@ const CHUNK_BYTES: usize = 64 << 10;
 pub(super) struct Job {
     pub name: String,
     pub sequence: u64,
-    pub bytes: Vec<u8>,
+    pub bytes: Bytes,
     /// While it lasts the robot wants a permit.
     pub _wish: Wish,
     pub _waiting: Waiting,
@@ -195,9 +196,12 @@ async fn attempt(
     let kept = kept.filter(|kept| tokio::task::block_in_place(|| blake3::hash(kept)) == hash);
     let offset = kept.map_or(0, <[u8]>::len);
     receive::write(&mut send, &Start { offset: offset as u64 }).await?;
-    for chunk in job.bytes.get(offset..).unwrap_or_default().chunks(CHUNK_BYTES) {
-        send.write_all(chunk).await.map_err(|error| error.to_string())?;
-        bulk.sent_bytes.fetch_add(chunk.len() as u64, Ordering::Relaxed);
+    let mut rest = job.bytes.slice(offset..);
+    while !rest.is_empty() {
+        let chunk = rest.split_to(rest.len().min(CHUNK_BYTES));
+        let length = chunk.len() as u64;
+        send.write_chunk(chunk).await.map_err(|error| error.to_string())?;
+        bulk.sent_bytes.fetch_add(length, Ordering::Relaxed);
         *heard = Instant::now();
     }
     send.finish().map_err(|error| error.to_string())?;
