@@ -88,8 +88,8 @@ pub(crate) struct GatedSocket {
     path: usize,
     under: Mutex<Under>,
     /// How completions are known, as [`Completions`] numbers them.
-    completions: AtomicU8,
-    permitted: AtomicBool,
+    completions: Arc<AtomicU8>,
+    permitted: Arc<AtomicBool>,
     holds: AtomicU64,
     given_up: AtomicU64,
     unreported: AtomicU64,
@@ -155,8 +155,8 @@ impl GatedSocket {
             gatekeeper,
             path,
             under: Mutex::default(),
-            completions: AtomicU8::new(completions as u8),
-            permitted: AtomicBool::new(false),
+            completions: Arc::new(AtomicU8::new(completions as u8)),
+            permitted: Arc::default(),
             holds: AtomicU64::new(0),
             given_up: AtomicU64::new(0),
             unreported: AtomicU64::new(0),
@@ -510,9 +510,13 @@ impl UdpPoller for GatedPoller {
 }
 
 /// CUBIC, but that nothing goes without a permit, and that the gate hears of acknowledgements.
+///
+/// QUIC asks it several times a packet, so it reads what it needs without taking hold of the socket.
 pub(crate) struct PermittedCubic {
     inner: Box<dyn Controller>,
     socket: Weak<GatedSocket>,
+    permitted: Arc<AtomicBool>,
+    completions: Arc<AtomicU8>,
 }
 
 /// Makes [`PermittedCubic`]s.
@@ -520,9 +524,15 @@ pub(crate) struct PermittedCubicConfig(pub Weak<GatedSocket>);
 
 impl ControllerFactory for PermittedCubicConfig {
     fn build(self: Arc<Self>, now: StdInstant, current_mtu: u16) -> Box<dyn Controller> {
+        let socket = self.0.upgrade();
+        let known = socket.map(|socket| (socket.permitted.clone(), socket.completions.clone()));
+        // Of a socket that is gone nothing is permitted.
+        let (permitted, completions) = known.unwrap_or_default();
         Box::new(PermittedCubic {
             inner: Box::new(Cubic::new(Arc::new(CubicConfig::default()), now, current_mtu)),
             socket: self.0.clone(),
+            permitted,
+            completions,
         })
     }
 }
@@ -530,6 +540,10 @@ impl ControllerFactory for PermittedCubicConfig {
 impl PermittedCubic {
     /// So many bytes are off the network; acknowledgements come with the shortest round trip.
     fn acknowledged(&self, bytes: u64, round_trip: Option<StdDuration>) {
+        let completions = Completions::numbered(self.completions.load(Ordering::Relaxed));
+        if matches!(completions, Completions::WifiStatus | Completions::Stamps) {
+            return;
+        }
         let Some(socket) = self.socket.upgrade() else { return };
         if let Some(round_trip) = round_trip {
             let nanos = u64::try_from(round_trip.as_nanos()).unwrap_or(u64::MAX);
@@ -570,11 +584,7 @@ impl Controller for PermittedCubic {
     }
 
     fn window(&self) -> u64 {
-        let permitted = self
-            .socket
-            .upgrade()
-            .is_some_and(|socket| socket.permitted.load(Ordering::Acquire));
-        if permitted {
+        if self.permitted.load(Ordering::Acquire) {
             self.inner.window()
         } else {
             // No packet fits into it. Not 0, which quinn's pacing takes for a mistake where a permit goes meanwhile.
@@ -586,6 +596,8 @@ impl Controller for PermittedCubic {
         Box::new(PermittedCubic {
             inner: self.inner.clone_box(),
             socket: self.socket.clone(),
+            permitted: self.permitted.clone(),
+            completions: self.completions.clone(),
         })
     }
 
