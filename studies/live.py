@@ -1,0 +1,391 @@
+"""The navigation traffic with real processes over `coorp emu`, beside `coorp sim`; and peers on the same channel.
+
+    cargo build --release -p coorp-cli
+    pip install . eclipse-zenoh        # the package `coorp`, and the peer
+    sudo python studies/live.py [--quick] [--markdown]
+
+**The team.** `examples/navigation.toml` under each policy: several times for a minute as `coorp emu --demo` runs it,
+the policies in turn, and as often in the simulator, with a seed each. A figure of the two agrees where their means
+differ by no more than the spread of runs and 10 %: twice the standard deviation of the difference of one run and one
+other (the root of the sum of both variances), and a tenth of the simulator's mean. Two claims, for the means on either
+ground:
+
+- `edca` is clearly bad: its violation rate is at least 5 times that of `mpc-only`.
+- `coorp` is clearly good: its violation rate is at most 5 points over that of `mpc-only`, and its bulk at least 90 %
+  of that of `edca`.
+
+Where a figure does not agree or a claim does not hold, that is said; it is a finding, and the study ends well.
+
+**Peers.** Programs and libraries as they are over the channel of the same file (lib/peers.py): each of four robots asks
+the leader every 33 ms and is answered, without bulk and beside bulk from all four. By `ping`, by UDP, by Zenoh's Python
+package as it comes and with priorities, and by `coorp.Node`. A round trip has no inference in it; over 33 ms is what
+took longer or never came.
+
+A run counts where the emulator kept up, and the last table of each half says how late it was at worst. It does not see
+whether the robots' programs got a core when they wanted one: for how much of the time some program of the machine did
+not stands beside it, as Linux tells it (pressure stall information). With `--quick` runs are short and few and learning
+does not wait long before it sends, so that the figures mean nothing.
+
+Where the `coorp` binary, root or TUN is missing the study says so and ends well; where a peer is, it leaves that out.
+Where a run of our own breaks off it ends with exit code 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lib.edit import changed_key
+from lib.simulator import REPOSITORY, Spread, binary
+from lib.table import number, show
+
+TEAM = REPOSITORY / "examples" / "navigation.toml"
+PLAYER = REPOSITORY / "studies" / "lib" / "peers.py"
+BOUND_MS = 33.0
+POLICIES = ("mpc-only", "bulk-only", "edca", "coorp")
+TOLERANCE = 0.1
+DEVIATIONS = 2.0
+BAD_TIMES, GOOD_POINTS, GOOD_BULK = 5.0, 5.0, 0.9
+
+FIGURES: dict[str, tuple[int, Callable[[dict[str, Any]], float | None]]] = {
+    "violation %": (1, lambda result: None if (rate := result["violation_rate"]) is None else 100.0 * rate),
+    "reaction p50 ms": (1, lambda result: (result["reaction_ms"] or {}).get("p50")),
+    "reaction p99 ms": (1, lambda result: (result["reaction_ms"] or {}).get("p99")),
+    "bulk Mbit/s": (1, lambda result: result["bulk_mbps"]),
+}
+"""What is compared: its digits, and where it is in a result of `--json`."""
+VIOLATION, BULK = "violation %", "bulk Mbit/s"
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Control and bulk by one means."""
+
+    control: str
+    bulk: str
+    how: str
+    """As lib/peers.py calls it."""
+    programs: tuple[str, ...] = ()
+    package: str | None = None
+
+    def missing(self) -> str | None:
+        """What it needs and this machine lacks."""
+        absent = [name for name in self.programs if shutil.which(name) is None]
+        if self.package is not None and importlib.util.find_spec(self.package) is None:
+            absent.append(f"the Python package {PACKAGES[self.package]}")
+        return " and ".join(absent) or None
+
+
+PACKAGES = {"zenoh": "eclipse-zenoh", "coorp": "coorp"}
+PEERS = (
+    Peer("ping", "iperf3", "ping", ("ping", "iperf3")),
+    Peer("ping, EF", "iperf3", "ping-ef", ("ping", "iperf3")),
+    Peer("UDP, EF", "iperf3", "udp", ("iperf3",)),
+    Peer("Zenoh", "Zenoh", "zenoh", package="zenoh"),
+    Peer("Zenoh, real time", "Zenoh, low", "zenoh-rt", package="zenoh"),
+    Peer("Coorp", "Coorp", "coorp", package="coorp"),
+)
+QUICK_PEERS = ("ping-ef", "udp", "zenoh", "coorp")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much is run."""
+
+    batch_loops: int | None
+    """After which learning sends, where not as the file says."""
+    policies: tuple[str, ...]
+    team_s: float
+    team_times: int
+    peers: tuple[Peer, ...]
+    bulks: tuple[bool, ...]
+    peers_s: float
+    peers_times: int
+
+
+FULL = Plan(
+    batch_loops=None,
+    policies=POLICIES,
+    team_s=60.0,
+    team_times=5,
+    peers=PEERS,
+    bulks=(False, True),
+    peers_s=20.0,
+    peers_times=3,
+)
+QUICK = Plan(
+    batch_loops=30,
+    policies=("mpc-only", "edca", "coorp"),
+    team_s=2.0,
+    team_times=1,
+    peers=tuple(peer for peer in PEERS if peer.how in QUICK_PEERS),
+    bulks=(True,),
+    peers_s=1.0,
+    peers_times=1,
+)
+
+
+# --- runs ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Runs:
+    """What several runs of one kind gave."""
+
+    figures: list[dict[str, float]] = field(default_factory=list)
+    """Of those that count."""
+    timings: list[dict[str, float]] = field(default_factory=list)
+    """How late the emulator was, of all that got through."""
+    kept_up: int = 0
+    waited: list[float] = field(default_factory=list)
+    """The share of each run in which some program waited for a core."""
+    failures: list[str] = field(default_factory=list)
+
+    def spread(self, name: str) -> Spread:
+        """Of one figure."""
+        return Spread.of([run[name] for run in self.figures]) if self.figures else Spread(math.nan, math.nan)
+
+    def add(self, figures: dict[str, float], emulator: dict[str, Any], waited: float) -> None:
+        """A run that got through."""
+        self.timings.append(emulator["timing"])
+        self.waited.append(waited)
+        if emulator["kept_up"]:
+            self.kept_up += 1
+            self.figures.append(figures)
+
+
+def waited_us() -> float:
+    """Since the machine started, the time in which some program waited for a core; not a number where none is kept."""
+    try:
+        first = Path("/proc/pressure/cpu").read_text().splitlines()[0]
+    except (OSError, IndexError):
+        return math.nan
+    return float(first.rsplit("total=", 1)[1])
+
+
+def emulate(command: list[str]) -> tuple[str | None, float]:
+    """Runs `coorp emu`: why it failed, if it did, and the share of the time in which some program waited for a core."""
+    began, before = time.monotonic(), waited_us()
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    share = (waited_us() - before) / (1e6 * (time.monotonic() - began))
+    why = None if done.returncode == 0 else f"{done.stdout}{done.stderr}".strip()
+    return why, share
+
+
+def figures_of(result: dict[str, Any]) -> dict[str, float]:
+    """Those that are compared; not a number where a policy has none."""
+    values = {name: of(result) for name, (_, of) in FIGURES.items()}
+    return {name: math.nan if value is None else float(value) for name, value in values.items()}
+
+
+def simulated(program: Path, team: Path, plan: Plan) -> dict[str, Runs]:
+    """All policies in the simulator, a seed a run."""
+    runs = {policy: Runs() for policy in plan.policies}
+    for seed in range(1, plan.team_times + 1):
+        command = [str(program), "sim", str(team), "--policy", ",".join(plan.policies), "--seed", str(seed)]
+        command += ["--duration", f"{plan.team_s:g}s", "--json", "-", "--quiet"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        for result in json.loads(done.stdout)["results"]:
+            runs[result["policy"]].figures.append(figures_of(result))
+    return runs
+
+
+def emulated(program: Path, team: Path, plan: Plan) -> dict[str, Runs]:
+    """All policies with real processes, in turn."""
+    runs = {policy: Runs() for policy in plan.policies}
+    for policy in plan.policies * plan.team_times:
+        with tempfile.TemporaryDirectory() as folder:
+            report = Path(folder) / "report.json"
+            command = [str(program), "emu", str(team), "--demo", "--policy", policy, "--quiet"]
+            why, waited = emulate([*command, "--duration", f"{plan.team_s:g}s", "--json", str(report)])
+            if why is not None:
+                runs[policy].failures.append(why)
+                continue
+            found = json.loads(report.read_text())
+        runs[policy].add(figures_of(found["results"][0]), found["emulator"][0], waited)
+    return runs
+
+
+def met(peer: Peer, program: Path, team: Path, duration_s: float, runs: Runs, *, bulk: bool) -> None:
+    """One run of a peer."""
+    with tempfile.TemporaryDirectory() as name:
+        report, shared = Path(name) / "report.json", Path(name) / "shared"
+        shared.mkdir()
+        player = [sys.executable, str(PLAYER), peer.how, "--duration", f"{duration_s:g}", "--folder", str(shared)]
+        player += ["--bulk"] if bulk else []
+        why, waited = emulate([str(program), "emu", str(team), "--json", str(report), "--quiet", "--", *player])
+        if why is not None:
+            runs.failures.append(why)
+            return
+        robots = [json.loads(path.read_text()) for path in shared.glob("*.json")]
+        emulator = json.loads(report.read_text())
+    asked = sum(robot["asked"] for robot in robots)
+    took = sorted(took for robot in robots for took in robot["round_trips_ms"])
+    lost = asked - len(took)
+    took += [math.inf] * lost
+    figures = {
+        "p50": took[int(0.5 * asked)],
+        "p99": took[int(0.99 * asked)],
+        "over": 100.0 * sum(trip > BOUND_MS for trip in took) / asked,
+        "lost": 100.0 * lost / asked,
+        "mbps": sum(robot["bulk_mbps"] or 0.0 for robot in robots) if bulk else math.nan,
+    }
+    runs.add(figures, emulator, waited)
+
+
+# --- what is said of them -----------------------------------------------------------------------------------------
+
+
+def cell(runs: Runs, name: str, digits: int) -> str:
+    """A figure's mean, and its spread where there is more than one run."""
+    spread = runs.spread(name)
+    if math.isinf(spread.mean):
+        return "lost"
+    one = number(spread.mean, digits)
+    return one if math.isnan(spread.mean) or len(runs.figures) < 2 else f"{one} ± {number(spread.deviation, digits)}"
+
+
+def compared(policy: str, name: str, digits: int, sim: Runs, emu: Runs) -> list[str] | None:
+    """A row: one figure on both grounds. None where the policy has no such figure."""
+    expected, found = sim.spread(name), emu.spread(name)
+    if math.isnan(expected.mean):
+        return None
+    off = found.mean - expected.mean
+    spread = math.hypot(expected.deviation, found.deviation)
+    allowed = DEVIATIONS * spread + TOLERANCE * abs(expected.mean)
+    known = min(len(sim.figures), len(emu.figures)) > 1 and not math.isnan(off)
+    verdict = ("agrees" if abs(off) <= allowed else "DISAGREES") if known else "-"
+    numbers = [number(off, digits, sign=True), number(allowed, digits) if known else "-"]
+    return [f"{policy}, {name}", cell(sim, name, digits), cell(emu, name, digits), *numbers, verdict]
+
+
+def verdict(holds: bool, *needed: float) -> str:
+    """Of a claim on these numbers."""
+    if any(math.isnan(value) for value in needed):
+        return "not known"
+    return "holds" if holds else "DOES NOT HOLD"
+
+
+def claims(ground: str, runs: dict[str, Runs]) -> list[str]:
+    """The two claims, as numbers."""
+    alone, edca, coorp = (runs[policy].spread(VIOLATION).mean for policy in ("mpc-only", "edca", "coorp"))
+    most, ours = (runs[policy].spread(BULK).mean for policy in ("edca", "coorp"))
+    times = edca / alone if alone > 0.0 else math.nan if math.isnan(edca) or edca == 0.0 else math.inf
+    share = ours / most if most > 0.0 else math.nan
+    bad = verdict(times >= BAD_TIMES, times)
+    good = verdict(coorp - alone <= GOOD_POINTS and share >= GOOD_BULK, coorp, alone, share)
+    return [
+        f"{ground}: 'edca is clearly bad' {bad}: {number(edca)} % violations, {number(times)} times mpc-only's "
+        f"{number(alone)} % (at least {BAD_TIMES:g})",
+        f"{ground}: 'coorp is clearly good' {good}: {number(coorp)} % violations, {number(coorp - alone, sign=True)} "
+        f"points from mpc-only's (at most {GOOD_POINTS:+g}); bulk {number(100.0 * share, 0)} % of edca's "
+        f"(at least {100.0 * GOOD_BULK:.0f} %)",
+    ]
+
+
+def show_emulator(title: str, runs: Iterable[tuple[str, Runs]], *, markdown: bool) -> None:
+    """How late the emulator was, and how often it kept up."""
+    rows = []
+    for name, those in runs:
+        timings = those.timings
+        worst = [
+            max((timing[f"{point}_us"] for timing in timings), default=math.nan) for point in ("p50", "p99", "max")
+        ]
+        waited = sum(those.waited) / len(those.waited) if those.waited else math.nan
+        kept_up = f"{those.kept_up} of {len(timings) + len(those.failures)}"
+        rows.append([name, kept_up, *(number(late, 0) for late in worst), f"{number(100.0 * waited, 0)} %"])
+    show([title, "kept up", "late p50 us", "p99", "max", "waited for a core"], rows, markdown=markdown)
+
+
+def failures(runs: Iterable[tuple[str, Runs]]) -> bool:
+    """Says which runs broke off, and whether any did."""
+    said = False
+    for name, those in runs:
+        for why in those.failures:
+            print(f"{name}: a run broke off:\n{why}\n")
+            said = True
+    return said
+
+
+def compare(program: Path, team: Path, plan: Plan, *, markdown: bool) -> bool:
+    """The first half; whether all runs got through."""
+    sim, emu = simulated(program, team, plan), emulated(program, team, plan)
+    rows = [
+        row
+        for policy in plan.policies
+        for name, (digits, _) in FIGURES.items()
+        if (row := compared(policy, name, digits, sim[policy], emu[policy])) is not None
+    ]
+    show(["figure", "sim", "emu", "off by", "allowed", ""], rows, markdown=markdown)
+    for ground, runs in (("sim", sim), ("emu", emu)):
+        for claim in claims(ground, runs):
+            print(f"- {claim}" if markdown else claim)
+    print()
+    show_emulator("policy", emu.items(), markdown=markdown)
+    return not failures(emu.items())
+
+
+def peers(program: Path, team: Path, plan: Plan, *, markdown: bool) -> bool:
+    """The second half; whether all of our own runs got through."""
+    there: list[Peer] = []
+    for peer in plan.peers:
+        if (absent := peer.missing()) is None:
+            there.append(peer)
+        else:
+            print(f"skipped: control by {peer.control}: {absent} is missing")
+    cases = {(peer, bulk): Runs() for peer in there for bulk in plan.bulks}
+    for _ in range(plan.peers_times):
+        for (peer, bulk), runs in cases.items():
+            met(peer, program, team, plan.peers_s, runs, bulk=bulk)
+    rows, named = [], []
+    for (peer, bulk), runs in cases.items():
+        beside = peer.bulk if bulk else "none"
+        figures = (("p50", 1), ("p99", 1), ("over", 1), ("lost", 1), ("mbps", 1))
+        rows.append([peer.control, beside, *(cell(runs, name, digits) for name, digits in figures)])
+        named.append((f"{peer.control}, bulk: {beside}", runs))
+    titles = ["control", "bulk", "round trip p50 ms", "p99", f"over {BOUND_MS:.0f} ms, %", "lost, %", "Mbit/s"]
+    show(titles, rows, markdown=markdown)
+    show_emulator("case", named, markdown=markdown)
+    failures(named)
+    return not any(runs.failures for (peer, _), runs in cases.items() if peer.package == "coorp")
+
+
+def main() -> None:
+    """Runs both halves and prints the tables."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--markdown", action="store_true")
+    arguments = parser.parse_args()
+    program = binary()
+    if program is None:
+        return
+    if os.geteuid() != 0 or not Path("/dev/net/tun").exists():
+        print("skipped: coorp emu takes root and /dev/net/tun")
+        return
+    plan = QUICK if arguments.quick else FULL
+    text = TEAM.read_text()
+    if plan.batch_loops is not None:
+        text = changed_key(text, "learning", "batch_loops", str(plan.batch_loops))
+    with tempfile.TemporaryDirectory() as folder:
+        team = Path(folder) / TEAM.name
+        team.write_text(text)
+        subprocess.run([str(program), "keys", "init", str(team)], capture_output=True, check=True)
+        halves = [half(program, team, plan, markdown=arguments.markdown) for half in (compare, peers)]
+    if not all(halves):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
