@@ -4,6 +4,8 @@
     pip install . eclipse-zenoh        # the package `coorp`, and the peer
     sudo python studies/live.py [--quick] [--markdown]
 
+It takes some 40 minutes on a machine with nothing else to do, and `--quick` less than one.
+
 **The team.** `examples/navigation.toml` under each policy: several times for a minute as `coorp emu --demo` runs it,
 the policies in turn, and as often in the simulator, with a seed each. A figure of the two agrees where their means
 differ by no more than the spread of runs and 10 %: twice the standard deviation of the difference of one run and one
@@ -154,8 +156,11 @@ class Runs:
     failures: list[str] = field(default_factory=list)
 
     def spread(self, name: str) -> Spread:
-        """Of one figure."""
-        return Spread.of([run[name] for run in self.figures]) if self.figures else Spread(math.nan, math.nan)
+        """Of one figure; infinite where it was in any run."""
+        values = [run[name] for run in self.figures]
+        if math.inf in values:
+            return Spread(math.inf, math.nan)
+        return Spread.of(values) if values else Spread(math.nan, math.nan)
 
     def add(self, figures: dict[str, float], emulator: dict[str, Any], waited: float) -> None:
         """A run that got through."""

@@ -371,10 +371,15 @@ def with_coorp(part: Part) -> NoReturn:
             asks.on_answer(subscriber.recv().data)
 
     def send() -> None:
-        message = bytes(STREAM_BYTES)
+        message, before = bytes(STREAM_BYTES), None
         while True:
-            with node.bulk_stream(to="leader", name="bulk") as stream:
-                stream.write(message)
+            stream = node.bulk_stream(to="leader", name="bulk")
+            stream.write(message)
+            # The next one goes while this one is checked and written to the disk.
+            delivery = stream.finish()
+            if before is not None:
+                before.wait()
+            before = delivery
 
     background(listen)
     asks.meet(publisher.put)
