@@ -51,7 +51,7 @@ from typing import Any
 
 from lib.edit import changed_key
 from lib.simulator import REPOSITORY, Spread, binary
-from lib.table import number, show
+from lib.table import number, percent, show
 
 TEAM = REPOSITORY / "examples" / "navigation.toml"
 PLAYER = REPOSITORY / "studies" / "lib" / "peers.py"
@@ -312,7 +312,7 @@ def show_emulator(title: str, runs: Iterable[tuple[str, Runs]], *, markdown: boo
         ]
         waited = sum(those.waited) / len(those.waited) if those.waited else math.nan
         kept_up = f"{those.kept_up} of {len(timings) + len(those.failures)}"
-        rows.append([name, kept_up, *(number(late, 0) for late in worst), f"{number(100.0 * waited, 0)} %"])
+        rows.append([name, kept_up, *(number(late, 0) for late in worst), percent(waited, 0)])
     show([title, "kept up", "late p50 us", "p99", "max", "waited for a core"], rows, markdown=markdown)
 
 

@@ -206,6 +206,7 @@ class Iperf3:
 
     def mbps(self) -> float | None:
         """What this robot's server has got, once all is over."""
+        sleep_until(self._part.end)
         reports = [self._report(program) for program in self._programs]
         if self._part.leads or not reports:
             return None
