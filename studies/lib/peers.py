@@ -9,8 +9,7 @@ HOW, and what carries bulk beside it, is one of
 - `ping`, `ping-ef`: the system's `ping`, without a mark and marked EF; bulk is `iperf3` over TCP;
 - `udp`: a datagram each way, marked EF; bulk is `iperf3`;
 - `zenoh`: Zenoh's own Python package as it comes, a topic for asks and one for answers; bulk is a topic of messages of
-  1 MB in the same session, which waits where the network takes no more. Only its shared memory is off: the robots of
-  an emulation share one machine, and what goes through its memory is on no air;
+  1 MB in the same session, which waits where the network takes no more;
 - `zenoh-rt`: the same with control at Zenoh's priority `REAL_TIME`, express, and bulk at `DATA_LOW`;
 - `coorp`: `coorp.Node` under the policy `coorp`; bulk is its bulk stream.
 
@@ -285,11 +284,9 @@ def with_zenoh(part: Part, *, real_time: bool) -> NoReturn:
     """Round trips by two topics of Zenoh's."""
     import zenoh
 
-    config = zenoh.Config()
-    config.insert_json5("transport/shared_memory/enabled", "false")
     # Nothing is Zenoh's default.
     control, low, express = (zenoh.Priority.REAL_TIME, zenoh.Priority.DATA_LOW, True) if real_time else (None,) * 3
-    session = zenoh.open(config)
+    session = zenoh.open(zenoh.Config())
     if part.leads:
         answers = {
             robot: session.declare_publisher(f"answer/{robot}", priority=control, express=express)

@@ -74,6 +74,22 @@ fn await_file(path: &str) {
 }
 
 #[test]
+fn shared_memory_is_each_robots_own() {
+    if !possible("shared_memory_is_each_robots_own", &[]) {
+        return;
+    }
+    let (folder, file) = team("emu-memory", "");
+    let script = "touch /dev/shm/of-$COORP_ROBOT; sleep 0.5; echo sees $(ls /dev/shm | tr '\\n' ' ')";
+    let (stdout, stderr, code, _) = run(&folder, &file, &["--quiet"], script);
+    assert_eq!(code, 0, "{stderr}");
+    let mut seen: Vec<&str> = stdout.lines().collect();
+    seen.sort_unstable();
+    let each = ["base", "rover", "scout"].map(|robot| format!("[{robot}] sees of-{robot}"));
+    assert_eq!(seen.iter().map(|line| line.trim_end()).collect::<Vec<_>>(), each);
+    assert!(!Path::new("/dev/shm/of-base").exists());
+}
+
+#[test]
 fn robots_know_who_they_are_and_reach_one_another_by_name() {
     if !possible("robots_know_who_they_are", &["ping"]) {
         return;
@@ -550,7 +566,17 @@ fn the_demo_runs_the_teams_traffic_live_and_tells_it_as_sim_does() {
         coorp["bulk_mbps"].as_f64().unwrap() > 0.0 && coorp["epochs"].as_u64().unwrap() > 0,
         "{coorp}"
     );
-    assert_eq!(json["emulator"].as_array().unwrap().len(), 2);
+    let emulator = json["emulator"].as_array().unwrap();
+    assert_eq!(emulator.len(), 2);
+    assert_eq!(emulator[1]["policy"], "coorp");
+    assert_eq!(alone.get("mac"), None, "nobody measures it");
+    let output = coorp(&["emu", &file, "--demo", "--policy", "schedwifi"]);
+    assert_eq!(output.status.code(), Some(2), "{}", text(&output.stdout));
+    let stderr = text(&output.stderr);
+    assert!(
+        stderr.contains("nothing to run live") && stderr.contains("schedwifi is only"),
+        "{stderr}"
+    );
 }
 
 #[cfg(feature = "live")]

@@ -18,6 +18,10 @@ use crate::run::Stream;
 /// Where lines of output go: the robot's name, which stream, and the line without its end.
 pub type Lines = Arc<dyn Fn(&str, Stream, &[u8]) + Send + Sync>;
 
+/// Robots are machines of their own: what they put into shared memory must not reach the others past the air. `ip netns
+/// exec` gives each program mounts of its own.
+const OWN_MEMORY: &str = "mount -t tmpfs tmpfs /dev/shm && exec \"$@\"";
+
 /// A longer line is handed on in pieces.
 const LINE_BYTES_MAX: u64 = 64 << 10;
 /// Memory of a thread that only copies lines.
@@ -48,7 +52,7 @@ impl Program {
     pub fn start(&mut self, namespace: &Namespace, program: &[OsString], lines: &Lines) -> io::Result<()> {
         let mut command = Command::new("ip");
         command
-            .args(["netns", "exec", namespace.name()])
+            .args(["netns", "exec", namespace.name(), "sh", "-c", OWN_MEMORY, "sh"])
             .args(program)
             .envs(self.environment.iter().map(|(key, value)| (key, value)))
             .stdin(Stdio::null())

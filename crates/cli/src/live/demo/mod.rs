@@ -60,10 +60,20 @@ pub struct RobotArgs {
 #[derive(Serialize)]
 struct Report<'a> {
     team: &'a str,
-    results: &'a [PolicyResult],
-    /// How well the emulator did in each policy's run.
-    emulator: &'a [coorp_emu::Report],
+    results: Vec<serde_json::Value>,
+    emulator: &'a [Emulator],
 }
+
+/// How well the emulator did in a policy's run.
+#[derive(Serialize)]
+struct Emulator {
+    policy: String,
+    #[serde(flatten)]
+    report: coorp_emu::Report,
+}
+
+/// Figures of the simulator's that nobody measures live.
+const NOT_MEASURED: [&str; 4] = ["events", "flows", "mac", "wnic_ahead"];
 
 /// Runs the demo.
 ///
@@ -106,25 +116,47 @@ pub fn run(demo: &Demo<'_>) -> Result<(), Failure> {
         if let Some(completions) = completions {
             notes.push(format!("under {name} the gate learnt from {completions}"));
         }
+        if policy.bulk && demo.team.learning.is_some() && result.bulk_mbps.is_none() {
+            notes.push(format!(
+                "under {name} no bulk was due while the run counted: a longer --duration has some"
+            ));
+        }
         results.push(result);
-        reports.push(report);
+        reports.push(Emulator {
+            policy: policy.name,
+            report,
+        });
+    }
+    if results.is_empty() {
+        let why: Vec<&str> = unfit.iter().map(|unfit| unfit.why.as_str()).collect();
+        return Err(Failure::Input(format!(
+            "error: nothing to run live: {}",
+            why.join("; ")
+        )));
     }
     notes.extend(unfit.iter().map(|unfit| unfit.why.clone()));
     summary::share_of_bulk_only(&mut results);
     let table = summary::policies(&summary::entries(&results, &unfit)).layout(table::terminal_width());
-    let notes: String = notes.iter().map(|note| format!("Note: {note}\n")).collect();
-    output::print(&format!("{table}\n{notes}"))?;
-    match demo.json {
-        None => Ok(()),
-        Some(json) => output::write_json(
-            json,
-            &Report {
-                team: &demo.team.name,
-                results: &results,
-                emulator: &reports,
-            },
-        ),
+    if !demo.json.is_some_and(Destination::is_stdout) {
+        let notes: String = notes.iter().map(|note| format!("Note: {note}\n")).collect();
+        output::print(&format!("{table}\n{notes}"))?;
     }
+    let Some(json) = demo.json else { return Ok(()) };
+    let report = Report {
+        team: &demo.team.name,
+        results: results.iter().map(measured).collect(),
+        emulator: &reports,
+    };
+    output::write_json(json, &report)
+}
+
+/// A policy's figures, those that were measured.
+fn measured(result: &PolicyResult) -> serde_json::Value {
+    let mut value = serde_json::json!(result);
+    if let Some(figures) = value.as_object_mut() {
+        figures.retain(|name, _| !NOT_MEASURED.contains(&name.as_str()));
+    }
+    value
 }
 
 /// Why a policy has no live form.
