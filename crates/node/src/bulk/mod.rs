@@ -69,6 +69,8 @@ pub(crate) struct Bulk {
     delivered: Mutex<VecDeque<BulkMessage>>,
     came: Condvar,
     came_async: Notify,
+    /// A permit has come.
+    permitted: Notify,
     waiting: AtomicU64,
     sent_bytes: AtomicU64,
     received_bytes: AtomicU64,
@@ -114,6 +116,7 @@ impl Bulk {
             delivered: Mutex::default(),
             came: Condvar::new(),
             came_async: Notify::new(),
+            permitted: Notify::new(),
             waiting: AtomicU64::new(0),
             sent_bytes: AtomicU64::new(0),
             received_bytes: AtomicU64::new(0),
@@ -154,6 +157,7 @@ impl Bulk {
     pub fn set_permitted(&self, permitted: bool) {
         self.lanes.iter().for_each(|lane| lane.socket.set_permitted(permitted));
         if permitted {
+            self.permitted.notify_waiters();
             // A connection that made no packets waits for nothing; being told its window again, it looks.
             let sending = lock(&self.sending).clone();
             sending.iter().for_each(transport::wake);

@@ -22,8 +22,8 @@ use crate::Error;
 const GIVE_UP: Duration = Duration::from_secs(60);
 /// Between two tries.
 const RETRY: Duration = Duration::from_millis(200);
-/// Between two looks at whether there is a permit.
-const LOOK_EVERY: Duration = Duration::from_millis(5);
+/// Between two looks at whether there is a permit, besides when it comes.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// Between two looks at whether a path is still there.
 const LOOK_AT_PATH_EVERY: Duration = Duration::from_millis(20);
 /// How long a connection may take to come about.
@@ -139,12 +139,14 @@ fn failed(job: &Job, to: &str, why: &str) -> Error {
 async fn permitted(bulk: &Bulk) -> Result<Duration, Error> {
     let began = Instant::now();
     loop {
+        // Before the look, so that none comes unnoticed between the two.
+        let comes = bulk.permitted.notified();
         let node = bulk.node.upgrade().ok_or_else(super::closed)?;
         if node.ask(|brain, now| brain.is_permitted(now)) {
             return Ok(began.elapsed());
         }
         drop(node);
-        tokio::time::sleep(LOOK_EVERY).await;
+        let _ = tokio::time::timeout(LOOK_EVERY, comes).await;
     }
 }
 
