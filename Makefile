@@ -33,6 +33,7 @@ demo: build
 build:
 	cargo build --release --locked -p coorp-cli
 	cargo build --release --locked -p coorp-node --example control
+	cargo bench --locked -p coorp-node --bench cost --no-run
 
 # As maturin does for a wheel: without linking a libpython. The new file takes the old one's place whole, as a running
 # program may have that open.

@@ -57,6 +57,7 @@ class Row:
     lost: int
     p50_us: float
     p99_us: float
+    processor_ms: float | None
 
 
 @dataclass(frozen=True)
@@ -210,7 +211,7 @@ def main() -> None:
     load = os.getloadavg()[0]
     rows = bench(cargo, quick=arguments.quick)
     agents = idle(program, 5.0 if arguments.quick else 30.0)
-    titles = ["what", "contender", "bytes", "count", "lost", "median us", "p99 us", "Mbit/s"]
+    titles = ["what", "contender", "bytes", "count", "lost", "median us", "p99 us", "CPU ms", "Mbit/s"]
     lines = [
         [
             row.what,
@@ -220,6 +221,7 @@ def main() -> None:
             str(row.lost),
             number(row.p50_us),
             number(row.p99_us),
+            "-" if row.processor_ms is None else number(row.processor_ms, 0),
             number(8.0 * row.bytes / row.p50_us, 0) if row.what == "bulk" else "-",
         ]
         for row in rows

@@ -80,8 +80,7 @@ impl Quic {
         })
     }
 
-    fn bulk(&mut self, to: &str, bytes: usize, checked: bool) -> Outcome<u64> {
-        fill(&mut self.message, bytes);
+    fn bulk(&mut self, to: &str, checked: bool) -> Outcome<u64> {
         let began = Instant::now();
         let sent = send(&self.endpoint, to.parse()?, &self.message, checked);
         self.runtime.block_on(sent)?;
@@ -92,7 +91,8 @@ impl Quic {
 impl Obey for Quic {
     fn obey(&mut self, ask: Ask) -> Outcome<Value> {
         Ok(match ask {
-            Ask::Bulk { to, bytes, checked } => json!(self.bulk(&to, bytes, checked)?),
+            Ask::Fill { bytes } => json!(fill(&mut self.message, bytes)),
+            Ask::Bulk { to, checked } => json!(self.bulk(&to, checked)?),
             Ask::Address => json!(self.endpoint.local_addr()?.to_string()),
             _ => return Err("QUIC alone does bulk".into()),
         })
@@ -229,15 +229,22 @@ pub fn measure(extent: &Extent) -> Outcome<Vec<Row>> {
         team.robots(None)?,
         in_memory.robots(Some(&memory.0))?,
     ];
-    let mut found: [Vec<u64>; CONTENDERS.len()] = Default::default();
+    let mut found: [(Vec<u64>, Vec<u64>); CONTENDERS.len()] = Default::default();
     for round in 0..extent.bulk_rounds {
         for turn in turns(CONTENDERS.len(), round) {
             let contender = &CONTENDERS[turn];
-            found[turn].push(run(&mut pairs[contender.pair], contender, extent.bulk_bytes)?);
+            let (took, used) = run(&mut pairs[contender.pair], contender, extent.bulk_bytes)?;
+            found[turn].0.push(took);
+            found[turn].1.push(used);
         }
     }
     let rows = CONTENDERS.iter().zip(found);
-    let rows = rows.map(|(contender, times)| Row::new("bulk", contender.name, extent.bulk_bytes, times, 0));
+    let rows = rows.map(|(contender, (times, mut used))| {
+        used.sort_unstable();
+        let mut row = Row::new("bulk", contender.name, extent.bulk_bytes, times, 0)?;
+        row.processor_ms = used.get(used.len() / 2).map(|used| *used as f64 / 1e6);
+        Ok(row)
+    });
     let mut rows = rows.collect::<Outcome<Vec<_>>>()?;
     let permits = pairs[2][1].ask(&Ask::Permits { count: extent.permits })?;
     rows.push(Row::new("permit", "coorp", 0, permits, 0)?);
@@ -274,17 +281,25 @@ fn quic_pair(team: &Team, state: &Path) -> Outcome<[Peer; 2]> {
     Ok([start("one")?, start("two")?])
 }
 
-fn run([receiver, sender]: &mut [Peer; 2], contender: &Contender, bytes: usize) -> Outcome<u64> {
+/// How long one message took, and how much processor time both ends used for it.
+fn run([receiver, sender]: &mut [Peer; 2], contender: &Contender, bytes: usize) -> Outcome<(u64, u64)> {
     let ours = contender.name.starts_with("coorp");
     let to = if ours {
         "one".to_owned()
     } else {
         receiver.ask(&Ask::Address)?
     };
+    sender.ask::<()>(&Ask::Fill { bytes })?;
+    let before = processor(receiver, sender)?;
     let checked = contender.checked;
-    let took = sender.ask(&Ask::Bulk { to, bytes, checked })?;
+    let took = sender.ask(&Ask::Bulk { to, checked })?;
+    let used = processor(receiver, sender)? - before;
     if ours && receiver.ask::<Vec<u64>>(&Ask::Clear)? != [bytes as u64] {
         return Err("the message was not delivered once and whole".into());
     }
-    Ok(took)
+    Ok((took, used))
+}
+
+fn processor(receiver: &mut Peer, sender: &mut Peer) -> Outcome<u64> {
+    Ok(receiver.ask::<u64>(&Ask::Processor)? + sender.ask::<u64>(&Ask::Processor)?)
 }

@@ -5,11 +5,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use coorp_node::keys::Identity;
-use rustix::time::{clock_gettime, ClockId};
+use rustix::time::ClockId;
 use serde_json::{json, Value};
 use zenoh::{Config, Session, Wait};
 
-use crate::peer::{Ask, Obey, Peer, Role};
+use crate::peer::{nanos, Ask, Obey, Peer, Role};
 use crate::team::{free_ports, Team};
 use crate::{turns, Extent, Outcome, Row};
 
@@ -30,7 +30,7 @@ pub struct Times(Mutex<BTreeMap<String, Vec<u64>>>);
 impl Times {
     /// A message came.
     pub fn note(&self, key: &str, message: &[u8]) {
-        let now = stamp();
+        let now = nanos(ClockId::Monotonic);
         let Some(Ok(made)) = message.get(..8).map(TryInto::try_into) else {
             return;
         };
@@ -45,19 +45,13 @@ impl Times {
     }
 }
 
-/// The monotonic clock that all processes share, nanoseconds.
-fn stamp() -> u64 {
-    let now = clock_gettime(ClockId::Monotonic);
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
-}
-
 /// Sends messages at a period, each with the time of its making at its head.
 pub fn send(bytes: usize, count: usize, period_us: u64, put: impl Fn(&[u8]) -> Outcome<()>) -> Outcome<()> {
     let mut message = vec![0; bytes.max(8)];
     let mut due = Instant::now();
     for _ in 0..count {
         std::thread::sleep(due.saturating_duration_since(Instant::now()));
-        message[..8].copy_from_slice(&stamp().to_le_bytes());
+        message[..8].copy_from_slice(&nanos(ClockId::Monotonic).to_le_bytes());
         put(&message)?;
         due += Duration::from_micros(period_us);
     }

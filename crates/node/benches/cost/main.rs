@@ -50,7 +50,7 @@ const QUICK: Extent = Extent {
     control_rounds: 2,
     messages: 20,
     bulk_rounds: 2,
-    bulk_bytes: 64_000_000,
+    bulk_bytes: 32_000_000,
     permits: 50,
 };
 
@@ -66,6 +66,8 @@ struct Row {
     lost: usize,
     p50_us: f64,
     p99_us: f64,
+    /// Of both ends together, the median, where it was taken.
+    processor_ms: Option<f64>,
 }
 
 impl Row {
@@ -87,6 +89,7 @@ impl Row {
             lost,
             p50_us: at(0.5),
             p99_us: at(0.99),
+            processor_ms: None,
         })
     }
 }
@@ -104,8 +107,8 @@ fn measure(extent: &Extent) -> Outcome<Vec<Row>> {
 
 fn show(rows: &[Row]) {
     println!(
-        "{:<8} {:<28} {:>11} {:>6} {:>5} {:>11} {:>11} {:>9} {:>7}",
-        "what", "contender", "bytes", "count", "lost", "median us", "p99 us", "Mbit/s", "of plain"
+        "{:<8} {:<28} {:>11} {:>6} {:>5} {:>11} {:>11} {:>9} {:>9} {:>8}",
+        "what", "contender", "bytes", "count", "lost", "median us", "p99 us", "CPU ms", "Mbit/s", "of plain"
     );
     for row in rows {
         // The first contender of a kind and size is the plain one.
@@ -115,7 +118,7 @@ fn show(rows: &[Row]) {
         let ratio = plain.map_or(1.0, |plain| row.p50_us / plain.p50_us);
         let rate = (row.what == "bulk").then(|| format!("{:.0}", row.bytes as f64 * 8.0 / row.p50_us));
         println!(
-            "{:<8} {:<28} {:>11} {:>6} {:>5} {:>11.1} {:>11.1} {:>9} {:>7.2}",
+            "{:<8} {:<28} {:>11} {:>6} {:>5} {:>11.1} {:>11.1} {:>9} {:>9} {:>8.2}",
             row.what,
             row.contender,
             row.bytes,
@@ -123,6 +126,7 @@ fn show(rows: &[Row]) {
             row.lost,
             row.p50_us,
             row.p99_us,
+            row.processor_ms.map(|ms| format!("{ms:.0}")).unwrap_or_default(),
             rate.unwrap_or_default(),
             ratio
         );

@@ -6,6 +6,7 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{channel, Receiver};
 use std::time::Duration;
 
+use rustix::time::{clock_gettime, ClockId};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -50,8 +51,12 @@ pub enum Ask {
     },
     /// How long the messages of a key took that came since the last time, nanoseconds.
     Collect { key: String },
-    /// Send a bulk message: how long it took, nanoseconds.
-    Bulk { to: String, bytes: usize, checked: bool },
+    /// Make the bulk message that is to be sent.
+    Fill { bytes: usize },
+    /// Send it: how long that took, nanoseconds.
+    Bulk { to: String, checked: bool },
+    /// How much processor time this process has used so far, nanoseconds.
+    Processor,
     /// Do away with the bulk that came: the messages' lengths.
     Clear,
     /// Which address bulk is taken at.
@@ -113,6 +118,12 @@ pub fn be(role: &str) -> Outcome<()> {
     }
 }
 
+/// A clock's time in nanoseconds. The monotonic one all processes share.
+pub fn nanos(clock: ClockId) -> u64 {
+    let now = clock_gettime(clock);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
 /// Does what it is told.
 pub trait Obey {
     fn obey(&mut self, ask: Ask) -> Outcome<Value>;
@@ -121,9 +132,10 @@ pub trait Obey {
 fn serve(mut who: impl Obey) -> Outcome<()> {
     println!("ready");
     for line in std::io::stdin().lines().map_while(Result::ok) {
-        let answer = who
-            .obey(serde_json::from_str(&line)?)
-            .map_err(|error| error.to_string());
+        let answer = match serde_json::from_str(&line)? {
+            Ask::Processor => Ok(Value::from(nanos(ClockId::ProcessCPUTime))),
+            ask => who.obey(ask).map_err(|error| error.to_string()),
+        };
         println!("{}", serde_json::to_string(&answer)?);
     }
     Ok(())

@@ -54,8 +54,7 @@ impl Robot {
         Ok(())
     }
 
-    fn bulk(&mut self, to: &str, bytes: usize) -> Outcome<u64> {
-        bulk::fill(&mut self.message, bytes);
+    fn bulk(&self, to: &str) -> Outcome<u64> {
         let began = Instant::now();
         let mut stream = self.node.bulk_stream(to, "message")?;
         stream.write(&self.message);
@@ -110,14 +109,15 @@ impl Obey for Robot {
                 json!(send(bytes, count, period_us, |message| Ok(publisher.put(message)?))?)
             }
             Ask::Collect { .. } => json!(self.times.take(TOPIC)),
-            Ask::Bulk { to, bytes, .. } => json!(self.bulk(&to, bytes)?),
+            Ask::Fill { bytes } => json!(bulk::fill(&mut self.message, bytes)),
+            Ask::Bulk { to, .. } => json!(self.bulk(&to)?),
             Ask::Clear => json!(self.clear()?),
             Ask::Leads => {
                 let status = self.node.status();
                 json!((status.leads, status.leader.is_some()))
             }
             Ask::Permits { count } => json!(self.permits(count)?),
-            Ask::Address => return Err("a robot's address stands in the team file".into()),
+            Ask::Address | Ask::Processor => return Err("nobody asks a robot that".into()),
         })
     }
 }
