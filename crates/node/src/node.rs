@@ -28,7 +28,7 @@ use zenoh::query::Query;
 use zenoh::{Session, Wait};
 
 use crate::brain::{Brain, PermitState, TOPICS_MAX};
-use crate::bulk::{replace, Bulk, BulkReceiver, BulkStream};
+use crate::bulk::{replace, Bulk, BulkReceiver, BulkStream, Written};
 use crate::control::{checked, Inbox, Publisher, Sent, Subscriber};
 use crate::fabric::{self, Keys, Who};
 use crate::gather::Gatherings;
@@ -252,7 +252,7 @@ impl Node {
             bulk: self.bulk()?.clone(),
             to: robot,
             name: checked(name)?.to_owned(),
-            bytes: Vec::new(),
+            written: Written::default(),
         })
     }
 

@@ -80,11 +80,11 @@ impl Quic {
         })
     }
 
-    fn bulk(&mut self, to: &str, checked: bool) -> Outcome<u64> {
+    fn bulk(&mut self, to: &str, checked: bool) -> Outcome<(u64, u64)> {
         let began = Instant::now();
         let sent = send(&self.endpoint, to.parse()?, &self.message, checked);
         self.runtime.block_on(sent)?;
-        Ok(began.elapsed().as_nanos() as u64)
+        Ok((began.elapsed().as_nanos() as u64, 0))
     }
 }
 
@@ -187,6 +187,8 @@ async fn receive(incoming: Incoming, folder: &Path) -> Outcome<()> {
 /// Who sends bulk, and how.
 struct Contender {
     name: &'static str,
+    /// The same without the time in which the message was given away, where that is another.
+    written: Option<&'static str>,
     /// Of the processes below.
     pair: usize,
     checked: bool,
@@ -195,26 +197,31 @@ struct Contender {
 const CONTENDERS: [Contender; 5] = [
     Contender {
         name: "quinn",
+        written: None,
         pair: 0,
         checked: false,
     },
     Contender {
         name: "quinn, BLAKE3, to memory",
+        written: None,
         pair: 1,
         checked: true,
     },
     Contender {
         name: "coorp, to memory",
+        written: Some("coorp, to memory, written"),
         pair: 3,
         checked: true,
     },
     Contender {
         name: "quinn, BLAKE3, to disk",
+        written: None,
         pair: 0,
         checked: true,
     },
     Contender {
         name: "coorp, to disk",
+        written: Some("coorp, to disk, written"),
         pair: 2,
         checked: true,
     },
@@ -223,29 +230,35 @@ const CONTENDERS: [Contender; 5] = [
 pub fn measure(extent: &Extent) -> Outcome<Vec<Row>> {
     let (team, in_memory) = (Team::make()?, Team::make()?);
     let memory = Memory::make()?;
-    let mut pairs = vec![
+    let mut pairs = [
         quic_pair(&team, &team.folder("plain")?)?,
         quic_pair(&team, &memory.0)?,
         team.robots(None)?,
         in_memory.robots(Some(&memory.0))?,
     ];
-    let mut found: [(Vec<u64>, Vec<u64>); CONTENDERS.len()] = Default::default();
+    let mut found: [Found; CONTENDERS.len()] = Default::default();
     for round in 0..extent.bulk_rounds {
         for turn in turns(CONTENDERS.len(), round) {
             let contender = &CONTENDERS[turn];
-            let (took, used) = run(&mut pairs[contender.pair], contender, extent.bulk_bytes)?;
-            found[turn].0.push(took);
-            found[turn].1.push(used);
+            run(
+                &mut pairs[contender.pair],
+                contender,
+                extent.bulk_bytes,
+                &mut found[turn],
+            )?;
         }
     }
-    let rows = CONTENDERS.iter().zip(found);
-    let rows = rows.map(|(contender, (times, mut used))| {
-        used.sort_unstable();
-        let mut row = Row::new("bulk", contender.name, extent.bulk_bytes, times, 0)?;
-        row.processor_ms = used.get(used.len() / 2).map(|used| *used as f64 / 1e6);
-        Ok(row)
-    });
-    let mut rows = rows.collect::<Outcome<Vec<_>>>()?;
+    let mut rows = Vec::new();
+    for (contender, mut found) in CONTENDERS.iter().zip(found) {
+        let mut row = Row::new("bulk", contender.name, extent.bulk_bytes, found.took, 0)?;
+        found.processor.sort_unstable();
+        let median = found.processor.get(found.processor.len() / 2);
+        row.processor_ms = median.map(|used| *used as f64 / 1e6);
+        rows.push(row);
+        if let Some(name) = contender.written {
+            rows.push(Row::new("bulk", name, extent.bulk_bytes, found.once_written, 0)?);
+        }
+    }
     let permits = pairs[2][1].ask(&Ask::Permits { count: extent.permits })?;
     rows.push(Row::new("permit", "coorp", 0, permits, 0)?);
     Ok(rows)
@@ -281,8 +294,17 @@ fn quic_pair(team: &Team, state: &Path) -> Outcome<[Peer; 2]> {
     Ok([start("one")?, start("two")?])
 }
 
-/// How long one message took, and how much processor time both ends used for it.
-fn run([receiver, sender]: &mut [Peer; 2], contender: &Contender, bytes: usize) -> Outcome<(u64, u64)> {
+/// What was measured of a contender, nanoseconds.
+#[derive(Default)]
+struct Found {
+    took: Vec<u64>,
+    once_written: Vec<u64>,
+    /// Processor time of both ends.
+    processor: Vec<u64>,
+}
+
+/// Sends one message.
+fn run([receiver, sender]: &mut [Peer; 2], contender: &Contender, bytes: usize, found: &mut Found) -> Outcome<()> {
     let ours = contender.name.starts_with("coorp");
     let to = if ours {
         "one".to_owned()
@@ -292,12 +314,14 @@ fn run([receiver, sender]: &mut [Peer; 2], contender: &Contender, bytes: usize) 
     sender.ask::<()>(&Ask::Fill { bytes })?;
     let before = processor(receiver, sender)?;
     let checked = contender.checked;
-    let took = sender.ask(&Ask::Bulk { to, checked })?;
-    let used = processor(receiver, sender)? - before;
+    let (took, giving): (u64, u64) = sender.ask(&Ask::Bulk { to, checked })?;
+    found.processor.push(processor(receiver, sender)? - before);
+    found.took.push(took);
+    found.once_written.push(took - giving);
     if ours && receiver.ask::<Vec<u64>>(&Ask::Clear)? != [bytes as u64] {
         return Err("the message was not delivered once and whole".into());
     }
-    Ok((took, used))
+    Ok(())
 }
 
 fn processor(receiver: &mut Peer, sender: &mut Peer) -> Outcome<u64> {

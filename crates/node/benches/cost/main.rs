@@ -8,7 +8,8 @@
 //!   in `recv`; Zenoh's has it in a callback, and in `recv` as well. Zenoh as it comes runs over TCP without keys; over
 //!   TLS and QUIC it has the team's.
 //! - **bulk**: from giving a message away until its receiver has confirmed the whole of it, on a new connection each
-//!   time. Plain QUIC (quinn) drops what it receives; in a second form it hashes, writes and syncs as a node does.
+//!   time. Plain QUIC (quinn) drops what it receives; in a second form it hashes, writes and syncs as a node does. A node
+//!   takes a copy and hashes it when it is given away; `written` is the time after that alone.
 //! - **permits**: from the wish for bulk to the permit, by a robot that does not lead. It is looked for every few tens of
 //!   microseconds, which counts in.
 //!

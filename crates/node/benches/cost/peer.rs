@@ -53,7 +53,7 @@ pub enum Ask {
     Collect { key: String },
     /// Make the bulk message that is to be sent.
     Fill { bytes: usize },
-    /// Send it: how long that took, nanoseconds.
+    /// Send it: how long that took, nanoseconds, and of that how long giving it away did.
     Bulk { to: String, checked: bool },
     /// How much processor time this process has used so far, nanoseconds.
     Processor,

@@ -54,12 +54,13 @@ impl Robot {
         Ok(())
     }
 
-    fn bulk(&self, to: &str) -> Outcome<u64> {
+    fn bulk(&self, to: &str) -> Outcome<(u64, u64)> {
         let began = Instant::now();
         let mut stream = self.node.bulk_stream(to, "message")?;
         stream.write(&self.message);
+        let written = began.elapsed().as_nanos() as u64;
         stream.finish()?.wait()?;
-        Ok(began.elapsed().as_nanos() as u64)
+        Ok((began.elapsed().as_nanos() as u64, written))
     }
 
     fn clear(&self) -> Outcome<Vec<u64>> {

@@ -179,7 +179,7 @@ impl Part {
 
     /// The file, where enough has come since this was last asked that it should be synced now. Whoever does has to hear
     /// what comes of it before the message is finished.
-    pub fn to_be_synced(&mut self) -> io::Result<Option<File>> {
+    pub fn unsynced(&mut self) -> io::Result<Option<File>> {
         if self.length - self.synced < SYNC_BYTES {
             return Ok(None);
         }

@@ -50,6 +50,8 @@ pub const BULK_BYTES_MAX: u64 = 64 << 30;
 const QUEUE_MAX: usize = 64;
 /// How long closing waits for what is under way.
 const CLOSE_MAX: Duration = Duration::from_secs(1);
+/// Hashed at once as it is written.
+const WRITE_BYTES: usize = 256 << 10;
 /// Threads for QUIC; sealing packets is most of their work.
 const THREADS: usize = 2;
 
@@ -169,7 +171,8 @@ impl Bulk {
         self.lanes.iter().for_each(|lane| lane.socket.wake());
     }
 
-    pub fn send(self: &Arc<Self>, to: RobotId, name: &str, bytes: Vec<u8>) -> Result<Delivery, Error> {
+    pub fn send(self: &Arc<Self>, to: RobotId, name: &str, written: Written) -> Result<Delivery, Error> {
+        let Written { bytes, hasher } = written;
         let node = self.node.upgrade().ok_or_else(closed)?;
         if bytes.len() as u64 > BULK_BYTES_MAX {
             return Err(Error::Input(format!(
@@ -189,6 +192,7 @@ impl Bulk {
         let job = Job {
             name: checked(name)?.to_owned(),
             sequence: queue.next,
+            hash: *hasher.finalize().as_bytes(),
             bytes: bytes.into(),
             _wish: node.wish(),
             _waiting: Waiting::new(self),
@@ -310,13 +314,26 @@ pub struct BulkStream {
     pub(crate) bulk: Arc<Bulk>,
     pub(crate) to: RobotId,
     pub(crate) name: String,
-    pub(crate) bytes: Vec<u8>,
+    pub(crate) written: Written,
+}
+
+/// What there is of a message. It is hashed as it is written, so that it can go at once when it is all there.
+#[derive(Debug, Default)]
+pub(crate) struct Written {
+    bytes: Vec<u8>,
+    hasher: blake3::Hasher,
 }
 
 impl BulkStream {
     /// More of the message.
     pub fn write(&mut self, bytes: &[u8]) {
-        self.bytes.extend_from_slice(bytes);
+        let Written { bytes: all, hasher } = &mut self.written;
+        all.reserve(bytes.len());
+        // Each piece while it is in the processor's cache.
+        for piece in bytes.chunks(WRITE_BYTES) {
+            hasher.update(piece);
+            all.extend_from_slice(piece);
+        }
     }
 
     /// That was all: the message goes as soon as it may.
@@ -324,7 +341,7 @@ impl BulkStream {
     /// # Errors
     /// Where too many wait already, or the message is too large.
     pub fn finish(self) -> Result<Delivery, Error> {
-        self.bulk.send(self.to, &self.name, self.bytes)
+        self.bulk.send(self.to, &self.name, self.written)
     }
 }
 

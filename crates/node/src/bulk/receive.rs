@@ -180,7 +180,7 @@ async fn fill(bulk: &Bulk, part: &mut Part, receive: &mut RecvStream) -> Result<
             if let Err(error) = synced(syncing.take()).await {
                 return Ok(Err(error));
             }
-            match part.to_be_synced() {
+            match part.unsynced() {
                 Ok(file) => syncing = file.map(|file| tokio::task::spawn_blocking(move || file.sync_data())),
                 Err(error) => return Ok(Err(error)),
             }
