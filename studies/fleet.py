@@ -1,0 +1,242 @@
+"""How old robots' states are where they are gathered: tables II to V of 002, beside CycloneDDS and Zenoh used plainly.
+
+    pip install . cyclonedds==11.0.1 eclipse-zenoh==1.10.2
+    python studies/fleet.py [--quick] [--markdown] [--robots 10,30,50] [--resume]
+
+Robots publish a state of 128 bytes every 1 or 2 ms; one process gathers them into a list in the same period. As in 002,
+but over 1000 lists and not 500. Many-to-one: all publish on one topic. One-to-one: each on its own.
+
+- *age*: from a state's making to the list's being taken, over all states of all lists. Robots and lists run at the same
+  period and phases of their own, so half a period of it is there with a network that takes no time;
+- *missed*: the share of robots and lists with nothing newer than the list before;
+- *cores*: what the process that gathers and those of the robots use;
+- *made*, *listed*: the share of the states and lists that were due which these processes got done. Where it is marked
+  with a `*`, less than 95 % of either, the machine's cores are the limit, and the other figures say how each system
+  behaves then; they are not a network's.
+
+All are used from Python, over this machine's loopback; robots are participants of their own, in two processes. The
+peers and `coorp` are without encryption; `coorp-keys` is what one gets without asking: keys, and all encrypted. coorp
+makes the list itself; over the others the program does, with a dictionary and a timer.
+
+What is different from 002: ROS 2 is left out (its middleware is used directly), the list is used where it is made, and
+its computers had 6 to 12 cores. Where a package is missing the study says so, and goes on with the others. Each row is
+saved when it is there (target/studies/fleet/rows.jsonl); `--resume` goes on where an earlier run ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from lib.simulator import MADE, REPOSITORY
+from lib.table import number, percent, show
+
+ROBOTS = REPOSITORY / "studies" / "lib" / "robots.py"
+ROWS = MADE / "fleet" / "rows.jsonl"
+PACKAGES = {"coorp": "coorp", "coorp-keys": "coorp", "CycloneDDS": "cyclonedds", "Zenoh": "zenoh"}
+PROCESSES = 2
+"""That the robots share."""
+PORT = 10_000
+"""The first of the team's: 16 a robot."""
+DONE_S = 120.0
+"""How long one measurement may take."""
+ENOUGH = 0.95
+"""Of states and lists; with less the cores are the limit."""
+# On loopback, and with as many participants on one machine as are asked for.
+CYCLONE = """<CycloneDDS><Domain><General><Interfaces><NetworkInterface name="lo" multicast="true"/></Interfaces>
+</General><Discovery><MaxAutoParticipantIndex>400</MaxAutoParticipantIndex></Discovery></Domain></CycloneDDS>"""
+FIGURES = ("found", "age_ms", "p50_ms", "p99_ms", "missed", "cores", "robots_cores", "made", "listed")
+
+Found = dict[str, float]
+NOTHING: Found = dict.fromkeys(FIGURES, math.nan)
+
+
+def team(robots: int) -> str:
+    """A team file on loopback."""
+    names = ["base", *(f"r{robot}" for robot in range(robots))]
+    text = ""
+    for place, name in enumerate(names):
+        text += f'[[robot]]\nname = "{name}"\nleader = {str(place == 0).lower()}\n'
+        text += f'addresses = ["127.0.0.1"]\nport = {PORT + 16 * place}\n'
+    return text
+
+
+class Fleet:
+    """The processes of one measurement."""
+
+    def __init__(self, folder: Path, command: list[str]) -> None:
+        self.folder, self.command = folder, command
+        self.processes: list[subprocess.Popen[str]] = []
+
+    def start(self, *more: str) -> subprocess.Popen[str]:
+        """Starts one, which ends with the others."""
+        with (self.folder / f"errors-{len(self.processes)}").open("w") as errors:
+            self.processes.append(
+                subprocess.Popen(
+                    [*self.command, *more],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    text=True,
+                    bufsize=1,
+                    env=os.environ | {"CYCLONEDDS_URI": CYCLONE},
+                )
+            )
+        return self.processes[-1]
+
+    def stop(self) -> None:
+        """Ends all: whoever waits for a line of theirs gets none."""
+        for process in self.processes:
+            process.kill()
+
+    def errors(self) -> str:
+        """The last thing that one complained of."""
+        texts = [path.read_text().strip() for path in sorted(self.folder.glob("errors-*"))]
+        lines = [text.splitlines()[-1] for text in texts if text]
+        return lines[0] if lines else f"not done after {DONE_S:.0f} s"
+
+
+def tell(processes: list[subprocess.Popen[str]], order: str) -> None:
+    """Gives an order."""
+    for process in processes:
+        assert process.stdin
+        process.stdin.write(f"{order}\n")
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    """What a process says next."""
+    assert process.stdout
+    said = process.stdout.readline().strip()
+    if not said:
+        raise EOFError
+    return said
+
+
+def measured(system: str, robots: int, period_ms: int, many_to_one: bool, lists: int) -> Found:
+    """One system once; what is not found is not a number."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "team.toml").write_text(team(robots))
+        command = [sys.executable, str(ROBOTS), system, "--folder", name, "--robots", str(robots)]
+        command += ["--period", str(period_ms / 1e3), "--lists", str(lists)]
+        command += ["--many-to-one"] if many_to_one else []
+        if system == "coorp-keys":
+            keys = [sys.executable, "-m", "coorp", "keys", "init", str(folder / "team.toml")]
+            subprocess.run(keys, capture_output=True, check=True)
+        fleet = Fleet(folder, command)
+        watch = threading.Timer(DONE_S, fleet.stop)
+        watch.start()
+        try:
+            return conduct(fleet)
+        except (EOFError, BrokenPipeError, json.JSONDecodeError):
+            print(f"{system}, {robots} robots, {period_ms} ms: {fleet.errors()}", file=sys.stderr)
+            return NOTHING
+        finally:
+            watch.cancel()
+            fleet.stop()
+            for process in fleet.processes:
+                process.wait()
+
+
+def conduct(fleet: Fleet) -> Found:
+    """Starts all, and has them measure at the same time."""
+    began_s = time.monotonic()
+    gathers = fleet.start()
+    line(gathers)
+    robots = [fleet.start("--some", str(part), str(PROCESSES)) for part in range(PROCESSES)]
+    for process in robots:
+        line(process)
+    tell(fleet.processes, "go")
+    line(gathers)
+    started_s = time.monotonic() - began_s
+    tell(robots, "count")
+    gathered: dict[str, Any] = json.loads(line(gathers))
+    tell(robots, "stop")
+    sent = [json.loads(line(process)) for process in robots]
+    together = {"robots_cores": sum(each["cores"] for each in sent), "made": min(each["made"] for each in sent)}
+    return {**gathered, **together, "started_s": started_s}
+
+
+class Rows:
+    """What was measured, kept on disk."""
+
+    def __init__(self, *, resume: bool) -> None:
+        self.known: dict[str, Found] = {}
+        ROWS.parent.mkdir(parents=True, exist_ok=True)
+        if resume and ROWS.is_file():
+            for row in ROWS.read_text().splitlines():
+                case, found = json.loads(row)
+                self.known[case] = found
+        else:
+            ROWS.write_text("")
+
+    def get(self, system: str, robots: int, period_ms: int, many_to_one: bool, lists: int) -> Found:
+        """Measures, or remembers."""
+        case = f"{system} {robots} {period_ms} {many_to_one} {lists}"
+        if case not in self.known:
+            if sys.stderr.isatty():
+                print(f"{case} ...", end="\r", file=sys.stderr, flush=True)
+            self.known[case] = measured(system, robots, period_ms, many_to_one, lists)
+            with ROWS.open("a") as rows:
+                rows.write(json.dumps([case, self.known[case]]) + "\n")
+        return self.known[case]
+
+
+def row(robots: int, many_to_one: bool, system: str, found: Found) -> list[str]:
+    """A row of the table."""
+    limited = min(found["made"], found["listed"]) < ENOUGH
+    return [
+        f"{robots}, {'many-to-one' if many_to_one else 'one-to-one'}, {system}{' *' if limited else ''}",
+        number(found["found"], 0),
+        number(found["age_ms"], 2),
+        number(found["p50_ms"], 2),
+        number(found["p99_ms"], 2),
+        percent(found["missed"]),
+        number(found["cores"], 2),
+        number(found["robots_cores"], 2),
+        percent(found["made"], 0),
+        percent(found["listed"], 0),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="ten robots, 2 ms, few lists")
+    parser.add_argument("--markdown", action="store_true")
+    parser.add_argument("--resume", action="store_true", help="keep what an earlier run has measured")
+    parser.add_argument("--robots", default="10,30,50,70,90,110,130,150", help="how many, as in 10,30,50")
+    parser.add_argument("--periods", default="1,2", help="in ms")
+    parser.add_argument("--systems", default=",".join(PACKAGES), help="which of them")
+    asked = parser.parse_args()
+    wanted = [system for system in PACKAGES if system in asked.systems.split(",")]
+    systems = [system for system in wanted if importlib.util.find_spec(PACKAGES[system])]
+    for system in wanted:
+        if system not in systems:
+            print(f"{system} is left out: the Python package {PACKAGES[system]} is not installed\n")
+    counts = [10] if asked.quick else [int(count) for count in asked.robots.split(",")]
+    periods_ms = [2] if asked.quick else [int(period) for period in asked.periods.split(",")]
+    rows, lists = Rows(resume=asked.resume), 100 if asked.quick else 1000
+    titles = ["robots, topics, system", "found", "age, ms", "p50", "p99", "missed", "cores", "robots' cores"]
+    for period_ms in periods_ms:
+        table = []
+        for robots in counts:
+            for many_to_one in (True, False):
+                for system in systems:
+                    found = rows.get(system, robots, period_ms, many_to_one, lists)
+                    table.append(row(robots, many_to_one, system, found))
+        print(f"States and lists every {period_ms} ms\n")
+        show([*titles, "made", "listed"], table, markdown=asked.markdown)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,286 @@
+"""One process of a fleet, for studies/fleet.py: some of the robots, or who gathers their states.
+
+Each robot is a participant of its own on the network (a node, a session, a domain participant), as if it were a machine
+of its own; robots that share a process share its core and its GIL. Each has its own phase: they are spread evenly over
+the period, as nobody starts robots in the same microsecond, and their clocks run a little fast, so that phases against
+the lists change in the course of a measurement and no system is lucky. A state is its robot, its number, when it was
+made on the machine's one clock (T1), and padding.
+
+What is to be done comes as lines on stdin, `go` and `count`, then whatever; what was found goes out as the last line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+STATE = struct.Struct("<HQQ")
+STATE_BYTES = 128
+"""Position, speed, battery, load: what 002's robots tell of themselves."""
+FIND_S = 45.0
+"""How long robots may take to find who gathers."""
+WARM_S = 1.0
+SLACK_NS = 1_000
+"""How late the kernel may make a timer; its default of 50 us would be noise on each figure."""
+FAST = 1.0001
+"""By what robots' clocks run ahead: over 1000 lists, as far as ten robots' phases lie apart."""
+
+
+class System(Protocol):
+    """A way to gather states."""
+
+    def publish(self, robot: int) -> Callable[[bytes], Any]:
+        """Makes a robot, and returns what sends its state."""
+        ...
+
+    def gather(self, robots: int, period_s: float) -> Callable[[], list[bytes]]:
+        """Gathers, and returns what waits for the next list."""
+        ...
+
+
+class Table:
+    """Newest states, put on a list once a period: what a program does itself over a plain middleware."""
+
+    def __init__(self, period_s: float) -> None:
+        self.newest: dict[int, bytes] = {}
+        self.period_s, self.due_s = period_s, time.monotonic()
+
+    def came(self, state: bytes) -> None:
+        robot, number, _ = STATE.unpack_from(state)
+        known = self.newest.get(robot)
+        if known is None or STATE.unpack_from(known)[1] < number:
+            self.newest[robot] = state
+
+    def next(self) -> list[bytes]:
+        # Lists keep their phase; what was slept through is not made up for.
+        now = time.monotonic()
+        self.due_s += self.period_s * (1 + max(0.0, now - self.due_s) // self.period_s)
+        time.sleep(max(0.0, self.due_s - now))
+        return list(self.newest.copy().values())
+
+
+class Coorp:
+    insecure = True
+
+    def __init__(self, folder: Path, many_to_one: bool) -> None:
+        import coorp
+
+        self.coorp, self.folder, self.many_to_one = coorp, folder, many_to_one
+        self.kept: list[Any] = []
+
+    def node(self, name: str) -> Any:  # noqa: ANN401
+        team, state = self.folder / "team.toml", self.folder / name
+        self.kept.append(self.coorp.Node(team, robot=name, insecure=self.insecure, state=state))
+        return self.kept[-1]
+
+    def publish(self, robot: int) -> Callable[[bytes], Any]:
+        return self.node(f"r{robot}").control_publisher("state").put
+
+    def gather(self, robots: int, period_s: float) -> Callable[[], list[bytes]]:
+        table = self.node("base").gather("state", period_s, many_to_one=self.many_to_one)
+        return lambda: [state.data for state in table.recv().values()]
+
+
+class CoorpKeys(Coorp):
+    insecure = False
+
+
+class Zenoh:
+    def __init__(self, folder: Path, many_to_one: bool) -> None:
+        import zenoh
+
+        self.zenoh, self.many_to_one = zenoh, many_to_one
+        self.kept: list[Any] = []
+
+    def session(self) -> Any:  # noqa: ANN401
+        self.kept.append(self.zenoh.open(self.zenoh.Config()))
+        return self.kept[-1]
+
+    def key(self, robot: int) -> str:
+        return "fleet/state" if self.many_to_one else f"fleet/{robot}/state"
+
+    def publish(self, robot: int) -> Callable[[bytes], Any]:
+        self.kept.append(self.session().declare_publisher(self.key(robot)))
+        return self.kept[-1].put
+
+    def gather(self, robots: int, period_s: float) -> Callable[[], list[bytes]]:
+        table, session = Table(period_s), self.session()
+        for key in sorted({self.key(robot) for robot in range(robots)}):
+            self.kept.append(session.declare_subscriber(key, lambda sample: table.came(sample.payload.to_bytes())))
+        return table.next
+
+
+class Cyclone:
+    def __init__(self, folder: Path, many_to_one: bool) -> None:
+        from cyclonedds import core, domain, pub, sub, topic
+        from cyclonedds.idl import make_idl_struct, types
+
+        self.core, self.domain, self.pub, self.sub, self.topic = core, domain, pub, sub, topic
+        self.state = make_idl_struct("RobotState", "RobotState", {"data": types.sequence[types.uint8]})
+        self.many_to_one = many_to_one
+        # What ROS 2 has unless told otherwise.
+        second = core.Policy.Reliability.Reliable(max_blocking_time=1_000_000_000)
+        self.qos = core.Qos(second, core.Policy.History.KeepLast(10))
+        self.kept: list[Any] = []
+
+    def named(self, participant: Any, robot: int) -> Any:  # noqa: ANN401
+        name = "state" if self.many_to_one else f"state_{robot}"
+        return self.topic.Topic(participant, name, self.state, qos=self.qos)
+
+    def publish(self, robot: int) -> Callable[[bytes], Any]:
+        participant = self.domain.DomainParticipant(0)
+        writer = self.pub.DataWriter(participant, self.named(participant, robot), qos=self.qos)
+        self.kept.append((participant, writer))
+        return lambda state: writer.write(self.state(state))
+
+    def gather(self, robots: int, period_s: float) -> Callable[[], list[bytes]]:
+        table, participant = Table(period_s), self.domain.DomainParticipant(0)
+
+        class Listener(self.core.Listener):
+            def on_data_available(self, reader: Any) -> None:  # noqa: ANN401
+                for sample in reader.take(N=100):
+                    table.came(bytes(sample.data))
+
+        listener = Listener()
+        for robot in range(1 if self.many_to_one else robots):
+            self.kept.append(self.sub.DataReader(participant, self.named(participant, robot), self.qos, listener))
+        self.kept.append((participant, listener))
+        return table.next
+
+
+SYSTEMS: dict[str, Callable[[Path, bool], System]] = {
+    "coorp": Coorp,
+    "coorp-keys": CoorpKeys,
+    "CycloneDDS": Cyclone,
+    "Zenoh": Zenoh,
+}
+
+
+class Orders(threading.Thread):
+    """What has been said so far on stdin."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.heard, self.came = 0, threading.Condition()
+        self.start()
+
+    def run(self) -> None:
+        for _ in sys.stdin:
+            self.hear(1)
+        # Who gave orders is gone.
+        self.hear(3)
+
+    def hear(self, more: int) -> None:
+        with self.came:
+            self.heard += more
+            self.came.notify_all()
+
+    def wait_for(self, orders: int) -> None:
+        with self.came:
+            self.came.wait_for(lambda: self.heard >= orders)
+
+
+def be_robots(system: System, own: range, robots: int, period_s: float) -> dict[str, Any]:
+    """Publishes each robot's state once a period, and counts between two orders."""
+    period_s /= FAST
+    puts = [(robot, period_s * robot / robots, system.publish(robot)) for robot in own]
+    padding, orders = bytes(STATE_BYTES - STATE.size), Orders()
+    print("ready", flush=True)
+    orders.wait_for(1)
+    number, counted_from, began_s, cpu_s = 0, 0, 0.0, 0.0
+    next_s = time.monotonic() // period_s * period_s + period_s
+    while orders.heard < 3:
+        if orders.heard == 2 and not began_s:
+            counted_from, began_s, cpu_s = number, time.monotonic(), time.process_time()
+        for robot, phase_s, put in puts:
+            ahead_s = next_s + phase_s - time.monotonic()
+            if ahead_s > 0:
+                time.sleep(ahead_s)
+            put(STATE.pack(robot, number, time.monotonic_ns()) + padding)
+        number += 1
+        next_s += period_s
+        # What is late by more than a period is not made up for.
+        late_s = time.monotonic() - next_s
+        if late_s > period_s:
+            next_s += period_s * (late_s // period_s)
+    spent_s = time.monotonic() - began_s
+    made = min(1.0, (number - counted_from) * period_s / spent_s)
+    return {"cores": (time.process_time() - cpu_s) / spent_s, "made": made}
+
+
+def be_tracker(system: System, robots: int, period_s: float, lists: int) -> dict[str, Any]:
+    """Waits for all robots, and measures so many lists."""
+    following, orders = system.gather(robots, period_s), Orders()
+    print("ready", flush=True)
+    orders.wait_for(1)
+    until = time.monotonic() + FIND_S
+    seen: set[int] = set()
+    while len(seen) < robots and time.monotonic() < until:
+        seen |= {STATE.unpack_from(state)[0] for state in following()}
+    until = time.monotonic() + WARM_S
+    while time.monotonic() < until:
+        following()
+    print("counts", flush=True)
+    gc.collect()
+    gc.disable()
+    began_s, cpu_s = time.monotonic(), time.process_time()
+    taken = []
+    for _ in range(lists):
+        states = following()
+        taken.append((time.monotonic_ns(), states))
+    spent_s = time.monotonic() - began_s
+    cores = (time.process_time() - cpu_s) / spent_s
+    return {"found": len(seen), **figures(taken), "cores": cores, "listed": min(1.0, lists * period_s / spent_s)}
+
+
+def figures(taken: list[tuple[int, list[bytes]]]) -> dict[str, float]:
+    """Of lists, each with when it was taken: how old the states were, and how many were not news."""
+    known: dict[int, int] = {}
+    ages_ns, fresh, due = [], 0, 0
+    for taken_ns, states in taken:
+        for robot, number, made_ns in map(STATE.unpack_from, states):
+            ages_ns.append(taken_ns - made_ns)
+            due += robot in known
+            fresh += robot in known and number > known[robot]
+            known[robot] = number
+    ages_ns.sort()
+    count = max(1, len(ages_ns))
+    at = [1e-6 * ages_ns[int(share * (count - 1))] if ages_ns else 0.0 for share in (0.5, 0.99)]
+    mean_ms, missed = 1e-6 * sum(ages_ns) / count, 1.0 - fresh / max(1, due)
+    return {"age_ms": mean_ms, "p50_ms": at[0], "p99_ms": at[1], "missed": missed}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("system", choices=SYSTEMS)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--many-to-one", action="store_true")
+    parser.add_argument("--robots", type=int, required=True)
+    parser.add_argument("--some", type=int, nargs=2, help="be robots, and not who gathers: from which on, each so many")
+    parser.add_argument("--period", type=float, required=True)
+    parser.add_argument("--lists", type=int, default=500)
+    asked = parser.parse_args()
+    # Before there are other threads, which take it over.
+    Path("/proc/self/timerslack_ns").write_text(str(SLACK_NS))
+    system = SYSTEMS[asked.system](asked.folder, asked.many_to_one)
+    if asked.some:
+        first, step = asked.some
+        outcome = be_robots(system, range(first, asked.robots, step), asked.robots, asked.period)
+    else:
+        outcome = be_tracker(system, asked.robots, asked.period, asked.lists)
+    print(json.dumps(outcome), flush=True)
+    # Nobody waits for links to close: the next system is to have the machine.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
