@@ -414,6 +414,7 @@ impl Brain {
         if !self.is_permitted(now) {
             return false;
         }
+        self.settle_window(now);
         let Some(gate) = self.gates.get_mut(path) else {
             return true;
         };
@@ -443,10 +444,27 @@ impl Brain {
         self.gather();
     }
 
-    /// The window that bulk keeps out of, on all paths alike, and whether a gate holds bulk now.
-    pub fn window(&self) -> (Window, bool) {
-        let window = self.gates.first().map_or(Window::NONE, Gate::window);
-        (window, self.gates.iter().any(Gate::is_paused))
+    /// The window that bulk keeps out of, on all paths alike.
+    pub fn window(&mut self, now: Instant) -> Window {
+        self.settle_window(now);
+        self.gates.first().map_or(Window::NONE, Gate::window)
+    }
+
+    /// Whether a gate holds bulk now.
+    pub fn is_held(&self) -> bool {
+        self.gates.iter().any(Gate::is_paused)
+    }
+
+    /// Where the window is over, plans the next one. Done when somebody asks: to do it at each window's end would have a
+    /// robot without bulk wake up for every control message that it sends.
+    fn settle_window(&mut self, now: Instant) {
+        let due = self.planner.as_ref().and_then(WindowPlanner::next_deadline);
+        if due.is_some_and(|due| now >= due) {
+            if let Some(planner) = &mut self.planner {
+                planner.on_deadline(now);
+            }
+            self.gather();
+        }
     }
 
     // --- being recorded ---------------------------------------------------------------------------------------
@@ -497,9 +515,11 @@ impl Brain {
     }
 
     pub fn next_deadline(&self) -> Instant {
+        // A recording has each window; else it is enough that the gate, where it holds bulk, knows until when.
+        let recorded = self.planner.as_ref().filter(|_| self.journal.is_on());
         let deadlines = [
             self.coordinator.as_ref().and_then(Coordinator::next_deadline),
-            self.planner.as_ref().and_then(WindowPlanner::next_deadline),
+            recorded.and_then(WindowPlanner::next_deadline),
             self.gates.iter().filter_map(Gate::next_deadline).min(),
             self.reporters.next_deadline(),
         ];
@@ -638,6 +658,31 @@ mod tests {
         // The window that was set stays, and is the last one.
         run(&mut brain, at(660));
         assert!(brain.may_pass(0, 0, at(660)), "nothing is due any more");
+    }
+
+    #[test]
+    fn windows_wake_nobody_who_does_not_ask_but_for_a_recording() {
+        let mut brain = brain("edca+local");
+        let flow = brain.add_flow(None).unwrap();
+        let wakes = |brain: &mut Brain, messages: std::ops::RangeInclusive<u64>| {
+            let mut wakes = 0;
+            for message in messages {
+                while brain.next_deadline() <= at(20 * message) {
+                    brain.on_deadline(brain.next_deadline());
+                    while brain.poll().is_some() {}
+                    wakes += 1;
+                }
+                brain.on_control(flow, at(20 * message));
+            }
+            wakes
+        };
+        wakes(&mut brain, 1..=30);
+        assert!(wakes(&mut brain, 31..=60) < 5);
+        // Whoever asks is told of the next one all the same.
+        let window = brain.window(at(1_205));
+        assert!(window.start <= at(1_220) && window.end > at(1_220), "{window:?}");
+        brain.begin_journal();
+        assert!(wakes(&mut brain, 61..=90) >= 29);
     }
 
     #[test]

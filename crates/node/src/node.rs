@@ -504,7 +504,7 @@ impl Inner {
         let alive = lock(&self.alive).keys().map(|robot| robot.0).collect();
         let robot = &self.team.robots[usize::from(self.me.0)];
         // Before the brain is held: whoever sends bulk asks the brain while holding what is counted here.
-        let held = self.ask(|brain, _| brain.window().1);
+        let held = self.ask(|brain, _| brain.is_held());
         let bulk = self.bulk.get().map(|bulk| bulk.status(held));
         let published = lock(&self.published).values().map(|sent| sent.published()).collect();
         let subscribed = lock(&self.subscribed).clone();
@@ -518,9 +518,9 @@ impl Inner {
             .iter()
             .flat_map(|gathering| gathering.gathered(now))
             .collect();
+        let (window, now) = self.tell(|brain, now| (brain.window(now), now));
         let brain = lock(&self.brain);
         let (holders, queue) = brain.granted();
-        let (window, _) = brain.window();
         Status {
             robot: robot.name.clone(),
             leader: brain.leader(now).map(|leader| leader.0),
