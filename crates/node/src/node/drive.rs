@@ -249,7 +249,10 @@ impl Inner {
         self.answer_queries(&self.keys.time(name), Inner::on_time_query)?;
         self.hear(self.keys.lead("*", name), Inner::on_lead)?;
         self.hear(self.keys.lead_all("*"), Inner::on_lead)?;
-        self.hear(self.keys.models("*"), Inner::on_models)?;
+        // They are told to nobody where nobody listens, and without keys there is no bulk to keep out of their way.
+        if self.secure {
+            self.hear(self.keys.models("*"), Inner::on_models)?;
+        }
         self.hear(self.keys.fleet("*", name, "*"), Inner::on_fleet)?;
         self.hear_tokens(&self.keys.hears("*", "*", "*"), Inner::on_hears)?;
         self.hear_tokens(&self.keys.gathers("*", "*", "*", "*"), Inner::on_gathers)?;
