@@ -172,6 +172,8 @@ class Rows:
 
     def __init__(self, *, resume: bool) -> None:
         self.known: dict[str, Found] = {}
+        self.too_many: dict[str, int] = {}
+        """From how many robots on a system did not find all."""
         ROWS.parent.mkdir(parents=True, exist_ok=True)
         if resume and ROWS.is_file():
             for row in ROWS.read_text().splitlines():
@@ -183,12 +185,17 @@ class Rows:
     def get(self, system: str, robots: int, period_ms: int, many_to_one: bool, lists: int) -> Found:
         """Measures, or remembers."""
         case = f"{system} {robots} {period_ms} {many_to_one} {lists}"
+        if case not in self.known and robots >= self.too_many.get(system, math.inf):
+            return NOTHING
         if case not in self.known:
             if sys.stderr.isatty():
                 print(f"{case} ...", end="\r", file=sys.stderr, flush=True)
             self.known[case] = measured(system, robots, period_ms, many_to_one, lists)
             with ROWS.open("a") as rows:
                 rows.write(json.dumps([case, self.known[case]]) + "\n")
+        # Nor are there more when there are more to be found: each try takes a minute or two.
+        if not self.known[case]["found"] >= robots:
+            self.too_many[system] = min(robots, self.too_many.get(system, robots))
         return self.known[case]
 
 
@@ -236,6 +243,8 @@ def main() -> None:
                     table.append(row(robots, many_to_one, system, found))
         print(f"States and lists every {period_ms} ms\n")
         show([*titles, "made", "listed"], table, markdown=asked.markdown)
+    for system, robots in rows.too_many.items():
+        print(f"{system} did not find all of {robots} robots on this machine, and was not tried with more")
 
 
 if __name__ == "__main__":
