@@ -50,6 +50,8 @@ PORT = 10_000
 """The first of the team's: 16 a robot."""
 DONE_S = 120.0
 """How long one measurement may take."""
+TRIES = 3
+"""A system that has not found all robots so often is not tried again, as each try takes a minute or two."""
 ENOUGH = 0.95
 """Of states and lists; with less the cores are the limit."""
 # On loopback, and with as many participants on one machine as are asked for.
@@ -172,8 +174,8 @@ class Rows:
 
     def __init__(self, *, resume: bool) -> None:
         self.known: dict[str, Found] = {}
-        self.too_many: dict[str, int] = {}
-        """From how many robots on a system did not find all."""
+        self.lost: dict[str, list[int]] = {}
+        """Numbers of robots of which a system did not find all."""
         ROWS.parent.mkdir(parents=True, exist_ok=True)
         if resume and ROWS.is_file():
             for row in ROWS.read_text().splitlines():
@@ -185,7 +187,7 @@ class Rows:
     def get(self, system: str, robots: int, period_ms: int, many_to_one: bool, lists: int) -> Found:
         """Measures, or remembers."""
         case = f"{system} {robots} {period_ms} {many_to_one} {lists}"
-        if case not in self.known and robots >= self.too_many.get(system, math.inf):
+        if case not in self.known and len(self.lost.get(system, [])) >= TRIES:
             return NOTHING
         if case not in self.known:
             if sys.stderr.isatty():
@@ -193,9 +195,8 @@ class Rows:
             self.known[case] = measured(system, robots, period_ms, many_to_one, lists)
             with ROWS.open("a") as rows:
                 rows.write(json.dumps([case, self.known[case]]) + "\n")
-        # Nor are there more when there are more to be found: each try takes a minute or two.
         if not self.known[case]["found"] >= robots:
-            self.too_many[system] = min(robots, self.too_many.get(system, robots))
+            self.lost.setdefault(system, []).append(robots)
         return self.known[case]
 
 
@@ -243,8 +244,9 @@ def main() -> None:
                     table.append(row(robots, many_to_one, system, found))
         print(f"States and lists every {period_ms} ms\n")
         show([*titles, "made", "listed"], table, markdown=asked.markdown)
-    for system, robots in rows.too_many.items():
-        print(f"{system} did not find all of {robots} robots on this machine, and was not tried with more")
+    for system, robots in rows.lost.items():
+        given_up = ", and was then given up" if len(robots) >= TRIES else ""
+        print(f"{system} did not find all of {', '.join(map(str, robots))} robots on this machine{given_up}")
 
 
 if __name__ == "__main__":

@@ -125,7 +125,7 @@ class Cyclone:
         from cyclonedds.idl import make_idl_struct, types
 
         self.core, self.domain, self.pub, self.sub, self.topic = core, domain, pub, sub, topic
-        self.state = make_idl_struct("RobotState", "RobotState", {"data": types.sequence[types.uint8]})
+        self.state: Any = make_idl_struct("RobotState", "RobotState", {"data": types.sequence[types.uint8]})
         self.many_to_one = many_to_one
         # What ROS 2 has unless told otherwise.
         second = core.Policy.Reliability.Reliable(max_blocking_time=1_000_000_000)
