@@ -10,6 +10,7 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+pub mod aggregates;
 pub mod arrival;
 pub mod capacity;
 pub mod clock;

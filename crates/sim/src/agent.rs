@@ -6,6 +6,7 @@
 use std::collections::VecDeque;
 
 use coorp_air::Load;
+use coorp_core::aggregates::{Aggregates, Sample};
 use coorp_core::arrival::{Arrival, ArrivalConfig, TimeModel};
 use coorp_core::gate::{Caution, CompletionTable, Gate, Verdict};
 use coorp_core::loops::Loops;
@@ -114,17 +115,12 @@ pub(crate) struct Agent {
 }
 
 /// Transmit statuses, read aggregate by aggregate.
-///
-/// An A-MPDU ends for all its packets at once: the first of 64 took as long as the last, so to say 'alone in the WNIC,
-/// it took 5 ms' would close the gate far too early. So a packet counts with those that left together with it: n + 1 is
-/// how many left from its coming to its leaving, and an aggregate gives one sample.
 #[derive(Debug, Default)]
 struct StatusLog {
     left: u64,
     /// For each packet in the WNIC: how many had left when it came.
     left_before: VecDeque<u64>,
-    /// The newest packet of the aggregate that is being reported.
-    newest: Option<(u64, Instant, Instant)>,
+    aggregates: Aggregates,
 }
 
 impl StatusLog {
@@ -134,20 +130,11 @@ impl StatusLog {
         }
     }
 
-    /// A packet that came at `queued_at` left. Gives the sample of the aggregate before, once that is whole: packets
-    /// ahead, when the packet came, when it left.
-    fn on_status(&mut self, queued_at: Instant, now: Instant) -> Option<(usize, Instant, Instant)> {
+    /// A packet that came at `queued_at` left.
+    fn on_status(&mut self, queued_at: Instant, now: Instant) -> Option<Sample> {
         let before = self.left_before.pop_front().unwrap_or(self.left);
-        let sample = match self.newest {
-            Some((before, queued_at, left_at)) if left_at != now => {
-                let together = usize::try_from(self.left - before).unwrap_or(usize::MAX);
-                Some((together.saturating_sub(1), queued_at, left_at))
-            }
-            _ => None,
-        };
         self.left += 1;
-        self.newest = Some((before, queued_at, now));
-        sample
+        self.aggregates.on_left(before, self.left, queued_at, now)
     }
 }
 
@@ -584,8 +571,8 @@ impl Agent {
 
     /// A bulk packet has its transmit status.
     pub fn on_status(&mut self, queued_at: Instant, now: Instant) {
-        if let Some((ahead, queued_at, left_at)) = self.status.as_mut().and_then(|log| log.on_status(queued_at, now)) {
-            self.learn(ahead, queued_at, left_at);
+        if let Some(sample) = self.status.as_mut().and_then(|log| log.on_status(queued_at, now)) {
+            self.learn(sample.ahead, sample.entered_at, sample.left_at);
         }
     }
 
