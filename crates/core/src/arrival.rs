@@ -37,6 +37,9 @@ const QUANTILE_SHARE: usize = 4;
 const Z_95: f64 = 1.96;
 /// Below this deviation (1 us) clocks and rounding, not the flow, make the difference.
 const SIGMA_FLOOR_NS: f64 = 1e3;
+/// A prediction is of use below this share of the period; where nobody declared the flow periodic, below that one.
+const WIDTH_MAX: f64 = 1.0 / 2.0;
+const WIDTH_UNDECLARED_MAX: f64 = 1.0 / 8.0;
 /// A flow that was silent for so many periods is not predicted.
 const SILENT_PERIODS_MAX: u64 = 16;
 /// After a gap of so many periods the phase is no longer trusted.
@@ -328,13 +331,16 @@ impl ArrivalModel {
 
     /// The next message that has not come yet and whose interval ends after `after`.
     ///
-    /// `None` while too little is known, where the flow is too irregular for an interval below half its period,
-    /// and where it has fallen silent.
+    /// `None` while too little is known, where the flow is too irregular for an interval below half its period (an eighth
+    /// where no period was declared: what follows from something else, as a command does from an inference, has times
+    /// that resemble a period, and its window costs more than it is worth), and where it has fallen silent.
     pub fn predict(&self, after: Instant) -> Option<Arrival> {
         let (last, fit) = (self.last?, self.fit?);
         let period = self.reference.period_ns as f64 + fit.slope;
         let silent_from = last.at + Duration::from_nanos(period as u64) * SILENT_PERIODS_MAX;
-        if fit.early + fit.late >= period / 2.0 || after > silent_from {
+        let declared = self.config.period.is_some();
+        let widest = if declared { WIDTH_MAX } else { WIDTH_UNDECLARED_MAX };
+        if fit.early + fit.late >= period * widest || after > silent_from {
             return None;
         }
         let k = (signed_ns(after, self.reference.at) as f64 - fit.offset - fit.late) / period;

@@ -367,3 +367,24 @@ proptest! {
         prop_assert!(next.is_some_and(|n| n.expected.as_nanos().abs_diff(at + period) < period / 20), "{next:?} {}", at + period);
     }
 }
+
+#[test]
+fn what_nobody_declared_periodic_is_predicted_only_while_it_is_regular() {
+    // Commands after inferences that take 3 ms more or less: times that resemble a period of 33 ms.
+    let widths = |period: Option<Duration>, off_us: u64| {
+        let mut model = ArrivalModel::new(ArrivalConfig {
+            period,
+            ..ArrivalConfig::default()
+        });
+        let mut now = Instant::ZERO;
+        for k in 1..=100 {
+            now = Instant::from_nanos(k * 33_000_000 + (k * 7 % 5) * off_us * 500);
+            model.on_sample(now);
+        }
+        model.predict(now)
+    };
+    let declared = Some(Duration::from_millis(33));
+    assert!(widths(declared, 3_000).is_some());
+    assert!(widths(None, 3_000).is_none());
+    assert!(widths(None, 500).is_some());
+}
