@@ -12,7 +12,8 @@
 //!   that ends before it begins, holds nothing.
 //! - How far bulk keeps off a window may follow what it does to the loops ([`Caution`]): most can afford that it sometimes
 //!   runs into one, some cannot.
-//! - `backlog_max` keeps the WNIC shallow at all times, so that a message that nobody predicted waits little.
+//! - `backlog_max` keeps the WNIC shallow at all times, so that a message that nobody predicted waits little. Before the
+//!   first completion it is kept by number: who sends without knowing anything sends a flood.
 //! - The table can lock itself in: where samples say that not even one packet fits between two windows, none
 //!   passes, so no new sample ever corrects them. After [`FRUITLESS_HOLDS_MAX`] windows with an empty WNIC and
 //!   nothing passed, the table is forgotten. Where samples of a bad moment say that n packets take for ever, n is never
@@ -27,6 +28,8 @@ use crate::{Duration, Instant};
 pub const FRUITLESS_HOLDS_MAX: u32 = 8;
 /// Completions further apart than this are a time without any.
 const COMPLETIONS_APART_MAX: Duration = Duration::from_millis(100);
+/// While nothing is known of the WNIC and its backlog is bounded, so many packets may be in it.
+const UNKNOWN_MAX: usize = 8;
 /// Deepest WNIC queue that the table keeps samples for; deeper ones are extrapolated.
 pub const DEPTH_MAX: usize = 1024;
 /// Most samples kept for one depth.
@@ -131,6 +134,11 @@ impl CompletionTable {
             Some(row) if row.len > 0 => Duration::from_nanos(self.read(n, row.len)),
             _ => self.infer(n),
         }
+    }
+
+    /// Whether nothing is known.
+    pub fn is_empty(&self) -> bool {
+        self.seen_end == 0
     }
 
     /// From now on the samples are read at `percentile`.
@@ -335,7 +343,7 @@ impl Gate {
         // Outside a window to come, and with the backlog within its bound: the common case.
         let clear_of_window =
             now >= self.window.end || (now < self.window.start && self.window.start.since(now) > time + self.distance);
-        if clear_of_window && (n == 0 || time <= self.backlog_max) {
+        if clear_of_window && (n == 0 || self.is_within_backlog(n, time)) {
             self.fruitless_holds = 0;
             return Verdict::Pass;
         }
@@ -348,7 +356,7 @@ impl Gate {
             let time = self.table.time(n + more);
             let window = now >= self.window.end
                 || (now < self.window.start && self.window.start.since(now) > time + self.distance);
-            window && time <= self.backlog_max
+            window && self.is_within_backlog(n + more, time)
         };
         // More take longer, so the first that does not fit is the last to ask about.
         1 + (1..most).take_while(clear).count()
@@ -360,6 +368,12 @@ impl Gate {
         if now >= enqueued_at {
             self.table.record(n_at_enqueue, now.since(enqueued_at), now);
         }
+        self.on_left(now);
+    }
+
+    /// Something has left the WNIC, be there anything to learn from it or not: what is held for the backlog alone asks
+    /// again.
+    pub fn on_left(&mut self, now: Instant) {
         if self.paused_until.is_some() && !self.window_holds(now) {
             self.resume();
         }
@@ -369,6 +383,11 @@ impl Gate {
     pub fn on_window(&mut self, window: Window) {
         self.window = window;
         self.resume();
+    }
+
+    /// From now on the backlog is so bounded.
+    pub fn set_backlog_max(&mut self, backlog_max: Duration) {
+        self.backlog_max = backlog_max;
     }
 
     /// From now on the gate is so careful.
@@ -407,6 +426,11 @@ impl Gate {
     /// What has been learnt of the WNIC.
     pub fn table(&self) -> &CompletionTable {
         &self.table
+    }
+
+    #[inline]
+    fn is_within_backlog(&self, n: usize, time: Duration) -> bool {
+        time <= self.backlog_max && (n < UNKNOWN_MAX || self.backlog_max == Duration::MAX || !self.table.is_empty())
     }
 
     fn window_holds(&self, now: Instant) -> bool {
@@ -468,6 +492,18 @@ mod tests {
             table.record(*n, us(*took), at(0));
         }
         table
+    }
+
+    #[test]
+    fn a_wnic_of_which_nothing_is_known_is_not_flooded() {
+        let mut gate = Gate::new(CompletionTable::new(64, 8, 0.5), Some(us(1_000)));
+        assert_eq!(gate.room(0, 64, at(0)), UNKNOWN_MAX);
+        assert_eq!(gate.on_dequeue(UNKNOWN_MAX - 1, at(0)), Verdict::Pass);
+        assert_eq!(gate.on_dequeue(UNKNOWN_MAX, at(0)), Verdict::Hold { until: None });
+        gate.on_complete(7, at(0), at(200));
+        assert_eq!(gate.on_dequeue(UNKNOWN_MAX, at(200)), Verdict::Pass);
+        let mut unbounded = Gate::new(CompletionTable::new(64, 8, 0.5), None);
+        assert_eq!(unbounded.on_dequeue(UNKNOWN_MAX, at(0)), Verdict::Pass);
     }
 
     #[test]
