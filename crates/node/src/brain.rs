@@ -5,10 +5,13 @@
 //! clock, socket or thread either, so its tests run in virtual time. Callers hold it behind one lock.
 //!
 //! Of the policy's switches some need what a live robot does not know yet and are off here: that a control message has
-//! left the card (early release, resending), and who awaits which command (windows for commands, steered phases).
+//! left the card (early release, resending), and who awaits which command (steered phases). Windows for commands go by the
+//! times at which loops begin, which all know of each other, and not by the commands: each loop's last moments before its
+//! bound are kept clear, whether its commands are through by then or not.
 
 use std::collections::VecDeque;
 
+use coorp_core::aggregates::Aggregates;
 use coorp_core::arrival::{ArrivalConfig, TimeModel};
 use coorp_core::clock::{ClockEstimate, Offset};
 use coorp_core::failover::{self, Coordinator, FailoverConfig, Message};
@@ -29,8 +32,12 @@ use crate::status;
 pub(crate) const TOPICS_MAX: usize = 64;
 /// Deepest queue that completion times are kept for.
 const DEPTH_MAX: usize = 512;
-/// Where the policy leaves it open: a gate that closes has no more than this on its way.
+/// Reports of one aggregate come within this, be they acknowledgements that had to wait for the air themselves.
+const TOGETHER: Duration = Duration::from_micros(500);
+/// Where the policy leaves it open: a gate that closes has no more than this on its way. An acknowledgement comes back
+/// against the stream, after the aggregate that is on the air: more than this seems to be on its way than is.
 const BACKLOG_MAX: Duration = Duration::from_millis(1);
+const BACKLOG_MAX_BY_ACKNOWLEDGEMENTS: Duration = Duration::from_millis(3);
 /// Between two questions for the leader's clock; shorter while little is known.
 const ASK_TIME_EVERY: Duration = Duration::from_secs(1);
 const ASK_TIME_FIRST: Duration = Duration::from_millis(50);
@@ -41,6 +48,10 @@ const TELL_EVERY: Duration = Duration::from_secs(1);
 const CLOCKS_KEPT: usize = 4;
 /// Flows of other robots in the planner come after our own.
 const SHARED: u32 = 1 << 16;
+/// The ends of loops come after these: as many robots as there can be, with as many topics.
+const LOOP_END: u32 = 1 << 24;
+/// A period that is off by less than this part of the control loop's is the loop's.
+const LOOP_PERIOD_SHARE: u64 = 32;
 
 /// What a robot wants done.
 #[derive(Clone, Debug, PartialEq)]
@@ -86,8 +97,12 @@ pub(crate) struct Brain {
     coordinator: Option<Coordinator>,
     local: Option<LocalConfig>,
     planner: Option<WindowPlanner>,
+    /// Where windows are kept for the ends of its loops too.
+    loops: Option<ControlLoop>,
     /// One a path, as each leads into a card of its own; none where the policy has none.
     gates: Vec<Gate>,
+    /// For each gate, what it learns from.
+    aggregates: Vec<Aggregates>,
     paths: Paths,
     pub reporters: Reporters,
     pub journal: Journal,
@@ -119,22 +134,34 @@ impl Brain {
                 extension: local.extension,
                 early_release: false,
                 share_max: local.window_share_max,
-                flows_max: team.robots.len() * TOPICS_MAX + TOPICS_MAX,
+                flows_max: 2 * team.robots.len() * TOPICS_MAX + TOPICS_MAX,
             })
         });
+        let gates = policy.local.iter();
+        let gates = gates.flat_map(|local| (0..paths_used(team, me)).map(move |_| gate(local)));
+        let gates: Vec<Gate> = gates.collect();
         Ok(Brain {
             me,
             leader: team.leader,
             coordinator,
-            gates: policy
-                .local
-                .iter()
-                .flat_map(|local| (0..paths_used(team, me)).map(move |_| gate(local)))
-                .collect(),
+            aggregates: vec![Aggregates::new(TOGETHER); gates.len()],
+            gates,
             reporters: Reporters::new(incarnation),
             journal: Journal::default(),
             local: policy.local.clone(),
             planner,
+            loops: policy
+                .local
+                .as_ref()
+                .filter(|local| local.command_windows)
+                .and_then(|local| {
+                    let control = team.control?;
+                    Some(ControlLoop {
+                        period: control.period,
+                        bound: control.bound,
+                        at_risk: local.extension,
+                    })
+                }),
             paths: Paths::new(team, me, incarnation, now)?,
             wants_bulk: false,
             flows: [false; TOPICS_MAX],
@@ -199,6 +226,7 @@ impl Brain {
         if let Some(planner) = &mut self.planner {
             for topic in 0..TOPICS_MAX {
                 planner.remove_flow(shared(robot, topic));
+                planner.remove_flow(loop_end(robot, topic));
             }
         }
         self.gather();
@@ -340,8 +368,14 @@ impl Brain {
                 // The planner has room for every flow of every robot.
                 Some((_, model)) if model.period > Duration::ZERO => {
                     let _ = planner.set_shared(shared(from, topic), *model, within, now);
+                    if let Some(end) = self.loops.and_then(|loops| loops.end(model)) {
+                        let _ = planner.set_shared(loop_end(from, topic), end, within, now);
+                    }
                 }
-                _ => planner.remove_flow(shared(from, topic)),
+                _ => {
+                    planner.remove_flow(shared(from, topic));
+                    planner.remove_flow(loop_end(from, topic));
+                }
             }
         }
         self.gather();
@@ -356,7 +390,16 @@ impl Brain {
         self.tell_models_at = now + TELL_EVERY;
         let known = (0u8..).zip(&self.flows).filter(|(_, taken)| **taken);
         let models = known.filter_map(|(topic, _)| Some((topic, planner.time_model(FlowId(u32::from(topic)))?)));
-        let models: Vec<_> = models.collect();
+        let models: Vec<(u8, TimeModel)> = models.collect();
+        if let (Some(loops), Some(planner)) = (self.loops, self.planner.as_mut()) {
+            for (topic, model) in &models {
+                let id = loop_end(self.me, usize::from(*topic));
+                if let Some(end) = loops.end(model) {
+                    // The planner has room for every flow of every robot.
+                    let _ = planner.set_shared(id, end, Duration::ZERO, now);
+                }
+            }
+        }
         if !(models.is_empty() && self.told_nothing) {
             self.told_nothing = models.is_empty();
             self.actions.push_back(Action::TellModels(models));
@@ -436,10 +479,25 @@ impl Brain {
             .is_none_or(|coordinator| coordinator.may_send(now))
     }
 
-    /// A bulk datagram is through that found `n` before it when it entered the kernel.
-    pub fn on_complete(&mut self, path: usize, n: usize, entered_at: Instant, now: Instant) {
-        if let Some(gate) = self.gates.get_mut(path) {
-            gate.on_complete(n, entered_at, now);
+    /// What has left over a path is known by this from now on.
+    pub fn set_completions(&mut self, path: usize, by: status::Completions) {
+        let open = self.local.as_ref().is_some_and(|local| local.backlog_max.is_none());
+        if let Some(gate) = self.gates.get_mut(path).filter(|_| open) {
+            gate.set_backlog_max(match by {
+                status::Completions::Acknowledgements => BACKLOG_MAX_BY_ACKNOWLEDGEMENTS,
+                _ => BACKLOG_MAX,
+            });
+        }
+    }
+
+    /// A bulk datagram left at `left_at` that went in at `entered_at`, and so many had left when it did, and by now, itself
+    /// included.
+    pub fn on_left(&mut self, path: usize, left: (u64, u64), entered_at: Instant, left_at: Instant) {
+        if let (Some(gate), Some(aggregates)) = (self.gates.get_mut(path), self.aggregates.get_mut(path)) {
+            if let Some(sample) = aggregates.on_left(left.0, left.1, entered_at, left_at) {
+                gate.on_complete(sample.ahead, sample.entered_at, sample.left_at);
+            }
+            gate.on_left(left_at);
         }
         self.gather();
     }
@@ -597,6 +655,33 @@ impl Brain {
     }
 }
 
+/// The team's control loop, as far as live robots know it: it begins with messages of its period.
+#[derive(Clone, Copy, Debug)]
+struct ControlLoop {
+    period: Duration,
+    bound: Duration,
+    /// How long before the bound commands are at risk.
+    at_risk: Duration,
+}
+
+impl ControlLoop {
+    /// When the loops that begin with messages of this model are at risk: just before their bound. What extends each window
+    /// is a part of that time.
+    fn end(self, model: &TimeModel) -> Option<TimeModel> {
+        let off = model.period.as_nanos().abs_diff(self.period.as_nanos());
+        (off <= self.period.as_nanos() / LOOP_PERIOD_SHARE).then(|| TimeModel {
+            phase: model.phase + self.bound.saturating_sub(self.at_risk),
+            late: Duration::ZERO,
+            ..*model
+        })
+    }
+}
+
+/// The flow in the planner that stands for the ends of the loops that a topic's messages begin.
+fn loop_end(robot: RobotId, topic: usize) -> FlowId {
+    FlowId(LOOP_END + shared(robot, topic).0)
+}
+
 fn shared(robot: RobotId, topic: usize) -> FlowId {
     FlowId(SHARED + u32::from(robot.0) * TOPICS_MAX as u32 + topic as u32)
 }
@@ -708,6 +793,35 @@ mod tests {
         brain.on_gone(RobotId(0), at(162));
         run(&mut brain, at(200));
         assert!(brain.may_pass(0, 0, at(200)), "who is gone sends nothing");
+    }
+
+    #[test]
+    fn the_end_of_a_loop_holds_bulk_too() {
+        let text = "[[robot]]\nname = \"a\"\nleader = true\n[[robot]]\nname = \"b\"\n[control]\nrate_hz = 10\n\
+                    bound = \"40ms\"\ninference = \"20ms\"\nperception = \"1KiB\"\ncommand = \"1KiB\"\n";
+        let team = coorp_team::parse(text, "t.toml", Path::new("")).unwrap();
+        let mut policy = Policy::named("coorp").unwrap();
+        policy.global = None;
+        let mut brain = Brain::new(&team, &policy, RobotId(1), 1, at(0)).unwrap();
+        let ms = Duration::from_millis;
+        let model = |period| TimeModel {
+            period: ms(period),
+            phase: at(100),
+            sigma: ms(1),
+            early: ms(1),
+            late: ms(1),
+        };
+        brain.on_models(RobotId(0), &[(3, model(100))], Duration::ZERO, at(90));
+        run(&mut brain, at(120));
+        assert!(brain.may_pass(0, 0, at(120)), "the inference is under way");
+        run(&mut brain, at(138));
+        assert!(!brain.may_pass(0, 0, at(138)), "commands are at risk");
+        run(&mut brain, at(141));
+        assert!(brain.may_pass(0, 0, at(141)), "the bound is over");
+        brain.on_models(RobotId(0), &[(3, model(20))], Duration::ZERO, at(150));
+        brain.on_models(RobotId(0), &[], Duration::ZERO, at(160));
+        run(&mut brain, at(238));
+        assert!(brain.may_pass(0, 0, at(238)), "who is told of no flow knows no loop");
     }
 
     #[test]

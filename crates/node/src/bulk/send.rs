@@ -10,7 +10,7 @@ use coorp_core::RobotId;
 use quinn::Connection;
 use tokio::sync::{mpsc, oneshot};
 
-use super::{receive, Bulk, Waiting};
+use super::{receive, transport, Bulk, Waiting};
 use crate::fabric::PORT_BULK;
 use crate::keys::SERVER_NAME;
 use crate::node::{lock, Wish};
@@ -143,7 +143,9 @@ async fn permitted(bulk: &Bulk) -> Result<Duration, Error> {
         // Before the look, so that none comes unnoticed between the two.
         let comes = bulk.permitted.notified();
         let node = bulk.node.upgrade().ok_or_else(super::closed)?;
-        if node.ask(|brain, now| brain.is_permitted(now)) {
+        // QUIC hears of it a moment after the brain: what began in between would wait for the next permit.
+        let told = bulk.lanes.iter().all(|lane| lane.socket.is_permitted());
+        if told && node.ask(|brain, now| brain.is_permitted(now)) {
             return Ok(began.elapsed());
         }
         drop(node);
@@ -232,6 +234,8 @@ async fn connect(bulk: &Bulk, to: RobotId, path: usize) -> Result<Connection, St
         return Err(format!("another robot answers at {address}"));
     }
     lock(&bulk.sending).push(connection.clone());
+    // A permit that came meanwhile was told to those that were there.
+    transport::wake(&connection);
     node.tell(|brain, _| brain.on_bulk(to, Some(path)));
     Ok(connection)
 }

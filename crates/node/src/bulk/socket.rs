@@ -54,6 +54,8 @@ pub(crate) trait Gatekeeper: Send + Sync {
     fn may_pass(&self, path: usize, n: usize) -> (bool, Instant);
     /// How many datagrams, `most` at most, may go together where `n` are on their way.
     fn room(&self, path: usize, n: usize, most: usize) -> usize;
+    /// What has left is known by this from now on.
+    fn on_known(&self, path: usize, by: Completions);
     /// What has left, and when; small datagrams too.
     fn on_gone(&self, path: usize, gone: &[(SendCall, Instant)]);
 }
@@ -71,10 +73,14 @@ impl Gatekeeper for Inner {
         self.ask(|brain, now| brain.room(path, n, most, now))
     }
 
+    fn on_known(&self, path: usize, by: Completions) {
+        self.tell(|brain, _| brain.set_completions(path, by));
+    }
+
     fn on_gone(&self, path: usize, gone: &[(SendCall, Instant)]) {
         self.tell(|brain, _| {
             for (send, left_at) in gone.iter().filter(|(send, _)| send.bulk) {
-                brain.on_complete(path, send.ahead, send.at, *left_at);
+                brain.on_left(path, (send.left_before, send.left_by), send.at, *left_at);
             }
         });
     }
@@ -104,6 +110,8 @@ struct Under {
     sends: VecDeque<SendCall>,
     /// Datagrams in them.
     datagrams: usize,
+    /// Datagrams that have left.
+    left: u64,
     /// Number of the next send call; small datagrams count too.
     next: u32,
     /// Send calls since the last report.
@@ -121,8 +129,9 @@ pub(crate) struct SendCall {
     pub at: Instant,
     datagrams: usize,
     bytes: u64,
-    /// Datagrams before its last one when it went in.
-    ahead: usize,
+    /// Datagrams that had left when it went in, and once it has left itself.
+    pub left_before: u64,
+    pub left_by: u64,
     /// Whether the gate decided about it, and learns from it.
     bulk: bool,
     tail: Tail,
@@ -162,6 +171,9 @@ impl GatedSocket {
             unreported: AtomicU64::new(0),
             round_trip_ns: AtomicU64::new(0),
         });
+        if let (Completions::Acknowledgements, Some(gatekeeper)) = (completions, gated.gatekeeper.upgrade()) {
+            gatekeeper.on_known(path, completions);
+        }
         let reader = Arc::downgrade(&gated);
         let thread = std::thread::Builder::new().name("coorp-reports".to_owned());
         thread.spawn(move || read_reports(&reader, &queue))?;
@@ -191,6 +203,11 @@ impl GatedSocket {
     /// Datagrams that should have been reported and were not.
     pub fn unreported(&self) -> u64 {
         self.unreported.load(Ordering::Relaxed)
+    }
+
+    /// Whether QUIC has been told that a permit allows bulk.
+    pub fn is_permitted(&self) -> bool {
+        self.permitted.load(Ordering::Acquire)
     }
 
     /// Whether a permit allows bulk; without one QUIC makes no packets.
@@ -264,7 +281,9 @@ impl GatedSocket {
     /// QUIC's acknowledgements, where the kernel reports nothing: so many bytes have arrived, or are lost.
     ///
     /// What was acknowledged has left the shortest round trip earlier. Whatever else it took it has waited, below the
-    /// gate or anywhere on its way.
+    /// gate or anywhere on its way. What is not acknowledged counts as below the gate: some of it has left, and the gate
+    /// learns how soon so many are acknowledged, which makes up for it. To leave out the newest would let any number go
+    /// at once.
     fn on_acknowledged(&self, mut bytes: u64) {
         if matches!(self.completions(), Completions::WifiStatus | Completions::Stamps) {
             return;
@@ -293,17 +312,6 @@ impl GatedSocket {
         Duration::from_nanos(self.round_trip_ns.load(Ordering::Relaxed))
     }
 
-    /// Datagrams that are taken to be below the gate. By acknowledgements alone those of the last round trip are not:
-    /// they could not be known to have left.
-    fn below(&self, under: &Under, now: Instant) -> usize {
-        if self.completions() != Completions::Acknowledgements {
-            return under.datagrams;
-        }
-        let round_trip = self.round_trip();
-        let older = under.sends.iter().take_while(|send| now.since(send.at) >= round_trip);
-        older.map(|send| send.datagrams).sum()
-    }
-
     /// What has left, and when.
     fn learn(&self, gatekeeper: &dyn Gatekeeper, gone: &[(SendCall, Instant)]) {
         if !gone.is_empty() {
@@ -314,6 +322,9 @@ impl GatedSocket {
 
     fn know(&self, completions: Completions) {
         self.completions.store(completions as u8, Ordering::Relaxed);
+        if let Some(gatekeeper) = self.gatekeeper.upgrade() {
+            gatekeeper.on_known(self.path, completions);
+        }
         tracing::info!("bulk: what has left is known by {completions}");
     }
 
@@ -342,6 +353,14 @@ impl GatedSocket {
     }
 }
 
+#[cfg(test)]
+impl SendCall {
+    /// Datagrams before its last one, once it has left: those that left from its coming to its leaving.
+    pub fn ahead(&self) -> usize {
+        (self.left_by - self.left_before) as usize - 1
+    }
+}
+
 impl Under {
     fn push(&mut self, send: SendCall) {
         if self.sends.len() >= FOLLOWED_MAX {
@@ -354,16 +373,23 @@ impl Under {
 
     fn pop(&mut self) -> Option<SendCall> {
         let send = self.sends.pop_front()?;
-        self.datagrams -= send.datagrams;
-        Some(send)
+        Some(self.gone(send))
     }
 
     /// The one with this end, most often the oldest.
     fn take(&mut self, tail: &Tail) -> Option<SendCall> {
         let place = self.sends.iter().position(|send| send.tail == *tail)?;
         let send = self.sends.remove(place)?;
+        Some(self.gone(send))
+    }
+
+    fn gone(&mut self, send: SendCall) -> SendCall {
         self.datagrams -= send.datagrams;
-        Some(send)
+        self.left += send.datagrams as u64;
+        SendCall {
+            left_by: self.left,
+            ..send
+        }
     }
 }
 
@@ -428,7 +454,7 @@ impl AsyncUdpSocket for GatedSocket {
             .map_or(1, |size| transmit.contents.len().div_ceil(size.max(1)));
         // Held while the datagram goes in, so that nobody is told to ask again between the answer and the wait.
         let mut under = lock(&self.under);
-        let n = self.below(&under, gatekeeper.now());
+        let n = under.datagrams;
         let (pass, at) = if bulk {
             gatekeeper.may_pass(self.path, n)
         } else {
@@ -442,13 +468,14 @@ impl AsyncUdpSocket for GatedSocket {
         self.inner.try_send(transmit)?;
         let number = under.next;
         under.next = under.next.wrapping_add(1);
-        let ahead = n + datagrams - 1;
+        let left = under.left;
         under.push(SendCall {
             number,
             at,
             datagrams,
             bytes: transmit.contents.len() as u64,
-            ahead,
+            left_before: left,
+            left_by: left,
             bulk,
             tail: reports::tail(transmit.contents),
         });
@@ -479,7 +506,7 @@ impl AsyncUdpSocket for GatedSocket {
             return 1;
         };
         let most = self.inner.max_transmit_segments().min(TOGETHER_MAX);
-        let n = self.below(&lock(&self.under), gatekeeper.now());
+        let n = self.in_flight();
         gatekeeper.room(self.path, n, most)
     }
 
@@ -517,6 +544,8 @@ pub(crate) struct PermittedCubic {
     socket: Weak<GatedSocket>,
     permitted: Arc<AtomicBool>,
     completions: Arc<AtomicU8>,
+    /// The other end has acknowledged something.
+    heard: bool,
 }
 
 /// Makes [`PermittedCubic`]s.
@@ -533,6 +562,7 @@ impl ControllerFactory for PermittedCubicConfig {
             socket: self.0.clone(),
             permitted,
             completions,
+            heard: false,
         })
     }
 }
@@ -566,6 +596,7 @@ impl Controller for PermittedCubic {
         limited: bool,
         rtt: &quinn_proto::RttEstimator,
     ) {
+        self.heard = true;
         self.acknowledged(bytes, Some(rtt.min()));
         self.inner.on_ack(now, sent, bytes, limited, rtt);
     }
@@ -584,7 +615,8 @@ impl Controller for PermittedCubic {
     }
 
     fn window(&self) -> u64 {
-        if self.permitted.load(Ordering::Acquire) {
+        // Without a word from the other end there is no connection yet: nobody could tell it of a permit that comes.
+        if !self.heard || self.permitted.load(Ordering::Acquire) {
             self.inner.window()
         } else {
             // No packet fits into it. Not 0, which quinn's pacing takes for a mistake where a permit goes meanwhile.
@@ -598,6 +630,7 @@ impl Controller for PermittedCubic {
             socket: self.socket.clone(),
             permitted: self.permitted.clone(),
             completions: self.completions.clone(),
+            heard: self.heard,
         })
     }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use quinn::{IdleTimeout, TransportConfig, VarInt};
+use quinn::{AckFrequencyConfig, IdleTimeout, TransportConfig, VarInt};
 
 use super::socket::PermittedCubicConfig;
 use crate::quic::Credentials;
@@ -14,6 +14,8 @@ const PROTOCOL: &[u8] = b"coorp-bulk/1";
 const IDLE_MS: u32 = 3_000;
 /// The receiver speaks up this often: a sender without a permit may not.
 const KEEP_ALIVE: Duration = Duration::from_millis(500);
+/// A datagram that nothing follows is acknowledged after so long.
+const ACKNOWLEDGE_WITHIN: Duration = Duration::from_millis(2);
 /// What a receiver takes ahead of its disk, and a sender keeps ready.
 const WINDOW_BYTES: u32 = 8 << 20;
 
@@ -33,6 +35,10 @@ pub(crate) fn server(credentials: &Credentials) -> Result<quinn::ServerConfig, E
 pub(crate) fn client(credentials: &Credentials, permitted: PermittedCubicConfig) -> Result<quinn::ClientConfig, Error> {
     let mut config = credentials.client(PROTOCOL)?;
     let mut transport = transport();
+    // What the receiver keeps back looks to the gate as if it had not left.
+    let mut acknowledgements = AckFrequencyConfig::default();
+    acknowledgements.max_ack_delay(Some(ACKNOWLEDGE_WITHIN));
+    transport.ack_frequency_config(Some(acknowledgements));
     transport
         .max_concurrent_bidi_streams(VarInt::from_u32(0))
         .congestion_controller_factory(Arc::new(permitted));

@@ -116,7 +116,7 @@ fn no_report_of_a_flood_vanishes() {
         bench.send(AP, BULK_BYTES);
     }
     let gone = bench.reported(Completions::WifiStatus);
-    let deepest = gone.iter().map(|(send, _)| send.ahead).max();
+    let deepest = gone.iter().map(|(send, _)| send.ahead()).max();
     println!("{deepest:?} were below the gate at most");
     assert!(deepest > Some(16), "it was no flood: {deepest:?}");
 }
@@ -185,7 +185,7 @@ fn a_window_that_begins_finds_few_datagrams_below_the_gate() {
         0,
         "the gate was closed"
     );
-    let deepest = 1 + gone.iter().map(|(send, _)| send.ahead).max().unwrap();
+    let deepest = 1 + gone.iter().map(|(send, _)| send.ahead()).max().unwrap();
     println!("{deepest} were below the gate at most");
     assert!(deepest <= 64, "{deepest} datagrams are as many as without a gate");
     let in_window = |arrival: &(u32, u128)| {

@@ -28,9 +28,11 @@ impl Gatekeeper for Door {
         lock(&self.gate).room(n, most, self.now())
     }
 
+    fn on_known(&self, _path: usize, _by: Completions) {}
+
     fn on_gone(&self, _path: usize, gone: &[(SendCall, Instant)]) {
         for (send, left_at) in gone.iter().filter(|(send, _)| send.bulk) {
-            lock(&self.gate).on_complete(send.ahead, send.at, *left_at);
+            lock(&self.gate).on_complete(send.ahead(), send.at, *left_at);
         }
         lock(&self.gone).extend(gone);
     }
