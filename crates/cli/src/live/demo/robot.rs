@@ -5,6 +5,7 @@
 //! contents mean nothing; of perceptions and commands the first bytes say when they were made.
 
 use std::collections::BTreeMap;
+use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread;
@@ -178,6 +179,8 @@ impl Run<'_> {
         let publishers = others.map(|robot| self.part.node.control_publisher(&command(robot), None));
         let publishers: Vec<Publisher> = publishers.collect::<Result<_, _>>()?;
         let patience = (control.period * PATIENCE).as_nanos();
+        // A sleep stands for work here, and work ends when it is done.
+        let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         let mut rng = self.random(1);
         let mut noted = Noted::default();
         let mut fresh: BTreeMap<RobotId, (u64, u64)> = BTreeMap::new();
