@@ -94,6 +94,8 @@ enum Source {
     Shared {
         model: TimeModel,
         uncertainty: Duration,
+        /// Whether a message that is late is still waited for.
+        outlasts: bool,
         seen_until: Instant,
     },
     /// Known from its cause, one message at a time.
@@ -123,6 +125,7 @@ impl Flow {
                 model,
                 uncertainty,
                 seen_until,
+                ..
             } => {
                 let wide = TimeModel {
                     early: model.early + *uncertainty,
@@ -216,14 +219,38 @@ impl WindowPlanner {
         uncertainty: Duration,
         now: Instant,
     ) -> Result<(), TooManyFlows> {
+        self.set_source(flow, model, uncertainty, true, now)
+    }
+
+    /// As [`WindowPlanner::set_shared`], for messages that are of no use once their interval is over: no window goes on
+    /// for them.
+    pub fn set_bounded(
+        &mut self,
+        flow: FlowId,
+        model: TimeModel,
+        uncertainty: Duration,
+        now: Instant,
+    ) -> Result<(), TooManyFlows> {
+        self.set_source(flow, model, uncertainty, false, now)
+    }
+
+    fn set_source(
+        &mut self,
+        flow: FlowId,
+        model: TimeModel,
+        uncertainty: Duration,
+        outlasts: bool,
+        now: Instant,
+    ) -> Result<(), TooManyFlows> {
         if let Ok(at) = self.find(flow) {
             if let Source::Shared {
                 model: old,
                 uncertainty: old_uncertainty,
+                outlasts: old_outlasts,
                 ..
             } = &mut self.flows[at].source
             {
-                (*old, *old_uncertainty) = (model, uncertainty);
+                (*old, *old_uncertainty, *old_outlasts) = (model, uncertainty, outlasts);
                 self.advance(at, now);
                 return Ok(());
             }
@@ -233,6 +260,7 @@ impl WindowPlanner {
             Source::Shared {
                 model,
                 uncertainty,
+                outlasts,
                 seen_until: Instant::ZERO,
             },
         )?;
@@ -280,6 +308,7 @@ impl WindowPlanner {
                     Source::Shared {
                         model,
                         uncertainty,
+                        outlasts: true,
                         seen_until,
                     },
                 )?;
@@ -291,6 +320,7 @@ impl WindowPlanner {
                     model: old,
                     uncertainty,
                     seen_until,
+                    ..
                 } = &mut entry.source
                 {
                     *old = model.unwrap_or(*old);
@@ -328,6 +358,7 @@ impl WindowPlanner {
                 model,
                 uncertainty,
                 seen_until,
+                ..
             } => *seen_until = (*seen_until).max(model.end_of(now) + *uncertainty),
         }
         self.advance(at, now);
@@ -355,7 +386,7 @@ impl WindowPlanner {
     fn end_window(&mut self, now: Instant) {
         if let Some(window) = self.window.filter(|_| self.config.early_release && self.waited_for > 0) {
             let on_its_way = |flow: &Flow| {
-                let unheard = flow.missed < MISSED_MAX && matches!(flow.source, Source::Shared { .. });
+                let unheard = flow.missed < MISSED_MAX && matches!(flow.source, Source::Shared { outlasts: true, .. });
                 flow.covered.is_some() && !flow.is_through() && (flow.seen || unheard)
             };
             if now < self.limit && self.flows.iter().any(on_its_way) {

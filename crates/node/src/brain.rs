@@ -4,12 +4,13 @@
 //! The decisions are `coorp-core`'s. This module tells them what happened and gathers what they want done; it has no
 //! clock, socket or thread either, so its tests run in virtual time. Callers hold it behind one lock.
 //!
-//! Of the policy's switches some need what a live robot does not know yet and are off here: that a control message has
-//! left the card (early release, resending), and who awaits which command (steered phases). Windows for commands go by the
-//! times at which loops begin, which all know of each other, and not by the commands: each loop's last moments before its
-//! bound are kept clear, whether its commands are through by then or not.
+//! Of the policy's switches some need what a live robot does not know yet and are off here: that a control message of its
+//! own was lost on the air (resending), and who awaits which command (steered phases). Windows for commands go by the
+//! times at which loops begin, which all know of each other: each loop's last moments before its bound are kept clear,
+//! unless the leader's commands are out by then. Windows end early as in decision 5: the leader tells who may send bulk
+//! what has come to it. What comes to other robots than the leader nobody tells of, and its windows last their time.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use coorp_core::aggregates::Aggregates;
 use coorp_core::arrival::{ArrivalConfig, TimeModel};
@@ -27,6 +28,7 @@ use crate::journal::{Event, Journal, Led, Taken};
 use crate::paths::{paths_used, Paths};
 use crate::reporters::{ReportAction, Reporters, StateCopy};
 use crate::status;
+use crate::wire::HEARD_MAX;
 
 /// Control topics that one robot publishes at most.
 pub(crate) const TOPICS_MAX: usize = 64;
@@ -44,6 +46,8 @@ const ASK_TIME_FIRST: Duration = Duration::from_millis(50);
 const ASKED_QUICKLY: u32 = 8;
 /// The others are told again after so long what they should know already: who started anew does not.
 const TELL_EVERY: Duration = Duration::from_secs(1);
+/// What comes to the leader within so long of the first is told together: a notice is a frame on the air.
+const HEARD_TOGETHER: Duration = Duration::from_micros(500);
 /// Leaders whose clocks are remembered.
 const CLOCKS_KEPT: usize = 4;
 /// Flows of other robots in the planner come after our own.
@@ -72,11 +76,16 @@ pub(crate) enum Action {
     TellModels(Vec<(u8, TimeModel)>),
     /// Ask a robot over a path whether that path is there.
     Probe(RobotId, Probe),
+    /// Tell a robot that may send bulk, over a path, which control has come: whose, which flow of it, when it was made.
+    TellHeard(RobotId, PathId, Vec<HeardMessage>),
     /// A path to a robot is dead, or alive again.
     PathAlive(RobotId, PathId, bool),
     /// About the states that this robot reports.
     Report(ReportAction),
 }
+
+/// A control message that came: its sender, the flow's number with that, and when it was made.
+type HeardMessage = (RobotId, u8, Instant);
 
 /// What a robot's permit is like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,6 +108,11 @@ pub(crate) struct Brain {
     planner: Option<WindowPlanner>,
     /// Where windows are kept for the ends of its loops too.
     loops: Option<ControlLoop>,
+    /// The flows in the planner that stand for these.
+    ends: BTreeSet<FlowId>,
+    /// As the leader: what has come and was not told yet to who may send bulk, and when it is to be.
+    heard: Vec<HeardMessage>,
+    tell_heard_at: Instant,
     /// One a path, as each leads into a card of its own; none where the policy has none.
     gates: Vec<Gate>,
     /// For each gate, what it learns from.
@@ -132,7 +146,7 @@ impl Brain {
         let planner = policy.local.as_ref().map(|local| {
             WindowPlanner::new(PlannerConfig {
                 extension: local.extension,
-                early_release: false,
+                early_release: local.early_release,
                 share_max: local.window_share_max,
                 flows_max: 2 * team.robots.len() * TOPICS_MAX + TOPICS_MAX,
             })
@@ -162,6 +176,9 @@ impl Brain {
                         at_risk: local.extension,
                     })
                 }),
+            ends: BTreeSet::new(),
+            heard: Vec::new(),
+            tell_heard_at: Instant::FAR_FUTURE,
             paths: Paths::new(team, me, incarnation, now)?,
             wants_bulk: false,
             flows: [false; TOPICS_MAX],
@@ -227,6 +244,7 @@ impl Brain {
             for topic in 0..TOPICS_MAX {
                 planner.remove_flow(shared(robot, topic));
                 planner.remove_flow(loop_end(robot, topic));
+                self.ends.remove(&loop_end(robot, topic));
             }
         }
         self.gather();
@@ -292,7 +310,66 @@ impl Brain {
             planner.on_message(flow, now);
             planner.on_message_sent(flow, now);
         }
+        if self.leader(now) == Some(self.me) {
+            self.end_loops(now);
+        }
         self.gather();
+    }
+
+    /// A control message has come. From the leader it is a command: its loop is over. As the leader, whoever may send bulk
+    /// is told soon, as that robot does not hear it.
+    pub fn on_heard(&mut self, from: RobotId, flow: u8, made_at: Instant, now: Instant) {
+        self.hear(&[(from, flow, made_at)], now);
+        let leader = self.leader(now);
+        if leader == Some(from) {
+            self.end_loops(now);
+        } else if leader == Some(self.me) && self.heard.len() < HEARD_MAX {
+            let coordinator = self.coordinator.as_ref();
+            let told = coordinator.is_some_and(|coordinator| coordinator.holders().any(|holder| holder != self.me));
+            if told && self.local.as_ref().is_some_and(|local| local.early_release) {
+                if self.heard.is_empty() {
+                    self.tell_heard_at = now + HEARD_TOGETHER;
+                }
+                self.heard.push((from, flow, made_at));
+            }
+        }
+        self.gather();
+    }
+
+    /// A robot tells which control has come to it; it is believed where it leads.
+    pub fn on_told_heard(&mut self, from: RobotId, messages: &[HeardMessage], now: Instant) {
+        if self.leader(now) == Some(from) {
+            self.hear(messages, now);
+        }
+        self.gather();
+    }
+
+    fn hear(&mut self, messages: &[HeardMessage], now: Instant) {
+        let Some(planner) = self.planner.as_mut().filter(|_| self.wants_bulk) else {
+            return;
+        };
+        let messages = messages.iter().filter(|(_, flow, _)| usize::from(*flow) < TOPICS_MAX);
+        let messages = messages.map(|(robot, flow, made_at)| (shared(*robot, usize::from(*flow)), None, *made_at));
+        // Flows that nobody has told of are passed over, so there is room for all.
+        let _ = planner.hear_shared(messages, Duration::ZERO, now);
+    }
+
+    /// The commands are out: the ends of loops need no window any more.
+    fn end_loops(&mut self, now: Instant) {
+        if let Some(planner) = self.planner.as_mut().filter(|_| self.wants_bulk) {
+            let ends = self.ends.iter().map(|end| (*end, None, now));
+            let _ = planner.hear_shared(ends, Duration::ZERO, now);
+        }
+    }
+
+    fn tell_heard(&mut self, now: Instant) {
+        self.tell_heard_at = Instant::FAR_FUTURE;
+        let heard = std::mem::take(&mut self.heard);
+        let holders: Vec<RobotId> = self.coordinator.iter().flat_map(Coordinator::holders).collect();
+        for holder in holders.into_iter().filter(|holder| *holder != self.me) {
+            let path = self.paths.bulk_path(holder, now);
+            self.actions.push_back(Action::TellHeard(holder, path, heard.clone()));
+        }
     }
 
     /// It goes to a robot: its copies. None where there is no choice of paths to that robot.
@@ -369,12 +446,14 @@ impl Brain {
                 Some((_, model)) if model.period > Duration::ZERO => {
                     let _ = planner.set_shared(shared(from, topic), *model, within, now);
                     if let Some(end) = self.loops.and_then(|loops| loops.end(model)) {
-                        let _ = planner.set_shared(loop_end(from, topic), end, within, now);
+                        let _ = planner.set_bounded(loop_end(from, topic), end, within, now);
+                        self.ends.insert(loop_end(from, topic));
                     }
                 }
                 _ => {
                     planner.remove_flow(shared(from, topic));
                     planner.remove_flow(loop_end(from, topic));
+                    self.ends.remove(&loop_end(from, topic));
                 }
             }
         }
@@ -396,7 +475,8 @@ impl Brain {
                 let id = loop_end(self.me, usize::from(*topic));
                 if let Some(end) = loops.end(model) {
                     // The planner has room for every flow of every robot.
-                    let _ = planner.set_shared(id, end, Duration::ZERO, now);
+                    let _ = planner.set_bounded(id, end, Duration::ZERO, now);
+                    self.ends.insert(id);
                 }
             }
         }
@@ -562,6 +642,9 @@ impl Brain {
         if now >= self.tell_models_at {
             self.tell_models(now);
         }
+        if now >= self.tell_heard_at {
+            self.tell_heard(now);
+        }
         if now >= self.ask_time_at {
             let known = self.asked_time >= ASKED_QUICKLY;
             self.ask_time_at = now + if known { ASK_TIME_EVERY } else { ASK_TIME_FIRST };
@@ -584,6 +667,7 @@ impl Brain {
         let own = self
             .ask_time_at
             .min(self.tell_models_at)
+            .min(self.tell_heard_at)
             .min(self.paths.next_deadline());
         deadlines.into_iter().flatten().fold(own, Instant::min)
     }
@@ -811,17 +895,88 @@ mod tests {
             early: ms(1),
             late: ms(1),
         };
+        brain.want_bulk(true, at(0));
+        // The perceptions are of a robot that does not lead.
+        let mut brain = Brain {
+            leader: RobotId(1),
+            ..brain
+        };
         brain.on_models(RobotId(0), &[(3, model(100))], Duration::ZERO, at(90));
+        brain.on_heard(RobotId(0), 3, at(100), at(100));
         run(&mut brain, at(120));
         assert!(brain.may_pass(0, 0, at(120)), "the inference is under way");
         run(&mut brain, at(138));
         assert!(!brain.may_pass(0, 0, at(138)), "commands are at risk");
         run(&mut brain, at(141));
         assert!(brain.may_pass(0, 0, at(141)), "the bound is over");
-        brain.on_models(RobotId(0), &[(3, model(20))], Duration::ZERO, at(150));
-        brain.on_models(RobotId(0), &[], Duration::ZERO, at(160));
+        brain.on_heard(RobotId(0), 3, at(200), at(200));
         run(&mut brain, at(238));
-        assert!(brain.may_pass(0, 0, at(238)), "who is told of no flow knows no loop");
+        assert!(!brain.may_pass(0, 0, at(238)), "commands are at risk");
+        // This robot leads, and sends them.
+        brain.on_control(FlowId(0), at(239));
+        assert!(brain.may_pass(0, 0, at(239)), "they are out");
+        brain.on_models(RobotId(0), &[(3, model(20))], Duration::ZERO, at(250));
+        brain.on_models(RobotId(0), &[], Duration::ZERO, at(260));
+        run(&mut brain, at(338));
+        assert!(brain.may_pass(0, 0, at(338)), "who is told of no flow knows no loop");
+    }
+
+    #[test]
+    fn a_window_ends_when_the_leader_tells_that_its_message_has_come() {
+        let robots = "[[robot]]\nname = \"a\"\nleader = true\n[[robot]]\nname = \"b\"\n[[robot]]\nname = \"c\"\n";
+        let team = coorp_team::parse(robots, "t.toml", Path::new("")).unwrap();
+        let mut policy = Policy::named("coorp").unwrap();
+        // The leader hears of two, and tells the holder, once.
+        let two = "[[robot]]\nname = \"a\"\nleader = true\n[[robot]]\nname = \"b\"\n";
+        let two = coorp_team::parse(two, "t.toml", Path::new("")).unwrap();
+        let mut leader = Brain::new(&two, &policy, RobotId(0), 1, at(0)).unwrap();
+        let leads = run(&mut leader, at(900));
+        let beat = leads.iter().find_map(|action| match action {
+            Action::TellAll(Message::Beat { epoch, .. }) => Some(*epoch),
+            _ => None,
+        });
+        leader.on_heard(RobotId(2), 3, at(900), at(901));
+        assert_eq!(told_heard(run(&mut leader, at(910))), [], "nobody may send");
+        let message = permits::Message::Request {
+            robot: RobotId(1),
+            request: permits::RequestId(1),
+            sent_at: at(910),
+        };
+        let epoch = beat.unwrap();
+        leader.on_said(RobotId(1), Message::Permit { epoch, message }, at(910));
+        leader.on_heard(RobotId(2), 3, at(1_000), at(1_001));
+        leader.on_heard(RobotId(1), 4, at(1_000), at(1_001));
+        assert_eq!(told_heard(run(&mut leader, at(1_001))), []);
+        let heard = vec![(RobotId(2), 3, at(1_000)), (RobotId(1), 4, at(1_000))];
+        assert_eq!(told_heard(run(&mut leader, at(1_002))), [(RobotId(1), heard.clone())]);
+        assert_eq!(told_heard(run(&mut leader, at(1_020))), []);
+
+        policy.global = None;
+        let mut holder = Brain::new(&team, &policy, RobotId(1), 1, at(0)).unwrap();
+        holder.want_bulk(true, at(0));
+        let ms = Duration::from_millis;
+        let model = TimeModel {
+            period: ms(100),
+            phase: at(100),
+            sigma: ms(1),
+            early: ms(5),
+            late: ms(10),
+        };
+        holder.on_models(RobotId(2), &[(3, model)], Duration::ZERO, at(90));
+        assert!(!holder.may_pass(0, 0, at(999)), "it may come at any time");
+        holder.on_told_heard(RobotId(2), &heard, at(1_002));
+        assert!(!holder.may_pass(0, 0, at(1_002)), "who does not lead is not believed");
+        holder.on_told_heard(RobotId(0), &heard, at(1_003));
+        assert!(holder.may_pass(0, 0, at(1_003)));
+        assert!(!holder.may_pass(0, 0, at(1_100)), "the next one");
+    }
+
+    fn told_heard(actions: Vec<Action>) -> Vec<(RobotId, Vec<HeardMessage>)> {
+        let told = actions.into_iter().filter_map(|action| match action {
+            Action::TellHeard(to, _, messages) => Some((to, messages)),
+            _ => None,
+        });
+        told.collect()
     }
 
     #[test]

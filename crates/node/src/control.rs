@@ -101,6 +101,7 @@ impl Publisher {
         let mut header = ControlHeader {
             incarnation: inner.incarnation,
             sequence: self.sent.next.fetch_add(1, Ordering::Relaxed),
+            flow: u8::try_from(self.flow.0).unwrap_or(u8::MAX),
             made_at: made_at.as_nanos(),
             made_at_leaders: made_at_leaders.map(|(clock, at, _)| (clock, at.as_nanos())),
             copy: None,
@@ -381,6 +382,7 @@ mod tests {
         ControlHeader {
             incarnation,
             sequence,
+            flow: 0,
             made_at: 0,
             made_at_leaders: None,
             copy: None,

@@ -277,6 +277,8 @@ pub struct ControlHeader {
     pub incarnation: u32,
     /// The how manieth of its topic, from 0.
     pub sequence: u64,
+    /// The topic's number with its sender, as in [`Model`].
+    pub flow: u8,
     /// When it was made, on the sender's clock, nanoseconds.
     pub made_at: u64,
     /// The same on the leader's clock, where the sender knew that: which leader's, and nanoseconds.
@@ -306,7 +308,32 @@ pub enum Parcel {
     Probe(Probe),
     /// It is. No content.
     Echo(Echo),
+    /// The leader tells who may send bulk which control has come to it. No content.
+    Heard(Heard),
 }
+
+/// Control messages that have come to the leader: nobody need keep bulk off the air for them any longer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Heard {
+    /// Which leader's clock the times are of.
+    pub clock: u64,
+    /// [`HEARD_MAX`] at most.
+    pub messages: Vec<HeardMessage>,
+}
+
+/// One of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeardMessage {
+    /// Its sender.
+    pub robot: u16,
+    /// The topic's number with its sender.
+    pub flow: u8,
+    /// When it was made, nanoseconds.
+    pub made_at: u64,
+}
+
+/// Messages that one notice tells of.
+pub const HEARD_MAX: usize = 24;
 
 impl Frame for Parcel {
     const KIND: u8 = 12;
@@ -586,6 +613,7 @@ mod tests {
         let header = ControlHeader {
             incarnation: u32::MAX,
             sequence: all,
+            flow: u8::MAX,
             made_at: all,
             made_at_leaders: Some((all, all)),
             copy: Some(u32::MAX),
@@ -606,7 +634,16 @@ mod tests {
             newest: u32::MAX,
             seen: all,
         };
-        for parcel in [Parcel::Probe(probe), Parcel::Echo(echo)] {
+        let message = HeardMessage {
+            robot: u16::MAX,
+            flow: u8::MAX,
+            made_at: all,
+        };
+        let heard = Heard {
+            clock: all,
+            messages: vec![message; HEARD_MAX],
+        };
+        for parcel in [Parcel::Probe(probe), Parcel::Echo(echo), Parcel::Heard(heard)] {
             assert_eq!(decode(&encode(&parcel)), Ok(parcel));
         }
         assert_eq!(Echo::from(paths::Echo::from(echo)), echo);

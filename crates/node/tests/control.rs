@@ -128,6 +128,7 @@ fn said(text: &str) -> Vec<u8> {
     let header = wire::ControlHeader {
         incarnation: 1,
         sequence: 0,
+        flow: 0,
         made_at: 0,
         made_at_leaders: None,
         copy: None,

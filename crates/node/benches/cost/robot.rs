@@ -48,7 +48,7 @@ impl Robot {
         let (subscriber, times) = (self.node.control_subscriber(TOPIC)?, self.times.clone());
         std::thread::spawn(move || {
             while let Some(message) = subscriber.recv(None) {
-                times.note(TOPIC, &message.bytes());
+                times.note(TOPIC, message.bytes());
             }
         });
         Ok(())

@@ -28,7 +28,8 @@ use coorp_core::paths::PathId;
 use coorp_core::RobotId;
 use quinn::congestion::{Controller, ControllerFactory};
 use quinn::{
-    Connection, Endpoint, EndpointConfig, IdleTimeout, SendDatagramError, SendStream, TransportConfig, VarInt,
+    AckFrequencyConfig, Connection, Endpoint, EndpointConfig, IdleTimeout, SendDatagramError, SendStream,
+    TransportConfig, VarInt,
 };
 
 pub(crate) use self::hearing::Hearing;
@@ -61,6 +62,10 @@ const FLYING_MAX: u8 = 2;
 const STREAMS_MAX: u32 = 64;
 /// A large message that takes longer is given up.
 const STREAM_MAX: Duration = Duration::from_secs(5);
+/// An acknowledgement is a frame on the air that control may have to wait for. So the receiver is asked for one after so
+/// many datagrams, or so long after the first: once a message, and before the next but one.
+const ACKNOWLEDGE_EVERY: u32 = 64;
+const ACKNOWLEDGE_WITHIN: Duration = Duration::from_millis(20);
 /// What is under way on one link at most.
 const WINDOW_BYTES: u64 = 1 << 20;
 const RECEIVE_BYTES: u32 = 32 << 20;
@@ -183,7 +188,7 @@ impl Links {
         let slot = match parcel {
             Parcel::Control { topic, .. } => (false, topic.clone()),
             Parcel::State { topic, .. } => (true, topic.clone()),
-            Parcel::Probe(_) | Parcel::Echo(_) => (false, String::new()),
+            Parcel::Probe(_) | Parcel::Echo(_) | Parcel::Heard(_) => (false, String::new()),
         };
         let message = Message {
             slot,
@@ -496,6 +501,11 @@ fn transport(opens: bool) -> TransportConfig {
         .datagram_receive_buffer_size(Some(DATAGRAMS_BYTES))
         .datagram_send_buffer_size(DATAGRAMS_BYTES)
         .congestion_controller_factory(Arc::new(SteadyConfig));
+    let mut acknowledgements = AckFrequencyConfig::default();
+    acknowledgements
+        .ack_eliciting_threshold(VarInt::from_u32(ACKNOWLEDGE_EVERY))
+        .max_ack_delay(Some(ACKNOWLEDGE_WITHIN));
+    transport.ack_frequency_config(Some(acknowledgements));
     transport
 }
 

@@ -74,6 +74,18 @@ impl Inner {
             Action::AskTime(leader) => self.ask_time(leader),
             Action::TellModels(models) => self.tell_models(models),
             Action::Probe(to, probe) => self.send(to, probe.path, &Parcel::Probe(probe.into()), &Bytes::new()),
+            Action::TellHeard(to, path, messages) => {
+                let messages = messages.into_iter().map(|(robot, flow, made_at)| wire::HeardMessage {
+                    robot: robot.0,
+                    flow,
+                    made_at: made_at.as_nanos(),
+                });
+                let heard = wire::Heard {
+                    clock: self.own_clock(),
+                    messages: messages.collect(),
+                };
+                self.send(to, path, &Parcel::Heard(heard), &Bytes::new());
+            }
             Action::PathAlive(robot, path, alive) => {
                 let (robot, path) = (self.name_of(robot), self.path_name(usize::from(path.0)));
                 let state = if alive { "alive again" } else { "dead" };
@@ -310,6 +322,11 @@ impl Inner {
         match parcel {
             Parcel::Control { topic, header } => {
                 copied(header.incarnation, header.copy);
+                let made_at = header.made_at_leaders.and_then(|(clock, at)| {
+                    let offset = self.clock(clock)?;
+                    Some(offset.ours(Instant::from_nanos(at)))
+                });
+                self.tell(|brain, now| brain.on_heard(from, header.flow, made_at.unwrap_or(now), now));
                 self.on_control(from, path, &topic, header, &content);
             }
             Parcel::State { topic, header } => {
@@ -323,6 +340,20 @@ impl Inner {
             Parcel::Echo(echo) if echo.probe.path == path.0 => {
                 self.tell(|brain, now| brain.on_echo(from, echo.into(), now));
             }
+            Parcel::Heard(heard) if heard.messages.len() <= wire::HEARD_MAX => {
+                // A clock that is not known yet soon will be; until then windows last their time.
+                let offset = self.clock(heard.clock)?;
+                let messages: Vec<_> = heard
+                    .messages
+                    .iter()
+                    .map(|message| {
+                        let made_at = offset.ours(Instant::from_nanos(message.made_at));
+                        (RobotId(message.robot), message.flow, made_at)
+                    })
+                    .collect();
+                self.tell(|brain, now| brain.on_told_heard(from, &messages, now));
+            }
+            Parcel::Heard(_) => return refuse("a word on what came", wire::Refusal::Oversized),
             Parcel::Probe(_) | Parcel::Echo(_) => return refuse("a probe", wire::Refusal::Malformed),
         }
         None
