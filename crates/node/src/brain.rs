@@ -901,6 +901,7 @@ mod tests {
             leader: RobotId(1),
             ..brain
         };
+        run(&mut brain, at(90));
         brain.on_models(RobotId(0), &[(3, model(100))], Duration::ZERO, at(90));
         brain.on_heard(RobotId(0), 3, at(100), at(100));
         run(&mut brain, at(120));
@@ -909,6 +910,7 @@ mod tests {
         assert!(!brain.may_pass(0, 0, at(138)), "commands are at risk");
         run(&mut brain, at(141));
         assert!(brain.may_pass(0, 0, at(141)), "the bound is over");
+        run(&mut brain, at(200));
         brain.on_heard(RobotId(0), 3, at(200), at(200));
         run(&mut brain, at(238));
         assert!(!brain.may_pass(0, 0, at(238)), "commands are at risk");
