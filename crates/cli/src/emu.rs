@@ -36,6 +36,23 @@ pub struct Args {
     #[cfg(feature = "live")]
     #[arg(long, value_name = "NAMES", value_delimiter = ',', requires = "demo", value_parser = crate::policies::parser())]
     policy: Vec<String>,
+    /// Let robots of Coorp's own be killed, frozen, cut off, and lose paths, by a schedule drawn from the seed, and check
+    /// what must hold all the same
+    #[cfg(feature = "live")]
+    #[arg(long, conflicts_with_all = ["program", "demo", "duration"])]
+    faults: bool,
+    /// The seed of what goes wrong
+    #[cfg(feature = "live")]
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "faults")]
+    seed: u64,
+    /// Run this many seeds, from --seed on
+    #[cfg(feature = "live")]
+    #[arg(long, value_name = "COUNT", default_value_t = 1, requires = "faults", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    seeds: u32,
+    /// Seeds that run at once [default: twice as many as there are cores]
+    #[cfg(feature = "live")]
+    #[arg(long, value_name = "N", requires = "faults", value_parser = clap::value_parser!(u16).range(1..=64))]
+    at_once: Option<u16>,
     /// Nothing but the programs' output, failures and warnings
     #[arg(long)]
     quiet: bool,
@@ -73,10 +90,23 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             quiet: args.quiet,
         });
     }
+    #[cfg(feature = "live")]
+    if args.faults {
+        return crate::live::faults::run(&crate::live::faults::Asked {
+            file: &args.file,
+            team: &team,
+            seed: args.seed,
+            seeds: args.seeds,
+            at_once: args.at_once.map_or_else(|| 2 * crate::jobs::cores(), usize::from),
+            json: json.as_ref(),
+            quiet: args.quiet,
+        });
+    }
     let options = Options {
         team_file: args.file.clone(),
         program: args.program.clone(),
         duration: args.duration,
+        ..coorp_emu::Options::default()
     };
     let lines = Arc::new(|robot: &str, stream: Stream, line: &[u8]| {
         let line = [b"[", robot.as_bytes(), b"] ", line, b"\n"].concat();

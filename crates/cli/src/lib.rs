@@ -74,6 +74,10 @@ enum Command {
     #[cfg(all(feature = "live", target_os = "linux"))]
     #[command(hide = true)]
     DemoRobot(live::demo::RobotArgs),
+    /// One robot of 'coorp emu --faults', which starts it
+    #[cfg(all(feature = "live", target_os = "linux"))]
+    #[command(hide = true)]
+    FaultRobot(live::faults::RobotArgs),
     /// Let the robots learn while they drive (of the Python package)
     #[command(disable_help_flag = true)]
     Learn {
@@ -110,6 +114,8 @@ pub fn run(arguments: &[OsString]) -> u8 {
         Command::Watch(args) => live::watch::run(&args),
         #[cfg(all(feature = "live", target_os = "linux"))]
         Command::DemoRobot(args) => live::demo::take_part(&args),
+        #[cfg(all(feature = "live", target_os = "linux"))]
+        Command::FaultRobot(args) => live::faults::take_part(&args),
         Command::Learn { .. } => Err(Failure::Input(LEARN_IS_ELSEWHERE.to_owned())),
     };
     match outcome {

@@ -20,6 +20,7 @@ mod pump;
 pub mod report;
 mod run;
 mod timing;
+pub mod trouble;
 
 pub use report::Report;
 pub use run::{run, Error, Options, Stream};

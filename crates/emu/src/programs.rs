@@ -92,12 +92,12 @@ impl Program {
         }
     }
 
-    /// Asks it to end.
-    pub fn ask_to_end(&self) {
+    /// Sends it and what it started a signal.
+    pub fn signal(&self, signal: Signal) {
         let process = self.child.as_ref().and_then(|child| Pid::from_raw(child.id() as i32));
         if let Some(group) = process {
             // It may have ended by itself.
-            let _ = kill_process_group(group, Signal::TERM);
+            let _ = kill_process_group(group, signal);
         }
     }
 

@@ -25,6 +25,7 @@ use crate::channel::{Channel, Counters, Outlet};
 use crate::ffi;
 use crate::namespace::TAP_FRAMES;
 use crate::timing::Lateness;
+use crate::trouble::Watched;
 
 /// How long before a deadline the thread is awake, on machines with a second core for the programs.
 const WATCH: Duration = Duration::from_micros(50);
@@ -108,6 +109,7 @@ pub struct Pump {
     next_script: Option<Instant>,
     next_move: Option<Instant>,
     move_part: usize,
+    watched: Watched,
 }
 
 impl Pump {
@@ -115,7 +117,13 @@ impl Pump {
     ///
     /// # Errors
     /// The kernel refuses a file or to watch one.
-    pub fn new(team: &Team, taps: Vec<Vec<Option<File>>>, clock: Clock, seed: u64) -> io::Result<(Pump, Stop)> {
+    pub fn new(
+        team: &Team,
+        taps: Vec<Vec<Option<File>>>,
+        clock: Clock,
+        seed: u64,
+        watched: Watched,
+    ) -> io::Result<(Pump, Stop)> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let watch = |file: BorrowedFd<'_>, mark| {
             epoll::add(&epoll, file, epoll::EventData::new_u64(mark), epoll::EventFlags::IN)
@@ -167,6 +175,7 @@ impl Pump {
             next_script: Some(Instant::ZERO),
             next_move: moves.then_some(Instant::ZERO + MOVE_EVERY),
             move_part: 0,
+            watched,
         };
         pump.follow_script(Instant::ZERO);
         Ok((pump, stop))
@@ -310,7 +319,14 @@ impl Pump {
             }
         } else {
             for _ in 0..FETCH_MAX {
-                if !channel.take(from, now, |buffer| tap.read(buffer).ok()) {
+                let read = |buffer: &mut [u8]| {
+                    let length = tap.read(buffer).ok()?;
+                    if let (Some(watcher), Some(frame)) = (&self.watched.0, buffer.get(..length)) {
+                        watcher.sent(interface, RobotId(from.0), frame);
+                    }
+                    Some(length)
+                };
+                if !channel.take(from, now, read) {
                     break;
                 }
             }

@@ -14,6 +14,7 @@ use std::time;
 use coorp_core::{Duration, Instant, RobotId};
 use coorp_scene::{robots, station, Scene};
 use coorp_team::Team;
+use rustix::process::Signal;
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 
 use crate::frame::mac;
@@ -22,6 +23,7 @@ use crate::programs::{exists, Lines, Program};
 use crate::pump::{Clock, Outcome, Pump, Stop};
 use crate::report::{self, Ended, Fate, Report};
 use crate::timing::P99_MAX;
+use crate::trouble::{Blow, Watched, What};
 
 /// How long programs may take to end when they are asked to.
 const GRACE: Duration = Duration::from_secs(1);
@@ -33,7 +35,7 @@ const FILES_BESIDE: u64 = 64;
 const SEED: u64 = 1;
 
 /// What a run is asked for.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Options {
     /// The team file's path, for the programs.
     pub team_file: PathBuf,
@@ -41,6 +43,10 @@ pub struct Options {
     pub program: Vec<OsString>,
     /// When to end it; else with the last program.
     pub duration: Option<Duration>,
+    /// What befalls the programs, in the order of its times.
+    pub blows: Vec<Blow>,
+    /// Who watches.
+    pub watched: Watched,
 }
 
 /// Which of a program's two outputs.
@@ -139,7 +145,12 @@ pub fn run(team: &Team, options: &Options, lines: Lines, told: &dyn Fn(&str)) ->
         ));
     }
     let clock = Clock::start();
-    let (pump, stop) = Pump::new(team, taps, clock, SEED).map_err(|error| broken("cannot set up the air", &error))?;
+    if let Some(watcher) = &options.watched.0 {
+        watcher.began();
+    }
+    let watched = options.watched.clone();
+    let (pump, stop) =
+        Pump::new(team, taps, clock, SEED, watched).map_err(|error| broken("cannot set up the air", &error))?;
     let pump = spawn(pump).map_err(|error| broken("cannot start the air", &error))?;
     let pump = PumpThread {
         stop,
@@ -266,7 +277,7 @@ impl Robots {
         pump: &PumpThread,
     ) -> Result<Ended, Error> {
         let mut dead = vec![true; team.robots.len()];
-        let mut next_script = Some(Instant::ZERO);
+        let (mut next_script, mut fallen) = (Some(Instant::ZERO), 0);
         let end = options.duration.map(|duration| Instant::ZERO + duration);
         loop {
             let now = clock.now();
@@ -279,7 +290,7 @@ impl Robots {
                     let place = usize::from(robot.0);
                     let was = std::mem::replace(&mut dead[place], Scene::dead(team, robot, at));
                     match (was, dead[place]) {
-                        (true, false) => self.start(place, options, lines)?,
+                        (true, false) => self.start(place, &options.program, lines)?,
                         (false, true) => {
                             self.programs[place].kill(&self.namespaces[place], Fate::Death);
                             self.deaths[place] += 1;
@@ -290,32 +301,67 @@ impl Robots {
                 next_script = Scene::next_change(team, at);
                 continue;
             }
+            if let Some(blow) = options.blows.get(fallen).filter(|blow| Instant::ZERO + blow.at <= now) {
+                self.strike(blow, fallen, options, lines)?;
+                fallen += 1;
+                continue;
+            }
             if end.is_some_and(|end| end <= now) {
                 return Ok(Ended::Duration);
             }
             let running = self.programs.iter_mut().map(Program::runs).filter(|runs| *runs).count();
             // Somebody who is dead may come back.
-            let awaited = next_script.is_some() && dead.contains(&true);
+            let next_blow = options.blows.get(fallen).map(|blow| Instant::ZERO + blow.at);
+            let awaited = next_blow.is_some() || next_script.is_some() && dead.contains(&true);
             if running == 0 && !awaited && !options.program.is_empty() {
                 return Ok(Ended::Programs);
             }
-            let next = [next_script, end].into_iter().flatten().map(|at| at.since(now)).min();
+            let next = [next_script, next_blow, end]
+                .into_iter()
+                .flatten()
+                .map(|at| at.since(now))
+                .min();
             signals.sleep(next.unwrap_or(LOOK_EVERY).min(LOOK_EVERY));
         }
     }
 
-    fn start(&mut self, place: usize, options: &Options, lines: &Lines) -> Result<(), Error> {
-        if options.program.is_empty() {
+    fn strike(&mut self, blow: &Blow, number: usize, options: &Options, lines: &Lines) -> Result<(), Error> {
+        let place = usize::from(blow.robot.0);
+        if place >= self.programs.len() {
             return Ok(());
         }
-        let started = self.programs[place].start(&self.namespaces[place], &options.program, lines);
+        let tell = |fallen| {
+            if let Some(watcher) = &options.watched.0 {
+                watcher.strikes(number, fallen);
+            }
+        };
+        tell(false);
+        match &blow.what {
+            What::Kill => self.programs[place].kill(&self.namespaces[place], Fate::Death),
+            What::Start(program) if !self.programs[place].runs() => self.start(place, program, lines)?,
+            What::Start(_) => {}
+            What::Freeze => self.programs[place].signal(Signal::STOP),
+            What::Thaw => self.programs[place].signal(Signal::CONT),
+        }
+        tell(true);
+        Ok(())
+    }
+
+    fn start(&mut self, place: usize, program: &[OsString], lines: &Lines) -> Result<(), Error> {
+        if program.is_empty() {
+            return Ok(());
+        }
+        let started = self.programs[place].start(&self.namespaces[place], program, lines);
         started.map_err(|error| Error::Broken(format!("cannot start the program: {error}")))
     }
 
     /// Ends all programs: those that still run are asked to, and killed if they do not.
     fn end(&mut self, signals: &mut Signals) {
         let stopped: Vec<bool> = self.programs.iter_mut().map(Program::runs).collect();
-        self.programs.iter().for_each(Program::ask_to_end);
+        // One that is frozen hears nothing.
+        for signal in [Signal::TERM, Signal::CONT] {
+            self.programs.iter().for_each(|program| program.signal(signal));
+        }
         let asked = Clock::start();
         while self.programs.iter_mut().any(Program::runs) {
             let left = GRACE.saturating_sub(asked.now().since(Instant::ZERO));

@@ -3,7 +3,11 @@
 
 #[cfg(target_os = "linux")]
 pub mod demo;
+#[cfg(target_os = "linux")]
+pub mod faults;
 pub mod keys;
+#[cfg(target_os = "linux")]
+mod program;
 pub mod up;
 pub mod watch;
 

@@ -21,6 +21,7 @@ use coorp_team::Team;
 use serde::Serialize;
 
 use super::load;
+use super::program::this_program;
 use crate::failure::Failure;
 use crate::notes::Unfit;
 use crate::output::{self, Destination};
@@ -207,6 +208,7 @@ fn one(
         team_file: demo.file.to_owned(),
         program: [program, options.to_vec()].concat(),
         duration: None,
+        ..coorp_emu::Options::default()
     };
     let report = coorp_emu::run(demo.team, &options, lines, &|_| {})?;
     if report.ended != coorp_emu::report::Ended::Programs {
@@ -237,19 +239,6 @@ fn one(
         (!all.is_empty()).then(|| Vec::from_iter(all).join(", "))
     });
     Ok((result, report, completions))
-}
-
-/// How this program is started. The command of the Python package runs inside of Python, and of an interpreter only the
-/// name that it was called by says which packages it has.
-fn this_program() -> std::io::Result<Vec<OsString>> {
-    let program = std::env::current_exe()?;
-    let is_python = program
-        .file_name()
-        .is_some_and(|name| name.to_string_lossy().starts_with("python"));
-    match std::env::args_os().next().filter(|_| is_python) {
-        Some(python) => Ok(vec![python, "-m".into(), "coorp".into()]),
-        None => Ok(vec![program.into()]),
-    }
 }
 
 /// What the robots wrote, in the team's order.

@@ -1,0 +1,254 @@
+//! Seeds one after the other or several at once, those that the machine did not keep up with once more alone, and what
+//! all came to.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::Instant;
+
+use coorp_team::Team;
+use serde::{Deserialize, Serialize};
+
+use super::{one, Folders, Outcome};
+use crate::failure::{Failure, NoResult};
+use crate::live::program::this_program;
+use crate::output::{self, Destination};
+use crate::summary::count;
+use crate::table::{self, Sheet};
+use crate::{jobs, number};
+
+/// Times that a run is repeated, alone, before it is said that the machine is too slow.
+const REPEATS_MAX: usize = 2;
+/// Failing seeds that are told of in full.
+const SHOWN_MAX: usize = 20;
+
+/// What is asked for.
+pub struct Asked<'a> {
+    pub file: &'a Path,
+    pub team: &'a Team,
+    pub seed: u64,
+    pub seeds: u32,
+    /// Emulators that run at once.
+    pub at_once: usize,
+    pub json: Option<&'a Destination>,
+    pub quiet: bool,
+}
+
+/// What `--json` writes.
+#[derive(Serialize, Deserialize)]
+struct Report {
+    team: String,
+    runs: Vec<Outcome>,
+}
+
+/// Runs the seeds.
+///
+/// # Errors
+/// What keeps the emulator from running; rules that were broken; a machine that is too slow.
+pub fn run(asked: &Asked<'_>) -> Result<(), Failure> {
+    if asked.team.robots.len() < 2 {
+        return Err(Failure::Input(format!(
+            "error: {}: faults stand between robots, and there is one: add another [[robot]]",
+            asked.file.display()
+        )));
+    }
+    let last = asked.seed.checked_add(u64::from(asked.seeds - 1)).ok_or_else(|| {
+        Failure::Input(format!(
+            "error: {} seeds from {} on go past the largest seed",
+            asked.seeds, asked.seed
+        ))
+    })?;
+    let began = Instant::now();
+    let runs = if asked.seeds == 1 {
+        vec![here(asked)?]
+    } else {
+        apart(asked, last)?
+    };
+    output::print(&sheet(&runs).layout(table::terminal_width()))?;
+    if !asked.quiet {
+        let (runs, wall_s) = (count(runs.len() as u64), began.elapsed().as_secs_f64());
+        output::note(&format!("{runs} runs in {wall_s:.0} s"));
+    }
+    let failed = failures(asked, &runs);
+    if let Some(json) = asked.json {
+        let team = asked.team.name.clone();
+        output::write_json(json, &Report { team, runs })?;
+    }
+    failed.map_or(Ok(()), |text| Err(Failure::Found(text)))
+}
+
+/// One seed, in this process.
+fn here(asked: &Asked<'_>) -> Result<Outcome, Failure> {
+    let folder = std::env::temp_dir().join(format!("coorp-faults-{}-{}", std::process::id(), asked.seed));
+    fs::create_dir_all(&folder).map_err(|error| {
+        Failure::Input(format!(
+            "error: cannot make {}: {error}; set TMPDIR to a folder that can be written",
+            folder.display()
+        ))
+    })?;
+    let outcome = one(asked.file, asked.team, asked.seed, &Folders(folder.clone()));
+    match outcome {
+        // Who looks for the reason needs them.
+        Ok(outcome) if !outcome.broken.is_empty() => Ok(Outcome {
+            records: Some(folder),
+            ..outcome
+        }),
+        outcome => {
+            // What is left is in the folder for temporary files.
+            let _ = fs::remove_dir_all(folder);
+            outcome
+        }
+    }
+}
+
+/// Each seed in a process of its own.
+fn apart(asked: &Asked<'_>, last: u64) -> Result<Vec<Outcome>, Failure> {
+    let seeds: Vec<u64> = (asked.seed..=last).collect();
+    let runs = jobs::run(&seeds, asked.at_once, |_, seed| {
+        let outcome = child(asked, *seed);
+        if let (Ok(outcome), false) = (&outcome, asked.quiet) {
+            if !outcome.broken.is_empty() {
+                output::note(&format!("seed {seed}: {}", outcome.broken[0].what));
+            }
+        }
+        outcome.map_err(|failure| match failure {
+            Failure::Input(text) => NoResult::Input(text),
+            Failure::Found(text) => NoResult::Broken(text),
+        })
+    });
+    let mut outcomes = Vec::with_capacity(runs.len());
+    for (seed, run) in seeds.iter().zip(runs) {
+        let mut outcome = run.map_err(|none| match none {
+            NoResult::Input(text) => Failure::Input(text),
+            NoResult::Broken(text) => Failure::Found(text),
+        })?;
+        for _ in 0..REPEATS_MAX {
+            if outcome.kept_up || !outcome.broken.is_empty() {
+                break;
+            }
+            let again = child(asked, *seed)?;
+            outcome = Outcome {
+                repeats: outcome.repeats + 1,
+                ..again
+            };
+        }
+        outcomes.push(outcome);
+    }
+    Ok(outcomes)
+}
+
+/// One seed, in a process of its own.
+fn child(asked: &Asked<'_>, seed: u64) -> Result<Outcome, Failure> {
+    let broken = |what: &str, error: io::Error| Failure::Found(format!("failed: seed {seed}: {what}: {error}"));
+    let program = this_program().map_err(|error| broken("cannot find this program", error))?;
+    let json = std::env::temp_dir().join(format!("coorp-faults-{}-{seed}.json", std::process::id()));
+    let output = Command::new(&program[0])
+        .args(&program[1..])
+        .arg("emu")
+        .arg(asked.file)
+        .args(["--faults", "--quiet", "--seed", &seed.to_string(), "--json"])
+        .arg(&json)
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|error| broken("cannot start this program", error))?;
+    let text = fs::read(&json);
+    // It is not there where the run came to nothing.
+    let _ = fs::remove_file(&json);
+    match text {
+        Ok(text) => {
+            let report: Result<Report, _> = serde_json::from_slice(&text);
+            let run = report.ok().and_then(|report| report.runs.into_iter().next());
+            run.ok_or_else(|| Failure::Found(format!("failed: seed {seed}: its report cannot be read")))
+        }
+        Err(_) => Err(no_report(seed, &output)),
+    }
+}
+
+fn no_report(seed: u64, output: &Output) -> Failure {
+    let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    match output.status.code() {
+        Some(2) => Failure::Input(said),
+        _ => Failure::Found(format!(
+            "{said}\nfailed: seed {seed} came to no end ({})",
+            output.status
+        )),
+    }
+}
+
+fn sheet(runs: &[Outcome]) -> Sheet {
+    let titles = [
+        "runs",
+        "failed",
+        "repeated\nalone",
+        "bulk\nbegun",
+        "\ndelivered",
+        "\nreported failed",
+        "\nsender died",
+        "control back ms\nmedian",
+        "\nworst",
+        "permit ms\nmedian",
+        "\nworst",
+    ];
+    let sum = |of: fn(&Outcome) -> usize| count(runs.iter().map(of).sum::<usize>() as u64);
+    let spread = |of: fn(&Outcome) -> f64| {
+        let mut all: Vec<f64> = runs.iter().map(of).collect();
+        all.sort_by(f64::total_cmp);
+        let at = |place: usize| number::figure(all.get(place).copied().unwrap_or_default());
+        [at(all.len() / 2), at(all.len().saturating_sub(1))]
+    };
+    let counts = [
+        count(runs.len() as u64),
+        sum(|run| usize::from(!run.broken.is_empty())),
+        sum(|run| usize::from(run.repeats > 0)),
+        sum(|run| run.figures.begun),
+        sum(|run| run.figures.delivered),
+        sum(|run| run.figures.failed),
+        sum(|run| run.figures.orphaned),
+    ];
+    let times = [
+        spread(|run| run.figures.resumed_ms),
+        spread(|run| run.figures.permit_ms),
+    ];
+    Sheet {
+        titles: titles.map(str::to_owned).to_vec(),
+        names: 0,
+        rows: vec![counts.into_iter().chain(times.into_iter().flatten()).collect()],
+    }
+}
+
+/// What to say of runs that broke a rule, and of those that the machine was too slow for.
+fn failures(asked: &Asked<'_>, runs: &[Outcome]) -> Option<String> {
+    let again = |seed: u64| format!("sudo coorp emu {} --faults --seed {seed}", asked.file.display());
+    let failed: Vec<&Outcome> = runs.iter().filter(|run| !run.broken.is_empty()).collect();
+    let slow: Vec<&Outcome> = runs
+        .iter()
+        .filter(|run| run.broken.is_empty() && !run.kept_up)
+        .collect();
+    let mut text = String::new();
+    for run in failed.iter().take(SHOWN_MAX) {
+        text += &format!("seed {}:\n", run.seed);
+        for broken in run.broken.iter().take(SHOWN_MAX) {
+            text += &format!("  rule {}: {}\n", broken.rule, broken.what);
+        }
+        text += &format!("  schedule: {}\n", run.schedule.join("; "));
+        let records: Option<&PathBuf> = run.records.as_ref();
+        text += &records.map_or(String::new(), |records| format!("  records: {}\n", records.display()));
+        text += &format!("  replay: {}\n", again(run.seed));
+    }
+    if failed.len() > SHOWN_MAX {
+        let rest: Vec<String> = failed[SHOWN_MAX..].iter().map(|run| run.seed.to_string()).collect();
+        text += &format!("and seeds {}\n", rest.join(", "));
+    }
+    for run in slow.iter().take(SHOWN_MAX) {
+        text += &format!(
+            "seed {}: this machine did not keep up (the emulator was late by {:.0} us at p99, a robot's process stood \
+             still for {:.0} ms): rules about time were not judged; run it with less beside it: {}\n",
+            run.seed,
+            run.emulator_p99_us,
+            run.figures.stood_still_ms,
+            again(run.seed)
+        );
+    }
+    (!text.is_empty()).then(|| format!("failed: {} of {} runs\n{text}", failed.len() + slow.len(), runs.len()))
+}

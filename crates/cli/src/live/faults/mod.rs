@@ -1,0 +1,368 @@
+//! `coorp emu --faults`: robots as real processes over the emulated air, things that go wrong by a schedule drawn from a
+//! seed, and rules that must hold all the same: what `coorp sim --faults` is for the decisions, for all of the live system.
+//!
+//! `schedule.rs` draws what goes wrong, `robot.rs` is a robot's process, `record.rs` what it writes down, `rules.rs` what
+//! must hold. One seed is one run of the emulator in this process; several are as many processes of this program
+//! (`many.rs`), since an emulator has its machine's names to itself.
+
+mod many;
+mod record;
+mod robot;
+mod rules;
+mod schedule;
+
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use coorp_core::failover::FailoverConfig;
+use coorp_core::policy::Policy;
+use coorp_core::{Duration, RobotId};
+use coorp_emu::trouble::{Watched, Watcher, What};
+use coorp_emu::Stream;
+use coorp_node::keys;
+use coorp_team::Team;
+use serde::{Deserialize, Serialize};
+
+pub use many::{run, Asked};
+pub use robot::{take_part, RobotArgs};
+
+use crate::failure::Failure;
+use crate::live::program::this_program;
+use record::SharedClock;
+use rules::{Broken, Figures, Life, Seen, Span, Taken};
+use schedule::{Kind, Schedule};
+
+/// The policy that is run: with permits, gates, and all that there is.
+const POLICY: &str = "coorp";
+/// New bulk begins until so long after the last fault, so that each robot asks for a permit once more.
+const STOP_AFTER: Duration = Duration::from_millis(300);
+/// Control is looked at until so long after it.
+const STAY_AFTER: Duration = Duration::from_millis(1_100);
+/// What was begun has so long to get through beside the wait for a permit.
+const THROUGH_MAX: Duration = Duration::from_secs(3);
+/// A machine on which a robot's process stands still for longer is too slow for rules about time.
+const STOOD_STILL_MAX_MS: f64 = 150.0;
+/// Bulk datagrams are longer than this.
+const SMALL_BYTES: usize = 256;
+/// Bulk's port, from a robot's first one on.
+const PORT_BULK: u16 = 1;
+
+/// Where a run keeps what.
+#[derive(Clone, Debug)]
+pub struct Folders(pub PathBuf);
+
+impl Folders {
+    pub fn keys(&self) -> PathBuf {
+        self.0.join("keys")
+    }
+
+    pub fn records(&self) -> PathBuf {
+        self.0.join("records")
+    }
+
+    pub fn state(&self, robot: &str) -> PathBuf {
+        self.0.join("state").join(robot)
+    }
+
+    pub fn taken(&self, robot: &str) -> PathBuf {
+        self.0.join("taken").join(robot)
+    }
+
+    pub fn settled(&self, robot: &str) -> PathBuf {
+        self.0.join("settled").join(robot)
+    }
+
+    pub fn origin(&self) -> PathBuf {
+        self.0.join("origin")
+    }
+
+    fn log(&self) -> PathBuf {
+        self.0.join("log")
+    }
+
+    fn make(&self, team: &Team) -> io::Result<()> {
+        for robot in &team.robots {
+            fs::create_dir_all(self.taken(&robot.name))?;
+        }
+        fs::create_dir_all(self.0.join("settled"))?;
+        fs::create_dir_all(self.records())
+    }
+}
+
+/// What one seed came to, as `--json` has it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Outcome {
+    pub seed: u64,
+    /// What went wrong, in words.
+    pub schedule: Vec<String>,
+    /// Whether the machine was fast enough for rules about time to be judged.
+    pub kept_up: bool,
+    /// Rules that were broken and count.
+    pub broken: Vec<Broken>,
+    pub figures: Figures,
+    /// How late the emulator was at the 99th percentile, microseconds.
+    pub emulator_p99_us: f64,
+    /// How often the run was repeated, alone, as the machine had not kept up.
+    pub repeats: usize,
+    /// Where the records are, if they were kept.
+    pub records: Option<PathBuf>,
+}
+
+/// Runs one seed in a folder, which is there and empty.
+fn one(file: &Path, team: &Team, seed: u64, folders: &Folders) -> Result<Outcome, Failure> {
+    let broken = |error: io::Error| Failure::Found(format!("failed: {}: {error}", folders.0.display()));
+    let schedule = Schedule::draw(team, seed);
+    folders.make(team).map_err(broken)?;
+    let mut keyed = team.clone();
+    keyed.live.keys = folders.keys();
+    keys::init(&keyed)?;
+    let healed = schedule.healed_at();
+    let policy = Policy::named(POLICY).map(|policy| team.policy.apply(&policy));
+    let robots = team.robots.len() as u16;
+    let failover = FailoverConfig::for_team(team.leader, robots);
+    let permits = failover.permits(policy.and_then(|policy| policy.global).unwrap_or_default());
+    let permit_within = rules::permit_within(&failover, &permits, robots);
+    let program = program(file, folders, seed, healed).map_err(broken)?;
+    let (of, blows): (Vec<usize>, Vec<_>) = schedule.blows(&program).into_iter().unzip();
+    let watch = Arc::new(Watch {
+        clock: SharedClock::new(),
+        origin_file: folders.origin(),
+        ports: (0..robots).map(|robot| team.port(RobotId(robot)) + PORT_BULK).collect(),
+        saw: Mutex::new(Saw {
+            sent: vec![Vec::new(); team.robots.len()],
+            struck: vec![(0, 0); blows.len()],
+            origin: 0,
+        }),
+    });
+    let log = Arc::new(Mutex::new(fs::File::create(folders.log()).map_err(broken)?));
+    let lines = Arc::new(move |robot: &str, _: Stream, line: &[u8]| {
+        let mut log = log.lock().unwrap_or_else(PoisonError::into_inner);
+        // A log that is not written is missed where it is looked for.
+        let _ = io::Write::write_all(&mut *log, &[b"[", robot.as_bytes(), b"] ", line, b"\n"].concat());
+    });
+    let starts: Vec<bool> = blows
+        .iter()
+        .map(|blow| matches!(blow.what, What::Start(_) | What::Thaw))
+        .collect();
+    let options = coorp_emu::Options {
+        team_file: file.to_owned(),
+        program,
+        duration: Some(healed + STOP_AFTER + permit_within + THROUGH_MAX),
+        blows,
+        watched: Watched(Some(watch.clone())),
+    };
+    let report = coorp_emu::run(&schedule.team, &options, lines, &|_| {})?;
+    if report.ended == coorp_emu::report::Ended::Signal {
+        return Err(Failure::Found("stopped: the run did not come to its end".to_owned()));
+    }
+    let saw = watch.saw.lock().unwrap_or_else(PoisonError::into_inner);
+    let spans = spans(&schedule, &saw, &of, &starts);
+    let seen = Seen {
+        origin: saw.origin,
+        healed: saw.origin + healed.as_nanos(),
+        judged_to: saw.origin + (healed + STAY_AFTER).as_nanos(),
+        end: watch.clock.now_ns(),
+        limit: usize::from(permits.limit),
+        permit_within,
+        channels: schedule.team.channels().count(),
+        lives: lives(team, folders, &schedule, &spans).map_err(broken)?,
+        faults: schedule.faults.iter().cloned().zip(spans).collect(),
+        sent: saw.sent.clone(),
+        taken: taken(team, folders).map_err(broken)?,
+    };
+    let (mut rules_broken, figures) = rules::judge(&seen);
+    for robot in report.robots.iter().filter(|robot| robot.program.failed()) {
+        rules_broken.push(Broken {
+            rule: 0,
+            what: format!("{}: the program {}", robot.name, robot.program),
+        });
+    }
+    let kept_up = report.kept_up && figures.stood_still_ms <= STOOD_STILL_MAX_MS;
+    rules_broken.retain(|broken| kept_up || broken.always_counts());
+    Ok(Outcome {
+        seed,
+        schedule: schedule.lines(),
+        kept_up,
+        broken: rules_broken,
+        figures,
+        emulator_p99_us: report.timing.p99_us,
+        repeats: 0,
+        records: None,
+    })
+}
+
+/// How a robot is started.
+fn program(file: &Path, folders: &Folders, seed: u64, healed: Duration) -> io::Result<Vec<OsString>> {
+    let file = fs::canonicalize(file)?;
+    let options: [OsString; 7] = [
+        "fault-robot".into(),
+        file.into(),
+        "--folder".into(),
+        folders.0.clone().into(),
+        format!("--seed={seed}").into(),
+        format!("--stop={}ns", (healed + STOP_AFTER).as_nanos()).into(),
+        format!("--stay={}ns", (healed + STAY_AFTER).as_nanos()).into(),
+    ];
+    Ok([this_program()?, options.to_vec()].concat())
+}
+
+/// When each fault was. What befell programs was when the emulator did it; the air's script is on time.
+fn spans(schedule: &Schedule, saw: &Saw, of: &[usize], ends: &[bool]) -> Vec<Span> {
+    let by_script = |fault: &schedule::Fault| (saw.origin + fault.at.as_nanos(), saw.origin + fault.until.as_nanos());
+    let mut spans: Vec<Span> = schedule.faults.iter().map(by_script).collect();
+    for ((fault, ends), (from, to)) in of.iter().zip(ends).zip(&saw.struck) {
+        if *ends {
+            spans[*fault].1 = *to;
+        } else {
+            spans[*fault].0 = *from;
+        }
+    }
+    spans
+}
+
+/// What robots wrote down, each start with when it was killed.
+fn lives(team: &Team, folders: &Folders, schedule: &Schedule, spans: &[Span]) -> io::Result<Vec<Vec<Life>>> {
+    let of = |(place, robot): (usize, &coorp_team::Robot)| {
+        let kills = schedule.faults.iter().zip(spans).filter_map(|(fault, span)| {
+            let kills = !matches!(fault.what, Kind::Freeze(_));
+            (kills && fault.what.robot() == Some(RobotId(place as u16))).then_some(span.0)
+        });
+        let kills: Vec<u64> = kills.collect();
+        let starts = record::read(&folders.records(), &robot.name)?;
+        let life = |lines: Vec<record::Line>| {
+            let began = match lines.first() {
+                Some(record::Line::Started { at }) => *at,
+                _ => 0,
+            };
+            let killed = kills.iter().copied().filter(|killed| *killed >= began).min();
+            Life { lines, killed }
+        };
+        Ok(starts.into_iter().map(life).collect())
+    };
+    team.robots.iter().enumerate().map(of).collect()
+}
+
+/// The bulk messages that robots took: their files say which start took them, the how manieth, from whom, and which.
+fn taken(team: &Team, folders: &Folders) -> io::Result<Vec<Taken>> {
+    let mut taken = Vec::new();
+    for (by, robot) in (0u16..).zip(&team.robots) {
+        for entry in fs::read_dir(folders.taken(&robot.name))? {
+            let entry = entry?;
+            let file = entry.file_name().to_string_lossy().into_owned();
+            let mut parts = file.splitn(4, '+').skip(2);
+            let from = parts.next().and_then(|from| team.robot_named(from));
+            let (Some(from), Some(name)) = (from, parts.next()) else {
+                return Err(io::Error::other(format!("{file} is no bulk message")));
+            };
+            taken.push(Taken {
+                by,
+                from: from.0,
+                name: name.to_owned(),
+                hash: blake3::hash(&fs::read(entry.path())?).to_hex().to_string(),
+            });
+        }
+    }
+    Ok(taken)
+}
+
+/// Sees a run from the emulator's side.
+struct Watch {
+    clock: SharedClock,
+    origin_file: PathBuf,
+    /// Where each robot takes bulk.
+    ports: Vec<u16>,
+    saw: Mutex<Saw>,
+}
+
+struct Saw {
+    origin: u64,
+    /// Of each robot, when bulk datagrams left its stack.
+    sent: Vec<Vec<u64>>,
+    /// When each blow fell: before and after.
+    struck: Vec<Span>,
+}
+
+impl Watcher for Watch {
+    fn began(&self) {
+        let now = self.clock.now_ns();
+        self.saw.lock().unwrap_or_else(PoisonError::into_inner).origin = now;
+        // Robots that find none end, and say so.
+        let _ = fs::write(&self.origin_file, now.to_string());
+    }
+
+    fn sent(&self, _: usize, robot: RobotId, frame: &[u8]) {
+        if is_bulk(frame, &self.ports) {
+            let now = self.clock.now_ns();
+            let mut saw = self.saw.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(sent) = saw.sent.get_mut(usize::from(robot.0)) {
+                sent.push(now);
+            }
+        }
+    }
+
+    fn strikes(&self, number: usize, fallen: bool) {
+        let now = self.clock.now_ns();
+        let mut saw = self.saw.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(struck) = saw.struck.get_mut(number) {
+            if fallen {
+                struck.1 = now;
+            } else {
+                struck.0 = now;
+            }
+        }
+    }
+}
+
+/// Whether an Ethernet frame is a bulk datagram: one over UDP to a robot's port for bulk, with QUIC's short header, and
+/// longer than acknowledgements are.
+fn is_bulk(frame: &[u8], ports: &[u16]) -> bool {
+    const ETHERNET: usize = 14;
+    const UDP: usize = 8;
+    let Some((ethernet, packet)) = frame.split_at_checked(ETHERNET) else {
+        return false;
+    };
+    let is_udp = ethernet[12..] == [0x08, 0x00]
+        && packet.first().is_some_and(|first| first >> 4 == 4)
+        && packet.get(9) == Some(&17);
+    let header = packet.first().map_or(0, |first| usize::from(first & 0xf) * 4);
+    let Some(datagram) = packet
+        .get(header..)
+        .filter(|datagram| is_udp && datagram.len() > UDP + SMALL_BYTES)
+    else {
+        return false;
+    };
+    let to = u16::from_be_bytes([datagram[2], datagram[3]]);
+    ports.contains(&to) && datagram[UDP] & 0x80 == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(protocol: u8, port: u16, first: u8, length: usize) -> Vec<u8> {
+        let mut frame = vec![0; 14 + 20 + 8 + length];
+        frame[12..14].copy_from_slice(&[0x08, 0x00]);
+        (frame[14], frame[23]) = (0x45, protocol);
+        frame[36..38].copy_from_slice(&port.to_be_bytes());
+        frame[42..].fill(first);
+        frame
+    }
+
+    #[test]
+    fn bulk_is_told_from_all_else() {
+        let ports = [7461];
+        assert!(is_bulk(&frame(17, 7461, 0x40, 1_200), &ports));
+        let others = [
+            frame(6, 7461, 0x40, 1_200),
+            frame(17, 7462, 0x40, 1_200),
+            frame(17, 7461, 0xc0, 1_200),
+            frame(17, 7461, 0x40, 200),
+            vec![0; 10],
+            vec![0x45; 20],
+        ];
+        assert!(others.iter().all(|other| !is_bulk(other, &ports)));
+    }
+}

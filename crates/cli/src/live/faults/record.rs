@@ -1,0 +1,174 @@
+//! What robots write down, line by line as it happens, so that `kill -9` leaves all of it; and the clock that they and the
+//! emulator share.
+//!
+//! Each start of a robot has a file of its own. Times are the machine's monotonic clock, nanoseconds; a robot in a time
+//! namespace takes its offset off.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use serde::{Deserialize, Serialize};
+
+/// Starts of one robot at most.
+const STARTS_MAX: u32 = 1_000;
+
+/// One line.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Line {
+    /// The process runs, and is this start of the robot.
+    Started { at: u64 },
+    /// The node is open.
+    Up { at: u64 },
+    /// A control message of that robot came, made at that time.
+    Heard { at: u64, from: u16, made_at: u64 },
+    /// Bulk may be sent; it was looked at shortly before and might not.
+    May { at: u64 },
+    /// It may not any more; it was last seen that it may at `last`.
+    MayNot { last: u64, at: u64 },
+    /// Nobody looked between these times: the machine is slow, or the process stood still.
+    Gap { from: u64, to: u64 },
+    /// A bulk message begins, to that robot or whoever leads.
+    Begin {
+        at: u64,
+        name: String,
+        to: Option<u16>,
+        bytes: u64,
+        hash: String,
+    },
+    /// What became of it: `None` for delivered.
+    Told { at: u64, name: String, why: Option<String> },
+    /// That robot is taken to lead, or nobody.
+    Led { at: u64, leader: Option<u16> },
+}
+
+/// The clock that all processes of the machine share, nanoseconds.
+#[derive(Clone, Copy, Debug)]
+pub struct SharedClock {
+    /// Of this process's time namespace.
+    ahead_ns: i64,
+}
+
+impl SharedClock {
+    pub fn new() -> Self {
+        // Kernels without time namespaces have no such file, and no offsets.
+        let offsets = fs::read_to_string("/proc/self/timens_offsets").unwrap_or_default();
+        let ahead_ns = offset(&offsets).unwrap_or(0);
+        SharedClock { ahead_ns }
+    }
+
+    pub fn now_ns(self) -> u64 {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        (now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64).saturating_add_signed(-self.ahead_ns)
+    }
+}
+
+/// The offset of the monotonic clock in the kernel's table.
+fn offset(table: &str) -> Option<i64> {
+    let mut words = table
+        .lines()
+        .find_map(|line| line.strip_prefix("monotonic"))?
+        .split_whitespace();
+    let (seconds, nanos): (i64, i64) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+    Some(seconds * 1_000_000_000 + nanos)
+}
+
+/// Where one start of a robot writes.
+#[derive(Debug)]
+pub struct Writer {
+    file: Mutex<File>,
+    /// The how manieth start of the robot, from 0.
+    pub start: u32,
+}
+
+fn path(folder: &Path, robot: &str, start: u32) -> PathBuf {
+    folder.join(format!("{robot}-{start}.jsonl"))
+}
+
+impl Writer {
+    /// The next start of a robot.
+    ///
+    /// # Errors
+    /// The file cannot be made.
+    pub fn next(folder: &Path, robot: &str) -> io::Result<Writer> {
+        for start in 0..STARTS_MAX {
+            match OpenOptions::new()
+                .append(true)
+                .create_new(true)
+                .open(path(folder, robot, start))
+            {
+                Ok(file) => {
+                    return Ok(Writer {
+                        file: Mutex::new(file),
+                        start,
+                    })
+                }
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Err(io::Error::other("a robot started too often"))
+    }
+
+    /// Writes a line; it is the kernel's when this returns.
+    pub fn write(&self, line: &Line) {
+        let mut text = serde_json::to_vec(line).unwrap_or_default();
+        text.push(b'\n');
+        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Err(error) = file.write_all(&text) {
+            // Without its record nothing can be said of the run, so that it must not pass.
+            crate::output::note(&format!("failed: a record cannot be written: {error}"));
+            std::process::abort();
+        }
+    }
+}
+
+/// The lines of each start of a robot, in order. A line that was cut short by the end of its process is left out.
+///
+/// # Errors
+/// A file cannot be read, or is no record.
+pub fn read(folder: &Path, robot: &str) -> io::Result<Vec<Vec<Line>>> {
+    let mut starts = Vec::new();
+    for start in 0..STARTS_MAX {
+        let text = match fs::read_to_string(path(folder, robot, start)) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => break,
+            Err(error) => return Err(error),
+        };
+        let whole = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+        let lines: Result<Vec<Line>, _> = whole.map(serde_json::from_str).collect();
+        starts.push(lines?);
+    }
+    Ok(starts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn offsets_are_read_from_the_kernels_table() {
+        assert_eq!(
+            offset("monotonic        5000         7\nboottime 1 2\n"),
+            Some(5_000_000_000_007)
+        );
+        assert_eq!(offset("monotonic -3 0\n"), Some(-3_000_000_000));
+        assert_eq!(offset(""), None);
+    }
+
+    #[test]
+    fn each_start_has_a_file_and_a_torn_line_is_left_out() {
+        let folder = std::env::temp_dir().join(format!("coorp-faults-record-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        for at in [1, 2] {
+            Writer::next(&folder, "a").unwrap().write(&Line::Started { at });
+        }
+        let mut torn = OpenOptions::new().append(true).open(path(&folder, "a", 1)).unwrap();
+        torn.write_all(b"{\"up\":{\"a").unwrap();
+        let read = read(&folder, "a").unwrap();
+        assert_eq!(read, [[Line::Started { at: 1 }], [Line::Started { at: 2 }]]);
+        fs::remove_dir_all(folder).unwrap();
+    }
+}

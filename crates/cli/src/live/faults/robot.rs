@@ -1,0 +1,305 @@
+//! One robot of a fault run: control to all at the control loop's period, bulk to the leader and to others without a
+//! pause, and a record of all that it sees.
+//!
+//! It may be killed, frozen or cut off at any moment. What it takes of bulk it moves to a folder of its own, one file a
+//! taking: that is one step on the disk, done or not done, whenever the kill comes. Once no new message begins and its
+//! own are through it says so, and ends when all have.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration as Time;
+
+use coorp_core::policy::Policy;
+use coorp_core::{Duration, RobotId};
+use coorp_node::{Node, Options};
+use coorp_team::Team;
+use rand::{Rng, RngCore, SeedableRng};
+use rand_distr::{Distribution, Exp1};
+use rand_xoshiro::Xoshiro256PlusPlus;
+
+use super::record::{Line, SharedClock, Writer};
+use super::{Folders, POLICY};
+use crate::failure::Failure;
+use crate::live::load;
+use crate::output;
+
+/// Where the team file has no control loop.
+const PERIOD: Duration = Duration::from_millis(33);
+const STATE_BYTES: usize = 500;
+/// Between two looks at the permit.
+const LOOK_EVERY: Time = Time::from_millis(1);
+/// Looks further apart than this are written down.
+const GAP_MIN_NS: u64 = 20_000_000;
+/// Looks at the permit for one at who leads.
+const LOOKS_A_LEADER: u32 = 20;
+const WAIT: Time = Time::from_millis(10);
+/// Sizes of bulk messages.
+const BULK_MEAN: f64 = 400e3;
+const BULK_MIN: f64 = 20e3;
+const BULK_MAX: f64 = 1_500e3;
+/// By how much an incarnation is further after a second by a clock.
+const INCARNATIONS_A_SECOND: f64 = 4.0;
+
+/// Options of a robot's process.
+#[derive(Debug, clap::Args)]
+pub struct RobotArgs {
+    file: PathBuf,
+    #[arg(long)]
+    folder: PathBuf,
+    #[arg(long)]
+    seed: u64,
+    /// No bulk begins after so long, counted from the run's start
+    #[arg(long, value_parser = crate::number::parse_duration)]
+    stop: Duration,
+    /// It does not end earlier
+    #[arg(long, value_parser = crate::number::parse_duration)]
+    stay: Duration,
+    /// When it last started its Unix clock was so far ahead of now
+    #[arg(long, value_parser = crate::number::parse_duration)]
+    clock_was_ahead: Option<Duration>,
+}
+
+/// Takes part until all robots have said that they are through.
+///
+/// # Errors
+/// Where it cannot take part.
+pub fn take_part(args: &RobotArgs) -> Result<(), Failure> {
+    let clock = SharedClock::new();
+    let broken = |what: &str, error: std::io::Error| Failure::Found(format!("failed: {what}: {error}"));
+    let name = std::env::var("COORP_ROBOT")
+        .map_err(|_| Failure::Input("error: this is for 'coorp emu --faults' to start".to_owned()))?;
+    crate::live::log();
+    let folders = Folders(args.folder.clone());
+    let record = Writer::next(&folders.records(), &name).map_err(|error| broken("cannot make a record", error))?;
+    record.write(&Line::Started { at: clock.now_ns() });
+    let state = folders.state(&name);
+    if let Some(ahead) = args.clock_was_ahead {
+        set_back(&state, ahead).map_err(|error| broken("cannot set the clock back", error))?;
+    }
+    let origin = fs::read_to_string(folders.origin())
+        .ok()
+        .and_then(|text| text.parse().ok());
+    let origin: u64 = origin.ok_or_else(|| Failure::Found("failed: the run has no beginning".to_owned()))?;
+    let mut team = load(&args.file)?;
+    team.live.keys = folders.keys();
+    let policy = Policy::named(POLICY).ok_or_else(|| Failure::Input(format!("error: no policy {POLICY}")))?;
+    let node = Node::open(Options {
+        team: team.clone(),
+        robot: name.clone(),
+        policy,
+        insecure: false,
+        state: Some(state),
+    })?;
+    record.write(&Line::Up { at: clock.now_ns() });
+    let robot = Robot {
+        me: node.place(),
+        node,
+        team,
+        record,
+        clock,
+        stop: origin + args.stop.as_nanos(),
+        seed: args.seed,
+    };
+    robot.run(&name, &folders, origin + args.stay.as_nanos())
+}
+
+/// Makes the disk say that the robot's last start was under a clock that was so far ahead.
+fn set_back(state: &Path, ahead: Duration) -> std::io::Result<()> {
+    let file = state.join("incarnation");
+    // One that was killed before it had a number starts as for the first time.
+    let Ok(text) = fs::read_to_string(&file) else {
+        return Ok(());
+    };
+    let Ok(known) = text.trim().parse::<u32>() else {
+        return Ok(());
+    };
+    let further = known.saturating_add((ahead.as_secs_f64() * INCARNATIONS_A_SECOND) as u32);
+    fs::write(file, further.to_string())
+}
+
+struct Robot {
+    me: RobotId,
+    node: Node,
+    team: Team,
+    record: Writer,
+    clock: SharedClock,
+    stop: u64,
+    seed: u64,
+}
+
+impl Robot {
+    /// Ends the process, in the end.
+    fn run(&self, name: &str, folders: &Folders, stay: u64) -> ! {
+        let taken = folders.taken(name);
+        thread::scope(|scope| {
+            scope.spawn(|| self.watch());
+            scope.spawn(|| or_end(self.publish()));
+            scope.spawn(|| or_end(self.hear()));
+            scope.spawn(|| or_end(self.take(&taken)));
+            let senders = [true, false].map(|to_leader| scope.spawn(move || or_end(self.send(to_leader))));
+            for sender in senders {
+                // A panic was told of where it happened.
+                or_end(
+                    sender
+                        .join()
+                        .map_err(|_| Failure::Found("failed: a thread panicked".to_owned())),
+                );
+            }
+            while self.clock.now_ns() < stay {
+                thread::sleep(WAIT);
+            }
+            let settled = folders.settled(name);
+            let told = fs::write(&settled, "");
+            or_end(told.map_err(|error| Failure::Found(format!("failed: {}: {error}", settled.display()))));
+            let others = || {
+                self.team
+                    .robots
+                    .iter()
+                    .all(|robot| folders.settled(&robot.name).exists())
+            };
+            while !others() {
+                thread::sleep(WAIT);
+            }
+            // What was told as delivered is about to be taken by somebody.
+            thread::sleep(5 * WAIT);
+            std::process::exit(0)
+        })
+    }
+
+    /// Publishes the robot's state.
+    fn publish(&self) -> Result<(), Failure> {
+        let control = self.team.control;
+        let period = control.map_or(PERIOD, |control| control.period);
+        let bytes = control.map_or(STATE_BYTES, |control| control.perception_bytes as usize);
+        let publisher = self.node.control_publisher("state", Some(period))?;
+        let mut message = vec![0; bytes.max(8)];
+        let mut due = self.clock.now_ns();
+        loop {
+            let made_at = self.clock.now_ns();
+            message[..8].copy_from_slice(&made_at.to_le_bytes());
+            publisher.put(&message)?;
+            // One that stood still makes no messages of the past.
+            due = (due + period.as_nanos()).max(made_at);
+            thread::sleep(Time::from_nanos(due.saturating_sub(self.clock.now_ns())));
+        }
+    }
+
+    fn hear(&self) -> Result<(), Failure> {
+        let subscriber = self.node.control_subscriber("state")?;
+        loop {
+            let Some(message) = subscriber.recv(None).filter(|message| message.from != self.me) else {
+                continue;
+            };
+            let at = self.clock.now_ns();
+            let made_at = message.bytes().get(..8).and_then(|bytes| bytes.try_into().ok());
+            let made_at = made_at.map_or(0, u64::from_le_bytes);
+            self.record.write(&Line::Heard {
+                at,
+                from: message.from.0,
+                made_at,
+            });
+        }
+    }
+
+    /// Watches the permit, and who leads.
+    fn watch(&self) {
+        let (mut may, mut last, mut leader) = (false, self.clock.now_ns(), None);
+        for look in 0u32.. {
+            let before = self.clock.now_ns();
+            if before - last > GAP_MIN_NS {
+                self.record.write(&Line::Gap { from: last, to: before });
+            }
+            let may_now = self.node.may_send_bulk();
+            let at = self.clock.now_ns();
+            match (may, may_now) {
+                (false, true) => self.record.write(&Line::May { at }),
+                (true, false) => self.record.write(&Line::MayNot { last, at }),
+                _ => {}
+            }
+            may = may_now;
+            // A permit that was seen a moment ago lasted to the moment before that look, and perhaps longer.
+            last = before;
+            if look % LOOKS_A_LEADER == 0 {
+                let leads = self.node.status().leader;
+                if leads != leader {
+                    self.record.write(&Line::Led { at, leader: leads });
+                    leader = leads;
+                }
+            }
+            thread::sleep(LOOK_EVERY);
+        }
+    }
+
+    /// Takes what comes of bulk into a folder.
+    fn take(&self, folder: &Path) -> Result<(), Failure> {
+        let receiver = self.node.bulk_receiver()?;
+        for number in 0u32.. {
+            let Some(message) = receiver.recv(None) else { continue };
+            let from = &self.team.robots[usize::from(message.from.0)].name;
+            let file = folder.join(format!("{}+{number}+{from}+{}", self.record.start, message.name));
+            let taken = message.take_to(&file);
+            taken.map_err(|error| Failure::Found(format!("failed: {}: {error}", file.display())))?;
+        }
+        Ok(())
+    }
+
+    /// Sends one message after the other, to whoever leads or to the others.
+    fn send(&self, to_leader: bool) -> Result<(), Failure> {
+        let stream = u64::from(self.me.0) << 40 | u64::from(self.record.start) << 8 | u64::from(to_leader);
+        let mut rng = Xoshiro256PlusPlus::seed_from_u64(self.seed ^ stream << 16);
+        let robots = self.team.robots.len() as u16;
+        for number in 0u32.. {
+            if self.clock.now_ns() >= self.stop {
+                break;
+            }
+            let size: f64 = Exp1.sample(&mut rng);
+            let size = (size * BULK_MEAN).clamp(BULK_MIN, BULK_MAX) as usize;
+            let mut bytes = vec![0; size];
+            rng.fill_bytes(&mut bytes);
+            let other = RobotId((self.me.0 + rng.random_range(1..robots)) % robots);
+            let other_name = &self.team.robots[usize::from(other.0)].name;
+            let kind = if to_leader { "l" } else { "o" };
+            let name = format!("{}-{kind}-{number}", self.record.start);
+            let leads = self.node.status().leads;
+            let (to, to_name) = if to_leader && !leads {
+                (None, "leader")
+            } else {
+                (Some(other.0), other_name.as_str())
+            };
+            let mut stream = match self.node.bulk_stream(to_name, &name) {
+                // It leads since just now, or as far as is known.
+                Err(_) if to.is_none() => {
+                    thread::sleep(WAIT);
+                    continue;
+                }
+                stream => stream?,
+            };
+            stream.write(&bytes);
+            let hash = blake3::hash(&bytes).to_hex().to_string();
+            drop(bytes);
+            self.record.write(&Line::Begin {
+                at: self.clock.now_ns(),
+                name: name.clone(),
+                to,
+                bytes: size as u64,
+                hash,
+            });
+            let why = stream.finish()?.wait().err().map(|error| error.to_string());
+            self.record.write(&Line::Told {
+                at: self.clock.now_ns(),
+                name,
+                why,
+            });
+        }
+        Ok(())
+    }
+}
+
+/// A robot that cannot go on ends, and with it its run: the others' threads wait for ever.
+fn or_end<T>(outcome: Result<T, Failure>) -> T {
+    outcome.unwrap_or_else(|failure| {
+        output::note(&failure.to_string());
+        std::process::exit(1)
+    })
+}

@@ -1,0 +1,299 @@
+//! What goes wrong in a run, drawn from its seed: the same seed and team, the same schedule.
+//!
+//! After [`CALM`] faults begin and end until [`HEALED_BY`]; from then on nothing goes wrong and all must come back. The
+//! first fault's kind goes round with the seed, so that a few seeds have them all; the leader is struck as often as all
+//! others together. A robot has one fault of its own at a time; those of the air overlap with all. Every third seed goes
+//! without the robots' further interfaces.
+//!
+//! A step of the clock is that of a robot which starts anew: its monotonic clock is elsewhere (a time namespace), and its
+//! disk says that its Unix clock was ahead when it last started. What a robot that runs would see of a step it does not
+//! look at: it reads Unix time at its start alone. Left out: such a step itself, as all namespaces share that clock.
+
+use std::ffi::OsString;
+use std::fmt;
+
+use coorp_core::{Duration, RobotId};
+use coorp_emu::trouble::{Blow, What};
+use coorp_team::{Change, Event, RateOverride, Team};
+use rand::{Rng, SeedableRng};
+use rand_distr::{Distribution, Exp1};
+use rand_xoshiro::Xoshiro256PlusPlus;
+
+/// Robots have found one another by then, and bulk is on its way.
+pub const CALM: Duration = Duration::from_millis(1_500);
+/// The last fault is over by then.
+pub const HEALED_BY: Duration = Duration::from_millis(3_600);
+/// Faults of a run: one to so many.
+const FAULTS_MAX: usize = 4;
+const FAULT_MIN: Duration = Duration::from_millis(50);
+const FAULT_MAX: Duration = Duration::from_millis(1_400);
+const FAULT_MEAN: Duration = Duration::from_millis(450);
+/// By how much a clock is set, seconds.
+const STEP_S_MAX: u32 = 100_000;
+
+/// One fault.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Fault {
+    /// When it begins, after the programs' start.
+    pub at: Duration,
+    /// When it is over.
+    pub until: Duration,
+    pub what: Kind,
+}
+
+/// What goes wrong.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Kind {
+    /// The robot's process is killed, and started at the fault's end.
+    Kill(RobotId),
+    /// The same, and it starts with clocks that were set: see the module.
+    ClockStep(RobotId, u32),
+    /// The robot is off, with its cards and all that they had queued.
+    PowerLoss(RobotId),
+    /// Its process stands still.
+    Freeze(RobotId),
+    /// These robots hear one another and nobody else does.
+    Partition(Vec<RobotId>),
+    /// All links of an interface lose this share of their frames.
+    PathLoss(usize, f64),
+}
+
+impl Kind {
+    /// The robot that it befalls.
+    pub fn robot(&self) -> Option<RobotId> {
+        match self {
+            Kind::Kill(robot) | Kind::ClockStep(robot, _) | Kind::PowerLoss(robot) | Kind::Freeze(robot) => {
+                Some(*robot)
+            }
+            Kind::Partition(_) | Kind::PathLoss(..) => None,
+        }
+    }
+}
+
+/// The faults of one run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Schedule {
+    /// As the run has it: perhaps without further interfaces, and with the air's faults as its script.
+    pub team: Team,
+    /// By their beginning.
+    pub faults: Vec<Fault>,
+}
+
+impl Schedule {
+    /// That of a seed.
+    pub fn draw(team: &Team, seed: u64) -> Schedule {
+        let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed ^ 0x006c_6976_6566_6175);
+        let mut team = team.clone();
+        if seed % 3 == 0 {
+            team.interfaces.clear();
+        }
+        let count = rng.random_range(1..=FAULTS_MAX);
+        let mut faults: Vec<Fault> = Vec::with_capacity(count);
+        for number in 0..count {
+            let choice = if number == 0 { seed } else { rng.random() };
+            let (at, until) = span(&mut rng);
+            let fault = Fault {
+                at,
+                until,
+                what: kind(&mut rng, &team, choice),
+            };
+            let one_at_a_time = |other: &Fault| {
+                let own = fault.what.robot().is_some() && fault.what.robot() == other.what.robot();
+                !own || fault.until < other.at || other.until < fault.at
+            };
+            if faults.iter().all(one_at_a_time) {
+                faults.push(fault);
+            }
+        }
+        faults.sort_by_key(|fault| fault.at);
+        team.events = faults.iter().filter_map(event).collect();
+        Schedule { team, faults }
+    }
+
+    /// When nothing goes wrong any more.
+    pub fn healed_at(&self) -> Duration {
+        self.faults.iter().map(|fault| fault.until).max().unwrap_or(CALM)
+    }
+
+    /// What the emulator does to programs, in order, each with the fault that it is of. `program` starts a robot.
+    pub fn blows(&self, program: &[OsString]) -> Vec<(usize, Blow)> {
+        let blows = self.faults.iter().enumerate().flat_map(|(number, fault)| {
+            let whats = match &fault.what {
+                Kind::Kill(_) => Some([What::Kill, What::Start(program.to_vec())]),
+                Kind::ClockStep(_, step_s) => Some([What::Kill, What::Start(with_clock(program, *step_s))]),
+                Kind::Freeze(_) => Some([What::Freeze, What::Thaw]),
+                Kind::PowerLoss(_) | Kind::Partition(_) | Kind::PathLoss(..) => None,
+            };
+            let times = [fault.at, fault.until];
+            let robot = fault.what.robot().unwrap_or(RobotId(0));
+            let blow = move |(what, at)| (number, Blow { at, robot, what });
+            whats
+                .into_iter()
+                .flat_map(move |whats| whats.into_iter().zip(times).map(blow))
+        });
+        let mut blows: Vec<(usize, Blow)> = blows.collect();
+        blows.sort_by_key(|(_, blow)| blow.at);
+        blows
+    }
+
+    /// The schedule in words, one line a fault.
+    pub fn lines(&self) -> Vec<String> {
+        let name = |robot: RobotId| self.team.robots[usize::from(robot.0)].name.as_str();
+        let line = |fault: &Fault| {
+            let what = match &fault.what {
+                Kind::Kill(robot) => format!("kill -9 of {}", name(*robot)),
+                Kind::ClockStep(robot, step_s) => {
+                    format!("kill -9 of {}, back with clocks set by {step_s} s", name(*robot))
+                }
+                Kind::PowerLoss(robot) => format!("{} without power", name(*robot)),
+                Kind::Freeze(robot) => format!("{} frozen", name(*robot)),
+                Kind::Partition(robots) => {
+                    let names: Vec<&str> = robots.iter().map(|robot| name(*robot)).collect();
+                    format!("{} parted from the others", names.join(" and "))
+                }
+                Kind::PathLoss(interface, loss) => format!("wlan{interface} loses {:.0} %", loss * 100.0),
+            };
+            format!("{} to {}: {what}", Shown(fault.at), Shown(fault.until))
+        };
+        let paths = match self.team.channels().count() {
+            1 => "one interface a robot".to_owned(),
+            count => format!("{count} interfaces a robot"),
+        };
+        std::iter::once(paths).chain(self.faults.iter().map(line)).collect()
+    }
+}
+
+/// A time of a schedule, in seconds.
+struct Shown(Duration);
+
+impl fmt::Display for Shown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:.3} s", self.0.as_secs_f64())
+    }
+}
+
+fn span(rng: &mut Xoshiro256PlusPlus) -> (Duration, Duration) {
+    let length: f64 = Exp1.sample(rng);
+    let length = Duration::from_secs_f64(FAULT_MEAN.as_secs_f64() * length).clamp(FAULT_MIN, FAULT_MAX);
+    let latest = HEALED_BY.saturating_sub(length).as_nanos();
+    let at = rng.random_range(CALM.as_nanos()..=latest);
+    // Whole milliseconds, as the schedule is printed.
+    let at = Duration::from_millis(at / 1_000_000);
+    (at, at + Duration::from_millis(length.as_nanos() / 1_000_000))
+}
+
+fn kind(rng: &mut Xoshiro256PlusPlus, team: &Team, choice: u64) -> Kind {
+    let robots = team.robots.len() as u16;
+    let robot = if rng.random() {
+        team.leader
+    } else {
+        RobotId(rng.random_range(0..robots))
+    };
+    let interfaces = team.channels().count();
+    match choice % 6 {
+        0 => Kind::Kill(robot),
+        1 => Kind::Freeze(robot),
+        2 => {
+            // Neither nobody nor all: some bit of the lowest is set, and some is not.
+            let set = rng.random_range(1..(1u32 << robots.min(16)) - 1);
+            Kind::Partition(
+                (0..robots.min(16))
+                    .filter(|robot| set >> robot & 1 == 1)
+                    .map(RobotId)
+                    .collect(),
+            )
+        }
+        3 => Kind::ClockStep(robot, rng.random_range(1..=STEP_S_MAX)),
+        4 => {
+            let losses = [0.3, 0.6, 0.9, 1.0];
+            Kind::PathLoss(
+                rng.random_range(0..interfaces),
+                losses[rng.random_range(0..losses.len())],
+            )
+        }
+        _ => Kind::PowerLoss(robot),
+    }
+}
+
+/// The entry in the emulator's script.
+fn event(fault: &Fault) -> Option<Event> {
+    let (interface, change) = match &fault.what {
+        Kind::Partition(robots) => (None, Change::Partition(robots.clone())),
+        Kind::PowerLoss(robot) => (None, Change::Death(vec![*robot])),
+        Kind::PathLoss(interface, loss) => {
+            let rate = RateOverride {
+                loss: Some(*loss),
+                ..RateOverride::default()
+            };
+            let (from, to) = (None, None);
+            (Some(*interface), Change::Link { from, to, rate })
+        }
+        Kind::Kill(_) | Kind::ClockStep(..) | Kind::Freeze(_) => return None,
+    };
+    Some(Event {
+        at: fault.at,
+        until: Some(fault.until),
+        interface,
+        change,
+    })
+}
+
+/// The program with its clocks since boot so much further, and told that its Unix clock was as far ahead.
+fn with_clock(program: &[OsString], step_s: u32) -> Vec<OsString> {
+    let step = step_s.to_string();
+    let namespace = ["unshare", "--time", "--monotonic", &step, "--boottime", &step, "--"].map(OsString::from);
+    let told = ["--clock-was-ahead".into(), format!("{step_s}s").into()];
+    [&namespace, program, &told].concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+    use std::path::Path;
+
+    fn team() -> Team {
+        let text = "[[robot]]\nname = \"a\"\nleader = true\n[[robot]]\nname = \"b\"\n[[robot]]\nname = \"c\"\n\
+                    [[interface]]\nchannel = 149\n";
+        coorp_team::parse(text, "t.toml", Path::new("")).unwrap()
+    }
+
+    #[test]
+    fn a_seed_has_one_schedule_and_others_have_others() {
+        assert_eq!(Schedule::draw(&team(), 7), Schedule::draw(&team(), 7));
+        let all: BTreeSet<Vec<String>> = (0..50).map(|seed| Schedule::draw(&team(), seed).lines()).collect();
+        assert_eq!(all.len(), 50);
+    }
+
+    #[test]
+    fn all_kinds_come_and_every_schedule_can_be_run() {
+        let mut kinds = BTreeSet::new();
+        for seed in 0..300 {
+            let schedule = Schedule::draw(&team(), seed);
+            assert!(!schedule.faults.is_empty());
+            for (place, fault) in schedule.faults.iter().enumerate() {
+                kinds.insert(format!("{:?}", fault.what).split(['(', ' ']).next().unwrap().to_owned());
+                assert!(
+                    CALM <= fault.at && fault.at < fault.until && fault.until <= HEALED_BY,
+                    "{fault:?}"
+                );
+                let others = &schedule.faults[place + 1..];
+                let clash = |other: &&Fault| other.what.robot() == fault.what.robot() && other.at <= fault.until;
+                let clashes = others.iter().find(clash).filter(|_| fault.what.robot().is_some());
+                assert_eq!(clashes, None, "seed {seed}: {fault:?}");
+            }
+            let blows = schedule.blows(&["coorp".into()]);
+            assert!(blows.windows(2).all(|pair| pair[0].1.at <= pair[1].1.at));
+            assert_eq!(schedule.team.channels().count(), if seed % 3 == 0 { 1 } else { 2 });
+        }
+        assert_eq!(kinds.len(), 6, "{kinds:?}");
+    }
+
+    #[test]
+    fn a_set_clock_is_another_command() {
+        let program = with_clock(&["coorp".into(), "x".into()], 5);
+        let words: Vec<&str> = program.iter().map(|word| word.to_str().unwrap()).collect();
+        let wanted = "unshare --time --monotonic 5 --boottime 5 -- coorp x --clock-was-ahead 5s";
+        assert_eq!(words.join(" "), wanted);
+    }
+}
