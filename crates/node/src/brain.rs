@@ -234,18 +234,23 @@ impl Brain {
         may_send && !given_back
     }
 
-    /// A robot's process has ended, as its kernel says by closing its links. A link that merely fell silent is given up
-    /// only long after the robot's lease has ended, so that to end it again does no harm.
-    pub fn on_gone(&mut self, robot: RobotId, now: Instant) {
-        if let Some(coordinator) = &mut self.coordinator {
-            coordinator.on_gone(robot, now);
-        }
+    /// A robot's links are gone. That does not say that its process has ended: a link breaks for many reasons, and who
+    /// holds a permit may go on without it until its lease ends.
+    pub fn on_gone(&mut self, robot: RobotId) {
         if let Some(planner) = &mut self.planner {
             for topic in 0..TOPICS_MAX {
                 planner.remove_flow(shared(robot, topic));
                 planner.remove_flow(loop_end(robot, topic));
                 self.ends.remove(&loop_end(robot, topic));
             }
+        }
+        self.gather();
+    }
+
+    /// A robot's process had surely ended at some time after `since`: what it held then is free.
+    pub fn on_dead(&mut self, robot: RobotId, since: Instant, now: Instant) {
+        if let Some(coordinator) = &mut self.coordinator {
+            coordinator.on_gone(robot, since, now);
         }
         self.gather();
     }
@@ -874,7 +879,7 @@ mod tests {
         run(&mut brain, at(160));
         assert!(brain.may_pass(0, 0, at(160)));
         brain.on_models(RobotId(0), &[(3, model)], Duration::ZERO, at(161));
-        brain.on_gone(RobotId(0), at(162));
+        brain.on_gone(RobotId(0));
         run(&mut brain, at(200));
         assert!(brain.may_pass(0, 0, at(200)), "who is gone sends nothing");
     }
@@ -1000,6 +1005,38 @@ mod tests {
         assert_eq!(all, [1, 1]);
         brain.remove_flow(flow);
         assert_eq!(told(run(&mut brain, at(9_000))), [0]);
+    }
+
+    /// A link that broke once freed the permit of a holder that went on sending.
+    #[test]
+    fn a_permit_outlives_its_holders_link_and_not_its_process() {
+        let text = "[[robot]]\nname = \"a\"\nleader = true\n[[robot]]\nname = \"b\"\n";
+        let team = coorp_team::parse(text, "t.toml", Path::new("")).unwrap();
+        let policy = Policy::named("coorp").unwrap();
+        let mut brain = Brain::new(&team, &policy, RobotId(0), 1, at(0)).unwrap();
+        let leads = run(&mut brain, at(900));
+        let beat = leads.iter().find_map(|action| match action {
+            Action::TellAll(Message::Beat { epoch, .. }) => Some(*epoch),
+            _ => None,
+        });
+        let epoch = beat.unwrap();
+        let ask = |brain: &mut Brain, request, now| {
+            let message = permits::Message::Request {
+                robot: RobotId(1),
+                request: permits::RequestId(request),
+                sent_at: now,
+            };
+            brain.on_said(RobotId(1), Message::Permit { epoch, message }, now);
+        };
+        ask(&mut brain, 1, at(900));
+        assert_eq!(brain.granted().0, [RobotId(1)]);
+        brain.on_gone(RobotId(1));
+        assert_eq!(brain.granted().0, [RobotId(1)], "its link alone is gone");
+        ask(&mut brain, 2, at(910));
+        brain.on_dead(RobotId(1), at(905), at(911));
+        assert_eq!(brain.granted().0, [RobotId(1)], "it has started anew since");
+        brain.on_dead(RobotId(1), at(911), at(912));
+        assert_eq!(brain.granted().0, []);
     }
 
     #[test]

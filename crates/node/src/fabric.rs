@@ -33,7 +33,7 @@ pub(crate) const TOS_VOICE: u8 = 48 << 2;
 /// Where robots without addresses are looked for: Zenoh's own group, on ports of the team's.
 const SCOUTING_GROUP: &str = "224.0.0.224";
 /// Places of the ports from a robot's first one on. Coordination has one a path, TCP; bulk's is UDP.
-const PORTS_COORDINATION: [u16; 4] = [0, 1, 6, 7];
+pub(crate) const PORTS_COORDINATION: [u16; 4] = [0, 1, 6, 7];
 pub(crate) const PORT_BULK: u16 = 1;
 /// Control has one a path, UDP.
 pub(crate) const PORT_CONTROL: u16 = 2;

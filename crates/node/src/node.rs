@@ -4,6 +4,7 @@
 //! brain wants done, so that the order of its wishes is the order on the wire. The lock is never held while something is
 //! sent.
 
+mod dead;
 mod drive;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -131,12 +131,12 @@ impl Coordinator {
         self.settle(now);
     }
 
-    /// The process of `robot` has surely ended, so it transmits nothing: what it held or waited for is free. A link that
-    /// broke is no such proof, and then the lease must end it.
-    pub fn on_gone(&mut self, robot: RobotId, now: Instant) {
+    /// The process of `robot` had surely ended at some time after `since`, so it transmits nothing: what it held or waited
+    /// for then is free. A link that broke is no such proof, and then the lease must end it.
+    pub fn on_gone(&mut self, robot: RobotId, since: Instant, now: Instant) {
         self.enter(now);
         if let Some((_, controller)) = &mut self.controller {
-            controller.on_gone(robot, now);
+            controller.on_gone(robot, since, now);
         }
         self.settle(now);
     }

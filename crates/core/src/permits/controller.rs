@@ -94,10 +94,12 @@ impl Controller {
         self.assert_invariants();
     }
 
-    /// `robot` has surely stopped, so what it held or waited for is free at once.
-    pub fn on_gone(&mut self, robot: RobotId, now: Instant) {
-        self.holders.retain(|h| h.robot != robot);
-        self.queue.retain(|w| w.robot != robot);
+    /// `robot` had surely stopped at some time after `since`, so what it held or waited for then is free at once. What
+    /// was heard of it later is of a new start.
+    pub fn on_gone(&mut self, robot: RobotId, since: Instant, now: Instant) {
+        self.follow_clock(now);
+        self.holders.retain(|h| h.robot != robot || h.heard_at > since);
+        self.queue.retain(|w| w.robot != robot || w.heard_at > since);
         self.on_deadline(now);
     }
 

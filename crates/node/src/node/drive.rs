@@ -17,7 +17,7 @@ use zenoh::query::{ConsolidationMode, Query, Reply};
 use zenoh::sample::{Sample, SampleKind};
 use zenoh::Wait;
 
-use super::{fabric_failed, lock, Answer, Inner};
+use super::{dead, fabric_failed, lock, Answer, Inner};
 use crate::brain::Action;
 use crate::fabric::MESSAGE_BYTES_MAX;
 use crate::wire::{self, Frame, Parcel, TimeQuery, TimeReply};
@@ -266,12 +266,14 @@ impl Inner {
             self.hear(self.keys.models("*"), Inner::on_models)?;
         }
         self.hear(self.keys.fleet("*", name, "*"), Inner::on_fleet)?;
-        self.hear_tokens(&self.keys.hears("*", "*", "*"), Inner::on_hears)?;
-        self.hear_tokens(&self.keys.gathers("*", "*", "*", "*"), Inner::on_gathers)?;
+        self.hear_tokens(&self.keys.hears("*", "*", "*"), |inner, sample| inner.on_hears(sample))?;
+        self.hear_tokens(&self.keys.gathers("*", "*", "*", "*"), |inner, sample| {
+            inner.on_gathers(sample)
+        })?;
         self.hear_tokens(&self.keys.alive("*", "*"), Inner::on_token)
     }
 
-    fn hear_tokens(self: &Arc<Self>, key: &str, take: fn(&Inner, &Sample)) -> Result<(), Error> {
+    fn hear_tokens(self: &Arc<Self>, key: &str, take: fn(&Arc<Inner>, &Sample)) -> Result<(), Error> {
         for session in &self.coordination {
             let inner = Arc::downgrade(self);
             let tokens = session.liveliness().declare_subscriber(key.to_owned());
@@ -450,7 +452,7 @@ impl Inner {
         u64::from(self.me.0) << 32 | u64::from(self.incarnation)
     }
 
-    fn on_token(&self, sample: &Sample) {
+    fn on_token(self: &Arc<Self>, sample: &Sample) {
         let key = sample.key_expr().as_str();
         let robot = self.keys.part(key, 1).and_then(|name| self.team.robot_named(name));
         let (Some(robot), Some(session)) = (robot, self.keys.part(key, 2)) else {
@@ -479,7 +481,8 @@ impl Inner {
                 if sessions.is_empty() {
                     drop(alive);
                     lock(&self.hearing).on_gone(robot, self.now());
-                    self.tell(|brain, now| brain.on_gone(robot, now));
+                    self.tell(|brain, _| brain.on_gone(robot));
+                    dead::find_out(self, robot);
                     self.gatherings.on_gone(self, robot);
                     let queries = lock(&self.asking).remove(&robot).unwrap_or_default();
                     queries

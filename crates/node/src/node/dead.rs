@@ -1,0 +1,50 @@
+//! Whether a robot whose links are gone has died, asked of its kernel.
+//!
+//! The fabric's tokens end with a link, and links break for many reasons: a robot may live, hold a permit and send. But
+//! where a process has ended its kernel refuses connections to its ports, and one that is frozen, cut off or merely slow
+//! does not answer or is connected. So a refusal frees a dead robot's permit at once, and for all else there is the
+//! lease. Left out: robots without known addresses, whose permits always end with their lease.
+//!
+//! It takes the ports of robots to be open to their team, as they have to be: a firewall that refuses for a robot that
+//! lives would speak for its kernel.
+
+use std::io::ErrorKind;
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::time::Duration;
+
+use coorp_core::RobotId;
+
+use super::Inner;
+use crate::fabric::PORTS_COORDINATION;
+
+/// No answer comes after so long: no permit lasts much longer anyway.
+const ANSWER_MAX: Duration = Duration::from_millis(200);
+
+/// Finds out, in a thread that ends soon, and frees the robot's permit where it has died.
+pub(super) fn find_out(inner: &Arc<Inner>, robot: RobotId) {
+    let Some(about) = inner.team.robots.get(usize::from(robot.0)) else {
+        return;
+    };
+    let port = inner.team.port(robot);
+    let places = about.addresses.iter().zip(PORTS_COORDINATION);
+    let places: Vec<SocketAddr> = places
+        .map(|(address, place)| SocketAddr::new(*address, port.saturating_add(place)))
+        .collect();
+    let inner = Arc::downgrade(inner);
+    let ask = move || {
+        for place in places {
+            let Some(since) = inner.upgrade().map(|inner| inner.now()) else {
+                return;
+            };
+            let refused = TcpStream::connect_timeout(&place, ANSWER_MAX)
+                .is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused);
+            if let Some(inner) = inner.upgrade().filter(|_| refused) {
+                return inner.tell(|brain, now| brain.on_dead(robot, since, now));
+            }
+        }
+    };
+    if let Err(error) = std::thread::Builder::new().name("coorp-dead".to_owned()).spawn(ask) {
+        tracing::debug!("cannot ask whether a robot has died: {error}");
+    }
+}
