@@ -21,6 +21,7 @@ mod paths;
 mod quic;
 pub mod recording;
 mod reporters;
+mod resets;
 pub mod status;
 pub mod watch;
 pub mod wire;

@@ -64,6 +64,11 @@ impl Credentials {
         })
     }
 
+    /// What the endpoints of all starts of this robot have in common.
+    pub fn endpoint(&self) -> quinn::EndpointConfig {
+        crate::resets::endpoint(self.key.secret_der())
+    }
+
     /// How connections are taken for a protocol: from whoever is let in.
     pub fn server(&self, protocol: &[u8]) -> Result<quinn::ServerConfig, Error> {
         let verifier = match &self.roots {

@@ -31,7 +31,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use coorp_core::RobotId;
-use quinn::{Endpoint, EndpointConfig};
+use quinn::Endpoint;
 use tokio::sync::{mpsc, oneshot, Notify};
 
 pub(crate) use self::inbox::replace;
@@ -263,7 +263,7 @@ impl Lane {
         let quic = Arc::new(quinn::TokioRuntime);
         // Receiving has a socket of its own: what goes back to a sender needs no permit.
         let receiver = Endpoint::new(
-            EndpointConfig::default(),
+            credentials.endpoint(),
             Some(transport::server(credentials)?),
             bind(
                 "bulk",
@@ -277,7 +277,7 @@ impl Lane {
         let gatekeeper: Weak<Inner> = Arc::downgrade(node);
         let socket = GatedSocket::new(socket, path, gatekeeper).map_err(|error| failed("set up the socket", error))?;
         let client = transport::client(credentials, PermittedCubicConfig(Arc::downgrade(&socket)))?;
-        let sender = Endpoint::new_with_abstract_socket(EndpointConfig::default(), None, socket.clone(), quic);
+        let sender = Endpoint::new_with_abstract_socket(credentials.endpoint(), None, socket.clone(), quic);
         Ok(Lane {
             sender: Mutex::new(Some(sender.map_err(|error| failed("open QUIC", error))?)),
             client,

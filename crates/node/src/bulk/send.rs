@@ -26,8 +26,8 @@ const RETRY: Duration = Duration::from_millis(200);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// Between two looks at whether a path is still there.
 const LOOK_AT_PATH_EVERY: Duration = Duration::from_millis(20);
-/// How long a connection may take to come about.
-const CONNECT_MAX: Duration = Duration::from_secs(3);
+/// How long a connection may take to come about. A new try begins again with short waits for an answer.
+const CONNECT_MAX: Duration = Duration::from_secs(2);
 /// A message that arrives garbled so often has failed.
 const GARBLED_MAX: u32 = 3;
 /// Given to QUIC at once.

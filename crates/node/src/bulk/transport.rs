@@ -12,6 +12,9 @@ use crate::Error;
 const PROTOCOL: &[u8] = b"coorp-bulk/1";
 /// An end that says nothing for so long is gone.
 const IDLE_MS: u32 = 3_000;
+/// What a round trip is taken for before one was measured: a few of what WiFi takes when it is busy. A handshake that
+/// meets a path that is cut off is repeated after three of them, then after twice as long and so on.
+const ROUND_TRIP_FIRST: Duration = Duration::from_millis(50);
 /// The receiver speaks up this often: a sender without a permit may not.
 const KEEP_ALIVE: Duration = Duration::from_millis(500);
 /// A datagram that nothing follows is acknowledged after so long.
@@ -50,6 +53,7 @@ fn transport() -> TransportConfig {
     let mut transport = TransportConfig::default();
     transport
         .max_idle_timeout(Some(IdleTimeout::from(VarInt::from_u32(IDLE_MS))))
+        .initial_rtt(ROUND_TRIP_FIRST)
         .max_concurrent_uni_streams(VarInt::from_u32(0))
         .stream_receive_window(VarInt::from_u32(WINDOW_BYTES))
         .receive_window(VarInt::from_u32(WINDOW_BYTES))
