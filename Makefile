@@ -12,6 +12,7 @@ STUDIES = $(sort $(wildcard studies/*.py) $(wildcard studies/*/run.py))
 
 DEMO_DURATION ?= 600s
 FAULT_SEEDS ?= 1000
+LIVE_FAULT_SEEDS ?= 200
 
 export COORP
 
@@ -20,7 +21,7 @@ export COORP
 help:
 	@echo "make demo     build, simulate the papers' testbed, leave report.html"
 	@echo "make package  install the Python package and what it needs into $(VENV)"
-	@echo "make test     all tests, the studies in quick form, $(FAULT_SEEDS) fault runs"
+	@echo "make test     all tests, the studies in quick form, $(FAULT_SEEDS) fault runs and $(LIVE_FAULT_SEEDS) live"
 	@echo "make lab      the tests on a real WiFi stack, in a virtual machine; a part of make test"
 	@echo "make studies  the studies in full (long)"
 	@echo "make lint     rustfmt, clippy, ruff, pyright, node's syntax check"
@@ -42,6 +43,10 @@ test: package build
 	cargo test --workspace --locked
 	$(PYTHON) -m pytest -q
 	$(COORP) sim examples/faults.toml --faults --seeds $(FAULT_SEEDS) --policy edca+global,coorp-paper,coorp --duration 15s
+	@if [ "$$(id -u)" = 0 ] && [ -e /dev/net/tun ]; then \
+		echo "== $(LIVE_FAULT_SEEDS) live fault runs"; \
+		$(COORP) emu examples/faults-live.toml --faults --seeds $(LIVE_FAULT_SEEDS); \
+	else echo "SKIPPED live fault runs: no root or no /dev/net/tun"; fi
 	@set -e; for study in $(STUDIES); do echo "== $$study --quick"; $(PYTHON) $$study --quick; done
 
 lab:

@@ -43,8 +43,6 @@ const STOP_AFTER: Duration = Duration::from_millis(300);
 const STAY_AFTER: Duration = Duration::from_millis(1_100);
 /// What was begun has so long to get through beside the wait for a permit.
 const THROUGH_MAX: Duration = Duration::from_secs(3);
-/// A machine on which a robot's process stands still for longer is too slow for rules about time.
-const STOOD_STILL_MAX_MS: f64 = 150.0;
 /// Bulk datagrams are longer than this.
 const SMALL_BYTES: usize = 256;
 /// Bulk's port, from a robot's first one on.
@@ -180,7 +178,7 @@ fn one(file: &Path, team: &Team, seed: u64, folders: &Folders) -> Result<Outcome
             what: format!("{}: the program {}", robot.name, robot.program),
         });
     }
-    let kept_up = report.kept_up && figures.stood_still_ms <= STOOD_STILL_MAX_MS;
+    let kept_up = report.kept_up && figures.kept_up();
     rules_broken.retain(|broken| kept_up || broken.always_counts());
     Ok(Outcome {
         seed,

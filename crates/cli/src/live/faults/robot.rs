@@ -35,9 +35,9 @@ const GAP_MIN_NS: u64 = 20_000_000;
 const LOOKS_A_LEADER: u32 = 20;
 const WAIT: Time = Time::from_millis(10);
 /// Sizes of bulk messages.
-const BULK_MEAN: f64 = 400e3;
+const BULK_MEAN: f64 = 300e3;
 const BULK_MIN: f64 = 20e3;
-const BULK_MAX: f64 = 1_500e3;
+const BULK_MAX: f64 = 1_200e3;
 /// By how much an incarnation is further after a second by a clock.
 const INCARNATIONS_A_SECOND: f64 = 4.0;
 

@@ -32,6 +32,11 @@ use super::schedule::{Fault, Kind};
 pub const RESUME_MAX: Duration = Duration::from_secs(1);
 /// Of all frames lost, from which on a channel stands between robots.
 const LOST: f64 = 0.9;
+/// A machine is too slow for rules about time on which a robot's process stands still for longer than this, or for a
+/// larger share of its time in pieces above 20 ms, or is not up so long before the first fault.
+const STOOD_STILL_MAX_MS: f64 = 150.0;
+const STOOD_STILL_SHARE_MAX: f64 = 0.1;
+const UP_MAX_MS: f64 = 1_200.0;
 /// Datagrams that go to the kernel at once at most.
 const CAUGHT_MAX: usize = 8;
 /// The way of a message about permits over the air, with what is lost repeated.
@@ -119,8 +124,21 @@ pub struct Figures {
     /// Bulk datagrams, and those that a stop had caught on their way.
     pub datagrams: usize,
     pub caught: usize,
-    /// The longest that a robot's process that was not frozen stood still, milliseconds.
+    /// When the last robot was up for the first time, milliseconds.
+    pub up_ms: f64,
+    /// The longest that a robot's process that was not frozen stood still, milliseconds, and the largest share of its time
+    /// that one did.
     pub stood_still_ms: f64,
+    pub stood_still_share: f64,
+}
+
+impl Figures {
+    /// Whether robots had the machine's time when they wanted it, and were up when the first fault came.
+    pub fn kept_up(&self) -> bool {
+        self.stood_still_ms <= STOOD_STILL_MAX_MS
+            && self.stood_still_share <= STOOD_STILL_SHARE_MAX
+            && self.up_ms <= UP_MAX_MS
+    }
 }
 
 struct Judge<'s> {
@@ -374,16 +392,29 @@ impl Judge<'_> {
     }
 
     fn machine(&mut self) {
-        for (robot, lives) in (0u16..).zip(&self.seen.lives) {
+        let seen = self.seen;
+        for (robot, lives) in (0u16..).zip(&seen.lives) {
+            let mut still = 0;
             for line in lines(lives) {
                 let Line::Gap { from, to } = line else { continue };
-                let frozen = self.seen.faults.iter().any(|(fault, span)| {
+                let frozen = seen.faults.iter().any(|(fault, span)| {
                     fault.what == Kind::Freeze(RobotId(robot)) && span.0 <= *to && *from <= span.1
                 });
                 if !frozen {
+                    still += to - from;
                     self.figures.stood_still_ms = self.figures.stood_still_ms.max(ms(to - from));
                 }
             }
+            let share = still as f64 / seen.end.saturating_sub(seen.origin).max(1) as f64;
+            self.figures.stood_still_share = self.figures.stood_still_share.max(share);
+            let up = lives.first().and_then(|life| {
+                life.lines.iter().find_map(|line| match line {
+                    Line::Up { at } => Some(*at),
+                    _ => None,
+                })
+            });
+            let up = up.unwrap_or(seen.end).saturating_sub(seen.origin);
+            self.figures.up_ms = self.figures.up_ms.max(ms(up));
         }
     }
 }
@@ -448,3 +479,6 @@ fn both(one: &[Span], other: &[Span]) -> Vec<Span> {
         .flat_map(|a| other.iter().map(move |b| (a.0.max(b.0), a.1.min(b.1))));
     pairs.filter(|(from, to)| from < to).collect()
 }
+
+#[cfg(test)]
+mod tests;
