@@ -6,7 +6,9 @@
 //! own. So one entry a sender tells whether a message was delivered: its lineage, and a number not below its own.
 //!
 //! A message becomes whole in this order: its hash is right, its bytes are on the disk, it is renamed into `whole/`,
-//! `delivered` says so, the sender is told. A crash between any two of these is mended by the sender's asking again.
+//! `delivered` says so, the sender is told. A crash between any two of these is mended by the sender's asking again, but for
+//! one between the renaming and `delivered`: the message would be handed out at the next start, and asked for again too. So
+//! that start puts `delivered` right first ([`Inbox::mend`]), by `part.head`, which still says what was on its way.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -36,7 +38,7 @@ pub(crate) enum Offer {
 #[derive(Debug)]
 pub(crate) struct Part {
     begin: Begin,
-    folder: PathBuf,
+    inbox: Inbox,
     file: File,
     hasher: blake3::Hasher,
     length: u64,
@@ -66,6 +68,38 @@ impl Inbox {
         Ok(Inbox { folder })
     }
 
+    /// To be called at a start, before a message is handed out: one that is whole is delivered, whether the start before
+    /// came to write that down or not.
+    pub fn mend(&self) -> io::Result<()> {
+        let known = fs::read(self.folder.join("part.head")).unwrap_or_default();
+        let Ok(begin) = wire::decode::<Begin>(&known) else {
+            return Ok(());
+        };
+        if !self.is_delivered(&begin) && self.place_of(&begin).is_file() {
+            replace(&self.folder, "delivered", &known)?;
+        }
+        Ok(())
+    }
+
+    fn is_delivered(&self, begin: &Begin) -> bool {
+        let delivered = fs::read(self.folder.join("delivered")).unwrap_or_default();
+        let delivered = wire::decode::<Begin>(&delivered);
+        delivered.is_ok_and(|known| known.lineage == begin.lineage && known.sequence >= begin.sequence)
+    }
+
+    /// Where a message stands once it is whole.
+    fn place_of(&self, begin: &Begin) -> PathBuf {
+        let Begin {
+            lineage,
+            sequence,
+            name,
+            ..
+        } = begin;
+        self.folder
+            .join("whole")
+            .join(format!("{lineage:016x}+{sequence:016x}+{name}"))
+    }
+
     /// Messages that are whole and not taken, in the order of their coming.
     pub fn whole(&self) -> io::Result<Vec<Whole>> {
         let mut found = Vec::new();
@@ -90,9 +124,7 @@ impl Inbox {
 
     /// A sender offers a message: what is here of it already, with its hash worked out from the disk.
     pub fn offer(&self, begin: &Begin) -> io::Result<Offer> {
-        let delivered = fs::read(self.folder.join("delivered")).unwrap_or_default();
-        let delivered = wire::decode::<Begin>(&delivered).ok();
-        if delivered.is_some_and(|known| known.lineage == begin.lineage && known.sequence >= begin.sequence) {
+        if self.is_delivered(begin) {
             return Ok(Offer::Delivered);
         }
         if self.whole()?.len() >= WHOLE_MAX {
@@ -125,7 +157,7 @@ impl Inbox {
         }
         let mut part = Part {
             begin: begin.clone(),
-            folder: self.folder.clone(),
+            inbox: self.clone(),
             file,
             hasher,
             length,
@@ -194,23 +226,13 @@ impl Part {
             return Ok(None);
         }
         self.file.sync_all()?;
-        let Begin {
-            lineage,
-            sequence,
-            name,
-            length,
-            ..
-        } = &self.begin;
-        let path = self
-            .folder
-            .join("whole")
-            .join(format!("{lineage:016x}+{sequence:016x}+{name}"));
-        fs::rename(self.folder.join("part"), &path)?;
-        File::open(self.folder.join("whole"))?.sync_all()?;
-        replace(&self.folder, "delivered", &wire::encode(&self.begin))?;
+        let (folder, path) = (&self.inbox.folder, self.inbox.place_of(&self.begin));
+        fs::rename(folder.join("part"), &path)?;
+        File::open(folder.join("whole"))?.sync_all()?;
+        replace(folder, "delivered", &wire::encode(&self.begin))?;
         Ok(Some(Whole {
-            name: name.clone(),
-            length: *length,
+            name: self.begin.name.clone(),
+            length: self.begin.length,
             path,
         }))
     }
@@ -286,6 +308,27 @@ mod tests {
             ..begin(0, &bytes)
         };
         assert_eq!(part(&inbox, &other).length(), 0, "of a sender that started anew");
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    /// A process that was killed between the two delivered the message twice.
+    #[test]
+    fn what_is_whole_is_delivered_though_a_crash_came_before_that_was_written_down() {
+        let (folder, bytes) = (scratch("between"), b"0123456789".to_vec());
+        let inbox = Inbox::open(&folder, "one").unwrap();
+        let mut whole = part(&inbox, &begin(1, &bytes));
+        whole.append(&bytes).unwrap();
+        let whole = whole.finish().unwrap().unwrap();
+        fs::remove_file(folder.join("one/delivered")).unwrap();
+        let inbox = Inbox::open(&folder, "one").unwrap();
+        inbox.mend().unwrap();
+        // Whoever takes it takes it off the disk before the sender asks again.
+        fs::remove_file(&whole.path).unwrap();
+        assert!(matches!(inbox.offer(&begin(1, &bytes)).unwrap(), Offer::Delivered));
+        // What is not whole is none the more delivered.
+        part(&inbox, &begin(2, &bytes)).append(&bytes[..4]).unwrap();
+        inbox.mend().unwrap();
+        assert_eq!(part(&inbox, &begin(2, &bytes)).length(), 4);
         fs::remove_dir_all(folder).unwrap();
     }
 

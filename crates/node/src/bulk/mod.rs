@@ -147,7 +147,9 @@ impl Bulk {
     fn take_up(&self, node: &Inner) -> io::Result<()> {
         for (id, robot) in (0u16..).map(RobotId).zip(&node.team.robots) {
             if self.state.join(&robot.name).is_dir() {
-                for whole in Inbox::open(&self.state, &robot.name)?.whole()? {
+                let inbox = Inbox::open(&self.state, &robot.name)?;
+                inbox.mend()?;
+                for whole in inbox.whole()? {
                     lock(&self.delivered).push_back(BulkMessage::new(id, whole));
                 }
             }

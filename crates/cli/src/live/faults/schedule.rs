@@ -2,8 +2,8 @@
 //!
 //! After [`CALM`] faults begin and end until [`HEALED_BY`]; from then on nothing goes wrong and all must come back. The
 //! first fault's kind goes round with the seed, so that a few seeds have them all; the leader is struck as often as all
-//! others together. A robot has one fault of its own at a time; those of the air overlap with all. Every third seed goes
-//! without the robots' further interfaces.
+//! others together. A robot has one fault of its own at a time; those of the air overlap with all. A third of the seeds
+//! go without the robots' further interfaces.
 //!
 //! A step of the clock is that of a robot which starts anew: its monotonic clock is elsewhere (a time namespace), and its
 //! disk says that its Unix clock was ahead when it last started. What a robot that runs would see of a step it does not
@@ -23,13 +23,15 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 pub const CALM: Duration = Duration::from_millis(1_500);
 /// The last fault is over by then.
 pub const HEALED_BY: Duration = Duration::from_millis(3_600);
+/// Kinds of faults.
+const KINDS: u64 = 6;
 /// Faults of a run: one to so many.
 const FAULTS_MAX: usize = 4;
 const FAULT_MIN: Duration = Duration::from_millis(50);
 const FAULT_MAX: Duration = Duration::from_millis(1_400);
 const FAULT_MEAN: Duration = Duration::from_millis(450);
-/// By how much a clock is set, seconds.
-const STEP_S_MAX: u32 = 100_000;
+/// By how much a clock is set, seconds: a day is the longest time that a command takes.
+const STEP_S_MAX: u32 = 86_400;
 
 /// One fault.
 #[derive(Clone, Debug, PartialEq)]
@@ -84,7 +86,7 @@ impl Schedule {
     pub fn draw(team: &Team, seed: u64) -> Schedule {
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed ^ 0x006c_6976_6566_6175);
         let mut team = team.clone();
-        if seed % 3 == 0 {
+        if seed / KINDS % 3 == 0 {
             team.interfaces.clear();
         }
         let count = rng.random_range(1..=FAULTS_MAX);
@@ -190,7 +192,7 @@ fn kind(rng: &mut Xoshiro256PlusPlus, team: &Team, choice: u64) -> Kind {
         RobotId(rng.random_range(0..robots))
     };
     let interfaces = team.channels().count();
-    match choice % 6 {
+    match choice % KINDS {
         0 => Kind::Kill(robot),
         1 => Kind::Freeze(robot),
         2 => {
@@ -284,7 +286,7 @@ mod tests {
             }
             let blows = schedule.blows(&["coorp".into()]);
             assert!(blows.windows(2).all(|pair| pair[0].1.at <= pair[1].1.at));
-            assert_eq!(schedule.team.channels().count(), if seed % 3 == 0 { 1 } else { 2 });
+            assert_eq!(schedule.team.channels().count(), if seed / 6 % 3 == 0 { 1 } else { 2 });
         }
         assert_eq!(kinds.len(), 6, "{kinds:?}");
     }
