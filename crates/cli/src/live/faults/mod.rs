@@ -41,8 +41,8 @@ const POLICY: &str = "coorp";
 const STOP_AFTER: Duration = Duration::from_millis(300);
 /// Control is looked at until so long after it.
 const STAY_AFTER: Duration = Duration::from_millis(1_100);
-/// What was begun has so long to get through beside the wait for a permit.
-const THROUGH_MAX: Duration = Duration::from_secs(3);
+/// What was begun has so long to get through beside the wait for a permit: 3 MB at most, at what short permits let through.
+const THROUGH_MAX: Duration = Duration::from_secs(5);
 /// Bulk datagrams are longer than this.
 const SMALL_BYTES: usize = 256;
 /// Bulk's port, from a robot's first one on.

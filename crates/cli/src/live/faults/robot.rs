@@ -35,9 +35,9 @@ const GAP_MIN_NS: u64 = 20_000_000;
 const LOOKS_A_LEADER: u32 = 20;
 const WAIT: Time = Time::from_millis(10);
 /// Sizes of bulk messages.
-const BULK_MEAN: f64 = 300e3;
+const BULK_MEAN: f64 = 250e3;
 const BULK_MIN: f64 = 20e3;
-const BULK_MAX: f64 = 1_200e3;
+const BULK_MAX: f64 = 1_000e3;
 /// By how much an incarnation is further after a second by a clock.
 const INCARNATIONS_A_SECOND: f64 = 4.0;
 
@@ -137,15 +137,7 @@ impl Robot {
             scope.spawn(|| or_end(self.publish()));
             scope.spawn(|| or_end(self.hear()));
             scope.spawn(|| or_end(self.take(&taken)));
-            let senders = [true, false].map(|to_leader| scope.spawn(move || or_end(self.send(to_leader))));
-            for sender in senders {
-                // A panic was told of where it happened.
-                or_end(
-                    sender
-                        .join()
-                        .map_err(|_| Failure::Found("failed: a thread panicked".to_owned())),
-                );
-            }
+            or_end(self.send());
             while self.clock.now_ns() < stay {
                 thread::sleep(WAIT);
             }
@@ -244,9 +236,9 @@ impl Robot {
         Ok(())
     }
 
-    /// Sends one message after the other, to whoever leads or to the others.
-    fn send(&self, to_leader: bool) -> Result<(), Failure> {
-        let stream = u64::from(self.me.0) << 40 | u64::from(self.record.start) << 8 | u64::from(to_leader);
+    /// Sends one message after the other, every other one to whoever leads.
+    fn send(&self) -> Result<(), Failure> {
+        let stream = u64::from(self.me.0) << 32 | u64::from(self.record.start);
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(self.seed ^ stream << 16);
         let robots = self.team.robots.len() as u16;
         for number in 0u32.. {
@@ -258,22 +250,14 @@ impl Robot {
             let mut bytes = vec![0; size];
             rng.fill_bytes(&mut bytes);
             let other = RobotId((self.me.0 + rng.random_range(1..robots)) % robots);
-            let other_name = &self.team.robots[usize::from(other.0)].name;
-            let kind = if to_leader { "l" } else { "o" };
-            let name = format!("{}-{kind}-{number}", self.record.start);
-            let leads = self.node.status().leads;
-            let (to, to_name) = if to_leader && !leads {
-                (None, "leader")
-            } else {
-                (Some(other.0), other_name.as_str())
-            };
-            let mut stream = match self.node.bulk_stream(to_name, &name) {
-                // It leads since just now, or as far as is known.
-                Err(_) if to.is_none() => {
-                    thread::sleep(WAIT);
-                    continue;
-                }
-                stream => stream?,
+            let other = (Some(other.0), self.team.robots[usize::from(other.0)].name.as_str());
+            // One that leads has nobody to call so; it may come to lead at any moment.
+            let to_leader = number % 2 == 0 && !self.node.status().leads;
+            let (to, to_name) = if to_leader { (None, "leader") } else { other };
+            let name = format!("{}-{number}", self.record.start);
+            let (to, mut stream) = match self.node.bulk_stream(to_name, &name) {
+                Err(_) if to_leader => (other.0, self.node.bulk_stream(other.1, &name)?),
+                stream => (to, stream?),
             };
             stream.write(&bytes);
             let hash = blake3::hash(&bytes).to_hex().to_string();
