@@ -28,8 +28,7 @@ use coorp_core::paths::PathId;
 use coorp_core::RobotId;
 use quinn::congestion::{Controller, ControllerFactory};
 use quinn::{
-    AckFrequencyConfig, Connection, Endpoint, EndpointConfig, IdleTimeout, SendDatagramError, SendStream,
-    TransportConfig, VarInt,
+    AckFrequencyConfig, Connection, Endpoint, IdleTimeout, SendDatagramError, SendStream, TransportConfig, VarInt,
 };
 
 pub(crate) use self::hearing::Hearing;
@@ -151,7 +150,7 @@ impl Links {
             )?;
             let socket = MarkedSocket::new(socket).map_err(|error| failed("set up a socket", error))?;
             let endpoint = Endpoint::new_with_abstract_socket(
-                EndpointConfig::default(),
+                credentials.endpoint(),
                 Some(server.clone()),
                 socket,
                 Arc::new(quinn::TokioRuntime),
