@@ -52,7 +52,8 @@ const LINK_LEASE: Duration = Duration::from_secs(3);
 /// the try that is under way.
 const CONNECT_MAX: Duration = Duration::from_secs(2);
 const RETRY_FIRST: Duration = Duration::from_millis(200);
-const RETRY_LONGEST: Duration = Duration::from_secs(1);
+/// Who was away is spoken to within a second of its return, and what this fabric tells comes before that.
+const RETRY_LONGEST: Duration = Duration::from_millis(400);
 /// Coordination's messages are small; what is larger than this is not put together.
 const COORDINATION_BYTES_MAX: usize = 1 << 20;
 
