@@ -39,7 +39,7 @@ use crate::network;
 use crate::paths::paths_used;
 use crate::quic::Credentials;
 use crate::status::{self, RefusedCounts, Status};
-use crate::wire::{ControlHeader, Parcel};
+use crate::wire::{ControlHeader, Parcel, HEARS_BYTES_MAX};
 use crate::Error;
 
 /// Local clocks start so long after zero, so that no offset reaches below it.
@@ -432,6 +432,20 @@ impl Inner {
         let mut hearers = lock(&self.hearing).hearers(topic, self.now());
         hearers.retain(|robot| *robot != self.me);
         hearers
+    }
+
+    /// The topics that this robot hears, a line each, as far as that may be told.
+    pub fn heard_topics(&self) -> String {
+        let inboxes: Vec<_> = lock(&self.subscribed).iter().filter_map(Weak::upgrade).collect();
+        let topics: BTreeSet<&str> = inboxes.iter().map(|inbox| inbox.topic()).collect();
+        let mut lines = String::new();
+        for topic in topics {
+            if lines.len() + topic.len() < HEARS_BYTES_MAX {
+                lines += topic;
+                lines.push('\n');
+            }
+        }
+        lines
     }
 
     /// Sends a message over a link.

@@ -308,6 +308,8 @@ pub enum Parcel {
     Probe(Probe),
     /// It is. No content.
     Echo(Echo),
+    /// What the sender hears: the content is topics, one a line. Said when a link is new, by both ends.
+    Hears,
     /// The leader tells who may send bulk which control has come to it. No content.
     Heard(Heard),
 }
@@ -332,6 +334,8 @@ pub struct HeardMessage {
     pub made_at: u64,
 }
 
+/// The longest content of a [`Parcel::Hears`], bytes.
+pub const HEARS_BYTES_MAX: usize = 32 << 10;
 /// Messages that one notice tells of.
 pub const HEARD_MAX: usize = 24;
 

@@ -14,6 +14,8 @@ const TOPICS_MAX: usize = 4_096;
 const TOKENS_MAX: usize = 256;
 /// A robot's tokens vanish within so long of each other.
 const TOGETHER: Duration = Duration::from_millis(500);
+/// What was told over a link counts for so long.
+const TOLD: Duration = Duration::from_secs(5);
 /// Who vanished is sent to for so long.
 const LINGER: Duration = Duration::from_secs(60);
 
@@ -29,6 +31,8 @@ struct Hearer {
     tokens: BTreeSet<String>,
     /// When there was last a token.
     heard_at: Instant,
+    /// When it was told over a link.
+    told_at: Option<Instant>,
 }
 
 impl Hearing {
@@ -42,20 +46,33 @@ impl Hearing {
             }
             return;
         }
+        if let Some(hearer) = self.hearer(robot, topic, now) {
+            if hearer.tokens.len() < TOKENS_MAX {
+                hearer.tokens.insert(token.to_owned());
+            }
+        }
+    }
+
+    /// A robot tells over a new link that it hears a topic.
+    pub fn on_told(&mut self, robot: RobotId, topic: &str, now: Instant) {
+        if let Some(hearer) = self.hearer(robot, topic, now) {
+            hearer.told_at = Some(now);
+        }
+    }
+
+    fn hearer(&mut self, robot: RobotId, topic: &str, now: Instant) -> Option<&mut Hearer> {
         if !self.topics.contains_key(topic) && self.topics.len() >= TOPICS_MAX {
             self.forget(now);
             if self.topics.len() >= TOPICS_MAX {
-                return;
+                return None;
             }
         }
         let robots = self.topics.entry(topic.to_owned()).or_default();
-        let hearer = robots.entry(robot).or_insert_with(|| Hearer {
+        Some(robots.entry(robot).or_insert_with(|| Hearer {
             tokens: BTreeSet::new(),
             heard_at: now,
-        });
-        if hearer.tokens.len() < TOKENS_MAX {
-            hearer.tokens.insert(token.to_owned());
-        }
+            told_at: None,
+        }))
     }
 
     /// A robot has vanished.
@@ -77,7 +94,8 @@ impl Hearing {
 
     fn hears(&self, robot: RobotId, hearer: &Hearer, now: Instant) -> bool {
         let vanished = |gone_at: &Instant| hearer.heard_at + TOGETHER >= *gone_at && now < *gone_at + LINGER;
-        !hearer.tokens.is_empty() || self.gone.get(&robot).is_some_and(vanished)
+        let told = hearer.told_at.is_some_and(|told_at| now < told_at + TOLD);
+        told || !hearer.tokens.is_empty() || self.gone.get(&robot).is_some_and(vanished)
     }
 
     fn forget(&mut self, now: Instant) {
@@ -145,6 +163,17 @@ mod tests {
         assert_eq!(hearing.hearers("pose", at(12)), []);
         hearing.on_token(ONE, "pose", "u.1", true, at(13));
         assert_eq!(hearing.hearers("pose", at(13)), [ONE]);
+    }
+
+    #[test]
+    fn what_is_told_over_a_link_counts_until_tokens_can_have_come() {
+        let mut hearing = Hearing::default();
+        hearing.on_told(ONE, "pose", at(0));
+        assert_eq!(hearing.hearers("pose", at(4_000)), [ONE]);
+        assert_eq!(hearing.hearers("pose", at(5_000)), []);
+        hearing.on_told(ONE, "pose", at(6_000));
+        hearing.on_token(ONE, "pose", "s.1", true, at(7_000));
+        assert_eq!(hearing.hearers("pose", at(90_000)), [ONE]);
     }
 
     #[test]

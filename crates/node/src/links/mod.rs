@@ -187,7 +187,7 @@ impl Links {
         let slot = match parcel {
             Parcel::Control { topic, .. } => (false, topic.clone()),
             Parcel::State { topic, .. } => (true, topic.clone()),
-            Parcel::Probe(_) | Parcel::Echo(_) | Parcel::Heard(_) => (false, String::new()),
+            Parcel::Probe(_) | Parcel::Echo(_) | Parcel::Heard(_) | Parcel::Hears => (false, String::new()),
         };
         let message = Message {
             slot,
@@ -457,6 +457,12 @@ async fn accept(node: Weak<Inner>, endpoint: Endpoint, path: usize) {
 /// Hears what a robot says over a link until it ends.
 async fn listen(node: Weak<Inner>, connection: Connection, from: RobotId, path: usize) {
     let path = PathId(u8::try_from(path).unwrap_or(u8::MAX));
+    if let Some(inner) = node.upgrade() {
+        let mut hears = wire::pack(&Parcel::Hears);
+        hears.extend_from_slice(inner.heard_topics().as_bytes());
+        // Where it does not fit, tokens tell as well.
+        let _ = connection.send_datagram(hears.into());
+    }
     loop {
         let (bytes, stream) = tokio::select! {
             bytes = connection.read_datagram() => (Some(bytes), None),

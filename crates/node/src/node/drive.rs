@@ -19,6 +19,7 @@ use zenoh::Wait;
 
 use super::{dead, fabric_failed, lock, Answer, Inner};
 use crate::brain::Action;
+use crate::control::checked;
 use crate::fabric::MESSAGE_BYTES_MAX;
 use crate::wire::{self, Frame, Parcel, TimeQuery, TimeReply};
 use crate::Error;
@@ -356,6 +357,20 @@ impl Inner {
                 self.tell(|brain, now| brain.on_told_heard(from, &messages, now));
             }
             Parcel::Heard(_) => return refuse("a word on what came", wire::Refusal::Oversized),
+            Parcel::Hears => {
+                let what = "a word on what is heard";
+                if content.len() > wire::HEARS_BYTES_MAX {
+                    return refuse(what, wire::Refusal::Oversized);
+                }
+                let Ok(topics) = std::str::from_utf8(&content) else {
+                    return refuse(what, wire::Refusal::Malformed);
+                };
+                let now = self.now();
+                let mut hearing = lock(&self.hearing);
+                for topic in topics.lines().filter(|topic| checked(topic).is_ok()) {
+                    hearing.on_told(from, topic, now);
+                }
+            }
             Parcel::Probe(_) | Parcel::Echo(_) => return refuse("a probe", wire::Refusal::Malformed),
         }
         None
