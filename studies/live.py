@@ -4,9 +4,9 @@
     pip install . eclipse-zenoh        # the package `coorp`, and the peer
     sudo python studies/live.py [--quick] [--markdown]
 
-It takes some 40 minutes on a machine with nothing else to do, and `--quick` less than one.
+It takes some 20 minutes on a machine with nothing else to do, and `--quick` less than one.
 
-**The team.** `examples/navigation.toml` under each policy: several times for a minute as `coorp emu --demo` runs it,
+**The team.** `examples/navigation.toml` under each policy: several times for half a minute as `coorp emu --demo` runs it,
 the policies in turn, and as often in the simulator, with a seed each. A figure of the two agrees where their means
 differ by no more than the spread of runs and 10 %: twice the standard deviation of the difference of one run and one
 other (the root of the sum of both variances), and a tenth of the simulator's mean. Where that spread is more than a
@@ -121,12 +121,12 @@ class Plan:
 FULL = Plan(
     batch_loops=None,
     policies=POLICIES,
-    team_s=60.0,
+    team_s=30.0,
     team_times=5,
     peers=PEERS,
     bulks=(False, True),
-    peers_s=20.0,
-    peers_times=3,
+    peers_s=10.0,
+    peers_times=2,
 )
 QUICK = Plan(
     batch_loops=30,

@@ -57,8 +57,8 @@ const WANTED: Duration = Duration::from_secs(5);
 const WAITING_MAX: usize = 256;
 /// Large messages of a topic that are on their way.
 const FLYING_MAX: u8 = 2;
-/// Streams that one end has open at most.
-const STREAMS_MAX: u32 = 64;
+/// Large messages of one robot that are taken at once, over a link: each is in memory until it is whole.
+const STREAMS_MAX: u32 = 8;
 /// A large message that takes longer is given up.
 const STREAM_MAX: Duration = Duration::from_secs(5);
 /// An acknowledgement is a frame on the air that control may have to wait for. So the receiver is asked for one after so
