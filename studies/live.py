@@ -6,8 +6,8 @@
 
 It takes some 20 minutes on a machine with nothing else to do, and `--quick` less than one.
 
-**The team.** `examples/navigation.toml` under each policy: several times for half a minute as `coorp emu --demo` runs it,
-the policies in turn, and as often in the simulator, with a seed each. A figure of the two agrees where their means
+**The team.** `examples/navigation.toml` under each policy: several times for half a minute as `coorp emu --demo` runs
+it, the policies in turn, and as often in the simulator, with a seed each. A figure of the two agrees where their means
 differ by no more than the spread of runs and 10 %: twice the standard deviation of the difference of one run and one
 other (the root of the sum of both variances), and a tenth of the simulator's mean. Where that spread is more than a
 quarter of the simulator's mean, agreeing says little, and that is said. Two claims, for the means on either ground:

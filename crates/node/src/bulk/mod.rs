@@ -323,7 +323,8 @@ pub struct BulkStream {
 #[derive(Debug, Default)]
 pub(crate) struct Written {
     bytes: Vec<u8>,
-    hasher: blake3::Hasher,
+    /// Boxed, as it takes two kilobytes.
+    hasher: Box<blake3::Hasher>,
 }
 
 impl BulkStream {
