@@ -316,26 +316,33 @@ impl Brain {
             planner.on_message_sent(flow, now);
         }
         if self.leader(now) == Some(self.me) {
-            self.end_loops(now);
+            self.end_loops(now, now);
         }
         self.gather();
+    }
+
+    /// Whether a robot ends windows, its own or by telling others, by what it hears of this one.
+    pub fn ends_windows(&self, robot: RobotId, now: Instant) -> bool {
+        let mut holders = self.coordinator.iter().flat_map(Coordinator::holders);
+        self.leader(now) == Some(robot) || holders.any(|holder| holder == robot)
     }
 
     /// A control message has come. From the leader it is a command: its loop is over. As the leader, whoever may send bulk
     /// is told soon, as that robot does not hear it.
     pub fn on_heard(&mut self, from: RobotId, flow: u8, made_at: Instant, now: Instant) {
-        self.hear(&[(from, flow, made_at)], now);
         let leader = self.leader(now);
+        self.hear(&[(from, flow, made_at)], now);
+        let message = (from, flow, made_at);
         if leader == Some(from) {
-            self.end_loops(now);
-        } else if leader == Some(self.me) && self.heard.len() < HEARD_MAX {
+            self.end_loops(made_at, now);
+        } else if leader == Some(self.me) && self.heard.len() < HEARD_MAX && !self.heard.contains(&message) {
             let coordinator = self.coordinator.as_ref();
             let told = coordinator.is_some_and(|coordinator| coordinator.holders().any(|holder| holder != self.me));
             if told && self.local.as_ref().is_some_and(|local| local.early_release) {
                 if self.heard.is_empty() {
                     self.tell_heard_at = now + HEARD_TOGETHER;
                 }
-                self.heard.push((from, flow, made_at));
+                self.heard.push(message);
             }
         }
         self.gather();
@@ -359,10 +366,10 @@ impl Brain {
         let _ = planner.hear_shared(messages, Duration::ZERO, now);
     }
 
-    /// The commands are out: the ends of loops need no window any more.
-    fn end_loops(&mut self, now: Instant) {
+    /// The commands that were made then are out: the ends of their loops need no window any more.
+    fn end_loops(&mut self, made_at: Instant, now: Instant) {
         if let Some(planner) = self.planner.as_mut().filter(|_| self.wants_bulk) {
-            let ends = self.ends.iter().map(|end| (*end, None, now));
+            let ends = self.ends.iter().map(|end| (*end, None, made_at));
             let _ = planner.hear_shared(ends, Duration::ZERO, now);
         }
     }
@@ -434,6 +441,9 @@ impl Brain {
         }
         if let Some(planner) = &mut self.planner {
             planner.remove_flow(flow);
+            let end = loop_end(self.me, flow.0 as usize);
+            planner.remove_flow(end);
+            self.ends.remove(&end);
         }
         self.gather();
     }
@@ -450,15 +460,12 @@ impl Brain {
                 // The planner has room for every flow of every robot.
                 Some((_, model)) if model.period > Duration::ZERO => {
                     let _ = planner.set_shared(shared(from, topic), *model, within, now);
-                    if let Some(end) = self.loops.and_then(|loops| loops.end(model)) {
-                        let _ = planner.set_bounded(loop_end(from, topic), end, within, now);
-                        self.ends.insert(loop_end(from, topic));
-                    }
+                    let end = self.loops.and_then(|loops| loops.end(model));
+                    set_end(planner, &mut self.ends, loop_end(from, topic), end, within, now);
                 }
                 _ => {
                     planner.remove_flow(shared(from, topic));
-                    planner.remove_flow(loop_end(from, topic));
-                    self.ends.remove(&loop_end(from, topic));
+                    set_end(planner, &mut self.ends, loop_end(from, topic), None, within, now);
                 }
             }
         }
@@ -476,13 +483,17 @@ impl Brain {
         let models = known.filter_map(|(topic, _)| Some((topic, planner.time_model(FlowId(u32::from(topic)))?)));
         let models: Vec<(u8, TimeModel)> = models.collect();
         if let (Some(loops), Some(planner)) = (self.loops, self.planner.as_mut()) {
-            for (topic, model) in &models {
-                let id = loop_end(self.me, usize::from(*topic));
-                if let Some(end) = loops.end(model) {
-                    // The planner has room for every flow of every robot.
-                    let _ = planner.set_bounded(id, end, Duration::ZERO, now);
-                    self.ends.insert(id);
-                }
+            for (topic, taken) in self.flows.iter().enumerate() {
+                let model = models.iter().find(|(told, _)| *taken && usize::from(*told) == topic);
+                let end = model.and_then(|(_, model)| loops.end(model));
+                set_end(
+                    planner,
+                    &mut self.ends,
+                    loop_end(self.me, topic),
+                    end,
+                    Duration::ZERO,
+                    now,
+                );
             }
         }
         if !(models.is_empty() && self.told_nothing) {
@@ -763,6 +774,26 @@ impl ControlLoop {
             late: Duration::ZERO,
             ..*model
         })
+    }
+}
+
+/// Plans for the ends of the loops that a topic's messages begin, or no longer where they begin none.
+fn set_end(
+    planner: &mut WindowPlanner,
+    ends: &mut BTreeSet<FlowId>,
+    id: FlowId,
+    end: Option<TimeModel>,
+    within: Duration,
+    now: Instant,
+) {
+    match end {
+        Some(end) => {
+            // The planner has room for every flow of every robot.
+            let _ = planner.set_bounded(id, end, within, now);
+            ends.insert(id);
+        }
+        None if ends.remove(&id) => planner.remove_flow(id),
+        None => {}
     }
 }
 

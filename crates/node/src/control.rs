@@ -84,10 +84,12 @@ impl Publisher {
             )));
         }
         let (inner, topic) = (&self.inner, &self.sent.topic);
-        let hearers = inner.hearers(topic);
+        let mut hearers = inner.hearers(topic);
         let (made_at, copies, states) = inner.tell(|brain, now| {
             brain.on_control(self.flow, now);
             let mut copies = Vec::with_capacity(hearers.len());
+            // Who ends windows by what it hears comes last: then the others' copies are out.
+            hearers.sort_by_key(|robot| brain.ends_windows(*robot, now));
             for robot in hearers {
                 let chosen = brain.assign(robot, now);
                 if chosen.is_empty() {

@@ -48,8 +48,7 @@ const NETWORK_LOOK_EVERY: Duration = Duration::from_millis(20);
 const FOUND_MAX: usize = 1_024;
 /// A peer whose link says nothing for so long is gone.
 const LINK_LEASE: Duration = Duration::from_secs(3);
-/// A try to connect ends after so long. Whoever is not there does not say so over UDP, and closing a session waits for
-/// the try that is under way.
+/// A try to connect ends after so long: closing a session waits for the try that is under way.
 const CONNECT_MAX: Duration = Duration::from_secs(2);
 const RETRY_FIRST: Duration = Duration::from_millis(200);
 /// Who was away is spoken to within a second of its return, and what this fabric tells comes before that.

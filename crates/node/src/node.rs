@@ -434,6 +434,14 @@ impl Inner {
         hearers
     }
 
+    /// The topics that this robot publishes.
+    pub fn published_topics(&self) -> BTreeSet<String> {
+        lock(&self.published)
+            .values()
+            .map(|sent| sent.topic().to_owned())
+            .collect()
+    }
+
     /// The topics that this robot hears, a line each, as far as that may be told.
     pub fn heard_topics(&self) -> String {
         let inboxes: Vec<_> = lock(&self.subscribed).iter().filter_map(Weak::upgrade).collect();

@@ -2,7 +2,7 @@
 //!
 //! The decisions are [`coorp_core::paths`] (DupCon, 004): one sender and one listener for each robot that shares several
 //! paths with this one. Path k leads from this robot's interface k to the other's interface k, and what goes over it goes
-//! through session k of both. With a robot that shares one path there is nothing to choose; that path is not probed, as
+//! through link k. With a robot that shares one path there is nothing to choose; that path is not probed, as
 //! probes cost air.
 //!
 //! Left out: paths between different interfaces of two robots, which networks that are kept apart do not have.
@@ -26,7 +26,7 @@ pub(crate) fn paths_between(team: &Team, one: RobotId, other: RobotId) -> usize 
     paths_of(team, one).min(paths_of(team, other))
 }
 
-/// Whether any two robots of a team have a choice of paths. Where none have, control is sent to all at once.
+/// Whether any two robots of a team have a choice of paths.
 pub(crate) fn any_choice(team: &Team) -> bool {
     let robots = (0u16..).map(RobotId).zip(&team.robots);
     robots.filter(|(robot, _)| paths_of(team, *robot) > 1).count() > 1

@@ -3,7 +3,7 @@
 //! A frame is two letters, the version, the kind, and a postcard body of that kind and nothing behind it. Whoever reads
 //! a frame names the kind that it expects, and gets the value or a [`Refusal`]. Versions are not mixed: a team runs one.
 //!
-//! Left out: who sent it. That is the fabric's matter: links are authenticated, and keys of the fabric name the sender.
+//! Left out: who sent it. Links are authenticated: over the fabric its keys name the sender, over others its certificate.
 
 pub mod fleet;
 
@@ -334,8 +334,8 @@ pub struct HeardMessage {
     pub made_at: u64,
 }
 
-/// The longest content of a [`Parcel::Hears`], bytes.
-pub const HEARS_BYTES_MAX: usize = 32 << 10;
+/// The longest content of a [`Parcel::Hears`], bytes: it fits into a datagram.
+pub const HEARS_BYTES_MAX: usize = 1_000;
 /// Messages that one notice tells of.
 pub const HEARD_MAX: usize = 24;
 

@@ -33,7 +33,8 @@ fn robot() {
             },
             // From now on, every 10 ms.
             ["control"] => {
-                let pose = node.control_publisher("pose", None).unwrap();
+                let period = coorp_core::Duration::from_millis(10);
+                let pose = node.control_publisher("pose", Some(period)).unwrap();
                 std::thread::spawn(move || {
                     while pose.put(b"pose").is_ok() {
                         std::thread::sleep(std::time::Duration::from_millis(10));
@@ -41,6 +42,7 @@ fn robot() {
                 });
                 "ok".to_owned()
             }
+            ["holds"] => node.status().bulk.unwrap().holds.to_string(),
             ["windows"] => node.status().window_us.is_some().to_string(),
             ["send", to] => {
                 let mut stream = node.bulk_stream(to, "map").unwrap();
@@ -96,7 +98,11 @@ fn events(messages: &[(u64, Value)]) -> Vec<&str> {
 
 fn work(lead: &mut Robot, one: &mut Robot) {
     one.until("windows", "true");
-    assert_eq!(one.say("send lead"), "true");
+    // Until a window has come while bulk was under way.
+    until(|| {
+        assert_eq!(one.say("send lead"), "true");
+        one.say("holds") != "0"
+    });
     lead.until("holders", "[]");
 }
 

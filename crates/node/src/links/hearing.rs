@@ -80,8 +80,16 @@ impl Hearing {
         self.gone.insert(robot, now);
     }
 
-    /// A robot is there.
-    pub fn on_here(&mut self, robot: RobotId) {
+    /// A robot is there. What it heard before counts until its tokens can have come.
+    pub fn on_here(&mut self, robot: RobotId, now: Instant) {
+        let mut topics = std::mem::take(&mut self.topics);
+        for robots in topics.values_mut() {
+            if let Some(hearer) = robots.get_mut(&robot) {
+                let hears = self.hears(robot, hearer, now);
+                hearer.told_at = if hears { Some(now) } else { hearer.told_at };
+            }
+        }
+        self.topics = topics;
         self.gone.remove(&robot);
     }
 
@@ -159,10 +167,11 @@ mod tests {
         hearing.on_token(ONE, "pose", "s.1", true, at(0));
         hearing.on_gone(ONE, at(10));
         hearing.on_token(ONE, "pose", "s.1", false, at(11));
-        hearing.on_here(ONE);
-        assert_eq!(hearing.hearers("pose", at(12)), []);
-        hearing.on_token(ONE, "pose", "u.1", true, at(13));
+        hearing.on_here(ONE, at(12));
         assert_eq!(hearing.hearers("pose", at(13)), [ONE]);
+        assert_eq!(hearing.hearers("pose", at(6_000)), [], "it does not say so again");
+        hearing.on_token(ONE, "plan", "u.1", true, at(6_001));
+        assert_eq!(hearing.hearers("plan", at(90_000)), [ONE]);
     }
 
     #[test]

@@ -28,8 +28,11 @@ use coorp_core::paths::PathId;
 use coorp_core::RobotId;
 use quinn::congestion::{Controller, ControllerFactory};
 use quinn::{
-    AckFrequencyConfig, Connection, Endpoint, IdleTimeout, SendDatagramError, SendStream, TransportConfig, VarInt,
+    AckFrequencyConfig, Connection, Endpoint, IdleTimeout, ReadToEndError, SendDatagramError, SendStream,
+    TransportConfig, VarInt,
 };
+
+use tokio::sync::Semaphore;
 
 pub(crate) use self::hearing::Hearing;
 use self::socket::MarkedSocket;
@@ -57,7 +60,7 @@ const WANTED: Duration = Duration::from_secs(5);
 const WAITING_MAX: usize = 256;
 /// Large messages of a topic that are on their way.
 const FLYING_MAX: u8 = 2;
-/// Large messages of one robot that are taken at once, over a link: each is in memory until it is whole.
+/// Large messages that are taken at once over a link: each is in memory until it is whole.
 const STREAMS_MAX: u32 = 8;
 /// A large message that takes longer is given up.
 const STREAM_MAX: Duration = Duration::from_secs(5);
@@ -70,8 +73,13 @@ const WINDOW_BYTES: u64 = 1 << 20;
 const RECEIVE_BYTES: u32 = 32 << 20;
 /// Datagrams that wait to be sent, and to be taken; older ones make room.
 const DATAGRAMS_BYTES: usize = 256 << 10;
-/// Closing waits so long.
+/// Closing waits so long for the others to be told, and then for the thread.
+const GOODBYE_MAX: Duration = Duration::from_millis(50);
 const CLOSE_MAX: Duration = Duration::from_secs(1);
+
+/// Connections on a path whose other end has not proved who it is, at most; from some on it must prove its address first.
+const HALF_OPEN_MAX: usize = 64;
+const HALF_OPEN_UNPROVED: usize = 8;
 
 /// Newer messages of a slot take the place of older ones.
 type Slot = (bool, String);
@@ -79,7 +87,8 @@ type Slot = (bool, String);
 /// A message: what it is, and its content.
 #[derive(Clone, Debug)]
 struct Message {
-    slot: Slot,
+    /// `None`: of no use later.
+    slot: Option<Slot>,
     head: Vec<u8>,
     content: Bytes,
 }
@@ -185,9 +194,9 @@ impl Links {
     /// Sends a message to a robot, or drops it where it cannot go. Does not wait.
     pub fn send(self: &Arc<Self>, to: RobotId, path: PathId, parcel: &Parcel, content: &Bytes) {
         let slot = match parcel {
-            Parcel::Control { topic, .. } => (false, topic.clone()),
-            Parcel::State { topic, .. } => (true, topic.clone()),
-            Parcel::Probe(_) | Parcel::Echo(_) | Parcel::Heard(_) | Parcel::Hears => (false, String::new()),
+            Parcel::Control { topic, .. } => Some((false, topic.clone())),
+            Parcel::State { topic, .. } => Some((true, topic.clone())),
+            Parcel::Probe(_) | Parcel::Echo(_) | Parcel::Heard(_) | Parcel::Hears => None,
         };
         let message = Message {
             slot,
@@ -205,8 +214,9 @@ impl Links {
             }
             Link::Opening { waiting, wanted } => {
                 *wanted = Instant::now();
-                if waiting.len() < WAITING_MAX || waiting.contains_key(&message.slot) {
-                    waiting.insert(message.slot.clone(), message);
+                let slot = message.slot.clone();
+                if let Some(slot) = slot.filter(|slot| waiting.len() < WAITING_MAX || waiting.contains_key(slot)) {
+                    waiting.insert(slot, message);
                 }
             }
             Link::Up(_) | Link::Down => self.begin(&mut link, to, path.0.into(), Some(message)),
@@ -245,11 +255,12 @@ impl Links {
     }
 
     fn begin(self: &Arc<Self>, link: &mut Link, to: RobotId, path: usize, first: Option<Message>) {
+        if lock(&self.endpoints).is_empty() {
+            return; // The node has closed.
+        }
+        let waiting = first.and_then(|message| message.slot.clone().map(|slot| (slot, message)));
         *link = Link::Opening {
-            waiting: first
-                .map(|message| (message.slot.clone(), message))
-                .into_iter()
-                .collect(),
+            waiting: waiting.into_iter().collect(),
             wanted: Instant::now(),
         };
         self.handle.spawn(open(self.clone(), to, path));
@@ -309,13 +320,20 @@ impl Links {
 
     /// Ends all of it. Waits a moment for the sockets to be gone, where it is not called from async code.
     pub fn close(&self) {
-        for endpoint in std::mem::take(&mut *lock(&self.endpoints)) {
+        let endpoints = std::mem::take(&mut *lock(&self.endpoints));
+        for endpoint in &endpoints {
             endpoint.close(0u8.into(), b"closed");
         }
         if let Some(runtime) = lock(&self.runtime).take() {
             if tokio::runtime::Handle::try_current().is_ok() {
                 runtime.shutdown_background();
             } else {
+                // So that the others are told; whoever is out of reach is not waited for.
+                runtime.block_on(async {
+                    for endpoint in &endpoints {
+                        let _ = tokio::time::timeout(GOODBYE_MAX, endpoint.wait_idle()).await;
+                    }
+                });
                 runtime.shutdown_timeout(CLOSE_MAX);
             }
         }
@@ -365,8 +383,9 @@ impl Up {
                 Ok(()) => return,
             }
         }
+        let Some(slot) = message.slot.clone() else { return };
         let mut large = lock(&self.large);
-        match large.entry(message.slot.clone()) {
+        match large.entry(slot) {
             Entry::Occupied(entry) => {
                 let entry = entry.into_mut();
                 if entry.flying >= FLYING_MAX {
@@ -385,7 +404,7 @@ impl Up {
     /// Sends a large message, and then whatever has come to wait behind it.
     async fn fly(self: Arc<Self>, mut message: Message) {
         loop {
-            let slot = message.slot.clone();
+            let Some(slot) = message.slot.clone() else { return };
             let sent = tokio::time::timeout(STREAM_MAX, self.send_stream(message)).await;
             if let Ok(Err(why)) = &sent {
                 tracing::trace!("a large control message was not sent: {why}");
@@ -431,24 +450,37 @@ impl Drop for Unfinished {
     }
 }
 
-/// Takes links over one path until its endpoint closes.
+/// Takes links over one path until its endpoint closes: one of each robot, its newest, as it opens no more.
 async fn accept(node: Weak<Inner>, endpoint: Endpoint, path: usize) {
+    let half_open = Arc::new(Semaphore::new(HALF_OPEN_MAX));
+    let taken: Arc<Mutex<BTreeMap<RobotId, Connection>>> = Arc::default();
     while let Some(incoming) = endpoint.accept().await {
-        let Some(inner) = node.upgrade() else { return };
-        if endpoint.open_connections() > 4 * inner.team.robots.len() + 16 {
+        let Ok(place) = half_open.clone().try_acquire_owned() else {
             incoming.refuse();
             continue;
+        };
+        let many = half_open.available_permits() < HALF_OPEN_MAX - HALF_OPEN_UNPROVED;
+        if many && incoming.may_retry() && !incoming.remote_address_validated() {
+            // It comes again from the address that it has proved.
+            let _ = incoming.retry();
+            continue;
         }
-        let node = node.clone();
+        let (node, taken) = (node.clone(), taken.clone());
         tokio::spawn(async move {
-            let connection = match incoming.await {
-                Ok(connection) => connection,
-                Err(error) => return tracing::debug!("a control link did not come about: {error}"),
+            let connection = match tokio::time::timeout(CONNECT_MAX, incoming).await {
+                Ok(Ok(connection)) => connection,
+                Ok(Err(error)) => return tracing::debug!("a control link did not come about: {error}"),
+                Err(_) => return,
             };
-            let Some(from) = peer(&inner.team, &connection) else {
+            let Some(inner) = node.upgrade() else { return };
+            let from = peer(&inner.team, &connection).filter(|from| *from != inner.me);
+            let Some(from) = from else {
                 return connection.close(1u8.into(), b"not a robot of this team");
             };
-            drop(inner);
+            drop((inner, place));
+            if let Some(older) = lock(&taken).insert(from, connection.clone()) {
+                older.close(0u8.into(), b"a newer one came");
+            }
             listen(node, connection, from, path).await;
         });
     }
@@ -480,10 +512,15 @@ async fn listen(node: Weak<Inner>, connection: Connection, from: RobotId, path: 
                 let node = node.clone();
                 tokio::spawn(async move {
                     let read = stream.read_to_end(wire::PARCEL_BYTES_MAX + MESSAGE_BYTES_MAX);
-                    if let Ok(Ok(bytes)) = tokio::time::timeout(STREAM_MAX, read).await {
-                        if let Some(inner) = node.upgrade() {
-                            inner.on_parcel(from, path, bytes.into());
+                    let read = tokio::time::timeout(STREAM_MAX, read).await;
+                    let Some(inner) = node.upgrade() else { return };
+                    match read {
+                        Ok(Ok(bytes)) => drop(inner.on_parcel(from, path, bytes.into())),
+                        Ok(Err(ReadToEndError::TooLong)) => {
+                            inner.refused.count("a control message", wire::Refusal::Oversized);
                         }
+                        // It was given up, or the link has ended.
+                        Ok(Err(ReadToEndError::Read(_))) | Err(_) => {}
                     }
                 });
             }

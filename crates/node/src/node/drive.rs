@@ -19,7 +19,6 @@ use zenoh::Wait;
 
 use super::{dead, fabric_failed, lock, Answer, Inner};
 use crate::brain::Action;
-use crate::control::checked;
 use crate::fabric::MESSAGE_BYTES_MAX;
 use crate::wire::{self, Frame, Parcel, TimeQuery, TimeReply};
 use crate::Error;
@@ -365,9 +364,11 @@ impl Inner {
                 let Ok(topics) = std::str::from_utf8(&content) else {
                     return refuse(what, wire::Refusal::Malformed);
                 };
+                // What else it hears is of no use here.
+                let published = self.published_topics();
                 let now = self.now();
                 let mut hearing = lock(&self.hearing);
-                for topic in topics.lines().filter(|topic| checked(topic).is_ok()) {
+                for topic in topics.lines().filter(|topic| published.contains(*topic)) {
                     hearing.on_told(from, topic, now);
                 }
             }
@@ -385,8 +386,7 @@ impl Inner {
         };
         let here = sample.kind() == SampleKind::Put;
         lock(&self.hearing).on_token(robot, topic, token, here, self.now());
-        let published = lock(&self.published).values().any(|sent| sent.topic() == topic);
-        if here && published && robot != self.me {
+        if here && self.published_topics().contains(topic) && robot != self.me {
             self.warm(robot);
         }
     }
@@ -473,40 +473,38 @@ impl Inner {
         let (Some(robot), Some(session)) = (robot, self.keys.part(key, 2)) else {
             return;
         };
+        // Held until all that tells who is there agrees: each path's session calls from a thread of its own.
         let mut alive = lock(&self.alive);
-        let sessions = alive.entry(robot).or_default();
-        match sample.kind() {
-            SampleKind::Put => {
-                let known = !sessions.is_empty();
-                sessions.insert(session.to_owned());
-                let mut own = self.coordination.iter().map(|session| session.zid().to_string());
-                if robot == self.me && own.all(|own| own != session) {
-                    tracing::error!("another process takes part as {} too: stop one of them", self.name());
-                } else if !known && robot != self.me {
-                    drop(alive);
-                    lock(&self.hearing).on_here(robot);
-                    if let Some(links) = self.links.get() {
-                        links.renew(robot);
-                    }
-                    tracing::info!("{} is here", self.name_of(robot));
+        if sample.kind() == SampleKind::Put {
+            let sessions = alive.entry(robot).or_default();
+            let first = sessions.is_empty();
+            sessions.insert(session.to_owned());
+            let mut own = self.coordination.iter().map(|session| session.zid().to_string());
+            if robot == self.me && own.all(|own| own != session) {
+                tracing::error!("another process takes part as {} too: stop one of them", self.name());
+            } else if first && robot != self.me {
+                lock(&self.hearing).on_here(robot, self.now());
+                drop(alive);
+                if let Some(links) = self.links.get() {
+                    links.renew(robot);
                 }
+                tracing::info!("{} is here", self.name_of(robot));
             }
-            SampleKind::Delete => {
-                sessions.remove(session);
-                if sessions.is_empty() {
-                    drop(alive);
-                    lock(&self.hearing).on_gone(robot, self.now());
-                    self.tell(|brain, _| brain.on_gone(robot));
-                    dead::find_out(self, robot);
-                    self.gatherings.on_gone(self, robot);
-                    let queries = lock(&self.asking).remove(&robot).unwrap_or_default();
-                    queries
-                        .into_iter()
-                        .for_each(|(path, query)| self.answer(path, query, None));
-                    lock(&self.alive).remove(&robot);
-                    tracing::info!("{} is gone", self.name_of(robot));
-                }
-            }
+            return;
+        }
+        let sessions = alive.get_mut(&robot);
+        if sessions.is_some_and(|sessions| sessions.remove(session) && sessions.is_empty()) {
+            alive.remove(&robot);
+            lock(&self.hearing).on_gone(robot, self.now());
+            drop(alive);
+            self.tell(|brain, _| brain.on_gone(robot));
+            dead::find_out(self, robot);
+            self.gatherings.on_gone(self, robot);
+            let queries = lock(&self.asking).remove(&robot).unwrap_or_default();
+            queries
+                .into_iter()
+                .for_each(|(path, query)| self.answer(path, query, None));
+            tracing::info!("{} is gone", self.name_of(robot));
         }
     }
 }
