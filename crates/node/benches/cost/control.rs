@@ -114,7 +114,7 @@ struct Contender {
     pair: usize,
 }
 
-const CONTENDERS: [Contender; 6] = [
+const CONTENDERS: [Contender; 4] = [
     Contender {
         name: "zenoh, callback",
         key: CALLBACK,
@@ -131,26 +131,16 @@ const CONTENDERS: [Contender; 6] = [
         pair: 1,
     },
     Contender {
-        name: "zenoh over QUIC, callback",
-        key: CALLBACK,
-        pair: 2,
-    },
-    Contender {
-        name: "zenoh over QUIC, recv",
-        key: RECV,
-        pair: 2,
-    },
-    Contender {
         name: "coorp, recv",
         key: "",
-        pair: 3,
+        pair: 2,
     },
 ];
 
 pub fn measure(extent: &Extent) -> Outcome<Vec<Row>> {
     let team = Team::make()?;
     let mut pairs = Vec::new();
-    for protocol in ["tcp", "tls", "quic"] {
+    for protocol in ["tcp", "tls"] {
         pairs.push(zenoh_pair(&team, protocol)?);
     }
     pairs.push(team.robots(None)?);

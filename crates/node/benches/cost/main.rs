@@ -6,7 +6,7 @@
 //!
 //! - **control**: from before `put` until the receiver has the message, at a message every 5 ms. A node's receiver waits
 //!   in `recv`; Zenoh's has it in a callback, and in `recv` as well. Zenoh as it comes runs over TCP without keys; over
-//!   TLS and QUIC it has the team's.
+//!   TLS it has the team's.
 //! - **bulk**: from giving a message away until its receiver has confirmed the whole of it, on a new connection each
 //!   time. Plain QUIC (quinn) drops what it receives; in a second form it hashes, writes and syncs as a node does. A node
 //!   takes a copy and hashes it when it is given away; `written` is the time after that alone.
