@@ -26,7 +26,7 @@ use root::possible;
 const LONG: Duration = Duration::from_secs(180);
 const PERIOD: Duration = Duration::from_millis(20);
 /// More than the first interface carries before it dies.
-const BULK_BYTES: usize = 110_000_000;
+const BULK_BYTES: usize = 90_000_000;
 /// What the last messages say.
 const END: &[u8] = b"end";
 
@@ -232,7 +232,7 @@ fn receive(node: &Node) {
     let received = node.status().bulk.unwrap().received_bytes;
     let same = message.take().unwrap() == content();
     // As long as its sender may need to hear that it is whole.
-    let again = receiver.recv(Some(Duration::from_secs(5))).is_some();
+    let again = receiver.recv(Some(Duration::from_secs(15))).is_some();
     println!(
         "\nwhole {same}, again {again}, resumed {}",
         received < 2 * BULK_BYTES as u64
@@ -252,7 +252,7 @@ fn bulk_moves_to_another_path_when_its_own_dies_whole_and_once() {
     if !possible("bulk_moves_to_another_path", &[]) {
         return;
     }
-    let events = "[[event]]\nat = \"6s\"\ninterface = \"wlan0\"\npartition = [\"rover\"]\n";
+    let events = "[[event]]\nat = \"5s\"\ninterface = \"wlan0\"\npartition = [\"rover\"]\n";
     let (_folder, file) = team("paths-bulk", events);
     let said = emulate(&file, "bulk");
     let places = [
