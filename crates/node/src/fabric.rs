@@ -12,8 +12,12 @@
 //! Zenoh then connects by itself, and takes marks from configured addresses alone, so only the side that accepts marks
 //! what it sends. Left out as well: networks that come up later. Zenoh lists the interfaces once in a process, so a
 //! robot without addresses waits for the first one.
+//!
+//! Zenoh 1.10 reads from a TLS session and writes to it in two tasks and nothing keeps them apart, so two threads corrupt
+//! it (eclipse-zenoh/zenoh#2557). Here both run on one thread.
 
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Once;
 use std::time::{Duration, Instant};
 
 use coorp_core::RobotId;
@@ -48,11 +52,14 @@ const NETWORK_LOOK_EVERY: Duration = Duration::from_millis(20);
 const FOUND_MAX: usize = 1_024;
 /// A peer whose link says nothing for so long is gone.
 const LINK_LEASE: Duration = Duration::from_secs(3);
-/// A try to connect ends after so long: closing a session waits for the try that is under way.
-const CONNECT_MAX: Duration = Duration::from_secs(2);
-const RETRY_FIRST: Duration = Duration::from_millis(200);
-/// Who was away is spoken to within a second of its return, and what this fabric tells comes before that.
-const RETRY_LONGEST: Duration = Duration::from_millis(400);
+/// A try to connect ends after so long, and another begins. Who was away is spoken to within a second of its return, and
+/// what this fabric tells comes before that; but TCP repeats a lost first packet only after a second.
+const CONNECT_MAX: Duration = Duration::from_millis(600);
+const RETRY_FIRST: Duration = Duration::from_millis(100);
+const RETRY_LONGEST: Duration = Duration::from_millis(200);
+/// How Zenoh spreads its tasks over threads, in this variable of the environment, which it reads at its first use.
+const RUNTIME_VARIABLE: &str = "ZENOH_RUNTIME";
+const RUNTIME: &str = "(rx: (worker_threads: 1), tx: (handover: rx))";
 /// Coordination's messages are small; what is larger than this is not put together.
 const COORDINATION_BYTES_MAX: usize = 1 << 20;
 
@@ -166,6 +173,12 @@ impl Link {
 }
 
 fn open(team: &Team, who: Who, identity: Option<&Identity>, link: &Link, rules: Value) -> Result<Session, Error> {
+    static RUNTIME_SET: Once = Once::new();
+    RUNTIME_SET.call_once(|| {
+        if std::env::var_os(RUNTIME_VARIABLE).is_none() {
+            std::env::set_var(RUNTIME_VARIABLE, RUNTIME);
+        }
+    });
     let mut config = config(team, who, identity, link, rules);
     if config["scouting"]["multicast"]["enabled"] == true {
         await_network(who)?;

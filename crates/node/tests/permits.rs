@@ -8,7 +8,14 @@ use common::{agreed, be_a_robot, until, Fleet, Robot};
 #[test]
 #[ignore = "the process of a robot in the other tests"]
 fn robot() {
-    be_a_robot(|_, _| None);
+    be_a_robot(|_, words| (words == ["threads"]).then(threads));
+}
+
+/// The names of this process's threads.
+fn threads() -> String {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    let names = tasks.map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")).unwrap_or_default());
+    names.collect::<Vec<_>>().join(" ").replace('\n', "")
 }
 
 /// Three robots, the one that leads first, and the places of all in the team file as `holders` prints them.
@@ -39,6 +46,17 @@ fn a_permit_goes_from_hand_to_hand() {
     lead.say("bulk on");
     lead.until("may", "true");
     assert_eq!(lead.say("holders"), first);
+}
+
+#[test]
+fn a_session_is_read_and_written_on_one_thread() {
+    let fleet = Fleet::new(&["lead", "one", "two"], "");
+    let (mut robots, _) = three(&fleet);
+    for robot in &mut robots {
+        let threads = robot.say("threads");
+        let count = |kind: &str| threads.split(' ').filter(|name| name.starts_with(kind)).count();
+        assert_eq!((count("rx-"), count("tx-")), (1, 0), "{threads}");
+    }
 }
 
 #[test]
