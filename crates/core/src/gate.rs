@@ -385,11 +385,6 @@ impl Gate {
         self.resume();
     }
 
-    /// From now on the backlog is so bounded.
-    pub fn set_backlog_max(&mut self, backlog_max: Duration) {
-        self.backlog_max = backlog_max;
-    }
-
     /// From now on the gate is so careful.
     pub fn set_caution(&mut self, caution: Caution) {
         self.table.set_percentile(caution.percentile());

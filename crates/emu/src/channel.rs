@@ -25,6 +25,10 @@ const BUFFER_BYTES: usize = FRAME_BYTES_MAX + 1;
 pub trait Outlet {
     /// `frame` reaches the stack of `to` at the modelled instant `at`.
     fn deliver(&mut self, to: StationId, frame: &[u8], at: Instant);
+
+    /// The card of `from` is done with a frame to another station: that has acknowledged it, or it was given up or
+    /// dropped.
+    fn done(&mut self, from: StationId, frame: &[u8], acknowledged: bool);
 }
 
 /// Frames by access category.
@@ -61,6 +65,8 @@ struct Stored {
     length: usize,
     origin: StationId,
     to_all: bool,
+    /// Of its two ends, that it is handed over and that its sender's card is done with it, one has come.
+    half_done: bool,
 }
 
 /// Frames on their way, by the tags of their packets. As many as the queues hold.
@@ -80,6 +86,7 @@ impl Store {
                 length: 0,
                 origin,
                 to_all: false,
+                half_done: false,
             }));
             self.frames.len() as u32 - 1
         });
@@ -184,6 +191,7 @@ impl<O: Outlet> Channel<O> {
             return true;
         };
         stored.to_all = header.to == Destination::Group;
+        stored.half_done = false;
         let sent_as = &mut self.cards.counters.sent_as;
         *match header.category {
             AccessCategory::Voice => &mut sent_as.voice,
@@ -229,6 +237,22 @@ impl<O: Outlet> Cards<O> {
     fn free(&mut self, packet: &Packet) {
         self.store.free.push(packet.tag as u32);
     }
+
+    /// The first or the second end of a frame that arrives.
+    fn end(&mut self, packet: &Packet) {
+        let stored = &mut self.store.frames[packet.tag as usize];
+        if std::mem::replace(&mut stored.half_done, true) {
+            self.free(packet);
+        }
+    }
+
+    fn tell_done(&mut self, packet: &Packet, acknowledged: bool) {
+        let stored = &self.store.frames[packet.tag as usize];
+        if !stored.to_all {
+            self.outlet
+                .done(packet.from, &stored.bytes[..stored.length], acknowledged);
+        }
+    }
 }
 
 impl<O: Outlet> Host for Cards<O> {
@@ -242,9 +266,12 @@ impl<O: Outlet> Host for Cards<O> {
 
     fn completed(&mut self, packet: &Packet, _: Instant, acknowledged: bool, _: Instant) {
         self.counters.given_up += u64::from(!acknowledged);
-        // What was acknowledged by one station is or will be delivered, and freed there.
+        let to_all = self.store.frames[packet.tag as usize].to_all;
+        self.tell_done(packet, acknowledged);
         if !acknowledged || packet.to == StationId::GROUP {
             self.free(packet);
+        } else if !to_all {
+            self.end(packet);
         }
     }
 
@@ -257,7 +284,7 @@ impl<O: Outlet> Host for Cards<O> {
             self.outlet.deliver(packet.to, &stored.bytes[..stored.length], now);
         }
         if !to_all {
-            self.free(packet);
+            self.end(packet);
         } else if packet.from != self.leader {
             self.relays.push(Packet {
                 from: self.leader,
@@ -271,6 +298,7 @@ impl<O: Outlet> Host for Cards<O> {
 
     fn dropped(&mut self, packet: &Packet, _: Instant) {
         self.counters.dropped_by_queue += 1;
+        self.tell_done(packet, false);
         self.free(packet);
     }
 }
@@ -284,13 +312,18 @@ mod tests {
     use coorp_scene::Scene;
     use proptest::prelude::*;
 
-    /// Remembers what arrived: to whom, its last byte, and when.
+    /// Remembers what arrived: to whom, its last byte, and when. And what each card was done with: the frame's last byte,
+    /// and whether it was acknowledged.
     #[derive(Default)]
-    struct Arrivals(Vec<(u16, u8, Instant)>);
+    struct Arrivals(Vec<(u16, u8, Instant)>, Vec<(u16, u8, bool)>);
 
     impl Outlet for Arrivals {
         fn deliver(&mut self, to: StationId, frame: &[u8], at: Instant) {
             self.0.push((to.0, *frame.last().expect("a frame"), at));
+        }
+
+        fn done(&mut self, from: StationId, frame: &[u8], acknowledged: bool) {
+            self.1.push((from.0, *frame.last().expect("a frame"), acknowledged));
         }
     }
 
@@ -409,10 +442,17 @@ mod tests {
             }
             let delivered = everything(&mut channel).len() as u64;
             let counters = channel.counters();
+            let channel = &mut channel;
             prop_assert_eq!((counters.sent, counters.delivered), (sends.len() as u64, delivered));
             let ByCategory { voice, video, best_effort, background } = counters.sent_as;
             prop_assert_eq!(voice + video + best_effort + background + counters.refused, counters.sent);
             let to_all = sends.iter().filter(|(_, receiver, ..)| *receiver == 4).count() as u64;
+            // To itself and to nobody are refused.
+            let done = &channel.outlet().1;
+            prop_assert_eq!(done.len() as u64 + to_all + counters.refused, counters.sent);
+            let acknowledged = done.iter().filter(|(.., acknowledged)| *acknowledged).count();
+            let to_one = channel.outlet().0.iter().filter(|(_, mark, _)| sends[usize::from(*mark)].1 != 4);
+            prop_assert!(sends.len() > 256 || to_one.count() == acknowledged);
             let ended = delivered + counters.dropped_by_queue + counters.given_up + counters.refused;
             // A frame to all ends at each of the two others, or on its way.
             prop_assert!(ended >= sends.len() as u64 - to_all && ended <= sends.len() as u64 + 2 * to_all);

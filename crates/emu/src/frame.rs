@@ -85,6 +85,16 @@ pub fn read(frame: &[u8], interface: usize, from: StationId, stations: u16) -> O
     })
 }
 
+/// Whether a frame carries a UDP datagram, or a part of one.
+pub fn is_udp(frame: &[u8]) -> bool {
+    let protocol = match be16(frame, 12) {
+        Some(IPV4) => frame.get(HEADER_BYTES + 9),
+        Some(IPV6) => frame.get(HEADER_BYTES + 6),
+        _ => None,
+    };
+    protocol == Some(&UDP)
+}
+
 fn be16(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_be_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
 }

@@ -19,6 +19,7 @@ mod programs;
 mod pump;
 pub mod report;
 mod run;
+mod status;
 mod timing;
 pub mod trouble;
 

@@ -25,6 +25,7 @@ use rustix::thread::{move_into_link_name_space, LinkNameSpaceType};
 use crate::ffi;
 use crate::frame::Mac;
 use crate::run::Error;
+use crate::status::Status;
 
 const PREFIX: &str = "coorp-";
 /// Where iproute2 keeps the namespaces' names, and what replaces files of `/etc` in them.
@@ -151,6 +152,15 @@ fn named() -> Vec<(String, u32)> {
         .collect()
 }
 
+/// A robot's side of one interface.
+#[derive(Debug)]
+pub struct Card {
+    /// Where its stack's frames are fetched and put.
+    pub tap: File,
+    /// Where its programs are told what became of them.
+    pub status: Status,
+}
+
 /// The network namespace of one robot.
 #[derive(Debug)]
 pub struct Namespace {
@@ -160,7 +170,7 @@ pub struct Namespace {
 impl Namespace {
     /// Makes the namespace of a robot with its interfaces, up and ready, and opens their TAPs. `hosts` is what
     /// `/etc/hosts` says in it.
-    pub fn make(robot: &str, interfaces: &[Interface], hosts: &str) -> Result<(Namespace, Vec<File>), Error> {
+    pub fn make(robot: &str, interfaces: &[Interface], hosts: &str) -> Result<(Namespace, Vec<Card>), Error> {
         let namespace = Namespace {
             name: format!("{PREFIX}{}-{robot}", std::process::id()),
         };
@@ -168,10 +178,10 @@ impl Namespace {
         if made.is_err() {
             namespace.clear();
         }
-        made.map(|taps| (namespace, taps))
+        made.map(|cards| (namespace, cards))
     }
 
-    fn set_up(&self, interfaces: &[Interface], hosts: &str) -> Result<Vec<File>, Error> {
+    fn set_up(&self, interfaces: &[Interface], hosts: &str) -> Result<Vec<Card>, Error> {
         self.write_etc(hosts)
             .map_err(|error| failed(&format!("write {ETC}/{}", self.name), &error))?;
         ip(&["netns", "add", &self.name], "")?;
@@ -186,13 +196,14 @@ impl Namespace {
         self.inside(quieten)
             .map_err(|error| failed("enter the namespace", &error))?;
         let names: Vec<String> = interfaces.iter().map(|interface| interface.name.clone()).collect();
-        let open = move || {
-            names
-                .iter()
-                .map(|name| ffi::open_tap(name))
-                .collect::<io::Result<Vec<File>>>()
+        let open_one = |name: &String| {
+            Ok(Card {
+                tap: ffi::open_tap(name)?,
+                status: Status::listen(name)?,
+            })
         };
-        let taps = self
+        let open = move || names.iter().map(open_one).collect::<io::Result<Vec<Card>>>();
+        let cards = self
             .inside(open)
             .map_err(|error| no_tap(&error))?
             .map_err(|error| no_tap(&error))?;
@@ -206,7 +217,7 @@ impl Namespace {
         let first = interfaces.first().map_or("", |interface| interface.name.as_str());
         batch += &format!("route add 224.0.0.0/4 dev {first}\nroute add 255.255.255.255 dev {first}\n");
         ip(&["-n", &self.name, "-batch", "-"], &batch)?;
-        Ok(taps)
+        Ok(cards)
     }
 
     /// The name that `ip netns exec` knows it by.

@@ -23,7 +23,8 @@ use rustix::time::{
 
 use crate::channel::{Channel, Counters, Outlet};
 use crate::ffi;
-use crate::namespace::TAP_FRAMES;
+use crate::namespace::{Card, TAP_FRAMES};
+use crate::status::Status;
 use crate::timing::Lateness;
 use crate::trouble::Watched;
 
@@ -35,9 +36,10 @@ const FETCH_MAX: usize = 64;
 const MOVE_PARTS: usize = 20;
 /// Events taken from the kernel at once.
 const EVENTS_MAX: usize = 64;
-/// Marks of the two files that are no TAPs.
+/// Marks of the two files that are of no card, and the bit in those of sockets that programs learn the status by.
 const STOP: u64 = u64::MAX;
 const TIMER: u64 = u64::MAX - 1;
+const STATUS: u64 = 1 << 63;
 
 /// The emulation's clock: how long since its origin.
 #[derive(Clone, Copy, Debug)]
@@ -55,9 +57,10 @@ impl Clock {
     }
 }
 
-/// The TAPs of one interface, by robot; those who have it not have none.
+/// The robots' sides of one interface, by robot; those who have it not have none.
 struct Stacks {
     taps: Vec<Option<File>>,
+    statuses: Vec<Option<Status>>,
     clock: Clock,
     lateness: Lateness,
 }
@@ -70,6 +73,12 @@ impl Outlet for Stacks {
         // A stack that takes no frame has its interface down, as a program may wish.
         let _ = tap.write(frame);
         self.lateness.record(self.clock.now().since(at));
+    }
+
+    fn done(&mut self, from: StationId, frame: &[u8], acknowledged: bool) {
+        if let Some(Some(status)) = self.statuses.get_mut(usize::from(from.0)) {
+            status.done(frame, acknowledged);
+        }
     }
 }
 
@@ -113,13 +122,13 @@ pub struct Pump {
 }
 
 impl Pump {
-    /// Puts the TAPs, which are given by interface and robot, on the team's channels.
+    /// Puts the cards, which are given by interface and robot, on the team's channels.
     ///
     /// # Errors
     /// The kernel refuses a file or to watch one.
     pub fn new(
         team: &Team,
-        taps: Vec<Vec<Option<File>>>,
+        cards: Vec<Vec<Option<Card>>>,
         clock: Clock,
         seed: u64,
         watched: Watched,
@@ -136,16 +145,20 @@ impl Pump {
         watch(timer.as_fd(), TIMER)?;
         watch(stop.0.as_fd(), STOP)?;
         let mut channels = Vec::new();
-        for (interface, mut taps) in taps.into_iter().enumerate() {
-            for (robot, tap) in taps.iter_mut().enumerate() {
-                if let Some(tap) = tap {
+        for (interface, mut cards) in cards.into_iter().enumerate() {
+            for (robot, card) in cards.iter_mut().enumerate() {
+                if let Some(Card { tap, status }) = card {
                     // What stacks said while their interfaces came up was said before this began.
                     (0..TAP_FRAMES).take_while(|_| fetch_nothing(tap)).for_each(drop);
                     watch(tap.as_fd(), mark(interface, robot))?;
+                    watch(status.as_fd(), mark(interface, robot) | STATUS)?;
                 }
             }
+            let cards = cards.into_iter().map(|card| card.map(|card| (card.tap, card.status)));
+            let (taps, statuses) = cards.map(Option::unzip).unzip();
             let stacks = Stacks {
                 taps,
+                statuses,
                 clock,
                 lateness: Lateness::new(),
             };
@@ -199,6 +212,7 @@ impl Pump {
                 match data.u64() {
                     STOP => return Ok(self.outcome(real_time)),
                     TIMER => self.clear_timer(),
+                    mark if mark & STATUS != 0 => self.accept(mark & !STATUS),
                     // A program has deleted the interface.
                     mark if flags.intersects(epoll::EventFlags::ERR) => self.forget(mark),
                     mark => self.fetch(mark),
@@ -217,7 +231,10 @@ impl Pump {
             self.channels.iter_mut().for_each(|channel| channel.advance(now));
             self.move_some(now);
         }
-        self.channels.iter_mut().for_each(|channel| channel.advance(now));
+        for channel in &mut self.channels {
+            channel.advance(now);
+            channel.outlet().statuses.iter_mut().flatten().for_each(Status::flush);
+        }
     }
 
     fn follow_script(&mut self, at: Instant) {
@@ -295,6 +312,15 @@ impl Pump {
             if let Some(tap) = channel.outlet().taps.get_mut(robot) {
                 *tap = None;
             }
+        }
+    }
+
+    /// A program wants to be told the status of what it sends.
+    fn accept(&mut self, mark: u64) {
+        let (interface, robot) = unmark(mark);
+        if let Some(channel) = self.channels.get_mut(interface) {
+            let status = channel.outlet().statuses.get_mut(robot).and_then(Option::as_mut);
+            status.into_iter().for_each(Status::accept);
         }
     }
 

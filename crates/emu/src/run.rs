@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::fmt;
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ use rustix::process::Signal;
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 
 use crate::frame::mac;
-use crate::namespace::{Interface, Lock, Namespace};
+use crate::namespace::{Card, Interface, Lock, Namespace};
 use crate::programs::{exists, Lines, Program};
 use crate::pump::{Clock, Outcome, Pump, Stop};
 use crate::report::{self, Ended, Fate, Report};
@@ -136,7 +136,7 @@ pub fn run(team: &Team, options: &Options, lines: Lines, told: &dyn Fn(&str)) ->
         ));
     }
     let mut robots = Robots::make(team, options)?;
-    let taps = std::mem::take(&mut robots.taps);
+    let cards = std::mem::take(&mut robots.cards);
     if let Some(namespace) = robots.namespaces.last() {
         told(&format!(
             "{} robots are on the air; to look into one: sudo ip netns exec {} COMMAND",
@@ -150,7 +150,7 @@ pub fn run(team: &Team, options: &Options, lines: Lines, told: &dyn Fn(&str)) ->
     }
     let watched = options.watched.clone();
     let (pump, stop) =
-        Pump::new(team, taps, clock, SEED, watched).map_err(|error| broken("cannot set up the air", &error))?;
+        Pump::new(team, cards, clock, SEED, watched).map_err(|error| broken("cannot set up the air", &error))?;
     let pump = spawn(pump).map_err(|error| broken("cannot start the air", &error))?;
     let pump = PumpThread {
         stop,
@@ -238,7 +238,7 @@ struct Robots {
     programs: Vec<Program>,
     deaths: Vec<u32>,
     /// By interface and robot, until the pump has them.
-    taps: Vec<Vec<Option<File>>>,
+    cards: Vec<Vec<Option<Card>>>,
 }
 
 impl Robots {
@@ -248,17 +248,17 @@ impl Robots {
             namespaces: Vec::new(),
             programs: Vec::new(),
             deaths: vec![0; team.robots.len()],
-            taps: (0..channels).map(|_| Vec::new()).collect(),
+            cards: (0..channels).map(|_| Vec::new()).collect(),
         };
         let hosts = hosts(team);
         for robot in robots(team) {
             let (name, has) = (name(team, robot), numbers(team, robot));
             let interfaces: Vec<Interface> = has.iter().map(|number| interface(*number, robot)).collect();
-            let (namespace, taps) = Namespace::make(name, &interfaces, &hosts)?;
+            let (namespace, cards) = Namespace::make(name, &interfaces, &hosts)?;
             made.namespaces.push(namespace);
-            let mut taps = taps.into_iter();
-            for (number, of_all) in made.taps.iter_mut().enumerate() {
-                of_all.push(has.contains(&number).then(|| taps.next()).flatten());
+            let mut cards = cards.into_iter();
+            for (number, of_all) in made.cards.iter_mut().enumerate() {
+                of_all.push(has.contains(&number).then(|| cards.next()).flatten());
             }
             made.programs
                 .push(Program::new(name, environment(team, robot, &options.team_file)));
@@ -492,12 +492,17 @@ fn environment(team: &Team, robot: RobotId, team_file: &Path) -> Vec<(String, Os
         .iter()
         .map(|number| address(*number, robot))
         .collect();
+    let interfaces: Vec<String> = numbers(team, robot)
+        .iter()
+        .map(|number| interface(*number, robot).name)
+        .collect();
     vec![
         ("COORP_ROBOT".to_owned(), name(team, robot).into()),
         ("COORP_LEADER".to_owned(), name(team, team.leader).into()),
         ("COORP_TEAM".to_owned(), file.into()),
         ("COORP_ADDRESSES".to_owned(), addresses.join(" ").into()),
         ("COORP_NETWORK".to_owned(), network(team).into()),
+        ("COORP_STATUS".to_owned(), interfaces.join(" ").into()),
     ]
 }
 

@@ -81,7 +81,7 @@ pub struct Node {
 pub(crate) struct Inner {
     pub team: Team,
     pub me: RobotId,
-    policy: Policy,
+    pub(crate) policy: Policy,
     secure: bool,
     pub keys: Keys,
     started: std::time::Instant,

@@ -165,6 +165,8 @@ pub enum Completions {
     Stamps,
     /// Nobody below says; the receiver acknowledges.
     Acknowledgements,
+    /// `coorp emu` reports what its air made of each.
+    Emulated,
 }
 
 impl Completions {
@@ -174,8 +176,19 @@ impl Completions {
             1 => Completions::WifiStatus,
             2 => Completions::Stamps,
             3 => Completions::Acknowledgements,
+            4 => Completions::Emulated,
             _ => Completions::Unknown,
         }
+    }
+
+    /// Whether somebody below says what the air made of each datagram.
+    pub(crate) fn of_the_air(self) -> bool {
+        matches!(self, Completions::WifiStatus | Completions::Emulated)
+    }
+
+    /// Whether somebody below says what has left.
+    pub(crate) fn are_reported(self) -> bool {
+        self.of_the_air() || self == Completions::Stamps
     }
 }
 
@@ -186,6 +199,7 @@ impl std::fmt::Display for Completions {
             Completions::WifiStatus => "WiFi status",
             Completions::Stamps => "the driver's stamps",
             Completions::Acknowledgements => "acknowledgements",
+            Completions::Emulated => "the emulator's status",
         })
     }
 }

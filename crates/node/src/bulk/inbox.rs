@@ -134,9 +134,10 @@ impl Inbox {
         let same = wire::decode::<Begin>(&known).is_ok_and(|known| known == *begin);
         let path = self.folder.join("part");
         if !same {
-            // The old bytes go before the new head comes, so that no head ever stands for the bytes of another.
+            // Nothing waits for the disk, which may still be busy with the message before: what is here is compared with
+            // what the sender has, so that a head for other bytes does no harm.
             remove(&path)?;
-            replace(&self.folder, "part.head", &wire::encode(begin))?;
+            write(&self.folder, "part.head", &wire::encode(begin))?;
         }
         let mut options = OpenOptions::new();
         let mut file = options
@@ -226,6 +227,9 @@ impl Part {
             return Ok(None);
         }
         self.file.sync_all()?;
+        // The next start goes by it once the message is whole.
+        File::open(self.inbox.folder.join("part.head"))?.sync_all()?;
+        File::open(&self.inbox.folder)?.sync_all()?;
         let (folder, path) = (&self.inbox.folder, self.inbox.place_of(&self.begin));
         fs::rename(folder.join("part"), &path)?;
         File::open(folder.join("whole"))?.sync_all()?;
@@ -253,6 +257,13 @@ pub(crate) fn replace(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()>
     file.sync_all()?;
     fs::rename(&new, folder.join(name))?;
     File::open(folder)?.sync_all()
+}
+
+/// Replaces a small file, so that whoever reads it while the machine is up sees the old or the new one.
+fn write(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
+    let new = folder.join(format!("{name}.new"));
+    fs::write(&new, bytes)?;
+    fs::rename(&new, folder.join(name))
 }
 
 #[cfg(test)]

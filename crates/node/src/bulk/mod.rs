@@ -2,7 +2,8 @@
 //!
 //! Messages go over QUIC, one connection a receiver while there is something to send. `socket.rs` is where the gate
 //! decides, `reports.rs` how it is known what has left, `send.rs` and `receive.rs` the two ends of a message,
-//! `inbox.rs` what a receiver keeps on disk, `transport.rs` how QUIC is set up.
+//! `inbox.rs` what a receiver keeps on disk, `transport.rs` how QUIC is set up, `turns.rs` which of several receivers is
+//! sent to.
 //!
 //! Each path has sockets of its own. A message goes over one path; when that dies a new connection over another one goes
 //! on where the receiver's disk ends. QUIC's own migration would keep the connection, but moves one end alone: the address
@@ -11,12 +12,14 @@
 //! A message is in its sender's memory until it is delivered; a sender that dies has failed to send it. Left out:
 //! sending while it is still being written, and splitting a message over paths.
 
+mod emulated;
 mod inbox;
 mod receive;
 mod reports;
 mod send;
 mod socket;
 mod transport;
+mod turns;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
@@ -37,7 +40,8 @@ use tokio::sync::{mpsc, oneshot, Notify};
 pub(crate) use self::inbox::replace;
 use self::inbox::{Inbox, Whole};
 use self::send::Job;
-use self::socket::{GatedSocket, PermittedCubicConfig};
+use self::socket::GatedSocket;
+use self::turns::Turns;
 use crate::control::checked;
 use crate::fabric::PORT_BULK;
 use crate::node::{lock, Inner};
@@ -66,8 +70,6 @@ pub(crate) struct Bulk {
     state: PathBuf,
     lineage: u64,
     queues: Mutex<BTreeMap<RobotId, Queue>>,
-    /// Connections on which something is being sent.
-    sending: Mutex<Vec<quinn::Connection>>,
     delivered: Mutex<VecDeque<BulkMessage>>,
     came: Condvar,
     came_async: Notify,
@@ -86,6 +88,8 @@ struct Lane {
     sender: Mutex<Option<Endpoint>>,
     client: quinn::ClientConfig,
     socket: Arc<GatedSocket>,
+    /// The connections on which something is being sent.
+    turns: Arc<Turns<quinn::Connection>>,
     receiver: Mutex<Option<Endpoint>>,
 }
 
@@ -114,7 +118,6 @@ impl Bulk {
             // No two starts share one, and it need not be kept.
             lineage: RandomState::new().hash_one(std::process::id()),
             queues: Mutex::default(),
-            sending: Mutex::default(),
             delivered: Mutex::default(),
             came: Condvar::new(),
             came_async: Notify::new(),
@@ -163,8 +166,8 @@ impl Bulk {
         if permitted {
             self.permitted.notify_waiters();
             // A connection that made no packets waits for nothing; being told its window again, it looks.
-            let sending = lock(&self.sending).clone();
-            sending.iter().for_each(transport::wake);
+            let first = self.lanes.iter().filter_map(|lane| lane.turns.first());
+            first.for_each(|connection| transport::wake(&connection));
         }
     }
 
@@ -278,12 +281,12 @@ impl Lane {
         let socket = bind("bulk", SocketAddr::new(address, 0), interface)?;
         let gatekeeper: Weak<Inner> = Arc::downgrade(node);
         let socket = GatedSocket::new(socket, path, gatekeeper).map_err(|error| failed("set up the socket", error))?;
-        let client = transport::client(credentials, PermittedCubicConfig(Arc::downgrade(&socket)))?;
         let sender = Endpoint::new_with_abstract_socket(credentials.endpoint(), None, socket.clone(), quic);
         Ok(Lane {
             sender: Mutex::new(Some(sender.map_err(|error| failed("open QUIC", error))?)),
-            client,
+            client: credentials.client(transport::PROTOCOL)?,
             socket,
+            turns: Arc::new(Turns::new()),
             receiver: Mutex::new(Some(receiver)),
         })
     }

@@ -10,6 +10,8 @@ use coorp_core::RobotId;
 use quinn::Connection;
 use tokio::sync::{mpsc, oneshot};
 
+use super::socket::PermittedCubicConfig;
+use super::turns::{self, Look, Turn, Turns};
 use super::{receive, transport, Bulk, Waiting};
 use crate::fabric::PORT_BULK;
 use crate::keys::SERVER_NAME;
@@ -49,6 +51,7 @@ pub(super) struct Job {
 struct Open {
     connection: Connection,
     path: usize,
+    turn: Arc<Turn>,
 }
 
 /// Delivers the messages to one receiver.
@@ -184,10 +187,7 @@ async fn attempt(
         .filter(|open| open.connection.close_reason().is_none())
     {
         Some(open) => open,
-        None => Open {
-            connection: connect(bulk, to, path).await?,
-            path,
-        },
+        None => connect(bulk, to, path).await?,
     };
     let open = connection.insert(open);
     let (mut send, mut receive) = open.connection.open_bi().await.map_err(|error| error.to_string())?;
@@ -215,7 +215,7 @@ async fn attempt(
     Ok(answer)
 }
 
-async fn connect(bulk: &Bulk, to: RobotId, path: usize) -> Result<Connection, String> {
+async fn connect(bulk: &Bulk, to: RobotId, path: usize) -> Result<Open, String> {
     let node = bulk.node.upgrade().ok_or("the node has closed")?;
     let address = node
         .address_of(to, path)
@@ -223,7 +223,22 @@ async fn connect(bulk: &Bulk, to: RobotId, path: usize) -> Result<Connection, St
     let address = SocketAddr::new(address, node.team.port(to) + PORT_BULK);
     let lane = bulk.lanes.get(path).ok_or("there is no such path")?;
     let sender = lock(&lane.sender).clone().ok_or("the node has closed")?;
-    let connecting = sender.connect_with(lane.client.clone(), address, SERVER_NAME);
+    // Plain QUIC, where nobody asks for more.
+    let coordinated = node.ask(|brain, _| brain.coordinates_bulk());
+    let turn = Arc::new(if coordinated { Turn::default() } else { Turn::always() });
+    let permitted = PermittedCubicConfig {
+        socket: Arc::downgrade(&lane.socket),
+        turn: turn.clone(),
+        coordinated,
+    };
+    let every = lane
+        .socket
+        .completions()
+        .are_reported()
+        .then_some(node.policy.ack_every);
+    let mut client = lane.client.clone();
+    client.transport_config(transport::sender(permitted, every));
+    let connecting = sender.connect_with(client, address, SERVER_NAME);
     let connecting = connecting.map_err(|error| error.to_string())?;
     let connection = tokio::time::timeout(CONNECT_MAX, connecting).await;
     let connection = connection
@@ -233,19 +248,34 @@ async fn connect(bulk: &Bulk, to: RobotId, path: usize) -> Result<Connection, St
         connection.close(1u8.into(), b"another robot");
         return Err(format!("another robot answers at {address}"));
     }
-    lock(&bulk.sending).push(connection.clone());
+    if coordinated && lane.turns.join(&turn, connection.clone()) {
+        tokio::spawn(take_turns(lane.turns.clone()));
+    }
     // A permit that came meanwhile was told to those that were there.
     transport::wake(&connection);
     node.tell(|brain, _| brain.on_bulk(to, Some(path)));
-    Ok(connection)
+    Ok(Open { connection, path, turn })
+}
+
+/// Tells each whose turn begins, while there are several.
+async fn take_turns(turns: Arc<Turns<Connection>>) {
+    loop {
+        tokio::time::sleep(turns::LOOK_EVERY).await;
+        match turns.look() {
+            Look::Alone => return,
+            Look::GoesOn => {}
+            Look::Begins(connection) => transport::wake(&connection),
+        }
+    }
 }
 
 fn hang_up(bulk: &Bulk, to: RobotId, open: Option<Open>) {
-    if let Some(Open { connection, .. }) = open {
+    if let Some(Open { connection, path, turn }) = open {
         if let Some(node) = bulk.node.upgrade() {
             node.tell(|brain, _| brain.on_bulk(to, None));
         }
         connection.close(0u8.into(), b"done");
-        lock(&bulk.sending).retain(|sending| sending.stable_id() != connection.stable_id());
+        let next = bulk.lanes.get(path).and_then(|lane| lane.turns.leave(&turn));
+        next.iter().for_each(transport::wake);
     }
 }

@@ -25,7 +25,9 @@ use quinn::congestion::{Controller, ControllerFactory, Cubic, CubicConfig};
 use quinn::udp::{RecvMeta, Transmit};
 use quinn::{AsyncUdpSocket, Runtime, UdpPoller};
 
+use super::emulated::Emulated;
 use super::reports::{self, Report, Tail};
+use super::turns::Turn;
 use crate::node::{lock, Inner};
 use crate::status::Completions;
 
@@ -54,8 +56,6 @@ pub(crate) trait Gatekeeper: Send + Sync {
     fn may_pass(&self, path: usize, n: usize) -> (bool, Instant);
     /// How many datagrams, `most` at most, may go together where `n` are on their way.
     fn room(&self, path: usize, n: usize, most: usize) -> usize;
-    /// What has left is known by this from now on.
-    fn on_known(&self, path: usize, by: Completions);
     /// What has left, and when; small datagrams too.
     fn on_gone(&self, path: usize, gone: &[(SendCall, Instant)]);
 }
@@ -71,10 +71,6 @@ impl Gatekeeper for Inner {
 
     fn room(&self, path: usize, n: usize, most: usize) -> usize {
         self.ask(|brain, now| brain.room(path, n, most, now))
-    }
-
-    fn on_known(&self, path: usize, by: Completions) {
-        self.tell(|brain, _| brain.set_completions(path, by));
     }
 
     fn on_gone(&self, path: usize, gone: &[(SendCall, Instant)]) {
@@ -152,7 +148,10 @@ impl GatedSocket {
             reports::ask_for_wifi_status(socket.as_fd()),
             reports::ask_for_stamps(socket.as_fd()),
         ];
-        let completions = if asked.iter().any(Result::is_ok) {
+        let emulated = Emulated::connect(LOOK_UP_EVERY);
+        let completions = if !emulated.is_empty() {
+            Completions::Emulated
+        } else if asked.iter().any(Result::is_ok) {
             Completions::Unknown
         } else {
             Completions::Acknowledgements
@@ -171,12 +170,24 @@ impl GatedSocket {
             unreported: AtomicU64::new(0),
             round_trip_ns: AtomicU64::new(0),
         });
-        if let (Completions::Acknowledgements, Some(gatekeeper)) = (completions, gated.gatekeeper.upgrade()) {
-            gatekeeper.on_known(path, completions);
+        if completions != Completions::Unknown {
+            gated.know(completions);
         }
         let reader = Arc::downgrade(&gated);
         let thread = std::thread::Builder::new().name("coorp-reports".to_owned());
         thread.spawn(move || read_reports(&reader, &queue))?;
+        for mut emulated in emulated {
+            let reader = Arc::downgrade(&gated);
+            let thread = std::thread::Builder::new().name("coorp-reports".to_owned());
+            thread.spawn(move || {
+                let mut came = Vec::new();
+                while emulated.read(&mut came) {
+                    let Some(socket) = reader.upgrade() else { return };
+                    socket.on_reports(&came, Completions::Emulated);
+                    came.clear();
+                }
+            })?;
+        }
         Ok(gated)
     }
 
@@ -232,19 +243,19 @@ impl GatedSocket {
         !long_header && size > SMALL_BYTES
     }
 
-    /// Reports came; the gate learns from them.
-    fn on_reports(&self, came: &[Report]) {
-        let Some(gatekeeper) = self.gatekeeper.upgrade() else {
+    /// Reports came; the gate learns from them. What the air made of datagrams is told `by` one of two.
+    fn on_reports(&self, came: &[Report], by: Completions) {
+        let Some(gatekeeper) = self.gatekeeper.upgrade().filter(|_| !came.is_empty()) else {
             return;
         };
         let wifi = came.iter().any(|report| matches!(report, Report::OnAir { .. }));
         match self.completions() {
-            Completions::WifiStatus => {}
-            _ if wifi => self.know(Completions::WifiStatus),
+            known if known.of_the_air() => {}
+            _ if wifi => self.know(by),
             Completions::Stamps => {}
             _ => self.know(Completions::Stamps),
         }
-        let by_wifi = self.completions() == Completions::WifiStatus;
+        let by_wifi = self.completions().of_the_air();
         let now = gatekeeper.now();
         let mut gone = Vec::new();
         {
@@ -285,7 +296,7 @@ impl GatedSocket {
     /// learns how soon so many are acknowledged, which makes up for it. To leave out the newest would let any number go
     /// at once.
     fn on_acknowledged(&self, mut bytes: u64) {
-        if matches!(self.completions(), Completions::WifiStatus | Completions::Stamps) {
+        if self.completions().are_reported() {
             return;
         }
         let round_trip = self.round_trip();
@@ -322,9 +333,6 @@ impl GatedSocket {
 
     fn know(&self, completions: Completions) {
         self.completions.store(completions as u8, Ordering::Relaxed);
-        if let Some(gatekeeper) = self.gatekeeper.upgrade() {
-            gatekeeper.on_known(self.path, completions);
-        }
         tracing::info!("bulk: what has left is known by {completions}");
     }
 
@@ -408,9 +416,7 @@ fn read_reports(socket: &Weak<GatedSocket>, queue: &OwnedFd) {
             std::thread::sleep(StdDuration::from_millis(1));
         }
         came.retain(|report| says_something(report, queue, &mut tuns));
-        if !came.is_empty() {
-            socket.on_reports(&came);
-        }
+        socket.on_reports(&came, Completions::WifiStatus);
         if looked.elapsed() >= LOOK_UP_EVERY {
             looked = StdInstant::now();
             socket.on_silence();
@@ -501,7 +507,8 @@ impl AsyncUdpSocket for GatedSocket {
 
     fn max_transmit_segments(&self) -> usize {
         // Of several that go in together WiFi's reports are another matter on each kernel.
-        let alone = matches!(self.completions(), Completions::Unknown | Completions::WifiStatus);
+        let completions = self.completions();
+        let alone = completions == Completions::Unknown || completions.of_the_air();
         let Some(gatekeeper) = self.gatekeeper.upgrade().filter(|_| !alone) else {
             return 1;
         };
@@ -536,7 +543,7 @@ impl UdpPoller for GatedPoller {
     }
 }
 
-/// CUBIC, but that nothing goes without a permit, and that the gate hears of acknowledgements.
+/// CUBIC, but that nothing goes without a permit and a turn, and that the gate hears of acknowledgements.
 ///
 /// QUIC asks it several times a packet, so it reads what it needs without taking hold of the socket.
 pub(crate) struct PermittedCubic {
@@ -544,24 +551,38 @@ pub(crate) struct PermittedCubic {
     socket: Weak<GatedSocket>,
     permitted: Arc<AtomicBool>,
     completions: Arc<AtomicU8>,
+    turn: Arc<Turn>,
     /// The other end has acknowledged something.
     heard: bool,
 }
 
-/// Makes [`PermittedCubic`]s.
-pub(crate) struct PermittedCubicConfig(pub Weak<GatedSocket>);
+/// Makes [`PermittedCubic`]s of one connection.
+pub(crate) struct PermittedCubicConfig {
+    pub socket: Weak<GatedSocket>,
+    pub turn: Arc<Turn>,
+    pub coordinated: bool,
+}
+
+/// What a connection sends at once before the first acknowledgement, where bulk is coordinated: it then is the only one on
+/// the channel, and the gate bounds what is below it.
+const FIRST_WINDOW_BYTES: u64 = 256 << 10;
 
 impl ControllerFactory for PermittedCubicConfig {
     fn build(self: Arc<Self>, now: StdInstant, current_mtu: u16) -> Box<dyn Controller> {
-        let socket = self.0.upgrade();
+        let socket = self.socket.upgrade();
         let known = socket.map(|socket| (socket.permitted.clone(), socket.completions.clone()));
         // Of a socket that is gone nothing is permitted.
         let (permitted, completions) = known.unwrap_or_default();
+        let mut cubic = CubicConfig::default();
+        if self.coordinated {
+            cubic.initial_window(FIRST_WINDOW_BYTES);
+        }
         Box::new(PermittedCubic {
-            inner: Box::new(Cubic::new(Arc::new(CubicConfig::default()), now, current_mtu)),
-            socket: self.0.clone(),
+            inner: Box::new(Cubic::new(Arc::new(cubic), now, current_mtu)),
+            socket: self.socket.clone(),
             permitted,
             completions,
+            turn: self.turn.clone(),
             heard: false,
         })
     }
@@ -571,7 +592,7 @@ impl PermittedCubic {
     /// So many bytes are off the network; acknowledgements come with the shortest round trip.
     fn acknowledged(&self, bytes: u64, round_trip: Option<StdDuration>) {
         let completions = Completions::numbered(self.completions.load(Ordering::Relaxed));
-        if matches!(completions, Completions::WifiStatus | Completions::Stamps) {
+        if completions.are_reported() {
             return;
         }
         let Some(socket) = self.socket.upgrade() else { return };
@@ -585,6 +606,7 @@ impl PermittedCubic {
 
 impl Controller for PermittedCubic {
     fn on_sent(&mut self, now: StdInstant, bytes: u64, last_packet_number: u64) {
+        self.turn.on_sent();
         self.inner.on_sent(now, bytes, last_packet_number);
     }
 
@@ -616,7 +638,7 @@ impl Controller for PermittedCubic {
 
     fn window(&self) -> u64 {
         // Without a word from the other end there is no connection yet: nobody could tell it of a permit that comes.
-        if !self.heard || self.permitted.load(Ordering::Acquire) {
+        if !self.heard || self.permitted.load(Ordering::Acquire) && self.turn.has() {
             self.inner.window()
         } else {
             // No packet fits into it. Not 0, which quinn's pacing takes for a mistake where a permit goes meanwhile.
@@ -630,6 +652,7 @@ impl Controller for PermittedCubic {
             socket: self.socket.clone(),
             permitted: self.permitted.clone(),
             completions: self.completions.clone(),
+            turn: self.turn.clone(),
             heard: self.heard,
         })
     }

@@ -9,7 +9,7 @@ use super::socket::PermittedCubicConfig;
 use crate::quic::Credentials;
 use crate::Error;
 
-const PROTOCOL: &[u8] = b"coorp-bulk/1";
+pub(super) const PROTOCOL: &[u8] = b"coorp-bulk/1";
 /// An end that says nothing for so long is gone.
 const IDLE_MS: u32 = 3_000;
 /// What a round trip is taken for before one was measured: a few of what WiFi takes when it is busy. A handshake that
@@ -19,6 +19,9 @@ const ROUND_TRIP_FIRST: Duration = Duration::from_millis(50);
 const KEEP_ALIVE: Duration = Duration::from_millis(500);
 /// A datagram that nothing follows is acknowledged after so long.
 const ACKNOWLEDGE_WITHIN: Duration = Duration::from_millis(2);
+/// An acknowledgement is a frame on the air, against the stream. Where the gate does without, the receiver is asked for
+/// one after as many datagrams as the policy says, or so long after the first.
+const ACKNOWLEDGE_THIN_WITHIN: Duration = Duration::from_millis(8);
 /// What a receiver takes ahead of its disk, and a sender keeps ready.
 const WINDOW_BYTES: u32 = 8 << 20;
 
@@ -34,19 +37,24 @@ pub(crate) fn server(credentials: &Credentials) -> Result<quinn::ServerConfig, E
     Ok(config)
 }
 
-/// How bulk is sent: as permits allow.
-pub(crate) fn client(credentials: &Credentials, permitted: PermittedCubicConfig) -> Result<quinn::ClientConfig, Error> {
-    let mut config = credentials.client(PROTOCOL)?;
+/// How bulk is sent over one connection: as its turns and permits allow. `every` so many datagrams it is acknowledged;
+/// `None`: as soon as can be.
+pub(crate) fn sender(permitted: PermittedCubicConfig, every: Option<u32>) -> Arc<TransportConfig> {
     let mut transport = transport();
-    // What the receiver keeps back looks to the gate as if it had not left.
     let mut acknowledgements = AckFrequencyConfig::default();
-    acknowledgements.max_ack_delay(Some(ACKNOWLEDGE_WITHIN));
+    if let Some(every) = every {
+        acknowledgements
+            .ack_eliciting_threshold(VarInt::from_u32(every.saturating_sub(1)))
+            .max_ack_delay(Some(ACKNOWLEDGE_THIN_WITHIN));
+    } else {
+        // What the receiver keeps back looks to the gate as if it had not left.
+        acknowledgements.max_ack_delay(Some(ACKNOWLEDGE_WITHIN));
+    }
     transport.ack_frequency_config(Some(acknowledgements));
     transport
         .max_concurrent_bidi_streams(VarInt::from_u32(0))
         .congestion_controller_factory(Arc::new(permitted));
-    config.transport_config(Arc::new(transport));
-    Ok(config)
+    Arc::new(transport)
 }
 
 fn transport() -> TransportConfig {

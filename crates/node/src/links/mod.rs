@@ -58,16 +58,18 @@ const RETRY: Duration = Duration::from_millis(100);
 const WANTED: Duration = Duration::from_secs(5);
 /// Topics whose newest message waits for a link.
 const WAITING_MAX: usize = 256;
-/// Large messages of a topic that are on their way.
-const FLYING_MAX: u8 = 2;
-/// Large messages that are taken at once over a link: each is in memory until it is whole.
-const STREAMS_MAX: u32 = 8;
+/// Large messages of a topic that are on their way, the ones included that have arrived and are not acknowledged yet.
+const FLYING_MAX: u8 = 4;
+/// Large messages that are taken at once over a link. [`RECEIVE_BYTES`] bounds what they have in memory; more of them are
+/// allowed, in a frame of its own, whenever an eighth has come.
+const STREAMS_MAX: u32 = 64;
 /// A large message that takes longer is given up.
 const STREAM_MAX: Duration = Duration::from_secs(5);
 /// An acknowledgement is a frame on the air that control may have to wait for. So the receiver is asked for one after so
-/// many datagrams, or so long after the first: once a message, and before the next but one.
+/// many datagrams, or so long after the first: where control goes both ways 30 times a second or more often, it rides on
+/// what goes back anyway. A datagram that is missing between others is told of at once.
 const ACKNOWLEDGE_EVERY: u32 = 64;
-const ACKNOWLEDGE_WITHIN: Duration = Duration::from_millis(20);
+const ACKNOWLEDGE_WITHIN: Duration = Duration::from_millis(50);
 /// What is under way on one link at most.
 const WINDOW_BYTES: u64 = 1 << 20;
 const RECEIVE_BYTES: u32 = 32 << 20;

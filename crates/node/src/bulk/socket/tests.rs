@@ -28,8 +28,6 @@ impl Gatekeeper for Door {
         lock(&self.gate).room(n, most, self.now())
     }
 
-    fn on_known(&self, _path: usize, _by: Completions) {}
-
     fn on_gone(&self, _path: usize, gone: &[(SendCall, Instant)]) {
         for (send, left_at) in gone.iter().filter(|(send, _)| send.bulk) {
             lock(&self.gate).on_complete(send.ahead(), send.at, *left_at);
@@ -150,14 +148,18 @@ fn reports_of_wifi_are_told_apart_in_whatever_order_they_come() {
     let (_sink, to) = sink();
     let mut bench = Bench::new(None);
     // From the first one on loopback's own stamps count no longer.
-    bench.socket.on_reports(&[on_air(77)]);
+    bench.socket.on_reports(&[on_air(77)], Completions::WifiStatus);
     assert_eq!(bench.socket.completions(), Completions::WifiStatus);
     for _ in 0..4 {
         bench.send(&to, 100);
     }
-    bench.socket.on_reports(&[on_air(2), on_air(77), on_air(1)]);
+    bench
+        .socket
+        .on_reports(&[on_air(2), on_air(77), on_air(1)], Completions::WifiStatus);
     assert_eq!((bench.socket.in_flight(), bench.socket.given_up()), (2, 1));
-    bench.socket.on_reports(&[on_air(3), on_air(3), on_air(0)]);
+    bench
+        .socket
+        .on_reports(&[on_air(3), on_air(3), on_air(0)], Completions::WifiStatus);
     let gone = bench.reported(Completions::WifiStatus);
     assert_eq!(
         gone.iter().map(|(send, _)| send.number).collect::<Vec<_>>(),
@@ -169,7 +171,7 @@ fn reports_of_wifi_are_told_apart_in_whatever_order_they_come() {
 fn where_wifis_reports_cease_the_next_source_takes_over() {
     let (_sink, to) = sink();
     let mut bench = Bench::new(None);
-    bench.socket.on_reports(&[on_air(77)]);
+    bench.socket.on_reports(&[on_air(77)], Completions::WifiStatus);
     until("stamps count", || {
         bench.send(&to, 1_000);
         bench.socket.completions() == Completions::Stamps
