@@ -44,8 +44,15 @@ const BACKLOG_MAX: Duration = Duration::from_millis(8);
 const ASK_TIME_EVERY: Duration = Duration::from_secs(1);
 const ASK_TIME_FIRST: Duration = Duration::from_millis(50);
 const ASKED_QUICKLY: u32 = 8;
-/// The others are told again after so long what they should know already: who started anew does not.
-const TELL_EVERY: Duration = Duration::from_secs(1);
+/// Between two looks at whether the others know still when this robot's control is due. What they are told is a frame to
+/// each of them.
+const LOOK_AT_TOLD_EVERY: Duration = Duration::from_secs(1);
+/// What they expect may be off by so much.
+const TOLD_OFF_MAX: Duration = Duration::from_micros(200);
+/// They are told again after so long what they should know already: a frame may have been lost.
+const TELL_EVERY: Duration = Duration::from_secs(10);
+/// In how many looks whoever has come is told.
+const TELL_ANYWAY: u8 = 3;
 /// What comes to the leader within so long of the first is told together: a notice is a frame on the air.
 const HEARD_TOGETHER: Duration = Duration::from_micros(500);
 /// Leaders whose clocks are remembered.
@@ -124,8 +131,11 @@ pub(crate) struct Brain {
     /// Which of this robot's flows are taken.
     flows: [bool; TOPICS_MAX],
     tell_models_at: Instant,
-    /// The others know already that there is nothing to know.
-    told_nothing: bool,
+    /// What the others were told of the models, and when.
+    told: Vec<(u8, TimeModel)>,
+    told_at: Instant,
+    /// So many looks tell them in any case.
+    tell_anyway: u8,
     /// The clocks of the last leaders, the newest first: messages stamped by an older one are still on their way.
     clocks: VecDeque<(u64, ClockEstimate)>,
     ask_time_at: Instant,
@@ -182,8 +192,10 @@ impl Brain {
             paths: Paths::new(team, me, incarnation, now)?,
             wants_bulk: false,
             flows: [false; TOPICS_MAX],
-            tell_models_at: now + TELL_EVERY,
-            told_nothing: false,
+            tell_models_at: now + LOOK_AT_TOLD_EVERY,
+            told: Vec::new(),
+            told_at: now,
+            tell_anyway: 0,
             clocks: VecDeque::new(),
             ask_time_at: now,
             asked_time: 0,
@@ -478,7 +490,7 @@ impl Brain {
             self.tell_models_at = Instant::FAR_FUTURE;
             return;
         };
-        self.tell_models_at = now + TELL_EVERY;
+        self.tell_models_at = now + LOOK_AT_TOLD_EVERY;
         let known = (0u8..).zip(&self.flows).filter(|(_, taken)| **taken);
         let models = known.filter_map(|(topic, _)| Some((topic, planner.time_model(FlowId(u32::from(topic)))?)));
         let models: Vec<(u8, TimeModel)> = models.collect();
@@ -496,10 +508,22 @@ impl Brain {
                 );
             }
         }
-        if !(models.is_empty() && self.told_nothing) {
-            self.told_nothing = models.is_empty();
+        let expected = |((topic, model), (told, before)): (&(u8, TimeModel), &(u8, TimeModel))| {
+            topic == told && model.agrees_with(before, TOLD_OFF_MAX)
+        };
+        let known = models.len() == self.told.len() && models.iter().zip(&self.told).all(expected);
+        let anyway = self.tell_anyway > 0 || now.since(self.told_at) >= TELL_EVERY;
+        self.tell_anyway = self.tell_anyway.saturating_sub(1);
+        if !known || anyway && !models.is_empty() {
+            (self.told, self.told_at) = (models.clone(), now);
             self.actions.push_back(Action::TellModels(models));
         }
+    }
+
+    /// Somebody may not know what the others were told: it has come just now, or there was no clock to tell it by. It is
+    /// told some times, as it may have no clock itself at first.
+    pub fn tell_models_again(&mut self) {
+        self.tell_anyway = TELL_ANYWAY;
     }
 
     /// This robot has made a state: the copies that go to who gathers it.
@@ -1023,13 +1047,25 @@ mod tests {
             told.collect::<Vec<usize>>()
         };
         let mut all = Vec::new();
-        for message in 1..=120 {
+        for message in 1..=1_200 {
             all.extend(told(run(&mut brain, at(20 * message))));
             brain.on_control(flow, at(20 * message));
         }
-        assert_eq!(all, [1, 1]);
+        assert_eq!(all, [1, 1, 1], "at first, and every ten seconds");
+        brain.tell_models_again();
+        for message in 1_201..=1_500 {
+            all.extend(told(run(&mut brain, at(20 * message))));
+            brain.on_control(flow, at(20 * message));
+        }
+        assert_eq!(all.len(), 6, "three times more for who is new");
+        for message in 1_501..=1_560 {
+            all.extend(told(run(&mut brain, at(20 * message + 5))));
+            brain.on_control(flow, at(20 * message + 5));
+        }
+        assert!(all.len() > 6, "it comes at other times");
         brain.remove_flow(flow);
-        assert_eq!(told(run(&mut brain, at(9_000))), [0]);
+        assert_eq!(told(run(&mut brain, at(39_000))), [0]);
+        assert_eq!(told(run(&mut brain, at(60_000))), [0; 0]);
     }
 
     /// A link that broke once freed the permit of a holder that went on sending.

@@ -164,10 +164,10 @@ impl Inner {
 
     /// Tells the others when this robot's control messages are due, so that they keep bulk off the air then.
     fn tell_models(&self, models: Vec<(u8, TimeModel)>) {
-        let Some((clock, _, within)) = self.leaders_time(self.now()) else {
-            return;
+        let time = self.leaders_time(self.now());
+        let Some(((clock, _, within), offset)) = time.and_then(|time| Some((time, self.clock(time.0)?))) else {
+            return self.tell(|brain, _| brain.tell_models_again());
         };
-        let Some(offset) = self.clock(clock) else { return };
         let theirs = |at: Instant| offset.theirs(at).as_nanos();
         let models = models.into_iter().map(|(topic, model)| wire::Model {
             topic,
@@ -488,6 +488,7 @@ impl Inner {
                 if let Some(links) = self.links.get() {
                     links.renew(robot);
                 }
+                self.tell(|brain, _| brain.tell_models_again());
                 tracing::info!("{} is here", self.name_of(robot));
             }
             return;
