@@ -50,8 +50,10 @@ const NETWORK_WITHIN_OPERATOR: Duration = Duration::from_secs(2);
 const NETWORK_LOOK_EVERY: Duration = Duration::from_millis(20);
 /// Addresses that are tried at most.
 const FOUND_MAX: usize = 1_024;
-/// A peer whose link says nothing for so long is gone.
+/// A peer whose link says nothing for so long is gone; longer by as much as a team is larger than the second, as each
+/// robot has a link to each other that has to say so meanwhile. A process that ends is known of at once.
 const LINK_LEASE: Duration = Duration::from_secs(3);
+const LINK_LEASE_ROBOTS: u32 = 16;
 /// A try to connect ends after so long, and another begins. Who was away is spoken to within a second of its return, and
 /// what this fabric tells comes before that; but TCP repeats a lost first packet only after a second.
 const CONNECT_MAX: Duration = Duration::from_millis(600);
@@ -269,6 +271,8 @@ fn config(team: &Team, who: Who, identity: Option<&Identity>, link: &Link, rules
     let (listen, connect) = (listen(team, who, link), connect(team, who, link));
     let scouting_port = team.live.port + PORT_SCOUTING + link.port;
     let found = team.robots.iter().any(|robot| robot.addresses.is_empty());
+    let robots = u32::try_from(team.robots.len()).unwrap_or(u32::MAX);
+    let lease = LINK_LEASE * robots.max(LINK_LEASE_ROBOTS) / LINK_LEASE_ROBOTS;
     let mut config = json!({
         "mode": "peer",
         "listen": { "endpoints": listen, "timeout_ms": 0, "exit_on_failure": true },
@@ -305,7 +309,7 @@ fn config(team: &Team, who: Who, identity: Option<&Identity>, link: &Link, rules
             },
             "link": {
                 "protocols": [link.protocol],
-                "tx": { "lease": LINK_LEASE.as_millis() as u64, "keep_alive": 4 },
+                "tx": { "lease": lease.as_millis() as u64, "keep_alive": 4 },
                 "rx": { "max_message_size": COORDINATION_BYTES_MAX },
             },
         },

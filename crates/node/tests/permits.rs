@@ -71,7 +71,7 @@ fn a_dead_holders_permit_is_free_at_once() {
     let place = one.say("place").replace(['[', ']'], "");
     one.kill();
     until(|| !lead.say("alive").contains(&place));
-    assert_eq!(lead.say("holders"), third);
+    lead.until("holders", &third);
     two.until("may", "true");
 }
 

@@ -1,7 +1,8 @@
 //! Links: what carries control from one robot to another, over one path.
 //!
-//! A link is a QUIC connection from the robot that sends to the one that hears, made when there is something to say and
-//! kept while it is. What fits into a datagram goes as one: the newest counts, and what is lost is not worth waiting for.
+//! A link is a QUIC connection between two robots, made by the first that has something to say and used by both: what one
+//! says acknowledges the other. Of two that were made at once that of the robot earlier in the team file stays in use.
+//! What fits into a datagram goes as one: the newest counts, and what is lost is not worth waiting for.
 //! What is larger goes over a stream of its own, so that a lost datagram delays its own message and no other. Two
 //! messages of a topic are on their way at most; of those that wait behind them the newest stays. Answers to probes come
 //! back over the same link. Each path has its own socket, marked for AC_VO (`socket.rs`), at both ends.
@@ -120,6 +121,20 @@ enum Link {
     Up(Arc<Up>),
 }
 
+impl Link {
+    /// Goes by this connection from now on. Answers with what has waited for one.
+    fn put_up(&mut self, connection: &Connection) -> (Arc<Up>, Vec<Message>) {
+        let up = Arc::new(Up {
+            connection: connection.clone(),
+            large: Mutex::default(),
+        });
+        match std::mem::replace(self, Link::Up(up.clone())) {
+            Link::Opening { waiting, .. } => (up, waiting.into_values().collect()),
+            Link::Up(_) | Link::Down => (up, Vec::new()),
+        }
+    }
+}
+
 #[derive(Debug)]
 struct Up {
     connection: Connection,
@@ -186,7 +201,7 @@ impl Links {
             runtime: Mutex::default(),
         });
         for (path, endpoint) in endpoints.into_iter().enumerate() {
-            tokio::spawn(accept(links.node.clone(), endpoint, path));
+            tokio::spawn(accept(Arc::downgrade(&links), endpoint, path));
         }
         drop(entered);
         *lock(&links.runtime) = Some(runtime);
@@ -252,6 +267,24 @@ impl Links {
         }
     }
 
+    /// Another robot has made a link: this one goes by it too, unless it has one that is to stay.
+    fn adopt(&self, from: RobotId, path: usize, connection: &Connection) {
+        let Some(node) = self.node.upgrade() else { return };
+        let Some(mut link) = self.link(from, path) else { return };
+        let stays = match &*link {
+            Link::Up(up) => up.connection.close_reason().is_none(),
+            Link::Opening { .. } => true,
+            Link::Down => false,
+        };
+        if !stays || from < node.me {
+            let (up, waiting) = link.put_up(connection);
+            drop(link);
+            for message in waiting {
+                up.send(&self.handle, message);
+            }
+        }
+    }
+
     fn link(&self, to: RobotId, path: usize) -> Option<std::sync::MutexGuard<'_, Link>> {
         self.out.get(usize::from(to.0))?.get(path).map(lock)
     }
@@ -293,7 +326,7 @@ impl Links {
         let Some(mut link) = self.link(to, path) else {
             return Opened::GivenUp;
         };
-        let Link::Opening { waiting, wanted } = &mut *link else {
+        let Link::Opening { wanted, .. } = &*link else {
             return Opened::GivenUp;
         };
         let connection = match connected {
@@ -307,14 +340,9 @@ impl Links {
                 return Opened::GivenUp;
             }
         };
-        let waiting = std::mem::take(waiting);
-        let up = Arc::new(Up {
-            connection: connection.clone(),
-            large: Mutex::default(),
-        });
-        *link = Link::Up(up.clone());
+        let (up, waiting) = link.put_up(&connection);
         drop(link);
-        for message in waiting.into_values() {
+        for message in waiting {
             up.send(&self.handle, message);
         }
         Opened::Up(connection)
@@ -355,7 +383,7 @@ async fn open(links: Arc<Links>, to: RobotId, path: usize) {
         match links.settle(to, path, connected) {
             Opened::Up(connection) => {
                 let node = links.node.clone();
-                // Answers come back over it; whoever only listens must not keep the links.
+                // Whoever only listens must not keep the links.
                 drop(links);
                 return listen(node, connection, to, path).await;
             }
@@ -453,7 +481,7 @@ impl Drop for Unfinished {
 }
 
 /// Takes links over one path until its endpoint closes: one of each robot, its newest, as it opens no more.
-async fn accept(node: Weak<Inner>, endpoint: Endpoint, path: usize) {
+async fn accept(links: Weak<Links>, endpoint: Endpoint, path: usize) {
     let half_open = Arc::new(Semaphore::new(HALF_OPEN_MAX));
     let taken: Arc<Mutex<BTreeMap<RobotId, Connection>>> = Arc::default();
     while let Some(incoming) = endpoint.accept().await {
@@ -467,13 +495,15 @@ async fn accept(node: Weak<Inner>, endpoint: Endpoint, path: usize) {
             let _ = incoming.retry();
             continue;
         }
-        let (node, taken) = (node.clone(), taken.clone());
+        let (links, taken) = (links.clone(), taken.clone());
         tokio::spawn(async move {
             let connection = match tokio::time::timeout(CONNECT_MAX, incoming).await {
                 Ok(Ok(connection)) => connection,
                 Ok(Err(error)) => return tracing::debug!("a control link did not come about: {error}"),
                 Err(_) => return,
             };
+            let Some(links) = links.upgrade() else { return };
+            let node = links.node.clone();
             let Some(inner) = node.upgrade() else { return };
             let from = peer(&inner.team, &connection).filter(|from| *from != inner.me);
             let Some(from) = from else {
@@ -483,6 +513,9 @@ async fn accept(node: Weak<Inner>, endpoint: Endpoint, path: usize) {
             if let Some(older) = lock(&taken).insert(from, connection.clone()) {
                 older.close(0u8.into(), b"a newer one came");
             }
+            links.adopt(from, path, &connection);
+            // Whoever only listens must not keep the links.
+            drop(links);
             listen(node, connection, from, path).await;
         });
     }
@@ -538,7 +571,7 @@ fn transport(opens: bool) -> TransportConfig {
         .keep_alive_interval(opens.then_some(KEEP_ALIVE))
         .initial_rtt(ROUND_TRIP_FIRST)
         .max_concurrent_bidi_streams(VarInt::from_u32(0))
-        .max_concurrent_uni_streams(VarInt::from_u32(if opens { 0 } else { STREAMS_MAX }))
+        .max_concurrent_uni_streams(VarInt::from_u32(STREAMS_MAX))
         .stream_receive_window(VarInt::from_u32(RECEIVE_BYTES))
         .receive_window(VarInt::from_u32(RECEIVE_BYTES))
         .send_window(u64::from(RECEIVE_BYTES))
