@@ -15,7 +15,7 @@ use crate::number::parse_duration;
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "The program finds in its environment: COORP_ROBOT, its robot's name; COORP_LEADER, the access \
-    point's; COORP_TEAM, the team file; COORP_ADDRESSES, its own, wlan0's first; COORP_NETWORK, everybody's. Robots' names resolve. Different \
+    point's; COORP_TEAM, the team file; COORP_ADDRESSES, its own, wlan0's first; COORP_NETWORK, everybody's; COORP_STATUS, interfaces that tell what became of datagrams. Robots' names resolve. Different \
     programs: coorp emu team.toml -- sh -c 'case $COORP_ROBOT in base) ./serve;; *) ./drive;; esac'"
 )]
 pub struct Args {

@@ -161,10 +161,10 @@ fn program() {
     }
 }
 
-/// A TAP says that it has a datagram, and not that the emulated air has carried it; so its word is not taken.
+/// A TAP says that it has a datagram, and not that the emulated air has carried it; so the emulator's word is taken.
 #[test]
 #[cfg(target_os = "linux")]
-fn bulk_over_the_emulator_goes_by_acknowledgements() {
+fn bulk_over_the_emulator_goes_by_its_reports() {
     use std::io::Write;
     let possible = Command::new("ip").args(["link", "show"]).output();
     let root = std::fs::read_to_string("/proc/self/status")
@@ -195,5 +195,5 @@ fn bulk_over_the_emulator_goes_by_acknowledgements() {
     let (code, out, said) = field.run(&[&["emu", "team.toml"][..], &program].concat());
     assert_eq!(code, Some(0), "{out}{said}");
     assert!(out.contains("map of 3000000 bytes"), "{out}");
-    assert!(out.contains("by acknowledgements"), "{out}");
+    assert!(out.contains("by the emulator's status"), "{out}");
 }

@@ -67,7 +67,7 @@ impl FailoverConfig {
         let order = (leader.0..robots).chain(0..leader.0.min(robots)).map(RobotId);
         FailoverConfig {
             voters: order.take(VOTERS_MAX).collect(),
-            beat: Duration::from_millis(100),
+            beat: Duration::from_millis(75),
             lease: Duration::from_millis(300),
             stagger: Duration::from_millis(75),
             drift_ppm: 1_000,

@@ -21,6 +21,10 @@ const FLOWS: u32 = coorp_air::fq_codel::MAX_FLOWS as u32;
 /// Room for one byte more than a frame may have, to see that it has too many.
 const BUFFER_BYTES: usize = FRAME_BYTES_MAX + 1;
 
+/// In the tag of a packet whose frame goes to all: what else is in it is the frame's place. The access point may have
+/// passed a frame on, and be done with it, before its first sender's card is.
+const TO_ALL: u64 = 1 << 32;
+
 /// Where frames go that have arrived.
 pub trait Outlet {
     /// `frame` reaches the stack of `to` at the modelled instant `at`.
@@ -192,6 +196,7 @@ impl<O: Outlet> Channel<O> {
         };
         stored.to_all = header.to == Destination::Group;
         stored.half_done = false;
+        let stored_to_all = stored.to_all;
         let sent_as = &mut self.cards.counters.sent_as;
         *match header.category {
             AccessCategory::Voice => &mut sent_as.voice,
@@ -201,7 +206,7 @@ impl<O: Outlet> Channel<O> {
         } += 1;
         let packet = Packet {
             flow: FlowId(header.flow % self.flows_each),
-            tag: u64::from(tag),
+            tag: u64::from(tag) | if stored_to_all { TO_ALL } else { 0 },
             bytes: (stored.length - HEADER_BYTES) as u16,
             from,
             to,
@@ -240,15 +245,15 @@ impl<O: Outlet> Cards<O> {
 
     /// The first or the second end of a frame that arrives.
     fn end(&mut self, packet: &Packet) {
-        let stored = &mut self.store.frames[packet.tag as usize];
+        let stored = &mut self.store.frames[packet.tag as u32 as usize];
         if std::mem::replace(&mut stored.half_done, true) {
             self.free(packet);
         }
     }
 
     fn tell_done(&mut self, packet: &Packet, acknowledged: bool) {
-        let stored = &self.store.frames[packet.tag as usize];
-        if !stored.to_all {
+        if packet.tag & TO_ALL == 0 {
+            let stored = &self.store.frames[packet.tag as u32 as usize];
             self.outlet
                 .done(packet.from, &stored.bytes[..stored.length], acknowledged);
         }
@@ -266,17 +271,16 @@ impl<O: Outlet> Host for Cards<O> {
 
     fn completed(&mut self, packet: &Packet, _: Instant, acknowledged: bool, _: Instant) {
         self.counters.given_up += u64::from(!acknowledged);
-        let to_all = self.store.frames[packet.tag as usize].to_all;
         self.tell_done(packet, acknowledged);
         if !acknowledged || packet.to == StationId::GROUP {
             self.free(packet);
-        } else if !to_all {
+        } else if packet.tag & TO_ALL == 0 {
             self.end(packet);
         }
     }
 
     fn delivered(&mut self, packet: &Packet, now: Instant) {
-        let stored = &self.store.frames[packet.tag as usize];
+        let stored = &self.store.frames[packet.tag as u32 as usize];
         let to_all = stored.to_all;
         // A station ignores its own frame when the access point passes it on.
         if !(to_all && packet.to == stored.origin) {

@@ -183,8 +183,9 @@ fn check(team: &Team, options: &Options) -> Result<(), Error> {
             return Err(Error::Unable(format!("there is no program '{shown}': {mend}")));
         }
     }
-    // A TAP for each interface, two pipes, and some room while a program starts.
-    let files = team.robots.len() as u64 * (3 + team.channels().count() as u64) + FILES_BESIDE;
+    // Two pipes a robot and some room while a program starts; for each interface a TAP, and the sockets of its status.
+    let interfaces = team.channels().count() as u64;
+    let files = team.robots.len() as u64 * (3 + interfaces * (2 + interfaces)) + FILES_BESIDE;
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     if let Some(limit) = limit.filter(|limit| *limit < files) {
         return Err(Error::Unable(format!(

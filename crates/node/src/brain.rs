@@ -744,6 +744,7 @@ impl Brain {
             if matches!(action, failover::Action::Follows(_)) {
                 // Another clock counts from now on: it is asked for at once.
                 (self.asked_time, self.ask_time_at) = (0, Instant::ZERO);
+                self.tell_models_again();
             }
             self.note(&action);
             self.actions.push_back(match action {
@@ -825,7 +826,12 @@ fn shared(robot: RobotId, topic: usize) -> FlowId {
 }
 
 fn gate(local: &LocalConfig) -> Gate {
-    let table = CompletionTable::new(DEPTH_MAX, local.completion_samples, local.protection_percentile);
+    // Nobody tells a live robot which loops its bulk has made late, by which caution moves between the two.
+    let most = local.protection_percentile_max.unwrap_or(0.0);
+    let percentile = local
+        .protection_percentile
+        .midpoint(most.max(local.protection_percentile));
+    let table = CompletionTable::new(DEPTH_MAX, local.completion_samples, percentile);
     let table = match local.completions_stale {
         Some(after) => table.forgetting(after),
         None => table,

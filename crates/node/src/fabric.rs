@@ -50,10 +50,13 @@ const NETWORK_WITHIN_OPERATOR: Duration = Duration::from_secs(2);
 const NETWORK_LOOK_EVERY: Duration = Duration::from_millis(20);
 /// Addresses that are tried at most.
 const FOUND_MAX: usize = 1_024;
-/// A peer whose link says nothing for so long is gone; longer by as much as a team is larger than the second, as each
-/// robot has a link to each other that has to say so meanwhile. A process that ends is known of at once.
+/// A peer whose link says nothing for so long is gone. A process that ends is known of at once.
 const LINK_LEASE: Duration = Duration::from_secs(3);
+/// In a team of more robots this, and how long a try to connect takes at most, are longer by as much as it is larger: each
+/// robot has a link to each other one.
 const LINK_LEASE_ROBOTS: u32 = 16;
+/// Who reads also writes: a link that takes nothing for so long is closed, as all others wait for it.
+const BLOCKED_MAX: Duration = Duration::from_millis(250);
 /// A try to connect ends after so long, and another begins. Who was away is spoken to within a second of its return, and
 /// what this fabric tells comes before that; but TCP repeats a lost first packet only after a second.
 const CONNECT_MAX: Duration = Duration::from_millis(600);
@@ -177,8 +180,13 @@ impl Link {
 fn open(team: &Team, who: Who, identity: Option<&Identity>, link: &Link, rules: Value) -> Result<Session, Error> {
     static RUNTIME_SET: Once = Once::new();
     RUNTIME_SET.call_once(|| {
-        if std::env::var_os(RUNTIME_VARIABLE).is_none() {
-            std::env::set_var(RUNTIME_VARIABLE, RUNTIME);
+        match std::env::var(RUNTIME_VARIABLE) {
+            Err(_) => std::env::set_var(RUNTIME_VARIABLE, RUNTIME),
+            Ok(own) if own.contains("handover") => {}
+            Ok(_) => tracing::warn!(
+                "{RUNTIME_VARIABLE} lets Zenoh read and write on two threads, and over TLS that corrupts memory: unset it, \
+                 or set {RUNTIME}"
+            ),
         }
     });
     let mut config = config(team, who, identity, link, rules);
@@ -272,7 +280,8 @@ fn config(team: &Team, who: Who, identity: Option<&Identity>, link: &Link, rules
     let scouting_port = team.live.port + PORT_SCOUTING + link.port;
     let found = team.robots.iter().any(|robot| robot.addresses.is_empty());
     let robots = u32::try_from(team.robots.len()).unwrap_or(u32::MAX);
-    let lease = LINK_LEASE * robots.max(LINK_LEASE_ROBOTS) / LINK_LEASE_ROBOTS;
+    let larger = |time: Duration| time * robots.max(LINK_LEASE_ROBOTS) / LINK_LEASE_ROBOTS;
+    let lease = larger(LINK_LEASE);
     let mut config = json!({
         "mode": "peer",
         "listen": { "endpoints": listen, "timeout_ms": 0, "exit_on_failure": true },
@@ -305,11 +314,15 @@ fn config(team: &Team, who: Who, identity: Option<&Identity>, link: &Link, rules
         "transport": {
             "unicast": {
                 "max_sessions": 2 * team.robots.len() + 16,
-                "open_timeout": CONNECT_MAX.as_millis() as u64,
+                "open_timeout": larger(CONNECT_MAX).as_millis() as u64,
             },
             "link": {
                 "protocols": [link.protocol],
-                "tx": { "lease": lease.as_millis() as u64, "keep_alive": 4 },
+                "tx": {
+                    "lease": lease.as_millis() as u64,
+                    "keep_alive": 4,
+                    "queue": { "congestion_control": { "block": { "wait_before_close": BLOCKED_MAX.as_micros() as u64 } } },
+                },
                 "rx": { "max_message_size": COORDINATION_BYTES_MAX },
             },
         },

@@ -5,7 +5,7 @@
 //! A sender numbers its messages, and sends one at a time to one receiver; each start of a sender has a lineage of its
 //! own. So one entry a sender tells whether a message was delivered: its lineage, and a number not below its own.
 //!
-//! A message becomes whole in this order: its hash is right, its bytes are on the disk, it is renamed into `whole/`,
+//! A message becomes whole in this order: its hash is right, its bytes and its head are on the disk, it is renamed into `whole/`,
 //! `delivered` says so, the sender is told. A crash between any two of these is mended by the sender's asking again, but for
 //! one between the renaming and `delivered`: the message would be handed out at the next start, and asked for again too. So
 //! that start puts `delivered` right first ([`Inbox::mend`]), by `part.head`, which still says what was on its way.

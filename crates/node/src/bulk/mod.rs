@@ -58,8 +58,6 @@ const CLOSE_MAX: Duration = Duration::from_secs(1);
 const WRITE_BYTES: usize = 256 << 10;
 /// Threads for QUIC; sealing packets is most of their work.
 const THREADS: usize = 2;
-/// How far these threads stand back behind control's and the program's own, where a processor has not enough for all.
-const NICENESS: i32 = 10;
 
 /// What a node has for bulk.
 #[derive(Debug)]
@@ -101,12 +99,6 @@ struct Queue {
     next: u64,
 }
 
-/// Of a thread that works for bulk.
-fn make_room() {
-    // Without a process id it is this thread's. Where it is not allowed control has to share.
-    let _ = rustix::process::setpriority_process(None, NICENESS);
-}
-
 impl Bulk {
     /// Listens for bulk and takes up what was received before.
     pub fn open(node: &Arc<Inner>, credentials: &Credentials, state: &Path) -> Result<Arc<Bulk>, Error> {
@@ -114,7 +106,6 @@ impl Bulk {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(THREADS)
             .thread_name("coorp-bulk")
-            .on_thread_start(make_room)
             .enable_all()
             .build()
             .map_err(|error| failed("start threads", error))?;

@@ -182,10 +182,13 @@ async fn attempt(
     connection: &mut Option<Open>,
     heard: &mut Instant,
 ) -> Result<Answer, String> {
-    let open = match connection
-        .take()
-        .filter(|open| open.connection.close_reason().is_none())
+    if connection
+        .as_ref()
+        .is_some_and(|open| open.connection.close_reason().is_some())
     {
+        hang_up(bulk, to, connection.take());
+    }
+    let open = match connection.take() {
         Some(open) => open,
         None => connect(bulk, to, path).await?,
     };
@@ -225,7 +228,7 @@ async fn connect(bulk: &Bulk, to: RobotId, path: usize) -> Result<Open, String> 
     let sender = lock(&lane.sender).clone().ok_or("the node has closed")?;
     // Plain QUIC, where nobody asks for more.
     let coordinated = node.ask(|brain, _| brain.coordinates_bulk());
-    let turn = Arc::new(if coordinated { Turn::default() } else { Turn::always() });
+    let turn = Arc::<Turn>::default();
     let permitted = PermittedCubicConfig {
         socket: Arc::downgrade(&lane.socket),
         turn: turn.clone(),

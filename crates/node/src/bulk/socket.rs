@@ -2,7 +2,7 @@
 //!
 //! A datagram that may not go is kept by QUIC, whose task is woken when the gate opens, a permit comes or something has
 //! left. What has been handed to the kernel and not been reported gone is counted, and the gate learns from each
-//! report; its bound on that backlog is what makes a gate that closes closed at once. While there is no permit QUIC is
+//! report; by that it knows what will have left when a window begins. While there is no permit QUIC is
 //! given a congestion window of nothing, so that it makes no packets whose time would then be taken for the network's:
 //! a stream that is paused sends nothing and keeps its congestion state.
 //!
@@ -186,6 +186,9 @@ impl GatedSocket {
                     socket.on_reports(&came, Completions::Emulated);
                     came.clear();
                 }
+                if let Some(socket) = reader.upgrade() {
+                    socket.know(Completions::Acknowledgements);
+                }
             })?;
         }
         Ok(gated)
@@ -260,13 +263,16 @@ impl GatedSocket {
         let mut gone = Vec::new();
         {
             let mut under = lock(&self.under);
-            if wifi || !by_wifi {
+            if !by_wifi {
                 under.silent_for = 0;
             }
             for report in came {
                 match report {
                     Report::OnAir { tail, acknowledged } => {
-                        gone.extend(under.take(tail).map(|send| (send, now)));
+                        // The emulator tells of other sockets' datagrams too.
+                        let Some(send) = under.take(tail) else { continue };
+                        under.silent_for = 0;
+                        gone.push((send, now));
                         self.given_up.fetch_add(u64::from(!acknowledged), Ordering::Relaxed);
                     }
                     Report::Stamped { .. } if by_wifi => {}
@@ -348,7 +354,8 @@ impl GatedSocket {
             while under.sends.front().is_some_and(|send| now.since(send.at) > REPORT_LATE) {
                 under.pop();
             }
-            (before - under.datagrams, under.silent_for >= UNREPORTED_MAX)
+            let gave_up = before - under.datagrams;
+            (gave_up, gave_up > 0 && under.silent_for >= UNREPORTED_MAX)
         };
         let by_kernel = self.completions() != Completions::Acknowledgements;
         if by_kernel && none_come {
@@ -563,8 +570,8 @@ pub(crate) struct PermittedCubicConfig {
     pub coordinated: bool,
 }
 
-/// What a connection sends at once before the first acknowledgement, where bulk is coordinated: it then is the only one on
-/// the channel, and the gate bounds what is below it.
+/// What a connection sends at once before the first acknowledgement, where bulk is coordinated: few others send, and the
+/// gate bounds what is below it.
 const FIRST_WINDOW_BYTES: u64 = 256 << 10;
 
 impl ControllerFactory for PermittedCubicConfig {

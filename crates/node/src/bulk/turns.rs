@@ -19,22 +19,23 @@ pub(super) const LOOK_EVERY: Duration = Duration::from_millis(5);
 /// Looks without anything sent after which its turn is over: a window of the gate is hardly longer.
 const IDLE_LOOKS: u32 = 2;
 
-/// What one connection sends.
-#[derive(Debug, Default)]
+/// What one connection sends. Until it joins others it has a turn of its own.
+#[derive(Debug)]
 pub(crate) struct Turn {
     has: AtomicBool,
     sent: AtomicU64,
 }
 
-impl Turn {
-    /// For one that takes turns with nobody.
-    pub fn always() -> Self {
+impl Default for Turn {
+    fn default() -> Self {
         Turn {
             has: AtomicBool::new(true),
             sent: AtomicU64::new(0),
         }
     }
+}
 
+impl Turn {
     /// Whether it may send now.
     pub fn has(&self) -> bool {
         self.has.load(Ordering::Acquire)
@@ -86,6 +87,7 @@ impl<C: Clone> Turns<C> {
     #[must_use]
     pub fn join(&self, turn: &Arc<Turn>, connection: C) -> bool {
         let mut queue = lock(&self.0);
+        turn.has.store(false, Ordering::Release);
         queue.senders.push_back((turn.clone(), connection));
         if queue.senders.len() == 1 {
             queue.begin();

@@ -80,8 +80,8 @@ impl Hearing {
         self.gone.insert(robot, now);
     }
 
-    /// A robot is there. What it heard before counts until its tokens can have come.
-    pub fn on_here(&mut self, robot: RobotId, now: Instant) {
+    /// A robot is there. What it heard before counts until its tokens can have come. Answers since when it was away.
+    pub fn on_here(&mut self, robot: RobotId, now: Instant) -> Option<Instant> {
         let mut topics = std::mem::take(&mut self.topics);
         for robots in topics.values_mut() {
             if let Some(hearer) = robots.get_mut(&robot) {
@@ -90,7 +90,7 @@ impl Hearing {
             }
         }
         self.topics = topics;
-        self.gone.remove(&robot);
+        self.gone.remove(&robot)
     }
 
     /// The robots that a topic's messages go to.
@@ -167,7 +167,7 @@ mod tests {
         hearing.on_token(ONE, "pose", "s.1", true, at(0));
         hearing.on_gone(ONE, at(10));
         hearing.on_token(ONE, "pose", "s.1", false, at(11));
-        hearing.on_here(ONE, at(12));
+        assert_eq!(hearing.on_here(ONE, at(12)), Some(at(10)));
         assert_eq!(hearing.hearers("pose", at(13)), [ONE]);
         assert_eq!(hearing.hearers("pose", at(6_000)), [], "it does not say so again");
         hearing.on_token(ONE, "plan", "u.1", true, at(6_001));

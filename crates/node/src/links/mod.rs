@@ -3,8 +3,8 @@
 //! A link is a QUIC connection between two robots, made by the first that has something to say and used by both: what one
 //! says acknowledges the other. Of two that were made at once that of the robot earlier in the team file stays in use.
 //! What fits into a datagram goes as one: the newest counts, and what is lost is not worth waiting for.
-//! What is larger goes over a stream of its own, so that a lost datagram delays its own message and no other. Two
-//! messages of a topic are on their way at most; of those that wait behind them the newest stays. Answers to probes come
+//! What is larger goes over a stream of its own, so that a lost datagram delays its own message and no other. Few
+//! messages of a topic are on their way at once; of those that wait behind them the newest stays. Answers to probes come
 //! back over the same link. Each path has its own socket, marked for AC_VO (`socket.rs`), at both ends.
 //!
 //! Control is not held back by a congestion window: it is small, comes at a period, and what is late is of no use. The
@@ -21,12 +21,13 @@ use std::any::Any;
 use std::collections::btree_map::Entry;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use coorp_core::paths::PathId;
-use coorp_core::RobotId;
+use coorp_core::{Instant as CoreInstant, RobotId};
 use quinn::congestion::{Controller, ControllerFactory};
 use quinn::{
     AckFrequencyConfig, Connection, Endpoint, IdleTimeout, ReadToEndError, SendDatagramError, SendStream,
@@ -108,12 +109,16 @@ pub(crate) struct Links {
     client: quinn::ClientConfig,
     /// By robot, then by path.
     out: Vec<Vec<Mutex<Link>>>,
+    /// Tries to open a link so far.
+    tries: AtomicU64,
 }
 
 #[derive(Debug)]
 enum Link {
     Down,
     Opening {
+        /// Which try it is: one that was overtaken by another robot's link says nothing any more.
+        number: u64,
         waiting: BTreeMap<Slot, Message>,
         /// When somebody last sent something.
         wanted: Instant,
@@ -122,15 +127,17 @@ enum Link {
 }
 
 impl Link {
-    /// Goes by this connection from now on. Answers with what has waited for one.
-    fn put_up(&mut self, connection: &Connection) -> (Arc<Up>, Vec<Message>) {
+    /// Goes by this connection from now on. Answers with what has waited for one, and the one that it went by before.
+    fn put_up(&mut self, connection: &Connection, now: CoreInstant) -> (Arc<Up>, Vec<Message>, Option<Arc<Up>>) {
         let up = Arc::new(Up {
             connection: connection.clone(),
+            since: now,
             large: Mutex::default(),
         });
         match std::mem::replace(self, Link::Up(up.clone())) {
-            Link::Opening { waiting, .. } => (up, waiting.into_values().collect()),
-            Link::Up(_) | Link::Down => (up, Vec::new()),
+            Link::Opening { waiting, .. } => (up, waiting.into_values().collect(), None),
+            Link::Up(before) => (up, Vec::new(), Some(before)),
+            Link::Down => (up, Vec::new(), None),
         }
     }
 }
@@ -138,6 +145,8 @@ impl Link {
 #[derive(Debug)]
 struct Up {
     connection: Connection,
+    /// When it came about.
+    since: CoreInstant,
     large: Mutex<BTreeMap<Slot, Large>>,
 }
 
@@ -198,6 +207,7 @@ impl Links {
             endpoints: Mutex::new(endpoints.clone()),
             client,
             out: out.collect(),
+            tries: AtomicU64::new(0),
             runtime: Mutex::default(),
         });
         for (path, endpoint) in endpoints.into_iter().enumerate() {
@@ -229,7 +239,7 @@ impl Links {
                 drop(link);
                 up.send(&self.handle, message);
             }
-            Link::Opening { waiting, wanted } => {
+            Link::Opening { waiting, wanted, .. } => {
                 *wanted = Instant::now();
                 let slot = message.slot.clone();
                 if let Some(slot) = slot.filter(|slot| waiting.len() < WAITING_MAX || waiting.contains_key(slot)) {
@@ -251,12 +261,16 @@ impl Links {
         }
     }
 
-    /// A robot has started anew, or was away: what was said to it before reaches nobody.
-    pub fn renew(self: &Arc<Self>, robot: RobotId) {
+    /// A robot was away, since `gone_at` at the latest, and may have started anew: what is said over links from before may
+    /// reach nobody.
+    pub fn renew(self: &Arc<Self>, robot: RobotId, gone_at: CoreInstant) {
         let mut known = false;
         for link in self.out.get(usize::from(robot.0)).into_iter().flatten() {
             let mut link = lock(link);
             if let Link::Up(up) = &*link {
+                if up.since > gone_at {
+                    continue;
+                }
                 up.connection.close(0u8.into(), b"anew");
                 *link = Link::Down;
                 known = true;
@@ -277,10 +291,17 @@ impl Links {
             Link::Down => false,
         };
         if !stays || from < node.me {
-            let (up, waiting) = link.put_up(connection);
+            let (up, waiting, before) = link.put_up(connection, node.now());
             drop(link);
             for message in waiting {
                 up.send(&self.handle, message);
+            }
+            if let Some(before) = before {
+                // Once what is on its way there has arrived.
+                self.handle.spawn(async move {
+                    tokio::time::sleep(STREAM_MAX).await;
+                    before.connection.close(0u8.into(), b"another one is in use");
+                });
             }
         }
     }
@@ -294,11 +315,13 @@ impl Links {
             return; // The node has closed.
         }
         let waiting = first.and_then(|message| message.slot.clone().map(|slot| (slot, message)));
+        let number = self.tries.fetch_add(1, Ordering::Relaxed);
         *link = Link::Opening {
+            number,
             waiting: waiting.into_iter().collect(),
             wanted: Instant::now(),
         };
-        self.handle.spawn(open(self.clone(), to, path));
+        self.handle.spawn(open(self.clone(), to, path, number));
     }
 
     async fn connect(&self, to: RobotId, path: usize) -> Result<Connection, String> {
@@ -322,12 +345,13 @@ impl Links {
     }
 
     /// What a try to connect has come to; sends what has waited.
-    fn settle(&self, to: RobotId, path: usize, connected: Result<Connection, String>) -> Opened {
-        let Some(mut link) = self.link(to, path) else {
+    fn settle(&self, to: RobotId, path: usize, tried: u64, connected: Result<Connection, String>) -> Opened {
+        let (Some(mut link), Some(node)) = (self.link(to, path), self.node.upgrade()) else {
             return Opened::GivenUp;
         };
-        let Link::Opening { wanted, .. } = &*link else {
-            return Opened::GivenUp;
+        let wanted = match &*link {
+            Link::Opening { number, wanted, .. } if *number == tried => wanted,
+            _ => return Opened::GivenUp,
         };
         let connection = match connected {
             Ok(connection) => connection,
@@ -340,7 +364,7 @@ impl Links {
                 return Opened::GivenUp;
             }
         };
-        let (up, waiting) = link.put_up(&connection);
+        let (up, waiting, _) = link.put_up(&connection, node.now());
         drop(link);
         for message in waiting {
             up.send(&self.handle, message);
@@ -377,10 +401,10 @@ fn port(node: &Inner, robot: RobotId, path: usize) -> u16 {
 }
 
 /// Opens a link, and tries again while somebody wants to send.
-async fn open(links: Arc<Links>, to: RobotId, path: usize) {
+async fn open(links: Arc<Links>, to: RobotId, path: usize, number: u64) {
     loop {
         let connected = links.connect(to, path).await;
-        match links.settle(to, path, connected) {
+        match links.settle(to, path, number, connected) {
             Opened::Up(connection) => {
                 let node = links.node.clone();
                 // Whoever only listens must not keep the links.

@@ -1,17 +1,21 @@
 //! The socket under control: every datagram is marked for AC_VO.
 //!
 //! quinn's own way to send writes the TOS byte of each datagram for ECN, and so takes off the mark that a socket has. Here
-//! datagrams are sent plainly, so the socket's mark stays. Left out, as control has no use for them: ECN, and segmentation
-//! by the kernel, which would put several messages into the card at once.
+//! datagrams are sent without, so the socket's mark stays. Those of a large message that are ready together go to the
+//! kernel in one call, which parts them again. Left out, as control has no use for it: ECN.
 
 use std::fmt;
 use std::future::Future;
-use std::io::{self, IoSliceMut};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::AsRawFd;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::task::{ready, Context, Poll};
 
+use nix::errno::Errno;
+use nix::sys::socket::{sendmsg, ControlMessage, MsgFlags, SockaddrStorage};
 use quinn::udp::{RecvMeta, Transmit, UdpSocketState};
 use quinn::{AsyncUdpSocket, UdpPoller};
 use socket2::SockRef;
@@ -24,6 +28,8 @@ use crate::fabric::TOS_VOICE;
 pub(crate) struct MarkedSocket {
     io: tokio::net::UdpSocket,
     receiving: UdpSocketState,
+    /// The interface does not take several datagrams in one call.
+    one_by_one: AtomicBool,
 }
 
 impl MarkedSocket {
@@ -40,7 +46,22 @@ impl MarkedSocket {
         Ok(Arc::new(MarkedSocket {
             io: tokio::net::UdpSocket::from_std(socket)?,
             receiving,
+            one_by_one: AtomicBool::new(false),
         }))
+    }
+
+    /// Hands datagrams of so many bytes each, the last perhaps with fewer, to the kernel.
+    fn send(&self, to: SocketAddr, datagrams: &[u8], each: u16) -> io::Result<()> {
+        let to = SockaddrStorage::from(to);
+        let together = [ControlMessage::UdpGsoSegments(&each)];
+        let several = datagrams.len() > usize::from(each);
+        let how = if several { &together[..] } else { &[] };
+        self.io.try_io(Interest::WRITABLE, || {
+            let bytes = [IoSlice::new(datagrams)];
+            sendmsg(self.io.as_raw_fd(), &bytes, how, MsgFlags::MSG_DONTWAIT, Some(&to))
+                .map(drop)
+                .map_err(io::Error::from)
+        })
     }
 }
 
@@ -53,14 +74,25 @@ impl AsyncUdpSocket for MarkedSocket {
     }
 
     fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
-        match self.io.try_send_to(transmit.contents, transmit.destination) {
-            Ok(_) => Ok(()),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(error),
-            // A network that is down or parted has lost the datagram; QUIC learns by itself whether that lasts.
-            Err(error) => {
-                tracing::trace!("a datagram to {} was not sent: {error}", transmit.destination);
+        let (to, all) = (transmit.destination, transmit.contents);
+        // A datagram has no more bytes than a u16 counts.
+        let each = transmit.segment_size.map_or(u16::MAX, |size| size as u16).max(1);
+        let mut sent = self.send(to, all, each);
+        // A card that leaves checksums to the kernel takes them one by one.
+        let refused = |error: &io::Error| {
+            [Errno::EIO, Errno::EINVAL].contains(&Errno::from_raw(error.raw_os_error().unwrap_or(0)))
+        };
+        if transmit.segment_size.is_some() && sent.as_ref().is_err_and(refused) {
+            self.one_by_one.store(true, Ordering::Relaxed);
+            sent = all.chunks(each.into()).try_for_each(|one| self.send(to, one, each));
+        }
+        match sent {
+            Err(error) if error.kind() != io::ErrorKind::WouldBlock => {
+                // A network that is down or parted has lost the datagram; QUIC learns by itself whether that lasts.
+                tracing::trace!("a datagram to {to} was not sent: {error}");
                 Ok(())
             }
+            sent => sent,
         }
     }
 
@@ -87,6 +119,14 @@ impl AsyncUdpSocket for MarkedSocket {
 
     fn may_fragment(&self) -> bool {
         self.receiving.may_fragment()
+    }
+
+    fn max_transmit_segments(&self) -> usize {
+        if self.one_by_one.load(Ordering::Relaxed) {
+            1
+        } else {
+            self.receiving.max_gso_segments()
+        }
     }
 
     fn max_receive_segments(&self) -> usize {

@@ -196,7 +196,7 @@ impl Inner {
         let Some(told) = self.read::<wire::Models>(what, sample.payload()) else {
             return;
         };
-        // A clock that is not known yet soon will be; it is told again.
+        // A clock that is not known yet soon will be; to whoever is new it is told again.
         let Some(offset) = self.clock(told.clock) else { return };
         let local = |at: Instant| offset.ours(at);
         let models = told.models.into_iter().map(|model| {
@@ -478,18 +478,22 @@ impl Inner {
         if sample.kind() == SampleKind::Put {
             let sessions = alive.entry(robot).or_default();
             let first = sessions.is_empty();
-            sessions.insert(session.to_owned());
+            let new = sessions.insert(session.to_owned());
             let mut own = self.coordination.iter().map(|session| session.zid().to_string());
             if robot == self.me && own.all(|own| own != session) {
                 tracing::error!("another process takes part as {} too: stop one of them", self.name());
-            } else if first && robot != self.me {
-                lock(&self.hearing).on_here(robot, self.now());
-                drop(alive);
-                if let Some(links) = self.links.get() {
-                    links.renew(robot);
+                return;
+            }
+            let gone_at = first.then(|| lock(&self.hearing).on_here(robot, self.now())).flatten();
+            drop(alive);
+            if robot != self.me && new {
+                if let (Some(links), Some(gone_at)) = (self.links.get(), gone_at) {
+                    links.renew(robot, gone_at);
                 }
                 self.tell(|brain, _| brain.tell_models_again());
-                tracing::info!("{} is here", self.name_of(robot));
+                if first {
+                    tracing::info!("{} is here", self.name_of(robot));
+                }
             }
             return;
         }
