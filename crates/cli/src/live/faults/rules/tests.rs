@@ -280,6 +280,6 @@ fn the_bound_for_permits_follows_from_leases_and_turns() {
         ..PermitConfig::default()
     });
     let bound = permit_within(&failover, &permits, 3);
-    // 1 s until all are up, 0.3 s mute, 0.93 s to take over and 0.75 s of turns.
-    assert_eq!(bound, Duration::from_millis(2_980));
+    // 1 s until all are up, 0.3 s mute, 0.9375 s to take over and 0.75 s of turns.
+    assert_eq!(bound, Duration::from_micros(2_987_500));
 }
