@@ -389,7 +389,7 @@ proptest! {
                 delivered.insert(number);
                 newest = if fresh { number } else { newest.max(number) };
             }
-            prop_assert_eq!(it.on_copy(sequence(incarnation - 1, number as u32 + 1)), Verdict::Stale);
+            prop_assert_eq!(it.on_copy(sequence(incarnation - 1, (number + 1) as u32)), Verdict::Stale);
         }
     }
 
