@@ -69,7 +69,8 @@ const STREAMS_MAX: u32 = 64;
 const STREAM_MAX: Duration = Duration::from_secs(5);
 /// An acknowledgement is a frame on the air that control may have to wait for. So the receiver is asked for one after so
 /// many datagrams, or so long after the first: where control goes both ways 30 times a second or more often, it rides on
-/// what goes back anyway. A datagram that is missing between others is told of at once.
+/// what goes back anyway. A datagram that is missing between others is told of at once. quinn asks for
+/// no more than the round trip, or 25 ms where that is shorter.
 const ACKNOWLEDGE_EVERY: u32 = 64;
 const ACKNOWLEDGE_WITHIN: Duration = Duration::from_millis(50);
 /// What is under way on one link at most.
