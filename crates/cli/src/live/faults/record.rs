@@ -24,10 +24,11 @@ pub enum Line {
     Up { at: u64 },
     /// A control message of that robot came, made at that time.
     Heard { at: u64, from: u16, made_at: u64 },
-    /// Bulk may be sent; it was looked at shortly before and might not.
-    May { at: u64 },
-    /// It may not any more; it was last seen that it may at `last`.
-    MayNot { last: u64, at: u64 },
+    /// Bulk may be sent: it was asked at `asked`, and known at `at`. One line a look, so that the last one of a process that
+    /// is killed is known too.
+    May { asked: u64, at: u64 },
+    /// It may not any more.
+    MayNot { at: u64 },
     /// Nobody looked between these times: the machine is slow, or the process stood still.
     Gap { from: u64, to: u64 },
     /// A bulk message begins, to that robot or whoever leads.

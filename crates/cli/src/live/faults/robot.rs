@@ -205,13 +205,11 @@ impl Robot {
             let may_now = self.node.may_send_bulk();
             let at = self.clock.now_ns();
             match (may, may_now) {
-                (false, true) => self.record.write(&Line::May { at }),
-                (true, false) => self.record.write(&Line::MayNot { last, at }),
-                _ => {}
+                (_, true) => self.record.write(&Line::May { asked: before, at }),
+                (true, false) => self.record.write(&Line::MayNot { at }),
+                (false, false) => {}
             }
-            may = may_now;
-            // A permit that was seen a moment ago lasted to the moment before that look, and perhaps longer.
-            last = before;
+            (may, last) = (may_now, before);
             if look % LOOKS_A_LEADER == 0 {
                 let leads = self.node.status().leader;
                 if leads != leader {

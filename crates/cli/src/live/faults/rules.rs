@@ -438,25 +438,22 @@ fn told_at(life: &Life, message: &str) -> Option<u64> {
     })
 }
 
-/// When a robot surely might send bulk in this life.
+/// When a robot surely might send bulk in this life: from when a look had said so to when another began that did. What
+/// comes after the last look of a process that was killed is not known: the permit may have gone to another by then.
 fn held(life: &Life, end: u64) -> Vec<Span> {
     let end = life.killed.unwrap_or(end).min(end);
-    let (mut spans, mut since) = (Vec::new(), None);
-    let mut add = |from: Option<u64>, to: u64| {
-        let to = to.min(end);
-        spans.extend(from.filter(|from| *from <= to).map(|from| (from, to)));
-    };
+    let (mut spans, mut open): (Vec<Span>, Option<Span>) = (Vec::new(), None);
     for line in &life.lines {
         match line {
-            Line::May { at } => since = Some(*at),
-            Line::MayNot { last, .. } => add(since.take(), *last),
-            // Nobody looked.
-            Line::Gap { from, to } if since.is_some() => add(since.replace(*to), *from),
+            Line::May { asked, at } => open = Some((open.map_or(*at, |(since, _)| since), *asked)),
+            // Where nobody looked it may have gone and come back.
+            Line::MayNot { .. } | Line::Gap { .. } => spans.extend(open.take()),
             _ => {}
         }
     }
-    add(since, end);
-    spans
+    spans.extend(open);
+    let known = |(from, to): Span| (from <= to.min(end)).then_some((from, to.min(end)));
+    spans.into_iter().filter_map(known).collect()
 }
 
 /// Spans by their beginning, those that touch made one.

@@ -33,9 +33,14 @@ fn told(at_ms: u64, name: &str) -> Line {
     }
 }
 
-fn holds(from_ms: u64, to_ms: u64) -> [Line; 2] {
-    let (last, at) = (to_ms * MS, (to_ms + 1) * MS);
-    [Line::May { at: from_ms * MS }, Line::MayNot { last, at }]
+fn may(at_ms: u64) -> Line {
+    let at = at_ms * MS;
+    Line::May { asked: at, at }
+}
+
+fn holds(from_ms: u64, to_ms: u64) -> [Line; 3] {
+    let at = (to_ms + 1) * MS;
+    [may(from_ms), may(to_ms), Line::MayNot { at }]
 }
 
 fn taken(by: u16, from: u16, name: &str) -> Taken {
@@ -197,7 +202,7 @@ fn a_path_of_two_that_dies_stands_between_nobody_and_the_only_one_does() {
 fn a_stuck_permit_is_told_of() {
     let mut stuck = run();
     drop_lines(&mut stuck, 1, |line| {
-        matches!(line, Line::May { at } | Line::MayNot { at, .. } if *at > 3_000 * MS)
+        matches!(line, Line::May { at, .. } | Line::MayNot { at } if *at > 3_000 * MS)
             || matches!(line, Line::Told { .. })
     });
     stuck.sent[1].pop();
@@ -221,30 +226,30 @@ fn what_nobody_looked_at_is_not_held() {
         from: 1_050 * MS,
         to: 1_250 * MS,
     };
-    let may_not = Line::MayNot {
-        last: 1_050 * MS,
-        at: 1_251 * MS,
-    };
-    let lines = [Line::May { at: 1_010 * MS }, gap, may_not];
+    let may_not = Line::MayNot { at: 1_251 * MS };
+    let lines = [may(1_010), may(1_050), gap, may_not];
     let place = frozen.lives[0][0]
         .lines
         .iter()
         .position(|line| matches!(line, Line::May { .. }));
     let place = place.unwrap();
-    frozen.lives[0][0].lines.splice(place..place + 2, lines);
+    frozen.lives[0][0].lines.splice(place..place + 3, lines);
     frozen.lives[1][0].lines.splice(2..2, holds(1_100, 1_200));
     frozen.sent[0].remove(0);
     assert!(rules(&frozen).is_empty());
-    // A killed one held to its end, and no longer.
+    // A killed one held to its last look, and no longer.
     let mut killed = run();
-    killed.lives[0][0].killed = Some(3_400 * MS);
+    killed.lives[0][0].killed = Some(3_450 * MS);
     drop_lines(
         &mut killed,
         0,
-        |line| matches!(line, Line::MayNot { at, .. } if *at > 3_000 * MS),
+        |line| matches!(line, Line::MayNot { at } if *at > 3_000 * MS),
     );
     assert!(rules(&killed).is_empty());
-    killed.lives[1][0].lines.extend(holds(3_390, 3_395));
+    let mut after = killed.clone();
+    after.lives[1][0].lines.extend(holds(3_405, 3_410));
+    assert!(rules(&after).is_empty());
+    killed.lives[1][0].lines.extend(holds(3_400, 3_410));
     assert_eq!(rules(&killed), [4]);
 }
 
