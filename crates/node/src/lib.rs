@@ -23,6 +23,7 @@ pub mod recording;
 mod reporters;
 mod resets;
 pub mod status;
+mod threads;
 pub mod watch;
 pub mod wire;
 

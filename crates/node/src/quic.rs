@@ -1,4 +1,5 @@
-//! What this robot's QUIC endpoints share: who is at the other end, by the team's keys, and sockets of one interface.
+//! What this robot's QUIC endpoints share: who is at the other end, by the team's keys, how many may be there who have not
+//! proved it, how long datagrams are, and sockets of one interface.
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
@@ -7,6 +8,7 @@ use std::sync::Arc;
 
 use coorp_core::RobotId;
 use coorp_team::Team;
+use nix::sys::socket::{getsockopt, sockopt};
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use quinn::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use quinn::rustls::crypto::CryptoProvider;
@@ -17,10 +19,26 @@ use quinn::rustls::server::WebPkiClientVerifier;
 use quinn::rustls::{
     self, ClientConfig, DigitallySignedStruct, DistinguishedName, RootCertStore, ServerConfig, SignatureScheme,
 };
-use socket2::{Domain, Protocol, Socket, Type};
+use quinn::{Incoming, MtuDiscoveryConfig};
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::keys::{self, Identity};
 use crate::Error;
+
+/// Datagrams that go to the kernel in one call at most, and the longest: so many of them are what the kernel takes.
+pub(crate) const TOGETHER_MAX: usize = 8;
+const DATAGRAM_BYTES_MAX: u16 = 8_152;
+/// What may wait in the kernel until a thread comes to take it.
+const RECEIVE_BUFFER_BYTES: usize = 4 << 20;
+/// On interfaces that take no more than this the usual bound stays, which leaves room for tunnels on the way.
+const ETHERNET_BYTES: u16 = 1_500;
+/// Of an IPv4 packet with a datagram.
+const HEADERS_BYTES: u16 = 28;
+/// Connections of an endpoint whose other end has not proved who it is, at most; from some on it must prove its address
+/// first.
+const HALF_OPEN_MAX: usize = 64;
+const HALF_OPEN_UNPROVED: usize = 8;
 
 /// What a robot proves itself with, and whom it lets in.
 pub(crate) struct Credentials {
@@ -64,9 +82,17 @@ impl Credentials {
         })
     }
 
-    /// What the endpoints of all starts of this robot have in common.
-    pub fn endpoint(&self) -> quinn::EndpointConfig {
-        crate::resets::endpoint(self.key.secret_der())
+    /// How an endpoint is set up on a socket, alike in all starts of this robot.
+    pub fn endpoint(&self, socket: &UdpSocket) -> quinn::EndpointConfig {
+        let mut config = crate::resets::endpoint(self.key.secret_der());
+        // Where little may wait a few long datagrams are too much at once, so that others are not told to send them.
+        let roomy = SockRef::from(socket).recv_buffer_size();
+        if roomy.is_ok_and(|bytes| bytes >= RECEIVE_BUFFER_BYTES) {
+            if let Err(error) = config.max_udp_payload_size(DATAGRAM_BYTES_MAX) {
+                tracing::warn!("datagrams stay short: {error}");
+            }
+        }
+        config
     }
 
     /// How connections are taken for a protocol: from whoever is let in.
@@ -221,10 +247,58 @@ pub(crate) fn peer(team: &Team, connection: &quinn::Connection) -> Option<RobotI
     team.robot_named(name)
 }
 
+/// Bounds the connections to an endpoint whose other end has not proved who it is.
+#[derive(Debug)]
+pub(crate) struct Door(Arc<Semaphore>);
+
+impl Default for Door {
+    fn default() -> Self {
+        Door(Arc::new(Semaphore::new(HALF_OPEN_MAX)))
+    }
+}
+
+impl Door {
+    /// Lets a try in, with the place that it takes until who it is has been proved; or sends it away.
+    pub fn admit(&self, incoming: Incoming) -> Option<(Incoming, OwnedSemaphorePermit)> {
+        let Ok(place) = self.0.clone().try_acquire_owned() else {
+            incoming.refuse();
+            return None;
+        };
+        let many = self.0.available_permits() < HALF_OPEN_MAX - HALF_OPEN_UNPROVED;
+        if many && incoming.may_retry() && !incoming.remote_address_validated() {
+            // It comes again from the address that it has proved.
+            let _ = incoming.retry();
+            return None;
+        }
+        Some((incoming, place))
+    }
+}
+
+/// How long datagrams to an address may become: as long as the interface on the way takes them, which is more than usual on
+/// loopback and with jumbo frames. What lies beyond the interface QUIC finds out by trying.
+pub(crate) fn lengths(to: SocketAddr) -> MtuDiscoveryConfig {
+    let mut lengths = MtuDiscoveryConfig::default();
+    if let Some(mtu) = mtu(to).filter(|mtu| *mtu > ETHERNET_BYTES) {
+        lengths.upper_bound(DATAGRAM_BYTES_MAX.min(mtu - HEADERS_BYTES));
+    }
+    lengths
+}
+
+/// Of the interface on the way to an IPv4 address, bytes. Nothing is sent.
+fn mtu(to: SocketAddr) -> Option<u16> {
+    let socket = UdpSocket::bind(("0.0.0.0", 0)).ok()?;
+    socket.connect(to).ok()?;
+    let mtu = getsockopt(&socket, sockopt::IpMtu).ok()?;
+    // Loopback takes more than a u16 counts.
+    u32::try_from(mtu).ok().map(|mtu| mtu.min(u16::MAX.into()) as u16)
+}
+
 /// A UDP socket at an address, and of an interface alone where one is given; `what` it is for.
 pub(crate) fn bind(what: &str, address: SocketAddr, interface: Option<&String>) -> Result<UdpSocket, Error> {
     let bound = || {
         let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
+        // As much of it as the system allows.
+        socket.set_recv_buffer_size(RECEIVE_BUFFER_BYTES)?;
         socket.bind_device(interface.map(String::as_bytes))?;
         socket.bind(&address.into())?;
         Ok(socket.into())
@@ -235,4 +309,17 @@ pub(crate) fn bind(what: &str, address: SocketAddr, interface: Option<&String>) 
     bound().map_err(|error: io::Error| {
         Error::Failed(format!("cannot use the address {address}{over} for {what}: {error}"))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_an_interface_takes_is_known_without_asking_anybody() {
+        assert!(mtu(([127, 0, 0, 1], 9).into()).is_some_and(|mtu| mtu > ETHERNET_BYTES));
+        assert_eq!(mtu((std::net::Ipv6Addr::LOCALHOST, 9).into()), None);
+        let together = usize::from(DATAGRAM_BYTES_MAX) * TOGETHER_MAX;
+        assert!(together + usize::from(HEADERS_BYTES) <= usize::from(u16::MAX));
+    }
 }

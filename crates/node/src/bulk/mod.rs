@@ -46,6 +46,7 @@ use crate::control::checked;
 use crate::fabric::PORT_BULK;
 use crate::node::{lock, Inner};
 use crate::quic::{bind, Credentials};
+use crate::threads::Threads;
 use crate::{status, Error};
 
 /// The largest bulk message, bytes.
@@ -63,8 +64,7 @@ const THREADS: usize = 2;
 #[derive(Debug)]
 pub(crate) struct Bulk {
     node: Weak<Inner>,
-    /// Taken when the node closes.
-    runtime: Mutex<Option<tokio::runtime::Runtime>>,
+    threads: Threads,
     /// One a path.
     lanes: Vec<Lane>,
     state: PathBuf,
@@ -103,13 +103,9 @@ impl Bulk {
     /// Listens for bulk and takes up what was received before.
     pub fn open(node: &Arc<Inner>, credentials: &Credentials, state: &Path) -> Result<Arc<Bulk>, Error> {
         let failed = |what: &str, error: io::Error| Error::Failed(format!("cannot {what} for bulk: {error}"));
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(THREADS)
-            .thread_name("coorp-bulk")
-            .enable_all()
-            .build()
-            .map_err(|error| failed("start threads", error))?;
-        let entered = runtime.enter();
+        let threads = Threads::start(THREADS, "coorp-bulk").map_err(|error| failed("start threads", error))?;
+        let handle = threads.handle().clone();
+        let entered = handle.enter();
         let lanes = (0..node.paths).map(|path| Lane::open(node, credentials, path));
         let lanes = lanes.collect::<Result<Vec<_>, _>>()?;
         let bulk = Arc::new(Bulk {
@@ -127,7 +123,7 @@ impl Bulk {
             received_bytes: AtomicU64::new(0),
             delivered_count: AtomicU64::new(0),
             lanes,
-            runtime: Mutex::default(),
+            threads,
         });
         bulk.take_up(node)
             .map_err(|error| Error::at("keep bulk messages in", state, &error))?;
@@ -142,7 +138,6 @@ impl Bulk {
             }
         }
         drop(entered);
-        *lock(&bulk.runtime) = Some(runtime);
         Ok(bulk)
     }
 
@@ -189,9 +184,7 @@ impl Bulk {
         let mut queues = lock(&self.queues);
         let queue = queues.entry(to).or_insert_with(|| {
             let (jobs, queue) = mpsc::channel(QUEUE_MAX);
-            if let Some(runtime) = &*lock(&self.runtime) {
-                runtime.spawn(send::deliver_all(self.clone(), to, queue));
-            }
+            self.threads.handle().spawn(send::deliver_all(self.clone(), to, queue));
             Queue { jobs, next: 0 }
         });
         let job = Job {
@@ -247,13 +240,7 @@ impl Bulk {
                 }
             }
         }
-        if let Some(runtime) = lock(&self.runtime).take() {
-            if tokio::runtime::Handle::try_current().is_ok() {
-                runtime.shutdown_background();
-            } else {
-                runtime.shutdown_timeout(CLOSE_MAX);
-            }
-        }
+        self.threads.end(async {}, CLOSE_MAX);
     }
 }
 
@@ -267,21 +254,16 @@ impl Lane {
         let interface = robot.interfaces.get(path).filter(|_| node.paths > 1);
         let quic = Arc::new(quinn::TokioRuntime);
         // Receiving has a socket of its own: what goes back to a sender needs no permit.
-        let receiver = Endpoint::new(
-            credentials.endpoint(),
-            Some(transport::server(credentials)?),
-            bind(
-                "bulk",
-                SocketAddr::new(address, node.team.port(node.me) + PORT_BULK),
-                interface,
-            )?,
-            quic.clone(),
-        );
+        let at = SocketAddr::new(address, node.team.port(node.me) + PORT_BULK);
+        let socket = bind("bulk", at, interface)?;
+        let server = Some(transport::server(credentials)?);
+        let receiver = Endpoint::new(credentials.endpoint(&socket), server, socket, quic.clone());
         let receiver = receiver.map_err(|error| failed("open QUIC", error))?;
         let socket = bind("bulk", SocketAddr::new(address, 0), interface)?;
+        let endpoint = credentials.endpoint(&socket);
         let gatekeeper: Weak<Inner> = Arc::downgrade(node);
         let socket = GatedSocket::new(socket, path, gatekeeper).map_err(|error| failed("set up the socket", error))?;
-        let sender = Endpoint::new_with_abstract_socket(credentials.endpoint(), None, socket.clone(), quic);
+        let sender = Endpoint::new_with_abstract_socket(endpoint, None, socket.clone(), quic);
         Ok(Lane {
             sender: Mutex::new(Some(sender.map_err(|error| failed("open QUIC", error))?)),
             client: credentials.client(transport::PROTOCOL)?,

@@ -11,10 +11,11 @@ use quinn::{Connection, Endpoint, RecvStream, SendStream};
 use tokio::task::JoinHandle;
 
 use super::inbox::{Inbox, Offer, Part};
+use super::send::CONNECT_MAX;
 use super::{Bulk, BULK_BYTES_MAX};
 use crate::control::checked;
 use crate::node::Inner;
-use crate::quic;
+use crate::quic::{self, Door};
 use crate::wire::{self, Answer, Begin, Frame, Refusal, Start};
 
 /// Pieces taken from QUIC at once, each a packet's.
@@ -27,24 +28,25 @@ pub(super) type Connections = std::sync::Mutex<BTreeMap<RobotId, (Connection, Ar
 
 /// Takes connections over one path until its endpoint closes.
 pub(super) async fn accept(bulk: Weak<Bulk>, endpoint: Endpoint, connections: Arc<Connections>) {
+    let door = Door::default();
     while let Some(incoming) = endpoint.accept().await {
+        let Some((incoming, place)) = door.admit(incoming) else {
+            continue;
+        };
         let Some(node) = bulk.upgrade().and_then(|bulk| bulk.node.upgrade()) else {
             return;
         };
-        if endpoint.open_connections() > 2 * node.team.robots.len() + 16 {
-            incoming.refuse();
-            continue;
-        }
         let (bulk, connections) = (bulk.clone(), connections.clone());
         tokio::spawn(async move {
-            let connection = match incoming.await {
-                Ok(connection) => connection,
-                Err(error) => return tracing::debug!("a bulk connection did not come about: {error}"),
+            let connection = match tokio::time::timeout(CONNECT_MAX, incoming).await {
+                Ok(Ok(connection)) => connection,
+                Ok(Err(error)) => return tracing::debug!("a bulk connection did not come about: {error}"),
+                Err(_) => return,
             };
             let Some(from) = quic::peer(&node.team, &connection) else {
                 return connection.close(1u8.into(), b"not a robot of this team");
             };
-            drop(node);
+            drop((node, place));
             let turn = take_over(&connections, from, &connection);
             let _turn = turn.lock().await;
             while let Ok((send, receive)) = connection.accept_bi().await {

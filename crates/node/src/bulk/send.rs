@@ -29,7 +29,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// Between two looks at whether a path is still there.
 const LOOK_AT_PATH_EVERY: Duration = Duration::from_millis(20);
 /// How long a connection may take to come about. A new try begins again with short waits for an answer.
-const CONNECT_MAX: Duration = Duration::from_secs(2);
+pub(super) const CONNECT_MAX: Duration = Duration::from_secs(2);
 /// A message that arrives garbled so often has failed.
 const GARBLED_MAX: u32 = 3;
 /// Given to QUIC at once.
@@ -240,7 +240,7 @@ async fn connect(bulk: &Bulk, to: RobotId, path: usize) -> Result<Open, String> 
         .are_reported()
         .then_some(node.policy.ack_every);
     let mut client = lane.client.clone();
-    client.transport_config(transport::sender(permitted, every));
+    client.transport_config(transport::sender(address, permitted, every));
     let connecting = sender.connect_with(client, address, SERVER_NAME);
     let connecting = connecting.map_err(|error| error.to_string())?;
     let connection = tokio::time::timeout(CONNECT_MAX, connecting).await;

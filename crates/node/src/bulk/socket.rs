@@ -29,12 +29,11 @@ use super::emulated::Emulated;
 use super::reports::{self, Report, Tail};
 use super::turns::Turn;
 use crate::node::{lock, Inner};
+use crate::quic::TOGETHER_MAX;
 use crate::status::Completions;
 
 /// Datagrams up to this size are not bulk.
 const SMALL_BYTES: usize = 256;
-/// Datagrams that go to the kernel at once at most.
-const TOGETHER_MAX: usize = 8;
 /// What was not reported for so long never will be.
 const REPORT_LATE: Duration = Duration::from_millis(500);
 /// After so many datagrams without any report there will be none.

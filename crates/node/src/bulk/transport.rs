@@ -1,12 +1,13 @@
 //! How QUIC carries bulk.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use quinn::{AckFrequencyConfig, IdleTimeout, TransportConfig, VarInt};
 
 use super::socket::PermittedCubicConfig;
-use crate::quic::Credentials;
+use crate::quic::{lengths, Credentials};
 use crate::Error;
 
 pub(super) const PROTOCOL: &[u8] = b"coorp-bulk/1";
@@ -37,9 +38,9 @@ pub(crate) fn server(credentials: &Credentials) -> Result<quinn::ServerConfig, E
     Ok(config)
 }
 
-/// How bulk is sent over one connection: as its turns and permits allow. `every` so many datagrams it is acknowledged;
+/// How bulk is sent to an address over one connection: as its turns and permits allow. `every` so many datagrams it is acknowledged;
 /// `None`: as soon as can be.
-pub(crate) fn sender(permitted: PermittedCubicConfig, every: Option<u32>) -> Arc<TransportConfig> {
+pub(crate) fn sender(to: SocketAddr, permitted: PermittedCubicConfig, every: Option<u32>) -> Arc<TransportConfig> {
     let mut transport = transport();
     let mut acknowledgements = AckFrequencyConfig::default();
     if let Some(every) = every {
@@ -53,6 +54,7 @@ pub(crate) fn sender(permitted: PermittedCubicConfig, every: Option<u32>) -> Arc
     transport.ack_frequency_config(Some(acknowledgements));
     transport
         .max_concurrent_bidi_streams(VarInt::from_u32(0))
+        .mtu_discovery_config(Some(lengths(to)))
         .congestion_controller_factory(Arc::new(permitted));
     Arc::new(transport)
 }

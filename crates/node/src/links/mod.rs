@@ -34,15 +34,14 @@ use quinn::{
     TransportConfig, VarInt,
 };
 
-use tokio::sync::Semaphore;
-
 pub(crate) use self::hearing::Hearing;
 use self::socket::MarkedSocket;
 use crate::fabric::{MESSAGE_BYTES_MAX, PORT_CONTROL};
 use crate::keys::SERVER_NAME;
 use crate::node::{lock, Inner};
 use crate::paths::paths_between;
-use crate::quic::{bind, peer, Credentials};
+use crate::quic::{bind, lengths, peer, Credentials, Door};
+use crate::threads::Threads;
 use crate::wire::{self, Parcel};
 use crate::Error;
 
@@ -82,10 +81,6 @@ const DATAGRAMS_BYTES: usize = 256 << 10;
 const GOODBYE_MAX: Duration = Duration::from_millis(50);
 const CLOSE_MAX: Duration = Duration::from_secs(1);
 
-/// Connections on a path whose other end has not proved who it is, at most; from some on it must prove its address first.
-const HALF_OPEN_MAX: usize = 64;
-const HALF_OPEN_UNPROVED: usize = 8;
-
 /// Newer messages of a slot take the place of older ones.
 type Slot = (bool, String);
 
@@ -102,9 +97,7 @@ struct Message {
 #[derive(Debug)]
 pub(crate) struct Links {
     node: Weak<Inner>,
-    /// Taken when the node closes.
-    runtime: Mutex<Option<tokio::runtime::Runtime>>,
-    handle: tokio::runtime::Handle,
+    threads: Threads,
     /// One a path; taken when the node closes.
     endpoints: Mutex<Vec<Endpoint>>,
     client: quinn::ClientConfig,
@@ -161,17 +154,10 @@ impl Links {
     /// Listens on all paths.
     pub fn open(node: &Arc<Inner>, credentials: &Credentials) -> Result<Arc<Links>, Error> {
         let failed = |what: &str, error: std::io::Error| Error::Failed(format!("cannot {what} for control: {error}"));
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(1)
-            .thread_name("coorp-control")
-            .enable_all()
-            .build()
-            .map_err(|error| failed("start a thread", error))?;
-        let entered = runtime.enter();
-        let mut server = credentials.server(PROTOCOL)?;
-        server.transport_config(Arc::new(transport(false)));
-        let mut client = credentials.client(PROTOCOL)?;
-        client.transport_config(Arc::new(transport(true)));
+        let threads = Threads::start(1, "coorp-control").map_err(|error| failed("start a thread", error))?;
+        let handle = threads.handle().clone();
+        let entered = handle.enter();
+        let server = credentials.server(PROTOCOL)?;
         let robot = &node.team.robots[usize::from(node.me.0)];
         let mut endpoints = Vec::with_capacity(node.paths);
         for path in 0..node.paths {
@@ -184,13 +170,10 @@ impl Links {
                 SocketAddr::new(address, port(node, node.me, path)),
                 interface,
             )?;
+            let config = credentials.endpoint(&socket);
             let socket = MarkedSocket::new(socket).map_err(|error| failed("set up a socket", error))?;
-            let endpoint = Endpoint::new_with_abstract_socket(
-                credentials.endpoint(),
-                Some(server.clone()),
-                socket,
-                Arc::new(quinn::TokioRuntime),
-            );
+            let endpoint =
+                Endpoint::new_with_abstract_socket(config, Some(server.clone()), socket, Arc::new(quinn::TokioRuntime));
             endpoints.push(endpoint.map_err(|error| failed("open QUIC", error))?);
         }
         let robots = (0u16..).map(RobotId).take(node.team.robots.len());
@@ -204,18 +187,16 @@ impl Links {
         });
         let links = Arc::new(Links {
             node: Arc::downgrade(node),
-            handle: runtime.handle().clone(),
+            threads,
             endpoints: Mutex::new(endpoints.clone()),
-            client,
+            client: credentials.client(PROTOCOL)?,
             out: out.collect(),
             tries: AtomicU64::new(0),
-            runtime: Mutex::default(),
         });
         for (path, endpoint) in endpoints.into_iter().enumerate() {
-            tokio::spawn(accept(Arc::downgrade(&links), endpoint, path));
+            tokio::spawn(accept(Arc::downgrade(&links), endpoint, path, server.clone()));
         }
         drop(entered);
-        *lock(&links.runtime) = Some(runtime);
         Ok(links)
     }
 
@@ -238,7 +219,7 @@ impl Links {
             Link::Up(up) if up.connection.close_reason().is_none() => {
                 let up = up.clone();
                 drop(link);
-                up.send(&self.handle, message);
+                up.send(self.threads.handle(), message);
             }
             Link::Opening { waiting, wanted, .. } => {
                 *wanted = Instant::now();
@@ -295,11 +276,11 @@ impl Links {
             let (up, waiting, before) = link.put_up(connection, node.now());
             drop(link);
             for message in waiting {
-                up.send(&self.handle, message);
+                up.send(self.threads.handle(), message);
             }
             if let Some(before) = before {
                 // Once what is on its way there has arrived.
-                self.handle.spawn(async move {
+                self.threads.handle().spawn(async move {
                     tokio::time::sleep(STREAM_MAX).await;
                     before.connection.close(0u8.into(), b"another one is in use");
                 });
@@ -322,7 +303,7 @@ impl Links {
             waiting: waiting.into_iter().collect(),
             wanted: Instant::now(),
         };
-        self.handle.spawn(open(self.clone(), to, path, number));
+        self.threads.handle().spawn(open(self.clone(), to, path, number));
     }
 
     async fn connect(&self, to: RobotId, path: usize) -> Result<Connection, String> {
@@ -332,7 +313,9 @@ impl Links {
             .ok_or("nobody knows its address: it is not here")?;
         let endpoint = lock(&self.endpoints).get(path).cloned().ok_or("the node has closed")?;
         let address = SocketAddr::new(address, port(&node, to, path));
-        let connecting = endpoint.connect_with(self.client.clone(), address, SERVER_NAME);
+        let mut client = self.client.clone();
+        client.transport_config(transport(true, address));
+        let connecting = endpoint.connect_with(client, address, SERVER_NAME);
         let connecting = connecting.map_err(|error| error.to_string())?;
         let connection = tokio::time::timeout(CONNECT_MAX, connecting).await;
         let connection = connection
@@ -368,7 +351,7 @@ impl Links {
         let (up, waiting, _) = link.put_up(&connection, node.now());
         drop(link);
         for message in waiting {
-            up.send(&self.handle, message);
+            up.send(self.threads.handle(), message);
         }
         Opened::Up(connection)
     }
@@ -379,19 +362,13 @@ impl Links {
         for endpoint in &endpoints {
             endpoint.close(0u8.into(), b"closed");
         }
-        if let Some(runtime) = lock(&self.runtime).take() {
-            if tokio::runtime::Handle::try_current().is_ok() {
-                runtime.shutdown_background();
-            } else {
-                // So that the others are told; whoever is out of reach is not waited for.
-                runtime.block_on(async {
-                    for endpoint in &endpoints {
-                        let _ = tokio::time::timeout(GOODBYE_MAX, endpoint.wait_idle()).await;
-                    }
-                });
-                runtime.shutdown_timeout(CLOSE_MAX);
+        // So that the others are told; whoever is out of reach is not waited for.
+        let told = async {
+            for endpoint in &endpoints {
+                let _ = tokio::time::timeout(GOODBYE_MAX, endpoint.wait_idle()).await;
             }
-        }
+        };
+        self.threads.end(told, CLOSE_MAX);
     }
 }
 
@@ -506,23 +483,20 @@ impl Drop for Unfinished {
 }
 
 /// Takes links over one path until its endpoint closes: one of each robot, its newest, as it opens no more.
-async fn accept(links: Weak<Links>, endpoint: Endpoint, path: usize) {
-    let half_open = Arc::new(Semaphore::new(HALF_OPEN_MAX));
+async fn accept(links: Weak<Links>, endpoint: Endpoint, path: usize, server: quinn::ServerConfig) {
+    let door = Door::default();
     let taken: Arc<Mutex<BTreeMap<RobotId, Connection>>> = Arc::default();
     while let Some(incoming) = endpoint.accept().await {
-        let Ok(place) = half_open.clone().try_acquire_owned() else {
-            incoming.refuse();
+        let Some((incoming, place)) = door.admit(incoming) else {
             continue;
         };
-        let many = half_open.available_permits() < HALF_OPEN_MAX - HALF_OPEN_UNPROVED;
-        if many && incoming.may_retry() && !incoming.remote_address_validated() {
-            // It comes again from the address that it has proved.
-            let _ = incoming.retry();
+        let (links, taken, mut server) = (links.clone(), taken.clone(), server.clone());
+        server.transport_config(transport(false, incoming.remote_address()));
+        let Ok(connecting) = incoming.accept_with(Arc::new(server)) else {
             continue;
-        }
-        let (links, taken) = (links.clone(), taken.clone());
+        };
         tokio::spawn(async move {
-            let connection = match tokio::time::timeout(CONNECT_MAX, incoming).await {
+            let connection = match tokio::time::timeout(CONNECT_MAX, connecting).await {
                 Ok(Ok(connection)) => connection,
                 Ok(Err(error)) => return tracing::debug!("a control link did not come about: {error}"),
                 Err(_) => return,
@@ -589,7 +563,8 @@ async fn listen(node: Weak<Inner>, connection: Connection, from: RobotId, path: 
     }
 }
 
-fn transport(opens: bool) -> TransportConfig {
+/// How a link to an address is set up, by who `opens` it or by the other one.
+fn transport(opens: bool, to: SocketAddr) -> Arc<TransportConfig> {
     let mut transport = TransportConfig::default();
     transport
         .max_idle_timeout(Some(IdleTimeout::from(VarInt::from_u32(IDLE_MS))))
@@ -602,13 +577,14 @@ fn transport(opens: bool) -> TransportConfig {
         .send_window(u64::from(RECEIVE_BYTES))
         .datagram_receive_buffer_size(Some(DATAGRAMS_BYTES))
         .datagram_send_buffer_size(DATAGRAMS_BYTES)
+        .mtu_discovery_config(Some(lengths(to)))
         .congestion_controller_factory(Arc::new(SteadyConfig));
     let mut acknowledgements = AckFrequencyConfig::default();
     acknowledgements
         .ack_eliciting_threshold(VarInt::from_u32(ACKNOWLEDGE_EVERY))
         .max_ack_delay(Some(ACKNOWLEDGE_WITHIN));
     transport.ack_frequency_config(Some(acknowledgements));
-    transport
+    Arc::new(transport)
 }
 
 /// Always the same window.

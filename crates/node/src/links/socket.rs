@@ -22,6 +22,7 @@ use socket2::SockRef;
 use tokio::io::Interest;
 
 use crate::fabric::TOS_VOICE;
+use crate::quic::TOGETHER_MAX;
 
 /// A UDP socket whose datagrams go AC_VO.
 #[derive(Debug)]
@@ -125,7 +126,7 @@ impl AsyncUdpSocket for MarkedSocket {
         if self.one_by_one.load(Ordering::Relaxed) {
             1
         } else {
-            self.receiving.max_gso_segments()
+            self.receiving.max_gso_segments().min(TOGETHER_MAX)
         }
     }
 
