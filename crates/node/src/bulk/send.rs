@@ -12,7 +12,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::socket::PermittedCubicConfig;
 use super::turns::{self, Look, Turn, Turns};
-use super::{receive, transport, Bulk, Waiting};
+use super::{receive, transport, Bulk, Lane, Waiting};
 use crate::fabric::PORT_BULK;
 use crate::keys::SERVER_NAME;
 use crate::node::{lock, Wish};
@@ -20,7 +20,7 @@ use crate::quic;
 use crate::wire::{Answer, Begin, Start};
 use crate::Error;
 
-/// A receiver that says nothing for so long, while we may send, has failed.
+/// A receiver that says nothing for so long, while we may send, has failed; so has a message while nobody leads.
 const GIVE_UP: Duration = Duration::from_secs(60);
 /// Between two tries.
 const RETRY: Duration = Duration::from_millis(200);
@@ -52,6 +52,15 @@ struct Open {
     connection: Connection,
     path: usize,
     turn: Arc<Turn>,
+    /// See [`acknowledged_every`].
+    every: Option<u32>,
+}
+
+/// After how many datagrams a receiver speaks up, where the gate knows by itself what has left; `None`: at once.
+fn acknowledged_every(bulk: &Bulk, lane: &Lane) -> Option<u32> {
+    let node = bulk.node.upgrade()?;
+    let reported = lane.socket.completions().are_reported();
+    reported.then_some(node.policy.ack_every)
 }
 
 /// Delivers the messages to one receiver.
@@ -62,8 +71,15 @@ pub(super) async fn deliver_all(bulk: Arc<Bulk>, to: RobotId, mut jobs: mpsc::Re
         if let Err(error) = &outcome {
             tracing::warn!("bulk: {error}");
         }
-        if jobs.is_empty() {
-            // An open connection would be kept alive over the air.
+        let learnt = |open: &Open| {
+            open.every
+                != bulk
+                    .lanes
+                    .get(open.path)
+                    .and_then(|lane| acknowledged_every(&bulk, lane))
+        };
+        if jobs.is_empty() || connection.as_ref().is_some_and(learnt) {
+            // An open connection would be kept alive over the air; and what it is set up for stays.
             hang_up(&bulk, to, connection.take());
         }
         let Job {
@@ -93,7 +109,7 @@ async fn deliver(bulk: &Bulk, to: RobotId, job: &Job, connection: &mut Option<Op
     loop {
         // Time without a permit is not the receiver's fault.
         let waited = permitted(bulk).await?;
-        heard += waited;
+        heard += waited.ok_or_else(|| failed(job, &name, "no robot leads, so that nobody gives permits"))?;
         let path = path_to(bulk, to)?;
         if connection.as_ref().is_some_and(|open| open.path != path) {
             hang_up(bulk, to, connection.take());
@@ -139,9 +155,10 @@ fn failed(job: &Job, to: &str, why: &str) -> Error {
     ))
 }
 
-/// Waits for a permit; answers for how long.
-async fn permitted(bulk: &Bulk) -> Result<Duration, Error> {
+/// Waits for a permit; answers for how long, or `None` where nobody leads.
+async fn permitted(bulk: &Bulk) -> Result<Option<Duration>, Error> {
     let began = Instant::now();
+    let mut led = began;
     loop {
         // Before the look, so that none comes unnoticed between the two.
         let comes = bulk.permitted.notified();
@@ -149,7 +166,12 @@ async fn permitted(bulk: &Bulk) -> Result<Duration, Error> {
         // QUIC hears of it a moment after the brain: what began in between would wait for the next permit.
         let told = bulk.lanes.iter().all(|lane| lane.socket.is_permitted());
         if told && node.ask(|brain, now| brain.is_permitted(now)) {
-            return Ok(began.elapsed());
+            return Ok(Some(began.elapsed()));
+        }
+        if node.ask(|brain, now| brain.leader(now)).is_some() {
+            led = Instant::now();
+        } else if led.elapsed() > GIVE_UP {
+            return Ok(None);
         }
         drop(node);
         let _ = tokio::time::timeout(LOOK_EVERY, comes).await;
@@ -234,11 +256,7 @@ async fn connect(bulk: &Bulk, to: RobotId, path: usize) -> Result<Open, String> 
         turn: turn.clone(),
         coordinated,
     };
-    let every = lane
-        .socket
-        .completions()
-        .are_reported()
-        .then_some(node.policy.ack_every);
+    let every = acknowledged_every(bulk, lane);
     let mut client = lane.client.clone();
     client.transport_config(transport::sender(address, permitted, every));
     let connecting = sender.connect_with(client, address, SERVER_NAME);
@@ -257,7 +275,12 @@ async fn connect(bulk: &Bulk, to: RobotId, path: usize) -> Result<Open, String> 
     // A permit that came meanwhile was told to those that were there.
     transport::wake(&connection);
     node.tell(|brain, _| brain.on_bulk(to, Some(path)));
-    Ok(Open { connection, path, turn })
+    Ok(Open {
+        connection,
+        path,
+        turn,
+        every,
+    })
 }
 
 /// Tells each whose turn begins, while there are several.
@@ -273,7 +296,10 @@ async fn take_turns(turns: Arc<Turns<Connection>>) {
 }
 
 fn hang_up(bulk: &Bulk, to: RobotId, open: Option<Open>) {
-    if let Some(Open { connection, path, turn }) = open {
+    if let Some(Open {
+        connection, path, turn, ..
+    }) = open
+    {
         if let Some(node) = bulk.node.upgrade() {
             node.tell(|brain, _| brain.on_bulk(to, None));
         }
