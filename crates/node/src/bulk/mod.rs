@@ -1,8 +1,8 @@
 //! Bulk: messages of many megabytes, as permits and the gate allow, each delivered whole and once or reported failed.
 //!
 //! Messages go over QUIC, one connection a receiver while there is something to send. `socket.rs` is where the gate
-//! decides, `reports.rs` how it is known what has left, `send.rs` and `receive.rs` the two ends of a message,
-//! `inbox.rs` what a receiver keeps on disk, `transport.rs` how QUIC is set up, `turns.rs` which of several receivers is
+//! decides, `reports.rs` how it is known what has left, `message.rs` what a sender has, `send.rs` and `receive.rs` the
+//! two ends of a message, `inbox.rs` what a receiver keeps on disk, `transport.rs` how QUIC is set up, `turns.rs` which of several receivers is
 //! sent to.
 //!
 //! Each path has sockets of its own. A message goes over one path; when that dies a new connection over another one goes
@@ -14,6 +14,7 @@
 
 mod emulated;
 mod inbox;
+mod message;
 mod receive;
 mod reports;
 mod send;
@@ -39,6 +40,7 @@ use tokio::sync::{mpsc, oneshot, Notify};
 
 pub(crate) use self::inbox::replace;
 use self::inbox::{Inbox, Whole};
+pub(crate) use self::message::Written;
 use self::send::Job;
 use self::socket::GatedSocket;
 use self::turns::Turns;
@@ -55,8 +57,6 @@ pub const BULK_BYTES_MAX: u64 = 64 << 30;
 const QUEUE_MAX: usize = 64;
 /// How long closing waits for what is under way.
 const CLOSE_MAX: Duration = Duration::from_secs(1);
-/// Hashed at once as it is written.
-const WRITE_BYTES: usize = 256 << 10;
 /// Threads for QUIC; sealing packets is most of their work.
 const THREADS: usize = 2;
 
@@ -172,12 +172,12 @@ impl Bulk {
     }
 
     pub fn send(self: &Arc<Self>, to: RobotId, name: &str, written: Written) -> Result<Delivery, Error> {
-        let Written { bytes, hasher } = written;
+        let message = written.finish();
         let node = self.node.upgrade().ok_or_else(closed)?;
-        if bytes.len() as u64 > BULK_BYTES_MAX {
+        if message.length as u64 > BULK_BYTES_MAX {
             return Err(Error::Input(format!(
                 "a bulk message of {} bytes is over {BULK_BYTES_MAX}",
-                bytes.len()
+                message.length
             )));
         }
         let (done, outcome) = oneshot::channel();
@@ -190,8 +190,7 @@ impl Bulk {
         let job = Job {
             name: checked(name)?.to_owned(),
             sequence: queue.next,
-            hash: *hasher.finalize().as_bytes(),
-            bytes: bytes.into(),
+            message,
             _wish: node.wish(),
             _waiting: Waiting::new(self),
             done,
@@ -304,24 +303,10 @@ pub struct BulkStream {
     pub(crate) written: Written,
 }
 
-/// What there is of a message. It is hashed as it is written, so that it can go at once when it is all there.
-#[derive(Debug, Default)]
-pub(crate) struct Written {
-    bytes: Vec<u8>,
-    /// Boxed, as it takes two kilobytes.
-    hasher: Box<blake3::Hasher>,
-}
-
 impl BulkStream {
     /// More of the message.
     pub fn write(&mut self, bytes: &[u8]) {
-        let Written { bytes: all, hasher } = &mut self.written;
-        all.reserve(bytes.len());
-        // Each piece while it is in the processor's cache.
-        for piece in bytes.chunks(WRITE_BYTES) {
-            hasher.update(piece);
-            all.extend_from_slice(piece);
-        }
+        self.written.write(bytes);
     }
 
     /// That was all: the message goes as soon as it may.

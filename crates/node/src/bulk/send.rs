@@ -5,11 +5,11 @@ use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use coorp_core::RobotId;
 use quinn::Connection;
 use tokio::sync::{mpsc, oneshot};
 
+use super::message::Message;
 use super::socket::PermittedCubicConfig;
 use super::turns::{self, Look, Turn, Turns};
 use super::{receive, transport, Bulk, Lane, Waiting};
@@ -39,8 +39,7 @@ const CHUNK_BYTES: usize = 64 << 10;
 pub(super) struct Job {
     pub name: String,
     pub sequence: u64,
-    pub bytes: Bytes,
-    pub hash: [u8; 32],
+    pub message: Message,
     /// While it lasts the robot wants a permit.
     pub _wish: Wish,
     pub _waiting: Waiting,
@@ -102,8 +101,8 @@ async fn deliver(bulk: &Bulk, to: RobotId, job: &Job, connection: &mut Option<Op
         lineage: bulk.lineage,
         sequence: job.sequence,
         name: job.name.clone(),
-        length: job.bytes.len() as u64,
-        hash: job.hash,
+        length: job.message.length as u64,
+        hash: job.message.hash,
     };
     let (mut heard, mut garbled) = (Instant::now(), 0);
     loop {
@@ -150,8 +149,7 @@ async fn deliver(bulk: &Bulk, to: RobotId, job: &Job, connection: &mut Option<Op
 fn failed(job: &Job, to: &str, why: &str) -> Error {
     Error::Failed(format!(
         "\"{}\" of {} bytes was not delivered to {to}: {why}",
-        job.name,
-        job.bytes.len()
+        job.name, job.message.length
     ))
 }
 
@@ -222,13 +220,10 @@ async fn attempt(
     let Answer::Here { length, hash } = answer else {
         return Ok(answer);
     };
-    let kept = usize::try_from(length).ok().and_then(|length| job.bytes.get(..length));
-    let kept = kept.filter(|kept| tokio::task::block_in_place(|| blake3::hash(kept)) == hash);
-    let offset = kept.map_or(0, <[u8]>::len);
+    let kept = tokio::task::block_in_place(|| job.message.hash_of_first(length)) == Some(hash);
+    let offset = if kept { length as usize } else { 0 };
     receive::write(&mut send, &Start { offset: offset as u64 }).await?;
-    let mut rest = job.bytes.slice(offset..);
-    while !rest.is_empty() {
-        let chunk = rest.split_to(rest.len().min(CHUNK_BYTES));
+    for chunk in job.message.after(offset, CHUNK_BYTES) {
         let length = chunk.len() as u64;
         send.write_chunk(chunk).await.map_err(|error| error.to_string())?;
         bulk.sent_bytes.fetch_add(length, Ordering::Relaxed);

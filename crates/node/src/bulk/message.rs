@@ -1,0 +1,193 @@
+//! A message as its sender has it: hashed as it is written, in pieces that never move.
+//!
+//! Large pieces are asked of the kernel in huge pages: the thousands of small ones under a message of hundreds of megabytes
+//! cost as much time as sending it.
+
+use blake3::Hasher;
+use bytes::{Buf, Bytes};
+use memmap2::{Advice, MmapMut};
+
+/// Copied and hashed at once, while it is in the processor's cache.
+const WRITE_BYTES: usize = 256 << 10;
+/// The shortest piece and the longest; in between each is as long as all before it, or as what is written.
+const PIECE_BYTES_MIN: usize = 16 << 10;
+const PIECE_BYTES_MAX: usize = 64 << 20;
+/// From this length on a piece is of huge pages.
+const HUGE_BYTES: usize = 4 << 20;
+
+/// What there is of a message.
+#[derive(Debug, Default)]
+pub(crate) struct Written {
+    pieces: Vec<Bytes>,
+    open: Piece,
+    length: usize,
+    /// Boxed, as it takes two kilobytes.
+    hasher: Box<Hasher>,
+}
+
+/// One that is being filled.
+#[derive(Debug)]
+enum Piece {
+    Small(Vec<u8>),
+    Huge { pages: MmapMut, filled: usize },
+}
+
+impl Default for Piece {
+    fn default() -> Self {
+        Piece::Small(Vec::new())
+    }
+}
+
+impl Piece {
+    fn of(bytes: usize) -> Piece {
+        let pages = (bytes >= HUGE_BYTES).then(|| MmapMut::map_anon(bytes).ok()).flatten();
+        let Some(pages) = pages else {
+            return Piece::Small(Vec::with_capacity(bytes));
+        };
+        // Where there are none small ones do.
+        let _ = pages.advise(Advice::HugePage);
+        Piece::Huge { pages, filled: 0 }
+    }
+
+    fn room(&self) -> usize {
+        match self {
+            Piece::Small(bytes) => bytes.capacity() - bytes.len(),
+            Piece::Huge { pages, filled } => pages.len() - filled,
+        }
+    }
+
+    /// Adds what there is room for.
+    fn add(&mut self, more: &[u8]) {
+        match self {
+            Piece::Small(bytes) => bytes.extend_from_slice(more),
+            Piece::Huge { pages, filled } => {
+                pages[*filled..*filled + more.len()].copy_from_slice(more);
+                *filled += more.len();
+            }
+        }
+    }
+
+    fn whole(self) -> Bytes {
+        match self {
+            Piece::Small(bytes) => bytes.into(),
+            Piece::Huge { pages, filled } => Bytes::from_owner(pages).slice(..filled),
+        }
+    }
+}
+
+impl Written {
+    /// More of the message.
+    pub fn write(&mut self, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            if self.open.room() == 0 {
+                let next = Piece::of(bytes.len().max(self.length).clamp(PIECE_BYTES_MIN, PIECE_BYTES_MAX));
+                self.pieces.push(std::mem::replace(&mut self.open, next).whole());
+            }
+            let (now, later) = bytes.split_at(bytes.len().min(self.open.room()).min(WRITE_BYTES));
+            self.hasher.update(now);
+            self.open.add(now);
+            self.length += now.len();
+            bytes = later;
+        }
+    }
+
+    pub(super) fn finish(mut self) -> Message {
+        self.pieces.push(self.open.whole());
+        self.pieces.retain(|piece| !piece.is_empty());
+        Message {
+            hash: *self.hasher.finalize().as_bytes(),
+            length: self.length,
+            pieces: self.pieces,
+        }
+    }
+}
+
+/// A message that is all there.
+#[derive(Debug)]
+pub(super) struct Message {
+    pub hash: [u8; 32],
+    /// Bytes.
+    pub length: usize,
+    pieces: Vec<Bytes>,
+}
+
+impl Message {
+    /// The hash of its first bytes, if it has so many.
+    pub fn hash_of_first(&self, bytes: u64) -> Option<[u8; 32]> {
+        let mut left = usize::try_from(bytes).ok().filter(|bytes| *bytes <= self.length)?;
+        let mut hasher = Hasher::new();
+        for piece in &self.pieces {
+            let taken = left.min(piece.len());
+            hasher.update(&piece[..taken]);
+            left -= taken;
+        }
+        Some(*hasher.finalize().as_bytes())
+    }
+
+    /// What comes after its first bytes, so many at a time at most.
+    pub fn after(&self, bytes: usize, at_once: usize) -> impl Iterator<Item = Bytes> + '_ {
+        let mut left_out = bytes;
+        let rests = self.pieces.iter().map(move |piece| {
+            let skipped = left_out.min(piece.len());
+            left_out -= skipped;
+            piece.slice(skipped..)
+        });
+        rests.flat_map(move |mut rest| {
+            std::iter::from_fn(move || rest.has_remaining().then(|| rest.split_to(rest.len().min(at_once))))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn bytes(length: usize) -> Vec<u8> {
+        (0..length).map(|place| (place % 251) as u8).collect()
+    }
+
+    fn agrees(message: &Message, all: &[u8], offset: usize, at_once: usize) {
+        assert_eq!(
+            (message.length, message.hash),
+            (all.len(), *blake3::hash(all).as_bytes())
+        );
+        let kept = message.hash_of_first(offset as u64);
+        assert_eq!(kept, Some(*blake3::hash(&all[..offset]).as_bytes()));
+        assert_eq!(message.hash_of_first(all.len() as u64 + 1), None);
+        let rest: Vec<Bytes> = message.after(offset, at_once).collect();
+        assert!(rest.iter().all(|part| (1..=at_once).contains(&part.len())));
+        assert!(rest.concat() == all[offset..]);
+    }
+
+    #[test]
+    fn large_ones_are_whole() {
+        let all = bytes(3 * HUGE_BYTES + 5);
+        let mut written = Written::default();
+        written.write(&all[..7]);
+        written.write(&all[7..HUGE_BYTES + 100]);
+        written.write(&all[HUGE_BYTES + 100..]);
+        let message = written.finish();
+        for offset in [0, 7, HUGE_BYTES, all.len()] {
+            agrees(&message, &all, offset, 64 << 10);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn in_whatever_pieces_it_is_written(
+            parts in prop::collection::vec(0usize..40_000, 0..12),
+            share in 0.0..=1.0,
+            at_once in 1_000usize..100_000,
+        ) {
+            let all = bytes(parts.iter().sum());
+            let (mut written, mut rest) = (Written::default(), all.as_slice());
+            for part in parts {
+                let (now, later) = rest.split_at(part);
+                written.write(now);
+                rest = later;
+            }
+            agrees(&written.finish(), &all, (share * all.len() as f64) as usize, at_once);
+        }
+    }
+}
