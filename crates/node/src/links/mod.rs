@@ -18,8 +18,7 @@ mod hearing;
 mod socket;
 
 use std::any::Any;
-use std::collections::btree_map::Entry;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -59,8 +58,11 @@ const RETRY: Duration = Duration::from_millis(100);
 const WANTED: Duration = Duration::from_secs(5);
 /// Topics whose newest message waits for a link.
 const WAITING_MAX: usize = 256;
-/// Large messages of a topic that are on their way, the ones included that have arrived and are not acknowledged yet.
-const FLYING_MAX: u8 = 4;
+/// Large messages of a topic that are on their way, the ones included that have arrived and are not acknowledged yet; and
+/// while the oldest is on its way for longer than acknowledgements take, as when nothing gets through.
+const FLYING_MAX: usize = 32;
+const FLYING_LATE_MAX: usize = 4;
+const LATE: Duration = Duration::from_millis(100);
 /// Large messages that are taken at once over a link. [`RECEIVE_BYTES`] bounds what they have in memory; more of them are
 /// allowed, in a frame of its own, whenever an eighth has come.
 const STREAMS_MAX: u32 = 64;
@@ -144,9 +146,10 @@ struct Up {
     large: Mutex<BTreeMap<Slot, Large>>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Large {
-    flying: u8,
+    /// Since when, the oldest first.
+    flying: VecDeque<Instant>,
     next: Option<Message>,
 }
 
@@ -402,6 +405,13 @@ enum Opened {
     GivenUp,
 }
 
+impl Large {
+    fn may_fly(&self) -> bool {
+        let late = self.flying.front().is_some_and(|since| since.elapsed() > LATE);
+        self.flying.len() < if late { FLYING_LATE_MAX } else { FLYING_MAX }
+    }
+}
+
 impl Up {
     fn send(self: &Arc<Self>, on: &tokio::runtime::Handle, message: Message) {
         let length = message.head.len() + message.content.len();
@@ -417,24 +427,18 @@ impl Up {
         }
         let Some(slot) = message.slot.clone() else { return };
         let mut large = lock(&self.large);
-        match large.entry(slot) {
-            Entry::Occupied(entry) => {
-                let entry = entry.into_mut();
-                if entry.flying >= FLYING_MAX {
-                    entry.next = Some(message);
-                    return;
-                }
-                entry.flying += 1;
-            }
-            Entry::Vacant(entry) => {
-                entry.insert(Large { flying: 1, next: None });
-            }
+        let large = large.entry(slot).or_default();
+        if !large.may_fly() {
+            large.next = Some(message);
+            return;
         }
-        on.spawn(self.clone().fly(message));
+        let since = Instant::now();
+        large.flying.push_back(since);
+        on.spawn(self.clone().fly(message, since));
     }
 
     /// Sends a large message, and then whatever has come to wait behind it.
-    async fn fly(self: Arc<Self>, mut message: Message) {
+    async fn fly(self: Arc<Self>, mut message: Message, mut since: Instant) {
         loop {
             let Some(slot) = message.slot.clone() else { return };
             let sent = tokio::time::timeout(STREAM_MAX, self.send_stream(message)).await;
@@ -443,16 +447,17 @@ impl Up {
             }
             let mut large = lock(&self.large);
             let Some(entry) = large.get_mut(&slot) else { return };
-            match entry.next.take() {
-                Some(next) => message = next,
-                None => {
-                    entry.flying -= 1;
-                    if entry.flying == 0 {
-                        large.remove(&slot);
-                    }
-                    return;
-                }
+            if let Some(place) = entry.flying.iter().position(|flying| *flying == since) {
+                entry.flying.remove(place);
             }
+            let Some(next) = entry.next.take() else {
+                if entry.flying.is_empty() {
+                    large.remove(&slot);
+                }
+                return;
+            };
+            (message, since) = (next, Instant::now());
+            entry.flying.push_back(since);
         }
     }
 
