@@ -192,7 +192,7 @@ def main() -> None:
         rows.append(
             [
                 name,
-                *(number(value, 1) for phase in (before, after) for value in (phase.mean_ms(), phase.deviation_ms())),
+                *(number(value, 2) for phase in (before, after) for value in (phase.mean_ms(), phase.deviation_ms())),
                 number(1e3 * max(after.intervals_s), 0),
                 *(number(phase.data_mbps, 1) for phase in (before, after)),
             ]

@@ -1,7 +1,7 @@
 //! The newest state of every robot on a topic, as one list a period, with how old each state is: 002 on real sockets.
 //!
-//! Who is connected, what is newest and what was missed is `core::tracker`'s. Here are a [`Gather`], with a thread that
-//! makes its lists, and the other end: what a robot does whose states are gathered. A robot says by a token on the fabric
+//! Who is connected, what is newest and what was missed is `core::tracker`'s. Here are a [`Gather`], whose lists are made by
+//! whoever waits for one, or else by a thread, and the other end: what a robot does whose states are gathered. A robot says by a token on the fabric
 //! that it gathers a topic. Whoever publishes that topic then connects (002, IV-A), is answered once there is a
 //! subscription for it, and sends its states with T1 on the clock of the robot that gathers.
 //!
@@ -38,6 +38,8 @@ const PERIOD_MAX: Duration = Duration::from_secs(60);
 const TODO_MAX: usize = 4_096;
 /// The thread that makes lists looks up at least this often.
 const LOOK_UP_EVERY: std::time::Duration = std::time::Duration::from_millis(500);
+/// Whoever waits for a list makes it itself; by so much later the thread does.
+const OTHERS_FIRST: Duration = Duration::from_micros(300);
 
 /// Gathers the states of all robots on a topic. Dropped, it ends.
 #[derive(Debug)]
@@ -67,6 +69,8 @@ struct State {
     tracker: Tracker<Bytes>,
     /// To be done by the thread.
     todo: VecDeque<TrackerAction>,
+    /// Those that wait for a list, who look when one is due.
+    waiting: usize,
     /// The newest list, until it is taken.
     list: Option<Listed>,
     /// How old each robot's state was on the last list.
@@ -141,6 +145,7 @@ impl Gather {
             state: Mutex::new(State {
                 tracker: Tracker::new(config, inner.now()),
                 todo: VecDeque::new(),
+                waiting: 0,
                 list: None,
                 ages: BTreeMap::new(),
             }),
@@ -186,25 +191,30 @@ impl Gather {
         Some(self.table(listed))
     }
 
-    /// Waits for the next list that was not taken yet, until `timeout` has passed; without one, for ever.
+    /// Waits for the next list that was not taken yet, until `timeout` has passed; without one, for ever. A list goes to one
+    /// taker: who waits here makes it, and leaves none for [`Gather::next`].
     pub fn recv(&self, timeout: Option<std::time::Duration>) -> Option<Table> {
         let until = timeout.and_then(|timeout| StdInstant::now().checked_add(timeout));
         let mut state = lock(&self.shared.state);
         loop {
+            // Made here, there is no other thread to be woken by.
+            self.shared.look(&self.inner, &mut state);
             if let Some(listed) = state.list.take() {
                 drop(state);
                 return Some(self.table(listed));
             }
-            state = match until {
-                None => self.shared.listed.wait(state).unwrap_or_else(PoisonError::into_inner),
-                Some(until) => {
-                    let left = until
-                        .checked_duration_since(StdInstant::now())
-                        .filter(|left| !left.is_zero())?;
-                    let waited = self.shared.listed.wait_timeout(state, left);
-                    waited.unwrap_or_else(PoisonError::into_inner).0
+            let mut wait = state.until_due(self.inner.now());
+            if let Some(until) = until {
+                let left = until.saturating_duration_since(StdInstant::now());
+                if left.is_zero() {
+                    return None;
                 }
-            };
+                wait = wait.min(left);
+            }
+            state.waiting += 1;
+            let waited = self.shared.listed.wait_timeout(state, wait);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            state.waiting -= 1;
         }
     }
 
@@ -264,13 +274,17 @@ impl Gathering {
     /// One round of the thread: what is due is done, then it waits for more.
     fn work(&self, inner: &Inner) {
         let mut state = lock(&self.state);
-        let now = inner.now();
-        state.tracker.on_deadline(now);
-        state.collect();
+        if state.waiting == 0 || state.until_due(inner.now() - OTHERS_FIRST).is_zero() {
+            self.look(inner, &mut state);
+        }
         let todo = std::mem::take(&mut state.todo);
         if todo.is_empty() {
-            let left = state.tracker.next_deadline().map(|at| at.since(now).as_nanos());
-            let wait = left.map_or(LOOK_UP_EVERY, std::time::Duration::from_nanos);
+            let later = if state.waiting == 0 {
+                Duration::ZERO
+            } else {
+                OTHERS_FIRST
+            };
+            let wait = state.until_due(inner.now() - later);
             drop(self.wake.wait_timeout(state, wait.min(LOOK_UP_EVERY)));
             return;
         }
@@ -287,8 +301,22 @@ impl Gathering {
                 TrackerAction::Left(robot) => {
                     tracing::info!("{} is no longer gathered on {}", inner.name_of(robot), self.topic);
                 }
-                TrackerAction::List => self.list(inner),
+                // Made when it came.
+                TrackerAction::List => {}
             }
+        }
+    }
+
+    /// Makes the list, if one is due.
+    fn look(&self, inner: &Inner, state: &mut State) {
+        let now = inner.now();
+        state.tracker.on_deadline(now);
+        if state.collect(now) {
+            self.listed.notify_one();
+            self.listed_async.notify_one();
+        }
+        if !state.todo.is_empty() {
+            self.wake.notify_one();
         }
     }
 
@@ -304,7 +332,7 @@ impl Gathering {
         state
             .tracker
             .on_state(from, topic, header.into(), payload.clone(), received_at);
-        self.after(state);
+        self.after(state, received_at);
     }
 
     fn on_said(&self, inner: &Inner, from: RobotId, message: Message) {
@@ -312,36 +340,23 @@ impl Gathering {
         if state.todo.len() >= TODO_MAX {
             return; // As if it were lost on the way.
         }
-        state.tracker.on_message(from, message, inner.now());
-        self.after(state);
+        let now = inner.now();
+        state.tracker.on_message(from, message, now);
+        self.after(state, now);
     }
 
     fn on_gone(&self, inner: &Inner, robot: RobotId) {
         let mut state = lock(&self.state);
-        state.tracker.on_gone(robot, inner.now());
-        self.after(state);
+        let now = inner.now();
+        state.tracker.on_gone(robot, now);
+        self.after(state, now);
     }
 
-    fn after(&self, mut state: std::sync::MutexGuard<'_, State>) {
-        state.collect();
+    fn after(&self, mut state: std::sync::MutexGuard<'_, State>, now: Instant) {
+        state.collect(now);
         if !state.todo.is_empty() {
             self.wake.notify_one();
         }
-    }
-
-    fn list(&self, inner: &Inner) {
-        let mut guard = lock(&self.state);
-        let state = &mut *guard;
-        let at = inner.now();
-        let entries = state.tracker.gather(at).into_iter();
-        let states: Vec<_> = entries
-            .map(|entry| (entry.robot, entry.state.clone(), entry.stamps, entry.fresh))
-            .collect();
-        state.ages = states.iter().map(|(robot, _, stamps, _)| (*robot, *stamps)).collect();
-        state.list = Some(Listed { at, states });
-        drop(guard);
-        self.listed.notify_one();
-        self.listed_async.notify_one();
     }
 
     /// How well each robot's states come in.
@@ -364,9 +379,35 @@ impl Gathering {
 }
 
 impl State {
-    /// Notes what the tracker wants done.
-    fn collect(&mut self) {
-        self.todo.extend(std::iter::from_fn(|| self.tracker.poll()));
+    /// How long it is until the tracker has something to do.
+    fn until_due(&self, now: Instant) -> std::time::Duration {
+        let due = self.tracker.next_deadline();
+        due.map_or(LOOK_UP_EVERY, |due| {
+            std::time::Duration::from_nanos(due.since(now).as_nanos())
+        })
+    }
+
+    /// Notes what the tracker wants done, and makes its list. Answers whether there was one to make.
+    fn collect(&mut self, now: Instant) -> bool {
+        let mut made = false;
+        while let Some(action) = self.tracker.poll() {
+            if matches!(action, TrackerAction::List) {
+                self.list(now);
+                made = true;
+            } else {
+                self.todo.push_back(action);
+            }
+        }
+        made
+    }
+
+    fn list(&mut self, at: Instant) {
+        let entries = self.tracker.gather(at).into_iter();
+        let states: Vec<_> = entries
+            .map(|entry| (entry.robot, entry.state.clone(), entry.stamps, entry.fresh))
+            .collect();
+        self.ages = states.iter().map(|(robot, _, stamps, _)| (*robot, *stamps)).collect();
+        self.list = Some(Listed { at, states });
     }
 }
 

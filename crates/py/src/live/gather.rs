@@ -1,15 +1,17 @@
 //! Every robot's newest state in Python.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use coorp_node::gather;
+use pyo3::exceptions::PyTimeoutError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyDict};
 
 use super::control::aged;
-use super::wait::{Came, Coming, Waiting};
-use super::Shared;
+use super::wait::{Came, Coming, Waiting, LOOK_EVERY};
+use super::{seconds, Shared};
 
 /// Makes a list of all robots' states once a period.
 #[pyclass(module = "coorp", frozen)]
@@ -58,9 +60,24 @@ fn states<'py>(py: Python<'py>, shared: &Arc<Shared>, table: gather::Table) -> P
 #[pymethods]
 impl Gather {
     #[pyo3(signature = (timeout = None))]
-    fn recv(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
-        let what = format!("no list of \"{}\" was made", self.topic);
-        self.shared.block(py, self.coming(), timeout, &what)
+    fn recv<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyDict>> {
+        let limit = timeout.map(seconds).transpose()?;
+        let until = limit.and_then(|limit| Instant::now().checked_add(limit));
+        loop {
+            self.shared.closing.check()?;
+            let left = until.map_or(LOOK_EVERY, |until| until.saturating_duration_since(Instant::now()));
+            // By the thread that waits: it makes the list itself when it is due, which is sooner than to be woken.
+            if let Some(table) = py.detach(|| self.gather.recv(Some(left.min(LOOK_EVERY)))) {
+                self.shared.closing.check()?;
+                return states(py, &self.shared, table);
+            }
+            py.check_signals()?;
+            if left.is_zero() {
+                let limit = timeout.unwrap_or_default();
+                let what = format!("no list of \"{}\" was made within {limit} s", self.topic);
+                return Err(PyTimeoutError::new_err(what));
+            }
+        }
     }
 
     fn try_recv<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {

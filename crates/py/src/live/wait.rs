@@ -22,7 +22,7 @@ use tokio::sync::Notify;
 use crate::error::NodeError;
 
 /// Between two looks whether Python has a signal (Ctrl-C) for us.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+pub const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// What has come, to be made an object of Python's.
 pub type Came = Box<dyn FnOnce(Python<'_>) -> PyResult<Py<PyAny>> + Send>;
