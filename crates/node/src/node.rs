@@ -400,6 +400,15 @@ impl Inner {
         Wish(Arc::downgrade(self))
     }
 
+    /// What this robot's sockets of a path are bound to: its address there, and the interface where there is a choice, as a
+    /// path must not lead through another one than its own.
+    pub fn outlet(&self, path: usize) -> (IpAddr, Option<&String>) {
+        let robot = &self.team.robots[usize::from(self.me.0)];
+        let everywhere = IpAddr::from([0, 0, 0, 0]);
+        let address = robot.addresses.get(path).copied().unwrap_or(everywhere);
+        (address, robot.interfaces.get(path).filter(|_| self.paths > 1))
+    }
+
     /// Where a robot is on a path: at its address in the team file, or where its session comes from.
     pub fn address_of(&self, robot: RobotId, path: usize) -> Option<IpAddr> {
         let given = self.team.robots.get(usize::from(robot.0))?.addresses.get(path).copied();

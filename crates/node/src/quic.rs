@@ -2,7 +2,7 @@
 //! proved it, how long datagrams are, and sockets of one interface.
 
 use std::io;
-use std::net::{SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -33,8 +33,9 @@ const DATAGRAM_BYTES_MAX: u16 = 8_152;
 const RECEIVE_BUFFER_BYTES: usize = 4 << 20;
 /// On interfaces that take no more than this the usual bound stays, which leaves room for tunnels on the way.
 const ETHERNET_BYTES: u16 = 1_500;
-/// Of an IPv4 packet with a datagram.
-const HEADERS_BYTES: u16 = 28;
+const DATAGRAM_BYTES_USUAL: u16 = 1_452;
+/// Of an IPv6 packet with a datagram, which has the longer ones.
+const HEADERS_BYTES: u16 = 48;
 /// Connections of an endpoint whose other end has not proved who it is, at most; from some on it must prove its address
 /// first.
 const HALF_OPEN_MAX: usize = 64;
@@ -85,9 +86,9 @@ impl Credentials {
     /// How an endpoint is set up on a socket, alike in all starts of this robot.
     pub fn endpoint(&self, socket: &UdpSocket) -> quinn::EndpointConfig {
         let mut config = crate::resets::endpoint(self.key.secret_der());
-        // Where little may wait a few long datagrams are too much at once, so that others are not told to send them.
+        // Linux says twice what it was asked for. Where little may wait a few long datagrams are too much at once, so that others are not told to send them.
         let roomy = SockRef::from(socket).recv_buffer_size();
-        if roomy.is_ok_and(|bytes| bytes >= RECEIVE_BUFFER_BYTES) {
+        if roomy.is_ok_and(|bytes| bytes >= 2 * RECEIVE_BUFFER_BYTES) {
             if let Err(error) = config.max_udp_payload_size(DATAGRAM_BYTES_MAX) {
                 tracing::warn!("datagrams stay short: {error}");
             }
@@ -274,19 +275,24 @@ impl Door {
     }
 }
 
-/// How long datagrams to an address may become: as long as the interface on the way takes them, which is more than usual on
-/// loopback and with jumbo frames. What lies beyond the interface QUIC finds out by trying.
-pub(crate) fn lengths(to: SocketAddr) -> MtuDiscoveryConfig {
+/// How long datagrams to an address may become, from sockets bound so: as long as the interface on the way takes them, which
+/// is more than usual on loopback and with jumbo frames. What lies beyond the interface QUIC finds out by trying.
+pub(crate) fn lengths(to: SocketAddr, outlet: (IpAddr, Option<&String>)) -> MtuDiscoveryConfig {
     let mut lengths = MtuDiscoveryConfig::default();
-    if let Some(mtu) = mtu(to).filter(|mtu| *mtu > ETHERNET_BYTES) {
-        lengths.upper_bound(DATAGRAM_BYTES_MAX.min(mtu - HEADERS_BYTES));
+    if let Some(mtu) = mtu(to, outlet) {
+        let usual = if mtu > ETHERNET_BYTES {
+            DATAGRAM_BYTES_MAX
+        } else {
+            DATAGRAM_BYTES_USUAL
+        };
+        lengths.upper_bound(usual.min(mtu.saturating_sub(HEADERS_BYTES)));
     }
     lengths
 }
 
-/// Of the interface on the way to an IPv4 address, bytes. Nothing is sent.
-fn mtu(to: SocketAddr) -> Option<u16> {
-    let socket = UdpSocket::bind(("0.0.0.0", 0)).ok()?;
+/// Of the interface on the way to an address, bytes; `None` where the kernel does not know a way. Nothing is sent.
+fn mtu(to: SocketAddr, (address, interface): (IpAddr, Option<&String>)) -> Option<u16> {
+    let socket = bind("this", SocketAddr::new(address, 0), interface).ok()?;
     socket.connect(to).ok()?;
     let mtu = getsockopt(&socket, sockopt::IpMtu).ok()?;
     // Loopback takes more than a u16 counts.
@@ -317,8 +323,10 @@ mod tests {
 
     #[test]
     fn what_an_interface_takes_is_known_without_asking_anybody() {
-        assert!(mtu(([127, 0, 0, 1], 9).into()).is_some_and(|mtu| mtu > ETHERNET_BYTES));
-        assert_eq!(mtu((std::net::Ipv6Addr::LOCALHOST, 9).into()), None);
+        let everywhere = IpAddr::from([0, 0, 0, 0]);
+        assert!(mtu(([127, 0, 0, 1], 9).into(), (everywhere, None)).is_some_and(|mtu| mtu > ETHERNET_BYTES));
+        let six = IpAddr::from(std::net::Ipv6Addr::LOCALHOST);
+        assert_eq!(mtu((six, 9).into(), (everywhere, None)), None);
         let together = usize::from(DATAGRAM_BYTES_MAX) * TOGETHER_MAX;
         assert!(together + usize::from(HEADERS_BYTES) <= usize::from(u16::MAX));
     }

@@ -114,8 +114,11 @@ fn whoever_hears_of_a_flow_keeps_its_windows() {
     one.until("synchronised", "true");
     two.until("synchronised", "true");
     one.say("publish pose");
-    one.say("drive pose 20 100");
-    assert_eq!(one.say("windows"), "true", "its own");
+    // A machine that stands still now and then makes times that nobody can learn from.
+    common::until(|| {
+        one.say("drive pose 20 100");
+        one.say("windows") == "true"
+    });
     two.say("windows");
     common::until(|| {
         one.say("drive pose 20 25");

@@ -26,10 +26,10 @@ use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
@@ -75,6 +75,8 @@ pub(crate) struct Bulk {
     came_async: Notify,
     /// A permit has come.
     permitted: Notify,
+    /// Looks at who leads, one every [`LOOK_AT_LEADER_EVERY`], since there was somebody.
+    unled: AtomicU32,
     waiting: AtomicU64,
     sent_bytes: AtomicU64,
     received_bytes: AtomicU64,
@@ -118,6 +120,7 @@ impl Bulk {
             came: Condvar::new(),
             came_async: Notify::new(),
             permitted: Notify::new(),
+            unled: AtomicU32::new(0),
             waiting: AtomicU64::new(0),
             sent_bytes: AtomicU64::new(0),
             received_bytes: AtomicU64::new(0),
@@ -127,6 +130,7 @@ impl Bulk {
         });
         bulk.take_up(node)
             .map_err(|error| Error::at("keep bulk messages in", state, &error))?;
+        tokio::spawn(send::look_at_leader(Arc::downgrade(&bulk)));
         let connections = Arc::default();
         for lane in &bulk.lanes {
             if let Some(receiver) = lock(&lane.receiver).clone() {
@@ -246,11 +250,7 @@ impl Bulk {
 impl Lane {
     fn open(node: &Arc<Inner>, credentials: &Credentials, path: usize) -> Result<Lane, Error> {
         let failed = |what: &str, error: io::Error| Error::Failed(format!("cannot {what} for bulk: {error}"));
-        let robot = &node.team.robots[usize::from(node.me.0)];
-        let everywhere = IpAddr::from([0, 0, 0, 0]);
-        let address = robot.addresses.get(path).copied().unwrap_or(everywhere);
-        // Where there is a choice a path must not lead through another interface than its own.
-        let interface = robot.interfaces.get(path).filter(|_| node.paths > 1);
+        let (address, interface) = node.outlet(path);
         let quic = Arc::new(quinn::TokioRuntime);
         // Receiving has a socket of its own: what goes back to a sender needs no permit.
         let at = SocketAddr::new(address, node.team.port(node.me) + PORT_BULK);

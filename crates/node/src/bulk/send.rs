@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use coorp_core::RobotId;
@@ -20,8 +20,12 @@ use crate::quic;
 use crate::wire::{Answer, Begin, Start};
 use crate::Error;
 
-/// A receiver that says nothing for so long, while we may send, has failed; so has a message while nobody leads.
+/// A receiver that says nothing for so long, while we may send, has failed.
 const GIVE_UP: Duration = Duration::from_secs(60);
+/// While nobody leads nobody gives permits. Messages fail after so many looks, a minute; looks and not time, as this
+/// process may have stood still.
+const LOOK_AT_LEADER_EVERY: Duration = Duration::from_millis(500);
+const UNLED_MAX: u32 = 120;
 /// Between two tries.
 const RETRY: Duration = Duration::from_millis(200);
 /// Between two looks at whether there is a permit, besides when it comes.
@@ -107,8 +111,11 @@ async fn deliver(bulk: &Bulk, to: RobotId, job: &Job, connection: &mut Option<Op
     let (mut heard, mut garbled) = (Instant::now(), 0);
     loop {
         // Time without a permit is not the receiver's fault.
-        let waited = permitted(bulk).await?;
-        heard += waited.ok_or_else(|| failed(job, &name, "no robot leads, so that nobody gives permits"))?;
+        let waited = tokio::select! {
+            waited = permitted(bulk) => waited?,
+            () = unled(bulk) => return Err(failed(job, &name, UNLED)),
+        };
+        heard += waited;
         let path = path_to(bulk, to)?;
         if connection.as_ref().is_some_and(|open| open.path != path) {
             hang_up(bulk, to, connection.take());
@@ -119,6 +126,10 @@ async fn deliver(bulk: &Bulk, to: RobotId, job: &Job, connection: &mut Option<Op
                 tracing::info!("\"{}\" to {name} moves to another path", job.name);
                 hang_up(bulk, to, connection.take());
                 continue;
+            }
+            () = unled(bulk) => {
+                hang_up(bulk, to, connection.take());
+                return Err(failed(job, &name, UNLED));
             }
         };
         let why = match answer {
@@ -146,6 +157,8 @@ async fn deliver(bulk: &Bulk, to: RobotId, job: &Job, connection: &mut Option<Op
     }
 }
 
+const UNLED: &str = "no robot leads, so that nobody gives permits: are enough of them switched on?";
+
 fn failed(job: &Job, to: &str, why: &str) -> Error {
     Error::Failed(format!(
         "\"{}\" of {} bytes was not delivered to {to}: {why}",
@@ -153,10 +166,30 @@ fn failed(job: &Job, to: &str, why: &str) -> Error {
     ))
 }
 
-/// Waits for a permit; answers for how long, or `None` where nobody leads.
-async fn permitted(bulk: &Bulk) -> Result<Option<Duration>, Error> {
+/// Counts, while the node is there, the looks at who leads at which nobody did.
+pub(super) async fn look_at_leader(bulk: Weak<Bulk>) {
+    loop {
+        tokio::time::sleep(LOOK_AT_LEADER_EVERY).await;
+        let Some(bulk) = bulk.upgrade() else { return };
+        let Some(node) = bulk.node.upgrade() else { return };
+        if node.ask(|brain, now| brain.leader(now)).is_some() {
+            bulk.unled.store(0, Ordering::Relaxed);
+        } else {
+            bulk.unled.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Waits until nobody has led for too long, perhaps for ever.
+async fn unled(bulk: &Bulk) {
+    while bulk.unled.load(Ordering::Relaxed) < UNLED_MAX {
+        tokio::time::sleep(LOOK_AT_LEADER_EVERY).await;
+    }
+}
+
+/// Waits for a permit; answers for how long.
+async fn permitted(bulk: &Bulk) -> Result<Duration, Error> {
     let began = Instant::now();
-    let mut led = began;
     loop {
         // Before the look, so that none comes unnoticed between the two.
         let comes = bulk.permitted.notified();
@@ -164,12 +197,7 @@ async fn permitted(bulk: &Bulk) -> Result<Option<Duration>, Error> {
         // QUIC hears of it a moment after the brain: what began in between would wait for the next permit.
         let told = bulk.lanes.iter().all(|lane| lane.socket.is_permitted());
         if told && node.ask(|brain, now| brain.is_permitted(now)) {
-            return Ok(Some(began.elapsed()));
-        }
-        if node.ask(|brain, now| brain.leader(now)).is_some() {
-            led = Instant::now();
-        } else if led.elapsed() > GIVE_UP {
-            return Ok(None);
+            return Ok(began.elapsed());
         }
         drop(node);
         let _ = tokio::time::timeout(LOOK_EVERY, comes).await;
@@ -253,7 +281,11 @@ async fn connect(bulk: &Bulk, to: RobotId, path: usize) -> Result<Open, String> 
     };
     let every = acknowledged_every(bulk, lane);
     let mut client = lane.client.clone();
-    client.transport_config(transport::sender(address, permitted, every));
+    client.transport_config(transport::sender(
+        quic::lengths(address, node.outlet(path)),
+        permitted,
+        every,
+    ));
     let connecting = sender.connect_with(client, address, SERVER_NAME);
     let connecting = connecting.map_err(|error| error.to_string())?;
     let connection = tokio::time::timeout(CONNECT_MAX, connecting).await;

@@ -1,13 +1,12 @@
 //! How QUIC carries bulk.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use quinn::{AckFrequencyConfig, IdleTimeout, TransportConfig, VarInt};
+use quinn::{AckFrequencyConfig, IdleTimeout, MtuDiscoveryConfig, TransportConfig, VarInt};
 
 use super::socket::PermittedCubicConfig;
-use crate::quic::{lengths, Credentials};
+use crate::quic::Credentials;
 use crate::Error;
 
 pub(super) const PROTOCOL: &[u8] = b"coorp-bulk/1";
@@ -38,9 +37,13 @@ pub(crate) fn server(credentials: &Credentials) -> Result<quinn::ServerConfig, E
     Ok(config)
 }
 
-/// How bulk is sent to an address over one connection: as its turns and permits allow. `every` so many datagrams it is acknowledged;
+/// How bulk is sent over one connection: in datagrams of these lengths, as its turns and permits allow. `every` so many datagrams it is acknowledged;
 /// `None`: as soon as can be.
-pub(crate) fn sender(to: SocketAddr, permitted: PermittedCubicConfig, every: Option<u32>) -> Arc<TransportConfig> {
+pub(crate) fn sender(
+    lengths: MtuDiscoveryConfig,
+    permitted: PermittedCubicConfig,
+    every: Option<u32>,
+) -> Arc<TransportConfig> {
     let mut transport = transport();
     let mut acknowledgements = AckFrequencyConfig::default();
     if let Some(every) = every {
@@ -54,7 +57,7 @@ pub(crate) fn sender(to: SocketAddr, permitted: PermittedCubicConfig, every: Opt
     transport.ack_frequency_config(Some(acknowledgements));
     transport
         .max_concurrent_bidi_streams(VarInt::from_u32(0))
-        .mtu_discovery_config(Some(lengths(to)))
+        .mtu_discovery_config(Some(lengths))
         .congestion_controller_factory(Arc::new(permitted));
     Arc::new(transport)
 }

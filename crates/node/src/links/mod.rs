@@ -19,7 +19,7 @@ mod socket;
 
 use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
@@ -29,8 +29,8 @@ use coorp_core::paths::PathId;
 use coorp_core::{Instant as CoreInstant, RobotId};
 use quinn::congestion::{Controller, ControllerFactory};
 use quinn::{
-    AckFrequencyConfig, Connection, Endpoint, IdleTimeout, ReadToEndError, SendDatagramError, SendStream,
-    TransportConfig, VarInt,
+    AckFrequencyConfig, Connection, Endpoint, IdleTimeout, MtuDiscoveryConfig, ReadToEndError, SendDatagramError,
+    SendStream, TransportConfig, VarInt,
 };
 
 pub(crate) use self::hearing::Hearing;
@@ -161,13 +161,9 @@ impl Links {
         let handle = threads.handle().clone();
         let entered = handle.enter();
         let server = credentials.server(PROTOCOL)?;
-        let robot = &node.team.robots[usize::from(node.me.0)];
         let mut endpoints = Vec::with_capacity(node.paths);
         for path in 0..node.paths {
-            let everywhere = IpAddr::from([0, 0, 0, 0]);
-            let address = robot.addresses.get(path).copied().unwrap_or(everywhere);
-            // Where there is a choice a path must not lead through another interface than its own.
-            let interface = robot.interfaces.get(path).filter(|_| node.paths > 1);
+            let (address, interface) = node.outlet(path);
             let socket = bind(
                 "control",
                 SocketAddr::new(address, port(node, node.me, path)),
@@ -317,7 +313,7 @@ impl Links {
         let endpoint = lock(&self.endpoints).get(path).cloned().ok_or("the node has closed")?;
         let address = SocketAddr::new(address, port(&node, to, path));
         let mut client = self.client.clone();
-        client.transport_config(transport(true, address));
+        client.transport_config(transport(true, lengths(address, node.outlet(path))));
         let connecting = endpoint.connect_with(client, address, SERVER_NAME);
         let connecting = connecting.map_err(|error| error.to_string())?;
         let connection = tokio::time::timeout(CONNECT_MAX, connecting).await;
@@ -450,6 +446,9 @@ impl Up {
             if let Some(place) = entry.flying.iter().position(|flying| *flying == since) {
                 entry.flying.remove(place);
             }
+            if !entry.flying.is_empty() && !entry.may_fly() {
+                return; // One of the others takes what waits.
+            }
             let Some(next) = entry.next.take() else {
                 if entry.flying.is_empty() {
                     large.remove(&slot);
@@ -495,8 +494,12 @@ async fn accept(links: Weak<Links>, endpoint: Endpoint, path: usize, server: qui
         let Some((incoming, place)) = door.admit(incoming) else {
             continue;
         };
+        let Some(node) = links.upgrade().and_then(|links| links.node.upgrade()) else {
+            return;
+        };
         let (links, taken, mut server) = (links.clone(), taken.clone(), server.clone());
-        server.transport_config(transport(false, incoming.remote_address()));
+        server.transport_config(transport(false, lengths(incoming.remote_address(), node.outlet(path))));
+        drop(node);
         let Ok(connecting) = incoming.accept_with(Arc::new(server)) else {
             continue;
         };
@@ -568,8 +571,8 @@ async fn listen(node: Weak<Inner>, connection: Connection, from: RobotId, path: 
     }
 }
 
-/// How a link to an address is set up, by who `opens` it or by the other one.
-fn transport(opens: bool, to: SocketAddr) -> Arc<TransportConfig> {
+/// How a link is set up by who `opens` it or by the other one, with datagrams of these lengths.
+fn transport(opens: bool, lengths: MtuDiscoveryConfig) -> Arc<TransportConfig> {
     let mut transport = TransportConfig::default();
     transport
         .max_idle_timeout(Some(IdleTimeout::from(VarInt::from_u32(IDLE_MS))))
@@ -582,7 +585,7 @@ fn transport(opens: bool, to: SocketAddr) -> Arc<TransportConfig> {
         .send_window(u64::from(RECEIVE_BYTES))
         .datagram_receive_buffer_size(Some(DATAGRAMS_BYTES))
         .datagram_send_buffer_size(DATAGRAMS_BYTES)
-        .mtu_discovery_config(Some(lengths(to)))
+        .mtu_discovery_config(Some(lengths))
         .congestion_controller_factory(Arc::new(SteadyConfig));
     let mut acknowledgements = AckFrequencyConfig::default();
     acknowledgements
