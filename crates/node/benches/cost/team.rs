@@ -57,6 +57,8 @@ impl Team {
             let leads: (bool, bool) = robots[0].ask(&Ask::Leads)?;
             let follows: (bool, bool) = robots[1].ask(&Ask::Leads)?;
             if leads.0 && follows.1 && !follows.0 {
+                // Who has just come to lead grants nothing at first.
+                robots[1].ask::<Vec<u64>>(&Ask::Permits { count: 1 })?;
                 return Ok(robots);
             }
             if began.elapsed() > SOON {
