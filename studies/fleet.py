@@ -51,7 +51,7 @@ PORT = 10_000
 DONE_S = 120.0
 """How long one measurement may take."""
 TRIES = 3
-"""A system that has not found all robots so often is not tried again, as each try takes a minute or two."""
+"""A system that has not found all robots so often is not tried again at a period, as each try takes a minute or two."""
 ENOUGH = 0.95
 """Of states and lists; with less the cores are the limit."""
 # On loopback, and with as many participants on one machine as are asked for.
@@ -174,8 +174,8 @@ class Rows:
 
     def __init__(self, *, resume: bool) -> None:
         self.known: dict[str, Found] = {}
-        self.lost: dict[str, list[int]] = {}
-        """Numbers of robots of which a system did not find all."""
+        self.lost: dict[tuple[str, int], list[int]] = {}
+        """Of each system and period: numbers of robots of which it did not find all."""
         ROWS.parent.mkdir(parents=True, exist_ok=True)
         if resume and ROWS.is_file():
             for row in ROWS.read_text().splitlines():
@@ -187,7 +187,8 @@ class Rows:
     def get(self, system: str, robots: int, period_ms: int, many_to_one: bool, lists: int) -> Found:
         """Measures, or remembers."""
         case = f"{system} {robots} {period_ms} {many_to_one} {lists}"
-        if case not in self.known and len(self.lost.get(system, [])) >= TRIES:
+        lost = self.lost.setdefault((system, period_ms), [])
+        if case not in self.known and len(lost) >= TRIES:
             return NOTHING
         if case not in self.known:
             if sys.stderr.isatty():
@@ -196,7 +197,7 @@ class Rows:
             with ROWS.open("a") as rows:
                 rows.write(json.dumps([case, self.known[case]]) + "\n")
         if not self.known[case]["found"] >= robots:
-            self.lost.setdefault(system, []).append(robots)
+            lost.append(robots)
         return self.known[case]
 
 
@@ -244,9 +245,11 @@ def main() -> None:
                     table.append(row(robots, many_to_one, system, found))
         print(f"States and lists every {period_ms} ms\n")
         show([*titles, "made", "listed"], table, markdown=asked.markdown)
-    for system, robots in rows.lost.items():
+    for (system, period_ms), robots in rows.lost.items():
         given_up = ", and was then given up" if len(robots) >= TRIES else ""
-        print(f"{system} did not find all of {', '.join(map(str, robots))} robots on this machine{given_up}")
+        if robots:
+            counts_of = ", ".join(map(str, robots))
+            print(f"{system} at {period_ms} ms did not find all of {counts_of} robots on this machine{given_up}")
 
 
 if __name__ == "__main__":
