@@ -16,7 +16,7 @@ LIVE_FAULT_SEEDS ?= 200
 
 export COORP
 
-.PHONY: help demo build package test lab studies lint bench
+.PHONY: help demo cli build package test lab studies lint bench
 
 help:
 	@echo "make demo     build, simulate the papers' testbed, leave report.html"
@@ -27,12 +27,15 @@ help:
 	@echo "make lint     rustfmt, clippy, ruff, pyright, node's syntax check"
 	@echo "make bench    measure the hot paths"
 
-demo: build
+demo: cli
 	$(COORP) sim examples/navigation.toml --policy mpc-only,bulk-only,edca,schedwifi,coorp \
 		--duration $(DEMO_DURATION) --seed 1 --html report.html
 
-build:
+cli:
 	cargo build --release --locked -p coorp-cli
+
+# Beside it what the studies measure with.
+build: cli
 	cargo build --release --locked -p coorp-node --example control
 	cargo bench --locked -p coorp-node --bench cost --no-run
 
