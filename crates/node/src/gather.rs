@@ -73,14 +73,15 @@ struct State {
     waiting: usize,
     /// The newest list, until it is taken.
     list: Option<Listed>,
-    /// How old each robot's state was on the last list.
-    ages: BTreeMap<RobotId, Stamps>,
+    /// How old each robot's state was on the last list, in the robots' order.
+    ages: Vec<(RobotId, Stamps)>,
 }
 
 #[derive(Debug)]
 struct Listed {
     at: Instant,
-    states: Vec<(RobotId, Bytes, Stamps, bool)>,
+    /// Without ages, which count to when the list is taken.
+    states: Vec<RobotState>,
 }
 
 /// A list: each connected robot's newest state.
@@ -147,7 +148,7 @@ impl Gather {
                 todo: VecDeque::new(),
                 waiting: 0,
                 list: None,
-                ages: BTreeMap::new(),
+                ages: Vec::new(),
             }),
             wake: Condvar::new(),
             stop: AtomicBool::new(false),
@@ -234,18 +235,14 @@ impl Gather {
     }
 
     fn table(&self, listed: Listed) -> Table {
-        let taken_at = self.inner.now();
-        let state = |(from, payload, stamps, fresh): (RobotId, Bytes, Stamps, bool)| RobotState {
-            from,
-            stamps,
-            fresh,
-            age: age(&stamps, taken_at),
-            payload,
-        };
+        let (taken_at, mut states) = (self.inner.now(), listed.states);
+        for state in &mut states {
+            state.age = age(&state.stamps, taken_at);
+        }
         Table {
             listed_at: listed.at,
             taken_at,
-            states: listed.states.into_iter().map(state).collect(),
+            states,
         }
     }
 }
@@ -364,7 +361,8 @@ impl Gathering {
         let state = lock(&self.state);
         let robots = state.tracker.robots();
         let gathered = robots.map(|(robot, updates)| {
-            let age = state.ages.get(&robot).and_then(|stamps| age(stamps, now));
+            let place = state.ages.binary_search_by_key(&robot, |(robot, _)| *robot);
+            let age = place.ok().and_then(|place| age(&state.ages[place].1, now));
             Gathered {
                 topic: self.topic.clone(),
                 from: robot.0,
@@ -403,10 +401,16 @@ impl State {
 
     fn list(&mut self, at: Instant) {
         let entries = self.tracker.gather(at).into_iter();
-        let states: Vec<_> = entries
-            .map(|entry| (entry.robot, entry.state.clone(), entry.stamps, entry.fresh))
-            .collect();
-        self.ages = states.iter().map(|(robot, _, stamps, _)| (*robot, *stamps)).collect();
+        let states = entries.map(|entry| RobotState {
+            from: entry.robot,
+            stamps: entry.stamps,
+            fresh: entry.fresh,
+            age: None,
+            payload: entry.state.clone(),
+        });
+        let states: Vec<_> = states.collect();
+        self.ages.clear();
+        self.ages.extend(states.iter().map(|state| (state.from, state.stamps)));
         self.list = Some(Listed { at, states });
     }
 }

@@ -7,7 +7,7 @@ use coorp_node::gather;
 use pyo3::exceptions::PyTimeoutError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyBytes, PyDict};
+use pyo3::types::{PyBytes, PyDict, PyString};
 
 use super::control::aged;
 use super::wait::{Came, Coming, Waiting, LOOK_EVERY};
@@ -18,43 +18,55 @@ use super::{seconds, Shared};
 pub struct Gather {
     shared: Arc<Shared>,
     topic: String,
+    names: Names,
     gather: Arc<gather::Gather>,
 }
 
+/// All robots' names, in the team file's order. Made once, as a list of many robots is made many times a second.
+#[derive(Clone)]
+struct Names(Arc<[Py<PyString>]>);
+
 impl Gather {
-    pub(super) fn new(shared: &Arc<Shared>, topic: &str, gather: gather::Gather) -> Self {
+    pub(super) fn new(py: Python<'_>, shared: &Arc<Shared>, topic: &str, gather: gather::Gather) -> Self {
+        let names = shared.robots.iter().map(|name| PyString::new(py, name).unbind());
         Gather {
             shared: shared.clone(),
             topic: topic.to_owned(),
+            names: Names(names.collect()),
             gather: Arc::new(gather),
         }
     }
 
     fn coming(&self) -> Coming {
-        let (gather, shared) = (self.gather.clone(), self.shared.clone());
+        let (gather, names) = (self.gather.clone(), self.names.clone());
         Box::pin(async move {
             let table = gather.next().await;
-            let came: Came = Box::new(move |py| Ok(states(py, &shared, table)?.into_any().unbind()));
+            let came: Came = Box::new(move |py| Ok(names.states(py, table)?.into_any().unbind()));
             came
         })
     }
 }
 
-/// A list as a dictionary by robot, in the team file's order.
-fn states<'py>(py: Python<'py>, shared: &Arc<Shared>, table: gather::Table) -> PyResult<Bound<'py, PyDict>> {
-    let dict = PyDict::new(py);
-    let taken_ns = table.taken_at.as_nanos();
-    for state in table.states {
-        let name = shared.robot(state.from).to_owned();
-        let state = RobotState {
-            name: name.clone(),
-            state,
-            taken_ns,
-            data: PyOnceLock::new(),
-        };
-        dict.set_item(name, Py::new(py, state)?)?;
+impl Names {
+    /// A list as a dictionary by robot, in the team file's order.
+    fn states<'py>(&self, py: Python<'py>, table: gather::Table) -> PyResult<Bound<'py, PyDict>> {
+        let dict = PyDict::new(py);
+        let taken_ns = table.taken_at.as_nanos();
+        for state in table.states {
+            // A state is of a robot of the team.
+            let Some(name) = self.0.get(usize::from(state.from.0)) else {
+                continue;
+            };
+            let state = RobotState {
+                name: name.clone_ref(py),
+                state,
+                taken_ns,
+                data: PyOnceLock::new(),
+            };
+            dict.set_item(name, Py::new(py, state)?)?;
+        }
+        Ok(dict)
     }
-    Ok(dict)
 }
 
 #[pymethods]
@@ -69,7 +81,7 @@ impl Gather {
             // By the thread that waits: it makes the list itself when it is due, which is sooner than to be woken.
             if let Some(table) = py.detach(|| self.gather.recv(Some(left.min(LOOK_EVERY)))) {
                 self.shared.closing.check()?;
-                return states(py, &self.shared, table);
+                return self.names.states(py, table);
             }
             py.check_signals()?;
             if left.is_zero() {
@@ -83,7 +95,7 @@ impl Gather {
     fn try_recv<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
         self.shared.closing.check()?;
         let table = self.gather.try_recv();
-        table.map(|table| states(py, &self.shared, table)).transpose()
+        table.map(|table| self.names.states(py, table)).transpose()
     }
 
     fn next(&self) -> PyResult<Waiting> {
@@ -104,7 +116,7 @@ impl Gather {
 /// A robot's newest state.
 #[pyclass(module = "coorp", frozen)]
 pub struct RobotState {
-    name: String,
+    name: Py<PyString>,
     state: gather::RobotState,
     taken_ns: u64,
     data: PyOnceLock<Py<PyBytes>>,
@@ -113,8 +125,8 @@ pub struct RobotState {
 #[pymethods]
 impl RobotState {
     #[getter]
-    fn sender(&self) -> &str {
-        &self.name
+    fn sender(&self, py: Python<'_>) -> Py<PyString> {
+        self.name.clone_ref(py)
     }
 
     #[getter]
@@ -156,7 +168,7 @@ impl RobotState {
         self.data(py)
     }
 
-    fn __repr__(&self) -> String {
-        format!("<coorp.RobotState of '{}'{}>", self.name, aged(self.state.age))
+    fn __repr__(&self, py: Python<'_>) -> String {
+        format!("<coorp.RobotState of '{}'{}>", self.name.bind(py), aged(self.state.age))
     }
 }

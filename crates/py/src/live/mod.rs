@@ -211,7 +211,7 @@ impl Node {
             Topics::OneToOne
         };
         let gather = py.detach(|| self.shared.with(|node| node.gather(name, period, topics)))?;
-        Ok(gather::Gather::new(&self.shared, name, gather))
+        Ok(gather::Gather::new(py, &self.shared, name, gather))
     }
 
     fn status<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
