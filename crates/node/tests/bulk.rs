@@ -165,6 +165,27 @@ fn bulk_is_held_for_the_robots_own_control_and_arrives_all_the_same() {
 }
 
 #[test]
+fn a_full_inbox_holds_the_next_message_up_until_one_is_taken() {
+    let fleet = Fleet::new(&["lead", "one"], "");
+    let (mut lead, mut one) = (fleet.robot("lead"), fleet.robot("one"));
+    for _ in 0..256 {
+        one.say("send lead 8 100");
+        one.until("outcome", "whole");
+    }
+    one.say("send lead 9 100");
+    // It keeps no permit from others meanwhile.
+    one.until("may", "false");
+    assert_eq!(one.say("outcome"), "pending");
+    assert_eq!(lead.say("got 8"), "1 gradients true");
+    one.until("outcome", "whole");
+    for _ in 1..256 {
+        assert_eq!(lead.say("got 8"), "1 gradients true");
+    }
+    assert_eq!(lead.say("got 9"), "1 gradients true");
+    assert_eq!(lead.say("got 9"), "nothing");
+}
+
+#[test]
 fn without_keys_there_is_no_bulk() {
     let fleet = Fleet::new(&["lead", "one"], "");
     let mut lead = fleet.insecure("lead");

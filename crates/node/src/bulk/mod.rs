@@ -195,7 +195,7 @@ impl Bulk {
             name: checked(name)?.to_owned(),
             sequence: queue.next,
             message,
-            _wish: node.wish(),
+            wish: Some(node.wish()),
             _waiting: Waiting::new(self),
             done,
         };

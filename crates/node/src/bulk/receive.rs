@@ -123,17 +123,16 @@ async fn take_rest(
     receive: &mut RecvStream,
 ) -> Result<Answer, String> {
     let start: Start = read(receive).await?;
-    if start.offset == 0 {
-        part.restart().map_err(|error| error.to_string())?;
-    } else if start.offset != part.length() {
+    if start.offset != 0 && start.offset != part.length() {
         node.refused.count("the start of a bulk message", Refusal::Malformed);
         return Err("it starts elsewhere".to_owned());
     }
-    if let Err(error) = fill(bulk, &mut part, receive).await? {
-        tracing::error!("bulk cannot be written below {}: {error}", bulk.state.display());
-        return Ok(Answer::Disk);
-    }
-    match tokio::task::block_in_place(|| part.finish()) {
+    let anew = if start.offset == 0 { part.restart() } else { Ok(()) };
+    let written = match anew {
+        Ok(()) => fill(bulk, &mut part, receive).await?,
+        Err(error) => Err(error),
+    };
+    match written.and_then(|()| tokio::task::block_in_place(|| part.finish())) {
         Ok(Some(whole)) => {
             tracing::info!(
                 "\"{}\" of {} bytes came from {}",

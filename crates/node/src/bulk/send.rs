@@ -20,14 +20,15 @@ use crate::quic;
 use crate::wire::{Answer, Begin, Start};
 use crate::Error;
 
-/// A receiver that says nothing for so long, while we may send, has failed.
+/// A receiver that says nothing for so long, while we may send, has failed; one that has no room for so long as well.
 const GIVE_UP: Duration = Duration::from_secs(60);
 /// While nobody leads nobody gives permits. Messages fail after so many looks, a minute; looks and not time, as this
 /// process may have stood still.
 const LOOK_AT_LEADER_EVERY: Duration = Duration::from_millis(500);
 const UNLED_MAX: u32 = 120;
-/// Between two tries.
+/// Between two tries, and where the receiver has no room for the message.
 const RETRY: Duration = Duration::from_millis(200);
+const RETRY_NO_ROOM: Duration = Duration::from_secs(1);
 /// Between two looks at whether there is a permit, besides when it comes.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// Between two looks at whether a path is still there.
@@ -45,7 +46,7 @@ pub(super) struct Job {
     pub sequence: u64,
     pub message: Message,
     /// While it lasts the robot wants a permit.
-    pub _wish: Wish,
+    pub wish: Option<Wish>,
     pub _waiting: Waiting,
     pub done: oneshot::Sender<Result<(), Error>>,
 }
@@ -69,8 +70,8 @@ fn acknowledged_every(bulk: &Bulk, lane: &Lane) -> Option<u32> {
 /// Delivers the messages to one receiver.
 pub(super) async fn deliver_all(bulk: Arc<Bulk>, to: RobotId, mut jobs: mpsc::Receiver<Job>) {
     let mut connection = None;
-    while let Some(job) = jobs.recv().await {
-        let outcome = deliver(&bulk, to, &job, &mut connection).await;
+    while let Some(mut job) = jobs.recv().await {
+        let outcome = deliver(&bulk, to, &mut job, &mut connection).await;
         if let Err(error) = &outcome {
             tracing::warn!("bulk: {error}");
         }
@@ -86,7 +87,7 @@ pub(super) async fn deliver_all(bulk: Arc<Bulk>, to: RobotId, mut jobs: mpsc::Re
             hang_up(&bulk, to, connection.take());
         }
         let Job {
-            _wish: wish,
+            wish,
             _waiting: waiting,
             done,
             ..
@@ -97,7 +98,64 @@ pub(super) async fn deliver_all(bulk: Arc<Bulk>, to: RobotId, mut jobs: mpsc::Re
     }
 }
 
-async fn deliver(bulk: &Bulk, to: RobotId, job: &Job, connection: &mut Option<Open>) -> Result<(), Error> {
+/// How long a receiver may go on without taking the message.
+#[derive(Debug)]
+struct Patience {
+    /// When it last said anything.
+    heard: Instant,
+    /// Since when it has had no room, and whether for any message or for the rest of this one.
+    no_room: Option<(Instant, NoRoom)>,
+    /// What it kept of the message at most.
+    kept: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum NoRoom {
+    /// Too many messages wait there.
+    Full,
+    /// It cannot write.
+    Disk,
+}
+
+impl Patience {
+    fn new(now: Instant) -> Self {
+        Patience {
+            heard: now,
+            no_room: None,
+            kept: 0,
+        }
+    }
+
+    /// Time without a permit is not the receiver's fault.
+    fn on_waited(&mut self, waited: Duration) {
+        self.heard += waited;
+        if let Some((since, _)) = &mut self.no_room {
+            *since += waited;
+        }
+    }
+
+    /// It takes the message, and has so much of it.
+    fn on_here(&mut self, length: u64) {
+        if length > self.kept || matches!(self.no_room, Some((_, NoRoom::Full))) {
+            self.no_room = None;
+        }
+        self.kept = self.kept.max(length);
+    }
+
+    /// It has no room. Answers whether it had none for too long.
+    fn on_no_room(&mut self, why: NoRoom, now: Instant) -> bool {
+        let since = self.no_room.map_or(now, |(since, _)| since);
+        self.no_room = Some((since, why));
+        now.saturating_duration_since(since) > GIVE_UP
+    }
+
+    /// Whether it has said nothing for too long.
+    fn is_silent(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.heard) > GIVE_UP
+    }
+}
+
+async fn deliver(bulk: &Bulk, to: RobotId, job: &mut Job, connection: &mut Option<Open>) -> Result<(), Error> {
     let node = bulk.node.upgrade().ok_or_else(super::closed)?;
     let name = node.name_of(to).to_owned();
     drop(node);
@@ -108,20 +166,19 @@ async fn deliver(bulk: &Bulk, to: RobotId, job: &Job, connection: &mut Option<Op
         length: job.message.length as u64,
         hash: job.message.hash,
     };
-    let (mut heard, mut garbled) = (Instant::now(), 0);
+    let (mut patience, mut garbled) = (Patience::new(Instant::now()), 0);
     loop {
-        // Time without a permit is not the receiver's fault.
         let waited = tokio::select! {
             waited = permitted(bulk) => waited?,
             () = unled(bulk) => return Err(failed(job, &name, UNLED)),
         };
-        heard += waited;
+        patience.on_waited(waited);
         let path = path_to(bulk, to)?;
         if connection.as_ref().is_some_and(|open| open.path != path) {
             hang_up(bulk, to, connection.take());
         }
         let answer = tokio::select! {
-            answer = attempt(bulk, (to, path), job, &begin, connection, &mut heard) => answer,
+            answer = attempt(bulk, (to, path), job, &begin, connection, &mut patience) => answer,
             () = moves(bulk, to, path) => {
                 tracing::info!("\"{}\" to {name} moves to another path", job.name);
                 hang_up(bulk, to, connection.take());
@@ -132,7 +189,8 @@ async fn deliver(bulk: &Bulk, to: RobotId, job: &Job, connection: &mut Option<Op
                 return Err(failed(job, &name, UNLED));
             }
         };
-        let why = match answer {
+        let now = Instant::now();
+        let (why, is_over) = match answer {
             Ok(Answer::Whole) => return Ok(()),
             Ok(Answer::Garbled) => {
                 garbled += 1;
@@ -141,22 +199,31 @@ async fn deliver(bulk: &Bulk, to: RobotId, job: &Job, connection: &mut Option<Op
                 }
                 continue;
             }
-            Ok(Answer::Full) => "too many messages wait there to be taken".to_owned(),
-            Ok(Answer::Disk) => "it cannot be written down there".to_owned(),
-            Ok(Answer::Here { .. }) => "the answer makes no sense".to_owned(),
+            Ok(Answer::Full) => (FULL.to_owned(), patience.on_no_room(NoRoom::Full, now)),
+            Ok(Answer::Disk) => (DISK.to_owned(), patience.on_no_room(NoRoom::Disk, now)),
+            Ok(Answer::Here { .. }) => ("the answer makes no sense".to_owned(), patience.is_silent(now)),
             Err(why) => {
                 hang_up(bulk, to, connection.take());
-                why
+                (why, patience.is_silent(now))
             }
         };
-        if heard.elapsed() > GIVE_UP {
+        if is_over {
             return Err(failed(job, &name, &why));
         }
         tracing::debug!("bulk to {name}: {why}; trying again");
-        tokio::time::sleep(RETRY).await;
+        if patience.no_room.is_some() {
+            // Meanwhile others may have the permit.
+            job.wish = None;
+            tokio::time::sleep(RETRY_NO_ROOM).await;
+            job.wish = Some(bulk.node.upgrade().ok_or_else(super::closed)?.wish());
+        } else {
+            tokio::time::sleep(RETRY).await;
+        }
     }
 }
 
+const FULL: &str = "too many messages wait there to be taken";
+const DISK: &str = "it cannot be written down there: its log says why";
 const UNLED: &str = "no robot leads, so that nobody gives permits: are enough of them switched on?";
 
 fn failed(job: &Job, to: &str, why: &str) -> Error {
@@ -221,14 +288,14 @@ async fn moves(bulk: &Bulk, to: RobotId, path: usize) {
     }
 }
 
-/// One try: what the receiver says in the end. `heard` is when it last said anything.
+/// One try: what the receiver says in the end.
 async fn attempt(
     bulk: &Bulk,
     (to, path): (RobotId, usize),
     job: &Job,
     begin: &Begin,
     connection: &mut Option<Open>,
-    heard: &mut Instant,
+    patience: &mut Patience,
 ) -> Result<Answer, String> {
     if connection
         .as_ref()
@@ -244,10 +311,11 @@ async fn attempt(
     let (mut send, mut receive) = open.connection.open_bi().await.map_err(|error| error.to_string())?;
     receive::write(&mut send, begin).await?;
     let answer: Answer = receive::read(&mut receive).await?;
-    *heard = Instant::now();
+    patience.heard = Instant::now();
     let Answer::Here { length, hash } = answer else {
         return Ok(answer);
     };
+    patience.on_here(length);
     let kept = tokio::task::block_in_place(|| job.message.hash_of_first(length)) == Some(hash);
     let offset = if kept { length as usize } else { 0 };
     receive::write(&mut send, &Start { offset: offset as u64 }).await?;
@@ -255,11 +323,11 @@ async fn attempt(
         let length = chunk.len() as u64;
         send.write_chunk(chunk).await.map_err(|error| error.to_string())?;
         bulk.sent_bytes.fetch_add(length, Ordering::Relaxed);
-        *heard = Instant::now();
+        patience.heard = Instant::now();
     }
     send.finish().map_err(|error| error.to_string())?;
     let answer = receive::read(&mut receive).await?;
-    *heard = Instant::now();
+    patience.heard = Instant::now();
     Ok(answer)
 }
 
@@ -333,5 +401,53 @@ fn hang_up(bulk: &Bulk, to: RobotId, open: Option<Open>) {
         connection.close(0u8.into(), b"done");
         let next = bulk.lanes.get(path).and_then(|lane| lane.turns.leave(&turn));
         next.iter().for_each(transport::wake);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LATER: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn who_says_nothing_is_given_up_and_a_missing_permit_does_not_count() {
+        let began = Instant::now();
+        let mut patience = Patience::new(began);
+        assert!(!patience.is_silent(began + GIVE_UP));
+        assert!(patience.is_silent(began + GIVE_UP + LATER));
+        patience.on_waited(LATER * 2);
+        assert!(!patience.is_silent(began + GIVE_UP + LATER));
+    }
+
+    #[test]
+    fn who_has_no_room_is_given_up_though_it_speaks() {
+        for why in [NoRoom::Full, NoRoom::Disk] {
+            let began = Instant::now();
+            let mut patience = Patience::new(began);
+            for seconds in 0..=60 {
+                let over = patience.on_no_room(why, began + LATER * seconds);
+                assert!(!over, "{why:?} after {seconds} s");
+            }
+            assert!(patience.on_no_room(why, began + GIVE_UP + LATER), "{why:?}");
+            patience.on_waited(LATER * 2);
+            let over = patience.on_no_room(why, began + GIVE_UP + LATER);
+            assert!(!over, "it had no permit for that long");
+        }
+    }
+
+    #[test]
+    fn room_that_is_found_again_counts_from_the_start() {
+        let began = Instant::now();
+        let refused = |why, kept| {
+            let mut patience = Patience::new(began);
+            patience.on_here(5);
+            patience.on_no_room(why, began);
+            patience.on_here(kept);
+            patience.no_room.is_some()
+        };
+        assert!(!refused(NoRoom::Full, 0), "there is room now");
+        assert!(!refused(NoRoom::Disk, 6), "it has got on");
+        assert!(refused(NoRoom::Disk, 5), "and here it has not");
     }
 }
