@@ -258,7 +258,7 @@ class Node:
         """Receives bulk messages of all robots, those that came before included."""
     def gather(self, name: str, period: str | float, *, many_to_one: bool = False) -> Gather:
         """Gathers the states that robots publish on a topic, into one list a period ("33ms", or seconds; 0.5 ms to
-        60 s). With `many_to_one` there is one subscription to all robots, else one to each."""
+        60 s). With `many_to_one` all robots have one topic's number, else each its own; they cost the same."""
     def status(self) -> dict[str, Any]:
         """The robot as `coorp watch` sees it; robots are numbers, by their place in the team file."""
     def serve_metrics(self, port: int = 0) -> int:

@@ -118,7 +118,7 @@ impl RobotState {
 
 impl Node {
     /// Gathers the states that robots publish on a topic into one list a period. The robots need not be there yet, and
-    /// may come and go. `topics` says whether there is one subscription for all or one for each.
+    /// may come and go. `topics` says whether all have one topic's number or each its own; over links they cost the same.
     ///
     /// # Errors
     /// Where the topic's name or the period does not fit, or this robot gathers the topic already.

@@ -100,7 +100,11 @@ fn view(team: &Team, here: &[Status]) -> String {
         None => text += ", nobody leads, so nobody gets a permit\n",
     }
     text += &robots(team, here).layout(terminal_width());
-    for sheet in [heard(here, name), gathered(here, name), choices(here, name)] {
+    for sheet in [
+        heard(here, name, team.control.is_some()),
+        gathered(here, name),
+        choices(here, name),
+    ] {
         if !sheet.rows.is_empty() {
             text += "\n";
             text += &sheet.layout(terminal_width());
@@ -176,8 +180,9 @@ fn row(status: &Status) -> Vec<String> {
     ]
 }
 
-/// One row a control topic, its receiver and its sender.
-fn heard<'n>(here: &[Status], name: impl Fn(u16) -> &'n str) -> Sheet {
+/// One row a control topic, its receiver and its sender. Where the team's loop has a bound: how many messages were over it,
+/// as the commands of a loop that is late are.
+fn heard<'n>(here: &[Status], name: impl Fn(u16) -> &'n str, bounded: bool) -> Sheet {
     let titles = [
         "control",
         "from",
@@ -185,6 +190,8 @@ fn heard<'n>(here: &[Status], name: impl Fn(u16) -> &'n str) -> Sheet {
         "messages",
         "missed",
         "copies",
+        "age",
+        "late",
         "silent for",
         "path",
     ];
@@ -192,6 +199,8 @@ fn heard<'n>(here: &[Status], name: impl Fn(u16) -> &'n str) -> Sheet {
         .iter()
         .flat_map(|status| status.heard.iter().map(move |heard| (status, heard)));
     let row = |(status, heard): (&Status, &Heard)| {
+        let of_aged = |sum: u64| sum as f64 / heard.aged as f64;
+        let is_bounded = bounded && heard.aged > 0;
         let path = usize::try_from(heard.path).ok().and_then(|path| status.paths.get(path));
         vec![
             heard.topic.clone(),
@@ -200,6 +209,8 @@ fn heard<'n>(here: &[Status], name: impl Fn(u16) -> &'n str) -> Sheet {
             heard.count.to_string(),
             heard.missed.to_string(),
             heard.duplicates.to_string(),
+            shown(heard.aged > 0, || millis(of_aged(heard.ages_us))),
+            shown(is_bounded, || format!("{:.1} %", 100.0 * of_aged(heard.late))),
             millis(heard.quiet_us as f64),
             path.cloned().unwrap_or_else(|| DASH.to_owned()),
         ]
@@ -277,6 +288,14 @@ fn gathered<'n>(here: &[Status], name: impl Fn(u16) -> &'n str) -> Sheet {
     }
 }
 
+fn shown(is_known: bool, show: impl FnOnce() -> String) -> String {
+    if is_known {
+        show()
+    } else {
+        DASH.to_owned()
+    }
+}
+
 fn megabytes(bytes: u64) -> String {
     format!("{:.1} MB", bytes as f64 / 1e6)
 }
@@ -309,6 +328,9 @@ mod tests {
                 from: 2,
                 quiet_us: 12_300,
                 path: 1,
+                aged: 4,
+                ages_us: 13_200,
+                late: 1,
                 ..Heard::default()
             }],
             choices: vec![
@@ -343,12 +365,14 @@ mod tests {
             }),
             ..Status::default()
         };
+        let late = heard(std::slice::from_ref(&base), |_| "mule", true).layout(None);
+        assert!(late.contains("25.0 %"), "{late}");
         let shown = view(&team, &[base, scout]);
         for part in [
             "2 of 3 robots here, base leads",
             "permits: mule; waiting: nobody",
             "7.5 MB",
-            "12.3 ms  wlan1",
+            "3.3 ms     -     12.3 ms  wlan1",
             "4.5 ms +- 0.2 ms",
             "now, 3.0 ms more",
             "base  mule  wlan1  dead",
