@@ -19,9 +19,12 @@ mod socket;
 
 use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
+use std::future::Future;
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -145,6 +148,9 @@ struct Up {
     since: CoreInstant,
     large: Mutex<BTreeMap<Slot, Large>>,
 }
+
+/// A large message on its way.
+type Sending = Pin<Box<dyn Future<Output = Result<(), String>> + Send>>;
 
 #[derive(Debug, Default)]
 struct Large {
@@ -422,22 +428,27 @@ impl Up {
             }
         }
         let Some(slot) = message.slot.clone() else { return };
-        let mut large = lock(&self.large);
-        let large = large.entry(slot).or_default();
+        let mut all = lock(&self.large);
+        let large = all.entry(slot.clone()).or_default();
         if !large.may_fly() {
             large.next = Some(message);
             return;
         }
         let since = Instant::now();
         large.flying.push_back(since);
-        on.spawn(self.clone().fly(message, since));
+        drop(all);
+        let mut sending: Sending = Box::pin(self.clone().send_stream(message));
+        // What QUIC has room for is given to it here and now, without the way over another thread.
+        if let Poll::Ready(sent) = sending.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            sending = Box::pin(std::future::ready(sent));
+        }
+        on.spawn(self.clone().fly(slot, sending, since));
     }
 
-    /// Sends a large message, and then whatever has come to wait behind it.
-    async fn fly(self: Arc<Self>, mut message: Message, mut since: Instant) {
+    /// Ends the sending of a large message, and then sends whatever has come to wait behind it.
+    async fn fly(self: Arc<Self>, slot: Slot, mut sending: Sending, mut since: Instant) {
         loop {
-            let Some(slot) = message.slot.clone() else { return };
-            let sent = tokio::time::timeout(STREAM_MAX, self.send_stream(message)).await;
+            let sent = tokio::time::timeout(STREAM_MAX, sending).await;
             if let Ok(Err(why)) = &sent {
                 tracing::trace!("a large control message was not sent: {why}");
             }
@@ -455,12 +466,12 @@ impl Up {
                 }
                 return;
             };
-            (message, since) = (next, Instant::now());
+            (sending, since) = (Box::pin(self.clone().send_stream(next)), Instant::now());
             entry.flying.push_back(since);
         }
     }
 
-    async fn send_stream(&self, message: Message) -> Result<(), String> {
+    async fn send_stream(self: Arc<Self>, message: Message) -> Result<(), String> {
         let stream = self.connection.open_uni().await.map_err(|error| error.to_string())?;
         let mut stream = Unfinished(stream);
         let mut parts = [message.head.into(), message.content];
