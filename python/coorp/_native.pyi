@@ -226,8 +226,9 @@ class Node:
     and there is no bulk. `state` is the folder for bulk that has come; by default below `$XDG_STATE_HOME` or
     `~/.local/state`. Where RUST_LOG is set, what the robot does is written to standard error.
 
-    Every method may be called from any thread. What blocks lets go of the GIL, and a Ctrl-C ends it. Nodes that are
-    open when the interpreter ends are closed.
+    Every method may be called from any thread. What blocks lets go of the GIL, and a Ctrl-C ends it. `put` and `write`
+    let go of it for more than 64 KiB, which no other thread may change meanwhile. Nodes that are open when the
+    interpreter ends are closed.
 
     Raises InputError where there is something to mend, such as missing keys, and NodeError where ports are taken.
     """

@@ -438,6 +438,40 @@ def test_what_a_robot_decides_is_recorded(fleet: Fleet) -> None:
     assert recorded(killed, whole=False)["/coorp/status"][0]["robot"] == "r1"
 
 
+@pytest.mark.parametrize("what", ["write", "put"])
+def test_other_threads_go_on_while_much_is_taken_in(fleet: Fleet, what: str) -> None:
+    much, interval = np.zeros(16 << 20, np.uint8), sys.getswitchinterval()
+    taken_in: list[bool] = []
+    with fleet.node("r1") as node:
+        take_in = node.control_publisher("map").put if what == "put" else node.bulk_stream(to="base", name="map").write
+
+        def look(go: threading.Event, saw: list[bool]) -> None:
+            go.wait()
+            saw.append(not taken_in)
+
+        # A thread keeps the GIL until it lets go of it by itself.
+        sys.setswitchinterval(1_000.0)
+        try:
+            began = time.monotonic()
+            while True:
+                go, saw = threading.Event(), []
+                thread = threading.Thread(target=look, args=(go, saw))
+                thread.start()
+                taken_in.clear()
+                go.set()
+                take_in(much)
+                taken_in.append(True)
+                thread.join()
+                if saw == [True]:
+                    break
+                # A thread that was woken late saw the end alone.
+                assert time.monotonic() < began + SOON
+                if what == "write":
+                    take_in = node.bulk_stream(to="base", name="map").write
+        finally:
+            sys.setswitchinterval(interval)
+
+
 @pytest.mark.parametrize("wait", ["plans.recv()", "bulk.recv()", "table.recv()", "delivery.wait()"])
 def test_ctrl_c_ends_what_waits(fleet: Fleet, wait: str) -> None:
     program = fleet.program(f"""

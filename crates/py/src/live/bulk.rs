@@ -13,7 +13,7 @@ use numpy::PyArray1;
 use pyo3::exceptions::{PyFileNotFoundError, PyOSError};
 use pyo3::prelude::*;
 
-use super::wait::{lock, Came, Coming, Waiting};
+use super::wait::{lock, with, Came, Coming, Waiting};
 use super::{buffer, failed, Shared};
 use crate::error::NodeError;
 
@@ -40,6 +40,7 @@ impl BulkStream {
         }
     }
 
+    /// Call it without the GIL: another thread may be writing.
     fn finished(&self) -> PyResult<Arc<Outcome>> {
         let mut state = lock(&self.state);
         match std::mem::replace(&mut *state, Stream::Dropped) {
@@ -56,22 +57,29 @@ impl BulkStream {
             Stream::Dropped => Err(NodeError::new_err("this message was given up, and is not sent")),
         }
     }
+
+    /// Gives it up, which returns its memory.
+    fn give_up(&self, py: Python<'_>) {
+        py.detach(|| *lock(&self.state) = Stream::Dropped);
+    }
 }
 
 #[pymethods]
 impl BulkStream {
     fn write(&self, buffer: &Bound<'_, PyAny>) -> PyResult<()> {
-        buffer::bytes(buffer, |bytes| match &mut *lock(&self.state) {
-            Stream::Open(stream) => {
-                stream.write(bytes);
-                Ok(())
-            }
-            _ => Err(NodeError::new_err("this message is finished: begin another one")),
+        buffer::bytes(buffer, |bytes| {
+            with(buffer.py(), &self.state, bytes.len(), |state| match state {
+                Stream::Open(stream) => {
+                    stream.write(bytes);
+                    Ok(())
+                }
+                _ => Err(NodeError::new_err("this message is finished: begin another one")),
+            })
         })
     }
 
-    fn finish(&self) -> PyResult<Delivery> {
-        let outcome = self.finished()?;
+    fn finish(&self, py: Python<'_>) -> PyResult<Delivery> {
+        let outcome = py.detach(|| self.finished())?;
         Ok(Delivery {
             shared: self.shared.clone(),
             outcome,
@@ -91,10 +99,10 @@ impl BulkStream {
         _trace: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
         if !kind.is_none() {
-            *lock(&self.state) = Stream::Dropped;
+            self.give_up(py);
             return Ok(());
         }
-        self.finish()?.wait(py, None)
+        self.finish(py)?.wait(py, None)
     }
 
     fn __aenter__(slf: Py<Self>) -> PyResult<Waiting> {
@@ -111,13 +119,13 @@ impl BulkStream {
         _trace: &Bound<'_, PyAny>,
     ) -> PyResult<Waiting> {
         if !kind.is_none() {
-            *lock(&self.state) = Stream::Dropped;
+            self.give_up(kind.py());
             return Waiting::new(Box::pin(async {
                 let came: Came = Box::new(|py| Ok(py.None()));
                 came
             }));
         }
-        self.finish()?.awaited()
+        self.finish(kind.py())?.awaited()
     }
 }
 

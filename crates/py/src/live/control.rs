@@ -7,8 +7,9 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyBytes;
 
-use super::wait::{lock, Came, Coming, Waiting};
+use super::wait::{lock, with, Came, Coming, Waiting};
 use super::{buffer, failed, Shared};
+use crate::error::NodeError;
 
 /// Sends the messages of one topic.
 #[pyclass(module = "coorp", frozen)]
@@ -31,16 +32,17 @@ impl ControlPublisher {
 impl ControlPublisher {
     fn put(&self, message: &Bound<'_, PyAny>) -> PyResult<()> {
         self.shared.closing.check()?;
-        // It does not wait, and nobody who may be waited for wants the GIL.
-        buffer::bytes(message, |bytes| match &*lock(&self.publisher) {
-            Some(publisher) => publisher.put(bytes).map_err(failed),
-            None => Err(crate::error::NodeError::new_err("this publisher has been closed")),
+        let py = message.py();
+        buffer::bytes(message, |bytes| {
+            with(py, &self.publisher, bytes.len(), |publisher| match publisher {
+                Some(publisher) => publisher.put(bytes).map_err(failed),
+                None => Err(NodeError::new_err("this publisher has been closed")),
+            })
         })
     }
 
     fn close(&self, py: Python<'_>) {
-        let publisher = lock(&self.publisher).take();
-        py.detach(|| drop(publisher));
+        py.detach(|| drop(lock(&self.publisher).take()));
     }
 }
 

@@ -24,6 +24,9 @@ use crate::error::NodeError;
 /// Between two looks whether Python has a signal (Ctrl-C) for us.
 pub const LOOK_EVERY: Duration = Duration::from_millis(100);
 
+/// So many bytes are copied, and hashed, sooner than the GIL is had back where another thread computes.
+const BRIEF_BYTES: usize = 64 << 10;
+
 /// What has come, to be made an object of Python's.
 pub type Came = Box<dyn FnOnce(Python<'_>) -> PyResult<Py<PyAny>> + Send>;
 /// Something that comes some time.
@@ -175,6 +178,21 @@ impl Wake for Writes {
         // A socket that is full is readable already.
         let _ = (&self.0).write(&[1]);
     }
+}
+
+/// Does something with so many bytes and what is behind a mutex: without the GIL, unless it is brief and nobody else is
+/// at it. So no thread that has the GIL waits for another one.
+pub fn with<T, R>(py: Python<'_>, mutex: &Mutex<T>, bytes: usize, what: impl FnOnce(&mut T) -> R + Send) -> R
+where
+    T: Send,
+    R: Send,
+{
+    if bytes <= BRIEF_BYTES {
+        if let Ok(mut held) = mutex.try_lock() {
+            return what(&mut held);
+        }
+    }
+    py.detach(|| what(&mut lock(mutex)))
 }
 
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
