@@ -364,7 +364,10 @@ class BulkReceiver:
 
 @final
 class BulkMessage:
-    """A bulk message that has arrived whole. It stays on disk until it is taken, over restarts too."""
+    """A bulk message that has arrived whole. It stays on disk until it is taken, over restarts too.
+
+    Where it cannot be taken, which is an OSError, it is still there, and may be taken again.
+    """
 
     @property
     def sender(self) -> str:
@@ -381,7 +384,8 @@ class BulkMessage:
     def take(self) -> npt.NDArray[np.uint8]:
         """Takes it into memory, off the disk. `.view(dtype)` makes it what it was."""
     def take_to(self, path: str | os.PathLike[str]) -> None:
-        """Moves it to a file, on the same disk."""
+        """Moves it to a file, which is replaced; to another disk it is copied, and has the file's name once all of it
+        is there."""
 
 @final
 class Gather:

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -250,6 +251,36 @@ def test_asyncio_waits_as_threads_do_and_loses_nothing(fleet: Fleet) -> None:
 
     asyncio.run(talk())
     ended(program)
+
+
+def test_a_message_that_could_not_be_taken_is_taken_later(fleet: Fleet, tmp_path: Path) -> None:
+    with fleet.node("base") as base, fleet.node("r1") as r1:
+        bulk = base.bulk_receiver()
+
+        def came() -> coorp.BulkMessage:
+            with r1.bulk_stream(to="base", name="map") as stream:
+                stream.write(b"the map")
+            return bulk.recv(timeout=SOON)
+
+        message, target = came(), tmp_path / "elsewhere" / "map"
+        with pytest.raises(OSError, match=f"to {target}: No such file or directory"):
+            message.take_to(target)
+        aside = message.path.rename(tmp_path / "aside")
+        with pytest.raises(OSError, match="No such file or directory"):
+            message.take()
+        aside.rename(message.path)
+        target.parent.mkdir()
+        message.take_to(target)
+        assert target.read_bytes() == b"the map" and not message.path.exists()
+        with pytest.raises(FileNotFoundError, match="taken before"):
+            message.take_to(target)
+        message, memory = came(), Path("/dev/shm")
+        if not memory.is_dir() or memory.stat().st_dev == tmp_path.stat().st_dev:
+            pytest.skip(f"{memory} is not on another disk than {tmp_path}")
+        with tempfile.TemporaryDirectory(dir=memory) as folder:
+            message.take_to(Path(folder) / "map")
+            assert [(file.name, file.read_bytes()) for file in Path(folder).iterdir()] == [("map", b"the map")]
+        assert not message.path.exists()
 
 
 def test_gathered_robots_come_and_go(tmp_path: Path) -> None:

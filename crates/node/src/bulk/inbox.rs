@@ -11,6 +11,7 @@
 //! that start puts `delivered` right first ([`Inbox::mend`]), by `part.head`, which still says what was on its way.
 
 use std::fs::{self, File, OpenOptions};
+use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
@@ -249,6 +250,39 @@ fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
+/// Moves a message to another file, so that this is the message or what it was before. On another disk it has to be copied:
+/// after a crash it may then be in both places, and never in none.
+pub(super) fn move_to(from: &Path, to: &Path) -> io::Result<()> {
+    match fs::rename(from, to) {
+        Err(error) if error.kind() == io::ErrorKind::CrossesDevices => {
+            copy_to(from, to)?;
+            fs::remove_file(from)
+        }
+        moved => moved,
+    }
+}
+
+fn copy_to(from: &Path, to: &Path) -> io::Result<()> {
+    let folder = to.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let folder = folder.unwrap_or(Path::new("."));
+    // Not the other name with something added, which might be too long.
+    let new = folder.join(format!(
+        ".coorp-{:016x}",
+        RandomState::new().hash_one(std::process::id())
+    ));
+    let mut file = File::create_new(&new)?;
+    let mut copy = || {
+        io::copy(&mut File::open(from)?, &mut file)?;
+        file.sync_all()?;
+        fs::rename(&new, to)
+    };
+    if let Err(error) = copy() {
+        let _ = fs::remove_file(&new);
+        return Err(error);
+    }
+    File::open(folder)?.sync_all()
+}
+
 /// Replaces a small file, so that after a crash it is the old or the new one.
 pub(crate) fn replace(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
     let new = folder.join(format!("{name}.new"));
@@ -268,7 +302,11 @@ fn write(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::super::BulkMessage;
     use super::*;
+    use coorp_core::RobotId;
     use proptest::prelude::*;
 
     fn scratch(name: &str) -> PathBuf {
@@ -340,6 +378,70 @@ mod tests {
         part(&inbox, &begin(2, &bytes)).append(&bytes[..4]).unwrap();
         inbox.mend().unwrap();
         assert_eq!(part(&inbox, &begin(2, &bytes)).length(), 4);
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    /// A message that has come to a folder.
+    fn came(folder: &Path, bytes: &[u8]) -> BulkMessage {
+        let inbox = Inbox::open(folder, "one").unwrap();
+        let mut whole = part(&inbox, &begin(1, bytes));
+        whole.append(bytes).unwrap();
+        BulkMessage::new(RobotId(0), whole.finish().unwrap().unwrap())
+    }
+
+    #[test]
+    fn a_message_that_could_not_be_taken_is_taken_later() {
+        let (folder, bytes) = (scratch("again"), b"0123456789".to_vec());
+        let message = came(&folder, &bytes);
+        let target = folder.join("elsewhere/map");
+        let missing = message.take_to(&target).unwrap_err();
+        assert_eq!(missing.kind(), io::ErrorKind::NotFound);
+        let aside = folder.join("aside");
+        fs::rename(message.path(), &aside).unwrap();
+        assert!(message.take().is_err());
+        fs::rename(&aside, message.path()).unwrap();
+        fs::create_dir(folder.join("elsewhere")).unwrap();
+        message.take_to(&target).unwrap();
+        assert_eq!(fs::read(&target).unwrap(), bytes);
+        assert!(!message.path().exists());
+        assert!(
+            message.take_to(&target).is_err() && message.take().is_err(),
+            "it is gone"
+        );
+        assert_eq!(fs::read(&target).unwrap(), bytes);
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_message_goes_to_another_disk_or_stays_whole_here() {
+        let (folder, bytes) = (scratch("disk"), vec![7; 3 << 20]);
+        let message = came(&folder, &bytes);
+        let memory = Path::new("/dev/shm");
+        let on_another = fs::metadata(memory).is_ok_and(|of| of.dev() != fs::metadata(&folder).unwrap().dev());
+        if !on_another {
+            eprintln!(
+                "left out: {} is not on another disk than {}",
+                memory.display(),
+                folder.display()
+            );
+            return fs::remove_dir_all(folder).unwrap();
+        }
+        let other = memory.join(folder.file_name().unwrap());
+        let target = other.join("map");
+        let missing = message.take_to(&target).unwrap_err();
+        assert_eq!(missing.kind(), io::ErrorKind::NotFound);
+        // Where a folder has the name, the copy is made and cannot take it.
+        fs::create_dir_all(&target).unwrap();
+        assert!(message.take_to(&target).is_err());
+        assert_eq!(fs::read_dir(&other).unwrap().count(), 1, "the copy is gone");
+        assert_eq!(fs::read(message.path()).unwrap(), bytes);
+        fs::remove_dir(&target).unwrap();
+        fs::write(&target, b"an older one").unwrap();
+        message.take_to(&target).unwrap();
+        assert_eq!(fs::read(&target).unwrap(), bytes);
+        assert_eq!(fs::read_dir(&other).unwrap().count(), 1);
+        assert!(!message.path().exists());
+        fs::remove_dir_all(other).unwrap();
         fs::remove_dir_all(folder).unwrap();
     }
 

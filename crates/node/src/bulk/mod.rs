@@ -375,19 +375,20 @@ impl BulkMessage {
     /// Takes it into memory, off the disk.
     ///
     /// # Errors
-    /// Where it cannot be read or removed; then it is still there.
-    pub fn take(self) -> io::Result<Vec<u8>> {
+    /// Where it cannot be read or removed; then it is still there, and may be taken again. Where it was taken before.
+    pub fn take(&self) -> io::Result<Vec<u8>> {
         let bytes = std::fs::read(&self.path)?;
         std::fs::remove_file(&self.path)?;
         Ok(bytes)
     }
 
-    /// Takes it to a file of the caller's, on the same disk.
+    /// Takes it to a file of the caller's, which is replaced. To another disk it is copied; until all of it is there, the
+    /// copy has a name of its own beside that file's.
     ///
     /// # Errors
-    /// Where it cannot be moved; then it is still there.
-    pub fn take_to(self, path: &Path) -> io::Result<()> {
-        std::fs::rename(&self.path, path)
+    /// Where it cannot be moved; then it is still there, and may be taken again. Where it was taken before.
+    pub fn take_to(&self, path: &Path) -> io::Result<()> {
+        inbox::move_to(&self.path, path)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::future::Future;
+use std::io;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
@@ -325,25 +326,40 @@ impl BulkMessage {
         }
     }
 
-    fn taken(&self) -> PyResult<bulk::BulkMessage> {
-        let message = lock(&self.message).take();
-        message.ok_or_else(|| PyFileNotFoundError::new_err(format!("\"{}\" was taken before", self.name)))
+    /// Takes it without the GIL. Where that fails it is still there, for another try.
+    fn taken<T: Send>(
+        &self,
+        py: Python<'_>,
+        to: &str,
+        take: impl FnOnce(&bulk::BulkMessage) -> io::Result<T> + Send,
+    ) -> PyResult<T> {
+        py.detach(|| {
+            let mut slot = lock(&self.message);
+            let Some(message) = slot.as_ref() else {
+                let before = format!("\"{}\" was taken before", self.name);
+                return Err(PyFileNotFoundError::new_err(before));
+            };
+            let taken = take(message).map_err(|error| {
+                let (name, path) = (&self.name, self.path.display());
+                PyOSError::new_err(format!("cannot take \"{name}\", which is in {path}{to}: {error}"))
+            })?;
+            *slot = None;
+            Ok(taken)
+        })
     }
 }
 
 #[pymethods]
 impl BulkMessage {
-    /// Read without the GIL, and not copied.
+    /// Not copied once it is read.
     fn take<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray1<u8>>> {
-        let message = self.taken()?;
-        let bytes = py.detach(|| message.take()).map_err(|error| self.unread(&error))?;
+        let bytes = self.taken(py, "", bulk::BulkMessage::take)?;
         Ok(PyArray1::from_vec(py, bytes))
     }
 
     fn take_to(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
-        let message = self.taken()?;
-        py.detach(|| message.take_to(&path))
-            .map_err(|error| self.unread(&error))
+        let to = format!(", to {}", path.display());
+        self.taken(py, &to, |message| message.take_to(&path))
     }
 
     fn __repr__(&self) -> String {
@@ -351,15 +367,5 @@ impl BulkMessage {
             "<coorp.BulkMessage '{}' of {} bytes from '{}'>",
             self.name, self.length, self.sender
         )
-    }
-}
-
-impl BulkMessage {
-    fn unread(&self, error: &std::io::Error) -> PyErr {
-        PyOSError::new_err(format!(
-            "cannot take \"{}\", which is in {}: {error}",
-            self.name,
-            self.path.display()
-        ))
     }
 }
