@@ -328,9 +328,11 @@ class BulkStream:
     """
 
     def write(self, buffer: Buffer | npt.NDArray[Any] | np.generic) -> None:
-        """More of the message: bytes, an array without gaps, any buffer."""
+        """More of the message: bytes, an array without gaps, any buffer. InputError where it would be longer than
+        64 GiB; then nothing of this is written."""
     def finish(self) -> Delivery:
-        """That was all: the message goes as soon as it may. Does not wait."""
+        """That was all: the message goes as soon as it may. Does not wait. NodeError where 64 wait for its receiver
+        already; it is kept then, to be finished once one of them is delivered."""
     def __enter__(self) -> BulkStream: ...
     def __exit__(
         self, kind: type[BaseException] | None, _value: BaseException | None, _trace: TracebackType | None

@@ -283,6 +283,33 @@ def test_a_message_that_could_not_be_taken_is_taken_later(fleet: Fleet, tmp_path
         assert not message.path.exists()
 
 
+def test_a_message_for_which_there_is_no_room_is_kept_and_goes_later(fleet: Fleet, tmp_path: Path) -> None:
+    # A file of nothing, larger than a message may be.
+    huge = tmp_path / "huge"
+    huge.touch()
+    os.truncate(huge, (64 << 30) + 1)
+    with fleet.node("r1") as r1:
+        before: list[coorp.Delivery] = []
+        while True:
+            stream = r1.bulk_stream(to="base", name=f"map.{len(before)}")
+            stream.write(b"the map")
+            try:
+                before.append(stream.finish())
+            except coorp.NodeError as error:
+                assert "64 bulk messages wait for base already" in str(error)
+                break
+        with pytest.raises(coorp.InputError, match="would have 68719476744 bytes"):
+            stream.write(np.memmap(huge, np.uint8, mode="r"))
+        stream.write(b", and more")
+        with fleet.node("base") as base:
+            before[0].wait(timeout=SOON)
+            stream.finish().wait(timeout=SOON)
+            bulk = base.bulk_receiver()
+            came = [bulk.recv(timeout=SOON) for _ in range(len(before) + 1)]
+            assert [message.name for message in came] == [f"map.{number}" for number in range(len(before) + 1)]
+            assert came[-1].take().tobytes() == b"the map, and more"
+
+
 def test_gathered_robots_come_and_go(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path, "base", "r1", "r2")
     text = """

@@ -155,7 +155,7 @@ fn program() {
         }
     } else {
         let mut stream = node.bulk_stream("base", "map").unwrap();
-        stream.write(&[7; 3_000_000]);
+        stream.write(&[7; 3_000_000]).unwrap();
         stream.finish().unwrap().wait().unwrap();
         println!("by {}", node.status().bulk.unwrap().completions);
     }

@@ -192,7 +192,7 @@ fn listen(node: &Node) {
 /// Sends bulk, and tells which path carries it.
 fn send(node: &Node) {
     let mut stream = node.bulk_stream("base", "map").unwrap();
-    stream.write(&content());
+    stream.write(&content()).unwrap();
     let delivery = stream.finish().unwrap();
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {

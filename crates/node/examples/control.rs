@@ -61,8 +61,8 @@ fn send_control(node: &Node, period: Duration, end: Instant) -> Result<(), coorp
 fn send_bulk(node: &Node, leader: &str, bytes: u64, end: Instant) {
     while bytes > 0 && Instant::now() < end {
         let sent = node.bulk_stream(leader, "video").and_then(|mut stream| {
-            stream.write(&vec![7; bytes as usize]);
-            stream.finish()
+            stream.write(&vec![7; bytes as usize])?;
+            Ok(stream.finish()?)
         });
         let Ok(delivery) = sent else { return };
         let waiting = std::thread::spawn(move || delivery.wait());

@@ -4,9 +4,11 @@
 mod common;
 
 use std::cell::RefCell;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use common::{be_a_robot, until, Fleet};
+use coorp_node::bulk::{BulkStream, Delivery};
 
 /// Bytes that differ from place to place and from message to message.
 fn pattern(seed: u64, length: usize) -> Vec<u8> {
@@ -18,32 +20,56 @@ fn pattern(seed: u64, length: usize) -> Vec<u8> {
     bytes
 }
 
+/// A thread that waits for what becomes of a message.
+fn waiting(delivery: Delivery) -> JoinHandle<String> {
+    std::thread::spawn(move || {
+        let outcome = delivery.wait();
+        outcome.map_or_else(|error| error.to_string(), |()| "whole".to_owned())
+    })
+}
+
 #[test]
 #[ignore = "the process of a robot in the other tests"]
 fn robot() {
-    let outcome: RefCell<Option<std::thread::JoinHandle<String>>> = RefCell::default();
+    let outcome: RefCell<Option<JoinHandle<String>>> = RefCell::default();
+    let kept: RefCell<Option<Box<BulkStream>>> = RefCell::default();
     be_a_robot(|node, words| {
         let status = node.status().bulk;
         Some(match words {
             ["send", to, seed, length] => {
                 let mut stream = node.bulk_stream(to, "gradients").unwrap();
                 for part in pattern(seed.parse().unwrap(), length.parse().unwrap()).chunks(1 << 20) {
-                    stream.write(part);
+                    stream.write(part).unwrap();
                 }
-                let delivery = stream.finish().unwrap();
-                let wait = std::thread::spawn(move || {
-                    delivery
-                        .wait()
-                        .map_or_else(|error| error.to_string(), |()| "whole".to_owned())
-                });
-                outcome.replace(Some(wait));
+                outcome.replace(Some(waiting(stream.finish().unwrap())));
                 "ok".to_owned()
             }
+            // As many small ones as there is room for, and one more, which is kept.
+            ["fill", to, seed] => {
+                let bytes = pattern(seed.parse().unwrap(), 1_000);
+                for number in 0u32.. {
+                    let mut stream = node.bulk_stream(to, "gradients").unwrap();
+                    stream.write(&bytes).unwrap();
+                    if let Err(unfinished) = stream.finish() {
+                        let why = unfinished.to_string();
+                        kept.replace(Some(unfinished.stream));
+                        return Some(format!("{number} {why}"));
+                    }
+                }
+                unreachable!()
+            }
+            ["finish"] => match kept.take().unwrap().finish() {
+                Ok(delivery) => {
+                    outcome.replace(Some(waiting(delivery)));
+                    "ok".to_owned()
+                }
+                Err(unfinished) => {
+                    kept.replace(Some(unfinished.stream));
+                    unfinished.error.to_string()
+                }
+            },
             ["outcome"] => {
-                let done = outcome
-                    .borrow()
-                    .as_ref()
-                    .is_some_and(std::thread::JoinHandle::is_finished);
+                let done = outcome.borrow().as_ref().is_some_and(JoinHandle::is_finished);
                 if done {
                     outcome.take().unwrap().join().unwrap()
                 } else {
@@ -120,6 +146,23 @@ fn bulk_waits_for_a_permit_and_says_how_it_knows_what_has_left() {
     assert_eq!(one.say("completions"), "the driver's stamps");
     one.until("in-flight", "0");
     lead.until("holders", "[]");
+}
+
+#[test]
+fn a_message_for_which_there_is_no_room_is_kept_and_goes_later() {
+    let fleet = Fleet::new(&["lead", "one"], "");
+    let mut one = fleet.robot("one");
+    let refused = one.say("fill lead 8");
+    assert!(refused.contains("64 bulk messages wait for lead already"), "{refused}");
+    let before: usize = refused.split_once(' ').unwrap().0.parse().unwrap();
+    assert_eq!(one.say("finish"), refused.split_once(' ').unwrap().1, "it is still so");
+    let mut lead = fleet.robot("lead");
+    one.until("finish", "ok");
+    one.until("outcome", "whole");
+    for _ in 0..=before {
+        assert_eq!(lead.say("got 8"), "1 gradients true");
+    }
+    assert_eq!(lead.say("got 8"), "nothing");
 }
 
 #[test]

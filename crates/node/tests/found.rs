@@ -27,7 +27,7 @@ fn robot() {
             ["heard"] => subscriber.borrow().as_ref().unwrap().try_recv().is_some().to_string(),
             ["send", to] => {
                 let mut stream = node.bulk_stream(to, "map").unwrap();
-                stream.write(&[7; 100_000]);
+                stream.write(&[7; 100_000]).unwrap();
                 stream
                     .finish()
                     .unwrap()

@@ -61,7 +61,7 @@ fn robot() {
                 .to_string(),
             ["send", to] => {
                 let mut stream = node.bulk_stream(to, "map").unwrap();
-                stream.write(&[7; 100_000]);
+                stream.write(&[7; 100_000]).unwrap();
                 stream.finish().unwrap().wait().is_ok().to_string()
             }
             _ => return None,

@@ -46,7 +46,7 @@ fn robot() {
             ["windows"] => node.status().window_us.is_some().to_string(),
             ["send", to] => {
                 let mut stream = node.bulk_stream(to, "map").unwrap();
-                stream.write(&vec![7; 8_000_000]);
+                stream.write(&vec![7; 8_000_000]).unwrap();
                 stream.finish().unwrap().wait().is_ok().to_string()
             }
             _ => return None,

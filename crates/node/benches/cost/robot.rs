@@ -57,7 +57,7 @@ impl Robot {
     fn bulk(&self, to: &str) -> Outcome<(u64, u64)> {
         let began = Instant::now();
         let mut stream = self.node.bulk_stream(to, "message")?;
-        stream.write(&self.message);
+        stream.write(&self.message)?;
         let written = began.elapsed().as_nanos() as u64;
         stream.finish()?.wait()?;
         Ok((began.elapsed().as_nanos() as u64, written))

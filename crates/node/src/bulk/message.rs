@@ -91,6 +91,11 @@ impl Written {
         }
     }
 
+    /// Bytes that were written.
+    pub(super) fn length(&self) -> u64 {
+        self.length as u64
+    }
+
     pub(super) fn finish(mut self) -> Message {
         self.pieces.push(self.open.whole());
         self.pieces.retain(|piece| !piece.is_empty());

@@ -23,6 +23,7 @@ mod transport;
 mod turns;
 
 use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
 use std::future::Future;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
@@ -175,15 +176,11 @@ impl Bulk {
         self.lanes.iter().for_each(|lane| lane.socket.wake());
     }
 
-    pub fn send(self: &Arc<Self>, to: RobotId, name: &str, written: Written) -> Result<Delivery, Error> {
-        let message = written.finish();
+    /// Takes what is written where there is room for it, and else leaves it.
+    pub fn send(self: &Arc<Self>, to: RobotId, name: &str, written: &mut Written) -> Result<Delivery, Error> {
         let node = self.node.upgrade().ok_or_else(closed)?;
-        if message.length as u64 > BULK_BYTES_MAX {
-            return Err(Error::Input(format!(
-                "a bulk message of {} bytes is over {BULK_BYTES_MAX}",
-                message.length
-            )));
-        }
+        let name = checked(name)?.to_owned();
+        checked_length(&name, written.length())?;
         let (done, outcome) = oneshot::channel();
         let mut queues = lock(&self.queues);
         let queue = queues.entry(to).or_insert_with(|| {
@@ -191,21 +188,21 @@ impl Bulk {
             self.threads.handle().spawn(send::deliver_all(self.clone(), to, queue));
             Queue { jobs, next: 0 }
         });
-        let job = Job {
-            name: checked(name)?.to_owned(),
+        let room = queue.jobs.try_reserve().map_err(|error| match error {
+            mpsc::error::TrySendError::Full(()) => Error::Failed(format!(
+                "{QUEUE_MAX} bulk messages wait for {} already: wait for one to be delivered, and finish this one then",
+                node.name_of(to)
+            )),
+            mpsc::error::TrySendError::Closed(()) => closed(),
+        })?;
+        room.send(Job {
+            name,
             sequence: queue.next,
-            message,
+            message: std::mem::take(written).finish(),
             wish: Some(node.wish()),
             _waiting: Waiting::new(self),
             done,
-        };
-        queue.jobs.try_send(job).map_err(|error| match error {
-            mpsc::error::TrySendError::Full(_) => Error::Failed(format!(
-                "{QUEUE_MAX} bulk messages wait for {} already: wait for some to be delivered",
-                node.name_of(to)
-            )),
-            mpsc::error::TrySendError::Closed(_) => closed(),
-        })?;
+        });
         queue.next += 1;
         Ok(Delivery { outcome })
     }
@@ -277,6 +274,15 @@ fn closed() -> Error {
     Error::Failed("the node has closed".to_owned())
 }
 
+fn checked_length(name: &str, bytes: u64) -> Result<(), Error> {
+    if bytes > BULK_BYTES_MAX {
+        return Err(Error::Input(format!(
+            "\"{name}\" would have {bytes} bytes, and a bulk message has at most {BULK_BYTES_MAX}: send it as several"
+        )));
+    }
+    Ok(())
+}
+
 /// Counts a message among those that wait.
 #[derive(Debug)]
 struct Waiting(Arc<Bulk>);
@@ -305,18 +311,50 @@ pub struct BulkStream {
 
 impl BulkStream {
     /// More of the message.
-    pub fn write(&mut self, bytes: &[u8]) {
+    ///
+    /// # Errors
+    /// Where it would be longer than [`BULK_BYTES_MAX`]; then nothing of this is written.
+    pub fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        checked_length(&self.name, self.written.length().saturating_add(bytes.len() as u64))?;
         self.written.write(bytes);
+        Ok(())
     }
 
     /// That was all: the message goes as soon as it may.
     ///
     /// # Errors
-    /// Where too many wait already, or the message is too large.
-    pub fn finish(self) -> Result<Delivery, Error> {
-        self.bulk.send(self.to, &self.name, self.written)
+    /// Where too many wait already, or the node has closed. The error has the message, to be finished later.
+    pub fn finish(mut self) -> Result<Delivery, Unfinished> {
+        let sent = self.bulk.send(self.to, &self.name, &mut self.written);
+        sent.map_err(|error| Unfinished {
+            error,
+            stream: Box::new(self),
+        })
     }
 }
+
+/// Why a bulk message could not be finished, and the message, with all that was written.
+#[derive(Debug)]
+pub struct Unfinished {
+    /// Why.
+    pub error: Error,
+    /// What may be finished later.
+    pub stream: Box<BulkStream>,
+}
+
+impl From<Unfinished> for Error {
+    fn from(unfinished: Unfinished) -> Self {
+        unfinished.error
+    }
+}
+
+impl fmt::Display for Unfinished {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl std::error::Error for Unfinished {}
 
 /// What becomes of a bulk message. Dropped, the message goes on its way all the same.
 #[derive(Debug)]
@@ -439,5 +477,17 @@ impl BulkReceiver {
             }
             self.bulk.came_async.notified().await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_has_a_longest() {
+        checked_length("map", BULK_BYTES_MAX).unwrap();
+        let refused = checked_length("map", BULK_BYTES_MAX + 1).unwrap_err().to_string();
+        assert!(refused.contains("\"map\" would have 68719476737 bytes"), "{refused}");
     }
 }

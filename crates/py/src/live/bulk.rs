@@ -45,12 +45,17 @@ impl BulkStream {
     fn finished(&self) -> PyResult<Arc<Outcome>> {
         let mut state = lock(&self.state);
         match std::mem::replace(&mut *state, Stream::Dropped) {
-            Stream::Open(stream) => {
-                let delivery = stream.finish().map_err(failed)?;
-                let outcome = Arc::new(Outcome::new(delivery));
-                *state = Stream::Finished(outcome.clone());
-                Ok(outcome)
-            }
+            Stream::Open(stream) => match stream.finish() {
+                Ok(delivery) => {
+                    let outcome = Arc::new(Outcome::new(delivery));
+                    *state = Stream::Finished(outcome.clone());
+                    Ok(outcome)
+                }
+                Err(unfinished) => {
+                    *state = Stream::Open(*unfinished.stream);
+                    Err(failed(unfinished.error))
+                }
+            },
             Stream::Finished(outcome) => {
                 *state = Stream::Finished(outcome.clone());
                 Ok(outcome)
@@ -70,10 +75,7 @@ impl BulkStream {
     fn write(&self, buffer: &Bound<'_, PyAny>) -> PyResult<()> {
         buffer::bytes(buffer, |bytes| {
             with(buffer.py(), &self.state, bytes.len(), |state| match state {
-                Stream::Open(stream) => {
-                    stream.write(bytes);
-                    Ok(())
-                }
+                Stream::Open(stream) => stream.write(bytes).map_err(failed),
                 _ => Err(NodeError::new_err("this message is finished: begin another one")),
             })
         })

@@ -379,8 +379,8 @@ impl Run<'_> {
     fn send(&self, to: RobotId, bytes: u64) -> Result<coorp_node::bulk::Delivery, Error> {
         let name = &self.part.team.robots[usize::from(to.0)].name;
         let mut stream = self.part.node.bulk_stream(name, "learning")?;
-        stream.write(&vec![0x5a; usize::try_from(bytes).unwrap_or(usize::MAX)]);
-        stream.finish()
+        stream.write(&vec![0x5a; usize::try_from(bytes).unwrap_or(usize::MAX)])?;
+        Ok(stream.finish()?)
     }
 
     /// Looks at the bulk until the run is over.

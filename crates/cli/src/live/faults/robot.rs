@@ -12,7 +12,7 @@ use std::time::Duration as Time;
 
 use coorp_core::policy::Policy;
 use coorp_core::{Duration, RobotId};
-use coorp_node::{Node, Options};
+use coorp_node::{Error, Node, Options};
 use coorp_team::Team;
 use rand::{Rng, RngCore, SeedableRng};
 use rand_distr::{Distribution, Exp1};
@@ -257,7 +257,7 @@ impl Robot {
                 Err(_) if to_leader => (other.0, self.node.bulk_stream(other.1, &name)?),
                 stream => (to, stream?),
             };
-            stream.write(&bytes);
+            stream.write(&bytes)?;
             let hash = blake3::hash(&bytes).to_hex().to_string();
             drop(bytes);
             self.record.write(&Line::Begin {
@@ -267,7 +267,12 @@ impl Robot {
                 bytes: size as u64,
                 hash,
             });
-            let why = stream.finish()?.wait().err().map(|error| error.to_string());
+            let why = stream
+                .finish()
+                .map_err(Error::from)?
+                .wait()
+                .err()
+                .map(|error| error.to_string());
             self.record.write(&Line::Told {
                 at: self.clock.now_ns(),
                 name,

@@ -234,7 +234,7 @@ fn robot_that_receives() {
 fn robot_that_sends() {
     let node = robot("one");
     let mut stream = node.bulk_stream("lead", "map").unwrap();
-    stream.write(&map());
+    stream.write(&map()).unwrap();
     stream.finish().unwrap().wait().unwrap();
     let bulk = || node.status().bulk.unwrap();
     assert_eq!(bulk().completions, Completions::WifiStatus);
