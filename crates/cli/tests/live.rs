@@ -4,7 +4,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 struct Field {
@@ -128,23 +128,59 @@ fn without_keys_it_says_so_and_who_has_keys_does_not_see_it() {
     assert!(shown.contains("0 of 2 robots"), "{shown}");
 }
 
+fn open(file: &Path, robot: &str) -> coorp_node::Node {
+    coorp_node::Node::open(coorp_node::Options {
+        team: coorp_team::load(file).unwrap(),
+        state: Some(file.with_file_name("state").join(robot)),
+        robot: robot.to_owned(),
+        policy: coorp_core::policy::Policy::named("coorp").unwrap(),
+        insecure: false,
+    })
+    .unwrap()
+}
+
+#[test]
+fn bulk_that_comes_is_put_where_it_is_wanted() {
+    let field = Field::new("into", [28_420, 28_440]);
+    field.run(&["keys", "init"]);
+    let into = field.folder.join("got");
+    let scout = open(&field.folder.join("team.toml"), "scout");
+    let send = |bytes: &[u8]| {
+        let mut stream = scout.bulk_stream("base", "map").unwrap();
+        stream.write(bytes).unwrap();
+        stream.finish().unwrap()
+    };
+    let until_there = |number: usize| {
+        let file = into.join(format!("scout/{number}-map"));
+        let began = std::time::Instant::now();
+        while !file.exists() && began.elapsed().as_secs() < 30 {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        std::fs::read(file).unwrap()
+    };
+    let base = field.up("base", &["--into", "got"]);
+    let deliveries = [send(b"one"), send(b"two")];
+    assert_eq!((until_there(1), until_there(2)), (b"one".to_vec(), b"two".to_vec()));
+    deliveries.into_iter().for_each(|delivery| delivery.wait().unwrap());
+    drop(base);
+    // Numbers go on after a restart.
+    let _base = field.up("base", &["--into", "got"]);
+    let delivery = send(b"three");
+    assert_eq!(until_there(3), b"three");
+    delivery.wait().unwrap();
+    drop(scout);
+    let (code, _, said) = field.run(&["up", "--robot", "scout", "--into", "team.toml"]);
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains("cannot put bulk into team.toml"), "{said}");
+}
+
 /// What the test below runs on each robot of the emulator.
 #[test]
 #[cfg(target_os = "linux")]
 #[ignore = "a robot's program in another test"]
 fn program() {
-    use coorp_node::{Node, Options};
     let variable = |name| std::env::var(name).unwrap();
-    let file = PathBuf::from(variable("COORP_TEAM"));
-    let robot = variable("COORP_ROBOT");
-    let node = Node::open(Options {
-        team: coorp_team::load(&file).unwrap(),
-        state: Some(file.with_file_name("state").join(&robot)),
-        robot,
-        policy: coorp_core::policy::Policy::named("coorp").unwrap(),
-        insecure: false,
-    })
-    .unwrap();
+    let node = open(&PathBuf::from(variable("COORP_TEAM")), &variable("COORP_ROBOT"));
     if variable("COORP_LEADER") == variable("COORP_ROBOT") {
         let soon = std::time::Duration::from_secs(30);
         let message = node.bulk_receiver().unwrap().recv(Some(soon)).unwrap();

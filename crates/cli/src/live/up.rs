@@ -1,17 +1,26 @@
 //! `coorp up`: one robot takes part in its team, until it is stopped.
 
+use std::collections::BTreeMap;
+use std::fs;
 use std::io::Read;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
+use std::time::Duration;
 
+use coorp_core::RobotId;
+use coorp_node::bulk::BulkReceiver;
 use coorp_node::{Node, Options};
+use coorp_team::Team;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::{load, log, INSECURE};
 use crate::failure::Failure;
 use crate::{output, policies};
+
+/// Between two tries to put a message where it is to go.
+const TAKE_AGAIN: Duration = Duration::from_secs(5);
 
 /// Options of `coorp up`.
 #[derive(Debug, clap::Args)]
@@ -28,6 +37,9 @@ pub struct Args {
     /// Folder for bulk that comes [default: below $XDG_STATE_HOME or ~/.local/state]
     #[arg(long, value_name = "FOLDER")]
     state: Option<PathBuf>,
+    /// Put bulk that comes into this folder, as SENDER/NUMBER-NAME [default: it waits below --state for a program]
+    #[arg(long, value_name = "FOLDER")]
+    into: Option<PathBuf>,
     /// Serve metrics for Prometheus at http://127.0.0.1:PORT/metrics
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     metrics: Option<u16>,
@@ -51,12 +63,15 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         output::note(INSECURE);
     }
     let node = Node::open(Options {
-        team,
+        team: team.clone(),
         robot: args.robot.clone(),
         policy,
         insecure: args.insecure,
         state: args.state.clone(),
     })?;
+    if let Some(into) = &args.into {
+        take_into(into, &team, node.bulk_receiver()?)?;
+    }
     // Served for as long as the process lasts.
     let _metrics = args.metrics.map(|port| node.serve_metrics(port)).transpose()?;
     let recording = match &args.record {
@@ -64,9 +79,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         None => None,
     };
     let status = node.status();
-    let part = if status.leads { ", the leader," } else { "" };
     output::print(&format!(
-        "{}{part} is up with policy {} over {}; 'coorp watch' shows the team\n",
+        "{} is up with policy {} over {}; 'coorp watch' shows the team\n",
         status.robot,
         status.policy,
         status.paths.join(", ")
@@ -82,6 +96,49 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     loop {
         std::thread::park();
     }
+}
+
+/// Puts each bulk message into a file of its own, for as long as the process lasts.
+fn take_into(into: &Path, team: &Team, receiver: BulkReceiver) -> Result<(), Failure> {
+    let cannot = |folder: &Path, error: &std::io::Error| {
+        Failure::Input(format!("error: cannot put bulk into {}: {error}", folder.display()))
+    };
+    let mut next = BTreeMap::new();
+    for (id, robot) in (0u16..).map(RobotId).zip(&team.robots) {
+        let folder = into.join(&robot.name);
+        let last = fs::create_dir_all(&folder).and_then(|()| last_number(&folder));
+        let last = last.map_err(|error| cannot(&folder, &error))?;
+        next.insert(id, (folder, last + 1));
+    }
+    let take = move || {
+        while let Some(message) = receiver.recv(None) {
+            let Some((folder, number)) = next.get_mut(&message.from) else {
+                continue;
+            };
+            let file = folder.join(format!("{number}-{}", message.name));
+            while let Err(error) = message.take_to(&file) {
+                output::note(&format!(
+                    "note: bulk stays below --state, as it cannot be put into {}: {error}",
+                    file.display()
+                ));
+                std::thread::sleep(TAKE_AGAIN);
+            }
+            *number += 1;
+        }
+    };
+    let thread = std::thread::Builder::new().name("coorp-into".to_owned()).spawn(take);
+    thread.map(|_| ()).map_err(|error| cannot(into, &error))
+}
+
+/// The highest number that a file in the folder begins with.
+fn last_number(folder: &Path) -> std::io::Result<u64> {
+    let mut last = 0;
+    for entry in fs::read_dir(folder)? {
+        let name = entry?.file_name();
+        let number = name.to_str().and_then(|name| name.split_once('-')?.0.parse().ok());
+        last = last.max(number.unwrap_or(0));
+    }
+    Ok(last)
 }
 
 /// The signals that end a process in good order.
