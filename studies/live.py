@@ -56,7 +56,7 @@ from lib.table import number, percent, show
 TEAM = REPOSITORY / "examples" / "navigation.toml"
 PLAYER = REPOSITORY / "studies" / "lib" / "peers.py"
 BOUND_MS = 33.0
-POLICIES = ("mpc-only", "bulk-only", "edca", "coorp")
+POLICIES = ("mpc-only", "bulk-only", "edca", "coorp-paper", "coorp")
 TOLERANCE = 0.1
 DEVIATIONS = 2.0
 WIDE = 0.25
