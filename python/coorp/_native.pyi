@@ -250,7 +250,7 @@ class Node:
         """The name of the robot that leads, as far as is known."""
     def control_publisher(self, name: str, period: str | float | None = None) -> ControlPublisher:
         """Sends control messages on a topic: predicted, ahead of bulk, over the paths that are best. `period`
-        where they come at one, which saves learning it: "33ms", or seconds."""
+        where they come at one, which saves learning it: "33ms", or seconds; 10 us to 1 h."""
     def control_subscriber(self, name: str) -> ControlSubscriber:
         """Receives the control messages of all robots on a topic, this robot's own included."""
     def bulk_stream(self, to: str, name: str) -> BulkStream:

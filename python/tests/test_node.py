@@ -391,6 +391,11 @@ def test_whoever_is_wrong_is_told_what_to_mend(fleet: Fleet) -> None:
         for period in ("33", "33 parsecs", "", -1.0, float("nan"), 0, b"33ms"):
             with pytest.raises(coorp.InputError, match="period = "):
                 node.control_publisher("pose", period=period)  # type: ignore[arg-type]
+        for period in ("0ms", "9us", "3601s", 1e-8, 3601.0):
+            with pytest.raises(coorp.InputError, match="use 10us to 3600s"):
+                node.control_publisher("pose", period=period)
+        for period in ("10us", 3600.0):
+            node.control_publisher("pose", period=period).close()
         with pytest.raises(coorp.InputError, match="use 500us to 60s"):
             node.gather("pose", period="1us")
         pose = node.control_publisher("pose", period="33ms")

@@ -46,8 +46,10 @@ const SILENT_PERIODS_MAX: u64 = 16;
 const GAP_PERIODS_MAX: i64 = 1_000;
 /// Most samples in the window.
 pub const SAMPLES_MAX: usize = 1_024;
-/// Periods are taken to lie within this range: 10 us to 1 hour.
-const PERIOD_RANGE_NS: (u64, u64) = (10_000, 3_600_000_000_000);
+/// The shortest period that is predicted.
+pub const PERIOD_MIN: Duration = Duration::from_micros(10);
+/// The longest period that is predicted.
+pub const PERIOD_MAX: Duration = Duration::from_secs(3_600);
 
 /// How the width of the interval is found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -459,7 +461,7 @@ impl ArrivalModel {
         let declared = self.config.period.map(Duration::as_nanos);
         let known = u64::try_from(self.reference.period_ns).ok();
         let fits = |period: &u64| {
-            (PERIOD_RANGE_NS.0..=PERIOD_RANGE_NS.1).contains(period)
+            (PERIOD_MIN.as_nanos()..=PERIOD_MAX.as_nanos()).contains(period)
                 && gaps.iter().all(|gap| is_multiple(*gap, *period))
         };
         let Some(period) = [declared, Some(learnt), known].into_iter().flatten().find(fits) else {

@@ -13,6 +13,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Instant as StdInstant;
 
 use bytes::Bytes;
+use coorp_core::arrival::{PERIOD_MAX, PERIOD_MIN};
 use coorp_core::paths::{Deduplicator, Delivery, PathId, Sequence, Verdict};
 use coorp_core::{Duration, FlowId, Instant, RobotId};
 use tokio::sync::Notify;
@@ -59,8 +60,14 @@ impl Sent {
 
 impl Publisher {
     pub(crate) fn new(inner: &Arc<Inner>, topic: &str, period: Option<Duration>) -> Result<Publisher, Error> {
+        let topic = checked(topic)?;
+        if let Some(period) = period.filter(|period| !(PERIOD_MIN..=PERIOD_MAX).contains(period)) {
+            return Err(Error::Input(format!(
+                "a period of {period} on \"{topic}\" cannot be predicted: use {PERIOD_MIN} to {PERIOD_MAX}, or none"
+            )));
+        }
         let sent = Arc::new(Sent {
-            topic: checked(topic)?.to_owned(),
+            topic: topic.to_owned(),
             next: inner.count_of(topic),
         });
         let flow = inner.publish(&sent, period)?;

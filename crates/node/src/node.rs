@@ -285,7 +285,7 @@ impl Node {
     /// Sends control messages on a topic; `period` where its messages come at one, which saves learning it.
     ///
     /// # Errors
-    /// Where the topic's name does not fit, or this robot publishes too many.
+    /// Where the topic's name or the period does not fit, or this robot publishes too many.
     pub fn control_publisher(&self, topic: &str, period: Option<Duration>) -> Result<Publisher, Error> {
         Publisher::new(&self.inner, topic, period)
     }

@@ -23,6 +23,11 @@ fn robot() {
                 publishers.insert((*topic).to_owned(), node.control_publisher(topic, None).unwrap());
                 "ok".to_owned()
             }
+            ["period", micros] => {
+                let period = coorp_core::Duration::from_micros(micros.parse().unwrap());
+                let publisher = node.control_publisher("pose", Some(period));
+                publisher.map_or_else(|error| error.to_string(), |_| "ok".to_owned())
+            }
             ["subscribe", topic] => {
                 subscribers.insert((*topic).to_owned(), node.control_subscriber(topic).unwrap());
                 "ok".to_owned()
@@ -88,6 +93,22 @@ fn the_newest_message_of_each_robot_arrives_with_its_age() {
     assert_eq!(taken, ["1 c aged true", "2 z aged true"], "the newest, not the oldest");
     assert_eq!(lead.say("take pose"), "nothing");
     assert_eq!(lead.say("missed pose"), "0", "all came");
+}
+
+#[test]
+fn a_period_that_would_not_be_predicted_is_refused() {
+    let fleet = Fleet::new(&["lead", "one"], "");
+    let mut one = fleet.robot("one");
+    for micros in [0, 9, 3_600_000_001u64] {
+        let refused = one.say(&format!("period {micros}"));
+        assert!(
+            refused.contains("on \"pose\"") && refused.contains("use 10us to 3600s"),
+            "{refused}"
+        );
+    }
+    for micros in [10, 3_600_000_000u64] {
+        assert_eq!(one.say(&format!("period {micros}")), "ok");
+    }
 }
 
 #[test]
