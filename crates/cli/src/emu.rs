@@ -7,6 +7,10 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use coorp_core::Duration;
+#[cfg(target_os = "linux")]
+use coorp_core::RobotId;
+#[cfg(target_os = "linux")]
+use coorp_team::{Team, PATHS_MAX};
 
 use crate::failure::Failure;
 use crate::number::parse_duration;
@@ -79,6 +83,11 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         .as_deref()
         .map(|path| Destination::check(path, &inputs))
         .transpose()?;
+    let too_many = too_many_paths(&team);
+    #[cfg(feature = "live")]
+    if let Some(why) = too_many.as_ref().filter(|_| args.demo || args.faults) {
+        return Err(Failure::Input(format!("error: {}: {why}", args.file.display())));
+    }
     #[cfg(feature = "live")]
     if args.demo {
         return crate::live::demo::run(&crate::live::demo::Demo {
@@ -121,6 +130,10 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             output::note(text);
         }
     };
+    // Other programs may use as many as there are.
+    if let Some(why) = too_many.filter(|_| !args.program.is_empty()) {
+        output::note(&format!("Note: {}: {why}", args.file.display()));
+    }
     let report = coorp_emu::run(&team, &options, lines, &told)?;
     if !args.quiet || report.failed() || !report.kept_up {
         output::note(&report.text());
@@ -132,6 +145,25 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         return Err(Failure::Found("failed: a program did not end well".to_owned()));
     }
     Ok(())
+}
+
+/// Why robots of Coorp's own would not run on a team's interfaces, where they have more than a live robot uses. They use
+/// those from wlan0 on as far as they have them all.
+#[cfg(target_os = "linux")]
+fn too_many_paths(team: &Team) -> Option<String> {
+    let robots = (0u16..).map(RobotId).zip(&team.robots);
+    let paths = |robot| {
+        let numbers = 0..team.channels().count();
+        numbers.take_while(|number| team.has_interface(robot, *number)).count()
+    };
+    let (most, robot) = robots
+        .map(|(id, robot)| (paths(id), robot))
+        .find(|(paths, _)| *paths > PATHS_MAX)?;
+    Some(format!(
+        "{} has {most} interfaces, and a live robot of Coorp's uses {PATHS_MAX} at most: leave out [[interface]] tables to \
+         run such robots",
+        robot.name
+    ))
 }
 
 #[cfg(target_os = "linux")]
@@ -153,4 +185,28 @@ pub fn run(_: &Args) -> Result<(), Failure> {
     Err(Failure::Input(
         "error: coorp emu needs Linux, for its network namespaces".to_owned(),
     ))
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    #[test]
+    fn more_interfaces_than_a_live_robot_uses_are_told_of() {
+        let team = |interfaces: &[u16]| {
+            let robots = "[[robot]]\nname = \"base\"\nleader = true\n[[robot]]\nname = \"rover\"\n";
+            let tables = interfaces
+                .iter()
+                .map(|channel| format!("[[interface]]\nchannel = {channel}\n"));
+            let text = robots.to_owned() + &tables.collect::<String>();
+            coorp_team::parse(&text, "team.toml", Path::new("")).unwrap()
+        };
+        assert_eq!(too_many_paths(&team(&[100, 104, 108])), None);
+        let why = too_many_paths(&team(&[100, 104, 108, 112])).unwrap();
+        assert!(
+            why.contains("base has 5 interfaces") && why.contains("uses 4 at most"),
+            "{why}"
+        );
+    }
 }

@@ -21,7 +21,7 @@ use std::sync::Once;
 use std::time::{Duration, Instant};
 
 use coorp_core::RobotId;
-use coorp_team::Team;
+use coorp_team::{Team, PATHS_MAX};
 use serde_json::{json, Value};
 use zenoh::config::WhatAmI;
 use zenoh::{Config, Session, Wait};
@@ -37,7 +37,7 @@ pub(crate) const TOS_VOICE: u8 = 48 << 2;
 /// Where robots without addresses are looked for: Zenoh's own group, on ports of the team's.
 const SCOUTING_GROUP: &str = "224.0.0.224";
 /// Places of the ports from a robot's first one on. Coordination has one a path, TCP; bulk's is UDP.
-pub(crate) const PORTS_COORDINATION: [u16; 4] = [0, 1, 6, 7];
+pub(crate) const PORTS_COORDINATION: [u16; PATHS_MAX] = [0, 1, 6, 7];
 pub(crate) const PORT_BULK: u16 = 1;
 /// Control has one a path, UDP.
 pub(crate) const PORT_CONTROL: u16 = 2;
@@ -152,8 +152,8 @@ impl Keys {
 pub(crate) fn coordination(team: &Team, who: Who, identity: Option<&Identity>, path: usize) -> Result<Session, Error> {
     let link = Link {
         protocol: if identity.is_some() { "tls" } else { "tcp" },
-        // A team file has no more paths than there are ports.
-        port: PORTS_COORDINATION.get(path).copied().unwrap_or(u16::MAX),
+        // No robot has more paths, by `network.rs`.
+        port: PORTS_COORDINATION[path],
         path,
     };
     open(team, who, identity, &link, rules(team))

@@ -7,7 +7,7 @@
 use std::env;
 use std::net::IpAddr;
 
-use coorp_team::Team;
+use coorp_team::{Robot, Team, PATHS_MAX};
 
 use crate::Error;
 
@@ -17,8 +17,22 @@ const VARIABLE: &str = "COORP_NETWORK";
 pub(crate) fn placed(team: Team) -> Result<Team, Error> {
     match env::var(VARIABLE) {
         Ok(network) => place(team, &network),
-        Err(env::VarError::NotPresent) => Ok(team),
+        Err(env::VarError::NotPresent) => bounded(team, "the team"),
         Err(error) => Err(Error::Input(format!("{VARIABLE} cannot be read: {error}"))),
+    }
+}
+
+/// The team, where each robot has a port for each of its paths; `source` gave it its network.
+fn bounded(team: Team, source: &str) -> Result<Team, Error> {
+    let paths = |robot: &Robot| robot.interfaces.len().max(robot.addresses.len());
+    match team.robots.iter().find(|robot| paths(robot) > PATHS_MAX) {
+        None => Ok(team),
+        Some(robot) => Err(Error::Input(format!(
+            "{source} gives {} {} interfaces, and a live robot uses {PATHS_MAX} at most: leave some out (under coorp emu, \
+             [[interface]] tables of the team file)",
+            robot.name,
+            paths(robot)
+        ))),
     }
 }
 
@@ -41,7 +55,7 @@ fn place(mut team: Team, network: &str) -> Result<Team, Error> {
         let robot = &mut team.robots[usize::from(robot.0)];
         (robot.addresses, robot.interfaces) = (addresses, interfaces);
     }
-    Ok(team)
+    bounded(team, VARIABLE)
 }
 
 #[cfg(test)]
@@ -63,6 +77,29 @@ mod tests {
         assert_eq!(team.robots[0].addresses[1], IpAddr::from([10, 78, 0, 1]));
         assert_eq!(team.robots[0].interfaces, ["wlan0", "wlan1"]);
         assert_eq!(place(team.clone(), " ").unwrap(), team);
+    }
+
+    #[test]
+    fn a_robot_has_no_more_paths_than_ports() {
+        let network = |paths: usize| {
+            let places = (0..paths).map(|path| format!("10.{}.0.1@wlan{path}", 77 + path));
+            format!("base={}", places.collect::<Vec<_>>().join(","))
+        };
+        let most = place(team(), &network(PATHS_MAX)).unwrap();
+        assert_eq!(most.robots[0].addresses.len(), PATHS_MAX);
+        let error = place(team(), &network(PATHS_MAX + 1)).unwrap_err();
+        assert!(matches!(error, Error::Input(_)), "{error:?}");
+        assert!(
+            error.to_string().contains("base 5 interfaces, and a live robot uses 4"),
+            "{error}"
+        );
+        // As a program may have made the team itself.
+        let mut own = team();
+        own.robots[1].interfaces = (0..8).map(|number| format!("wlan{number}")).collect();
+        assert!(bounded(own, "the team")
+            .unwrap_err()
+            .to_string()
+            .contains("rover 8 interfaces"));
     }
 
     #[test]

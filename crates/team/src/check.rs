@@ -2,7 +2,7 @@
 //!
 //! `parse` never gives a team that fails here. Left out: ranges that are matters of taste, such as the longest period.
 
-use crate::model::{Air, Change, RateOverride, RateSource, Team, Traffic};
+use crate::model::{Air, Change, RateOverride, RateSource, Team, Traffic, PATHS_MAX};
 use crate::rules;
 use coorp_core::{Duration, RobotId};
 use std::collections::HashSet;
@@ -95,7 +95,7 @@ impl Team {
             }
             let paths = [robot.interfaces.len(), robot.addresses.len()];
             let matched = paths.contains(&0) || paths[0] == paths[1];
-            ensure(matched && paths.iter().all(|paths| *paths <= rules::PATHS_MAX), || {
+            ensure(matched && paths.iter().all(|paths| *paths <= PATHS_MAX), || {
                 format!("interfaces and addresses of \"{}\" do not match", robot.name)
             })?;
         }

@@ -18,7 +18,7 @@ mod wnic;
 
 pub use model::{
     Air, Category, Change, Control, Edca, Event, Flow, Interface, Learning, Link, LinkRate, Live, PolicyOverrides,
-    RateOverride, RateSource, Robot, Standard, Sync, Team, Traffic, Transport, Wnic, PORTS,
+    RateOverride, RateSource, Robot, Standard, Sync, Team, Traffic, Transport, Wnic, PATHS_MAX, PORTS,
 };
 pub use problem::LoadError;
 pub use recorded::Recorded;

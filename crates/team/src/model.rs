@@ -71,6 +71,8 @@ pub struct Robot {
 
 /// Ports that a live robot listens on, from its `port` on.
 pub const PORTS: u16 = 16;
+/// Paths of a live robot at most, that is its `interfaces` or `addresses`: each has ports of its own among those.
+pub const PATHS_MAX: usize = 4;
 
 /// `[live]`: the team on real sockets.
 #[derive(Clone, Debug, PartialEq, Eq)]

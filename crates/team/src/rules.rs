@@ -26,8 +26,6 @@ pub(crate) const CHANNELS: [u16; 28] = [
 /// Characters of a name at most.
 pub(crate) const NAME_CHARS_MAX: usize = 64;
 
-/// Paths, that is interfaces, of a robot at most.
-pub(crate) const PATHS_MAX: usize = 4;
 /// Ports that a robot may begin at: above the privileged ones, and with room for all of them.
 pub(crate) const PORT_RANGE: std::ops::RangeInclusive<u16> = 1_024..=u16::MAX - PORTS;
 

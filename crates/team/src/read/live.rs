@@ -1,6 +1,6 @@
 //! `[live]` and what a `[[robot]]` says of its network: interfaces, addresses, ports, keys, duplicates.
 
-use crate::model::{Live, Robot, PORTS};
+use crate::model::{Live, Robot, PATHS_MAX, PORTS};
 use crate::rules;
 use crate::sheet::Sheet;
 use coorp_core::paths::Duplicate;
@@ -38,7 +38,7 @@ pub(super) fn network(sheet: &mut Sheet<'_>) -> (Vec<String>, Vec<IpAddr>, Optio
     let port = sheet.integer("port", rules::PORT_RANGE);
     let (problems, file) = sheet.problems();
     let mut interfaces = Vec::new();
-    for (name, span) in sheet.strings("interfaces", rules::PATHS_MAX, "[\"wlan0\", \"wlan1\"]") {
+    for (name, span) in sheet.strings("interfaces", PATHS_MAX, "[\"wlan0\", \"wlan1\"]") {
         if let Err((message, mend)) = rules::interface(name) {
             problems.add(file, span, message, mend);
         } else if interfaces.iter().any(|known| known == name) {
@@ -53,7 +53,7 @@ pub(super) fn network(sheet: &mut Sheet<'_>) -> (Vec<String>, Vec<IpAddr>, Optio
         }
     }
     let mut addresses = Vec::new();
-    for (text, span) in sheet.strings("addresses", rules::PATHS_MAX, "[\"10.0.0.2\"]") {
+    for (text, span) in sheet.strings("addresses", PATHS_MAX, "[\"10.0.0.2\"]") {
         match text.parse::<IpAddr>() {
             Ok(address) if address.is_multicast() || address.is_unspecified() => {
                 let mend = "write the address that the others reach this robot at";
