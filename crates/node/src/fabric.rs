@@ -267,8 +267,6 @@ fn refused(team: &Team, who: Who, link: &Link, error: &dyn std::error::Error) ->
     let text = error.to_string();
     let why = if text.contains("in use") {
         format!("port {port} is taken: {name} runs here already, or another robot with the same `port` does")
-    } else if text.contains("assign requested") {
-        format!("this machine does not have the address that the team file gives {name}")
     } else {
         text
     };

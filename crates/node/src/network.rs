@@ -5,11 +5,12 @@
 //! the interface that has each.
 
 use std::env;
-use std::net::IpAddr;
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr};
 
 use coorp_team::{Robot, Team, PATHS_MAX};
 
-use crate::Error;
+use crate::{quic, Error};
 
 const VARIABLE: &str = "COORP_NETWORK";
 
@@ -17,19 +18,66 @@ const VARIABLE: &str = "COORP_NETWORK";
 pub(crate) fn placed(team: Team) -> Result<Team, Error> {
     match env::var(VARIABLE) {
         Ok(network) => place(team, &network),
-        Err(env::VarError::NotPresent) => bounded(team, "the team"),
+        Err(env::VarError::NotPresent) => bounded(team),
         Err(error) => Err(Error::Input(format!("{VARIABLE} cannot be read: {error}"))),
     }
 }
 
-/// The team, where each robot has a port for each of its paths; `source` gave it its network.
-fn bounded(team: Team, source: &str) -> Result<Team, Error> {
+/// Who says where the robots are.
+fn source() -> &'static str {
+    if env::var_os(VARIABLE).is_some() {
+        VARIABLE
+    } else {
+        "the team file"
+    }
+}
+
+/// Whether this machine has the interfaces and addresses that the robot which is to run on it uses for its paths. An interface that is there may
+/// be down, and come up later.
+pub(crate) fn check_here(robot: &Robot, paths: usize) -> Result<(), Error> {
+    let (name, source) = (&robot.name, source());
+    let here = pnet_datalink::interfaces();
+    let mut used = robot.interfaces.iter().take(paths);
+    if let Some(missing) = used.find(|name| !here.iter().any(|one| one.name == **name)) {
+        let names: Vec<&str> = here.iter().map(|one| one.name.as_str()).collect();
+        return Err(Error::Input(format!(
+            "{source} gives {name} the interface {missing}, and this machine has none of that name, only {}: mend \
+             `interfaces` of {name}, or plug in the card",
+            names.join(", ")
+        )));
+    }
+    for (path, address) in robot.addresses.iter().enumerate().take(paths) {
+        let interface = robot.interfaces.get(path);
+        // The kernel alone knows all addresses that may be used: all of 127.0.0.0/8, those of an interface that is up.
+        let bound = quic::socket(SocketAddr::new(*address, 0), interface);
+        let Err(error) = bound else { continue };
+        if error.kind() == ErrorKind::AddrNotAvailable {
+            let over = interface
+                .map(|interface| format!(" on {interface}"))
+                .unwrap_or_default();
+            let addresses = here
+                .iter()
+                .flat_map(|one| one.ips.iter().map(move |ip| (ip.ip(), &one.name)));
+            let addresses: Vec<String> = addresses.map(|(ip, name)| format!("{ip} on {name}")).collect();
+            return Err(Error::Input(format!(
+                "{source} gives {name} the address {address}{over}, and this machine does not have it, only {}: mend \
+                 `addresses` of {name}, or connect this machine to that network",
+                addresses.join(", ")
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// The team, where each robot has a port for each of its paths.
+fn bounded(team: Team) -> Result<Team, Error> {
     let paths = |robot: &Robot| robot.interfaces.len().max(robot.addresses.len());
     match team.robots.iter().find(|robot| paths(robot) > PATHS_MAX) {
         None => Ok(team),
         Some(robot) => Err(Error::Input(format!(
-            "{source} gives {} {} interfaces, and a live robot uses {PATHS_MAX} at most: leave some out (under coorp emu, \
+            "{} gives {} {} interfaces, and a live robot uses {PATHS_MAX} at most: leave some out (under coorp emu, \
              [[interface]] tables of the team file)",
+            source(),
             robot.name,
             paths(robot)
         ))),
@@ -55,7 +103,7 @@ fn place(mut team: Team, network: &str) -> Result<Team, Error> {
         let robot = &mut team.robots[usize::from(robot.0)];
         (robot.addresses, robot.interfaces) = (addresses, interfaces);
     }
-    bounded(team, VARIABLE)
+    bounded(team)
 }
 
 #[cfg(test)]
@@ -96,10 +144,7 @@ mod tests {
         // As a program may have made the team itself.
         let mut own = team();
         own.robots[1].interfaces = (0..8).map(|number| format!("wlan{number}")).collect();
-        assert!(bounded(own, "the team")
-            .unwrap_err()
-            .to_string()
-            .contains("rover 8 interfaces"));
+        assert!(bounded(own).unwrap_err().to_string().contains("rover 8 interfaces"));
     }
 
     #[test]

@@ -143,7 +143,8 @@ impl Node {
     /// Joins the team. Needs nobody else to be there.
     ///
     /// # Errors
-    /// Where the team has no such robot, its keys are missing, or its ports or addresses cannot be had.
+    /// Where the team has no such robot, its keys are missing, this machine does not have its interfaces or addresses, or
+    /// its ports cannot be had.
     pub fn open(options: Options) -> Result<Node, Error> {
         let Options {
             team,
@@ -167,6 +168,7 @@ impl Node {
         let (who, identity) = (Who::Robot(me), identity.as_ref());
         let credentials = identity.map_or_else(|| Credentials::of_anybody(&robot), Credentials::of)?;
         let paths = paths_used(&team, me);
+        network::check_here(&team.robots[usize::from(me.0)], paths)?;
         let answers = (0..paths).map(|_| answering()).collect::<Result<_, _>>()?;
         let coordination = (0..paths).map(|path| fabric::coordination(&team, who, identity, path));
         let coordination = coordination.collect::<Result<_, _>>()?;

@@ -292,7 +292,7 @@ pub(crate) fn lengths(to: SocketAddr, outlet: (IpAddr, Option<&String>)) -> MtuD
 
 /// Of the interface on the way to an address, bytes; `None` where the kernel does not know a way. Nothing is sent.
 fn mtu(to: SocketAddr, (address, interface): (IpAddr, Option<&String>)) -> Option<u16> {
-    let socket = bind("this", SocketAddr::new(address, 0), interface).ok()?;
+    let socket = socket(SocketAddr::new(address, 0), interface).ok()?;
     socket.connect(to).ok()?;
     let mtu = getsockopt(&socket, sockopt::IpMtu).ok()?;
     // Loopback takes more than a u16 counts.
@@ -301,20 +301,21 @@ fn mtu(to: SocketAddr, (address, interface): (IpAddr, Option<&String>)) -> Optio
 
 /// A UDP socket at an address, and of an interface alone where one is given; `what` it is for.
 pub(crate) fn bind(what: &str, address: SocketAddr, interface: Option<&String>) -> Result<UdpSocket, Error> {
-    let bound = || {
-        let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
-        // As much of it as the system allows.
-        socket.set_recv_buffer_size(RECEIVE_BUFFER_BYTES)?;
-        socket.bind_device(interface.map(String::as_bytes))?;
-        socket.bind(&address.into())?;
-        Ok(socket.into())
-    };
     let over = interface
         .map(|interface| format!(" on {interface}"))
         .unwrap_or_default();
-    bound().map_err(|error: io::Error| {
-        Error::Failed(format!("cannot use the address {address}{over} for {what}: {error}"))
-    })
+    socket(address, interface)
+        .map_err(|error| Error::Failed(format!("cannot use the address {address}{over} for {what}: {error}")))
+}
+
+/// The same, for who asks why there is none.
+pub(crate) fn socket(address: SocketAddr, interface: Option<&String>) -> io::Result<UdpSocket> {
+    let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
+    // As much of it as the system allows.
+    socket.set_recv_buffer_size(RECEIVE_BUFFER_BYTES)?;
+    socket.bind_device(interface.map(String::as_bytes))?;
+    socket.bind(&address.into())?;
+    Ok(socket.into())
 }
 
 #[cfg(test)]
