@@ -77,6 +77,16 @@ pub(crate) enum Who {
     Operator,
 }
 
+impl Who {
+    /// The only interfaces that it uses; empty: any.
+    fn interfaces(self, team: &Team) -> &[String] {
+        match self {
+            Who::Robot(robot) => &team.robots[usize::from(robot.0)].interfaces,
+            Who::Operator => &[],
+        }
+    }
+}
+
 /// The keys of the fabric. Names of robots are fit for them: letters, digits, `-`, `_`, `.`.
 #[derive(Clone, Debug)]
 pub(crate) struct Keys {
@@ -169,12 +179,14 @@ struct Link {
 impl Link {
     fn endpoint(&self, address: IpAddr, port: u16, interface: Option<&String>) -> String {
         let at = SocketAddr::new(address, port + self.port);
-        let mut config = format!("#dscp={TOS_VOICE:#x}");
-        if let Some(interface) = interface {
-            config += &format!(";iface={interface}");
-        }
-        format!("{}/{at}{config}", self.protocol)
+        format!("{}/{at}{}", self.protocol, marks(interface))
     }
+}
+
+/// How a link is marked, and its interface, as they stand behind its address.
+fn marks(interface: Option<&String>) -> String {
+    let only = interface.map(|interface| format!(";iface={interface}"));
+    format!("#dscp={TOS_VOICE:#x}{}", only.unwrap_or_default())
 }
 
 fn open(team: &Team, who: Who, identity: Option<&Identity>, link: &Link, rules: Value) -> Result<Session, Error> {
@@ -191,8 +203,9 @@ fn open(team: &Team, who: Who, identity: Option<&Identity>, link: &Link, rules: 
     });
     let mut config = config(team, who, identity, link, rules);
     if config["scouting"]["multicast"]["enabled"] == true {
-        await_network(who)?;
-        for endpoint in look_around(read(&config)?, link)? {
+        let interfaces = who.interfaces(team);
+        await_network(who, interfaces)?;
+        for endpoint in look_around(read(&config)?, link, interfaces.get(link.path))? {
             if let Some(endpoints) = config["connect"]["endpoints"].as_array_mut() {
                 endpoints.push(endpoint.into());
             }
@@ -209,11 +222,12 @@ fn read(config: &Value) -> Result<Config, Error> {
     config.map_err(|error| Error::Failed(format!("the fabric does not take its configuration: {error}")))
 }
 
-/// Waits until there is an interface that Zenoh would look for robots on: it lists them at its first use, and those that
+/// Waits until there is an interface that Zenoh would look for robots on, of these where some are given: it lists them at its first use, and those that
 /// come up later do not exist for it. A card that is not connected yet, or just so, is none.
-fn await_network(who: Who) -> Result<(), Error> {
+fn await_network(who: Who, interfaces: &[String]) -> Result<(), Error> {
     let fit = |interface: &pnet_datalink::NetworkInterface| {
-        let works = interface.is_up() && interface.is_running() && interface.is_multicast();
+        let used = interfaces.is_empty() || interfaces.contains(&interface.name);
+        let works = used && interface.is_up() && interface.is_running() && interface.is_multicast();
         works && !interface.is_loopback() && interface.ips.iter().any(|address| address.is_ipv4())
     };
     let (began, mut told) = (Instant::now(), false);
@@ -222,16 +236,19 @@ fn await_network(who: Who) -> Result<(), Error> {
     } else {
         NETWORK_WITHIN
     };
+    let which = match interfaces {
+        [] => "no interface".to_owned(),
+        several => format!("of this robot's interfaces ({}) none", several.join(", ")),
+    };
     while !pnet_datalink::interfaces().iter().any(fit) {
         if began.elapsed() > within {
-            return Err(Error::Failed(
-                "there is no network to look for the other robots on: no interface is up with an IPv4 address; connect \
-                 this machine, or give the robots `addresses` in the team file"
-                    .to_owned(),
-            ));
+            return Err(Error::Failed(format!(
+                "there is no network to look for the other robots on: {which} is up with an IPv4 address; connect this \
+                 machine, or give the robots `addresses` in the team file"
+            )));
         }
         if !told && began.elapsed() > LOOK_AROUND {
-            tracing::warn!("no interface is up with an IPv4 address: waiting for a network");
+            tracing::warn!("{which} is up with an IPv4 address: waiting for a network");
             told = true;
         }
         std::thread::sleep(NETWORK_LOOK_EVERY);
@@ -240,7 +257,7 @@ fn await_network(who: Who) -> Result<(), Error> {
 }
 
 /// The robots that answer within a moment, as addresses to connect to.
-fn look_around(config: Config, link: &Link) -> Result<Vec<String>, Error> {
+fn look_around(config: Config, link: &Link, interface: Option<&String>) -> Result<Vec<String>, Error> {
     let failed = |error: &dyn std::error::Error| Error::Failed(format!("cannot look for other robots: {error}"));
     let scout = zenoh::scout(WhatAmI::Peer, config)
         .wait()
@@ -249,7 +266,7 @@ fn look_around(config: Config, link: &Link) -> Result<Vec<String>, Error> {
     let mut found = Vec::new();
     while let Ok(Some(hello)) = scout.recv_timeout(until.saturating_duration_since(Instant::now())) {
         for locator in hello.locators() {
-            let endpoint = format!("{locator}#dscp={TOS_VOICE:#x}");
+            let endpoint = format!("{locator}{}", marks(interface));
             if locator.protocol().as_str() == link.protocol && !found.contains(&endpoint) && found.len() < FOUND_MAX {
                 found.push(endpoint);
             }
@@ -300,6 +317,7 @@ fn config(team: &Team, who: Who, identity: Option<&Identity>, link: &Link, rules
             "multicast": {
                 "enabled": found,
                 "address": format!("{SCOUTING_GROUP}:{scouting_port}"),
+                "interface": who.interfaces(team).get(link.path).map_or("auto", String::as_str),
                 "autoconnect": ["peer"],
                 // Whoever comes later looks around and connects; of two that meet otherwise one does, as two that
                 // connect to each other at once refuse each other.
@@ -353,16 +371,15 @@ fn listen(team: &Team, who: Who, link: &Link) -> Vec<String> {
 fn connect(team: &Team, who: Who, link: &Link) -> Vec<String> {
     let mut endpoints = Vec::new();
     for (other, robot) in (0u16..).map(RobotId).zip(&team.robots) {
-        let (connects, interface) = match who {
-            Who::Operator => (true, None),
+        let connects = match who {
+            Who::Operator => true,
             Who::Robot(me) => {
                 let mine = &team.robots[usize::from(me.0)];
-                let connects = other < me || (other > me && mine.addresses.is_empty());
-                (connects, mine.interfaces.get(link.path))
+                other < me || (other > me && mine.addresses.is_empty())
             }
         };
         if let (true, Some(address)) = (connects, robot.addresses.get(link.path)) {
-            endpoints.push(link.endpoint(*address, team.port(other), interface));
+            endpoints.push(link.endpoint(*address, team.port(other), who.interfaces(team).get(link.path)));
         }
     }
     endpoints

@@ -402,13 +402,13 @@ impl Inner {
         Wish(Arc::downgrade(self))
     }
 
-    /// What this robot's sockets of a path are bound to: its address there, and the interface where there is a choice, as a
-    /// path must not lead through another one than its own.
+    /// What this robot's sockets of a path are bound to: its address there, and its interface, as a path must not lead
+    /// through another one than its own.
     pub fn outlet(&self, path: usize) -> (IpAddr, Option<&String>) {
         let robot = &self.team.robots[usize::from(self.me.0)];
         let everywhere = IpAddr::from([0, 0, 0, 0]);
         let address = robot.addresses.get(path).copied().unwrap_or(everywhere);
-        (address, robot.interfaces.get(path).filter(|_| self.paths > 1))
+        (address, robot.interfaces.get(path))
     }
 
     /// Where a robot is on a path: at its address in the team file, or where its session comes from.

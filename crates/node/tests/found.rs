@@ -58,15 +58,36 @@ impl Lan {
         }
         let lan = Lan(names.clone());
         assert!(ip(&format!("netns add {b}")));
-        assert!(ip(&format!(
-            "link add eth0 netns {a} type veth peer name eth0 netns {b}"
-        )));
-        for (place, name) in names.iter().enumerate() {
-            assert!(ip(&format!("-n {name} addr add 10.98.0.{}/24 dev eth0", place + 1)));
-            assert!(ip(&format!("-n {name} link set eth0 up")));
+        for name in &names {
             assert!(ip(&format!("-n {name} link set lo up")));
         }
+        lan.cable(0);
         Some(lan)
+    }
+
+    /// One more cable, from `ethN` to `ethN`.
+    fn cable(&self, number: usize) {
+        let ip = |arguments: &str| {
+            let done = Command::new("ip").args(arguments.split(' ')).status();
+            assert!(done.unwrap().success(), "ip {arguments}");
+        };
+        let ([a, b], eth) = (&self.0, format!("eth{number}"));
+        ip(&format!("link add {eth} netns {a} type veth peer name {eth} netns {b}"));
+        for (place, name) in self.0.iter().enumerate() {
+            ip(&format!(
+                "-n {name} addr add 10.{}.0.{}/24 dev {eth}",
+                98 + number,
+                place + 1
+            ));
+            ip(&format!("-n {name} link set {eth} up"));
+        }
+    }
+
+    /// What a command says in the first of them.
+    fn says(&self, command: &str) -> String {
+        let mut ip = Command::new("ip");
+        let output = ip.args(["netns", "exec", &self.0[0]]).args(command.split(' ')).output();
+        String::from_utf8(output.unwrap().stdout).unwrap()
     }
 }
 
@@ -127,4 +148,38 @@ fn robots_that_start_at_once_find_each_other() {
     for robot in &mut agreed(robots.into()) {
         robot.until("alive", "[0, 1]");
     }
+}
+
+#[test]
+fn a_single_interface_is_used_and_no_other_one() {
+    let Some(lan) = Lan::new("single") else {
+        eprintln!("not root: nothing was tried");
+        return;
+    };
+    lan.cable(1);
+    let fleet = Fleet::over(&["lead", "one"], "eth1");
+    let [a, b] = &lan.0;
+    let mut lead = Robot::inside(a, &fleet.file, "lead");
+    let mut one = Robot::inside(b, &fleet.file, "one");
+    lead.until("alive", "[0, 1]");
+    lead.say("hear");
+    common::until(|| {
+        one.say("say");
+        lead.say("heard") == "true"
+    });
+    // Coordination, control and bulk.
+    let sockets = lan.says("ss -Htuln");
+    let ports = [(":7460 ", "tcp"), (":7462 ", "udp"), (":7461 ", "udp")];
+    for (port, protocol) in ports {
+        let listening = sockets
+            .lines()
+            .find(|line| line.contains(port) && line.starts_with(protocol));
+        let listening = listening.unwrap_or_else(|| panic!("nobody listens on {port}: {sockets}"));
+        assert!(listening.contains("%eth1:"), "{listening}");
+    }
+    let links = lan.says("ss -Htn state established");
+    assert!(links.contains("10.99.0.") && !links.contains("10.98.0."), "{links}");
+    // The others are looked for there, and nowhere else.
+    assert!(lan.says("ip maddr show dev eth1").contains("224.0.0.224"));
+    assert!(!lan.says("ip maddr show dev eth0").contains("224.0.0.224"));
 }

@@ -51,6 +51,11 @@ impl Fleet {
         Fleet::with(robots, |_| String::new(), "")
     }
 
+    /// The same, over this interface alone.
+    pub fn over(robots: &[&str], interface: &str) -> Fleet {
+        Fleet::with(robots, |_| format!("interfaces = [\"{interface}\"]\n"), "")
+    }
+
     fn with(robots: &[&str], network: impl Fn(usize) -> String, more: &str) -> Fleet {
         static NEXT: AtomicU16 = AtomicU16::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
