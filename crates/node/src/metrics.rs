@@ -216,6 +216,9 @@ fn robot<'n>(page: &mut Page, status: &Status, name: impl Fn(u16) -> &'n str) {
     for (reason, count) in refused {
         refusals.sample(&[("reason", reason)], count);
     }
+    let help = "Connections that were refused for a certificate.";
+    page.metric("coorp_refused_strangers_total", COUNTER, help)
+        .sample(&[], status.refused.strangers);
 }
 
 /// What is published and heard.

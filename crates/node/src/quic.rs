@@ -19,7 +19,7 @@ use quinn::rustls::server::WebPkiClientVerifier;
 use quinn::rustls::{
     self, ClientConfig, DigitallySignedStruct, DistinguishedName, RootCertStore, ServerConfig, SignatureScheme,
 };
-use quinn::{Incoming, MtuDiscoveryConfig};
+use quinn::{ConnectionError, Incoming, MtuDiscoveryConfig};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -40,6 +40,9 @@ const HEADERS_BYTES: u16 = 48;
 /// first.
 const HALF_OPEN_MAX: usize = 64;
 const HALF_OPEN_UNPROVED: usize = 8;
+/// QUIC's codes (RFC 9001, 4.8) of TLS's alerts about certificates (RFC 8446, 6.2): bad, unsupported, revoked, expired,
+/// unknown, of an unknown authority, denied, not its owner's, missing.
+const CERTIFICATE_ALERTS: [u64; 9] = [0x12a, 0x12b, 0x12c, 0x12d, 0x12e, 0x130, 0x131, 0x133, 0x174];
 
 /// What a robot proves itself with, and whom it lets in.
 pub(crate) struct Credentials {
@@ -246,6 +249,17 @@ pub(crate) fn peer(team: &Team, connection: &quinn::Connection) -> Option<RobotI
     let (_, certificate) = x509_parser::parse_x509_certificate(chain.first()?).ok()?;
     let name = certificate.subject().iter_common_name().next()?.as_str().ok()?;
     team.robot_named(name)
+}
+
+/// Whether a connection did not come about because of who is at its ends: a certificate was missing or not taken, be it
+/// there or here.
+pub(crate) fn is_over_certificates(error: &ConnectionError) -> bool {
+    let code = match error {
+        ConnectionError::TransportError(error) => u64::from(error.code),
+        ConnectionError::ConnectionClosed(closed) => u64::from(closed.error_code),
+        _ => return false,
+    };
+    CERTIFICATE_ALERTS.contains(&code)
 }
 
 /// Bounds the connections to an endpoint whose other end has not proved who it is.

@@ -1,5 +1,6 @@
 //! What a robot says of itself to its operator: the answer to a status query, and its text for `coorp watch`.
 
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
@@ -229,7 +230,7 @@ pub struct Bulk {
     pub completions: Completions,
 }
 
-/// How many frames were refused.
+/// What was refused: frames, and who is of another team or of none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refused {
     /// Longer than their kind may be.
@@ -240,12 +241,14 @@ pub struct Refused {
     pub malformed: u64,
     /// Grants that nobody had asked for, or no longer.
     pub stale_grants: u64,
+    /// Connections for control or bulk that did not come about because one end's certificate is not the other's team's.
+    pub strangers: u64,
 }
 
 impl Refused {
     /// All of them.
     pub fn total(&self) -> u64 {
-        self.oversized + self.version + self.malformed + self.stale_grants
+        self.oversized + self.version + self.malformed + self.stale_grants + self.strangers
     }
 }
 
@@ -261,6 +264,7 @@ pub(crate) struct RefusedCounts {
     version: AtomicU64,
     malformed: AtomicU64,
     stale_grants: AtomicU64,
+    strangers: AtomicU64,
 }
 
 impl RefusedCounts {
@@ -280,12 +284,19 @@ impl RefusedCounts {
         tracing::debug!("refused a grant that was not asked for");
     }
 
+    /// Counts who was not let in; `address` it came from.
+    pub fn count_stranger(&self, address: SocketAddr) {
+        self.strangers.fetch_add(1, Ordering::Relaxed);
+        tracing::debug!("refused a stranger at {address}");
+    }
+
     pub fn read(&self) -> Refused {
         Refused {
             oversized: self.oversized.load(Ordering::Relaxed),
             version: self.version.load(Ordering::Relaxed),
             malformed: self.malformed.load(Ordering::Relaxed),
             stale_grants: self.stale_grants.load(Ordering::Relaxed),
+            strangers: self.strangers.load(Ordering::Relaxed),
         }
     }
 }

@@ -253,4 +253,5 @@ fn a_stranger_brings_no_bulk() {
         (lead.say("received").as_str(), lead.say("got 6").as_str()),
         ("0", "nothing")
     );
+    assert!(!lead.say("refused").contains("strangers: 0"));
 }

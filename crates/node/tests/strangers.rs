@@ -180,7 +180,7 @@ fn garbage_is_refused_and_counted_and_nothing_else_is_disturbed() {
         ),
         Vec::<Vec<u8>>::new()
     );
-    let counted = "Refused { oversized: 1, version: 1, malformed: 3, stale_grants: 0 }";
+    let counted = "Refused { oversized: 1, version: 1, malformed: 3, stale_grants: 0, strangers: 0 }";
     assert_eq!(lead.say("refused"), counted);
     two.say("bulk on");
     two.until("may", "true");

@@ -38,12 +38,14 @@ pub(super) async fn accept(bulk: Weak<Bulk>, endpoint: Endpoint, connections: Ar
         };
         let (bulk, connections) = (bulk.clone(), connections.clone());
         tokio::spawn(async move {
+            let address = incoming.remote_address();
             let connection = match tokio::time::timeout(CONNECT_MAX, incoming).await {
                 Ok(Ok(connection)) => connection,
-                Ok(Err(error)) => return tracing::debug!("a bulk connection did not come about: {error}"),
+                Ok(Err(error)) => return node.on_not_connected("bulk", address, &error),
                 Err(_) => return,
             };
             let Some(from) = quic::peer(&node.team, &connection) else {
+                node.refused.count_stranger(address);
                 return connection.close(1u8.into(), b"not a robot of this team");
             };
             drop((node, place));

@@ -511,20 +511,24 @@ async fn accept(links: Weak<Links>, endpoint: Endpoint, path: usize, server: qui
         let (links, taken, mut server) = (links.clone(), taken.clone(), server.clone());
         server.transport_config(transport(false, lengths(incoming.remote_address(), node.outlet(path))));
         drop(node);
+        let address = incoming.remote_address();
         let Ok(connecting) = incoming.accept_with(Arc::new(server)) else {
             continue;
         };
         tokio::spawn(async move {
-            let connection = match tokio::time::timeout(CONNECT_MAX, connecting).await {
-                Ok(Ok(connection)) => connection,
-                Ok(Err(error)) => return tracing::debug!("a control link did not come about: {error}"),
-                Err(_) => return,
+            let Ok(connected) = tokio::time::timeout(CONNECT_MAX, connecting).await else {
+                return;
             };
             let Some(links) = links.upgrade() else { return };
             let node = links.node.clone();
             let Some(inner) = node.upgrade() else { return };
+            let connection = match connected {
+                Ok(connection) => connection,
+                Err(error) => return inner.on_not_connected("control", address, &error),
+            };
             let from = peer(&inner.team, &connection).filter(|from| *from != inner.me);
             let Some(from) = from else {
+                inner.refused.count_stranger(address);
                 return connection.close(1u8.into(), b"not a robot of this team");
             };
             drop((inner, place));

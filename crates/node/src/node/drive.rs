@@ -1,6 +1,7 @@
 //! How a node drives its brain and talks to the others: the driver's loop, what it sends, and the callbacks of the
 //! coordination sessions.
 
+use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, PoisonError};
@@ -11,6 +12,7 @@ use coorp_core::arrival::TimeModel;
 use coorp_core::failover::Message;
 use coorp_core::paths::PathId;
 use coorp_core::{permits, Duration, Instant, RobotId};
+use quinn::ConnectionError;
 use zenoh::bytes::ZBytes;
 use zenoh::qos::{CongestionControl, Priority};
 use zenoh::query::{ConsolidationMode, Query, Reply};
@@ -20,6 +22,7 @@ use zenoh::Wait;
 use super::{dead, fabric_failed, lock, Answer, Inner};
 use crate::brain::Action;
 use crate::fabric::MESSAGE_BYTES_MAX;
+use crate::quic::is_over_certificates;
 use crate::wire::{self, Frame, Parcel, TimeQuery, TimeReply};
 use crate::Error;
 
@@ -235,6 +238,14 @@ impl Inner {
                 tracing::debug!("a query was not sent: {error}");
             }
         }
+    }
+
+    /// A connection to this robot did not come about; `what` it is for.
+    pub fn on_not_connected(&self, what: &str, address: SocketAddr, error: &ConnectionError) {
+        if is_over_certificates(error) {
+            self.refused.count_stranger(address);
+        }
+        tracing::debug!("a connection for {what} from {address} did not come about: {error}");
     }
 
     /// The frame in a payload; counts it where it is refused.
