@@ -2,6 +2,10 @@
 #![cfg(feature = "live")]
 #![allow(clippy::unwrap_used)] // a test may fail by panicking
 
+#[cfg(target_os = "linux")]
+#[path = "common/root.rs"]
+mod root;
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
@@ -201,16 +205,7 @@ fn program() {
 #[test]
 #[cfg(target_os = "linux")]
 fn bulk_over_the_emulator_goes_by_its_reports() {
-    use std::io::Write;
-    let possible = Command::new("ip").args(["link", "show"]).output();
-    let root = std::fs::read_to_string("/proc/self/status")
-        .unwrap()
-        .contains("\nUid:\t0\t0\t");
-    if !root || possible.is_err() || !std::path::Path::new("/dev/net/tun").exists() {
-        let _ = writeln!(
-            std::io::stderr().lock(),
-            "SKIPPED bulk_over_the_emulator: no root, ip or /dev/net/tun"
-        );
+    if !root::possible("bulk_over_the_emulator", &[]) {
         return;
     }
     let field = Field::new("emu", [28_380, 28_400]);
