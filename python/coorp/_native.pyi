@@ -223,8 +223,8 @@ class Node:
 
     `team` is the path of a team file, or the text of one (which has line breaks), and `robot` a name in it. `insecure`
     does without the team's keys: anyone who reaches the network may then read, speak for robots and hand out permits,
-    and there is no bulk. `state` is the folder for bulk that has come; by default below `$XDG_STATE_HOME` or
-    `~/.local/state`. Where RUST_LOG is set, what the robot does is written to standard error.
+    and there is no bulk; a RuntimeWarning says so. `state` is the folder for bulk that has come; by default below
+    `$XDG_STATE_HOME` or `~/.local/state`. Where RUST_LOG is set, what the robot does is written to standard error.
 
     Every method may be called from any thread. What blocks lets go of the GIL, and a Ctrl-C ends it. `put` and `write`
     let go of it for more than 64 KiB, which no other thread may change meanwhile. Nodes that are open when the

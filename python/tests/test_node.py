@@ -345,7 +345,11 @@ def test_nobody_without_the_teams_keys_is_heard(fleet: Fleet, tmp_path: Path, re
     with fleet.node("base") as base:
         poses, bulk = base.control_subscriber("pose"), base.bulk_receiver()
         for insecure in (False, True):
-            with other.node("r1", insecure=insecure) as stranger:
+            told = pytest.warns(RuntimeWarning, match="r1 is insecure") if insecure else contextlib.nullcontext([])
+            with told as warnings:
+                stranger = other.node("r1", insecure=insecure)
+            assert [warning.filename for warning in warnings] == [__file__] * insecure
+            with stranger:
                 poses_of_stranger = stranger.control_subscriber("pose")
                 ours, theirs = base.control_publisher("pose"), stranger.control_publisher("pose")
                 began = time.monotonic()

@@ -19,6 +19,7 @@ import struct
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -74,6 +75,8 @@ class Coorp:
     def __init__(self, folder: Path, many_to_one: bool) -> None:
         import coorp
 
+        # It is measured with keys and without, and nobody need be warned.
+        warnings.filterwarnings("ignore", ".* is insecure", RuntimeWarning)
         self.coorp, self.folder, self.many_to_one = coorp, folder, many_to_one
         self.kept: list[Any] = []
 

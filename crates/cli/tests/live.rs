@@ -121,15 +121,23 @@ fn without_keys_it_says_so_and_who_has_keys_does_not_see_it() {
     let mut base = field.command(&["up", "--robot", "base", "--insecure"]);
     let mut base = Up(base.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap());
     let mut line = String::new();
-    BufReader::new(base.0.stderr.as_mut().unwrap())
-        .read_line(&mut line)
-        .unwrap();
-    assert!(line.contains("WARNING: --insecure"), "{line}");
+    // Without a buffer, which would take more than the line.
+    let said = base.0.stderr.as_mut().unwrap();
+    while !line.ends_with('\n') {
+        let mut byte = [0];
+        said.read_exact(&mut byte).unwrap();
+        line.push(char::from(byte[0]));
+    }
+    assert!(line.contains("WARNING: --insecure: nothing is encrypted"), "{line}");
     let (code, shown, _) = field.run(&["watch", "--once", "--insecure"]);
     assert_eq!(code, Some(1));
     assert!(shown.contains("1 of 2 robots") && shown.contains("WARNING"), "{shown}");
     let (_, shown, _) = field.run(&["watch", "--once"]);
     assert!(shown.contains("0 of 2 robots"), "{shown}");
+    base.0.kill().unwrap();
+    let mut more = String::new();
+    base.0.stderr.take().unwrap().read_to_string(&mut more).unwrap();
+    assert!(!more.contains("nothing is encrypted"), "twice: {more}");
 }
 
 fn open(file: &Path, robot: &str) -> coorp_node::Node {

@@ -29,4 +29,4 @@ pub mod wire;
 
 pub use error::Error;
 pub use fabric::MESSAGE_BYTES_MAX;
-pub use node::{Node, Options, Wish};
+pub use node::{Node, Options, Wish, INSECURE};

@@ -66,6 +66,11 @@ pub struct Options {
     pub state: Option<PathBuf>,
 }
 
+/// Said where keys are left out.
+pub const INSECURE: &str =
+    "nothing is encrypted and nobody proves who they are; whoever reaches this network can read, \
+                            speak for any robot and hand out permits";
+
 /// A query and its answer, if it has one: its key and frame.
 type Answer = (Query, Option<(String, Vec<u8>)>);
 
@@ -140,7 +145,8 @@ impl std::fmt::Debug for Inner {
 }
 
 impl Node {
-    /// Joins the team. Needs nobody else to be there.
+    /// Joins the team. Needs nobody else to be there. One that is insecure says so in the log, as
+    /// `coorp_node::insecure`.
     ///
     /// # Errors
     /// Where the team has no such robot, its keys are missing, this machine does not have its interfaces or addresses, or
@@ -157,6 +163,7 @@ impl Node {
         let me = robot_named(&team, &robot)?;
         let policy = team.policy.apply(&policy);
         let identity = if insecure {
+            tracing::warn!(target: "coorp_node::insecure", "{robot} is insecure: {INSECURE}");
             None
         } else {
             Some(Identity::of_robot(&team, &robot)?)

@@ -34,17 +34,23 @@ fn load(file: &Path) -> Result<Team, Failure> {
     coorp_team::load(file).map_err(|error| Failure::Input(error.to_string()))
 }
 
-/// Said where keys are left out.
-const INSECURE: &str =
-    "WARNING: --insecure: nothing is encrypted and nobody proves who they are; whoever reaches this \
-                        network can read, speak for any robot and hand out permits";
+/// Says that keys are left out, whatever is logged.
+fn note_insecure() {
+    output::note(&format!("WARNING: --insecure: {}", coorp_node::INSECURE));
+}
 
 /// What is logged unless RUST_LOG says otherwise: what the robot does, and of the fabric what is wrong for good.
 const LOG_DEFAULT: &str = "coorp_node=info,zenoh=error,error";
+/// What is not logged, as whoever opens a robot without keys here is told in another way.
+const LOG_WITHOUT: &str = "coorp_node::insecure=off";
 
 /// Writes the log to standard error, of this process and from now on. A second call changes nothing, and says so.
 pub fn log() {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(LOG_DEFAULT));
+    let filter = match LOG_WITHOUT.parse() {
+        Ok(without) => filter.add_directive(without),
+        Err(_) => filter,
+    };
     let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)

@@ -15,7 +15,7 @@ use coorp_node::{Node, Options};
 use coorp_team::Team;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use super::{load, log, INSECURE};
+use super::{load, log, note_insecure};
 use crate::failure::Failure;
 use crate::{output, policies};
 
@@ -60,7 +60,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let policy = policies::named(&args.policy)?;
     log();
     if args.insecure {
-        output::note(INSECURE);
+        note_insecure();
     }
     let node = Node::open(Options {
         team: team.clone(),

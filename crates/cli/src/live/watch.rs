@@ -8,7 +8,7 @@ use coorp_node::status::{Bulk, Carries, Gathered, Heard, Path, PathState, Permit
 use coorp_node::watch::Watch;
 use coorp_team::Team;
 
-use super::{load, INSECURE};
+use super::{load, note_insecure};
 use crate::failure::Failure;
 use crate::output;
 use crate::table::{terminal_width, Sheet, DASH};
@@ -39,7 +39,7 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<(), Failure> {
     let team = load(&args.file)?;
     if args.insecure {
-        output::note(INSECURE);
+        note_insecure();
     }
     let watch = Watch::open(&team, args.insecure)?;
     if args.once {

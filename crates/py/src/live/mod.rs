@@ -6,6 +6,7 @@ mod control;
 mod gather;
 mod wait;
 
+use std::ffi::CString;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
@@ -15,8 +16,8 @@ use coorp_core::tracker::Topics;
 use coorp_core::RobotId;
 use coorp_node::metrics::Metrics;
 use coorp_node::recording::Recording;
-use coorp_node::{Error, Options};
-use pyo3::exceptions::PyTimeoutError;
+use coorp_node::{Error, Options, INSECURE};
+use pyo3::exceptions::{PyRuntimeWarning, PyTimeoutError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 
@@ -142,6 +143,11 @@ impl Node {
             insecure,
             state,
         };
+        if insecure {
+            // It is the line that opened the node which is warned of.
+            let text = CString::new(format!("{name} is insecure: {INSECURE}"))?;
+            PyErr::warn(py, &py.get_type::<PyRuntimeWarning>(), &text, 1)?;
+        }
         let node = py.detach(|| coorp_node::Node::open(options)).map_err(failed)?;
         let shared = Arc::new(Shared {
             closing: Arc::default(),
