@@ -132,8 +132,8 @@ impl Identity {
         for file in [&authority, &certificate, &key] {
             if !file.exists() {
                 return Err(Error::Input(format!(
-                    "{} is missing: 'coorp keys init' makes the team's keys; copy this robot's here, or run it with \
-                     --insecure where nobody can do harm",
+                    "{} is missing: 'coorp keys init' makes the team's keys; copy this robot's here, or run it \
+                     insecure (--insecure, in Python insecure=True) where nobody can do harm",
                     file.display()
                 )));
             }

@@ -278,7 +278,10 @@ impl Node {
 
     fn bulk(&self) -> Result<&Arc<Bulk>, Error> {
         let bulk = self.inner.bulk.get();
-        bulk.ok_or_else(|| Error::Input("bulk needs the team's keys: run without --insecure".to_owned()))
+        bulk.ok_or_else(|| {
+            let text = "bulk needs the team's keys: run this robot without --insecure, in Python without insecure=True";
+            Error::Input(text.to_owned())
+        })
     }
 
     /// Asks for a permit for as long as the wish is kept: for bulk that goes other ways than this library's.
