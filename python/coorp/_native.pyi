@@ -254,7 +254,9 @@ class Node:
     def control_subscriber(self, name: str) -> ControlSubscriber:
         """Receives the control messages of all robots on a topic, this robot's own included."""
     def bulk_stream(self, to: str, name: str) -> BulkStream:
-        """Begins a bulk message to a robot, or to "leader": whoever leads now."""
+        """Begins a bulk message to a robot, or to "leader": whoever leads now, or else the team file's leader. It stays
+        addressed to that robot: where that dies, and does not come back, it fails after a minute, though another one
+        leads. InputError where this robot is the one that leads, as it is once it has taken over."""
     def bulk_receiver(self) -> BulkReceiver:
         """Receives bulk messages of all robots, those that came before included."""
     def gather(self, name: str, period: str | float, *, many_to_one: bool = False) -> Gather:

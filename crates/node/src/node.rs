@@ -241,21 +241,29 @@ impl Node {
     }
 
     /// Begins a bulk message to a robot, or to `leader`: whoever leads when it is begun, or the team file's leader
-    /// while nobody is known to lead.
+    /// while nobody is known to lead. To that robot it goes, also where it dies and another one leads.
     ///
     /// # Errors
     /// Where there is no such robot, it is this one, or bulk was left out for lack of keys.
     pub fn bulk_stream(&self, to: &str, name: &str) -> Result<BulkStream, Error> {
-        let robot = match self.inner.team.robot_named(to) {
-            None if to == "leader" => {
-                let leader = self.inner.ask(|brain, now| brain.leader(now));
-                leader.unwrap_or(self.inner.team.leader)
-            }
-            _ => robot_named(&self.inner.team, to)?,
+        let inner = &self.inner;
+        let (robot, own) = match inner.team.robot_named(to) {
+            None if to == "leader" => match inner.ask(|brain, now| brain.leader(now)) {
+                Some(leader) => (
+                    leader,
+                    "leads now: use here what is for the leader, or name another robot",
+                ),
+                None => (
+                    inner.team.leader,
+                    "is the team file's leader, and nobody leads now: wait for a leader, or name another robot",
+                ),
+            },
+            _ => (robot_named(&inner.team, to)?, "is this one: name another one"),
         };
-        if robot == self.inner.me {
+        if robot == inner.me {
+            let name = inner.name();
             return Err(Error::Input(format!(
-                "bulk goes from one robot to another, and {to} is this one"
+                "bulk goes from one robot to another, and {name} {own}"
             )));
         }
         Ok(BulkStream {

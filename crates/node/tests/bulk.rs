@@ -68,6 +68,10 @@ fn robot() {
                     unfinished.error.to_string()
                 }
             },
+            ["begin", to] => {
+                let begun = node.bulk_stream(to, "gradients");
+                begun.map_or_else(|error| error.to_string(), |_| "ok".to_owned())
+            }
             ["outcome"] => {
                 let done = outcome.borrow().as_ref().is_some_and(JoinHandle::is_finished);
                 if done {
@@ -163,6 +167,40 @@ fn a_message_for_which_there_is_no_room_is_kept_and_goes_later() {
         assert_eq!(lead.say("got 8"), "1 gradients true");
     }
     assert_eq!(lead.say("got 8"), "nothing");
+}
+
+#[test]
+fn whoever_has_taken_over_is_told_that_it_leads() {
+    let fleet = Fleet::new(&["lead", "one", "two"], "");
+    let (mut lead, mut one, mut two) = (fleet.robot("lead"), fleet.robot("one"), fleet.robot("two"));
+    // Of those that are up at first anyone may lead.
+    until(|| {
+        let robots = [&mut lead, &mut one, &mut two];
+        let refused = robots.into_iter().filter_map(|robot| {
+            let begun = robot.say("begin leader");
+            (begun != "ok").then(|| (robot.name.clone(), robot.say("leads"), begun))
+        });
+        let refused: Vec<_> = refused.collect();
+        matches!(&refused[..], [(name, leads, begun)] if leads == "true" && begun.contains(&format!("{name} leads now")))
+    });
+    let own = one.say("begin one");
+    assert!(own.contains("one is this one: name another one"), "{own}");
+    lead.kill();
+    until(|| {
+        let (of_one, of_two) = (one.say("begin leader"), two.say("begin leader"));
+        of_one.contains("one leads now") && of_two == "ok" || of_two.contains("two leads now") && of_one == "ok"
+    });
+}
+
+#[test]
+fn the_files_leader_is_told_that_nobody_leads() {
+    let fleet = Fleet::new(&["lead", "one", "two"], "");
+    let mut lead = fleet.robot("lead");
+    let refused = lead.say("begin leader");
+    assert!(
+        refused.contains("lead is the team file's leader, and nobody leads now"),
+        "{refused}"
+    );
 }
 
 #[test]
