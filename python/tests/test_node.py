@@ -233,7 +233,8 @@ def test_asyncio_waits_as_threads_do_and_loses_nothing(fleet: Fleet) -> None:
             made, received, listed, taken = state.stamps_ns
             assert received <= listed <= taken and made is not None and bytes(state) in (b"<tick>", b"<tock>")
             assert state.age is not None and state.age_error is not None
-            assert abs(state.age - (taken - made) / 1e9) < 1e-9
+            # T1 is as well known as the clocks are, and no age is below nothing.
+            assert abs(state.age - max(0, taken - made) / 1e9) < 1e-9
             while not any(missed for due, missed, _ in table.updates().values()):
                 await table.next()
             ticks.put(b"end")
