@@ -701,20 +701,22 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_panic(bytes in prop::collection::vec(any::<u8>(), 0..300), kind in 0u8..13) {
-            let framed = [&[b'C', b'o', VERSION, kind], bytes.as_slice()].concat();
-            for bytes in [bytes, framed] {
-                let _ = decode::<Coordination>(&bytes);
-                let _ = unpack(&bytes);
-                let _ = decode::<TimeQuery>(&bytes);
-                let _ = decode::<TimeReply>(&bytes);
-                let _ = decode::<Status>(&bytes);
-                let _ = decode::<Models>(&bytes);
-                let _ = decode::<Begin>(&bytes);
-                let _ = decode::<Answer>(&bytes);
-                let _ = decode::<Start>(&bytes);
-                let _ = decode::<Parcel>(&bytes);
+        fn no_bytes_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+            fn read<F: Frame>(bytes: &[u8]) {
+                let _ = decode::<F>(bytes);
+                let _ = decode::<F>(&[&[b'C', b'o', VERSION, F::KIND], bytes].concat());
             }
+            read::<Coordination>(&bytes);
+            read::<TimeQuery>(&bytes);
+            read::<TimeReply>(&bytes);
+            read::<Status>(&bytes);
+            read::<Models>(&bytes);
+            read::<Begin>(&bytes);
+            read::<Answer>(&bytes);
+            read::<Start>(&bytes);
+            read::<fleet::Fleet>(&bytes);
+            read::<Parcel>(&bytes);
+            let _ = unpack(&bytes);
         }
     }
 }

@@ -4,11 +4,13 @@
 mod common;
 
 use std::cell::RefCell;
+use std::io::Write;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use common::{be_a_robot, until, Fleet};
+use common::{be_a_robot, until, Caller, Fleet};
 use coorp_node::bulk::{BulkStream, Delivery};
+use coorp_node::wire::{self, Answer, Begin, Start};
 
 /// Bytes that differ from place to place and from message to message.
 fn pattern(seed: u64, length: usize) -> Vec<u8> {
@@ -50,10 +52,15 @@ fn robot() {
                 for number in 0u32.. {
                     let mut stream = node.bulk_stream(to, "gradients").unwrap();
                     stream.write(&bytes).unwrap();
-                    if let Err(unfinished) = stream.finish() {
-                        let why = unfinished.to_string();
-                        kept.replace(Some(unfinished.stream));
-                        return Some(format!("{number} {why}"));
+                    while let Err(unfinished) = stream.finish() {
+                        // One is taken up soon, and 64 wait.
+                        if number == 65 {
+                            let why = unfinished.to_string();
+                            kept.replace(Some(unfinished.stream));
+                            return Some(format!("{number} {why}"));
+                        }
+                        std::thread::sleep(Duration::from_millis(1));
+                        stream = unfinished.stream;
                     }
                 }
                 unreachable!()
@@ -272,6 +279,90 @@ fn without_keys_there_is_no_bulk() {
     let mut lead = fleet.insecure("lead");
     let refused = lead.say("bulk-refused");
     assert!(refused.contains("needs the team's keys"), "{refused}");
+}
+
+#[test]
+fn bulk_that_makes_no_sense_is_refused_and_counted_and_the_rest_goes_on() {
+    let fleet = Fleet::new(&["lead", "one", "two"], "");
+    let (mut lead, mut one) = (fleet.robot("lead"), fleet.robot("one"));
+    let member = Caller::of_bulk(&fleet, Some((&fleet, "two")));
+    let framed = |frame: &[u8]| [&(frame.len() as u16).to_le_bytes(), frame].concat();
+    let begin = |sequence, name: &str, length| Begin {
+        lineage: 1,
+        sequence,
+        name: name.to_owned(),
+        length,
+        hash: *blake3::hash(&[7; 10]).as_bytes(),
+    };
+    let start = |offset| framed(&wire::encode(&Start { offset }));
+    let head = |begin: &Begin| framed(&wire::encode(begin));
+    let whole = framed(&wire::encode(&Answer::Whole));
+    let mut newer = wire::encode(&begin(0, "map", 10));
+    newer[2] += 1;
+    for refused in [
+        framed(&newer),
+        framed(&[0; 385]),
+        framed(&pattern(9, 100)),
+        head(&begin(0, "../x", 10)),
+        head(&begin(0, "map", u64::MAX)),
+        [head(&begin(0, "map", 10)), start(5)].concat(),
+    ] {
+        let answer = member.offer(&fleet.team, 0, &refused);
+        assert!(!answer.ends_with(&whole), "{answer:?}");
+    }
+    let counted = "Refused { oversized: 1, version: 1, malformed: 4, stale_grants: 0, strangers: 0 }";
+    lead.until("refused", counted);
+    // Other bytes than were announced, fewer, and more.
+    for (sequence, bytes) in [(1, vec![8; 10]), (2, vec![7; 9]), (3, vec![7; 20])] {
+        let offered = [head(&begin(sequence, "map", 10)), start(0), bytes].concat();
+        let answer = member.offer(&fleet.team, 0, &offered);
+        assert!(!answer.ends_with(&whole), "{sequence}");
+    }
+    assert_eq!(lead.say("got 0"), "nothing");
+    one.say("send lead 10 100000");
+    one.until("outcome", "whole");
+    assert_eq!(lead.say("got 10"), "1 gradients true");
+    // And what the member says in order is taken.
+    let offered = [head(&begin(4, "map", 10)), start(0), vec![7; 10]].concat();
+    let answer = member.offer(&fleet.team, 0, &offered);
+    assert!(answer.ends_with(&whole), "{answer:?}");
+}
+
+/// Seeded bytes to every port of a robot: datagrams, some like the first of a QUIC connection, and TCP that is broken off or
+/// kept open.
+#[test]
+fn garbage_at_every_port_disturbs_nothing() {
+    let fleet = Fleet::new(&["lead", "one"], "");
+    let (mut lead, mut one) = (fleet.robot("lead"), fleet.robot("one"));
+    one.say("send lead 11 30000000");
+    let first = fleet.team.port(coorp_core::RobotId(0));
+    let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let mut open = Vec::new();
+    for round in 0..40 {
+        for port in first..first + 16 {
+            let seed = u64::from(port) * 1_000 + round;
+            let mut bytes = pattern(seed, 1 + (seed % 1_400) as usize);
+            if round % 2 == 0 {
+                // A long header of version 1.
+                let head = [0xc0, 0, 0, 0, 1, 8];
+                let length = head.len().min(bytes.len());
+                bytes[..length].copy_from_slice(&head[..length]);
+            }
+            // Nobody listens at some; what the last datagram came to is told with the next.
+            let _ = socket.send_to(&bytes, ("127.0.0.1", port));
+            if let Ok(mut stream) = std::net::TcpStream::connect(("127.0.0.1", port)) {
+                let _ = stream.write_all(&bytes);
+                if round % 4 == 0 {
+                    open.push(stream);
+                }
+            }
+        }
+    }
+    one.until("outcome", "whole");
+    assert_eq!(lead.say("got 11"), "1 gradients true");
+    one.say("send lead 12 1000");
+    one.until("outcome", "whole");
+    drop(open);
 }
 
 #[test]

@@ -328,8 +328,17 @@ pub struct Caller {
 }
 
 impl Caller {
-    /// With the keys that `keys` has for a robot, or none, and trust in the authority of `fleet`.
+    /// With the keys that `keys` has for a robot, or none, and trust in the authority of `fleet`; for control.
     pub fn new(fleet: &Fleet, keys: Option<(&Fleet, &str)>) -> Caller {
+        Caller::of("coorp-control/1", fleet, keys)
+    }
+
+    /// The same for bulk.
+    pub fn of_bulk(fleet: &Fleet, keys: Option<(&Fleet, &str)>) -> Caller {
+        Caller::of("coorp-bulk/1", fleet, keys)
+    }
+
+    fn of(protocol: &str, fleet: &Fleet, keys: Option<(&Fleet, &str)>) -> Caller {
         use quinn::rustls::pki_types::{pem::PemObject, CertificateDer, PrivateKeyDer};
         use quinn::rustls::{crypto::ring, ClientConfig, RootCertStore};
 
@@ -349,7 +358,7 @@ impl Caller {
                 config.with_client_auth_cert(vec![chain], key).unwrap()
             }
         };
-        config.alpn_protocols = vec![b"coorp-control/1".to_vec()];
+        config.alpn_protocols = vec![protocol.as_bytes().to_vec()];
         let config = quinn::crypto::rustls::QuicClientConfig::try_from(config).unwrap();
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
@@ -361,6 +370,21 @@ impl Caller {
         endpoint.set_default_client_config(quinn::ClientConfig::new(std::sync::Arc::new(config)));
         drop(entered);
         Caller { runtime, endpoint }
+    }
+
+    /// Says something to a robot as bulk; what it answers.
+    pub fn offer(&self, team: &Team, robot: u16, message: &[u8]) -> Vec<u8> {
+        let address = ([127, 0, 0, 1], team.port(RobotId(robot)) + 1).into();
+        self.runtime.block_on(async {
+            let connecting = self.endpoint.connect(address, "robot.coorp.internal").unwrap();
+            let connection = connecting.await.unwrap();
+            let (mut send, mut receive) = connection.open_bi().await.unwrap();
+            send.write_all(message).await.unwrap();
+            let _ = send.finish();
+            let answer = tokio::time::timeout(SOON, receive.read_to_end(4_096)).await.unwrap();
+            connection.close(0u8.into(), b"");
+            answer.unwrap_or_default()
+        })
     }
 
     /// Says something to a robot as control: as a datagram, or over a stream. Whether that reached it is not known.
