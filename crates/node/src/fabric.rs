@@ -17,6 +17,7 @@
 //! it (eclipse-zenoh/zenoh#2557). Here both run on one thread.
 
 use std::net::{IpAddr, SocketAddr};
+use std::ops::Deref;
 use std::sync::Once;
 use std::time::{Duration, Instant};
 
@@ -27,6 +28,7 @@ use zenoh::config::WhatAmI;
 use zenoh::{Config, Session, Wait};
 
 use crate::keys::{Identity, OPERATOR};
+use crate::threads::waiting;
 use crate::Error;
 
 /// The largest control message, bytes.
@@ -158,8 +160,57 @@ impl Keys {
     }
 }
 
-/// Opens the coordination session of one path. Needs no peer to be there.
-pub(crate) fn coordination(team: &Team, who: Who, identity: Option<&Identity>, path: usize) -> Result<Session, Error> {
+/// Coordination's sessions, one a path.
+#[derive(Debug)]
+pub(crate) struct Sessions(Vec<Session>);
+
+impl Sessions {
+    /// Opens them. Needs no peer to be there.
+    pub fn open(team: &Team, who: Who, identity: Option<&Identity>, paths: usize) -> Result<Sessions, Error> {
+        waiting(|| {
+            let sessions = (0..paths).map(|path| coordination(team, who, identity, path));
+            Ok(Sessions(sessions.collect::<Result<_, _>>()?))
+        })
+    }
+
+    /// Where the peer of a path is that has one of these sessions.
+    pub fn peer(&self, path: usize, is_its: impl Fn(&str) -> bool + Send) -> Option<IpAddr> {
+        let session = self.get(path)?;
+        let mut links = waiting(|| session.info().links().wait());
+        let link = links.find(|link| is_its(&link.zid().to_string()))?;
+        let address = link.dst().address().as_str().parse::<SocketAddr>().ok()?;
+        Some(address.ip())
+    }
+
+    pub fn close(&self) {
+        waiting(|| {
+            for session in self.iter() {
+                if let Err(error) = session.close().wait() {
+                    tracing::debug!("a session did not close: {error}");
+                }
+            }
+        });
+    }
+}
+
+impl Deref for Sessions {
+    type Target = [Session];
+
+    fn deref(&self) -> &[Session] {
+        &self.0
+    }
+}
+
+impl Drop for Sessions {
+    fn drop(&mut self) {
+        // The last of a session closes it, if that is not done.
+        let sessions = std::mem::take(&mut self.0);
+        waiting(|| drop(sessions));
+    }
+}
+
+/// Opens the session of one path.
+fn coordination(team: &Team, who: Who, identity: Option<&Identity>, path: usize) -> Result<Session, Error> {
     let link = Link {
         protocol: if identity.is_some() { "tls" } else { "tcp" },
         // No robot has more paths, by `network.rs`.

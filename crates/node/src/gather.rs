@@ -175,7 +175,7 @@ impl Gather {
                 }
             });
         gather.lister = Some(lister.map_err(|error| Error::Failed(format!("cannot start a thread: {error}")))?);
-        for session in &inner.coordination {
+        for session in inner.coordination.iter() {
             let (incarnation, zid) = (inner.incarnation.to_string(), session.zid().to_string());
             let token = session.liveliness();
             let token = token.declare_token(inner.keys.gathers(inner.name(), topic, &incarnation, &zid));

@@ -8,7 +8,7 @@ mod dead;
 mod drive;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -26,12 +26,12 @@ use coorp_core::{Duration, FlowId, Instant, RobotId};
 use coorp_team::Team;
 use zenoh::liveliness::LivelinessToken;
 use zenoh::query::Query;
-use zenoh::{Session, Wait};
+use zenoh::Wait;
 
 use crate::brain::{Brain, PermitState, TOPICS_MAX};
 use crate::bulk::{replace, Bulk, BulkReceiver, BulkStream, Written};
 use crate::control::{checked, Inbox, Publisher, Sent, Subscriber};
-use crate::fabric::{self, Keys, Who};
+use crate::fabric::{Keys, Sessions, Who};
 use crate::gather::Gatherings;
 use crate::keys::Identity;
 use crate::links::{Hearing, Links};
@@ -97,7 +97,7 @@ pub(crate) struct Inner {
     /// Paths that are used.
     pub paths: usize,
     /// One a path.
-    pub coordination: Vec<Session>,
+    pub coordination: Sessions,
     /// There once the node is open.
     links: OnceLock<Arc<Links>>,
     /// Who hears what.
@@ -145,7 +145,8 @@ impl std::fmt::Debug for Inner {
 }
 
 impl Node {
-    /// Joins the team. Needs nobody else to be there. One that is insecure says so in the log, as
+    /// Joins the team. Needs nobody else to be there. This waits, as dropping the node does, for part of a second, also in
+    /// async code, where any of tokio's runtimes will do. One that is insecure says so in the log, as
     /// `coorp_node::insecure`.
     ///
     /// # Errors
@@ -177,8 +178,7 @@ impl Node {
         let paths = paths_used(&team, me);
         network::check_here(&team.robots[usize::from(me.0)], paths)?;
         let answers = (0..paths).map(|_| answering()).collect::<Result<_, _>>()?;
-        let coordination = (0..paths).map(|path| fabric::coordination(&team, who, identity, path));
-        let coordination = coordination.collect::<Result<_, _>>()?;
+        let coordination = Sessions::open(&team, who, identity, paths)?;
         let inner = Arc::new(Inner {
             me,
             secure: identity.is_some(),
@@ -342,11 +342,7 @@ impl Drop for Node {
         if let Some(links) = self.inner.links.get() {
             links.close();
         }
-        for session in &self.inner.coordination {
-            if let Err(error) = session.close().wait() {
-                tracing::debug!("a session did not close: {error}");
-            }
-        }
+        self.inner.coordination.close();
     }
 }
 
@@ -437,10 +433,7 @@ impl Inner {
 
     fn found(&self, robot: RobotId, path: usize) -> Option<IpAddr> {
         let sessions = lock(&self.alive).get(&robot)?.clone();
-        let mut links = self.coordination.get(path)?.info().links().wait();
-        let link = links.find(|link| sessions.contains(&link.zid().to_string()))?;
-        let address = link.dst().address().as_str().parse::<SocketAddr>().ok()?;
-        Some(address.ip())
+        self.coordination.peer(path, |session| sessions.contains(session))
     }
 
     /// Where that clock is, if it is ours or was a leader's of late.

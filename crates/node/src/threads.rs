@@ -1,11 +1,11 @@
-//! Threads of their own for control's QUIC and for bulk's.
+//! Threads of their own for control's QUIC and for bulk's, and for what Zenoh does not do in a caller's.
 
 use std::future::Future;
 use std::io;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::runtime::{Builder, Handle, Runtime, RuntimeFlavor};
 
 use crate::node::lock;
 
@@ -54,6 +54,18 @@ impl Drop for Threads {
             runtime.shutdown_background();
         }
     }
+}
+
+/// Does work in which Zenoh waits: opens sessions, closes them, asks for their links. Under tokio's current-thread runtime,
+/// which `#[tokio::test]` has, Zenoh panics there, so a plain thread does it, and the caller waits for that. Under others
+/// it must be the caller's own, as tokio then lets others of its threads go on, Zenoh's own included.
+pub(crate) fn waiting<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    let single = Handle::try_current().is_ok_and(|handle| handle.runtime_flavor() == RuntimeFlavor::CurrentThread);
+    if !single {
+        return work();
+    }
+    let done = std::thread::scope(|scope| scope.spawn(work).join());
+    done.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 #[cfg(test)]

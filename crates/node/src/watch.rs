@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use coorp_core::RobotId;
 use coorp_team::Team;
 use zenoh::query::{ConsolidationMode, QueryTarget, Reply};
-use zenoh::{Session, Wait};
+use zenoh::Wait;
 
-use crate::fabric::{self, Keys, Who};
+use crate::fabric::{Keys, Sessions, Who};
 use crate::keys::Identity;
 use crate::network;
 use crate::node::{fabric_failed, lock};
@@ -25,7 +25,7 @@ const POLL_EVERY: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub struct Watch {
     /// One a path, as some may be dead.
-    sessions: Vec<Session>,
+    sessions: Sessions,
     keys: Keys,
     team: Team,
 }
@@ -44,9 +44,8 @@ impl Watch {
         };
         let robots = (0u16..).map(RobotId).take(team.robots.len());
         let paths = robots.map(|robot| paths_used(&team, robot)).max().unwrap_or(1);
-        let sessions = (0..paths).map(|path| fabric::coordination(&team, Who::Operator, identity.as_ref(), path));
         Ok(Watch {
-            sessions: sessions.collect::<Result<_, _>>()?,
+            sessions: Sessions::open(&team, Who::Operator, identity.as_ref(), paths)?,
             keys: Keys::new(&team),
             team,
         })
@@ -59,7 +58,7 @@ impl Watch {
     pub fn look(&self) -> Result<Vec<Status>, Error> {
         let answers: Arc<Mutex<Vec<Status>>> = Arc::default();
         let open = Arc::new(());
-        for session in &self.sessions {
+        for session in self.sessions.iter() {
             let (gathered, asked) = (answers.clone(), open.clone());
             let query = session
                 .get(self.keys.status("*"))

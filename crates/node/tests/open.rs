@@ -3,8 +3,12 @@
 
 mod common;
 
-use common::Fleet;
+use std::time::{Duration, Instant};
+
+use common::{Fleet, SOON};
 use coorp_core::policy::Policy;
+use coorp_core::tracker::Topics;
+use coorp_node::watch::Watch;
 use coorp_node::{Error, Node, Options};
 
 fn options(fleet: &Fleet, robot: &str) -> Options {
@@ -62,4 +66,74 @@ fn an_address_that_is_not_here_is_named_with_those_that_are() {
     options.team.robots[0].interfaces = vec!["lo".to_owned(), "lo".to_owned()];
     let said = refusal(options);
     assert!(said.contains("192.0.2.78 on lo,"), "{said}");
+}
+
+/// Everything that a node has, in async code of one thread or several.
+async fn take_part(fleet: &Fleet) {
+    let one = Node::open(options(fleet, "one")).unwrap();
+    let lead = Node::open(options(fleet, "lead")).unwrap();
+    let period = coorp_core::Duration::from_millis(20);
+    let pose = one.control_publisher("pose", None).unwrap();
+    let poses = lead.control_subscriber("pose").unwrap();
+    let table = lead.gather("pose", period, Topics::OneToOne).unwrap();
+    let heard = async {
+        let (mut heard, mut listed) = (false, false);
+        while !(heard && listed) {
+            pose.put(b"here").unwrap();
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            heard |= poses.try_recv().is_some();
+            listed |= table.try_recv().is_some_and(|table| !table.states.is_empty());
+        }
+        poses.next().await;
+        table.next().await;
+    };
+    let puts = async {
+        loop {
+            pose.put(b"here").unwrap();
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::select! {
+        () = heard => {}
+        () = puts => {}
+        () = tokio::time::sleep(SOON) => panic!("nothing is heard or gathered"),
+    }
+    let mut map = one.bulk_stream("lead", "map").unwrap();
+    map.write(&[7; 100_000]);
+    tokio::time::timeout(SOON, map.finish().unwrap())
+        .await
+        .unwrap()
+        .unwrap();
+    let received = lead.bulk_receiver().unwrap();
+    assert_eq!(
+        tokio::time::timeout(SOON, received.next())
+            .await
+            .unwrap()
+            .take()
+            .unwrap()
+            .len(),
+        100_000
+    );
+    assert_eq!(lead.status().robot, "lead");
+    let watch = Watch::open(&fleet.team, false).unwrap();
+    let began = Instant::now();
+    while watch.look().unwrap().len() < 2 {
+        assert!(began.elapsed() < SOON, "the operator sees nobody");
+    }
+    drop(watch);
+    // Once the last of a node goes with what it has given out, once with the node.
+    drop(one);
+    drop(pose);
+    drop((poses, table, received));
+    drop(lead);
+}
+
+#[tokio::test]
+async fn a_node_lives_under_a_runtime_of_one_thread() {
+    take_part(&Fleet::new(&["lead", "one"], "")).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_node_lives_under_a_runtime_of_several_threads() {
+    take_part(&Fleet::new(&["lead", "one"], "")).await;
 }

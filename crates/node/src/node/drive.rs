@@ -137,7 +137,7 @@ impl Inner {
     /// Says over all paths.
     pub(crate) fn put<F: Frame>(&self, key: &str, frame: &F) {
         let frame = ZBytes::from(wire::encode(frame));
-        for session in &self.coordination {
+        for session in self.coordination.iter() {
             let put = session.put(key, frame.clone());
             let put = put
                 .priority(Priority::RealTime)
@@ -219,7 +219,7 @@ impl Inner {
     /// Asks over all paths; each may bring an answer.
     fn query<F: Frame>(&self, key: &str, frame: &F, then: impl Fn(&ZBytes) + Clone + Send + Sync + 'static) {
         let frame = ZBytes::from(wire::encode(frame));
-        for session in &self.coordination {
+        for session in self.coordination.iter() {
             let then = then.clone();
             let asked = session
                 .get(key)
@@ -285,7 +285,7 @@ impl Inner {
     }
 
     fn hear_tokens(self: &Arc<Self>, key: &str, take: fn(&Arc<Inner>, &Sample)) -> Result<(), Error> {
-        for session in &self.coordination {
+        for session in self.coordination.iter() {
             let inner = Arc::downgrade(self);
             let tokens = session.liveliness().declare_subscriber(key.to_owned());
             let tokens = tokens.history(true).callback(move |sample| {
@@ -300,7 +300,7 @@ impl Inner {
     }
 
     fn hear(self: &Arc<Self>, key: String, take: fn(&Inner, &Sample)) -> Result<(), Error> {
-        for session in &self.coordination {
+        for session in self.coordination.iter() {
             let inner = Arc::downgrade(self);
             let subscriber = session.declare_subscriber(key.clone()).callback(move |sample| {
                 if let Some(inner) = inner.upgrade() {
