@@ -12,13 +12,9 @@
 //! Zenoh then connects by itself, and takes marks from configured addresses alone, so only the side that accepts marks
 //! what it sends. Left out as well: networks that come up later. Zenoh lists the interfaces once in a process, so a
 //! robot without addresses waits for the first one.
-//!
-//! Zenoh 1.10 reads from a TLS session and writes to it in two tasks and nothing keeps them apart, so two threads corrupt
-//! it (eclipse-zenoh/zenoh#2557). Here both run on one thread.
 
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Deref;
-use std::sync::Once;
 use std::time::{Duration, Instant};
 
 use coorp_core::RobotId;
@@ -29,7 +25,7 @@ use zenoh::{Config, Session, Wait};
 
 use crate::keys::{Identity, OPERATOR};
 use crate::threads::waiting;
-use crate::Error;
+use crate::{runtime, Error};
 
 /// The largest control message, bytes.
 pub const MESSAGE_BYTES_MAX: usize = 16 << 20;
@@ -64,9 +60,6 @@ const BLOCKED_MAX: Duration = Duration::from_millis(250);
 const CONNECT_MAX: Duration = Duration::from_millis(600);
 const RETRY_FIRST: Duration = Duration::from_millis(100);
 const RETRY_LONGEST: Duration = Duration::from_millis(200);
-/// How Zenoh spreads its tasks over threads, in this variable of the environment, which it reads at its first use.
-const RUNTIME_VARIABLE: &str = "ZENOH_RUNTIME";
-const RUNTIME: &str = "(rx: (worker_threads: 1), tx: (handover: rx))";
 /// Coordination's messages are small; what is larger than this is not put together.
 const COORDINATION_BYTES_MAX: usize = 1 << 20;
 
@@ -241,17 +234,7 @@ fn marks(interface: Option<&String>) -> String {
 }
 
 fn open(team: &Team, who: Who, identity: Option<&Identity>, link: &Link, rules: Value) -> Result<Session, Error> {
-    static RUNTIME_SET: Once = Once::new();
-    RUNTIME_SET.call_once(|| {
-        match std::env::var(RUNTIME_VARIABLE) {
-            Err(_) => std::env::set_var(RUNTIME_VARIABLE, RUNTIME),
-            Ok(own) if own.contains("handover") => {}
-            Ok(_) => tracing::warn!(
-                "{RUNTIME_VARIABLE} lets Zenoh read and write on two threads, and over TLS that corrupts memory: unset it, \
-                 or set {RUNTIME}"
-            ),
-        }
-    });
+    runtime::settle(identity.is_some())?;
     let mut config = config(team, who, identity, link, rules);
     if config["scouting"]["multicast"]["enabled"] == true {
         let interfaces = who.interfaces(team);

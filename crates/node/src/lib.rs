@@ -22,6 +22,7 @@ mod quic;
 pub mod recording;
 mod reporters;
 mod resets;
+mod runtime;
 pub mod status;
 mod threads;
 pub mod watch;
