@@ -1,5 +1,31 @@
 //! A robot on real sockets: the decisions of `coorp-core` over Zenoh and QUIC.
 //!
+//! ```no_run
+//! use coorp_node::{Duration, Node, Options, Policy, Topics};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let team = coorp_node::load("team.toml".as_ref())?;
+//! let policy = Policy::named("coorp").ok_or("no such policy")?;
+//! let node = Node::open(Options { team, robot: "r1".to_owned(), policy, insecure: false, state: None })?;
+//!
+//! let (period, timeout) = (Duration::from_millis(33), std::time::Duration::from_secs(1));
+//! let pose = node.control_publisher("pose", Some(period))?;
+//! pose.put(b"1.0 2.0")?;
+//! let plans = node.control_subscriber("plan")?;
+//! if let Some(plan) = plans.recv(Some(timeout)) {
+//!     println!("{} bytes from robot {}, aged {:?}", plan.bytes().len(), plan.from.0, plan.age);
+//! }
+//! let table = node.gather("pose", period, Topics::OneToOne)?;
+//! if let Some(list) = table.recv(Some(timeout)) {
+//!     println!("{} robots", list.states.len());
+//! }
+//! let mut stream = node.bulk_stream("base", "gradients")?;
+//! stream.write(&[0; 1_000_000]);
+//! stream.finish()?.wait()?;
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! Begin at `node.rs` (threads and callbacks), `brain.rs` (what is decided), `fabric.rs` (sessions, keys, who may say
 //! what), `links/` (what carries control), `paths.rs` (what goes over which interface), `wire.rs` (the bytes). `keys.rs` makes and loads the team's keys, `watch.rs` asks robots for their status.
 
@@ -28,6 +54,10 @@ mod threads;
 pub mod watch;
 pub mod wire;
 
+pub use coorp_core::policy::Policy;
+pub use coorp_core::tracker::Topics;
+pub use coorp_core::{Duration, RobotId};
+pub use coorp_team::{load, LoadError, Team};
 pub use error::Error;
 pub use fabric::MESSAGE_BYTES_MAX;
 pub use node::{Node, Options, Wish, INSECURE};
