@@ -60,7 +60,7 @@ fn robot() {
                             return Some(format!("{number} {why}"));
                         }
                         std::thread::sleep(Duration::from_millis(1));
-                        stream = unfinished.stream;
+                        stream = *unfinished.stream;
                     }
                 }
                 unreachable!()

@@ -99,7 +99,7 @@ async fn take_part(fleet: &Fleet) {
         () = tokio::time::sleep(SOON) => panic!("nothing is heard or gathered"),
     }
     let mut map = one.bulk_stream("lead", "map").unwrap();
-    map.write(&[7; 100_000]);
+    map.write(&[7; 100_000]).unwrap();
     tokio::time::timeout(SOON, map.finish().unwrap())
         .await
         .unwrap()
