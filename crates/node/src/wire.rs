@@ -544,6 +544,9 @@ impl From<Echo> for paths::Echo {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+    use std::path::Path;
+
     use super::*;
     use crate::status::Status;
     use proptest::prelude::*;
@@ -699,23 +702,69 @@ mod tests {
         assert_eq!(unpack(&long), Err(Refusal::Oversized));
     }
 
+    /// What reads frames of one kind: the kind's name and number, and how.
+    type Reader = (&'static str, u8, fn(&[u8]));
+
+    fn reader<F: Frame>() -> Reader {
+        let name = std::any::type_name::<F>().rsplit("::").next().unwrap();
+        (name, F::KIND, |bytes| {
+            let _ = decode::<F>(bytes);
+        })
+    }
+
+    /// All kinds.
+    fn readers() -> [Reader; 10] {
+        [
+            reader::<Coordination>(),
+            reader::<TimeQuery>(),
+            reader::<TimeReply>(),
+            reader::<Status>(),
+            reader::<Models>(),
+            reader::<Begin>(),
+            reader::<Answer>(),
+            reader::<Start>(),
+            reader::<Parcel>(),
+            reader::<fleet::Fleet>(),
+        ]
+    }
+
+    #[test]
+    fn no_kind_is_left_out_here_or_in_the_fuzzer_and_each_has_a_number_of_its_own() {
+        fn kinds_below(folder: &Path, kinds: &mut BTreeSet<String>) {
+            for entry in std::fs::read_dir(folder).unwrap() {
+                let path = entry.unwrap().path();
+                if path.is_dir() {
+                    kinds_below(&path, kinds);
+                    continue;
+                }
+                let text = std::fs::read_to_string(&path).unwrap();
+                let of = text.lines().filter_map(|line| line.strip_prefix("impl Frame for "));
+                kinds.extend(of.map(|rest| rest.trim_end_matches(" {").to_owned()));
+            }
+        }
+        let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let mut kinds = BTreeSet::new();
+        kinds_below(&package.join("src"), &mut kinds);
+        let names = readers().map(|(name, ..)| name.to_owned());
+        assert_eq!(kinds, BTreeSet::from(names));
+        let numbers = BTreeSet::from(readers().map(|(_, kind, _)| kind));
+        assert_eq!(numbers.len(), kinds.len());
+        let fuzzer = std::fs::read_to_string(package.join("../../fuzz/fuzz_targets/wire.rs")).unwrap();
+        for kind in kinds {
+            assert!(
+                fuzzer.contains(&format!("read::<{kind}>(body)")),
+                "{kind} is not fuzzed"
+            );
+        }
+    }
+
     proptest! {
         #[test]
         fn no_bytes_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
-            fn read<F: Frame>(bytes: &[u8]) {
-                let _ = decode::<F>(bytes);
-                let _ = decode::<F>(&[&[b'C', b'o', VERSION, F::KIND], bytes].concat());
+            for (_, kind, read) in readers() {
+                read(&bytes);
+                read(&[&[b'C', b'o', VERSION, kind], bytes.as_slice()].concat());
             }
-            read::<Coordination>(&bytes);
-            read::<TimeQuery>(&bytes);
-            read::<TimeReply>(&bytes);
-            read::<Status>(&bytes);
-            read::<Models>(&bytes);
-            read::<Begin>(&bytes);
-            read::<Answer>(&bytes);
-            read::<Start>(&bytes);
-            read::<fleet::Fleet>(&bytes);
-            read::<Parcel>(&bytes);
             let _ = unpack(&bytes);
         }
     }
