@@ -1,5 +1,6 @@
 """The environment: what it promises, and that its three backends agree."""
 
+import gc
 import math
 import pickle
 from dataclasses import replace
@@ -170,6 +171,21 @@ def test_velocities_are_cut_to_what_a_robot_can_do() -> None:
     env.set_velocity(0, (9.0, -9.0))
     env.set_velocity(1, (-1.0, 9.0))
     assert env.velocities.tolist() == [[4.5, -4.5], [0.0, 4.5]]
+
+
+def test_nothing_is_collected_while_an_irsim_world_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    irsim = pytest.importorskip("irsim")
+    make, collects = irsim.make, []
+
+    def made(*arguments: object, **options: object) -> object:
+        collects.append(gc.isenabled())
+        return make(*arguments, **options)
+
+    monkeypatch.setattr(irsim, "make", made)
+    Navigation("known", backend="irsim").reset(seed=1)
+    assert collects, "no world was made"
+    assert not any(collects)
+    assert gc.isenabled()
 
 
 @pytest.mark.parametrize("backend", ["native", "numpy", "irsim"])

@@ -6,8 +6,10 @@ collision may therefore come one tick later than with exact discs, and one that 
 """
 
 import contextlib
+import gc
 import io
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +87,24 @@ def _make_world(task: Task, robots: int, obstacle_radii_m: list[float]) -> Any: 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "navigation.yaml")
         path.write_text(_yaml(task, robots, obstacle_radii_m), encoding="utf-8")
-        return irsim.make(str(path), display=False, headless=True, log_level="CRITICAL")
+        with _uncollected():
+            return irsim.make(str(path), display=False, headless=True, log_level="CRITICAL")
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Holds the garbage collector off.
+
+    A world that is collected takes its log's sinks away under loguru's lock; in the midst of another one's adding its
+    own, which has that lock, it would wait for itself for ever (IR-SIM 2.12).
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _yaml(task: Task, robots: int, obstacle_radii_m: list[float]) -> str:
