@@ -116,7 +116,16 @@ fn take_into(into: &Path, team: &Team, receiver: BulkReceiver) -> Result<(), Fai
                 continue;
             };
             let file = folder.join(format!("{number}-{}", message.name));
-            while let Err(error) = message.take_to(&file) {
+            // The folder too may have been taken away meanwhile.
+            while let Err(error) = fs::create_dir_all(&*folder).and_then(|()| message.take_to(&file)) {
+                if !message.path().exists() {
+                    output::note(&format!(
+                        "note: {} of {} is gone from below --state",
+                        message.name,
+                        folder.display()
+                    ));
+                    break;
+                }
                 output::note(&format!(
                     "note: bulk stays below --state, as it cannot be put into {}: {error}",
                     file.display()
