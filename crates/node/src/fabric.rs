@@ -80,6 +80,14 @@ impl Who {
             Who::Operator => &[],
         }
     }
+
+    /// The only interfaces that it looks for others on; empty: any. Who has addresses looks for those without on all.
+    fn looks_on(self, team: &Team) -> &[String] {
+        match self {
+            Who::Robot(robot) if !team.robots[usize::from(robot.0)].addresses.is_empty() => &[],
+            who => who.interfaces(team),
+        }
+    }
 }
 
 /// The keys of the fabric. Names of robots are fit for them: letters, digits, `-`, `_`, `.`.
@@ -237,9 +245,8 @@ fn open(team: &Team, who: Who, identity: Option<&Identity>, link: &Link, rules: 
     runtime::settle(identity.is_some())?;
     let mut config = config(team, who, identity, link, rules);
     if config["scouting"]["multicast"]["enabled"] == true {
-        let interfaces = who.interfaces(team);
-        await_network(who, interfaces)?;
-        for endpoint in look_around(read(&config)?, link, interfaces.get(link.path))? {
+        await_network(who, who.looks_on(team))?;
+        for endpoint in look_around(read(&config)?, link, who.interfaces(team).get(link.path))? {
             if let Some(endpoints) = config["connect"]["endpoints"].as_array_mut() {
                 endpoints.push(endpoint.into());
             }
@@ -351,7 +358,7 @@ fn config(team: &Team, who: Who, identity: Option<&Identity>, link: &Link, rules
             "multicast": {
                 "enabled": found,
                 "address": format!("{SCOUTING_GROUP}:{scouting_port}"),
-                "interface": who.interfaces(team).get(link.path).map_or("auto", String::as_str),
+                "interface": who.looks_on(team).get(link.path).map_or("auto", String::as_str),
                 "autoconnect": ["peer"],
                 // Whoever comes later looks around and connects; of two that meet otherwise one does, as two that
                 // connect to each other at once refuse each other.

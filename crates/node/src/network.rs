@@ -38,7 +38,11 @@ pub(crate) fn check_here(robot: &Robot, paths: usize) -> Result<(), Error> {
     let (name, source) = (&robot.name, source());
     let here = pnet_datalink::interfaces();
     let mut used = robot.interfaces.iter().take(paths);
-    if let Some(missing) = used.find(|name| !here.iter().any(|one| one.name == **name)) {
+    // The kernel knows some by other names as well.
+    let anywhere = SocketAddr::new(IpAddr::from([0, 0, 0, 0]), 0);
+    let is_here =
+        |name: &String| here.iter().any(|one| one.name == *name) || quic::socket(anywhere, Some(name)).is_ok();
+    if let Some(missing) = used.find(|name| !is_here(name)) {
         let names: Vec<&str> = here.iter().map(|one| one.name.as_str()).collect();
         return Err(Error::Input(format!(
             "{source} gives {name} the interface {missing}, and this machine has none of that name, only {}: mend \
