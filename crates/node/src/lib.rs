@@ -20,7 +20,7 @@
 //!     println!("{} robots", list.states.len());
 //! }
 //! let mut stream = node.bulk_stream("base", "gradients")?;
-//! stream.write(&[0; 1_000_000]);
+//! stream.write(&[0; 1_000_000])?;
 //! stream.finish()?.wait()?;
 //! # Ok(())
 //! # }

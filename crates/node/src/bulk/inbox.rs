@@ -11,7 +11,6 @@
 //! that start puts `delivered` right first ([`Inbox::mend`]), by `part.head`, which still says what was on its way.
 
 use std::fs::{self, File, OpenOptions};
-use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
@@ -265,11 +264,11 @@ pub(super) fn move_to(from: &Path, to: &Path) -> io::Result<()> {
 fn copy_to(from: &Path, to: &Path) -> io::Result<()> {
     let folder = to.parent().filter(|folder| !folder.as_os_str().is_empty());
     let folder = folder.unwrap_or(Path::new("."));
-    // Not the other name with something added, which might be too long.
-    let new = folder.join(format!(
-        ".coorp-{:016x}",
-        RandomState::new().hash_one(std::process::id())
-    ));
+    // Not the other name with something added, which might be too long; the same each time, so that what a crash has left
+    // does not stay.
+    let name = blake3::hash(to.file_name().unwrap_or_default().as_encoded_bytes()).to_hex();
+    let new = folder.join(format!(".coorp-{}", &name[..16]));
+    let _ = fs::remove_file(&new);
     let mut file = File::create_new(&new)?;
     let mut copy = || {
         io::copy(&mut File::open(from)?, &mut file)?;

@@ -199,7 +199,6 @@ impl Bulk {
             name,
             sequence: queue.next,
             message: std::mem::take(written).finish(),
-            wish: Some(node.wish()),
             _waiting: Waiting::new(self),
             done,
         });

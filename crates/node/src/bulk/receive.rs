@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
@@ -95,6 +96,11 @@ async fn take(bulk: &Bulk, from: RobotId, mut send: SendStream, mut receive: Rec
     let name = node.name_of(from);
     let offer = tokio::task::block_in_place(|| Inbox::open(&bulk.state, name)?.offer(&begin));
     let answer = match offer {
+        Ok(Offer::Part(part)) if free_bytes(&bulk.state).is_ok_and(|free| free < part.missing()) => {
+            let (state, missing) = (bulk.state.display(), part.missing());
+            tracing::error!("there is no room below {state} for {missing} bytes of bulk");
+            Answer::Disk
+        }
         Ok(Offer::Part(part)) => {
             let here = Answer::Here {
                 length: part.length(),
@@ -193,6 +199,12 @@ async fn fill(bulk: &Bulk, part: &mut Part, receive: &mut RecvStream) -> Result<
     let synced = synced(syncing).await;
     ended.map_err(|error| error.to_string())?;
     Ok(synced)
+}
+
+/// What the disk below a folder still takes of this user's.
+fn free_bytes(folder: &Path) -> io::Result<u64> {
+    let disk = nix::sys::statvfs::statvfs(folder)?;
+    Ok(disk.blocks_available().saturating_mul(disk.fragment_size()))
 }
 
 /// What came of a sync that was under way.

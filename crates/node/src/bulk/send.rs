@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use coorp_core::RobotId;
-use quinn::Connection;
+use quinn::{Connection, WriteError};
 use tokio::sync::{mpsc, oneshot};
 
 use super::message::Message;
@@ -45,8 +45,6 @@ pub(super) struct Job {
     pub name: String,
     pub sequence: u64,
     pub message: Message,
-    /// While it lasts the robot wants a permit.
-    pub wish: Option<Wish>,
     pub _waiting: Waiting,
     pub done: oneshot::Sender<Result<(), Error>>,
 }
@@ -69,9 +67,10 @@ fn acknowledged_every(bulk: &Bulk, lane: &Lane) -> Option<u32> {
 
 /// Delivers the messages to one receiver.
 pub(super) async fn deliver_all(bulk: Arc<Bulk>, to: RobotId, mut jobs: mpsc::Receiver<Job>) {
-    let mut connection = None;
-    while let Some(mut job) = jobs.recv().await {
-        let outcome = deliver(&bulk, to, &mut job, &mut connection).await;
+    // While the wish lasts the robot wants a permit.
+    let (mut connection, mut wish) = (None, None);
+    while let Some(job) = jobs.recv().await {
+        let outcome = deliver(&bulk, to, &job, &mut connection, &mut wish).await;
         if let Err(error) = &outcome {
             tracing::warn!("bulk: {error}");
         }
@@ -86,13 +85,15 @@ pub(super) async fn deliver_all(bulk: Arc<Bulk>, to: RobotId, mut jobs: mpsc::Re
             // An open connection would be kept alive over the air; and what it is set up for stays.
             hang_up(&bulk, to, connection.take());
         }
+        if jobs.is_empty() {
+            wish = None;
+        }
         let Job {
-            wish,
             _waiting: waiting,
             done,
             ..
         } = job;
-        drop((wish, waiting));
+        drop(waiting);
         // Nobody may be waiting to hear it.
         let _ = done.send(outcome);
     }
@@ -105,7 +106,7 @@ struct Patience {
     heard: Instant,
     /// Since when it has had no room, and whether for any message or for the rest of this one.
     no_room: Option<(Instant, NoRoom)>,
-    /// What it kept of the message at most.
+    /// What it kept of the message when it last said so.
     kept: u64,
 }
 
@@ -136,10 +137,10 @@ impl Patience {
 
     /// It takes the message, and has so much of it.
     fn on_here(&mut self, length: u64) {
-        if length > self.kept || matches!(self.no_room, Some((_, NoRoom::Full))) {
+        if length != self.kept || matches!(self.no_room, Some((_, NoRoom::Full))) {
             self.no_room = None;
         }
-        self.kept = self.kept.max(length);
+        self.kept = length;
     }
 
     /// It has no room. Answers whether it had none for too long.
@@ -155,9 +156,16 @@ impl Patience {
     }
 }
 
-async fn deliver(bulk: &Bulk, to: RobotId, job: &mut Job, connection: &mut Option<Open>) -> Result<(), Error> {
+async fn deliver(
+    bulk: &Bulk,
+    to: RobotId,
+    job: &Job,
+    connection: &mut Option<Open>,
+    wish: &mut Option<Wish>,
+) -> Result<(), Error> {
     let node = bulk.node.upgrade().ok_or_else(super::closed)?;
     let name = node.name_of(to).to_owned();
+    wish.get_or_insert_with(|| node.wish());
     drop(node);
     let begin = Begin {
         lineage: bulk.lineage,
@@ -213,9 +221,9 @@ async fn deliver(bulk: &Bulk, to: RobotId, job: &mut Job, connection: &mut Optio
         tracing::debug!("bulk to {name}: {why}; trying again");
         if patience.no_room.is_some() {
             // Meanwhile others may have the permit.
-            job.wish = None;
+            *wish = None;
             tokio::time::sleep(RETRY_NO_ROOM).await;
-            job.wish = Some(bulk.node.upgrade().ok_or_else(super::closed)?.wish());
+            *wish = Some(bulk.node.upgrade().ok_or_else(super::closed)?.wish());
         } else {
             tokio::time::sleep(RETRY).await;
         }
@@ -321,7 +329,11 @@ async fn attempt(
     receive::write(&mut send, &Start { offset: offset as u64 }).await?;
     for chunk in job.message.after(offset, CHUNK_BYTES) {
         let length = chunk.len() as u64;
-        send.write_chunk(chunk).await.map_err(|error| error.to_string())?;
+        match send.write_chunk(chunk).await {
+            // It takes no more, and has said why.
+            Err(WriteError::Stopped(_)) => break,
+            written => written.map_err(|error| error.to_string())?,
+        }
         bulk.sent_bytes.fetch_add(length, Ordering::Relaxed);
         patience.heard = Instant::now();
     }
@@ -448,6 +460,7 @@ mod tests {
         };
         assert!(!refused(NoRoom::Full, 0), "there is room now");
         assert!(!refused(NoRoom::Disk, 6), "it has got on");
+        assert!(!refused(NoRoom::Disk, 0), "somebody has made room");
         assert!(refused(NoRoom::Disk, 5), "and here it has not");
     }
 }
