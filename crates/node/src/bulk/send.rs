@@ -69,7 +69,8 @@ fn acknowledged_every(bulk: &Bulk, lane: &Lane) -> Option<u32> {
 pub(super) async fn deliver_all(bulk: Arc<Bulk>, to: RobotId, mut jobs: mpsc::Receiver<Job>) {
     // While the wish lasts the robot wants a permit.
     let (mut connection, mut wish) = (None, None);
-    while let Some(job) = jobs.recv().await {
+    let mut first = jobs.recv().await;
+    while let Some(job) = first {
         let outcome = deliver(&bulk, to, &job, &mut connection, &mut wish).await;
         if let Err(error) = &outcome {
             tracing::warn!("bulk: {error}");
@@ -81,11 +82,13 @@ pub(super) async fn deliver_all(bulk: Arc<Bulk>, to: RobotId, mut jobs: mpsc::Re
                     .get(open.path)
                     .and_then(|lane| acknowledged_every(&bulk, lane))
         };
-        if jobs.is_empty() || connection.as_ref().is_some_and(learnt) {
+        // Before anybody hears that this one is through: then there is a place.
+        let next = jobs.try_recv().ok();
+        if next.is_none() || connection.as_ref().is_some_and(learnt) {
             // An open connection would be kept alive over the air; and what it is set up for stays.
             hang_up(&bulk, to, connection.take());
         }
-        if jobs.is_empty() {
+        if next.is_none() {
             wish = None;
         }
         let Job {
@@ -96,6 +99,10 @@ pub(super) async fn deliver_all(bulk: Arc<Bulk>, to: RobotId, mut jobs: mpsc::Re
         drop(waiting);
         // Nobody may be waiting to hear it.
         let _ = done.send(outcome);
+        first = match next {
+            Some(next) => Some(next),
+            None => jobs.recv().await,
+        };
     }
 }
 
