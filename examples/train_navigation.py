@@ -1,7 +1,7 @@
-"""The papers' team learns while it drives, through the Python API: `python examples/train_navigation.py [--minutes M]`.
+"""Trains the papers' team while it drives, with the Python API: `python examples/train_navigation.py [--minutes M]`.
 
-The same as `coorp learn examples/navigation.toml`, without checkpoints and report, and open to whatever you want to
-change: the environment, the network, how updates are combined. Needs: pip install '.[learn]'
+The same as `coorp learn examples/navigation.toml`, without checkpoints and report, and easy to change: the environment,
+the network, how updates are combined. Needs: pip install '.[learn]'
 """
 
 import argparse
@@ -19,15 +19,15 @@ from coorp.learn.ppo import Hyper
 
 
 def main() -> None:
-    """Trains, and says what came of it minute by minute."""
-    parser = argparse.ArgumentParser(description="Let the papers' team learn while it drives.")
+    """Trains the team, and prints its progress minute by minute."""
+    parser = argparse.ArgumentParser(description="Train the papers' team while it drives.")
     parser.add_argument("--policy", default="coorp")
     parser.add_argument("--sync", default="bsp", choices=["bsp", "ssp", "asp"])
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
 
-    torch.set_num_threads(1)  # the network is too small to be shared between cores
+    torch.set_num_threads(1)  # the network is too small for several cores
     team = Path(__file__).with_name("navigation.toml")
     session = coorp.Session(team, options.policy, seed=options.seed, sync=options.sync)
     env = Navigation("unknown", robots=session.team.robots, endless=True)
@@ -49,7 +49,7 @@ def main() -> None:
             f"epochs {len(history.epochs_s)}"
         )
     result = session.result()
-    # Bulk begins to flow when the first batch is full, and before the first loop ends nothing is late.
+    # Bulk starts when the first batch is full, and nothing is late before the first loop ends.
     print(f"violation rate {result.violation_rate or 0:.3f}, bulk {result.bulk_mbps or 0:.1f} Mbit/s")
 
 

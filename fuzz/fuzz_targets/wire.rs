@@ -4,12 +4,9 @@
 
 #![no_main]
 
+use coorp_core::{robot, tracker};
 use coorp_node::status::Status;
-use coorp_node::wire::fleet::Fleet;
-use coorp_node::wire::{
-    decode, encode, pack, unpack, Answer, Begin, Coordination, Frame, Models, Parcel, Start, TimeQuery, TimeReply,
-    VERSION,
-};
+use coorp_node::wire::{decode, encode, pack, unpack, Answer, Begin, Frame, Parcel, Start, VERSION};
 
 fn read<F: Frame + PartialEq + std::fmt::Debug>(body: &[u8]) {
     let frame = [&[b'C', b'o', VERSION, F::KIND], body].concat();
@@ -21,15 +18,12 @@ fn read<F: Frame + PartialEq + std::fmt::Debug>(body: &[u8]) {
 }
 
 libfuzzer_sys::fuzz_target!(|body: &[u8]| {
-    read::<Coordination>(body);
-    read::<TimeQuery>(body);
-    read::<TimeReply>(body);
+    read::<robot::Message>(body);
+    read::<tracker::Message>(body);
     read::<Status>(body);
-    read::<Models>(body);
     read::<Begin>(body);
     read::<Answer>(body);
     read::<Start>(body);
-    read::<Fleet>(body);
     read::<Parcel>(body);
     if let Ok((parcel, content)) = unpack(body) {
         assert!(content <= body.len());

@@ -13,11 +13,11 @@
     node.control_publisher("pose", period="33ms").put(array)
     plan = node.control_subscriber("plan").recv(timeout=1.0)
 
-The simulator is native code, and lets go of the GIL while it runs: seeds run side by side on threads. A seed gives the
-same result here as `coorp sim` does, however a session is stepped. A node is a robot of a live team; docs/live.md says
-what it does.
+The simulator is native code and releases the GIL while it runs, so seeds can run in parallel on threads. A seed gives
+the same result here as in `coorp sim`, for any step sizes of a session. A node is a robot of a live team; docs/live.md
+describes it.
 
-What needs more than NumPy is imported only when it is asked for: `coorp.envs`, `coorp.learn` and `coorp.record`
+Modules that need more than NumPy are imported only on access: `coorp.envs`, `coorp.learn` and `coorp.record`
 (`pip install '.[learn]'` in Coorp's source).
 """
 
@@ -75,20 +75,20 @@ __all__ = [
 
 
 class EventKind(IntEnum):
-    """What happened, in the `kind` of `Session.advance`'s events. In brackets: what the event's `number` counts.
+    """The kinds of events from `Session.advance`. Brackets say what the event's `number` counts.
 
-    Rounds and epochs count from 0, samples from 1. A robot acts on its command from `COMMAND_IN` on, and on the one
-    before until then.
+    Rounds and epochs count from 0, samples from 1. A robot acts on its command from `COMMAND_IN` on, and on the
+    previous one until then.
     """
 
     PERCEPTION = 0
     """The robot made its perception (sample). The leader makes its own at `INFER`."""
     PERCEPTION_IN = 1
-    """That perception is at the leader (sample)."""
+    """That perception has arrived at the leader (sample)."""
     INFER = 2
-    """The leader has all that it waits for, and infers from each robot's newest perception (round)."""
+    """The leader has everything it waits for, and infers from each robot's newest perception (round)."""
     INFERRED = 3
-    """The inference has ended, and commands are sent (round)."""
+    """Inference has finished, and commands are sent (round)."""
     COMMAND_IN = 4
     """The robot has its command (round). The leader has its own at once."""
     COMMAND_LOST = 5
@@ -96,19 +96,19 @@ class EventKind(IntEnum):
     LOOP_ENDED = 6
     """Every command of a loop has arrived or is lost (round)."""
     COLLECT = 7
-    """A new batch is collected (epoch)."""
+    """Collection of a new batch starts (epoch)."""
     BATCH_FULL = 8
-    """The batch is full, and its partitions go out (epoch)."""
+    """The batch is full, and its partitions are sent (epoch)."""
     PARTITION_IN = 9
-    """The robot, be it the leader, has its partition (epoch)."""
+    """The robot, possibly the leader, has its partition (epoch)."""
     TRAIN = 10
-    """The robot begins to train (its round of training in the epoch, as for the next four)."""
+    """The robot starts training (its training round in the epoch, as for the next four)."""
     TRAINED = 11
-    """It has trained, and its update is sent."""
+    """It has finished training, and its update is sent."""
     UPDATE_IN = 12
     """The leader has that update."""
     MODEL_OUT = 13
-    """The leader answers it with the model as it is now."""
+    """The leader replies with the current model."""
     MODEL_IN = 14
     """The robot has that model."""
     EPOCH = 15
@@ -125,8 +125,8 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401
     if name in __all__:
         from coorp import _native
 
-        # All that is left is of the live system, which a build may leave out.
+        # All remaining names belong to the live system, which a build may omit.
         if not hasattr(_native, name):
-            raise AttributeError(f"this build of coorp has no live system, and so no coorp.{name}")
+            raise AttributeError(f"this build of coorp has no live system, and therefore no coorp.{name}")
         return getattr(_native, name)
     raise AttributeError(f"module 'coorp' has no attribute '{name}'")

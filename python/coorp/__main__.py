@@ -10,11 +10,11 @@ def main() -> int:
     """Runs the command line of this process and returns its exit code."""
     arguments = sys.argv[1:]
     if arguments[:1] == ["learn"]:
-        # It says itself what is missing where the extra `learn` is not installed.
+        # It reports by itself what is missing if the extra `learn` is not installed.
         from coorp.learn.main import main as learn
 
         return learn(arguments[1:])
-    # The native code does not come back to Python to ask for a Ctrl-C, so let the system end it.
+    # The native code does not return to Python to check for Ctrl-C, so let the system end the process.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     return _native.main(arguments)
 

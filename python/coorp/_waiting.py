@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 async def wait(waiting: Waiting[Any]) -> Any:  # noqa: ANN401
-    """Waits until it has come. Its file becomes readable when it is worth a look; nothing is lost by a cancellation."""
+    """Waits for the result. The file becomes readable when another poll is worthwhile; cancellation loses nothing."""
     loop = asyncio.get_running_loop()
     while (came := waiting.poll()) is None:
         ready = loop.create_future()

@@ -6,8 +6,8 @@
 
 A robot's topics are `/robot_1/pose` (`geometry_msgs/msg/PoseStamped`), `/robot_1/camera` (`sensor_msgs/msg/Image`) and
 `/robot_1/cmd_vel` (`geometry_msgs/msg/Twist`); a scalar's topic is its own (`std_msgs/msg/Float64`). Payloads are CDR,
-times are seconds since the run began. Left out: what ROS 2 keeps beside the messages (quality of service, a bag's
-`metadata.yaml`).
+times are seconds since the start of the run. Left out: what ROS 2 stores besides the messages (quality of service, a
+bag's `metadata.yaml`).
 """
 
 import atexit
@@ -53,37 +53,37 @@ _DEFINITIONS = {
     "std_msgs/msg/Float64": "float64 data\n",
 }
 
-# The frame that poses are in.
+# The frame of poses.
 _WORLD = "world"
-# By an image's channels; without a third dimension it has one.
+# By number of channels; an image without a third dimension has one.
 _ENCODINGS = {1: "mono8", 3: "rgb8", 4: "rgba8"}
 # The seconds of a ROS 2 stamp are an int32.
 _SECONDS_MAX = 2**31 - 1
-# What is kept at most before it is handed to the writer.
+# Maximum amount kept before it is passed to the writer.
 _PENDING_MESSAGES_MAX = 1_000
 _PENDING_BYTES_MAX = 1 << 20
 _BESIDES_BYTES = 100
 
 
 class RecordingError(OSError):
-    """The recording could not be written. What had been written before can still be read, but is not whole."""
+    """The recording could not be written. The part written before can still be read, but is incomplete."""
 
     def __str__(self) -> str:
-        # Without the number that OSError puts before it.
+        # Without the number that OSError prepends.
         return self.strerror or super().__str__()
 
 
 class Recorder:
     """Writes one recording.
 
-    The file is whole after `close`, which the end of a `with` block calls, whatever ends it, and else the end of the
-    program. Ctrl-C does not break it: while a part is being written, it waits. A program that is killed leaves a file
-    without its end, of which `coorp import` reads all but the last moments.
+    The file is complete after `close`, which runs at the end of a `with` block, however it ends, and otherwise at the
+    end of the program. Ctrl-C cannot corrupt it: it is delayed while a part is being written. A killed program leaves a
+    file without its end, of which `coorp import` reads all but the last moments.
 
-    A robot is given by its name, of which what a ROS 2 topic cannot have (`robot-1`) becomes `_`, or by its number
-    (`1` is `robot_1`). Time may go back; readers sort.
+    Give a robot by its name, in which characters invalid in a ROS 2 topic (`robot-1`) become `_`, or by its number
+    (`1` is `robot_1`). Times may go back; readers sort.
 
-    Raises RecordingError where the file cannot be made or written: the folder is missing, the disk is full.
+    Raises RecordingError if the file cannot be created or written: the folder is missing, the disk is full.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -99,11 +99,11 @@ class Recorder:
         with self._writing():
             self._writer = Writer(self._file)
             self._schemas = {name: self._writer.register_msgdef(name, text) for name, text in _DEFINITIONS.items()}
-        # Where nobody closes it.
+        # In case the caller does not close it.
         atexit.register(self.close)
 
     def pose(self, robot: str | int, t_s: float, x: float, y: float, theta: float) -> None:
-        """Where a robot is, in metres, and where it looks, in radians from the x axis."""
+        """A robot's position in metres, and its heading in radians from the x axis."""
         at_ns = _nanoseconds(t_s)
         orientation = {"x": 0.0, "y": 0.0, "z": math.sin(theta / 2), "w": math.cos(theta / 2)}
         pose = {"position": {"x": float(x), "y": float(y), "z": 0.0}, "orientation": orientation}
@@ -111,13 +111,13 @@ class Recorder:
         self._add(f"/{self._robot(robot)}/pose", "geometry_msgs/msg/PoseStamped", at_ns, message)
 
     def image(self, robot: str | int, t_s: float, array: npt.NDArray[np.uint8]) -> None:
-        """What a robot sees: an array of uint8, height x width, or height x width x 1 (grey), 3 (RGB) or 4 (RGBA)."""
+        """A robot's camera image: uint8, height x width, or height x width x 1 (grey), 3 (RGB) or 4 (RGBA)."""
         array = np.asarray(array)
         channels = array.shape[2] if array.ndim == 3 else 1
         if array.dtype != np.uint8 or array.ndim not in (2, 3) or channels not in _ENCODINGS:
             raise ValueError(
-                f"an image is an array of uint8 of height x width (x 1, 3 or 4), and this is one of {array.dtype} of "
-                f"{' x '.join(map(str, array.shape)) or 'no size'}; convert it, as by (255 * array).astype('uint8')"
+                f"an image must be an array of uint8 of height x width (x 1, 3 or 4), but this is {array.dtype} of "
+                f"{' x '.join(map(str, array.shape)) or 'no size'}; convert it, e.g. (255 * array).astype('uint8')"
             )
         at_ns, name = _nanoseconds(t_s), self._robot(robot)
         height, width = array.shape[:2]
@@ -128,13 +128,13 @@ class Recorder:
             "encoding": _ENCODINGS[channels],
             "is_bigendian": 0,
             "step": width * channels,
-            # A copy: the caller may draw the next image into the same array.
+            # A copy, because the caller may draw the next image into the same array.
             "data": array.tobytes(),
         }
         self._add(f"/{name}/camera", "sensor_msgs/msg/Image", at_ns, message, array.nbytes)
 
     def velocity(self, robot: str | int, t_s: float, v: float, w: float) -> None:
-        """What a robot was told to do: forward, in metres a second, and turn, in radians a second."""
+        """A robot's velocity command: forward in metres per second, turn in radians per second."""
         message = {
             "linear": {"x": float(v), "y": 0.0, "z": 0.0},
             "angular": {"x": 0.0, "y": 0.0, "z": float(w)},
@@ -142,14 +142,14 @@ class Recorder:
         self._add(f"/{self._robot(robot)}/cmd_vel", "geometry_msgs/msg/Twist", _nanoseconds(t_s), message)
 
     def scalar(self, topic: str, t_s: float, value: float) -> None:
-        """A number that changes, such as `reward` or `robot_1/reaction_ms`."""
+        """A number that changes over time, such as `reward` or `robot_1/reaction_ms`."""
         name = topic.strip("/")
         if not re.fullmatch(r"[A-Za-z_]\w*(/[A-Za-z_]\w*)*", name, re.ASCII):
-            raise ValueError(f"'{topic}' is no topic: use letters, digits and '_', and '/' between its parts")
+            raise ValueError(f"'{topic}' is not a valid topic: use letters, digits and '_', and '/' between its parts")
         self._add(f"/{name}", "std_msgs/msg/Float64", _nanoseconds(t_s), {"data": float(value)})
 
     def close(self) -> None:
-        """Writes the rest and the file's end. A second time does nothing."""
+        """Writes the rest and the file's end. A second call does nothing."""
         if self._file.closed:
             return
         atexit.unregister(self.close)
@@ -160,7 +160,7 @@ class Recorder:
                     self._writer.finish()
                     self._file.close()
         finally:
-            # What the disk did not take is still in the buffer, and would fail again.
+            # Data that could not be written is still in the buffer, and would fail again.
             with contextlib.suppress(OSError):
                 self._file.close()
 
@@ -184,7 +184,7 @@ class Recorder:
             raise self._failure
         if self._file.closed:
             raise ValueError(f"the recording {self._path} is closed")
-        # One step, which Ctrl-C does not come in the middle of.
+        # A single step, which Ctrl-C cannot interrupt.
         self._pending.append((topic, schema, at_ns, message))
         self._pending_bytes += payload_bytes + _BESIDES_BYTES
         if self._pending_bytes >= _PENDING_BYTES_MAX or len(self._pending) >= _PENDING_MESSAGES_MAX:
@@ -198,7 +198,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """Keeps Ctrl-C out, as the file's parts must stay together, and turns the system's errors into the user's."""
+        """Delays Ctrl-C, because the file's parts must stay together, and converts system errors for the user."""
         with _undisturbed():
             try:
                 yield
@@ -208,7 +208,7 @@ class Recorder:
 
 
 def topic_names(robots: Sequence[str | int]) -> dict[str | int, str]:
-    """What each of these robots is called in a recording; ValueError where that cannot be."""
+    """The name of each of these robots in a recording; ValueError if a name is invalid."""
     names: dict[str | int, str] = {}
     for robot in robots:
         names[robot] = _topic_name(robot, names)
@@ -218,7 +218,7 @@ def topic_names(robots: Sequence[str | int]) -> dict[str | int, str]:
 def _topic_name(robot: str | int, known: Mapping[str | int, str]) -> str:
     name = f"robot_{robot}" if isinstance(robot, int) else re.sub(r"\W", "_", robot, flags=re.ASCII)
     if not re.match(r"[A-Za-z_]", name):
-        raise ValueError(f"'{robot}' is no robot's name: it begins with a letter, as in 'robot_1'")
+        raise ValueError(f"'{robot}' is not a valid robot name: start it with a letter, as in 'robot_1'")
     for other, taken in known.items():
         if taken == name and other != robot:
             raise ValueError(f"robots {robot!r} and {other!r} would both be recorded as '/{name}'; rename one")
@@ -227,7 +227,7 @@ def _topic_name(robot: str | int, known: Mapping[str | int, str]) -> str:
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Lets Ctrl-C wait until the end of the block. Only the main thread is ever interrupted by it."""
+    """Delays Ctrl-C until the end of the block. It only ever interrupts the main thread."""
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield
@@ -245,7 +245,7 @@ def _undisturbed() -> Iterator[None]:
 
 def _nanoseconds(t_s: float) -> int:
     if not 0 <= t_s <= _SECONDS_MAX:
-        raise ValueError(f"a time of {t_s} s cannot be recorded: it is in seconds since the run began")
+        raise ValueError(f"a time of {t_s} s cannot be recorded: give seconds since the start of the run")
     return round(t_s * 1e9)
 
 
@@ -260,8 +260,8 @@ def _told(path: Path, error: OSError) -> RecordingError:
         errno.ENOSPC: "the disk is full; free some space, or record to another disk",
         errno.EDQUOT: "your quota on this disk is used up; free some space, or record to another disk",
         errno.ENOENT: f"the folder {folder} does not exist; create it (mkdir -p {folder})",
-        errno.EACCES: f"you may not write in {folder}; give another path, or change its rights",
-        errno.EISDIR: "that is a folder; give the name of a file in it",
+        errno.EACCES: f"no permission to write in {folder}; give another path, or change the permissions",
+        errno.EISDIR: "the path is a folder; give the name of a file in it",
         errno.ENOTDIR: f"{folder} is not a folder; give another path",
         errno.EROFS: f"{folder} is on a read-only disk; give another path",
     }

@@ -1,4 +1,4 @@
-"""What several test files need."""
+"""Shared fixtures."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """Torch on one core, as learning uses it."""
+    """Torch on one core, as in learning."""
     import torch
 
     before = torch.get_num_threads()

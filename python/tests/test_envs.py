@@ -1,4 +1,4 @@
-"""The environment: what it promises, and that its three backends agree."""
+"""The environment: its guarantees, and agreement of its three backends."""
 
 import gc
 import math
@@ -30,7 +30,7 @@ CODE = Task(
     softening_s=0.2,
     shaping_step_s=0.1,
 )
-"""The world at the pace of `code`, so that what is expected below is in its numbers."""
+"""The world at the pace of `code`, so that the expectations below use its numbers."""
 
 
 def alone(
@@ -41,7 +41,7 @@ def alone(
     task: Task = CODE,
     backend: Backend = "native",
 ) -> Navigation:
-    """One robot, where it is wanted, nothing else around."""
+    """One robot at a given place, with nothing else around."""
     return arranged([(x, y, heading, *goal)], [], task, backend)
 
 
@@ -51,7 +51,7 @@ def arranged(
     task: Task = CODE,
     backend: Backend = "native",
 ) -> Navigation:
-    """Robots at (x, y, heading, goal x, goal y), obstacles at (x, y, vx, vy) that go straight on for ever."""
+    """Robots at (x, y, heading, goal x, goal y), and obstacles at (x, y, vx, vy) that move straight ahead forever."""
     env = Navigation(Level(obstacles=len(obstacles)), robots=len(robots), task=task, backend=backend)
     env.reset(seed=0)
     state = env.get_state()
@@ -83,7 +83,7 @@ def seek(env: Navigation) -> None:
 
 
 def everything(env: Navigation) -> bytes:
-    """All of the environment's state, to be compared bit for bit."""
+    """The environment's complete state, for comparison bit for bit."""
     return repr(without_arrays(env.get_state())).encode()
 
 
@@ -144,7 +144,7 @@ def test_the_picture_shows_every_robot() -> None:
     assert picture is not None and picture.shape == (500, 600, 3) and picture.dtype == np.uint8
     assert Navigation().render() is None
     for (x, y, heading), colour in zip(env.poses, [(68, 119, 170), (238, 102, 119), (34, 136, 51)], strict=False):
-        # Behind its nose.
+        # Behind it.
         x, y = x - 0.1 * math.cos(heading), y - 0.1 * math.sin(heading)
         assert tuple(picture[int(500 - y * 50), int(x * 50)]) == colour
 
@@ -191,7 +191,7 @@ def test_nothing_is_collected_while_an_irsim_world_is_made(monkeypatch: pytest.M
 @pytest.mark.parametrize("backend", ["native", "numpy", "irsim"])
 def test_collisions_are_what_they_are_said_to_be(backend: Backend) -> None:
     # Two robots head on, 2 m apart: they touch when their centres are 0.4 m apart, after 0.8 s at 1 m/s each.
-    # A robot and a wall, and a robot and an obstacle at rest, 1 m and 1.4 m from centre to what is hit.
+    # A robot and a wall, and a robot and an obstacle at rest: 1 m and 1.4 m from the centre to the point of impact.
     robots = [(2, 2, 0, 9, 9), (4, 2, math.pi, 9, 9), (9, 5, 0, 1, 1), (2, 8, 0, 9, 9)]
     env = arranged(robots, [(3.4, 8, 0, 0)], backend=backend)
     for robot in range(4):
@@ -204,7 +204,7 @@ def test_collisions_are_what_they_are_said_to_be(backend: Backend) -> None:
         (2, Ending.HIT_WALL),
         (3, Ending.HIT_OBSTACLE),
     ]
-    # To the tick, or one later: what touches by a rounding, or IR-SIM's corners.
+    # Exact to the tick, or one later because of rounding or IR-SIM's corners.
     assert events["t_ns"] / 1e9 == pytest.approx([0.8, 0.8, 0.8, 1.0], abs=0.0011)
     assert env.tally().collisions.tolist() == [1, 1, 1, 1]
     assert (env.status != DRIVING).all()
@@ -232,7 +232,7 @@ def test_the_clock_runs_out() -> None:
     env = alone(2.0, 5.0, 0.0, task=replace(CODE, episode_s=2.0))
     env.advance(2.5)
     assert env.take_events().tolist() == [(2_000_000_000, 0, Ending.TIMED_OUT)]
-    # Standing is 1.5 m/s off the wanted velocity, half of what it can be off: 0.3 - 3 / 2 for each 0.1 s.
+    # Standing still is 1.5 m/s off the wanted velocity, half of the maximum: 0.3 - 3 / 2 for each 0.1 s.
     assert env.take_rewards()[0] == pytest.approx(20 * (0.3 - 1.5))
     assert env.tally().timeouts.tolist() == [1]
     assert env.tally().driven_s.tolist() == [2.0]
@@ -249,7 +249,7 @@ def test_risk_costs_by_the_expected_collision_time() -> None:
     env.set_velocity(0, (1.0, 0.0))
     env.advance(0.001)
     assert env.take_rewards()[0] == pytest.approx(0.1 * (0.3 - 3 * 0.5 / 3))
-    # A wall 0.6 m away from what the robot takes to be its edge.
+    # A wall 0.6 m from the robot's assumed edge.
     env = alone(9.1, 5.0, 0.0)
     env.set_velocity(0, (1.5, 0.0))
     env.advance(0.001)
@@ -284,7 +284,7 @@ def test_time_is_on_a_grid_of_a_millisecond() -> None:
     env.set_velocity(0, (1.0, 0.0))
     env.advance_to_ns(10_999_999)
     assert env.poses[0, 0] == pytest.approx(2.010) and env.now_ns == 10_999_999
-    # It holds from the last whole millisecond on.
+    # It applies from the last whole millisecond on.
     env.set_velocity(0, (0.5, 0.0))
     env.advance_to(0.013)
     assert env.poses[0, 0] == pytest.approx(2.010 + 0.5 * 0.003)
@@ -318,7 +318,7 @@ def test_a_fresh_start_is_clear_and_its_goal_far() -> None:
             assert np.hypot(*(others - robots[i]).T).min() >= 1.0
             assert np.hypot(*(goals[i] - robots[i])) >= 4.0
             assert np.hypot(*(np.delete(goals, i, axis=0) - goals[i]).T).min() >= 1.0
-    # As many as there can be do not fit with that much room, and still find a place.
+    # The maximum number does not fit with that much room, and still finds places.
     crowd = Navigation(Level(obstacles=100), robots=64)
     crowd.reset(seed=1)
     assert (crowd.poses[:, :2] >= 1.0).all() and (crowd.poses[:, :2] <= 9.0).all()
@@ -366,7 +366,7 @@ def test_irsim_agrees_over_whole_episodes(level: str, seed: int) -> None:
         env.reset(seed=seed)
     rng = np.random.default_rng(seed)
     while ours.agents or irsim.agents:
-        # Some seek their goals, so that there are arrivals; the others drive about.
+        # Some drive to their goals, so that there are arrivals; the others drive around.
         seek(ours)
         actions = dict(zip(ours.possible_agents, ours.velocities, strict=True))
         for agent in ours.possible_agents[:2]:
@@ -467,7 +467,7 @@ def test_a_restored_run_is_the_unbroken_one(endless: bool) -> None:
         drive(env, 6.0, seed=2)
     assert everything(restored) == everything(unbroken)
     assert (restored.observe()[0] == unbroken.observe()[0]).all()
-    # A used one takes it too, and a state that was taken stays as it was.
+    # A used environment accepts it too, and a saved state does not change.
     restored.set_state(pickle.loads(saved))
     state = restored.get_state()
     before = repr(without_arrays(state))
@@ -539,5 +539,5 @@ def test_bad_calls_are_told() -> None:
     with pytest.raises(ValueError, match="no robot 5"):
         env.set_velocity(5, (1.0, 0.0))
     env.advance(1.0)
-    with pytest.raises(ValueError, match="backwards"):
+    with pytest.raises(ValueError, match="cannot go back"):
         env.advance_to(0.5)

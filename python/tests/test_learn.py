@@ -60,7 +60,7 @@ class Robots:
         self.models[robot] = self.leader.model()
 
     def epoch(self, orders: list[list[int]]) -> torch.Tensor:
-        """Rounds with a barrier; all updates of one come in the order given."""
+        """Rounds with a barrier; all updates of a round arrive in the given order."""
         self.leader.begin_epoch()
         for order in orders:
             for robot in order:
@@ -191,7 +191,7 @@ def test_nothing_to_learn_from_moves_nothing() -> None:
 
 
 def test_ppo_learns_what_pays() -> None:
-    """A robot is paid for action = (1, -1); after some batches its mean is near."""
+    """A robot is rewarded for action = (1, -1); after some batches its mean is close."""
     net, hyper = network(), Hyper(rate=3e-3)
     optimiser = Optimiser(flat(net), hyper)
     rng = np.random.default_rng(5)

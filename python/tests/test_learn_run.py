@@ -1,4 +1,4 @@
-"""`coorp learn` whole: the co-simulation, stopping and going on, files, messages and exit codes."""
+"""`coorp learn` as a whole: the co-simulation, stopping and resuming, files, messages and exit codes."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def weights(folder: Path) -> torch.Tensor:
 
 
 class Watcher:
-    """Writes down when who perceives and gets commands, and how fast it was before."""
+    """Records when each robot perceives and gets commands, and its speed before."""
 
     def __init__(self) -> None:
         self.env: Navigation
@@ -162,7 +162,7 @@ def test_learning_changes_the_control_model_when_an_epoch_ends_only(team: Path) 
 
 
 def test_an_epoch_of_the_team_is_one_of_plain_ppo(team: Path) -> None:
-    """The whole way: a batch gathered by driving, robots' gradients, the leader's steps, the control model."""
+    """End to end: a batch collected by driving, robots' gradients, the leader's steps, the control model."""
     run = cosim(team)
     learner = run.learner
     assert learner is not None
@@ -220,7 +220,7 @@ def test_a_run_can_be_made_longer(team: Path, model: Path, tmp_path: Path) -> No
     longer = planned(team, model, tmp_path / "short", resume=True)
     longer.run(lambda second, note: True)
     assert longer.outcome() == whole.outcome()
-    with pytest.raises(CheckpointError, match="already, beyond --minutes"):
+    with pytest.raises(CheckpointError, match="minutes, beyond --minutes"):
         short = planned(team, model, tmp_path / "short", seconds=2, resume=True)
         short.run(lambda second, note: True)
 
@@ -240,28 +240,28 @@ def test_bad_checkpoints_are_told_apart(tmp_path: Path, model: Path) -> None:
     bad = tmp_path / "bad.pt"
     for content in (b"", b"not a checkpoint", good[: len(good) // 2], good[:-20]):
         bad.write_bytes(content)
-        with pytest.raises(CheckpointError, match="truncated or no file"):
+        with pytest.raises(CheckpointError, match="truncated or not a file"):
             checkpoint.load(bad)
     torch.save({"kind": checkpoint.KIND, "version": 99, "content": {}}, bad)
-    with pytest.raises(CheckpointError, match="of version 99, and this coorp reads version 2"):
+    with pytest.raises(CheckpointError, match="has version 99, but this coorp reads version 2"):
         checkpoint.load(bad)
-    with pytest.raises(CheckpointError, match="a model of version 99, and this coorp reads version 1"):
+    with pytest.raises(CheckpointError, match="a model of version 99, but this coorp reads version 1"):
         torch.save({"kind": checkpoint.KIND, "version": 99, "content": torch.load(model)["content"]}, bad)
         checkpoint.load_model(bad, fit.SHAPE)
     torch.save({"kind": checkpoint.KIND, "version": 1, "content": {}}, bad)
-    with pytest.raises(CheckpointError, match="of version 1, from before each robot had its own optimiser"):
+    with pytest.raises(CheckpointError, match="has version 1, from before each robot had its own optimiser"):
         checkpoint.load(bad)
     checkpoint.save(bad, {"setting": {}})
-    with pytest.raises(CheckpointError, match="holds no model; give"):
+    with pytest.raises(CheckpointError, match="contains no model; give"):
         checkpoint.load_model(bad, fit.SHAPE)
     torch.save([1, 2, 3], bad)
-    with pytest.raises(CheckpointError, match="no file of `coorp learn`"):
+    with pytest.raises(CheckpointError, match="not a file of `coorp learn`"):
         checkpoint.load(bad)
     torch.save({"kind": print}, bad)
     with pytest.raises(CheckpointError):
         checkpoint.load(bad)
     checkpoint.save_model(bad, Network(vector=4, action=2), "a test")
-    with pytest.raises(CheckpointError, match="another shape: it takes 4 numbers"):
+    with pytest.raises(CheckpointError, match="a different shape: it takes 4 numbers"):
         checkpoint.load_model(bad, fit.SHAPE)
     with pytest.raises(CheckpointError, match="there is no file"):
         checkpoint.load(tmp_path / "nothing.pt")
@@ -302,7 +302,7 @@ def test_the_command_writes_report_and_figures(
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert page.count("data:image/gif") == 5
     assert "http" not in page
-    assert "mpc-only: frozen, so by the policy's mean" in page and "Frozen policy" not in page
+    assert "mpc-only: frozen, driving by the policy's mean" in page and "Frozen policy" not in page
     for name in ("reward.png", "collisions.png", "epochs.png"):
         assert (folder / name).read_bytes().startswith(b"\x89PNG")
     outcome = json.loads((folder / "coorp-bsp" / "outcome.json").read_text(encoding="utf-8"))
@@ -318,14 +318,14 @@ def test_the_command_writes_report_and_figures(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--sync", "bps"], "unknown paradigm 'bps': there are bsp, ssp, asp; did you mean bsp?"),
+        (["--sync", "bps"], "unknown paradigm 'bps': choose from bsp, ssp, asp; did you mean bsp?"),
         (["--policy", "coorq"], "coorq"),
         (["--policy", "bulk-only"], "no control loop"),
-        (["--policy", "coorp,,edca"], "names nothing"),
-        (["--sync", "asp", "--staleness", "2"], "for ssp only"),
-        (["--minutes", "0"], "no minutes from"),
-        (["--minutes", "nan"], "no minutes from"),
-        (["--seed", "-1"], "no whole number"),
+        (["--policy", "coorp,,edca"], "empty name"),
+        (["--sync", "asp", "--staleness", "2"], "only to ssp"),
+        (["--minutes", "0"], "not a number of minutes from"),
+        (["--minutes", "nan"], "not a number of minutes from"),
+        (["--seed", "-1"], "not a whole number"),
         (["--resume"], "nothing in"),
         (["--model", "/nowhere/model.pt"], "no file /nowhere/model.pt"),
         (["--out", "/proc/nowhere"], "--out"),
@@ -368,7 +368,7 @@ def test_learnt_weights_can_be_driven_where_they_were_learnt(
 
 
 def test_weights_that_change_during_a_run_are_not_its_own(team: Path, model: Path, tmp_path: Path) -> None:
-    """And neither is a team file: a run is made from what there was when it was planned."""
+    """Nor does a changed team file: a run uses the files as they were when it was planned."""
     untouched = planned(team, model, tmp_path / "untouched", seconds=3)
     untouched.run(lambda second, note: True)
     options = _parser().parse_args(
@@ -411,7 +411,7 @@ def test_a_repeated_command_leaves_what_there_is(
     assert all((folder / name).read_text(encoding="utf-8") == "not the run's" for name in mine)
     (folder / "checkpoint.pt").unlink()
     assert learn(team, model, out, "--resume", "--seed", "1", "--minutes", "0.1") == 2
-    assert "no checkpoint to go on from" in capsys.readouterr().err
+    assert "no checkpoint to resume" in capsys.readouterr().err
     assert "outcome.json" in {each.name for each in folder.iterdir()}
 
 
@@ -428,7 +428,7 @@ def test_what_differs_is_named_and_nothing_else(team: Path, model: Path, tmp_pat
     with pytest.raises(CheckpointError) as told:
         planned(team, model, folder, seconds=2, resume=True).run(lambda second, note: True)
     assert (
-        f"of a run with another coorp: 0.0.1 then, {coorp.__version__} now, another hyper-parameters, "
+        f"from a run with another coorp: 0.0.1 then, {coorp.__version__} now, another hyper-parameters, "
         "another environment; give the same" in str(told.value)
     )
 
@@ -439,7 +439,7 @@ def test_a_recording_that_was_not_made_is_not_passed_over(
     pytest.importorskip("mcap_ros2")
     assert learn(team, model, tmp_path / "runs") == 0
     assert learn(team, model, tmp_path / "runs", "--resume", "--mcap") == 2
-    assert "is done and was not recorded; leave out --mcap" in capsys.readouterr().err
+    assert "is finished and was not recorded; omit --mcap" in capsys.readouterr().err
     assert learn(team, model, tmp_path / "runs", "--overwrite", "--mcap") == 0
     assert learn(team, model, tmp_path / "runs", "--resume", "--mcap") == 0
 
@@ -447,9 +447,9 @@ def test_a_recording_that_was_not_made_is_not_passed_over(
 @pytest.mark.parametrize(
     ("names", "more", "message"),
     [
-        ([f"r{i}" for i in range(65)], [], "does not fit the environment: there can be 1 to 64 robots, not 65"),
-        (["a-b", "a.b"], ["--mcap"], "would both be recorded as '/a_b'; rename one; or leave out --mcap"),
-        (["x", "1st"], ["--mcap"], "'1st' is no robot's name"),
+        ([f"r{i}" for i in range(65)], [], "does not fit the environment: there must be 1 to 64 robots, not 65"),
+        (["a-b", "a.b"], ["--mcap"], "would both be recorded as '/a_b'; rename one; or omit --mcap"),
+        (["x", "1st"], ["--mcap"], "'1st' is not a valid robot name"),
     ],
 )
 def test_a_team_that_cannot_be_driven_or_recorded_is_told_before_anything_is_cleared(
@@ -476,23 +476,23 @@ def test_a_batch_beyond_memory_is_told(
 ) -> None:
     team.write_text(TEAM.replace("batch_loops = 20", "batch_loops = 200_000"), encoding="utf-8")
     assert learn(team, model, tmp_path / "runs") == 2
-    assert "6.9 GiB of images, and 4 GiB can be learnt from; give at most 116508" in capsys.readouterr().err
+    assert "6.9 GiB of images, but the limit is 4 GiB; use at most 116508" in capsys.readouterr().err
     assert learn(team, model, tmp_path / "runs", "--frozen") == 0, "nothing is kept"
 
 
 @pytest.mark.parametrize("options", [("--policy", "coorp", "--compare", "edca"), ("--policy", "a", "--policy", "b")])
 def test_policies_are_given_once(options: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["team.toml", *options]) == 2
-    assert "--policy and --compare are one option" in capsys.readouterr().err
+    assert "--policy and --compare are the same option" in capsys.readouterr().err
 
 
 def test_what_is_no_model_is_left_to_its_owner(team: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     readme = tmp_path / "README.md"
     readme.write_text("# Read me", encoding="utf-8")
-    for path, message in ((readme, "no file of `coorp learn`"), (tmp_path, "cannot be read: Is a directory")):
+    for path, message in ((readme, "not a file of `coorp learn`"), (tmp_path, "cannot be read: Is a directory")):
         assert learn(team, path, tmp_path / "runs") == 2
         said = capsys.readouterr().err
-        assert message in said and "give --model the model.pt of a run" in said
+        assert message in said and "set --model to the model.pt of a run" in said
         assert "delete" not in said and "--out" not in said
 
 
@@ -509,7 +509,7 @@ def test_without_a_terminal_there_are_lines(
 
 
 def test_a_disk_that_takes_no_recording_still_takes_a_checkpoint(team: Path, model: Path, tmp_path: Path) -> None:
-    """Both are on one disk; here it is files of more than 3 MB that it does not take."""
+    """Both are on one disk; here it refuses files of more than 3 MB."""
     pytest.importorskip("mcap_ros2")
     out = tmp_path / "runs"
     limited = (
@@ -518,9 +518,9 @@ def test_a_disk_that_takes_no_recording_still_takes_a_checkpoint(team: Path, mod
     )
     arguments = [str(team), "--model", str(model), "--frozen", "--out", str(out), "--no-gif", "--no-report", "--mcap"]
     command = [sys.executable, "-c", limited, *arguments, "--minutes", "1000"]
-    got = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
+    got = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
     assert got.returncode == 2
-    assert "cannot write the recording" in got.stderr and "without --mcap unrecorded" in got.stderr
+    assert "cannot write the recording" in got.stderr and "without --mcap to continue unrecorded" in got.stderr
     folder = out / "small-seed1" / "coorp-bsp-frozen"
     saved = checkpoint.load(folder / "checkpoint.pt")["cosim"]["now_s"]
     assert f"saved up to {saved / 60:.3g} minutes" in got.stderr
@@ -530,7 +530,7 @@ def test_a_disk_that_takes_no_recording_still_takes_a_checkpoint(team: Path, mod
 
 def test_a_full_disk_is_told_with_what_works(tmp_path: Path) -> None:
     told = _about_disk(OSError(errno.ENOSPC, "No space left on device"), tmp_path)
-    assert "make some there, then the same command with --resume" in told and "another --out" not in told
+    assert "free some, then repeat the command with --resume" in told and "another --out" not in told
 
 
 def test_a_team_that_does_not_learn_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -546,7 +546,7 @@ def test_without_torch_it_says_what_to_install(team: Path) -> None:
     code = (
         f"import sys; sys.modules['torch'] = None; from coorp.learn.main import main; sys.exit(main([{str(team)!r}]))"
     )
-    got = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    got = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300)
     assert got.returncode == 2
     assert "needs the Python package 'torch'" in got.stderr and "pip install" in got.stderr
 
@@ -557,11 +557,11 @@ def test_ctrl_c_saves_and_says_how_to_go_on(team: Path, model: Path, tmp_path: P
     command = [sys.executable, "-m", "coorp", "learn", str(team), "--model", str(model), "--out", str(out)]
     run = subprocess.Popen([*command, "--minutes", "1000", "--overwrite"], stderr=subprocess.PIPE, text=True)
     checkpoint_file = out / "small-seed1" / "coorp-bsp" / "checkpoint.pt"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not checkpoint_file.exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     run.send_signal(number)
-    _, said = run.communicate(timeout=60)
+    _, said = run.communicate(timeout=300)
     assert run.returncode == 130
     assert "--minutes 1000 --resume" in said and "--overwrite" not in said and "Traceback" not in said
     assert checkpoint.load(checkpoint_file)["cosim"]["now_s"] >= 60
@@ -591,7 +591,7 @@ def test_a_second_ctrl_c_says_what_is_left(
     assert got.returncode == 130
     assert "Traceback" not in got.stderr
     if saved:
-        assert "ended at once; what was driven since the last checkpoint is lost; to go on: coorp learn" in got.stderr
+        assert "ended at once; everything since the last checkpoint is lost; to continue: coorp learn" in got.stderr
         assert learn(team, model, out, "--resume", "--minutes", "0.1") == 0
     else:
         assert "ended before there was anything to save" in got.stderr
@@ -631,11 +631,11 @@ def test_the_example_can_be_short() -> None:
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=300,
         )
         assert got.returncode == 0, got.stderr
         assert "bulk 0.0 Mbit/s" in got.stdout
-    # Robots that collide are rewarded with some -40 a second here; over a whole minute it would be a tenth of that.
+    # Robots that collide earn some -40 per second here; over a whole minute it would be a tenth of that.
     reward = float(got.stdout.split("per robot and second")[1].split()[0])
     assert reward < -10
 

@@ -1,4 +1,4 @@
-"""The native module as a user of the package meets it, held against the command line."""
+"""The native module from a user's view, compared with the command line."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LEARNER = TEAM.read_text().replace("10_000_000", "20_000").replace("batch_loops 
 
 
 def command(*arguments: str | os.PathLike[str]) -> subprocess.CompletedProcess[str]:
-    """Runs the program `coorp` where there is one, as `make test` says, and else the package's."""
+    """Runs the program `coorp` if there is one, as in `make test`, otherwise the package's."""
     program = [os.environ["COORP"]] if "COORP" in os.environ else [sys.executable, "-m", "coorp"]
     return subprocess.run([*program, *arguments], capture_output=True, text=True, cwd=ROOT)
 
@@ -52,6 +52,8 @@ def test_a_seed_gives_what_it_gives_on_the_command_line(policy: str) -> None:
     assert result.to_dict() == expected
     assert result.loops > 0
     for name in ("violation_rate", "loops", "reaction_ms", "control_latency_ms", "bulk_mbps", "epochs", "epoch_s"):
+        assert getattr(result, name) == expected[name]
+    for name in ("perception_latency_ms", "command_latency_ms"):
         assert getattr(result, name) == expected[name]
     for name in ("wnic_ahead", "window_share", "virtual_s", "events", "flows", "mac", "policy", "wall_s"):
         assert getattr(result, name) == expected[name]
@@ -157,23 +159,27 @@ def test_the_team_says_what_the_file_says() -> None:
 
 
 def test_python_goes_on_while_the_simulator_runs() -> None:
-    span: list[float] = []
+    def longest_gap() -> float:
+        """The longest time, as a share of a run's, for which this thread stood still."""
+        span: list[float] = []
 
-    def simulate() -> None:
-        span.append(time.perf_counter())
-        coorp.simulate(TEAM, "edca", duration_s=300.0)
-        span.append(time.perf_counter())
+        def simulate() -> None:
+            span.append(time.perf_counter())
+            coorp.simulate(TEAM, "edca", duration_s=300.0)
+            span.append(time.perf_counter())
 
-    thread = threading.Thread(target=simulate)
-    seen = []
-    thread.start()
-    while thread.is_alive():
-        seen.append(time.perf_counter())
-        time.sleep(0.002)
-    start, end = span
-    during = [start, *(at for at in seen if start < at < end), end]
-    # With the GIL held throughout, the one gap would be the whole run.
-    assert max(np.diff(during)) < (end - start) / 2
+        thread = threading.Thread(target=simulate)
+        seen = []
+        thread.start()
+        while thread.is_alive():
+            seen.append(time.perf_counter())
+            time.sleep(0.002)
+        start, end = span
+        during = [start, *(at for at in seen if start < at < end), end]
+        return max(np.diff(during)) / (end - start)
+
+    # With the GIL held throughout, the one gap would be the whole of each run. A machine may stand still in some.
+    assert any(longest_gap() < 0.5 for _ in range(10))
 
 
 def test_seeds_on_threads_give_what_they_give_alone() -> None:
@@ -215,15 +221,15 @@ NOT_LEARNING = "[[robot]]\nname='a'\nleader=true\n[[robot]]\nname='b'\n[control]
         (lambda: coorp.simulate("no.toml"), "cannot read no.toml"),
         (lambda: coorp.simulate(ROOT), "cannot read"),
         (lambda: coorp.Session(NO_TEAM), "team:2:8"),
-        (lambda: coorp.simulate(TEAM, "edcaa"), "'edcaa'; there are mpc-only, bulk-only"),
+        (lambda: coorp.simulate(TEAM, "edcaa"), "'edcaa'; choose one of mpc-only, bulk-only"),
         (lambda: coorp.simulate(TEAM, duration_s=0), "at least 1ms"),
         (lambda: coorp.simulate(TEAM, duration_s=float("nan")), "at least 1ms"),
-        (lambda: coorp.simulate(TEAM, duration_s=1e9), "24h at most"),
+        (lambda: coorp.simulate(TEAM, duration_s=1e9), "at most 24h"),
         (lambda: coorp.simulate(TEAM, seed=-1), "seed = -1"),
-        (lambda: coorp.simulate(TEAM, seed=2**64), "a seed is from 0 to 18446744073709551615"),
-        (lambda: coorp.simulate(TEAM, sync="bps"), "'bps'; there are bsp, ssp and asp"),
-        (lambda: coorp.simulate(TEAM, sync="asp", staleness=1), "only ssp has a staleness"),
-        (lambda: coorp.simulate(TEAM, staleness=1), "only ssp has a staleness"),
+        (lambda: coorp.simulate(TEAM, seed=2**64), "a seed is between 0 and 18446744073709551615"),
+        (lambda: coorp.simulate(TEAM, sync="bps"), "'bps'; choose bsp, ssp or asp"),
+        (lambda: coorp.simulate(TEAM, sync="asp", staleness=1), "staleness applies only to ssp"),
+        (lambda: coorp.simulate(TEAM, staleness=1), "staleness applies only to ssp"),
         (lambda: coorp.Session(TEAM, sync="ssp", staleness=-1), "staleness = -1"),
         (lambda: coorp.Session(NOT_LEARNING, sync="ssp"), "add [learning]"),
         (lambda: coorp.Session(NOT_LEARNING, "bulk-only"), "has nothing to run"),
@@ -243,7 +249,7 @@ def test_bad_input_is_told_as_such(call: Callable[[], object], text: str) -> Non
 def test_time_does_not_go_back_and_the_session_lives_on() -> None:
     session = coorp.Session(TEAM)
     session.advance(2.0)
-    with pytest.raises(coorp.InputError, match="is at 2 s already"):
+    with pytest.raises(coorp.InputError, match="is already at 2 s"):
         session.advance(1.0)
     assert len(session.advance(3.0))
 

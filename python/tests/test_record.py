@@ -1,4 +1,4 @@
-"""Recordings: what `coorp.record` writes, read by others, and what `coorp import` makes of it and of others' bags."""
+"""Recordings: files from `coorp.record`, read by other tools, and imports of these files and of foreign bags."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def coorp(*arguments: str | os.PathLike[str]) -> subprocess.CompletedProcess[str
 
 
 def imported(path: Path) -> str:
-    """The team file that a good recording gives, which `coorp check` found fine."""
+    """The team file from a good recording, which `coorp check` accepts."""
     run = coorp("import", path)
     assert run.returncode == 0, run.stderr
     team = path.parent / "imported.toml"
@@ -65,7 +65,7 @@ def messages(path: Path) -> list[tuple[str, str, int, Any]]:
 
 
 def drive(recorder: Recorder, seconds: float) -> None:
-    """What the learning environment records."""
+    """A recording like that of the learning environment."""
     for tick in range(round(seconds * RATE_HZ)):
         t_s = tick / RATE_HZ
         for robot in range(ROBOTS):
@@ -105,7 +105,7 @@ def test_what_is_recorded_can_be_read_back(tmp_path: Path) -> None:
 
 
 def test_payload_and_definitions_are_those_of_ros_2(tmp_path: Path) -> None:
-    """Held against another library's own definitions of the types."""
+    """Compared with another library's own type definitions."""
     path = tmp_path / "run.mcap"
     with Recorder(path) as recorder:
         drive(recorder, 0.1)
@@ -164,7 +164,7 @@ BAGS = [
 
 
 def write_bag(path: Path, storage: StoragePlugin, mode: CompressionMode, seconds: float = 6.0) -> None:
-    """A bag of one robot: its odometry with jitter, its laser, its camera, and some log."""
+    """A bag of one robot: odometry with jitter, laser, camera, and some log."""
     store = get_typestore(Stores.ROS2_HUMBLE)
     types = store.types
     stamp = types["builtin_interfaces/msg/Time"](sec=0, nanosec=0)
@@ -237,7 +237,7 @@ def test_a_truncated_recording_gives_what_it_holds(tmp_path: Path) -> None:
     path.write_bytes(whole[: len(whole) // 2])
     run = coorp("import", path)
     assert run.returncode == 0
-    assert f"{path} ends in the middle" in run.stderr
+    assert f"{path} is truncated" in run.stderr
     assert flow(run.stdout, "robot_0.camera")["period"] == "33.333ms"
     path.write_bytes(whole[:100])
     run = coorp("import", path)
@@ -257,7 +257,7 @@ def test_what_is_no_recording_is_told_from_one(tmp_path: Path, content: bytes) -
     assert run.stdout == ""
 
 
-# Says when it is under way, and records without end.
+# Reports when it has started, and records forever.
 ENDLESS = """
 import sys
 import numpy as np
@@ -282,7 +282,7 @@ def record_until(path: Path, number: signal.Signals, after_s: float) -> None:
     assert program.stdout.readline() == "under way\n"
     time.sleep(after_s)
     program.send_signal(number)
-    program.wait(30)
+    program.wait(300)
     program.stdout.close()
 
 
@@ -323,7 +323,7 @@ def test_a_killed_program_leaves_what_can_be_recovered(tmp_path: Path) -> None:
         list(NonSeekingReader(file).iter_messages())
     run = coorp("import", path)
     assert run.returncode == 0, run.stderr
-    assert "ends in the middle" in run.stderr
+    assert "is truncated" in run.stderr
     assert "robot_0.camera" in run.stdout
 
 
@@ -391,13 +391,13 @@ def test_what_cannot_be_recorded_is_refused(tmp_path: Path) -> None:
             with pytest.raises(ValueError, match="cannot be recorded"):
                 recorder.scalar("reward", t_s, 0.0)
         for topic in ("", "a b", "/", "a//b", "1st", "ü"):
-            with pytest.raises(ValueError, match="is no topic"):
+            with pytest.raises(ValueError, match="is not a valid topic"):
                 recorder.scalar(topic, 0.0, 0.0)
         recorder.pose("robot-1", 0.0, 0.0, 0.0, 0.0)
         with pytest.raises(ValueError, match="rename one"):
             recorder.pose("robot_1", 0.0, 0.0, 0.0, 0.0)
         for robot in ("", "1st"):
-            with pytest.raises(ValueError, match="no robot's name"):
+            with pytest.raises(ValueError, match="not a valid robot name"):
                 recorder.pose(robot, 0.0, 0.0, 0.0, 0.0)
     assert len(messages(tmp_path / "run.mcap")) == 1
 
@@ -406,5 +406,5 @@ def test_names_can_be_tried_before_there_is_a_file() -> None:
     assert record.topic_names(["robot-1", "b", 2]) == {"robot-1": "robot_1", "b": "b", 2: "robot_2"}
     with pytest.raises(ValueError, match="would both be recorded as '/a_b'"):
         record.topic_names(["a-b", "a.b"])
-    with pytest.raises(ValueError, match="no robot's name"):
+    with pytest.raises(ValueError, match="not a valid robot name"):
         record.topic_names(["1st"])

@@ -1,16 +1,15 @@
-//! The host queue: which packet goes next to the driver, as mac80211's FQ-CoDel decides it (RFC 8290).
+//! The host queue: which packet the driver gets next, as in mac80211's FQ-CoDel (RFC 8290).
 //!
-//! One queue here serves one station and access category. Each destination in it is what mac80211 calls a TXQ, and
-//! the destinations take turns. Inside one, flows share by deficit round robin with a small quantum, and a flow that
-//! comes new goes first, so sparse flows pass fat ones. CoDel (in `codel.rs`) drops at the head of a flow whose
-//! packets wait too long. When the queue is full, the flow with the most bytes loses its oldest packet, as mac80211
-//! does up to Linux 5.10.
+//! One queue serves one station and access category. Each destination in it corresponds to a TXQ of mac80211, and
+//! destinations take turns. Within a destination, flows share by deficit round robin with a small quantum. A new flow
+//! goes first, so sparse flows pass fat ones. CoDel (in `codel.rs`) drops at the head of a flow whose packets wait too
+//! long. If the queue is full, the flow with the most bytes loses its oldest packet, as in mac80211 up to Linux 5.10.
 //!
-//! Left out: airtime fairness (the turn is a packet or whatever the caller makes of [`FqCodel::next_destination`]),
-//! airtime queue limits, the limit on memory beside the one on packets, hash collisions between flows (up to
-//! [`MAX_FLOWS`] flows have a queue each), and the packet limit being shared by all categories of a radio.
+//! Left out: airtime fairness (a turn is one packet, or whatever the caller makes of [`FqCodel::next_destination`]),
+//! airtime queue limits, the memory limit in addition to the packet limit, hash collisions between flows (up to
+//! [`MAX_FLOWS`] flows have separate queues), and sharing the packet limit between all categories of a radio.
 //!
-//! Packets live in one slab and queues are links through it, so nothing is allocated per packet.
+//! Packets live in one slab, and queues are linked lists through it, so nothing is allocated per packet.
 
 mod codel;
 
@@ -18,32 +17,32 @@ use crate::packet::{Packet, StationId};
 use codel::Codel;
 use coorp_core::{Duration, Instant};
 
-/// Flows with a queue of their own, as many as mac80211 has. Past it, a destination's further flows share one.
+/// Number of flows with their own queue, as in mac80211. Beyond it, a destination's additional flows share one.
 pub const MAX_FLOWS: usize = 4096;
 
 /// No node, flow or destination.
 const NONE: u32 = u32::MAX;
 
-/// The most that [`Config::packet_limit`] may ask for: backlogs in bytes then still fit 32 bits.
+/// Upper bound of [`Config::packet_limit`], so that backlogs in bytes fit in 32 bits.
 const PACKET_LIMIT_MAX: usize = 65_536;
 
-/// How the queue is set up.
+/// The configuration of the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Most packets in the queue, all flows together; 1 to 65,536.
+    /// Maximum number of packets in the queue, over all flows; 1 to 65,536.
     pub packet_limit: usize,
-    /// What a flow may send in a round, in bytes; at least 1.
+    /// The bytes that a flow may send per round; at least 1.
     pub quantum_bytes: u16,
-    /// Whether CoDel drops at all.
+    /// Whether CoDel is enabled.
     pub codel: bool,
-    /// The standing wait that CoDel accepts.
+    /// The standing delay that CoDel accepts.
     pub target: Duration,
-    /// How long the wait must stand above the target before the first drop.
+    /// How long the delay must stay above the target before the first drop.
     pub interval: Duration,
 }
 
 impl Default for Config {
-    /// mac80211's own numbers.
+    /// The values of mac80211.
     fn default() -> Self {
         Config {
             packet_limit: 8192,
@@ -55,7 +54,7 @@ impl Default for Config {
     }
 }
 
-/// A queued packet. The slab's free nodes are linked by `next` as well.
+/// A queued packet. `next` also links the free nodes of the slab.
 #[derive(Clone, Copy, Debug)]
 struct Node {
     packet: Packet,
@@ -63,7 +62,7 @@ struct Node {
     next: u32,
 }
 
-/// A queue of links: nodes of a flow, flows of a round, destinations in turn.
+/// A linked list: nodes of a flow, flows of a round, or destinations in turn.
 #[derive(Clone, Copy, Debug)]
 struct List {
     head: u32,
@@ -74,7 +73,7 @@ impl List {
     const EMPTY: List = List { head: NONE, tail: NONE };
 }
 
-/// Which of its destination's lists a flow stands in.
+/// Which of its destination's lists contains the flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Standing {
     Out,
@@ -90,7 +89,7 @@ struct Flow {
     packets: List,
     destination: u32,
     standing: Standing,
-    /// The next flow in the list that it stands in.
+    /// The next flow in its list.
     next: u32,
     deficit: i32,
     codel: Codel,
@@ -102,10 +101,10 @@ struct Destination {
     new_flows: List,
     old_flows: List,
     packets: u32,
-    /// Whether it stands in the turns; `next` is then its follower.
+    /// Whether it is in the turn list; `next` is then its successor.
     in_turn: bool,
     next: u32,
-    /// The queue of the flows that found no place in the table.
+    /// The queue of the flows that did not fit in the table.
     shared_flow: u32,
 }
 
@@ -117,18 +116,18 @@ pub struct FqCodel {
     free: u32,
     len: usize,
     flows: Vec<Flow>,
-    /// Bytes queued for each flow; apart from `flows`, so that finding the fattest reads little memory.
+    /// Queued bytes of each flow; separate from `flows`, so that finding the fattest reads little memory.
     backlogs: Vec<u32>,
-    /// First flow of each bucket; a power of two of them.
+    /// First flow of each bucket; their number is a power of two.
     buckets: Vec<u32>,
     destinations: Vec<Destination>,
-    /// Each station's place in `destinations`, by station number.
+    /// The index of each station in `destinations`, by station number.
     by_station: Vec<u32>,
     turns: List,
 }
 
 impl FqCodel {
-    /// An empty queue. A limit or quantum outside its range is moved to the nearest one inside.
+    /// An empty queue. A limit or quantum out of range is clamped.
     pub fn new(config: Config) -> Self {
         let config = Config {
             packet_limit: config.packet_limit.clamp(1, PACKET_LIMIT_MAX),
@@ -149,10 +148,15 @@ impl FqCodel {
         }
     }
 
-    /// Takes a packet in. What comes back was dropped to make room: the oldest packet of the fattest flow, which can be
-    /// this one.
+    /// Enqueues a packet. Returns the packet that was dropped to make room: the oldest of the fattest flow, which may
+    /// be this one.
     pub fn push(&mut self, packet: Packet, now: Instant) -> Option<Packet> {
-        let destination = self.destination_of(packet.to);
+        self.push_via(packet.to, packet, now)
+    }
+
+    /// The same for a packet that goes to `hop` first: the destination that it waits for. One flow always has one.
+    pub fn push_via(&mut self, hop: StationId, packet: Packet, now: Instant) -> Option<Packet> {
+        let destination = self.destination_of(hop);
         let flow = self.flow_of(&packet, destination);
         let node = self.allocate(packet, now);
 
@@ -181,8 +185,8 @@ impl FqCodel {
             .map(|(oldest, _)| oldest)
     }
 
-    /// The next packet, from the destination whose turn it is; the turn passes on. `dropped` is told of each packet
-    /// that CoDel drops on the way.
+    /// Dequeues the next packet, from the destination whose turn it is, and passes the turn on. Calls `dropped` for
+    /// each packet that CoDel drops on the way.
     pub fn pop(&mut self, now: Instant, dropped: &mut impl FnMut(Packet)) -> Option<Packet> {
         while let Some(to) = self.next_destination() {
             if let Some(packet) = self.pop_for(to, now, dropped) {
@@ -192,7 +196,7 @@ impl FqCodel {
         None
     }
 
-    /// The next packet to this destination, whose turn it need not be: for filling an aggregate. `dropped` as in
+    /// Dequeues the next packet to this destination, even out of turn, to fill an aggregate. `dropped` is as in
     /// [`FqCodel::pop`].
     pub fn pop_for(&mut self, to: StationId, now: Instant, dropped: &mut impl FnMut(Packet)) -> Option<Packet> {
         let destination = self.find_destination(to)?;
@@ -208,8 +212,8 @@ impl FqCodel {
                 return Some(packet);
             }
             self.remove_first_flow(destination, standing);
-            // A flow that ran empty while new waits one round behind the old ones, or it could come new again at once
-            // and starve them.
+            // A new flow that ran empty waits one round behind the old ones. Otherwise it could count as new again at
+            // once and starve them.
             let old_wait = self.destinations[destination as usize].old_flows.head != NONE;
             if standing == Standing::New && old_wait {
                 self.append_flow(destination, flow, Standing::Old);
@@ -218,7 +222,7 @@ impl FqCodel {
         None
     }
 
-    /// The destination whose turn it is; the turn passes on to the next one that has packets.
+    /// The destination whose turn it is; passes the turn on to the next one with packets.
     pub fn next_destination(&mut self) -> Option<StationId> {
         while self.turns.head != NONE {
             let first = self.turns.head;
@@ -234,23 +238,23 @@ impl FqCodel {
         None
     }
 
-    /// Packets in the queue.
+    /// The number of packets in the queue.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Packets in the queue to this destination.
+    /// The number of packets in the queue to this destination.
     pub fn len_for(&self, to: StationId) -> usize {
         self.find_destination(to)
             .map_or(0, |at| self.destinations[at as usize].packets as usize)
     }
 
-    /// Whether nothing is queued.
+    /// Whether the queue is empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Drops everything; `dropped` is told of each packet.
+    /// Drops everything; calls `dropped` for each packet.
     pub fn purge(&mut self, dropped: &mut impl FnMut(Packet)) {
         for flow in 0..self.flows.len() as u32 {
             while let Some((packet, _)) = self.unlink(flow) {
@@ -259,7 +263,7 @@ impl FqCodel {
         }
     }
 
-    /// Takes the flow's next packet that CoDel lets live.
+    /// Takes the flow's next packet that CoDel does not drop.
     fn take(&mut self, flow: u32, now: Instant, dropped: &mut impl FnMut(Packet)) -> Option<Packet> {
         loop {
             let (packet, queued_at) = self.unlink(flow)?;
@@ -272,7 +276,7 @@ impl FqCodel {
         }
     }
 
-    /// Takes the flow's oldest packet out of the slab, with the time at which it came in.
+    /// Removes the flow's oldest packet from the slab, and returns it with its arrival time.
     fn unlink(&mut self, flow: u32) -> Option<(Packet, Instant)> {
         let queue = &mut self.flows[flow as usize].packets;
         if queue.head == NONE {
@@ -306,7 +310,7 @@ impl FqCodel {
         at
     }
 
-    /// The flow with the most bytes, the first of equals.
+    /// The flow with the most bytes; the first one of equals.
     fn fattest(&self) -> Option<u32> {
         let most = *self.backlogs.iter().max()?;
         self.backlogs
@@ -344,7 +348,7 @@ impl FqCodel {
         at
     }
 
-    /// The place of the packet's flow, made where it is new.
+    /// The index of the packet's flow, which is created if new.
     fn flow_of(&mut self, packet: &Packet, destination: u32) -> u32 {
         let key = u64::from(packet.to.0) << 32 | u64::from(packet.flow.0);
         let mut at = self.buckets[self.bucket(key)];
@@ -394,7 +398,7 @@ impl FqCodel {
     }
 
     fn bucket(&self, key: u64) -> usize {
-        // Fibonacci hashing: the product's upper half is well mixed, and alike on every machine.
+        // Fibonacci hashing: the product's upper half is well mixed, and identical on every machine.
         (key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as usize & (self.buckets.len() - 1)
     }
 
@@ -407,7 +411,7 @@ impl FqCodel {
         }
     }
 
-    /// Puts the destination last in the turns, unless it stands there already.
+    /// Appends the destination to the turn list, unless it is already there.
     fn take_turn(&mut self, at: u32) {
         let destination = &mut self.destinations[at as usize];
         if destination.in_turn {
@@ -462,7 +466,7 @@ impl FqCodel {
     }
 }
 
-/// What a packet counts in its flow's backlog. Never nothing, so that a flow with packets is never taken for empty.
+/// A packet's contribution to its flow's backlog. Never zero, so that a flow with packets never looks empty.
 fn cost_bytes(packet: &Packet) -> u32 {
     u32::from(packet.bytes.max(1))
 }

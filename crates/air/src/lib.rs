@@ -1,14 +1,15 @@
-//! What one 802.11 channel and the stations on it do, as a discrete-event model without a clock of its own.
+//! One 802.11 channel with its stations, as a discrete-event model without its own clock.
 //!
-//! The same [`Air`] is driven by virtual time in a simulation and by the wall clock in an emulation: it is told what
-//! is sent and when ([`Air::send`]), answers when it wants to be called again ([`Air::next_deadline`]), and tells its
-//! [`Host`] what the driver and the receivers would see.
+//! The same [`Air`] is driven by virtual time in a simulation and by the wall clock in an emulation. The caller tells
+//! it what is sent and when ([`Air::send`]). It returns when it wants to be called again ([`Air::next_deadline`]), and
+//! tells its [`Host`] what the driver and the receivers would see.
 //!
-//! Layers, from below: [`phy`] (how long), [`link`] (how fast, how lossy), [`channel`] (who, when: EDCA, TXOPs,
-//! RTS/CTS, acknowledgements), the WNIC with its queues, [`fq_codel`] (the host queue), [`tcp`].
+//! Layers, from the bottom: [`phy`] (durations), [`link`] (rates and losses), [`channel`] (who transmits when: EDCA,
+//! TXOPs, RTS/CTS, acknowledgements), the WNIC with its queues, [`fq_codel`] (the host queue), [`tcp`].
 //!
 //! Not modelled: hidden stations (all hear all), capture (frames that collide are lost), 160 MHz, MU-MIMO and OFDMA,
-//! power save, beacons and management frames, relaying by the access point (a flow between two robots goes straight).
+//! power save, beacons and management frames.
+//! What the first two would change is in `docs/fidelity.md`.
 
 pub mod channel;
 pub mod config;

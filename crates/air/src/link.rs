@@ -1,26 +1,39 @@
-//! What a link carries: its rate and its losses, fixed or from signal-to-noise ratio, distance and movement.
+//! The rate and losses of a link, fixed or derived from signal-to-noise ratio, distance and movement.
 //!
-//! SNR to rate: the fastest MCS whose MPDU error rate stays under 10 %, with the error rate a logistic curve around a
-//! threshold for each MCS (the usual receiver sensitivities of 802.11, less the thermal noise and a 7 dB noise figure).
-//! Distance to SNR: log-distance path loss from 1 m at 5.2 GHz. Left out: fading, shadowing, and rate control that
-//! has to learn what the SNR is; the sender is taken to know it.
+//! SNR to rate: the fastest MCS with an MPDU error rate below 10 %. The error rate is a logistic curve around a
+//! threshold for each MCS (the usual receiver sensitivities of 802.11, minus the thermal noise and a 7 dB noise
+//! figure). Distance to SNR: log-distance path loss from 1 m at 5.2 GHz. Left out: fading, shadowing, and rate control
+//! that has to learn the SNR; the sender is assumed to know it.
 
 use crate::phy::{Rate, Standard};
 
-/// SNR in dB at which an MCS loses a tenth of its 1500-byte MPDUs, one stream.
+/// SNR in dB at which an MCS loses a tenth of its 1500-byte MPDUs, with one stream.
 const SNR_DB_AT_TENTH: [f64; 12] = [2.0, 5.0, 8.0, 11.0, 14.5, 18.5, 20.0, 21.5, 25.5, 27.5, 31.0, 33.5];
-/// Steepness of the logistic curve: a dB changes the odds of a loss by this much (natural log).
+/// Steepness of the logistic curve: one dB changes the log-odds of a loss by this much (natural logarithm).
 const LOG_ODDS_PER_DB: f64 = 2.0;
-/// Free-space loss over the first metre at 5.2 GHz, dB.
+/// Free-space loss over the first metre at 5.2 GHz, in dB.
 const LOSS_DB_AT_1_M: f64 = 46.8;
 
 /// One direction between two stations.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Link {
-    /// What data frames are sent at.
+    /// The rate of data frames.
     pub rate: Rate,
     /// Share of MPDUs lost, 0 to 1.
     pub loss: f64,
+}
+
+/// Bytes of the MPDUs that a link's loss is the share of.
+const LOSS_BYTES: f64 = 1500.0;
+
+impl Link {
+    /// Share lost of frames of `bytes`, where every byte of an MPDU has the same part in its loss.
+    pub fn loss_of(&self, bytes: u32) -> f64 {
+        if self.loss <= 0.0 {
+            return 0.0;
+        }
+        1.0 - (1.0 - self.loss.min(1.0)).powf(f64::from(bytes) / LOSS_BYTES)
+    }
 }
 
 /// Fastest MCS of a standard.
@@ -32,8 +45,8 @@ pub const fn mcs_max(standard: Standard) -> u8 {
     }
 }
 
-/// The link that a signal-to-noise ratio of `snr_db` (over the whole channel width) allows on `streams` streams.
-/// Streams share the power, so each has 10 log10(streams) dB less.
+/// The link for a signal-to-noise ratio of `snr_db` (over the whole channel width) on `streams` streams. Streams share
+/// the power, so each has 10 log10(streams) dB less.
 pub fn from_snr(standard: Standard, streams: u8, snr_db: f64) -> Link {
     let stream_db = snr_db - 10.0 * f64::from(streams.max(1)).log10();
     let fits = |mcs: &u8| mpdu_loss(*mcs, stream_db) <= 0.1;
@@ -46,41 +59,41 @@ pub fn from_snr(standard: Standard, streams: u8, snr_db: f64) -> Link {
 
 fn mpdu_loss(mcs: u8, snr_db: f64) -> f64 {
     let threshold = SNR_DB_AT_TENTH[usize::from(mcs).min(SNR_DB_AT_TENTH.len() - 1)];
-    // Odds of a loss are 1:9 at the threshold.
+    // The odds of a loss are 1:9 at the threshold.
     let log_odds = -(9.0_f64.ln()) - LOG_ODDS_PER_DB * (snr_db - threshold);
     1.0 / (1.0 + (-log_odds).exp())
 }
 
-/// How strong a signal is at a distance.
+/// Path loss: how strong a signal is at a distance.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PathLoss {
-    /// Transmit power, dBm.
+    /// Transmit power in dBm.
     pub tx_power_dbm: f64,
-    /// Noise over the channel's width with the receiver's noise figure, dBm.
+    /// Noise over the channel's width, including the receiver's noise figure, in dBm.
     pub noise_dbm: f64,
     /// Path-loss exponent: 2 in free space, about 3 indoors.
     pub exponent: f64,
 }
 
 impl PathLoss {
-    /// Signal-to-noise ratio in dB at `distance_m` metres; nearer than 1 m counts as 1 m.
+    /// Signal-to-noise ratio in dB at `distance_m` metres; distances below 1 m count as 1 m.
     pub fn snr_db(&self, distance_m: f64) -> f64 {
         self.tx_power_dbm - LOSS_DB_AT_1_M - 10.0 * self.exponent * distance_m.max(1.0).log10() - self.noise_dbm
     }
 }
 
-/// Where a robot is over time: along its waypoints and back to the first, at one speed.
+/// A robot's position over time: along its waypoints and back to the first, at constant speed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Track {
-    /// Corners of the way, m. One alone: it stands there.
+    /// Corners of the route, in metres. A single one: the robot does not move.
     waypoints_m: Vec<[f64; 2]>,
-    /// Way from the first waypoint to each and, last, back to the first, m.
+    /// Distance along the route from the first waypoint to each, and finally back to the first, in metres.
     way_m: Vec<f64>,
     speed_mps: f64,
 }
 
 impl Track {
-    /// A way through `waypoints_m` at `speed_mps`. None where there is no waypoint.
+    /// A route through `waypoints_m` at `speed_mps`. `None` without waypoints.
     pub fn new(waypoints_m: Vec<[f64; 2]>, speed_mps: f64) -> Option<Track> {
         let first = *waypoints_m.first()?;
         let mut way_m = vec![0.0];
@@ -101,7 +114,7 @@ impl Track {
         self.speed_mps > 0.0 && self.way_m.last().is_some_and(|length| *length > 0.0)
     }
 
-    /// Where it is `seconds` after the start, m.
+    /// The position `seconds` after the start, in metres.
     pub fn at(&self, seconds: f64) -> [f64; 2] {
         let length = self.way_m.last().copied().unwrap_or(0.0);
         if !self.moves() {
@@ -126,7 +139,7 @@ impl Track {
     }
 }
 
-/// Straight distance between two points, m.
+/// Euclidean distance between two points, in metres.
 pub fn distance_m(a: [f64; 2], b: [f64; 2]) -> f64 {
     (a[0] - b[0]).hypot(a[1] - b[1])
 }
@@ -152,6 +165,18 @@ mod tests {
         let link = from_snr(Standard::Ac, 2, -20.0);
         assert_eq!(link.rate.mcs, 0);
         assert!(link.loss > 0.999);
+    }
+
+    #[test]
+    fn short_frames_are_lost_by_their_share_of_bytes_and_with_all() {
+        let loss_of = |loss, bytes| {
+            let rate = Rate { mcs: 7, streams: 1 };
+            Link { rate, loss }.loss_of(bytes)
+        };
+        assert_eq!((loss_of(0.0, 1500), loss_of(1.0, 14)), (0.0, 1.0));
+        assert!((loss_of(0.3, 1500) - 0.3).abs() < 1e-12);
+        // Two halves of a frame survive as often as the frame.
+        assert!(((1.0 - loss_of(0.3, 750)).powi(2) - 0.7).abs() < 1e-12);
     }
 
     #[test]

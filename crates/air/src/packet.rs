@@ -1,13 +1,13 @@
-//! What travels: IP packets, their stations and access categories.
+//! IP packets, their stations and access categories.
 
 use coorp_core::{FlowId, Instant};
 
-/// A station on the channel, from 0. The air knows nothing of robots.
+/// A station on the channel, numbered from 0. The air knows nothing about robots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StationId(pub u16);
 
 impl StationId {
-    /// All other stations at once: the receiver of a group addressed (broadcast or multicast) frame.
+    /// All other stations at once: the receiver of a group-addressed (broadcast or multicast) frame.
     pub const GROUP: StationId = StationId(u16::MAX);
 }
 
@@ -15,11 +15,11 @@ impl StationId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum AccessCategory {
-    /// AC_VO, voice: where control goes.
+    /// AC_VO, voice: used for control.
     Voice = 0,
     /// AC_VI, video.
     Video = 1,
-    /// AC_BE, best effort: where bulk goes.
+    /// AC_BE, best effort: used for bulk.
     BestEffort = 2,
     /// AC_BK, background.
     Background = 3,
@@ -40,20 +40,20 @@ impl AccessCategory {
     }
 }
 
-/// One IP packet on its way. Small and `Copy`: queues hold it by value.
+/// One IP packet in flight. Small and `Copy`, because queues hold it by value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet {
-    /// The flow it belongs to; FQ-CoDel keeps flows apart by it, the layer above finds its owner by it.
+    /// Its flow. FQ-CoDel separates flows by it, and the layer above finds the owner by it.
     pub flow: FlowId,
     /// Opaque to the air: a sequence number, a message and fragment number, or an acknowledgement's index.
     pub tag: u64,
-    /// Size of the IP packet, headers included, in bytes.
+    /// Size of the IP packet in bytes, including headers.
     pub bytes: u16,
-    /// Who sends.
+    /// The sender.
     pub from: StationId,
-    /// Who receives; [`StationId::GROUP`] for all.
+    /// The receiver; [`StationId::GROUP`] for all.
     pub to: StationId,
-    /// The category it is queued in.
+    /// The category in which it is queued.
     pub category: AccessCategory,
     /// When the layer above handed it to the host queue.
     pub sent_at: Instant,

@@ -1,4 +1,4 @@
-//! How long things take on the air: 802.11n, ac and ax in the 5 GHz band.
+//! How long transmissions take on the air: 802.11n, ac and ax in the 5 GHz band.
 //!
 //! Preambles, symbols, modulation and coding follow IEEE 802.11-2020 clauses 17 (legacy frames), 19 (HT) and 21
 //! (VHT) and 802.11ax-2021 clause 27 (HE SU). Left out: 160 MHz, MU-MIMO and OFDMA, STBC, HE packet extension,
@@ -13,10 +13,11 @@ pub const SIFS: Duration = Duration::from_micros(16);
 /// Longest PPDU that a transmitter may send (aPPDUMaxTime).
 pub const PPDU_MAX: Duration = Duration::from_micros(5_484);
 
-/// Bytes of an RTS, CTS, ACK and of a compressed block ack with a 64- or 256-frame bitmap.
-const RTS_BYTES: u32 = 20;
-const CTS_BYTES: u32 = 14;
-const ACK_BYTES: u32 = 14;
+/// Bytes of an RTS, CTS, ACK, BlockAckReq and of a compressed block ack with a 64- or 256-frame bitmap.
+pub(crate) const RTS_BYTES: u32 = 20;
+pub(crate) const CTS_BYTES: u32 = 14;
+pub(crate) const ACK_BYTES: u32 = 14;
+pub(crate) const BLOCK_ACK_REQUEST_BYTES: u32 = 24;
 const BLOCK_ACK_64_BYTES: u32 = 32;
 const BLOCK_ACK_256_BYTES: u32 = 56;
 
@@ -40,17 +41,23 @@ pub struct Phy {
     pub width_mhz: u16,
     /// Guard interval in ns: 400 or 800, for ax 800, 1600 or 3200.
     pub guard_interval_ns: u16,
-    /// Legacy rate of RTS, CTS and acknowledgements: 6, 12 or 24 Mbit/s.
+    /// Highest legacy rate of RTS, CTS and acknowledgements: 6, 12 or 24 Mbit/s.
     pub control_rate_mbps: u16,
 }
 
-/// A modulation and coding scheme and the number of spatial streams it is sent on.
+/// A modulation and coding scheme and its number of spatial streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
     /// MCS 0 to 7 (n, per stream), 0 to 9 (ac), 0 to 11 (ax).
     pub mcs: u8,
     /// Spatial streams, 1 to 4.
     pub streams: u8,
+}
+
+/// A legacy rate that control frames are sent at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ControlRate {
+    mbps: u16,
 }
 
 /// Coded bits per subcarrier and the coding rate of each MCS.
@@ -69,18 +76,18 @@ const MODULATION: [(u32, u32, u32); 12] = [
     (10, 5, 6),
 ];
 
-/// Everything that a PPDU's duration depends on besides its length, precomputed for one rate.
+/// Everything that determines a PPDU's duration besides its length, precomputed for one rate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Timing {
     preamble_ns: u64,
     symbol_ns: u64,
-    /// VHT and HT send a whole number of 4 us intervals also where symbols are 3.6 us (21.4.3, TXTIME).
+    /// VHT and HT send an integer number of 4 us intervals even if symbols take 3.6 us (21.4.3, TXTIME).
     round_up_ns: u64,
     bits_per_symbol: u64,
 }
 
 impl Phy {
-    /// Timing of data PPDUs at `rate`. An MCS beyond the table is taken as its last.
+    /// Timing of data PPDUs at `rate`. An MCS beyond the table counts as its last.
     pub fn timing(&self, rate: Rate) -> Timing {
         let (bits, numerator, denominator) = MODULATION[usize::from(rate.mcs).min(MODULATION.len() - 1)];
         let streams = u32::from(rate.streams.max(1));
@@ -104,7 +111,7 @@ impl Phy {
         }
     }
 
-    /// Timing of data PPDUs that everybody must be able to decode: legacy OFDM at 6 Mbit/s (17.3.2).
+    /// Timing of data PPDUs that every station must be able to decode: legacy OFDM at 6 Mbit/s (17.3.2).
     pub fn basic_timing(&self) -> Timing {
         Timing {
             preamble_ns: 20_000,
@@ -129,66 +136,90 @@ impl Phy {
         }
     }
 
-    /// Duration of a legacy OFDM frame of `bytes` at `rate_mbps` (17.4.3, TXTIME).
-    fn legacy(rate_mbps: u16, bytes: u32) -> Duration {
-        let symbols = u64::from(16 + 8 * bytes + 6).div_ceil(4 * u64::from(rate_mbps.max(1)));
-        Duration::from_micros(20 + 4 * symbols)
-    }
-
-    /// Duration of an RTS.
-    pub fn rts(&self) -> Duration {
-        Self::legacy(self.control_rate_mbps, RTS_BYTES)
-    }
-
-    /// Duration of a CTS.
-    pub fn cts(&self) -> Duration {
-        Self::legacy(self.control_rate_mbps, CTS_BYTES)
-    }
-
-    /// Duration of an ACK, the answer to a lone MPDU.
-    pub fn ack(&self) -> Duration {
-        Self::legacy(self.control_rate_mbps, ACK_BYTES)
-    }
-
-    /// Duration of a compressed block ack for a window of `frames` (64 or 256).
-    pub fn block_ack(&self, frames: u16) -> Duration {
-        let bytes = if frames > 64 {
-            BLOCK_ACK_256_BYTES
-        } else {
-            BLOCK_ACK_64_BYTES
+    /// The rate of control frames on a link whose data is sent at `rate`: the highest mandatory one that is not above
+    /// the data's non-HT reference rate (10.6.6.5, table 10-10), nor above the channel's own.
+    pub fn control_rate(&self, rate: Rate) -> ControlRate {
+        let mandatory = match rate.mcs {
+            0 => 6,
+            1 | 2 => 12,
+            _ => 24,
         };
-        Self::legacy(self.control_rate_mbps, bytes)
+        ControlRate {
+            mbps: mandatory.min(self.control_rate_mbps),
+        }
     }
 
-    /// How long after the end of its frame a station waits for an answer to begin (10.3.2.9: SIFS, a slot, and
+    /// How long after the end of its frame a station waits for the start of an answer (10.3.2.9: SIFS, a slot, and
     /// aRxPHYStartDelay, a legacy preamble and signal field).
     pub fn ack_timeout(&self) -> Duration {
         SIFS + SLOT + Duration::from_micros(20)
     }
 
-    /// EIFS - DIFS: SIFS and an ACK at the lowest rate (10.3.2.3.7). What everybody adds to its interframe space
+    /// EIFS - DIFS: SIFS and an ACK at the lowest rate (10.3.2.3.7). All stations add it to their interframe space
     /// after a frame that could not be decoded.
     pub fn eifs_extra(&self) -> Duration {
-        SIFS + Self::legacy(6, ACK_BYTES)
+        SIFS + ControlRate { mbps: 6 }.ack()
+    }
+}
+
+impl ControlRate {
+    /// Duration of a legacy OFDM frame of `bytes` (17.4.3, TXTIME).
+    fn frame(self, bytes: u32) -> Duration {
+        let symbols = u64::from(16 + 8 * bytes + 6).div_ceil(4 * u64::from(self.mbps.max(1)));
+        Duration::from_micros(20 + 4 * symbols)
+    }
+
+    /// Duration of an RTS.
+    pub fn rts(self) -> Duration {
+        self.frame(RTS_BYTES)
+    }
+
+    /// Duration of a CTS.
+    pub fn cts(self) -> Duration {
+        self.frame(CTS_BYTES)
+    }
+
+    /// Duration of an ACK, the answer to a lone MPDU.
+    pub fn ack(self) -> Duration {
+        self.frame(ACK_BYTES)
+    }
+
+    /// Duration of a BlockAckReq.
+    pub fn block_ack_request(self) -> Duration {
+        self.frame(BLOCK_ACK_REQUEST_BYTES)
+    }
+
+    /// Duration of a compressed block ack for a window of `frames` (64 or 256).
+    pub fn block_ack(self, frames: u16) -> Duration {
+        self.frame(block_ack_bytes(frames))
+    }
+}
+
+/// Bytes of a compressed block ack for a window of `frames` (64 or 256).
+pub(crate) fn block_ack_bytes(frames: u16) -> u32 {
+    if frames > 64 {
+        BLOCK_ACK_256_BYTES
+    } else {
+        BLOCK_ACK_64_BYTES
     }
 }
 
 impl Timing {
-    /// Duration of a PPDU whose PSDU is `bytes` long: preamble, then service field, PSDU and tail in whole symbols.
+    /// Duration of a PPDU with a PSDU of `bytes`: preamble, then service field, PSDU and tail in whole symbols.
     pub fn ppdu(&self, bytes: u32) -> Duration {
         let symbols = (16 + 8 * u64::from(bytes) + 6).div_ceil(self.bits_per_symbol);
         let data_ns = (symbols * self.symbol_ns).div_ceil(self.round_up_ns) * self.round_up_ns;
         Duration::from_nanos(self.preamble_ns + data_ns)
     }
 
-    /// The longest PSDU, in bytes, whose PPDU takes no longer than `limit`.
+    /// The longest PSDU in bytes whose PPDU takes no longer than `limit`.
     pub fn bytes_within(&self, limit: Duration) -> u32 {
         let data_ns = limit.as_nanos().saturating_sub(self.preamble_ns) / self.round_up_ns * self.round_up_ns;
         let bits = data_ns / self.symbol_ns * self.bits_per_symbol;
         u32::try_from(bits.saturating_sub(22) / 8).unwrap_or(u32::MAX)
     }
 
-    /// PHY data rate, bit/s.
+    /// PHY data rate in bit/s.
     pub fn bits_per_second(&self) -> f64 {
         self.bits_per_symbol as f64 * 1e9 / self.symbol_ns as f64
     }
@@ -233,12 +264,17 @@ mod tests {
 
     #[test]
     fn control_frames_take_what_clause_17_says() {
-        let phy = phy(Standard::Ac, 80, 400);
-        assert_eq!(phy.ack(), Duration::from_micros(28));
-        assert_eq!(phy.rts(), Duration::from_micros(28));
-        assert_eq!(phy.block_ack(64), Duration::from_micros(32));
-        assert_eq!(Phy::legacy(6, 14), Duration::from_micros(44));
-        assert_eq!(phy.basic_timing().ppdu(14), Phy::legacy(6, 14));
+        let mut phy = phy(Standard::Ac, 80, 400);
+        let at = |phy: &Phy, mcs| phy.control_rate(Rate { mcs, streams: 2 });
+        assert_eq!(at(&phy, 7).ack(), Duration::from_micros(28));
+        assert_eq!(at(&phy, 7).rts(), Duration::from_micros(28));
+        assert_eq!(at(&phy, 7).block_ack(64), Duration::from_micros(32));
+        assert_eq!(at(&phy, 0).ack(), Duration::from_micros(44));
+        assert_eq!(phy.basic_timing().ppdu(14), at(&phy, 0).ack());
+        let rates = |phy: &Phy| [0, 1, 2, 3, 9].map(|mcs| at(phy, mcs).mbps);
+        assert_eq!(rates(&phy), [6, 12, 12, 24, 24]);
+        phy.control_rate_mbps = 12;
+        assert_eq!(rates(&phy), [6, 12, 12, 12, 12]);
         assert_eq!(phy.eifs_extra(), Duration::from_micros(60));
     }
 

@@ -1,16 +1,16 @@
-//! TCP as a Linux sender and receiver run it: what to send, when to send it again, and what to acknowledge.
+//! TCP as Linux implements it, sender and receiver: what to send, when to retransmit, and what to acknowledge.
 //!
-//! It counts in segments of one MSS, numbered from 0; one may be short, and keeps its length when it is sent again.
-//! The [`Sender`] has slow start with HyStart's look at the delay, CUBIC (RFC 9438), SACK with RACK loss detection (RFC 8985), proportional rate
-//! reduction (RFC 6937), the retransmission timeout (RFC 6298 with Linux's floor of 200 ms), a fixed receive window,
-//! TCP small queues with the allowance that mac80211 sets (8 ms of the pacing rate), and TCP_PAUSE of paper 000,
-//! section V: a paused sender sends nothing and keeps its congestion state. The [`Receiver`] delays acknowledgements and
-//! reports what came out of order.
+//! It counts segments of one MSS, numbered from 0; a segment may be short, and keeps its length when retransmitted. The
+//! [`Sender`] has slow start with HyStart's delay check, CUBIC (RFC 9438), SACK with RACK loss detection (RFC 8985),
+//! proportional rate reduction (RFC 6937), and the retransmission timeout (RFC 6298 with Linux's floor of 200 ms). It
+//! also has a fixed receive window, TCP small queues with mac80211's allowance (8 ms of the pacing rate), and TCP_PAUSE
+//! from the draft of Deng 2022 (section V): a paused sender sends nothing and keeps its congestion state. The
+//! [`Receiver`] delays acknowledgements and reports segments received out of order.
 //!
-//! Left out: the handshake and the close (a connection is up from the start and never ends), urgent data, ECN, Nagle
-//! (robots' middleware turns it off), pacing (CUBIC on Linux has none without the fq qdisc), the tail loss
-//! probe, DSACK, taking a reduction back that proves spurious, window scaling and receive buffers that grow, a reader
-//! that is slower than the network, quick acknowledgements at a connection's start.
+//! Left out: the handshake and the close (a connection exists from the start and never ends), urgent data, ECN, Nagle
+//! (robots' middleware disables it), pacing (CUBIC on Linux has none without the fq qdisc), the tail loss probe, DSACK,
+//! undoing a spurious reduction, window scaling and growing receive buffers, a reader that is slower than the network,
+//! and quick acknowledgements at a connection's start.
 
 mod cubic;
 mod receiver;
@@ -21,25 +21,25 @@ mod sender;
 pub use receiver::Receiver;
 pub use sender::Sender;
 
-/// IP and TCP headers of a segment, the timestamp option included, in bytes: what a packet is longer than its payload.
+/// Size of a segment's IP and TCP headers, including the timestamp option, in bytes.
 pub const HEADER_BYTES: u16 = 52;
 
-/// Most segments on their way, however short they are and however large the window: what both ends' memory is.
+/// Maximum number of segments in flight, however short they are and however large the window; bounds both ends' memory.
 const SEGMENTS_MAX: u64 = 65_536;
 
-/// How both ends of a connection are set up.
+/// The configuration of both ends of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Payload of a full segment, in bytes; at least 1.
+    /// Payload of a full segment in bytes; at least 1.
     pub mss: u16,
-    /// What may be on its way to the receiver, in bytes; at least one full segment.
+    /// Maximum number of bytes in flight to the receiver; at least one full segment.
     pub receive_window: u32,
-    /// The receiver acknowledges every so many segments that arrive in order; at least 1. GRO makes them more than 2.
+    /// The receiver acknowledges every `ack_every` segments in order; at least 1. GRO makes it more than 2.
     pub ack_every: u32,
 }
 
 impl Default for Config {
-    /// An MTU of 1,500 bytes, 3 MiB of window, every second segment acknowledged.
+    /// An MTU of 1,500 bytes, a window of 3 MiB, every second segment acknowledged.
     fn default() -> Self {
         Config {
             mss: 1448,
@@ -50,7 +50,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// The nearest one whose values are within their ranges.
+    /// The same, with all values clamped to their ranges.
     fn bounded(self) -> Self {
         let mss = self.mss.clamp(1, u16::MAX - HEADER_BYTES);
         Config {
@@ -60,7 +60,7 @@ impl Config {
         }
     }
 
-    /// Most segments on their way. Twice what fills the window, to leave room for short ones.
+    /// Maximum number of segments in flight. Twice what fills the window, to leave room for short ones.
     fn segments_max(&self) -> u64 {
         (2 * u64::from(self.receive_window) / u64::from(self.mss)).clamp(64, SEGMENTS_MAX)
     }
@@ -69,11 +69,11 @@ impl Config {
 /// One segment to hand to the host queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Its place in the stream, from 0; a retransmission keeps its number.
+    /// Its zero-based number in the stream; a retransmission keeps it.
     pub number: u64,
-    /// Payload, in bytes; 1 to the MSS.
+    /// Payload in bytes; 1 to the MSS.
     pub bytes: u16,
-    /// Whether it was sent before.
+    /// Whether this is a retransmission.
     pub retransmit: bool,
 }
 
@@ -84,7 +84,7 @@ impl Segment {
     }
 }
 
-/// Segments received out of order: `start` up to, without, `end`. An empty range says nothing.
+/// Segments received out of order, from `start` up to but excluding `end`. An empty range is unused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SackRange {
     /// The first segment of the range.
@@ -93,12 +93,12 @@ pub struct SackRange {
     pub end: u64,
 }
 
-/// What an acknowledgement says.
+/// The content of an acknowledgement.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ack {
     /// Every segment below this one has arrived.
     pub next: u64,
-    /// What arrived above it, the range with the newest segment first.
+    /// Segments received above it, the range with the newest segment first.
     pub sack: [SackRange; 3],
 }
 

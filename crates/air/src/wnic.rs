@@ -1,9 +1,9 @@
-//! A station's way from the host queue to the air: FQ-CoDel -> driver -> hardware queue -> commit stage.
+//! A station's path from the host queue to the air: FQ-CoDel -> driver -> hardware queue -> commit stage.
 //!
-//! The hardware queue keeps a lane for each destination, as drivers do (a TXQ a station in mac80211). Without a
-//! commit stage every access category contends from its lanes. With one, frames move from the lanes into a single
-//! FIFO, highest category first, and only the head of that FIFO contends: that is local congestion (001, figure 3).
-//! Left out: the bus between host and WNIC, and power save.
+//! The hardware queue keeps a lane for each destination, as drivers do (a TXQ per station in mac80211). Without a
+//! commit stage, every access category contends from its lanes. With one, frames move from the lanes into a single
+//! FIFO, highest category first, and only the head of that FIFO contends. This is local congestion (Deng 2022, figure
+//! 3). Left out: the bus between host and WNIC, and power save.
 
 use std::collections::VecDeque;
 
@@ -13,11 +13,11 @@ use crate::config::Wnic;
 use crate::fq_codel::{self, FqCodel};
 use crate::packet::{AccessCategory, Packet, StationId};
 
-/// MAC header of a QoS data frame, LLC/SNAP and frame check sequence, bytes.
+/// MAC header of a QoS data frame, LLC/SNAP and frame check sequence, in bytes.
 const MPDU_OVERHEAD_BYTES: u32 = 26 + 8 + 4;
-/// Delimiter before each MPDU of an A-MPDU, bytes.
+/// Delimiter before each MPDU of an A-MPDU, in bytes.
 const DELIMITER_BYTES: u32 = 4;
-/// A station that nothing was ever sent to.
+/// A station to which nothing was ever sent.
 const NO_LANE: u16 = u16::MAX;
 
 /// A packet inside the WNIC.
@@ -27,35 +27,38 @@ pub(crate) struct Frame {
     pub queued_at: Instant,
     pub sequence: u32,
     pub lane: u16,
-    /// Packets of its category that the driver had not seen completed when it came.
+    /// Packets of its category that the driver had not completed when it entered.
     pub ahead: u16,
     pub tries: u8,
+    /// Its receiver has it.
+    pub received: bool,
+    /// Its sender knows.
     pub acknowledged: bool,
 }
 
 /// Packets of one category in a WNIC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Load {
-    /// Handed over, and not complete as the driver counts.
+    /// Handed over, and not completed according to the driver.
     pub incomplete: u16,
-    /// Handed over, and without a transmit status yet.
+    /// Handed over, and without a transmit status so far.
     pub unsent: u16,
 }
 
-/// How much may be put into one PPDU.
+/// The limits of one PPDU.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AggregateLimit {
     pub frames: u16,
     pub bytes: u32,
-    /// Highest distance between first and last sequence number: the block-ack window.
+    /// Maximum distance between first and last sequence number: the block-ack window.
     pub window: u16,
-    /// Bytes that an A-MPDU subframe takes at least, from the minimum MPDU start spacing.
+    /// Minimum size of an A-MPDU subframe in bytes, from the minimum MPDU start spacing.
     pub subframe_bytes_min: u32,
     /// HT sends a lone MPDU without a delimiter; VHT and HE always use one.
     pub lone_delimiter: bool,
 }
 
-/// What the next PPDU holds.
+/// The contents of the next PPDU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Aggregate {
     pub to: StationId,
@@ -63,7 +66,7 @@ pub(crate) struct Aggregate {
     pub bytes: u32,
 }
 
-/// The receiver's reordering of one lane: MPDUs are passed up in sequence.
+/// The receiver's reordering for one lane: MPDUs are passed up in sequence.
 #[derive(Debug, Default)]
 struct Reorder {
     expected: u32,
@@ -86,7 +89,7 @@ impl Reorder {
         self.release(up);
     }
 
-    /// The sender gave up on everything before `sequence` (a BlockAckReq tells; its airtime is left out).
+    /// The sender gave up everything before `sequence` (signalled by a BlockAckReq, whose airtime is ignored).
     fn skip_to(&mut self, sequence: u32, up: &mut impl FnMut(&Packet)) {
         while self.expected < sequence {
             if let Some(Some(packet)) = self.held.pop_front() {
@@ -106,7 +109,7 @@ impl Reorder {
     }
 }
 
-/// What waits for one destination, and what its receiver has seen of it.
+/// The frames waiting for one destination, and the state of its receiver.
 #[derive(Debug, Default)]
 struct Lane {
     frames: VecDeque<Frame>,
@@ -118,13 +121,13 @@ struct Lane {
 #[derive(Debug, Default)]
 struct HardwareQueue {
     lanes: Vec<Lane>,
-    /// Each station's place in `lanes`, or `NO_LANE`.
+    /// The index of each station in `lanes`, or `NO_LANE`.
     lane_of: Vec<u16>,
-    /// Lanes that hold frames, in the order they are served.
+    /// Lanes with frames, in the order of service.
     order: VecDeque<u16>,
-    /// What the driver still takes from this destination before it turns to the next.
+    /// How many more packets the driver takes from this destination before it moves to the next.
     burst: Option<(StationId, u16)>,
-    /// Frames that may still move from the head lane into the commit stage before the next lane's turn.
+    /// How many more frames may move from the head lane into the commit stage before the next lane's turn.
     commit_burst: u16,
 }
 
@@ -146,15 +149,17 @@ impl HardwareQueue {
 #[derive(Debug)]
 pub(crate) struct Queues {
     wnic: Wnic,
+    /// The station that all it sends to one goes through.
+    hop: Option<StationId>,
     host: [FqCodel; 4],
     hardware: [HardwareQueue; 4],
     commit: VecDeque<Frame>,
-    /// What is in the WNIC, by category.
+    /// The packets in the WNIC, by category.
     pub in_wnic: [Load; 4],
 }
 
 impl Queues {
-    pub fn new(wnic: Wnic) -> Self {
+    pub fn new(wnic: Wnic, hop: Option<StationId>) -> Self {
         let host = std::array::from_fn(|_| {
             FqCodel::new(fq_codel::Config {
                 packet_limit: wnic.host_queue_packets,
@@ -164,6 +169,7 @@ impl Queues {
         });
         Queues {
             wnic,
+            hop,
             host,
             hardware: Default::default(),
             commit: VecDeque::new(),
@@ -171,12 +177,17 @@ impl Queues {
         }
     }
 
-    /// The stack hands over a packet. Gives back the one that no longer fits, if any.
+    /// The stack hands over a packet. Returns the packet that no longer fits, if any.
     pub fn push(&mut self, packet: Packet, now: Instant) -> Option<Packet> {
-        self.host[packet.category.index()].push(packet, now)
+        self.host[packet.category.index()].push_via(self.hop(packet.to), packet, now)
     }
 
-    /// Empties the host queue; `dropped` is told of each packet.
+    /// Where a packet to this station goes next.
+    fn hop(&self, to: StationId) -> StationId {
+        self.hop.filter(|_| to != StationId::GROUP).unwrap_or(to)
+    }
+
+    /// Empties the host queue; calls `dropped` for each packet.
     pub fn purge(&mut self, dropped: &mut impl FnMut(Packet)) {
         for queue in &mut self.host {
             queue.purge(dropped);
@@ -188,8 +199,9 @@ impl Queues {
         self.in_wnic[category.index()].incomplete < self.wnic.queue_frames && !self.host[category.index()].is_empty()
     }
 
-    /// The driver's dequeue and enqueue: one packet from the host queue into its lane.
+    /// The driver's dequeue and enqueue: moves one packet from the host queue into its lane.
     pub fn take(&mut self, category: AccessCategory, now: Instant, dropped: &mut impl FnMut(Packet)) -> Option<Packet> {
+        let via = self.hop;
         let host = &mut self.host[category.index()];
         let queue = &mut self.hardware[category.index()];
         let burst = match queue.burst {
@@ -200,8 +212,9 @@ impl Queues {
             Some(next) => next,
             None => (host.pop(now, dropped)?, self.wnic.burst_frames.saturating_sub(1)),
         };
-        queue.burst = Some((packet.to, left));
-        let lane = queue.lane(packet.to);
+        let hop = via.filter(|_| packet.to != StationId::GROUP).unwrap_or(packet.to);
+        queue.burst = Some((hop, left));
+        let lane = queue.lane(hop);
         let target = &mut queue.lanes[usize::from(lane)];
         let ahead = self.in_wnic[category.index()].incomplete;
         let sequence = target.sequence_next;
@@ -216,6 +229,7 @@ impl Queues {
             lane,
             ahead,
             tries: 0,
+            received: false,
             acknowledged: false,
         });
         let load = &mut self.in_wnic[category.index()];
@@ -223,8 +237,8 @@ impl Queues {
         Some(packet)
     }
 
-    /// Moves frames from the lanes into the commit stage while it has room, highest category first. `released` is
-    /// told of each where that is when the driver counts it as complete. Returns whether any was.
+    /// Moves frames from the lanes into the commit stage while it has room, highest category first. Calls `released`
+    /// for each if the driver completes it at that point. Returns whether any frame moved.
     pub fn commit(&mut self, mut released: impl FnMut(&Frame)) -> bool {
         let Some(commit_max) = self.wnic.commit_frames else {
             return false;
@@ -258,12 +272,12 @@ impl Queues {
         any
     }
 
-    /// Whether the driver counts a packet as complete only once its exchange on the air has ended.
+    /// Whether the driver completes a packet only when its exchange on the air has ended.
     pub fn completes_on_air(&self) -> bool {
         self.wnic.commit_frames.is_none() || !self.wnic.completes_on_transfer
     }
 
-    /// Whether this category has something to contend for.
+    /// Whether this category has a frame to contend for.
     pub fn ready(&self, category: AccessCategory) -> bool {
         if self.wnic.commit_frames.is_some() {
             return self
@@ -282,12 +296,12 @@ impl Queues {
         Some(&queue.lanes[usize::from(*queue.order.front()?)].frames)
     }
 
-    /// Where the next PPDU of this category goes.
+    /// The destination of this category's next PPDU.
     pub fn destination(&self, category: AccessCategory) -> Option<StationId> {
-        Some(self.buffer(category)?.front()?.packet.to)
+        Some(self.hop(self.buffer(category)?.front()?.packet.to))
     }
 
-    /// The next PPDU of this category within `limit`; at least one frame where any is ready.
+    /// The next PPDU of this category within `limit`; at least one frame if any is ready.
     pub fn aggregate(&self, category: AccessCategory, limit: &AggregateLimit) -> Option<Aggregate> {
         let frames = self.buffer(category)?;
         let head = frames.front().filter(|frame| frame.packet.category == category)?;
@@ -317,14 +331,14 @@ impl Queues {
             };
         }
         Some(Aggregate {
-            to: head.packet.to,
+            to: self.hop(head.packet.to),
             frames: count,
             bytes,
         })
     }
 
-    /// A PPDU of `frames` frames reached its receiver: those that `survives` are passed up in sequence.
-    /// Returns how many survived.
+    /// A PPDU of `frames` frames reached its receiver: those that `survives`, and that it did not have, are passed up in
+    /// sequence. Returns how many survived.
     pub fn deliver(
         &mut self,
         category: AccessCategory,
@@ -347,22 +361,50 @@ impl Queues {
             &mut lane.frames
         };
         for frame in buffer.iter_mut().take(usize::from(frames)) {
-            frame.acknowledged = survives();
-            if frame.acknowledged {
+            if survives() {
                 survivors += 1;
-                lane.reorder.accept(frame.sequence, frame.packet, &mut up);
+                if !std::mem::replace(&mut frame.received, true) {
+                    lane.reorder.accept(frame.sequence, frame.packet, &mut up);
+                }
             }
         }
         survivors
     }
 
-    /// The exchange of a PPDU of `frames` frames has ended. Acknowledged frames and those tried too often leave;
-    /// the others stay at the head, in sequence. Returns how many will be sent again.
+    /// The receiver of the next PPDU's first `frames` frames has told which of them it has.
+    pub fn acknowledge(&mut self, category: AccessCategory, frames: u16) {
+        let queue = &mut self.hardware[category.index()];
+        let buffer = match (self.wnic.commit_frames, queue.order.front()) {
+            (Some(_), _) => &mut self.commit,
+            (None, Some(lane)) => &mut queue.lanes[usize::from(*lane)].frames,
+            (None, None) => return,
+        };
+        for frame in buffer.iter_mut().take(usize::from(frames)) {
+            frame.acknowledged = frame.received;
+        }
+    }
+
+    /// How many frames at the head of the next PPDU's lane were sent before, with those between them.
+    pub fn sent_before(&self, category: AccessCategory) -> u16 {
+        let Some(frames) = self.buffer(category) else { return 0 };
+        let lane = frames.front().map(|frame| frame.lane);
+        let of_lane = |frame: &&Frame| Some(frame.lane) == lane && frame.packet.category == category;
+        let tried = frames.iter().take_while(of_lane).map(|frame| frame.tries > 0);
+        tried
+            .enumerate()
+            .filter(|(_, tried)| *tried)
+            .last()
+            .map_or(0, |(place, _)| place as u16 + 1)
+    }
+
+    /// The exchange of a PPDU of `frames` frames has ended, or they were asked about where there is no `retries_max`.
+    /// Acknowledged frames and those tried too often leave; the others stay at the head, in sequence. Returns how many
+    /// will be sent again.
     pub fn settle(
         &mut self,
         category: AccessCategory,
         frames: u16,
-        retries_max: u8,
+        retries_max: Option<u8>,
         mut completed: impl FnMut(&Frame),
         mut up: impl FnMut(&Packet),
     ) -> u16 {
@@ -380,16 +422,17 @@ impl Queues {
         let in_wnic = &mut self.in_wnic[category.index()];
         let mut kept = 0;
         let mut dropped_any = false;
-        // Frames that stay are moved behind the examined ones and then turned back to the front, in order.
+        // Frames that stay are moved behind the examined ones and then rotated back to the front, in order.
         for _ in 0..frames {
             let Some(mut frame) = buffer.pop_front() else { break };
-            if !frame.acknowledged && frame.tries < retries_max {
-                frame.tries += 1;
+            if !frame.acknowledged && retries_max.is_none_or(|most| frame.tries < most) {
+                frame.tries += u8::from(retries_max.is_some());
                 buffer.push_back(frame);
                 kept += 1;
                 continue;
             }
-            dropped_any |= !frame.acknowledged;
+            frame.acknowledged = frame.received;
+            dropped_any |= !frame.received;
             in_wnic.incomplete -= u16::from(on_air);
             in_wnic.unsent -= 1;
             completed(&frame);
@@ -405,7 +448,7 @@ impl Queues {
                 .skip_to(oldest.or(in_lane).unwrap_or(lane.sequence_next), &mut up);
         }
         if !committed {
-            // Lanes take turns, PPDU by PPDU; one with retries left goes on first, as its window is open.
+            // Lanes take turns PPDU by PPDU; a lane with retries left continues first, because its window is open.
             if lane.frames.is_empty() {
                 queue.order.pop_front();
             } else if kept == 0 {

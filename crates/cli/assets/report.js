@@ -1,14 +1,14 @@
-// Draws the report's charts with uPlot from the data that stands in the page (crates/cli/src/report/data.rs).
+// Draws the report's charts with uPlot from the data embedded in the page (crates/cli/src/report/data.rs).
 //
-// Names come from the user's team file: they go into the page as text or onto the canvas, never as HTML.
+// Names come from the user's team file: they enter the page as text or on the canvas, never as HTML.
 "use strict";
 
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const dark = matchMedia("(prefers-color-scheme: dark)");
 
-  // Okabe and Ito's palette, kept apart in dashes too, so that no policy is told by its colour alone: for each
-  // policy the colour on light ground, on dark ground, and its dashes.
+  // Okabe and Ito's palette, with different dashes too, so that no policy is identified by its colour alone: for each
+  // policy the colour on a light background, on a dark background, and its dashes.
   const POLICY_LOOK = {
     "mpc-only": ["#6b7580", "#a3aebb", [2, 3]],
     "bulk-only": ["#17202b", "#f2f4f7", [8, 3, 2, 3]],
@@ -42,7 +42,7 @@
 
   // ---- Curves over a common x ----
 
-  // Where a curve stands at x, straight between its points; before the first `low`, after the last `high`.
+  // A curve's value at x, interpolated linearly; `low` before the first point, `high` after the last.
   const valueAt = ({ x: xs, y: ys }, x, low, high) => {
     if (x < xs[0]) return low;
     if (x >= xs[xs.length - 1]) return high;
@@ -60,14 +60,14 @@
     value: (_, value) => value == null ? "–" : unit(value),
   }));
 
-  // Without a pointer over the chart its legend has no values, and shows none.
+  // Without a pointer over the chart, its legend shows no values.
   const markIdle = (chart) => chart.root.classList.toggle("idle", !(chart.cursor.left >= 0));
   const LIVE = { ready: [markIdle], setCursor: [markIdle] };
   const CURSOR = { y: false, drag: { x: true, y: false }, points: { size: 7 } };
   // A border as wide as half the marker fills it.
   const LEGEND = { markers: { width: 6 } };
 
-  // Marks of a logarithmic axis: 1, 2, 5, or evenly where the stretch is short.
+  // Ticks of a logarithmic axis: 1, 2, 5, or evenly spaced if the range is short.
   const logMarks = (_, __, low, high) => {
     const marks = [];
     for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power += 1) {
@@ -107,8 +107,8 @@
     ctx.restore();
   };
 
-  // Where loops past the bound stop telling policies apart: a policy that gives up should not squeeze the others
-  // into a corner. At three bounds, or where the better half of the policies has 99.9 % behind it.
+  // The end of the axis: a policy that gives up should not squeeze the others into a corner. Three times the bound, or
+  // the point below which the better half of the policies has 99.9 % of its loops.
   const endOfReactions = (policies) => {
     const highest = Math.max(...policies.map(({ reaction: { x } }) => x[x.length - 1]));
     const far = policies.map(({ reaction: { x, y } }) => x[y.findIndex((share) => share >= 0.999)] ?? highest);
@@ -119,7 +119,7 @@
   const noteBeyond = (policies, end) => {
     const beyond = policies.filter(({ reaction: { x } }) => x[x.length - 1] > end);
     const names = beyond.map(({ name, reaction: { x } }) => `${name} (to ${Math.ceil(x[x.length - 1])} ms)`);
-    document.getElementById("reaction-note").textContent = names.length ? ` Off the edge: ${names.join(", ")}.` : "";
+    document.getElementById("reaction-note").textContent = names.length ? ` Beyond the axis: ${names.join(", ")}.` : "";
   };
 
   const drawShares = (id) => {
@@ -128,13 +128,13 @@
     const policies = data.policies.filter((policy) => policy[id].x.length > 0);
     const positive = (x) => Math.max(x, 0.01);
     const all = policies.flatMap((policy) => policy[id].x.map(positive));
-    // A bound on loops says nothing of single messages.
+    // A bound on loops says nothing about single messages.
     const ofLoops = id === "reaction";
     const end = ofLoops ? Math.max(endOfReactions(policies), 0.01) : Infinity;
     if (ofLoops) {
       noteBeyond(policies, end);
       all.push(end);
-      // The bound is on the picture even where every loop is well within it.
+      // Show the bound even if every loop is well within it.
       if (data.bound_ms != null) all.push(data.bound_ms);
     }
     const shown = (x) => x <= end || x === data.bound_ms;
@@ -188,7 +188,7 @@
 
   // ---- The timeline ----
 
-  // Top and bottom within a robot's lane: place tells the kinds apart as well as colour does. Drawn in this order.
+  // Top and bottom within a robot's lane: the kinds differ by position as well as by colour. Drawn in this order.
   const KINDS = {
     permit: { from: 0.04, to: 0.96, says: "permit held" },
     window: { from: 0.10, to: 0.34, says: "protection window" },
@@ -199,10 +199,10 @@
     loop: { from: 0.30, to: 0.70, says: "control loop" },
   };
   const TIMELINE_HEIGHT_MAX = 7000;
-  // A whole second is too much to tell frames apart.
+  // In a whole second, single frames could not be distinguished.
   const FIRST_MS = 100;
 
-  // Spans by lane and kind. A lane of its own, above the robots, shows the control loops.
+  // Spans by lane and kind. A separate lane above the robots shows the control loops.
   const lanesOf = ({ robots, robot, kind, start, end, frames }) => {
     const first = kind.includes("loop") ? 1 : 0;
     const names = first ? ["control loop", ...robots] : robots.slice();
@@ -236,7 +236,7 @@
         for (const span of spans) {
           if (span.kind !== kind || span.end < min || span.start > max) continue;
           const left = bbox.left + (span.start - min) * scale;
-          // Something short still leaves a trace when a whole second is on the screen.
+          // Short spans stay visible when a whole second is shown.
           const width = Math.max((span.end - span.start) * scale - (kind === "loop" ? 1 : 0), devicePixelRatio * 0.75);
           ctx.fillStyle = isLate(span) ? late : usual;
           ctx.fillRect(left, top, width, (to - from) * height);

@@ -1,4 +1,4 @@
-//! `coorp check`: what is wrong with a team file, and where; or one line that it is fine.
+//! `coorp check`: reports what is wrong with a team file, and where, or one line if it is valid.
 
 use std::path::PathBuf;
 
@@ -18,17 +18,17 @@ pub struct Args {
 /// Checks one team file.
 ///
 /// # Errors
-/// The file has problems: all that were found, each with its line and the mend.
+/// The file has problems; the message lists all of them, each with its line and a fix.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let team = coorp_team::load(&args.file).map_err(|error| Failure::Input(error.to_string()))?;
-    output::print(&format!("{}: fine: {}\n", args.file.display(), describe(&team)))
+    output::print(&format!("{}: valid: {}\n", args.file.display(), describe(&team)))
 }
 
 /// The team in one line.
 fn describe(team: &Team) -> String {
     let mut parts = vec![plural(team.robots.len(), "robot")];
     parts.push(format!(
-        "channel {} of {} MHz, {} WNICs",
+        "channel {} at {} MHz, {} WNICs",
         team.air.channel, team.air.width_mhz, team.air.wnic.name
     ));
     if !team.interfaces.is_empty() {
@@ -40,7 +40,7 @@ fn describe(team: &Team) -> String {
     }
     if let Some(learning) = &team.learning {
         let parameters = i64::try_from(learning.parameters).unwrap_or(i64::MAX);
-        parts.push(format!("learning of {} parameters", grouped(parameters)));
+        parts.push(format!("learning with {} parameters", grouped(parameters)));
     }
     if !team.flows.is_empty() {
         parts.push(plural(team.flows.len(), "flow"));

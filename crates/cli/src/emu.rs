@@ -1,6 +1,6 @@
-//! `coorp emu`: real programs, one a robot, over the team's emulated WiFi.
+//! `coorp emu`: real programs, one per robot, over the team's emulated WiFi.
 //!
-//! The programs' lines go to stdout and stderr with their robot's name before them, what the emulator has to say to
+//! The programs' lines go to stdout and stderr, prefixed with their robot's name; the emulator's own messages go to
 //! stderr. Left out: a terminal for the programs, which read from /dev/null.
 
 use std::ffi::OsString;
@@ -19,48 +19,52 @@ use crate::number::parse_duration;
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "The program finds in its environment: COORP_ROBOT, its robot's name; COORP_LEADER, the access \
-    point's; COORP_TEAM, the team file; COORP_ADDRESSES, its own, wlan0's first; COORP_NETWORK, everybody's; COORP_STATUS, interfaces that tell what became of datagrams. Robots' names resolve. Different \
+    point's; COORP_TEAM, the team file; COORP_ADDRESSES, its own, wlan0's first; COORP_NETWORK, everybody's; COORP_OUTQUEUE, interfaces that tell what was sent. Robots' names resolve. Different \
     programs: coorp emu team.toml -- sh -c 'case $COORP_ROBOT in base) ./serve;; *) ./drive;; esac'"
 )]
 pub struct Args {
     /// The team file (TOML)
     file: PathBuf,
-    /// When to end it [default: when the last program has ended]
+    /// When to end the run [default: when the last program has ended]
     #[arg(long, value_name = "TIME", allow_hyphen_values = true, value_parser = parse_duration)]
     duration: Option<Duration>,
-    /// Write what the run came to as JSON
+    /// Write the run's results as JSON
     #[arg(long, value_name = "PATH")]
     json: Option<PathBuf>,
-    /// Run the team file's own traffic live under each policy, and print the table of 'coorp sim'; --duration is what
-    /// counts of each policy's run [default: 60s]
+    /// Run the team file's own traffic live under each policy, and print the table of 'coorp sim'; --duration is the
+    /// measured time per policy [default: 60s]
     #[cfg(feature = "live")]
     #[arg(long, conflicts_with = "program")]
     demo: bool,
-    /// Policies of the demo, with commas between [default: mpc-only,bulk-only,edca,coorp]
+    /// Policies of the demo, separated by commas [default: mpc-only,bulk-only,edca,coorp]
     #[cfg(feature = "live")]
     #[arg(long, value_name = "NAMES", value_delimiter = ',', requires = "demo", value_parser = crate::policies::parser())]
     policy: Vec<String>,
-    /// Let robots of Coorp's own be killed, frozen, cut off, and lose paths, by a schedule drawn from the seed, and check
-    /// what must hold all the same
+    /// Run Coorp's own robots while a schedule drawn from the seed kills, freezes and cuts them off and degrades paths,
+    /// and check the invariants
     #[cfg(feature = "live")]
     #[arg(long, conflicts_with_all = ["program", "demo", "duration"])]
     faults: bool,
-    /// The seed of what goes wrong
+    /// The seed of the faults
     #[cfg(feature = "live")]
     #[arg(long, value_name = "N", default_value_t = 1, requires = "faults")]
     seed: u64,
-    /// Run this many seeds, from --seed on
+    /// Run this many seeds, starting at --seed
     #[cfg(feature = "live")]
     #[arg(long, value_name = "COUNT", default_value_t = 1, requires = "faults", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     seeds: u32,
-    /// Seeds that run at once [default: twice as many as there are cores]
+    /// Seeds to run at once [default: twice the number of cores]
     #[cfg(feature = "live")]
     #[arg(long, value_name = "N", requires = "faults", value_parser = clap::value_parser!(u16).range(1..=64))]
     at_once: Option<u16>,
+    /// Keep what each run leaves, flight recorders among it, in this folder [default: that of failed runs alone]
+    #[cfg(feature = "live")]
+    #[arg(long, value_name = "FOLDER", requires = "faults")]
+    keep: Option<PathBuf>,
     /// Nothing but the programs' output, failures and warnings
     #[arg(long)]
     quiet: bool,
-    /// The program and its arguments, run once for each robot; without it the network is there until Ctrl-C
+    /// The program and its arguments, run once for each robot; without it the network exists until Ctrl-C
     #[arg(last = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
 }
@@ -68,7 +72,7 @@ pub struct Args {
 /// Runs `coorp emu`.
 ///
 /// # Errors
-/// Something is missing or to be mended (exit code 2); a program failed, or the emulator broke off (exit code 1).
+/// Something is missing or has to be fixed (exit code 2); a program failed, or the emulator was aborted (exit code 1).
 #[cfg(target_os = "linux")]
 pub fn run(args: &Args) -> Result<(), Failure> {
     use crate::output::{self, Destination, Inputs};
@@ -107,6 +111,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             seed: args.seed,
             seeds: args.seeds,
             at_once: args.at_once.map_or_else(|| 2 * crate::jobs::cores(), usize::from),
+            keep: args.keep.as_deref(),
             json: json.as_ref(),
             quiet: args.quiet,
         });
@@ -130,7 +135,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             output::note(text);
         }
     };
-    // Other programs may use as many as there are.
+    // Other programs may use all interfaces.
     if let Some(why) = too_many.filter(|_| !args.program.is_empty()) {
         output::note(&format!("Note: {}: {why}", args.file.display()));
     }
@@ -142,13 +147,13 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         output::write_json(&json, &report)?;
     }
     if report.failed() {
-        return Err(Failure::Found("failed: a program did not end well".to_owned()));
+        return Err(Failure::Found("failed: a program failed".to_owned()));
     }
     Ok(())
 }
 
-/// Why robots of Coorp's own would not run on a team's interfaces, where they have more than a live robot uses. They use
-/// those from wlan0 on as far as they have them all.
+/// Why Coorp's own robots cannot use all of a team's interfaces, if a robot has more than a live robot supports. They
+/// use those from wlan0 up to the first one that some robot lacks.
 #[cfg(target_os = "linux")]
 fn too_many_paths(team: &Team) -> Option<String> {
     let robots = (0u16..).map(RobotId).zip(&team.robots);
@@ -160,8 +165,8 @@ fn too_many_paths(team: &Team) -> Option<String> {
         .map(|(id, robot)| (paths(id), robot))
         .find(|(paths, _)| *paths > PATHS_MAX)?;
     Some(format!(
-        "{} has {most} interfaces, and a live robot of Coorp's uses {PATHS_MAX} at most: leave out [[interface]] tables to \
-         run such robots",
+        "{} has {most} interfaces, but Coorp's live robots use at most {PATHS_MAX}: remove [[interface]] tables to run \
+         such robots",
         robot.name
     ))
 }
@@ -176,7 +181,7 @@ impl From<coorp_emu::Error> for Failure {
     }
 }
 
-/// Says that this is not Linux.
+/// Reports that this is not Linux.
 ///
 /// # Errors
 /// Always.
@@ -205,7 +210,7 @@ mod tests {
         assert_eq!(too_many_paths(&team(&[100, 104, 108])), None);
         let why = too_many_paths(&team(&[100, 104, 108, 112])).unwrap();
         assert!(
-            why.contains("base has 5 interfaces") && why.contains("uses 4 at most"),
+            why.contains("base has 5 interfaces") && why.contains("use at most 4"),
             "{why}"
         );
     }

@@ -1,21 +1,21 @@
-//! How a command ends when it does not end well: what is said on stderr, and the exit code.
+//! How a failed command ends: its message on stderr and its exit code.
 //!
-//! Exit codes: 0 fine, 1 the run found a failure, 2 bad input or files that cannot be used. Clap's own usage
-//! errors exit with 2 as well, so that a script needs to know these three only.
+//! Exit codes: 0 success, 1 the run found a failure, 2 bad input or unusable files. Clap's usage errors also
+//! exit with 2, so scripts need only these three.
 
 use std::fmt;
 
 /// Why a command stops early.
 #[derive(Debug)]
 pub enum Failure {
-    /// The user has to mend something: an option, the team file, a path. Exit code 2.
+    /// The user has to fix something: an option, the team file, a path. Exit code 2.
     Input(String),
-    /// The simulation broke one of its own rules: a fault run's finding, or a bug. Exit code 1.
+    /// The simulation violated an invariant: the finding of a fault run, or a bug. Exit code 1.
     Found(String),
 }
 
 impl Failure {
-    /// The exit code that scripts see.
+    /// The exit code for scripts.
     pub fn exit_code(&self) -> u8 {
         match self {
             Failure::Input(_) => 2,
@@ -32,17 +32,17 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Why one run of the simulator gave no result.
+/// Why a run of the simulator has no result.
 #[derive(Debug)]
 pub enum NoResult {
-    /// The team and the policy do not go together: for the user to mend.
+    /// The team and the policy are incompatible: for the user to fix.
     Input(String),
-    /// A rule of Coorp's own was broken: the simulator says so, or an assertion did not hold.
+    /// An invariant of Coorp was violated, as reported by the simulator or by an assertion.
     Broken(String),
 }
 
 impl NoResult {
-    /// The failure to end with, where one run without a result ends the command. `run` says which run it was.
+    /// The failure that ends the command if a run without a result does. `run` identifies the run.
     pub fn ends(&self, run: &str) -> Failure {
         match self {
             NoResult::Input(text) => Failure::Input(format!("error: {run}: {text}")),
@@ -50,7 +50,7 @@ impl NoResult {
         }
     }
 
-    /// What happened, whichever it was.
+    /// The message, for either kind.
     pub fn text(&self) -> &str {
         match self {
             NoResult::Input(text) | NoResult::Broken(text) => text,

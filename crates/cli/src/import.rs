@@ -1,15 +1,15 @@
-//! `coorp import`: a recording of what robots send becomes a team file that the other commands take.
+//! `coorp import`: creates a team file from a recording of what robots send.
 //!
-//! Every topic becomes a plain flow. The rule by which a flow is **control** is one of numbers, and it stands in the
-//! file that is written, so that a user can take it apart: a topic is control if it is small (99 % of its messages have
-//! at most [`CONTROL_BYTES_MAX`]), periodic, at least every [`CONTROL_PERIOD_MAX`] and not over [`CONTROL_MBPS_MAX`].
-//! What tells a robot what to do (a velocity command, a goal) is control whatever its rhythm, as long as it is small:
-//! an operator's joystick is not periodic, but it cannot wait. All else is bulk. The limits are those of the papers'
-//! workload with some room: perceptions of 12 KiB, thirty times a second.
+//! Every topic becomes a plain flow. The rule that classifies a flow as **control** is numeric and is stated in the
+//! written file, so that a user can check it. A topic is control if it is small (99 % of its messages have at most
+//! [`CONTROL_BYTES_MAX`]), periodic, at least every [`CONTROL_PERIOD_MAX`], and not over [`CONTROL_MBPS_MAX`]. Small
+//! commands (a velocity command, a goal) are control whatever their timing: an operator's joystick is not periodic, but
+//! it cannot wait. Everything else is bulk. The limits are those of the papers' workload with some margin: perceptions
+//! of 12 KiB, thirty times a second.
 //!
-//! A recording does not say who sends to whom, nor what the channel is. Robots are guessed from namespaces, and
-//! everything goes between them and one base; the file says what to edit. Left out: the control loop and learning,
-//! which no topic shows.
+//! A recording contains neither the receivers nor the channel. Robots are guessed from namespaces, and everything goes
+//! between them and one base; the file says what to edit. Left out: the control loop and learning, which no topic
+//! shows.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -21,15 +21,15 @@ use crate::number::grouped;
 use crate::output::{self, Destination, Inputs};
 use crate::recording::{self, Rhythm, Robots, Topic, Topics};
 
-/// The largest message that may be control, but for one in a hundred.
+/// Maximum size of control messages, except for one in a hundred.
 const CONTROL_BYTES_MAX: u64 = 16 << 10;
-/// A topic that comes more rarely than this can wait.
+/// A topic with a longer period can wait.
 const CONTROL_PERIOD_MAX: Duration = Duration::from_millis(200);
-/// More than this cannot all go first.
+/// A larger rate cannot always go first.
 const CONTROL_MBPS_MAX: f64 = 5.0;
-/// The least and the longest period of a team file.
+/// The minimum and maximum period in a team file.
 const PERIODS: (Duration, Duration) = (Duration::from_micros(10), Duration::from_secs(3600));
-/// The most of a topic's name or type that is quoted.
+/// Maximum length of a quoted topic name or type.
 const QUOTED_CHARS_MAX: usize = 200;
 /// Types of commands, without their packages.
 const COMMAND_TYPES: [&str; 5] = [
@@ -55,7 +55,7 @@ pub struct Args {
 /// Runs `coorp import`.
 ///
 /// # Errors
-/// The recording cannot be used, or the team file not be written.
+/// The recording cannot be used, or the team file cannot be written.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let inputs = Inputs::recording(&recording::files(&args.recording)?);
     let destination = Destination::check(&args.output, &inputs)?;
@@ -70,11 +70,11 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     Ok(())
 }
 
-/// One topic on its way to be a flow.
+/// A topic that is about to become a flow.
 struct Draft<'t> {
     topic: &'t str,
     seen: &'t Topic,
-    /// The robot at its one end; the base is at the other.
+    /// The robot at one end; the base is at the other.
     robot: &'t str,
     /// Whether the base sends it.
     command: bool,
@@ -102,7 +102,7 @@ fn team_file(path: &Path, topics: &Topics, notes: &[String]) -> Result<String, F
     }
     if drafts.is_empty() {
         return Err(Failure::Input(format!(
-            "error: {}: no topic of a robot has ten messages or more, so none shows a rhythm; record for longer",
+            "error: {}: no topic of a robot has ten messages or more, too few to find a period; record for longer",
             path.display()
         )));
     }
@@ -117,15 +117,15 @@ fn team_file(path: &Path, topics: &Topics, notes: &[String]) -> Result<String, F
     for robot in if found.is_empty() { vec!["robot"] } else { found } {
         let _ = write!(text, "\n[[robot]]\nname = \"{robot}\"\n");
     }
-    text += "\n# The channel, of which a recording says nothing.\n[air]\nstandard = \"802.11ac\"\nwidth_mhz = 20\n";
+    text += "\n# The channel, which a recording does not contain.\n[air]\nstandard = \"802.11ac\"\nwidth_mhz = 20\n";
     let mut taken = Vec::new();
     for draft in &drafts {
         let _ = write!(text, "\n{}", draft.flow(base, &mut taken));
     }
     if !nobodys.is_empty() {
         text +=
-            "\n# No robot's name is in these topics. Give each its ends and take the '# ' away, if it goes over the \
-                 air.\n";
+            "\n# These topics contain no robot's name. For those that go over the air, set both ends and remove the \
+                 '# '.\n";
         for draft in &nobodys {
             let flow = draft.flow(base, &mut taken);
             text.push('\n');
@@ -135,22 +135,22 @@ fn team_file(path: &Path, topics: &Topics, notes: &[String]) -> Result<String, F
         }
     }
     if !few.is_empty() {
-        text += "\n# Left out, with fewer than ten messages or all at one instant:\n";
+        text += "\n# Left out: fewer than ten messages, or all at one instant:\n";
         for (topic, seen) in few {
             let _ = writeln!(text, "#   {}: {}", titled(topic, &seen.schema), messages(seen.count));
         }
     }
-    // What is written is what the other commands read.
+    // The written text must be readable by the other commands.
     match coorp_team::parse(&text, "the team file", Path::new("")) {
         Ok(_) => Ok(text),
         Err(error) => Err(Failure::Input(format!(
-            "error: {}: its topics make a team that no team file holds; record fewer topics\n{error}",
+            "error: {}: its topics exceed the limits of a team file; record fewer topics\n{error}",
             path.display()
         ))),
     }
 }
 
-/// What the reader of the file has to know, and what only he knows.
+/// What the reader of the file needs to know, and what only the reader knows.
 fn heading(path: &Path, topics: &Topics, notes: &[String], alone: bool) -> String {
     let count = i64::try_from(topics.messages).unwrap_or(i64::MAX);
     let mut lines = vec![format!(
@@ -160,25 +160,25 @@ fn heading(path: &Path, topics: &Topics, notes: &[String], alone: bool) -> Strin
         topics.iter().count(),
         topics.length().as_secs_f64()
     )];
-    lines.extend(notes.iter().map(|note| format!("Not all of it: {}.", quoted(note))));
+    lines.extend(notes.iter().map(|note| format!("Incomplete: {}.", quoted(note))));
     if topics.more {
-        lines.push("It has more topics than a team has flows; the first to come are here.".to_owned());
+        lines.push("It has more topics than a team can have flows; only the first ones are included.".to_owned());
     }
     let whole = [
         "",
-        "What a recording does not say, and you may want to edit:",
+        "A recording does not contain the following; edit it as needed:",
         if alone {
-            "- Robots: no namespaces tell several apart, so all is of one, `robot`. Copy it and its flows for more."
+            "- Robots: no namespaces distinguish several, so everything belongs to one, `robot`. Copy it and its flows for more."
         } else {
-            "- Robots: each namespace is one. If one of them leads, give it `leader = true` and take `base` out."
+            "- Robots: each namespace is one. If one of them leads, give it `leader = true` and remove `base`."
         },
-        "- Who sends what: commands come from the base and all else goes to it. Take out what stays on its robot.",
-        "- Names: `coorp sim --replay` finds a flow's topic by the flow's name.",
+        "- Directions: commands come from the base, everything else goes to it. Remove flows that stay on their robot.",
+        "- Names: `coorp sim --replay` finds a flow's topic by its name.",
         "",
-        "What is control and what is bulk: control is what is small (99 % of the messages at most 16 KiB), periodic, at",
-        "least every 200 ms and at most 5 Mbit/s; and commands (`cmd`, `command` or `goal` in the name, or of a type such",
-        "as Twist), whatever their rhythm. To make a flow control, give it `ac = \"AC_VO\"` in the place of `transport` and",
-        "`bulk`; to make it bulk, the other way round.",
+        "Control and bulk: a topic is control if it is small (99 % of the messages at most 16 KiB), periodic, at",
+        "least every 200 ms and at most 5 Mbit/s. So are small commands (`cmd`, `command` or `goal` in the name, or a type such",
+        "as Twist), whatever their timing. To make a flow control, replace `transport` and `bulk` by `ac = \"AC_VO\"`;",
+        "to make it bulk, do the reverse.",
     ];
     lines.extend(whole.map(str::to_owned));
     let line = |line: String| {
@@ -191,7 +191,7 @@ fn heading(path: &Path, topics: &Topics, notes: &[String], alone: bool) -> Strin
     lines.into_iter().map(line).collect()
 }
 
-/// What becomes of a topic; nothing where its rhythm cannot be told.
+/// Turns a topic into a flow; `None` if its period cannot be determined.
 fn draft<'t>(topic: &'t str, seen: &'t Topic, robot: &'t str) -> Option<Draft<'t>> {
     let (period, jitter, periodic) = match seen.rhythm() {
         Rhythm::Periodic { period, jitter } => (period, jitter, true),
@@ -221,7 +221,7 @@ fn is_command(topic: &str, schema: &str) -> bool {
 }
 
 impl<'t> Draft<'t> {
-    /// The flow as the team file has it, with what is known of its topic.
+    /// The flow as written to the team file, with the measurements of its topic.
     fn flow(&self, base: &str, taken: &mut Vec<String>) -> String {
         let names = recording::flow_names(self.topic);
         let name = names
@@ -256,7 +256,7 @@ impl<'t> Draft<'t> {
     fn measured(&self) -> String {
         let rhythm = match self.seen.rhythm() {
             Rhythm::Periodic { period, jitter } => format!("every {}, jitter {}", shown(period), shown(jitter)),
-            _ => format!("irregular, every {} in the mean", shown(self.period)),
+            _ => format!("irregular, every {} on average", shown(self.period)),
         };
         let bytes = |share: f64| grouped(i64::try_from(self.seen.size_quantile(share)).unwrap_or(i64::MAX));
         format!(
@@ -281,7 +281,7 @@ fn titled(topic: &str, schema: &str) -> String {
     }
 }
 
-/// Text of a recording in a comment, which must stay on its line.
+/// Text of a recording in a comment, which must stay on one line.
 fn quoted(text: &str) -> String {
     text.chars()
         .take(QUOTED_CHARS_MAX)
@@ -289,7 +289,7 @@ fn quoted(text: &str) -> String {
         .collect()
 }
 
-/// To the microsecond, as the team file reads it.
+/// A time, to the microsecond, as the team file reads it.
 fn shown(time: Duration) -> String {
     let us = (time.as_nanos() + 500) / 1_000;
     let unit = |value: f64, name: &str| format!("{value}{name}");

@@ -1,7 +1,8 @@
-//! Runs side by side on all cores, with results in the order asked for: the same on one thread as on many.
+//! Runs jobs in parallel on all cores. Results are in the requested order, and independent of the number of
+//! threads.
 //!
-//! Jobs are handed out by an atomic counter, so a long one does not hold up the rest. A job that panics (an
-//! invariant asserted in production code did not hold) becomes that job's failure; the others go on.
+//! Jobs are distributed by an atomic counter, so a long one does not delay the rest. If a job panics (an
+//! assertion in production code failed), the panic becomes that job's failure; the others continue.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -18,12 +19,13 @@ thread_local! {
     static PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// As many threads as the machine runs at once.
+/// The number of threads that the machine can run at once.
 pub fn cores() -> usize {
     thread::available_parallelism().map_or(1, NonZeroUsize::get)
 }
 
-/// Keeps a job's panic message for its result, instead of spilling it over the progress bar. Once is enough.
+/// Records a job's panic message for its result, instead of printing it over the progress bar. Calling it
+/// once is enough.
 pub fn record_panics() {
     static HOOKED: Once = Once::new();
     HOOKED.call_once(hook);
@@ -44,7 +46,7 @@ fn hook() {
     }));
 }
 
-/// Runs `work` on every job, `threads` at a time. Results come in the order of `jobs`; a panic becomes
+/// Runs `work` on every job, `threads` at a time. Results are in the order of `jobs`; a panic becomes
 /// [`NoResult::Broken`] with its message.
 pub fn run<J, T, W>(jobs: &[J], threads: usize, work: W) -> Vec<Result<T, NoResult>>
 where
@@ -82,10 +84,11 @@ fn take<'a, J>(next: &AtomicUsize, jobs: &'a [J]) -> Option<(usize, &'a J)> {
 /// Runs `work`; a panic becomes [`NoResult::Broken`] with its message.
 ///
 /// # Errors
-/// What `work` gives, or its panic.
+/// The error of `work`, or its panic.
 pub fn guarded<T>(work: impl FnOnce() -> Result<T, NoResult>) -> Result<T, NoResult> {
     IN_JOB.set(true);
-    // What the job borrowed is only read, and what it built is dropped with it, so nothing half-done is seen.
+    // What the job borrows is only read, and what it builds is dropped with it, so no partial state is
+    // visible.
     let outcome = panic::catch_unwind(AssertUnwindSafe(work));
     IN_JOB.set(false);
     outcome.unwrap_or_else(|payload| {

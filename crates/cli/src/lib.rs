@@ -1,10 +1,10 @@
-//! The `coorp` command: reads a team file and hands it to the simulator, the emulator, the planner or the checker.
+//! The `coorp` command: reads a team file and passes it to the simulator, the emulator, the planner or the checker.
 //!
-//! One file a command; each is thin. What is decided here is only how a person meets the machine: options,
-//! messages, tables, the report, exit codes.
+//! One thin file per command. Only the user interface is decided here: options, messages, tables, the report, exit
+//! codes.
 //!
-//! A library and a program: the `coorp` of the Python package is this library too (`crates/py`), and its native
-//! module says no to bad input in the same words.
+//! Both a library and a program: the Python package's `coorp` is this library too (`crates/py`), and its native module
+//! rejects bad input with the same messages.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
@@ -36,14 +36,14 @@ use clap::{Parser, Subcommand};
 
 use failure::Failure;
 
-/// Said where the program is not that of the Python package, which takes `learn` before it comes here.
-const LEARN_IS_ELSEWHERE: &str = "error: 'coorp learn' is in the Python package, and this is the program without it; \
+/// Printed if the program is not part of the Python package, which handles `learn` itself.
+const LEARN_IS_ELSEWHERE: &str = "error: 'coorp learn' needs the Python package, which this program is not part of; \
                                   in Coorp's source: pip install '.[learn]'";
 
 /// Control on time and bulk at full speed for robot teams on one WiFi channel.
 #[derive(Debug, Parser)]
 #[command(name = "coorp", version, about, arg_required_else_help = true)]
-#[command(after_help = "Exit codes: 0 fine, 1 the run found a failure, 2 bad input or unusable files.")]
+#[command(after_help = "Exit codes: 0 success, 1 the run found a failure, 2 bad input or unusable files.")]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -53,48 +53,54 @@ struct Cli {
 enum Command {
     /// Simulate a team under one or more policies
     Sim(sim::Args),
-    /// Run real programs, one a robot, over the team's WiFi, emulated on this machine (needs root)
+    /// Run real programs, one per robot, over the team's WiFi, emulated on this machine (needs root)
     Emu(emu::Args),
     /// Find how many robots fit on the channel, from the model and from simulation
     Plan(plan::Args),
-    /// Say what is wrong with a team file, and where
+    /// Report what is wrong with a team file, and where
     Check(check::Args),
-    /// Make a team file of a recording (MCAP or ROS 2 bag)
+    /// Create a team file from a recording (MCAP or ROS 2 bag)
     Import(import::Args),
-    /// Make the team's keys
+    /// Create the team's keys
     #[cfg(feature = "live")]
     Keys(live::keys::Args),
     /// Take part in a team as one of its robots
     #[cfg(feature = "live")]
     Up(live::up::Args),
-    /// Show what a live team does
+    /// Show the state of a live team
     #[cfg(feature = "live")]
     Watch(live::watch::Args),
+    /// Say what this machine's card and kernel offer, and how to mend what is missing
+    #[cfg(all(feature = "live", target_os = "linux"))]
+    Doctor(live::doctor::Args),
+    /// Tell a robot again what its flight recorder kept, and see what it decides and why
+    #[cfg(feature = "live")]
+    Replay(live::replay::Args),
     /// One robot of 'coorp emu --demo', which starts it
     #[cfg(all(feature = "live", target_os = "linux"))]
     #[command(hide = true)]
     DemoRobot(live::demo::RobotArgs),
-    /// One robot of 'coorp emu --faults', which starts it
+    /// One robot of 'coorp emu --faults'; started by it
     #[cfg(all(feature = "live", target_os = "linux"))]
     #[command(hide = true)]
     FaultRobot(live::faults::RobotArgs),
-    /// Let the robots learn while they drive (of the Python package)
+    /// Train the robots while they drive (Python package only)
     #[command(disable_help_flag = true)]
     Learn {
-        /// See 'coorp learn --help' of the Python package
+        /// See 'coorp learn --help' in the Python package
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
         _arguments: Vec<OsString>,
     },
 }
 
-/// Runs the command that `arguments` give, the program's name left out, and returns its exit code. What there is to
-/// say has then been said on stdout and stderr.
+/// Runs the command given by `arguments`, which exclude the program's name, and returns its exit code. All output has
+/// been written to stdout and stderr by then.
 pub fn run(arguments: &[OsString]) -> u8 {
     let named = std::iter::once(OsString::from("coorp")).chain(arguments.iter().cloned());
     let cli = match Cli::try_parse_from(named) {
         Ok(cli) => cli,
         Err(usage) => {
-            // Help and version come this way too. A closed stdout is no failure of theirs.
+            // Help and version also end up here. A closed stdout is not a failure.
             let _ = usage.print();
             return usage.exit_code() as u8;
         }
@@ -112,6 +118,10 @@ pub fn run(arguments: &[OsString]) -> u8 {
         Command::Up(args) => live::up::run(&args),
         #[cfg(feature = "live")]
         Command::Watch(args) => live::watch::run(&args),
+        #[cfg(feature = "live")]
+        Command::Replay(args) => live::replay::run(&args),
+        #[cfg(all(feature = "live", target_os = "linux"))]
+        Command::Doctor(args) => live::doctor::run(&args),
         #[cfg(all(feature = "live", target_os = "linux"))]
         Command::DemoRobot(args) => live::demo::take_part(&args),
         #[cfg(all(feature = "live", target_os = "linux"))]

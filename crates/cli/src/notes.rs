@@ -1,7 +1,7 @@
-//! What stands below the table: why a policy gave no figures, and what a reader might take a figure for that it is
-//! not. Each note is there only where it applies.
+//! The notes below the table: why a policy has no figures, and how a figure might be misread. Each note appears only if
+//! it applies.
 //!
-//! Left out: judgements on the team itself; those are the figures' own.
+//! Left out: judgements on the team itself; the figures speak for themselves.
 
 use coorp_core::policy::Policy;
 use coorp_core::Duration;
@@ -10,17 +10,17 @@ use coorp_team::{Change, Team};
 
 use crate::number::DURATION_MAX;
 
-/// Long enough for epochs of learning as the papers have it, with ten seconds to a batch.
+/// Long enough for learning epochs as in the papers, with ten seconds per batch.
 const LEARNING_DURATION: Duration = Duration::from_secs(600);
 
-/// A policy that cannot run on this team.
+/// A policy that cannot run for this team.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Unfit {
-    /// Its place among the policies asked for.
+    /// Its index among the requested policies.
     pub place: usize,
     /// Its name.
     pub policy: String,
-    /// Why not, and the mend.
+    /// Why not, and how to fix it.
     pub why: String,
 }
 
@@ -32,7 +32,7 @@ pub fn notes(team: &Team, duration: Duration, results: &[PolicyResult]) -> Vec<S
     notes
 }
 
-/// What the team file describes and only `coorp emu` does.
+/// What the team file describes but only `coorp emu` implements.
 fn left_out(team: &Team) -> Option<String> {
     let happens = |kind: fn(&Change) -> bool| team.events.iter().any(|event| kind(&event.change));
     let left_out = [
@@ -47,35 +47,23 @@ fn left_out(team: &Team) -> Option<String> {
         .collect();
     (!left_out.is_empty()).then(|| {
         format!(
-            "the simulation leaves {} out; 'coorp emu' has them",
+            "the simulation ignores {}; 'coorp emu' supports them",
             left_out.join(" and ")
         )
     })
 }
 
-/// More than all there is wants a word.
+/// A throughput above that of bulk-only needs an explanation.
 fn more_than_bulk_only(result: &PolicyResult) -> Option<String> {
-    // As much as the table shows as more than 100.0 %.
+    // Only if the table shows more than 100.0 %.
     result.bulk_share.filter(|share| *share >= 1.0005)?;
-    let policy = Policy::named(&result.policy)?;
-    let stock = Policy::named("bulk-only")?;
-    let reasons = [
-        (policy.ack_every > stock.ack_every).then_some("asks for fewer acknowledgements"),
-        (policy.rts_over < stock.rts_over).then_some("announces long frames by RTS"),
-    ];
-    let reasons: Vec<&str> = reasons.into_iter().flatten().collect();
     let name = &result.policy;
-    Some(if reasons.is_empty() {
-        format!("{name} moves a little more than bulk-only: by chance, or since control spreads its bulk in time")
-    } else {
-        format!(
-            "{name} moves more than bulk-only: its transport {}",
-            reasons.join(" and ")
-        )
-    })
+    Some(format!(
+        "{name} moves slightly more than bulk-only: by chance, or because control spreads its bulk over time"
+    ))
 }
 
-/// Bulk that never started, or learning without one whole epoch, in any policy that has bulk.
+/// Bulk that never started, or learning without a complete epoch, in any policy with bulk.
 fn idle_bulk(team: &Team, duration: Duration, results: &[PolicyResult]) -> Option<String> {
     let has_bulk = |result: &&PolicyResult| Policy::named(&result.policy).is_some_and(|policy| policy.bulk);
     let with_bulk: Vec<&PolicyResult> = results.iter().filter(has_bulk).collect();
@@ -90,7 +78,7 @@ fn idle_bulk(team: &Team, duration: Duration, results: &[PolicyResult]) -> Optio
         if never_started {
             let seconds = batch.as_secs_f64();
             return Some(format!(
-                "bulk never started in {duration}, as the first batch takes {seconds:.1}s to collect{mend}"
+                "bulk never started in {duration}, because the first batch takes {seconds:.1}s to collect{mend}"
             ));
         }
         let no_epoch = with_bulk.iter().all(|result| result.epochs == 0);
@@ -105,7 +93,7 @@ fn idle_bulk(team: &Team, duration: Duration, results: &[PolicyResult]) -> Optio
     never_started.then(|| format!("bulk never started in {duration}: its first flow starts at {first}"))
 }
 
-/// A duration that shows more, where there is one.
+/// A duration that would show more, if there is one.
 fn longer(duration: Duration, batch: Duration) -> Option<Duration> {
     let several = |times: f64, of: Duration| Duration::from_secs_f64((of.as_secs_f64() * times).ceil());
     let wanted = LEARNING_DURATION.max(several(10.0, duration)).max(several(10.0, batch));
@@ -134,10 +122,7 @@ mod tests {
         let told = notes(&team(LEARNING), MINUTE, &[coorp.clone()]);
         assert_eq!(
             told,
-            [
-                "coorp moves more than bulk-only: its transport asks for fewer acknowledgements and announces long \
-              frames by RTS"
-            ]
+            ["coorp moves slightly more than bulk-only: by chance, or because control spreads its bulk over time"]
         );
         coorp.bulk_share = Some(1.0);
         assert!(notes(&team(LEARNING), MINUTE, &[coorp]).is_empty());
@@ -168,7 +153,7 @@ mod tests {
         let told = notes(&team(more), MINUTE, &[]);
         assert_eq!(
             told,
-            ["the simulation leaves [[interface]] and deaths out; 'coorp emu' has them"]
+            ["the simulation ignores [[interface]] and deaths; 'coorp emu' supports them"]
         );
     }
 
@@ -179,7 +164,7 @@ mod tests {
         let told = notes(&team(LEARNING), Duration::from_secs(2), &[edca.clone()]);
         assert_eq!(
             told,
-            ["bulk never started in 2s, as the first batch takes 10.0s to collect: use --duration 600s"]
+            ["bulk never started in 2s, because the first batch takes 10.0s to collect: use --duration 600s"]
         );
         let flow = "[[flow]]\nname = \"log\"\nfrom = \"b\"\nto = \"a\"\nsaturated = true\nstart = \"5s\"\n";
         let told = notes(&team(flow), Duration::from_secs(2), &[edca.clone()]);

@@ -1,14 +1,14 @@
-//! Numbers as people read and write them: durations on the command line, figures in tables.
+//! Numbers for people: durations on the command line, figures in tables.
 
 use coorp_core::Duration;
 
-/// A longer run than this is a slip of the finger; it would also outgrow memory with its series.
+/// A longer run is probably a typing error; its series would also exceed the memory.
 pub const DURATION_MAX: Duration = Duration::from_secs(24 * 3600);
 
-/// Reads `600s`, `1.5h`, `10min`, `500ms`, `2500us`, and every time that a message of Coorp's prints.
+/// Parses `600s`, `1.5h`, `10min`, `500ms`, `2500us`, and every time that Coorp prints in a message.
 ///
 /// # Errors
-/// No unit, no number, nothing or less, or more than a day: says what would do.
+/// Without a unit or number, if not positive, or if longer than a day; the message says how to fix it.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let trimmed = text.trim();
     let digits = trimmed.trim_end_matches(|c: char| c.is_ascii_alphabetic());
@@ -29,26 +29,26 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
     checked_duration(number * unit_s)
 }
 
-/// The virtual time that a run may take.
+/// The virtual duration of a run.
 ///
 /// # Errors
-/// Nothing or less, no number, or more than a day: says what would do.
+/// If not positive, not a number, or longer than a day; the message says how to fix it.
 pub fn checked_duration(seconds: f64) -> Result<Duration, String> {
     if seconds.is_nan() || seconds < 1e-3 {
-        return Err("a run takes at least 1ms".to_owned());
+        return Err("a run must last at least 1ms".to_owned());
     }
     if seconds > DURATION_MAX.as_secs_f64() {
-        return Err("a run takes 24h at most".to_owned());
+        return Err("a run must last at most 24h".to_owned());
     }
     Ok(Duration::from_secs_f64(seconds))
 }
 
-/// A share of 1 as a percentage.
+/// A share between 0 and 1 as a percentage.
 pub fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
 }
 
-/// As many digits as help: 0.42, 4.2, 198.3, 1,234.
+/// With a useful number of digits: 0.42, 4.2, 198.3, 1,234.
 pub fn figure(value: f64) -> String {
     match value.abs() {
         small if small < 1.0 => format!("{value:.2}"),
@@ -57,7 +57,7 @@ pub fn figure(value: f64) -> String {
     }
 }
 
-/// A count with its thousands apart.
+/// A count with thousands separators.
 pub fn grouped(value: i64) -> String {
     let digits = value.unsigned_abs().to_string();
     let mut out = String::with_capacity(digits.len() * 4 / 3 + 1);

@@ -1,8 +1,8 @@
-//! Where results go: files, written whole or not at all, and the two streams.
+//! Where results go: files, written completely or not at all, and the two standard streams.
 //!
-//! A long run must not end in "permission denied", so a path is tried before the run, and one that leads to the
-//! run's own input is refused. A file is written beside
-//! its place and renamed, so that a full disk never leaves half a report, nor destroys the one from before.
+//! A long run must not end in "permission denied", so each path is tested before the run. A path that leads to the
+//! run's own input is refused. A file is written under a temporary name in the same folder and then renamed. A full
+//! disk therefore never leaves half a report, and never destroys the previous one.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
@@ -13,18 +13,18 @@ use serde::Serialize;
 
 use crate::failure::Failure;
 
-/// Written and thrown away before the run: enough for a file system to admit that it is full.
+/// Written and deleted before the run: enough for a file system to report that it is full.
 const PROBE_BYTES: usize = 64 * 1024;
 
-/// The files that a run reads, which it must not write over.
+/// The input files of a run, which it must not overwrite.
 #[derive(Debug)]
 pub struct Inputs(Vec<(PathBuf, &'static str)>);
 
 impl Inputs {
-    /// The team file, and the WNIC profile where that is a file beside it.
+    /// The team file, and the WNIC profile if that is a file next to it.
     pub fn of(file: &Path, team: &Team) -> Inputs {
         let profile = team.air.wnic.name.as_str();
-        // What comes with the program has a plain name (coorp_team reads no other file as a profile).
+        // Built-in profiles have plain names (coorp_team reads no other file as a profile).
         let beside = profile
             .ends_with(".toml")
             .then(|| file.parent().unwrap_or(Path::new("")).join(profile));
@@ -42,22 +42,22 @@ impl Inputs {
         Inputs(files.iter().filter_map(real).collect())
     }
 
-    /// What `others` are is not written over either.
+    /// Also protects the inputs in `others`.
     pub fn add(&mut self, others: Inputs) {
         self.0.extend(others.0);
     }
 
-    /// Which of the inputs `path` leads to, links followed.
+    /// The input to which `path` leads, with links followed.
     fn which(&self, path: &Path) -> Option<&'static str> {
         let real = fs::canonicalize(path).ok()?;
         self.0.iter().find(|(input, _)| *input == real).map(|(_, what)| *what)
     }
 }
 
-/// A path that was tried and found writable.
+/// A path that was tested and found writable.
 #[derive(Debug)]
 pub struct Destination {
-    /// As the user gave it, for messages.
+    /// As the user wrote it, for messages.
     shown: PathBuf,
     place: Place,
 }
@@ -65,20 +65,20 @@ pub struct Destination {
 /// Where the bytes go.
 #[derive(Debug, PartialEq)]
 enum Place {
-    /// A file, links followed: replaced whole.
+    /// A file, with links followed; replaced as a whole.
     File(PathBuf),
-    /// A device or a pipe, which cannot be renamed onto.
+    /// A device or a pipe, which cannot be the target of a rename.
     Device(PathBuf),
     /// What `-` stands for.
     Stdout,
 }
 
 impl Destination {
-    /// Tries whether a file can be written at `path`; `-` is stdout. Leaves nothing behind.
+    /// Tests whether a file can be written at `path`; `-` is stdout. Leaves nothing behind.
     ///
     /// # Errors
-    /// One of the run's own inputs, a missing folder, a folder in the file's place, no permission, a full disk: with
-    /// the path and the mend.
+    /// An input of the run, a missing folder, a folder at the file's path, no permission, or a full disk. The message
+    /// gives the path and a fix.
     pub fn check(path: &Path, inputs: &Inputs) -> Result<Destination, Failure> {
         let place = if path.as_os_str() == "-" {
             Place::Stdout
@@ -97,10 +97,10 @@ impl Destination {
         })
     }
 
-    /// Writes the whole of `bytes`, or leaves what was there before.
+    /// Writes all of `bytes`, or leaves the previous content.
     ///
     /// # Errors
-    /// The disk is full, or the folder changed since [`Destination::check`]: with the path and the mend.
+    /// The disk is full, or the folder changed since [`Destination::check`]. The message gives the path and a fix.
     pub fn write(&self, bytes: &[u8]) -> Result<(), Failure> {
         let written = match &self.place {
             Place::File(target) => {
@@ -120,7 +120,7 @@ impl Destination {
         written.map_err(|error| unwritable(&self.shown, &error))
     }
 
-    /// Whether both names lead to one file.
+    /// Whether both names refer to the same file.
     pub fn same_as(&self, other: &Destination) -> bool {
         self.place == other.place
     }
@@ -140,7 +140,9 @@ impl Place {
     fn of(path: &Path, inputs: &Inputs) -> Result<Place, Failure> {
         let refused = |why: &str| Failure::Input(format!("error: {} {why}", path.display()));
         if let Some(what) = inputs.which(path) {
-            return Err(refused(&format!("is not written: that is {what}; give another path")));
+            return Err(refused(&format!(
+                "is not written, because it is {what}; give another path"
+            )));
         }
         let target = match fs::metadata(path) {
             Ok(found) if found.is_dir() => return Err(refused("is a folder; give the name of a file in it")),
@@ -159,16 +161,16 @@ impl Place {
     }
 }
 
-/// The temporary file: in the same folder, since a rename does not cross file systems.
+/// The temporary file: in the same folder, because a rename cannot cross file systems.
 fn beside(target: &Path) -> PathBuf {
     let name = target.file_name().unwrap_or_default().to_string_lossy();
     target.with_file_name(format!(".{name}.{}.tmp", std::process::id()))
 }
 
-/// Ends several writings of one result: each was tried whatever became of the others, and each failure is told.
+/// Finishes several writes of one result: each was attempted regardless of the others, and each failure is reported.
 ///
 /// # Errors
-/// The last failure; those before it are said on stderr.
+/// The last failure; earlier ones are printed on stderr.
 pub fn settle(outcomes: impl IntoIterator<Item = Result<(), Failure>>) -> Result<(), Failure> {
     let mut last = Ok(());
     for failure in outcomes.into_iter().filter_map(Result::err) {
@@ -192,11 +194,11 @@ pub fn write_json(destination: &Destination, value: &impl Serialize) -> Result<(
 fn write_new(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut file = File::create(path)?;
     file.write_all(bytes)?;
-    // Some file systems find out that they are full only here.
+    // Some file systems detect only here that they are full.
     file.sync_all()
 }
 
-/// Clearing up after a failure must not hide that failure, so its own outcome does not count.
+/// Cleaning up after a failure must not hide that failure, so errors here are ignored.
 fn remove_if_there(path: &Path) {
     let _ = fs::remove_file(path);
 }
@@ -210,7 +212,7 @@ fn unwritable(path: &Path, error: &io::Error) -> Failure {
         ErrorKind::NotFound => format!("the folder {folder} does not exist; create it (mkdir -p {folder})"),
         ErrorKind::NotADirectory => format!("{folder} is not a folder; give another path"),
         ErrorKind::PermissionDenied => {
-            format!("you may not write in {folder}; give another path, or change its rights")
+            format!("no permission to write in {folder}; give another path, or change the permissions")
         }
         ErrorKind::ReadOnlyFilesystem => format!("{folder} is on a read-only disk; give another path"),
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
@@ -221,7 +223,7 @@ fn unwritable(path: &Path, error: &io::Error) -> Failure {
     Failure::Input(format!("error: cannot write {}: {mend}", path.display()))
 }
 
-/// Prints results on stdout. A reader that has gone away (`coorp sim ... | head -1`) is no failure.
+/// Prints results on stdout. A reader that has gone away (`coorp sim ... | head -1`) is not a failure.
 ///
 /// # Errors
 /// Stdout is a file on a full disk, or closed.
@@ -237,7 +239,7 @@ fn print_bytes(bytes: &[u8]) -> Result<(), Failure> {
     }
 }
 
-/// Says one thing on stderr. Where nobody can hear it there is nobody to tell, so failing to is not an error.
+/// Prints a note on stderr. If stderr is closed, nothing can be reported, so errors are ignored.
 pub fn note(text: &str) {
     let _ = writeln!(io::stderr().lock(), "{}", text.trim_end());
 }

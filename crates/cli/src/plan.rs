@@ -1,11 +1,11 @@
-//! `coorp plan`: how many robots fit, from the capacity model (001, equations 1 to 3) and from simulation.
+//! `coorp plan`: how many robots fit, by the capacity model (Deng 2022, equations 1 to 3) and by simulation.
 //!
-//! A team size fits where the asked share of control loops ends within the bound and bulk has not starved: a team
-//! whose control is on time because nobody else gets to speak is none that one would send out. The model gives its
-//! answer at once but knows neither WNIC nor retries; the simulation runs the team with its robots repeated (see `scale`),
-//! doubles the size until the loops are late, and narrows the limit down. The sizes tried depend on the outcomes
-//! only, so that the answer is the same on any number of threads. Left out: what a size does to learning's
-//! convergence, and robots that differ from those in the file.
+//! A team size fits if the requested share of control loops ends within the bound and bulk does not starve. (A team
+//! whose control is on time only because no bulk is sent would be useless.) The model answers at once but ignores the
+//! WNIC and retries. The simulation runs the team with its robots repeated (see `scale`), doubles the size until loops
+//! are late, and narrows the limit down. The sizes tried depend only on the outcomes, so the answer is the same on any
+//! number of threads. Left out: the effect of the size on learning's convergence, and robots that differ from those in
+//! the file.
 
 mod model;
 mod scale;
@@ -30,35 +30,35 @@ use crate::policies;
 use crate::progress::Progress;
 use crate::table;
 
-/// Sizes beyond this are not tried: a channel with more robots than this has other worries.
+/// Larger sizes are not tried: a channel with more robots has other problems.
 const ROBOTS_MAX: usize = 257;
-/// Sizes simulated together; fixed, so that the sizes tried do not depend on the machine.
+/// Number of sizes simulated together; fixed, so that the sizes tried do not depend on the machine.
 const BATCH: usize = 3;
 
 /// Options of `coorp plan`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The team file (TOML); its robots but the leader are repeated as the team grows
+    /// The team file (TOML); its robots except the leader are repeated as the team grows
     file: PathBuf,
     /// Share of control loops that must end within the bound
     #[arg(long, value_name = "SHARE", default_value_t = 0.95, value_parser = parse_quantile)]
     quantile: f64,
-    /// Share of the smallest tried team's bulk throughput that a team's bulk must reach; 0 for no such demand
+    /// Share of the smallest tried team's bulk throughput that a team must reach; 0 for no such requirement
     #[arg(long, value_name = "SHARE", default_value_t = 0.25, value_parser = parse_bulk_min)]
     bulk_min: f64,
     /// The policy to plan for
     #[arg(long, value_name = "NAME", default_value = "coorp", value_parser = policies::parser())]
     policy: String,
-    /// Virtual time to simulate for each size
+    /// Virtual time to simulate per size
     #[arg(long, value_name = "TIME", default_value = "60s", allow_hyphen_values = true, value_parser = parse_duration)]
     duration: Duration,
     /// The seed of every random draw
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
-    /// Write the plan as JSON; '-' is stdout, then without the table
+    /// Write the plan as JSON; '-' is stdout, which omits the table
     #[arg(long, value_name = "PATH")]
     json: Option<PathBuf>,
-    /// Runs at once [default: as many as there are cores]
+    /// Runs at once [default: the number of cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
     /// No progress bar
@@ -69,18 +69,18 @@ pub struct Args {
 fn parse_quantile(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(share) if share > 0.0 && share < 1.0 => Ok(share),
-        _ => Err("a share lies between 0 and 1, as in 0.95".to_owned()),
+        _ => Err("a share is between 0 and 1, such as 0.95".to_owned()),
     }
 }
 
 fn parse_bulk_min(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(share) if (0.0..=1.0).contains(&share) => Ok(share),
-        _ => Err("a share of the smallest team's bulk lies between 0 and 1, as in 0.25".to_owned()),
+        _ => Err("a share of the smallest team's bulk is between 0 and 1, such as 0.25".to_owned()),
     }
 }
 
-/// What `--json` writes.
+/// The content of `--json`.
 #[derive(Serialize)]
 struct Plan<'a> {
     team: &'a str,
@@ -89,11 +89,11 @@ struct Plan<'a> {
     quantile: f64,
     bound_ms: f64,
     bulk_min: f64,
-    /// What bulk must reach; null where nothing is asked, or bulk never started in the smallest team.
+    /// The bulk throughput required; null if none is required, or if bulk never started in the smallest team.
     bulk_mbps_min: Option<f64>,
-    /// What the model takes the channel to carry.
+    /// The bandwidth assumed by the model.
     model_bandwidth_mbps: f64,
-    /// The largest team that fits, the leader counted; null where not even two robots do.
+    /// The largest team that fits, including the leader; null if not even two robots do.
     robots_max_model: Option<u32>,
     robots_max_simulated: Option<usize>,
     rows: Vec<Row>,
@@ -118,7 +118,7 @@ struct Row {
 /// Runs `coorp plan`.
 ///
 /// # Errors
-/// Input to mend (exit code 2), or a simulation that broke a rule of its own (exit code 1).
+/// Invalid input (exit code 2), or a simulation that violated an invariant (exit code 1).
 pub fn run(args: &Args) -> Result<(), Failure> {
     let team = coorp_team::load(&args.file).map_err(|error| Failure::Input(error.to_string()))?;
     let Some(control) = team.control.as_ref() else {
@@ -131,7 +131,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         .filter(|policy| policy.control)
         .ok_or_else(|| {
             Failure::Input(format!(
-                "error: {} runs no control loop; plan for another policy",
+                "error: {} has no control loop; plan for another policy",
                 args.policy
             ))
         })?;
@@ -171,7 +171,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     output::settle(outcomes)
 }
 
-/// Whether a team has any bulk to move.
+/// Whether a team has any bulk.
 fn has_bulk(team: &Team) -> bool {
     team.learning.is_some() || team.flows.iter().any(|flow| flow.bulk)
 }
@@ -186,7 +186,7 @@ struct Planner<'a> {
 }
 
 impl Planner<'_> {
-    /// Doubles the followers until the loops are late, then narrows down; the file's own size is always a row.
+    /// Doubles the followers until loops are late, then narrows down; the file's own size is always a row.
     fn search(&self) -> Result<BTreeMap<usize, Row>, Failure> {
         let mut rows = BTreeMap::new();
         let mut ladder: Vec<usize> = std::iter::successors(Some(1), |followers| Some(followers * 2))
@@ -216,7 +216,7 @@ impl Planner<'_> {
         let threads = self.args.threads.map_or_else(jobs::cores, usize::from);
         let results = jobs::run(sizes, threads, |index, robots| {
             let team = scale::team_of(self.team, *robots)
-                .ok_or_else(|| NoResult::Input(format!("no team has {robots} robots")))?;
+                .ok_or_else(|| NoResult::Input(format!("a team cannot have {robots} robots")))?;
             let options = Options {
                 duration: self.args.duration,
                 seed: self.args.seed,
@@ -232,7 +232,8 @@ impl Planner<'_> {
             let name = || format!("{}, {robots} robots, seed {}", self.args.file.display(), self.args.seed);
             let run = match result {
                 Ok(run) => Some(run),
-                // A policy may fit the team in the file and not a larger one (SchedWiFi's windows fill the period).
+                // A policy may be feasible for the file's team but not for a larger one (SchedWiFi's windows fill the
+                // period).
                 Err(NoResult::Input(why)) if *robots > self.team.robots.len() => {
                     output::note(&format!("{robots} robots: {why}"));
                     None
@@ -247,7 +248,7 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// What bulk must reach. None before the smallest team has run, and where its bulk never started.
+    /// The bulk throughput required. `None` before the smallest team has run, and if its bulk never started.
     fn bulk_mbps_min(&self, rows: &BTreeMap<usize, Row>) -> Option<f64> {
         let smallest = rows.values().next().and_then(|row| row.bulk_mbps)?;
         Some(smallest * self.args.bulk_min).filter(|mbps| *mbps > 0.0)
@@ -279,7 +280,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Without a single loop that ended the team does not work, whatever its rate of violations.
+    /// If no loop ended, the team does not work, whatever its violation rate.
     fn keeps_the_bound(&self, result: &PolicyResult) -> bool {
         result.loops > 0
             && result
@@ -293,7 +294,7 @@ fn largest_that_fits(rows: &BTreeMap<usize, Row>) -> Option<usize> {
     rows.values().take_while(|row| row.fits).last().map(|row| row.robots)
 }
 
-/// The sizes between which the limit lies, where there are untried ones between.
+/// The sizes between which the limit lies, if there are untried ones in between.
 fn gap(rows: &BTreeMap<usize, Row>) -> Option<(usize, usize)> {
     let fits = largest_that_fits(rows)?;
     let late = rows.values().find(|row| !row.fits)?.robots;

@@ -1,49 +1,60 @@
-//! The policies as the command line offers them: each name with one line on what it does (001 section VI for the
-//! systems compared there). What a policy is made of stands in `coorp_core::policy`; nothing is decided here.
+//! The policies on the command line: each name with one line that describes it (Deng 2022, section VI, for the systems
+//! compared there). `coorp_core::policy` defines the policies; nothing is decided here.
 
 use clap::builder::{PossibleValue, PossibleValuesParser};
-use coorp_core::policy::Policy;
+use coorp_core::policy::{Access, Policy};
 
 use crate::failure::Failure;
 
-/// Every policy and what it is, in the order of [`coorp_core::policy::Policy::NAMES`].
+/// Every policy and its description, in the order of [`coorp_core::policy::Policy::NAMES`].
 const ABOUT: [(&str, &str); 9] = [
-    ("mpc-only", "control alone: the best that it can get on this air"),
-    ("bulk-only", "bulk alone: the most that it can move"),
-    ("best-effort", "both in one access category, as without any priority"),
+    ("mpc-only", "control alone: the best result possible on this channel"),
+    ("bulk-only", "bulk alone: the maximum throughput"),
+    ("best-effort", "both in one access category, without any priority"),
     (
         "edca",
         "stock WiFi: control goes as voice (AC_VO), bulk as best effort (AC_BE)",
     ),
-    ("edca+global", "edca, and bulk needs a permit from the leader"),
+    ("edca+global", "edca, with bulk only by permit from the leader"),
     (
         "edca+local",
-        "edca, and each robot's gate holds bulk back while it expects control",
+        "edca, with a gate on each robot that holds bulk while control is expected",
     ),
-    ("schedwifi", "edca with windows of fixed times for control (SchedWiFi)"),
-    (
-        "coorp-paper",
-        "permits and gates together, exactly as the paper has them",
-    ),
+    ("schedwifi", "edca with fixed time windows for control (SchedWiFi)"),
+    ("coorp-paper", "permits and gates together, exactly as in the paper"),
     (
         "coorp",
-        "the same and better: shared windows, steered phases, fewer acknowledgements, RTS before long frames",
+        "the same, improved: shared windows, steered phases, fewer acknowledgements, RTS before long frames",
     ),
 ];
 
-/// Takes a policy's name; the long help says what each of them is.
+/// Parses a policy's name; the long help describes each.
 pub fn parser() -> PossibleValuesParser {
     PossibleValuesParser::new(ABOUT.map(|(name, about)| PossibleValue::new(name).help(about)))
+}
+
+/// Takes the name of a policy that a live robot implements.
+pub fn live_parser() -> PossibleValuesParser {
+    let live = ABOUT
+        .into_iter()
+        .filter(|(name, _)| Policy::named(name).is_some_and(|policy| is_live(&policy)));
+    PossibleValuesParser::new(live.map(|(name, about)| PossibleValue::new(name).help(about)))
+}
+
+/// Whether a robot on real sockets does what the policy says. It has no fixed windows, marks control always, and leaves it to
+/// programs whether control or bulk runs.
+fn is_live(policy: &Policy) -> bool {
+    policy.control && policy.bulk && policy.access == Access::Edca && policy.schedwifi.is_none()
 }
 
 /// The policy of this name.
 ///
 /// # Errors
-/// There is none: says which there are.
+/// If there is none; the message lists the names.
 pub fn named(name: &str) -> Result<Policy, Failure> {
     Policy::named(name).ok_or_else(|| {
         let names = Policy::NAMES.join(", ");
-        Failure::Input(format!("error: there is no policy called '{name}'; there are {names}"))
+        Failure::Input(format!("error: there is no policy '{name}'; choose one of {names}"))
     })
 }
 
@@ -55,5 +66,14 @@ mod tests {
     fn every_policy_is_explained_in_a_line() {
         assert_eq!(ABOUT.map(|(name, _)| name), Policy::NAMES);
         assert!(ABOUT.iter().all(|(_, about)| !about.is_empty() && about.len() < 110));
+    }
+
+    #[test]
+    fn a_live_robot_is_offered_what_it_implements() {
+        let live = Policy::NAMES
+            .into_iter()
+            .filter(|name| Policy::named(name).is_some_and(|policy| is_live(&policy)));
+        let wanted = ["edca", "edca+global", "edca+local", "coorp-paper", "coorp"];
+        assert_eq!(live.collect::<Vec<_>>(), wanted);
     }
 }

@@ -1,11 +1,11 @@
-//! The progress bar: virtual seconds done over all runs, on stderr, and only where stderr is a terminal.
+//! The progress bar: virtual seconds done over all runs, on stderr, only if stderr is a terminal.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use coorp_core::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// How far each of several runs has come. Runs report from their own threads.
+/// The progress of several runs, which report from their own threads.
 pub struct Progress {
     bar: ProgressBar,
     reached_ms: Vec<AtomicU64>,
@@ -13,7 +13,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// A bar for `runs` runs of `each` virtual time; none where `quiet` or where stderr is no terminal.
+    /// A bar for `runs` runs of `each` virtual time; invisible if `quiet` or if stderr is not a terminal.
     pub fn new(runs: usize, each: Duration, quiet: bool) -> Progress {
         let target = if quiet {
             ProgressDrawTarget::hidden()
@@ -21,7 +21,7 @@ impl Progress {
             ProgressDrawTarget::stderr()
         };
         let bar = ProgressBar::with_draw_target(Some(millis(each.as_nanos()).saturating_mul(runs as u64)), target);
-        // No colours, so that NO_COLOR has nothing to switch off.
+        // No colours, so NO_COLOR has nothing to disable.
         if let Ok(style) = ProgressStyle::with_template("simulating {wide_bar} {percent:>3} %, {eta} left") {
             bar.set_style(style.progress_chars("##-"));
         }
@@ -32,7 +32,7 @@ impl Progress {
         }
     }
 
-    /// Run `index` has come to `now`.
+    /// Run `index` has reached `now`.
     pub fn reach(&self, index: usize, now: Instant) {
         let Some(slot) = self.reached_ms.get(index) else { return };
         let now_ms = millis(now.as_nanos().min(self.each.as_nanos()));
@@ -42,12 +42,12 @@ impl Progress {
         }
     }
 
-    /// Run `index` has ended, well or not.
+    /// Run `index` has ended, successfully or not.
     pub fn finish(&self, index: usize) {
         self.reach(index, Instant::ZERO + self.each);
     }
 
-    /// All runs have ended: the bar makes room for the table.
+    /// All runs have ended: removes the bar.
     pub fn clear(&self) {
         self.bar.finish_and_clear();
     }

@@ -1,9 +1,9 @@
-//! `coorp sim --replay`: the periodic flows of a team send when, and as much as, their topics did in a recording.
+//! `coorp sim --replay`: a team's periodic flows send at the times and sizes of their topics in a recording.
 //!
-//! A flow's topic is the one that `coorp import` would name so. The recording's first message of such a topic is the
-//! start of the run (of the flow, where that has a `start`). A run that outlasts the recording plays it again, all
-//! topics together, so that their phases stay as they were. Left out: a flow that no topic is found for goes on as the
-//! team file says, and so do saturated flows and the control loop.
+//! A flow's topic is the one that `coorp import` would give this name. The first recorded message of such a topic is
+//! the start of the run (or of the flow, if it has a `start`). A run that outlasts the recording repeats it, all topics
+//! together, so that their relative phases stay the same. Left out: flows without a topic, saturated flows and the
+//! control loop behave as the team file describes.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -15,12 +15,12 @@ use coorp_team::{Recorded, Team, Traffic};
 use crate::failure::Failure;
 use crate::recording;
 
-/// Messages that are replayed at most: some 256 MB of memory.
+/// Maximum number of replayed messages: some 256 MB of memory.
 const MESSAGES_MAX: u64 = 16_000_000;
-/// Topics of a recording that a message names.
+/// Maximum number of a recording's topics named in a message.
 const NAMED_MAX: usize = 5;
 
-/// Puts the recording at `path` into `team`'s flows. Returns what there is to say of it.
+/// Puts the recording at `path` into `team`'s flows. Returns notes about it.
 ///
 /// # Errors
 /// The recording cannot be used, or none of its topics has a flow.
@@ -53,7 +53,7 @@ pub fn into_team(team: &mut Team, file: &Path, path: &Path) -> Result<Vec<String
     }
     if count > MESSAGES_MAX {
         return Err(Failure::Input(format!(
-            "error: {} has more than {MESSAGES_MAX} messages of the flows of {}; replay a part of it, or fewer flows",
+            "error: {} has more than {MESSAGES_MAX} messages for the flows of {}; replay a part of it, or fewer flows",
             path.display(),
             file.display()
         )));
@@ -61,7 +61,7 @@ pub fn into_team(team: &mut Team, file: &Path, path: &Path) -> Result<Vec<String
     let length = assign(team, &messages).map_err(|why| Failure::Input(format!("error: {}: {why}", path.display())))?;
     let replayed = team.flows.iter().filter(|flow| flow.recorded.is_some()).count();
     notes.push(format!(
-        "{replayed} of {} flows replay {}, which begins anew every {:.1} s",
+        "{replayed} of {} flows replay {}, which repeats every {:.1} s",
         team.flows.len(),
         path.display(),
         length.as_secs_f64()
@@ -69,18 +69,18 @@ pub fn into_team(team: &mut Team, file: &Path, path: &Path) -> Result<Vec<String
     Ok(notes)
 }
 
-/// Gives each flow its messages, all from one beginning and with one length, which is returned.
+/// Gives each flow its messages, all with the same start and length, and returns that length.
 fn assign(team: &mut Team, messages: &[Vec<(u64, u64)>]) -> Result<Duration, String> {
     let times = || messages.iter().flatten().map(|(at_ns, _)| *at_ns);
     let (first, last) = (times().min().unwrap_or(0), times().max().unwrap_or(0));
-    // After the last message the most frequent flow's gap, as it would have gone on.
+    // After the last message, the gap of the most frequent flow, as it would have continued.
     let gap = |messages: &Vec<(u64, u64)>| {
         let from = messages.iter().map(|(at_ns, _)| at_ns).min()?;
         let to = messages.iter().map(|(at_ns, _)| at_ns).max()?;
         let gaps = (messages.len() as u64).checked_sub(1).filter(|gaps| *gaps > 0)?;
         Some((to - from) / gaps)
     };
-    // Messages of one instant, or one alone, come once a second.
+    // Messages at a single instant, or a single message, repeat once a second.
     let gap = messages.iter().filter_map(gap).filter(|gap| *gap > 0).min();
     let length = Duration::from_nanos((last - first).saturating_add(gap.unwrap_or(1_000_000_000)));
     for (flow, messages) in team.flows.iter_mut().zip(messages) {
@@ -102,8 +102,8 @@ fn nothing(file: &Path, path: &Path, mut topics: Vec<String>) -> String {
         .map(|topic| recording::flow_name(topic))
         .collect();
     format!(
-        "error: no periodic flow of {} is named after a topic of {}, which are {}{more}; 'coorp import {}' writes a team \
-         whose flows are",
+        "error: no periodic flow of {} is named after a topic of {}, which has {}{more}; 'coorp import {}' writes a team \
+         with such flows",
         file.display(),
         path.display(),
         named.join(", "),

@@ -1,6 +1,6 @@
-//! What the tables say, the same on the terminal and in the HTML report.
+//! The content of the tables, the same on the terminal and in the HTML report.
 //!
-//! Left out: everything that needs a picture (the report draws it), and what only scripts want (the JSON has it).
+//! Left out: everything that needs a chart (the report draws it), and what only scripts need (the JSON has it).
 
 use coorp_sim::results::{PolicyResult, Quantiles};
 
@@ -25,16 +25,16 @@ const TITLES: [&str; 13] = [
 ];
 const SPEED_TITLE: &str = "virtual s\nper wall s";
 
-/// A policy's name and its result; no result where it does not fit the team.
+/// A policy's name and result; `None` if it does not fit the team.
 pub type Entry<'a> = (&'a str, Option<&'a PolicyResult>);
 
-/// All policies in the order asked for.
+/// All policies in the requested order.
 pub fn entries<'a>(results: &'a [PolicyResult], unfit: &'a [Unfit]) -> Vec<Entry<'a>> {
     let mut entries: Vec<Entry<'a>> = results
         .iter()
         .map(|result| (result.policy.as_str(), Some(result)))
         .collect();
-    // In order of their places, so that those before one stand already.
+    // In order of their indices, so that the ones before are already in place.
     for missing in unfit {
         entries.insert(missing.place.min(entries.len()), (&missing.policy, None));
     }
@@ -50,7 +50,7 @@ fn empty_row(policy: &str, columns: usize) -> Vec<String> {
     row
 }
 
-/// One row a policy. What does not apply shows a dash.
+/// One row per policy. Cells that do not apply show a dash.
 pub fn policies(entries: &[Entry<'_>]) -> Sheet {
     let edca_epoch_s = entries
         .iter()
@@ -99,7 +99,7 @@ fn policy_row(result: &PolicyResult, edca_epoch_s: Option<f64>) -> Vec<String> {
     ]
 }
 
-/// One row a policy and `[[flow]]`.
+/// One row per policy and `[[flow]]`.
 pub fn flows(entries: &[Entry<'_>]) -> Sheet {
     let titles = [
         "policy\n",
@@ -135,7 +135,7 @@ pub fn flows(entries: &[Entry<'_>]) -> Sheet {
     }
 }
 
-/// Whether the table of policies has anything to say: there is a control loop or learning.
+/// Whether the table of policies has any content: there is a control loop or learning.
 pub fn has_team_work(results: &[PolicyResult]) -> bool {
     results
         .iter()
@@ -143,7 +143,7 @@ pub fn has_team_work(results: &[PolicyResult]) -> bool {
         || results.iter().all(|result| result.flows.is_empty())
 }
 
-/// Gives every result its share of `bulk-only`, which one policy's run cannot know.
+/// Computes each result's share of `bulk-only`, which a single policy's run cannot know.
 pub fn share_of_bulk_only(results: &mut [PolicyResult]) {
     let whole = results
         .iter()
@@ -163,12 +163,12 @@ pub fn count(value: u64) -> String {
     grouped(i64::try_from(value).unwrap_or(i64::MAX))
 }
 
-/// A value where there is a finite one, else a dash.
+/// A value if it is finite, otherwise a dash.
 pub fn shown<T>(value: Option<T>, format: impl Fn(T) -> String) -> String {
     value.map_or_else(|| DASH.to_owned(), format)
 }
 
-/// Virtual seconds a wall second; none for a run too short to have taken any.
+/// Virtual seconds per wall-clock second; `None` if the run took no measurable time.
 pub fn speed(virtual_s: f64, wall_s: f64) -> Option<f64> {
     (wall_s > 0.0).then(|| virtual_s / wall_s)
 }
@@ -178,7 +178,7 @@ pub mod tests {
     use super::*;
     use coorp_sim::results::{AirtimeShare, MacResult};
 
-    /// A run that went well.
+    /// A successful run.
     pub fn result(policy: &str) -> PolicyResult {
         let quantiles = Quantiles {
             p10: 20.0,
@@ -194,6 +194,8 @@ pub mod tests {
             loops: 1800,
             reaction_ms: Some(quantiles),
             control_latency_ms: Some(quantiles),
+            perception_latency_ms: Some(quantiles),
+            command_latency_ms: Some(quantiles),
             bulk_mbps: Some(168.2),
             bulk_share: None,
             epochs: 4,

@@ -1,25 +1,26 @@
-//! Tables for a terminal: one row a policy where that fits, else one column a policy, else several blocks.
+//! Tables for a terminal: one row per policy if it fits, otherwise one column per policy, otherwise several
+//! blocks.
 //!
-//! No colours are used anywhere, so NO_COLOR has nothing to switch off.
+//! No colours are used, so NO_COLOR has nothing to disable.
 
 use comfy_table::{presets, CellAlignment, ContentArrangement, Table, TableComponent};
 use console::Term;
 
-/// What a cell shows that does not apply.
+/// The content of a cell that does not apply.
 pub const DASH: &str = "-";
 
 /// A table before it is laid out.
 #[derive(Clone, Debug, Default)]
 pub struct Sheet {
-    /// Column titles. A line break parts a group ("reaction ms") from its member ("p50").
+    /// Column titles. A line break separates a group ("reaction ms") from its member ("p50").
     pub titles: Vec<String>,
-    /// How many columns at the left name the row; the others hold figures.
+    /// The number of columns at the left that name the row; the others contain figures.
     pub names: usize,
     /// The rows, each as long as `titles`.
     pub rows: Vec<Vec<String>>,
 }
 
-/// The terminal's width in columns; none where stdout is a file or a pipe, which take any width.
+/// The terminal's width in columns; `None` if stdout is a file or a pipe, which accept any width.
 pub fn terminal_width() -> Option<usize> {
     let term = Term::stdout();
     term.is_term()
@@ -29,14 +30,14 @@ pub fn terminal_width() -> Option<usize> {
 }
 
 impl Sheet {
-    /// The table as text, no line longer than `width` where that can be done.
+    /// The table as text, with no line longer than `width` if possible.
     pub fn layout(&self, width: Option<usize>) -> String {
         let upright = self.draw();
         let Some(width) = width else { return upright };
         if fits(&upright, width) {
             return upright;
         }
-        // As many rows a block as fit side by side; one is shown even where nothing fits.
+        // As many rows per block as fit side by side, but at least one.
         for per_block in (1..=self.rows.len()).rev() {
             let blocks: Vec<String> = self
                 .rows
@@ -50,7 +51,7 @@ impl Sheet {
         upright
     }
 
-    /// Columns for rows: what names a row becomes the title of its column.
+    /// Swaps columns and rows: the names of a row become the title of its column.
     fn turned(&self, rows: &[Vec<String>]) -> Sheet {
         let name_of = |row: &[String]| row.get(..self.names).unwrap_or(row).join("\n");
         let own_titles = self.flat_titles();
@@ -82,7 +83,7 @@ impl Sheet {
                 group = own_group;
             }
             flat.push(format!("{group} {member}").trim().to_owned());
-            // What names a row is no group for what follows.
+            // The name columns are not a group for the following columns.
             if index < self.names {
                 group = "";
             }

@@ -1,4 +1,4 @@
-//! The command as a user and a script meet it: output, files, exit codes.
+//! The command from the view of users and scripts: output, files, exit codes.
 
 #![allow(clippy::unwrap_used)]
 
@@ -16,7 +16,7 @@ fn example(name: &str) -> String {
     format!("{EXAMPLES}/{name}.toml")
 }
 
-/// The JSON of a short run, without what the wall clock gives.
+/// The JSON of a short run, without the values from the wall clock.
 fn json_of(folder: &Folder, name: &str, more: &[&str]) -> serde_json::Value {
     let path = folder.path(name);
     let file = example("navigation");
@@ -40,7 +40,7 @@ fn a_run_gives_a_table_and_both_files() {
         folder.path("out.json"),
         folder.path("report.html"),
     );
-    // Long enough for the first batch to have been collected, so that there is bulk.
+    // Long enough to collect the first batch, so that there is bulk.
     let policies = "mpc-only,bulk-only,edca";
     let output = coorp(&[
         "sim",
@@ -179,7 +179,7 @@ fn check_says_fine_in_one_line() {
     assert!(output.status.success());
     let said = text(&output.stdout);
     assert!(
-        said.contains("navigation.toml: fine: 5 robots") && said.lines().count() == 1,
+        said.contains("navigation.toml: valid: 5 robots") && said.lines().count() == 1,
         "{said}"
     );
 }
@@ -250,12 +250,12 @@ fn inputs_are_never_written_over() {
     std::os::unix::fs::symlink(&team, &link).unwrap();
     let round = folder.path("../") + &format!("{}/team.toml", folder.0.file_name().unwrap().to_str().unwrap());
     for (command, option, path, what) in [
-        ("sim", "--json", &team, "that is the team file; give another path"),
-        ("sim", "--html", &link, "that is the team file"),
-        ("sim", "--json", &round, "that is the team file"),
-        ("sim", "--html", &card, "that is the WNIC profile"),
-        ("plan", "--json", &link, "that is the team file"),
-        ("plan", "--json", &card, "that is the WNIC profile"),
+        ("sim", "--json", &team, "it is the team file; give another path"),
+        ("sim", "--html", &link, "it is the team file"),
+        ("sim", "--json", &round, "it is the team file"),
+        ("sim", "--html", &card, "it is the WNIC profile"),
+        ("plan", "--json", &link, "it is the team file"),
+        ("plan", "--json", &card, "it is the WNIC profile"),
     ] {
         let output = coorp(&[command, &team, option, path, "--duration", "1s"]);
         let said = text(&output.stderr);
@@ -353,7 +353,7 @@ fn plan_marks_the_limit() {
         &json,
     ]);
     assert!(output.status.success(), "{}", text(&output.stderr));
-    assert!(text(&output.stdout).contains("has room for"));
+    assert!(text(&output.stdout).contains("fit by simulation"));
     let plan: serde_json::Value = serde_json::from_str(&fs::read_to_string(&json).unwrap()).unwrap();
     let rows = plan["rows"].as_array().unwrap();
     assert!(

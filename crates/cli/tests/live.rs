@@ -83,6 +83,15 @@ fn a_team_comes_up_is_watched_and_a_missing_robot_is_named() {
     let (code, _, said) = field.run(&["up", "--robot", "base"]);
     assert_eq!(code, Some(2));
     assert!(said.contains("coorp keys init"), "{said}");
+    for policy in ["schedwifi", "best-effort", "mpc-only", "bulk-only"] {
+        let (code, _, said) = field.run(&["up", "--robot", "base", "--policy", policy]);
+        assert_eq!(code, Some(2), "{said}");
+        assert!(
+            said.contains(policy)
+                && said.contains("[possible values: edca, edca+global, edca+local, coorp-paper, coorp]"),
+            "{said}"
+        );
+    }
     let (code, made, _) = field.run(&["keys", "init"]);
     assert_eq!(code, Some(0));
     assert!(
@@ -234,5 +243,5 @@ fn bulk_over_the_emulator_goes_by_its_reports() {
     let (code, out, said) = field.run(&[&["emu", "team.toml"][..], &program].concat());
     assert_eq!(code, Some(0), "{out}{said}");
     assert!(out.contains("map of 3000000 bytes"), "{out}");
-    assert!(out.contains("by the emulator's status"), "{out}");
+    assert!(out.contains("by the emulator's send queue"), "{out}");
 }

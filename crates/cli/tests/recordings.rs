@@ -1,4 +1,4 @@
-//! Recordings as a user and a script meet them: `coorp import`, and `coorp sim --replay`.
+//! Recordings from the view of users and scripts: `coorp import`, and `coorp sim --replay`.
 
 #![allow(clippy::unwrap_used)]
 
@@ -24,7 +24,7 @@ fn rows(topic: &str, schema: &'static str, every_ms: f64, seconds: f64, bytes: u
     (0..count).map(row).collect()
 }
 
-/// An MCAP file of these messages, in the order of their times.
+/// An MCAP file of these messages, in order of time.
 fn container(mut rows: Vec<Row>, options: WriteOptions) -> Vec<u8> {
     rows.sort_by(|one, other| one.2.total_cmp(&other.2));
     let mut file = Cursor::new(Vec::new());
@@ -42,7 +42,7 @@ fn container(mut rows: Vec<Row>, options: WriteOptions) -> Vec<u8> {
             log_time: at_ns,
             publish_time: at_ns,
         };
-        // As CDR begins, and then what no compressor makes small.
+        // A CDR header, followed by incompressible data.
         let mut noise = number as u32 + 1;
         let data: Vec<u8> = (0..bytes)
             .map(|place| {
@@ -67,7 +67,7 @@ fn zstd_chunks() -> WriteOptions {
         .chunk_size(Some(64 * 1024))
 }
 
-/// What the learning environment records: three robots' images, poses and velocities, and scalars.
+/// A recording like that of the learning environment: three robots' images, poses and velocities, and scalars.
 fn environment(seconds: f64) -> Vec<Row> {
     let period = 1e3 / 30.0;
     let mut all = rows("/reward", "std_msgs/msg/Float64", period, seconds, 12);
@@ -86,12 +86,12 @@ fn environment(seconds: f64) -> Vec<Row> {
     all
 }
 
-/// The team of a file's text, as the other commands read it.
+/// The team in a file's text, as the other commands read it.
 fn parsed(text: &str) -> Team {
     coorp_team::parse(text, "team.toml", Path::new(".")).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// The flow of this name, and its period in milliseconds.
+/// The flow with this name, and its period in milliseconds.
 fn flow(text: &str, name: &str) -> (Flow, f64) {
     let flows = parsed(text).flows;
     let found = flows.into_iter().find(|flow| flow.name == name);
@@ -108,7 +108,7 @@ fn import(path: &str) -> (String, String) {
     (text(&output.stdout), text(&output.stderr))
 }
 
-/// What is said of a recording that cannot be used.
+/// The message about an unusable recording.
 fn refused(path: &str) -> String {
     let output = coorp(&["import", path]);
     let said = text(&output.stderr);
@@ -149,7 +149,7 @@ fn what_the_environment_records_becomes_its_team() {
         assert_eq!(flow.traffic, traffic);
     }
     let scalar = written.find("# name = \"reward\"").expect("the scalar is of no robot");
-    assert!(scalar > written.find("No robot's name").unwrap());
+    assert!(scalar > written.find("contain no robot's name").unwrap());
     let check = coorp(&["check", &team]);
     assert!(text(&check.stdout).contains("4 robots") && text(&check.stdout).contains("9 flows"));
     let sim = coorp(&["sim", &team, "--duration", "2s", "--policy", "edca", "--replay", &run]);
@@ -213,21 +213,18 @@ fn a_truncated_recording_gives_what_stands_before_the_end() {
         fs::write(&run, &whole[..(whole.len() as f64 * share) as usize]).unwrap();
         let output = coorp(&["import", &run]);
         let said = text(&output.stderr);
-        assert!(
-            said.contains(&run) && said.contains("ends in the middle"),
-            "{share}: {said}"
-        );
+        assert!(said.contains(&run) && said.contains("is truncated"), "{share}: {said}");
         let team = text(&output.stdout);
         if share < 0.1 {
             assert_eq!(output.status.code(), Some(2), "hardly a second: {said}");
         } else {
             assert_eq!(output.status.code(), Some(0), "{said}");
-            assert!(team.contains("# Not all of it: "));
+            assert!(team.contains("# Incomplete: "));
             assert_eq!(flow(&team, "robot_0.camera").1, 33.333);
         }
     }
     fs::write(folder.path("head.mcap"), &whole[..40]).unwrap();
-    assert!(refused(&folder.path("head.mcap")).contains("no message stands before that"));
+    assert!(refused(&folder.path("head.mcap")).contains("there is no message before that"));
     fs::write(folder.path("magic.mcap"), &whole[..5]).unwrap();
     assert!(refused(&folder.path("magic.mcap")).contains("record it again"));
 }
@@ -245,7 +242,7 @@ fn damage_anywhere_never_panics() {
         let whole = container(few(), options);
         for step in 0..60 {
             let mut damaged = whole.clone();
-            // The first bytes, where lengths and headers are, and then all over the file.
+            // The first bytes, with lengths and headers, and then all over the file.
             let at = if step < 30 {
                 8 + step * 3
             } else {
@@ -272,14 +269,14 @@ fn a_length_that_is_made_up_takes_no_memory() {
     file.push(9);
     file.extend((1u64 << 30).to_le_bytes());
     fs::write(&run, &file).unwrap();
-    assert!(refused(&run).contains("ends in the middle"));
+    assert!(refused(&run).contains("is truncated"));
     let length = file.len();
     file[length - 8..].copy_from_slice(&u64::MAX.to_le_bytes());
     fs::write(&run, &file).unwrap();
     assert!(refused(&run).contains("damaged"));
 }
 
-/// Large messages, packed into little: 512 MB within 150 MB of addresses.
+/// Large messages, strongly compressed: 512 MB within 150 MB of address space.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_recording_is_never_in_memory_whole() {
@@ -320,14 +317,14 @@ fn what_is_no_recording_is_named() {
     };
     assert!(refused(&folder.path("nowhere.mcap")).contains("does not exist"));
     assert!(refused(&file("empty.mcap", b"")).contains("is empty"));
-    assert!(refused(&file("team.toml", b"[[robot]]\nname = \"a\"\n")).contains("is no recording"));
+    assert!(refused(&file("team.toml", b"[[robot]]\nname = \"a\"\n")).contains("is not a recording"));
     assert!(refused(&file("old.bag", b"#ROSBAG V2.0\nxxxx")).contains("rosbags-convert"));
     let none = container(Vec::new(), WriteOptions::new());
-    assert!(refused(&file("none.mcap", &none)).contains("holds no message"));
+    assert!(refused(&file("none.mcap", &none)).contains("contains no messages"));
     let short = container(rows("/odom", "", 20.0, 0.1, 10), WriteOptions::new());
     assert!(refused(&file("short.mcap", &short)).contains("record for longer"));
     let empty = Folder::new("foreign-folder");
-    assert!(refused(&empty.path("")).contains("no .mcap and no .db3 file"));
+    assert!(refused(&empty.path("")).contains("no .mcap or .db3 file"));
     fs::write(empty.path("a.mcap"), &none).unwrap();
     fs::write(empty.path("b.db3"), b"").unwrap();
     assert!(refused(&empty.path("")).contains("two recordings"));
@@ -344,14 +341,14 @@ fn an_output_does_not_overwrite_the_recording() {
     let output = coorp(&["import", &run, "-o", &run]);
     assert_eq!(output.status.code(), Some(2));
     assert!(
-        text(&output.stderr).contains("that is the recording"),
+        text(&output.stderr).contains("it is the recording"),
         "{}",
         text(&output.stderr)
     );
     assert_eq!(fs::read(&run).unwrap(), whole);
 }
 
-/// A bag of `sqlite3` storage as `rosbag2` lays it out.
+/// A bag with `sqlite3` storage, in the layout of `rosbag2`.
 fn bag(path: &str, rows: &[Row], compressed: bool) {
     let bag = rusqlite::Connection::open(path).unwrap();
     bag.execute_batch(
@@ -406,7 +403,7 @@ fn bags_of_both_storages_give_the_same_flows() {
         fs::write(path, container(rows.to_vec(), zstd_chunks())).unwrap();
     });
     assert_eq!(flows.len(), 9);
-    // The part that a killed recorder had just begun.
+    // The part that a killed recorder had just started.
     fs::write(folder.path("mcap/run_11.mcap"), b"").unwrap();
     let (_, said) = import(&folder.path("mcap"));
     assert!(said.contains("run_11.mcap was left out: it is empty"), "{said}");
@@ -443,7 +440,7 @@ fn damaged_and_foreign_bags_are_told_from_good_ones() {
         .execute_batch("CREATE TABLE x(y); INSERT INTO x VALUES (1)")
         .unwrap();
     drop(other);
-    assert!(refused(&foreign).contains("no ROS 2 bag"));
+    assert!(refused(&foreign).contains("not a ROS 2 bag"));
     let view = folder.path("view.db3");
     let other = rusqlite::Connection::open(&view).unwrap();
     let endless = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT x AS id, 'a' AS name, \
@@ -454,7 +451,10 @@ fn damaged_and_foreign_bags_are_told_from_good_ones() {
         ))
         .unwrap();
     drop(other);
-    assert!(refused(&view).contains("no ROS 2 bag"), "an endless view is not read");
+    assert!(
+        refused(&view).contains("not a ROS 2 bag"),
+        "an endless view is not read"
+    );
 }
 
 #[test]
@@ -465,7 +465,7 @@ fn a_replay_sends_what_was_recorded_and_when() {
         folder.path("team.toml"),
         folder.path("out.json"),
     );
-    // Bursts of ten, one a second, of growing messages: no period makes this.
+    // Bursts of ten, one burst per second, of growing messages: no period describes this.
     let burst = |n: u32| {
         (
             "/robot/log".to_owned(),
@@ -476,7 +476,7 @@ fn a_replay_sends_what_was_recorded_and_when() {
     };
     let mut all: Vec<Row> = (0..100).map(burst).collect();
     all.extend(rows("/robot/odom", "", 50.0, 10.0, 200));
-    // Commands go as datagrams: what arrives counts by its own size.
+    // Commands are sent as datagrams: each arriving message counts with its own size.
     let command = |n: u32| ("/robot/cmd_vel".to_owned(), "", f64::from(n * n), 50 + 3 * n as usize);
     all.extend((0..90).map(command));
     fs::write(&run, container(all, zstd_chunks())).unwrap();
@@ -520,5 +520,5 @@ fn a_replay_without_a_flow_of_its_own_says_what_to_do() {
     assert!(said.contains("coorp import") && said.contains("reward"), "{said}");
     let output = coorp(&["sim", flows, "--replay", flows]);
     assert_eq!(output.status.code(), Some(2));
-    assert!(text(&output.stderr).contains("is no recording"));
+    assert!(text(&output.stderr).contains("is not a recording"));
 }

@@ -1,4 +1,4 @@
-//! What a decision costs: the gate's for each bulk packet, a model's for each control message.
+//! The cost of a decision: of the gate per bulk packet, of a model per control message.
 
 // criterion's macros make public functions.
 #![allow(missing_docs)]
@@ -27,7 +27,7 @@ fn gate_decision(c: &mut Criterion) {
     let mut now = Instant::from_nanos(0);
     c.bench_function("gate decision", |b| {
         b.iter(|| {
-            // Packets 20 us apart; a 3 ms window each period, published when the one before has ended.
+            // Packets 20 us apart; a 3 ms window in each period, published when the previous one has ended.
             now += Duration::from_micros(20);
             if now >= gate.window().end {
                 let start = now + Duration::from_millis(30);
@@ -64,7 +64,7 @@ fn arrival_sample(c: &mut Criterion) {
                 random ^= random >> 7;
                 random ^= random << 17;
                 ideal_ns += PERIOD_NS;
-                // Four bytes added make a bell of 0.3 ms deviation.
+                // The sum of four bytes approximates a normal distribution with 0.3 ms deviation.
                 let jitter_ns: u64 = random.to_le_bytes()[..4].iter().map(|b| u64::from(*b) * 2_000).sum();
                 model.on_sample(Instant::from_nanos(ideal_ns + jitter_ns));
             });

@@ -1,21 +1,23 @@
-//! What the completion time table (001, section IV-C) may learn from packets that leave the WNIC together.
+//! What the completion time table (Deng 2022, section IV-C) may learn from packets that leave the WNIC together.
 //!
-//! An A-MPDU ends for all its packets at once: the first of 64 took as long as the last, so to say 'alone in the WNIC, it
-//! took 5 ms' would close the gate far too early. So a packet counts with those that left together with it: n + 1 is how
-//! many left from its coming to its leaving, and an aggregate gives one sample, its newest packet's.
+//! All packets of an A-MPDU end at once: the first of 64 took as long as the last. Recording 'alone in the WNIC, took 5
+//! ms' for the first would close the gate far too early. A packet is therefore recorded together with those that left
+//! with it: n + 1 is the number that left between its arrival and its departure. Each aggregate gives one sample, that
+//! of its newest packet.
 //!
-//! Where leaving is learnt of by transmit status, all packets of an aggregate have one time. Acknowledgements of a
-//! transport come one by one, so those that follow each other closely are taken for one aggregate's. To take two for one
-//! costs a sample and does no other harm.
+//! With transmit status, all packets of an aggregate have the same time. Acknowledgements of a transport arrive one by
+//! one, so those that closely follow each other count as one aggregate. Mistaking two aggregates for one costs a sample
+//! and does no other harm.
 //!
-//! Left out: counting what has left, which the caller does, as it knows which packet is which.
+//! Left out: counting departures. The caller does that, because it knows the packets.
 
 use crate::{Duration, Instant};
+use serde::{Deserialize, Serialize};
 
 /// A packet that found `ahead` before it when it came at `entered_at`, those that left together with it among them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sample {
-    /// Packets before it.
+    /// Packets ahead of it.
     pub ahead: usize,
     /// When it entered the WNIC.
     pub entered_at: Instant,
@@ -24,27 +26,28 @@ pub struct Sample {
 }
 
 /// Gathers packets that leave together, those of one queue.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Aggregates {
     within: Duration,
     open: Option<Open>,
 }
 
 /// The aggregate that is being reported.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Open {
     first_left_at: Instant,
     newest: Sample,
 }
 
 impl Aggregates {
-    /// Packets that leave `within` so long of the first one leave together with it.
+    /// Packets that leave within `within` of the first count as one aggregate.
     pub fn new(within: Duration) -> Self {
         Aggregates { within, open: None }
     }
 
-    /// A packet left at `left_at` that came at `entered_at`. So many packets had left before it came, and so many have
-    /// now, itself included. Gives the sample of the aggregate before, once that is whole.
+    /// Records that a packet left at `left_at` that had entered at `entered_at`. The counts are of packets that had
+    /// left when it entered, and that have left now, including itself. Returns the sample of the previous aggregate
+    /// once that is complete.
     pub fn on_left(
         &mut self,
         left_before: u64,
@@ -58,7 +61,7 @@ impl Aggregates {
             entered_at,
             left_at,
         };
-        // A clock that stepped back ends it too.
+        // A clock that stepped back ends the aggregate too.
         let of_this = |open: &Open| left_at >= open.first_left_at && left_at.since(open.first_left_at) <= self.within;
         let whole = self.open.filter(|open| !of_this(open));
         let first_left_at = match self.open {
@@ -128,7 +131,7 @@ mod tests {
             let (mut left, mut now) = (0, 10_000);
             for (below, together, gap) in steps {
                 now += gap;
-                // So many were below when the aggregate's packets came, all at once.
+                // The number below when the aggregate's packets entered, all at once.
                 let before = left.max(below) - below;
                 for _ in 0..together {
                     left += 1;

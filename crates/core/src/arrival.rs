@@ -13,18 +13,24 @@
 //! residuals are sorted out only when the model is fitted. From few samples the interval is widened by Student's
 //! factor and by the uncertainty of the line itself (001 has neither; with a full window both vanish).
 //!
-//! Left out: flows whose message k is not the nearest one (deviation beyond a quarter period). They, and flows
-//! that fell silent, get no prediction.
+//! A flow with a declared period whose interval is wider than half of it gets the middle half of a period: at a deviation
+//! of a quarter that still catches two messages in three. Where it has caught little more than half of the newest ones,
+//! which chance does as well, there is no interval. A model that predicts nothing starts again on fewer misfits, since it
+//! may have taken a fraction of the period for the period.
+//!
+//! Left out: flows whose message k is not the nearest one. They, and flows that fell silent, get no prediction.
 
 use crate::normal::{normal_quantile, student_from_normal};
 use crate::{Duration, Instant};
+use serde::{Deserialize, Serialize};
 
 /// Samples needed for a first fit.
 const FIT_MIN: usize = 4;
 /// Raw times kept to start again from.
 const RECENT_MAX: usize = 8;
-/// Misfits among the last eight samples that mean that the flow has changed.
+/// Misfits among the last eight samples that mean that the flow has changed, or that a model without predictions is wrong.
 const MISFITS_MAX: u32 = 4;
+const MISFITS_USELESS_MAX: u32 = 2;
 /// A misfit misses by so many times the usual width (about 2 sigma, more while samples are few) ...
 const MISFIT_WIDTHS: f64 = 2.5;
 /// ... and a run of misses beyond that width on one side, so long, is a change too.
@@ -37,9 +43,18 @@ const QUANTILE_SHARE: usize = 4;
 const Z_95: f64 = 1.96;
 /// Below this deviation (1 us) clocks and rounding, not the flow, make the difference.
 const SIGMA_FLOOR_NS: f64 = 1e3;
-/// A prediction is of use below this share of the period; where nobody declared the flow periodic, below that one.
+/// An interval is this share of the period at most; where nobody declared the flow periodic, a wider one than that is of no
+/// use.
 const WIDTH_MAX: f64 = 1.0 / 2.0;
 const WIDTH_UNDECLARED_MAX: f64 = 1.0 / 8.0;
+/// An interval that was cut to [`WIDTH_MAX`] is of use if it catches this share of the newest messages, of which there are so
+/// many at least.
+const CAUGHT_MIN: f64 = 0.56;
+const CAUGHT_OF_MIN: u32 = 32;
+/// The period of an irregular flow, one that deviates by more than the first share of it, is within the second one of what
+/// its owner declares: few samples would tell any.
+const IRREGULAR: f64 = 1.0 / 16.0;
+const DECLARED_OFF_MAX: f64 = 0.02;
 /// A flow that was silent for so many periods is not predicted.
 const SILENT_PERIODS_MAX: u64 = 16;
 /// After a gap of so many periods the phase is no longer trusted.
@@ -52,7 +67,7 @@ pub const PERIOD_MIN: Duration = Duration::from_micros(10);
 pub const PERIOD_MAX: Duration = Duration::from_secs(3_600);
 
 /// How the width of the interval is found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Deviation {
     /// From sigma, as if normal: the same width early and late (the paper's).
     Normal,
@@ -61,7 +76,7 @@ pub enum Deviation {
 }
 
 /// What to learn from, and how wide to predict.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ArrivalConfig {
     /// The share of messages that come within the predicted interval (C).
     pub accuracy: f64,
@@ -89,7 +104,7 @@ impl Default for ArrivalConfig {
 }
 
 /// An expected message: it comes within `[expected - early, expected + late]`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Arrival {
     /// The ideal time.
     pub expected: Instant,
@@ -112,7 +127,7 @@ impl Arrival {
 }
 
 /// A fitted model by itself: what one robot tells another about its flow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TimeModel {
     /// Time between two messages (p).
     pub period: Duration,
@@ -170,14 +185,14 @@ impl TimeModel {
     }
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Sample {
     k: i64,
     at: Instant,
 }
 
 /// Exact sums over the window, of x = k - k0 and of y, the residual to the reference line in nanoseconds.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Sums {
     x: i128,
     y: i128,
@@ -209,7 +224,7 @@ impl Sums {
 }
 
 /// The line at + period * (k - k0), in whole nanoseconds, that residuals are taken to.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Reference {
     k0: i64,
     at: Instant,
@@ -225,7 +240,7 @@ impl Reference {
 }
 
 /// The fitted line, relative to the reference: residual = offset + slope * (k - k0), in nanoseconds.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Fit {
     offset: f64,
     slope: f64,
@@ -238,7 +253,7 @@ struct Fit {
 }
 
 /// Learns one flow's times and predicts its next.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ArrivalModel {
     config: ArrivalConfig,
     z: f64,
@@ -257,6 +272,10 @@ pub struct ArrivalModel {
     recent_len: usize,
     /// One bit a sample, newest lowest: whether it misfitted.
     misfits: u8,
+    /// One bit a sample, newest lowest: whether its interval, cut to [`WIDTH_MAX`], caught it; and how many bits count. It
+    /// outlasts restarts, as it is the flow's habit.
+    caught: u64,
+    caught_of: u32,
     /// How many misses in a row, and on which side.
     one_sided: i32,
     /// The last step of k, and how many steps in a row were alike and above one.
@@ -286,6 +305,8 @@ impl ArrivalModel {
             recent: [Instant::ZERO; RECENT_MAX],
             recent_len: 0,
             misfits: 0,
+            caught: 0,
+            caught_of: 0,
             one_sided: 0,
             stride: (1, 0),
             scratch: Vec::with_capacity(samples_max),
@@ -317,10 +338,10 @@ impl ArrivalModel {
         }
         let residual = (along - along.round()) * period;
         self.remember(now);
-        if self.has_changed(k.saturating_sub(last.k), residual, period, fit.usual) {
+        if self.has_changed(k.saturating_sub(last.k), residual, &fit, period) {
             return self.restart(now, FIT_MIN);
         }
-        if k <= last.k || residual.abs() > period / 4.0 {
+        if k <= last.k || residual.abs() > self.residual_max(&fit, period) {
             return; // Which k it is cannot be told: it counts as a misfit only.
         }
         self.insert(Sample { k, at: now });
@@ -333,27 +354,47 @@ impl ArrivalModel {
 
     /// The next message that has not come yet and whose interval ends after `after`.
     ///
-    /// `None` while too little is known, where the flow is too irregular for an interval below half its period (an eighth
-    /// where no period was declared: what follows from something else, as a command does from an inference, has times
-    /// that resemble a period, and its window costs more than it is worth), and where it has fallen silent.
+    /// `None` while too little is known, where the flow is too irregular for an interval to be of use (where no period was
+    /// declared, for one below an eighth of the period: what follows from something else, as a command does from an
+    /// inference, has times that resemble a period, and its window costs more than it is worth), and where it has fallen
+    /// silent.
     pub fn predict(&self, after: Instant) -> Option<Arrival> {
         let (last, fit) = (self.last?, self.fit?);
         let period = self.reference.period_ns as f64 + fit.slope;
         let silent_from = last.at + Duration::from_nanos(period as u64) * SILENT_PERIODS_MAX;
-        let declared = self.config.period.is_some();
-        let widest = if declared { WIDTH_MAX } else { WIDTH_UNDECLARED_MAX };
-        if fit.early + fit.late >= period * widest || after > silent_from {
+        if after > silent_from {
             return None;
         }
-        let k = (signed_ns(after, self.reference.at) as f64 - fit.offset - fit.late) / period;
+        let (early, late) = self.useful(&fit, period)?;
+        let k = (signed_ns(after, self.reference.at) as f64 - fit.offset - late) / period;
         let k = (k.floor() as i64 + 1).max(last.k - self.reference.k0 + 1);
         let offset = fit.offset + k as f64 * period;
         let expected = offset_by(self.reference.at, offset.round() as i64);
         Some(Arrival {
             expected,
-            early: nanos(fit.early),
-            late: nanos(fit.late),
+            early: nanos(early),
+            late: nanos(late),
         })
+    }
+
+    /// How early and how late messages are expected, in nanoseconds; `None` where that is of no use.
+    fn useful(&self, fit: &Fit, period: f64) -> Option<(f64, f64)> {
+        let (width, most) = (fit.early + fit.late, period * WIDTH_MAX);
+        if self.config.period.is_none() {
+            return (width < period * WIDTH_UNDECLARED_MAX).then_some((fit.early, fit.late));
+        }
+        let caught = f64::from(self.caught.count_ones());
+        if width > most && self.caught_of >= CAUGHT_OF_MIN && caught < CAUGHT_MIN * f64::from(self.caught_of) {
+            return None;
+        }
+        Some(cut(fit, period))
+    }
+
+    /// The largest residual that tells which message it is: a quarter of the period, and where a flow of which the period is
+    /// declared is as irregular as that by habit, half.
+    fn residual_max(&self, fit: &Fit, period: f64) -> f64 {
+        let wide = self.config.period.is_some() && MISFIT_WIDTHS * fit.usual > period / 4.0;
+        period / if wide { 2.0 } else { 4.0 }
     }
 
     /// The time between two messages, once it is known.
@@ -377,8 +418,14 @@ impl ArrivalModel {
 
     /// Keeps count of what does not fit, and says whether it is more than chance.
     #[inline]
-    fn has_changed(&mut self, step: i64, residual: f64, period: f64, usual: f64) -> bool {
-        let misfit = step <= 0 || residual.abs() > (MISFIT_WIDTHS * usual).min(period / 4.0);
+    fn has_changed(&mut self, step: i64, residual: f64, fit: &Fit, period: f64) -> bool {
+        let usual = fit.usual;
+        // A model that predicts nothing has nothing to be irregular about: it may be at a wrong phase or period.
+        let (most, misfits_max) = match self.useful(fit, period) {
+            Some(_) => (self.residual_max(fit, period), MISFITS_MAX),
+            None => (period / 4.0, MISFITS_USELESS_MAX),
+        };
+        let misfit = step <= 0 || residual.abs() > (MISFIT_WIDTHS * usual).min(most);
         self.misfits = self.misfits << 1 | u8::from(misfit);
         let side = if residual > 0.0 { 1 } else { -1 };
         self.one_sided = match (residual.abs() > usual, self.one_sided * side > 0) {
@@ -388,7 +435,11 @@ impl ArrivalModel {
         };
         let alike = step > 1 && step == self.stride.0;
         self.stride = (step, if alike { self.stride.1 + 1 } else { 0 });
-        self.misfits.count_ones() >= MISFITS_MAX
+        let (early, late) = cut(fit, period);
+        let caught = step > 0 && -early <= residual && residual <= late;
+        self.caught = self.caught << 1 | u64::from(caught);
+        self.caught_of = (self.caught_of + 1).min(u64::BITS);
+        self.misfits.count_ones() >= misfits_max
             || self.one_sided.abs() >= ONE_SIDED_MAX
             // A declared period stands: its owner may leave out messages.
             || (self.stride.1 >= SAME_STRIDE_MAX && self.config.period.is_none())
@@ -461,10 +512,20 @@ impl ArrivalModel {
         let declared = self.config.period.map(Duration::as_nanos);
         let known = u64::try_from(self.reference.period_ns).ok();
         let fits = |period: &u64| {
+            // Against what its owner declares a flow speaks only if it is regular.
+            let part = if declared.is_some_and(|declared| declared != *period) {
+                16
+            } else {
+                4
+            };
             (PERIOD_MIN.as_nanos()..=PERIOD_MAX.as_nanos()).contains(period)
-                && gaps.iter().all(|gap| is_multiple(*gap, *period))
+                && gaps.iter().all(|gap| is_multiple(*gap, *period, part))
         };
         let Some(period) = [declared, Some(learnt), known].into_iter().flatten().find(fits) else {
+            // More of them will not agree better.
+            if let Some(declared) = declared.filter(|_| times.len() == RECENT_MAX) {
+                self.seed_irregular(declared, now);
+            }
             return;
         };
         let mut k = 0;
@@ -477,6 +538,35 @@ impl ArrivalModel {
         for (gap, at) in gaps.iter().zip(&times[1..]) {
             k += ((*gap + period / 2) / period) as i64;
             self.insert(Sample { k, at: *at });
+        }
+        self.refit(now);
+    }
+
+    /// As [`ArrivalModel::seed`] where messages are too irregular for each gap to say how many periods it has: by the declared
+    /// period, and the phase that lies in the middle of where they come (their circular mean).
+    #[cold]
+    fn seed_irregular(&mut self, period_ns: u64, now: Instant) {
+        if !(PERIOD_MIN.as_nanos()..=PERIOD_MAX.as_nanos()).contains(&period_ns) {
+            return;
+        }
+        let (times, period) = (self.recent, period_ns as f64);
+        let turn = std::f64::consts::TAU;
+        let angles = times.iter().map(|at| at.since(times[0]).as_nanos() % period_ns);
+        let (sine, cosine) = angles.fold((0.0, 0.0), |(sine, cosine), ns| {
+            let angle = turn * ns as f64 / period;
+            (sine + angle.sin(), cosine + angle.cos())
+        });
+        let phase = sine.atan2(cosine) / turn * period;
+        self.reference = Reference {
+            k0: 0,
+            at: offset_by(times[0], phase as i64),
+            period_ns: period_ns as i64,
+        };
+        for at in times {
+            let k = (signed_ns(at, self.reference.at) as f64 / period).round() as i64;
+            if self.last.is_none_or(|last| k > last.k) {
+                self.insert(Sample { k, at });
+            }
         }
         self.refit(now);
     }
@@ -538,9 +628,10 @@ impl ArrivalModel {
         let count = n as f64;
         let (cross, square) = ((n * s.xy - s.x * s.y) as f64, (n * s.yy - s.y * s.y) as f64);
         let slope = cross / spread;
-        let offset = (s.y as f64 - slope * s.x as f64) / count;
         let variance = ((square - cross * slope) / count).max(0.0) / (count - 2.0);
         let sigma = variance.sqrt().max(SIGMA_FLOOR_NS);
+        let slope = self.believable(slope, sigma);
+        let offset = (s.y as f64 - slope * s.x as f64) / count;
         // The next x lies off the window's middle: there the line itself is uncertain too.
         let next_x = self.last.map_or(0, |last| last.k - self.reference.k0 + 1) as f64;
         let lever = next_x - s.x as f64 / count;
@@ -565,6 +656,21 @@ impl ArrivalModel {
         });
     }
 
+    /// The slope, bounded by what the flow's owner declares where the flow is irregular.
+    fn believable(&self, slope: f64, sigma: f64) -> f64 {
+        let declared = self.config.period.map(|period| period.as_nanos() as f64);
+        let Some(declared) = declared.filter(|declared| sigma > declared * IRREGULAR) else {
+            return slope;
+        };
+        let known = self.reference.period_ns as f64;
+        let off = declared * DECLARED_OFF_MAX;
+        // A flow may have another period altogether than is declared.
+        if (known - declared).abs() > off {
+            return slope;
+        }
+        slope.clamp(declared - off - known, declared + off - known)
+    }
+
     /// How early and how late the residuals are at the accuracy; `None` while there are too few to say.
     fn quantiles(&mut self, offset: f64, slope: f64) -> Option<(f64, f64)> {
         let tail = (1.0 - self.config.accuracy) / 2.0;
@@ -587,10 +693,16 @@ impl ArrivalModel {
     }
 }
 
-/// Whether a gap is a whole number of periods, and at least one, to within a quarter.
-fn is_multiple(gap: u64, period: u64) -> bool {
+/// The interval of a fit, of [`WIDTH_MAX`] at most, in nanoseconds early and late.
+fn cut(fit: &Fit, period: f64) -> (f64, f64) {
+    let part = (period * WIDTH_MAX / (fit.early + fit.late)).min(1.0);
+    (fit.early * part, fit.late * part)
+}
+
+/// Whether a gap is a whole number of periods, and at least one, to within a part of one.
+fn is_multiple(gap: u64, period: u64, part: u64) -> bool {
     let periods = gap.saturating_add(period / 2) / period;
-    periods >= 1 && periods <= GAP_PERIODS_MAX as u64 && gap.abs_diff(periods * period) <= period / 4
+    periods >= 1 && periods <= GAP_PERIODS_MAX as u64 && gap.abs_diff(periods * period) <= period / part
 }
 
 /// `a - b` in nanoseconds, which clocks since an origin keep within 63 bits.

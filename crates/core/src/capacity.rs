@@ -1,26 +1,27 @@
-//! How many robots fit: the analytical models (001, section IV-D, eq. 1 to 3; 000, section IV-D, properties 1, 2).
+//! How many robots fit: the analytical models (Deng 2022, section IV-D, eq. 1 to 3; its draft, section IV-D, properties
+//! 1 and 2).
 //!
-//! N workers send perceptions to the leader and receive commands. Each of these 2 N messages is taken to contend
-//! once with the one robot that has the permit, and to lose with probability p0; then a whole A-MPDU of bulk goes
-//! first. The number of such losses is binomial (eq. 1), and the reaction time follows from it (eq. 2). What the
-//! control messages leave of the bandwidth is bulk's (eq. 3).
+//! N workers send perceptions to the leader and receive commands. The model assumes that each of these 2 N messages
+//! contends once with the one robot that has the permit, and loses with probability p0. If it loses, a whole A-MPDU of
+//! bulk goes first. The number of such losses is binomial (eq. 1), and the reaction time follows from it (eq. 2). Bulk
+//! gets the bandwidth that the control messages leave (eq. 3).
 //!
-//! These are rough on purpose, as the paper says: they over-estimate contention, and leave out protocol overhead,
-//! retransmissions, local congestion and the windows' cost. `coorp sim` has all of these.
+//! The models are deliberately rough, as the paper says. They over-estimate contention, and omit protocol overhead,
+//! retransmissions, local congestion and the windows' cost. `coorp sim` includes all of these.
 
 use crate::normal::normal_quantile;
 use crate::Duration;
 
-/// Most workers that the model is asked about.
+/// The maximum number of workers in the model.
 pub const WORKERS_MAX: u32 = 65_535;
 /// EDCA's initial contention windows of AC_VO and AC_BE.
 pub const CW_DEFAULT: (u32, u32) = (3, 15);
-/// Contention windows are taken up to this.
+/// Upper limit for contention windows.
 const CW_MAX: u32 = 32_767;
 
-/// The probability that bulk transmits before control when both begin to contend, with contention windows
-/// `cw_control` and `cw_bulk`: bulk draws the lower backoff, or both draw the same, collide, double their windows
-/// and bulk draws the lower then. At most one collision is counted, and equal AIFS.
+/// The probability that bulk transmits before control if both begin to contend at once, with contention windows
+/// `cw_control` and `cw_bulk`. Either bulk draws the lower backoff, or both draw the same, collide, double their
+/// windows, and bulk then draws the lower. The model counts at most one collision and assumes equal AIFS.
 pub fn bulk_first_probability(cw_control: u32, cw_bulk: u32) -> f64 {
     let (control, bulk) = (
         f64::from(cw_control.min(CW_MAX)) + 1.0,
@@ -30,9 +31,9 @@ pub fn bulk_first_probability(cw_control: u32, cw_bulk: u32) -> f64 {
     lower(control, bulk) + equal(control, bulk) * lower(2.0 * control, 2.0 * bulk)
 }
 
-/// The probability that bulk's of two uniform draws from `control` and `bulk` values is the lower.
+/// The probability that bulk's draw is the lower one, for uniform draws from `control` and `bulk` values.
 fn lower(control: f64, bulk: f64) -> f64 {
-    // For control's draw c, bulk has min(c, bulk) lower values: a triangle up to bulk, then a rectangle.
+    // For control's draw c, min(c, bulk) values of bulk are lower: a triangle up to bulk, then a rectangle.
     let triangle = control.min(bulk);
     let rectangle = (control - bulk).max(0.0);
     (triangle * (triangle - 1.0) / 2.0 + rectangle * bulk) / (control * bulk)
@@ -42,27 +43,27 @@ fn equal(control: f64, bulk: f64) -> f64 {
     control.min(bulk) / (control * bulk)
 }
 
-/// What the model of 001 needs to know of a team.
+/// The team's parameters in the model of Deng 2022.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Capacity {
-    /// B: what the channel carries, in bits a second.
+    /// B: the channel's bandwidth in bits per second.
     pub bandwidth_bps: f64,
-    /// F: control loops a second.
+    /// F: control loops per second.
     pub frequency_hz: f64,
     /// L_perc: size of a perception.
     pub perception_bytes: u64,
     /// L_act: size of a command.
     pub control_bytes: u64,
-    /// L_ampdu: what bulk transmits at once, at most.
+    /// L_ampdu: the most that bulk transmits at once.
     pub ampdu_bytes: u64,
-    /// T_inf: how long the leader computes.
+    /// T_inf: the leader's inference time.
     pub inference: Duration,
     /// p0, from [`bulk_first_probability`]; 0 without bulk.
     pub bulk_first: f64,
 }
 
 impl Capacity {
-    /// Eq. 1: the probability of each number of bulk transmissions, 0 to 2 N, during one loop of `workers`.
+    /// Eq. 1: the probability of each number of bulk transmissions, 0 to 2 N, during one loop with N = `workers`.
     pub fn bulk_transmissions(&self, workers: u32) -> Vec<f64> {
         let contentions = 2 * workers.min(WORKERS_MAX);
         let p = if self.bulk_first.is_nan() {
@@ -77,7 +78,7 @@ impl Capacity {
         if p == 1.0 {
             return certain(contentions);
         }
-        // In logarithms: with thousands of contentions the first terms are below what a float holds.
+        // In logarithms, because with thousands of contentions the first terms underflow a float.
         let n = f64::from(contentions);
         let odds = (p / (1.0 - p)).ln();
         let mut log = n * (1.0 - p).ln();
@@ -91,7 +92,7 @@ impl Capacity {
             .collect()
     }
 
-    /// Eq. 2: the reaction time of a loop of `workers` during which bulk went first `bulk_transmissions` times.
+    /// Eq. 2: the reaction time of a loop with `workers` during which bulk went first `bulk_transmissions` times.
     pub fn reaction_time(&self, workers: u32, bulk_transmissions: u32) -> Duration {
         let control = u128::from(workers) * u128::from(self.loop_bytes());
         let bulk = u128::from(bulk_transmissions) * u128::from(self.ampdu_bytes);
@@ -101,12 +102,12 @@ impl Capacity {
         self.inference + Duration::from_secs_f64((control + bulk) as f64 * 8.0 / self.bandwidth_bps)
     }
 
-    /// The reaction time that a share `quantile` of the loops of `workers` does not exceed.
+    /// The reaction time that a share `quantile` of the loops does not exceed.
     pub fn reaction_quantile(&self, workers: u32, quantile: f64) -> Duration {
         let mut below = 0.0;
         let terms = self.bulk_transmissions(workers);
         let most = terms.len() - 1;
-        // Rounding leaves the sum of all terms a trifle below one.
+        // Rounding can leave the sum of all terms slightly below one.
         let count = terms.iter().position(|term| {
             below += term;
             below >= quantile - 1e-12
@@ -114,7 +115,7 @@ impl Capacity {
         self.reaction_time(workers, count.unwrap_or(most) as u32)
     }
 
-    /// The share of loops of `workers` that take no longer than `bound`.
+    /// The share of loops that take no longer than `bound`.
     pub fn reaction_share(&self, workers: u32, bound: Duration) -> f64 {
         let terms = self.bulk_transmissions(workers);
         let within = |k: &(usize, &f64)| self.reaction_time(workers, k.0 as u32) <= bound;
@@ -127,19 +128,19 @@ impl Capacity {
             .min(1.0)
     }
 
-    /// Eq. 3: what is left for bulk beside `workers`, in bits a second; zero where control alone takes it all.
+    /// Eq. 3: the bandwidth left for bulk, in bits per second; zero if control needs all of it.
     pub fn bulk_bps(&self, workers: u32) -> f64 {
         let control = f64::from(workers) * self.frequency_hz * self.loop_bytes() as f64 * 8.0;
         (self.bandwidth_bps - control).max(0.0)
     }
 
-    /// The largest team, leader included, in which a share `quantile` of the loops stays within `bound` and
-    /// control fits the channel. `None` where not even one worker does.
+    /// The largest team, including the leader, in which a share `quantile` of the loops stays within `bound` and
+    /// control fits the channel. `None` if not even one worker fits.
     pub fn robots_max(&self, bound: Duration, quantile: f64) -> Option<u32> {
         let fits = |workers| {
             self.has_bandwidth() && self.bulk_bps(workers) > 0.0 && self.reaction_quantile(workers, quantile) <= bound
         };
-        // More workers never make a loop shorter, so the fitting ones come first.
+        // More workers never shorten a loop, so a binary search works.
         let (mut fit, mut too_many) = (0, WORKERS_MAX + 1);
         while fit + 1 < too_many {
             let workers = fit + (too_many - fit) / 2;
@@ -161,23 +162,23 @@ impl Capacity {
     }
 }
 
-/// What a robot's control message meets, as property 1 of 000 tells its cases apart (LIMIT is 1).
+/// The situation of a robot's control message, by the cases of property 1 (draft of Deng 2022; LIMIT is 1).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Stage {
-    /// Nobody transmits bulk.
+    /// No robot transmits bulk.
     Idle,
-    /// Another robot does.
+    /// Another robot transmits bulk.
     OtherTransmits,
-    /// This robot does, and a share of its messages comes within a protection window.
+    /// This robot transmits bulk, and a share of its messages falls into a protection window.
     SelfTransmits {
-        /// That share, of 1.
+        /// That share, from 0 to 1.
         protected: f64,
     },
 }
 
-/// Property 1: the probability that a control message takes no longer than `latency`, from the distributions of
-/// the latency when nothing is in the way (`free`), against one bulk flow of another robot under EDCA (`edca`),
-/// and behind the robot's own bulk (`congested`).
+/// Property 1: the probability that a control message takes at most `latency`. The inputs are the latency distributions
+/// of an idle channel (`free`), against one bulk flow of another robot under EDCA (`edca`), and behind the robot's own
+/// bulk (`congested`).
 pub fn latency_share(
     stage: Stage,
     latency: Duration,
@@ -192,11 +193,11 @@ pub fn latency_share(
     }
 }
 
-/// Property 2: the share of its permit that a robot can use for bulk, with control messages at `frequency_hz`
-/// whose times deviate by `sigma`, protected at `accuracy`.
+/// Property 2: the share of its permit that a robot can use for bulk. Control messages have the frequency
+/// `frequency_hz`, deviate by `sigma`, and are protected at `accuracy`.
 ///
-/// In print the formula is 1 - 2 F norminv((1 + C) / 2), with norminv the inverse of N(0, sigma^2). With the
-/// standard normal's inverse, as here, sigma becomes a factor: 1 - 2 F sigma z. Zero where windows take it all.
+/// The published formula is 1 - 2 F norminv((1 + C) / 2), with norminv the inverse of N(0, sigma^2). With the standard
+/// normal's inverse, as here, sigma becomes a factor: 1 - 2 F sigma z. Zero if windows take all the time.
 pub fn utilisation(frequency_hz: f64, sigma: Duration, accuracy: f64) -> f64 {
     let window_s = 2.0 * sigma.as_secs_f64() * normal_quantile((1.0 + accuracy) / 2.0);
     (1.0 - frequency_hz * window_s).clamp(0.0, 1.0)
@@ -224,7 +225,7 @@ mod tests {
         let expected = 6.0 / 64.0 + 4.0 / 64.0 * 28.0 / 256.0;
         let p0 = bulk_first_probability(3, 15);
         assert!((p0 - expected).abs() < 1e-12 && (p0 - 0.1).abs() < 0.001, "{p0}");
-        // Against its like each goes first as often, less what two collisions in a row take.
+        // Against its own kind each goes first equally often, minus the share of two collisions in a row.
         let alike = bulk_first_probability(15, 15);
         assert!(
             (alike - (0.5 - 1.0 / 32.0 + 1.0 / 16.0 * (0.5 - 1.0 / 64.0))).abs() < 1e-12,
@@ -295,7 +296,7 @@ mod tests {
     }
 
     proptest! {
-        /// The binomial sums to one and has the binomial's mean, small and large.
+        /// The terms of the binomial sum to one and have its mean, for small and large counts.
         #[test]
         fn bulk_transmissions_are_a_distribution(workers in 0..3_000u32, p in 0.0..=1.0f64) {
             let c = Capacity { bulk_first: p, ..navigation() };
@@ -306,7 +307,7 @@ mod tests {
             prop_assert!((mean - 2.0 * f64::from(workers) * p).abs() < 1e-3 * (1.0 + f64::from(workers)), "{mean}");
         }
 
-        /// More workers never react sooner, nor leave more to bulk.
+        /// More workers never react sooner, and never leave more for bulk.
         #[test]
         fn more_workers_never_help(workers in 1..500u32, quantile in 0.0..1.0f64) {
             let c = navigation();

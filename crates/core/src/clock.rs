@@ -1,29 +1,45 @@
-//! How far another robot's clock is ahead of ours, from messages there and back.
+//! The offset of another robot's clock, from messages there and back.
 //!
-//! An exchange has four times: sent here, received there, answered there, back here. Had both ways taken equally long,
-//! the clocks would differ by the mean of what they show to differ on either way; the truth is off that by half of the
-//! round trip at most (as in NTP, RFC 5905; the stamps T1 to T4 are those of 002). Of the newest exchanges the one with
-//! the shortest round trip is believed, and the less, the older it is, as clocks drift.
+//! An exchange has four times: sent here, received there, answered there, returned here. If both directions took
+//! equally long, the offset would be the mean of the two differences. The error is at most half of the round trip (as
+//! in NTP, RFC 5905; Dust calls the stamps T1 to T4). Of the newest exchanges, the one with the shortest round trip is
+//! used, and its error bound grows with age, because clocks drift.
 //!
 //! Left out: estimating the drift itself.
 
 use crate::{Duration, Instant};
+use serde::{Deserialize, Serialize};
 
-/// Exchanges that are remembered.
+/// Number of exchanges to remember.
 const KEPT: usize = 8;
-/// How much the bound grows with the age of an exchange: 50 ppm, twice what crystals are off by.
-const DRIFT_PARTS: u64 = 20_000;
+/// Bound on the error of a clock's rate against true time, in millionths, for what must never happen: two robots that grant
+/// the same permit. A crystal is off by at most 100, with its age and heat; the kernel slews a clock by up to 500 for NTP; the
+/// rest is room.
+pub const DRIFT_PPM: u32 = 1_000;
+/// The same where a rare error costs little: when a window begins, how old a state is. Crystals alone.
+pub const DRIFT_USUAL_PPM: u32 = 100;
 
-/// Where another clock is.
+/// How far two clocks usually have run apart after `span`.
+pub fn drift_between(span: Duration) -> Duration {
+    span / (1_000_000 / (2 * u64::from(DRIFT_USUAL_PPM)))
+}
+
+/// The offset of another clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offset {
-    /// The other clock minus ours, nanoseconds.
+    /// The other clock minus ours, in nanoseconds.
     pub ahead_ns: i64,
-    /// The truth is within this of it.
+    /// The bound on the error.
     pub within: Duration,
 }
 
 impl Offset {
+    /// That of a clock to itself.
+    pub const NONE: Offset = Offset {
+        ahead_ns: 0,
+        within: Duration::ZERO,
+    };
+
     /// What the other clock shows when ours shows `ours`.
     pub fn theirs(&self, ours: Instant) -> Instant {
         Instant::from_nanos(ours.as_nanos().saturating_add_signed(self.ahead_ns))
@@ -35,7 +51,7 @@ impl Offset {
     }
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Exchange {
     ahead_ns: i64,
     round_trip: Duration,
@@ -43,17 +59,17 @@ struct Exchange {
 }
 
 /// Estimates one other clock.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct ClockEstimate {
-    /// Which clock it is, as the other names it.
+    /// Identifies the other clock, as that robot names it.
     clock: Option<u64>,
     exchanges: [Option<Exchange>; KEPT],
     next: usize,
 }
 
 impl ClockEstimate {
-    /// An exchange ended at `back_at`: sent and back on our clock, received and answered on theirs. What does not fit
-    /// together is ignored. Another `clock` than before starts anew.
+    /// Records an exchange that ended at `back_at`: sent and returned on our clock, received and answered on theirs.
+    /// Inconsistent times are ignored. A different `clock` discards all earlier exchanges.
     pub fn on_exchange(
         &mut self,
         clock: u64,
@@ -85,9 +101,9 @@ impl ClockEstimate {
         self.next = (self.next + 1) % KEPT;
     }
 
-    /// The other clock's name and where it is, once there was an exchange with it.
+    /// The other clock's name and offset, once there has been an exchange with it.
     pub fn offset(&self, now: Instant) -> Option<(u64, Offset)> {
-        let within = |exchange: &Exchange| exchange.round_trip / 2 + now.since(exchange.at) / DRIFT_PARTS;
+        let within = |exchange: &Exchange| exchange.round_trip / 2 + drift_between(now.since(exchange.at));
         let best = self
             .exchanges
             .iter()
@@ -142,7 +158,7 @@ mod tests {
     }
 
     proptest! {
-        /// The truth is within the bound, however the ways differ.
+        /// The error is within the bound, however much the two directions differ.
         #[test]
         fn the_bound_holds(ways in prop::collection::vec((0..50_000_000u64, 0..9_000_000u64, 0..50_000_000u64), 1..30)) {
             let (mut estimate, mut sent) = (ClockEstimate::default(), 1_000_000_000);
@@ -150,9 +166,27 @@ mod tests {
                 let now = exchange(&mut estimate, sent, there, stay, back);
                 sent = now.as_nanos() + 1;
                 let (_, offset) = estimate.offset(now).unwrap();
-                // Half a nanosecond is lost to whole ones.
+                // Rounding to whole nanoseconds loses up to half of one.
                 prop_assert!(offset.ahead_ns.abs_diff(AHEAD_NS) <= offset.within.as_nanos() + 1);
             }
+        }
+
+        /// Nor where both clocks are as wrong as they usually may be, each to its side, and the exchange is old.
+        #[test]
+        fn the_bound_holds_while_clocks_run_apart(age in 0..3_600_000_000_000u64, ours_fast: bool) {
+            let at = |true_ns: u64, fast: bool| {
+                let off = i128::from(true_ns) * i128::from(DRIFT_USUAL_PPM) / 1_000_000;
+                let off = if fast { off } else { -off };
+                Instant::from_nanos((i128::from(true_ns) + off) as u64)
+            };
+            let (ours, theirs) = (|ns| at(ns, ours_fast), |ns| at(ns, !ours_fast));
+            let mut estimate = ClockEstimate::default();
+            estimate.on_exchange(1, ours(1_000), theirs(2_000), theirs(2_000), ours(3_000));
+            let now = 3_000 + age;
+            let (_, offset) = estimate.offset(ours(now)).unwrap();
+            let off = offset.theirs(ours(now)).as_nanos().abs_diff(theirs(now).as_nanos());
+            // A slow clock counts less of the time that both have run apart.
+            prop_assert!(off <= offset.within.as_nanos() + age / 500_000 + 10, "{off} of {}", offset.within);
         }
 
         #[test]

@@ -12,8 +12,9 @@
 //!   that ends before it begins, holds nothing.
 //! - How far bulk keeps off a window may follow what it does to the loops ([`Caution`]): most can afford that it sometimes
 //!   runs into one, some cannot.
-//! - `backlog_max` keeps the WNIC shallow at all times, so that a message that nobody predicted waits little. Before the
-//!   first completion it is kept by number: who sends without knowing anything sends a flood.
+//! - `backlog_max` keeps the WNIC shallow at all times, so that a message that nobody predicted waits little.
+//! - Until the first completion, with a bound or without, few packets are in the WNIC: who sends without knowing anything
+//!   sends a flood, and a slow card keeps its queue for seconds.
 //! - The table can lock itself in: where samples say that not even one packet fits between two windows, none
 //!   passes, so no new sample ever corrects them. After [`FRUITLESS_HOLDS_MAX`] windows with an empty WNIC and
 //!   nothing passed, the table is forgotten. Where samples of a bad moment say that n packets take for ever, n is never
@@ -23,20 +24,23 @@
 
 use crate::windows::Window;
 use crate::{Duration, Instant};
+use serde::{Deserialize, Serialize};
 
 /// After how many holds in a row, each with an empty WNIC and nothing passed, the table is given up.
 pub const FRUITLESS_HOLDS_MAX: u32 = 8;
 /// Completions further apart than this are a time without any.
 const COMPLETIONS_APART_MAX: Duration = Duration::from_millis(100);
-/// While nothing is known of the WNIC and its backlog is bounded, so many packets may be in it.
+/// While nothing is known of the WNIC, so many packets may be in it.
 const UNKNOWN_MAX: usize = 8;
+/// While nothing is known of the WNIC, a full one is asked about again after so long at most.
+const UNKNOWN_HOLD_MAX: Duration = Duration::from_millis(100);
 /// Deepest WNIC queue that the table keeps samples for; deeper ones are extrapolated.
 pub const DEPTH_MAX: usize = 1024;
 /// Most samples kept for one depth.
 pub const SAMPLES_MAX: usize = 256;
 
 /// How long the WNIC takes to send n + 1 packets, learnt from its completions.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct CompletionTable {
     depth: usize,
     samples_max: usize,
@@ -57,7 +61,7 @@ pub struct CompletionTable {
     stale_after: Duration,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Row {
     /// `busy` when its newest sample came.
     newest: Duration,
@@ -236,21 +240,25 @@ fn bounded(percentile: f64) -> f64 {
 }
 
 /// How careful the gate is: up quickly with each loop that bulk made late, down slowly with each other, so that it settles
-/// where bulk makes one loop in two hundred late, or at its least or most.
+/// where bulk makes one loop in eighty late, or at its least or most.
 ///
 /// First p_prot rises, from the policy's to its highest; then bulk also keeps a distance from the window, which the longest
-/// PPDU does not bridge.
-#[derive(Clone, Copy, Debug)]
+/// PPDU does not bridge. Where no loop is late for long enough it falls below the policy's: windows then hold no bulk at all
+/// (first do no harm), until the next loop that bulk makes late.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Caution {
     percentile_low: f64,
     percentile_high: f64,
-    /// From 0 to 1 the percentile rises, from 1 to 2 the distance.
+    /// From 0 to 1 the percentile rises, from 1 to 2 the distance. Below 0 it falls to where windows are off.
     level: f64,
 }
 
 impl Caution {
-    const UP: f64 = 0.1;
+    const UP: f64 = 0.04;
     const DOWN: f64 = 0.000_5;
+    /// Below 0: windows are off after 250 loops in time, which is rare where one in eighty is late.
+    const DOWN_CALM: f64 = 0.002;
+    const CALM: f64 = -0.5;
     const DISTANCE_MAX: Duration = Duration::from_millis(2);
 
     /// The least careful one; nothing moves where the higher percentile is not above the lower.
@@ -265,22 +273,42 @@ impl Caution {
 
     /// A loop has ended.
     pub fn on_loop(&mut self, late_by_bulk: bool) {
+        if self.percentile_high <= self.percentile_low {
+            return;
+        }
         let moved = if late_by_bulk {
-            self.level + Self::UP
-        } else {
+            self.level.max(0.0) + Self::UP
+        } else if self.level > 0.0 {
             self.level - Self::DOWN
-        };
-        let most = if self.percentile_high > self.percentile_low {
-            2.0
         } else {
-            0.0
+            self.level - Self::DOWN_CALM
         };
-        self.level = moved.clamp(0.0, most);
+        self.level = moved.clamp(Self::CALM, 2.0);
+    }
+
+    /// Returns whether windows are off: no loop was late for long.
+    pub fn is_calm(&self) -> bool {
+        self.level <= Self::CALM
+    }
+
+    /// From -0.5, where windows are off, to 2.
+    pub fn level(&self) -> f64 {
+        self.level
+    }
+
+    /// The same one at another level.
+    pub fn at_level(self, level: f64) -> Self {
+        let level = if level.is_nan() {
+            0.0
+        } else {
+            level.clamp(Self::CALM, 2.0)
+        };
+        Caution { level, ..self }
     }
 
     /// p_prot, a share of 1.
     pub fn percentile(&self) -> f64 {
-        self.percentile_low + (self.percentile_high - self.percentile_low) * self.level.min(1.0)
+        self.percentile_low + (self.percentile_high - self.percentile_low) * self.level.clamp(0.0, 1.0)
     }
 
     /// How long before a window the last packet is to be through.
@@ -309,7 +337,7 @@ pub enum GateAction {
 }
 
 /// Decides about every bulk packet of one WNIC queue.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Gate {
     window: Window,
     backlog_max: Duration,
@@ -418,6 +446,22 @@ impl Gate {
         self.window
     }
 
+    /// Returns whether a packet behind `n` others would be through before the window. Decides nothing.
+    pub fn is_clear_of_window(&self, n: usize, now: Instant) -> bool {
+        let needs = self.table.time(n) + self.distance;
+        now >= self.window.end || (now < self.window.start && self.window.start.since(now) > needs)
+    }
+
+    /// Returns whether enough is on its way with `n` packets, window or not.
+    pub fn is_held_for_backlog(&self, n: usize) -> bool {
+        n > 0 && !self.is_within_backlog(n, self.table.time(n))
+    }
+
+    /// How long a packet behind `n` others would take, and the bound on that.
+    pub fn backlog(&self, n: usize) -> (Duration, Duration) {
+        (self.table.time(n), self.backlog_max)
+    }
+
     /// What has been learnt of the WNIC.
     pub fn table(&self) -> &CompletionTable {
         &self.table
@@ -425,7 +469,7 @@ impl Gate {
 
     #[inline]
     fn is_within_backlog(&self, n: usize, time: Duration) -> bool {
-        time <= self.backlog_max && (n < UNKNOWN_MAX || self.backlog_max == Duration::MAX || !self.table.is_empty())
+        time <= self.backlog_max && (n < UNKNOWN_MAX || !self.table.is_empty())
     }
 
     fn window_holds(&self, now: Instant) -> bool {
@@ -436,7 +480,12 @@ impl Gate {
     fn hold(&mut self, n: usize, now: Instant, clear_of_window: bool) -> Verdict {
         if clear_of_window {
             // Only the backlog is in the way. Should its completions never be reported, time opens the gate.
-            self.paused_until = Some(now + self.backlog_max.max(self.table.time(n)));
+            let most = if self.table.is_empty() {
+                UNKNOWN_HOLD_MAX
+            } else {
+                Duration::MAX
+            };
+            self.paused_until = Some(now + self.backlog_max.max(self.table.time(n)).min(most));
             return Verdict::Hold { until: None };
         }
         let first_of_pause = self.paused_until.is_none();
@@ -497,8 +546,6 @@ mod tests {
         assert_eq!(gate.on_dequeue(UNKNOWN_MAX, at(0)), Verdict::Hold { until: None });
         gate.on_complete(7, at(0), at(200));
         assert_eq!(gate.on_dequeue(UNKNOWN_MAX, at(200)), Verdict::Pass);
-        let mut unbounded = Gate::new(CompletionTable::new(64, 8, 0.5), None);
-        assert_eq!(unbounded.on_dequeue(UNKNOWN_MAX, at(0)), Verdict::Pass);
     }
 
     #[test]
@@ -521,16 +568,20 @@ mod tests {
             (caution.percentile(), caution.distance())
         };
         assert_eq!(loops(&mut caution, 9, 10), (0.5, Duration::ZERO));
+        assert!(!caution.is_calm());
         let (percentile, distance) = loops(&mut caution, 5, 1);
-        assert!((percentile - 0.725).abs() < 1e-9 && distance == Duration::ZERO);
-        let (percentile, distance) = loops(&mut caution, 10, 1);
+        assert!(percentile > 0.55 && percentile < 0.7 && distance == Duration::ZERO);
+        let (percentile, distance) = loops(&mut caution, 25, 1);
         assert!(
-            percentile == 0.95 && distance > us(900) && distance < us(1_100),
+            percentile == 0.95 && distance > us(200) && distance < us(800),
             "{distance:?}"
         );
-        assert!(loops(&mut caution, 1_000, 250).1 < distance, "fewer than one in 200");
+        assert!(loops(&mut caution, 1_000, 250).1 < distance, "fewer than one in 80");
         assert_eq!(loops(&mut caution, 100, 1).1, us(2_000));
         assert_eq!(loops(&mut caution, 5_000, 5_001), (0.5, Duration::ZERO));
+        assert!(caution.is_calm(), "nobody is late");
+        caution.on_loop(true);
+        assert!(!caution.is_calm() && caution.level() > 0.0);
         let mut none = Caution::new(0.9, 0.5);
         assert_eq!(loops(&mut none, 100, 1), (0.9, Duration::ZERO));
     }
@@ -541,7 +592,7 @@ mod tests {
         g.on_window(window(5_000, 6_000));
         assert_eq!(g.on_dequeue(0, at(4_600)), Verdict::Pass);
         let mut caution = Caution::new(0.5, 0.95);
-        (0..20).for_each(|_| caution.on_loop(true));
+        (0..60).for_each(|_| caution.on_loop(true));
         g.set_caution(caution);
         assert_eq!(g.on_dequeue(0, at(2_600)), Verdict::Pass);
         assert!(matches!(g.on_dequeue(0, at(2_800)), Verdict::Hold { .. }));
@@ -605,6 +656,25 @@ mod tests {
         g.on_complete(0, at(0), at(300));
         assert_eq!(g.poll(), Some(GateAction::Resume));
         assert_eq!(g.on_dequeue(1, at(300)), Verdict::Pass);
+    }
+
+    #[test]
+    fn a_card_of_which_nothing_is_known_gets_a_few_packets() {
+        for backlog_max in [None, Some(us(8_000))] {
+            let mut g = Gate::new(table(&[]), backlog_max);
+            let passed = (0..100)
+                .take_while(|n| g.on_dequeue(*n, at(0)) == Verdict::Pass)
+                .count();
+            assert_eq!(passed, UNKNOWN_MAX);
+            assert!(g
+                .next_deadline()
+                .is_some_and(|at| at <= Instant::ZERO + UNKNOWN_HOLD_MAX));
+            g.on_complete(0, at(0), at(300));
+            assert_eq!(g.poll(), Some(GateAction::Resume));
+            assert_eq!(g.on_dequeue(UNKNOWN_MAX - 1, at(300)), Verdict::Pass);
+        }
+        let mut unbounded = Gate::new(table(&[(0, 300)]), None);
+        assert_eq!(unbounded.on_dequeue(1_000, at(0)), Verdict::Pass);
     }
 
     #[test]

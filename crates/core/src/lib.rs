@@ -1,12 +1,30 @@
 //! What Coorp decides, without I/O.
 //!
-//! Every decision is a state machine that is told what happened and when, and answers what to do and when to
-//! be asked again. Nothing here has a clock, a socket, a thread, randomness or a global, so the code that runs
-//! on a robot is the code that is simulated, fuzzed and replayed from a seed.
+//! Every decision is a state machine. It is told what happened and when, and returns what to do and when to be called
+//! again. Nothing here has a clock, a socket, a thread, randomness or a global, so the code that runs on a robot is the
+//! code that is simulated, fuzzed and replayed from a seed.
 //!
-//! Sources: 'COORP', IEEE IoT Journal 2022 ("001" in comments), its earlier draft ("000"), 'Quantitative analysis of
-//! communication handling for centralized multi-agent robot systems using ROS2' ("002"), 'Improving Reliability of
-//! Real-Time Remote Vehicle Control through Duplicating Control Packets' ("004").
+//! # How to drive a state machine
+//!
+//! All follow one contract, which [`robot::Robot`], the assembly of the others, has as well:
+//!
+//! - Tell it each event as it happens, with `now` read from one monotonic clock after the event and directly before the call.
+//! - After every call take all of `poll`, until `None`, and do it in that order.
+//! - Ask `next_deadline` and call `on_deadline` then. Later is harmless, and so is any other time; after each call it may have
+//!   changed.
+//! - A question that permits something (`may_pass`, `may_send`) holds for the instant that it is asked for. Ask again before
+//!   each packet: a process that was stopped has missed what ended its permission.
+//!
+//! # Sources
+//!
+//! As in docs/sources.md; comments also use the short numbers:
+//!
+//! - 001, Deng 2022: 'COORP', IEEE Internet of Things Journal, 2022.
+//! - 000, its draft: 'COORP: A High Performance and High Accuracy Wireless Supporting System for Coordinated Robotic
+//!   Learning'.
+//! - 002, Dust: 'Quantitative analysis of communication handling for centralized multi-agent robot systems using ROS2'.
+//! - 004, Lee (DupCon): 'Improving Reliability of Real-Time Remote Vehicle Control through Duplicating Control
+//!   Packets'.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
@@ -22,6 +40,7 @@ pub mod normal;
 pub mod paths;
 pub mod permits;
 pub mod policy;
+pub mod robot;
 pub mod schedwifi;
 pub mod time;
 pub mod tracker;

@@ -7,18 +7,17 @@
 
 use std::collections::VecDeque;
 
+use serde::{Deserialize, Serialize};
+
 use crate::{Duration, Instant};
 
-/// Loops that are remembered, and how many tell something.
+/// Loops that are remembered.
 const KEPT: usize = 64;
-const KNOWN_MIN: usize = 16;
-/// A loop that ends so long before its window would have been delayed into it without it.
-const NEAR: Duration = Duration::from_millis(3);
 /// Of the loops remembered, one in so many is quieter than what counts as quiet.
 const QUIET_RANK: usize = 8;
 
 /// The loops as one robot sees them, on its own clock.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Loops {
     current: Option<Current>,
     /// How long the newest loops took, and how much of that their messages.
@@ -26,7 +25,7 @@ pub struct Loops {
     on_the_air: VecDeque<Duration>,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Current {
     began: Instant,
     /// When all perceptions were in and when the commands were made, where that is known.
@@ -80,14 +79,6 @@ impl Loops {
         sorted.sort_unstable();
         sorted.get(sorted.len() / QUIET_RANK).copied().unwrap_or(Duration::ZERO)
     }
-
-    /// Whether loops have ended lately where a window for commands, which take `burst`, would have mattered. Else a
-    /// window that is announced at once only keeps the gate draining: for loops that end long before, and for those that
-    /// are late in any case.
-    pub fn end_near(&self, bound: Duration, burst: Duration) -> bool {
-        let near = bound.saturating_sub(burst + NEAR)..=bound + burst;
-        self.times.len() < KNOWN_MIN || self.times.iter().any(|time| near.contains(time))
-    }
 }
 
 fn keep(newest: &mut VecDeque<Duration>, value: Duration) {
@@ -136,19 +127,5 @@ mod tests {
         assert_eq!(loops.end(BOUND), None, "it is over");
         loops.begin(start, Some(start));
         assert_eq!(loops.end(BOUND), None, "no command came");
-    }
-
-    #[test]
-    fn loops_are_near_while_the_newest_are() {
-        let mut loops = Loops::default();
-        let burst = Duration::from_millis(1);
-        assert!(loops.end_near(BOUND, burst), "nothing is known");
-        run(&mut loops, 5, 23, 3);
-        for _ in 0..63 {
-            run(&mut loops, 5, 10, 3);
-        }
-        assert!(loops.end_near(BOUND, burst));
-        run(&mut loops, 5, 10, 3);
-        assert!(!loops.end_near(BOUND, burst));
     }
 }

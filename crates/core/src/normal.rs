@@ -41,15 +41,15 @@ const TAIL: ([f64; 6], [f64; 4]) = (
 );
 /// Below this probability, and above one minus it, the tails apply.
 const TAIL_BELOW: f64 = 0.024_25;
-/// Probabilities are kept this far from 0 and 1, so that a width stays finite.
+/// Probabilities are clamped to this distance from 0 and 1, so that a width stays finite.
 const PROBABILITY_MIN: f64 = 1e-12;
 
 fn polynomial(coefficients: &[f64], x: f64) -> f64 {
     coefficients.iter().fold(0.0, |sum, c| sum * x + c)
 }
 
-/// The x below which a standard normal variable stays with probability `p`. Outside (0, 1), and for NaN, the
-/// nearest probability that has a finite answer is taken.
+/// The value below which a standard normal variable stays with probability `p`. If `p` is outside (0, 1) or NaN, the
+/// nearest probability with a finite answer is used.
 pub fn normal_quantile(p: f64) -> f64 {
     let p = if p.is_nan() {
         0.5
@@ -68,8 +68,8 @@ pub fn normal_quantile(p: f64) -> f64 {
     polynomial(&CENTRE.0, r) * q / (polynomial(&CENTRE.1, r) * r + 1.0)
 }
 
-/// Student's quantile for `freedom` degrees of freedom, from the normal quantile `z`. Within 12 % from two
-/// degrees on at the accuracies used here, and much closer from five on.
+/// Student's quantile for `freedom` degrees of freedom, from the normal quantile `z`. At the accuracies used here the
+/// error is below 12 % from two degrees of freedom on, and much smaller from five on.
 pub fn student_from_normal(z: f64, freedom: f64) -> f64 {
     let v = freedom.max(1.0);
     let (z3, z5) = (z.powi(3), z.powi(5));

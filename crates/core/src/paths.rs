@@ -17,9 +17,10 @@
 //! one does.
 //!
 //! **What is known of a path.** All copies on a path, probes too, carry its running number. The peer echoes each probe with
-//! the newest number and which of the 64 before it came. Silence ends a path's life, and answers in a row renew it. Paths
-//! to a peer that nothing is sent to are not probed, as probes cost air; what is known of them is old when they are used
-//! again, so at first they count as ones of which nothing is known.
+//! the newest number and which of the 64 before it came. Of more copies between two probes the others are not judged. Nobody
+//! probes more often for them: 64 are a fair sample, and probes cost air. Silence ends a path's life, and answers in a row
+//! renew it. Paths to a peer that nothing is sent to are not probed, as probes cost air; what is known of them is old when
+//! they are used again, so at first they count as ones of which nothing is known.
 //!
 //! **De-duplication.** The first copy is delivered. A sequence number carries its sender's incarnation; numbers wrap. A
 //! window remembers what came; a copy from before it is dropped, as it might have come before.
@@ -34,21 +35,22 @@ pub use receiver::{Deduplicator, Delivery, Listener, Verdict};
 pub use sender::{Class, Copy, Health, PathAction, Sender};
 
 use crate::{Duration, Instant};
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// Most paths to one peer.
 pub const PATHS_MAX: usize = 8;
 
 /// One path to a peer: its place in the list that the sender was made with. Both ends use the same list.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct PathId(pub u8);
 
 /// An interface of the sender. A duplicate does not share one with its original.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct InterfaceId(pub u8);
 
 /// When control goes out more than once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Duplicate {
     /// Each message twice, as in 004.
     Always,
@@ -59,7 +61,7 @@ pub enum Duplicate {
 }
 
 /// How a sender chooses.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PathConfig {
     /// When to duplicate.
     pub duplicate: Duplicate,
@@ -105,7 +107,7 @@ impl fmt::Display for PathError {
 impl std::error::Error for PathError {}
 
 /// The number of a message within its flow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Sequence {
     /// Which start of the sender. Later starts have greater ones.
     pub incarnation: u32,
@@ -127,7 +129,7 @@ impl Sequence {
 }
 
 /// Sender to peer, over `path`: is it there? To be answered with [`Listener::on_probe`] over the same path.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Probe {
     /// The path that is probed.
     pub path: PathId,
@@ -140,7 +142,7 @@ pub struct Probe {
 }
 
 /// The peer's answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Echo {
     /// What is answered.
     pub probe: Probe,

@@ -1,24 +1,25 @@
-//! Who may transmit bulk, and for how long: global preemption (001, section IV-A, Algorithm 1).
+//! Who may transmit bulk, and for how long: global preemption (Deng 2022, section IV-A, algorithm 1).
 //!
-//! [`Controller`] is `schedule()` on the leader: a queue Q of robots that asked, a set S of robots that
-//! transmit, at most `limit` of them, each for at most `slice`. [`Requester`] is `send()` on every robot, the
-//! leader among them. Neither does I/O: both are told what happened and when, and answer with messages.
+//! [`Controller`] is `schedule()` on the leader: a queue Q of requesting robots and a set S of transmitting robots, at
+//! most `limit` of them, each for at most `slice`. [`Requester`] is `send()` on every robot, including the leader.
+//! Neither does I/O: both are told what happened and when, and return messages.
 //!
-//! The algorithm assumes that every message arrives and that nobody dies. Here nothing of that is assumed:
+//! The published algorithm assumes that every message arrives and that no robot dies. This module assumes neither:
 //!
 //! - Each grant carries a fresh [`Token`], so a late, repeated or forged release frees nothing else.
-//! - A request carries an id that grows; a grant names the request it answers. A grant that comes late, for a
-//!   request that is over, is given back at once. A request with a newer id implies that the older is over.
-//! - A permit is leased. The holder renews; the controller answers each renewal with the grant again. After
-//!   `lease` of silence the controller takes the place back, and a holder that is not answered stops by itself.
-//! - Clocks are not shared. A message of a robot carries the robot's own time of sending, and the grant echoes
-//!   the newest. The grant was sent after that instant, so a holder that stops at `echo + slice + grace`, or at
-//!   `echo + lease`, has stopped before the controller's own limits run out, however long the grant travelled.
-//!   So never more than `limit` robots transmit at once as long as clocks run at one rate.
-//! - A controller that restarts knows no holders. It stays quiet for one `lease`, after which all have stopped.
+//! - A request carries an increasing id, and a grant names the request that it answers. A late grant for a request that
+//!   is over is returned at once. A request with a newer id implies that the older one is over.
+//! - A permit is leased. The holder renews it; the controller answers each renewal with the grant. After `lease` of
+//!   silence the controller takes the place back, and an unanswered holder stops by itself.
+//! - Clocks are not shared. Each message of a robot carries the robot's own time of sending, and the grant echoes the
+//!   newest one. The grant was sent after that instant. So a holder that stops at `echo + slice + grace`, or at `echo +
+//!   lease`, has stopped before the controller's own limits expire, however long the grant travelled. At most `limit`
+//!   robots therefore transmit at once, as long as clocks run at the same rate.
+//! - A restarted controller knows no holders. It grants nothing for one `lease`, after which all have stopped.
 //!
-//! Left out: handing the controller's part to another robot when the leader dies, which is [`failover`](crate::failover),
-//! and several teams on one channel. A queue shorter than the team may starve the robots that it refuses: make `queue_max` the team's size.
+//! Left out: moving the controller to another robot when the leader dies, which [`failover`](crate::failover) does, and
+//! several teams on one channel. A queue shorter than the team may starve the robots that it refuses: set `queue_max`
+//! to the team's size.
 
 mod controller;
 mod requester;
@@ -27,24 +28,25 @@ pub use controller::{Controller, ControllerAction};
 pub use requester::{Requester, RequesterAction};
 
 use crate::{Duration, Instant, RobotId};
+use serde::{Deserialize, Serialize};
 
-/// The shortest interval at which anything is sent again, whatever the configuration says.
+/// The shortest interval between retransmissions, whatever the configuration says.
 const INTERVAL_MIN: Duration = Duration::from_millis(1);
 
 /// What the controller and the requesters of one team agree on.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct PermitConfig {
-    /// How many robots may transmit bulk at once (LIMIT). Zero lets nobody.
+    /// How many robots may transmit bulk at once (LIMIT). Zero allows none.
     pub limit: u16,
-    /// How long one permit lasts (TIMESLICE).
+    /// The duration of a permit (TIMESLICE).
     pub slice: Duration,
-    /// After how long a silence a permit ends. Keep it at several times the worst round trip.
+    /// A permit ends after this long a silence. Use several times the worst round trip.
     pub lease: Duration,
-    /// How much longer than the slice the controller waits for a release; covers a grant's way to the robot.
+    /// How much longer than the slice the controller waits for a release; covers the grant's travel time.
     pub grace: Duration,
-    /// After how long an unanswered request is sent again.
+    /// Interval after which an unanswered request is repeated.
     pub retry: Duration,
-    /// How many robots may wait. The next one is refused and asks again later.
+    /// Length of the queue. A robot that finds it full is refused and asks again later.
     pub queue_max: u16,
 }
 
@@ -67,60 +69,60 @@ impl PermitConfig {
         self.retry.max(INTERVAL_MIN)
     }
 
-    /// Four renewals fit a lease, so three may be lost.
+    /// Four renewals per lease, so three may be lost.
     fn renew_interval(&self) -> Duration {
         (self.lease / 4).max(INTERVAL_MIN)
     }
 }
 
 /// Names one grant. No two grants of a controller share one, nor do those of two incarnations.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Token(pub u64);
 
 /// Names one request of a robot; a later request of the same robot has a greater one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct RequestId(pub u64);
 
 /// What controller and requesters say to each other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Message {
-    /// Robot to controller: `robot` has bulk to send. Repeated until it is answered.
+    /// Robot to controller: `robot` has bulk to send. Repeated until answered.
     Request {
-        /// Who asks.
+        /// The requesting robot.
         robot: RobotId,
-        /// Which of its requests this is.
+        /// The id of this request.
         request: RequestId,
-        /// When this copy was sent, on the robot's clock; only the robot reads it again.
+        /// When this copy was sent, on the robot's clock; only that robot evaluates it.
         sent_at: Instant,
     },
-    /// Controller to robot: transmit for `slice` from now. Also answers a renewal, with what is left.
+    /// Controller to robot: transmit for `slice` from now. Also answers a renewal, with the rest of the slice.
     Grant {
-        /// The request that is granted.
+        /// The granted request.
         request: RequestId,
-        /// The name of this grant.
+        /// The token of this grant.
         token: Token,
-        /// How much of the slice is left.
+        /// What is left of the slice.
         slice: Duration,
-        /// The newest `sent_at` that the controller had from this robot.
+        /// The newest `sent_at` that the controller received from this robot.
         echo: Instant,
     },
     /// Robot to controller: the grant is over.
     Release {
-        /// The grant that is given back.
+        /// The returned grant.
         token: Token,
     },
-    /// Robot to controller: still here and transmitting.
+    /// Robot to controller: still present and transmitting.
     Renew {
-        /// The grant that is held.
+        /// The grant being held.
         token: Token,
         /// When this was sent, on the robot's clock.
         sent_at: Instant,
     },
     /// Controller to robot: the queue is full.
     Refuse {
-        /// The request that is refused.
+        /// The refused request.
         request: RequestId,
-        /// How long to wait before the next one.
+        /// How long to wait before the next request.
         retry_after: Duration,
     },
 }

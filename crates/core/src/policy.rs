@@ -5,7 +5,15 @@
 
 pub use crate::arrival::Deviation;
 use crate::permits::PermitConfig;
+pub use crate::robot::{Completions, Sight};
 use crate::time::Duration;
+use serde::{Deserialize, Serialize};
+
+/// The most bulk in the WNIC under `coorp`, and in that of a live robot under any policy that leaves it open: the aggregate
+/// on the air, the next one, which a card makes as long as what it has, and the time until it is known that the first has
+/// left. With 3 ms aggregates were short and bulk lost a tenth. What is known of windows keeps bulk out of them whatever
+/// this is; but what nobody predicted waits for it, and so does a permit that is lost without notice.
+pub const BACKLOG_MAX: Duration = Duration::from_millis(8);
 
 /// Which traffic runs and what coordinates it.
 #[derive(Clone, Debug, PartialEq)]
@@ -27,6 +35,8 @@ pub struct Policy {
     /// Segments that a receiver of bulk acknowledges at once: 2 as TCP does, more where the transport is ours. Each
     /// acknowledgement contends for the air like a packet.
     pub ack_every: u32,
+    /// What a robot sees of its own traffic.
+    pub sight: Sight,
     /// A PPDU longer than this opens with RTS/CTS, also where the air does without: a collision then costs a bulk
     /// sender, and control behind it, an RTS and not the whole aggregate. [`Duration::MAX`] leaves it to the air.
     pub rts_over: Duration,
@@ -42,7 +52,7 @@ pub enum Access {
 }
 
 /// Local preemption's parameters and switches.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LocalConfig {
     /// C: share of control messages that a window is to catch, above 0 and below 1.
     pub accuracy: f64,
@@ -74,11 +84,6 @@ pub struct LocalConfig {
     pub window_share_max: f64,
     /// Sensor phases are steered together, so that one pause protects all.
     pub steered_phases: bool,
-    /// The gate goes by transmit status (`SO_WIFI_STATUS`) and not by the driver's completion hook, which over USB
-    /// comes before the packet was on the air.
-    pub transmit_status: bool,
-    /// A perception or command that the WNIC gave up, as transmit status tells, is sent again, until it is as old as the bound.
-    pub resend_lost: bool,
     /// Bulk is held whenever the WNIC would take longer than this to send what it has.
     pub backlog_max: Option<Duration>,
 }
@@ -118,8 +123,6 @@ impl Default for LocalConfig {
             shared_windows: false,
             window_share_max: 1.0,
             steered_phases: false,
-            transmit_status: false,
-            resend_lost: false,
             backlog_max: None,
         }
     }
@@ -162,6 +165,7 @@ impl Policy {
             local: None,
             schedwifi: None,
             ack_every: 2,
+            sight: Sight::STOCK,
             rts_over: Duration::MAX,
         };
         match name {
@@ -173,12 +177,11 @@ impl Policy {
             "edca+local" => policy.local = Some(LocalConfig::default()),
             "schedwifi" => policy.schedwifi = Some(SchedWifiConfig::default()),
             "coorp-paper" => {
+                policy.sight = Sight::PAPER;
                 policy.global = Some(PermitConfig::default());
                 policy.local = Some(LocalConfig::default());
             }
             "coorp" => {
-                policy.ack_every = 32;
-                policy.rts_over = Duration::from_micros(500);
                 policy.global = Some(PermitConfig::default());
                 policy.local = Some(LocalConfig {
                     deviation: Deviation::Quantile,
@@ -189,9 +192,7 @@ impl Policy {
                     early_release: true,
                     command_windows: true,
                     shared_windows: true,
-                    steered_phases: true,
-                    transmit_status: true,
-                    resend_lost: true,
+                    backlog_max: Some(BACKLOG_MAX),
                     ..LocalConfig::default()
                 });
             }
@@ -211,6 +212,12 @@ mod tests {
             assert_eq!(Policy::named(name).map(|policy| policy.name).as_deref(), Some(name));
         }
         assert_eq!(Policy::named("tc"), None);
+    }
+
+    #[test]
+    fn coorp_bounds_what_is_in_the_card() {
+        let local = Policy::named("coorp").and_then(|policy| policy.local);
+        assert_eq!(local.and_then(|local| local.backlog_max), Some(BACKLOG_MAX));
     }
 
     #[test]

@@ -1,24 +1,25 @@
-//! SchedWiFi's reserved windows, the global-planning baseline (001, section VI, eq. 4).
+//! SchedWiFi's reserved windows, the global-planning baseline (Deng 2022, section VI, eq. 4).
 //!
-//! [`st_window`] is the time reserved for one message of a control flow: room for every retransmission between
-//! two guards. [`Schedule`] lays the windows of all flows one after another within the cycle in which their
-//! periods repeat, each widened by the bound on clock skew on both sides, and pushes back those that would
-//! overlap. A robot feeds its gate with these windows in place of predicted ones: that is time-aware shaping
-//! on stock hardware, as 001 emulates it.
+//! [`st_window`] is the time reserved for one message of a control flow: room for every retransmission between two
+//! guards. [`Schedule`] places the windows of all flows one after another within the cycle in which their periods
+//! repeat. It widens each window on both sides by the bound on clock skew, and delays those that would overlap. A robot
+//! feeds its gate with these windows instead of predicted ones. This is time-aware shaping on stock hardware, as Deng
+//! 2022 emulates it.
 //!
-//! Left out: distributing the schedule and keeping the clocks together, which the baseline takes as given.
+//! Left out: distributing the schedule and synchronising the clocks, which the baseline takes as given.
 
 use crate::windows::Window;
 use crate::{Duration, FlowId, Instant};
+use serde::{Deserialize, Serialize};
 
 /// The guard before and after each ST window.
 const GUARD: Duration = Duration::from_micros(25);
-/// Most windows in one cycle.
+/// The maximum number of windows in a cycle.
 pub const SLOTS_MAX: usize = 65_536;
 
-/// Eq. 4: the window for one message of `bytes` at `bandwidth_bps` bits a second, with `retries` retransmissions
-/// of which each takes the message, two `sifs` and an acknowledgement of `tx_ack`. Without any bandwidth the
-/// window is endless, and no schedule takes it.
+/// Eq. 4: the window for one message of `bytes` at `bandwidth_bps` bits per second. It covers `retries`
+/// retransmissions, each of which takes the message, two `sifs` and an acknowledgement of `tx_ack`. With zero bandwidth
+/// the window is infinite, and no schedule accepts it.
 pub fn st_window(bytes: u64, bandwidth_bps: f64, sifs: Duration, tx_ack: Duration, retries: u32) -> Duration {
     if bandwidth_bps.is_nan() || bandwidth_bps <= 0.0 {
         return Duration::MAX;
@@ -27,41 +28,41 @@ pub fn st_window(bytes: u64, bandwidth_bps: f64, sifs: Duration, tx_ack: Duratio
     GUARD * 2 + transmission * (u64::from(retries) + 1)
 }
 
-/// A control flow that needs a window each period.
+/// A control flow that needs a window in each period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScheduledFlow {
-    /// Which.
+    /// The flow.
     pub flow: FlowId,
     /// Time between two messages.
     pub period: Duration,
-    /// When its first message is due, from the schedule's origin.
+    /// When its first message is due, relative to the schedule's origin.
     pub phase: Duration,
-    /// How long a window one message needs, by [`st_window`].
+    /// The window that one message needs, from [`st_window`].
     pub length: Duration,
 }
 
 /// A flow's window as laid, skew included, relative to the start of the cycle.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Slot {
-    /// Whose.
+    /// The flow.
     pub flow: FlowId,
     /// When the window begins.
     pub start: Duration,
-    /// How long it lasts; the last one may reach into the next cycle.
+    /// Its length; the last window may extend into the next cycle.
     pub length: Duration,
 }
 
-/// Why there is no schedule.
+/// Why a schedule is impossible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScheduleError {
     /// The windows leave no time for anything else.
     DoesNotFit {
-        /// What the windows of one cycle take.
+        /// The total length of the windows in one cycle.
         needed: Duration,
-        /// The cycle.
+        /// The length of the cycle.
         cycle: Duration,
     },
-    /// The periods repeat too seldom: a cycle would have more than [`SLOTS_MAX`] windows.
+    /// The common cycle of the periods is too long: it would have more than [`SLOTS_MAX`] windows.
     TooManySlots,
     /// A flow has a period of zero.
     NoPeriod(FlowId),
@@ -79,7 +80,7 @@ impl std::fmt::Display for ScheduleError {
             ScheduleError::TooManySlots => {
                 write!(
                     f,
-                    "the flows' periods repeat together too seldom: choose periods that divide one another"
+                    "the flows' common cycle is too long: choose periods that divide one another"
                 )
             }
             ScheduleError::NoPeriod(FlowId(flow)) => write!(f, "flow {flow} has a period of zero"),
@@ -90,18 +91,18 @@ impl std::fmt::Display for ScheduleError {
 impl std::error::Error for ScheduleError {}
 
 /// The ST windows of a team, for ever.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Schedule {
     origin: Instant,
     cycle: Duration,
     slots: Vec<Slot>,
-    /// The slots with those that touch joined: disjoint, in order; the last may reach into the next cycle.
+    /// The slots, with adjacent ones joined: disjoint and in order; the last may extend into the next cycle.
     spans: Vec<(Duration, Duration)>,
 }
 
 impl Schedule {
-    /// Lays the windows of `flows`, whose phases count from `origin`, widened by `clock_skew` on both sides.
-    /// No flows make an empty schedule.
+    /// Places the windows of `flows`, whose phases are relative to `origin`, widened by `clock_skew` on both sides.
+    /// Without flows the schedule is empty.
     pub fn lay(flows: &[ScheduledFlow], clock_skew: Duration, origin: Instant) -> Result<Schedule, ScheduleError> {
         let cycle = common_cycle(flows)?;
         let mut slots = Vec::new();
@@ -134,17 +135,17 @@ impl Schedule {
         })
     }
 
-    /// The windows of one cycle, in the order of their start.
+    /// The windows of one cycle, ordered by start.
     pub fn slots(&self) -> &[Slot] {
         &self.slots
     }
 
-    /// After what time the windows repeat.
+    /// The period after which the windows repeat.
     pub fn cycle(&self) -> Duration {
         self.cycle
     }
 
-    /// The share of time that is reserved.
+    /// The reserved share of time.
     pub fn share(&self) -> f64 {
         let reserved = self.slots.iter().fold(Duration::ZERO, |sum, s| sum + s.length);
         if self.slots.is_empty() {
@@ -154,8 +155,7 @@ impl Schedule {
         }
     }
 
-    /// The window that `now` is in, or the next one; windows that touch are one. `None` without any flow.
-    /// O(log n).
+    /// The window that contains `now`, or the next one; adjacent windows count as one. `None` without flows. O(log n).
     pub fn window_at_or_after(&self, now: Instant) -> Option<Window> {
         let last = *self.spans.last()?;
         let cycle = self.cycle.as_nanos();
@@ -165,7 +165,7 @@ impl Schedule {
         } else {
             (self.origin, Duration::ZERO)
         };
-        // The last window of the cycle before may still run, save before the schedule's own start.
+        // The last window of the previous cycle may still be open, except before the schedule's own start.
         let overhang = (last.0 + last.1).saturating_sub(self.cycle);
         if within < overhang && now >= self.origin + self.cycle {
             let start = cycle_start - self.cycle.saturating_sub(last.0);
@@ -186,7 +186,7 @@ impl Schedule {
     }
 }
 
-/// The least common multiple of the periods, while it holds few enough windows.
+/// The least common multiple of the periods, if its number of windows is within the limit.
 fn common_cycle(flows: &[ScheduledFlow]) -> Result<Duration, ScheduleError> {
     let mut cycle: u64 = 1;
     for f in flows {
@@ -198,7 +198,7 @@ fn common_cycle(flows: &[ScheduledFlow]) -> Result<Duration, ScheduleError> {
         while b != 0 {
             (a, b) = (b, a % b);
         }
-        // Half the range of u64 leaves room for adding a phase within one cycle.
+        // Half the range of u64 leaves room to add a phase within one cycle.
         cycle = (cycle / a)
             .checked_mul(period)
             .filter(|c| *c < u64::MAX / 4)
@@ -211,8 +211,8 @@ fn common_cycle(flows: &[ScheduledFlow]) -> Result<Duration, ScheduleError> {
     Ok(Duration::from_nanos(cycle))
 }
 
-/// Pushes back each window that would begin before the one before it has ended, around the cycle: what the
-/// cycle's end cannot take pushes at its beginning, so two rounds settle it.
+/// Delays each window that would begin before the previous one has ended, cyclically. What does not fit at the cycle's
+/// end delays windows at its beginning, so two rounds are enough.
 fn push_back(slots: &mut [Slot], cycle: Duration) {
     let mut free_from = Duration::ZERO;
     for _ in 0..2 {
@@ -222,14 +222,14 @@ fn push_back(slots: &mut [Slot], cycle: Duration) {
         }
         free_from = free_from.saturating_sub(cycle);
     }
-    // A window pushed past the end begins in the next cycle, which is the same place in this one.
+    // A window pushed past the end starts in the next cycle, at the same place as in this one.
     for slot in slots.iter_mut().filter(|s| s.start >= cycle) {
         slot.start = slot.start.saturating_sub(cycle);
     }
     slots.sort_by_key(|s| (s.start, s.flow));
 }
 
-/// Joins windows that touch, also the last with the first of the next cycle.
+/// Joins adjacent windows, including the last with the first of the next cycle.
 fn join(slots: &[Slot], cycle: Duration) -> Vec<(Duration, Duration)> {
     let mut spans: Vec<(Duration, Duration)> = Vec::new();
     for slot in slots {
@@ -252,193 +252,4 @@ fn join(slots: &[Slot], cycle: Duration) -> Vec<(Duration, Duration)> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    fn us(us: u64) -> Duration {
-        Duration::from_micros(us)
-    }
-
-    fn at(us: u64) -> Instant {
-        Instant::from_nanos(us * 1_000)
-    }
-
-    fn flow(id: u32, period: u64, phase: u64, length: u64) -> ScheduledFlow {
-        ScheduledFlow {
-            flow: FlowId(id),
-            period: us(period),
-            phase: us(phase),
-            length: us(length),
-        }
-    }
-
-    #[test]
-    fn equation_four_is_met() {
-        // 12 KiB at 200 Mbit/s: 50 us + (491.52 us + 32 us + 30 us) * 8.
-        let window = st_window(12 * 1024, 200e6, us(16), us(30), 7);
-        assert_eq!(window.as_nanos(), 50_000 + (491_520 + 62_000) * 8);
-        assert_eq!(st_window(1, 0.0, us(16), us(30), 7), Duration::MAX);
-    }
-
-    #[test]
-    fn windows_are_laid_one_after_another() {
-        let s = Schedule::lay(
-            &[flow(1, 100, 10, 20), flow(2, 100, 10, 20), flow(3, 100, 80, 10)],
-            us(0),
-            at(1_000),
-        )
-        .unwrap();
-        let starts: Vec<_> = s.slots().iter().map(|slot| slot.start.as_nanos() / 1_000).collect();
-        assert_eq!(starts, [10, 30, 80]);
-        let window = |now| s.window_at_or_after(at(now)).unwrap();
-        assert_eq!(
-            window(0),
-            Window {
-                start: at(1_010),
-                end: at(1_050)
-            }
-        );
-        assert_eq!(
-            window(1_049),
-            Window {
-                start: at(1_010),
-                end: at(1_050)
-            }
-        );
-        assert_eq!(
-            window(1_050),
-            Window {
-                start: at(1_080),
-                end: at(1_090)
-            }
-        );
-        assert_eq!(
-            window(1_095),
-            Window {
-                start: at(1_110),
-                end: at(1_150)
-            }
-        );
-        assert!((s.share() - 0.5).abs() < 1e-9);
-    }
-
-    #[test]
-    fn skew_widens_both_sides_and_may_wrap() {
-        let s = Schedule::lay(&[flow(1, 100, 0, 20)], us(5), at(0)).unwrap();
-        assert_eq!(
-            s.slots(),
-            [Slot {
-                flow: FlowId(1),
-                start: us(95),
-                length: us(30)
-            }]
-        );
-        assert_eq!(
-            s.window_at_or_after(at(110)),
-            Some(Window {
-                start: at(95),
-                end: at(125)
-            })
-        );
-        assert_eq!(
-            s.window_at_or_after(at(125)),
-            Some(Window {
-                start: at(195),
-                end: at(225)
-            })
-        );
-    }
-
-    #[test]
-    fn windows_pushed_past_the_end_begin_the_next_cycle() {
-        let s = Schedule::lay(
-            &[flow(1, 100, 80, 30), flow(2, 100, 85, 30), flow(3, 100, 5, 10)],
-            us(0),
-            at(0),
-        )
-        .unwrap();
-        let slots: Vec<_> = s
-            .slots()
-            .iter()
-            .map(|x| (x.flow.0, x.start.as_nanos() / 1_000))
-            .collect();
-        assert_eq!(slots, [(2, 10), (3, 40), (1, 80)]);
-        assert_eq!(
-            s.window_at_or_after(at(220)),
-            Some(Window {
-                start: at(180),
-                end: at(250)
-            })
-        );
-    }
-
-    #[test]
-    fn too_much_is_refused_with_what_it_would_need() {
-        let error = Schedule::lay(&[flow(1, 100, 0, 60), flow(2, 100, 0, 40)], us(0), at(0)).unwrap_err();
-        assert_eq!(
-            error,
-            ScheduleError::DoesNotFit {
-                needed: us(100),
-                cycle: us(100)
-            }
-        );
-        let endless = ScheduledFlow {
-            length: Duration::MAX,
-            ..flow(1, 100, 0, 0)
-        };
-        assert!(Schedule::lay(&[endless], us(1), at(0)).is_err());
-        assert_eq!(
-            Schedule::lay(&[flow(4, 0, 0, 1)], us(0), at(0)),
-            Err(ScheduleError::NoPeriod(FlowId(4)))
-        );
-        let odd = [flow(1, 33_331, 0, 1), flow(2, 33_333, 0, 1), flow(3, 33_334, 0, 1)];
-        assert_eq!(Schedule::lay(&odd, us(0), at(0)), Err(ScheduleError::TooManySlots));
-    }
-
-    #[test]
-    fn no_flows_reserve_nothing() {
-        let s = Schedule::lay(&[], us(5), at(0)).unwrap();
-        assert_eq!((s.window_at_or_after(at(7)), s.share()), (None, 0.0));
-    }
-
-    proptest! {
-        /// Slots never overlap, around the cycle too; every flow has its share; windows found are never over,
-        /// leave no slot out, and follow one another with a gap.
-        #[test]
-        fn slots_never_overlap_and_every_one_is_found(
-            flows in prop::collection::vec((0..4usize, 0..1_000u64, 1..12u64), 1..10),
-            skew in 0..3u64,
-            origin in 0..5_000u64,
-        ) {
-            let flows: Vec<_> = flows.into_iter().enumerate()
-                .map(|(i, (period, phase, length))| flow(i as u32, [50, 100, 200, 300][period], phase, length))
-                .collect();
-            let Ok(s) = Schedule::lay(&flows, us(skew), at(origin)) else { return Ok(()) };
-            let cycle = s.cycle();
-            for (i, slot) in s.slots().iter().enumerate() {
-                let next = s.slots().get(i + 1).map_or(cycle + s.slots()[0].start, |n| n.start);
-                prop_assert!(slot.start < cycle && slot.start + slot.length <= next, "{:?}", s.slots());
-            }
-            for f in &flows {
-                let count = s.slots().iter().filter(|slot| slot.flow == f.flow).count() as u64;
-                prop_assert_eq!(count, cycle.as_nanos() / f.period.as_nanos());
-            }
-            let begin = at(origin) + cycle;
-            for slot in s.slots() {
-                for inside in [begin + slot.start, begin + slot.start + slot.length - Duration::from_nanos(1)] {
-                    let w = s.window_at_or_after(inside).unwrap();
-                    prop_assert!(w.start <= inside && inside < w.end, "{slot:?} {w:?}");
-                }
-            }
-            let mut now = begin;
-            while now < begin + cycle * 2 {
-                let w = s.window_at_or_after(now).unwrap();
-                prop_assert!(w.end > now);
-                let after = s.window_at_or_after(w.end).unwrap();
-                prop_assert!(after.start > w.end);
-                now = w.end;
-            }
-        }
-    }
-}
+mod tests;

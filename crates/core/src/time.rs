@@ -1,24 +1,25 @@
 //! Instants and durations in whole nanoseconds.
 //!
-//! `std::time` is left out on purpose: its `Instant` can only be read from the machine's clock, and a decision
-//! must run alike on a virtual, an emulated and a real one. Arithmetic saturates: a clock that steps or a
-//! corrupt message must never panic a decision.
+//! `std::time` is avoided on purpose: its `Instant` can only come from the machine's clock, and a decision
+//! must behave the same on virtual, emulated and real clocks. Arithmetic saturates, so that neither a clock
+//! step nor a corrupt message can make a decision panic.
 
 use core::fmt;
 use core::ops::{Add, AddAssign, Div, Mul, Sub};
+use serde::{Deserialize, Serialize};
 
 /// A span of time in nanoseconds, never negative.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Duration(u64);
 
 /// A point of time: nanoseconds since the origin of the clock that it was read from.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Instant(u64);
 
 impl Duration {
-    /// No time at all.
+    /// Zero duration.
     pub const ZERO: Duration = Duration(0);
-    /// The longest span that can be expressed, about 584 years.
+    /// The longest representable span, about 584 years.
     pub const MAX: Duration = Duration(u64::MAX);
 
     /// A span of whole nanoseconds.
@@ -57,7 +58,7 @@ impl Duration {
     pub fn as_secs_f64(self) -> f64 {
         self.0 as f64 / 1e9
     }
-    /// This span without `other`, or zero where `other` is longer.
+    /// This span minus `other`, or zero if `other` is longer.
     pub const fn saturating_sub(self, other: Duration) -> Duration {
         Duration(self.0.saturating_sub(other.0))
     }
@@ -66,10 +67,10 @@ impl Duration {
 impl Instant {
     /// The clock's origin.
     pub const ZERO: Instant = Instant(0);
-    /// Later than anything that happens.
+    /// Later than any event.
     pub const FAR_FUTURE: Instant = Instant(u64::MAX);
 
-    /// An instant so many nanoseconds after the clock's origin.
+    /// The instant `ns` nanoseconds after the clock's origin.
     pub const fn from_nanos(ns: u64) -> Self {
         Instant(ns)
     }
@@ -81,7 +82,7 @@ impl Instant {
     pub fn as_secs_f64(self) -> f64 {
         self.0 as f64 / 1e9
     }
-    /// The time from `earlier` to this instant, or zero where `earlier` is the later one.
+    /// The time from `earlier` to this instant, or zero if `earlier` is later.
     pub const fn since(self, earlier: Instant) -> Duration {
         Duration(self.0.saturating_sub(earlier.0))
     }

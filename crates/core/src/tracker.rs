@@ -1,25 +1,27 @@
-//! The newest state of every robot, how old it is, and who is there: the fleet tracker (002, sections III and IV).
+//! The newest state of every robot, its age, and which robots are connected: the fleet tracker (Dust, sections III and
+//! IV).
 //!
-//! [`Tracker`] runs where the states are gathered, [`Reporter`] on every robot. Decided are who is connected and on which
-//! topic it publishes, which state is the newest, and what age and misses the table has. The states themselves are the
-//! caller's; here they are a value that is kept.
+//! [`Tracker`] runs where the states are gathered, [`Reporter`] on every robot. They decide which robots are connected
+//! and on which topics they publish, which state is the newest, and the age and misses of each. The state itself
+//! belongs to the caller and is opaque here.
 //!
-//! **Connection service** (IV-A). A robot asks to connect and repeats it until it is answered. The tracker makes what it
-//! needs to hear it, and only then acknowledges, so no state is published to nobody. A robot that is silent has left; one
-//! whose tracker is silent, or does not know it, connects again. So both may restart, and robots come and go.
+//! **Connection service** (IV-A). A robot repeats its request to connect until it is answered. The tracker subscribes
+//! first and acknowledges afterwards, so that no state is published to nobody. A silent robot counts as gone. A robot
+//! whose tracker is silent, or does not know it, connects again. So both may restart, and robots may come and go.
 //!
-//! **Topics** (III). [`Topics::ManyToOne`]: all publish on one. [`Topics::OneToOne`]: each on its own. The paper loses states
-//! in the first because robots overwrite one another in a queue of one. Here both end in a place of its own for each
-//! robot, so the choice is about how many subscriptions there are, and about what a fabric does before.
+//! **Topics** (III). [`Topics::ManyToOne`]: all robots publish on one. [`Topics::OneToOne`]: each robot publishes on
+//! its own. In the paper the first loses states, because robots overwrite one another in a queue of length one. Here
+//! each robot has its own slot in either case, so the choice affects only the number of subscriptions and the fabric's
+//! behaviour.
 //!
-//! **Stamps** (IV-A). T1: a robot made its state. T2: the tracker received it. T3: it was put on the list. T4: the list was
-//! received where it is used. [`Stamps`] holds all four on the tracker's clock. 002 synchronises clocks from outside; here
-//! each robot estimates the tracker's clock by exchanges as NTP does, of which that with the shortest way counts, and
-//! says how far it may be off.
+//! **Time stamps** (IV-A). T1: the robot created its state. T2: the tracker received it. T3: it was put on the list.
+//! T4: the list was received by its user. [`Stamps`] holds all four on the tracker's clock. Dust synchronises clocks
+//! externally. Here each robot estimates the tracker's clock by exchanges, as NTP does, uses the one with the shortest
+//! round trip, and states the error bound.
 //!
-//! **Misses** (IV-B). A robot that was on the last list and has no newer state on this one missed its update.
+//! **Misses** (IV-B). A robot that was on the previous list and has no newer state on this one has missed its update.
 //!
-//! Left out: what is done with the list (visualisation, control), history, and interpolation of states between samples.
+//! Left out: what the list is used for (visualisation, control), history, and interpolation between states.
 
 mod clock;
 mod reporter;
@@ -30,9 +32,10 @@ pub use reporter::{Reporter, ReporterAction, StateHeader};
 pub use table::{Entry, Tracker, TrackerAction};
 
 use crate::{Duration, Instant, RobotId};
+use serde::{Deserialize, Serialize};
 
 /// Whether robots share a topic.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Topics {
     /// All robots publish on topic 0.
     ManyToOne,
@@ -41,26 +44,26 @@ pub enum Topics {
 }
 
 /// Where a robot publishes its states.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct TopicId(pub u32);
 
 /// What tracker and reporters agree on.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TrackerConfig {
-    /// Shared or own topics.
+    /// Whether robots share a topic.
     pub topics: Topics,
-    /// How often a list is made.
+    /// The interval between lists.
     pub period: Duration,
-    /// After how long a silence the other side counts as gone. Several times `sync`.
+    /// After this long a silence, the other side counts as gone. Use several times `sync`.
     pub silence: Duration,
-    /// How often a reporter compares clocks, and asks again where it is not answered.
+    /// The interval at which a reporter compares clocks, and repeats unanswered requests.
     pub sync: Duration,
-    /// How many robots may be connected.
+    /// The maximum number of connected robots.
     pub robots_max: u16,
 }
 
 impl Default for TrackerConfig {
-    /// For states every 33 ms.
+    /// Values for states every 33 ms.
     fn default() -> Self {
         TrackerConfig {
             topics: Topics::OneToOne,
@@ -73,72 +76,72 @@ impl Default for TrackerConfig {
 }
 
 /// When a message of a robot came to the tracker and was answered, for comparing clocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Answer {
-    /// When the robot sent what is answered, on its clock.
+    /// When the robot sent the message being answered, on its clock.
     pub echo: Instant,
-    /// When that was received, on the tracker's clock.
+    /// When the tracker received it, on the tracker's clock.
     pub received_at: Instant,
     /// When the answer was sent, on the tracker's clock.
     pub sent_at: Instant,
 }
 
 /// What trackers and reporters say to each other, beside the states.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Message {
-    /// Robot to tracker: take me in.
+    /// Robot to tracker: request to connect.
     Connect {
-        /// Which start of the robot. Later ones have greater numbers.
+        /// The robot's start number. Later starts have greater numbers.
         incarnation: u32,
         /// When this was sent, on the robot's clock.
         sent_at: Instant,
     },
     /// Tracker to robot: publish on `topic`.
     Accept {
-        /// The start of the robot that is taken in.
+        /// The start number of the accepted robot.
         incarnation: u32,
-        /// Where it publishes.
+        /// The topic to publish on.
         topic: TopicId,
         /// For comparing clocks.
         answer: Answer,
     },
-    /// Tracker to robot: there is no room.
+    /// Tracker to robot: the table is full.
     Refuse {
-        /// The start of the robot that is refused.
+        /// The start number of the refused robot.
         incarnation: u32,
     },
-    /// Robot to tracker: still here; what is your time?
+    /// Robot to tracker: still present; asks for the tracker's time.
     Sync {
-        /// The start of the robot.
+        /// The robot's start number.
         incarnation: u32,
         /// When this was sent, on the robot's clock.
         sent_at: Instant,
     },
-    /// Tracker to robot: this.
+    /// Tracker to robot: the answer to [`Message::Sync`].
     Synced {
-        /// The start of the robot that asked.
+        /// The start number of the robot that asked.
         incarnation: u32,
         /// For comparing clocks.
         answer: Answer,
     },
-    /// Tracker to robot: you are not connected.
+    /// Tracker to robot: not connected.
     Unknown {
-        /// The start of the robot that was not known.
+        /// The start number of the unknown robot.
         incarnation: u32,
     },
-    /// Robot to tracker: I leave.
+    /// Robot to tracker: leaving.
     Leave {
-        /// The start of the robot that leaves.
+        /// The start number of the robot that leaves.
         incarnation: u32,
     },
 }
 
-/// When one state passed each point, all on the tracker's clock (002, figure 3).
+/// When one state passed each point, all on the tracker's clock (Dust, figure 3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamps {
-    /// T1, as the robot reckons the tracker's clock. `None` until it has compared clocks.
+    /// T1, as the robot estimates it on the tracker's clock. `None` until it has compared clocks.
     pub created_at: Option<Instant>,
-    /// By how much T1 may be off.
+    /// The error bound of T1.
     pub error: Duration,
     /// T2.
     pub received_at: Instant,
@@ -147,14 +150,15 @@ pub struct Stamps {
 }
 
 impl Stamps {
-    /// The data age at `used_at`, T4: T4 - T1. Zero where clocks seem to say that it is used before it was made. `None`
-    /// where T1 is not known. Who uses the list elsewhere than at the tracker turns its time into the tracker's first,
-    /// with [`OffsetEstimate::offset`].
+    /// The data age at `used_at`, T4: T4 - T1. Zero if, by the clocks, the state is used before it was created. `None`
+    /// if T1 is unknown. A user on another machine first converts its time to the tracker's with
+    /// [`OffsetEstimate::offset`].
     pub fn age(&self, used_at: Instant) -> Option<Duration> {
         self.created_at.map(|created_at| used_at.since(created_at))
     }
 
-    /// T2 - T1, T3 - T2 and T4 - T3, of which the age consists (002, figures 4 to 6). The first as [`Stamps::age`].
+    /// The components of the age, T2 - T1, T3 - T2 and T4 - T3 (Dust, figures 4 to 6). The first behaves like
+    /// [`Stamps::age`].
     pub fn legs(&self, used_at: Instant) -> (Option<Duration>, Duration, Duration) {
         let on_the_way = self.created_at.map(|created_at| self.received_at.since(created_at));
         (
@@ -165,14 +169,14 @@ impl Stamps {
     }
 }
 
-/// How well a robot's states come in.
+/// Statistics of a robot's state updates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Updates {
-    /// On how many lists a fresh state was due.
+    /// The number of lists on which a fresh state was due.
     pub due: u64,
-    /// On how many of these there was none.
+    /// The number of these on which it was missing.
     pub missed: u64,
-    /// States that were older than one that had come, or came twice.
+    /// States that were older than one received before, or duplicates.
     pub stale: u64,
 }
 
@@ -186,7 +190,7 @@ impl Updates {
     }
 }
 
-/// The robot that a message is for.
+/// The action that sends `message` to `to`.
 fn reply(to: RobotId, message: Message) -> TrackerAction {
     TrackerAction::Send { to, message }
 }

@@ -23,13 +23,14 @@
 
 use crate::arrival::{Arrival, ArrivalConfig, ArrivalModel, TimeModel};
 use crate::{Duration, FlowId, Instant};
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 /// After how many windows in a row in which another robot's message did not come no window goes on for it.
 pub const MISSED_MAX: u32 = 2;
 
 /// A span of time in which bulk must not sit in the WNIC: from `start` until before `end`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Window {
     /// t1.
     pub start: Instant,
@@ -46,7 +47,7 @@ impl Window {
 }
 
 /// What the planner wants done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum WindowAction {
     /// Give this window to the gate, in place of the one before; then the gate resumes the queue.
     Set(Window),
@@ -55,7 +56,7 @@ pub enum WindowAction {
 }
 
 /// How windows are made.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PlannerConfig {
     /// How much longer than the expected arrival a window lasts.
     pub extension: Duration,
@@ -87,7 +88,7 @@ impl std::fmt::Display for TooManyFlows {
 
 impl std::error::Error for TooManyFlows {}
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 enum Source {
     /// Boxed: a model is large, and most flows of a big team are others'.
     Own(Box<ArrivalModel>),
@@ -102,9 +103,9 @@ enum Source {
     Announced(Option<Arrival>),
 }
 
-#[derive(Clone, Debug)]
-struct Flow {
-    id: FlowId,
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Flow<K> {
+    id: K,
     source: Source,
     /// The arrival that the current window covers.
     covered: Option<Arrival>,
@@ -116,7 +117,7 @@ struct Flow {
     in_wnic: u32,
 }
 
-impl Flow {
+impl<K> Flow<K> {
     fn next(&self, now: Instant) -> Option<Arrival> {
         match &self.source {
             Source::Own(model) => model.predict(now),
@@ -154,12 +155,18 @@ impl Flow {
         })
     }
 
+    /// Whether the whole interval of the message that the window covers lay before its end: a window that was cut off says
+    /// nothing of a message that comes later.
+    fn was_awaited_in(&self, window: Window) -> bool {
+        self.covered.is_some_and(|arrival| arrival.end() <= window.end)
+    }
+
     fn is_through(&self) -> bool {
         self.seen && self.in_wnic == 0
     }
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Expected {
     start: Instant,
     end: Instant,
@@ -167,12 +174,12 @@ struct Expected {
     flow: usize,
 }
 
-/// Plans the protection windows of one WNIC.
-#[derive(Clone, Debug)]
-pub struct WindowPlanner {
+/// Plans the protection windows of one WNIC. Its flows are told apart by `K`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct WindowPlanner<K = FlowId> {
     config: PlannerConfig,
     /// Sorted by id.
-    flows: Vec<Flow>,
+    flows: Vec<Flow<K>>,
     window: Option<Window>,
     /// How far the window may be extended while its messages are on their way.
     limit: Instant,
@@ -187,7 +194,7 @@ pub struct WindowPlanner {
     expected: Vec<Expected>,
 }
 
-impl WindowPlanner {
+impl<K: Copy + Ord> WindowPlanner<K> {
     /// A planner without flows.
     pub fn new(config: PlannerConfig) -> Self {
         WindowPlanner {
@@ -206,7 +213,7 @@ impl WindowPlanner {
     }
 
     /// Plans for a control flow of this robot, learnt from its messages. A flow that is known starts anew.
-    pub fn add_flow(&mut self, flow: FlowId, config: ArrivalConfig) -> Result<(), TooManyFlows> {
+    pub fn add_flow(&mut self, flow: K, config: ArrivalConfig) -> Result<(), TooManyFlows> {
         self.put(flow, Source::Own(Box::new(ArrivalModel::new(config))))
     }
 
@@ -214,7 +221,7 @@ impl WindowPlanner {
     /// Telling it again replaces the model; the current window stays.
     pub fn set_shared(
         &mut self,
-        flow: FlowId,
+        flow: K,
         model: TimeModel,
         uncertainty: Duration,
         now: Instant,
@@ -226,7 +233,7 @@ impl WindowPlanner {
     /// for them.
     pub fn set_bounded(
         &mut self,
-        flow: FlowId,
+        flow: K,
         model: TimeModel,
         uncertainty: Duration,
         now: Instant,
@@ -236,7 +243,7 @@ impl WindowPlanner {
 
     fn set_source(
         &mut self,
-        flow: FlowId,
+        flow: K,
         model: TimeModel,
         uncertainty: Duration,
         outlasts: bool,
@@ -272,7 +279,7 @@ impl WindowPlanner {
 
     /// The next message of a flow is known from its cause, such as an inference that will end and send commands.
     /// Announcing again replaces what was announced; a window that has begun stays.
-    pub fn announce(&mut self, flow: FlowId, arrival: Arrival, now: Instant) -> Result<(), TooManyFlows> {
+    pub fn announce(&mut self, flow: K, arrival: Arrival, now: Instant) -> Result<(), TooManyFlows> {
         self.follow_clock(now);
         match self.find(flow) {
             Ok(at) if matches!(self.flows[at].source, Source::Announced(_)) => {
@@ -294,12 +301,14 @@ impl WindowPlanner {
     /// robot's clock, have been heard. Plans once, where that needs planning.
     pub fn hear_shared(
         &mut self,
-        heard: impl IntoIterator<Item = (FlowId, Option<TimeModel>, Instant)>,
+        heard: impl IntoIterator<Item = (K, Option<TimeModel>, Instant)>,
         uncertainty: Duration,
         now: Instant,
     ) -> Result<(), TooManyFlows> {
         self.follow_clock(now);
         for (flow, model, made_at) in heard {
+            // Clocks are known to within something: what was heard was made.
+            let made_at = made_at.min(now);
             if self.find(flow).is_err() {
                 let Some(model) = model else { continue };
                 let seen_until = Instant::ZERO;
@@ -336,7 +345,7 @@ impl WindowPlanner {
     }
 
     /// Plans for a flow no longer. The current window stays.
-    pub fn remove_flow(&mut self, flow: FlowId) {
+    pub fn remove_flow(&mut self, flow: K) {
         if let Ok(at) = self.find(flow) {
             self.change(at, |entry| entry.covered = None);
             self.flows.remove(at);
@@ -344,7 +353,7 @@ impl WindowPlanner {
     }
 
     /// The flow's message came to the WNIC (or, for another robot's flow, was heard). Unknown flows are ignored.
-    pub fn on_message(&mut self, flow: FlowId, now: Instant) {
+    pub fn on_message(&mut self, flow: K, now: Instant) {
         self.follow_clock(now);
         let Ok(at) = self.find(flow) else { return };
         self.change(at, |entry| {
@@ -365,7 +374,7 @@ impl WindowPlanner {
     }
 
     /// The flow's message has left the WNIC for good, delivered or given up.
-    pub fn on_message_sent(&mut self, flow: FlowId, now: Instant) {
+    pub fn on_message_sent(&mut self, flow: K, now: Instant) {
         self.follow_clock(now);
         let Ok(at) = self.find(flow) else { return };
         self.change(at, |entry| entry.in_wnic = entry.in_wnic.saturating_sub(1));
@@ -385,7 +394,7 @@ impl WindowPlanner {
     /// The window's time is over: the next is planned, unless its messages are on their way.
     fn end_window(&mut self, now: Instant) {
         if let Some(window) = self.window.filter(|_| self.config.early_release && self.waited_for > 0) {
-            let on_its_way = |flow: &Flow| {
+            let on_its_way = |flow: &Flow<K>| {
                 let unheard = flow.missed < MISSED_MAX && matches!(flow.source, Source::Shared { outlasts: true, .. });
                 flow.covered.is_some() && !flow.is_through() && (flow.seen || unheard)
             };
@@ -411,8 +420,17 @@ impl WindowPlanner {
         self.window
     }
 
+    /// The flows whose messages the current window is for and that are not through yet.
+    pub fn awaited(&self) -> impl Iterator<Item = K> + '_ {
+        let awaited = self
+            .flows
+            .iter()
+            .filter(|flow| flow.covered.is_some() && !flow.is_through());
+        awaited.map(|flow| flow.id)
+    }
+
     /// What is known of an own flow: to be told to other robots.
-    pub fn time_model(&self, flow: FlowId) -> Option<TimeModel> {
+    pub fn time_model(&self, flow: K) -> Option<TimeModel> {
         match &self.flows[self.find(flow).ok()?].source {
             Source::Own(model) => model.time_model(),
             Source::Shared { .. } | Source::Announced(_) => None,
@@ -424,11 +442,11 @@ impl WindowPlanner {
         self.outbox.pop_front()
     }
 
-    fn find(&self, flow: FlowId) -> Result<usize, usize> {
+    fn find(&self, flow: K) -> Result<usize, usize> {
         self.flows.binary_search_by_key(&flow, |f| f.id)
     }
 
-    fn put(&mut self, id: FlowId, source: Source) -> Result<(), TooManyFlows> {
+    fn put(&mut self, id: K, source: Source) -> Result<(), TooManyFlows> {
         let flow = Flow {
             id,
             source,
@@ -458,9 +476,9 @@ impl WindowPlanner {
     }
 
     /// Changes a flow's state and keeps count of what the window waits for.
-    fn change(&mut self, at: usize, change: impl FnOnce(&mut Flow)) {
+    fn change(&mut self, at: usize, change: impl FnOnce(&mut Flow<K>)) {
         let flow = &mut self.flows[at];
-        let counts = |flow: &Flow| {
+        let counts = |flow: &Flow<K>| {
             let covered = flow.covered.is_some();
             (usize::from(covered), usize::from(covered && !flow.is_through()))
         };
@@ -503,7 +521,7 @@ impl WindowPlanner {
         for (at, flow) in self.flows.iter_mut().enumerate() {
             if flow.seen {
                 flow.missed = 0;
-            } else if flow.covered.is_some() && before.is_some_and(|window| now >= window.end) {
+            } else if before.is_some_and(|window| now >= window.end && flow.was_awaited_in(window)) {
                 flow.missed = flow.missed.saturating_add(1);
             }
             (flow.covered, flow.seen) = (None, false);
@@ -647,6 +665,33 @@ mod tests {
         }
         let share = inside.as_secs_f64() / 3.0;
         assert!((0.3..0.41).contains(&share), "{share}");
+    }
+
+    #[test]
+    fn a_window_that_is_cut_off_counts_no_message_as_missed() {
+        let mut p = planner(true);
+        p.config.share_max = 0.5;
+        // [6, 34] and so on, of which a window of 15 ms is left; the messages come at the interval's end.
+        shared(&mut p, 1, 20, 14);
+        for period in 0..20 {
+            let comes_at = at(33 + 30 * period);
+            while p.next_deadline().is_some_and(|deadline| deadline <= comes_at) {
+                p.on_deadline(p.next_deadline().unwrap());
+            }
+            p.on_message(FlowId(1), comes_at);
+            p.on_message_sent(FlowId(1), comes_at);
+            assert_eq!(p.flows[0].missed, 0, "in period {period}");
+        }
+    }
+
+    #[test]
+    fn a_message_made_ahead_of_now_is_taken_to_be_made_now() {
+        let mut p = planner(true);
+        shared(&mut p, 1, 10, 2);
+        let heard = [(FlowId(1), None, at(1_000))];
+        p.hear_shared(heard, Duration::ZERO, at(11)).unwrap();
+        p.on_deadline(at(15));
+        assert_eq!(p.window().map(|window| window.start), Some(at(38)));
     }
 
     #[test]

@@ -1,12 +1,13 @@
-//! One emulated channel: frames of real stacks through the air's model, without a clock of its own.
+//! One emulated channel: carries frames of real stacks through the model of the air, without its own clock.
 //!
-//! Told a frame and when it came, and the time up to which things shall happen, it hands each frame that arrives to
-//! its [`Outlet`] with the modelled instant. The pump drives it by the wall clock, the tests by virtual time.
+//! The caller passes in each frame with its arrival time, and the time up to which to advance. The channel passes each
+//! delivered frame to its [`Outlet`] with the modelled instant. The pump drives it by the wall clock, the tests by
+//! virtual time.
 //!
-//! The leader is the access point. A frame to one station goes straight there, as in the simulator and unlike in most
-//! WiFi networks, where it would take the channel twice. A frame to all goes from its sender to the access point like
-//! any other, and from there to everybody at once at the basic rate, unacknowledged, in AC_BE. Left out: association,
-//! encryption, power save (and so no waiting for a DTIM beacon).
+//! A frame from one station to another goes through the access point, as the air has it. A frame to all goes from its
+//! sender to the access point like any other, and from there to everybody at once at the basic rate, unacknowledged, in
+//! AC_BE; without an access point its sender does that itself. Left out: association, encryption, power save (and so no
+//! waiting for a DTIM beacon).
 
 use coorp_air::{AccessCategory, Air, Host, Load, Packet, StationId};
 use coorp_core::{FlowId, Instant};
@@ -16,26 +17,25 @@ use serde::Serialize;
 
 use crate::frame::{self, Destination, FRAME_BYTES_MAX, HEADER_BYTES};
 
-/// Flow queues of a card, as mac80211 has them; shared by all its destinations.
+/// Number of a card's flow queues, as in mac80211; shared by all destinations.
 const FLOWS: u32 = coorp_air::fq_codel::MAX_FLOWS as u32;
-/// Room for one byte more than a frame may have, to see that it has too many.
+/// One byte more than the largest frame, to detect oversized ones.
 const BUFFER_BYTES: usize = FRAME_BYTES_MAX + 1;
 
-/// In the tag of a packet whose frame goes to all: what else is in it is the frame's place. The access point may have
-/// passed a frame on, and be done with it, before its first sender's card is.
+/// Marks the tag of a packet whose frame is group-addressed; the rest of the tag is the frame's slot. The access point
+/// may have passed a frame on, and be done with it, before its first sender's card is.
 const TO_ALL: u64 = 1 << 32;
 
-/// Where frames go that have arrived.
+/// Receives delivered frames.
 pub trait Outlet {
     /// `frame` reaches the stack of `to` at the modelled instant `at`.
     fn deliver(&mut self, to: StationId, frame: &[u8], at: Instant);
 
-    /// The card of `from` is done with a frame to another station: that has acknowledged it, or it was given up or
-    /// dropped.
-    fn done(&mut self, from: StationId, frame: &[u8], acknowledged: bool);
+    /// The driver of `from` has freed a frame to another station, as the card's profile has it, or its queue has dropped it.
+    fn freed(&mut self, from: StationId, frame: &[u8]);
 }
 
-/// Frames by access category.
+/// Frame counts by access category.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[allow(missing_docs)]
 pub struct ByCategory {
@@ -45,38 +45,38 @@ pub struct ByCategory {
     pub background: u64,
 }
 
-/// What became of the frames so far.
+/// Counts of the frames so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Counters {
     /// Frames that programs sent.
     pub sent: u64,
-    /// Those of them that a card took, by the access category that their DSCP gives.
+    /// Those of them that a card took, by the access category of their DSCP.
     pub sent_as: ByCategory,
-    /// Frames that arrived; one to all counts for each robot that it reached.
+    /// Frames that arrived; a group-addressed frame counts once per robot that it reached.
     pub delivered: u64,
-    /// Frames that the host queue dropped: CoDel, or it was full.
+    /// Frames that the host queue dropped, by CoDel or because it was full.
     pub dropped_by_queue: u64,
     /// Frames that were lost on the air, all retries included.
     pub given_up: u64,
-    /// Frames that no card would send: to nobody, from another's address, or too long.
+    /// Frames that no card would send: with an unknown destination, a foreign sender address, or too long.
     pub refused: u64,
 }
 
-/// A frame on its way.
+/// A frame in flight.
 #[derive(Debug)]
 struct Stored {
     bytes: [u8; BUFFER_BYTES],
     length: usize,
     origin: StationId,
     to_all: bool,
-    /// Of its two ends, that it is handed over and that its sender's card is done with it, one has come.
+    /// One of two events has happened: its delivery, or the sender's card being done with it.
     half_done: bool,
 }
 
-/// Frames on their way, by the tags of their packets. As many as the queues hold.
+/// Frames in flight, by the tags of their packets. At most as many as the queues hold.
 #[derive(Debug, Default)]
 struct Store {
-    // Boxed, so that the list's growing copies no frames while others wait.
+    // Boxed, so that growing the list copies no frames while others wait.
     #[allow(clippy::vec_box)]
     frames: Vec<Box<Stored>>,
     free: Vec<u32>,
@@ -99,17 +99,17 @@ impl Store {
     }
 }
 
-/// The cards' side of the air: knows each packet's frame.
+/// The cards' side of the air: maps each packet to its frame.
 struct Cards<O> {
     store: Store,
     outlet: O,
-    leader: StationId,
+    access_point: Option<StationId>,
     /// Frames to all that have reached the access point.
     relays: Vec<Packet>,
     counters: Counters,
 }
 
-/// One channel with the cards on it.
+/// One channel with its cards.
 pub struct Channel<O> {
     interface: usize,
     stations: u16,
@@ -119,7 +119,7 @@ pub struct Channel<O> {
 }
 
 impl<O: Outlet> Channel<O> {
-    /// The channel of `interface`, wlan0 being the first. The seed is of losses and backoffs.
+    /// The channel of `interface`; wlan0 is number 0. The seed determines losses and backoffs.
     pub fn new(team: &Team, interface: usize, seed: u64, outlet: O) -> Self {
         let air = team.channels().nth(interface).unwrap_or(&team.air);
         let config = coorp_scene::config(air, team.robots.len(), coorp_core::Duration::MAX);
@@ -132,24 +132,24 @@ impl<O: Outlet> Channel<O> {
             cards: Cards {
                 store: Store::default(),
                 outlet,
-                leader: station(team.leader),
+                access_point: air.access_point.map(station),
                 relays: Vec::new(),
                 counters: Counters::default(),
             },
         }
     }
 
-    /// The air, to change its links.
+    /// The air, for changing its links.
     pub fn air(&mut self) -> &mut Air {
         &mut self.air
     }
 
-    /// What became of the frames.
+    /// The frame counts.
     pub fn counters(&self) -> Counters {
         self.cards.counters
     }
 
-    /// Where frames go, for its own account.
+    /// The receiver of delivered frames.
     pub fn outlet(&mut self) -> &mut O {
         &mut self.cards.outlet
     }
@@ -159,7 +159,7 @@ impl<O: Outlet> Channel<O> {
         self.air.next_deadline()
     }
 
-    /// Lets everything up to `now` happen.
+    /// Processes everything up to `now`.
     pub fn advance(&mut self, now: Instant) {
         while self.air.next_deadline() <= now {
             let at = self.air.next_deadline();
@@ -171,8 +171,9 @@ impl<O: Outlet> Channel<O> {
         }
     }
 
-    /// The stack of `from` sends a frame, which `read` writes into the buffer that it is given. The channel has been
-    /// advanced to `now`. False where `read` gives no length: there is no frame. Follow several by [`Channel::kick`].
+    /// The stack of `from` sends a frame, which `read` writes into the given buffer. The channel has been advanced to
+    /// `now`. Returns false if `read` returns no length, because there is no frame. After one or more calls, call
+    /// [`Channel::kick`].
     pub fn take(&mut self, from: StationId, now: Instant, read: impl FnOnce(&mut [u8]) -> Option<usize>) -> bool {
         let tag = self.cards.store.take(from);
         let stored = &mut self.cards.store.frames[tag as usize];
@@ -185,8 +186,10 @@ impl<O: Outlet> Channel<O> {
         let header = frame::read(&stored.bytes[..stored.length], self.interface, from, self.stations);
         let to = header.and_then(|header| match header.to {
             Destination::Station(to) => Some(to),
-            Destination::Group if from == self.cards.leader => Some(StationId::GROUP),
-            Destination::Group => Some(self.cards.leader),
+            Destination::Group => {
+                let point = self.cards.access_point.filter(|point| *point != from);
+                Some(point.unwrap_or(StationId::GROUP))
+            }
             Destination::Nobody => None,
         });
         let (Some(header), Some(to)) = (header, to) else {
@@ -221,19 +224,19 @@ impl<O: Outlet> Channel<O> {
         true
     }
 
-    /// The driver of `from` looks at what [`Channel::take`] took.
+    /// Makes the driver of `from` process the frames passed to [`Channel::take`].
     pub fn kick(&mut self, from: StationId, now: Instant) {
         self.air.kick(from, now, &mut self.cards);
     }
 
-    /// A robot is switched off: what its card had queued is gone.
+    /// Switches a robot off: everything queued in its card is lost.
     pub fn switch_off(&mut self, station: StationId, now: Instant) {
         self.air.purge(station, now, &mut self.cards);
     }
 
     fn queue(&mut self, packet: Packet, now: Instant) {
         if let Some(dropped) = self.air.queue(packet, now) {
-            self.cards.dropped(&dropped, now);
+            self.cards.dropped(packet.from, &dropped, now);
         }
     }
 }
@@ -243,7 +246,7 @@ impl<O: Outlet> Cards<O> {
         self.store.free.push(packet.tag as u32);
     }
 
-    /// The first or the second end of a frame that arrives.
+    /// The first or the second end event of a delivered frame.
     fn end(&mut self, packet: &Packet) {
         let stored = &mut self.store.frames[packet.tag as u32 as usize];
         if std::mem::replace(&mut stored.half_done, true) {
@@ -251,11 +254,10 @@ impl<O: Outlet> Cards<O> {
         }
     }
 
-    fn tell_done(&mut self, packet: &Packet, acknowledged: bool) {
+    fn tell_freed(&mut self, packet: &Packet) {
         if packet.tag & TO_ALL == 0 {
             let stored = &self.store.frames[packet.tag as u32 as usize];
-            self.outlet
-                .done(packet.from, &stored.bytes[..stored.length], acknowledged);
+            self.outlet.freed(packet.from, &stored.bytes[..stored.length]);
         }
     }
 }
@@ -265,13 +267,23 @@ impl<O: Outlet> Host for Cards<O> {
         true
     }
 
-    fn enqueued(&mut self, _: &Packet, _: Instant) {}
+    fn enqueued(&mut self, _: StationId, _: &Packet, _: Instant) {}
 
-    fn released(&mut self, _: &Packet, _: u16, _: Instant, _: Instant) {}
+    fn released(&mut self, station: StationId, packet: &Packet, _: u16, _: Instant, _: Instant) {
+        if station == packet.from {
+            self.tell_freed(packet);
+        }
+    }
 
-    fn completed(&mut self, packet: &Packet, _: Instant, acknowledged: bool, _: Instant) {
+    fn completed(&mut self, station: StationId, packet: &Packet, _: Instant, acknowledged: bool, _: Instant) {
         self.counters.given_up += u64::from(!acknowledged);
-        self.tell_done(packet, acknowledged);
+        if station != packet.from {
+            // Of what the access point passes on, arriving is the other end.
+            if !acknowledged {
+                self.end(packet);
+            }
+            return;
+        }
         if !acknowledged || packet.to == StationId::GROUP {
             self.free(packet);
         } else if packet.tag & TO_ALL == 0 {
@@ -282,16 +294,16 @@ impl<O: Outlet> Host for Cards<O> {
     fn delivered(&mut self, packet: &Packet, now: Instant) {
         let stored = &self.store.frames[packet.tag as u32 as usize];
         let to_all = stored.to_all;
-        // A station ignores its own frame when the access point passes it on.
+        // A station ignores its own frame when the access point relays it.
         if !(to_all && packet.to == stored.origin) {
             self.counters.delivered += 1;
             self.outlet.deliver(packet.to, &stored.bytes[..stored.length], now);
         }
         if !to_all {
             self.end(packet);
-        } else if packet.from != self.leader {
+        } else if let Some(point) = self.access_point.filter(|point| *point != packet.from) {
             self.relays.push(Packet {
-                from: self.leader,
+                from: point,
                 to: StationId::GROUP,
                 category: AccessCategory::BestEffort,
                 sent_at: now,
@@ -300,9 +312,13 @@ impl<O: Outlet> Host for Cards<O> {
         }
     }
 
-    fn dropped(&mut self, packet: &Packet, _: Instant) {
+    fn dropped(&mut self, station: StationId, packet: &Packet, _: Instant) {
         self.counters.dropped_by_queue += 1;
-        self.tell_done(packet, false);
+        if station != packet.from {
+            self.end(packet);
+            return;
+        }
+        self.tell_freed(packet);
         self.free(packet);
     }
 }
@@ -316,18 +332,18 @@ mod tests {
     use coorp_scene::Scene;
     use proptest::prelude::*;
 
-    /// Remembers what arrived: to whom, its last byte, and when. And what each card was done with: the frame's last byte,
-    /// and whether it was acknowledged.
+    /// Remembers what arrived: to whom, its last byte, and when. And what each driver has freed: the frame's last byte, and
+    /// how many frames had arrived by then.
     #[derive(Default)]
-    struct Arrivals(Vec<(u16, u8, Instant)>, Vec<(u16, u8, bool)>);
+    struct Arrivals(Vec<(u16, u8, Instant)>, Vec<(u16, u8, usize)>);
 
     impl Outlet for Arrivals {
         fn deliver(&mut self, to: StationId, frame: &[u8], at: Instant) {
             self.0.push((to.0, *frame.last().expect("a frame"), at));
         }
 
-        fn done(&mut self, from: StationId, frame: &[u8], acknowledged: bool) {
-            self.1.push((from.0, *frame.last().expect("a frame"), acknowledged));
+        fn freed(&mut self, from: StationId, frame: &[u8]) {
+            self.1.push((from.0, *frame.last().expect("a frame"), self.0.len()));
         }
     }
 
@@ -421,18 +437,44 @@ mod tests {
         assert_eq!(arrived[2..], [(1, 8), (2, 8)]);
     }
 
+    #[test]
+    fn a_frame_between_two_others_goes_through_the_access_point_unless_direct() {
+        let arrives = |air: &str| {
+            let mut channel = channel(air);
+            send(&mut channel, 1, to(2), 46, 7, Instant::ZERO);
+            channel.kick(StationId(1), Instant::ZERO);
+            assert_eq!(everything(&mut channel), [(2, 7)]);
+            assert_eq!(channel.outlet().1.len(), 1, "its sender's driver frees it once");
+            channel.outlet().0[0].2.since(Instant::ZERO)
+        };
+        let direct = arrives("[air]\ndirect = true\n");
+        assert_eq!(arrives("[air]\naccess_point = \"a\"\n"), direct);
+        assert_eq!(arrives("[air]\naccess_point = \"b\"\n"), direct);
+        assert!(arrives("") > direct * 2);
+    }
+
+    #[test]
+    fn without_an_access_point_a_frame_to_all_goes_out_at_once() {
+        let mut channel = channel("[air]\ndirect = true\n");
+        send(&mut channel, 1, [0xff; 6], 46, 7, Instant::ZERO);
+        channel.kick(StationId(1), Instant::ZERO);
+        assert_eq!(everything(&mut channel), [(0, 7), (2, 7)]);
+        let arrivals = &channel.outlet().0;
+        assert_eq!(arrivals[0].2, arrivals[1].2);
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
 
-        /// Whatever is sent, and whatever the losses, every frame is delivered or counted where it ended, and freed.
+        /// Whatever is sent, and whatever the losses, every frame is delivered or counted where it ended, and released.
         #[test]
         fn every_frame_ends_somewhere(
             loss in 0.0..0.9f64,
             wnic in prop::sample::select(vec!["ideal", "mt7612u"]),
-            off: bool,
+            (off, direct) in (any::<bool>(), any::<bool>()),
             sends in prop::collection::vec((0u16..3, 0u16..5, 0u8..64, 0u64..3_000), 1..400),
         ) {
-            let mut channel = channel(&format!("[air]\nmcs = 7\nloss = {loss:.3}\nwnic = \"{wnic}\"\n"));
+            let mut channel = channel(&format!("[air]\nmcs = 7\nloss = {loss:.3}\nwnic = \"{wnic}\"\ndirect = {direct}\n"));
             let mut now = Instant::ZERO;
             for (place, (from, receiver, dscp, wait_us)) in sends.iter().enumerate() {
                 now += Duration::from_micros(*wait_us);
@@ -452,15 +494,34 @@ mod tests {
             prop_assert_eq!(voice + video + best_effort + background + counters.refused, counters.sent);
             let to_all = sends.iter().filter(|(_, receiver, ..)| *receiver == 4).count() as u64;
             // To itself and to nobody are refused.
-            let done = &channel.outlet().1;
-            prop_assert_eq!(done.len() as u64 + to_all + counters.refused, counters.sent);
-            let acknowledged = done.iter().filter(|(.., acknowledged)| *acknowledged).count();
-            let to_one = channel.outlet().0.iter().filter(|(_, mark, _)| sends[usize::from(*mark)].1 != 4);
-            prop_assert!(sends.len() > 256 || to_one.count() == acknowledged);
+            let freed = &channel.outlet().1;
+            prop_assert_eq!(freed.len() as u64 + to_all + counters.refused, counters.sent);
             let ended = delivered + counters.dropped_by_queue + counters.given_up + counters.refused;
-            // A frame to all ends at each of the two others, or on its way.
-            prop_assert!(ended >= sends.len() as u64 - to_all && ended <= sends.len() as u64 + 2 * to_all);
+            // A frame to all ends at each of the two others, or on its way. One whose acknowledgement was lost arrived, and
+            // its sender gave it up as well.
+            let most = sends.len() as u64 + 2 * to_all + counters.given_up;
+            prop_assert!(ended >= sends.len() as u64 - to_all && ended <= most);
         }
+    }
+
+    #[test]
+    fn a_driver_frees_frames_when_its_card_has_it_so() {
+        let arrived_when_freed = |wnic: &str| {
+            let mut channel = channel(&format!("[air]\nmcs = 0\nwnic = \"{wnic}\"\n"));
+            for mark in 0..60 {
+                send(&mut channel, 1, to(0), 0, mark, Instant::ZERO);
+            }
+            channel.kick(StationId(1), Instant::ZERO);
+            assert_eq!(everything(&mut channel).len(), 60);
+            let freed = &channel.outlet().1;
+            assert!(freed.iter().map(|(_, mark, _)| *mark).eq(0..60), "in their order");
+            // How many had arrived when the first was freed, and the 20th.
+            [freed[0].2, freed[19].2]
+        };
+        // Over USB once the card has it, which has room for 20; else after the air.
+        assert_eq!(arrived_when_freed("mt7612u"), [0, 0]);
+        let [_, twentieth] = arrived_when_freed("ideal");
+        assert!(twentieth >= 10, "{twentieth}");
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! The room for what has no safe interface: attaching to a TAP, a thread's real-time priority, a child that dies with
-//! its parent.
+//! Wrappers for operations without a safe interface: attaching to a TAP, a thread's real-time priority, and a child
+//! that dies with its parent.
 
 use std::ffi::c_short;
 use std::fs::{File, OpenOptions};
@@ -11,15 +11,15 @@ use std::process::Command;
 use rustix::ioctl::{opcode, Opcode, Updater};
 use rustix::process::Signal;
 
-/// Room for an interface's name, its terminating zero included.
+/// Size of an interface name, including its terminating zero.
 const NAME_BYTES: usize = 16;
 const IFF_TAP: c_short = 0x0002;
-/// Frames without a header of the TUN driver's own.
+/// No additional header from the TUN driver on frames.
 const IFF_NO_PI: c_short = 0x1000;
-/// `_IOW('T', 202, int)`, although the driver takes and gives back a `struct ifreq`.
+/// `_IOW('T', 202, int)`, although the driver reads and returns a `struct ifreq`.
 const TUNSETIFF: Opcode = opcode::write::<i32>(b'T', 202);
 
-/// `struct ifreq`, as far as the TUN driver looks at it, at its full size.
+/// `struct ifreq`, with the fields that the TUN driver uses, at its full size.
 #[repr(C)]
 struct InterfaceRequest {
     name: [u8; NAME_BYTES],
@@ -27,11 +27,11 @@ struct InterfaceRequest {
     rest: [u8; 22],
 }
 
-/// Makes a TAP interface in the network namespace of the calling thread. It is gone when the file is closed. Reads and
-/// writes are frames, one each, and do not block.
+/// Creates a TAP interface in the network namespace of the calling thread. It disappears when the file is closed. Each
+/// read or write is one frame and does not block.
 ///
 /// # Errors
-/// No such device, no right to use it, or a name that is taken.
+/// No such device, no permission, or a name that is taken.
 pub fn open_tap(name: &str) -> io::Result<File> {
     let tap = OpenOptions::new()
         .read(true)
@@ -53,12 +53,12 @@ pub fn open_tap(name: &str) -> io::Result<File> {
     Ok(tap)
 }
 
-/// Puts the calling thread ahead of all that are scheduled normally. Its children are not.
+/// Schedules the calling thread ahead of all normally scheduled threads. Its children are not affected.
 ///
 /// # Errors
-/// No right to do so.
+/// No permission.
 pub fn real_time() -> io::Result<()> {
-    // SAFETY: an all-zero `sched_param` is a valid one, and so it is on every libc, whatever further fields it has.
+    // An all-zero `sched_param` is valid on every libc, whatever further fields it has.
     let mut parameters: libc::sched_param = unsafe { std::mem::zeroed() };
     parameters.sched_priority = 10;
     // SAFETY: 0 is the calling thread, and `parameters` outlives the call, which only reads it.
@@ -70,10 +70,9 @@ pub fn real_time() -> io::Result<()> {
     }
 }
 
-/// Has the command's process killed when the thread that starts it ends, however that ends.
+/// Makes the kernel kill the command's process when the thread that starts it ends, however that happens.
 pub fn die_with_parent(command: &mut Command) {
-    // SAFETY: between fork and exec only a prctl is called, which is a bare system call: it allocates nothing and takes
-    // no lock.
+    // SAFETY: between fork and exec only prctl is called, a bare system call that allocates nothing and takes no lock.
     unsafe {
         command
             .pre_exec(|| rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).map_err(io::Error::from));

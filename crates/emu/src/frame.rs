@@ -1,16 +1,16 @@
-//! What an Ethernet frame says to a WiFi card: to whom it goes, in which access category, and as part of which flow.
+//! What a WiFi card needs to know about an Ethernet frame: its destination, access category and flow.
 //!
 //! The category follows from the DSCP as Linux stations map it (RFC 8325, section 4, and IEEE 802.11-2020, table 10-1
-//! from user priority to category), or from a VLAN tag's priority. Left out: a socket's own priority (`SO_PRIORITY`
-//! 256 to 263), which does not cross a TAP, and QoS maps that an access point announces.
+//! from user priority to category), or from a VLAN tag's priority. Left out: a socket's own priority (`SO_PRIORITY` 256
+//! to 263), which does not cross a TAP, and QoS maps announced by an access point.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use coorp_air::{AccessCategory, StationId};
 
-/// Bytes of an Ethernet header.
+/// Size of an Ethernet header.
 pub const HEADER_BYTES: usize = 14;
-/// The largest frame that an interface takes: 1500 bytes behind a header with a VLAN tag.
+/// The largest frame that an interface accepts: 1500 bytes after a header with a VLAN tag.
 pub const FRAME_BYTES_MAX: usize = 1_500 + HEADER_BYTES + 4;
 
 const IPV4: u16 = 0x0800;
@@ -22,36 +22,36 @@ const UDP: u8 = 17;
 /// A hardware address.
 pub type Mac = [u8; 6];
 
-/// The address of a station's card: locally administered, and readable.
+/// The address of a station's card: locally administered and readable.
 pub fn mac(interface: usize, station: StationId) -> Mac {
     let [high, low] = station.0.to_be_bytes();
     [0x02, b'c', b'o', interface as u8, high, low]
 }
 
-/// Where a frame goes.
+/// The destination of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Destination {
     /// To one station.
     Station(StationId),
-    /// To all: broadcast or multicast.
+    /// All stations: broadcast or multicast.
     Group,
-    /// To an address that no station has.
+    /// An address that no station has.
     Nobody,
 }
 
-/// What a card needs to know of a frame.
+/// What a card needs to know about a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// Where it goes.
+    /// The destination.
     pub to: Destination,
-    /// The category that it is queued in.
+    /// The access category in which it is queued.
     pub category: AccessCategory,
-    /// Alike for packets of one flow: addresses, protocol, ports.
+    /// Equal for packets of one flow: a hash of addresses, protocol and ports.
     pub flow: u32,
 }
 
-/// Reads the frame that `from` sends on an interface with so many stations. None where it is no frame, too long, or
-/// its sender's address is another: an access point drops what comes from stations that it does not know.
+/// Parses a frame that `from` sends on an interface with `stations` stations. Returns `None` if it is not a frame, too
+/// long, or has a foreign sender address: an access point drops frames from stations that it does not know.
 pub fn read(frame: &[u8], interface: usize, from: StationId, stations: u16) -> Option<Header> {
     if frame.len() > FRAME_BYTES_MAX || frame.get(6..12)? != mac(interface, from) {
         return None;
@@ -85,21 +85,24 @@ pub fn read(frame: &[u8], interface: usize, from: StationId, stations: u16) -> O
     })
 }
 
-/// Whether a frame carries a UDP datagram, or a part of one.
-pub fn is_udp(frame: &[u8]) -> bool {
-    let protocol = match be16(frame, 12) {
-        Some(IPV4) => frame.get(HEADER_BYTES + 9),
-        Some(IPV6) => frame.get(HEADER_BYTES + 6),
-        _ => None,
+/// The source port of the UDP datagram that a frame carries, and the length of its payload. `None` where it carries none,
+/// or a fragment behind the first.
+pub fn datagram(frame: &[u8]) -> Option<(u16, u16)> {
+    let packet = frame.get(HEADER_BYTES..)?;
+    let (protocol, header) = match be16(frame, 12)? {
+        IPV4 if be16(packet, 6)? & 0x1fff == 0 => (*packet.get(9)?, 4 * usize::from(packet[0] & 0xf)),
+        IPV6 => (*packet.get(6)?, 40),
+        _ => return None,
     };
-    protocol == Some(&UDP)
+    let datagram = packet.get(header..).filter(|_| protocol == UDP)?;
+    Some((be16(datagram, 0)?, be16(datagram, 4)?.checked_sub(8)?))
 }
 
 fn be16(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_be_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
 }
 
-/// 802.1D user priority of a DSCP: its upper three bits, but where RFC 8325 says otherwise.
+/// The 802.1D user priority of a DSCP: its upper three bits, unless RFC 8325 says otherwise.
 fn user_priority(dscp: u8) -> u8 {
     match dscp {
         // VOICE-ADMIT and EF: telephony. CS6: network control.
@@ -124,8 +127,8 @@ fn category(user_priority: u8) -> AccessCategory {
     }
 }
 
-/// A hash of what tells flows apart. Fragments behind the first have no ports, so a fragmented datagram counts by its
-/// addresses alone.
+/// A hash of the fields that distinguish flows. Fragments after the first have no ports, so a fragmented datagram is
+/// hashed by its addresses alone.
 fn flow(ethertype: u16, payload: &[u8]) -> u32 {
     let mut hasher = DefaultHasher::new();
     ethertype.hash(&mut hasher);
@@ -158,6 +161,8 @@ pub(crate) mod tests {
         frame.extend([0x45, dscp << 2, 0, 0, 0, 0, 0, 0, 64, UDP, 0, 0]);
         frame.extend([10, 77, 0, 1, 10, 77, 0, 2]);
         frame.extend(port.to_be_bytes());
+        frame.extend([0, 0]);
+        frame.extend((bytes.saturating_sub(HEADER_BYTES + 20) as u16).to_be_bytes());
         frame.resize(bytes, 0);
         frame
     }
@@ -261,6 +266,7 @@ pub(crate) mod tests {
                                          body in prop::collection::vec(any::<u8>(), 0..80), to: [u8; 6]) {
             let frame = [&to, &mac(0, StationId(1)), head.to_be_bytes().as_slice(), &body].concat();
             for end in 0..=frame.len() {
+                prop_assert!(datagram(&frame[..end]).is_none() || end >= HEADER_BYTES + 28);
                 if let Some(header) = header(&frame[..end]) {
                     let known = !matches!(header.to, Destination::Station(StationId(station)) if station > 2 || station == 1);
                     prop_assert!(known && end >= HEADER_BYTES);

@@ -1,11 +1,11 @@
-//! Real programs of a team over emulated WiFi, in wall-clock time.
+//! Runs a team's real programs over emulated WiFi, in wall-clock time.
 //!
-//! [`run`] makes a network namespace for each robot with a TAP interface `wlan0` (and `wlan1` and so on), starts the
-//! program in each, and carries their Ethernet frames through the air's model ([`channel`]) by the wall clock
-//! (`pump`). It measures how late it was and says so in its [`Report`]. Linux only, and it takes root.
+//! [`run`] creates a network namespace for each robot, with TAP interfaces `wlan0`, `wlan1` and so on, and starts the
+//! program in each. It carries their Ethernet frames through the model of the air ([`channel`]) by the wall clock
+//! (`pump`). It measures its own lateness and states it in its [`Report`]. Linux only; needs root.
 //!
-//! Left out: the robots' agents, which are programs like any other, and virtual time: a machine that is too slow gives
-//! results that do not count, and the report says that too.
+//! Left out: the robots' agents, which are programs like any other, and virtual time. If the machine is too slow, the
+//! results do not count, and the report says so.
 
 #![cfg(target_os = "linux")]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
@@ -15,11 +15,11 @@ pub mod channel;
 mod ffi;
 mod frame;
 mod namespace;
+mod outqueue;
 mod programs;
 mod pump;
 pub mod report;
 mod run;
-mod status;
 mod timing;
 pub mod trouble;
 

@@ -1,12 +1,12 @@
-//! Network namespaces with TAP interfaces and names that resolve: made, found again after a crash, and cleared away.
+//! Network namespaces with TAP interfaces and resolvable names: created, found again after a crash, and removed.
 //!
-//! Namespaces are made and set up by `ip` from iproute2 and not by netlink from here: it is there on every Linux that
-//! anybody would do this on, its namespaces are those that `ip netns exec` enters, with `/etc/netns` and `/sys` as they
-//! should be, and it runs twice for each robot, at the start and never while frames move. Only the TAPs are made from
-//! here, as their files are needed: right in their namespace, so that no network manager of the host ever sees them.
+//! Namespaces are created and configured by iproute2's `ip`, not by netlink calls from here. It is available on every
+//! relevant Linux, and its namespaces are those that `ip netns exec` enters, with the right `/etc/netns` and `/sys`. It
+//! runs twice per robot, at the start and never while frames move. Only the TAPs are created from here, because their
+//! files are needed. They are created inside their namespace, so that no network manager of the host ever sees them.
 //!
-//! A namespace is named after the emulator's process and the robot, and the emulator holds a lock as long as it lives.
-//! So the next start tells those of a living emulator from what a killed one left.
+//! A namespace is named after the emulator's process and the robot, and the emulator holds a lock while it lives. So
+//! the next start can distinguish the namespaces of a living emulator from those left by a killed one.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -24,25 +24,25 @@ use rustix::thread::{move_into_link_name_space, LinkNameSpaceType};
 
 use crate::ffi;
 use crate::frame::Mac;
+use crate::outqueue::OutQueue;
 use crate::run::Error;
-use crate::status::Status;
 
 const PREFIX: &str = "coorp-";
-/// Where iproute2 keeps the namespaces' names, and what replaces files of `/etc` in them.
+/// Where iproute2 keeps the namespaces' names, and their replacements for files of `/etc`.
 const NAMES: &str = "/run/netns";
 const ETC: &str = "/etc/netns";
 /// Where the locks of living emulators are.
 const LOCKS: &str = "/run/coorp";
-/// Frames that a TAP holds for the emulator; the driver's own default.
+/// Frames that a TAP queues for the emulator; the driver's default.
 pub const TAP_FRAMES: u32 = 1_000;
-/// Settings of IPv6 in a namespace: no duplicate address detection, no router solicitations, and groups are reported at
-/// once and not once more within a second.
+/// IPv6 settings in a namespace: no duplicate address detection, no router solicitations, and group reports sent once,
+/// immediately, without a repetition within a second.
 const QUIET: [(&str, &str); 3] = [
     ("accept_dad", "0"),
     ("router_solicitations", "0"),
     ("mldv2_unsolicited_report_interval", "1"),
 ];
-/// How often to look for processes again that a killed one may have started meanwhile.
+/// How often to look again for processes that a killed one may have started in the meantime.
 const KILL_ROUNDS: u32 = 50;
 
 /// One interface of a robot.
@@ -55,7 +55,7 @@ pub struct Interface {
     pub address: String,
 }
 
-/// The mark of a living emulator.
+/// The lock of a living emulator.
 #[derive(Debug)]
 pub struct Lock {
     path: PathBuf,
@@ -63,8 +63,8 @@ pub struct Lock {
 }
 
 impl Lock {
-    /// Marks this process as an emulator, and clears away what others left that live no more. Tells how many namespaces
-    /// those were.
+    /// Locks this process as an emulator, and removes what dead emulators left behind. Returns the number of namespaces
+    /// removed.
     pub fn take() -> Result<(Lock, usize), Error> {
         let own = std::process::id();
         let (path, held) = (
@@ -85,7 +85,7 @@ impl Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // One that stays is forgotten at the next start.
+        // If it remains, the next start removes it.
         let _ = fs::remove_file(&self.path);
     }
 }
@@ -94,12 +94,12 @@ fn lock_path(process: u32) -> PathBuf {
     Path::new(LOCKS).join(format!("emu-{process}.lock"))
 }
 
-/// Makes the lock of this process and holds it.
+/// Creates this process's lock file and holds the lock.
 fn hold(own: u32) -> io::Result<File> {
     fs::create_dir_all(LOCKS)?;
     loop {
         let held = File::create(lock_path(own))?;
-        // Another that starts may just look whether this one lives, and then have taken the file away.
+        // Another emulator that is starting may have just checked whether this one lives, and have removed the file.
         flock(&held, FlockOperation::LockExclusive)?;
         let there = fs::metadata(lock_path(own));
         if there.is_ok_and(|there| held.metadata().is_ok_and(|held| held.ino() == there.ino())) {
@@ -108,13 +108,13 @@ fn hold(own: u32) -> io::Result<File> {
     }
 }
 
-/// Whether the emulator of this process id is alive: it then holds its lock. A process of another kind that has the
-/// number now does not.
+/// Whether the emulator with this process id is alive, and thus holds its lock. A different process that has reused the
+/// id does not.
 fn lives(process: u32) -> bool {
     File::open(lock_path(process)).is_ok_and(|lock| !free(&lock))
 }
 
-/// Whether nobody held this lock. It is held from now on until the file is closed.
+/// Takes this lock until the file is closed. Returns whether it was free.
 fn free(lock: &File) -> bool {
     flock(lock, FlockOperation::NonBlockingLockExclusive).is_ok()
 }
@@ -131,13 +131,13 @@ fn forget_dead_locks(own: u32) {
             continue;
         };
         if free(&lock) {
-            // Whoever cannot remove it now can at the next start.
+            // A file that cannot be removed now is removed at the next start.
             let _ = fs::remove_file(file.path());
         }
     }
 }
 
-/// All namespaces of emulators, and of those whose making was cut short, with the processes that made them.
+/// All namespaces of emulators, including partially created ones, with the processes that created them.
 fn named() -> Vec<(String, u32)> {
     let folders = [NAMES, ETC].map(|folder| fs::read_dir(folder).into_iter().flatten().flatten());
     let names: BTreeSet<String> = folders
@@ -155,10 +155,10 @@ fn named() -> Vec<(String, u32)> {
 /// A robot's side of one interface.
 #[derive(Debug)]
 pub struct Card {
-    /// Where its stack's frames are fetched and put.
+    /// For reading and writing the frames of its stack.
     pub tap: File,
-    /// Where its programs are told what became of them.
-    pub status: Status,
+    /// Where its programs are told which of them the driver has freed.
+    pub queue: OutQueue,
 }
 
 /// The network namespace of one robot.
@@ -168,8 +168,8 @@ pub struct Namespace {
 }
 
 impl Namespace {
-    /// Makes the namespace of a robot with its interfaces, up and ready, and opens their TAPs. `hosts` is what
-    /// `/etc/hosts` says in it.
+    /// Creates a robot's namespace with its interfaces, up and ready, and opens their TAPs. `hosts` is the content of
+    /// `/etc/hosts` inside it.
     pub fn make(robot: &str, interfaces: &[Interface], hosts: &str) -> Result<(Namespace, Vec<Card>), Error> {
         let namespace = Namespace {
             name: format!("{PREFIX}{}-{robot}", std::process::id()),
@@ -185,11 +185,11 @@ impl Namespace {
         self.write_etc(hosts)
             .map_err(|error| failed(&format!("write {ETC}/{}", self.name), &error))?;
         ip(&["netns", "add", &self.name], "")?;
-        // What a card does while it joins a network is over when programs start: its addresses are known to be its own,
-        // and there is no router. Asking so all at once would be a storm that no real team sees.
+        // A real card has finished joining its network when programs start: its addresses are known to be unique, and
+        // there is no router. If all asked at once, they would cause a storm that no real team sees.
         let quieten = || {
             for (file, value) in QUIET {
-                // Where there is no IPv6 there is nothing to quieten.
+                // Without IPv6 there is nothing to configure.
                 let _ = fs::write(Path::new("/proc/sys/net/ipv6/conf/default").join(file), value);
             }
         };
@@ -199,7 +199,7 @@ impl Namespace {
         let open_one = |name: &String| {
             Ok(Card {
                 tap: ffi::open_tap(name)?,
-                status: Status::listen(name)?,
+                queue: OutQueue::listen(name)?,
             })
         };
         let open = move || names.iter().map(open_one).collect::<io::Result<Vec<Card>>>();
@@ -213,20 +213,20 @@ impl Namespace {
             batch += &format!("link set {name} address {mac} txqueuelen {TAP_FRAMES} up\n");
             batch += &format!("addr add {address} brd + dev {name}\n");
         }
-        // A team's network has no way out, so what goes to all or to a group needs to be told its way.
+        // The team's network has no default route, so broadcast and multicast need explicit routes.
         let first = interfaces.first().map_or("", |interface| interface.name.as_str());
         batch += &format!("route add 224.0.0.0/4 dev {first}\nroute add 255.255.255.255 dev {first}\n");
         ip(&["-n", &self.name, "-batch", "-"], &batch)?;
         Ok(cards)
     }
 
-    /// The name that `ip netns exec` knows it by.
+    /// Its name for `ip netns exec`.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The files that replace those of `/etc` for programs inside: names of robots come from `hosts`, and from there
-    /// first, whatever the machine asks otherwise.
+    /// Writes the replacements of `/etc` files for programs inside: robots' names are resolved from `hosts` first,
+    /// whatever the machine's configuration.
     fn write_etc(&self, hosts: &str) -> io::Result<()> {
         let folder = Path::new(ETC).join(&self.name);
         fs::create_dir_all(&folder)?;
@@ -239,7 +239,7 @@ impl Namespace {
         Ok(())
     }
 
-    /// Does something on a thread inside the namespace.
+    /// Runs `work` on a thread inside the namespace.
     fn inside<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
         let namespace = File::open(Path::new(NAMES).join(&self.name))?;
         let enter = move || {
@@ -250,13 +250,13 @@ impl Namespace {
         worked.map_err(|_| io::Error::other("the thread in the namespace panicked"))?
     }
 
-    /// Frames that the kernel could not put into each TAP, as the emulator had not fetched those before.
+    /// Frames that the kernel could not put into each TAP because the emulator had not fetched earlier ones.
     pub fn frames_missed(&self) -> u64 {
         let read = || fs::read_to_string("/proc/thread-self/net/dev").unwrap_or_default();
         self.inside(read).map_or(0, |table| transmit_drops(&table))
     }
 
-    /// Kills every process inside.
+    /// Kills every process in the namespace.
     pub fn kill(&self) {
         let Ok(namespace) = fs::metadata(Path::new(NAMES).join(&self.name)) else {
             return;
@@ -274,16 +274,16 @@ impl Namespace {
         }
     }
 
-    /// Kills every process inside and removes the namespace with all that belongs to it.
+    /// Kills every process in the namespace, and removes it with everything that belongs to it.
     pub fn clear(&self) {
         self.kill();
-        // What is not there needs no removing, and what cannot be removed is tried again at the next start.
+        // Anything that cannot be removed is tried again at the next start.
         let _ = ip(&["netns", "delete", &self.name], "");
         let _ = fs::remove_dir_all(Path::new(ETC).join(&self.name));
     }
 }
 
-/// The column `drop` of `Transmit`, over all interfaces but the loopback.
+/// The column `drop` of `Transmit`, summed over all interfaces except the loopback.
 fn transmit_drops(table: &str) -> u64 {
     let of_line = |line: &str| {
         let (name, numbers) = line.split_once(':')?;
@@ -295,7 +295,7 @@ fn transmit_drops(table: &str) -> u64 {
     table.lines().filter_map(of_line).sum()
 }
 
-/// Processes whose network namespace this is. Zombies have none.
+/// Processes in this network namespace. Zombies have none.
 fn processes_in(device: u64, inode: u64) -> Vec<Pid> {
     let own = std::process::id();
     let mut found = Vec::new();
@@ -311,7 +311,7 @@ fn processes_in(device: u64, inode: u64) -> Vec<Pid> {
     found
 }
 
-/// Runs `ip`, with `input` on its stdin.
+/// Runs `ip` with `input` on its stdin.
 fn ip(arguments: &[&str], input: &str) -> Result<(), Error> {
     let shown = || format!("ip {}", arguments.join(" "));
     let mut child = Command::new("ip")
@@ -332,8 +332,8 @@ fn ip(arguments: &[&str], input: &str) -> Result<(), Error> {
     }
     let said = String::from_utf8_lossy(&output.stderr);
     Err(Error::Unable(format!(
-        "`{}` failed: {}; coorp emu needs a kernel with network namespaces, and root with the right to make them (in a \
-         container: --privileged)",
+        "`{}` failed: {}; coorp emu needs a kernel with network namespaces, and root with permission to create them \
+         (in a container: --privileged)",
         shown(),
         said.trim()
     )))
@@ -342,7 +342,7 @@ fn ip(arguments: &[&str], input: &str) -> Result<(), Error> {
 fn no_ip(error: &io::Error) -> Error {
     Error::Unable(match error.kind() {
         io::ErrorKind::NotFound => {
-            "there is no program `ip`, which makes the namespaces: install iproute2 (apt install iproute2)".to_owned()
+            "cannot find `ip`, which creates the namespaces: install iproute2 (apt install iproute2)".to_owned()
         }
         _ => format!("cannot run `ip`: {error}"),
     })
@@ -353,10 +353,12 @@ fn no_tap(error: &io::Error) -> Error {
         Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => {
             "load the driver (modprobe tun); a container needs the device too (--device /dev/net/tun)"
         }
-        Some(libc::EPERM | libc::EACCES) => "a container needs the right to make interfaces (--cap-add NET_ADMIN)",
-        _ => "is there a /dev/net/tun, and may you use it?",
+        Some(libc::EPERM | libc::EACCES) => "a container needs permission to create interfaces (--cap-add NET_ADMIN)",
+        _ => "check that /dev/net/tun exists and that you have access to it",
     };
-    Error::Unable(format!("cannot make a TAP interface by /dev/net/tun: {error}; {mend}"))
+    Error::Unable(format!(
+        "cannot create a TAP interface with /dev/net/tun: {error}; {mend}"
+    ))
 }
 
 fn failed(what: &str, error: &io::Error) -> Error {
@@ -380,7 +382,7 @@ mod tests {
 
     #[test]
     fn a_process_without_a_lock_does_not_live() {
-        // Nobody locks as process 0.
+        // No process locks as process 0.
         assert!(!lives(0));
     }
 }

@@ -1,4 +1,4 @@
-//! The robots' programs: started in their namespaces, their output handed on line by line, ended with the run.
+//! The robots' programs: started in their namespaces, their output forwarded line by line, ended with the run.
 
 use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, Read};
@@ -15,16 +15,16 @@ use crate::namespace::Namespace;
 use crate::report::Fate;
 use crate::run::Stream;
 
-/// Where lines of output go: the robot's name, which stream, and the line without its end.
+/// Receives output lines: the robot's name, the stream, and the line without its line ending.
 pub type Lines = Arc<dyn Fn(&str, Stream, &[u8]) + Send + Sync>;
 
-/// Robots are machines of their own: what they put into shared memory must not reach the others past the air. `ip netns
-/// exec` gives each program mounts of its own.
+/// Robots are separate machines: data in shared memory must not reach other robots without the air. `ip netns exec`
+/// gives each program its own mounts.
 const OWN_MEMORY: &str = "mount -t tmpfs tmpfs /dev/shm && exec \"$@\"";
 
-/// A longer line is handed on in pieces.
+/// A longer line is forwarded in pieces.
 const LINE_BYTES_MAX: u64 = 64 << 10;
-/// Memory of a thread that only copies lines.
+/// Stack size of a thread that only copies lines.
 const STACK_BYTES: usize = 256 << 10;
 
 /// A robot's program, started or not.
@@ -47,8 +47,8 @@ impl Program {
         }
     }
 
-    /// Starts it in its namespace, in a process group of its own, so that Ctrl-C in the terminal reaches the emulator
-    /// alone.
+    /// Starts it in its namespace and in its own process group, so that Ctrl-C in the terminal reaches only the
+    /// emulator.
     pub fn start(&mut self, namespace: &Namespace, program: &[OsString], lines: &Lines) -> io::Result<()> {
         let mut command = Command::new("ip");
         command
@@ -74,7 +74,7 @@ impl Program {
         Ok(())
     }
 
-    /// Whether it runs. Takes note of how it ended if it did by itself.
+    /// Whether it is running. If it ended by itself, records how.
     pub fn runs(&mut self) -> bool {
         let Some(child) = &mut self.child else { return false };
         match child.try_wait() {
@@ -84,7 +84,7 @@ impl Program {
                 self.fate = fate(status);
                 false
             }
-            // Nobody else waits for it, so this does not happen; it then counts as gone.
+            // No other code waits for it, so this does not happen; it then counts as ended.
             Err(_) => {
                 self.child = None;
                 false
@@ -92,7 +92,7 @@ impl Program {
         }
     }
 
-    /// Sends it and what it started a signal.
+    /// Sends a signal to it and to everything that it started.
     pub fn signal(&self, signal: Signal) {
         let process = self.child.as_ref().and_then(|child| Pid::from_raw(child.id() as i32));
         if let Some(group) = process {
@@ -101,7 +101,7 @@ impl Program {
         }
     }
 
-    /// Ends it and everything else in its namespace at once, and says why.
+    /// Kills it and everything else in its namespace, and records why.
     pub fn kill(&mut self, namespace: &Namespace, why: Fate) {
         namespace.kill();
         if self.runs() {
@@ -114,10 +114,10 @@ impl Program {
         self.fate = why;
     }
 
-    /// Waits until all its output was handed on. Whatever held it open has been killed.
+    /// Waits until all of its output has been forwarded. All processes that kept it open have been killed.
     pub fn finish(&mut self) {
         for reader in self.readers.drain(..) {
-            // A panic in there was told of where it happened.
+            // A panic there has already been reported.
             let _ = reader.join();
         }
     }
@@ -146,7 +146,7 @@ fn copy_lines(mut from: impl BufRead, mut to: impl FnMut(&[u8])) {
     }
 }
 
-/// Whether the program that a command line begins with is there to be run.
+/// Whether the program at the start of a command line exists and is executable.
 pub fn exists(program: &Path) -> bool {
     let runnable = |path: &Path| {
         use std::os::unix::fs::PermissionsExt;

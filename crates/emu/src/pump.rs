@@ -1,9 +1,8 @@
-//! Drives the channels by the wall clock: fetches frames from the TAPs, hands over what has arrived.
+//! Drives the channels by the wall clock: fetches frames from the TAPs and delivers the frames that have arrived.
 //!
-//! One thread owns everything. It sleeps until a frame is there or the air has something to do, wakes a little before
-//! and watches the clock for the rest, since a sleep that is to end at an instant ends some tens of microseconds later.
-//! The air never runs ahead of the clock: what is due is done first, then frames are fetched and take part from then
-//! on.
+//! One thread owns everything. It sleeps until a frame is available or the air has a deadline. It wakes slightly before
+//! a deadline and polls the clock for the rest, because a timed sleep ends some tens of microseconds late. The air
+//! never runs ahead of the clock: due events are processed first, then frames are fetched and take part from then on.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -24,24 +23,24 @@ use rustix::time::{
 use crate::channel::{Channel, Counters, Outlet};
 use crate::ffi;
 use crate::namespace::{Card, TAP_FRAMES};
-use crate::status::Status;
+use crate::outqueue::OutQueue;
 use crate::timing::Lateness;
 use crate::trouble::Watched;
 
-/// How long before a deadline the thread is awake, on machines with a second core for the programs.
+/// How long before a deadline the thread wakes up, on machines with a second core for the programs.
 const WATCH: Duration = Duration::from_micros(50);
-/// Frames fetched from a TAP before the clock is looked at again.
+/// Maximum number of frames fetched from a TAP before the clock is checked again.
 const FETCH_MAX: usize = 64;
-/// Parts in which moving robots' links are worked out, one after the other, so that no part takes long.
+/// Moving robots' links are recomputed in this many parts, one after another, so that no part takes long.
 const MOVE_PARTS: usize = 20;
-/// Events taken from the kernel at once.
+/// Maximum number of kernel events taken at once.
 const EVENTS_MAX: usize = 64;
-/// Marks of the two files that are of no card, and the bit in those of sockets that programs learn the status by.
+/// Marks of the two files that are of no card, and the bit in those of sockets that programs learn by what was sent.
 const STOP: u64 = u64::MAX;
 const TIMER: u64 = u64::MAX - 1;
-const STATUS: u64 = 1 << 63;
+const OUT_QUEUE: u64 = 1 << 63;
 
-/// The emulation's clock: how long since its origin.
+/// The emulation's clock: the time since its origin.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock(time::Instant);
 
@@ -51,16 +50,16 @@ impl Clock {
         Clock(time::Instant::now())
     }
 
-    /// What it shows.
+    /// The current time.
     pub fn now(self) -> Instant {
         Instant::from_nanos(u64::try_from(self.0.elapsed().as_nanos()).unwrap_or(u64::MAX))
     }
 }
 
-/// The robots' sides of one interface, by robot; those who have it not have none.
+/// The robots' sides of one interface, by robot; `None` for robots without it.
 struct Stacks {
     taps: Vec<Option<File>>,
-    statuses: Vec<Option<Status>>,
+    queues: Vec<Option<OutQueue>>,
     clock: Clock,
     lateness: Lateness,
 }
@@ -70,41 +69,41 @@ impl Outlet for Stacks {
         let Some(Some(tap)) = self.taps.get_mut(usize::from(to.0)) else {
             return;
         };
-        // A stack that takes no frame has its interface down, as a program may wish.
+        // If a stack refuses the frame, its interface is down, which a program may have chosen.
         let _ = tap.write(frame);
         self.lateness.record(self.clock.now().since(at));
     }
 
-    fn done(&mut self, from: StationId, frame: &[u8], acknowledged: bool) {
-        if let Some(Some(status)) = self.statuses.get_mut(usize::from(from.0)) {
-            status.done(frame, acknowledged);
+    fn freed(&mut self, from: StationId, frame: &[u8]) {
+        if let Some(Some(queue)) = self.queues.get_mut(usize::from(from.0)) {
+            queue.freed(frame);
         }
     }
 }
 
-/// What the pump found in the end.
+/// The pump's final results.
 pub struct Outcome {
     pub counters: Vec<Counters>,
     pub lateness: Lateness,
-    /// Whether the thread ran ahead of others.
+    /// Whether the thread had real-time priority.
     pub real_time: bool,
-    /// What the interfaces, and with them the kernel's counts, live by.
+    /// Keeps the interfaces, and thus the kernel's counters, alive.
     _taps: Vec<Vec<Option<File>>>,
 }
 
-/// Ends the pump.
+/// Stops the pump.
 #[derive(Clone, Debug)]
 pub struct Stop(Arc<OwnedFd>);
 
 impl Stop {
-    /// Does so; it has ended when its thread has.
+    /// Requests the stop; the pump has ended when its thread has.
     pub fn stop(&self) {
-        // A full counter has stopped it already.
+        // A full counter means that it was already stopped.
         let _ = rustix::io::write(&*self.0, &1_u64.to_ne_bytes());
     }
 }
 
-/// The channels of a team with the TAPs on them.
+/// The channels of a team with their TAPs.
 pub struct Pump {
     team: Team,
     channels: Vec<Channel<Stacks>>,
@@ -122,10 +121,10 @@ pub struct Pump {
 }
 
 impl Pump {
-    /// Puts the cards, which are given by interface and robot, on the team's channels.
+    /// Attaches the cards, indexed by interface and robot, to the team's channels.
     ///
     /// # Errors
-    /// The kernel refuses a file or to watch one.
+    /// The kernel refuses a file, or to watch one.
     pub fn new(
         team: &Team,
         cards: Vec<Vec<Option<Card>>>,
@@ -147,18 +146,18 @@ impl Pump {
         let mut channels = Vec::new();
         for (interface, mut cards) in cards.into_iter().enumerate() {
             for (robot, card) in cards.iter_mut().enumerate() {
-                if let Some(Card { tap, status }) = card {
+                if let Some(Card { tap, queue }) = card {
                     // What stacks said while their interfaces came up was said before this began.
                     (0..TAP_FRAMES).take_while(|_| fetch_nothing(tap)).for_each(drop);
                     watch(tap.as_fd(), mark(interface, robot))?;
-                    watch(status.as_fd(), mark(interface, robot) | STATUS)?;
+                    watch(queue.as_fd(), mark(interface, robot) | OUT_QUEUE)?;
                 }
             }
-            let cards = cards.into_iter().map(|card| card.map(|card| (card.tap, card.status)));
-            let (taps, statuses) = cards.map(Option::unzip).unzip();
+            let cards = cards.into_iter().map(|card| card.map(|card| (card.tap, card.queue)));
+            let (taps, queues) = cards.map(Option::unzip).unzip();
             let stacks = Stacks {
                 taps,
-                statuses,
+                queues,
                 clock,
                 lateness: Lateness::new(),
             };
@@ -179,7 +178,7 @@ impl Pump {
             epoll,
             timer,
             clock,
-            // A thread that watches the clock on the only core keeps the programs from running.
+            // On a machine with a single core, polling the clock would keep the programs from running.
             watch: match std::thread::available_parallelism() {
                 Ok(cores) if cores.get() > 1 => WATCH,
                 _ => Duration::ZERO,
@@ -194,13 +193,13 @@ impl Pump {
         Ok((pump, stop))
     }
 
-    /// Runs until it is stopped.
+    /// Runs until stopped.
     ///
     /// # Errors
-    /// The kernel refuses what it granted before.
+    /// The kernel refuses something that it granted before.
     pub fn run(mut self) -> io::Result<Outcome> {
         let real_time = ffi::real_time().is_ok();
-        // Without real-time priority sleeps end late by this; where it cannot be set they do.
+        // Without real-time priority, sleeps end late by the timer slack; if it cannot be set, they do.
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         let mut events = Vec::with_capacity(EVENTS_MAX);
         loop {
@@ -212,7 +211,7 @@ impl Pump {
                 match data.u64() {
                     STOP => return Ok(self.outcome(real_time)),
                     TIMER => self.clear_timer(),
-                    mark if mark & STATUS != 0 => self.accept(mark & !STATUS),
+                    mark if mark & OUT_QUEUE != 0 => self.accept(mark & !OUT_QUEUE),
                     // A program has deleted the interface.
                     mark if flags.intersects(epoll::EventFlags::ERR) => self.forget(mark),
                     mark => self.fetch(mark),
@@ -221,7 +220,7 @@ impl Pump {
         }
     }
 
-    /// Lets everything up to `now` happen, the script and movement included.
+    /// Processes everything up to `now`, including the script and movement.
     fn advance(&mut self, now: Instant) {
         while let Some(at) = self.next_script.filter(|at| *at <= now) {
             self.channels.iter_mut().for_each(|channel| channel.advance(at));
@@ -233,7 +232,7 @@ impl Pump {
         }
         for channel in &mut self.channels {
             channel.advance(now);
-            channel.outlet().statuses.iter_mut().flatten().for_each(Status::flush);
+            channel.outlet().queues.iter_mut().flatten().for_each(OutQueue::flush);
         }
     }
 
@@ -264,7 +263,7 @@ impl Pump {
         self.next_move = Some(now + MOVE_EVERY / MOVE_PARTS as u64);
     }
 
-    /// Waits for frames or until just before something is due.
+    /// Waits for frames, or until just before something is due.
     fn wait(&mut self, events: &mut Vec<epoll::Event>) -> io::Result<()> {
         let due = self.channels.iter().map(Channel::next_deadline);
         let due = due
@@ -285,7 +284,7 @@ impl Pump {
         }
     }
 
-    /// Has the timer go off in a while, or never where that is as good as never.
+    /// Sets the timer to expire after `left`, or never if that is practically infinite.
     fn set_timer(&self, left: Duration) -> io::Result<()> {
         const NEVER: Duration = Duration::from_secs(3_600 * 24 * 365);
         let nanos = if left < NEVER { left.as_nanos() } else { 0 };
@@ -301,11 +300,11 @@ impl Pump {
     }
 
     fn clear_timer(&self) {
-        // It may have been set anew since, and then has nothing to read.
+        // The timer may have been set again since, and then has nothing to read.
         let _ = rustix::io::read(&self.timer, &mut [0_u8; 8]);
     }
 
-    /// A TAP is gone; its file would be reported for ever.
+    /// A TAP is gone; its file would be reported forever.
     fn forget(&mut self, mark: u64) {
         let (interface, robot) = unmark(mark);
         if let Some(channel) = self.channels.get_mut(interface) {
@@ -315,16 +314,16 @@ impl Pump {
         }
     }
 
-    /// A program wants to be told the status of what it sends.
+    /// A program wants to be told what of it was sent.
     fn accept(&mut self, mark: u64) {
         let (interface, robot) = unmark(mark);
         if let Some(channel) = self.channels.get_mut(interface) {
-            let status = channel.outlet().statuses.get_mut(robot).and_then(Option::as_mut);
-            status.into_iter().for_each(Status::accept);
+            let queue = channel.outlet().queues.get_mut(robot).and_then(Option::as_mut);
+            queue.into_iter().for_each(OutQueue::accept);
         }
     }
 
-    /// Takes what the stack of one robot has sent, up to a limit.
+    /// Fetches the frames that a robot's stack has sent, up to a limit.
     fn fetch(&mut self, mark: u64) {
         let (interface, robot) = unmark(mark);
         let now = self.clock.now();
@@ -333,7 +332,7 @@ impl Pump {
             return;
         };
         let from = StationId(robot as u16);
-        // The channel has its TAPs, and is lent one to read from; its number stays.
+        // The channel owns its TAPs, and lends one for reading; its index stays valid.
         let Some(mut tap) = channel.outlet().taps.get_mut(robot).and_then(Option::take) else {
             return;
         };
@@ -381,7 +380,7 @@ impl Pump {
     }
 }
 
-/// Throws a frame away. False where there is none.
+/// Discards one frame. Returns false if there is none.
 fn fetch_nothing(tap: &mut File) -> bool {
     tap.read(&mut [0; 64]).is_ok()
 }

@@ -1,4 +1,4 @@
-//! What a run came to: how the programs ended, what became of the frames, and how late the emulator was.
+//! The outcome of a run: how the programs ended, what became of the frames, and how late the emulator was.
 
 use std::fmt::{self, Write};
 
@@ -10,7 +10,7 @@ pub use crate::timing::{Timing, P99_MAX};
 /// The outcome of a run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
-    /// How long it took, seconds.
+    /// Its duration in seconds.
     pub seconds: f64,
     /// What ended it.
     pub ended: Ended,
@@ -18,7 +18,7 @@ pub struct Report {
     pub robots: Vec<Robot>,
     /// The channels, wlan0's first.
     pub interfaces: Vec<Interface>,
-    /// How late frames were handed over.
+    /// How late frames were delivered.
     pub timing: Timing,
     /// Whether the emulator's thread had real-time priority.
     pub real_time: bool,
@@ -30,9 +30,9 @@ pub struct Report {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ended {
-    /// All programs had.
+    /// All programs had ended.
     Programs,
-    /// The time that it was given.
+    /// The requested duration was over.
     Duration,
     /// A signal.
     Signal,
@@ -43,11 +43,11 @@ pub enum Ended {
 pub struct Robot {
     /// Its name.
     pub name: String,
-    /// How its program ended, the last one where it was started more than once.
+    /// How its program ended; the last one if it was started more than once.
     pub program: Fate,
-    /// Times that the script let the robot die.
+    /// How many times the script killed the robot.
     pub deaths: u32,
-    /// Frames that the kernel threw away as the emulator was late to fetch them.
+    /// Frames that the kernel discarded because the emulator fetched them too late.
     pub frames_missed: u64,
 }
 
@@ -55,7 +55,7 @@ pub struct Robot {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Fate {
-    /// There was none.
+    /// There was no program.
     None,
     /// By itself, with this exit code.
     Exit(i32),
@@ -63,12 +63,12 @@ pub enum Fate {
     Signal(i32),
     /// The script killed it.
     Death,
-    /// It was ended with the run.
+    /// It was ended together with the run.
     Stopped,
 }
 
 impl Fate {
-    /// Whether something went wrong in the program.
+    /// Whether the program failed.
     pub fn failed(self) -> bool {
         matches!(self, Fate::Exit(1..) | Fate::Exit(..=-1) | Fate::Signal(_))
     }
@@ -80,7 +80,7 @@ impl fmt::Display for Fate {
             Fate::None => write!(f, "no program"),
             Fate::Exit(code) => write!(f, "ended with exit code {code}"),
             Fate::Signal(signal) => write!(f, "was killed by signal {signal}"),
-            Fate::Death => write!(f, "died by the script"),
+            Fate::Death => write!(f, "was killed by the script"),
             Fate::Stopped => write!(f, "was stopped"),
         }
     }
@@ -106,7 +106,7 @@ impl Report {
     pub fn text(&self) -> String {
         let mut text = String::new();
         let mut line = |line: fmt::Arguments<'_>| {
-            // Writing to a string does not fail.
+            // Writing to a string cannot fail.
             let _ = writeln!(text, "{line}");
         };
         for robot in self.robots.iter().filter(|robot| robot.program.failed()) {
@@ -141,7 +141,7 @@ impl Report {
         let mut reasons = Vec::new();
         if self.timing.p99_us > P99_MAX.as_micros_f64() {
             reasons.push(format!(
-                "deliveries were late by {:.0} us at p99, and {:.0} us are the most that counts as WiFi",
+                "deliveries were late by {:.0} us at p99, but at most {:.0} us count as realistic",
                 self.timing.p99_us,
                 P99_MAX.as_micros_f64()
             ));
@@ -157,8 +157,8 @@ impl Report {
             ", and let it have real-time priority (CAP_SYS_NICE)"
         };
         format!(
-            "WARNING: THIS MACHINE DID NOT KEEP UP: {}. The figures of this run do not count. Run fewer programs beside \
-             it, or fewer robots, or use a faster machine{priority}.",
+            "WARNING: THIS MACHINE DID NOT KEEP UP: {}. The figures of this run do not count. Run fewer other \
+             programs, or fewer robots, or use a faster machine{priority}.",
             reasons.join("; ")
         )
     }

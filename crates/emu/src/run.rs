@@ -1,4 +1,4 @@
-//! A run from its start to its end: namespaces, the pump, programs, the script's deaths, signals, clearing away.
+//! A run from start to end: namespaces, the pump, programs, scripted deaths, signals, cleanup.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -25,27 +25,27 @@ use crate::report::{self, Ended, Fate, Report};
 use crate::timing::P99_MAX;
 use crate::trouble::{Blow, Watched, What};
 
-/// How long programs may take to end when they are asked to.
+/// How long programs may take to end after being asked to.
 const GRACE: Duration = Duration::from_secs(1);
-/// The longest sleep between two looks at the programs.
+/// The longest sleep between two checks of the programs.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// Open files that the emulator needs beside those of the robots.
+/// Open files that the emulator needs in addition to those of the robots.
 const FILES_BESIDE: u64 = 64;
-/// Where losses and backoffs are drawn from. A run is not reproducible whatever the seed, as programs are not.
+/// The seed of losses and backoffs. No seed makes a run reproducible, because the programs are not.
 const SEED: u64 = 1;
 
-/// What a run is asked for.
+/// The options of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// The team file's path, for the programs.
+    /// The team file's path, passed to the programs.
     pub team_file: PathBuf,
     /// The program and its arguments; empty for none.
     pub program: Vec<OsString>,
-    /// When to end it; else with the last program.
+    /// When to end the run; by default it ends with the last program.
     pub duration: Option<Duration>,
-    /// What befalls the programs, in the order of its times.
+    /// Faults injected into the programs, in order of time.
     pub blows: Vec<Blow>,
-    /// Who watches.
+    /// The observer.
     pub watched: Watched,
 }
 
@@ -57,12 +57,12 @@ pub enum Stream {
     Stderr,
 }
 
-/// Why there was no run, or no end to it.
+/// Why a run did not start or did not finish.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Error {
-    /// Something is missing, or the user must mend something: what, and how.
+    /// Something is missing, or the user must fix something: what, and how.
     Unable(String),
-    /// It broke off: a defect, or the machine is out of something.
+    /// The run was aborted: a bug, or the machine ran out of a resource.
     Broken(String),
 }
 
@@ -76,7 +76,7 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// Signals that end a run, and a way to sleep until one comes or a program ends.
+/// Signals that end a run, and a way to sleep until one arrives or a program ends.
 struct Signals {
     ended: Arc<AtomicBool>,
     woken: UnixStream,
@@ -104,10 +104,10 @@ impl Signals {
         self.ended.load(Ordering::Relaxed)
     }
 
-    /// Sleeps for at most so long.
+    /// Sleeps for at most `most`.
     fn sleep(&mut self, most: Duration) {
         let most = time::Duration::from_nanos(most.as_nanos().max(1_000));
-        // A timeout is what was asked for, and another error comes again at the next look at the programs.
+        // A timeout is expected, and any other error shows up again at the next check of the programs.
         let _ = self.woken.set_read_timeout(Some(most));
         let _ = self.woken.read(&mut [0; 64]);
     }
@@ -121,10 +121,11 @@ impl Drop for Signals {
     }
 }
 
-/// Runs a team. `lines` gets the programs' output, `told` what there is to say meanwhile.
+/// Runs a team. `lines` receives the programs' output, `told` other notices in the meantime.
 ///
 /// # Errors
-/// No root, no TUN, no `ip`, no such program; or the emulator itself broke off. All is cleared away then.
+/// Not root, no TUN, no `ip`, or no such program; or the emulator itself was aborted. Everything is cleaned up in any
+/// case.
 pub fn run(team: &Team, options: &Options, lines: Lines, told: &dyn Fn(&str)) -> Result<Report, Error> {
     check(team, options)?;
     let broken = |what: &str, error: &io::Error| Error::Broken(format!("{what}: {error}"));
@@ -132,14 +133,14 @@ pub fn run(team: &Team, options: &Options, lines: Lines, told: &dyn Fn(&str)) ->
     let (_lock, left) = Lock::take()?;
     if left > 0 {
         told(&format!(
-            "cleared away {left} namespaces that a killed emulator had left"
+            "removed {left} namespaces that a killed emulator had left behind"
         ));
     }
     let mut robots = Robots::make(team, options)?;
     let cards = std::mem::take(&mut robots.cards);
     if let Some(namespace) = robots.namespaces.last() {
         told(&format!(
-            "{} robots are on the air; to look into one: sudo ip netns exec {} COMMAND",
+            "{} robots are on the air; to enter one: sudo ip netns exec {} COMMAND",
             robots.namespaces.len(),
             namespace.name()
         ));
@@ -165,31 +166,31 @@ pub fn run(team: &Team, options: &Options, lines: Lines, told: &dyn Fn(&str)) ->
     Ok(report)
 }
 
-/// Whether this can be tried at all.
+/// Whether the run can be attempted at all.
 fn check(team: &Team, options: &Options) -> Result<(), Error> {
     if !rustix::process::geteuid().is_root() {
         return Err(Error::Unable(
-            "coorp emu makes network namespaces and TAP interfaces, and that takes root: run it with sudo".to_owned(),
+            "coorp emu creates network namespaces and TAP interfaces, which needs root: run it with sudo".to_owned(),
         ));
     }
     if let Some(program) = options.program.first() {
         if !exists(Path::new(program)) {
             let shown = program.to_string_lossy();
             let mend = if shown.contains('/') {
-                "is the path right, and the file executable (chmod +x)?"
+                "check the path, and that the file is executable (chmod +x)"
             } else {
-                "write ./NAME for a program in this folder; sudo may have another PATH than you"
+                "write ./NAME for a program in this folder; sudo may use a different PATH"
             };
             return Err(Error::Unable(format!("there is no program '{shown}': {mend}")));
         }
     }
-    // Two pipes a robot and some room while a program starts; for each interface a TAP, and the sockets of its status.
+    // Two pipes a robot and some room while a program starts; for each interface a TAP, and the sockets of its send queue.
     let interfaces = team.channels().count() as u64;
     let files = team.robots.len() as u64 * (3 + interfaces * (2 + interfaces)) + FILES_BESIDE;
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     if let Some(limit) = limit.filter(|limit| *limit < files) {
         return Err(Error::Unable(format!(
-            "{} robots need {files} open files, and {limit} are allowed: raise that (ulimit -n {files}) or run fewer \
+            "{} robots need {files} open files, but the limit is {limit}: raise it (ulimit -n {files}) or run fewer \
              robots",
             team.robots.len()
         )));
@@ -201,7 +202,7 @@ fn spawn(pump: Pump) -> io::Result<JoinHandle<io::Result<Outcome>>> {
     thread::Builder::new().name("air".to_owned()).spawn(move || pump.run())
 }
 
-/// The thread that is the air. It ends with this, whatever happens.
+/// The thread that runs the air. It ends with this value, whatever happens.
 struct PumpThread {
     stop: Stop,
     thread: Option<JoinHandle<io::Result<Outcome>>>,
@@ -214,7 +215,7 @@ impl PumpThread {
 
     fn outcome(mut self) -> Result<Outcome, Error> {
         self.stop.stop();
-        let broken = |why: String| Error::Broken(format!("the emulated air broke off: {why}"));
+        let broken = |why: String| Error::Broken(format!("the emulated air stopped: {why}"));
         match self.thread.take().map(JoinHandle::join) {
             Some(Ok(Ok(outcome))) => Ok(outcome),
             Some(Ok(Err(error))) => Err(broken(error.to_string())),
@@ -227,18 +228,18 @@ impl Drop for PumpThread {
     fn drop(&mut self) {
         self.stop.stop();
         if let Some(thread) = self.thread.take() {
-            // It was not asked for its outcome, so that something else has gone wrong and is told.
+            // Its outcome was not requested, so something else has gone wrong and is reported.
             let _ = thread.join();
         }
     }
 }
 
-/// The robots' namespaces and programs. Nothing of them is left when this is gone.
+/// The robots' namespaces and programs. Dropping it removes all of them.
 struct Robots {
     namespaces: Vec<Namespace>,
     programs: Vec<Program>,
     deaths: Vec<u32>,
-    /// By interface and robot, until the pump has them.
+    /// By interface and robot, until the pump takes them.
     cards: Vec<Vec<Option<Card>>>,
 }
 
@@ -267,7 +268,7 @@ impl Robots {
         Ok(made)
     }
 
-    /// Starts the programs and lets the run go on until it ends.
+    /// Starts the programs and continues until the run ends.
     fn drive(
         &mut self,
         team: &Team,
@@ -282,7 +283,7 @@ impl Robots {
         let end = options.duration.map(|duration| Instant::ZERO + duration);
         loop {
             let now = clock.now();
-            // If the air broke off, its outcome says why.
+            // If the air stopped, its outcome says why.
             if signals.ended() || pump.broke_off() {
                 return Ok(Ended::Signal);
             }
@@ -311,7 +312,7 @@ impl Robots {
                 return Ok(Ended::Duration);
             }
             let running = self.programs.iter_mut().map(Program::runs).filter(|runs| *runs).count();
-            // Somebody who is dead may come back.
+            // A dead robot may come back.
             let next_blow = options.blows.get(fallen).map(|blow| Instant::ZERO + blow.at);
             let awaited = next_blow.is_some() || next_script.is_some() && dead.contains(&true);
             if running == 0 && !awaited && !options.program.is_empty() {
@@ -356,10 +357,10 @@ impl Robots {
         started.map_err(|error| Error::Broken(format!("cannot start the program: {error}")))
     }
 
-    /// Ends all programs: those that still run are asked to, and killed if they do not.
+    /// Ends all programs: asks the running ones to end, and kills those that do not.
     fn end(&mut self, signals: &mut Signals) {
         let stopped: Vec<bool> = self.programs.iter_mut().map(Program::runs).collect();
-        // One that is frozen hears nothing.
+        // A frozen program does not react to signals.
         for signal in [Signal::TERM, Signal::CONT] {
             self.programs.iter().for_each(|program| program.signal(signal));
         }
@@ -440,7 +441,7 @@ fn numbers(team: &Team, robot: RobotId) -> Vec<usize> {
         .collect()
 }
 
-/// A robot's address on an interface: each interface is a network of its own.
+/// A robot's address on an interface: each interface is a separate network.
 fn address(number: usize, robot: RobotId) -> String {
     let [high, low] = (robot.0 + 1).to_be_bytes();
     format!("10.{}.{high}.{low}", 77 + number)
@@ -454,8 +455,8 @@ fn interface(number: usize, robot: RobotId) -> Interface {
     }
 }
 
-/// What `/etc/hosts` says on every robot: a robot's name is its address on wlan0, which all have; with an interface's
-/// name behind it, as in `rover.wlan1`, its address there.
+/// The content of `/etc/hosts` on every robot. A robot's name is its address on wlan0, which all robots have; with an
+/// interface's name appended, as in `rover.wlan1`, it is its address there.
 fn hosts(team: &Team) -> String {
     let machine = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let mut text = String::from("127.0.0.1 localhost\n::1 localhost ip6-localhost\n");
@@ -473,8 +474,9 @@ fn hosts(team: &Team) -> String {
     text
 }
 
-/// Where all robots are, as Coorp's own programs read it: each one's addresses with their interfaces, from wlan0 on as far
-/// as it has them all, since a path leads from one robot's interface to the same one of another.
+/// The addresses of all robots, in the form that Coorp's own programs read. It lists each robot's addresses with their
+/// interfaces, from wlan0 up to the first one it lacks, because a path leads from an interface to the same interface of
+/// another robot.
 fn network(team: &Team) -> String {
     let of = |robot| {
         let places = (0..team.channels().count()).take_while(|number| team.has_interface(robot, *number));
@@ -486,7 +488,7 @@ fn network(team: &Team) -> String {
     robots(team).map(of).collect::<Vec<_>>().join(" ")
 }
 
-/// What a program is told: who it is, who leads, which file describes the team, its addresses and everybody's.
+/// The environment of a program: its robot, the leader, the team file, its own addresses and everyone's.
 fn environment(team: &Team, robot: RobotId, team_file: &Path) -> Vec<(String, OsString)> {
     let file = fs::canonicalize(team_file).unwrap_or_else(|_| team_file.to_path_buf());
     let addresses: Vec<String> = numbers(team, robot)
@@ -503,7 +505,7 @@ fn environment(team: &Team, robot: RobotId, team_file: &Path) -> Vec<(String, Os
         ("COORP_TEAM".to_owned(), file.into()),
         ("COORP_ADDRESSES".to_owned(), addresses.join(" ").into()),
         ("COORP_NETWORK".to_owned(), network(team).into()),
-        ("COORP_STATUS".to_owned(), interfaces.join(" ").into()),
+        ("COORP_OUTQUEUE".to_owned(), interfaces.join(" ").into()),
     ]
 }
 

@@ -1,35 +1,35 @@
-//! How late the emulator was: the time between a frame's modelled arrival and its handing over to the robot's stack.
+//! How late the emulator was: the time between a frame's modelled arrival and its delivery to the robot's stack.
 //!
-//! What it cannot see is how late frames were fetched from the stacks, as a TAP does not stamp them; the same thread
-//! does both, so the figures speak for that too.
+//! How late frames were fetched from the stacks is not visible, because a TAP does not time-stamp them. The same thread
+//! does both, so the figures are indicative for that too.
 
 use coorp_core::Duration;
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-/// How late 99 of 100 deliveries may be at most for a run to count.
+/// Maximum lateness of 99 of 100 deliveries for a run to count.
 pub const P99_MAX: Duration = Duration::from_micros(500);
 
-/// Lateness so far.
+/// The lateness so far.
 #[derive(Debug)]
 pub struct Lateness(Option<Histogram<u64>>);
 
-/// What the lateness came to.
+/// A summary of the lateness.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Timing {
-    /// Frames handed over.
+    /// Number of frames delivered.
     pub deliveries: u64,
-    /// Half of them were at most so late, microseconds.
+    /// Median lateness in microseconds.
     pub p50_us: f64,
-    /// 99 of 100 were, microseconds.
+    /// Lateness that 99 of 100 do not exceed, in microseconds.
     pub p99_us: f64,
-    /// All were, microseconds.
+    /// Maximum lateness in microseconds.
     pub max_us: f64,
 }
 
 impl Lateness {
     pub fn new() -> Self {
-        // Three digits is a precision that it has, so it is never refused.
+        // Three significant digits are valid, so this never fails.
         let mut histogram = Histogram::new(3).ok();
         histogram.iter_mut().for_each(|histogram| histogram.auto(true));
         Lateness(histogram)
@@ -37,14 +37,14 @@ impl Lateness {
 
     pub fn record(&mut self, late: Duration) {
         if let Some(histogram) = &mut self.0 {
-            // It grows with its values, so it refuses none.
+            // The histogram resizes itself, so it accepts every value.
             let _ = histogram.record(late.as_nanos());
         }
     }
 
     pub fn add(&mut self, other: &Lateness) {
         if let (Some(all), Some(other)) = (&mut self.0, &other.0) {
-            // It grows as well.
+            // It resizes itself here too.
             let _ = all.add(other);
         }
     }

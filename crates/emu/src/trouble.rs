@@ -1,5 +1,5 @@
-//! What befalls programs beside what the team file's script says: a process killed while its machine lives on, one that
-//! freezes, one that is started as another command. And a way to see what happened when.
+//! Faults injected into programs in addition to the team file's script: a process is killed while its machine lives on,
+//! freezes, or is started with another command. Also an observer of what happened when.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -7,41 +7,41 @@ use std::sync::Arc;
 
 use coorp_core::{Duration, RobotId};
 
-/// One thing that befalls one robot's program.
+/// A fault injected into one robot's program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Blow {
-    /// When, counted from the programs' start.
+    /// The time since the programs' start.
     pub at: Duration,
-    /// Whose program.
+    /// The robot.
     pub robot: RobotId,
-    /// What.
+    /// The fault.
     pub what: What,
 }
 
-/// What befalls a program. Where it makes no sense, as for a program that has ended, nothing happens.
+/// A fault. If it does not apply, for example to a program that has ended, nothing happens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum What {
     /// `kill -9`. The machine lives on: its kernel closes the connections.
     Kill,
-    /// The program is started, by this command line.
+    /// Starts the program with this command line.
     Start(Vec<OsString>),
-    /// Its processes stand still (SIGSTOP).
+    /// Stops its processes (SIGSTOP).
     Freeze,
-    /// They go on (SIGCONT).
+    /// Continues them (SIGCONT).
     Thaw,
 }
 
-/// Sees a run from the outside. Called on the run's own threads: answer at once.
+/// Observes a run from the outside. Called on the run's own threads: return quickly.
 pub trait Watcher: Send + Sync {
     /// The run's clock starts now.
     fn began(&self);
-    /// The stack of a robot has sent this Ethernet frame over `wlan0`, `wlan1` and so on.
+    /// A robot's stack has sent this Ethernet frame on interface `wlan0`, `wlan1` and so on.
     fn sent(&self, interface: usize, robot: RobotId, frame: &[u8]);
-    /// The `number`th blow, from 0, falls now; once more when it has fallen.
+    /// Fault `number`, counted from 0, is injected now; called again once it has been injected.
     fn strikes(&self, number: usize, fallen: bool);
 }
 
-/// Nobody, or who watches.
+/// The observer, if any.
 #[derive(Clone, Default)]
 pub struct Watched(pub Option<Arc<dyn Watcher>>);
 

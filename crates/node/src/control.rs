@@ -1,10 +1,10 @@
 //! Control messages: small, predicted, sent ahead of bulk, and the newest counts.
 //!
-//! A [`Publisher`] tells the brain of each message, which learns from it when the next is due and keeps bulk out of its
+//! A [`Publisher`] tells the robot of each message, which learns from it when the next is due and keeps bulk out of its
 //! way. A [`Subscriber`] takes of each robot the first copy of what is newer than all before, and holds one message a
 //! robot: whoever is slow gets the newest, not the oldest.
 //!
-//! A message goes to each robot that hears the topic by itself, over the path, or paths, that the brain chooses for it
+//! A message goes to each robot that subscribes to the topic by itself, over the path, or paths, that the robot chooses for it
 //! (DupCon, 004); where there is no choice, over the only one.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -15,6 +15,7 @@ use std::time::Instant as StdInstant;
 use bytes::Bytes;
 use coorp_core::arrival::{PERIOD_MAX, PERIOD_MIN};
 use coorp_core::paths::{Deduplicator, Delivery, PathId, Sequence, Verdict};
+use coorp_core::robot::Input;
 use coorp_core::{Duration, FlowId, Instant, RobotId};
 use tokio::sync::Notify;
 use zenoh::liveliness::LivelinessToken;
@@ -91,37 +92,42 @@ impl Publisher {
             )));
         }
         let (inner, topic) = (&self.inner, &self.sent.topic);
-        let mut hearers = inner.hearers(topic);
-        let (made_at, copies, states) = inner.tell(|brain, now| {
-            brain.on_control(self.flow, now);
-            let mut copies = Vec::with_capacity(hearers.len());
-            // Who ends windows by what it hears comes last: then the others' copies are out.
-            hearers.sort_by_key(|robot| brain.ends_windows(*robot, now));
-            for robot in hearers {
-                let chosen = brain.assign(robot, now);
+        let mut subscribers = inner.subscribers(topic);
+        let (made_at, stamp, copies, states) = inner.tell(|robot, now| {
+            let stamp = robot.handle(Input::Control(self.flow), now).stamp();
+            let mut copies = Vec::with_capacity(subscribers.len());
+            // Who ends windows by what arrives there comes last: then the others' copies are out.
+            subscribers.sort_by_key(|to| robot.ends_windows(*to, now));
+            for to in subscribers {
+                let chosen = robot.handle(Input::Assign(to), now).copies();
                 if chosen.is_empty() {
-                    copies.push((robot, PathId(0), None));
+                    copies.push((to, PathId(0), None));
                 }
-                copies.extend(chosen.into_iter().map(|copy| (robot, copy.path, copy.number)));
+                copies.extend(chosen.into_iter().map(|copy| (to, copy.path, copy.number)));
             }
-            (now, copies, brain.state_copies(topic, now))
+            (
+                now,
+                stamp,
+                copies,
+                robot.handle(Input::State(topic.clone()), now).states(),
+            )
         });
-        let made_at_leaders = inner.leaders_time(made_at);
         let mut header = ControlHeader {
             incarnation: inner.incarnation,
             sequence: self.sent.next.fetch_add(1, Ordering::Relaxed),
-            flow: u8::try_from(self.flow.0).unwrap_or(u8::MAX),
-            made_at: made_at.as_nanos(),
-            made_at_leaders: made_at_leaders.map(|(clock, at, _)| (clock, at.as_nanos())),
+            stamp,
+            made_at,
             copy: None,
         };
         let message = Bytes::copy_from_slice(message);
         inner.send_states(states, &message);
-        for (robot, path, number) in copies {
+        let copies = copies.into_iter().filter_map(|(to, path, number)| {
             header.copy = number;
             let topic = topic.clone();
-            inner.send(robot, path, &Parcel::Control { topic, header }, &message);
-        }
+            inner.send(to, path, &Parcel::Control { topic, header }, &message)
+        });
+        let targets = copies.collect();
+        inner.follow(self.flow, targets);
         header.copy = None;
         inner.on_control(inner.me, PathId(0), topic, header, &message);
         Ok(())
@@ -222,7 +228,7 @@ impl Subscriber {
             let token = format!("{}.{number}", session.zid());
             let token = session
                 .liveliness()
-                .declare_token(inner.keys.hears(inner.name(), topic, &token));
+                .declare_token(inner.keyspace.subscribes(inner.name(), topic, &token));
             token.wait().map_err(|error| fabric_failed(error.as_ref()))
         });
         Ok(Subscriber {
@@ -291,10 +297,10 @@ impl Inbox {
         let from = state.order.pop_front()?;
         let entry = state.robots.get_mut(&from)?;
         let (header, payload) = entry.waiting.take()?;
-        let age = header.made_at_leaders.and_then(|(clock, made_at)| {
+        let age = header.stamp.made_at.and_then(|(clock, made_at)| {
             let offset = inner.clock(clock)?;
             Some(Age {
-                is: offset.theirs(inner.now()).since(Instant::from_nanos(made_at)),
+                is: offset.theirs(inner.now()).since(made_at),
                 within: offset.within,
             })
         });
@@ -386,14 +392,14 @@ pub(crate) fn checked(topic: &str) -> Result<&str, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use coorp_core::robot::Stamp;
 
     fn header(incarnation: u32, sequence: u64) -> ControlHeader {
         ControlHeader {
             incarnation,
             sequence,
-            flow: 0,
-            made_at: 0,
-            made_at_leaders: None,
+            stamp: Stamp::default(),
+            made_at: Instant::ZERO,
             copy: None,
         }
     }

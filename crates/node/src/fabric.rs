@@ -1,6 +1,6 @@
 //! The fabric: Zenoh sessions of one robot, configured from the team file.
 //!
-//! *Coordination* goes over them: who leads, permits, who is alive, who hears what, status. They run over TLS on TCP: when
+//! *Coordination* goes over them: who leads, permits, who is alive, who subscribes to what, status. They run over TLS on TCP: when
 //! a process dies its kernel says so, which is how a permit becomes free at once. There is a session a path. What goes
 //! over coordination may come twice, so it goes over all of them, marked for AC_VO. Both ends of each link prove by the
 //! team's keys who they are, and the access rules hold each robot to keys that carry its name, so nobody speaks for
@@ -24,8 +24,8 @@ use zenoh::config::WhatAmI;
 use zenoh::{Config, Session, Wait};
 
 use crate::keys::{Identity, OPERATOR};
-use crate::threads::waiting;
-use crate::{runtime, Error};
+use crate::own_runtime::waiting;
+use crate::{zenoh_threads, Error};
 
 /// The largest control message, bytes.
 pub const MESSAGE_BYTES_MAX: usize = 16 << 20;
@@ -92,13 +92,13 @@ impl Who {
 
 /// The keys of the fabric. Names of robots are fit for them: letters, digits, `-`, `_`, `.`.
 #[derive(Clone, Debug)]
-pub(crate) struct Keys {
+pub(crate) struct KeySpace {
     team: String,
 }
 
-impl Keys {
+impl KeySpace {
     pub fn new(team: &Team) -> Self {
-        Keys {
+        KeySpace {
             team: team.name.clone(),
         }
     }
@@ -137,8 +137,8 @@ impl Keys {
     }
 
     /// A token that lasts as long as a subscription of a robot to a topic; `token` tells it from all others.
-    pub fn hears(&self, robot: &str, topic: &str, token: &str) -> String {
-        format!("coorp/{}/hears/{robot}/{topic}/{token}", self.team)
+    pub fn subscribes(&self, robot: &str, topic: &str, token: &str) -> String {
+        format!("coorp/{}/subscribes/{robot}/{topic}/{token}", self.team)
     }
 
     /// A token that lasts as long as a start of a robot gathers a topic and that session of it does.
@@ -242,7 +242,7 @@ fn marks(interface: Option<&String>) -> String {
 }
 
 fn open(team: &Team, who: Who, identity: Option<&Identity>, link: &Link, rules: Value) -> Result<Session, Error> {
-    runtime::settle(identity.is_some())?;
+    zenoh_threads::settle(identity.is_some())?;
     let mut config = config(team, who, identity, link, rules);
     if config["scouting"]["multicast"]["enabled"] == true {
         await_network(who, who.looks_on(team))?;
@@ -428,7 +428,7 @@ fn connect(team: &Team, who: Who, link: &Link) -> Vec<String> {
 
 /// What a robot may do, and what the operator may, by the names in their certificates. All else is refused.
 fn rules(team: &Team) -> Value {
-    let keys = Keys::new(team);
+    let keyspace = KeySpace::new(team);
     let own = |name: &str| {
         vec![
             // It says that it is alive and what it gathers, asks for its own permits, and answers for itself.
@@ -437,38 +437,43 @@ fn rules(team: &Team) -> Value {
                 name,
                 &["liveliness_token"],
                 &[
-                    keys.alive(name, "*"),
-                    keys.hears(name, "*", "*"),
-                    keys.gathers(name, "*", "*", "*"),
+                    keyspace.alive(name, "*"),
+                    keyspace.subscribes(name, "*", "*"),
+                    keyspace.gathers(name, "*", "*", "*"),
                 ],
             ),
-            rule("ask", name, &["query"], &[keys.permit("*", name), keys.time("*")]),
+            rule(
+                "ask",
+                name,
+                &["query"],
+                &[keyspace.permit("*", name), keyspace.time("*")],
+            ),
             rule(
                 "answer",
                 name,
                 &["declare_queryable", "reply"],
-                &[keys.permit(name, "*"), keys.status(name), keys.time(name)],
+                &[keyspace.permit(name, "*"), keyspace.status(name), keyspace.time(name)],
             ),
             rule(
                 "say",
                 name,
                 &["put"],
                 &[
-                    keys.models(name),
-                    keys.lead(name, "*"),
-                    keys.lead_all(name),
-                    keys.fleet(name, "*", "*"),
+                    keyspace.models(name),
+                    keyspace.lead(name, "*"),
+                    keyspace.lead_all(name),
+                    keyspace.fleet(name, "*", "*"),
                 ],
             ),
             rule(
-                "hear",
+                "listen",
                 name,
                 &["declare_subscriber"],
                 &[
-                    keys.models("*"),
-                    keys.lead("*", name),
-                    keys.lead_all("*"),
-                    keys.fleet("*", name, "*"),
+                    keyspace.models("*"),
+                    keyspace.lead("*", name),
+                    keyspace.lead_all("*"),
+                    keyspace.fleet("*", name, "*"),
                 ],
             ),
             rule(
@@ -476,20 +481,20 @@ fn rules(team: &Team) -> Value {
                 name,
                 &["liveliness_query", "declare_liveliness_subscriber"],
                 &[
-                    keys.alive("*", "*"),
-                    keys.hears("*", "*", "*"),
-                    keys.gathers("*", "*", "*", "*"),
+                    keyspace.alive("*", "*"),
+                    keyspace.subscribes("*", "*", "*"),
+                    keyspace.gathers("*", "*", "*", "*"),
                 ],
             ),
         ]
     };
     let operator = vec![
-        rule("ask", OPERATOR, &["query"], &[keys.status("*")]),
+        rule("ask", OPERATOR, &["query"], &[keyspace.status("*")]),
         rule(
             "watch",
             OPERATOR,
             &["liveliness_query", "declare_liveliness_subscriber"],
-            &[keys.alive("*", "*")],
+            &[keyspace.alive("*", "*")],
         ),
     ];
     all_rules(team, own, operator)
@@ -593,10 +598,10 @@ mod tests {
 
     #[test]
     fn keys_are_read_as_they_are_written() {
-        let keys = Keys::new(&team(FIXED));
-        assert_eq!(keys.part(&keys.permit("a", "b"), 2), Some("b"));
-        assert_eq!(keys.part(&keys.alive("b", "77"), 1), Some("b"));
-        assert_eq!(keys.part("coorp/other/alive/b/77", 1), None);
-        assert_eq!(keys.part("", 1), None);
+        let keyspace = KeySpace::new(&team(FIXED));
+        assert_eq!(keyspace.part(&keyspace.permit("a", "b"), 2), Some("b"));
+        assert_eq!(keyspace.part(&keyspace.alive("b", "77"), 1), Some("b"));
+        assert_eq!(keyspace.part("coorp/other/alive/b/77", 1), None);
+        assert_eq!(keyspace.part("", 1), None);
     }
 }

@@ -5,7 +5,7 @@
 //! that it gathers a topic. Whoever publishes that topic then connects (002, IV-A), is answered once there is a
 //! subscription for it, and sends its states with T1 on the clock of the robot that gathers.
 //!
-//! States go as control does, over the paths that the brain chooses, and as copies of their own: a robot that gathers a topic
+//! States go as control does, over the paths that the robot chooses, and as copies of their own: a robot that gathers a topic
 //! need not subscribe to it as well. Left out: sending the list on to others, as the paper's tracker does; it is used
 //! where it is made, so T4 is when it is taken.
 
@@ -17,7 +17,8 @@ use std::time::Instant as StdInstant;
 
 use bytes::Bytes;
 use coorp_core::paths::PathId;
-use coorp_core::tracker::{Message, Stamps, TopicId, Topics, Tracker, TrackerAction, TrackerConfig, Updates};
+use coorp_core::robot::{Input, ReportAction, StateCopy};
+use coorp_core::tracker::{Message, Stamps, Topics, Tracker, TrackerAction, TrackerConfig, Updates};
 use coorp_core::{Duration, Instant, RobotId};
 use tokio::sync::Notify;
 use zenoh::liveliness::LivelinessToken;
@@ -26,7 +27,6 @@ use zenoh::Wait;
 
 use crate::control::{checked, Age};
 use crate::node::{fabric_failed, lock, Inner};
-use crate::reporters::{ReportAction, StateCopy};
 use crate::status::Gathered;
 use crate::wire::{self, Parcel, Refusal};
 use crate::{Error, Node};
@@ -178,7 +178,7 @@ impl Gather {
         for session in inner.coordination.iter() {
             let (incarnation, zid) = (inner.incarnation.to_string(), session.zid().to_string());
             let token = session.liveliness();
-            let token = token.declare_token(inner.keys.gathers(inner.name(), topic, &incarnation, &zid));
+            let token = token.declare_token(inner.keyspace.gathers(inner.name(), topic, &incarnation, &zid));
             gather
                 .tokens
                 .push(token.wait().map_err(|error| fabric_failed(error.as_ref()))?);
@@ -318,17 +318,16 @@ impl Gathering {
     }
 
     /// A copy of a state came.
-    fn on_state(&self, inner: &Inner, from: RobotId, header: wire::fleet::State, payload: &Bytes) {
+    fn on_state(&self, inner: &Inner, from: RobotId, header: wire::State, payload: &Bytes) {
         let mut state = lock(&self.state);
         if state.todo.len() >= TODO_MAX {
             return;
         }
         // Read under the lock, so that no later time was told before.
         let received_at = inner.now();
-        let topic = TopicId(header.topic);
         state
             .tracker
-            .on_state(from, topic, header.into(), payload.clone(), received_at);
+            .on_state(from, header.topic, header.header, payload.clone(), received_at);
         self.after(state, received_at);
     }
 
@@ -467,7 +466,11 @@ impl Inner {
             let (topic, to) = state.report;
             let path = state.copy.map_or(PathId(0), |copy| copy.path);
             let number = state.copy.and_then(|copy| copy.number);
-            let header = wire::fleet::State::new(state.topic, state.header, number);
+            let header = wire::State {
+                topic: state.topic,
+                header: state.header,
+                copy: number,
+            };
             if to == self.me {
                 self.on_state(to, &topic, header, message);
             } else {
@@ -477,47 +480,54 @@ impl Inner {
     }
 
     /// A copy of a state came.
-    pub(crate) fn on_state(&self, from: RobotId, topic: &str, header: wire::fleet::State, payload: &Bytes) {
+    pub(crate) fn on_state(&self, from: RobotId, topic: &str, header: wire::State, payload: &Bytes) {
         if let Some(gathering) = self.gatherings.get(topic) {
             gathering.on_state(self, from, header, payload);
         }
     }
 
     fn say_fleet(&self, topic: &str, to: RobotId, message: Message) {
-        let key = self.keys.fleet(self.name(), self.name_of(to), topic);
-        self.put(&key, &wire::fleet::Fleet::from(message));
+        let key = self.keyspace.fleet(self.name(), self.name_of(to), topic);
+        self.put(&key, &message);
     }
 
     /// A robot says something about being gathered.
     pub(crate) fn on_fleet(&self, sample: &Sample) {
         let (what, key) = ("a word on being gathered", sample.key_expr().as_str());
-        let from = self.keys.part(key, 1).and_then(|name| self.team.robot_named(name));
-        let (Some(from), Some(topic)) = (from, self.keys.part(key, 3)) else {
+        let from = self.keyspace.part(key, 1).and_then(|name| self.team.robot_named(name));
+        let (Some(from), Some(topic)) = (from, self.keyspace.part(key, 3)) else {
             return self.refused.count(what, Refusal::Malformed);
         };
-        let Some(said) = self.read::<wire::fleet::Fleet>(what, sample.payload()) else {
+        let Some(said) = self.read::<Message>(what, sample.payload()) else {
             return;
         };
-        if said.is_for_gatherer() {
+        let to_gatherer = matches!(
+            said,
+            Message::Connect { .. } | Message::Sync { .. } | Message::Leave { .. }
+        );
+        if to_gatherer {
             if let Some(gathering) = self.gatherings.get(topic) {
-                gathering.on_said(self, from, said.into());
+                gathering.on_said(self, from, said);
             }
         } else {
             let report = (topic.to_owned(), from);
-            self.tell(|brain, now| brain.reporters.on_message(&report, said.into(), now));
+            self.tell(|robot, now| {
+                let message = said;
+                robot.handle(Input::Gathering { report, message }, now)
+            });
         }
     }
 
     /// A robot gathers a topic, or no longer does.
     pub(crate) fn on_gathers(&self, sample: &Sample) {
         let key = sample.key_expr().as_str();
-        let robot = self.keys.part(key, 1).and_then(|name| self.team.robot_named(name));
-        let [topic, incarnation, session] = [2, 3, 4].map(|place| self.keys.part(key, place));
+        let robot = self.keyspace.part(key, 1).and_then(|name| self.team.robot_named(name));
+        let [topic, incarnation, session] = [2, 3, 4].map(|place| self.keyspace.part(key, place));
         let (Some(robot), Some(topic), Some(incarnation), Some(session)) = (robot, topic, incarnation, session) else {
             return;
         };
         let (report, here) = ((topic.to_owned(), robot), sample.kind() == SampleKind::Put);
         let session = (incarnation.to_owned(), session.to_owned());
-        self.tell(|brain, now| brain.reporters.on_gatherer(report, session, here, now));
+        self.tell(|robot, now| robot.handle(Input::Gatherer { report, session, here }, now));
     }
 }

@@ -26,33 +26,35 @@
 //! # }
 //! ```
 //!
-//! Begin at `node.rs` (threads and callbacks), `brain.rs` (what is decided), `fabric.rs` (sessions, keys, who may say
-//! what), `links/` (what carries control), `paths.rs` (what goes over which interface), `wire.rs` (the bytes). `keys.rs` makes and loads the team's keys, `watch.rs` asks robots for their status.
+//! What a robot decides is `coorp_core::robot`; this crate drives it. Begin at `node.rs`, then `node/input.rs` (what the
+//! robot is told) and `node/drive.rs` (what it wants done). `fabric.rs` has sessions, keys and who may say what, `links/`
+//! what carries control, `bulk/` bulk and its gate, `outqueue.rs` and `card.rs` what has left and by which source, `wire.rs`
+//! the bytes. `keys.rs` makes and loads the team's keys, `watch.rs` asks robots for their status.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
-mod brain;
 pub mod bulk;
+pub mod card;
+mod clock;
 pub mod control;
 mod error;
 mod fabric;
+pub mod flight;
 pub mod gather;
-mod journal;
 pub mod keys;
 mod links;
 pub mod metrics;
 mod network;
 mod node;
-mod paths;
+pub mod outqueue;
+mod own_runtime;
 mod quic;
 pub mod recording;
-mod reporters;
 mod resets;
-mod runtime;
 pub mod status;
-mod threads;
 pub mod watch;
 pub mod wire;
+mod zenoh_threads;
 
 pub use coorp_core::policy::Policy;
 pub use coorp_core::tracker::Topics;

@@ -1,11 +1,12 @@
 //! One robot on real sockets: what its users hold, and what its threads and callbacks share.
 //!
-//! Callbacks of the fabric tell the [`Brain`] what came and wake the driver (`drive.rs`); the driver alone does what the
-//! brain wants done, so that the order of its wishes is the order on the wire. The lock is never held while something is
-//! sent.
+//! [`Robot`] decides. Callbacks of the fabric and the links tell it what came (`input.rs`) and wake the driver
+//! (`drive.rs`); the driver alone does what the robot wants done, so that the order of its actions is the order on the wire.
+//! The lock is never held while something is sent.
 
 mod dead;
 mod drive;
+mod input;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -21,6 +22,7 @@ use bytes::Bytes;
 use coorp_core::clock::Offset;
 use coorp_core::paths::PathId;
 use coorp_core::policy::Policy;
+use coorp_core::robot::{ClockId, Input, PermitState, Robot, FLOWS_MAX};
 use coorp_core::windows::Window;
 use coorp_core::{Duration, FlowId, Instant, RobotId};
 use coorp_team::Team;
@@ -28,18 +30,19 @@ use zenoh::liveliness::LivelinessToken;
 use zenoh::query::Query;
 use zenoh::Wait;
 
-use crate::brain::{Brain, PermitState, TOPICS_MAX};
 use crate::bulk::{replace, Bulk, BulkReceiver, BulkStream, Written};
+use crate::clock::Clock;
 use crate::control::{checked, Inbox, Publisher, Sent, Subscriber};
-use crate::fabric::{Keys, Sessions, Who};
+use crate::fabric::{KeySpace, Sessions, Who};
+use crate::flight::{About, Flown, Recorder};
 use crate::gather::Gatherings;
 use crate::keys::Identity;
-use crate::links::{Hearing, Links};
+use crate::links::{Links, Subscriptions};
 use crate::network;
-use crate::paths::paths_used;
+use crate::outqueue::{Departures, Target};
 use crate::quic::Credentials;
 use crate::status::{self, RefusedCounts, Status};
-use crate::wire::{ControlHeader, Parcel, HEARS_BYTES_MAX};
+use crate::wire::{ControlHeader, Parcel, SUBSCRIPTIONS_BYTES_MAX};
 use crate::Error;
 
 /// Local clocks start so long after zero, so that no offset reaches below it.
@@ -79,6 +82,8 @@ type Answer = (Query, Option<(String, Vec<u8>)>);
 pub struct Node {
     inner: Arc<Inner>,
     driver: Option<JoinHandle<()>>,
+    /// Ends with the node, after all else.
+    recorder: Option<Recorder>,
     /// Gone with the node: the others learn at once.
     _alive: Vec<LivelinessToken>,
 }
@@ -88,10 +93,11 @@ pub(crate) struct Inner {
     pub me: RobotId,
     pub(crate) policy: Policy,
     secure: bool,
-    pub keys: Keys,
-    started: std::time::Instant,
+    pub keyspace: KeySpace,
+    clock: Clock,
     pub incarnation: u32,
-    brain: Mutex<Brain>,
+    /// All that is decided, and its flight recorder.
+    pub robot: Mutex<Flown>,
     wake: Condvar,
     stop: AtomicBool,
     /// Paths that are used.
@@ -100,8 +106,10 @@ pub(crate) struct Inner {
     pub coordination: Sessions,
     /// There once the node is open.
     links: OnceLock<Arc<Links>>,
-    /// Who hears what.
-    hearing: Mutex<Hearing>,
+    /// Own control messages that have not left; `None` if the policy has no windows that wait for them.
+    departures: Option<Arc<Departures>>,
+    /// Which robots subscribe to which topics.
+    subscriptions: Mutex<Subscriptions>,
     /// Robots whose tokens are there, each with the sessions that hold them.
     alive: Mutex<BTreeMap<RobotId, BTreeSet<String>>>,
     /// As the controller: the newest open query of each robot over each path, to be answered when there is something to
@@ -132,7 +140,7 @@ impl Drop for Wish {
             let mut wishes = lock(&inner.wishes);
             *wishes -= 1;
             if *wishes == 0 {
-                inner.tell(|brain, now| brain.want_bulk(false, now));
+                inner.tell(|robot, now| robot.handle(Input::WantBulk(false), now));
             }
         }
     }
@@ -171,27 +179,35 @@ impl Node {
         };
         let state = state.unwrap_or_else(|| state_folder(&team.name, &robot));
         let incarnation = incarnation(&state)?;
-        let started = std::time::Instant::now();
-        let brain = Brain::new(&team, &policy, me, incarnation, CLOCK_ORIGIN_INSTANT).map_err(Error::Input)?;
+        let clock = Clock::start();
+        let config = team.robot_config(&policy, me, incarnation);
+        let decides = Robot::new(config.clone(), CLOCK_ORIGIN_INSTANT).map_err(Error::Input)?;
+        let about = About {
+            team: team.name.clone(),
+            robots: team.robots.iter().map(|robot| robot.name.clone()).collect(),
+            config,
+            origin: (CLOCK_ORIGIN_INSTANT, unix_ns()),
+        };
         let (who, identity) = (Who::Robot(me), identity.as_ref());
         let credentials = identity.map_or_else(|| Credentials::of_anybody(&robot), Credentials::of)?;
-        let paths = paths_used(&team, me);
+        let paths = team.paths_used(me);
         network::check_here(&team.robots[usize::from(me.0)], paths)?;
         let answers = (0..paths).map(|_| answering()).collect::<Result<_, _>>()?;
         let coordination = Sessions::open(&team, who, identity, paths)?;
         let inner = Arc::new(Inner {
             me,
             secure: identity.is_some(),
-            keys: Keys::new(&team),
-            started,
+            keyspace: KeySpace::new(&team),
+            clock,
             incarnation,
-            brain: Mutex::new(brain),
+            robot: Mutex::new(Flown::new(decides, about)),
             wake: Condvar::new(),
             stop: AtomicBool::new(false),
             paths,
             coordination,
             links: OnceLock::new(),
-            hearing: Mutex::default(),
+            departures: policy.local.is_some().then(Arc::default),
+            subscriptions: Mutex::default(),
             alive: Mutex::default(),
             asking: Mutex::default(),
             answers,
@@ -209,24 +225,27 @@ impl Node {
         let _ = inner.links.set(Links::open(&inner, &credentials)?);
         if identity.is_some() {
             let bulk = Bulk::open(&inner, &credentials, &state)?;
-            bulk.set_permitted(inner.ask(|brain, now| brain.is_permitted(now)));
+            bulk.set_permitted(inner.ask(|robot, now| robot.is_permitted(now)));
             let _ = inner.bulk.set(bulk);
         }
         inner.listen()?;
         let alive = inner.coordination.iter().map(|session| {
-            let key = inner.keys.alive(&robot, &session.zid().to_string());
+            let key = inner.keyspace.alive(&robot, &session.zid().to_string());
             let token = session.liveliness().declare_token(key).wait();
             token.map_err(|error| fabric_failed(error.as_ref()))
         });
         let alive = alive.collect::<Result<_, _>>()?;
+        let recorder = Recorder::start(&inner, &state)?;
         let driven = inner.clone();
         let driver = std::thread::Builder::new()
             .name("coorp-driver".to_owned())
             .spawn(move || driven.drive());
         let driver = driver.map_err(|error| Error::Failed(format!("cannot start a thread: {error}")))?;
+        inner.watch_departures()?;
         Ok(Node {
             inner,
             driver: Some(driver),
+            recorder: Some(recorder),
             _alive: alive,
         })
     }
@@ -248,7 +267,7 @@ impl Node {
     pub fn bulk_stream(&self, to: &str, name: &str) -> Result<BulkStream, Error> {
         let inner = &self.inner;
         let (robot, own) = match inner.team.robot_named(to) {
-            None if to == "leader" => match inner.ask(|brain, now| brain.leader(now)) {
+            None if to == "leader" => match inner.ask(|robot, now| robot.leader(now)) {
                 Some(leader) => (
                     leader,
                     "leads now: use here what is for the leader, or name another robot",
@@ -299,7 +318,7 @@ impl Node {
 
     /// Whether bulk may be sent now, as far as permits go.
     pub fn may_send_bulk(&self) -> bool {
-        self.inner.ask(|brain, now| brain.is_permitted(now))
+        self.inner.ask(|robot, now| robot.is_permitted(now))
     }
 
     /// Sends control messages on a topic; `period` where its messages come at one, which saves learning it.
@@ -330,9 +349,9 @@ impl Drop for Node {
             bulk.close();
         }
         // What is held goes back before the others see us go, and they need not wait for a new leader.
-        self.inner.tell(|brain, now| {
-            brain.want_bulk(false, now);
-            brain.resign(now);
+        self.inner.tell(|robot, now| {
+            robot.handle(Input::WantBulk(false), now);
+            robot.handle(Input::Resign, now);
         });
         self.inner.stop.store(true, Ordering::Release);
         self.inner.wake.notify_all();
@@ -343,6 +362,7 @@ impl Drop for Node {
             links.close();
         }
         self.inner.coordination.close();
+        drop(self.recorder.take());
     }
 }
 
@@ -351,27 +371,25 @@ const CLOCK_ORIGIN_INSTANT: Instant = Instant::from_nanos(CLOCK_ORIGIN.as_nanos(
 impl Inner {
     /// This robot's clock.
     pub fn now(&self) -> Instant {
-        let nanos = u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        CLOCK_ORIGIN_INSTANT + Duration::from_nanos(nanos)
+        CLOCK_ORIGIN_INSTANT + self.clock.elapsed()
     }
 
-    /// Tells the brain something, and lets the driver do what comes of it.
-    pub fn tell<T>(&self, what: impl FnOnce(&mut Brain, Instant) -> T) -> T {
-        let mut brain = lock(&self.brain);
-        // Read once it is ours, so that the brain never sees time go back.
+    /// Tells the robot something, and lets the driver do what comes of it.
+    pub fn tell<T>(&self, what: impl FnOnce(&mut Flown, Instant) -> T) -> T {
+        let mut robot = lock(&self.robot);
+        // Read once it is ours, so that the robot never sees time go back.
         let now = self.now();
-        brain.journal.at(now);
-        let before = brain.next_deadline();
-        let told = what(&mut brain, now);
-        if brain.is_pressing(before) {
+        let before = robot.next_deadline();
+        let told = what(&mut robot, now);
+        if robot.is_pressing(before) {
             self.wake.notify_one();
         }
         told
     }
 
-    /// Asks the brain something that changes nothing.
-    pub fn ask<T>(&self, what: impl FnOnce(&Brain, Instant) -> T) -> T {
-        what(&lock(&self.brain), self.now())
+    /// Asks the robot something that changes nothing.
+    pub fn ask<T>(&self, what: impl FnOnce(&Robot, Instant) -> T) -> T {
+        what(&lock(&self.robot), self.now())
     }
 
     pub fn name(&self) -> &str {
@@ -395,23 +413,12 @@ impl Inner {
         }
     }
 
-    /// What the leader's clock shows when ours shows `ours`: which leader's it is, the time, and within what.
-    pub fn leaders_time(&self, ours: Instant) -> Option<(u64, Instant, Duration)> {
-        let (leader, known) = self.ask(|brain, now| (brain.leader(now), brain.leaders_clock(now)));
-        if leader == Some(self.me) {
-            return Some((self.own_clock(), ours, Duration::ZERO));
-        }
-        // While nobody leads the last leader's clock is still what all know.
-        let (clock, offset) = known?;
-        Some((clock, offset.theirs(ours), offset.within))
-    }
-
     /// Somebody wants bulk to be sent.
     pub fn wish(self: &Arc<Self>) -> Wish {
         let mut wishes = lock(&self.wishes);
         *wishes += 1;
         if *wishes == 1 {
-            self.tell(|brain, now| brain.want_bulk(true, now));
+            self.tell(|robot, now| robot.handle(Input::WantBulk(true), now));
         }
         Wish(Arc::downgrade(self))
     }
@@ -436,24 +443,18 @@ impl Inner {
         self.coordination.peer(path, |session| sessions.contains(session))
     }
 
-    /// Where that clock is, if it is ours or was a leader's of late.
-    pub fn clock(&self, clock: u64) -> Option<Offset> {
-        if clock == self.own_clock() {
-            return Some(Offset {
-                ahead_ns: 0,
-                within: Duration::ZERO,
-            });
-        }
-        self.ask(|brain, now| brain.clock(clock, now))
+    /// Where a clock is, if it is ours or was a leader's of late.
+    pub fn clock(&self, clock: ClockId) -> Option<Offset> {
+        self.ask(|robot, now| robot.clock(clock, now))
     }
 
     // --- control topics ---------------------------------------------------------------------------------------
 
-    /// The other robots that hear a topic.
-    pub fn hearers(&self, topic: &str) -> Vec<RobotId> {
-        let mut hearers = lock(&self.hearing).hearers(topic, self.now());
-        hearers.retain(|robot| *robot != self.me);
-        hearers
+    /// The other robots that subscribe to a topic.
+    pub fn subscribers(&self, topic: &str) -> Vec<RobotId> {
+        let mut subscribers = lock(&self.subscriptions).subscribers(topic, self.now());
+        subscribers.retain(|robot| *robot != self.me);
+        subscribers
     }
 
     /// The topics that this robot publishes.
@@ -464,13 +465,13 @@ impl Inner {
             .collect()
     }
 
-    /// The topics that this robot hears, a line each, as far as that may be told.
-    pub fn heard_topics(&self) -> String {
+    /// The topics that this robot subscribes to, a line each, as far as that may be told.
+    pub fn subscribed_topics(&self) -> String {
         let inboxes: Vec<_> = lock(&self.subscribed).iter().filter_map(Weak::upgrade).collect();
         let topics: BTreeSet<&str> = inboxes.iter().map(|inbox| inbox.topic()).collect();
         let mut lines = String::new();
         for topic in topics {
-            if lines.len() + topic.len() < HEARS_BYTES_MAX {
+            if lines.len() + topic.len() < SUBSCRIPTIONS_BYTES_MAX {
                 lines += topic;
                 lines.push('\n');
             }
@@ -478,11 +479,44 @@ impl Inner {
         lines
     }
 
-    /// Sends a message over a link.
-    pub fn send(&self, to: RobotId, path: PathId, parcel: &Parcel, content: &Bytes) {
-        if let Some(links) = self.links.get() {
-            links.send(to, path, parcel, content);
+    /// Sends a message over a link. Returns what tells when it has left, where it goes at once.
+    pub fn send(&self, to: RobotId, path: PathId, parcel: &Parcel, content: &Bytes) -> Option<Target> {
+        self.links.get()?.send(to, path, parcel, content)
+    }
+
+    /// Tells the robot, from a thread of its own, when control messages of this robot have left.
+    fn watch_departures(self: &Arc<Self>) -> Result<(), Error> {
+        let Some(departures) = self.departures.clone() else {
+            return Ok(());
+        };
+        let node = Arc::downgrade(self);
+        let on_left = move |flows: &[FlowId]| {
+            let Some(node) = node.upgrade().filter(|node| !node.stop.load(Ordering::Acquire)) else {
+                return false;
+            };
+            for flow in flows {
+                node.tell(|robot, now| robot.handle(Input::ControlLeft(*flow), now));
+            }
+            true
+        };
+        let thread = std::thread::Builder::new().name("coorp-left".to_owned());
+        let thread = thread.spawn(move || departures.run(on_left));
+        thread.map_err(|error| Error::Failed(format!("cannot start a thread: {error}")))?;
+        Ok(())
+    }
+
+    /// A control message of this robot is under way to these; the robot is told when it has left.
+    pub fn follow(&self, flow: FlowId, targets: Vec<Target>) {
+        // Where nothing is under way there is nothing to wait for.
+        let departures = self.departures.as_ref().filter(|_| !targets.is_empty());
+        if !departures.is_some_and(|departures| departures.follow(flow, targets)) {
+            self.tell(|robot, now| robot.handle(Input::ControlLeft(flow), now));
         }
+    }
+
+    /// There once the node is open.
+    pub fn links(&self) -> Option<&Links> {
+        self.links.get().map(|links| &**links)
     }
 
     /// Makes the links to a robot that is about to be sent to.
@@ -507,17 +541,18 @@ impl Inner {
     }
 
     pub fn publish(&self, sent: &Arc<Sent>, period: Option<Duration>) -> Result<FlowId, Error> {
-        let flow = self.tell(|brain, _| brain.add_flow(period)).ok_or_else(|| {
+        let flow = self.tell(|robot, now| robot.handle(Input::AddFlow(period), now).flow());
+        let flow = flow.ok_or_else(|| {
             Error::Input(format!(
-                "{} publishes {TOPICS_MAX} control topics already, which is the limit",
+                "{} publishes {FLOWS_MAX} control topics already, which is the limit",
                 self.name()
             ))
         })?;
         lock(&self.published).insert(flow, sent.clone());
-        self.hearers(sent.topic())
+        self.subscribers(sent.topic())
             .into_iter()
             .for_each(|robot| self.warm(robot));
-        self.tell(|brain, now| brain.reporters.publish(sent.topic(), now));
+        self.tell(|robot, now| robot.handle(Input::Publish(sent.topic().to_owned()), now));
         Ok(flow)
     }
 
@@ -528,10 +563,10 @@ impl Inner {
 
     pub fn unpublish(&self, flow: FlowId) {
         let sent = lock(&self.published).remove(&flow);
-        self.tell(|brain, now| {
-            brain.remove_flow(flow);
+        self.tell(|robot, now| {
+            robot.handle(Input::RemoveFlow(flow), now);
             if let Some(sent) = sent {
-                brain.reporters.unpublish(sent.topic(), now);
+                robot.handle(Input::Unpublish(sent.topic().to_owned()), now);
             }
         });
     }
@@ -547,9 +582,9 @@ impl Inner {
     pub(crate) fn status(&self) -> Status {
         let now = self.now();
         let alive = lock(&self.alive).keys().map(|robot| robot.0).collect();
-        let robot = &self.team.robots[usize::from(self.me.0)];
-        // Before the brain is held: whoever sends bulk asks the brain while holding what is counted here.
-        let held = self.ask(|brain, _| brain.is_held());
+        let name = self.name().to_owned();
+        // Before the robot is held: whoever sends bulk asks the robot while holding what is counted here.
+        let held = self.ask(|robot, _| robot.is_held());
         let bulk = self.bulk.get().map(|bulk| bulk.status(held));
         let published = lock(&self.published).values().map(|sent| sent.published()).collect();
         let subscribed = lock(&self.subscribed).clone();
@@ -563,18 +598,17 @@ impl Inner {
             .iter()
             .flat_map(|gathering| gathering.gathered(now))
             .collect();
-        let (window, now) = self.tell(|brain, now| (brain.window(now), now));
-        let brain = lock(&self.brain);
-        let (holders, queue) = brain.granted();
+        let (robot, now) = (lock(&self.robot), self.now());
+        let (holders, queue) = robot.granted();
         Status {
-            robot: robot.name.clone(),
-            leader: brain.leader(now).map(|leader| leader.0),
-            leads: brain.leader(now) == Some(self.me),
+            robot: name,
+            leader: robot.leader(now).map(|leader| leader.0),
+            leads: robot.leader(now) == Some(self.me),
             secure: self.secure,
             policy: self.policy.name.clone(),
             up_ms: now.since(CLOCK_ORIGIN_INSTANT).as_nanos() / 1_000_000,
             alive,
-            permit: match brain.permit(now) {
+            permit: match robot.permit(now) {
                 PermitState::NotNeeded => status::Permit::NotNeeded,
                 PermitState::Idle => status::Permit::Idle,
                 PermitState::Waiting => status::Permit::Waiting,
@@ -582,12 +616,12 @@ impl Inner {
             },
             holders: holders.iter().map(|robot| robot.0).collect(),
             queue: queue.iter().map(|robot| robot.0).collect(),
-            window_us: relative(window, now),
-            clock_ns: brain
+            window_us: relative(robot.window(), now),
+            clock_ns: robot
                 .leaders_clock(now)
                 .map(|(_, offset)| (offset.ahead_ns, offset.within.as_nanos())),
             paths: (0..self.paths).map(|path| self.path_name(path)).collect(),
-            choices: brain.paths(now),
+            choices: robot.paths(now).into_iter().map(status::Path::from).collect(),
             bulk,
             published,
             heard,
@@ -604,6 +638,11 @@ fn answering() -> Result<SyncSender<Answer>, Error> {
     let thread = thread.spawn(move || drive::answer_all(&queries));
     thread.map_err(|error| Error::Failed(format!("cannot start a thread: {error}")))?;
     Ok(answers)
+}
+
+fn unix_ns() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// A window seen from now, in microseconds; `None` once it is over.

@@ -1,7 +1,7 @@
 //! All that a robot decides, as MCAP: permits, who leads, windows, gates, paths, and its status once a second.
 //!
 //! Each kind is a channel of JSON with its JSON schema, so that Foxglove, the `mcap` libraries and a text editor read it.
-//! A thread takes the brain's journal and writes; the robot never waits for the disk. Every two seconds a chunk is
+//! A thread takes the robot's journal and writes; the robot never waits for the disk. Every two seconds a chunk is
 //! finished and given to the kernel, so that a process that is killed leaves all up to then. A disk that takes no more
 //! ends the recording, which the log says, and the robot goes on.
 //!
@@ -18,13 +18,13 @@ use std::thread::JoinHandle;
 use std::time::{Duration as StdDuration, SystemTime, UNIX_EPOCH};
 
 use coorp_core::permits::Message;
+use coorp_core::robot::{Event, Led};
 use coorp_core::{Duration, Instant, RobotId};
 use mcap::records::MessageHeader;
 use mcap::write::NoSeek;
 use mcap::{McapError, WriteOptions, Writer};
 use serde_json::{json, Value};
 
-use crate::journal::{Event, Led};
 use crate::node::{lock, Inner};
 use crate::{status, Error, Node};
 
@@ -52,12 +52,12 @@ impl Node {
     /// Where the file is there already or cannot be made, and where this robot is being recorded.
     pub fn record(&self, path: &Path) -> Result<Recording, Error> {
         let inner = self.inner();
-        if !inner.tell(|brain, _| brain.begin_journal()) {
+        if !inner.tell(|robot, _| robot.begin_journal()) {
             return Err(Error::Input("this robot is being recorded already".to_owned()));
         }
         let begun = Recorder::begin(inner, path).and_then(|recorder| Recording::new(recorder, path));
         if begun.is_err() {
-            inner.tell(|brain, _| brain.end_journal());
+            inner.tell(|robot, _| robot.end_journal());
         }
         begun
     }
@@ -72,7 +72,7 @@ impl Recording {
         let thread = thread.spawn(move || {
             let outcome = recorder.run(&ended);
             if let Some(inner) = recorder.node.upgrade() {
-                inner.tell(|brain, _| brain.end_journal());
+                inner.tell(|robot, _| robot.end_journal());
             }
             if let Err(error) = outcome.and_then(|()| recorder.finish()) {
                 let text = format!("the recording {} ends here: {}", shown.display(), plain(&error));
@@ -268,7 +268,7 @@ impl Recorder {
             let Some(inner) = self.node.upgrade() else {
                 return Ok(());
             };
-            let (events, lost) = inner.tell(|brain, _| brain.take_journal());
+            let (events, lost) = inner.tell(|robot, _| robot.take_journal());
             self.lost += lost;
             for (at, event) in &events {
                 let (kind, value) = said(&inner, *at, event);
@@ -305,7 +305,8 @@ impl Recorder {
 
     /// Those paths whose part has changed since the last look.
     fn paths(&mut self, inner: &Inner) -> Result<(), McapError> {
-        let (now, paths) = inner.ask(|brain, now| (now, brain.paths(now)));
+        let (now, paths) = inner.ask(|robot, now| (now, robot.paths(now)));
+        let paths: Vec<_> = paths.into_iter().map(status::Path::from).collect();
         let part = |path: &status::Path| (path.to, path.path, path.state, path.carries, path.bulk);
         for path in &paths {
             if self.paths.iter().any(|known| part(known) == part(path)) {

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use coorp_core::robot::{self, PathStatus};
 use serde::{Deserialize, Serialize};
 
 use crate::wire::{Frame, Refusal};
@@ -67,6 +68,28 @@ pub struct Path {
     pub carries: Carries,
     /// Whether it carries bulk now.
     pub bulk: bool,
+}
+
+impl From<PathStatus> for Path {
+    fn from(path: PathStatus) -> Self {
+        Path {
+            to: path.to.0,
+            path: path.path as u64,
+            state: match path.state {
+                robot::PathState::Resting => PathState::Resting,
+                robot::PathState::Alive => PathState::Alive,
+                robot::PathState::Dead => PathState::Dead,
+            },
+            round_trip_us: path.round_trip.map(|span| span.as_nanos() / 1_000),
+            failures_ppm: path.failures_ppm,
+            carries: match path.carries {
+                robot::Carries::Nothing => Carries::Nothing,
+                robot::Carries::Original => Carries::Original,
+                robot::Carries::Duplicate => Carries::Duplicate,
+            },
+            bulk: path.bulk,
+        }
+    }
 }
 
 /// Whether a path is there.
@@ -162,11 +185,11 @@ pub enum Completions {
     Unknown,
     /// mac80211 reports what the air made of each (`SO_WIFI_STATUS`).
     WifiStatus,
-    /// The driver stamps each (`SO_TIMESTAMPING`).
-    Stamps,
+    /// The kernel counts what its driver has not freed yet (`SIOCOUTQ`).
+    OutQueue,
     /// Nobody below says; the receiver acknowledges.
     Acknowledgements,
-    /// `coorp emu` reports what its air made of each.
+    /// `coorp emu` counts what its card has not freed yet.
     Emulated,
 }
 
@@ -175,21 +198,21 @@ impl Completions {
     pub(crate) fn numbered(number: u8) -> Self {
         match number {
             1 => Completions::WifiStatus,
-            2 => Completions::Stamps,
+            2 => Completions::OutQueue,
             3 => Completions::Acknowledgements,
             4 => Completions::Emulated,
             _ => Completions::Unknown,
         }
     }
 
-    /// Whether somebody below says what the air made of each datagram.
-    pub(crate) fn of_the_air(self) -> bool {
-        matches!(self, Completions::WifiStatus | Completions::Emulated)
+    /// Whether a count of what is held says what has left.
+    pub(crate) fn are_counted(self) -> bool {
+        matches!(self, Completions::OutQueue | Completions::Emulated)
     }
 
     /// Whether somebody below says what has left.
     pub(crate) fn are_reported(self) -> bool {
-        self.of_the_air() || self == Completions::Stamps
+        self.are_counted() || self == Completions::WifiStatus
     }
 }
 
@@ -198,9 +221,9 @@ impl std::fmt::Display for Completions {
         f.write_str(match self {
             Completions::Unknown => "nothing yet",
             Completions::WifiStatus => "WiFi status",
-            Completions::Stamps => "the driver's stamps",
+            Completions::OutQueue => "the kernel's send queue",
             Completions::Acknowledgements => "acknowledgements",
-            Completions::Emulated => "the emulator's status",
+            Completions::Emulated => "the emulator's send queue",
         })
     }
 }

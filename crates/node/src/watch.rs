@@ -8,11 +8,10 @@ use coorp_team::Team;
 use zenoh::query::{ConsolidationMode, QueryTarget, Reply};
 use zenoh::Wait;
 
-use crate::fabric::{Keys, Sessions, Who};
+use crate::fabric::{KeySpace, Sessions, Who};
 use crate::keys::Identity;
 use crate::network;
 use crate::node::{fabric_failed, lock};
-use crate::paths::paths_used;
 use crate::status::Status;
 use crate::{wire, Error};
 
@@ -26,7 +25,7 @@ const POLL_EVERY: Duration = Duration::from_millis(20);
 pub struct Watch {
     /// One a path, as some may be dead.
     sessions: Sessions,
-    keys: Keys,
+    keyspace: KeySpace,
     team: Team,
 }
 
@@ -43,10 +42,10 @@ impl Watch {
             Some(Identity::of_operator(&team)?)
         };
         let robots = (0u16..).map(RobotId).take(team.robots.len());
-        let paths = robots.map(|robot| paths_used(&team, robot)).max().unwrap_or(1);
+        let paths = robots.map(|robot| team.paths_used(robot)).max().unwrap_or(1);
         Ok(Watch {
             sessions: Sessions::open(&team, Who::Operator, identity.as_ref(), paths)?,
-            keys: Keys::new(&team),
+            keyspace: KeySpace::new(&team),
             team,
         })
     }
@@ -61,7 +60,7 @@ impl Watch {
         for session in self.sessions.iter() {
             let (gathered, asked) = (answers.clone(), open.clone());
             let query = session
-                .get(self.keys.status("*"))
+                .get(self.keyspace.status("*"))
                 .target(QueryTarget::All)
                 .consolidation(ConsolidationMode::None)
                 .timeout(ANSWER_MAX)

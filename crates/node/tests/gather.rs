@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use common::{be_a_robot, until, Fleet, Robot};
-use coorp_core::tracker::Topics;
+use coorp_core::paths::Sequence;
+use coorp_core::tracker::{self, StateHeader, TopicId, Topics};
 use coorp_node::control::Publisher;
 use coorp_node::gather::Gather;
 use coorp_node::wire;
@@ -144,19 +145,24 @@ fn two_robots_gather_the_same_and_only_what_robots_say_of_themselves() {
     let keys = common::tls(&fleet, &fleet, "two");
     let forger = common::Caller::new(&fleet, Some((&fleet, "two")));
     let coordination = common::session(&fleet.team, 0, 0, "tls", keys);
-    let header = wire::fleet::State {
-        topic: 0,
+    let sequence = Sequence {
         incarnation: u32::MAX,
         number: 1,
-        created_at: None,
-        error: 0,
+    };
+    let header = wire::State {
+        topic: TopicId(0),
+        header: StateHeader {
+            sequence,
+            created_at: None,
+            error: coorp_core::Duration::ZERO,
+        },
         copy: None,
     };
     let topic = "pose".to_owned();
     let state = [wire::pack(&wire::Parcel::State { topic, header }).as_slice(), b"x"].concat();
-    let forged = wire::encode(&wire::fleet::Fleet::Connect {
+    let forged = wire::encode(&tracker::Message::Connect {
         incarnation: u32::MAX,
-        sent_at: 1,
+        sent_at: coorp_core::Instant::ZERO,
     });
     until(|| {
         forger.say(&fleet.team, 0, &state, false);

@@ -149,7 +149,7 @@ fn what_a_robot_knows_is_there_for_prometheus() {
     let own = one.say("serve 0");
     assert!(scrape(&own)["coorp_bulk_sent_bytes_total"] >= 100_000.0);
     assert_eq!(
-        scrape(&own)["coorp_bulk_completions_info{source=\"the driver's stamps\"}"],
+        scrape(&own)["coorp_bulk_completions_info{source=\"the kernel's send queue\"}"],
         1.0
     );
 }

@@ -6,7 +6,11 @@ mod common;
 use std::time::Duration;
 
 use common::{agreed, be_a_robot, epoch, session, tls, Fleet, SOON};
-use coorp_node::wire::{self, Coordination, Epoch, Permit};
+use coorp_core::failover::{self, Epoch};
+use coorp_core::permits::{self, RequestId, Token};
+use coorp_core::robot::Message;
+use coorp_core::{Instant, RobotId};
+use coorp_node::wire;
 use serde_json::json;
 use zenoh::query::ConsolidationMode;
 use zenoh::{Session, Wait};
@@ -43,18 +47,28 @@ fn answer(session: &Session, key: &str, payload: &[u8]) -> Vec<u8> {
 }
 
 fn request(epoch: Epoch, robot: u16, request: u64) -> Vec<u8> {
-    let permit = Permit::Request {
-        robot,
-        request,
-        sent_at: 1,
-    };
-    wire::encode(&Coordination::Permit { epoch, permit })
+    permit(
+        epoch,
+        permits::Message::Request {
+            robot: RobotId(robot),
+            request: RequestId(request),
+            sent_at: Instant::from_nanos(1),
+        },
+    )
+}
+
+fn permit(epoch: Epoch, message: permits::Message) -> Vec<u8> {
+    said(failover::Message::Permit { epoch, message })
+}
+
+fn said(message: failover::Message) -> Vec<u8> {
+    wire::encode(&Message::Coordination(message))
 }
 
 /// Some leadership; that of nobody.
 const NOBODYS: Epoch = Epoch {
     round: 1,
-    robot: 0,
+    robot: RobotId(0),
     incarnation: 1,
 };
 
@@ -101,10 +115,16 @@ fn a_stranger_is_not_let_in() {
     let ours = epoch(&one);
     let grant = answer(&one, "coorp/team/permit/lead/one", &request(ours, 1, 1));
     let permit = match wire::decode(&grant) {
-        Ok(Coordination::Permit { epoch, permit }) if epoch == ours => permit,
+        Ok(Message::Coordination(failover::Message::Permit { epoch, message })) if epoch == ours => message,
         other => panic!("{other:?}"),
     };
-    assert!(matches!(permit, Permit::Grant { request: 1, .. }));
+    assert!(matches!(
+        permit,
+        permits::Message::Grant {
+            request: RequestId(1),
+            ..
+        }
+    ));
     assert_eq!(lead.say("holders"), "[1]");
 }
 
@@ -137,7 +157,7 @@ fn a_robot_speaks_for_itself_alone() {
         nothing
     );
     assert_eq!(lead.say("queue"), "[]");
-    let resign = wire::encode(&Coordination::Resign { epoch: ours });
+    let resign = said(failover::Message::Resign { epoch: ours });
     two.put(format!("coorp/team/lead-all/{}", one.name), resign.clone())
         .wait()
         .unwrap();
@@ -166,9 +186,9 @@ fn garbage_is_refused_and_counted_and_nothing_else_is_disturbed() {
     answer(
         &anyone,
         "coorp/team/time/lead",
-        &wire::encode(&wire::TimeQuery { sent_at: 0 }),
+        &wire::encode(&Message::TimeQuery { sent_at: Instant::ZERO }),
     );
-    for garbage in [vec![0; 300_000], newer, vec![], b"Co\x01\x01\xff\xff\xff\xff".to_vec()] {
+    for garbage in [vec![0; 300_000], newer, vec![], b"Co\x02\x01\xff\xff\xff\xff".to_vec()] {
         assert_eq!(ask(&anyone, key, garbage, A_WHILE / 8), Vec::<Vec<u8>>::new());
     }
     assert_eq!(
@@ -195,16 +215,16 @@ fn a_replayed_grant_is_refused_and_counted() {
     // It says that it leads, and grants what was granted once.
     let epoch = Epoch {
         round: 1 << 40,
-        robot: 0,
+        robot: RobotId(0),
         incarnation: 1,
     };
-    let permit = Permit::Grant {
-        request: 1,
-        token: 1,
-        slice: 5_000_000_000,
-        echo: 1,
+    let grant = permits::Message::Grant {
+        request: RequestId(1),
+        token: Token(1),
+        slice: coorp_core::Duration::from_secs(5),
+        echo: Instant::from_nanos(1),
     };
-    let old = wire::encode(&Coordination::Permit { epoch, permit });
+    let old = permit(epoch, grant);
     let answers = forger
         .declare_queryable("coorp/team/permit/lead/one")
         .callback(move |query| {
@@ -214,7 +234,10 @@ fn a_replayed_grant_is_refused_and_counted() {
     one.say("bulk on");
     let began = std::time::Instant::now();
     while one.say("refused").contains("stale_grants: 0") {
-        let beat = wire::encode(&Coordination::Beat { epoch, sent_at: 1 });
+        let beat = said(failover::Message::Beat {
+            epoch,
+            sent_at: Instant::from_nanos(1),
+        });
         forger.put("coorp/team/lead-all/lead", beat).wait().unwrap();
         assert_eq!(one.say("may"), "false");
         assert!(began.elapsed() < SOON, "the old grant never came");

@@ -1,4 +1,4 @@
-//! How things go wrong in Python: the command line's two kinds of failure, with its words.
+//! Errors in Python: the command line's two kinds of failure, with the same messages.
 
 use coorp_cli::failure::{Failure, NoResult};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
@@ -8,7 +8,7 @@ create_exception!(
     coorp,
     InputError,
     PyValueError,
-    "Something for you to mend: a team file, a policy, an option. The text says what and how."
+    "Invalid input: a team file, a policy or an option. The text says what is wrong and how to fix it."
 );
 #[cfg(feature = "live")]
 create_exception!(
@@ -21,10 +21,10 @@ create_exception!(
     coorp,
     BrokenRuleError,
     PyRuntimeError,
-    "A run broke a rule that always holds: a defect of Coorp. Please report it with the text."
+    "A run violated an invariant: a bug in Coorp. Please report it with this text."
 );
 
-/// The exception for a failure of the command line.
+/// Converts a failure of the command line to an exception.
 pub fn raised(failure: &Failure) -> PyErr {
     match failure {
         Failure::Input(text) => InputError::new_err(text.clone()),
@@ -32,12 +32,12 @@ pub fn raised(failure: &Failure) -> PyErr {
     }
 }
 
-/// The exception for input to mend.
+/// The exception for invalid input.
 pub fn input(text: impl std::fmt::Display) -> PyErr {
     InputError::new_err(format!("error: {text}"))
 }
 
-/// The exception where a run gave no result. `file` and `run` say which run it was.
+/// The exception for a run without a result. `file` and `run` identify the run.
 pub fn no_result(error: &NoResult, file: &str, run: &str) -> PyErr {
     match error {
         NoResult::Input(why) => input(format_args!("{file}: {why}")),

@@ -1,7 +1,7 @@
-//! `coorp._native`: the simulator, live robots and the command line as the Python package `coorp` has them.
+//! `coorp._native`: the simulator, live robots and the command line for the Python package `coorp`.
 //!
-//! Thin: values cross the border here, nothing is decided. Whatever takes long lets go of the GIL. What Python sees
-//! is described in `python/coorp/_native.pyi` and tested in `python/tests`.
+//! A thin layer: it converts values and decides nothing. Slow operations release the GIL. `python/coorp/_native.pyi`
+//! documents the Python API; `python/tests` tests it.
 
 mod error;
 mod input;
@@ -17,7 +17,7 @@ use std::ffi::OsString;
 
 use pyo3::prelude::*;
 
-/// Runs the whole command line; the program's name is left out of `arguments`.
+/// Runs the whole command line; `arguments` excludes the program's name.
 #[pyfunction]
 fn main(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
     py.detach(|| coorp_cli::run(&arguments))

@@ -1,8 +1,8 @@
-//! How the robots of `coorp.envs.Navigation` move, run into things, arrive and are rewarded.
+//! The motion, collisions, arrivals and rewards of the robots in `coorp.envs.Navigation`.
 //!
-//! The same as `NumpyDynamics` in `python/coorp/envs/dynamics.py`, which is the reference and says what the columns and
-//! parameters mean and where they come from; `python/tests/test_envs.py` holds the two together. It stands here because
-//! a period of 33 ms is 33 ticks of a few hundred operations each: microseconds of arithmetic, milliseconds of NumPy.
+//! Equivalent to `NumpyDynamics` in `python/coorp/envs/dynamics.py`, the reference, which documents the columns, the
+//! parameters and their sources. `python/tests/test_envs.py` compares the two. It is compiled because a period of 33 ms
+//! has 33 ticks of a few hundred operations each: microseconds of arithmetic, milliseconds of NumPy.
 
 use std::f64::consts::PI;
 
@@ -10,9 +10,9 @@ use numpy::{PyReadwriteArray1, PyReadwriteArray2, PyUntypedArrayMethods};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-/// One tick; all integration and all checks are on this grid.
+/// One tick; all integration and all checks use this grid.
 const TICK_S: f64 = 1e-3;
-/// The shaped reward is sampled every so many ticks.
+/// The shaped reward is sampled once in this many ticks.
 const REWARD_TICKS: u64 = 10;
 
 /// Values of `status`; the same as `coorp.envs.Ending`.
@@ -22,7 +22,7 @@ const HIT_ROBOT: u8 = 2;
 const HIT_OBSTACLE: u8 = 3;
 const HIT_WALL: u8 = 4;
 
-/// The numbers of `coorp.envs.Task` that matter here, read off it by name.
+/// The parameters of `coorp.envs.Task` used here, read from it by name.
 #[derive(FromPyObject)]
 pub struct Task {
     width_m: f64,
@@ -74,7 +74,7 @@ impl Robot {
         }
     }
 
-    /// Only what motion changes.
+    /// Writes back only the fields that motion changes.
     fn write(&self, row: &mut [f64]) {
         row[..2].copy_from_slice(&self.position);
         row[2] = self.heading;
@@ -112,8 +112,8 @@ impl NavigationDynamics {
         Self { task }
     }
 
-    /// Moves everything by at most `ticks` from `tick` on; stops after the first tick in which a robot ended, with what
-    /// ended it in `status`. Returns how many ticks were made.
+    /// Advances everything by at most `ticks`, starting at `tick`. Stops after the first tick in which a robot ended,
+    /// with the reason in `status`. Returns the number of ticks done.
     fn advance(
         &self,
         mut robots: PyReadwriteArray2<'_, f64>,
@@ -189,8 +189,8 @@ impl World<'_> {
         }
     }
 
-    /// Marks who collided or arrived, and says whether any did. All are judged by how things stood at the end of the
-    /// tick, so of two robots that touch both have collided.
+    /// Marks robots that collided or arrived, and returns whether any did. All are judged by the state at the end of
+    /// the tick, so if two robots touch, both have collided.
     fn end(&mut self) -> bool {
         let endings: Vec<u8> = (0..self.robots.len()).map(|i| self.ending(i)).collect();
         let any = endings.iter().any(|&ending| ending != DRIVING);
@@ -242,7 +242,7 @@ impl World<'_> {
             .map(|(_, (robot, _))| robot)
     }
 
-    /// For each wall, how far robot `i`'s centre is from it and how fast it comes nearer.
+    /// For each wall, the distance of robot `i`'s centre and its closing speed.
     fn wall_gaps(&self, i: usize) -> [(f64, f64); 4] {
         let ([x, y], [vx, vy]) = (self.robots[i].position, self.robots[i].velocity());
         [
@@ -253,7 +253,7 @@ impl World<'_> {
         ]
     }
 
-    /// Adds a sample of the shaped reward to every robot that drives.
+    /// Adds a sample of the shaped reward to every driving robot.
     fn reward(&mut self) {
         let share = REWARD_TICKS as f64 * TICK_S / self.task.shaping_step_s;
         for i in (0..self.robots.len())
@@ -265,7 +265,7 @@ impl World<'_> {
         }
     }
 
-    /// The published shaping of one 0.1 s step, at the velocity that robot `i` has.
+    /// The published shaping for one 0.1 s step, at robot `i`'s velocity.
     fn shaped(&self, i: usize) -> f64 {
         let (task, me) = (self.task, &self.robots[i]);
         let to_goal = [me.goal[0] - me.position[0], me.goal[1] - me.position[1]];
@@ -288,7 +288,7 @@ impl World<'_> {
         }
     }
 
-    /// When robot `i` hits the first thing if all keep their velocities; none beyond the horizon.
+    /// The time until robot `i`'s first collision if all keep their velocities; `None` beyond the horizon.
     fn expected_collision_s(&self, i: usize) -> Option<f64> {
         let (task, me) = (self.task, &self.robots[i]);
         let (velocity, reach) = (me.velocity(), task.robot_radius_m + task.margin_m);
@@ -329,7 +329,8 @@ fn within(a: [f64; 2], b: [f64; 2], distance: f64) -> bool {
     dot(apart, apart) <= distance * distance
 }
 
-/// When two discs touch whose centres are `apart` and come nearer by `closing`, `reach` being the sum of their radii.
+/// The time until two discs touch: their centres are `apart` and approach by `closing`; `reach` is the sum of their
+/// radii.
 fn time_to_touch(apart: [f64; 2], closing: [f64; 2], reach: f64) -> f64 {
     let approach = dot(apart, closing);
     if approach <= 0.0 {

@@ -1,16 +1,16 @@
 //! What a robot of `coorp.envs.Navigation` perceives: its egocentric image, and pose and goal as numbers.
 //!
-//! The image is square, the robot in its middle and facing up. Each channel shows one kind of thing:
+//! The image is square, with the robot at its centre, facing up. Each channel shows one kind of object:
 //!
 //! | channel | full              | half                                | less |
 //! | ------- | ----------------- | ----------------------------------- | ---- |
-//! | red     | obstacles         | where they were in the last 0.17 s   | what is beyond the walls, at 160 |
-//! | green   | the other robots  | where they were in the last 0.17 s   |      |
+//! | red     | obstacles         | their positions in the last 0.17 s  | beyond the walls, at 160 |
+//! | green   | the other robots  | their positions in the last 0.17 s  |      |
 //! | blue    | the goal          | a ray from the robot towards it     |      |
 //!
-//! The afterglow stands for what a sensor with persistence shows of motion, so that one image tells speeds. Edges are
-//! smooth over one pixel, as motion in a period is less than one. Not modelled: occlusion, noise, perspective.
-//! `python/tests/test_envs.py` has the same as a formula over all pixels, slow and plain, and compares.
+//! The afterglow models a sensor with persistence, so that a single image shows speeds. Edges are smooth over one
+//! pixel, because motion within a period is less than that. Not modelled: occlusion, noise, perspective.
+//! `python/tests/test_envs.py` compares it with a slow, plain formula over all pixels.
 
 use numpy::{PyArray2, PyArray4, PyArrayMethods, PyReadonlyArray1, PyReadonlyArray2, PyUntypedArrayMethods};
 use pyo3::exceptions::PyValueError;
@@ -18,15 +18,15 @@ use pyo3::prelude::*;
 
 use crate::motion::{Obstacle, Robot, DRIVING};
 
-/// Pixels a side.
+/// Pixels per side.
 const SIDE: usize = 64;
 const CHANNELS: usize = 3;
 const IMAGE_BYTES: usize = SIDE * SIDE * CHANNELS;
-/// x, y, cos and sin of the heading, v, w; distance of the goal, cos and sin of its bearing.
+/// x, y, cos and sin of the heading, v, w; distance to the goal, cos and sin of its bearing.
 const VECTOR: usize = 9;
-/// The side of a pixel: 64 of them show 3.2 m on each side.
+/// The size of a pixel: 64 of them show 3.2 m on each side.
 const PIXEL_M: f64 = 0.1;
-/// The middle of the image, in pixels.
+/// The centre of the image, in pixels.
 const MIDDLE: f32 = (SIDE as f32 - 1.0) / 2.0;
 
 const RED: usize = 0;
@@ -40,13 +40,13 @@ const AFTERGLOW_S: f64 = 0.17;
 /// Half the width of the ray to the goal, in pixels.
 const RAY: f32 = 0.75;
 
-/// Images and numbers of all robots.
+/// Images and vectors of all robots.
 type Perceptions<'py> = (Bound<'py, PyArray4<u8>>, Bound<'py, PyArray2<f32>>);
 /// A point or direction in an image: columns to the right, rows downwards, in pixels from the top left.
 type Pixel = [f32; 2];
 
-/// Every robot's image and numbers, or those of one `only`: (n, 64, 64, 3) uint8 and (n, 9) float32. Who has ended sees,
-/// but is not seen. `radii_m` are a robot's and a goal's.
+/// Every robot's image and vector, or those of `only` one: (n, 64, 64, 3) uint8 and (n, 9) float32. A robot that has
+/// ended still sees, but is not seen. `radii_m` are the radii of a robot and a goal.
 #[pyfunction]
 #[pyo3(signature = (robots, status, obstacles, size_m, radii_m, only=None))]
 pub fn perceive<'py>(
@@ -60,7 +60,7 @@ pub fn perceive<'py>(
 ) -> PyResult<Perceptions<'py>> {
     let count = robots.shape()[0];
     if let Some(robot) = only.filter(|robot| *robot >= count) {
-        let problem = format!("there is no robot {robot}; there are {count}, from 0");
+        let problem = format!("there is no robot {robot}; there are {count}, numbered from 0");
         return Err(PyValueError::new_err(problem));
     }
     let seeing = only.map_or(0..count, |robot| robot..robot + 1);
@@ -149,7 +149,7 @@ impl Scene<'_> {
     }
 }
 
-/// From the world to the image of one robot.
+/// Transforms the world into the image of one robot.
 struct View {
     position: [f64; 2],
     cos: f64,
@@ -173,7 +173,7 @@ impl View {
         [MIDDLE - (left / PIXEL_M) as f32, MIDDLE - (ahead / PIXEL_M) as f32]
     }
 
-    /// A disc that moves, and its afterglow.
+    /// A moving disc with its afterglow.
     fn body(&self, at: [f64; 2], velocity: [f64; 2], radius_m: f64, channel: usize, image: &mut Image<'_>) {
         let was = [at[0] - velocity[0] * AFTERGLOW_S, at[1] - velocity[1] * AFTERGLOW_S];
         let (at, was, radius) = (self.pixel(at), self.pixel(was), (radius_m / PIXEL_M) as f32);
@@ -181,9 +181,9 @@ impl View {
         image.capsule(at, at, radius, FULL, channel);
     }
 
-    /// All that is beyond a wall.
+    /// Everything beyond a wall.
     fn walls(&self, size_m: [f64; 2], image: &mut Image<'_>) {
-        // How far a pixel is beyond the wall is linear in column and row; for each wall: outward normal and offset.
+        // How far a pixel is beyond a wall is linear in column and row; for each wall: outward normal and offset.
         let [x, y] = self.position;
         let walls = [
             ([-1.0, 0.0], -x),
@@ -201,7 +201,7 @@ impl View {
     }
 }
 
-/// The bytes of one image, row by row, three to a pixel.
+/// The bytes of one image, row by row, three per pixel.
 struct Image<'a>(&'a mut [u8]);
 
 impl Image<'_> {
@@ -210,7 +210,7 @@ impl Image<'_> {
         *byte = (*byte).max((value + 0.5) as u8);
     }
 
-    /// All points within `radius` of the line from `a` to `b`.
+    /// All points within `radius` of the segment from `a` to `b`.
     fn capsule(&mut self, a: Pixel, b: Pixel, radius: f32, value: f32, channel: usize) {
         let reach = radius + 0.5;
         let Some((top, bottom)) = span(a[1], b[1], reach) else {
@@ -245,7 +245,7 @@ impl Image<'_> {
         }
         for row in 0..SIDE {
             let start = offset + down * row as f32;
-            // Between these two columns, exclusive and in either order, the edge passes; casts cut to the image.
+            // The edge passes between these two columns, exclusive and in either order; the casts clamp to the image.
             let [outside, inside] = [-0.5, 0.5].map(|level: f32| ((level - start) / across).clamp(-1.0, SIDE as f32));
             let (edge, full) = if across > 0.0 {
                 (
@@ -269,7 +269,7 @@ impl Image<'_> {
     }
 }
 
-/// The columns, least and most, between which a line from `a` on by `along` is within `reach` of `row`.
+/// The range of columns in which a line from `a` along `along` is within `reach` of `row`.
 fn within_reach(a: Pixel, along: Pixel, row: f32, reach: f32) -> Option<(f32, f32)> {
     if along[1] == 0.0 {
         return ((row - a[1]).abs() <= reach).then_some((a[0], a[0] + along[0]));
@@ -279,7 +279,7 @@ fn within_reach(a: Pixel, along: Pixel, row: f32, reach: f32) -> Option<(f32, f3
     (first <= last).then_some((a[0] + first * along[0], a[0] + last * along[0]))
 }
 
-/// The pixels that lie within `reach` of what is between `a` and `b`, along one axis.
+/// The pixels within `reach` of the interval between `a` and `b`, along one axis.
 fn span(a: f32, b: f32, reach: f32) -> Option<(usize, usize)> {
     let (low, high) = (
         (a.min(b) - reach).ceil().max(0.0),

@@ -1,4 +1,4 @@
-//! A run's result as Python sees it: the JSON's numbers as attributes, the series as NumPy arrays.
+//! A run's result in Python: the JSON's numbers as attributes, the series as NumPy arrays.
 
 use coorp_sim::results::Run;
 use numpy::{PyArray1, PyArray2, PyArrayMethods};
@@ -6,7 +6,7 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use serde::Serialize;
 
-/// What a run gave. Fields that the team file gives no ground for are None.
+/// The result of a run. Fields that do not apply to the team file are None.
 #[pyclass(module = "coorp", frozen)]
 pub struct Result {
     run: Run,
@@ -43,6 +43,16 @@ impl Result {
     #[getter]
     fn control_latency_ms<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         as_in_json(py, &self.run.result.control_latency_ms)
+    }
+
+    #[getter]
+    fn perception_latency_ms<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        as_in_json(py, &self.run.result.perception_latency_ms)
+    }
+
+    #[getter]
+    fn command_latency_ms<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        as_in_json(py, &self.run.result.command_latency_ms)
     }
 
     #[getter]
@@ -136,12 +146,12 @@ fn json(value: &impl Serialize) -> PyResult<String> {
     serde_json::to_string(value).map_err(|error| PyRuntimeError::new_err(error.to_string()))
 }
 
-/// The value as somebody has it who reads the JSON.
+/// The value as Python parses it from the JSON.
 pub fn as_in_json<'py>(py: Python<'py>, value: &impl Serialize) -> PyResult<Bound<'py, PyAny>> {
     py.import("json")?.call_method1("loads", (json(value)?,))
 }
 
-/// An array with a row a pair.
+/// An array with one row per pair.
 fn pairs<'py>(py: Python<'py>, pairs: &[(f64, f64)]) -> PyResult<Bound<'py, PyArray2<f64>>> {
     let flat: Vec<f64> = pairs.iter().flat_map(|(x, y)| [*x, *y]).collect();
     PyArray1::from_vec(py, flat).reshape([pairs.len(), 2])

@@ -1,4 +1,4 @@
-//! Runs from Python: a whole one at once, or step by step with the events of each step.
+//! Runs from Python: a whole run at once, or step by step with the events of each step.
 
 use std::sync::{Mutex, MutexGuard};
 
@@ -19,15 +19,15 @@ use crate::input;
 use crate::result::Result;
 use crate::team::Team;
 
-/// Virtual time between two looks whether Python has a signal (Ctrl-C) for us.
+/// Virtual time between two checks for Python signals (Ctrl-C).
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
-/// A run, and how messages call it.
+/// A run and its name in messages.
 struct Running {
     session: coorp_sim::Session,
     file: String,
     run: String,
-    /// A rule was broken: what it says from now on would mean nothing.
+    /// An invariant was violated: any further result would be meaningless.
     broken: bool,
 }
 
@@ -47,7 +47,7 @@ impl Running {
         }
     }
 
-    /// Goes on up to `until`, or to a signal. Call it without the GIL.
+    /// Advances up to `until`, or until a signal. Call it without the GIL.
     fn advance(&mut self, until: Instant) -> PyResult<()> {
         loop {
             let next = until.min(self.session.now() + LOOK_EVERY);
@@ -63,7 +63,7 @@ impl Running {
     }
 }
 
-/// Simulates a team under a policy, and returns the result.
+/// Simulates a team under a policy and returns the result.
 #[pyfunction]
 #[pyo3(signature = (team, policy = "coorp", *, duration_s = 60.0, seed = 1, faults = false, sync = None, staleness = None))]
 #[allow(clippy::too_many_arguments)] // Python has them by name.
@@ -95,7 +95,7 @@ pub fn simulate(
     })
 }
 
-/// A run that is taken step by step.
+/// A run that is advanced step by step.
 #[pyclass(module = "coorp", frozen)]
 pub struct Session {
     running: Mutex<Running>,
@@ -169,13 +169,13 @@ impl Session {
 }
 
 impl Session {
-    /// The run. Call it without the GIL: whoever has the run may be waiting for that.
+    /// Locks the run. Call it without the GIL: the thread that has the run may be waiting for the GIL.
     fn lock(&self) -> PyResult<MutexGuard<'_, Running>> {
         let running = self.running.lock();
         running
             .ok()
             .filter(|running| !running.broken)
-            .ok_or_else(|| PyRuntimeError::new_err("this session has failed before; make a new one"))
+            .ok_or_else(|| PyRuntimeError::new_err("this session has failed; create a new one"))
     }
 }
 

@@ -1,11 +1,11 @@
-//! A team as Python sees it: what a co-simulation needs to know of it.
+//! A team in Python: what a co-simulation needs to know about it.
 
 use coorp_team::Sync;
 use pyo3::prelude::*;
 
 use crate::input::{self, Source};
 
-/// What the team file says, read only.
+/// The contents of a team file, read-only.
 #[pyclass(module = "coorp", frozen, get_all)]
 pub struct Team {
     name: String,
@@ -18,7 +18,7 @@ pub struct Team {
     learning: Option<Py<Learning>>,
 }
 
-/// What `[learning]` says, read only.
+/// The contents of `[learning]`, read-only.
 #[pyclass(module = "coorp", frozen, get_all)]
 pub struct Learning {
     parameters: u64,
@@ -86,7 +86,7 @@ impl Learning {
     }
 }
 
-/// Reads a team file and says what is in it.
+/// Reads a team file and returns its contents.
 #[pyfunction]
 pub fn check(py: Python<'_>, team: &Bound<'_, PyAny>) -> PyResult<Team> {
     let Source { team, .. } = input::team(team)?;

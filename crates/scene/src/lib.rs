@@ -1,8 +1,8 @@
-//! From a team file to its channels: how each is configured, and what every link is like at an instant.
+//! From a team file to its channels: the configuration of each, and the state of every link at an instant.
 //!
-//! The simulator and the emulator both take their air from here, so that one file means one thing on both. A link is
-//! what the team file says of it, what distance makes of it while robots move, and what scripted events change.
-//! Left out: seeded faults, which are the simulator's, and what a policy does to a channel but for its RTS threshold.
+//! Both the simulator and the emulator take their air from here, so that a file means the same in both. A link combines
+//! the team file's settings, the distance while robots move, and scripted events. Left out: seeded faults, which belong
+//! to the simulator, and the policy's effect on a channel, apart from its RTS threshold.
 
 use coorp_air::link::{self, Link, PathLoss, Track};
 use coorp_air::phy::{Phy, Rate, Standard};
@@ -10,10 +10,10 @@ use coorp_air::{AccessCategory, Air, Config, Edca, StationId, Wnic};
 use coorp_core::{Duration, Instant, RobotId};
 use coorp_team::{Change, Event, RateOverride, RateSource, Team};
 
-/// How often a moving robot's links are worked out anew.
+/// How often a moving robot's links are recomputed.
 pub const MOVE_EVERY: Duration = Duration::from_millis(100);
 
-/// The station that a robot is on the air.
+/// A robot's station on the air.
 pub fn station(robot: RobotId) -> StationId {
     StationId(robot.0)
 }
@@ -41,8 +41,8 @@ fn standard(air: &coorp_team::Air) -> Standard {
     }
 }
 
-/// A channel with `stations` as the team file describes it, without its links. What lasts longer than `rts_over` opens
-/// with RTS and CTS, and everything does where the file says so.
+/// A channel with `stations` as the team file describes it, without its links. Transmissions longer than `rts_over` are
+/// preceded by RTS/CTS, and all are if the file says so.
 pub fn config(air: &coorp_team::Air, stations: usize, rts_over: Duration) -> Config {
     let wnic = &air.wnic;
     let edca = air.edca.map(|edca| Edca {
@@ -64,6 +64,9 @@ pub fn config(air: &coorp_team::Air, stations: usize, rts_over: Duration) -> Con
         edca,
         rts_over: if air.rts_cts { Duration::ZERO } else { rts_over },
         retries_max: wnic.retries_max,
+        access_point: air.access_point.map(station),
+        eifs: air.eifs,
+        block_ack_request: air.block_ack_request,
         block_ack_frames: if frames_max > 64 { 256 } else { 64 },
         stations: u16::try_from(stations).unwrap_or(u16::MAX),
         wnic: Wnic {
@@ -79,7 +82,7 @@ pub fn config(air: &coorp_team::Air, stations: usize, rts_over: Duration) -> Con
     }
 }
 
-/// The link between robots that nothing is said of.
+/// The default link between robots.
 fn lowest(air: &coorp_team::Air) -> Link {
     Link {
         rate: Rate {
@@ -90,10 +93,10 @@ fn lowest(air: &coorp_team::Air) -> Link {
     }
 }
 
-/// One channel of a team: where everybody is, and what that and the script make of its links.
+/// One channel of a team: the robots' positions, and the resulting links including scripted events.
 #[derive(Clone, Debug)]
 pub struct Scene {
-    /// Which of the team's channels this is, `wlan0`'s being the first.
+    /// The index of this channel in the team; `wlan0`'s is the first.
     interface: usize,
     standard: Standard,
     path_loss: PathLoss,
@@ -101,7 +104,8 @@ pub struct Scene {
 }
 
 impl Scene {
-    /// The scene of `wlan0`, or of another interface as `Team::channels` counts them. One beyond is taken as `wlan0`.
+    /// The scene of `wlan0`, or of another interface numbered as in `Team::channels`. A number out of range means
+    /// `wlan0`.
     pub fn new(team: &Team, interface: usize) -> Self {
         let track = |robot: &coorp_team::Robot| {
             let mut way = vec![robot.position_m?];
@@ -126,7 +130,7 @@ impl Scene {
         self.tracks.iter().flatten().any(Track::moves)
     }
 
-    /// Sets the links of `pairs` as they are at `now`.
+    /// Sets the links of `pairs` to their state at `now`.
     pub fn set_links(&self, team: &Team, pairs: &[(RobotId, RobotId)], now: Instant, air: &mut Air) {
         let going_on = self.going_on(team, now);
         for (from, to) in pairs {
@@ -138,7 +142,7 @@ impl Scene {
         }
     }
 
-    /// The same for those of `pairs` that distance decides.
+    /// The same for those of `pairs` that depend on the distance.
     pub fn move_links(&self, team: &Team, pairs: &[(RobotId, RobotId)], now: Instant, air: &mut Air) {
         let by_distance = |(from, to): &(RobotId, RobotId)| {
             self.tracks.iter().flatten().any(Track::moves)
@@ -150,19 +154,19 @@ impl Scene {
         self.set_links(team, &moving, now, air);
     }
 
-    /// The link from one robot to another as it is at `now`.
+    /// The link from one robot to another at `now`.
     pub fn link(&self, team: &Team, from: RobotId, to: RobotId, now: Instant) -> Link {
         self.link_under(team, &self.going_on(team, now), from, to, now)
     }
 
-    /// When the script next changes something after `now`.
+    /// The time of the script's next change after `now`.
     pub fn next_change(team: &Team, now: Instant) -> Option<Instant> {
         let times = team.events.iter().flat_map(|event| [Some(event.at), event.until]);
         let times = times.flatten().map(|time| Instant::ZERO + time);
         times.filter(|time| *time > now).min()
     }
 
-    /// Whether the script has a robot off at `now`.
+    /// Whether the script has switched a robot off at `now`.
     pub fn dead(team: &Team, robot: RobotId, now: Instant) -> bool {
         let after = now.since(Instant::ZERO);
         team.events.iter().any(|event| {
@@ -170,7 +174,7 @@ impl Scene {
         })
     }
 
-    /// The events that touch this channel at `now`.
+    /// The events that affect this channel at `now`.
     fn going_on<'t>(&self, team: &'t Team, now: Instant) -> Vec<&'t Event> {
         let after = now.since(Instant::ZERO);
         let here = |event: &&Event| event.interface.is_none_or(|only| only == self.interface) && event.active(after);

@@ -1,8 +1,9 @@
 //! Seeded faults, for runs that try to break the decisions rather than measure them.
 //!
-//! In the first two thirds of a run robots die and restart, freeze and thaw, and have their clocks set; messages about
-//! permits are lost, doubled and delayed. In the last third nothing more goes wrong, and everything must recover. The
-//! rules that must hold are in [`Watch`]. Left out: faults of the air itself, which has losses of its own.
+//! In the first two thirds of a run robots die and restart, freeze and thaw, and what they say to each other is lost,
+//! doubled and delayed. In the last third nothing more goes wrong, and everything must recover. The
+//! rules that must hold are in [`Watch`]. Left out: faults of the air itself, which has losses of its own, and clocks that are
+//! set: a robot reads a clock that nobody sets (decision 9).
 
 use coorp_core::policy::Policy;
 use coorp_core::{Duration, Instant, RobotId};
@@ -15,10 +16,8 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 const STRIKE_EVERY: Duration = Duration::from_millis(400);
 /// Longest time that a robot stays dead or frozen.
 const AWAY_MAX: Duration = Duration::from_millis(1_500);
-/// Longest delay of a message about permits.
+/// Longest delay of a message between robots.
 const DELAY_MAX: Duration = Duration::from_millis(400);
-/// Largest step of a clock.
-const STEP_NS_MAX: i64 = 200_000_000;
 /// Longest that a gate may hold without a pause. Windows last milliseconds; the rest is for clocks that were set. Not for
 /// a plan (`schedwifi`), which may leave no gap that a slow packet fits into: that is its price, not a defect.
 const HOLD_MAX: Duration = Duration::from_millis(2_500);
@@ -30,8 +29,6 @@ pub(crate) enum Strike {
     Down { robot: RobotId, dies: bool },
     /// It goes on; with a new incarnation if it had died.
     Up { robot: RobotId, incarnation: Option<u32> },
-    /// Its clock is set by so many nanoseconds.
-    ClockStep(RobotId, i64),
     /// Nothing to do.
     None,
 }
@@ -87,19 +84,14 @@ impl Faults {
         if self.away[place].is_some() {
             return Strike::None;
         }
-        match self.rng.random_range(0..3) {
-            0 => Strike::ClockStep(robot, self.rng.random_range(-STEP_NS_MAX..=STEP_NS_MAX)),
-            kind => {
-                let dies = kind == 1;
-                let away = Duration::from_nanos(self.rng.random_range(0..AWAY_MAX.as_nanos()));
-                self.away[place] = Some((now + away, dies));
-                Strike::Down { robot, dies }
-            }
-        }
+        let dies = self.rng.random_range(0..2) == 0;
+        let away = Duration::from_nanos(self.rng.random_range(0..AWAY_MAX.as_nanos()));
+        self.away[place] = Some((now + away, dies));
+        Strike::Down { robot, dies }
     }
 
-    /// What becomes of a message about permits: the delay of each copy that gets through, none if it is lost.
-    pub fn permit_message(&mut self, now: Instant) -> Vec<Duration> {
+    /// What becomes of a message between robots: the delay of each copy that gets through, none if it is lost.
+    pub fn message(&mut self, now: Instant) -> Vec<Duration> {
         if now >= self.quiet_from {
             return vec![Duration::ZERO];
         }
@@ -123,11 +115,8 @@ impl Faults {
 #[derive(Debug)]
 pub(crate) struct Watch {
     limit: usize,
-    leader: usize,
     /// How long a living robot may wait for a permit while nothing goes wrong.
     wait_max: Duration,
-    /// How long a clock that was set may upset a robot's slice.
-    upset_for: Duration,
     hold_max: Duration,
     robots: Vec<Robot>,
     /// The last time that something went wrong.
@@ -139,7 +128,6 @@ struct Robot {
     waits_since: Option<Instant>,
     /// Since when the gate has let nothing pass, and how much it had before.
     holds_since: Option<(Instant, u64)>,
-    clock_set_at: Option<Instant>,
 }
 
 /// What a robot does at an instant, for [`Watch::check`].
@@ -161,9 +149,7 @@ impl Watch {
         };
         Watch {
             limit,
-            leader: usize::from(team.leader.0),
             wait_max: turn * robots + lease * 4 + Duration::from_secs(2),
-            upset_for: turn + lease * 2 + Duration::from_secs(1),
             hold_max: if policy.schedwifi.is_some() {
                 Duration::MAX
             } else {
@@ -174,14 +160,11 @@ impl Watch {
         }
     }
 
-    pub fn on_trouble(&mut self, robot: RobotId, clock_set: bool, now: Instant) {
+    pub fn on_trouble(&mut self, now: Instant) {
         self.troubled_at = now;
-        if clock_set {
-            self.robots[usize::from(robot.0)].clock_set_at = Some(now);
-        }
     }
 
-    /// Checks the rules. `holders` is the controller's book.
+    /// Checks the rules. `holders` is how many there are by the leader's book.
     ///
     /// # Errors
     /// The rule that is broken.
@@ -190,11 +173,10 @@ impl Watch {
             return Err(format!("never more than LIMIT holders: {holders} in the book"));
         }
         let mut senders = 0;
-        let (troubled_at, wait_max, upset_for) = (self.troubled_at, self.wait_max, self.upset_for);
+        let (troubled_at, wait_max) = (self.troubled_at, self.wait_max);
         let hold_max = self.hold_max;
         for (place, (robot, state)) in self.robots.iter_mut().zip(states).enumerate() {
-            let upset = robot.clock_set_at.is_some_and(|at| now.since(at) < upset_for);
-            senders += usize::from(state.may_send && state.up && !upset);
+            senders += usize::from(state.may_send && state.up);
             let waits = state.up && state.wants_bulk && !state.may_send;
             robot.waits_since = robot.waits_since.or(Some(now)).filter(|_| waits);
             robot.holds_since = match (state.held_after.filter(|_| state.up), robot.holds_since) {
@@ -218,11 +200,7 @@ impl Watch {
                 }
             }
         }
-        // A controller whose clock was set ends slices early or late, as would any.
-        let controller_upset = self.robots[self.leader]
-            .clock_set_at
-            .is_some_and(|at| now.since(at) < upset_for);
-        if senders > self.limit && !controller_upset {
+        if senders > self.limit {
             return Err(format!("never more than LIMIT senders: {senders}"));
         }
         Ok(())

@@ -9,7 +9,7 @@ pub mod events;
 mod faults;
 mod measure;
 mod messages;
-mod mpc;
+pub mod mpc;
 mod plain;
 pub mod results;
 mod schedule;

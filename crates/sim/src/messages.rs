@@ -19,6 +19,8 @@ struct Journey {
     lost: u32,
     /// Packets that the WNIC is done with, or that the host queue dropped.
     left: u32,
+    /// Packets that its sender's kernel has freed.
+    freed: u32,
     sent_at: Instant,
 }
 
@@ -64,6 +66,7 @@ impl MessageFlow {
             arrived: 0,
             lost: 0,
             left: 0,
+            freed: 0,
             sent_at: made_at,
         });
         let mut rest = bytes;
@@ -103,14 +106,20 @@ impl MessageFlow {
         fate.map(|fate| (number, fate))
     }
 
-    /// The WNIC is done with a packet (`acknowledged`, or given up), or the host queue dropped it (not acknowledged).
-    /// Tells whether the whole message has now left its sender, and its fate if this decided it.
-    pub fn on_left(&mut self, packet: &Packet, acknowledged: bool, now: Instant) -> (bool, Option<(u64, Fate)>) {
-        let Some((number, journey)) = self.journey(packet) else {
-            return (false, None);
+    /// The sender's kernel has freed a packet. Returns whether that was the message's last.
+    pub fn on_freed(&mut self, packet: &Packet) -> bool {
+        let Some((_, journey)) = self.journey(packet) else {
+            return false;
         };
+        journey.freed += 1;
+        journey.freed == journey.fragments
+    }
+
+    /// The WNIC is done with a packet (`acknowledged`, or given up), or the host queue dropped it (not acknowledged).
+    /// Tells the message's fate if this decided it.
+    pub fn on_left(&mut self, packet: &Packet, acknowledged: bool, now: Instant) -> Option<(u64, Fate)> {
+        let (number, journey) = self.journey(packet)?;
         journey.left += 1;
-        let gone = journey.left == journey.fragments;
         let fate = if acknowledged {
             None
         } else {
@@ -118,7 +127,16 @@ impl MessageFlow {
             journey.fate(now)
         };
         self.forget();
-        (gone, fate.map(|fate| (number, fate)))
+        fate.map(|fate| (number, fate))
+    }
+
+    /// A packet that had left its sender will not arrive. Tells the message's number and fate if this decided it.
+    pub fn on_lost_underway(&mut self, packet: &Packet, now: Instant) -> Option<(u64, Fate)> {
+        let (number, journey) = self.journey(packet)?;
+        journey.lost += 1;
+        let fate = journey.fate(now);
+        self.forget();
+        fate.map(|fate| (number, fate))
     }
 
     fn forget(&mut self) {
@@ -161,14 +179,16 @@ mod tests {
         let now = start + Duration::from_millis(2);
         for packet in &out[..8] {
             assert_eq!(flow.on_delivered(packet, now), None);
-            assert_eq!(flow.on_left(packet, true, now), (false, None));
+            assert!(!flow.on_freed(packet));
+            assert_eq!(flow.on_left(packet, true, now), None);
         }
         assert_eq!(
             flow.on_delivered(&out[8], now),
             Some((0, Fate::Arrived(Duration::from_millis(2))))
         );
-        assert_eq!(flow.on_left(&out[8], true, now), (true, None));
-        assert_eq!(flow.on_left(&out[9], false, now), (true, Some((1, Fate::Lost))));
+        assert!(flow.on_freed(&out[8]), "all of it");
+        assert_eq!(flow.on_left(&out[8], true, now), None);
+        assert_eq!(flow.on_left(&out[9], false, now), Some((1, Fate::Lost)));
         assert!(flow.journeys.is_empty());
         assert_eq!(
             flow.on_delivered(&out[0], now),

@@ -24,8 +24,12 @@ pub struct PolicyResult {
     pub loops: u64,
     /// Reaction time of those loops, ms.
     pub reaction_ms: Option<Quantiles>,
-    /// Latency of every control message (perceptions and commands), sender's stack to receiver's, ms.
+    /// Latency of every control message (perceptions, commands and plain flows), sender's stack to receiver's, ms.
     pub control_latency_ms: Option<Quantiles>,
+    /// The same of perceptions alone.
+    pub perception_latency_ms: Option<Quantiles>,
+    /// The same of commands alone.
+    pub command_latency_ms: Option<Quantiles>,
     /// Bulk payload delivered a second of time in which some bulk was waiting or under way, Mbit/s.
     pub bulk_mbps: Option<f64>,
     /// `bulk_mbps` over that of `bulk-only` in the same run; null where `bulk-only` was not asked for.

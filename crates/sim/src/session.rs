@@ -59,7 +59,11 @@ impl Session {
         team.events.retain(|event| matches!(event.change, Change::Link { .. }));
         let name = policy.name.clone();
         let scene = Scene::new(&team, 0);
-        let mut world = World::new(team, policy, schedule, options);
+        let unfit = |reason| Error::Unfit {
+            policy: name.clone(),
+            reason,
+        };
+        let mut world = World::new(team, policy, schedule, options).map_err(unfit)?;
         if world.is_empty() {
             return Err(Error::NothingToRun { policy: name });
         }

@@ -16,12 +16,6 @@ pub(crate) fn config(team: &Team, policy: &Policy) -> Config {
     coorp_scene::config(&team.air, team.robots.len(), policy.rts_over)
 }
 
-/// How long all commands of a loop take on a quiet channel.
-pub(crate) fn command_burst(team: &Team, policy: &Policy) -> Duration {
-    let bytes = team.control.map_or(0, |control| control.command_bytes);
-    burst(team, policy, bytes, |robot| (team.leader, robot))
-}
-
 /// How long all perceptions of a loop take on a quiet channel.
 pub(crate) fn perception_burst(team: &Team, policy: &Policy) -> Duration {
     let bytes = team.control.map_or(0, |control| control.perception_bytes);
@@ -34,21 +28,22 @@ fn burst(team: &Team, policy: &Policy, bytes: u64, link: impl Fn(RobotId) -> (Ro
     let voice = config.edca[AccessCategory::Voice.index()];
     let wait = SIFS + SLOT * u64::from(voice.aifsn) + SLOT * u64::from(voice.cw_min) / 2;
     let bytes = u32::try_from(bytes).unwrap_or(u32::MAX).min(MESSAGE_BYTES_MAX);
-    let exchange = |robot| {
-        let (from, to) = link(robot);
-        let ppdu = config
-            .phy
-            .timing(scene.link(team, from, to, Instant::ZERO).rate)
-            .ppdu(bytes);
+    let exchange = |(from, to)| {
+        let rate = scene.link(team, from, to, Instant::ZERO).rate;
+        let (ppdu, control) = (config.phy.timing(rate).ppdu(bytes), config.phy.control_rate(rate));
         let announced = if ppdu > config.rts_over {
-            config.phy.rts() + config.phy.cts() + SIFS * 2
+            control.rts() + control.cts() + SIFS * 2
         } else {
             Duration::ZERO
         };
-        wait + announced + ppdu + SIFS + config.phy.ack()
+        wait + announced + ppdu + SIFS + control.ack()
     };
     let others = (0..team.robots.len() as u16)
         .map(RobotId)
         .filter(|robot| *robot != team.leader);
-    others.map(exchange).fold(Duration::ZERO, |sum, time| sum + time)
+    let hops = others.flat_map(|robot| {
+        let (from, to) = link(robot);
+        team.hops(&team.air, from, to)
+    });
+    hops.map(exchange).fold(Duration::ZERO, |sum, time| sum + time)
 }

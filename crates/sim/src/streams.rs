@@ -193,16 +193,16 @@ impl Stream {
         });
     }
 
-    /// An acknowledgement arrived; those before it that did not are lost.
-    pub fn on_ack(&mut self, packet: &Packet, now: Instant) {
+    /// An acknowledgement arrived; those before it that did not are lost. Returns what it says, unless a newer one came.
+    pub fn on_ack(&mut self, packet: &Packet, now: Instant) -> Option<Ack> {
         while self.acks_base <= packet.tag {
-            let Some(ack) = self.acks_under_way.pop_front() else {
-                return;
-            };
+            let ack = self.acks_under_way.pop_front()?;
             self.acks_base += 1;
             if self.acks_base > packet.tag {
                 self.sender.on_ack(&ack, now);
+                return Some(ack);
             }
         }
+        None
     }
 }

@@ -14,8 +14,8 @@ pub(crate) enum Timer {
     Stack(u32),
     /// The leader's inference ends.
     Inference,
-    /// The leader has waited long enough for the perceptions of this round.
-    RoundTimeout(u64),
+    /// The leader has waited long enough for perceptions.
+    Leader,
     /// A robot's training ends.
     Trained(RobotId),
     /// The batch of training data is full (only where no control loop fills it).
@@ -25,8 +25,6 @@ pub(crate) enum Timer {
     Receiver(u32),
     /// A robot's permits, windows or gate want to be called.
     Agent(RobotId),
-    /// The leader's permit controller wants to be called.
-    Controller,
     /// A plain flow sends its next message, starts or stops.
     FlowTick(u32),
     FlowStart(u32),

@@ -15,31 +15,20 @@ use crate::events::{Event, EventKind};
 use crate::faults::{Faults, Watch};
 use crate::measure::{mac_result, Ahead, Latency, Recorder, Stopwatch};
 use crate::messages::MessageFlow;
-use crate::mpc::Mpc;
+use crate::mpc::{Command, Leader, Mpc};
 use crate::plain::Plain;
 use crate::results::{Charts, PolicyResult, Run};
 use crate::streams::Stream;
 use crate::timers::{Armed, Timer, Timers};
 use crate::Options;
 use coorp_air::{Air, Host, Packet, StationId};
-use coorp_core::arrival::TimeModel;
-use coorp_core::permits::{Controller, Message};
 use coorp_core::policy::Policy;
+use coorp_core::robot::{Message, Stamp};
 use coorp_core::schedwifi::Schedule;
 use coorp_core::{Duration, Instant, RobotId};
 use coorp_team::Team;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
-/// Size of a message about permits, headers left out, bytes.
-const PERMIT_MESSAGE_BYTES: u64 = 48;
-/// What a robot's arrival model adds to a message, bytes: period, phase, two deviations.
-const MODEL_BYTES: u64 = 24;
-/// What a sensor's phase, or a shift of it, adds to a message, bytes.
-const PHASE_BYTES: u64 = 8;
-/// Periods between two steps of steering one robot's phase: the first must have shown in its perceptions.
-const STEER_EVERY: u64 = 10;
-/// A phase this near to where it should be stays: clocks and timers are no better.
-const PHASE_TOLERANCE: Duration = Duration::from_micros(100);
 /// How often the rules are checked.
 pub(crate) const CHECK_EVERY: Duration = Duration::from_millis(5);
 /// Timers that may go off at one instant before the run is taken to be stuck.
@@ -50,10 +39,8 @@ pub(crate) const TIMERS_PER_INSTANT_MAX: u32 = 1_000_000;
 enum Role {
     Perception(RobotId),
     Command(RobotId),
-    /// About permits, from this robot to the leader.
-    ToController(RobotId),
-    /// About permits, from the leader to this robot.
-    FromController(RobotId),
+    /// What one robot says to another: from, to.
+    Word(RobotId, RobotId),
     Plain(u32),
 }
 
@@ -74,36 +61,17 @@ enum Slot {
     Saturated(u32),
 }
 
-/// What a robot tells the leader of itself.
-#[derive(Clone, Copy, Debug, Default)]
-struct Known {
-    /// The arrival model of its perceptions.
-    model: Option<TimeModel>,
-    /// The phase of its sensor's timer.
-    phase: Option<Duration>,
-    /// When its newest perception was made.
-    made_at: Instant,
-}
-
-impl Known {
-    fn learn(&mut self, news: Known) {
-        self.made_at = news.made_at;
-        self.model = news.model.or(self.model);
-        self.phase = news.phase.or(self.phase);
-    }
-}
-
 /// What a message says beyond its size, by the message's number.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 enum Content {
-    /// Which sample the perception is of, and what its robot tells with it.
-    Perception(u64, Known),
-    /// A command of this round, and by how much the robot's next sample is to be later.
-    Command(u64, Duration),
-    /// Inference for the loop that began then has started, with all its perceptions or not; and the arrival models that
-    /// came with them.
-    Clear(Instant, bool),
-    Permit(Message),
+    /// Which sample the perception is of.
+    Perception(u64, Option<Stamp>),
+    /// A command.
+    Command(Command, Option<Stamp>),
+    /// A plain control message.
+    Plain(Stamp),
+    /// What one robot says to another.
+    Word(Message),
 }
 
 struct Channel {
@@ -113,7 +81,7 @@ struct Channel {
 }
 
 /// A message that its sender's stack still has.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Delayed {
     channel: u32,
     bytes: u64,
@@ -134,25 +102,19 @@ pub(crate) struct World {
     plains: Vec<Plain>,
     agents: Vec<Agent>,
     agents_armed: Vec<Armed>,
-    controller: Option<Controller>,
-    controller_armed: Armed,
     mpc: Option<Mpc>,
     drlc: Option<Drlc>,
     faults: Option<Faults>,
     watch: Watch,
     delayed: Vec<Option<Delayed>>,
     delayed_free: Vec<u32>,
-    /// What the leader was last told by each robot.
-    known: Vec<Known>,
     /// When each robot's stack has handed over what it has.
     stack_until: Vec<Instant>,
-    /// Until when each robot is not steered again.
-    steered_until: Vec<Instant>,
-    /// Message flow of each robot's perception, command, and permit messages up and down.
+    /// Message flow of each robot's perception and command.
     perception: Vec<Option<u32>>,
     command: Vec<Option<u32>>,
-    to_controller: Vec<Option<u32>>,
-    from_controller: Vec<Option<u32>>,
+    /// Message flows of what robots say to each other.
+    words: BTreeMap<(RobotId, RobotId), u32>,
     /// Streams and flows of bulk that each robot sends and that have something left.
     bulk_pending: Vec<u32>,
     stream_pending: Vec<bool>,
@@ -175,6 +137,8 @@ struct Counts {
     violations: u64,
     reaction: Latency,
     control_latency: Latency,
+    perception_latency: Latency,
+    command_latency: Latency,
     epochs: u64,
     epoch_started: Instant,
     epoch_time: Duration,
@@ -209,19 +173,9 @@ impl World {
             Timer::Sense(robot) => self.on_sense(robot),
             Timer::Stack(place) => self.on_stack(place),
             Timer::Inference => {
-                // A holder of a permit whose own command comes last knows by it that all are out.
-                let last = self.window_sharers();
-                if let Some(mpc) = &mut self.mpc {
-                    mpc.on_inferred(&last);
-                }
-                self.run_mpc();
+                self.with_leader(|leader, _| leader.on_inferred());
             }
-            Timer::RoundTimeout(round) => {
-                if let Some(mpc) = &mut self.mpc {
-                    mpc.on_round_timeout(round);
-                }
-                self.run_mpc();
-            }
+            Timer::Leader => self.with_leader(Leader::on_deadline),
             Timer::Trained(robot) => self.with_drlc(|drlc| drlc.on_trained(robot)),
             Timer::BatchFull => self.with_drlc(Drlc::on_batch_full),
             Timer::Sender(place) => {
@@ -243,15 +197,6 @@ impl World {
                 if self.agents_armed[place].went_off(now) {
                     self.agents[place].on_deadline(now);
                     self.run_agent(robot);
-                }
-            }
-            Timer::Controller => {
-                if self.controller_armed.went_off(now) {
-                    let local = self.agents[usize::from(self.team.leader.0)].local(now);
-                    if let Some(controller) = &mut self.controller {
-                        controller.on_deadline(local);
-                    }
-                    self.run_controller();
                 }
             }
             Timer::FlowTick(place) => self.on_flow_tick(place),
@@ -282,7 +227,7 @@ impl World {
             let mut packets = std::mem::take(&mut self.outbox);
             for packet in &packets {
                 if let Some(dropped) = air.queue(*packet, now) {
-                    self.dropped(&dropped, now);
+                    self.dropped(packet.from, &dropped, now);
                 }
                 if self.kicks.last() != Some(&packet.from) {
                     self.kicks.push(packet.from);
@@ -342,6 +287,8 @@ impl World {
             loops: counts.loops,
             reaction_ms: counts.reaction.quantiles_ms(),
             control_latency_ms: counts.control_latency.quantiles_ms(),
+            perception_latency_ms: counts.perception_latency.quantiles_ms(),
+            command_latency_ms: counts.command_latency.quantiles_ms(),
             bulk_mbps: (has_bulk && active_s > 0.0).then(|| counts.bulk_bytes as f64 * 8e-6 / active_s),
             bulk_share: None,
             epochs: counts.epochs,

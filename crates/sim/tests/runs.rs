@@ -51,16 +51,101 @@ fn the_same_seed_gives_the_same_json_and_another_seed_another() {
 }
 
 #[test]
-fn what_the_wnic_gave_up_is_sent_again() {
-    let lossy = |policy: &str| {
-        team(&format!(
-            "robot = [{{ name = 'leader', leader = true }}, {{ name = 'far', loss = 0.8 }}]\n[air]\nmcs = 3\n[control]\n\
-             [policy]\n{policy}"
-        ))
+fn what_robots_send_to_one_another_takes_the_channel_twice_unless_directly() {
+    let flow = |air: &str| {
+        let text = format!(
+            "robot = [{{ name = 'base', leader = true }}, {{ name = 'a' }}, {{ name = 'b' }}]\n[air]\n{air}\n\
+             [[flow]]\nname = 'bulk'\nfrom = 'a'\nto = 'b'\nsaturated = true\n\
+             [[flow]]\nname = 'messages'\nfrom = 'b'\nto = 'a'\nperiod = '5ms'\nsize = 4000\nac = 'AC_VO'\n"
+        );
+        let result = run(&team(&text), "edca", &options(3, 1));
+        let (bulk, messages) = (&result.flows[0], &result.flows[1]);
+        assert!(messages.delivered + 10 >= messages.sent, "{messages:?}");
+        (bulk.mbps, messages.latency_ms.expect("messages arrive").p50)
     };
-    let loops = |policy: &str| run(&lossy(policy), "coorp", &options(60, 1)).loops;
-    let (with, without) = (loops(""), loops("resend_lost = false"));
-    assert!(with > 1_000 && with > 5 * without, "{with} with, {without} without");
+    let (direct, through, at_an_end) = (flow("direct = true"), flow(""), flow("access_point = 'b'"));
+    assert!(through.0 < 0.65 * direct.0, "{through:?} {direct:?}");
+    assert!(through.1 > 1.3 * direct.1, "{through:?} {direct:?}");
+    assert_eq!(at_an_end, direct);
+    // What the access point cannot pass on ends there, as lost.
+    let lossy = "robot = [{ name = 'base', leader = true }, { name = 'a' }, { name = 'b' }]\n[air]\n\
+                 [[air.link]]\nfrom = 'base'\nto = 'b'\nloss = 0.9\n\
+                 [[flow]]\nname = 'm'\nfrom = 'a'\nto = 'b'\nperiod = '20ms'\nsize = 4000\nac = 'AC_VO'\n";
+    let result = run(&team(lossy), "edca", &options(3, 1));
+    assert!(
+        result.flows[0].delivered < result.flows[0].sent / 2,
+        "{:?}",
+        result.flows[0]
+    );
+}
+
+#[test]
+fn perceptions_and_commands_have_latencies_of_their_own() {
+    let result = run(&example("navigation.toml"), "mpc-only", &options(5, 1));
+    let [all, perceptions, commands] = [
+        result.control_latency_ms,
+        result.perception_latency_ms,
+        result.command_latency_ms,
+    ]
+    .map(|latency| latency.expect("a loop has both").mean);
+    // Twelve times as long on the air, beside the wait for it; and there are as many of them.
+    assert!(perceptions > 1.3 * commands, "{perceptions} {commands}");
+    assert!(((perceptions + commands) / 2.0 - all).abs() < 0.02 * all, "{all}");
+}
+
+/// Loops that end in ten seconds at 100 Hz, with an inference of so many milliseconds.
+fn loops(inference_ms: u32, more: &str) -> PolicyResult {
+    let text = format!(
+        "robot = [{{ name = 'base', leader = true }}, {{ name = 'a' }}, {{ name = 'b' }}]\n[control]\nrate_hz = 100\n\
+         perception = 200\ncommand = 200\ninference = '{inference_ms}ms'\ninference_spread = 0\n{more}"
+    );
+    run(&team(&text), "mpc-only", &options(10, 1))
+}
+
+#[test]
+fn overlapping_loops_start_by_the_sensors_clock() {
+    let overlap = "overlap = true\nbound = '15ms'\n";
+    // Short of the period nothing overlaps; a loop of 9 ms puts the next off now and then, by jitter.
+    let (apart, together) = (loops(5, ""), loops(5, overlap));
+    assert!(
+        apart.loops > 990 && together.loops == apart.loops,
+        "{apart:?} {together:?}"
+    );
+    // At 9.9 ms and the way there and back, a loop lasts longer than the period: with overlap still one each period.
+    let (apart, together) = (
+        loops(9, "jitter = '0ms'\nstack_delay = '1ms'"),
+        loops(9, &format!("{overlap}jitter = '0ms'\nstack_delay = '1ms'")),
+    );
+    assert!(apart.loops < 900, "{}", apart.loops);
+    assert!(together.loops > 980, "{}", together.loops);
+    assert!(together.reaction_ms.expect("loops end").p50 > 10.0 && together.violation_rate < Some(0.5));
+    // Slower than the period the leader infers back to back, from the newest samples: a reaction stays below the
+    // inference before it, its own, and a period.
+    let slow = loops(25, overlap);
+    assert!((390..=400).contains(&slow.loops), "{}", slow.loops);
+    assert!(
+        slow.reaction_ms.expect("loops end").p99 < 25.0 + 25.0 + 10.0,
+        "{slow:?}"
+    );
+}
+
+#[test]
+fn uniform_jitter_has_a_limit_and_normal_jitter_has_none() {
+    // A loop waits for the later of two samples, so the reaction's tail tells how far apart they are.
+    let spread = |shape: &str| {
+        let result = loops(
+            1,
+            &format!("jitter = '1ms'\nstack_delay = '0ms'\njitter_shape = '{shape}'\n"),
+        );
+        result.reaction_ms.expect("loops end").p999
+    };
+    let widest = 2.0 * 3.0_f64.sqrt() + 1.5;
+    assert!(
+        spread("uniform") < widest && spread("normal") > widest,
+        "{} {}",
+        spread("uniform"),
+        spread("normal")
+    );
 }
 
 #[test]
@@ -153,7 +238,7 @@ fn coordination_keeps_control_on_time_and_bulk_running() {
     );
     let bulk = |result: &PolicyResult| result.bulk_mbps.expect("bulk");
     assert!(
-        bulk(&coorp) > 0.9 * bulk(&edca),
+        bulk(&coorp) > 0.85 * bulk(&edca),
         "{} against {}",
         bulk(&coorp),
         bulk(&edca)

@@ -1,14 +1,15 @@
-//! The policy that runs: a named one, with what the team file's `[policy]` replaces of it.
+//! The effective policy: a named one with the overrides from the team file's `[policy]`.
 
 use crate::model::PolicyOverrides;
 use coorp_core::policy::Policy;
 
 impl PolicyOverrides {
-    /// `policy` with these parts replaced, where it has them.
+    /// `policy` with these overrides applied, as far as it has those parts.
     pub fn apply(&self, policy: &Policy) -> Policy {
         let mut policy = policy.clone();
         replace(&mut policy.ack_every, self.ack_every);
         replace(&mut policy.rts_over, self.rts_over);
+        replace(&mut policy.sight.completions, self.completions);
         if let Some(global) = &mut policy.global {
             replace(&mut global.limit, self.limit);
             replace(&mut global.slice, self.slice);
@@ -27,8 +28,6 @@ impl PolicyOverrides {
             replace(&mut local.shared_windows, self.shared_windows);
             replace(&mut local.steered_phases, self.steered_phases);
             replace(&mut local.window_share_max, self.window_share_max);
-            replace(&mut local.transmit_status, self.transmit_status);
-            replace(&mut local.resend_lost, self.resend_lost);
             replace(&mut local.backlog_max, self.backlog_max.map(Some));
         }
         policy

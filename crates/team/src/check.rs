@@ -1,6 +1,7 @@
-//! The invariants of a `Team`, for teams that were built or changed in code.
+//! The invariants of a `Team`, for teams built or changed in code.
 //!
-//! `parse` never gives a team that fails here. Left out: ranges that are matters of taste, such as the longest period.
+//! `parse` never returns a team that fails here. Left out: ranges that are a matter of taste, such as the longest
+//! period.
 
 use crate::model::{Air, Change, RateOverride, RateSource, Team, Traffic, PATHS_MAX};
 use crate::rules;
@@ -8,11 +9,11 @@ use coorp_core::{Duration, RobotId};
 use std::collections::HashSet;
 
 impl Team {
-    /// Whether the team holds together: ids name robots, names are unique, exactly one robot leads, periods are
+    /// Checks that the team is consistent: ids name robots, names are unique, exactly one robot leads, periods are
     /// positive, rates exist.
     ///
     /// # Errors
-    /// A sentence on the first thing that does not.
+    /// A sentence on the first violation.
     pub fn check(&self) -> Result<(), String> {
         self.check_robots()?;
         for air in self.channels() {
@@ -26,7 +27,7 @@ impl Team {
             ensure(control.period > Duration::ZERO, || {
                 "the control period is zero".to_owned()
             })?;
-            ensure(control.bound <= control.period, || {
+            ensure(control.bound <= control.period || control.overlap, || {
                 "the reaction bound is over the period".to_owned()
             })?;
             ensure(control.bound > Duration::ZERO, || {
@@ -57,7 +58,7 @@ impl Team {
     fn check_robots(&self) -> Result<(), String> {
         let count = self.robots.len();
         ensure((2..=rules::ROBOTS_MAX).contains(&count), || {
-            format!("{count} robots, and a team is 2 to {}", rules::ROBOTS_MAX)
+            format!("{count} robots, but a team has 2 to {}", rules::ROBOTS_MAX)
         })?;
         let mut names = HashSet::new();
         for (index, robot) in self.robots.iter().enumerate() {
@@ -67,20 +68,20 @@ impl Team {
             })?;
             let leads = index == usize::from(self.leader.0);
             ensure(robot.leader == leads, || {
-                format!("it is unclear whether \"{}\" leads", robot.name)
+                format!("\"{}\" is inconsistent about who leads", robot.name)
             })?;
             let points = robot.position_m.iter().chain(&robot.waypoints_m).flatten();
             ensure(points.copied().chain([robot.speed_mps]).all(f64::is_finite), || {
-                format!("\"{}\" is not at a finite place or speed", robot.name)
+                format!("the position or speed of \"{}\" is not finite", robot.name)
             })?;
             let placed = robot.waypoints_m.is_empty() || robot.position_m.is_some();
-            ensure(placed, || format!("\"{}\" has waypoints and no position", robot.name))?;
+            ensure(placed, || format!("\"{}\" has waypoints but no position", robot.name))?;
             let late = robot
                 .phase
                 .zip(self.control)
                 .is_some_and(|(phase, control)| phase >= control.period);
             ensure(!late, || {
-                format!("the phase of \"{}\" is not below the period", robot.name)
+                format!("the phase of \"{}\" is not less than the period", robot.name)
             })?;
         }
         ensure(usize::from(self.leader.0) < count, || "no robot leads".to_owned())
@@ -109,29 +110,29 @@ impl Team {
             _ => true,
         });
         ensure(sorted, || {
-            "links are not sorted by sender and receiver, each once".to_owned()
+            "links are not sorted by sender and receiver without duplicates".to_owned()
         })?;
         for edca in &air.edca {
             let windows = [edca.cw_min, edca.cw_max]
                 .iter()
                 .all(|window| (u32::from(*window) + 1).is_power_of_two());
             ensure(windows && edca.cw_min <= edca.cw_max, || {
-                "a contention window is out of order".to_owned()
+                "a contention window is invalid".to_owned()
             })?;
             ensure(edca.aifsn > 0 && edca.ampdu_frames > 0, || {
                 "an access category cannot send".to_owned()
             })?;
         }
-        // A rate follows from the sender alone, unless a link is described.
+        // The rate depends only on the sender, unless a link is described.
         let others = |from: usize| robot(usize::from(from == 0));
         let plain = (0..self.robots.len()).map(|from| (robot(from), others(from)));
         for (from, to) in plain.chain(air.links.iter().map(|link| (link.from, link.to))) {
             let rate = self.rate_on(air, RateOverride::default(), from, to);
             let rate = rate.ok_or("a link joins robots that do not exist")?;
             ensure(from != to, || "a link joins a robot to itself".to_owned())?;
-            ensure(share(rate.loss), || "a loss is not a share of 1".to_owned())?;
+            ensure(share(rate.loss), || "a loss is not between 0 and 1".to_owned())?;
             ensure((1..=4).contains(&rate.streams), || {
-                "a link has not 1 to 4 streams".to_owned()
+                "a link does not have 1 to 4 streams".to_owned()
             })?;
             match rate.source {
                 RateSource::Mcs(mcs) => {
@@ -146,15 +147,19 @@ impl Team {
 
     fn check_interfaces(&self) -> Result<(), String> {
         ensure(self.interfaces.len() <= rules::INTERFACES_MAX, || {
-            format!("more than {} further interfaces", rules::INTERFACES_MAX)
+            format!("more than {} additional interfaces", rules::INTERFACES_MAX)
         })?;
         for (number, interface) in self.interfaces.iter().enumerate() {
             ensure(self.are_robots(&interface.robots), || {
-                format!("wlan{} has robots that are none", number + 1)
+                format!("wlan{} names robots that do not exist", number + 1)
             })?;
-            ensure(interface.robots.contains(&self.leader), || {
-                format!("the leader has no wlan{}", number + 1)
-            })?;
+            let point = interface.air.access_point.unwrap_or(self.leader);
+            ensure(
+                [self.leader, point]
+                    .iter()
+                    .all(|robot| interface.robots.contains(robot)),
+                || format!("the leader or the access point has no wlan{}", number + 1),
+            )?;
         }
         let bands: Vec<(u16, u16)> = self.channels().map(|air| (air.channel, air.width_mhz)).collect();
         let apart = bands
@@ -167,28 +172,30 @@ impl Team {
     fn check_events(&self) -> Result<(), String> {
         for event in &self.events {
             ensure(event.until.is_none_or(|until| until > event.at), || {
-                "an event ends before it begins".to_owned()
+                "an event ends before it starts".to_owned()
             })?;
             ensure(
                 event.interface.is_none_or(|number| number <= self.interfaces.len()),
-                || "an event is about an interface that is none".to_owned(),
+                || "an event names an interface that does not exist".to_owned(),
             )?;
             let known = match &event.change {
                 Change::Link { from, to, rate } => {
-                    ensure(rate.loss.is_none_or(share), || "a loss is not a share of 1".to_owned())?;
+                    ensure(rate.loss.is_none_or(share), || {
+                        "a loss is not between 0 and 1".to_owned()
+                    })?;
                     ensure(rate.streams.is_none_or(|streams| (1..=4).contains(&streams)), || {
-                        "a link has not 1 to 4 streams".to_owned()
+                        "a link does not have 1 to 4 streams".to_owned()
                     })?;
                     self.are_robots(from.as_slice()) && self.are_robots(to.as_slice())
                 }
                 Change::Partition(robots) | Change::Death(robots) => self.are_robots(robots),
             };
-            ensure(known, || "an event is about robots that are none".to_owned())?;
+            ensure(known, || "an event names robots that do not exist".to_owned())?;
         }
         Ok(())
     }
 
-    /// Whether these robots exist, and stand in order, each once.
+    /// Whether these robots exist and are sorted without duplicates.
     fn are_robots(&self, robots: &[RobotId]) -> bool {
         let exist = robots.iter().all(|robot| usize::from(robot.0) < self.robots.len());
         exist && robots.is_sorted_by(|one, next| one < next)
@@ -233,7 +240,7 @@ fn robot(index: usize) -> RobotId {
     RobotId(u16::try_from(index).unwrap_or(u16::MAX))
 }
 
-/// From 0 to 1, and so a number.
+/// Whether the value is between 0 and 1; false for NaN.
 fn share(value: f64) -> bool {
     (0.0..=1.0).contains(&value)
 }

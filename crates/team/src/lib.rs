@@ -1,7 +1,7 @@
-//! The team file: what a team of robots, its air and its policy are, in TOML.
+//! The team file: a team's robots, air and policy, in TOML.
 //!
-//! `load` reads a file, `parse` a text; both give a validated [`Team`] or a [`LoadError`] that names every problem
-//! with its line and its mend. The format is described in `docs/team-file.md`. Nothing here simulates or decides.
+//! `load` reads a file, `parse` a text. Both return a validated [`Team`], or a [`LoadError`] that lists every problem
+//! with its line and a fix. The format is described in `docs/team-file.md`. Nothing here simulates or decides.
 //!
 //! Left out: includes, variables, and anything that belongs to a run (policy, duration, seed).
 
@@ -11,14 +11,15 @@ mod model;
 mod problem;
 mod read;
 mod recorded;
+mod robot;
 mod rules;
 mod sheet;
 mod units;
 mod wnic;
 
 pub use model::{
-    Air, Category, Change, Control, Edca, Event, Flow, Interface, Learning, Link, LinkRate, Live, PolicyOverrides,
-    RateOverride, RateSource, Robot, Standard, Sync, Team, Traffic, Transport, Wnic, PATHS_MAX, PORTS,
+    Air, Category, Change, Control, Edca, Event, Flow, Interface, JitterShape, Learning, Link, LinkRate, Live,
+    PolicyOverrides, RateOverride, RateSource, Robot, Standard, Sync, Team, Traffic, Transport, Wnic, PATHS_MAX, PORTS,
 };
 pub use problem::LoadError;
 pub use recorded::Recorded;
@@ -28,13 +29,13 @@ use std::io::Read;
 use std::path::Path;
 use toml::de::DeTable;
 
-/// The largest team file, bytes.
+/// The maximum size of a team file, in bytes.
 const FILE_BYTES_MAX: usize = 1 << 20;
 
-/// Reads a time with its unit, such as `33ms`, as a team file has it.
+/// Parses a time with its unit, such as `33ms`, as in a team file.
 ///
 /// # Errors
-/// For what is no such time; the text says what is wrong and what would do.
+/// If the text is not a valid time; the message says what is wrong and how to fix it.
 pub fn duration(text: &str) -> Result<coorp_core::Duration, String> {
     units::duration(text)
 }
@@ -42,7 +43,7 @@ pub fn duration(text: &str) -> Result<coorp_core::Duration, String> {
 /// Reads and validates a team file.
 ///
 /// # Errors
-/// Where the file cannot be read, is no UTF-8 or larger than 1 MiB, and for everything that `parse` refuses.
+/// If the file cannot be read, is not UTF-8, is larger than 1 MiB, or is refused by `parse`.
 pub fn load(path: &Path) -> Result<Team, LoadError> {
     let shown = path.display().to_string();
     let unread = |error: std::io::Error| {
@@ -53,7 +54,7 @@ pub fn load(path: &Path) -> Result<Team, LoadError> {
     };
     let file = std::fs::File::open(path).map_err(unread)?;
     let mut bytes = Vec::new();
-    // One byte more than allowed, to see that there is more; a device without end is not read to its end.
+    // One byte more than allowed, to detect an oversized file without reading an endless device to its end.
     file.take(FILE_BYTES_MAX as u64 + 1)
         .read_to_end(&mut bytes)
         .map_err(unread)?;
@@ -74,12 +75,12 @@ pub fn load(path: &Path) -> Result<Team, LoadError> {
 
 /// Reads and validates a team file's text.
 ///
-/// `file_name` is for messages, and its stem is the team's name where the text gives none. WNIC profiles are looked
-/// for from the folder `base`.
+/// `file_name` is used in messages, and its stem is the default team name. WNIC profiles are resolved relative to the
+/// folder `base`.
 ///
 /// # Errors
-/// Where the text is larger than 1 MiB, is no TOML, or describes no valid team. All problems that can be told apart
-/// are in the one error.
+/// If the text is larger than 1 MiB, is not TOML, or does not describe a valid team. The error contains all independent
+/// problems.
 pub fn parse(text: &str, file_name: &str, base: &Path) -> Result<Team, LoadError> {
     if text.len() > FILE_BYTES_MAX {
         return Err(too_large(file_name));
@@ -89,7 +90,7 @@ pub fn parse(text: &str, file_name: &str, base: &Path) -> Result<Team, LoadError
     let (table, errors) = DeTable::parse_recoverable(text);
     syntax(&problems, file, &errors);
     let mut team = None;
-    // Past a syntax error, tables are cut short and every further problem may be an echo of it.
+    // After a syntax error, tables are cut short, and every further problem may be a consequence of it.
     if errors.is_empty() {
         let stem = Path::new(file_name)
             .file_stem()
@@ -101,7 +102,7 @@ pub fn parse(text: &str, file_name: &str, base: &Path) -> Result<Team, LoadError
         (Some(error), _) => Err(error),
         (None, Some(team)) => Ok(team),
         (None, None) => Err(LoadError::plain(
-            format!("{file_name} describes no team"),
+            format!("{file_name} does not describe a team"),
             "add two [[robot]] tables",
         )),
     }
@@ -110,7 +111,7 @@ pub fn parse(text: &str, file_name: &str, base: &Path) -> Result<Team, LoadError
 /// Records TOML's own errors.
 fn syntax(problems: &Problems, file: usize, errors: &[toml::de::Error]) {
     for error in errors {
-        let mend = "mend the TOML here; https://toml.io shows how it is written";
+        let mend = "fix the TOML here; https://toml.io describes the syntax";
         problems.add(file, error.span().unwrap_or(0..0), error.message(), mend);
     }
 }
@@ -119,6 +120,6 @@ fn too_large(shown: &str) -> LoadError {
     let limit = FILE_BYTES_MAX >> 20;
     LoadError::plain(
         format!("{shown} is larger than {limit} MiB"),
-        "a team file is some kilobytes: is this the right file?",
+        "a team file has a few kilobytes; check that this is the right file",
     )
 }

@@ -1,10 +1,11 @@
-//! What a team file says, validated: plain values with units, ready for the simulator and the robots.
+//! The contents of a team file, validated: plain values with units, ready for the simulator and the robots.
 //!
-//! Defaults follow the navigation testbed of 001 (section VI) and stock Linux stations; each type's reader gives
-//! them. Anything random (phases, fading) is left out: it belongs to a run and its seed.
+//! Defaults follow the navigation testbed of Deng 2022 (section VI) and stock Linux stations; each type's reader sets
+//! them. Random values (phases, fading) are left out: they belong to a run and its seed.
 
 use crate::recorded::Recorded;
 use coorp_core::paths::Duplicate;
+use coorp_core::policy::Completions;
 use coorp_core::{Duration, RobotId};
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -13,28 +14,28 @@ use std::sync::Arc;
 /// The fastest MCS that every standard has at every width and number of streams.
 pub(crate) const MCS_DEFAULT: u8 = 7;
 
-/// A team: what `load` and `parse` return.
+/// A team, as returned by `load` and `parse`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Team {
-    /// `name`, or else the file's stem.
+    /// `name`, or the file's stem by default.
     pub name: String,
-    /// The robots in the file's order; `RobotId` is the place in this list.
+    /// The robots in the file's order; a `RobotId` is an index into this list.
     pub robots: Vec<Robot>,
-    /// The robot that leads: the access point, where inference and permits are.
+    /// The robot that leads: where inference and permits are.
     pub leader: RobotId,
-    /// The channel and the WNICs: every robot's `wlan0`.
+    /// The channel and the WNICs of every robot's `wlan0`.
     pub air: Air,
-    /// More interfaces of the robots: `wlan1`, `wlan2` and so on, in the file's order.
+    /// Additional interfaces of the robots: `wlan1`, `wlan2` and so on, in the file's order.
     pub interfaces: Vec<Interface>,
-    /// What goes wrong, and when.
+    /// Scripted events: what goes wrong, and when.
     pub events: Vec<Event>,
-    /// The MPC loop; `None` where the team has none.
+    /// The MPC loop; `None` if the team has none.
     pub control: Option<Control>,
-    /// The DRLC; `None` where the team does not learn.
+    /// The DRLC; `None` if the team does not learn.
     pub learning: Option<Learning>,
-    /// Plain flows; `FlowId`s of the run are the user's to give.
+    /// Plain flows; the caller assigns the `FlowId`s of a run.
     pub flows: Vec<Flow>,
-    /// Replaces parts of the named policies.
+    /// Overrides of the named policies.
     pub policy: PolicyOverrides,
     /// How the robots find and trust each other on real networks.
     pub live: Live,
@@ -47,31 +48,32 @@ pub struct Robot {
     pub name: String,
     /// True for exactly one robot of a team.
     pub leader: bool,
-    /// Where it stands at the start, metres.
+    /// Its position at the start, in metres.
     pub position_m: Option<[f64; 2]>,
-    /// Where it drives, in a circle: from `position_m` along these points and back to `position_m`. Metres.
+    /// Its route: from `position_m` along these points, back to `position_m`, and again. In metres.
     pub waypoints_m: Vec<[f64; 2]>,
-    /// How fast it drives, metres a second; zero without waypoints.
+    /// Its speed in metres per second; zero without waypoints.
     pub speed_mps: f64,
-    /// Of the links that start at this robot.
+    /// The rate of links that start at this robot.
     pub rate: RateOverride,
-    /// Median training time of a round on this robot; else `Learning::training`.
+    /// Median duration of a training round on this robot; default `Learning::training`.
     pub training: Option<Duration>,
-    /// When its sensor first samples, after the start and below the period; else see `Control::synchronised_phases`.
+    /// The time of its sensor's first sample after the start, less than the period; default: see
+    /// `Control::synchronised_phases`.
     pub phase: Option<Duration>,
-    /// Its clock minus the leader's, nanoseconds.
+    /// Its clock minus the leader's, in nanoseconds.
     pub clock_skew_ns: i64,
-    /// Network interfaces that control goes over, best first; none: whichever the kernel chooses.
+    /// Network interfaces for control, best first; if empty, the kernel chooses.
     pub interfaces: Vec<String>,
-    /// Addresses that the others reach it at, one an interface where both are given; none: found by multicast.
+    /// Addresses at which the others reach it, one per interface if both are given; if empty, it is found by multicast.
     pub addresses: Vec<IpAddr>,
-    /// First of its [`PORTS`] ports, where it is not the team's.
+    /// First of its [`PORTS`] ports, if it differs from the team's.
     pub port: Option<u16>,
 }
 
-/// Ports that a live robot listens on, from its `port` on.
+/// The number of ports that a live robot listens on, starting with its `port`.
 pub const PORTS: u16 = 16;
-/// Paths of a live robot at most, that is its `interfaces` or `addresses`: each has ports of its own among those.
+/// The maximum number of a live robot's paths, its `interfaces` or `addresses`. Each has its own ports among those.
 pub const PATHS_MAX: usize = 4;
 
 /// `[live]`: the team on real sockets.
@@ -79,26 +81,26 @@ pub const PATHS_MAX: usize = 4;
 pub struct Live {
     /// First of the ports that every robot listens on; default 7460.
     pub port: u16,
-    /// Folder of the team's keys; default `keys` beside the team file.
+    /// Folder of the team's keys; default `keys` next to the team file.
     pub keys: PathBuf,
-    /// When control goes over two interfaces at once; default adaptive.
+    /// When control is sent over two interfaces at once; default adaptive.
     pub duplicate: Duplicate,
 }
 
-/// What a robot or a link says of its rate; `None` leaves it to the next wider description.
+/// The rate settings of a robot or a link; `None` defers to the next wider setting.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RateOverride {
     /// A fixed MCS. Excludes `snr_db`.
     pub mcs: Option<u8>,
     /// Spatial streams, 1 to 4.
     pub streams: Option<u8>,
-    /// A fixed signal to noise ratio, from which MCS and losses follow. Excludes `mcs`.
+    /// A fixed signal-to-noise ratio, which determines MCS and losses. Excludes `mcs`.
     pub snr_db: Option<f64>,
-    /// Share of MPDUs lost, 0 to below 1.
+    /// Share of MPDUs lost, from 0 to below 1.
     pub loss: Option<f64>,
 }
 
-/// 802.11 amendments that the air knows.
+/// 802.11 amendments that the air models.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standard {
     /// 802.11n, HT.
@@ -109,7 +111,7 @@ pub enum Standard {
     Ax,
 }
 
-/// `[air]`: the channel, the same for all.
+/// `[air]`: the channel, common to all robots.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Air {
     /// Default 802.11ac.
@@ -122,26 +124,32 @@ pub struct Air {
     pub streams: u8,
     /// 400 or 800 ns (n, ac), 800, 1600 or 3200 ns (ax); default 800.
     pub guard_interval_ns: u16,
-    /// MCS of every link without one of its own.
+    /// MCS of every link that does not set its own.
     pub mcs: Option<u8>,
-    /// Signal to noise ratio of every link without a rate of its own, dB.
+    /// Signal-to-noise ratio of every link without its own rate, in dB.
     pub snr_db: Option<f64>,
-    /// Share of MPDUs lost on every link without a share of its own; comes on top of what `snr_db` or distance cost.
+    /// Share of MPDUs lost on every link without its own share; adds to the losses from `snr_db` or distance.
     pub loss: f64,
-    /// Links that differ, sorted by sender and receiver, each pair once. See `Team::rate`.
+    /// Links with different settings, sorted by sender and receiver, without duplicates. See `Team::rate`.
     pub links: Vec<Link>,
-    /// Whether data is sent behind RTS and CTS; default false.
+    /// Whether RTS/CTS precedes data; default false.
     pub rts_cts: bool,
-    /// Rate of RTS, CTS and acknowledgements: 6, 12 or 24 Mbit/s; default 24.
+    /// Highest rate of RTS, CTS and acknowledgements: 6, 12 or 24 Mbit/s; default 24.
     pub control_rate_mbps: u16,
+    /// The robot that passes on what others send to one another; default the leader. None: all send directly.
+    pub access_point: Option<RobotId>,
+    /// Whether bystanders wait EIFS after a collision; default true.
+    pub eifs: bool,
+    /// Whether a missed block ack is asked for by a BlockAckReq before its frames go again; default false.
+    pub block_ack_request: bool,
     /// Transmit power, dBm; default 20. This and the next two count only where robots have positions.
     pub tx_power_dbm: f64,
-    /// Noise power over the channel's width, receiver's noise figure included, dBm. Default: the thermal noise of
-    /// the width (-174 dBm/Hz) and a noise figure of 7 dB.
+    /// Noise power over the channel's width, including the receiver's noise figure, in dBm. Default: the thermal noise
+    /// of the width (-174 dBm/Hz) plus a noise figure of 7 dB.
     pub noise_dbm: f64,
-    /// Log-distance path loss exponent; default 3, indoors. Free space loss up to 1 m.
+    /// Log-distance path loss exponent; default 3, for indoors. Free-space loss up to 1 m.
     pub path_loss_exponent: f64,
-    /// EDCA parameters: AC_VO, AC_VI, AC_BE, AC_BK.
+    /// EDCA parameters of AC_VO, AC_VI, AC_BE, AC_BK.
     pub edca: [Edca; 4],
     /// The network card of every robot.
     pub wnic: Wnic,
@@ -150,127 +158,127 @@ pub struct Air {
 /// `[[air.link]]`: one direction between two robots.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Link {
-    /// Who sends.
+    /// The sender.
     pub from: RobotId,
-    /// Who receives.
+    /// The receiver.
     pub to: RobotId,
-    /// What differs.
+    /// The settings that differ.
     pub rate: RateOverride,
 }
 
-/// `[[interface]]`: one more interface of the robots, on a channel of its own.
+/// `[[interface]]`: an additional interface of the robots, on its own channel.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Interface {
-    /// Who has it, sorted; the leader, who is its access point, is always among them.
+    /// Who has it, sorted; the leader and its access point are always among them.
     pub robots: Vec<RobotId>,
     /// Its channel and WNICs.
     pub air: Air,
 }
 
-/// `[[event]]`: something that happens to the air or to robots at its time, and ends at another.
+/// `[[event]]`: a temporary change of the air or the robots.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Event {
-    /// When it begins, after the run's start.
+    /// When it starts, after the start of the run.
     pub at: Duration,
     /// When it ends, after `at`; `None`: never.
     pub until: Option<Duration>,
-    /// The interface that it is about, as `Team::channels` counts them; `None`: all.
+    /// The interface affected, numbered as in `Team::channels`; `None`: all.
     pub interface: Option<usize>,
-    /// What happens.
+    /// The change.
     pub change: Change,
 }
 
-/// What an event changes.
+/// The change made by an event.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Change {
-    /// Links have another rate or other losses. Wins over whatever else is said of them; among events the later one
-    /// in the file.
+    /// Links have another rate or other losses. Overrides every other setting; among events, the later one in the file
+    /// wins.
     Link {
-        /// Who sends; `None`: anybody.
+        /// The sender; `None`: any.
         from: Option<RobotId>,
-        /// Who receives; `None`: anybody.
+        /// The receiver; `None`: any.
         to: Option<RobotId>,
-        /// What differs.
+        /// The settings that differ.
         rate: RateOverride,
     },
-    /// These robots hear one another and nobody else, nor does anybody else hear them. Sorted.
+    /// These robots hear only one another, and no other robot hears them. Sorted.
     Partition(Vec<RobotId>),
-    /// These robots are off; afterwards they start anew, knowing nothing. Sorted.
+    /// These robots are off; afterwards they restart without any state. Sorted.
     Death(Vec<RobotId>),
 }
 
-/// The rate of one direction between two robots, all descriptions of it put together by `Team::rate`.
+/// The rate of one direction between two robots, as resolved by `Team::rate`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LinkRate {
-    /// What fixes the MCS.
+    /// What determines the MCS.
     pub source: RateSource,
     /// Spatial streams, 1 to 4.
     pub streams: u8,
-    /// Share of MPDUs lost whatever the signal.
+    /// Share of MPDUs lost regardless of the signal.
     pub loss: f64,
 }
 
-/// What fixes a link's MCS.
+/// What determines a link's MCS.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RateSource {
-    /// This MCS always; valid for the standard, width and streams.
+    /// Always this MCS; valid for the standard, width and streams.
     Mcs(u8),
-    /// The best MCS for this signal to noise ratio, dB, and the losses that go with it.
+    /// The best MCS for this signal-to-noise ratio in dB, with the resulting losses.
     SnrDb(f64),
-    /// Like `SnrDb`, with the ratio from both robots' positions, which both have.
+    /// Like `SnrDb`, with the ratio computed from both robots' positions, which must exist.
     Distance,
 }
 
-/// `[air.ac_vo]` and the like: one access category (IEEE 802.11-2020, 10.23.2, defaults of table 9-155).
+/// `[air.ac_vo]` and so on: one access category (IEEE 802.11-2020, 10.23.2, defaults of table 9-155).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Edca {
-    /// Slots after a SIFS before backoff, 1 to 15.
+    /// Slots after a SIFS before the backoff, 1 to 15.
     pub aifsn: u8,
-    /// Smallest contention window, a power of two less one.
+    /// Smallest contention window, a power of two minus one.
     pub cw_min: u16,
-    /// Largest contention window, a power of two less one, not below `cw_min`.
+    /// Largest contention window, a power of two minus one, at least `cw_min`.
     pub cw_max: u16,
-    /// TXOP limit; zero stands for one PPDU.
+    /// TXOP limit; zero means one PPDU.
     pub txop: Duration,
-    /// MPDUs in an A-MPDU at most, 1 (no aggregation) to 64, for 802.11ax to 256.
+    /// Maximum number of MPDUs in an A-MPDU, 1 (no aggregation) to 64, up to 256 for 802.11ax.
     pub ampdu_frames: u16,
-    /// A-MPDU length at most, bytes.
+    /// Maximum length of an A-MPDU in bytes.
     pub ampdu_bytes: u32,
 }
 
-/// A network card: the profile that `wnic` names.
+/// A network card: the profile named by `wnic`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Wnic {
     /// `ideal`, `mt7612u`, or the path of a profile file.
     pub name: String,
-    /// Frames in each category's hardware queue at most.
+    /// Capacity of each category's hardware queue, in frames.
     pub queue_frames: u16,
-    /// Frames that the driver takes for one receiver before it turns to the next.
+    /// Frames that the driver takes for one receiver before it moves to the next.
     pub burst_frames: u16,
-    /// Frames that the baseband takes out of order of priority: nothing overtakes them. `None`: no such stage.
+    /// Capacity of the commit stage, a FIFO in the baseband in which nothing overtakes. `None`: no such stage.
     pub commit_frames: Option<u16>,
-    /// Whether the driver counts a frame as complete when the baseband has it and not when it was on the air.
+    /// Whether the driver completes a frame when the baseband has it, instead of when it was on the air.
     pub completes_on_transfer: bool,
-    /// Times that a frame is sent again before it is given up.
+    /// Retransmissions of a frame before it is given up.
     pub retries_max: u8,
     /// Caps `Edca::ampdu_frames`.
     pub ampdu_frames_max: Option<u16>,
     /// Caps `Edca::ampdu_bytes`.
     pub ampdu_bytes_max: Option<u32>,
-    /// Least time between the starts of two MPDUs of an A-MPDU; zero for none.
+    /// Minimum time between the starts of two MPDUs of an A-MPDU; zero for none.
     pub mpdu_spacing: Duration,
-    /// Packets in the host queue (FQ-CoDel) at most.
+    /// Capacity of the host queue (FQ-CoDel), in packets.
     pub host_queue_packets: u32,
-    /// Whether the host queue drops by delay (CoDel) too.
+    /// Whether the host queue also drops by delay (CoDel).
     pub codel: bool,
 }
 
-/// `[control]`: the MPC loop (001 section III).
+/// `[control]`: the MPC loop (Deng 2022, section III).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Control {
     /// Time between perceptions of one robot.
     pub period: Duration,
-    /// The reaction bound, not over the period.
+    /// The reaction bound; not over the period unless loops overlap.
     pub bound: Duration,
     /// Size of a perception, bytes.
     pub perception_bytes: u64,
@@ -278,49 +286,62 @@ pub struct Control {
     pub command_bytes: u64,
     /// Standard deviation of a sensor's sampling instant.
     pub jitter: Duration,
+    /// How sampling instants are spread.
+    pub jitter_shape: JitterShape,
+    /// Whether a sensor samples by its clock alone; else not before its robot has the command of its last loop.
+    pub overlap: bool,
     /// Mean of an exponential delay between a message's making and its reaching the host queue.
     pub send_jitter: Duration,
-    /// Median time of the leader's inference.
+    /// Median duration of the leader's inference.
     pub inference: Duration,
-    /// Sigma of the inference time's logarithm; zero for a constant time.
+    /// Sigma of the inference time's logarithm; zero for a constant duration.
     pub inference_sigma: f64,
-    /// Whether all sensors without a `Robot::phase` sample together; else each has a phase drawn from the seed.
+    /// Whether all sensors without a `Robot::phase` sample together; otherwise each has a phase drawn from the seed.
     pub synchronised_phases: bool,
+}
+
+/// A distribution of given standard deviation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum JitterShape {
+    /// Normal: small most of the time, and without a limit.
+    Normal,
+    /// Uniform: up to the square root of three standard deviations either way.
+    Uniform,
 }
 
 /// `[learning]`: the DRLC (001 section III). An epoch is `batch_loops` MPC loops of collecting, the batch's
 /// dissemination, and `rounds` times training on every robot and synchronising.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Learning {
-    /// Parameters of the model.
+    /// Number of model parameters.
     pub parameters: u64,
     /// Bytes of one parameter on the air.
     pub bytes_per_parameter: u8,
-    /// How rounds are kept in step.
+    /// How rounds are synchronised.
     pub sync: Sync,
-    /// MPC loops, and so data items, in a batch.
+    /// MPC loops in a batch, and thus data items.
     pub batch_loops: u32,
     /// Rounds of training and synchronisation on one batch.
     pub rounds: u32,
-    /// Median training time of a robot's round.
+    /// Median duration of the training in a round.
     pub training: Duration,
-    /// Sigma of the training time's logarithm; zero for a constant time.
+    /// Sigma of the training time's logarithm; zero for a constant duration.
     pub training_sigma: f64,
     /// Size of a data item, bytes.
     pub item_bytes: u64,
 }
 
-/// How training rounds are kept in step.
+/// How training rounds are synchronised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sync {
-    /// Bulk synchronous: all wait for the slowest.
+    /// Bulk synchronous: all robots wait for the slowest.
     Bsp,
-    /// Stale synchronous: the fastest is at most so many rounds ahead of the slowest.
+    /// Stale synchronous: the fastest robot is at most this many rounds ahead of the slowest.
     Ssp {
-        /// Rounds, at least 1.
+        /// Number of rounds, at least 1.
         staleness: u32,
     },
-    /// Asynchronous: nobody waits.
+    /// Asynchronous: no robot waits.
     Asp,
 }
 
@@ -329,11 +350,11 @@ pub enum Sync {
 pub struct Flow {
     /// Unique among the flows.
     pub name: String,
-    /// Who sends.
+    /// The sender.
     pub from: RobotId,
-    /// Who receives; not the sender.
+    /// The receiver; differs from the sender.
     pub to: RobotId,
-    /// Where it is queued; default AC_BE.
+    /// Its access category; default AC_BE.
     pub category: Category,
     /// Default UDP.
     pub transport: Transport,
@@ -341,16 +362,16 @@ pub struct Flow {
     pub traffic: Traffic,
     /// When it starts.
     pub start: Duration,
-    /// When it stops, after `start`; `None`: at the run's end.
+    /// When it stops, after `start`; `None`: at the end of the run.
     pub stop: Option<Duration>,
-    /// Whether policies treat it as bulk (permits, gate). Default: where it is saturated and in AC_BE or AC_BK.
+    /// Whether policies treat it as bulk (permits, gate). Default: true if saturated and in AC_BE or AC_BK.
     pub bulk: bool,
-    /// Messages that a periodic flow sends instead of those of its `traffic`, where a run replays a recording. Never
-    /// from a team file.
+    /// Messages that replace those of a periodic flow's `traffic` when a run replays a recording. Never set by a team
+    /// file.
     pub recorded: Option<Arc<Recorded>>,
 }
 
-/// EDCA access categories as the team file names them.
+/// EDCA access categories, as named in the team file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Category {
     /// AC_VO
@@ -364,13 +385,13 @@ pub enum Category {
 }
 
 impl Category {
-    /// 0 for AC_VO to 3 for AC_BK: the place in `Air::edca`.
+    /// The index in `Air::edca`: 0 for AC_VO to 3 for AC_BK.
     pub const fn index(self) -> usize {
         self as usize
     }
 }
 
-/// What carries a flow.
+/// The transport protocol of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Transport {
@@ -378,17 +399,17 @@ pub enum Transport {
     Tcp,
 }
 
-/// What a flow sends.
+/// The traffic of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Traffic {
-    /// Always more to send.
+    /// Always has more to send.
     Saturated {
-        /// Payload of a packet: at most 1472 bytes for UDP, 1448 for TCP, which are the defaults.
+        /// Payload of a packet: at most 1472 bytes for UDP and 1448 for TCP, which are the defaults.
         packet_bytes: u16,
     },
-    /// A message every period.
+    /// One message per period.
     Periodic {
-        /// Size of a message, bytes; it may take several packets.
+        /// Size of a message in bytes; it may take several packets.
         size_bytes: u64,
         /// Time between messages.
         period: Duration,
@@ -397,53 +418,51 @@ pub enum Traffic {
     },
 }
 
-/// `[policy]`: replaces these parts of every named policy that has them; `None` keeps the policy's own.
+/// `[policy]`: overrides these parts of every named policy that has them; `None` keeps the policy's own value.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct PolicyOverrides {
     /// Permits at once (LIMIT).
     pub limit: Option<u16>,
-    /// How long a permit lasts (TIMESLICE).
+    /// The duration of a permit (TIMESLICE).
     pub slice: Option<Duration>,
-    /// After how long a silent holder loses its permit.
+    /// Silence after which a holder loses its permit.
     pub lease: Option<Duration>,
-    /// C: the share of control messages that a window is to catch, 0.5 to below 1.
+    /// C: the share of control messages that a window should cover, 0.5 to below 1.
     pub accuracy: Option<f64>,
-    /// Constant by which windows are extended.
+    /// The constant extension of windows.
     pub extension: Option<Duration>,
     /// p_prot: the percentile, as a share, at which the completion time table is read.
     pub protection_percentile: Option<f64>,
-    /// How far p_prot rises while bulk makes loops late; then bulk also keeps a distance to windows. Not above p_prot:
-    /// neither happens.
+    /// Limit to which p_prot rises while bulk makes loops late; past it, bulk also keeps a distance to windows. If not
+    /// above p_prot, neither happens.
     pub protection_percentile_max: Option<f64>,
-    /// N_samp: samples kept for each depth of the completion time table.
+    /// N_samp: samples per depth of the completion time table.
     pub completion_samples: Option<u16>,
-    /// Forget completion times of a depth that had none for so long.
+    /// Forget the completion times of a depth without samples for this long.
     pub completions_stale: Option<Duration>,
-    /// Hold bulk where the WNIC would take longer than this to drain.
+    /// Hold bulk if the WNIC would take longer than this to drain.
     pub backlog_max: Option<Duration>,
-    /// End a window once its messages have gone.
+    /// End a window when its messages have left.
     pub early_release: Option<bool>,
-    /// Windows for the commands of loops that are at risk.
+    /// Open windows for the commands of loops at risk.
     pub command_windows: Option<bool>,
-    /// Windows of other robots' messages hold this robot's bulk too.
+    /// Windows for other robots' messages also hold this robot's bulk.
     pub shared_windows: Option<bool>,
     /// Steer sensor phases so that windows coincide.
     pub steered_phases: Option<bool>,
-    /// Share of the time that windows may take.
+    /// Maximum share of the time taken by windows.
     pub window_share_max: Option<f64>,
-    /// PPDUs longer than this open with RTS/CTS.
+    /// PPDUs longer than this are preceded by RTS/CTS.
     pub rts_over: Option<Duration>,
-    /// Segments of bulk that are acknowledged at once.
+    /// Segments of bulk per acknowledgement.
     pub ack_every: Option<u32>,
-    /// The gate goes by transmit status, not by the driver's completions.
-    pub transmit_status: Option<bool>,
-    /// Send perceptions and commands again that the WNIC gave up.
-    pub resend_lost: Option<bool>,
+    /// How robots learn that bulk has left them; else by the best source of a stock kernel.
+    pub completions: Option<Completions>,
 }
 
 impl RateOverride {
-    /// This description, with what it leaves open taken from a wider one. An MCS here hides a ratio there and the
-    /// other way round.
+    /// This setting, completed from a wider one. An MCS here hides a signal-to-noise ratio there, and the other way
+    /// round.
     pub fn or(self, wider: RateOverride) -> RateOverride {
         let fixed = self.mcs.is_some() || self.snr_db.is_some();
         RateOverride {
@@ -456,7 +475,7 @@ impl RateOverride {
 }
 
 impl Air {
-    /// What `[air]` says of every link.
+    /// The settings of `[air]` for every link.
     pub(crate) fn rate(&self) -> RateOverride {
         RateOverride {
             mcs: self.mcs,
@@ -474,20 +493,19 @@ impl Team {
         own.unwrap_or(self.live.port)
     }
 
-    /// The robot of this name.
+    /// The robot with this name.
     pub fn robot_named(&self, name: &str) -> Option<RobotId> {
         let at = self.robots.iter().position(|robot| robot.name == name)?;
         u16::try_from(at).ok().map(RobotId)
     }
 
-    /// The rate from one robot to another: what `[[air.link]]` says, else the sender, else `[air]`, else the
-    /// positions, else MCS 7. `None` where a robot does not exist. Events are left out, and so are other interfaces
-    /// than `wlan0`: see `Team::rate_on`.
+    /// The rate from one robot to another: from `[[air.link]]`, the sender, `[air]`, the positions, or MCS 7, in this
+    /// order. `None` if a robot does not exist. Ignores events and interfaces other than `wlan0`: see `Team::rate_on`.
     pub fn rate(&self, from: RobotId, to: RobotId) -> Option<LinkRate> {
         self.rate_on(&self.air, RateOverride::default(), from, to)
     }
 
-    /// The same on any channel of the team, with what `now` says of the link ahead of everything else.
+    /// The same on any channel of the team, with `now` taking precedence over everything else.
     pub fn rate_on(&self, air: &Air, now: RateOverride, from: RobotId, to: RobotId) -> Option<LinkRate> {
         let sender = self.robots.get(usize::from(from.0))?;
         let receiver = self.robots.get(usize::from(to.0))?;
@@ -509,9 +527,16 @@ impl Team {
         Some(LinkRate { source, streams, loss })
     }
 
-    /// The channels in the order of the interfaces on them: `wlan0`, which is `Team::air`, then `Team::interfaces`.
+    /// The channels in the order of their interfaces: `wlan0`, which is `Team::air`, then `Team::interfaces`.
     pub fn channels(&self) -> impl Iterator<Item = &Air> {
         std::iter::once(&self.air).chain(self.interfaces.iter().map(|interface| &interface.air))
+    }
+
+    /// The ways that a packet takes on a channel of this team: one, or two through the access point.
+    pub fn hops(&self, air: &Air, from: RobotId, to: RobotId) -> impl Iterator<Item = (RobotId, RobotId)> {
+        let point = air.access_point.filter(|point| ![from, to].contains(point));
+        let first = (from, point.unwrap_or(to));
+        std::iter::once(first).chain(point.map(|point| (point, to)))
     }
 
     /// Whether a robot has the interface of this number, `wlan0` being the first.
@@ -525,7 +550,7 @@ impl Team {
 }
 
 impl Event {
-    /// Whether it is going on so long after the start.
+    /// Whether the event is active at this time after the start.
     pub fn active(&self, after: Duration) -> bool {
         self.at <= after && self.until.is_none_or(|until| after < until)
     }

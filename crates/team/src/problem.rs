@@ -1,7 +1,7 @@
-//! Problems with a team file, and the text that shows them: file, line, column, the line itself, and the mend.
+//! Problems with a team file, and how they are shown: file, line, column, the line itself, and the fix.
 //!
-//! All problems of a file are gathered, so that one run shows them all. Left out: colours (the text is the same on
-//! a terminal, in a log and in a test).
+//! All problems of a file are collected, so that one run shows them all. Left out: colours (the text is the same on a
+//! terminal, in a log and in a test).
 
 use crate::units::clip;
 use codespan_reporting::diagnostic::{Diagnostic, Label};
@@ -11,14 +11,14 @@ use std::cell::RefCell;
 use std::fmt;
 use std::ops::Range;
 
-/// Problems shown at most; the rest are only counted.
+/// Maximum number of problems shown; the rest are only counted.
 const SHOWN_MAX: usize = 25;
-/// Problems kept at most; a file of nothing but mistakes must not take memory without bound.
+/// Maximum number of problems kept, so that a file full of mistakes cannot use unlimited memory.
 const KEPT_MAX: usize = 1_000;
-/// Bytes of a source line that is still worth showing.
+/// Maximum length of a source line worth showing, in bytes.
 const LINE_BYTES_MAX: usize = 300;
 
-/// Why a team file could not be used. `Display` gives the whole text for the user, several lines long.
+/// Why a team file could not be used. `Display` returns the complete text for the user, in several lines.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoadError {
     text: String,
@@ -26,7 +26,7 @@ pub struct LoadError {
 }
 
 impl LoadError {
-    /// How many problems were found, at least one.
+    /// The number of problems found, at least one.
     pub fn problems(&self) -> usize {
         self.problems
     }
@@ -48,27 +48,27 @@ impl fmt::Display for LoadError {
 
 impl std::error::Error for LoadError {}
 
-/// One problem: where, what, and how to mend it.
+/// One problem: where it is, what it is, and how to fix it.
 #[derive(Clone, Debug)]
 struct Problem {
     file: usize,
     span: Range<usize>,
     message: String,
     mend: String,
-    /// Another place that matters, such as the first of two equal names.
+    /// Another relevant place, such as the first of two equal names.
     other: Option<(Range<usize>, &'static str)>,
 }
 
-/// Gathers problems while a file is read.
+/// Collects problems while a file is read.
 #[derive(Debug, Default)]
 pub(crate) struct Problems {
     found: RefCell<Vec<Problem>>,
-    /// Names and texts of the files that spans point into: the team file first, then its WNIC profile.
+    /// Names and texts of the files that spans refer to: the team file first, then its WNIC profile.
     files: RefCell<Vec<(String, String)>>,
 }
 
 impl Problems {
-    /// Makes a text known and returns its number, to be passed to `add`.
+    /// Registers a text and returns its number for `add`.
     pub(crate) fn file(&self, name: &str, text: &str) -> usize {
         let mut files = self.files.borrow_mut();
         files.push((name.chars().filter(|c| !c.is_control()).collect(), text.to_owned()));
@@ -86,7 +86,7 @@ impl Problems {
         });
     }
 
-    /// Records a problem between two places of one file.
+    /// Records a problem that involves two places of a file.
     pub(crate) fn add_pair(
         &self,
         file: usize,
@@ -111,17 +111,17 @@ impl Problems {
         }
     }
 
-    /// Whether no more are kept: looking for mends is wasted from here on.
+    /// Whether the limit is reached, so that searching for fixes is wasted from here on.
     pub(crate) fn full(&self) -> bool {
         self.count() >= KEPT_MAX
     }
 
-    /// How many there are so far.
+    /// The number of problems so far.
     pub(crate) fn count(&self) -> usize {
         self.found.borrow().len()
     }
 
-    /// The error that shows them in the order of the files' lines, or `None` where there are none.
+    /// The error that shows the problems ordered by file and line, or `None` without problems.
     pub(crate) fn into_error(self) -> Option<LoadError> {
         let mut found = self.found.into_inner();
         if found.is_empty() {
@@ -130,7 +130,7 @@ impl Problems {
         found.sort_by_key(|problem| (problem.file, problem.span.start));
         let mut files = SimpleFiles::new();
         for (name, text) in self.files.into_inner() {
-            // TOML refuses control characters, but the line that holds one is still shown.
+            // TOML refuses control characters, but the line that contains one is still shown.
             let shown = text
                 .chars()
                 .map(|c| if c.is_ascii_control() && c != '\n' { ' ' } else { c });
@@ -143,7 +143,7 @@ impl Problems {
         match found.len() {
             1 => {}
             count @ 2..=SHOWN_MAX => text.push_str(&format!("{count} problems found\n")),
-            count => text.push_str(&format!("{count} problems found, the first {SHOWN_MAX} are shown\n")),
+            count => text.push_str(&format!("{count} problems found; the first {SHOWN_MAX} are shown\n")),
         }
         Some(LoadError {
             text,
@@ -185,20 +185,20 @@ impl Problem {
             .with_message(&self.message)
             .with_labels(labels)
             .with_notes(vec![self.mend.clone()]);
-        // The renderer can fail only on a file or a place that it does not know, and both are ours.
+        // The renderer fails only on an unknown file or place, and both are ours.
         term::emit_into_string(&term::Config::default(), files, &diagnostic)
             .unwrap_or_else(|_| format!("error: {}\n  = {}\n\n", self.message, self.mend))
     }
 }
 
-/// Where a place that cannot be found is said to be.
+/// The place reported if the real one cannot be found.
 const BEGINNING: codespan_reporting::files::Location = codespan_reporting::files::Location {
     line_number: 1,
     column_number: 1,
 };
 
-/// The span made to fit the text: inside it, on character boundaries, and on one line, so that a table is shown by
-/// its first line.
+/// The span adjusted to the text: inside it, on character boundaries, and on one line, so that a table is shown by its
+/// first line.
 fn within(text: &str, span: &Range<usize>) -> Range<usize> {
     let floor = |mut at: usize| {
         at = at.min(text.len());

@@ -1,32 +1,32 @@
-//! Recorded messages that drive a flow: plain data, which whoever has read a recording puts into a team.
+//! Recorded messages that drive a flow: plain data that the reader of a recording adds to a team.
 //!
-//! Left out: reading recordings, which is I/O and so not for here; and the team file has no words for it, since a
+//! Left out: reading recordings, which is I/O and does not belong here. The team file cannot express them, because a
 //! recording belongs to a run.
 
 use coorp_core::Duration;
 
-/// When a flow's messages were made and how large they were. After the last the recording begins anew, so that a run
-/// of any length can be driven by it.
+/// When a flow's messages were created and how large they were. After the last message the recording repeats, so that
+/// it can drive a run of any length.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recorded {
-    /// By time: since the recording's beginning, and size in bytes. Never empty.
+    /// Sorted by time since the start of the recording; sizes in bytes. Never empty.
     messages: Vec<(Duration, u64)>,
-    /// From one beginning to the next, after the last message.
+    /// The period of the repetition, longer than the last message's time.
     length: Duration,
 }
 
 impl Recorded {
-    /// The messages of one flow, each with its time since the recording's beginning and its size in bytes, in any
-    /// order; and after how long they begin anew. Flows of one recording keep their phases where their beginning and
-    /// `length` are the same.
+    /// The messages of one flow in any order, each with its time since the start of the recording and its size in
+    /// bytes, and the period after which they repeat. Flows of one recording keep their relative phases if they share
+    /// the start and `length`.
     ///
     /// # Errors
-    /// A sentence where there is no message, an empty one, or one that is not before `length`.
+    /// If there is no message, a message is empty, or a message is not before `length`.
     pub fn new(mut messages: Vec<(Duration, u64)>, length: Duration) -> Result<Recorded, String> {
         messages.sort_unstable();
         let last = messages.last().ok_or("the recording has no message")?;
         if last.0 >= length {
-            return Err(format!("a message at {} is not within the {length} recorded", last.0));
+            return Err(format!("a message at {} is not within the recorded {length}", last.0));
         }
         if messages.iter().any(|(_, bytes)| *bytes == 0) {
             return Err("a recorded message is empty".to_owned());
@@ -34,7 +34,7 @@ impl Recorded {
         Ok(Recorded { messages, length })
     }
 
-    /// When message `number` is made, since the start of the flow, and its size in bytes.
+    /// The time of message `number` since the start of the flow, and its size in bytes.
     pub fn message(&self, number: u64) -> (Duration, u64) {
         let count = self.messages.len() as u64;
         let (at, bytes) = self.messages[(number % count) as usize];
@@ -64,7 +64,7 @@ mod tests {
         assert!(Recorded::new(Vec::new(), MS).unwrap_err().contains("no message"));
         assert!(Recorded::new(vec![(MS, 1)], MS)
             .unwrap_err()
-            .contains("not within the 1ms"));
+            .contains("not within the recorded 1ms"));
         assert!(Recorded::new(vec![(MS, 0)], MS * 2).unwrap_err().contains("empty"));
     }
 }

@@ -1,38 +1,38 @@
-//! Rules that both the reader and `Team::check` hold a team to: limits, and which MCS exist.
+//! Rules that apply to both the reader and `Team::check`: limits, and which MCS exist.
 //!
-//! MCS by IEEE 802.11-2020, 19.5 (HT) and 21.5 (VHT), and IEEE 802.11ax-2021, 27.5 (HE). Left out: unequal
+//! MCS according to IEEE 802.11-2020, 19.5 (HT) and 21.5 (VHT), and IEEE 802.11ax-2021, 27.5 (HE). Left out: unequal
 //! modulation, 160 MHz, HE's dual carrier modulation.
 
 use crate::model::{Robot, Standard, PORTS};
 use std::collections::HashMap;
 
-/// Robots in a team at most.
+/// Maximum number of robots in a team.
 pub(crate) const ROBOTS_MAX: usize = 1_000;
-/// Flows in a team at most.
+/// Maximum number of flows in a team.
 pub(crate) const FLOWS_MAX: usize = 10_000;
-/// `[[air.link]]` tables at most.
+/// Maximum number of `[[air.link]]` tables.
 pub(crate) const LINKS_MAX: usize = 10_000;
-/// Waypoints of a robot at most.
+/// Maximum number of a robot's waypoints.
 pub(crate) const WAYPOINTS_MAX: usize = 1_000;
-/// `[[interface]]` tables at most; no robot carries more cards.
+/// Maximum number of `[[interface]]` tables; no robot carries more cards.
 pub(crate) const INTERFACES_MAX: usize = 7;
-/// `[[event]]` tables at most.
+/// Maximum number of `[[event]]` tables.
 pub(crate) const EVENTS_MAX: usize = 1_000;
-/// Channel numbers of the 5 GHz band, in the blocks that wider channels are made of.
+/// Channel numbers of the 5 GHz band, in the blocks that form wider channels.
 pub(crate) const CHANNELS: [u16; 28] = [
     36, 40, 44, 48, 52, 56, 60, 64, 100, 104, 108, 112, 116, 120, 124, 128, 132, 136, 140, 144, 149, 153, 157, 161,
     165, 169, 173, 177,
 ];
-/// Characters of a name at most.
+/// Maximum number of characters in a name.
 pub(crate) const NAME_CHARS_MAX: usize = 64;
 
-/// Ports that a robot may begin at: above the privileged ones, and with room for all of them.
+/// Valid first ports of a robot: above the privileged ones, with room for all of its ports.
 pub(crate) const PORT_RANGE: std::ops::RangeInclusive<u16> = 1_024..=u16::MAX - PORTS;
 
-/// What is wrong, and what to do about it.
+/// What is wrong, and how to fix it.
 pub(crate) type Fault = (String, String);
 
-/// Whether the standard has this MCS at this width and number of streams.
+/// Checks that the standard has this MCS at this width and number of streams.
 pub(crate) fn mcs(standard: Standard, width_mhz: u16, streams: u8, mcs: u8) -> Result<(), Fault> {
     let (name, most) = match standard {
         Standard::N => ("802.11n", 7),
@@ -42,7 +42,7 @@ pub(crate) fn mcs(standard: Standard, width_mhz: u16, streams: u8, mcs: u8) -> R
     if standard == Standard::N && (8..32).contains(&mcs) {
         let mend = format!("write `mcs = {}` and `streams = {}`", mcs % 8, mcs / 8 + 1);
         return Err((
-            format!("MCS {mcs} counts the streams too; here 802.11n has MCS 0 to 7 for each stream"),
+            format!("MCS {mcs} includes the streams; here 802.11n has MCS 0 to 7 per stream"),
             mend,
         ));
     }
@@ -68,8 +68,8 @@ pub(crate) fn mcs(standard: Standard, width_mhz: u16, streams: u8, mcs: u8) -> R
     Ok(())
 }
 
-/// Whether two channels share any of the band. A channel of 40 or 80 MHz is the pair or the four of 20 MHz channels
-/// that its number is one of (IEEE 802.11-2020, annex E, table E-4).
+/// Whether two channels overlap. A channel of 40 or 80 MHz consists of the pair or the four of 20 MHz channels that
+/// contain its number (IEEE 802.11-2020, annex E, table E-4).
 pub(crate) fn overlap(one: (u16, u16), other: (u16, u16)) -> bool {
     let parts = |(channel, width_mhz): (u16, u16)| {
         let place = CHANNELS.iter().position(|known| *known == channel).unwrap_or(0);
@@ -81,11 +81,11 @@ pub(crate) fn overlap(one: (u16, u16), other: (u16, u16)) -> bool {
     one.start < other.end && other.start < one.end
 }
 
-/// Whether a robot or a flow may be called so: the name goes into file names, keys of the fabric and reports.
+/// Checks a name of a robot or flow: it is used in file names, keys of the fabric and reports.
 pub(crate) fn name(name: &str) -> Result<(), Fault> {
     let fits = |c: char| c.is_alphanumeric() || matches!(c, '-' | '_' | '.');
     if name.is_empty() || name.chars().count() > NAME_CHARS_MAX || !name.chars().all(fits) {
-        let message = format!("\"{}\" cannot be a name", crate::units::clip(name));
+        let message = format!("\"{}\" is not a valid name", crate::units::clip(name));
         return Err((
             message,
             format!("use 1 to {NAME_CHARS_MAX} letters, digits, `-`, `_` and `.`"),
@@ -94,19 +94,22 @@ pub(crate) fn name(name: &str) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Whether Linux may call an interface so.
+/// Checks that Linux accepts this interface name.
 pub(crate) fn interface(name: &str) -> Result<(), Fault> {
     const BYTES_MAX: usize = 15;
-    // A semicolon or a hash would end the name in an address of the fabric.
+    // A semicolon or a hash would terminate the name in an address of the fabric.
     let fits = |c: char| c.is_ascii_graphic() && !matches!(c, '/' | ':' | ';' | '#' | '?' | '=');
     if name.is_empty() || name.len() > BYTES_MAX || !name.chars().all(fits) || matches!(name, "." | "..") {
-        let message = format!("\"{}\" cannot be an interface", crate::units::clip(name));
-        return Err((message, "`ip link` shows this machine's, such as \"wlan0\"".to_owned()));
+        let message = format!("\"{}\" is not a valid interface name", crate::units::clip(name));
+        return Err((
+            message,
+            "`ip link` lists this machine's interfaces, such as \"wlan0\"".to_owned(),
+        ));
     }
     Ok(())
 }
 
-/// The first two robots, the later one first, that would listen at the same address on the same ports.
+/// The first two robots, the later one first, that would listen on the same ports of the same address.
 pub(crate) fn ports_clash(robots: &[Robot], port: u16) -> Option<(usize, usize)> {
     let mut taken: HashMap<_, Vec<(u16, usize)>> = HashMap::new();
     for (index, robot) in robots.iter().enumerate() {

@@ -1,7 +1,7 @@
-//! One TOML table being read: typed values with ranges, and a problem for everything that does not fit.
+//! Reads one TOML table: typed values with ranges, and a problem for everything invalid.
 //!
-//! Own reading instead of serde's: serde stops at the first mistake, and a user with five wants to see five.
-//! A value that is wrong counts as absent for the reader, which goes on with the default; `Sheet::sound` tells.
+//! This replaces serde, which stops at the first mistake; a user with five mistakes wants to see five. An invalid value
+//! counts as absent for the reader, which continues with the default; `Sheet::sound` tells.
 
 use crate::problem::Problems;
 use crate::units::{self, clip};
@@ -10,11 +10,11 @@ use std::ops::{Range, RangeInclusive};
 use toml::de::{DeTable, DeValue};
 use toml::Spanned;
 
-/// A TOML table, the keys asked of it so far, and where problems go.
+/// A TOML table, the keys requested so far, and where problems are reported.
 pub(crate) struct Sheet<'t> {
     table: &'t DeTable<'t>,
     span: Range<usize>,
-    /// As messages name it: `[air]`.
+    /// Its name in messages: `[air]`.
     title: String,
     asked: Vec<&'static str>,
     problems: &'t Problems,
@@ -22,7 +22,7 @@ pub(crate) struct Sheet<'t> {
     file: usize,
 }
 
-/// A value and where it stands.
+/// A value and its place in the file.
 pub(crate) type Placed<T> = (T, Range<usize>);
 
 impl<'t> Sheet<'t> {
@@ -46,32 +46,32 @@ impl<'t> Sheet<'t> {
         }
     }
 
-    /// As messages name it.
+    /// Its name in messages.
     pub(crate) fn title(&self) -> &str {
         &self.title
     }
 
-    /// Where the table begins.
+    /// Where the table starts.
     pub(crate) fn span(&self) -> Range<usize> {
         self.span.clone()
     }
 
-    /// Where the value of `key` stands, or else the table.
+    /// Where the value of `key` is, or the table if the key is absent.
     pub(crate) fn span_of(&self, key: &str) -> Range<usize> {
         self.table.get(key).map_or_else(|| self.span(), Spanned::span)
     }
 
-    /// Whether the key is there, be its value right or wrong.
+    /// Whether the key is present, valid or not.
     pub(crate) fn has(&self, key: &str) -> bool {
         self.table.contains_key(key)
     }
 
-    /// Whether no problem was found since this sheet was opened: only then may values be held against each other.
+    /// Whether no problem was found since this sheet was opened: only then may values be compared with each other.
     pub(crate) fn sound(&self) -> bool {
         self.problems.count() == self.problems_before
     }
 
-    /// Where this sheet's problems go, and the file they are in.
+    /// Where this sheet's problems are reported, and their file.
     pub(crate) fn problems(&self) -> (&'t Problems, usize) {
         (self.problems, self.file)
     }
@@ -81,7 +81,7 @@ impl<'t> Sheet<'t> {
         self.problems.add(self.file, self.span_of(key), message, mend);
     }
 
-    /// Records a problem where `key` is needed and absent. A key that is there with a wrong value has its own.
+    /// Records a problem if `key` is required and absent. A key with an invalid value already has its own problem.
     pub(crate) fn missing(&self, key: &str, mend: impl Into<String>) {
         if !self.has(key) {
             let message = format!("{} has no `{key}`", self.title);
@@ -89,7 +89,7 @@ impl<'t> Sheet<'t> {
         }
     }
 
-    /// Records a problem where both keys are set; they exclude each other.
+    /// Records a problem if both keys are set; they exclude each other.
     pub(crate) fn exclude(&self, key: &str, other: &str, why: &str) {
         if self.has(key) && self.has(other) {
             let message = format!("{} sets both `{key}` and `{other}`", self.title);
@@ -107,13 +107,13 @@ impl<'t> Sheet<'t> {
         self.problem(key, message, format!("write {wanted}"));
     }
 
-    /// A text.
+    /// A text value.
     pub(crate) fn string(&mut self, key: &'static str) -> Option<Placed<&'t str>> {
         let value = self.value(key)?;
         match value.get_ref() {
             DeValue::String(text) => Some((text.as_ref(), value.span())),
             other => {
-                self.wrong_type(key, other, "a text in quotes");
+                self.wrong_type(key, other, "a string in quotes");
                 None
             }
         }
@@ -124,14 +124,14 @@ impl<'t> Sheet<'t> {
         let Some(value) = self.value(key) else {
             return Vec::new();
         };
-        let wanted = format!("a list of texts, such as {example}");
+        let wanted = format!("a list of strings, such as {example}");
         let DeValue::Array(list) = value.get_ref() else {
             self.wrong_type(key, value.get_ref(), &wanted);
             return Vec::new();
         };
         if list.len() > most {
             let message = format!("`{key}` has {} entries", list.len());
-            self.problem(key, message, format!("keep it to {most}"));
+            self.problem(key, message, format!("use at most {most}"));
             return Vec::new();
         }
         let mut texts = Vec::with_capacity(list.len());
@@ -139,7 +139,7 @@ impl<'t> Sheet<'t> {
             match entry.get_ref() {
                 DeValue::String(text) => texts.push((text.as_ref(), entry.span())),
                 other => {
-                    let message = format!("`{key}` holds {}, not a text", kind(other));
+                    let message = format!("`{key}` contains {}, not a string", kind(other));
                     self.problems
                         .add(self.file, entry.span(), message, format!("write {wanted}"));
                 }
@@ -158,7 +158,7 @@ impl<'t> Sheet<'t> {
         None
     }
 
-    /// A whole number within `range`.
+    /// An integer within `range`.
     pub(crate) fn integer<T>(&mut self, key: &'static str, range: RangeInclusive<T>) -> Option<T>
     where
         T: Copy + TryFrom<i128> + Into<i128> + PartialOrd,
@@ -180,7 +180,7 @@ impl<'t> Sheet<'t> {
         fits
     }
 
-    /// A number within `range`, whole or not; never NaN or infinite.
+    /// A number within `range`, integer or not; never NaN or infinite.
     pub(crate) fn number(&mut self, key: &'static str, range: RangeInclusive<f64>) -> Option<f64> {
         let value = self.value(key)?.get_ref();
         let Some(number) = as_number(value) else {
@@ -196,13 +196,13 @@ impl<'t> Sheet<'t> {
         None
     }
 
-    /// A point in the plane, metres.
+    /// A point in the plane, in metres.
     pub(crate) fn point(&mut self, key: &'static str) -> Option<[f64; 2]> {
         let value = self.value(key)?;
         self.as_point(key, value)
     }
 
-    /// A list of points in the plane, at most `most`, metres.
+    /// A list of at most `most` points in the plane, in metres.
     pub(crate) fn points(&mut self, key: &'static str, most: usize) -> Vec<[f64; 2]> {
         let Some(value) = self.value(key) else {
             return Vec::new();
@@ -219,7 +219,7 @@ impl<'t> Sheet<'t> {
             self.problem(
                 key,
                 format!("`{key}` has {} points", list.len()),
-                format!("keep it to {most} points"),
+                format!("use at most {most} points"),
             );
             return Vec::new();
         }
@@ -235,8 +235,8 @@ impl<'t> Sheet<'t> {
         match numbers.as_deref() {
             Some(&[x, y]) if x.abs() <= REACH_M && y.abs() <= REACH_M => Some([x, y]),
             _ => {
-                let message = format!("`{key}` holds something that is not a point");
-                let mend = "write x and y in metres, within 100 km of the origin, such as [2.5, 0.0]";
+                let message = format!("`{key}` contains something that is not a point");
+                let mend = "write x and y in metres, within 100 km of the origin, as in [2.5, 0.0]";
                 self.problems.add(self.file, value.span(), message, mend);
                 None
             }
@@ -270,7 +270,7 @@ impl<'t> Sheet<'t> {
         }
     }
 
-    /// A time with a sign, such as `"-150us"`, of at most `most` either way, in nanoseconds.
+    /// A signed time such as `"-150us"`, with an absolute value of at most `most`, in nanoseconds.
     pub(crate) fn signed_duration(&mut self, key: &'static str, most: Duration) -> Option<i64> {
         let value = self.value(key)?.get_ref();
         let DeValue::String(text) = value else {
@@ -299,7 +299,7 @@ impl<'t> Sheet<'t> {
         }
     }
 
-    /// A size such as `"12KiB"`, or a whole number of bytes, within `range`.
+    /// A size such as `"12KiB"`, or an integer number of bytes, within `range`.
     pub(crate) fn size(&mut self, key: &'static str, range: RangeInclusive<u64>) -> Option<u64> {
         let value = self.value(key)?.get_ref();
         let (least, most) = (range.start(), range.end());
@@ -348,7 +348,7 @@ impl<'t> Sheet<'t> {
         found
     }
 
-    /// One of several whole numbers.
+    /// One of several integers.
     pub(crate) fn member(&mut self, key: &'static str, numbers: &[u16]) -> Option<u16> {
         let number = self.integer(key, 0..=u16::MAX)?;
         if numbers.contains(&number) {
@@ -363,19 +363,19 @@ impl<'t> Sheet<'t> {
         None
     }
 
-    /// A table inside this one, `[air.ac_vo]` in `[air]`.
+    /// A table inside this one, such as `[air.ac_vo]` in `[air]`.
     pub(crate) fn table(&mut self, key: &'static str, title: &str) -> Option<Sheet<'t>> {
         let value = self.value(key)?;
         match value.get_ref() {
             DeValue::Table(table) => Some(Sheet::new(table, value.span(), title, self.problems, self.file)),
             other => {
-                self.wrong_type(key, other, &format!("a table; begin it with {title}"));
+                self.wrong_type(key, other, &format!("a table; start it with {title}"));
                 None
             }
         }
     }
 
-    /// A list of tables, `[[robot]]`. More than `most` are one problem, and none is read.
+    /// A list of tables, such as `[[robot]]`. More than `most` tables are one problem, and none is read.
     pub(crate) fn tables(&mut self, key: &'static str, title: &str, most: usize) -> Vec<Sheet<'t>> {
         let Some(value) = self.value(key) else {
             return Vec::new();
@@ -384,17 +384,20 @@ impl<'t> Sheet<'t> {
             self.wrong_type(
                 key,
                 value.get_ref(),
-                &format!("a list of tables; begin each with {title}"),
+                &format!("a list of tables; start each with {title}"),
             );
             return Vec::new();
         };
         if let Some(beyond) = list.get(most) {
-            let message = format!("{} {title} tables, and this is the first beyond {most}", list.len());
+            let message = format!(
+                "{} {title} tables; this is the first beyond the limit of {most}",
+                list.len()
+            );
             self.problems.add(
                 self.file,
                 beyond.span(),
                 message,
-                format!("a team file may hold {most} of them"),
+                format!("a team file may contain {most} of them"),
             );
             return Vec::new();
         }
@@ -405,12 +408,12 @@ impl<'t> Sheet<'t> {
                     sheets.push(Sheet::new(table, value.span(), title, self.problems, self.file));
                 }
                 other => {
-                    let message = format!("`{key}` holds {}, not a table", kind(other));
+                    let message = format!("`{key}` contains {}, not a table", kind(other));
                     self.problems.add(
                         self.file,
                         value.span(),
                         message,
-                        format!("begin each table with {title}"),
+                        format!("start each table with {title}"),
                     );
                 }
             }
@@ -418,7 +421,7 @@ impl<'t> Sheet<'t> {
         sheets
     }
 
-    /// Ends the reading: every key that was never asked for is a problem.
+    /// Finishes reading: every key that was never requested is a problem.
     pub(crate) fn finish(&self) {
         for key in self.table.keys() {
             let name = key.get_ref().as_ref();
@@ -435,7 +438,7 @@ impl<'t> Sheet<'t> {
     }
 }
 
-/// A number, whole or not; `None` for anything else, NaN and infinities too.
+/// A number, integer or not; `None` for anything else, including NaN and infinities.
 fn as_number(value: &DeValue<'_>) -> Option<f64> {
     let number = match value {
         DeValue::Integer(number) => i128::from_str_radix(number.as_str(), number.radix()).ok()? as f64,
@@ -445,14 +448,14 @@ fn as_number(value: &DeValue<'_>) -> Option<f64> {
     number.is_finite().then_some(number)
 }
 
-/// What a value is, as a user would say.
+/// The kind of a value, in user terms.
 fn kind(value: &DeValue<'_>) -> &'static str {
     match value {
-        DeValue::String(_) => "a text",
+        DeValue::String(_) => "a string",
         DeValue::Integer(_) => "a whole number",
         DeValue::Float(number) if number.as_str().contains("nan") => "nan",
         DeValue::Float(number) if number.as_str().contains("inf") => "infinite",
-        DeValue::Float(_) => "a number with a point",
+        DeValue::Float(_) => "a number with a decimal point",
         DeValue::Boolean(_) => "true or false",
         DeValue::Datetime(_) => "a date or a time of day",
         DeValue::Array(_) => "a list",
@@ -460,7 +463,7 @@ fn kind(value: &DeValue<'_>) -> &'static str {
     }
 }
 
-/// The mend for a time without quotes: what was written, with a unit.
+/// The fix for a time without quotes: the written number with a unit.
 fn time_mend(value: &DeValue<'_>) -> String {
     match value {
         DeValue::Integer(number) if number.as_str().len() <= 9 => {
@@ -486,7 +489,7 @@ fn one_of(names: &[&str]) -> String {
     )
 }
 
-/// The name that `text` is most likely a part or a misspelling of.
+/// The name that `text` most likely abbreviates or misspells.
 pub(crate) fn nearest<'n>(text: &str, names: impl Iterator<Item = &'n str> + Clone) -> Option<&'n str> {
     const TEXT_BYTES_MAX: usize = 64;
     if text.len() > TEXT_BYTES_MAX {

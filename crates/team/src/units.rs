@@ -1,11 +1,11 @@
 //! Values with units: `"33ms"`, `"12KiB"`.
 //!
-//! Read exactly, digit by digit: `"16.7ms"` is 16,700,000 ns and not what a float makes of it. Exponents are left
-//! out; a value finer than the unit allows (half a byte, a tenth of a nanosecond) is an error, never rounded.
+//! Values are read exactly, digit by digit: `"16.7ms"` is 16,700,000 ns, without float rounding. Exponents are not
+//! supported. A value finer than the unit allows (half a byte, a tenth of a nanosecond) is an error and never rounded.
 
 use coorp_core::Duration;
 
-/// Unit names and how many nanoseconds each is.
+/// Unit names and their length in nanoseconds.
 const TIME_UNITS: [(&str, u64); 7] = [
     ("ns", 1),
     ("us", 1_000),
@@ -16,7 +16,7 @@ const TIME_UNITS: [(&str, u64); 7] = [
     ("min", 60_000_000_000),
 ];
 
-/// Unit names and how many bytes each is.
+/// Unit names and their size in bytes.
 const SIZE_UNITS: [(&str, u64); 8] = [
     ("B", 1),
     ("kB", 1_000),
@@ -28,21 +28,21 @@ const SIZE_UNITS: [(&str, u64); 8] = [
     ("GiB", 1 << 30),
 ];
 
-/// Digits before and after the point that are read at most.
+/// Maximum number of digits before and after the decimal point.
 const DIGITS_MAX: usize = 18;
 
-/// Reads a time that is not negative. The error says what is wrong and is ready for the user.
+/// Parses a non-negative time. The error says what is wrong and can be shown to the user.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let nanos = scaled(text, &TIME_UNITS, "ns, us, ms, s or min", "33ms", "a nanosecond")?;
     Ok(Duration::from_nanos(nanos))
 }
 
-/// Reads a size in bytes. The error says what is wrong and is ready for the user.
+/// Parses a size in bytes. The error says what is wrong and can be shown to the user.
 pub(crate) fn size(text: &str) -> Result<u64, String> {
     scaled(text, &SIZE_UNITS, "B, kB, KiB, MB, MiB, GB or GiB", "12KiB", "a byte")
 }
 
-/// Reads `digits[.digits] unit`.
+/// Parses `digits[.digits] unit`.
 fn scaled(text: &str, units: &[(&str, u64)], names: &str, sample: &str, least: &str) -> Result<u64, String> {
     let text = text.trim();
     if text.starts_with('-') {
@@ -90,13 +90,13 @@ fn scaled(text: &str, units: &[(&str, u64)], names: &str, sample: &str, least: &
     u64::try_from(whole.saturating_add(part / scale)).map_err(|_| too_large())
 }
 
-/// The value of ASCII digits; the caller bounds their number.
+/// The value of ASCII digits; the caller limits their number.
 fn digits(text: &str) -> u128 {
     text.bytes()
         .fold(0, |value, digit| value * 10 + u128::from(digit - b'0'))
 }
 
-/// Text as an error quotes it: not longer than a line has room for.
+/// Text as quoted in an error: short enough for a line.
 pub(crate) fn clip(text: &str) -> String {
     const SHOWN_MAX: usize = 40;
     let mut shown: String = text

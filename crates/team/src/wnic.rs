@@ -1,7 +1,7 @@
-//! WNIC profiles: data files that say how deep a card's queues are and what it does out of order of priority.
+//! WNIC profiles: data files that describe the depth of a card's queues and where it ignores priorities.
 //!
-//! Two come with the program (`profiles/`), others are files beside the team file. Left out: profiles for single
-//! robots (all cards of a team are alike), and the bus between host and card.
+//! Two are built in (`profiles/`), others are files next to the team file. Left out: profiles for single robots (all
+//! cards of a team are alike), and the bus between host and card.
 
 use crate::model::Wnic;
 use crate::problem::Problems;
@@ -13,16 +13,16 @@ use std::ops::Range;
 use std::path::{Component, Path};
 use toml::de::DeTable;
 
-/// The profiles that come with the program.
+/// The built-in profiles.
 const BUILT_IN: [(&str, &str); 2] = [
     ("ideal", include_str!("../../../profiles/ideal.toml")),
     ("mt7612u", include_str!("../../../profiles/mt7612u.toml")),
 ];
 
-/// A profile file larger than this is none.
+/// Maximum size of a profile file, in bytes.
 const FILE_BYTES_MAX: u64 = 64 << 10;
 
-/// The card that `wnic` in `[air]` names; `ideal` where it names none.
+/// The card that `wnic` in `[air]` names; `ideal` by default.
 pub(crate) fn profile(air: &mut Sheet<'_>, base: &Path) -> Wnic {
     let (problems, file) = air.problems();
     let (name, span) = air.string("wnic").unwrap_or(("ideal", 0..0));
@@ -38,7 +38,7 @@ pub(crate) fn profile(air: &mut Sheet<'_>, base: &Path) -> Wnic {
     }
 }
 
-/// Reads a profile file beside the team file: its path for messages, and its text.
+/// Reads a profile file next to the team file: returns its path for messages, and its text.
 fn read(name: &str, base: &Path) -> Result<(String, String), (String, String)> {
     let known = "choose \"ideal\" or \"mt7612u\", or name a profile file such as \"my-card.toml\"";
     if !name.ends_with(".toml") {
@@ -54,15 +54,12 @@ fn read(name: &str, base: &Path) -> Result<(String, String), (String, String)> {
         .all(|part| matches!(part, Component::Normal(_) | Component::ParentDir | Component::CurDir))
     {
         let message = format!("\"{}\" is not a relative path", clip(name));
-        return Err((
-            message,
-            "name the profile's path from the team file's folder".to_owned(),
-        ));
+        return Err((message, "give the profile's path relative to the team file".to_owned()));
     }
     let path = base.join(relative);
     let shown = path.display().to_string();
     let unread = |why: String| (format!("cannot read the WNIC profile {shown}: {why}"), known.to_owned());
-    // Not a device or a pipe: reading those may never end.
+    // Not a device or a pipe: reading one may never end.
     match std::fs::metadata(&path) {
         Err(error) => return Err(unread(error.to_string())),
         Ok(meta) if !meta.is_file() => return Err(unread("it is not a file".to_owned())),
@@ -99,7 +96,7 @@ fn parse(name: &str, path: &str, text: &str, problems: &Problems) -> Wnic {
     };
     sheet.missing(
         "queue_frames",
-        "add `queue_frames = 64`, the frames that the card's queue of a category holds",
+        "add `queue_frames = 64`, the capacity of the card's queue per category",
     );
     if let (Some(queue), Some(commit)) = (raw.queue_frames, raw.commit_frames) {
         if commit > queue && raw.completes_on_transfer != Some(true) {
@@ -107,7 +104,7 @@ fn parse(name: &str, path: &str, text: &str, problems: &Problems) -> Wnic {
             sheet.problem(
                 "commit_frames",
                 message,
-                "the commit stage is a part of the queue: choose less, or say `completes_on_transfer = true`",
+                "the commit stage is part of the queue: choose less, or set `completes_on_transfer = true`",
             );
         }
     }
@@ -115,7 +112,7 @@ fn parse(name: &str, path: &str, text: &str, problems: &Problems) -> Wnic {
     raw.finished(name)
 }
 
-/// A profile as its file has it.
+/// A profile as written in its file.
 #[derive(Default)]
 struct Raw {
     queue_frames: Option<u16>,

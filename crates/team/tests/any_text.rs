@@ -1,4 +1,4 @@
-//! No text makes the reader panic, and every team that it gives holds together.
+//! No text makes the reader panic, and every team that it returns is consistent.
 
 #![allow(clippy::unwrap_used)] // a test may fail by panicking
 
@@ -6,7 +6,7 @@ use coorp_team::parse;
 use proptest::prelude::*;
 use std::path::Path;
 
-/// Reads a text; what is accepted must pass the checks for teams built in code.
+/// Parses a text; if it is accepted, it must pass the checks for teams built in code.
 fn read(text: &str) -> bool {
     match parse(text, "team.toml", Path::new("/nowhere")) {
         Ok(team) => {
@@ -22,7 +22,7 @@ fn read(text: &str) -> bool {
     }
 }
 
-/// Values of every kind, some of which fit some key.
+/// Values of every kind, some of which are valid for some key.
 fn value() -> impl Strategy<Value = String> {
     prop_oneof![
         prop::sample::select(vec![
@@ -74,7 +74,7 @@ fn value() -> impl Strategy<Value = String> {
     ]
 }
 
-/// A table and the keys that it knows.
+/// A table and its known keys.
 const TABLES: [(&str, &[&str]); 11] = [
     (
         "[[robot]]",
@@ -105,6 +105,10 @@ const TABLES: [(&str, &[&str]); 11] = [
             "loss",
             "rts_cts",
             "control_rate_mbps",
+            "direct",
+            "access_point",
+            "eifs",
+            "block_ack_request",
             "tx_power_dbm",
             "noise_dbm",
             "path_loss_exponent",
@@ -150,6 +154,8 @@ const TABLES: [(&str, &[&str]); 11] = [
             "stack_delay",
             "inference",
             "inference_spread",
+            "jitter_shape",
+            "overlap",
             "synchronised",
         ],
     ),
@@ -191,7 +197,7 @@ const TABLES: [(&str, &[&str]); 11] = [
             "extension",
             "protection_percentile",
             "protection_percentile_max",
-            "resend_lost",
+            "completions",
             "completion_samples",
             "completions_stale",
             "backlog_max",
@@ -203,7 +209,7 @@ const TABLES: [(&str, &[&str]); 11] = [
     ),
 ];
 
-/// Tables with some of their keys and with values that may or may not fit, behind two robots that do.
+/// Tables with some of their keys and with values that may or may not be valid, after two valid robots.
 fn plausible() -> impl Strategy<Value = String> {
     let line = (0..TABLES.len(), any::<prop::sample::Index>(), value());
     prop::collection::vec(line, 0..6).prop_map(|lines| {
@@ -225,7 +231,7 @@ fn plausible() -> impl Strategy<Value = String> {
                     _ => "",
                 };
             }
-            // Mostly each key once, so that most texts are TOML.
+            // Mostly each key once, so that most texts are valid TOML.
             let key = keys[(key.index(keys.len()) + index) % keys.len()];
             text += &format!("{key} = {value}\n");
         }

@@ -1,4 +1,4 @@
-//! The format's page stays true: its sample is valid, and it names every key that the reader knows.
+//! The format's page stays accurate: its sample is valid, and it lists every key that the reader knows.
 #![allow(clippy::unwrap_used)] // a test may fail by panicking
 
 use std::path::Path;
@@ -19,7 +19,7 @@ fn the_sample_is_valid() {
 
 #[test]
 fn every_key_is_on_the_page() {
-    // An unknown key that is like no other makes the reader list what a table knows.
+    // For an unknown key unlike any other, the reader lists the table's known keys.
     let robots = "[[robot]]\nname = \"a\"\nleader = true\n[[robot]]\nname = \"b\"\n";
     let tables = [
         "[[robot]]\n",
@@ -39,7 +39,7 @@ fn every_key_is_on_the_page() {
         let shown = shown.unwrap_err().to_string();
         let (_, known) = shown.split_once(" knows ").unwrap_or_else(|| panic!("{shown}"));
         for key in known.lines().next().unwrap().split(", ") {
-            // [[air.link]] stands in [air] under its own title.
+            // [[air.link]] is listed in [air] under its own title.
             let written = if key == "link" {
                 "`[[air.link]]`".to_owned()
             } else {

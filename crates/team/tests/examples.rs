@@ -1,4 +1,4 @@
-//! Every team file that the project ships is valid and says what its comments claim.
+//! Every team file in the repository is valid and matches what its comments claim.
 
 #![allow(clippy::unwrap_used)] // a test may fail by panicking
 

@@ -1,4 +1,4 @@
-//! What a user sees for each kind of mistake: file, line, column, what is wrong, and what to do.
+//! What a user sees for each kind of mistake: file, line, column, the problem, and the fix.
 
 #![allow(clippy::unwrap_used)] // a test may fail by panicking
 
@@ -6,7 +6,7 @@ use coorp_core::paths::Duplicate;
 use coorp_team::{load, parse, LoadError};
 use std::path::Path;
 
-/// Two robots, to which a test appends what it is about. Ten lines, so appended text begins on line 11.
+/// Two robots, to which a test appends its own text. Ten lines, so the appended text starts on line 11.
 const TEAM: &str = "\
 [[robot]]
 name = \"alpha\"
@@ -27,7 +27,7 @@ fn refused(text: &str) -> LoadError {
     }
 }
 
-/// The text is refused for one problem, and the message has every part.
+/// The text is refused for one problem, and the message contains every part.
 fn one(text: &str, parts: &[&str]) {
     let error = refused(text);
     let shown = error.to_string();
@@ -37,7 +37,7 @@ fn one(text: &str, parts: &[&str]) {
     assert_eq!(error.problems(), 1, "{shown}");
 }
 
-/// `TEAM` with `text` behind it is refused for one problem.
+/// `TEAM` with `text` appended is refused for one problem.
 fn with(text: &str, parts: &[&str]) {
     one(&format!("{TEAM}{text}"), parts);
 }
@@ -78,10 +78,10 @@ fn all_problems_are_shown_in_the_order_of_lines() {
 
 #[test]
 fn robots() {
-    one("", &["team.toml:1:1", "no robots", "begin each with [[robot]]"]);
+    one("", &["team.toml:1:1", "no robots", "start each with [[robot]]"]);
     one(
         "[[robot]]\nname = \"a\"\nleader = true",
-        &["team.toml:1:1", "one robot only", "add another"],
+        &["team.toml:1:1", "only one robot", "add another"],
     );
     one(
         "robot = 3",
@@ -97,7 +97,7 @@ fn robots() {
     );
     one(
         &TEAM.replace("leader = true", "leader = \"yes\""),
-        &["team.toml:3:10", "`leader` is a text", "without quotes"],
+        &["team.toml:3:10", "`leader` is a string", "without quotes"],
     );
     with(
         "leader = true",
@@ -119,7 +119,7 @@ fn robots() {
     );
     one(
         &TEAM.replace("bravo", "b/*"),
-        &["team.toml:8:8", "\"b/*\" cannot be a name", "letters, digits"],
+        &["team.toml:8:8", "\"b/*\" is not a valid name", "letters, digits"],
     );
     one(
         &TEAM.replace("name = \"bravo\"", ""),
@@ -130,10 +130,10 @@ fn robots() {
     with("speed_mps = 1", &["team.toml:11:13", "nowhere to go", "waypoints_m"]);
     let placed = TEAM.replacen('#', "position_m = [1, 1]", 1);
     let text = placed + "waypoints_m = [[1, 2]]\nposition_m = [0, 0]";
-    one(&text, &["team.toml:7:1", "no `speed_mps`", "how fast it drives"]);
+    one(&text, &["team.toml:7:1", "no `speed_mps`", "its speed"]);
     with(
         "position_m = [1.0]",
-        &["team.toml:11:14", "not a point", "such as [2.5, 0.0]"],
+        &["team.toml:11:14", "not a point", "as in [2.5, 0.0]"],
     );
     with("position_m = [1.0, nan]", &["not a point"]);
     with(
@@ -146,7 +146,7 @@ fn robots() {
     );
     with(
         "phase = \"50ms\"\n[control]",
-        &["team.toml:11:9", "not below the control period of 33.33"],
+        &["team.toml:11:9", "not less than the control period of 33.33"],
     );
     with("training = \"1s\"", &["team.toml:11:12", "add [learning]"]);
     with(
@@ -160,7 +160,11 @@ fn ten_thousand_robots_are_one_problem() {
     let robots: String = (0..10_000).map(|n| format!("[[robot]]\nname = \"r{n}\"\n")).collect();
     one(
         &robots,
-        &["team.toml:2001:1", "10000 [[robot]] tables", "first beyond 1000"],
+        &[
+            "team.toml:2001:1",
+            "10000 [[robot]] tables",
+            "first beyond the limit of 1000",
+        ],
     );
     let robots: String = (0..1_000)
         .map(|n| format!("[[robot]]\nname = \"r{n}\"\nleader = {}\n", n == 7))
@@ -174,7 +178,7 @@ fn interfaces() {
         "[[interface]]\nmcs = 3",
         &[
             "team.toml:11:1",
-            "wlan1 on channel 44 of 20 MHz overlaps wlan0 on channel 44",
+            "wlan1 on channel 44 at 20 MHz overlaps wlan0 on channel 44",
             "another `channel`",
         ],
     );
@@ -216,7 +220,7 @@ fn events() {
     );
     with(
         "[[event]]\nat = \"1s\"\nfrom = \"bravo\"",
-        &["names links and changes nothing"],
+        &["names links but changes nothing"],
     );
     with(
         "[[event]]\nat = \"2s\"\nuntil = \"2s\"\nloss = 0.1",
@@ -224,11 +228,11 @@ fn events() {
     );
     with(
         "[[event]]\nat = \"2s\"\nloss = 0.1\ndeath = [\"bravo\"]",
-        &["both `loss` and `death`", "an [[event]] for each"],
+        &["both `loss` and `death`", "one [[event]] for each"],
     );
     with("[[event]]\nat = \"2s\"\ndeath = []", &["names no robots"]);
-    with("[[event]]\nat = \"2s\"\ndeath = \"bravo\"", &["not a list of texts"]);
-    with("[[event]]\nat = \"2s\"\ndeath = [3]", &["not a text"]);
+    with("[[event]]\nat = \"2s\"\ndeath = \"bravo\"", &["not a list of strings"]);
+    with("[[event]]\nat = \"2s\"\ndeath = [3]", &["not a string"]);
     with(
         "[[event]]\nat = \"2s\"\nloss = 0.1\ninterface = \"wlan1\"",
         &["team.toml:14:13", "no interface \"wlan1\"", "[[interface]]"],
@@ -242,7 +246,7 @@ fn events() {
 
 #[test]
 fn nine_thousand_wrong_flows_end() {
-    // Each name is held against a thousand others for its mend, which must not be done for every one of them.
+    // For its fix, each name is compared with a thousand others, which must not happen for every one of them.
     let robots: String = (0..1_000)
         .map(|n| format!("[[robot]]\nname = \"robot{n}\"\nleader = {}\n", n == 0))
         .collect();
@@ -259,7 +263,7 @@ fn air() {
     );
     with(
         "[air]\nstandard = \"802.11n\"\nwidth_mhz = 80",
-        &["team.toml:13:13", "no channels of 80 MHz", "20 or 40"],
+        &["team.toml:13:13", "no 80 MHz channels", "20 or 40"],
     );
     with(
         "[air]\nchannel = 6",
@@ -290,7 +294,7 @@ fn air() {
     );
     with(
         "[air.ac_vo]\ncw_min = 8",
-        &["team.toml:12:10", "a power of two less one", "choose 7 or 15"],
+        &["team.toml:12:10", "a power of two minus one", "choose 7 or 15"],
     );
     with(
         "[air.ac_be]\ncw_min = 15\ncw_max = 7",
@@ -319,12 +323,7 @@ fn air() {
     let link = "[[air.link]]\nfrom = \"alpha\"\nto = \"bravo\"\nmcs = 1\n";
     with(
         &format!("{link}{link}"),
-        &[
-            "team.toml:15:1",
-            "same direction",
-            "the first is here",
-            "put them together",
-        ],
+        &["team.toml:15:1", "same direction", "the first is here", "merge them"],
     );
     with(
         &link.replace("bravo", "alpha"),
@@ -403,7 +402,7 @@ fn control_and_learning() {
     with("[control]\nperception = \"12KB/s\"", &["unknown unit `KB/s`", "KiB"]);
     with(
         "[control]\njitter = \"34ms\"",
-        &["team.toml:12:10", "not below the period"],
+        &["team.toml:12:10", "not less than the period"],
     );
     with(
         "[learning]\nparameters = 1",
@@ -419,14 +418,14 @@ fn control_and_learning() {
     );
     with(
         "[control]\n[learning]\nparameters = 9\nstaleness = 2",
-        &["team.toml:14:13", "only SSP", "sync = \"SSP\""],
+        &["team.toml:14:13", "only to SSP", "sync = \"SSP\""],
     );
     one(
         &format!("control = 1979-05-27\n{TEAM}"),
         &["team.toml:1:11", "`control` is a date"],
     );
     let alone = "[[robot]]\nname = \"a\"\nleader = true\n[control]\n";
-    one(alone, &["team.toml:1:1", "one robot only"]);
+    one(alone, &["team.toml:1:1", "only one robot"]);
 }
 
 #[test]
@@ -511,7 +510,7 @@ fn syntax() {
     assert!(
         error
             .to_string()
-            .ends_with("1000 problems found, the first 25 are shown"),
+            .ends_with("1000 problems found; the first 25 are shown"),
         "{error}"
     );
     let control = refused("x = \"\u{1b}[31m\"").to_string();
@@ -555,21 +554,24 @@ fn a_network_that_cannot_be_is_named() {
     let robot = |text: &str| format!("{TEAM}{text}\n");
     one(
         &robot("addresses = [\"10.0.0.300\"]"),
-        &["\"10.0.0.300\" is no IP address", "names are not looked up"],
+        &["\"10.0.0.300\" is not an IP address", "names are not resolved"],
     );
-    one(&robot("addresses = [\"0.0.0.0\"]"), &["0.0.0.0 is no robot's address"]);
-    one(&robot("addresses = [\"::1\", \"::1\"]"), &["::1 is there twice"]);
+    one(
+        &robot("addresses = [\"0.0.0.0\"]"),
+        &["0.0.0.0 cannot be a robot's address"],
+    );
+    one(&robot("addresses = [\"::1\", \"::1\"]"), &["::1 is listed twice"]);
     one(
         &robot("addresses = \"10.0.0.1\""),
-        &["`addresses` is a text, not a list of texts"],
+        &["`addresses` is a string, not a list of strings"],
     );
     one(
         &robot("interfaces = [7]"),
-        &["`interfaces` holds a whole number, not a text"],
+        &["`interfaces` contains a whole number, not a string"],
     );
     one(
         &robot("interfaces = [\"wlan0#dscp=0\"]"),
-        &["cannot be an interface", "`ip link`"],
+        &["is not a valid interface name", "`ip link`"],
     );
     one(
         &robot("interfaces = [\"wlan0\", \"wlan1\"]\naddresses = [\"10.0.0.1\"]"),
@@ -600,4 +602,28 @@ fn a_live_team_is_read_with_its_defaults() {
     let text = format!("{TEAM}[live]\nduplicate = \"never\"\n");
     let team = parse(&text, "team.toml", Path::new("/team")).unwrap();
     assert_eq!(team.live.duplicate, Duplicate::Never);
+}
+
+#[test]
+fn an_access_point_is_a_robot_and_where_there_is_none_it_is_not_named() {
+    with(
+        "[air]\naccess_point = \"bravi\"\n",
+        &["there is no robot \"bravi\"", "did you mean \"bravo\"?"],
+    );
+    with(
+        "[air]\ndirect = true\naccess_point = \"bravo\"\n",
+        &["no access point", "remove `access_point`, or `direct`"],
+    );
+    with(
+        "[[interface]]\nchannel = 100\nrobots = [\"alpha\"]\naccess_point = \"bravo\"\n",
+        &["the access point \"bravo\" is not among `robots`", "add \"bravo\""],
+    );
+    let point = |air: &str| {
+        let team = parse(&format!("{TEAM}[air]\n{air}"), "team.toml", Path::new("")).unwrap();
+        team.air.access_point.map(|robot| robot.0)
+    };
+    assert_eq!(
+        ["", "access_point = \"bravo\"\n", "direct = true\n"].map(point),
+        [Some(0), Some(1), None]
+    );
 }

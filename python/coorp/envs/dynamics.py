@@ -1,18 +1,18 @@
-"""How robots and obstacles move, run into things and arrive: the reference in NumPy.
+"""Motion, collisions and arrivals of robots and obstacles: the reference in NumPy.
 
-A dynamics works on three arrays and is told nothing else:
+A dynamics works only on these three arrays:
 
 - `robots`, (n, 8) float64: x and y in m, heading in rad, speed in m/s, turn in rad/s, the goal's x and y, and the
   shaped reward so far;
-- `status`, (n,) uint8: 0 while a robot drives, then its `Ending`; who has ended neither moves nor is in the way;
+- `status`, (n,) uint8: 0 while a robot drives, then its `Ending`; ended robots neither move nor obstruct;
 - `obstacles`, (m, 5) float64: x, y, vx, vy, radius.
 
-Three do the same: `coorp._native.NavigationDynamics` is compiled and what learning uses; `NumpyDynamics` below says
-what that must compute; `IrsimDynamics` has IR-SIM move the robots and judge the collisions and arrivals. The tests hold
-all three together over whole episodes.
+There are three equivalent ones. `coorp._native.NavigationDynamics` is compiled and used for learning. `NumpyDynamics`
+below defines what it must compute. `IrsimDynamics` lets IR-SIM move the robots and judge collisions and arrivals. The
+tests compare all three over whole episodes.
 
-Simplified: robots take up a velocity at once (as in IR-SIM's default); the shaped reward looks at velocities as they
-are held, so that a reciprocal velocity obstacle is the same as a velocity obstacle; discs, no other shapes.
+Simplified: robots adopt a velocity at once (as by default in IR-SIM). The shaped reward assumes constant velocities, so
+a reciprocal velocity obstacle equals a velocity obstacle. All shapes are discs.
 """
 
 from typing import Protocol
@@ -27,11 +27,11 @@ Status = npt.NDArray[np.uint8]
 
 
 class Dynamics(Protocol):
-    """What moves the world."""
+    """Moves the world."""
 
     def advance(self, robots: Floats, status: Status, obstacles: Floats, tick: int, ticks: int) -> int:
-        """Moves everything in place by at most `ticks` from `tick` on. Stops after the first tick in which a robot
-        ended, with its ending in `status`. Returns how many ticks were made."""
+        """Moves everything in place by at most `ticks`, starting at `tick`. Stops after the first tick in which a robot
+        ended, with its ending in `status`. Returns the number of ticks done."""
         ...
 
 
@@ -64,7 +64,7 @@ def _step(robots: Floats, status: Status, obstacles: Floats) -> None:
 
 
 def _endings(task: Task, robots: Floats, status: Status, obstacles: Floats) -> Status:
-    """Each robot's ending at this instant, 0 for none; all judged by how things stand now."""
+    """Each robot's ending at this instant, 0 for none; all are judged by the current state."""
     driving = status == DRIVING
     xy, radius = robots[:, :2], task.robot_radius_m
     between = np.hypot(*(xy[:, None] - xy[None]).transpose(2, 0, 1))
@@ -81,7 +81,7 @@ def _endings(task: Task, robots: Floats, status: Status, obstacles: Floats) -> S
 
 
 def add_reward(task: Task, robots: Floats, status: Status, obstacles: Floats) -> None:
-    """Adds one sample of the shaped reward to every robot that drives; `Task` has the formula."""
+    """Adds one sample of the shaped reward to every driving robot; `Task` has the formula."""
     driving = status == DRIVING
     velocity = _velocities(robots)
     to_goal = robots[:, 5:7] - robots[:, :2]
@@ -96,7 +96,7 @@ def add_reward(task: Task, robots: Floats, status: Status, obstacles: Floats) ->
 
 
 def expected_collision_s(task: Task, robots: Floats, status: Status, obstacles: Floats) -> Floats:
-    """When each robot hits the first thing if all keep their velocities; infinite beyond the horizon."""
+    """The time to each robot's first collision if all keep their velocities; infinite beyond the horizon."""
     velocity = _velocities(robots)
     other_xy = np.concatenate([robots[:, :2], obstacles[:, :2]])
     other_velocity = np.concatenate([velocity, obstacles[:, 2:4]])
@@ -129,6 +129,6 @@ def _velocities(robots: Floats) -> Floats:
 
 
 def _wall_gaps(task: Task, xy: Floats) -> Floats:
-    """How far each centre is from the left, right, lower and upper wall."""
+    """The distance of each centre from the left, right, lower and upper wall."""
     x, y = xy.T
     return np.stack([x, task.width_m - x, y, task.height_m - y], axis=1)

@@ -1,8 +1,8 @@
 """The same world moved by IR-SIM (the PyPI package `ir-sim`): its kinematics, its collisions, its arrivals.
 
-It takes some 0.4 ms a tick, a thousand times what the compiled dynamics takes, so it is here to be compared with
-and not to learn with. IR-SIM's discs are polygons of 64 corners whose radius is up to 0.12 % short between corners; a
-collision may therefore come one tick later than with exact discs, and one that barely grazes not at all.
+It takes some 0.4 ms per tick, a thousand times as long as the compiled dynamics, so it serves for comparison and not
+for learning. IR-SIM's discs are polygons of 64 corners whose radius is up to 0.12 % short between corners. A collision
+may therefore come one tick later than with exact discs, and a grazing one may be missed.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ _FAR_M = 1000.0
 
 
 class IrsimDynamics:
-    """IR-SIM behind the interface of `coorp.envs.dynamics.Dynamics`. It is built for the radii that it is given."""
+    """IR-SIM behind the interface of `coorp.envs.dynamics.Dynamics`, built for the given radii."""
 
     def __init__(self, task: Task, robots: int, obstacle_radii_m: list[float]) -> None:
         self._task = task
@@ -76,8 +76,8 @@ def _kind(other: Any) -> Ending:  # noqa: ANN401 - IR-SIM's objects have one cla
 
 
 def _make_world(task: Task, robots: int, obstacle_radii_m: list[float]) -> Any:  # noqa: ANN401
-    """An IR-SIM world with everything in it, made from the YAML text that IR-SIM wants as a file."""
-    # IR-SIM prints which window systems it could not open, even if it is to open none.
+    """A complete IR-SIM world, created from the YAML text that IR-SIM expects in a file."""
+    # IR-SIM prints which window systems it could not open, even if it needs none.
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             import irsim
@@ -93,10 +93,10 @@ def _make_world(task: Task, robots: int, obstacle_radii_m: list[float]) -> Any: 
 
 @contextlib.contextmanager
 def _uncollected() -> Iterator[None]:
-    """Holds the garbage collector off.
+    """Disables the garbage collector temporarily.
 
-    A world that is collected takes its log's sinks away under loguru's lock; in the midst of another one's adding its
-    own, which has that lock, it would wait for itself for ever (IR-SIM 2.12).
+    A world that is collected removes its log sinks under loguru's lock. If that happens while another world adds its
+    own sinks, and thus holds the lock, it deadlocks (IR-SIM 2.12).
     """
     enabled = gc.isenabled()
     gc.disable()

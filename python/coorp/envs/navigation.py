@@ -20,7 +20,7 @@ Backend = Literal["native", "numpy", "irsim"]
 Observation = dict[str, npt.NDArray[Any]]
 
 SIDE = 64
-"""Pixels a side of a perception."""
+"""Pixels per side of a perception."""
 VECTOR_FIELDS = (
     "x_m",
     "y_m",
@@ -32,9 +32,9 @@ VECTOR_FIELDS = (
     "cos_goal_bearing",
     "sin_goal_bearing",
 )
-"""The columns of what `observe` gives beside the images: the first six are the pose, the last three the goal."""
+"""The columns of the vectors from `observe`: the first six are the pose, the last three the goal."""
 EVENT_DTYPE = np.dtype([("t_ns", "<u8"), ("robot", "<u2"), ("ending", "u1")])
-"""An ending: when, whose, and an `Ending`."""
+"""An ending: time, robot, and `Ending`."""
 
 ROBOTS_MAX = 64
 OBSTACLES_MAX = 256
@@ -54,12 +54,12 @@ _ARRAYS = (
     "driven_ticks",
     "endings",
 )
-"""The attributes that a checkpoint holds as arrays."""
+"""The attributes that a checkpoint stores as arrays."""
 
 
 @dataclass(frozen=True)
 class Tally:
-    """What has happened since `reset`, by robot."""
+    """Counts since `reset`, by robot."""
 
     arrivals: npt.NDArray[np.int64]
     collisions: npt.NDArray[np.int64]
@@ -69,40 +69,40 @@ class Tally:
 
 
 class Navigation(ParallelEnv[str, Any, Any]):
-    """Robots with differential drives in a walled square, each with a goal of its own, among moving obstacles.
+    """Robots with differential drives in a walled square, each with its own goal, among moving obstacles.
 
     The definitions of collision, arrival and reward are in `coorp.envs.Task`, those of the obstacles in
     `coorp.envs.Level`, with their sources.
 
-    Observation, by robot: `image` (64, 64, 3) uint8, what the robot senses within 3.2 m, itself in the middle and
-    facing up: red obstacles (and beyond walls), green other robots, blue its goal, with an afterglow of 0.17 s behind
-    what moves; `pose` (6,) float32: x and y in m, cos and sin of the heading, speed in m/s, turn in rad/s; `goal` (3,)
-    float32: its distance in m, cos and sin of its bearing from the heading. Action, by robot: (2,) float32, speed in
-    m/s from 0 and turn in rad/s.
+    Observation, by robot: `image` (64, 64, 3) uint8, the surroundings within 3.2 m, with the robot at the centre and
+    facing up. Obstacles (and everything beyond walls) are red, other robots green, the goal blue, with an afterglow of
+    0.17 s behind moving objects. `pose` (6,) float32: x and y in m, cos and sin of the heading, speed in m/s, turn in
+    rad/s. `goal` (3,) float32: its distance in m, cos and sin of its bearing from the heading. Action, by robot: (2,)
+    float32, non-negative speed in m/s and turn in rad/s.
 
-    There are two ways to drive it. **PettingZoo's**: `reset` and `step`; a step is one control period, an episode of a
-    robot ends when it collides, arrives or runs out of time, and it is then out of the way. **In continuous time**,
-    for co-simulation: `set_velocity` whenever a command arrives, `advance_to_ns` from event to event, `observe`
-    whenever someone perceives; each robot keeps its velocity until it is given another. Time is on a grid of 1 ms: the
-    world is as it was on the last whole millisecond, and a velocity holds from there on. So results do not depend on
-    how an interval is cut. With `endless=True` a robot whose episode ends starts anew at once, elsewhere and with
-    another goal, and nobody waits for anybody; `step` then reports endings in its infos only.
+    There are two ways to drive it. **PettingZoo's**: `reset` and `step`. A step is one control period. A robot's
+    episode ends when it collides, arrives or runs out of time; the robot is then removed. **In continuous time**, for
+    co-simulation: `set_velocity` when a command arrives, `advance_to_ns` from event to event, `observe` when a robot
+    perceives. Each robot keeps its velocity until it gets another. Time has a grid of 1 ms: the world is in the state
+    of the last whole millisecond, and a new velocity applies from there on. So results do not depend on how an interval
+    is split. With `endless=True`, a robot whose episode ends restarts at once, elsewhere and with another goal, without
+    any waiting; `step` then reports endings only in its infos.
 
     Args:
-        level: `"known"`, `"unknown"` or a `Level` of your own.
-        robots: how many, or their names; one of them may be the leader, it drives as the others do.
+        level: `"known"`, `"unknown"` or your own `Level`.
+        robots: their number or names; one of them may be the leader, which drives like the others.
         task: the world and the reward.
-        backend: `"native"` (compiled, what learning needs), `"numpy"` (the reference) or `"irsim"` (IR-SIM moves the
+        backend: `"native"` (compiled, needed for learning), `"numpy"` (the reference) or `"irsim"` (IR-SIM moves the
             robots and judges collisions and arrivals). All agree; the last two are slow.
-        endless: whether robots start anew by themselves.
-        control_hz: how many steps there are in a second.
+        endless: whether robots restart by themselves.
+        control_hz: the number of steps per second.
         render_mode: `"rgb_array"` or None.
 
-    Simplified: robots take up velocities at once; everything is a disc; sensing has no noise and sees through things;
-    obstacles heed nobody; a robot that starts anew appears at rest.
+    Simplified: robots adopt velocities at once; everything is a disc; sensing has no noise and no occlusion; obstacles
+    do not react to anyone; a robot restarts at rest.
     """
 
-    metadata: dict[str, Any] = {  # noqa: RUF012 - PettingZoo has it so
+    metadata: dict[str, Any] = {  # noqa: RUF012 - as in PettingZoo
         "name": "coorp_navigation_v0",
         "render_modes": ["rgb_array"],
         "render_fps": 30,
@@ -164,8 +164,8 @@ class Navigation(ParallelEnv[str, Any, Any]):
     def reset(
         self, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[dict[str, Observation], dict[str, dict[str, Any]]]:
-        """Puts everything to a fresh start at time 0. With a seed all that follows is determined; without one the
-        random numbers go on where they are. There are no options."""
+        """Resets everything to time 0. With a seed, everything that follows is determined; without one, the random
+        numbers continue. There are no options."""
         if seed is not None:
             self._rng = np.random.default_rng(seed)
         self.agents = list(self.possible_agents)
@@ -173,7 +173,7 @@ class Navigation(ParallelEnv[str, Any, Any]):
         self._driven_ticks[:] = 0
         self._endings[:] = 0
         self._events.clear()
-        self._status[:] = Ending.TIMED_OUT  # so that robots keep clear of those placed before them only
+        self._status[:] = Ending.TIMED_OUT  # so that robots only avoid those placed before them
         self._robots[:] = 0.0
         self._place_obstacles()
         for i in range(len(self._robots)):
@@ -185,7 +185,7 @@ class Navigation(ParallelEnv[str, Any, Any]):
     def step(
         self, actions: Mapping[str, npt.ArrayLike]
     ) -> tuple[dict[str, Observation], dict[str, float], dict[str, bool], dict[str, bool], dict[str, dict[str, Any]]]:
-        """One control period with the velocities given; whoever is not named keeps its own."""
+        """Runs one control period with the given velocities; robots not named keep theirs."""
         acting = self.agents
         for agent in acting:
             if agent in actions:
@@ -213,7 +213,7 @@ class Navigation(ParallelEnv[str, Any, Any]):
         return draw_world(self.task, self._robots, self._status, self._obstacles)
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Does nothing; there are no open resources."""
 
     # Continuous time
 
@@ -248,31 +248,31 @@ class Navigation(ParallelEnv[str, Any, Any]):
         return self._obstacles.copy()
 
     def set_velocity(self, robot: int, velocity: npt.ArrayLike) -> None:
-        """Gives robot number `robot` a speed in m/s and a turn in rad/s to keep; cut to what it can do."""
+        """Sets the speed in m/s and turn in rad/s that robot number `robot` keeps, clipped to its limits."""
         if not 0 <= robot < len(self._robots):
-            raise ValueError(f"there is no robot {robot}; there are {len(self._robots)}, from 0")
+            raise ValueError(f"there is no robot {robot}; there are {len(self._robots)}, numbered from 0")
         wanted = np.asarray(velocity, dtype=np.float64)
         speed, turn = wanted.tolist() if wanted.shape == (2,) else (math.nan, math.nan)
         if not (math.isfinite(speed) and math.isfinite(turn)):
-            raise ValueError(f"a velocity is two finite numbers, speed and turn; robot {robot} was given {velocity!r}")
+            raise ValueError(f"a velocity is two finite numbers, speed and turn; robot {robot} got {velocity!r}")
         most, sharpest = self.task.max_speed_mps, self.task.max_turn_radps
         self._robots[robot, 3] = min(max(speed, 0.0), most)
         self._robots[robot, 4] = min(max(turn, -sharpest), sharpest)
 
     def advance(self, dt_s: float) -> None:
-        """Lets `dt_s` seconds pass, to the nearest nanosecond."""
+        """Advances by `dt_s` seconds, to the nearest nanosecond."""
         self.advance_to_ns(self._now_ns + round(dt_s * 1e9))
 
     def advance_to(self, t_s: float) -> None:
-        """Lets time pass until `t_s` seconds after `reset`, to the nearest nanosecond."""
+        """Advances to `t_s` seconds after `reset`, to the nearest nanosecond."""
         self.advance_to_ns(round(t_s * 1e9))
 
     def advance_to_ns(self, t_ns: int) -> None:
-        """Lets time pass until `t_ns` nanoseconds after `reset`."""
+        """Advances to `t_ns` nanoseconds after `reset`."""
         if t_ns < self._now_ns:
-            raise ValueError(f"it is {self._now_ns} ns already and time does not run backwards to {t_ns} ns")
+            raise ValueError(f"the time is already {self._now_ns} ns and cannot go back to {t_ns} ns")
         if not self._started:
-            raise RuntimeError("call reset before letting time pass")
+            raise RuntimeError("call reset before advancing time")
         until = t_ns // TICK_NS
         while self._tick < until:
             stop = min(until, self._timer)
@@ -286,9 +286,9 @@ class Navigation(ParallelEnv[str, Any, Any]):
         self._now_ns = t_ns
 
     def observe(self, only: int | None = None) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32]]:
-        """What every robot perceives now: images (n, 64, 64, 3) and numbers (n, 9), see `VECTOR_FIELDS`. With a robot's
-        number `only` that robot's: (1, 64, 64, 3) and (1, 9). A robot whose episode has ended sees from where it
-        ended."""
+        """Every robot's current perception: images (n, 64, 64, 3) and vectors (n, 9), see `VECTOR_FIELDS`. With a
+        robot's number `only`, just that robot's: (1, 64, 64, 3) and (1, 9). A robot whose episode has ended still sees
+        from its last position."""
         task = self.task
         return _native.perceive(
             self._robots,
@@ -300,14 +300,14 @@ class Navigation(ParallelEnv[str, Any, Any]):
         )
 
     def take_rewards(self) -> Floats:
-        """(n,) reward by robot since this was last called."""
+        """(n,) reward by robot since the last call."""
         rewards = self._robots[:, 7].copy()
         self._robots[:, 7] = 0.0
         return rewards
 
     def take_events(self) -> npt.NDArray[Any]:
-        """The endings since this was last called, oldest first, as an array of `EVENT_DTYPE`. No more than the last
-        100,000 are kept."""
+        """The endings since the last call, oldest first, as an array of `EVENT_DTYPE`. Only the last 100,000 are
+        kept."""
         events = np.array(list(self._events), dtype=EVENT_DTYPE)
         self._events.clear()
         return events
@@ -327,7 +327,8 @@ class Navigation(ParallelEnv[str, Any, Any]):
     # Checkpoints
 
     def get_state(self) -> dict[str, Any]:
-        """All that `set_state` needs to go on from here, bit for bit; plain values and arrays, to be pickled."""
+        """All that `set_state` needs to continue from here, bit for bit; plain values and arrays that can be
+        pickled."""
         arrays = {name: getattr(self, f"_{name}").copy() for name in _ARRAYS}
         return {
             "version": _STATE_VERSION,
@@ -342,20 +343,20 @@ class Navigation(ParallelEnv[str, Any, Any]):
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Goes back to a state from `get_state`, of this environment or of one that was made alike."""
+        """Restores a state from `get_state`, of this environment or of one with equal settings."""
         if state.get("version") != _STATE_VERSION:
             raise ValueError(
-                f"this state of the environment is of version {state.get('version')!r}, and {_STATE_VERSION} is needed"
+                f"this state of the environment has version {state.get('version')!r}, but {_STATE_VERSION} is needed"
             )
         lacking = ({"setting", "arrays", "events", "agents", "tick", "now_ns", "steps", "random"} - state.keys()) or (
             set(_ARRAYS) - state["arrays"].keys()
         )
         if lacking:
-            raise ValueError(f"this state of the environment is not whole; it lacks {', '.join(sorted(lacking))}")
+            raise ValueError(f"this state of the environment is incomplete; it lacks {', '.join(sorted(lacking))}")
         for name, mine in self._setting().items():
             theirs = state["setting"].get(name)
             if theirs != mine:
-                raise ValueError(f"this state is of an environment with {name} = {theirs}, and here it is {mine}")
+                raise ValueError(f"this state is from an environment with {name} = {theirs}, but this one has {mine}")
         for name in _ARRAYS:
             getattr(self, f"_{name}")[:] = state["arrays"][name]
         self._events = deque(state["events"], maxlen=EVENTS_MAX)
@@ -367,7 +368,7 @@ class Navigation(ParallelEnv[str, Any, Any]):
         self._started = True
 
     def _setting(self) -> dict[str, Any]:
-        """What must be alike for a state to fit. The backend need not: all compute the same."""
+        """The settings that must be equal for a state to fit. The backend may differ: all compute the same."""
         return {
             "robots": list(self.possible_agents),
             "level": repr(self.level),
@@ -376,7 +377,7 @@ class Navigation(ParallelEnv[str, Any, Any]):
             "control_hz": self.control_hz,
         }
 
-    # What happens in between
+    # Endings and restarts
 
     def _observations(self, agents: list[str]) -> dict[str, Observation]:
         images, vectors = self.observe()
@@ -387,7 +388,7 @@ class Navigation(ParallelEnv[str, Any, Any]):
         }
 
     def _settle(self) -> None:
-        """Books the endings that the dynamics found in the tick that it stopped at."""
+        """Records the endings that the dynamics found in its last tick."""
         for i in np.flatnonzero((self._status != DRIVING) & (self._deadlines != _NEVER)):
             self._end(int(i), Ending(int(self._status[i])))
 
@@ -416,7 +417,7 @@ class Navigation(ParallelEnv[str, Any, Any]):
             self._start(robot)
 
     def _start(self, robot: int) -> None:
-        """Puts a robot at rest to a free place, with a goal elsewhere."""
+        """Places a robot at rest in a free position, with a goal elsewhere."""
         task, margin = self.task, self.task.clearance_m
         driving = self._status == DRIVING
         taken = np.concatenate([self._robots[driving, :2], self._obstacles[:, :2]])
@@ -429,8 +430,8 @@ class Navigation(ParallelEnv[str, Any, Any]):
         self._deadlines[robot] = self._tick + round(task.episode_s * TICKS_PER_S)
 
     def _free_place(self, taken: Floats, margin: float, start: Floats | None) -> Floats:
-        """A random point far enough from those taken (and from the start, for a goal); in a full world the farthest of
-        those tried."""
+        """A random point far enough from occupied ones (and from the start, for a goal); in a full world, the farthest
+        of those tried."""
         size = np.array([self.task.width_m, self.task.height_m])
         points = self._rng.uniform(margin, size - margin, (_PLACES_TRIED, 2))
         gaps = np.hypot(*(points[:, None] - taken[None]).transpose(2, 0, 1)).min(axis=1, initial=np.inf)
@@ -450,7 +451,7 @@ class Navigation(ParallelEnv[str, Any, Any]):
             self._turn_obstacle(i)
 
     def _turn_obstacle(self, i: int) -> None:
-        """Sends an obstacle to its next random point."""
+        """Directs an obstacle to its next random point."""
         size, margin = np.array([self.task.width_m, self.task.height_m]), self.task.clearance_m
         way = self._rng.uniform(margin, size - margin) - self._obstacles[i, :2]
         distance, speed = float(np.hypot(*way)), float(self._obstacle_speeds[i])
@@ -465,13 +466,17 @@ class Navigation(ParallelEnv[str, Any, Any]):
 def _level(level: str | Level) -> Level:
     if isinstance(level, str):
         if level not in LEVELS:
-            raise ValueError(f"there is no level {level!r}; there are {', '.join(LEVELS)}, or give a coorp.envs.Level")
+            raise ValueError(
+                f"there is no level {level!r}; choose one of {', '.join(LEVELS)}, or give a coorp.envs.Level"
+            )
         level = LEVELS[level]
     if not 0 <= level.obstacles <= OBSTACLES_MAX:
         raise ValueError(f"a level can have up to {OBSTACLES_MAX} obstacles, not {level.obstacles}")
     least, most = level.obstacle_speed_mps
     if not 0 <= least <= most < 100:
-        raise ValueError(f"obstacle_speed_mps is {level.obstacle_speed_mps}; it must be (least, most), below 100 m/s")
+        raise ValueError(
+            f"obstacle_speed_mps is {level.obstacle_speed_mps}; it must be (minimum, maximum), below 100 m/s"
+        )
     if not 0 < level.obstacle_radius_m < 100:
         raise ValueError(f"obstacle_radius_m is {level.obstacle_radius_m}; it must be above 0 and below 100 m")
     return level
@@ -480,7 +485,7 @@ def _level(level: str | Level) -> Level:
 def _names(robots: int | Sequence[str]) -> list[str]:
     names = [f"robot-{i}" for i in range(robots)] if isinstance(robots, int) else list(robots)
     if not 1 <= len(names) <= ROBOTS_MAX:
-        raise ValueError(f"there can be 1 to {ROBOTS_MAX} robots, not {len(names)}")
+        raise ValueError(f"there must be 1 to {ROBOTS_MAX} robots, not {len(names)}")
     if len(set(names)) != len(names):
         raise ValueError(f"two robots have the same name: {', '.join(names)}")
     return names
@@ -514,4 +519,4 @@ def _dynamics(backend: str, task: Task, robots: int, level: Level) -> Dynamics:
         from coorp.envs.irsim import IrsimDynamics
 
         return IrsimDynamics(task, robots, [level.obstacle_radius_m] * level.obstacles)
-    raise ValueError(f"there is no backend {backend!r}; there are native, numpy and irsim")
+    raise ValueError(f"there is no backend {backend!r}; choose native, numpy or irsim")

@@ -10,7 +10,7 @@ _SIDE = 600
 _BACKGROUND = (250, 250, 248)
 _OBSTACLE = (110, 110, 115)
 _NOSE = (255, 255, 255)
-# Tol's bright palette, which is told apart with most kinds of colour blindness; robots after the seventh begin again.
+# Tol's bright palette, distinguishable with most kinds of colour blindness; it repeats after seven robots.
 _COLOURS = (
     (68, 119, 170),
     (238, 102, 119),
@@ -23,8 +23,8 @@ _COLOURS = (
 
 
 def draw_world(task: Task, robots: Floats, status: Status, obstacles: Floats) -> npt.NDArray[np.uint8]:
-    """RGB, y upwards, the longer side 600 pixels. Obstacles are grey, each robot has a colour, its goal is a ring of
-    that colour; robots that have ended are pale."""
+    """RGB, y upwards, the longer side 600 pixels. Obstacles are grey. Each robot has a colour, and its goal is a ring
+    of that colour; robots that have ended are pale."""
     scale = _SIDE / max(task.width_m, task.height_m)
     shape = (max(1, round(task.height_m * scale)), max(1, round(task.width_m * scale)), 3)
     canvas = np.empty(shape, dtype=np.float32)

@@ -1,11 +1,12 @@
-"""The task of `coorp.envs.Navigation` in numbers: the world, what counts as an end, the reward, the two levels.
+"""The parameters of `coorp.envs.Navigation`: the world, the endings, the reward, the two levels.
 
 Sources, named in the fields below:
 
-- `paper`: reference [2] of COORP, R. Han, S. Chen, Q. Hao, "Cooperative Multi-Robot Navigation in Dynamic Environment
-  with Deep Reinforcement Learning", ICRA 2020. Neither its text nor its code is public, so what is used here is its
-  setting only: robots with differential drives, moving obstacles, perceptions combined by one who decides for all.
-- `code`: what the same first author published next, "Reinforcement Learned Distributed Multi-Robot Navigation with
+- `paper`: reference [2] of Deng 2022, R. Han, S. Chen, Q. Hao, "Cooperative Multi-Robot Navigation in Dynamic
+  Environment with Deep Reinforcement Learning", ICRA 2020. Neither its text nor its code is public, so only its setting
+  is used here: robots with differential drives, moving obstacles, and one robot that combines perceptions and decides
+  for all.
+- `code`: the same first author's next publication, "Reinforcement Learned Distributed Multi-Robot Navigation with
   Reciprocal Velocity Obstacle Shaped Rewards", RA-L 2022 (arXiv 2203.10229), with its code at
   github.com/hanruihua/rl_rvo_nav, and the simulator of both, IR-SIM (github.com/hanruihua/ir-sim). All definitions and
   numbers are from there unless a field says that they are ours.
@@ -15,19 +16,19 @@ from dataclasses import dataclass, fields
 from enum import IntEnum
 
 TICK_NS = 1_000_000
-"""All integration and all checks are on a grid of one millisecond."""
+"""All integration and all checks use a grid of one millisecond."""
 TICK_S = TICK_NS / 1e9
 TICKS_PER_S = 1000
 REWARD_TICKS = 10
 """The shaped reward is sampled on every tenth tick."""
 PACE = 3.0
-"""Everything happens so many times as fast as in `code`: speeds are multiplied and times divided by it, sizes stay.
-Ours. At `code`'s 1.5 m/s a reaction bound of 33 ms is 5 cm; robots of this size drive 3 to 5 m/s in RoboCup's Middle
+"""Everything happens this many times as fast as in `code`: speeds are multiplied and times divided by it, sizes stay.
+Ours. At `code`'s 1.5 m/s a reaction bound of 33 ms is 5 cm; robots of this size drive at 3 to 5 m/s in RoboCup's Middle
 Size League."""
 
 
 class Ending(IntEnum):
-    """How an episode of one robot ended. When two robots touch, both have collided."""
+    """How a robot's episode ended. If two robots touch, both have collided."""
 
     ARRIVED = 1
     HIT_ROBOT = 2
@@ -46,20 +47,20 @@ DRIVING = 0
 
 @dataclass(frozen=True)
 class Level:
-    """What the obstacles are like. Each drives straight to a random point at its own constant speed, and on to the
-    next, heeding nobody, as IR-SIM's `wander` does; they pass through one another."""
+    """The obstacles. Each moves straight to a random point at its own constant speed, then on to the next, like
+    IR-SIM's `wander`. They react to no one and pass through one another."""
 
     obstacles: int = 5
-    """How many (COORP, section VI)."""
+    """Their number (Deng 2022, section VI)."""
     obstacle_radius_m: float = 0.2
     """Ours; 0.1 m in `code`, which is hard to see in 64 pixels."""
     obstacle_speed_mps: tuple[float, float] = (0.1 * PACE, 0.3 * PACE)
-    """The least and the most; 0.3 m/s at most in `code`."""
+    """Minimum and maximum; at most 0.3 m/s in `code`."""
 
 
 LEVELS = {"known": Level(obstacles=0), "unknown": Level(obstacles=8, obstacle_speed_mps=(0.4 * PACE, 0.8 * PACE))}
-"""`known` is what the shipped policy was trained on: robots only, as in `code`. `unknown` has more obstacles than the
-papers' five, and faster ones than `code`."""
+"""The shipped policy was trained on `known`: robots only, as in `code`. `unknown` has more obstacles than the papers'
+five, and faster ones than `code`."""
 
 
 @dataclass(frozen=True)
@@ -71,14 +72,14 @@ class Task:
     robot_radius_m: float = 0.2
     """A robot collides when its disc touches another robot's, an obstacle's, or a wall (`code`)."""
     goal_radius_m: float = 0.2
-    """A robot has arrived when its centre is nearer than this to its goal: when it covers it. Ours; 0.1 m in `code`, on
-    whose 0.1 s steps a robot that drives for its goal at full speed would often pass it by."""
+    """A robot has arrived when its centre is nearer than this to its goal, so that it covers it. Ours; 0.1 m in `code`,
+    with whose 0.1 s steps a robot at full speed would often drive past its goal."""
     max_speed_mps: float = 1.5 * PACE
-    """Robots drive forwards, at this at most (`code`)."""
+    """The maximum forward speed (`code`)."""
     max_turn_radps: float = 1.5 * PACE
-    """And turn by this at most, either way (`code`)."""
+    """The maximum turn rate in either direction (`code`)."""
     episode_s: float = 15.0 / PACE
-    """After this a robot that has neither collided nor arrived is given up: 150 steps of 0.1 s in `code`."""
+    """After this time, a robot that has neither collided nor arrived times out: 150 steps of 0.1 s in `code`."""
     clearance_m: float = 1.0
     """Starts are at least this far from robots and obstacles, goals from each other and from walls (`code`)."""
     travel_m: float = 4.0
@@ -86,18 +87,18 @@ class Task:
 
     collision: float = -60.0
     """Reward for a collision. Ours: -20 in `code` (the default of its environment) is less than half a second of the
-    terms below where there is risk, so that with `endless` it would hardly pay to avoid one."""
+    terms below at risk, so with `endless` it would hardly pay to avoid one."""
     arrival: float = 15.0
-    """Reward for an arrival (`code`, likewise). Its training scripts set both to 0, as there the end of an episode
-    costs what would have come; with `endless` nothing ends, so both are needed."""
+    """Reward for an arrival (`code`, likewise). Its training scripts set both to 0, because there the end of an episode
+    forfeits later rewards; with `endless` nothing ends, so both are needed."""
     region_m: float = 4.0
-    """Only what is within this, centre to centre, counts as a risk (`code`)."""
+    """Only objects within this distance, centre to centre, count as a risk (`code`)."""
     horizon_s: float = 5.0 / PACE
     """Only expected collisions with robots and obstacles that are nearer than this count as a risk (`code`)."""
     wall_horizon_s: float = 1.0 / PACE
     """The same for walls (`code`)."""
     margin_m: float = 0.1
-    """How much larger than it is a robot takes itself to be when it looks for risks (`code`)."""
+    """How much larger a robot assumes itself to be when it checks for risks (`code`)."""
     risk_bonus: float = 0.3
     risk_detour: float = 0.0
     risk_time: float = 6.0
@@ -107,9 +108,9 @@ class Task:
     speed towards the goal), as a share of twice the full speed. Numbers from the training scripts of `code`."""
     free_bonus: float = 0.3
     free_detour: float = 3.0
-    """Without risk it gives `free_bonus - free_detour * d`."""
+    """Without risk, a step gives `free_bonus - free_detour * d`."""
     shaping_step_s: float = 0.1 / PACE
-    """The step that the shaping terms are for (`code`); a sample counts for its share of one."""
+    """The step to which the shaping terms refer (`code`); a sample counts for its share of a step."""
 
     def __post_init__(self) -> None:
         positive = ("width_m", "height_m", "robot_radius_m", "goal_radius_m", "max_speed_mps", "max_turn_radps")

@@ -1,8 +1,8 @@
-"""Checkpoints: all that a run is, in one file that is either the old one or the new one.
+"""Checkpoints: the complete state of a run in one file, which is replaced atomically.
 
-What it decides: how state is written so that a Ctrl-C, a crash or a full disk leaves the last good checkpoint, and what
-a file must be before a run goes on from it. A file is read without running anything that stands in it: only tensors,
-numbers, text and containers are let in.
+It decides how state is written, so that a Ctrl-C, a crash or a full disk leaves the last good checkpoint. It also
+decides which files a run may resume from. Reading a file executes nothing in it: only tensors, numbers, text and
+containers are accepted.
 
 Left out: the state of the simulator. It is deterministic, so it is run again up to the checkpoint's time.
 """
@@ -23,14 +23,14 @@ from coorp.learn.network import Network, Shape
 
 KIND = "coorp learn"
 VERSION = 2
-"""Of a run's checkpoint. In 1 the leader had the only optimiser."""
+"""Version of a run's checkpoint. In version 1 only the leader had an optimiser."""
 MODEL_VERSION = 1
-"""Of a file of weights, such as the one that ships."""
+"""Version of a weights file, such as the shipped one."""
 _ARRAY = "numpy array"
 
 
 class CheckpointError(Mend):
-    """A checkpoint or model file cannot be used; the text says why and what to do."""
+    """A checkpoint or model file cannot be used; the text says why, and what to do."""
 
 
 def save(path: Path, content: dict[str, Any], version: int = VERSION) -> None:
@@ -49,23 +49,23 @@ def save(path: Path, content: dict[str, Any], version: int = VERSION) -> None:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Reads a checkpoint that `save` wrote; one that is missing, truncated, foreign or of another version raises."""
-    anew = "give another --out, or --overwrite to start anew"
+    """Reads a checkpoint from `save`; raises if it is missing, truncated, foreign or of another version."""
+    anew = "give another --out, or --overwrite to start again"
     version, content = _read(path, anew)
     if version == 1:
         raise CheckpointError(
-            f"{path} is of version 1, from before each robot had its own optimiser, and cannot be gone on from; {anew}"
+            f"{path} has version 1, from before each robot had its own optimiser, and cannot be resumed; {anew}"
         )
     if version != VERSION:
         raise CheckpointError(
-            f"{path} is of version {version}, and this coorp reads version {VERSION}; "
-            f"go on with the coorp that wrote it, or {anew}"
+            f"{path} has version {version}, but this coorp reads version {VERSION}; "
+            f"resume with the coorp that wrote it, or {anew}"
         )
     return content
 
 
 def _read(path: Path, mend: str) -> tuple[object, dict[str, Any]]:
-    """A file's version and content; `mend` is what to do where it has none."""
+    """A file's version and content; `mend` says what to do if it has none."""
     try:
         with path.open("rb") as file:
             whole = torch.load(file, map_location="cpu", weights_only=True)
@@ -74,32 +74,32 @@ def _read(path: Path, mend: str) -> tuple[object, dict[str, Any]]:
     except OSError as problem:
         raise CheckpointError(f"{path} cannot be read: {problem.strerror or problem}; {mend}") from problem
     except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError, KeyError, IndexError) as problem:
-        raise CheckpointError(f"{path} is truncated or no file of `coorp learn`; {mend}") from problem
+        raise CheckpointError(f"{path} is truncated or not a file of `coorp learn`; {mend}") from problem
     if not isinstance(whole, dict) or whole.get("kind") != KIND or not isinstance(whole.get("content"), dict):
-        raise CheckpointError(f"{path} is no file of `coorp learn`; {mend}")
+        raise CheckpointError(f"{path} is not a file of `coorp learn`; {mend}")
     return whole.get("version"), _unpack(whole["content"])
 
 
 def save_model(path: Path, network: Network, made_by: str) -> None:
-    """Writes weights alone, with the command that made them."""
+    """Writes only the weights, with the command that produced them."""
     save(path, {"shape": dict(network.shape), "weights": network.state_dict(), "made_by": made_by}, MODEL_VERSION)
 
 
 def load_model(path: Path, shape: Shape) -> Network:
     """A network with the weights of a file, which must fit this environment's observations and actions."""
-    version, content = _read(path, "give --model the model.pt of a run, or leave it out")
+    version, content = _read(path, "set --model to the model.pt of a run, or omit it")
     found, weights = content.get("shape"), content.get("weights")
     if not isinstance(found, dict) or not isinstance(weights, dict):
-        raise CheckpointError(f"{path} holds no model; give the model.pt of a run, not its checkpoint")
+        raise CheckpointError(f"{path} contains no model; give the model.pt of a run, not its checkpoint")
     if version != MODEL_VERSION:
         raise CheckpointError(
-            f"{path} is a model of version {version}, and this coorp reads version {MODEL_VERSION}; "
+            f"{path} is a model of version {version}, but this coorp reads version {MODEL_VERSION}; "
             "drive it with the coorp that wrote it"
         )
     if found != shape:
         raise CheckpointError(
-            f"{path} has another shape: it takes {found.get('vector')} numbers a robot and gives "
-            f"{found.get('action')}, and this environment has {shape['vector']} and {shape['action']}; "
+            f"{path} has a different shape: it takes {found.get('vector')} numbers per robot and returns "
+            f"{found.get('action')}, but this environment has {shape['vector']} and {shape['action']}; "
             "pre-train one for it with: python -m coorp.learn.pretrain"
         )
     network = Network(**shape)
@@ -107,13 +107,13 @@ def load_model(path: Path, shape: Shape) -> Network:
         network.load_state_dict(weights)
     except RuntimeError as problem:
         raise CheckpointError(
-            f"the weights in {path} are of another network; pre-train one with: python -m coorp.learn.pretrain"
+            f"the weights in {path} belong to another network; pre-train one with: python -m coorp.learn.pretrain"
         ) from problem
     return network
 
 
 def _pack(value: Any) -> Any:  # noqa: ANN401
-    """Arrays become bytes in a tensor, so that every dtype survives."""
+    """Converts arrays to bytes in a tensor, so that every dtype survives."""
     if isinstance(value, np.ndarray):
         raw = torch.frombuffer(bytearray(value.tobytes()), dtype=torch.uint8) if value.size else torch.zeros(0)
         return {_ARRAY: str(value.dtype), "shape": list(value.shape), "bytes": raw}

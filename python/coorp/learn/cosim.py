@@ -1,21 +1,21 @@
 """The co-simulation: environment, inference, learning and air in one virtual time.
 
-The simulator's events come in order (`coorp.Session.advance`); at each one's time this does what it stands for. What
-it decides:
+The simulator's events arrive in order (`coorp.Session.advance`), and each triggers the corresponding work at its time.
+It decides:
 
-- PERCEPTION: what that robot sees and knows of itself at this instant is what the message carries.
-- INFER: the leader infers from the newest perception it has of each robot, be it old, and its own of this instant.
+- PERCEPTION: the message carries what that robot sees and knows about itself at this instant.
+- INFER: the leader infers from the newest perception of each robot, however old, and from its own at this instant.
 - COMMAND_IN: the robot drives by its command from now on. Until then it keeps its old velocity, so a late command is
-  a longer blind drive, and a lost one a longer one still.
-- COLLECT to BATCH_FULL: each loop is an item: perceptions used, actions, what each robot was rewarded with until the
-  next perception that was used, and whether its drive ended meanwhile. Loops inferred before COLLECT are of the old
-  model and stay out (001, section III-A).
+  a longer blind drive, and a lost one an even longer one.
+- COLLECT to BATCH_FULL: each loop is an item. It contains the perceptions used, the actions, each robot's reward until
+  the next perception used, and whether its drive ended in between. Loops inferred before COLLECT belong to the old
+  model and are excluded (Deng 2022, section III-A).
 - Training: see learner.py.
 
-Nothing here reads a clock; the simulator runs one chunk ahead on another core, which changes nothing either. Time goes
-in whole virtual seconds, the only places where a run can be stopped and gone on with.
+Nothing here reads a clock. The simulator runs one chunk ahead on another core, which does not change the result either.
+Time advances in whole virtual seconds, the only points at which a run can be stopped and resumed.
 
-Left out: what a robot thinks between its perception and its command. It has no plan of its own.
+Left out: any planning by a robot between its perception and its command.
 """
 
 from __future__ import annotations
@@ -37,57 +37,57 @@ from coorp.learn.onlookers import NS, Onlooker
 from coorp.learn.outcome import History
 from coorp.learn.ppo import Transitions
 
-# As plain numbers: an enumeration is looked up at a cost, and there are a million events in half an hour.
+# As plain numbers: enumeration lookups are slow, and half an hour has a million events.
 PERCEPTION, PERCEPTION_IN = int(EventKind.PERCEPTION), int(EventKind.PERCEPTION_IN)
 INFER, COMMAND_IN, LOOP_ENDED = int(EventKind.INFER), int(EventKind.COMMAND_IN), int(EventKind.LOOP_ENDED)
 COLLECT, BATCH_FULL, TRAINED = int(EventKind.COLLECT), int(EventKind.BATCH_FULL), int(EventKind.TRAINED)
 UPDATE_IN, MODEL_OUT, MODEL_IN = int(EventKind.UPDATE_IN), int(EventKind.MODEL_OUT), int(EventKind.MODEL_IN)
 EPOCH = int(EventKind.EPOCH)
 ROUNDS_KEPT = 64
-"""Rounds whose commands can be under way; the simulator has the same limit."""
+"""Maximum number of rounds with commands in flight; the simulator has the same limit."""
 PERCEPTIONS_KEPT = 8
-"""Perceptions of a robot that can be under way; it waits for a command after each, but not for ever."""
+"""Maximum number of a robot's perceptions in flight; it waits for a command after each, but not forever."""
 
 Images = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 Item = tuple[Images, Floats, Floats, NDArray[np.float64], NDArray[np.int64]]
-"""Of a loop, by robot: images and vectors perceived, actions, and rewards and endings at the perceptions."""
+"""A loop, by robot: perceived images and vectors, actions, and rewards and endings at the perceptions."""
 
 
 @dataclass
 class Perception:
-    """What one robot saw, and how it stood with it then."""
+    """One robot's perception, and its totals at that time."""
 
     tick: int
     image: Images
     vector: Floats
     reward: float
-    """All that the robot had been rewarded with by then."""
+    """The robot's total reward at that time."""
     endings: int
-    """How many of its drives had ended by then."""
+    """The number of its drives that had ended at that time."""
 
 
 class Collector:
-    """Items of the batch that is being collected, loop by loop."""
+    """Items of the batch being collected, loop by loop."""
 
     def __init__(self) -> None:
         self.open = False
         self._items: list[Item] = []
 
     def begin(self) -> None:
-        """From the next inference on."""
+        """Starts at the next inference."""
         self.open = True
         self._items = []
 
     def add(self, used: list[Perception], images: Images, vectors: Floats, actions: Floats) -> None:
-        """One more loop."""
+        """Adds a loop."""
         rewards = np.array([perception.reward for perception in used])
         endings = np.array([perception.endings for perception in used])
         self._items.append((images, vectors, actions, rewards, endings))
 
     def close(self) -> Transitions | None:
-        """The batch. The last loop's reward is not known yet, so it serves as the situation after the others; where
-        that leaves nothing there is no batch."""
+        """The batch. The last loop's reward is not known yet, so that loop only serves as the state after the others;
+        if that leaves nothing, there is no batch."""
         self.open = False
         if len(self._items) < 2:
             return None
@@ -107,7 +107,7 @@ class Collector:
         return [np.stack(column) for column in zip(*self._items, strict=True)]
 
     def state(self) -> dict[str, Any]:
-        """All that goes into a checkpoint."""
+        """The state for a checkpoint."""
         return {"open": self.open, "items": self._columns()}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -117,7 +117,7 @@ class Collector:
 
 
 class Cosim:
-    """One run. Without a learner the policy is frozen, and acts by its mean; with one it explores.
+    """One run. Without a learner, the policy is frozen and acts by its mean; with one, it explores.
 
     `env` is endless and has been reset; its robots are the team's, in order.
     """
@@ -150,7 +150,7 @@ class Cosim:
         self._deviation = self._explores()
 
     def run(self, until_s: int, watch: Callable[[int], bool] = lambda _: True) -> None:
-        """Goes on up to a virtual second. `watch` is told each second that is done, and ends the run with False."""
+        """Continues up to a virtual second. Calls `watch` after each second, which ends the run by returning False."""
         for second, events in self._seconds(until_s):
             self._follow(events)
             self.env.advance_to_ns(second * NS)
@@ -164,7 +164,7 @@ class Cosim:
                 return
 
     def _seconds(self, until_s: int) -> Iterator[tuple[int, NDArray[np.void]]]:
-        """Events second by second; the simulator is one ahead."""
+        """Events second by second; the simulator runs one second ahead."""
         if self.now_s >= until_s:
             return
         with ThreadPoolExecutor(1) as pool:
@@ -176,7 +176,7 @@ class Cosim:
                 yield second, events
 
     def _follow(self, events: NDArray[np.void]) -> None:
-        """Does what the events stand for, in order."""
+        """Processes the events in order."""
         columns = [events[name].tolist() for name in ("t_ns", "kind", "robot", "number")]
         for t_ns, kind, robot, number in zip(*columns, strict=True):
             if kind == PERCEPTION:
@@ -206,13 +206,13 @@ class Cosim:
                 self._on_learning(self.learner, kind, robot)
 
     def _settle(self) -> None:
-        """Books rewards and endings up to now."""
+        """Records rewards and endings up to now."""
         self._rewards += self.env.take_rewards()
         for ended in self.env.take_events()["robot"].tolist():
             self._endings[ended] += 1
 
     def _perceive(self, robot: int, tick: int) -> Perception:
-        """What `robot` perceives now."""
+        """The current perception of `robot`."""
         self._settle()
         [image], [vector] = self.env.observe(robot)
         return Perception(tick, image, vector, float(self._rewards[robot]), self._endings[robot])
@@ -261,7 +261,7 @@ class Cosim:
         return self.control.deviation().detach().numpy().copy()
 
     def state(self) -> dict[str, Any]:
-        """All that goes into a checkpoint, at a whole second."""
+        """The state for a checkpoint, at a whole second."""
         return {
             "now_s": self.now_s,
             "history": vars(self.history),
@@ -277,7 +277,7 @@ class Cosim:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Puts back what `state` gave, and lets the simulator catch up."""
+        """Restores a result of `state`, and lets the simulator catch up."""
         self.now_s = state["now_s"]
         self.history = History(**state["history"])
         self.env.set_state(state["env"])

@@ -1,12 +1,13 @@
-"""The DRLC's content: who has which model and which share of the batch, and what is computed when (001, section I).
+"""The content of the DRLC: each robot's model and share of the batch, and the computations (Deng 2022, section I).
 
-The simulator says when things happen, this says what they hold: at BATCH_FULL the leader works out advantages and
-shares the batch; at TRAINED a robot's pass over its share, from the model it has, is done; at UPDATE_IN the leader
-combines; between MODEL_OUT and MODEL_IN a model is under way; at EPOCH the control model becomes the combined one.
-Until then the control loop goes on with the old one, which gathered the batch (001, section III-A).
+The simulator determines when things happen, this module what they contain. At BATCH_FULL the leader computes advantages
+and distributes the batch. At TRAINED a robot's pass over its share, from its current model, is finished. At UPDATE_IN
+the leader combines updates. Between MODEL_OUT and MODEL_IN a model is in flight. At EPOCH the combined model becomes
+the control model. Until then the control loop continues with the old one, which collected the batch (Deng 2022, section
+III-A).
 
-Gradients are computed with CUDA where there is one. The control model stays on the CPU: five small images at a time are
-through it before a GPU has been asked.
+Gradients are computed with CUDA if available. The control model stays on the CPU: it processes five small images in
+less time than a GPU call takes.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from coorp.learn.ppo import Batch, Hyper, Optimiser, Transitions
 
 
 class Learner:
-    """Learning of one team. `control` is the network that infers; it changes only when an epoch ends."""
+    """The learning of one team. `control` is the network for inference; it changes only at the end of an epoch."""
 
     def __init__(self, control: Network, team: Team, hyper: Hyper) -> None:
         learning, robots = team.learning, len(team.robots)
@@ -34,7 +35,7 @@ class Learner:
         self.sync = sync.make(learning.sync, flat(control), robots, learning.staleness or 0)
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._robot = copy.deepcopy(control).to(self._device)
-        """Where a robot's update is computed; its weights are put in before."""
+        """The network in which a robot's update is computed; its weights are set beforehand."""
         self._optimisers = [Optimiser(flat(control), hyper) for _ in range(robots)]
         self._has: list[Tensor] = [self.sync.model() for _ in range(robots)]
         self._models_under_way: dict[int, Tensor] = {}
@@ -42,12 +43,12 @@ class Learner:
         self._batch: Batch | None = None
 
     def on_batch_full(self, got: Transitions | None) -> None:
-        """The leader has a batch and shares it; where it is empty, nobody has anything to learn from."""
+        """The leader has a batch and distributes it; if it is empty, there is nothing to learn from."""
         self._batch = None if got is None else ppo.prepare(self.control, got, self.hyper).to(self._device)
         self.sync.begin_epoch()
 
     def on_trained(self, robot: int) -> None:
-        """A robot has its update and sends it."""
+        """A robot has computed its update and sends it."""
         if self._batch is None:
             self._updates_under_way[robot] = torch.zeros_like(self._has[robot])
             return
@@ -55,24 +56,24 @@ class Learner:
         self._updates_under_way[robot] = self._optimisers[robot].update(self._robot, self._has[robot], share)
 
     def on_update_in(self, robot: int) -> None:
-        """The leader has a robot's update."""
+        """The leader has received a robot's update."""
         self.sync.on_update(robot, self._updates_under_way.pop(robot))
 
     def on_model_out(self, robot: int) -> None:
-        """The leader sends a robot the model as of now."""
+        """The leader sends a robot the current model."""
         self._models_under_way[robot] = self.sync.model()
 
     def on_model_in(self, robot: int) -> None:
-        """A robot has the model that was sent to it."""
+        """A robot has received the model sent to it."""
         self._has[robot] = self._models_under_way.pop(robot)
 
     def on_epoch(self) -> None:
-        """All have the model of their last round: it drives from now on."""
+        """All robots have the model of their last round, which drives from now on."""
         load_flat(self.control, self.sync.model())
         self._batch = None
 
     def state(self) -> dict[str, Any]:
-        """All that goes into a checkpoint."""
+        """The state for a checkpoint."""
         return {
             "control": flat(self.control),
             "sync": self.sync.state(),
@@ -84,7 +85,7 @@ class Learner:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Puts back what `state` gave."""
+        """Restores a result of `state`."""
         load_flat(self.control, state["control"])
         self.sync.restore(state["sync"])
         for optimiser, kept in zip(self._optimisers, state["optimisers"], strict=True):

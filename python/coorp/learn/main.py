@@ -1,8 +1,8 @@
-"""`coorp learn`: options, runs one after the other, progress, and what is said when something is not right.
+"""`coorp learn`: options, runs one after another, progress, and error messages.
 
-Exit codes: 0 fine, 1 the simulator broke one of its own rules, 2 bad input or files that cannot be used, 130 ended by
-Ctrl-C or SIGTERM, with a checkpoint to go on from where something had been driven. Torch and others are imported when
-there is something to run, so that a missing one is a message and `--help` is quick.
+Exit codes: 0 success, 1 the simulator violated an invariant, 2 bad input or unusable files, 130 ended by Ctrl-C or
+SIGTERM, with a checkpoint if anything was driven. Torch and others are imported only before a run, so that a missing
+one produces a message and `--help` is fast.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PARADIGMS = ("bsp", "ssp", "asp")
 MINUTES_MAX = 24 * 60
 STALENESS_MAX = 1_000_000
 LINE_EVERY_S = 60.0
-"""Of wall time, where progress is told in lines."""
+"""Wall-clock interval between progress lines."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -54,14 +54,14 @@ def main(arguments: Sequence[str]) -> int:
             2,
         )
     except ValueError as problem:
-        # coorp.InputError, whose text begins with 'error:' as the command line's do.
+        # coorp.InputError, whose text starts with 'error:' like those of the command line.
         if type(problem).__module__ != "coorp":
             raise
         return _say(str(problem), 2)
     except OSError as problem:
         return _say(f"error: {_about_disk(problem, options.out)}", 2)
     except KeyboardInterrupt:
-        return _say("ended before it began", 130)
+        return _say("ended before the start", 130)
 
 
 def _say(text: str, code: int) -> int:
@@ -72,8 +72,8 @@ def _say(text: str, code: int) -> int:
 def _about_disk(problem: OSError, out: Path) -> str:
     if problem.errno in (errno.ENOSPC, errno.EDQUOT):
         return (
-            f"no room left on the disk of {out}; make some there, then the same command with --resume "
-            "goes on from the last checkpoint"
+            f"no space left on the disk of {out}; free some, then repeat the command with --resume "
+            "to continue from the last checkpoint"
         )
     where = f"{problem.filename}: " if problem.filename else ""
     return f"{where}{problem.strerror or problem}; check that {out} can be written to, or give another --out"
@@ -82,8 +82,8 @@ def _about_disk(problem: OSError, out: Path) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="coorp learn",
-        description="Let a team learn while it drives: environment, policy network, PPO and air in one virtual time.",
-        epilog="Exit codes: 0 fine, 1 the run found a failure, 2 bad input or unusable files, 130 ended by Ctrl-C "
+        description="Train a team while it drives: environment, policy network, PPO and air in one virtual time.",
+        epilog="Exit codes: 0 success, 1 the run found a failure, 2 bad input or unusable files, 130 ended by Ctrl-C "
         "or SIGTERM.",
     )
     parser.add_argument("team", type=Path, help="team file with [control] and [learning]")
@@ -93,20 +93,20 @@ def _parser() -> argparse.ArgumentParser:
         dest="policies",
         action=_Once,
         metavar="P[,P]",
-        help="coordination policies, each a run of its own [coorp]",
+        help="coordination policies, one run each [coorp]",
     )
-    parser.add_argument("--sync", metavar="S[,S]", help="bsp, ssp, asp: each a run of its own [the team file's]")
-    parser.add_argument("--staleness", type=_staleness, metavar="N", help="rounds that SSP lets a robot be ahead [1]")
+    parser.add_argument("--sync", metavar="S[,S]", help="bsp, ssp, asp: one run each [the team file's]")
+    parser.add_argument(
+        "--staleness", type=_staleness, metavar="N", help="rounds that a robot may be ahead under SSP [1]"
+    )
     parser.add_argument("--minutes", type=_minutes, default=30.0, help="virtual time [30]")
     parser.add_argument("--seed", type=_seed, default=1, help="the same seed gives the same run [1]")
     parser.add_argument("--out", type=Path, default=Path("runs"), help="folder for results [runs]")
     parser.add_argument("--model", type=Path, help="weights to start from [the pre-trained ones]")
-    parser.add_argument(
-        "--frozen", action="store_true", help="drive by the weights as they are; bulk flows all the same"
-    )
+    parser.add_argument("--frozen", action="store_true", help="drive with unchanged weights; bulk still flows")
     earlier = parser.add_mutually_exclusive_group()
-    earlier.add_argument("--resume", action="store_true", help="go on from the checkpoints in --out")
-    earlier.add_argument("--overwrite", action="store_true", help="do away with the same runs in --out, and begin anew")
+    earlier.add_argument("--resume", action="store_true", help="continue from the checkpoints in --out")
+    earlier.add_argument("--overwrite", action="store_true", help="delete the same runs in --out and start again")
     parser.add_argument("--mcap", action="store_true", help="record each run as run.mcap")
     parser.add_argument(
         "--gif", action=argparse.BooleanOptionalAction, default=True, help="a GIF of each run's last seconds [yes]"
@@ -118,7 +118,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 class _Once(argparse.Action):
-    """An option of two names, of which the last would win without a word."""
+    """An option with two names; without this, the last one would silently win."""
 
     def __call__(
         self,
@@ -128,7 +128,7 @@ class _Once(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         if getattr(namespace, self.dest) is not None:
-            parser.error("--policy and --compare are one option; give it once, with all names: --compare a,b")
+            parser.error("--policy and --compare are the same option; give it once, with all names: --compare a,b")
         setattr(namespace, self.dest, values)
 
 
@@ -142,7 +142,7 @@ def _number(text: str, what: str, least: float, most: float) -> float:
     except ValueError:
         value = math.nan
     if not least <= value <= most:
-        raise argparse.ArgumentTypeError(f"'{text}' are no {what} from {least:.3g} to {most:.3g}")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of {what} from {least:.3g} to {most:.3g}")
     return value
 
 
@@ -156,14 +156,14 @@ def _seed(text: str) -> int:
 
 def _whole(text: str, most: int) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > 20 or int(text) > most:
-        raise argparse.ArgumentTypeError(f"'{text}' is no whole number from 0 to {most}")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number from 0 to {most}")
     return int(text)
 
 
 def _names(text: str) -> list[str]:
     names = list(dict.fromkeys(name.strip() for name in text.split(",")))
     if "" in names:
-        raise Mend(f"'{text}' names nothing between two commas; give names such as a,b")
+        raise Mend(f"'{text}' has an empty name between commas; give names such as a,b")
     return names
 
 
@@ -175,7 +175,7 @@ def _paradigms(text: str | None) -> list[str] | None:
         if name not in PARADIGMS:
             near = difflib.get_close_matches(name, PARADIGMS, 1, cutoff=0.5)
             hint = f"; did you mean {near[0]}?" if near else ""
-            raise Mend(f"--sync: unknown paradigm '{name}': there are {', '.join(PARADIGMS)}{hint}")
+            raise Mend(f"--sync: unknown paradigm '{name}': choose from {', '.join(PARADIGMS)}{hint}")
     return names
 
 
@@ -186,7 +186,7 @@ def _learn(options: argparse.Namespace, command: list[str]) -> int:
 
     folder: Path = options.out / f"{options.team.stem}-seed{options.seed}"
     plans = plan(options, policies, paradigms, folder)
-    go_on = f"to go on: {shlex.join(_again(command))}"
+    go_on = f"to continue: {shlex.join(_again(command))}"
     try:
         with _interrupted() as interrupted:
             for each in plans:
@@ -195,20 +195,20 @@ def _learn(options: argparse.Namespace, command: list[str]) -> int:
         _report(plans, folder, options.report)
     except KeyboardInterrupt:
         if any(each.is_saved for each in plans):
-            return _say(f"\nended at once; what was driven since the last checkpoint is lost; {go_on}", 130)
+            return _say(f"\nended at once; everything since the last checkpoint is lost; {go_on}", 130)
         return _say("\nended before there was anything to save", 130)
     return 0
 
 
 def _again(command: list[str]) -> list[str]:
-    """The command that goes on with what this one began. Options may be shortened."""
+    """The command that continues this one. Options may be abbreviated."""
     kept = [word for word in command if not (len(word) > 3 and "--overwrite".startswith(word))]
     resumes = any(len(word) > 4 and "--resume".startswith(word) for word in kept)
     return kept if resumes else [*kept, "--resume"]
 
 
 def _run(each: Plan, interrupted: list[bool]) -> bool:
-    """Runs one of the comparison to its end; whether it got there."""
+    """Runs one run of the comparison; returns whether it reached its end."""
     from tqdm import tqdm
 
     bar_format = "{desc:<20} {percentage:3.0f} % |{bar}| {n:.1f}/{total:.1f} min [{elapsed}<{remaining}]{postfix}"
@@ -225,7 +225,7 @@ def _run(each: Plan, interrupted: list[bool]) -> bool:
 
 
 def _lines(each: Plan) -> Callable[[int, str], None]:
-    """Progress where no bar can be drawn: a line now and then."""
+    """Progress without a terminal: an occasional line."""
     if sys.stderr.isatty():
         return lambda _second, _note: None
     told_s = time.monotonic()
@@ -241,8 +241,8 @@ def _lines(each: Plan) -> Callable[[int, str], None]:
 
 @contextmanager
 def _interrupted() -> Iterator[list[bool]]:
-    """The first Ctrl-C or SIGTERM is remembered, so that the run can stop where it can be gone on with; the second
-    ends it."""
+    """Records the first Ctrl-C or SIGTERM, so that the run can stop at a point where it can be resumed; the second one
+    ends it at once."""
     seen = [False]
 
     def remember(_number: int, _frame: object) -> None:
@@ -254,7 +254,7 @@ def _interrupted() -> Iterator[list[bool]]:
     try:
         for number in (signal.SIGINT, signal.SIGTERM):
             before[number] = signal.signal(number, remember)
-    except ValueError:  # not in the main thread: whoever runs us there gets the signal
+    except ValueError:  # not in the main thread: the caller gets the signal
         yield seen
         return
     try:

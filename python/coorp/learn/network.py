@@ -1,13 +1,13 @@
-"""The control model: one policy that all robots share, and a critic that sees the whole team.
+"""The control model: one policy shared by all robots, and a critic that sees the whole team.
 
-What it decides: from each robot's image (64 x 64 x 3) and vector (pose, goal) a Gaussian over its velocity, and from
-all robots' the value of each robot's situation. The critic is centralised (001, section II-A: perceptions of all are
-combined): a robot's value comes from its own observation and the mean over the team, so the same weights serve any
-number of robots. The policy is decentralised in what it reads and shared in its weights.
+It computes a Gaussian over each robot's velocity from its image (64 x 64 x 3) and vector (pose, goal), and each robot's
+value from the observations of all. The critic is centralised (Deng 2022, section II-A: perceptions of all are
+combined). A robot's value depends on its own observation and the mean over the team, so the same weights serve any
+number of robots. The policy reads only a robot's own observation, with shared weights.
 
-It is tiny on purpose. One batched forward of five images stands in every control loop, 54,000 times in half an hour;
-the size on the air comes from the team file, which pads it to `parameters`. The convolution does not overlap, so it is
-one matrix product over patches, which on a CPU is faster than a convolution and needs no change of layout.
+It is small on purpose. Every control loop contains one batched forward pass of five images, 54,000 times in half an
+hour. The size on the air comes from the team file, which pads it to `parameters`. The convolution does not overlap, so
+it is one matrix product over patches, which on a CPU is faster than a convolution and needs no change of layout.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from torch.nn import functional
 IMAGE = 64
 CHANNELS = 3
 PATCH, FEATURES = 8, 8
-"""Pixels a side of a patch, and what is kept of each."""
+"""Pixels per side of a patch, and the features kept of each."""
 CODE = 128
-"""What is left of an image."""
+"""The size of an image's code."""
 HIDDEN = 64
 LOG_STD_MIN, LOG_STD_MAX = -3.0, 0.5
 
 
 class Shape(TypedDict):
-    """What must agree between a network and the weights it is given."""
+    """What must match between a network and its weights."""
 
     vector: int
     action: int
 
 
 class Network(nn.Module):
-    """Policy and critic. `vector` numbers and one image a robot go in, `action` numbers come out.
+    """Policy and critic. The input per robot is `vector` numbers and one image, the output `action` numbers.
 
-    Images are (..., 64, 64, 3) uint8 and vectors (..., vector) float32; the leading axes end in the robot, so that
-    the critic takes its mean over the last of them. Both are scaled inside: images to -0.5 .. 0.5, vectors by what
-    `scale` says is large (it is kept with the weights). Actions are in units of their range, see `velocity`.
+    Images are (..., 64, 64, 3) uint8 and vectors (..., vector) float32. The last leading axis is the robot, over which
+    the critic takes its mean. Both are scaled inside: images to -0.5 .. 0.5, vectors by `scale`, which is stored with
+    the weights. Actions are in units of their range, see `velocity`.
     """
 
     scale: Tensor
@@ -59,7 +59,7 @@ class Network(nn.Module):
         self.critic = _perceptron(2 * (CODE + vector), 1)
         self.log_std = nn.Parameter(torch.full((action,), -0.7))
         with torch.no_grad():
-            # A first action near zero: a fresh policy stands still instead of running into a wall.
+            # Initial actions near zero: an untrained policy stands still instead of driving into a wall.
             last = self.policy[-1]
             assert isinstance(last, nn.Linear)
             last.weight.mul_(0.01)
@@ -74,8 +74,8 @@ class Network(nn.Module):
     def seen(self, images: Tensor, vectors: Tensor) -> Tensor:
         """Each robot's image code and vector, side by side."""
         count, side = images.shape[:-3].numel(), IMAGE // PATCH
-        # Patches are moved while their pixels are still bytes, eight at a time, and scaled by scaling the weights: most
-        # of the time goes into moving pixels, not into multiplying them.
+        # Patches are moved while their pixels are still bytes, eight at a time, and scaled through the weights: moving
+        # pixels takes most of the time, not multiplying them.
         x = images.reshape(count, side, PATCH, side, PATCH * CHANNELS).view(torch.int64).transpose(2, 3)
         x = x.reshape(count * side * side, -1).view(torch.uint8).to(self.log_std.dtype)
         first = self.patches
@@ -84,12 +84,12 @@ class Network(nn.Module):
         return torch.cat((x.view(*vectors.shape[:-1], CODE), vectors / self.scale), dim=-1)
 
     def deviation(self) -> Tensor:
-        """Standard deviation of each action, kept within bounds so that exploring neither stops nor explodes."""
+        """Standard deviation of each action, bounded so that exploration neither stops nor explodes."""
         return self.log_std.clamp(LOG_STD_MIN, LOG_STD_MAX).exp()
 
     @torch.inference_mode()
     def act(self, images: NDArray[np.uint8], vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Mean actions (robots, action) for one loop: the forward of the control loop, without the critic."""
+        """Mean actions (robots, action) for one loop: the forward pass of the control loop, without the critic."""
         return self.policy(self.seen(torch.from_numpy(images), torch.from_numpy(vectors))).numpy()
 
 
@@ -99,13 +99,13 @@ def _perceptron(inputs: int, outputs: int) -> nn.Sequential:
 
 
 def flat(network: Network) -> Tensor:
-    """All parameters in one vector: what goes over the air."""
+    """All parameters in one vector, as sent over the air."""
     return torch.cat([parameter.detach().reshape(-1) for parameter in network.parameters()])
 
 
 @torch.no_grad()
 def load_flat(network: Network, vector: Tensor) -> None:
-    """Puts a flat vector back into the network."""
+    """Loads a flat vector into the network."""
     place = 0
     for parameter in network.parameters():
         count = parameter.numel()

@@ -1,4 +1,4 @@
-"""Who looks on while a run goes: a film for the report, a tape for robots' tools. They change nothing."""
+"""Observers of a run: a film for the report, and a recording for robotics tools. They change nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COLOURS = 64
 
 
 class Onlooker(Protocol):
-    """What they are told; times are virtual nanoseconds."""
+    """The events that observers receive; times are virtual nanoseconds."""
 
     def on_perception(self, t_ns: int, robot: int, image: NDArray[np.uint8]) -> None:
         """A robot made a perception."""
@@ -34,7 +34,7 @@ class Onlooker(Protocol):
         ...
 
     def on_loop_ended(self, t_ns: int) -> None:
-        """Every robot has its command of a loop, or never will."""
+        """Every robot has its command of a loop, or will never get it."""
         ...
 
     def on_second(self, t_ns: int, history: History) -> None:
@@ -43,7 +43,7 @@ class Onlooker(Protocol):
 
 
 class Film:
-    """The last seconds of a run, seen from above."""
+    """The last seconds of a run, from above."""
 
     def __init__(self, env: Navigation, end_s: int) -> None:
         self._env = env
@@ -57,7 +57,7 @@ class Film:
         """Nothing to see."""
 
     def on_loop_ended(self, t_ns: int) -> None:
-        """Takes a picture where one is due."""
+        """Takes a picture if one is due."""
         if t_ns < self._next_ns:
             return
         self._next_ns = max(self._next_ns + NS // FILM_HZ, t_ns - NS // FILM_HZ)
@@ -70,17 +70,17 @@ class Film:
         """Nothing to see."""
 
     def save(self, path: Path) -> None:
-        """Writes the GIF, if anything was seen."""
+        """Writes the GIF if there are any pictures."""
         if self._frames:
             first, rest = self._frames[0], self._frames[1:]
             first.save(path, save_all=True, append_images=rest, duration=1000 // FILM_HZ, loop=0)
 
 
 class Tape:
-    """All that robots see and do, as MCAP: poses and images when perceived, velocities when commanded, and once a
-    second the reward per robot and second and the collisions so far.
+    """Everything that robots see and do, as MCAP: poses and images when perceived, velocities when commanded, and once
+    per second the reward per robot and second and the collisions so far.
 
-    Where the disk takes no more, `failure` says so and the run goes on: it can stop at a whole second only."""
+    If the disk is full, `failure` says so and the run continues, because it can only stop at a whole second."""
 
     def __init__(self, recorder: Recorder, env: Navigation) -> None:
         self.failure: OSError | None = None
@@ -104,7 +104,7 @@ class Tape:
         """Nothing to write."""
 
     def on_second(self, t_ns: int, history: History) -> None:
-        """How it goes."""
+        """Records the reward and the collisions."""
         before = history.reward[-2] if len(history.reward) > 1 else 0.0
         with self._kept():
             self._recorder.scalar("reward", t_ns / NS, (history.reward[-1] - before) / len(self._names))

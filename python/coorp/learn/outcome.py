@@ -1,4 +1,4 @@
-"""What came of a run: numbers, in a form that is saved, resumed, compared and drawn.
+"""The outcome of a run: numbers, in a form that is saved, resumed, compared and drawn.
 
 Left out: PNG and HTML, which are in report.py.
 """
@@ -16,17 +16,17 @@ Z_95 = 1.959964
 
 @dataclass
 class History:
-    """One row a virtual second; totals since the start, over all robots."""
+    """One row per virtual second; totals since the start, over all robots."""
 
     t_s: list[float] = field(default_factory=list)
     reward: list[float] = field(default_factory=list)
     collisions: list[int] = field(default_factory=list)
     arrivals: list[int] = field(default_factory=list)
     epochs_s: list[float] = field(default_factory=list)
-    """When each epoch ended: not one a second."""
+    """When each epoch ended; not one per second."""
 
     def add(self, t_s: float, reward: float, collisions: int, arrivals: int) -> None:
-        """One more second."""
+        """Adds a second."""
         self.t_s.append(t_s)
         self.reward.append(reward)
         self.collisions.append(collisions)
@@ -49,11 +49,11 @@ class Outcome:
     bulk_mbps: float
     history: History
     setting: dict[str, Any] = field(default_factory=dict)
-    """What the run was made with, to tell whether it is the one asked for."""
+    """The run's settings, to check whether it is the requested one."""
 
     @property
     def label(self) -> str:
-        """What tells this run from the others of a comparison."""
+        """The name that distinguishes this run within a comparison."""
         return self.policy if self.sync == "none" else f"{self.policy}, {self.sync.upper()}"
 
     @property
@@ -63,12 +63,12 @@ class Outcome:
 
     @property
     def robot_hours(self) -> float:
-        """Robots times hours driven."""
+        """Robot-hours driven."""
         return self.robots * self.minutes / 60
 
     @property
     def collisions(self) -> int:
-        """Robots that collided, in all."""
+        """Total number of collided robots."""
         return self.history.collisions[-1] if self.history.collisions else 0
 
     @property
@@ -84,7 +84,7 @@ class Outcome:
 
     @property
     def epoch_s(self) -> float:
-        """Mean time of an epoch, collecting included; not a number where none ended."""
+        """Mean duration of an epoch, including collection; NaN if none ended."""
         ends = self.history.epochs_s
         return ends[-1] / len(ends) if ends else math.nan
 
@@ -100,7 +100,7 @@ class Outcome:
         return share_interval(self.violation_rate, self.loops)
 
     def mean_reward(self, first: float, last: float) -> float:
-        """Reward per robot and second from the share `first` to the share `last` of the run, over a second at least."""
+        """Reward per robot and second from share `first` to share `last` of the run, over at least a second."""
         count = len(self.history.t_s)
         a = max(min(int(first * count), count - 2), 0)
         b = min(max(int(last * count), a + 2), count) - 1
@@ -108,7 +108,7 @@ class Outcome:
         return (self.history.reward[b] - self.history.reward[a]) / (span * self.robots) if span > 0 else math.nan
 
     def save(self, path: Path) -> None:
-        """Writes it as JSON, beside what is computed from it."""
+        """Writes it as JSON, together with the values computed from it."""
         low, high = self.violation_interval
         rate, rate_low, rate_high = self.collision_rate
         derived = {
@@ -124,14 +124,14 @@ class Outcome:
 
     @staticmethod
     def load(path: Path) -> Outcome:
-        """Reads what `save` wrote."""
+        """Reads a file from `save`."""
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         fields = {name: content[name] for name in Outcome.__dataclass_fields__ if name != "history"}
         return Outcome(**fields, history=History(**content["history"]))
 
 
 def run_name(policy: str, sync: str, *, frozen: bool) -> str:
-    """The folder of a run within its comparison. A frozen one has its own, as it may drive by what the other learnt."""
+    """A run's folder within its comparison. A frozen run has its own, because it may use what the other one learnt."""
     return policy if sync == "none" else f"{policy}-{sync}{'-frozen' if frozen else ''}"
 
 
@@ -140,14 +140,14 @@ def _or_none(number: float) -> float | None:
 
 
 def poisson_interval(count: int, z: float = Z_95) -> tuple[float, float]:
-    """Confidence interval of a Poisson mean of which `count` were seen (Byar's approximation of the exact one)."""
+    """Confidence interval of a Poisson mean after `count` events (Byar's approximation of the exact one)."""
     low = 0.0 if count == 0 else count * (1 - 1 / (9 * count) - z / (3 * math.sqrt(count))) ** 3
     more = count + 1
     return low, more * (1 - 1 / (9 * more) + z / (3 * math.sqrt(more))) ** 3
 
 
 def share_interval(share: float, count: int, z: float = Z_95) -> tuple[float, float]:
-    """Wilson's confidence interval of a share of `count`. Loops follow one another, so it is somewhat too narrow."""
+    """Wilson's confidence interval of a share of `count`. Loops are not independent, so it is somewhat too narrow."""
     if count == 0:
         return 0.0, 1.0
     middle = share + z * z / (2 * count)

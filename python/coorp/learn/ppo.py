@@ -1,12 +1,12 @@
 """Proximal policy optimisation (Schulman et al., 2017), as a gradient that any robot can compute on its share.
 
-What it decides: advantages (generalised, lambda-discounted), the clipped surrogate, the value loss and the entropy
-bonus, and what a robot's update is. Robots hold partitions of *loops*: one item is what all robots perceived, did and
-got in one MPC loop (001, section I), since the critic needs all of them.
+It defines advantages (generalised, lambda-discounted), the clipped surrogate, the value loss and the entropy bonus, and
+a robot's update. Robots hold partitions of *loops*: one item contains what all robots perceived, did and earned in one
+MPC loop (Deng 2022, section I), because the critic needs all of them.
 
-A round (001: training, update, model) is one pass over a robot's partition in minibatches, a step of the robot's own
-Adam each, and its update is how far that moved the model (local SGD: Stich, ICLR 2019). The air has room for some ten
-rounds in two minutes, and as many single steps teach too little. A partition of one minibatch is one step.
+A round (Deng 2022: training, update, model) is one pass over a robot's partition in minibatches, each one step of the
+robot's own Adam. Its update is how far that moved the model (local SGD: Stich, ICLR 2019). The air has room for some
+ten rounds in two minutes, and as many single steps would teach too little. A partition of one minibatch is one step.
 """
 
 from __future__ import annotations
@@ -25,45 +25,45 @@ from coorp.learn.network import Network, flat, load_flat
 
 @dataclass(frozen=True)
 class Hyper:
-    """Settings of learning that are nobody's but PPO's."""
+    """Settings specific to PPO."""
 
     rate: float = 1e-3
     """Adam's step size."""
     discount: float = 0.97
-    """Looks a second ahead, at thirty loops a second."""
+    """A horizon of one second, at thirty loops per second."""
     trace: float = 0.95
     """Lambda of the generalised advantage."""
     clip: float = 0.2
     reward_scale: float = 0.05
-    """What rewards are multiplied with, so that values are of the order of one."""
+    """The factor for rewards, so that values are of the order of one."""
     value_weight: float = 0.5
     entropy_weight: float = 0.001
     gradient_max: float = 1.0
     """Norm above which a minibatch's gradient is scaled down."""
     minibatch_loops: int = 64
-    """About so many loops are in a minibatch."""
+    """Approximate number of loops in a minibatch."""
 
     def slowed(self, share: float) -> Hyper:
-        """The same with this share of the step size."""
+        """The same settings with this share of the step size."""
         return replace(self, rate=self.rate * share)
 
 
 @dataclass(frozen=True)
 class Transitions:
-    """What a batch of loops gathered, in order; arrays begin (loops, robots)."""
+    """A collected batch of loops, in order; arrays start with (loops, robots)."""
 
     images: NDArray[np.uint8]
-    """(loops, robots, 64, 64, 3): what each robot's perception showed that the loop used."""
+    """(loops, robots, 64, 64, 3): the image of each robot's perception used in the loop."""
     vectors: NDArray[np.float32]
     """(loops, robots, k)."""
     actions: NDArray[np.float32]
     """(loops, robots, a)."""
     rewards: NDArray[np.float32]
-    """(loops, robots): accrued from this perception to the next that was used."""
+    """(loops, robots): reward accrued from this perception to the next one used."""
     dones: NDArray[np.bool_]
     """(loops, robots): the robot's episode ended before its next perception."""
     last_images: NDArray[np.uint8]
-    """(robots, 64, 64, 3): the perceptions after the last loop, for the value of what is yet to come."""
+    """(robots, 64, 64, 3): the perceptions after the last loop, for the value of the future."""
     last_vectors: NDArray[np.float32]
 
     def __len__(self) -> int:
@@ -72,7 +72,7 @@ class Transitions:
 
 @dataclass(frozen=True)
 class Batch:
-    """Loops ready to learn from: tensors that begin (loops, robots)."""
+    """Loops ready for learning: tensors that start with (loops, robots)."""
 
     images: Tensor
     vectors: Tensor
@@ -85,7 +85,7 @@ class Batch:
         return len(self.returns)
 
     def part(self, index: int, parts: int) -> Batch:
-        """Every `parts`-th loop from `index` on: shares of the same size, within one loop, from all of the batch."""
+        """Every `parts`-th loop from `index` on: shares of equal size, to within one loop, from the whole batch."""
         return Batch(*(tensor[index::parts] for tensor in vars(self).values()))
 
     def to(self, device: torch.device) -> Batch:
@@ -99,7 +99,7 @@ def joined(batches: list[Batch]) -> Batch:
 
 
 def log_prob(mean: Tensor, deviation: Tensor, action: Tensor) -> Tensor:
-    """Log density of actions under the Gaussian policy, summed over the action's axis."""
+    """Log density of actions under the Gaussian policy, summed over the action axis."""
     z = (action - mean) / deviation
     return (-0.5 * z * z - deviation.log() - 0.5 * math.log(2 * math.pi)).sum(-1)
 
@@ -110,12 +110,11 @@ def advantages(
     dones: NDArray[np.bool_],
     hyper: Hyper,
 ) -> NDArray[np.float32]:
-    """Generalised advantages (loops, robots). `values` has one row more than `rewards`: the value after the last.
+    """Generalised advantages (loops, robots). `values` has one row more than `rewards`: the value after the last loop.
 
-    A robot whose drive ended starts anew at once, elsewhere. That is neither the merit nor the fault of what it did, so
-    an ending cuts the trace and is judged by its own reward alone: what comes is taken to be worth what it was before.
-    If endings were worth nothing after them, or the value of the fresh start, a robot in trouble would do best to crash
-    soon."""
+    A robot whose drive ended restarts at once, elsewhere. Its actions do not determine where, so an ending cuts the
+    trace and counts only through its own reward: the value after it is taken to be the value before it. If that value
+    were zero, or that of the fresh start, a robot in trouble would do best to crash soon."""
     assert len(values) == len(rewards) + 1, f"{len(values)} values for {len(rewards)} loops"
     result = np.zeros_like(rewards)
     ahead = np.zeros(rewards.shape[1:], dtype=np.float32)
@@ -130,7 +129,7 @@ def advantages(
 
 @torch.no_grad()
 def prepare(network: Network, got: Transitions, hyper: Hyper) -> Batch:
-    """What the leader does with a full batch: log-probabilities and values under the model that acted, advantages."""
+    """The leader's processing of a full batch: log-probabilities and values under the acting model, and advantages."""
     images, vectors, actions = (torch.from_numpy(array) for array in (got.images, got.vectors, got.actions))
     mean, values = network(images, vectors)
     _, after = network(torch.from_numpy(got.last_images), torch.from_numpy(got.last_vectors))
@@ -148,7 +147,7 @@ def prepare(network: Network, got: Transitions, hyper: Hyper) -> Batch:
 
 
 def loss(network: Network, batch: Batch, hyper: Hyper) -> Tensor:
-    """Clipped surrogate, value loss and entropy bonus over a batch or a part of one."""
+    """Clipped surrogate, value loss and entropy bonus over a batch or part of one."""
     mean, values = network(batch.images, batch.vectors)
     deviation = network.deviation()
     ratio = (log_prob(mean, deviation, batch.actions) - batch.log_probs).exp()
@@ -169,7 +168,7 @@ def gradient(network: Network, batch: Batch, hyper: Hyper) -> Tensor:
 
 
 class Optimiser:
-    """A robot's Adam: what it remembers from step to step."""
+    """A robot's Adam optimiser: its state from step to step."""
 
     def __init__(self, parameters: Tensor, hyper: Hyper) -> None:
         self.hyper = hyper
@@ -177,8 +176,8 @@ class Optimiser:
         self._adam = torch.optim.Adam([self._moved], lr=hyper.rate)
 
     def update(self, network: Network, model: Tensor, share: Batch) -> Tensor:
-        """How far one pass over a share of the batch moves the model, parameter by parameter; zero where the share is
-        empty. `network` is what it is computed with; its weights are overwritten."""
+        """How far one pass over a share of the batch moves the model, per parameter; zero if the share is empty.
+        `network` is used for the computation; its weights are overwritten."""
         self._moved.copy_(model)
         self._adam.param_groups[0]["lr"] = self.hyper.rate
         parts = min(len(share), max(1, round(len(share) / self.hyper.minibatch_loops)))
@@ -189,16 +188,16 @@ class Optimiser:
         return self._moved - model
 
     def state(self) -> dict[str, object]:
-        """All that goes into a checkpoint."""
+        """The state for a checkpoint."""
         return self._adam.state_dict()
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Puts back what `state` gave."""
+        """Restores a result of `state`."""
         self._adam.load_state_dict(state)
 
 
 def train(network: Network, optimiser: Optimiser, batch: Batch, rounds: int) -> None:
-    """Plain PPO in one place: what a team of one robot must come to, and what pre-training runs."""
+    """Plain PPO in one place: equivalent to a team of one robot, and used for pre-training."""
     model = flat(network)
     for _ in range(rounds):
         model += optimiser.update(network, model, batch)

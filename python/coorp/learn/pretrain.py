@@ -1,9 +1,9 @@
-"""Makes the policy that `coorp learn` starts from: PPO in the easier environment, with no network in between.
+"""Trains the initial policy of `coorp learn`: PPO in the easier environment, without a network in between.
 
     python -m coorp.learn.pretrain [--minutes 100] [--seed 1] [--rate 0.001] [--out FILE]
 
-Several teams drive side by side, robots only (level `known`), and every command takes effect as late as it does on a
-channel without bulk. Nothing here needs to be like the DRLC: there is one optimiser, and minibatches are larger.
+Several teams drive in parallel, without obstacles (level `known`), and every command takes effect as late as on a
+channel without bulk. Nothing here needs to match the DRLC: there is one optimiser, and minibatches are larger.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ LEVEL = "known"
 TEAMS = 16
 ROBOTS = 5
 LOOPS = 64
-"""Loops of every team in a batch."""
+"""Loops per team in a batch."""
 PASSES = 3
 MINIBATCH = 128
 """Loops."""
 HZ = 30
 DELAY_S = 0.031
-"""From a perception to the command for it taking effect: about a loop of examples/navigation.toml under mpc-only."""
+"""Time from a perception to its command taking effect: about a loop of examples/navigation.toml under mpc-only."""
 REPORT_EVERY = 20
 
 
 class Teams:
-    """Teams that drive side by side; arrays begin (teams, robots)."""
+    """Teams that drive in parallel; arrays start with (teams, robots)."""
 
     def __init__(self, seed: int, level: str = LEVEL) -> None:
         self.envs = [Navigation(level, robots=ROBOTS, endless=True) for _ in range(TEAMS)]
@@ -45,12 +45,12 @@ class Teams:
         self.step = 0
 
     def observe(self) -> tuple[np.ndarray, np.ndarray]:
-        """What every robot perceives now."""
+        """The current perceptions of all robots."""
         seen = [env.observe() for env in self.envs]
         return np.stack([images for images, _ in seen]), np.stack([vectors for _, vectors in seen])
 
     def drive(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """One period. Returns rewards, and whose drive ended."""
+        """Runs one period. Returns the rewards, and which robots' drives ended."""
         told_s = self.step / HZ + DELAY_S
         self.step += 1
         rewards = np.zeros(actions.shape[:2], dtype=np.float32)
@@ -65,7 +65,7 @@ class Teams:
         return rewards, ended
 
     def tally(self) -> tuple[int, int, int]:
-        """Arrivals, collisions and drives given up, since the start."""
+        """Arrivals, collisions and timeouts since the start."""
         tallies = [env.tally() for env in self.envs]
         sums = [(int(t.arrivals.sum()), int(t.collisions.sum()), int(t.timeouts.sum())) for t in tallies]
         return sum(s[0] for s in sums), sum(s[1] for s in sums), sum(s[2] for s in sums)
@@ -92,7 +92,7 @@ def gather(network: Network, teams: Teams, rng: np.random.Generator) -> list[Tra
 
 
 def pretrain(minutes: float, seed: int, hyper: Hyper) -> Network:
-    """Trains for so many minutes of driving, of all teams together."""
+    """Trains for this many minutes of driving, over all teams together."""
     torch.manual_seed(seed)
     rng = np.random.default_rng([seed, 0x707265])
     network = fresh()
@@ -113,7 +113,7 @@ def pretrain(minutes: float, seed: int, hyper: Hyper) -> Network:
             before = now
             print(
                 f"batch {number + 1} of {batches}: reward per robot and second {np.mean(rewards[-REPORT_EVERY:]):.3f}, "
-                f"arrived {arrivals}, collided {collisions}, gave up {timeouts}",
+                f"arrived {arrivals}, collided {collisions}, timed out {timeouts}",
                 flush=True,
             )
     return network
@@ -122,7 +122,7 @@ def pretrain(minutes: float, seed: int, hyper: Hyper) -> Network:
 def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(description="Pre-train the policy that coorp learn starts from.")
-    parser.add_argument("--minutes", type=float, default=100.0, help="driving of all teams together [100]")
+    parser.add_argument("--minutes", type=float, default=100.0, help="driving time of all teams together [100]")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rate", type=float, default=Hyper.rate)
     parser.add_argument("--out", type=Path, default=PRETRAINED)

@@ -1,7 +1,8 @@
 """The report of a comparison: report.html, which opens offline, and its figures as PNG.
 
-Figures: reward over virtual time (001, figures 2b and 9: one panel a paradigm), time per epoch (001, table I),
-collisions beside the violation rate with 95 % confidence intervals, and the last seconds of each run as a GIF.
+Figures: reward over virtual time (Deng 2022, figures 2b and 9: one panel per paradigm), time per epoch (Deng 2022,
+table I), collisions against the violation rate with 95 % confidence intervals, and the last seconds of each run as a
+GIF.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ figure { display: inline-block; margin: 0 12px 12px 0 } figcaption { color: var(
 
 
 def write(folder: Path, outcomes: list[Outcome]) -> Path:
-    """Draws the figures into `folder` and puts everything into its report.html. Returns that file."""
+    """Draws the figures into `folder` and writes its report.html. Returns that file."""
     figures = {"reward": _reward(outcomes), "collisions": _collisions(outcomes)}
     if any(outcome.history.epochs_s for outcome in outcomes):
         figures["epochs"] = _epochs(outcomes)
@@ -65,7 +66,7 @@ def _colour(outcome: Outcome) -> str | None:
 
 
 def _smoothed(outcome: Outcome) -> tuple[list[float], list[float]]:
-    """Reward per robot and second over the last `SMOOTH_S` seconds, against minutes."""
+    """Reward per robot and second over the last `SMOOTH_S` seconds, plotted against minutes."""
     times, totals = outcome.history.t_s, outcome.history.reward
     back = min(SMOOTH_S, max(1, len(times) // 3))
     minutes = [t / 60 for t in times[back:]]
@@ -98,7 +99,7 @@ def _epochs(outcomes: list[Outcome]) -> Figure:
 
 
 def _normalised(outcome: Outcome, outcomes: list[Outcome]) -> str:
-    """Time per epoch over that of edca under the same paradigm, as table I gives it; seconds where there is no edca."""
+    """Time per epoch relative to edca under the same paradigm, as in table I; in seconds if edca did not run."""
     edca = [o for o in outcomes if o.policy == "edca" and o.sync == outcome.sync and o.history.epochs_s]
     if math.isnan(outcome.epoch_s):
         return "-"
@@ -135,11 +136,11 @@ def _page(folder: Path, outcomes: list[Outcome], figures: list[str]) -> str:
     notes = {
         "reward": f"Per robot and second of virtual time, mean over the last {SMOOTH_S} s.",
         "collisions": "Bars are 95 % confidence intervals of this one run: Poisson for collisions, Wilson for loops.",
-        "epochs": "Collecting, disseminating, training and synchronising; numbers are relative to edca where it ran.",
+        "epochs": "Collecting, disseminating, training and synchronising; numbers are relative to edca if it ran.",
     }
     first = outcomes[0]
     still = [outcome.label for outcome in outcomes if outcome.frozen]
-    how = f" {html.escape(', '.join(still))}: frozen, so by the policy's mean; who learns explores." if still else ""
+    how = f" {html.escape(', '.join(still))}: frozen, driving by the policy's mean; learning explores." if still else ""
     if len(still) == len(outcomes):
         how = " Frozen policy."
     title = html.escape(f"{Path(first.team).stem}: learning while driving")

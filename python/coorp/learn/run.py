@@ -1,8 +1,8 @@
 """One run of `coorp learn`, from its plan to its files; and the plans of a comparison.
 
-A run's folder holds `checkpoint.pt` (written every ten virtual minutes, at Ctrl-C and at the end), and when it is done
-`model.pt` (the weights learnt), `outcome.json` (what came of it), `team.gif` and `run.mcap` where asked for. What it is
-made from, the team file and the weights, is read once, by `plan`; what becomes of those files later is not this run's.
+A run's folder contains `checkpoint.pt` (written every ten virtual minutes, on Ctrl-C and at the end). A finished run
+adds `model.pt` (the learnt weights), `outcome.json` (the results), and on request `team.gif` and `run.mcap`. Its
+inputs, the team file and the weights, are read once, by `plan`; later changes to those files have no effect.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from coorp.learn.outcome import Outcome, run_name
 from coorp.learn.ppo import Hyper
 
 LEVEL = "unknown"
-"""What the team drives in: more and faster obstacles than the pre-trained policy knows."""
+"""The team's environment: more and faster obstacles than the pre-trained policy knows."""
 NO_BULK, NO_CONTROL = "mpc-only", "bulk-only"
 SAVE_EVERY_S = 600
 WRITES = re.compile(r"checkpoint\.pt|outcome\.json|model\.pt|team\.gif|run(-from-\d+s)?\.mcap")
-"""Names of what a run writes; other files in its folder are not its own."""
+"""Names of the files that a run writes; other files in its folder are not its own."""
 IMAGE_BYTES = 64 * 64 * 3
 BATCH_BYTES_MAX = 4 << 30
-"""Images of a batch at most; they are in memory."""
+"""Maximum size of a batch's images, which are kept in memory."""
 DIGESTS = ("team file", "--model", "hyper-parameters", "environment")
-"""Of a run's setting, what is told apart by a number that says nothing to people."""
-ANEW = "another --out, or --overwrite instead of --resume to start anew"
+"""The settings of a run that are compared by a digest, which means nothing to people."""
+ANEW = "another --out, or --overwrite instead of --resume to start again"
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,9 @@ class Plan:
     team: Path
     policy: str
     sync: str
-    """bsp, ssp or asp; none where there is no bulk, and so no learning."""
+    """bsp, ssp or asp; none if there is no bulk, and thus no learning."""
     staleness: int | None
-    """Rounds that SSP lets a robot be ahead; None is the team file's, and where it is not SSP."""
+    """Rounds that a robot may be ahead under SSP; None for the team file's value, and without SSP."""
     seed: int
     seconds: int
     frozen: bool
@@ -73,7 +73,7 @@ class Plan:
 
     @cached_property
     def setting(self) -> dict[str, Any]:
-        """What must be the same for a checkpoint to be gone on from, and for an outcome to be this run's."""
+        """The settings that must match to resume a checkpoint, and for an outcome to belong to this run."""
         env = self._environment()
         return {
             "coorp": coorp.__version__,
@@ -96,15 +96,15 @@ class Plan:
 
     @cached_property
     def start(self) -> Network:
-        """The weights that it starts from."""
+        """The initial weights."""
         return checkpoint.load_model(self.model, SHAPE)
 
     def run(self, watch: Callable[[int, str], bool]) -> bool:
-        """Drives, and learns, to the end or until `watch`, told each second and a note, says no; whether it got to the
-        end. What there is by then is saved."""
+        """Drives and learns to the end, or until `watch` returns False; `watch` gets each second and a note. Returns
+        whether it reached the end. The state at that point is saved."""
         if self.resume and self._is_done():
             return True
-        # The network is too small to be shared between cores; the simulator has the other.
+        # The network is too small for several cores; the simulator uses the other one.
         torch.set_num_threads(1)
         cosim = self._cosim()
         if self.resume and self.is_saved:
@@ -117,12 +117,12 @@ class Plan:
             onlookers: tuple[Onlooker | None, ...] = (film if self.gif else None, tape)
             cosim.onlookers = [each for each in onlookers if each is not None]
             self._drive(cosim, watch, tape)
-            # Before the recording is closed: should that fail, the run is saved.
+            # Save the run before closing the recording, in case that fails.
             self._save(cosim)
         if tape is not None and tape.failure is not None:
             raise Mend(
                 f"{tape.failure}; the run itself is saved up to {cosim.now_s / 60:.3g} minutes: "
-                "the same command with --resume goes on from there, without --mcap unrecorded"
+                "repeat the command with --resume to continue from there, without --mcap to continue unrecorded"
             ) from tape.failure
         if cosim.now_s < self.seconds:
             return False
@@ -130,7 +130,7 @@ class Plan:
         return True
 
     def check_folder(self, *, overwrite: bool) -> None:
-        """Stops where this run would do away with another's work, or cannot go on with what there is."""
+        """Raises if this run would destroy another one's work, or cannot continue from the existing files."""
         if self.folder.resolve() in self.model.resolve().parents:
             raise Mend(
                 f"--model {self.model} is in {self.folder}, which this run writes to; "
@@ -141,37 +141,37 @@ class Plan:
             return
         if not self.resume:
             raise Mend(
-                f"{self.folder} has {', '.join(left)} of an earlier run; give --resume to go on with it, "
-                "another --out, or --overwrite to do away with it"
+                f"{self.folder} has {', '.join(left)} of an earlier run; give --resume to continue it, "
+                "another --out, or --overwrite to delete it"
             )
         if self._is_done():
             if self.mcap and not any(name.endswith(".mcap") for name in left):
                 raise Mend(
-                    f"the run in {self.folder} is done and was not recorded; leave out --mcap, "
+                    f"the run in {self.folder} is finished and was not recorded; omit --mcap, "
                     "or drive it again with another --out, or with --overwrite instead of --resume"
                 )
         elif self.is_saved:
             self._kept()
         elif "outcome.json" in left:
             raise CheckpointError(
-                f"{self.folder} has the outcome of another run and no checkpoint to go on from; "
-                "give another --out, or --overwrite instead of --resume to start anew"
+                f"{self.folder} has the outcome of another run and no checkpoint to resume; "
+                "give another --out, or --overwrite instead of --resume to start again"
             )
 
     def _left(self) -> list[str]:
-        """What an earlier run left of what this one would write."""
+        """Files of an earlier run that this one would write."""
         if not self.folder.is_dir():
             return []
         return sorted(each.name for each in self.folder.iterdir() if WRITES.fullmatch(each.name))
 
     def _clear(self) -> None:
-        """Takes away what an earlier run left, so that nobody takes it for this one's."""
+        """Deletes files of an earlier run, so that they are not mistaken for this one's."""
         for name in self._left():
             (self.folder / name).unlink()
 
     def _drive(self, cosim: Cosim, watch: Callable[[int, str], bool], tape: Tape | None) -> None:
         def each_second(second: int) -> bool:
-            # Nothing stops within a second, as nothing can be saved there.
+            # The run cannot stop within a second, because nothing can be saved there.
             goes_on = watch(second, _note(cosim)) and (tape is None or tape.failure is None)
             if goes_on and second % SAVE_EVERY_S == 0 and second < self.seconds:
                 self._save(cosim)
@@ -187,12 +187,12 @@ class Plan:
             return None
         from coorp.record import Recorder
 
-        # What was recorded before a Ctrl-C is whole as it is, so the rest gets a file of its own.
+        # The recording up to a Ctrl-C is complete, so the rest gets its own file.
         name = f"run-from-{cosim.now_s}s.mcap" if cosim.now_s else "run.mcap"
         return Tape(open_files.enter_context(Recorder(self.folder / name)), cosim.env)
 
     def outcome(self) -> Outcome:
-        """What came of it, once it is done."""
+        """The outcome, once the run is finished."""
         return Outcome.load(self.folder / "outcome.json")
 
     @property
@@ -225,11 +225,11 @@ class Plan:
         checkpoint.save(self._checkpoint, {"setting": self.setting, "cosim": cosim.state()})
 
     def _kept(self) -> dict[str, Any]:
-        """The checkpoint's state, if it is of this run."""
+        """The checkpoint's state, if it belongs to this run."""
         content = checkpoint.load(self._checkpoint)
         theirs, state = content.get("setting"), content.get("cosim")
         if not isinstance(theirs, dict) or not isinstance(state, dict) or not isinstance(state.get("now_s"), int):
-            raise CheckpointError(f"{self._checkpoint} is no checkpoint of a run; give {ANEW}")
+            raise CheckpointError(f"{self._checkpoint} is not a run's checkpoint; give {ANEW}")
         others = [
             name if name in DIGESTS else f"{name}: {theirs.get(name)} then, {mine} now"
             for name, mine in self.setting.items()
@@ -237,11 +237,11 @@ class Plan:
         ]
         if others:
             raise CheckpointError(
-                f"{self._checkpoint} is of a run with another {', another '.join(others)}; give the same, or {ANEW}"
+                f"{self._checkpoint} is from a run with another {', another '.join(others)}; give the same, or {ANEW}"
             )
         if state["now_s"] > self.seconds:
             raise CheckpointError(
-                f"{self._checkpoint} is at {state['now_s'] / 60:g} minutes already, beyond --minutes "
+                f"{self._checkpoint} is already at {state['now_s'] / 60:g} minutes, beyond --minutes "
                 f"{self.seconds / 60:g}; give more, or {ANEW}"
             )
         return state
@@ -254,7 +254,7 @@ class Plan:
             raise CheckpointError(f"{self._checkpoint} does not fit this run ({problem}); give {ANEW}") from problem
 
     def _is_done(self) -> bool:
-        """Whether there is an outcome of just this run already."""
+        """Whether this exact run already has an outcome."""
         try:
             content = json.loads((self.folder / "outcome.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -284,15 +284,15 @@ class Plan:
 
 
 def plan(options: Namespace, policies: list[str], paradigms: list[str] | None, folder: Path) -> list[Plan]:
-    """The runs that were asked for, each tried up to its start, so that nothing is found wrong after the first."""
+    """The requested runs, each prepared up to its start, so that errors show before the first one runs."""
     if NO_CONTROL in policies:
-        raise Mend(f"under {NO_CONTROL} there is no control loop, so nobody drives; take it out of --policy")
+        raise Mend(f"under {NO_CONTROL} there is no control loop, so no robot drives; remove it from --policy")
     team = coorp.check(options.team)
     learning = team.learning
     if learning is None:
-        raise Mend(f"{options.team} has no [learning]; add it, with parameters = 10_000_000 or as many as yours has")
+        raise Mend(f"{options.team} has no [learning]; add it, with parameters = 10_000_000 or your model's number")
     if options.staleness is not None and "ssp" not in (paradigms or [learning.sync]):
-        raise Mend("--staleness is for ssp only; leave it out, or add ssp to --sync")
+        raise Mend("--staleness applies only to ssp; omit it, or add ssp to --sync")
     plans = []
     for policy in policies:
         for sync in ["none"] if policy == NO_BULK else paradigms or [learning.sync]:
@@ -313,13 +313,13 @@ def plan(options: Namespace, policies: list[str], paradigms: list[str] | None, f
             _read(each)
             plans.append(each)
     if any(each.setting["team file"] != _digest(options.team) for each in plans):
-        raise Mend(f"{options.team} was changed while it was read; give the same command again")
+        raise Mend(f"{options.team} was changed while it was read; repeat the command")
     if any(each.learns for each in plans):
         _check_batch(options.team, learning.batch_loops, len(team.robots))
     if options.mcap:
         _check_names(options.team, team.robots)
     if options.resume and not any(each.folder.exists() for each in plans):
-        raise CheckpointError(f"there is nothing in {folder} to go on from; leave out --resume, or give another --out")
+        raise CheckpointError(f"there is nothing in {folder} to resume; omit --resume, or give another --out")
     for each in plans:
         each.check_folder(overwrite=options.overwrite)
     for each in plans:
@@ -328,7 +328,7 @@ def plan(options: Namespace, policies: list[str], paradigms: list[str] | None, f
 
 
 def _read(each: Plan) -> None:
-    """Reads what the run is made from: a plan keeps it."""
+    """Reads the inputs of the run, which a plan keeps."""
     _ = each.start, each.setting, each.session
 
 
@@ -336,8 +336,8 @@ def _check_batch(team: Path, loops: int, robots: int) -> None:
     if loops * robots * IMAGE_BYTES > BATCH_BYTES_MAX:
         raise Mend(
             f"{team}: a batch of batch_loops = {loops} with {robots} robots has "
-            f"{loops * robots * IMAGE_BYTES / 2**30:.1f} GiB of images, and {BATCH_BYTES_MAX >> 30} GiB can be learnt "
-            f"from; give at most {BATCH_BYTES_MAX // (robots * IMAGE_BYTES)}"
+            f"{loops * robots * IMAGE_BYTES / 2**30:.1f} GiB of images, but the limit is {BATCH_BYTES_MAX >> 30} GiB; "
+            f"use at most {BATCH_BYTES_MAX // (robots * IMAGE_BYTES)}"
         )
 
 
@@ -347,7 +347,7 @@ def _check_names(team: Path, robots: list[str]) -> None:
     try:
         topic_names(robots)
     except ValueError as problem:
-        raise Mend(f"{team} cannot be recorded: {problem}; or leave out --mcap") from problem
+        raise Mend(f"{team} cannot be recorded: {problem}; or omit --mcap") from problem
 
 
 def _digest(of: Path | str) -> str:

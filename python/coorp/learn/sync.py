@@ -1,18 +1,18 @@
-"""Parameter synchronisation: how the leader combines the robots' updates (001, section II-A; its reference [34]).
+"""Parameter synchronisation: how the leader combines the robots' updates (Deng 2022, section II-A; its reference [34]).
 
-What it decides: when updates that have come in are put into the model, and with what weight. *When the model goes out*
-to whom is decided in the simulator (`crates/sim/src/drlc.rs`), from the same rules and at the same instants:
+It decides when received updates are applied to the model, and with what weight. The simulator
+(`crates/sim/src/drlc.rs`) decides *when the model is sent* and to whom, by the same rules and at the same instants:
 
-- BSP: once a round, when all robots' updates of it are in.
-- SSP with bound s: when the sender of an update is at most s rounds ahead of the slowest robot, or a slower one has
-  caught up so far that somebody who waited may go on. Until then its update waits with it.
-- ASP: each update by itself, as it comes.
+- BSP: once per round, when the updates of all robots have arrived.
+- SSP with bound s: when the sender of an update is at most s rounds ahead of the slowest robot, or when a slower robot
+  has caught up so far that a waiting one may continue. Until then its update waits too.
+- ASP: each update by itself, on arrival.
 
-An update is how far a robot has moved the model (ppo.py). Updates that are put in together are averaged in the order of
-the robots, and scaled by the share of the team that they come from. So N robots' lone updates move the model about as
-far as one of all N; with s = 0 SSP is BSP bit for bit; and alone, each of the three is plain PPO.
+An update is how far a robot has moved the model (ppo.py). Updates applied together are averaged in the order of the
+robots, and scaled by the share of the team that they come from. So separate updates of N robots move the model about as
+far as one of all N. With s = 0, SSP equals BSP bit for bit. For a single robot, each of the three is plain PPO.
 
-A robot computes its update on the model it *has*: between MODEL_OUT and MODEL_IN that is still its old one.
+A robot computes its update on the model that it *has*: between MODEL_OUT and MODEL_IN that is still its old one.
 """
 
 from __future__ import annotations
@@ -26,35 +26,35 @@ PARADIGMS = ("bsp", "ssp", "asp")
 
 
 class Sync(ABC):
-    """The leader's side of one epoch after the other."""
+    """The leader's side, one epoch after another."""
 
     def __init__(self, model: Tensor, robots: int) -> None:
         assert robots > 0
         self._model = model.clone()
         self.rounds = [0] * robots
-        """Rounds of this epoch whose update the leader has, of each robot."""
+        """For each robot, the number of this epoch's rounds whose update the leader has."""
         self._waiting: dict[int, Tensor] = {}
 
     def begin_epoch(self) -> None:
-        """Partitions go out: rounds count from zero."""
-        assert not self._waiting, "updates of the last epoch that nobody used"
+        """Partitions are sent: rounds count from zero."""
+        assert not self._waiting, "unused updates of the last epoch"
         self.rounds = [0] * len(self.rounds)
 
     def on_update(self, robot: int, update: Tensor) -> None:
-        """The leader has a robot's update."""
-        assert robot not in self._waiting, f"robot {robot} sent an update before it had an answer to its last"
+        """The leader has received a robot's update."""
+        assert robot not in self._waiting, f"robot {robot} sent an update before the reply to its last one"
         self._waiting[robot] = update
         self.rounds[robot] += 1
         if self._due():
             self._combine()
 
     def model(self) -> Tensor:
-        """The model as of now: what MODEL_OUT sends."""
+        """The current model, as sent by MODEL_OUT."""
         return self._model.clone()
 
     @abstractmethod
     def _due(self) -> bool:
-        """Whether what waits goes into the model now."""
+        """Whether the waiting updates are applied now."""
 
     def _combine(self) -> None:
         updates = [update for _, update in sorted(self._waiting.items(), key=lambda item: item[0])]
@@ -62,11 +62,11 @@ class Sync(ABC):
         self._model += torch.stack(updates).mean(0) * (len(updates) / len(self.rounds))
 
     def state(self) -> dict[str, object]:
-        """All that goes into a checkpoint."""
+        """The state for a checkpoint."""
         return {"rounds": list(self.rounds), "waiting": dict(self._waiting), "model": self._model.clone()}
 
     def restore(self, state: dict) -> None:
-        """Puts back what `state` gave."""
+        """Restores a result of `state`."""
         self.rounds = list(state["rounds"])
         self._waiting = dict(state["waiting"])
         self._model.copy_(state["model"])
@@ -80,7 +80,7 @@ class Bsp(Sync):
 
 
 class Ssp(Sync):
-    """Stale synchronous parallel: nobody gets more than `staleness` rounds ahead of the slowest."""
+    """Stale synchronous parallel: no robot gets more than `staleness` rounds ahead of the slowest."""
 
     def __init__(self, model: Tensor, robots: int, staleness: int) -> None:
         assert staleness >= 0
@@ -100,7 +100,7 @@ class Asp(Sync):
 
 
 def make(paradigm: str, model: Tensor, robots: int, staleness: int) -> Sync:
-    """The synchronisation of this name, one of `PARADIGMS`."""
+    """The synchronisation with this name, one of `PARADIGMS`."""
     match paradigm:
         case "bsp":
             return Bsp(model, robots)
@@ -108,4 +108,4 @@ def make(paradigm: str, model: Tensor, robots: int, staleness: int) -> Sync:
             return Ssp(model, robots, staleness)
         case "asp":
             return Asp(model, robots)
-    raise ValueError(f"unknown paradigm '{paradigm}'; there are {', '.join(PARADIGMS)}")
+    raise ValueError(f"unknown paradigm '{paradigm}'; choose one of {', '.join(PARADIGMS)}")

@@ -1,26 +1,27 @@
-//! CoDel (RFC 8289): which packet of one flow's queue to drop at its head, as Linux runs it for mac80211.
+//! CoDel (RFC 8289): which packet of a flow's queue to drop at its head, as Linux runs it for mac80211.
 //!
-//! It measures how long each packet waited. Once that has stood above the target for a whole interval, it drops one
-//! packet, and then more and more often (the interval over the square root of the drops so far) until the wait is
-//! short again. A queue's last packet is never dropped: mac80211 leaves CoDel's MTU at 0. Left out: ECN marks (Linux
-//! TCP asks for none by default) and the looser 50 ms / 300 ms that mac80211 gives to links below 6 Mbit/s.
+//! It measures how long each packet waited. Once the delay has stayed above the target for a whole interval, it drops
+//! one packet. It then drops more and more often (after the interval divided by the square root of the drops so far)
+//! until the delay is short again. A queue's last packet is never dropped: mac80211 leaves CoDel's MTU at 0. Left out:
+//! ECN marks (Linux TCP does not request them by default), and the looser 50 ms / 300 ms that mac80211 uses for links
+//! below 6 Mbit/s.
 
 use super::Config;
 use coorp_core::{Duration, Instant};
 
-/// How many intervals after the last drop a new dropping spell still starts from the old one's rate.
+/// For how many intervals after the last drop a new dropping phase resumes at the old rate.
 const MEMORY_INTERVALS: u64 = 16;
 
-/// What CoDel remembers of one flow.
+/// CoDel's state for one flow.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Codel {
-    /// When the wait will have stood above the target for an interval; `None` while it is below.
+    /// When the delay will have stayed above the target for an interval; `None` while it is below.
     drop_from: Option<Instant>,
     dropping: bool,
     drop_next: Instant,
-    /// Drops of this spell.
+    /// Drops in this phase.
     count: u32,
-    /// `count` when this spell began.
+    /// `count` at the start of this phase.
     count_at_start: u32,
 }
 
@@ -59,7 +60,7 @@ impl Codel {
     }
 
     fn begin(&mut self, now: Instant, config: &Config) {
-        // A spell soon after the last one has the same cause: go on near the rate that held the queue then.
+        // A phase soon after the last one has the same cause: resume near the rate that controlled the queue then.
         let added = self.count - self.count_at_start;
         let recent = now.since(self.drop_next) < config.interval * MEMORY_INTERVALS;
         self.count = if added > 1 && recent { added } else { 1 };
@@ -77,7 +78,7 @@ impl Codel {
 mod tests {
     use super::*;
 
-    /// Offers a packet each millisecond that waited long, and counts the drops.
+    /// Offers one packet per millisecond that waited long, and counts the drops.
     fn spell(codel: &mut Codel, from_ms: u64, to_ms: u64) -> usize {
         let config = Config::default();
         (from_ms..to_ms)
@@ -108,7 +109,7 @@ mod tests {
     #[test]
     fn drops_come_at_the_interval_over_the_root_of_their_count() {
         let mut codel = Codel::default();
-        // From 0 it stands; the first drop after 100 ms, then 100, 70.7, 57.7 ms apart.
+        // The delay is high from 0; the first drop comes after 100 ms, the next ones 100, 70.7 and 57.7 ms apart.
         assert_eq!(spell(&mut codel, 0, 101), 0);
         assert_eq!(spell(&mut codel, 101, 102), 1);
         assert_eq!(spell(&mut codel, 102, 201), 0);

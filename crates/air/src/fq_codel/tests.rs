@@ -135,7 +135,7 @@ fn destinations_take_turns_and_can_be_drawn_from_apart() {
     assert_eq!(queue.len(), 4);
 }
 
-/// Serves one packet a millisecond while `arrivals_per_ms` come in, and counts CoDel's drops.
+/// Serves one packet per millisecond while `arrivals_per_ms` arrive, and counts CoDel's drops.
 fn serve(queue: &mut FqCodel, from_ms: u64, to_ms: u64, arrivals_per_ms: u64) -> (u64, Option<Duration>) {
     let mut drops = 0;
     let mut wait = None;
@@ -162,7 +162,7 @@ fn codel_drops_under_a_standing_queue_and_stops_when_the_wait_is_gone() {
         queue.push(packet(1, 1, 0, 1500), Instant::ZERO);
     }
     let (early, _) = serve(&mut queue, 0, 100, 1);
-    assert_eq!(early, 0, "the wait has not stood for an interval yet");
+    assert_eq!(early, 0, "the delay has not lasted for an interval yet");
     let (later, wait) = serve(&mut queue, 100, 5_000, 1);
     assert!(later > 100, "only {later} drops");
     assert!(
@@ -241,7 +241,8 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// Each packet pushed is popped or reported dropped, once, in its flow's order, and never to a wrong destination.
+    /// Each packet pushed is popped or reported as dropped, once, in its flow's order, and never to a wrong
+    /// destination.
     #[test]
     fn packets_are_conserved(
         steps in proptest::collection::vec(step(), 0..600),

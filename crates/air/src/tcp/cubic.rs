@@ -1,42 +1,42 @@
 //! The congestion window: slow start and CUBIC (RFC 9438), in segments.
 //!
-//! After a reduction the window follows W(t) = C (t - K)^3 + W_max (equation 1), but never stays below what Reno would
-//! have reached (equation 4, the Reno-friendly region). Fast convergence (4.7) is in, and so is the half of HyStart that
-//! looks at the delay: slow start ends when a round trip's first samples are all well above the shortest one. Left out:
-//! HyStart's other half, acknowledgement trains, and taking a reduction back when it proves spurious (4.9).
+//! After a reduction the window follows W(t) = C (t - K)^3 + W_max (equation 1), but never stays below the window that
+//! Reno would have (equation 4, the Reno-friendly region). Includes fast convergence (4.7) and the delay half of
+//! HyStart: slow start ends when a round trip's first samples are all well above the shortest one. Left out: HyStart's
+//! other half, acknowledgement trains, and undoing a spurious reduction (4.9).
 
 use coorp_core::{Duration, Instant};
 
-/// The window that a connection starts with, and that an idle one falls back to (RFC 6928).
+/// The initial window of a connection, to which an idle one also falls back (RFC 6928).
 pub(super) const INITIAL_WINDOW: f64 = 10.0;
 /// C of equation 1, in segments per second cubed.
 const SCALE: f64 = 0.4;
-/// What a loss leaves of the window.
+/// The share of the window that remains after a loss.
 const BETA: f64 = 0.7;
 /// The growth per round trip that makes Reno with BETA as fast as Reno with one half (equation 4).
 const RENO_ALPHA: f64 = 3.0 * (1.0 - BETA) / (1.0 + BETA);
-/// HyStart looks from this window on, at this many samples of each round trip (Linux's numbers).
+/// HyStart is active from this window on, and checks this many samples of each round trip (Linux's values).
 const HYSTART_WINDOW: f64 = 16.0;
 const HYSTART_SAMPLES: u32 = 8;
-/// How much longer than the shortest round trip is too long: an eighth of it, within these.
+/// The increase over the shortest round trip that counts as too long: an eighth of it, within these bounds.
 const HYSTART_RISE_MIN: Duration = Duration::from_millis(4);
 const HYSTART_RISE_MAX: Duration = Duration::from_millis(16);
-/// The least slow-start threshold.
+/// The minimum slow-start threshold.
 const THRESHOLD_MIN: f64 = 2.0;
 
-/// A stretch of congestion avoidance between two reductions.
+/// A phase of congestion avoidance between two reductions.
 #[derive(Clone, Copy, Debug)]
 struct Epoch {
     start: Instant,
-    /// When the curve is flat, after `start`.
+    /// The time after `start` at which the curve is flat.
     k_s: f64,
-    /// Where it is flat.
+    /// The window at which it is flat.
     origin: f64,
-    /// What Reno would have.
+    /// The window that Reno would have.
     reno: f64,
 }
 
-/// One round trip as HyStart sees it.
+/// One round trip as seen by HyStart.
 #[derive(Clone, Copy, Debug)]
 struct Round {
     /// It ends when this segment is acknowledged.
@@ -51,7 +51,7 @@ pub(super) struct Cubic {
     window: f64,
     window_max: f64,
     threshold: f64,
-    /// The window that the last reduction took as the path's limit.
+    /// The window that the last reduction considered the path's limit.
     w_max: f64,
     /// The window before the last reduction.
     before: f64,
@@ -60,7 +60,7 @@ pub(super) struct Cubic {
 }
 
 impl Cubic {
-    /// A window that may grow to so many segments.
+    /// A window that may grow to `window_max` segments.
     pub(super) fn new(window_max: u64) -> Self {
         Cubic {
             window: INITIAL_WINDOW,
@@ -77,7 +77,7 @@ impl Cubic {
         }
     }
 
-    /// The window in whole segments, at least 1.
+    /// The window in whole segments; at least 1.
     pub(super) fn window(&self) -> u32 {
         self.window.max(1.0) as u32
     }
@@ -91,14 +91,14 @@ impl Cubic {
         self.window < self.threshold
     }
 
-    /// Bytes per second at which Linux would pace this flow: twice the window a round trip in slow start's first half,
-    /// then 1.2 times.
+    /// Bytes per second at which Linux would pace this flow: twice the window per round trip in the first half of slow
+    /// start, 1.2 times after it.
     pub(super) fn pacing_rate(&self, mss: u16, srtt: Duration) -> f64 {
         let ratio = if self.window < self.threshold / 2.0 { 2.0 } else { 1.2 };
         ratio * self.window * f64::from(mss) / srtt.as_secs_f64().max(1e-6)
     }
 
-    /// So many segments were acknowledged while the window was what limited the flow.
+    /// `segments` segments were acknowledged while the window limited the flow.
     pub(super) fn on_acked(&mut self, segments: u32, now: Instant, srtt: Duration) {
         let mut segments = f64::from(segments);
         if self.in_slow_start() {
@@ -121,8 +121,8 @@ impl Cubic {
             .min(self.window_max);
     }
 
-    /// A round trip took so long, the shortest so far took `least`. Ends slow start where the queue has begun to grow.
-    /// `acked` is the cumulative acknowledgement, `next` the next new segment: they mark where a round trip ends.
+    /// A round trip took `rtt`; the shortest so far took `least`. Ends slow start if the queue has begun to grow.
+    /// `acked` is the cumulative acknowledgement and `next` the next new segment; they mark the end of a round trip.
     pub(super) fn on_rtt(&mut self, rtt: Duration, least: Duration, acked: u64, next: u64) {
         if !self.in_slow_start() {
             return;
@@ -145,9 +145,9 @@ impl Cubic {
         }
     }
 
-    /// Lost segments ask for a reduction. Sets the threshold; the recovery moves the window there.
+    /// Lost segments require a reduction. Sets the threshold; the recovery moves the window there.
     pub(super) fn on_loss(&mut self) {
-        // Fast convergence: a flow that is reduced again below its old limit leaves room for a newcomer.
+        // Fast convergence: a flow reduced again below its old limit leaves room for a newcomer.
         self.w_max = if self.window < self.w_max {
             self.window * (1.0 + BETA) / 2.0
         } else {
@@ -158,7 +158,7 @@ impl Cubic {
         self.epoch = None;
     }
 
-    /// The timeout went by: start over from one segment, and forget the old curve, as Linux and RFC 9438 (4.8) do.
+    /// The timeout expired: restart from one segment and forget the old curve, as Linux and RFC 9438 (4.8) do.
     pub(super) fn on_timeout(&mut self) {
         self.window = 1.0;
         self.w_max = 0.0;
@@ -170,8 +170,8 @@ impl Cubic {
         self.window = f64::from(segments.max(1)).min(self.window_max);
     }
 
-    /// Nothing was in flight for `idle`: the curve waits meanwhile, and for each `timeout` of it the window halves
-    /// down to the initial one (RFC 2861, as Linux has it).
+    /// Nothing was in flight for `idle`. The curve pauses for that time, and for each `timeout` in it the window
+    /// halves, down to the initial one (RFC 2861, as in Linux).
     pub(super) fn on_idle(&mut self, idle: Duration, timeout: Duration) {
         if let Some(epoch) = &mut self.epoch {
             epoch.start += idle;
@@ -197,8 +197,8 @@ fn begin(window: f64, w_max: f64, now: Instant) -> Epoch {
     }
 }
 
-/// The cube root by Newton's method, zero for what is not positive. The platform's own may differ in the last bit from
-/// machine to machine, and a seed must give the same run on all.
+/// The cube root by Newton's method; zero for non-positive values. The platform's function may differ in the last bit
+/// between machines, but a seed must give the same run on all of them.
 fn cube_root(x: f64) -> f64 {
     if x <= 0.0 {
         return 0.0;
@@ -222,7 +222,7 @@ mod tests {
         Instant::ZERO + Duration::from_millis(ms)
     }
 
-    /// Acknowledges one window a round trip for `ms`, from `from_ms`.
+    /// Acknowledges one window per round trip for `ms`, starting at `from_ms`.
     fn run(cubic: &mut Cubic, from_ms: u64, ms: u64, rtt_ms: u64) {
         for at in (from_ms..from_ms + ms).step_by(rtt_ms as usize) {
             cubic.on_acked(cubic.window(), at_ms(at), Duration::from_millis(rtt_ms));
@@ -252,7 +252,7 @@ mod tests {
             assert!(cubic.in_slow_start());
             let first = 100 * round as u64;
             for sample in 1..=10 {
-                // A single short one is enough to say that the queue is not standing; a single long one says nothing.
+                // A single short sample shows that there is no standing queue; a single long one shows nothing.
                 let rtt = if sample == 1 && round == 2 {
                     least
                 } else {

@@ -1,17 +1,17 @@
 //! The receiving end: what is delivered in order, and when to acknowledge (RFC 9293, 5681 and 2018).
 //!
-//! A segment in order is acknowledged with every second one, or 40 ms later. One that is out of order, fills a hole or
-//! came before is acknowledged at once. The application reads at once, so the window never closes.
+//! Segments in order are acknowledged at every second one, or after 40 ms. A segment that is out of order, fills a hole
+//! or is a duplicate is acknowledged at once. The application reads at once, so the window never closes.
 //!
-//! Where the sender asked for fewer acknowledgements ([`Receiver::set_ack_every`]), of segments out of order only the
-//! first above a new hole is acknowledged at once: those after it say nothing new.
+//! If the sender requested fewer acknowledgements ([`Receiver::set_ack_every`]), only the first segment above a new
+//! hole is acknowledged at once; the ones after it bring no new information.
 
 use super::{Ack, Config, SackRange};
 use coorp_core::{Duration, Instant};
 
-/// TCP_DELACK_MIN of Linux.
+/// Linux's TCP_DELACK_MIN.
 const ACK_DELAY: Duration = Duration::from_millis(40);
-/// Ranges kept; one more than an acknowledgement holds, so that one is at hand when two of them grow together.
+/// Ranges kept; one more than an acknowledgement holds, so that one is available when two ranges merge.
 const RANGES: usize = 4;
 const RING_MIN: usize = 64;
 
@@ -19,23 +19,23 @@ const RING_MIN: usize = 64;
 #[derive(Clone, Debug)]
 pub struct Receiver {
     ack_every: u32,
-    /// The sender asked for fewer acknowledgements, also of what is out of order.
+    /// The sender requested fewer acknowledgements, including for segments out of order.
     asked: bool,
     segments_max: u64,
     next: u64,
     delivered_bytes: u64,
-    /// Payload of the segments held out of order, 0 where none is; grows to what the connection needs.
+    /// Payload of the segments held out of order, 0 if none; grows as the connection needs.
     ring: Vec<u16>,
     held: u32,
     /// Ranges held out of order, the one with the newest segment first, empty ones last.
     ranges: [SackRange; RANGES],
-    /// Segments in order that are not acknowledged yet.
+    /// Segments in order not yet acknowledged.
     unacknowledged: u32,
     ack_at: Option<Instant>,
 }
 
 impl Receiver {
-    /// A connection on which nothing has arrived yet. A value outside its range is moved to the nearest one inside.
+    /// A connection on which nothing has arrived yet. Values out of range are clamped.
     pub fn new(config: Config) -> Self {
         let config = config.bounded();
         Receiver {
@@ -52,8 +52,8 @@ impl Receiver {
         }
     }
 
-    /// A segment with so much payload arrived. What comes back is to be sent at once. A segment without payload or
-    /// beyond the window is not taken in.
+    /// A segment with `bytes` of payload arrived. The returned acknowledgement is to be sent at once. A segment without
+    /// payload or beyond the window is ignored.
     pub fn on_segment(&mut self, number: u64, bytes: u16, now: Instant) -> Option<Ack> {
         if bytes == 0 {
             return None;
@@ -78,13 +78,13 @@ impl Receiver {
         None
     }
 
-    /// From now on acknowledges every so many segments, as a sender of QUIC asks by ACK_FREQUENCY, whose reordering
+    /// From now on acknowledges every `segments` segments, as a QUIC sender requests with ACK_FREQUENCY. Its reordering
     /// threshold keeps segments out of order from being acknowledged one by one.
     pub fn set_ack_every(&mut self, segments: u32) {
         (self.ack_every, self.asked) = (segments.max(1), true);
     }
 
-    /// Acknowledges now what waits for its delay (QUIC's IMMEDIATE_ACK).
+    /// Sends a delayed acknowledgement now (QUIC's IMMEDIATE_ACK).
     pub fn acknowledge_now(&mut self) -> Option<Ack> {
         self.ack_at.map(|_| self.acknowledge())
     }
@@ -94,12 +94,12 @@ impl Receiver {
         self.ack_at
     }
 
-    /// The time asked for has come. What comes back is to be sent at once. Too early a call does nothing.
+    /// The requested time has come. The returned acknowledgement is to be sent at once. A call too early does nothing.
     pub fn on_deadline(&mut self, now: Instant) -> Option<Ack> {
         self.ack_at.filter(|at| *at <= now).map(|_| self.acknowledge())
     }
 
-    /// Bytes handed to the application, in order, each once.
+    /// Bytes delivered to the application, in order, each once.
     pub fn delivered_bytes(&self) -> u64 {
         self.delivered_bytes
     }
@@ -136,7 +136,7 @@ impl Receiver {
         self.ranges = left;
     }
 
-    /// Keeps a segment until those before it arrive. Whether it is new and extends a range that is held.
+    /// Stores a segment until the ones before it arrive. Returns whether it is new and extends a stored range.
     fn hold(&mut self, number: u64, bytes: u16) -> bool {
         if number < self.next || number - self.next >= self.segments_max {
             return false;
@@ -154,8 +154,8 @@ impl Receiver {
         self.join_range(number)
     }
 
-    /// Puts the segment into its range and that range first. The oldest range is forgotten when there are too many.
-    /// Whether there was such a range.
+    /// Adds the segment to its range and moves that range to the front. The oldest range is dropped if there are too
+    /// many. Returns whether there was such a range.
     fn join_range(&mut self, number: u64) -> bool {
         let mut joined = SackRange {
             start: number,
@@ -261,7 +261,7 @@ mod tests {
         for number in 3..6 {
             assert_eq!(receiver.on_segment(number, 10, at_ms(0)), None);
         }
-        assert!(receiver.next_deadline().is_some(), "and in time, should nothing follow");
+        assert!(receiver.next_deadline().is_some(), "and later, if nothing follows");
         let ack = receiver.on_segment(6, 10, at_ms(0)).expect("the fourth since");
         assert_eq!(ack.sack[0], range(2, 7));
         assert_eq!(receiver.on_segment(1, 10, at_ms(0)).map(|ack| ack.next), Some(7));

@@ -1,18 +1,18 @@
 //! The round-trip time and the retransmission timeout (RFC 6298, with Linux's bounds).
 //!
-//! As Linux has it, the floor of 200 ms holds for the variation's share, so that the timeout is never less than the
-//! smoothed time plus 200 ms. Left out: Linux's faster rise and slower fall of the variation, and the window of five
-//! minutes over which it takes the minimum.
+//! As in Linux, the floor of 200 ms applies to the variation's share, so the timeout is never less than the smoothed
+//! time plus 200 ms. Left out: Linux's faster rise and slower fall of the variation, and the window of five minutes for
+//! the minimum.
 
 use coorp_core::Duration;
 
-/// The timeout before there is a sample (RFC 6298, 2.1).
+/// The timeout before the first sample (RFC 6298, 2.1).
 const INITIAL: Duration = Duration::from_secs(1);
 /// TCP_RTO_MIN.
 const VARIATION_MIN: Duration = Duration::from_millis(200);
 /// TCP_RTO_MAX.
 const TIMEOUT_MAX: Duration = Duration::from_secs(120);
-/// Twice doubled this often, the least timeout is past the most: no need to count further.
+/// Doubled this many times, the minimum timeout exceeds the maximum, so there is no need to count further.
 const BACKOFF_MAX: u32 = 16;
 
 #[derive(Clone, Copy, Debug)]
@@ -22,7 +22,7 @@ struct Estimate {
     least: Duration,
 }
 
-/// What the round trips so far say.
+/// Statistics of the round trips so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Rtt {
     estimate: Option<Estimate>,
@@ -49,17 +49,17 @@ impl Rtt {
         });
     }
 
-    /// New data was acknowledged: the path works, so the timeout need not stay doubled.
+    /// New data was acknowledged: the path works, so the backoff of the timeout ends.
     pub(super) fn on_progress(&mut self) {
         self.backoff = 0;
     }
 
-    /// The timeout went by: double it.
+    /// The timeout expired: double it.
     pub(super) fn back_off(&mut self) {
         self.backoff = (self.backoff + 1).min(BACKOFF_MAX);
     }
 
-    /// The retransmission timeout, doubled as often as it went by in a row.
+    /// The retransmission timeout, doubled once per consecutive expiry.
     pub(super) fn timeout(&self) -> Duration {
         let base = self
             .estimate
@@ -71,7 +71,7 @@ impl Rtt {
         self.estimate.map(|e| e.smoothed)
     }
 
-    /// The shortest round trip so far, or none at all.
+    /// The shortest round trip so far, or zero.
     pub(super) fn least(&self) -> Duration {
         self.estimate.map_or(Duration::ZERO, |e| e.least)
     }

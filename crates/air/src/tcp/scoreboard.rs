@@ -1,27 +1,27 @@
-//! The segments sent and not yet acknowledged, and which of them are lost: SACK (RFC 2018) and RACK (RFC 8985).
+//! The segments in flight, and which of them are lost: SACK (RFC 2018) and RACK (RFC 8985).
 //!
-//! RACK asks about time, not about counts: a segment is lost when one sent after it has arrived and a round trip plus a
-//! reordering window has gone by since it was sent. The window is nothing while no reordering was seen and three
-//! segments are SACKed (the old threshold of duplicate acknowledgements) or a recovery is under way, otherwise a
-//! quarter of the shortest round trip. It also finds a retransmission that got lost again.
+//! RACK uses time instead of counts. A segment is lost if one sent after it has arrived, and a round trip plus a
+//! reordering window has passed since it was sent. The window is zero as long as no reordering was seen and either
+//! three segments are SACKed (the old threshold of duplicate acknowledgements) or a recovery is under way. Otherwise it
+//! is a quarter of the shortest round trip. RACK also finds lost retransmissions.
 //!
-//! Left out: DSACK, and the adapting of the window by it; reneging receivers; the tail loss probe.
+//! Left out: DSACK, and adapting the window with it; reneging receivers; the tail loss probe.
 //!
-//! Segments stand in one ring. Originals were sent in the order of their numbers, and retransmissions stand in a queue
-//! in the order in which they were sent, so both are judged from the front and each is looked at once.
+//! Segments are stored in one ring. Originals were sent in order of their numbers, and retransmissions are in a queue
+//! in the order of their sending. So both are judged from the front, and each is examined once.
 
 use super::{Ack, SackRange};
 use coorp_core::{Duration, Instant};
 use std::collections::VecDeque;
 
-/// SACKed segments that do without a reordering window (DupThresh of RFC 8985).
+/// Number of SACKed segments that makes a reordering window unnecessary (DupThresh of RFC 8985).
 const DUPLICATE_THRESHOLD: u32 = 3;
 const RING_MIN: usize = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     InFlight,
-    /// Taken for lost and not sent again yet.
+    /// Considered lost and not yet retransmitted.
     Lost,
     /// Arrived out of order.
     Sacked,
@@ -29,9 +29,9 @@ enum State {
 
 #[derive(Clone, Copy, Debug)]
 struct Sent {
-    /// Of the newest transmission.
+    /// The time of the newest transmission.
     sent_at: Instant,
-    /// The newest transmission's place among all, from 0, wrapping.
+    /// The zero-based number of the newest transmission among all, wrapping.
     transmission: u32,
     bytes: u16,
     state: State,
@@ -46,7 +46,7 @@ const VACANT: Sent = Sent {
     resent: false,
 };
 
-/// The most recently sent segment of those that have arrived.
+/// Among the segments that have arrived, the one sent last.
 #[derive(Clone, Copy, Debug)]
 struct Newest {
     sent_at: Instant,
@@ -54,14 +54,14 @@ struct Newest {
     rtt: Duration,
 }
 
-/// What an acknowledgement brought.
+/// The effects of an acknowledgement.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct News {
-    /// Segments now known to have arrived.
+    /// Number of segments newly known to have arrived.
     pub(super) delivered: u32,
     /// Whether the cumulative acknowledgement moved.
     pub(super) advanced: bool,
-    /// A round trip, from a segment that was sent once.
+    /// A round-trip sample, from a segment that was sent once.
     pub(super) rtt: Option<Duration>,
 }
 
@@ -79,13 +79,13 @@ pub(super) struct Scoreboard {
     highest_arrived: u64,
     reordering_seen: bool,
     newest: Option<Newest>,
-    /// The ranges of the last acknowledgement, which need not be walked through again.
+    /// The ranges of the last acknowledgement, which need not be processed again.
     known: [SackRange; 3],
-    /// Originals below this one are judged.
+    /// Originals below this one have been judged.
     judged: u64,
-    /// Retransmissions yet to be judged: segment and when it was sent again.
+    /// Retransmissions yet to be judged: the segment and the time of its retransmission.
     resent: VecDeque<(u64, Instant)>,
-    /// Segments to send again; those that arrived meanwhile are skipped when their turn comes.
+    /// Segments to retransmit; those that have arrived in the meantime are skipped in turn.
     to_resend: VecDeque<u64>,
 }
 
@@ -109,7 +109,7 @@ impl Scoreboard {
         }
     }
 
-    /// The lowest segment not acknowledged.
+    /// The lowest unacknowledged segment.
     pub(super) fn first(&self) -> u64 {
         self.first
     }
@@ -119,7 +119,7 @@ impl Scoreboard {
         self.next
     }
 
-    /// Segments not acknowledged.
+    /// Number of unacknowledged segments.
     pub(super) fn len(&self) -> u64 {
         self.next - self.first
     }
@@ -133,22 +133,22 @@ impl Scoreboard {
         self.bytes
     }
 
-    /// Segments taken to be on their way: not arrived, not lost.
+    /// Number of segments assumed to be in flight: not arrived, not lost.
     pub(super) fn in_flight(&self) -> u32 {
         self.in_flight
     }
 
-    /// Segments taken for lost and not sent again yet.
+    /// Number of segments considered lost and not yet retransmitted.
     pub(super) fn lost(&self) -> u32 {
         self.lost
     }
 
-    /// The newest transmission of the first segment, by its place among all.
+    /// The first segment's newest transmission, by its number among all.
     pub(super) fn first_transmission(&self) -> Option<u32> {
         (!self.is_empty()).then(|| self.slot(self.first).transmission)
     }
 
-    /// A new segment goes out.
+    /// Records a new segment being sent.
     pub(super) fn send(&mut self, bytes: u16, transmission: u32, now: Instant) -> u64 {
         if self.len() as usize == self.ring.len() {
             self.widen();
@@ -167,7 +167,7 @@ impl Scoreboard {
         number
     }
 
-    /// The segment to send again first.
+    /// The next segment to retransmit.
     pub(super) fn next_to_resend(&mut self) -> Option<u64> {
         while let Some(&number) = self.to_resend.front() {
             if number >= self.first && self.slot(number).state == State::Lost {
@@ -178,7 +178,8 @@ impl Scoreboard {
         None
     }
 
-    /// The segment that [`Scoreboard::next_to_resend`] named goes out again. Its payload in bytes.
+    /// Records the retransmission of the segment returned by [`Scoreboard::next_to_resend`]. Returns its payload in
+    /// bytes.
     pub(super) fn resend(&mut self, number: u64, transmission: u32, now: Instant) -> u16 {
         self.to_resend.pop_front();
         let sent = self.slot_mut(number);
@@ -197,7 +198,7 @@ impl Scoreboard {
         bytes
     }
 
-    /// Takes an acknowledgement in. What it says of segments never sent is passed over.
+    /// Processes an acknowledgement. Segments never sent are ignored.
     pub(super) fn on_ack(&mut self, ack: &Ack, rtt_least: Duration, now: Instant) -> News {
         let mut news = News::default();
         let highest_before = self.highest_arrived;
@@ -216,7 +217,7 @@ impl Scoreboard {
             self.first += 1;
             news.advanced = true;
         }
-        // When the first copy may have been the one that arrived, how long it took is anyone's guess (Karn).
+        // If the first copy may have been the one that arrived, the round trip is ambiguous (Karn).
         if resent_acked {
             news.rtt = None;
         }
@@ -253,7 +254,7 @@ impl Scoreboard {
         }
     }
 
-    /// A segment that was not known to have arrived has.
+    /// Records that a segment has arrived that was not known to have.
     fn arrive(&mut self, number: u64, sent: Sent, highest: u64, rtt_least: Duration, now: Instant, news: &mut News) {
         match sent.state {
             State::InFlight => self.in_flight -= 1,
@@ -267,7 +268,7 @@ impl Scoreboard {
             news.rtt = news.rtt.or(Some(rtt));
             self.reordering_seen |= number < highest;
         } else if rtt < rtt_least {
-            // Too soon for the second copy: it was the first that arrived, and that says nothing of later ones.
+            // Too early for the second copy: the first one arrived, which says nothing about later ones.
             return;
         }
         if self
@@ -282,7 +283,7 @@ impl Scoreboard {
         }
     }
 
-    /// Marks what is lost by now. When to look again, if a segment may be only late.
+    /// Marks segments that are lost by now. Returns when to check again if a segment may be merely late.
     pub(super) fn detect_losses(&mut self, recovering: bool, rtt_least: Duration, now: Instant) -> Option<Instant> {
         let newest = self.newest?;
         let in_order = !self.reordering_seen && (recovering || self.sacked >= DUPLICATE_THRESHOLD);
@@ -328,7 +329,7 @@ impl Scoreboard {
         (look_again < Instant::FAR_FUTURE).then_some(look_again)
     }
 
-    /// The timeout went by: whatever has not arrived is taken for lost and goes out again, lowest first.
+    /// The timeout expired: everything that has not arrived counts as lost and is retransmitted, lowest first.
     pub(super) fn lose_all(&mut self) {
         self.to_resend.clear();
         self.resent.clear();

@@ -1,12 +1,13 @@
 //! The sending end: which segment goes to the host queue, and when.
 //!
-//! The timeout, the idle time and CUBIC's curve run on a clock that stands still while the sender is paused. So a
-//! pause, however long, neither times out nor ages the window, and a pause of 2 ms every 33 ms does not put the timeout
-//! off for ever either. Acknowledgements are taken in during a pause, and what they show as lost goes out after it.
+//! The timeout, the idle time and CUBIC's curve use a clock that stops while the sender is paused. A pause of any
+//! length therefore neither causes a timeout nor ages the window. Nor does a pause of 2 ms every 33 ms postpone the
+//! timeout forever. Acknowledgements are processed during a pause, and segments that they show as lost are
+//! retransmitted after it.
 //!
-//! A timeout that finds the lowest segment still in the local stack (held by a gate, say) is put off, twice as long.
-//! Linux does not send a second copy of such a segment, and takes the reduction back with the next acknowledgement
-//! because nothing was sent again.
+//! If the timeout expires while the lowest segment is still in the local stack (held by a gate, for example), the
+//! timeout is doubled and restarted. Linux does not send a second copy of such a segment, and undoes the reduction at
+//! the next acknowledgement because nothing was retransmitted.
 
 use super::cubic::{Cubic, INITIAL_WINDOW};
 use super::rtt::Rtt;
@@ -14,17 +15,18 @@ use super::scoreboard::Scoreboard;
 use super::{Ack, Config, Segment};
 use coorp_core::{Duration, Instant};
 
-/// The share of a second that a flow may have in the local stack at its pacing rate: mac80211 sets a pacing shift of 7.
+/// The share of a second's data at the pacing rate that a flow may have in the local stack: mac80211 sets a pacing
+/// shift of 7.
 const STACK_SHARE: f64 = 1.0 / 128.0;
-/// tcp_limit_output_bytes of Linux.
+/// Linux's tcp_limit_output_bytes.
 const STACK_BYTES_MAX: u64 = 1 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Open,
-    /// Lost segments are being sent again, at a rate in proportion to what arrives (RFC 6937).
+    /// Lost segments are being retransmitted, at a rate proportional to arrivals (RFC 6937).
     Recovery(Reduction),
-    /// Starting over after a timeout.
+    /// Restarting after a timeout.
     Timeout,
 }
 
@@ -51,27 +53,27 @@ pub struct Sender {
     endless: bool,
     usage: Usage,
     stack: Stack,
-    /// Since when it is paused, and how long it was before.
+    /// When the current pause started, and the length of all pauses before it.
     paused_at: Option<Instant>,
     paused_for: Duration,
-    /// When the last segment went out, on the clock without pauses.
+    /// When the last segment was sent, on the clock without pauses.
     last_sent: Option<Instant>,
-    /// When the timeout comes, on the clock without pauses.
+    /// When the timeout expires, on the clock without pauses.
     timeout_at: Option<Instant>,
     look_again_at: Option<Instant>,
 }
 
-/// Whether the congestion window is what limits the flow: it grows only then (Linux's `is_cwnd_limited`).
+/// Whether the congestion window limits the flow: it grows only then (Linux's `is_cwnd_limited`).
 #[derive(Clone, Copy, Debug)]
 struct Usage {
     limited: bool,
-    /// Most segments outstanding in this round trip.
+    /// Maximum number of outstanding segments in this round trip.
     outstanding_max: u64,
     /// The round trip ends when this segment is acknowledged.
     round_end: u64,
 }
 
-/// What stands in the local stack, from the host queue to the WNIC.
+/// The flow's data in the local stack, from the host queue to the WNIC.
 #[derive(Clone, Copy, Debug)]
 struct Stack {
     bytes: u64,
@@ -82,8 +84,7 @@ struct Stack {
 }
 
 impl Sender {
-    /// A connection that has been set up and has sent nothing yet. A value outside its range is moved to the nearest
-    /// one inside.
+    /// An established connection that has sent nothing yet. Values out of range are clamped.
     pub fn new(config: Config) -> Self {
         let config = config.bounded();
         Sender {
@@ -115,17 +116,17 @@ impl Sender {
         }
     }
 
-    /// The application writes so many bytes.
+    /// The application writes this many bytes.
     pub fn write(&mut self, bytes: u64) {
         self.unsent_bytes = self.unsent_bytes.saturating_add(bytes);
     }
 
-    /// The application always has more to send, from now on.
+    /// From now on, the application always has more to send.
     pub fn saturate(&mut self) {
         self.endless = true;
     }
 
-    /// TCP_PAUSE: a paused sender sends nothing, neither new nor again, until it is resumed.
+    /// TCP_PAUSE: a paused sender sends nothing, neither new data nor retransmissions, until it is resumed.
     pub fn set_paused(&mut self, paused: bool, now: Instant) {
         match (self.paused_at, paused) {
             (None, true) => self.paused_at = Some(now),
@@ -137,8 +138,8 @@ impl Sender {
         }
     }
 
-    /// The next segment to hand to the host queue. Call it until `None` after a write, an acknowledgement, a departure,
-    /// a deadline or a resumption.
+    /// The next segment for the host queue. Call it until it returns `None` after a write, an acknowledgement, a
+    /// departure, a deadline or a resumption.
     pub fn poll_transmit(&mut self, now: Instant) -> Option<Segment> {
         if self.paused_at.is_some() {
             return None;
@@ -158,7 +159,7 @@ impl Sender {
         if again.is_none() && !self.window_admits(fresh_bytes) {
             return None;
         }
-        // As Linux, always let a flow's first segment through.
+        // Like Linux, always let a flow's first segment through.
         if self.stack.bytes > self.stack.bytes_max && self.board.len() > 1 {
             return None;
         }
@@ -175,14 +176,14 @@ impl Sender {
         Some(segment)
     }
 
-    /// A packet of this flow with so many bytes of payload left the local stack: the WNIC completed it or gave it up, or
-    /// the host queue dropped it. To be told of each segment from [`Sender::poll_transmit`] once.
+    /// A packet of this flow with this payload left the local stack: the WNIC completed it or gave it up, or the host
+    /// queue dropped it. Call it once for each segment from [`Sender::poll_transmit`].
     pub fn on_departed(&mut self, payload_bytes: u16) {
         self.stack.bytes = self.stack.bytes.saturating_sub(u64::from(payload_bytes));
         self.stack.departed = self.stack.departed.wrapping_add(1);
     }
 
-    /// An acknowledgement came in. One for what was never sent is passed over.
+    /// Processes an acknowledgement. Segments never sent are ignored.
     pub fn on_ack(&mut self, ack: &Ack, now: Instant) {
         if ack.next > self.board.next() {
             return;
@@ -228,7 +229,7 @@ impl Sender {
         }
     }
 
-    /// The time asked for has come. Too early a call does nothing.
+    /// The requested time has come. A call too early does nothing.
     pub fn on_deadline(&mut self, now: Instant) {
         if self.paused_at.is_some() {
             return;
@@ -245,7 +246,7 @@ impl Sender {
         }
     }
 
-    /// Bytes sent and not yet acknowledged.
+    /// Bytes in flight.
     pub fn unacknowledged(&self) -> u64 {
         self.board.bytes()
     }
@@ -259,7 +260,7 @@ impl Sender {
         }
     }
 
-    /// Whether all that was written has been acknowledged. A saturated sender never is.
+    /// Whether everything written has been acknowledged. Never true for a saturated sender.
     pub fn is_idle(&self) -> bool {
         self.unsent() == 0 && self.board.is_empty()
     }
@@ -284,7 +285,7 @@ impl Sender {
         self.paused_at.unwrap_or(now) - self.paused_for
     }
 
-    /// Payload of the next new segment, if there is data for one.
+    /// Payload of the next new segment, if there is data.
     fn fresh_bytes(&self) -> Option<u16> {
         let bytes = self.unsent().min(u64::from(self.config.mss)) as u16;
         (bytes > 0).then_some(bytes)
@@ -296,7 +297,7 @@ impl Sender {
             && self.board.len() < self.segments_max
     }
 
-    /// Sending begins again after everything was acknowledged.
+    /// Resumes sending after everything was acknowledged.
     fn wake(&mut self, now: Instant) {
         let running = self.running(now);
         if let Some(last) = self.last_sent.replace(running) {
@@ -356,7 +357,7 @@ impl Sender {
         self.timeout_at = (!self.board.is_empty()).then(|| self.running(now) + self.rtt.timeout());
     }
 
-    /// Whether more segments are lost than before.
+    /// Returns whether more segments are lost than before.
     fn detect_losses(&mut self, now: Instant) -> bool {
         let before = self.board.lost();
         let recovering = self.phase != Phase::Open;
@@ -384,8 +385,8 @@ impl Sender {
         self.cubic.on_loss();
     }
 
-    /// Sets the window for what a recovery may send now (RFC 6937, section 3): in proportion to what arrived while more
-    /// is in flight than the threshold, afterwards back up to the threshold, faster while nothing more gets lost.
+    /// Sets the window to what a recovery may send now (RFC 6937, section 3): proportional to arrivals while more than
+    /// the threshold is in flight, then back up to the threshold, faster while nothing more is lost.
     fn reduce(&mut self, delivered: u32, only_good: bool) {
         let Phase::Recovery(reduction) = self.phase else { return };
         let threshold = u64::from(self.cubic.threshold());
@@ -399,7 +400,7 @@ impl Sender {
             let arrived = reduction.delivered.saturating_sub(reduction.sent).max(delivered);
             room.min(if only_good { arrived + 1 } else { delivered })
         };
-        // The first lost segment goes out again at once.
+        // The first lost segment is retransmitted at once.
         let share = share.max(u64::from(reduction.sent == 0));
         self.cubic.set_window((in_flight + share) as u32);
     }
@@ -411,7 +412,7 @@ impl Sender {
         };
         self.rtt.back_off();
         self.arm_timeout(now);
-        // The difference of two wrapping counters is below half their range, or the first is behind the second.
+        // The difference of two wrapping counters is below half their range, or else the first is behind the second.
         if first.wrapping_sub(self.stack.departed) < u32::MAX / 2 {
             return;
         }
@@ -425,7 +426,7 @@ impl Sender {
         self.look_again_at = None;
     }
 
-    /// TCP small queues: sets how much may stand in the local stack, from the pacing rate.
+    /// TCP small queues: sets the limit for the local stack from the pacing rate.
     fn allow_stack(&mut self) {
         if let Some(srtt) = self.rtt.smoothed() {
             let rate = self.cubic.pacing_rate(self.config.mss, srtt);

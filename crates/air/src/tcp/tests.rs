@@ -1,4 +1,4 @@
-//! Both ends in virtual time, over a path that queues, loses, doubles and reorders.
+//! Both ends in virtual time, over a path that queues, loses, duplicates and reorders.
 
 use super::*;
 use coorp_core::{Duration, Instant};
@@ -14,21 +14,21 @@ enum Event {
     Pause(bool),
 }
 
-/// What lies between the ends. Shares are of 1,000.
+/// The path between the ends. Shares are per 1,000.
 #[derive(Clone, Copy, Debug)]
 struct Path {
     bits_per_s: u64,
     delay: Duration,
-    /// Packets that the bottleneck queues; it drops what comes on top.
+    /// Packets that the bottleneck queues; it drops the excess.
     queue_packets: u64,
-    /// Whether the bottleneck is the sender's own WNIC, and its queue part of the local stack.
+    /// Whether the bottleneck is the sender's own WNIC, so that its queue is part of the local stack.
     local: bool,
     lost: u64,
     acks_lost: u64,
     doubled: u64,
     /// Share that is late, by up to 20 ms.
     late: u64,
-    /// From here on, nothing is lost, doubled or late.
+    /// From here on, nothing is lost, duplicated or late.
     sound_from: Instant,
 }
 
@@ -54,7 +54,7 @@ struct Pair {
     free_at: Instant,
     random: u64,
     sent: u64,
-    /// Which transmissions were not a segment's first.
+    /// Transmissions that were not a segment's first.
     resent: Vec<u64>,
     in_stack_max: u64,
     /// Transmissions to lose, counted from 0.
@@ -144,7 +144,7 @@ impl Pair {
         }
     }
 
-    /// The next thing that happens, unless it is after `end`.
+    /// Processes the next event, unless it is after `end`.
     fn step(&mut self, end: Instant) -> bool {
         let event_at = self.events.keys().next().map(|(when, _)| *when);
         let next = [event_at, self.sender.next_deadline(), self.receiver.next_deadline()]
@@ -187,7 +187,7 @@ impl Pair {
         while self.step(end) {}
     }
 
-    /// Runs until all is acknowledged; how long that took, or `None` after `limit`.
+    /// Runs until everything is acknowledged; returns how long it took, or `None` after `limit`.
     fn run_idle(&mut self, limit: Duration) -> Option<Duration> {
         let begin = self.now;
         self.pump();
@@ -223,7 +223,7 @@ fn saturated(path: Path) -> Pair {
     pair
 }
 
-/// Payload's share of the bottleneck's rate.
+/// The payload's share of the bottleneck's rate.
 const PAYLOAD_SHARE: f64 = 1448.0 / 1500.0;
 
 #[test]
@@ -328,7 +328,7 @@ fn timeouts_double_and_an_acknowledgement_ends_them() {
     let mut now = Instant::ZERO;
     let mut gaps_ms = Vec::new();
     for _ in 0..5 {
-        let segment = sender.poll_transmit(now).expect("the segment, again and again");
+        let segment = sender.poll_transmit(now).expect("the segment, repeatedly");
         assert_eq!(
             (segment.number, segment.bytes, segment.retransmit),
             (0, 1000, !gaps_ms.is_empty())
@@ -351,7 +351,7 @@ fn timeouts_double_and_an_acknowledgement_ends_them() {
     );
     assert!(sender.is_idle());
     assert_eq!(sender.next_deadline(), None);
-    // No round trip of a segment that was sent twice counts, and the doubling is over.
+    // The round trip of a segment that was sent twice does not count, and the backoff is over.
     assert_eq!(sender.srtt(), None);
     sender.write(1000);
     assert!(sender.poll_transmit(now).is_some());
@@ -373,7 +373,7 @@ fn the_timeout_stands_still_in_a_pause() {
     assert_eq!(sender.cwnd(), 1);
 }
 
-/// A sender with segments 0 to 9 on their way for 100 ms, of which `arrived` are then SACKed.
+/// A sender with segments 0 to 9 in flight for 100 ms, of which `arrived` are then SACKed.
 fn sender_with_hole(arrived: SackRange) -> Sender {
     let mut sender = Sender::new(Config::default());
     sender.write(1448);
@@ -604,7 +604,7 @@ prop_compose! {
 }
 
 proptest! {
-    /// Whatever the path does, each byte written is delivered once and in order, and all of it once the path is sound.
+    /// Whatever the path does, each byte is delivered once and in order, and all bytes once the path is good.
     #[test]
     fn every_byte_arrives_once_and_in_order(
         path in rough_path(),
@@ -626,7 +626,7 @@ proptest! {
             pair.at(at_ms(ms), Event::Pause(true));
             pair.at(at_ms(ms + length), Event::Pause(false));
         }
-        // Losses end after 20 s at the latest, and a timeout is 120 s at most.
+        // Losses end after 20 s at the latest, and a timeout is at most 120 s.
         prop_assert!(pair.run_idle(Duration::from_secs(400)).is_some(), "stuck: {:?}", pair.sender);
         prop_assert_eq!(pair.receiver.delivered_bytes(), written);
     }

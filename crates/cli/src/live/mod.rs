@@ -1,13 +1,16 @@
-//! The commands of the live system: `coorp keys`, `coorp up`, `coorp watch`. Behind the feature `live`, which is on
+//! The commands of the live system: `coorp keys`, `coorp up`, `coorp watch`, `coorp doctor`. Behind the feature `live`, which is on
 //! unless one builds without it.
 
 #[cfg(target_os = "linux")]
 pub mod demo;
 #[cfg(target_os = "linux")]
+pub mod doctor;
+#[cfg(target_os = "linux")]
 pub mod faults;
 pub mod keys;
 #[cfg(target_os = "linux")]
 mod program;
+pub mod replay;
 pub mod up;
 pub mod watch;
 

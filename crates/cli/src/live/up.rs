@@ -31,8 +31,8 @@ pub struct Args {
     /// Which of the team's robots this is
     #[arg(long, value_name = "NAME")]
     robot: String,
-    /// What runs
-    #[arg(long, value_name = "NAME", default_value = "coorp", value_parser = policies::parser())]
+    /// What runs: one of the policies that are more than a simulation
+    #[arg(long, value_name = "NAME", default_value = "coorp", value_parser = policies::live_parser())]
     policy: String,
     /// Folder for bulk that comes [default: below $XDG_STATE_HOME or ~/.local/state]
     #[arg(long, value_name = "FOLDER")]

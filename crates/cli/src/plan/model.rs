@@ -1,9 +1,9 @@
-//! The capacity model (001, equations 1 to 3) with one team's figures.
+//! The capacity model (Deng 2022, equations 1 to 3) with one team's figures.
 //!
-//! B is not the nominal rate but what the robots' TCP gets through to the leader, measured on the team's own air. On
-//! one channel with fixed rates that is measured with all of them together. Robots with positions come and go, and
-//! together the farthest would set the pace for all, as stations win the channel equally often; there the mean over
-//! the robots, each alone, stands for a team under way. Left out: what movement changes after the measurement.
+//! B is not the nominal rate, but the throughput of the robots' TCP to the leader, measured on the team's own air. With
+//! fixed rates on one channel, all robots are measured together. Robots with positions come and go. Together, the
+//! farthest would set the pace for all, because stations win the channel equally often. There the mean over the robots,
+//! each measured alone, represents a moving team. Left out: changes by movement after the measurement.
 
 use coorp_core::capacity::{bulk_first_probability, Capacity};
 use coorp_core::policy::Policy;
@@ -15,16 +15,16 @@ use super::{has_bulk, scale, Args};
 use crate::failure::{Failure, NoResult};
 use crate::jobs;
 
-/// How long the channel's rate is measured.
+/// Duration of the measurement of the channel's rate.
 pub const PROBE: Duration = Duration::from_secs(5);
-/// Robots measured one by one at most; of more, as many are taken from all over the file.
+/// Maximum number of robots measured one by one; if there are more, a sample from the whole file is measured.
 const PROBED_MAX: usize = 32;
-/// A full frame of bulk in an A-MPDU, its headers included.
+/// Size of a full frame of bulk in an A-MPDU, including headers.
 const FRAME_BYTES: u64 = 1_540;
 /// The longest PPDU (aPPDUMaxTime of 802.11n, ac and ax).
 const PPDU_MAX: Duration = Duration::from_micros(5_484);
 
-/// Whether the robots' rates depend on where they are.
+/// Whether the robots' rates depend on their positions.
 pub fn is_spread(team: &Team) -> bool {
     team.robots.iter().any(|robot| robot.position_m.is_some())
 }
@@ -32,13 +32,13 @@ pub fn is_spread(team: &Team) -> bool {
 /// The model of `team`.
 ///
 /// # Errors
-/// Nothing gets through to the leader, or the measurement broke a rule.
+/// Nothing reaches the leader, or the measurement violated an invariant.
 pub fn measure(args: &Args, team: &Team, control: &Control) -> Result<Capacity, Failure> {
     let bandwidth_mbps = bandwidth_mbps(args, team)?;
     if bandwidth_mbps <= 0.0 {
         let file = args.file.display();
         return Err(Failure::Input(format!(
-            "error: {file}: nothing gets through to the leader; check [air]"
+            "error: {file}: no data reaches the leader; check [air]"
         )));
     }
     let [voice, _, best_effort, _] = &team.air.edca;
@@ -57,7 +57,7 @@ pub fn measure(args: &Args, team: &Team, control: &Control) -> Result<Capacity, 
     })
 }
 
-/// What bulk transmits at once at most: bounded by bytes, by frames, and by time.
+/// The maximum that bulk transmits at once: limited by bytes, by frames, and by time.
 fn ampdu_bytes(team: &Team, bandwidth_mbps: f64) -> u64 {
     let ([_, _, best_effort, _], wnic) = (&team.air.edca, &team.air.wnic);
     let bytes = best_effort.ampdu_bytes.min(wnic.ampdu_bytes_max.unwrap_or(u32::MAX));
@@ -86,7 +86,7 @@ fn bandwidth_mbps(args: &Args, team: &Team) -> Result<f64, Failure> {
     Ok(rates.iter().sum::<f64>() / rates.len().max(1) as f64)
 }
 
-/// What `senders` get through to the leader together, with nothing else on the air.
+/// The throughput of `senders` to the leader together, with nothing else on the air.
 fn together_mbps(args: &Args, team: &Team, senders: &[RobotId]) -> Result<f64, NoResult> {
     let mut probe = team.clone();
     (probe.control, probe.learning) = (None, None);

@@ -1,28 +1,28 @@
-//! The same team with more or fewer robots: for asking how many fit.
+//! The same team with more or fewer robots, to find out how many fit.
 //!
-//! The leader stays. The others are repeated in the file's order, each copy with the rates, links and flows of
-//! the robot that it repeats, so that a team with one slow robot in four keeps that share. What is left out: where
-//! copies stand (on the spot of the robot that they repeat) and phases that the file fixes (copies draw theirs,
-//! since robots in lockstep would be another team).
+//! The leader stays. The others are repeated in the file's order, each copy with the rates, links and flows of the
+//! robot that it repeats, so a team with one slow robot in four keeps that share. Left out: separate positions for
+//! copies (they stand where the original does), and phases fixed by the file (copies draw their own, because robots in
+//! lockstep would be a different team).
 
 use coorp_core::RobotId;
 use coorp_team::{Flow, Link, Robot, Team};
 
-/// One robot of the new team: the robot that it repeats, and the how-many-eth time.
+/// One robot of the new team: the robot that it repeats, and the zero-based number of the repetition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Place {
     original: RobotId,
     round: usize,
 }
 
-/// The team with `robots` robots, the leader among them. None for a team too small to have a loop, too large for
-/// robot ids, or without anyone to repeat.
+/// The team with `robots` robots, including the leader. `None` if it is too small for a loop, too large for robot ids,
+/// or has no robot to repeat.
 pub fn team_of(team: &Team, robots: usize) -> Option<Team> {
     let led: Vec<RobotId> = ids(team).filter(|id| *id != team.leader).collect();
     if robots < 2 || led.is_empty() || u16::try_from(robots).is_err() {
         return None;
     }
-    // The leader keeps its place among the first, so that a team of the file's own size is the file's team.
+    // The leader keeps its place among the first, so that a team of the file's size equals the file's team.
     let mut followers = (0..robots - 1).filter_map(|index| {
         let original = led.get(index % led.len())?;
         Some(Place {
@@ -41,12 +41,12 @@ pub fn team_of(team: &Team, robots: usize) -> Option<Team> {
     scaled.robots = places.iter().filter_map(|place| robot(team, *place)).collect();
     scaled.leader = RobotId(u16::try_from(leader_at).ok()?);
     scaled.air.links = links(team, &places);
-    // How many robots fit is asked of one undisturbed channel.
+    // The number of robots that fit refers to one undisturbed channel.
     scaled.interfaces.clear();
     scaled.events.clear();
     scaled.flows = flows(team, &places);
     if let Some(learning) = &mut scaled.learning {
-        // A data item holds every robot's perception.
+        // A data item contains every robot's perception.
         let grown = u128::from(learning.item_bytes) * robots as u128 / team.robots.len() as u128;
         learning.item_bytes = u64::try_from(grown).unwrap_or(u64::MAX).max(1);
     }
@@ -73,7 +73,7 @@ fn copy_name(name: &str, round: usize) -> String {
     format!("{name}#{}", round + 1)
 }
 
-/// Every pair of new robots that an old pair became: within one round, or with the leader at one end.
+/// Every pair of new robots that corresponds to an old pair: within one round, or with the leader at one end.
 fn pairs(team: &Team, places: &[Place], from: RobotId, to: RobotId) -> Vec<(RobotId, RobotId, usize)> {
     let found = |wanted: RobotId| {
         let ids = places
@@ -97,7 +97,7 @@ fn links(team: &Team, places: &[Place]) -> Vec<Link> {
         found.into_iter().map(move |(from, to, _)| Link { from, to, ..link })
     };
     let mut links: Vec<Link> = team.air.links.iter().flat_map(copies).collect();
-    // As the team file's reader leaves them: sorted by sender and receiver.
+    // As in the output of the team file's reader: sorted by sender and receiver.
     links.sort_by_key(|link| (link.from, link.to));
     links
 }

@@ -1,4 +1,5 @@
-//! What `coorp plan` says: the table, the answer, what the model's columns are, and where model and simulation part.
+//! The output of `coorp plan`: the table, the answer, the meaning of the model's columns, and where model and
+//! simulation differ.
 
 use coorp_team::Team;
 
@@ -7,10 +8,10 @@ use crate::number::{figure, percent};
 use crate::summary::shown;
 use crate::table::Sheet;
 
-/// Model and simulation further apart than this are told.
+/// A larger ratio between model and simulation is reported.
 const RATIO_MAX: f64 = 2.0;
 
-/// One row a size.
+/// One row per size.
 pub fn sheet(plan: &Plan<'_>) -> Sheet {
     let share = format!("p{}", figure_of_share(plan.quantile));
     let titles = [
@@ -62,7 +63,8 @@ fn figure_of_share(share: f64) -> f64 {
 pub fn below(plan: &Plan<'_>, team: &Team) -> String {
     let mut text = format!("{}\n\n{}\n", verdict(plan, team), about_model(plan, team));
     if has_bulk(team) && plan.bulk_min > 0.0 && plan.bulk_mbps_min.is_none() {
-        text += "Note: bulk never started in the smallest team, so only control was judged; use a longer --duration\n";
+        text +=
+            "Note: bulk never started in the smallest team, so only control was evaluated; use a longer --duration\n";
     }
     if let Some(warning) = apart(&plan.rows) {
         text += &format!("Warning: {warning}\n");
@@ -84,7 +86,7 @@ fn verdict(plan: &Plan<'_>, team: &Team) -> String {
             smallest.robots
         );
     }
-    let none = "no team at all".to_owned();
+    let none = "no team".to_owned();
     let simulated = match plan.robots_max_simulated {
         None => none.clone(),
         Some(limit) if limit >= ROBOTS_MAX => format!("at least {ROBOTS_MAX} robots"),
@@ -93,28 +95,28 @@ fn verdict(plan: &Plan<'_>, team: &Team) -> String {
     let modelled = plan.robots_max_model.map_or(none, |limit| format!("{limit} robots"));
     let policy = plan.policy;
     format!(
-        "{asked} under {policy}: simulation has room for {simulated}, the model, which judges control alone, for \
-         {modelled} (the leader counts)."
+        "{asked} under {policy}: {simulated} fit by simulation, and {modelled} by the model, which considers only \
+         control (counts include the leader)."
     )
 }
 
 fn about_model(plan: &Plan<'_>, team: &Team) -> String {
     let how = if model::is_spread(team) {
-        "in the mean, each alone"
+        "on average, each alone"
     } else {
         "all together"
     };
     format!(
-        "Model columns: equations 1 to 3 of the paper at {} Mbit/s, which is what the file's robots get through to the \
-         leader by TCP, {how}, measured for {}; losses, the WNIC's queues and movement are left out.",
+        "Model columns: equations 1 to 3 of the paper at {} Mbit/s, the TCP throughput of the file's robots to the \
+         leader, {how}, measured for {}; losses, the WNIC's queues and movement are ignored.",
         figure(plan.model_bandwidth_mbps),
         model::PROBE
     )
 }
 
-/// The sizes at which the model is of little use, where there are any.
+/// The sizes at which the model is of little use, if any.
 fn apart(rows: &[Row]) -> Option<String> {
-    // The model's quantile lies between the simulation's median and its p99, or near them.
+    // The model's quantile lies near or between the simulation's median and its p99.
     let reaction = |row: &Row| {
         let (low, high) = row.reaction_p50_ms.zip(row.reaction_p99_ms)?;
         Some(row.model_reaction_ms > high * RATIO_MAX || row.model_reaction_ms * RATIO_MAX < low)

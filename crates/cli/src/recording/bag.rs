@@ -1,7 +1,7 @@
-//! ROS 2 bags of `sqlite3` storage, the default of `ros2 bag` before Iron: a table of topics and one of messages.
+//! ROS 2 bags with `sqlite3` storage, the default of `ros2 bag` before Iron: a table of topics and one of messages.
 //!
-//! Rows are read as they stand, which is the order of recording, and of a message its length only: SQLite then leaves
-//! the pages of large messages on the disk. The file is opened for reading alone.
+//! Rows are read in storage order, which is the order of recording, and only the length of each message is read: SQLite
+//! then leaves the pages of large messages on disk. The file is opened read-only.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -10,11 +10,11 @@ use rusqlite::{Connection, ErrorCode, OpenFlags};
 
 use super::{payload_bytes, Message, See, Stopped, ZSTD_MAGIC};
 
-/// Reads all rows and tells `see` each message.
+/// Reads all rows and passes each message to `see`.
 pub fn read(path: &Path, see: &mut See<'_>) -> Result<(), Stopped> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let bag = Connection::open_with_flags(path, flags).map_err(|error| stopped(&error))?;
-    // Views and triggers of a foreign file are not run.
+    // Do not run views and triggers of a foreign file.
     bag.pragma_update(None, "trusted_schema", false)
         .map_err(|error| stopped(&error))?;
     let tables = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name IN ('topics', 'messages')";
@@ -23,7 +23,7 @@ pub fn read(path: &Path, see: &mut See<'_>) -> Result<(), Stopped> {
         .map_err(|error| stopped(&error))?;
     if tables != 2 {
         return Err(Stopped::Unusable(
-            "is an SQLite file, but no ROS 2 bag: it has no tables of topics and messages".to_owned(),
+            "is an SQLite file, but not a ROS 2 bag: it has no tables `topics` and `messages`".to_owned(),
         ));
     }
     messages(&bag, see).map_err(|error| stopped(&error))
@@ -60,7 +60,7 @@ fn messages(bag: &Connection, see: &mut See<'_>) -> Result<(), rusqlite::Error> 
     Ok(())
 }
 
-/// Whether `rosbag2` compressed each message: then it did so with all, and the first shows it.
+/// Whether `rosbag2` compressed each message: it compresses all or none, so the first one shows it.
 fn is_compressed(bag: &Connection) -> Result<bool, rusqlite::Error> {
     let mut first = bag.prepare("SELECT data FROM messages LIMIT 1")?;
     let mut first = first.query([])?;
@@ -71,14 +71,14 @@ fn is_compressed(bag: &Connection) -> Result<bool, rusqlite::Error> {
 fn stopped(error: &rusqlite::Error) -> Stopped {
     match error.sqlite_error_code() {
         Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => {
-            Stopped::Unusable("is being written; end the recorder first".to_owned())
+            Stopped::Unusable("is being written; stop the recorder first".to_owned())
         }
-        Some(ErrorCode::ReadOnly) => Stopped::Unusable(
-            "was left in the middle of a write; let sqlite3 mend it, by any command that opens it".to_owned(),
-        ),
+        Some(ErrorCode::ReadOnly) => {
+            Stopped::Unusable("was left in the middle of a write; open it once with sqlite3 to repair it".to_owned())
+        }
         Some(ErrorCode::CannotOpen | ErrorCode::PermissionDenied) => {
             Stopped::Unusable(format!("cannot be opened: {error}"))
         }
-        _ => Stopped::Damage(format!("is damaged: {error}; sqlite3's `.recover` may find more in it")),
+        _ => Stopped::Damage(format!("is damaged: {error}; sqlite3's `.recover` may find more")),
     }
 }

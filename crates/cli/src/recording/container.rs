@@ -1,7 +1,6 @@
-//! MCAP files, read as a stream: no index is needed, so a file whose writer was killed gives all that it holds.
+//! MCAP files, read as a stream. No index is needed, so a file whose writer was killed is read as far as it goes.
 //!
-//! Memory is bounded by the largest record, and a length that damage made up is only believed as far as there are
-//! bytes behind it.
+//! Memory is limited by the largest record, and a length corrupted by damage is trusted only as far as there are bytes.
 
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read};
@@ -12,12 +11,12 @@ use mcap::McapError;
 
 use super::{payload_bytes, Message, See, Stopped};
 
-/// The largest record that is read, as large as the largest message of a team file.
+/// The largest record to read, as large as the largest message of a team file.
 const RECORD_BYTES_MAX: usize = 1 << 30;
-/// Read at once.
+/// Number of bytes read at once.
 const READ_BYTES: usize = 1 << 18;
 
-/// Reads to the end of the data, and tells `see` each message.
+/// Reads to the end of the data and passes each message to `see`.
 pub fn read(from: &mut dyn Read, see: &mut See<'_>) -> Result<(), Stopped> {
     let options = LinearReaderOptions::default()
         .with_validate_chunk_crcs(true)
@@ -28,7 +27,7 @@ pub fn read(from: &mut dyn Read, see: &mut See<'_>) -> Result<(), Stopped> {
     while let Some(event) = reader.next_event() {
         match event {
             Ok(LinearReadEvent::ReadRequest(_)) => {
-                // As much as comes, whatever is asked for: what is asked for may be as large as damage says.
+                // Read in fixed pieces whatever is requested: after damage, the request may be arbitrarily large.
                 let read = match from.read(reader.insert(READ_BYTES)) {
                     Ok(read) => read,
                     Err(error) if error.kind() == ErrorKind::Interrupted => continue,
@@ -51,12 +50,12 @@ pub fn read(from: &mut dyn Read, see: &mut See<'_>) -> Result<(), Stopped> {
     match state.of_no_topic {
         0 => Ok(()),
         count => Err(Stopped::Damage(format!(
-            "does not say the topic of {count} messages, which were left out"
+            "does not give the topic of {count} messages, which were left out"
         ))),
     }
 }
 
-/// What is known of the file so far.
+/// What is known about the file so far.
 #[derive(Default)]
 struct State {
     schemas: HashMap<u16, String>,
@@ -72,7 +71,7 @@ struct Channel {
 
 impl State {
     fn record(&mut self, opcode: u8, data: &[u8], see: &mut See<'_>) -> Result<(), McapError> {
-        // The others may be large, and say nothing here.
+        // The other records may be large, and contain nothing relevant.
         if ![op::SCHEMA, op::CHANNEL, op::MESSAGE].contains(&opcode) {
             return Ok(());
         }
@@ -107,14 +106,15 @@ impl State {
 fn stopped(error: &McapError, read_bytes: u64) -> Stopped {
     match error {
         McapError::UnexpectedEof => Stopped::Damage(format!(
-            "ends in the middle, after {read_bytes} bytes: its recorder was killed, or its disk was full"
+            "is truncated after {read_bytes} bytes: its recorder was killed, or its disk was full"
         )),
         McapError::UnsupportedCompression(name) => Stopped::Unusable(format!(
-            "is compressed by '{name}', which is not read here; rewrite it: mcap compress --compression zstd"
+            "is compressed with '{name}', which is not supported; rewrite it: mcap compress --compression zstd"
         )),
-        McapError::RecordTooLarge { len, .. } => {
-            damage(read_bytes, &format!("a record of {len} bytes, and 1 GiB is the most"))
-        }
+        McapError::RecordTooLarge { len, .. } => damage(
+            read_bytes,
+            &format!("a record of {len} bytes exceeds the limit of 1 GiB"),
+        ),
         error => damage(read_bytes, &error.to_string()),
     }
 }

@@ -1,11 +1,12 @@
-//! Recordings: MCAP files and ROS 2 bags, read once from front to end, one message at a time.
+//! Recordings: MCAP files and ROS 2 bags, read once from start to end, one message at a time.
 //!
-//! What a file is, its first bytes say, not its name. A bag's folder is taken by the `.mcap` or `.db3` files in it and
-//! not by its `metadata.yaml`, which a recorder writes last and so is missing after a crash. Bags that `rosbag2`
-//! compressed are read where that is a stream: messages, MCAP's chunks, and whole `.mcap.zstd` files.
+//! A file's type is determined by its first bytes, not by its name. A bag's folder is read by the `.mcap` or `.db3`
+//! files in it and not by its `metadata.yaml`, which a recorder writes last and which is missing after a crash. Bags
+//! compressed by `rosbag2` are read if that is possible as a stream: messages, MCAP's chunks, and whole `.mcap.zstd`
+//! files.
 //!
-//! Times are when a message was logged: the one time that every format has and that all topics share. Left out: what
-//! is in the messages, ROS 1 bags (there is a converter), and files behind the damage that ends them.
+//! Message times are log times, the only times that every format has and that all topics share. Left out: the content
+//! of messages, ROS 1 bags (there is a converter), and data after the damage that ends a file.
 
 mod bag;
 mod container;
@@ -23,12 +24,12 @@ pub use names::{flow_name, flow_names, team_name};
 pub use robots::Robots;
 pub use topics::{Rhythm, Topic, Topics};
 
-/// Enough of a file to know it by.
+/// Enough of a file to recognise it.
 const HEAD_BYTES: usize = 16;
 const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 const SQLITE_MAGIC: &[u8] = b"SQLite format 3\0";
 const ROS_1_MAGIC: &[u8] = b"#ROSBAG V";
-/// Files of one bag at most.
+/// Maximum number of files in a bag.
 const FILES_MAX: usize = 100_000;
 
 /// One recorded message.
@@ -36,30 +37,30 @@ const FILES_MAX: usize = 100_000;
 pub struct Message<'a> {
     /// Its topic.
     pub topic: &'a str,
-    /// Its type as the recording names it; empty where it does not.
+    /// Its type, if the recording gives it; empty otherwise.
     pub schema: &'a str,
     /// When it was logged, nanoseconds since the recorder's epoch.
     pub at_ns: u64,
-    /// Its payload's size, uncompressed.
+    /// The size of its payload, uncompressed.
     pub bytes: u64,
 }
 
-/// Is told each message.
+/// Receives each message.
 pub type See<'s> = dyn FnMut(Message<'_>) + 's;
 
-/// Why a file was read only in part.
+/// Why a file was read only partially.
 enum Stopped {
-    /// Damage: what stands before it is good.
+    /// Damage: everything before it is good.
     Damage(String),
-    /// Nothing of it can be used: what it is instead, and what to do.
+    /// Nothing is usable: what the file is instead, and what to do.
     Unusable(String),
 }
 
-/// Reads the recording at `path`, a file or a bag's folder, and tells `see` each of its messages. Returns a sentence
-/// for each file that was read only up to its damage, or left out beside others of its bag.
+/// Reads the recording at `path`, a file or a bag's folder, and passes each message to `see`. Returns a sentence for
+/// each file of which only the part before damage was read, or which was left out.
 ///
 /// # Errors
-/// There is no recording at `path`, or none of which anything can be read: with the file and what to do.
+/// There is not a recording at `path`, or nothing in it is readable; the message gives the file and what to do.
 pub fn read(path: &Path, see: &mut See<'_>) -> Result<Vec<String>, Failure> {
     let files = files(path)?;
     let (mut notes, mut reason) = (Vec::new(), None);
@@ -72,13 +73,13 @@ pub fn read(path: &Path, see: &mut See<'_>) -> Result<Vec<String>, Failure> {
         let (note, why) = match read_file(file, &mut counted) {
             Ok(()) => continue,
             Err(Stopped::Damage(why)) => (
-                format!("{} {why}; what stands before that was used", file.display()),
+                format!("{} {why}; everything before that was used", file.display()),
                 format!(
-                    "{} {why}; no message stands before that: record it again",
+                    "{} {why}; there is no message before that: record it again",
                     file.display()
                 ),
             ),
-            // A recorder that was killed may leave a part of a bag with nothing in it.
+            // A killed recorder may leave an empty part of a bag.
             Err(Stopped::Unusable(why)) => (
                 format!("{} was left out: it {why}", file.display()),
                 format!("{} {why}", file.display()),
@@ -90,14 +91,14 @@ pub fn read(path: &Path, see: &mut See<'_>) -> Result<Vec<String>, Failure> {
     if messages > 0 {
         return Ok(notes);
     }
-    let none = || format!("{} holds no message; record one while the robots run", path.display());
+    let none = || format!("{} contains no messages; record while the robots run", path.display());
     Err(input(reason.unwrap_or_else(none)))
 }
 
-/// The files that belong to a recording, for those who must not write over them.
+/// The files that belong to a recording, so that they are not overwritten.
 ///
 /// # Errors
-/// As [`read`].
+/// Same as [`read`].
 pub fn files(path: &Path) -> Result<Vec<PathBuf>, Failure> {
     let found = fs::metadata(path).map_err(|error| input(unreadable(path, &error)))?;
     if !found.is_dir() {
@@ -112,13 +113,13 @@ pub fn files(path: &Path) -> Result<Vec<PathBuf>, Failure> {
     let first = files.first().and_then(|file| storage(file));
     if first.is_none() {
         return Err(input(format!(
-            "{} holds no .mcap and no .db3 file; name an MCAP file, or the folder that `ros2 bag record` made",
+            "{} contains no .mcap or .db3 file; give an MCAP file, or a folder created by `ros2 bag record`",
             path.display()
         )));
     }
     if files.iter().any(|file| storage(file) != first) {
         return Err(input(format!(
-            "{} holds .mcap and .db3 files, which are two recordings; name one file of it",
+            "{} contains .mcap and .db3 files, which are two recordings; give one of the files",
             path.display()
         )));
     }
@@ -127,7 +128,7 @@ pub fn files(path: &Path) -> Result<Vec<PathBuf>, Failure> {
     Ok(files)
 }
 
-/// What a file of a bag is by its name, whole-file compression left out.
+/// The type of a bag's file by its name, ignoring whole-file compression.
 fn storage(file: &Path) -> Option<&'static str> {
     let name = file.file_name()?.to_str()?;
     let name = name.strip_suffix(".zstd").unwrap_or(name);
@@ -159,7 +160,7 @@ fn read_file(path: &Path, see: &mut See<'_>) -> Result<(), Stopped> {
     let head = self::head(&mut inside).map_err(|error| Stopped::Damage(format!("is damaged: {error}")))?;
     if head.starts_with(SQLITE_MAGIC) {
         return Err(Stopped::Unusable(format!(
-            "is compressed as a whole, and SQLite has to jump in it; decompress it first: zstd -d {}",
+            "is compressed as a whole, but SQLite needs random access; decompress it first: zstd -d {}",
             path.display()
         )));
     }
@@ -167,20 +168,20 @@ fn read_file(path: &Path, see: &mut See<'_>) -> Result<(), Stopped> {
     container::read(&mut head.as_slice().chain(inside), see)
 }
 
-/// Refuses what is no MCAP file, by its first bytes.
+/// Rejects files that are not MCAP, by their first bytes.
 fn recognise(head: &[u8]) -> Result<(), Stopped> {
     if head.starts_with(mcap::MAGIC) {
         return Ok(());
     }
     Err(Stopped::Unusable(if head.is_empty() {
-        "is empty; record it again, and end the recorder by Ctrl-C so that it can finish the file".to_owned()
+        "is empty; record it again, and stop the recorder with Ctrl-C so that it can finish the file".to_owned()
     } else if head.starts_with(ROS_1_MAGIC) {
-        "is a ROS 1 bag; convert it first: rosbags-convert (pip install rosbags) makes a ROS 2 bag of it".to_owned()
+        "is a ROS 1 bag; convert it first: rosbags-convert (pip install rosbags) makes it a ROS 2 bag".to_owned()
     } else if mcap::MAGIC.starts_with(head) {
-        "ends in its first bytes; record it again".to_owned()
+        "is truncated in its first bytes; record it again".to_owned()
     } else {
-        "is no recording: neither MCAP nor a ROS 2 bag; name a file or folder that `ros2 bag record` or an MCAP writer \
-         made"
+        "is not a recording: neither MCAP nor a ROS 2 bag; give a file or folder from `ros2 bag record` or an MCAP \
+         writer"
             .to_owned()
     }))
 }
@@ -191,8 +192,8 @@ fn head(from: &mut impl Read) -> io::Result<Vec<u8>> {
     Ok(head)
 }
 
-/// A payload's size before `rosbag2` compressed it. Where it did, a CDR message begins with a zstd frame, which tells;
-/// CDR itself begins with a zero byte.
+/// A payload's size before compression by `rosbag2`. A compressed CDR message begins with a zstd frame, while CDR
+/// itself begins with a zero byte.
 fn payload_bytes(data: &[u8]) -> u64 {
     let inside = data
         .starts_with(&ZSTD_MAGIC)
@@ -206,8 +207,8 @@ fn unreadable(path: &Path, error: &io::Error) -> String {
 
 fn why_unreadable(error: &io::Error) -> String {
     match error.kind() {
-        ErrorKind::NotFound => "does not exist; name an MCAP file, or the folder of a ROS 2 bag".to_owned(),
-        ErrorKind::PermissionDenied => "may not be read by you; change its rights".to_owned(),
+        ErrorKind::NotFound => "does not exist; give an MCAP file, or the folder of a ROS 2 bag".to_owned(),
+        ErrorKind::PermissionDenied => "cannot be read without permission; change its permissions".to_owned(),
         _ => format!("cannot be read: {error}"),
     }
 }

@@ -1,6 +1,6 @@
-//! What a topic is called in a team file, whose names are shorter than topics and have no `/`.
+//! The name of a topic in a team file, whose names are shorter than topics and contain no `/`.
 //!
-//! A name follows from its topic alone, so that `coorp sim --replay` finds the topic of a flow that `coorp import` named.
+//! A name depends only on its topic, so that `coorp sim --replay` finds the topic of a flow named by `coorp import`.
 
 use std::path::Path;
 
@@ -8,8 +8,8 @@ const NAME_CHARS_MAX: usize = 64;
 /// A dash and eight digits.
 const TAIL_CHARS: usize = 9;
 
-/// `/robot_1/cmd_vel` is `robot_1.cmd_vel`. Where that loses something of the topic, it ends in eight digits that
-/// tell such topics apart.
+/// `/robot_1/cmd_vel` becomes `robot_1.cmd_vel`. If that is not unique, eight digits at the end distinguish such
+/// topics.
 pub fn flow_name(topic: &str) -> String {
     let path = topic.strip_prefix('/').unwrap_or(topic);
     let name: String = path.chars().map(|c| if c == '/' { '.' } else { fit(c) }).collect();
@@ -24,14 +24,14 @@ pub fn flow_name(topic: &str) -> String {
     }
 }
 
-/// The names that `coorp import` may have given to this topic: the second where another topic has the first.
+/// The names that `coorp import` may have given to this topic: the second one if another topic has the first.
 pub fn flow_names(topic: &str) -> [String; 2] {
     let name = flow_name(topic);
     let second = marked(&name, topic);
     [name, second]
 }
 
-/// A team's name from its recording's path.
+/// A team's name from the path of its recording.
 pub fn team_name(path: &Path) -> String {
     let stem = path.file_stem().unwrap_or_default().to_string_lossy();
     let name: String = stem.chars().take(NAME_CHARS_MAX).map(fit).collect();

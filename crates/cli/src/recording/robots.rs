@@ -1,15 +1,15 @@
-//! Which robots a recording's topics speak of, by their namespaces: `/robot_1/odom` is of `robot_1`.
+//! The robots in a recording, by the namespaces of its topics: `/robot_1/odom` belongs to `robot_1`.
 //!
-//! A namespace is a robot's where another one beside it has the same topic and either that topic is one that only whole
-//! robots have (its odometry, pose, velocity command, …), or both are a name and a number. So the two costmaps of a
-//! navigation stack are no robots, nor are the four lenses of a depth camera. Where there are no two of a kind, all is
-//! of one robot. It is a guess, and the file that is written says how to mend it.
+//! A namespace is a robot if another one next to it has the same topic, and one of two conditions holds. Either only
+//! whole robots have that topic (odometry, pose, velocity command, …), or both namespaces are a name and a number. So
+//! the two costmaps of a navigation stack are not robots, nor are the four lenses of a depth camera. Without two of a
+//! kind, everything belongs to one robot. This is a guess, and the written file says how to correct it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::names::flow_name;
 
-/// Ends of topics that a robot has once.
+/// Last parts of topics that a robot has once.
 const OF_A_ROBOT: [&str; 15] = [
     "odom",
     "odometry",
@@ -27,7 +27,7 @@ const OF_A_ROBOT: [&str; 15] = [
     "twist",
     "state",
 ];
-/// Parts of names of what a robot may have several of.
+/// Name parts of devices of which a robot may have several.
 const OF_A_PART: [&str; 22] = [
     "cam",
     "lidar",
@@ -52,18 +52,18 @@ const OF_A_PART: [&str; 22] = [
     "controller",
     "costmap",
 ];
-/// Topics of the whole system, which stand outside of every namespace.
+/// Topics of the whole system, outside of every namespace.
 const OF_ALL: [&str; 6] = ["rosout", "tf", "tf_static", "clock", "parameter_events", "diagnostics"];
 
-/// Robots by their namespaces.
+/// Robots by namespace.
 #[derive(Debug)]
 pub struct Robots {
-    /// Namespaces, without the `/` around them, and the robots' names. Empty where all topics are of one robot.
+    /// Namespaces, without the surrounding `/`, and the robots' names. Empty if all topics belong to one robot.
     namespaces: BTreeMap<String, String>,
 }
 
 impl Robots {
-    /// The robots that these topics speak of.
+    /// The robots in these topics.
     pub fn of(topics: &[&str]) -> Robots {
         let found = (0..2)
             .map(|depth| several(topics, depth))
@@ -79,12 +79,12 @@ impl Robots {
         }
     }
 
-    /// The robots' names; none where no namespace tells robots apart.
+    /// The robots' names; empty if no namespace distinguishes robots.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.namespaces.values().map(String::as_str)
     }
 
-    /// Whose a topic is, where its namespace says so.
+    /// The robot of a topic, if its namespace tells.
     pub fn robot(&self, topic: &str) -> Option<&str> {
         let topic = topic.trim_start_matches('/');
         let ends = topic.match_indices('/').map(|(at, _)| at).take(2);
@@ -93,9 +93,9 @@ impl Robots {
     }
 }
 
-/// The robots where the namespace of so many levels and one more tells several apart.
+/// The robots, if the namespace level below `depth` levels distinguishes several.
 fn several(topics: &[&str], depth: usize) -> BTreeSet<String> {
-    // By the levels above and the topic below: who has such a topic.
+    // By the levels above and the topic below: the namespaces that have such a topic.
     let mut owners: BTreeMap<(String, String), BTreeSet<&str>> = BTreeMap::new();
     for topic in topics {
         let levels: Vec<&str> = topic.split('/').filter(|level| !level.is_empty()).collect();
@@ -128,7 +128,7 @@ fn several(topics: &[&str], depth: usize) -> BTreeSet<String> {
     found
 }
 
-/// The one namespace that all topics are in, those of the system left out.
+/// The only namespace of all topics, ignoring those of the system.
 fn only(topics: &[&str]) -> Option<String> {
     let mut namespaces = BTreeSet::new();
     for topic in topics.iter().map(|topic| topic.trim_start_matches('/')) {
@@ -142,7 +142,7 @@ fn only(topics: &[&str]) -> Option<String> {
     (namespaces.len() == 1 && !is_part(namespace)).then(|| namespace.to_owned())
 }
 
-/// Whether both are the same name with a number each: `robot_1` and `robot_2`.
+/// Whether both are the same name with different numbers: `robot_1` and `robot_2`.
 fn numbered(one: &str, other: &str) -> bool {
     let stem = |name: &str| name.trim_end_matches(|c: char| c.is_ascii_digit()).len();
     let (ours, theirs) = (stem(one), stem(other));
@@ -151,7 +151,7 @@ fn numbered(one: &str, other: &str) -> bool {
 
 fn is_part(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
-    // "swarm1" is no arm.
+    // "swarm1" is not an arm.
     let words = name.split(|c: char| !c.is_ascii_alphabetic());
     let mut words = words.filter(|word| !word.is_empty());
     words.any(|word| {

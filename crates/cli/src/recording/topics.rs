@@ -1,10 +1,10 @@
-//! What a topic's messages are like: how often, how evenly, how large. In bounded memory, however long the recording.
+//! Statistics of a topic's messages: how often, how regular, how large. Memory is bounded, however long the recording.
 //!
-//! Intervals and sizes are kept as samples of all (Vitter's algorithm R), from which the quantiles come. The **period**
-//! is the mean of those intervals that are within half of the median, above or below it: pauses and lost messages do
-//! not move it, and unlike the median it is the true rate where a timer alternates between two ticks. The **jitter** is
-//! the deviation of a message's instant, as in the team file: that of these intervals over the root of two, since an
-//! interval has two ends.
+//! Intervals and sizes are kept as random samples (Vitter's algorithm R), from which the quantiles are computed. The
+//! **period** is the mean of those intervals that deviate from the median by at most half of it. Pauses and lost
+//! messages do not affect it, and unlike the median it is the true rate if a timer alternates between two ticks. The
+//! **jitter** is the standard deviation of a message's instant, as in the team file. It is that of these intervals
+//! divided by the square root of two, because an interval has two ends.
 
 use std::collections::BTreeMap;
 
@@ -12,15 +12,15 @@ use coorp_core::Duration;
 
 use super::Message;
 
-/// Intervals and sizes kept of each topic.
+/// Number of intervals and sizes kept per topic.
 const SAMPLES_MAX: usize = 4_096;
-/// Topics that are followed.
+/// Maximum number of topics.
 const TOPICS_MAX: usize = 10_000;
-/// Fewer messages than this show no rhythm.
+/// With fewer messages, no period can be determined.
 const MESSAGES_MIN: u64 = 10;
-/// Share of the intervals that must be like the median for a topic to be periodic.
+/// Share of the intervals that must be close to the median for a topic to be periodic.
 const EVEN_SHARE_MIN: f64 = 0.75;
-/// Share of a topic's time that its messages must fill at their period: a burst now and then is no rhythm.
+/// Share of a topic's time span that its messages must fill at their period: occasional bursts are not periodic.
 const FILLED_MIN: f64 = 0.5;
 
 /// All topics of a recording.
@@ -29,18 +29,18 @@ pub struct Topics {
     by_name: BTreeMap<String, Topic>,
     /// Messages of all topics.
     pub messages: u64,
-    /// First and last instant of all topics.
+    /// First and last time over all topics.
     span: Option<(u64, u64)>,
-    /// Whether there were more topics than are followed.
+    /// Whether there were more topics than the maximum.
     pub more: bool,
 }
 
 /// One topic.
 #[derive(Debug)]
 pub struct Topic {
-    /// Its type, as the recording names it.
+    /// Its type, if the recording gives it.
     pub schema: String,
-    /// How many messages there were.
+    /// Number of messages.
     pub count: u64,
     first_ns: u64,
     last_ns: u64,
@@ -49,22 +49,22 @@ pub struct Topic {
     sizes: Sample,
 }
 
-/// When a topic's messages come.
+/// The timing of a topic's messages.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Rhythm {
-    /// One a period.
+    /// Periodic.
     Periodic {
-        /// The time between two.
+        /// The time between two messages.
         period: Duration,
-        /// The standard deviation of one's instant.
+        /// The standard deviation of a message's instant.
         jitter: Duration,
     },
-    /// In bursts, on events, or on and off.
+    /// In bursts, on events, or intermittent.
     Irregular {
-        /// The mean time between two.
+        /// The mean time between two messages.
         mean: Duration,
     },
-    /// Too few to say.
+    /// Too few messages to tell.
     Few,
 }
 
@@ -83,13 +83,13 @@ impl Topics {
         }
     }
 
-    /// From the first message to the last.
+    /// The time from the first message to the last.
     pub fn length(&self) -> Duration {
         self.span
             .map_or(Duration::ZERO, |(first, last)| Duration::from_nanos(last - first))
     }
 
-    /// The topics by their names.
+    /// The topics by name.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Topic)> {
         self.by_name.iter().map(|(name, topic)| (name.as_str(), topic))
     }
@@ -114,23 +114,23 @@ impl Topic {
         self.count += 1;
         self.total_bytes = self.total_bytes.saturating_add(message.bytes);
         self.sizes.add(message.bytes);
-        // Files may hold messages a little out of order.
+        // Messages in a file may be slightly out of order.
         self.intervals_ns.add(message.at_ns.abs_diff(self.last_ns));
         self.first_ns = self.first_ns.min(message.at_ns);
         self.last_ns = message.at_ns.max(self.last_ns);
     }
 
-    /// The mean size, bytes; at least one, as an empty message is one on the air too.
+    /// The mean size in bytes; at least one, because an empty message also takes airtime.
     pub fn size_mean(&self) -> u64 {
         (self.total_bytes as f64 / self.count as f64).round().max(1.0) as u64
     }
 
-    /// The size that this share of the messages does not pass, bytes.
+    /// The size in bytes that this share of the messages does not exceed.
     pub fn size_quantile(&self, share: f64) -> u64 {
         self.sizes.quantile(share)
     }
 
-    /// When its messages come.
+    /// The timing of its messages.
     pub fn rhythm(&self) -> Rhythm {
         let span_s = (self.last_ns - self.first_ns) as f64 * 1e-9;
         if self.count < MESSAGES_MIN || span_s <= 0.0 {
@@ -156,7 +156,7 @@ impl Topic {
     }
 }
 
-/// A fixed number of values, each of all that were added with the same chance. The draws are the same every time.
+/// A fixed number of values; each added value is kept with equal probability. The draws are the same every time.
 #[derive(Debug, Default)]
 struct Sample {
     kept: Vec<u64>,
@@ -228,7 +228,7 @@ mod tests {
     #[test]
     fn a_period_is_found_under_jitter_pauses_and_losses() {
         let mut draws = Sample::default();
-        // A sum of twelve even draws is nearly normal, of deviation one.
+        // A sum of twelve uniform draws is nearly normal, with standard deviation one.
         let mut normal = || (0..12).map(|_| draws.draw() as f64 / 2f64.powi(64)).sum::<f64>() - 6.0;
         let times: Vec<f64> = (0..3000)
             .filter(|tick| tick % 10 != 3 && !(1000..1500).contains(tick))
@@ -248,7 +248,7 @@ mod tests {
 
     #[test]
     fn bursts_and_events_are_irregular() {
-        // Ten in ten milliseconds, and then nothing for a second: most intervals are alike.
+        // Ten in ten milliseconds, then nothing for a second: most intervals are similar.
         let bursts = (0..500).map(|n| f64::from(n / 10) * 1000.0 + f64::from(n % 10));
         assert!(matches!(topic(bursts).rhythm(), Rhythm::Irregular { mean } if mean > Duration::from_millis(50)));
         let mut draws = Sample::default();

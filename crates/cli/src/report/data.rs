@@ -1,14 +1,16 @@
-//! What the report's script draws from: the series as compact JSON, columns instead of objects.
+//! The data for the report's script: the series as compact JSON, stored by column.
 //!
-//! A second under load holds some thousands of spans a policy, so their numbers are rounded to the microsecond
-//! and stored by column; that makes a file of five policies some hundred kilobytes instead of megabytes.
+//! A second under load contains some thousands of spans per policy, so their numbers are rounded to the
+//! microsecond and stored by column. A file with five policies is then some hundred kilobytes instead of
+//! megabytes.
 
 use coorp_sim::results::{Charts, SpanKind, Timeline};
 use serde::Serialize;
 
 use super::Page;
 
-/// More than any second on one channel holds; it keeps a broken run from making a page that no browser opens.
+/// More than any second on one channel contains; keeps a broken run from producing a page that no browser
+/// opens.
 const SPANS_MAX: usize = 50_000;
 
 #[derive(Serialize)]
@@ -26,7 +28,7 @@ struct Policy<'a> {
     timeline: Second<'a>,
 }
 
-/// Two columns of a curve.
+/// The two columns of a curve.
 #[derive(Serialize)]
 struct Columns {
     x: Vec<f64>,
@@ -53,9 +55,10 @@ pub fn embed(page: &Page<'_>) -> String {
         bound_ms: page.bound_ms,
         policies: pairs.map(|(result, charts)| policy(&result.policy, charts)).collect(),
     };
-    // Only maps with odd keys and failing writers make this fail; here are neither.
+    // This can fail only for maps with unusual keys or for failing writers; neither occurs here.
     let json = serde_json::to_string(&data).unwrap_or_else(|_| "null".to_owned());
-    // In JSON '<' stands only inside strings, where its escape means the same: no name can end the element.
+    // In JSON, '<' occurs only inside strings, where its escape is equivalent, so no name can close the
+    // element.
     json.replace('<', "\\u003c")
 }
 
@@ -89,7 +92,7 @@ fn second(timeline: &Timeline) -> Second<'_> {
     }
 }
 
-/// The names that the script knows.
+/// The names used by the script.
 fn kind(kind: SpanKind) -> &'static str {
     match kind {
         SpanKind::Permit => "permit",
@@ -102,7 +105,7 @@ fn kind(kind: SpanKind) -> &'static str {
     }
 }
 
-/// To a thousandth: a microsecond where the unit is ms, finer than a pixel everywhere else.
+/// Rounded to a thousandth: a microsecond if the unit is ms, and less than a pixel otherwise.
 fn rounded(value: f64) -> f64 {
     (value * 1e3).round() / 1e3
 }

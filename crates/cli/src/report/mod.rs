@@ -1,9 +1,9 @@
 //! The HTML report: one file that opens offline, with the table, the curves and one second of each run in detail.
 //!
-//! The page's text and table are made here, so that they are there without scripts too; the charts are drawn in
-//! the browser by `assets/report.js` over uPlot (docs/decisions/0003-report-charts.md), from the data that
-//! `data` embeds. Names from the team file are user input: all text goes through [`escape`], all data through
-//! JSON that cannot close its own tag, and a content policy keeps the page from loading or sending anything.
+//! The page's text and tables are created here, so they also work without scripts. The charts are drawn in the browser
+//! by `assets/report.js` with uPlot (docs/decisions/0003-report-charts.md), from the data that `data` embeds. Names
+//! from the team file are user input: all text is passed through [`escape`], and all data through JSON that cannot
+//! close its own tag. A content security policy keeps the page from loading or sending anything.
 
 mod data;
 
@@ -18,24 +18,24 @@ const UPLOT_STYLE: &str = include_str!("../../assets/uplot/uPlot.min.css");
 const OWN_SCRIPT: &str = include_str!("../../assets/report.js");
 const OWN_STYLE: &str = include_str!("../../assets/report.css");
 
-/// What a report is made of.
+/// The contents of a report.
 pub struct Page<'a> {
-    /// The numbers, one entry a policy.
+    /// The numbers, one entry per policy.
     pub numbers: &'a Report,
     /// The series, in the same order.
     pub charts: &'a [Charts],
-    /// Policies that were asked for and did not fit.
+    /// Requested policies that do not fit the team.
     pub unfit: &'a [Unfit],
-    /// What stands below the tables.
+    /// The notes below the tables.
     pub notes: &'a [String],
-    /// The reaction bound, ms; none without a control loop.
+    /// The reaction bound in ms; `None` without a control loop.
     pub bound_ms: Option<f64>,
-    /// The command line that made the report.
+    /// The command line that created the report.
     pub command: &'a str,
 }
 
 impl Page<'_> {
-    /// The whole file.
+    /// The complete file.
     pub fn render(&self) -> String {
         let team = escape(&self.numbers.team);
         let embedded = data::embed(self);
@@ -62,8 +62,8 @@ impl Page<'_> {
             .map(|bound| format!(", reaction bound {bound} ms"))
             .unwrap_or_default();
         format!(
-            "<header>\n<h1>{team}</h1>\n<p>{virtual_s} virtual seconds a policy, seed {seed}{bound}. \
-             Made by coorp {version} with this command:</p>\n<pre><code>{command}</code></pre>\n</header>\n",
+            "<header>\n<h1>{team}</h1>\n<p>{virtual_s} virtual seconds per policy, seed {seed}{bound}. \
+             Created by coorp {version} with this command:</p>\n<pre><code>{command}</code></pre>\n</header>\n",
             team = escape(&self.numbers.team),
             seed = self.numbers.seed,
             version = env!("CARGO_PKG_VERSION"),
@@ -80,8 +80,8 @@ impl Page<'_> {
             html += &table(&summary::policies(&entries));
             html +=
                 "<p class=\"note\">Violation rate: share of control loops over the reaction bound. WNIC ahead: bulk \
-                     packets in the sender's WNIC when a control packet reaches it. A dash: does not apply, or \
-                     was not run.</p>\n</section>\n";
+                     packets in the sender's WNIC when a control packet arrives there. A dash: not applicable, or \
+                     not run.</p>\n</section>\n";
         }
         if results.iter().any(|result| !result.flows.is_empty()) {
             html += "<section>\n<h2>Flows</h2>\n";
@@ -98,7 +98,7 @@ impl Page<'_> {
         html
     }
 
-    /// Places for the charts that have something to show.
+    /// Placeholders for the charts that have data.
     fn sections(&self) -> String {
         let any = |has: fn(&Charts) -> bool| self.charts.iter().any(has);
         let mut html = String::from("<noscript><p>The charts need JavaScript; the tables do not.</p></noscript>\n");
@@ -107,11 +107,12 @@ impl Page<'_> {
             curves += &section(
                 "reaction",
                 "Reaction time",
-                "Share of control loops that took at most so long.<span id=\"reaction-note\"></span>",
+                "Share of control loops that took at most this long.<span id=\"reaction-note\"></span>",
             );
         }
         if any(|charts| !charts.control_cdf.is_empty()) {
-            let what = "Share of control messages that arrived within so long, sender's stack to receiver's.";
+            let what =
+                "Share of control messages that arrived within this time, from the sender's stack to the receiver's.";
             curves += &section("control", "Control latency", what);
         }
         if !curves.is_empty() {
@@ -121,9 +122,8 @@ impl Page<'_> {
             html += &section("throughput", "Bulk throughput", "<span id=\"throughput-note\"></span>");
         }
         if any(|charts| !charts.timeline.spans.is_empty()) {
-            let what =
-                "Opens at the first 100 ms: drag to zoom, double-click for the whole second, in all policies at \
-                        once. Point at something to read what it is.";
+            let what = "Shows the first 100 ms: drag to zoom, double-click for the whole second, in all policies at \
+                        once. Hover over an item to see what it is.";
             html += &section("timeline", "One second, robot by robot", what);
         }
         html
@@ -134,7 +134,7 @@ fn section(id: &str, title: &str, what: &str) -> String {
     format!("<section id=\"{id}\">\n<h2>{title}</h2>\n<p class=\"note\">{what}</p>\n<div class=\"chart\"></div>\n</section>\n")
 }
 
-/// A sheet as an HTML table. Its first column is the policy, which gives the row its colour.
+/// A sheet as an HTML table. Its first column is the policy, which determines the row's colour.
 fn table(sheet: &Sheet) -> String {
     let mut html = String::from("<div class=\"wide\"><table>\n<thead>\n");
     html += &header(sheet);
@@ -160,7 +160,7 @@ fn table(sheet: &Sheet) -> String {
     html + "</tbody>\n</table></div>\n"
 }
 
-/// Two rows of titles: a group over its members. A title whose first line is empty continues the group before it.
+/// Two rows of titles: a group above its members. A title with an empty first line continues the previous group.
 fn header(sheet: &Sheet) -> String {
     let split = |title: &String| {
         let (group, member) = title.split_once('\n').unwrap_or((title.as_str(), ""));
@@ -180,7 +180,7 @@ fn header(sheet: &Sheet) -> String {
             .count();
         let name = if index < sheet.names { " class=\"name\"" } else { "" };
         if index < sheet.names || more == 0 || group.is_empty() || members <= 1 {
-            // Standing alone: one cell over both rows.
+            // A single title: one cell over both rows.
             let gap = if group.is_empty() || member.is_empty() {
                 ""
             } else {
@@ -202,7 +202,7 @@ fn header(sheet: &Sheet) -> String {
     format!("<tr>{upper}</tr>\n<tr>{lower}</tr>\n")
 }
 
-/// Text as HTML shows it, in an element or between double quotes.
+/// Text escaped for HTML, in an element or between double quotes.
 fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {

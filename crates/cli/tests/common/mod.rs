@@ -1,4 +1,4 @@
-//! What the tests of the command share.
+//! Shared by the tests of the command.
 
 use std::fs;
 use std::path::PathBuf;
@@ -12,12 +12,12 @@ pub fn coorp(arguments: &[&str]) -> Output {
         .unwrap()
 }
 
-/// What was printed.
+/// The printed text.
 pub fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
-/// A folder of this test's own, gone with the test.
+/// A folder for this test, deleted with the test.
 pub struct Folder(pub PathBuf);
 
 impl Folder {

@@ -1,11 +1,11 @@
-//! What tests share that need root and an emulator.
+//! Shared by tests that need root and an emulator.
 
 use std::fs;
 use std::io::Write;
 use std::path::Path;
 use std::process::Command;
 
-/// Whether a test may run; in CI it has to. Says why not past the harness, which would hide it.
+/// Whether a test can run; in CI it must. Prints the reason directly, because the harness would hide it.
 pub fn possible(test: &str, tools: &[&str]) -> bool {
     let root = fs::read_to_string("/proc/self/status")
         .unwrap()

@@ -231,6 +231,49 @@ fn a_clock_step_is_recovered_from() {
     }
 }
 
+fn declared(deviation: Deviation, period_ns: u64) -> ArrivalModel {
+    ArrivalModel::new(ArrivalConfig {
+        deviation,
+        period: Some(Duration::from_nanos(period_ns)),
+        ..ArrivalConfig::default()
+    })
+}
+
+#[test]
+fn a_flow_that_jitters_widely_is_still_predicted_for_half_of_the_time() {
+    for deviation in [Deviation::Normal, Deviation::Quantile] {
+        let mut noise = Noise(23);
+        let mut m = declared(deviation, 33 * MS);
+        let mut times: Vec<Instant> = (5..6_000).map(|k| noise.message(k * 33 * MS, 8e6)).collect();
+        times.sort_unstable();
+        let (mut predicted, mut met, mut last) = (0, 0, Instant::ZERO);
+        for at in &times {
+            if let Some(arrival) = m.predict(last) {
+                predicted += 1;
+                met += usize::from(arrival.start() <= *at && *at <= arrival.end());
+            }
+            m.on_sample(*at);
+            last = *at;
+        }
+        assert!(predicted * 3 > times.len() * 2, "{deviation:?}: {predicted}");
+        // The middle half of a period holds 70 % of them, and some overtake one another.
+        assert!(met * 100 > predicted * 58, "{deviation:?}: {met} of {predicted}");
+    }
+}
+
+#[test]
+fn messages_at_any_time_get_no_windows() {
+    let mut noise = Noise(29);
+    let mut m = declared(Deviation::Quantile, 33 * MS);
+    let (mut predicted, mut at) = (0, 0.0);
+    for _ in 0..2_000 {
+        at -= (1.0 - noise.uniform()).ln() * 33e6; // A Poisson flow.
+        m.on_sample(Instant::from_nanos(at as u64));
+        predicted += usize::from(m.predict(Instant::from_nanos(at as u64)).is_some());
+    }
+    assert!(predicted < 1_000, "{predicted}");
+}
+
 #[test]
 fn an_irregular_flow_gets_no_prediction_or_a_narrow_one() {
     let mut noise = Noise(17);
@@ -342,6 +385,55 @@ proptest! {
                 prop_assert!(arrival.end() + Duration::from_micros(1) >= now, "{arrival:?} {now:?}");
             }
         }
+    }
+
+    /// A model that has taken another period for the flow's own, a fraction of it say, finds that out.
+    #[test]
+    fn a_wrong_multiple_of_the_period_is_given_up(
+        (part, of) in (1..7u64, 1..7u64),
+        wrong in 4..40u64,
+        jitter in 0.0..0.04f64,
+        seed in 1..u64::MAX,
+    ) {
+        let period = 33 * MS;
+        let (mut noise, mut m, mut at) = (Noise(seed), model(Deviation::Quantile), 100 * MS);
+        for _ in 0..wrong {
+            at += period * part / of;
+            m.on_sample(noise.message(at, jitter * period as f64));
+        }
+        for _ in 0..60 {
+            at += period;
+            m.on_sample(noise.message(at, jitter * period as f64));
+        }
+        let learnt = m.period().map(Duration::as_nanos);
+        prop_assert!(learnt.is_some_and(|learnt| learnt.abs_diff(period) < period / 20), "{learnt:?}");
+    }
+
+    /// However much a flow of a declared period jitters, its interval is no wider than half the period, and at deviations up
+    /// to a fifth there is one most of the time, which catches more than chance.
+    #[test]
+    fn windows_degrade_gracefully(
+        share in 0.0..0.5f64,
+        period in 2_000_000..200_000_000u64,
+        quantile: bool,
+        seed in 1..u64::MAX,
+    ) {
+        let mut m = declared(if quantile { Deviation::Quantile } else { Deviation::Normal }, period);
+        let mut noise = Noise(seed);
+        let mut times: Vec<Instant> = (5..800).map(|k| noise.message(k * period, share * period as f64)).collect();
+        times.sort_unstable();
+        let (mut hits, mut all, mut last) = (0, 0, Instant::ZERO);
+        for at in times {
+            if let Some(arrival) = m.predict(last) {
+                let most = m.period().unwrap_or_default() / 2 + Duration::from_nanos(3);
+                prop_assert!(arrival.early + arrival.late <= most, "{arrival:?}");
+                hits += usize::from(arrival.start() <= at && at <= arrival.end());
+            }
+            all += 1;
+            m.on_sample(at);
+            last = at;
+        }
+        prop_assert!(share > 0.2 || hits * 2 > all, "{hits} of {all}");
     }
 
     /// After any history at all, a steady flow is predicted well again.

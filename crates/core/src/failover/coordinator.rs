@@ -1,21 +1,22 @@
-//! One robot's share of global preemption: the election, the controller while it leads, the requester always.
+//! One robot's part in global preemption: the election, the controller while it leads, and always the requester.
 
 use super::member::Member;
 use super::{Action, Epoch, FailoverConfig, Message};
 use crate::permits::{self, Controller, ControllerAction, PermitConfig, Requester, RequesterAction};
 use crate::{Instant, RobotId};
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
-/// So many messages between a controller and the requester beside it, one after the other, would be a fault.
+/// The maximum number of consecutive messages between a controller and the local requester; more would be a bug.
 const EXCHANGES_MAX: usize = 1_024;
 
-/// Asks for permits wherever the leader is, keeps to them, and gives them where this robot leads.
+/// Requests permits from the current leader, keeps to them, and grants them if this robot leads.
 ///
-/// Drive it like every state machine here. `now` is the robot's own monotonic clock, read *after* the message was
-/// received and directly before the call: a promise or a grant is only as good as that instant. Read a clock that runs
-/// on while the machine sleeps (`CLOCK_BOOTTIME`) and that nothing slews faster than `drift_ppm`. After every call, take
-/// all of [`Coordinator::poll`]. Ask [`Coordinator::may_send`] before every packet of bulk, with the time just then: a
-/// robot that was stopped has missed its [`Action::Stopped`].
+/// Drive it like every state machine in this crate. `now` is the robot's own monotonic clock, read *after* the message
+/// was received and directly before the call: a promise or a grant is only as good as that instant. Read a clock that
+/// keeps running while the machine sleeps (`CLOCK_BOOTTIME`) and that nothing slews faster than `drift_ppm`. After
+/// every call, poll [`Coordinator::poll`] until it is empty. Call [`Coordinator::may_send`] with the current time
+/// before every packet of bulk, because a robot that was stopped has missed its [`Action::Stopped`].
 ///
 /// ```
 /// use coorp_core::failover::{Action, Coordinator, FailoverConfig};
@@ -30,31 +31,32 @@ const EXCHANGES_MAX: usize = 1_024;
 ///     now = alone.next_deadline().unwrap();
 ///     alone.on_deadline(now);
 ///     while let Some(action) = alone.poll() {
-///         assert!(!matches!(action, Action::Send { .. }), "there is nobody else");
+///         assert!(!matches!(action, Action::Send { .. }), "there is no other robot");
 ///     }
 /// }
 /// assert!(alone.is_leading(now));
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Coordinator {
     robot: RobotId,
     permits: PermitConfig,
     member: Member,
-    /// Present while this robot leads, with its leadership.
+    /// The controller and its leadership, while this robot leads.
     controller: Option<(Epoch, Controller)>,
     requester: Requester,
-    /// The leadership under which the requester asks and holds.
+    /// The leadership from which the requester requests and holds permits.
     asking_under: Option<Epoch>,
     clock: Instant,
     outbox: VecDeque<Action>,
 }
 
 impl Coordinator {
-    /// The coordinator of `robot`, which starts now. `incarnation` must be greater than at any earlier start of this
-    /// robot, also after a crash (a boot counter on disk, say). `permits` should come from [`FailoverConfig::permits`].
+    /// The coordinator of `robot`, starting now. `incarnation` must be greater than at any earlier start of this robot,
+    /// also after a crash (use a boot counter on disk, for example). `permits` should come from
+    /// [`FailoverConfig::permits`].
     ///
     /// # Errors
-    /// If the configuration contradicts itself.
+    /// If the configuration is inconsistent.
     pub fn new(
         config: FailoverConfig,
         permits: PermitConfig,
@@ -63,8 +65,8 @@ impl Coordinator {
         now: Instant,
     ) -> Result<Self, super::ConfigError> {
         config.check()?;
-        // The holder counts shorter than the controller, so that it stops first though its clock be slow. Of a slice it
-        // counts the grace shorter, as what is left of the slice is told it anew with each renewal.
+        // The holder counts shorter times than the controller, so that it stops first even if its clock is slow. For a
+        // slice it shortens the grace, because each renewal tells it anew what is left of the slice.
         let drift = permits.slice.saturating_sub(config.shortened(permits.slice));
         let permits = PermitConfig {
             grace: permits.grace.max(drift),
@@ -87,7 +89,7 @@ impl Coordinator {
         })
     }
 
-    /// Bulk waits to be sent. Repeating it changes nothing.
+    /// Bulk is waiting. Repeated calls have no effect.
     pub fn want(&mut self, now: Instant) {
         self.enter(now);
         self.requester.want(now);
@@ -101,7 +103,7 @@ impl Coordinator {
         self.settle(now);
     }
 
-    /// A message of robot `from` came in; whoever calls has made sure that it is from that robot.
+    /// Handles a message from robot `from`; the caller has verified the sender.
     pub fn on_message(&mut self, from: RobotId, message: Message, now: Instant) {
         self.enter(now);
         match message {
@@ -111,7 +113,7 @@ impl Coordinator {
         self.settle(now);
     }
 
-    /// The time asked for by [`Coordinator::next_deadline`] has come. Harmless at any other time.
+    /// The time returned by [`Coordinator::next_deadline`] has come. Harmless at any other time.
     pub fn on_deadline(&mut self, now: Instant) {
         self.enter(now);
         self.member.on_deadline(now);
@@ -123,16 +125,16 @@ impl Coordinator {
         self.settle(now);
     }
 
-    /// The robot is about to stop in good order: gives back its permit, and leads no longer if it did, so that the next
-    /// one need not wait for the lease. Poll and send what follows, then stop.
+    /// The robot is about to stop in an orderly way. It returns its permit and gives up leading, so that the next
+    /// leader need not wait for the lease. Poll and send what follows, then stop.
     pub fn resign(&mut self, now: Instant) {
         self.done(now);
         self.member.resign(now);
         self.settle(now);
     }
 
-    /// The process of `robot` had surely ended at some time after `since`, so it transmits nothing: what it held or waited
-    /// for then is free. A link that broke is no such proof, and then the lease must end it.
+    /// The process of `robot` had certainly ended at some time after `since`, so it transmits nothing, and any permit
+    /// or place that it had then is free. A broken link is no such proof; then the lease must end it.
     pub fn on_gone(&mut self, robot: RobotId, since: Instant, now: Instant) {
         self.enter(now);
         if let Some((_, controller)) = &mut self.controller {
@@ -148,23 +150,23 @@ impl Coordinator {
         others.into_iter().flatten().min()
     }
 
-    /// The next thing to do, until `None`.
+    /// The next action, until `None`.
     pub fn poll(&mut self) -> Option<Action> {
         self.outbox.pop_front()
     }
 
-    /// Whether bulk may be transmitted at `now`. Right also where a frozen robot has missed its deadline.
+    /// Whether bulk may be transmitted at `now`. Correct even if a frozen robot has missed its deadline.
     pub fn may_send(&self, now: Instant) -> bool {
         self.requester.may_send(now)
     }
 
-    /// Whether this robot leads at `now`. Right also where a frozen robot has missed its deadline.
+    /// Whether this robot leads at `now`. Correct even if a frozen robot has missed its deadline.
     pub fn is_leading(&self, now: Instant) -> bool {
         self.member.leads(now).is_some()
     }
 
-    /// The leader, if it was heard within the lease; this robot itself where it leads. `None` means that nobody is known
-    /// to grant: bulk waits, control goes on.
+    /// The leader, if it was heard within the lease, or this robot itself if it leads. `None` means that no leader is
+    /// known: bulk waits, control continues.
     pub fn leader(&self, now: Instant) -> Option<RobotId> {
         self.member
             .epoch()
@@ -177,17 +179,17 @@ impl Coordinator {
         self.member.epoch()
     }
 
-    /// Where this robot leads: the robots that hold a permit, in the order of their grants.
+    /// The robots that hold a permit, in order of their grants, if this robot leads.
     pub fn holders(&self) -> impl Iterator<Item = RobotId> + '_ {
         self.controller.iter().flat_map(|(_, controller)| controller.holders())
     }
 
-    /// Where this robot leads: the robots that wait, the next one first.
+    /// The waiting robots in order of the queue, if this robot leads.
     pub fn queue(&self) -> impl Iterator<Item = RobotId> + '_ {
         self.controller.iter().flat_map(|(_, controller)| controller.queue())
     }
 
-    /// Levels what differs without effect, so that a search takes states that behave alike for one.
+    /// Equalises differences that have no effect, so that a search treats states that behave alike as one.
     #[cfg(test)]
     pub(super) fn forget_the_past(&mut self, now: Instant) {
         self.member.forget_the_past(now);
@@ -199,9 +201,9 @@ impl Coordinator {
             permits::Message::Grant { .. } | permits::Message::Refuse { .. } => {
                 match self.asking_under {
                     Some(under) if epoch == under && epoch.robot == from => self.requester.on_message(message, now),
-                    // Somebody grants who has been replaced.
+                    // The sender still grants but has been replaced.
                     Some(newer) if epoch < newer && epoch.robot == from => self.member.deny(from, newer),
-                    // A leader that was not heard yet. Nobody asked it for anything.
+                    // A leader not heard before. No robot has asked it for anything.
                     _ => {}
                 }
             }
@@ -209,30 +211,32 @@ impl Coordinator {
                 match &mut self.controller {
                     Some((own, controller)) if *own == epoch => controller.on_message(from, message, now),
                     Some((own, _)) if *own < epoch => self.member.on_newer(epoch, true, now),
-                    // Meant for an earlier leadership; the robot asks again when it has heard of this one.
+                    // Meant for an earlier leadership; the robot asks again once it has heard of this one.
                     _ => {}
                 }
             }
         }
     }
 
-    /// Ends what has run out, before anything else is done at `now`.
+    /// Ends everything that has expired, before anything else is done at `now`.
     fn enter(&mut self, now: Instant) {
         self.member.advance(now);
         self.settle(now);
         if now < self.clock {
-            // An answer to what was sent before the step would seem younger than it is. Asked anew, it answers nothing.
+            // An answer to a message sent before the step would look younger than it is. After asking again, it matches
+            // nothing.
             self.ask_anew(now);
             self.drain(now);
         }
         self.clock = now;
     }
 
-    /// Lets what has happened in one part take effect in the others.
+    /// Propagates what happened in one part to the others.
     fn settle(&mut self, now: Instant) {
         let leads = self.member.leads(now);
         if self.controller.as_ref().map(|(epoch, _)| *epoch) != leads {
-            // The permits of whoever led before, this robot among them, end within the lease in which this one is quiet.
+            // The permits of the previous leader, possibly this robot, end within the lease for which this one grants
+            // nothing.
             self.controller = leads.map(|epoch| {
                 let controller = Controller::recovering(self.permits.clone(), epoch.round as u32, now);
                 (epoch, controller)
@@ -248,14 +252,14 @@ impl Coordinator {
         }
     }
 
-    /// A permit belongs to the leadership that gave it. Under a new one the robot stops and asks again.
+    /// A permit belongs to the leadership that granted it. Under a new one the robot stops and requests again.
     fn ask_anew(&mut self, now: Instant) {
         let wants = self.requester.is_active();
         self.requester.done(now);
         while let Some(action) = self.requester.poll() {
             match action {
                 RequesterAction::Stopped => self.push(Action::Stopped),
-                // Its request or release means nothing to the new leader.
+                // The new leader does not know its request or release.
                 RequesterAction::Started | RequesterAction::Send(_) => {}
             }
         }
@@ -265,7 +269,7 @@ impl Coordinator {
         }
     }
 
-    /// Carries messages between this robot's requester and controller and puts out what is for others.
+    /// Carries messages between this robot's requester and controller, and emits those for other robots.
     fn drain(&mut self, now: Instant) {
         for _ in 0..EXCHANGES_MAX {
             if let Some(action) = self.requester.poll() {
@@ -293,7 +297,7 @@ impl Coordinator {
     }
 
     fn send_to_leader(&mut self, message: permits::Message, now: Instant) {
-        // Nobody leads that this robot has heard of: the requester asks again in a while.
+        // This robot knows of no leader: the requester asks again later.
         let Some(epoch) = self.asking_under else { return };
         match &mut self.controller {
             Some((own, controller)) if *own == epoch => controller.on_message(self.robot, message, now),
@@ -307,7 +311,7 @@ impl Coordinator {
     }
 
     fn push(&mut self, action: Action) {
-        // A caller that does not poll loses the oldest message, as the air might have.
+        // If the caller does not poll, the oldest message is dropped, as the air might have dropped it.
         let outbox_max = 64 + 4 * (usize::from(self.permits.limit) + usize::from(self.permits.queue_max));
         if self.outbox.len() >= outbox_max {
             self.outbox.pop_front();

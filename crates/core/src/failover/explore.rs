@@ -1,10 +1,10 @@
-//! Searches what can happen to three robots, all of it within bounds.
+//! Searches exhaustively what can happen to three robots, within bounds.
 //!
-//! The network is the set of all that was sent. In each tick the adversary delivers to each robot whatever it likes of what
-//! was sent in earlier ticks, as often and in the order that it likes, lets it handle a deadline that has come or not, or
-//! kills and restarts it. So messages get lost (never delivered), doubled, late and reordered, robots freeze (not served),
-//! are cut off in any way, and die. As nothing arrives within its tick, the order of the robots in one does not matter.
-//! States that were met before are not searched again. Clocks run at rates of their own.
+//! The network is the set of all messages sent. In each tick, an adversary delivers to each robot any messages of
+//! earlier ticks, in any order and any number of times. It lets the robot handle an expired deadline or not, or kills
+//! and restarts it. So messages get lost (never delivered), duplicated, late and reordered. Robots freeze (not
+//! scheduled), are cut off in any way, and die. Because no message arrives within its own tick, the order of the robots
+//! within a tick does not matter. States seen before are not searched again. Each clock runs at its own rate.
 
 use super::*;
 use crate::permits::PermitConfig;
@@ -21,18 +21,18 @@ struct Bounds {
     config: FailoverConfig,
     /// How fast each robot's clock runs, in percent.
     rates: [u64; 3],
-    /// For how long the search goes on from its start.
+    /// The number of ticks to search.
     ticks: u64,
     restarts: u8,
-    /// At most so many deliveries, deadlines and restarts that change anything, among as many ticks as there are.
+    /// The maximum number of effective deliveries, deadlines and restarts over all ticks.
     events: u8,
     states_max: usize,
 }
 
-/// When, to whom, by whom, what.
+/// When, to whom, by whom, and what.
 type Sent = BTreeSet<(u64, usize, usize, Message)>;
 
-/// Parts are shared between states, and each carries its hash, as a step changes one part only.
+/// Parts are shared between states, and each carries its hash, because a step changes only one part.
 #[derive(Clone)]
 struct State {
     tick: u64,
@@ -47,7 +47,7 @@ struct State {
 #[derive(Clone, Copy, Debug, Default)]
 struct Found {
     states: usize,
-    /// Of these, states in which one robot leads after another one did.
+    /// Of these, states in which one robot leads after another one.
     successions: usize,
     leaders_max: usize,
     cut_short: bool,
@@ -73,7 +73,7 @@ impl Bounds {
     }
 
     fn clock(&self, robot: usize, tick: u64) -> Instant {
-        // Clocks of one team have nothing in common but, nearly, their rates.
+        // The clocks of a team have nothing in common except, nearly, their rates.
         Instant::from_nanos(1_000 * TICK * (1 + robot as u64) + tick * TICK / 100 * self.rates[robot])
     }
 
@@ -83,7 +83,7 @@ impl Bounds {
         Coordinator::new(self.config.clone(), PermitConfig::default(), id, incarnation, now).unwrap()
     }
 
-    /// What becomes of `state` if the robot whose turn it is does `step`; nothing if that changes nothing.
+    /// The successor of `state` if the current robot does `step`; `None` if that changes nothing.
     fn after(&self, state: &State, step: impl FnOnce(&mut Coordinator, Instant)) -> Option<State> {
         let robot = state.turn;
         let now = self.clock(robot, state.tick);
@@ -170,7 +170,7 @@ impl Bounds {
         }
     }
 
-    /// The team after robot 0 was elected by both others.
+    /// The team after both others elected robot 0.
     fn led(&self) -> State {
         let mut state = State {
             events: u8::MAX,
@@ -247,7 +247,7 @@ fn hash(what: &impl Hash) -> u64 {
     hasher.finish()
 }
 
-/// Rates within a tenth of true time, where the leader's clock is slow and the voters' are fast, and the other way round.
+/// Rates within a tenth of true time: a slow leader with fast voters, and the other way round.
 const RATES: [[u64; 3]; 3] = [[100, 100, 100], [91, 110, 110], [110, 91, 91]];
 
 fn drifting(rates: [u64; 3], bounds: Bounds) -> Bounds {
@@ -303,7 +303,7 @@ fn the_deep_search_finds_nothing() {
         ..deep.clone()
     };
     let mut searches = vec![("from the start", (cold.cold(), cold))];
-    searches.extend(RATES.map(|rates| ("from a leader on", led(rates, 0))));
+    searches.extend(RATES.map(|rates| ("with a leader", led(rates, 0))));
     searches.extend(RATES.map(|rates| ("with a restart", led(rates, 1))));
     for (name, (start, bounds)) in searches {
         let found = bounds.explore(start);

@@ -1,34 +1,35 @@
-//! The election: whom this robot promised its vote, whom it follows, whether it leads.
+//! The election: to whom this robot promised its vote, whom it follows, and whether it leads.
 
 use super::{Action, Epoch, FailoverConfig, Message};
 use crate::{Instant, RobotId};
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
-/// A robot that was not elected waits for its stagger as often as it failed, up to so many times.
+/// After each failed attempt, a robot waits one more stagger, up to this many.
 const PATIENCE_MAX: u64 = 4;
 
 /// A promise that this robot gave, also to itself.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Bond {
     epoch: Epoch,
     until: Instant,
 }
 
 /// What this robot knows of its own leadership or attempt.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Claim {
     epoch: Epoch,
-    /// By seat: when that was sent which the voter's newest promise answers.
+    /// By seat: when the message was sent that the voter's newest promise answers.
     given: Vec<Option<Instant>>,
     /// When to send the next beat or ask.
     send_at: Instant,
-    /// Until when a quorum's promises surely run.
+    /// Until when a quorum's promises are certainly running.
     lease_until: Instant,
     /// When an attempt is given up.
     ends_at: Instant,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 enum Role {
     Follower,
     Candidate(Claim),
@@ -36,24 +37,24 @@ enum Role {
 }
 
 /// One robot's part in electing.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(super) struct Member {
     config: FailoverConfig,
     me: RobotId,
     incarnation: u32,
-    /// The place among the voters.
+    /// This robot's place among the voters.
     seat: Option<usize>,
     clock: Instant,
-    /// No promise before: those of an earlier start may still run.
+    /// No promise before this instant: those of an earlier start may still be running.
     wake_at: Instant,
     bond: Option<Bond>,
-    /// The newest epoch that this robot promised on being asked.
+    /// The newest epoch that this robot promised to on an ask.
     voted: Option<Epoch>,
-    /// The newest leadership that this robot has heard of. Nothing older is heeded.
+    /// The newest leadership that this robot has heard of. Everything older is ignored.
     fence: Option<Epoch>,
     /// When the leader of `fence` was last heard.
     heard_at: Instant,
-    /// The greatest round that others mentioned.
+    /// The greatest round that other robots mentioned.
     round_seen: u64,
     role: Role,
     ask_at: Instant,
@@ -88,7 +89,7 @@ impl Member {
         member
     }
 
-    /// The leadership that this robot follows or holds: the newest that it knows of.
+    /// The leadership that this robot follows or holds: the newest one it knows.
     pub fn epoch(&self) -> Option<Epoch> {
         self.fence
     }
@@ -118,10 +119,10 @@ impl Member {
         }
     }
 
-    /// Ends what has run out. To be called before anything else is done at `now`.
+    /// Ends everything that has expired. Call it before anything else is done at `now`.
     pub fn advance(&mut self, now: Instant) {
         if now < self.clock {
-            // No monotonic clock does that. What was promised and counted means nothing any more: as after a start.
+            // No monotonic clock does that. Promises given and counted are meaningless now: behave as after a start.
             self.drop_claim(now);
             self.bond = None;
             self.heard_at = now - self.config.lease;
@@ -175,7 +176,7 @@ impl Member {
     pub fn on_message(&mut self, from: RobotId, message: Message, now: Instant) {
         self.advance(now);
         match message {
-            // A robot speaks for itself alone: anything else is forged or garbled.
+            // A robot speaks only for itself: anything else is forged or garbled.
             Message::Beat { epoch, .. } | Message::Ask { epoch, .. } | Message::Resign { epoch }
                 if epoch.robot != from || from == self.me => {}
             Message::Beat { epoch, sent_at } => self.on_beat(epoch, sent_at, now),
@@ -188,7 +189,7 @@ impl Member {
         self.assert_invariants(now);
     }
 
-    /// Somebody knows of `epoch`. If it is newer than this robot's own, that one is of no use.
+    /// Another robot knows of `epoch`. If it is newer than this robot's own, that one is useless.
     pub fn on_newer(&mut self, epoch: Epoch, elected: bool, now: Instant) {
         self.round_seen = self.round_seen.max(epoch.round);
         match &self.role {
@@ -196,17 +197,17 @@ impl Member {
                 self.drop_claim(now);
                 self.ask_at = now;
             }
-            // The voters that promised already may do so again: it is the same robot that asks.
+            // The voters that already promised may do so again: the same robot asks.
             Role::Candidate(claim) if claim.epoch.round <= epoch.round && claim.epoch != epoch => self.ask(now),
             _ => {}
         }
     }
 
-    /// Leads no longer, and says so.
+    /// Stops leading, and announces it.
     pub fn resign(&mut self, now: Instant) {
         self.advance(now);
         self.drop_claim(now);
-        // The others are to take over, not this one.
+        // The other robots should take over, not this one.
         self.ask_at = now + self.config.lease + self.config.stagger * self.config.voters.len() as u64;
     }
 
@@ -214,7 +215,8 @@ impl Member {
         if let Some(fence) = self.fence.filter(|fence| epoch < *fence) {
             return self.deny(epoch.robot, fence);
         }
-        // It was elected, so whatever this robot is about is over, or nearly so. A promise that runs is kept all the same.
+        // The sender was elected, so whatever this robot attempts is over, or nearly so. A running promise is kept all
+        // the same.
         self.drop_claim(now);
         self.heard_at = now;
         self.failures = 0;
@@ -236,7 +238,7 @@ impl Member {
         if let Some(newest) = newest.filter(|n| epoch.round <= n.round && epoch != *n) {
             return self.deny(epoch.robot, newest);
         }
-        // Of two that ask at once the one nearer to the front goes on; all see that alike.
+        // If two ask at once, the one nearer to the front continues; all see that alike.
         if other < seat && matches!(self.role, Role::Candidate(_)) {
             self.drop_claim(now);
         }
@@ -253,7 +255,7 @@ impl Member {
         let (Role::Candidate(claim) | Role::Leader(claim)) = &mut self.role else {
             return;
         };
-        // Nothing that was sent can have been sent later than now.
+        // Nothing can have been sent later than now.
         if claim.epoch == epoch && echo <= now && from != self.me {
             let given = &mut claim.given[seat];
             *given = (*given).max(Some(echo));
@@ -262,7 +264,7 @@ impl Member {
     }
 
     fn on_resign(&mut self, epoch: Epoch, now: Instant) {
-        // An older resignation of the same robot says nothing about a promise that it got since.
+        // An older resignation of the same robot says nothing about a later promise.
         if self.bond.as_ref().is_some_and(|bond| bond.epoch == epoch) {
             self.bond = None;
             self.ask_later(now);
@@ -307,7 +309,7 @@ impl Member {
         self.count(now);
     }
 
-    /// Until when do promises of a quorum run? An attempt that has one at `now` becomes a leadership.
+    /// Until when the promises of a quorum run. An attempt that has a quorum at `now` becomes a leadership.
     fn count(&mut self, now: Instant) {
         let total: usize = (0..self.config.voters.len()).map(FailoverConfig::votes).sum();
         let counted = self.config.shortened(self.config.lease);
@@ -341,7 +343,7 @@ impl Member {
         }
     }
 
-    /// Counts on no promise any more. Whoever gave one is told, and this robot is free itself.
+    /// Stops counting on promises. The voters are told, and this robot is free itself.
     fn drop_claim(&mut self, now: Instant) {
         let epoch = match &self.role {
             Role::Follower => return,
@@ -360,7 +362,7 @@ impl Member {
         self.push(Action::Broadcast(Message::Resign { epoch }));
     }
 
-    /// Whether no promise to somebody else runs.
+    /// Whether no promise to another robot is running.
     fn is_free_for(&self, robot: RobotId, now: Instant) -> bool {
         let bound = |bond: &Bond| bond.epoch.robot != robot && now < bond.until;
         self.seat.is_some() && now >= self.wake_at && !self.bond.as_ref().is_some_and(bound)
@@ -384,7 +386,7 @@ impl Member {
         self.ask_later(self.wake_at);
     }
 
-    /// Asks at `start` if this robot is the next in order, else as much later as it stands behind.
+    /// Asks at `start` if this robot is next in the order, and later by its distance otherwise.
     fn ask_later(&mut self, start: Instant) {
         if let Some(seat) = self.seat {
             let rank = self.config.rank(seat, self.fence.map(|fence| fence.robot));
@@ -411,7 +413,7 @@ impl Member {
 
     fn assert_invariants(&self, now: Instant) {
         if let Role::Candidate(claim) | Role::Leader(claim) = &self.role {
-            // Who counts on promises has promised itself, and nobody else since.
+            // A robot that counts on promises has promised itself, and no other robot since.
             let own = self.bond.as_ref().is_some_and(|bond| bond.epoch == claim.epoch);
             assert!(own, "claims to lead while promised to another");
             assert!(

@@ -1,4 +1,4 @@
-//! Whole teams in virtual time, through what a seed or a list of deviations brings upon them.
+//! Whole teams in virtual time, under faults from a seed or from a list of deviations.
 
 use super::*;
 use crate::permits::PermitConfig;
@@ -7,18 +7,17 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 const MS: u64 = 1_000_000;
-/// How often the world may do harm to a robot.
+/// How often a robot may be harmed.
 const GRID: u64 = 100 * MS;
 
-/// Who decides what goes wrong.
+/// Decides what goes wrong.
 enum Fortune {
     Seed {
         random: u64,
         loss_percent: u64,
         delay_max: u64,
     },
-    /// All is well, but for the points of choice that are listed with what is chosen there. Counts all such points and
-    /// how many ways there were at each.
+    /// All is well, except at the listed choice points. Counts all choice points, and the number of options at each.
     Listed { listed: Vec<(usize, u8)>, ways: Vec<u8> },
 }
 
@@ -27,9 +26,9 @@ enum Harm {
     Kill(usize),
     Restart(usize),
     Freeze(usize, u64),
-    /// The robots whose bit is set hear only one another.
+    /// The robots in the bit mask hear only one another.
     Part(u8),
-    /// Robot by robot: the first does not hear the second.
+    /// The first robot does not hear the second.
     Deafen(usize, usize),
     Mend,
     Resign(usize),
@@ -48,7 +47,7 @@ struct Robot {
     incarnation: u32,
     alive: bool,
     frozen_until: u64,
-    /// Local time is `offset` and true time at this rate.
+    /// Local time is `offset` plus true time at this rate.
     offset: u64,
     rate_ppm: u64,
     alarm: Option<u64>,
@@ -64,12 +63,12 @@ struct World {
     sequence: u64,
     now: u64,
     fortune: Fortune,
-    /// When a robot began to lead, and when bulk began to be sent, newest last.
+    /// When a robot began to lead and when bulk began to flow, newest last.
     led: Vec<(u64, usize)>,
     started: Vec<u64>,
-    /// Robot 1 believes that permits last for next to nothing, so it hardly waits when it takes over.
+    /// Robot 1 assumes very short permits, so it hardly waits when it takes over.
     hasty: bool,
-    /// Whether ever more sent than the limit, which fails a test unless they are hasty.
+    /// Whether more robots than the limit ever sent, which fails a test unless it is hasty.
     over_limit: bool,
 }
 
@@ -98,7 +97,7 @@ impl Fortune {
         chosen
     }
 
-    /// The delays after which a message arrives, none if it is lost.
+    /// The delays with which copies of a message arrive; empty if it is lost.
     fn arrivals(&mut self) -> Vec<u64> {
         match *self {
             Fortune::Seed {
@@ -182,7 +181,7 @@ impl World {
     }
 
     fn carry(&mut self, from: usize, to: usize, message: Message) {
-        // A link that is down costs no choice.
+        // A link that is down offers no choice.
         if self.deaf[to][from] || !self.robots[to].alive {
             return;
         }
@@ -191,7 +190,7 @@ impl World {
         }
     }
 
-    /// Carries out what `robot` wants done and sets its alarm.
+    /// Carries out the actions of `robot` and sets its alarm.
     fn pump(&mut self, robot: usize) {
         while let Some(action) = self.robots[robot].it.poll() {
             match action {
@@ -213,7 +212,7 @@ impl World {
             return;
         };
         let wait = deadline.since(self.local(robot)).as_nanos();
-        // A slow clock comes to its time later; asked too early, nothing happens and it is asked again.
+        // A slow clock reaches its time later. If called too early, nothing happens and it is called again.
         let at = self.now + wait + wait / 1_000;
         if self.robots[robot].alarm != Some(at) {
             self.robots[robot].alarm = Some(at);
@@ -341,7 +340,7 @@ impl World {
         (0..self.robots.len()).find(|i| self.robots[*i].alive && self.robots[*i].it.is_leading(self.local(*i)))
     }
 
-    /// The trouble ends: all live, and hear one another well.
+    /// The faults end: all robots live and hear one another well.
     fn calm(&mut self) {
         self.fortune = Fortune::Seed {
             random: 88_172_645_463_325_252,
@@ -357,8 +356,8 @@ impl World {
         }
     }
 
-    /// After the trouble: one leads, the others follow it and bulk flows; its death costs no more than a second; back
-    /// again it follows.
+    /// After the faults, one robot leads, the others follow it, and bulk flows. The leader's death costs at most a
+    /// second, and after its return it follows.
     fn recovers(&mut self) {
         self.calm();
         self.run(&[], self.now + 3_000 * MS);
@@ -366,7 +365,7 @@ impl World {
         let epoch = self.robots[old].it.epoch();
         assert!(
             self.robots.iter().all(|robot| robot.it.epoch() == epoch),
-            "not all follow"
+            "not all robots follow"
         );
         assert!(
             self.started.last().is_some_and(|at| at + 1_000 * MS > self.now),
@@ -378,7 +377,11 @@ impl World {
         self.run(&[], died + 1_000 * MS);
         let n = self.robots.len();
         if n == 2 && old == 0 || n == 1 {
-            assert_eq!(self.leader(), None, "one of two cannot tell death from a lost link");
+            assert_eq!(
+                self.leader(),
+                None,
+                "one of two cannot distinguish death from a lost link"
+            );
             return;
         }
         let next = (1..n)
@@ -423,7 +426,7 @@ fn harm(robots: usize) -> impl Strategy<Value = (u64, Harm)> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
-    /// Whatever happens: never two that lead, never more that send than the limit. And afterwards all is well again.
+    /// At any time at most one robot leads, and no more robots send than the limit. Afterwards all is well again.
     #[test]
     fn one_leads_and_the_limit_holds_through_any_trouble(
         robots in 1..8usize,
@@ -455,7 +458,7 @@ impl Harm {
     }
 }
 
-/// The leader and a holder are cut off from the three others, at some time of the holder's slice.
+/// The leader and a holder are cut off from the three others, at some time within the holder's slice.
 fn cut_off_with_a_holder(hasty: bool) -> bool {
     (0..15).any(|step| {
         let fortune = Fortune::Listed {
@@ -475,13 +478,14 @@ fn cut_off_with_a_holder(hasty: bool) -> bool {
 fn who_takes_over_must_wait_for_the_permits_of_the_leader_before() {
     assert!(
         cut_off_with_a_holder(true),
-        "without waiting two send, so the check can fail"
+        "without the wait two robots send, so the check can fail"
     );
     assert!(!cut_off_with_a_holder(false));
 }
 
-/// Runs three robots through every list of at most `deviations` from the even course of things, each with another choice
-/// of loss, delay, doubling, death, restart, freeze or isolation at one point within `horizon`. Answers how many runs.
+/// Runs three robots through every list of at most `deviations` from a normal run. Each deviation makes a different
+/// choice of loss, delay, duplication, death, restart, freeze or isolation at one point within `horizon`. Returns the
+/// number of runs.
 fn all_deviations(deviations: usize, horizon: u64, limit: usize) -> usize {
     let mut runs = 0;
     let mut stack: Vec<Vec<(usize, u8)>> = vec![Vec::new()];

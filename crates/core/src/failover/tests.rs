@@ -1,4 +1,4 @@
-//! Single rules of the protocol, and what may be configured.
+//! Single rules of the protocol, and valid configurations.
 
 use super::*;
 use crate::permits::PermitConfig;
@@ -53,7 +53,7 @@ fn promises(it: &mut Coordinator) -> bool {
     actions(it).iter().any(promise)
 }
 
-/// A robot 0 of three that leads since 300 ms, by the promise of robot 1.
+/// Robot 0 of three, leading since 300 ms through the promise of robot 1.
 fn leader() -> Coordinator {
     let mut it = robot(0, 3);
     it.on_deadline(at(300));
@@ -114,7 +114,7 @@ fn a_leader_that_was_frozen_grants_nothing() {
         epoch: epoch(1, 0),
         message: request,
     };
-    // Its lease ends twice the drift before that which the voter counts.
+    // Its lease ends earlier than the voter's by twice the drift.
     assert!(!it.is_leading(Instant::from_nanos(599_500_000)));
     it.on_message(RobotId(1), request, at(900));
     let done = actions(&mut it);
@@ -136,7 +136,7 @@ fn promises_count_from_when_they_were_asked_for() {
     let mut it = leader();
     it.on_deadline(at(377));
     let epoch = epoch(1, 0);
-    // A late and a forged one.
+    // A late one and a forged one.
     it.on_message(RobotId(1), Message::Promise { epoch, echo: at(300) }, at(590));
     it.on_message(RobotId(2), Message::Promise { epoch, echo: at(9_000) }, at(590));
     it.on_message(RobotId(9), Message::Promise { epoch, echo: at(590) }, at(590));
@@ -218,7 +218,7 @@ fn an_attempt_deposes_nobody_and_strangers_are_not_heard() {
         at(310),
     );
     it.on_message(RobotId(1), ask(9, 1), at(311));
-    it.on_message(RobotId(2), beat(9, 1), at(312)); // Says that it is robot 1.
+    it.on_message(RobotId(2), beat(9, 1), at(312)); // Claims to be robot 1.
     assert!(it.is_leading(at(313)));
     assert!(!promises(&mut it));
 }
@@ -340,7 +340,8 @@ fn a_span_shortened_by_drift_outlasts_itself_on_no_clock() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
 
-    /// Any messages at any times: no panic, nobody leads without promises, and what is to be done is bounded.
+    /// Arbitrary messages at arbitrary times: no panic, no robot leads without promises, and the number of actions is
+    /// bounded.
     #[test]
     fn garbage_does_no_harm(
         events in prop::collection::vec((0..14u8, 0..5u16, 0..5u16, any::<u64>(), any::<u64>(), 0..2_000u64), 0..300),

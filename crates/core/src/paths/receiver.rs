@@ -1,6 +1,7 @@
 //! The receiver's half: what came over each path, and which copy of a message is delivered.
 
 use super::{ahead, Echo, PathError, PathId, Probe, Sequence, PATHS_MAX};
+use serde::{Deserialize, Serialize};
 
 /// How many messages back a copy is still told from a new one.
 const WINDOW: u32 = 1_024;
@@ -109,7 +110,7 @@ impl Deduplicator {
     }
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Heard {
     incarnation: u32,
     newest: u32,
@@ -118,7 +119,7 @@ struct Heard {
 }
 
 /// Knows what came over each path from one sender, and tells it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Listener {
     paths: Vec<Heard>,
 }

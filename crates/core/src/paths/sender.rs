@@ -2,12 +2,15 @@
 
 use super::{ahead, Duplicate, Echo, InterfaceId, PathConfig, PathError, PathId, Probe, PATHS_MAX};
 use crate::{Duration, Instant};
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
-/// Copies on one path whose fate is unknown; of more, the oldest count as lost.
+/// Copies on one path whose fate is unknown; of more, that of the oldest is never known.
 const OPEN_MAX: usize = 256;
 /// A number that was overtaken by so many is lost.
 const OVERTAKEN_MAX: i32 = 8;
+/// Numbers before the newest that an echo tells of.
+const ECHOED: i32 = u64::BITS as i32;
 /// How much one copy moves the failure rate, and one round trip its mean (as TCP does) and its deviation.
 const FAILURE_GAIN: f64 = 1.0 / 32.0;
 const MEAN_GAIN: f64 = 0.125;
@@ -35,7 +38,7 @@ pub enum Class {
 }
 
 /// One copy of a message: send it over `path` with `number` in its header.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Copy {
     /// Over which path.
     pub path: PathId,
@@ -44,7 +47,7 @@ pub struct Copy {
 }
 
 /// What a sender wants done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PathAction {
     /// Send this over its path, as control.
     Probe(Probe),
@@ -55,7 +58,7 @@ pub enum PathAction {
 }
 
 /// What is known of a path.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Health {
     /// Whether probes are answered.
     pub alive: bool,
@@ -65,14 +68,14 @@ pub struct Health {
     pub failures: f64,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Open {
     number: u32,
     sent_at: Instant,
     probe: bool,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct Path {
     interface: InterfaceId,
     number_next: u32,
@@ -90,7 +93,7 @@ struct Path {
 }
 
 /// Chooses paths to one peer.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Sender {
     config: PathConfig,
     incarnation: u32,
@@ -364,7 +367,6 @@ impl Path {
         self.number_next = number.wrapping_add(1);
         if self.open.len() >= OPEN_MAX {
             self.open.pop_front();
-            self.count(true);
         }
         self.open.push_back(Open {
             number,
@@ -393,21 +395,23 @@ impl Path {
         ));
     }
 
-    /// Counts what the peer says came, and what was overtaken by too many.
+    /// Counts what the peer says came, and what was overtaken by too many. What lies too far back for the echo to tell of
+    /// is not judged: those that it tells of are a fair sample, and to probe more often costs air.
     fn settle(&mut self, echo: Echo) {
         let (mut came, mut lost) = (0u32, 0u32);
         self.open.retain(|open| {
             let behind = ahead(echo.newest, open.number);
             let seen = match behind {
                 0 => true,
-                1..=64 => echo.seen >> (behind - 1) & 1 == 1,
+                1..=ECHOED => echo.seen >> (behind - 1) & 1 == 1,
                 _ => false,
             };
-            let overtaken = !seen && behind > OVERTAKEN_MAX;
+            let untold = behind > ECHOED;
+            let overtaken = !seen && !untold && behind > OVERTAKEN_MAX;
             // A probe counts by its own answer, which tells more.
             came += u32::from(seen && !open.probe);
             lost += u32::from(overtaken && !open.probe);
-            open.probe || !(seen || overtaken)
+            open.probe || !(seen || overtaken || untold)
         });
         (0..came).for_each(|_| self.count(false));
         (0..lost).for_each(|_| self.count(true));

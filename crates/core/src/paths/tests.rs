@@ -61,6 +61,7 @@ struct Pair {
     deduplicator: Deduplicator,
     next: Sequence,
     now: u64,
+    period: u64,
     random: u64,
     /// One-way delay and loss in percent, by path.
     paths: Vec<(u64, u64)>,
@@ -93,6 +94,7 @@ impl Pair {
             deduplicator: Deduplicator::new(Delivery::Every),
             next: Sequence::first(1),
             now: 0,
+            period: 30 * MS,
             random: 88_172_645_463_325_252,
             paths: paths.to_vec(),
             events: BinaryHeap::new(),
@@ -122,7 +124,7 @@ impl Pair {
         }
     }
 
-    /// Control every 30 ms, for so long.
+    /// Control every period, for so long.
     fn run(&mut self, span_ms: u64) {
         let end = self.now + span_ms * MS;
         let mut send_at = self.now;
@@ -136,7 +138,7 @@ impl Pair {
                 let mail = self.mail[self.events.pop().unwrap().0 .1 as usize];
                 self.arrive(mail, now);
             } else if next == send_at {
-                send_at += 30 * MS;
+                send_at += self.period;
                 let copies = self.sender.assign(Class::Control, now);
                 self.copies.push(copies.len());
                 self.firsts.push(copies[0].path);
@@ -225,6 +227,25 @@ fn adaptive_duplicates_while_the_first_path_loses_and_no_longer() {
     pair.paths = vec![(2, 0), (4, 0)];
     pair.run(20_000);
     assert_eq!(pair.duplicated(100), 0.0);
+}
+
+/// An echo tells of 64 numbers, and probes are 100 ms apart.
+#[test]
+fn losses_are_known_at_any_rate() {
+    // Losses in either direction raise the estimate, as unanswered probes count.
+    for (loss, least, most) in [(0, 0.0, 0.01), (20, 0.17, 0.5)] {
+        for per_second in [30, 700, 1_000, 3_000] {
+            let mut pair = Pair::new(Duplicate::Never, &[(2, loss)]);
+            pair.period = 1_000 * MS / per_second;
+            let mut found = Vec::new();
+            for _ in 0..100 {
+                pair.run(100);
+                found.push(pair.health(0).failures);
+            }
+            let mean = found[50..].iter().sum::<f64>() / 50.0;
+            assert!((least..=most).contains(&mean), "{mean}, and {loss} % at {per_second}/s");
+        }
+    }
 }
 
 #[test]

@@ -1,11 +1,12 @@
-//! `schedule()` of Algorithm 1: the queue Q, the set S, and who is granted next. Runs on the leader.
+//! `schedule()` of algorithm 1: the queue Q, the set S, and the choice of the next grant. Runs on the leader.
 
 use super::{Message, PermitConfig, RequestId, Token};
 use crate::{Duration, Instant, RobotId};
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 /// A message that the controller wants sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ControllerAction {
     /// Send `message` to robot `to`.
     Send {
@@ -16,7 +17,7 @@ pub enum ControllerAction {
     },
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Holder {
     robot: RobotId,
     request: RequestId,
@@ -25,7 +26,7 @@ struct Holder {
     heard_at: Instant,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Waiting {
     robot: RobotId,
     request: RequestId,
@@ -34,13 +35,13 @@ struct Waiting {
 }
 
 /// Hands out permits; runs on the leader.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Controller {
     config: PermitConfig,
     token_next: u64,
-    /// No grant before this instant: holders that an earlier incarnation knew may still transmit.
+    /// No grant before this instant: holders known to an earlier incarnation may still transmit.
     quiet_until: Instant,
-    /// The newest time we were told, to notice a clock that steps back.
+    /// The latest time passed in, to detect a clock that steps back.
     clock: Instant,
     holders: Vec<Holder>,
     queue: VecDeque<Waiting>,
@@ -48,7 +49,7 @@ pub struct Controller {
 }
 
 impl Controller {
-    /// A controller for a team that starts with it: nobody can hold a permit yet.
+    /// A controller for a team that starts together with it: no robot can hold a permit yet.
     ///
     /// `incarnation` must differ from that of every earlier controller of this team (a boot counter, say).
     pub fn new(config: PermitConfig, incarnation: u32) -> Self {
@@ -63,7 +64,7 @@ impl Controller {
         }
     }
 
-    /// A controller that takes over from one that may have granted permits: it grants none for one lease.
+    /// A controller that replaces one that may have granted permits. It grants none for one lease.
     pub fn recovering(config: PermitConfig, incarnation: u32, now: Instant) -> Self {
         let quiet_until = now + config.lease;
         Controller {
@@ -73,12 +74,12 @@ impl Controller {
         }
     }
 
-    /// A message came in from robot `from`. Messages that only a controller sends are ignored.
+    /// Handles a message from robot `from`. Ignores messages that only a controller sends.
     pub fn on_message(&mut self, from: RobotId, message: Message, now: Instant) {
         self.follow_clock(now);
         self.expire(now);
         match message {
-            // A robot asks for itself alone: anything else is forged or garbled.
+            // A robot may ask only for itself: anything else is forged or garbled.
             Message::Request {
                 robot,
                 request,
@@ -94,8 +95,8 @@ impl Controller {
         self.assert_invariants();
     }
 
-    /// `robot` had surely stopped at some time after `since`, so what it held or waited for then is free at once. What
-    /// was heard of it later is of a new start.
+    /// `robot` had certainly stopped at some time after `since`, so any permit or place that it had then is free at
+    /// once. Anything heard from it later belongs to a new start.
     pub fn on_gone(&mut self, robot: RobotId, since: Instant, now: Instant) {
         self.follow_clock(now);
         self.holders.retain(|h| h.robot != robot || h.heard_at > since);
@@ -103,7 +104,7 @@ impl Controller {
         self.on_deadline(now);
     }
 
-    /// The time asked for by [`Controller::next_deadline`] has come. Harmless at any other time.
+    /// The time returned by [`Controller::next_deadline`] has come. Harmless at any other time.
     pub fn on_deadline(&mut self, now: Instant) {
         self.follow_clock(now);
         self.expire(now);
@@ -123,12 +124,12 @@ impl Controller {
         self.outbox.pop_front()
     }
 
-    /// The robots that hold a permit, in the order of their grants.
+    /// The robots that hold a permit, in order of their grants.
     pub fn holders(&self) -> impl Iterator<Item = RobotId> + '_ {
         self.holders.iter().map(|h| h.robot)
     }
 
-    /// The robots that wait, the next one first.
+    /// The waiting robots, in order of the queue.
     pub fn queue(&self) -> impl Iterator<Item = RobotId> + '_ {
         self.queue.iter().map(|w| w.robot)
     }
@@ -143,12 +144,12 @@ impl Controller {
                 self.holders[at].heard_at = now;
                 return self.answer(at, sent_at, now);
             }
-            // A robot has one request at a time, so a newer one says that the release was lost.
+            // A robot has one request at a time, so a newer one means that the release was lost.
             self.holders.remove(at);
         }
         if let Some(waiting) = self.queue.iter_mut().find(|w| w.robot == robot) {
             if request >= waiting.request {
-                // The echo may go back: after a step of the robot's clock only the newest copy means anything.
+                // The echo may go back: after a step of the robot's clock, only the newest copy is meaningful.
                 *waiting = Waiting {
                     robot,
                     request,
@@ -162,7 +163,7 @@ impl Controller {
             let lease = self.config.lease;
             self.queue.retain(|w| now < w.heard_at + lease);
         }
-        // A full queue is no reason to refuse while a place in S is free and nobody waits for it.
+        // Even with a full queue, do not refuse while a place in S is free and no robot waits for it.
         let direct = self.queue.is_empty() && self.may_grant(now);
         if direct || self.queue.len() < usize::from(self.config.queue_max) {
             self.queue.push_back(Waiting {
@@ -184,7 +185,7 @@ impl Controller {
         }
     }
 
-    /// Sends a holder its grant again, with what is left of the slice.
+    /// Repeats a holder's grant, with what is left of the slice.
     fn answer(&mut self, at: usize, echo: Instant, now: Instant) {
         let holder = &self.holders[at];
         let slice = (holder.granted_at + self.config.slice).since(now);
@@ -208,7 +209,7 @@ impl Controller {
         while self.may_grant(now) {
             let Some(next) = self.queue.pop_front() else { return };
             if now >= next.heard_at + self.config.lease {
-                continue; // Waiting robots repeat their request: this one has died or lost interest.
+                continue; // Waiting robots repeat their requests, so this one has died or no longer wants a permit.
             }
             let token = Token(self.token_next);
             self.token_next = self.token_next.wrapping_add(1);
@@ -247,7 +248,7 @@ impl Controller {
         }
     }
 
-    /// A clock that steps back would make old deadlines last; they move along with it.
+    /// A clock that steps back would prolong old deadlines; they are moved along with it.
     fn follow_clock(&mut self, now: Instant) {
         let back = self.clock.since(now);
         self.clock = now;
@@ -265,7 +266,7 @@ impl Controller {
     }
 
     fn send(&mut self, to: RobotId, message: Message) {
-        // A caller that does not poll loses the oldest message, as the air might have.
+        // If the caller does not poll, the oldest message is dropped, as the air might have dropped it.
         let outbox_max = 16 + 2 * (usize::from(self.config.limit) + usize::from(self.config.queue_max));
         if self.outbox.len() >= outbox_max {
             self.outbox.pop_front();

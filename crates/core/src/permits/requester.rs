@@ -1,16 +1,17 @@
-//! `send()` of Algorithm 1: asks, transmits for a slice, gives back, asks again. Runs on every robot.
+//! `send()` of algorithm 1: requests, transmits for a slice, releases, requests again. Runs on every robot.
 
 use super::{Message, PermitConfig, RequestId, Token, INTERVAL_MIN};
 use crate::{Duration, Instant, RobotId};
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
-/// The longest wait after a refusal that a robot accepts from the controller.
+/// The longest wait after a refusal that a robot accepts.
 const REFUSAL_WAIT_MAX: Duration = Duration::from_secs(10);
-/// A refused robot doubles its wait at most this many times.
+/// How many times a refused robot doubles its wait.
 const REFUSAL_DOUBLINGS_MAX: u32 = 3;
 
 /// What a requester wants done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum RequesterAction {
     /// Send this to the controller.
     Send(Message),
@@ -20,7 +21,7 @@ pub enum RequesterAction {
     Stopped,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 enum State {
     Idle,
     Waiting {
@@ -31,22 +32,23 @@ enum State {
     Holding(Permit),
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Permit {
     request: RequestId,
     token: Token,
     /// The end of the slice.
     stop_at: Instant,
-    /// Until when the controller surely counts us as a holder.
+    /// Until when the controller certainly counts this robot as a holder.
     lease_until: Instant,
     renew_at: Instant,
-    /// A grant that travelled for too long starts nothing; we wait until here for a fresher one.
+    /// A grant that travelled too long starts nothing; until this instant the requester waits for a fresher
+    /// one.
     patience_until: Instant,
     started: bool,
 }
 
 /// Asks for permits and keeps to them; runs on every robot.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Requester {
     robot: RobotId,
     config: PermitConfig,
@@ -57,7 +59,7 @@ pub struct Requester {
 }
 
 impl Requester {
-    /// The outbox holds at most this many actions; older ones are lost as the air might lose them.
+    /// The maximum number of actions in the outbox; older ones are dropped, as the air might drop them.
     const OUTBOX_MAX: usize = 32;
 
     /// A requester of `robot`. `incarnation` must be greater than at any earlier start of this robot.
@@ -72,7 +74,7 @@ impl Requester {
         }
     }
 
-    /// Bulk waits to be sent. Repeating it changes nothing.
+    /// Bulk is waiting. Repeated calls have no effect.
     pub fn want(&mut self, now: Instant) {
         self.follow_clock(now);
         if matches!(self.state, State::Idle) {
@@ -80,15 +82,16 @@ impl Requester {
         }
     }
 
-    /// No bulk is left: what remains of the slice goes back, a waiting request is forgotten.
+    /// No bulk is left. Returns the rest of the slice, and abandons a pending request.
     pub fn done(&mut self, now: Instant) {
         self.follow_clock(now);
         self.give_back();
-        // A robot that waits stays silent, which takes it off the queue; a grant that still comes is returned.
+        // A robot that waits stays silent, which removes it from the queue; a grant that still arrives is
+        // returned.
         self.state = State::Idle;
     }
 
-    /// A message of the controller came in. Messages that only a robot sends are ignored.
+    /// Handles a message from the controller. Ignores messages that only a robot sends.
     pub fn on_message(&mut self, message: Message, now: Instant) {
         self.follow_clock(now);
         match message {
@@ -119,7 +122,7 @@ impl Requester {
         }
     }
 
-    /// The time asked for by [`Requester::next_deadline`] has come. Harmless at any other time.
+    /// The time returned by [`Requester::next_deadline`] has come. Harmless at any other time.
     pub fn on_deadline(&mut self, now: Instant) {
         self.follow_clock(now);
         match &mut self.state {
@@ -169,12 +172,12 @@ impl Requester {
         }
     }
 
-    /// The next thing to do, until `None`.
+    /// The next action, until `None`.
     pub fn poll(&mut self) -> Option<RequesterAction> {
         self.outbox.pop_front()
     }
 
-    /// Whether bulk may be transmitted at `now`. Right also where a frozen robot has missed its deadline.
+    /// Whether bulk may be transmitted at `now`. Correct even if a frozen robot has missed its deadline.
     pub fn may_send(&self, now: Instant) -> bool {
         match &self.state {
             State::Holding(permit) => now < permit.stop_at && now < permit.lease_until,
@@ -182,7 +185,7 @@ impl Requester {
         }
     }
 
-    /// Whether a request is out or a permit held.
+    /// Whether a request is pending or a permit held.
     pub fn is_active(&self) -> bool {
         !matches!(self.state, State::Idle)
     }
@@ -214,7 +217,7 @@ impl Requester {
 
     fn on_grant(&mut self, request: RequestId, token: Token, slice: Duration, echo: Instant, now: Instant) {
         if echo > now {
-            return; // Our clock has stepped back since; the next copy of what we send is answered afresh.
+            return; // Our clock has stepped back since; the next retransmission gets a fresh answer.
         }
         let slice = slice.min(self.config.slice);
         let stop_at = (now + slice).min(echo + slice + self.config.grace);
@@ -225,7 +228,7 @@ impl Requester {
                 permit.lease_until = permit.lease_until.max(lease_until);
             }
             State::Holding(permit) if permit.request == request && permit.token < token => {
-                // The controller had given us up and then met a late copy of our request.
+                // The controller had dropped this robot and then received a late copy of its request.
                 *permit = Permit {
                     token,
                     stop_at,
@@ -247,7 +250,7 @@ impl Requester {
                     patience_until,
                     started,
                 });
-                // Tells the controller that its grant arrived, and brings an answer with a fresh echo.
+                // Confirms that the grant arrived, and prompts an answer with a fresh echo.
                 self.push(RequesterAction::Send(Message::Renew { token, sent_at: now }));
             }
             _ => return self.push(RequesterAction::Send(Message::Release { token })),

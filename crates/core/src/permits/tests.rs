@@ -1,4 +1,4 @@
-//! Both ends driven in virtual time over an air that loses, doubles, delays and reorders.
+//! Both ends driven in virtual time over a network that loses, duplicates, delays and reorders.
 
 use super::*;
 use proptest::prelude::*;
@@ -80,7 +80,7 @@ fn a_release_frees_only_the_grant_that_it_names() {
     request(&mut c, 2, 1, at(10));
     let second = token_of(&sent(&mut c));
     request(&mut c, 1, 2, at(11));
-    // The first release again, a guess of the robot that waits, and one of a stranger: none opens a place.
+    // The first release again, a guess of the waiting robot, and one of a stranger: none frees a place.
     c.on_message(RobotId(1), Message::Release { token: first }, at(12));
     c.on_message(RobotId(1), Message::Release { token: second }, at(13));
     c.on_message(RobotId(9), Message::Release { token: second }, at(14));
@@ -216,7 +216,7 @@ fn a_grant_that_travelled_too_long_starts_nothing_until_a_fresh_one_comes() {
     assert!(r.may_send(at(901)));
     let actions: Vec<_> = std::iter::from_fn(|| r.poll()).collect();
     assert_eq!(actions.iter().filter(|a| **a == RequesterAction::Started).count(), 1);
-    // Unanswered renewals: it stops with the lease, not with the slice.
+    // Unanswered renewals: it stops at the end of the lease, not of the slice.
     assert!(!r.may_send(at(1_100)));
 }
 
@@ -234,7 +234,7 @@ fn a_clock_that_steps_back_neither_blocks_the_place_nor_the_robot() {
     assert!(r.next_deadline().unwrap() <= at(50));
 }
 
-// ---- the whole team over a bad air ----
+// ---- the whole team over a bad network ----
 
 #[derive(Clone, Debug)]
 struct Fault {
@@ -329,7 +329,7 @@ impl Team {
         self.events.push(Reverse((when.max(self.now), self.sequence, event)));
     }
 
-    /// Loses, delays (and so reorders) and doubles.
+    /// Loses, delays (and thus reorders) and duplicates.
     fn carry(&mut self, message: Message, event: impl Fn(u64) -> Event) {
         let copies = 1 + u64::from(self.dice(100) < self.loss_percent / 2);
         for _ in 0..copies {
@@ -494,8 +494,8 @@ fn fault(robots: usize) -> impl Strategy<Value = Fault> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// Whatever happens: never more than LIMIT in the book, nor on the air. And when the trouble is over,
-    /// every robot that wants gets its turn within a bound, so no permit is lost and nobody starves.
+    /// At any time, at most LIMIT robots are holders or on the air. Once the faults end, every robot that wants to send
+    /// gets its turn within a bound, so no permit is lost and no robot starves.
     #[test]
     fn limit_holds_under_faults_and_everybody_is_served_afterwards(
         faults in prop::collection::vec(fault(5), 0..60),
@@ -507,7 +507,7 @@ proptest! {
         let config = PermitConfig { limit, ..config() };
         let mut team = Team::new(5, config, seed, loss, delay);
         team.run(&faults, 6_000);
-        // The trouble ends: all robots live, want, and are heard well.
+        // The faults end: all robots live, want to send, and are heard well.
         team.loss_percent = 0;
         team.delay_max_ms = 5;
         let calm: Vec<Fault> = (0..5)
@@ -526,7 +526,7 @@ proptest! {
         team.alarm = None;
         team.events.clear();
         team.run(&calm, 20_000);
-        // Five turns of a slice, and one lease for what the faults left behind.
+        // Five turns of a slice, and one lease to recover from the faults.
         let bound = (5 * 520 + 200 + 600) * MS;
         for (i, robot) in team.robots.iter().enumerate() {
             let waiting = if robot.requester.may_send(Instant::from_nanos(team.now)) { 0 } else { team.now - robot.asked_at };
@@ -535,7 +535,7 @@ proptest! {
         prop_assert_eq!(team.controller.holders().count(), usize::from(limit).min(5));
     }
 
-    /// Any bytes at all: no panic, and the bounds hold.
+    /// Arbitrary messages: no panic, and the bounds hold.
     #[test]
     fn garbage_does_no_harm(
         messages in prop::collection::vec((0..5u8, any::<u16>(), any::<u64>(), any::<u64>(), any::<u64>()), 0..200),

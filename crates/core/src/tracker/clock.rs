@@ -1,16 +1,16 @@
-//! What another clock shows, from exchanges of messages (as in NTP, RFC 5905, sections 8 and 10).
+//! The offset of another clock, from message exchanges (as in NTP, RFC 5905, sections 8 and 10).
 
 use super::Answer;
+use crate::clock::drift_between;
 use crate::{Duration, Instant};
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
-/// Exchanges that are remembered.
+/// Number of exchanges to remember.
 const KEPT: usize = 8;
-/// How fast an estimate grows old: the most that two clocks drift apart, one part in so many.
-const DRIFT_PART: u64 = 5_000;
 
 /// The other clock minus this one. Added to a time here it gives the time there.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ClockOffset {
     nanos: i64,
 }
@@ -21,18 +21,18 @@ impl ClockOffset {
         difference.clamp(i64::MIN.into(), i64::MAX.into()) as i64
     }
 
-    /// Nanoseconds that the other clock is ahead, negative where it is behind.
+    /// Nanoseconds by which the other clock is ahead; negative if it is behind.
     pub fn as_nanos(self) -> i64 {
         self.nanos
     }
 
-    /// The time there when it is `here` on this clock.
+    /// The time on the other clock when this clock shows `here`.
     pub fn there(self, here: Instant) -> Instant {
         Instant::from_nanos(here.as_nanos().saturating_add_signed(self.nanos))
     }
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Exchange {
     offset: ClockOffset,
     way: Duration,
@@ -42,18 +42,19 @@ struct Exchange {
 impl Exchange {
     fn error(&self, now: Instant) -> Duration {
         // The two ways may differ by all of their sum.
-        self.way / 2 + now.since(self.at) / DRIFT_PART
+        self.way / 2 + drift_between(now.since(self.at))
     }
 }
 
 /// Estimates another clock.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct OffsetEstimate {
     exchanges: VecDeque<Exchange>,
 }
 
 impl OffsetEstimate {
-    /// An answer came in at `now`. One that answers what has not been sent yet, or took less than no time, is dropped.
+    /// Handles an answer that arrived at `now`. Drops an answer to a message not yet sent, or with a negative round
+    /// trip.
     pub fn on_answer(&mut self, answer: Answer, now: Instant) {
         let Answer {
             echo,
@@ -74,7 +75,7 @@ impl OffsetEstimate {
         });
     }
 
-    /// The offset, and by how much it may be off: from the exchange that tells it best. `None` before the first.
+    /// The offset and its error bound, from the exchange with the smallest bound. `None` before the first exchange.
     pub fn offset(&self, now: Instant) -> Option<(ClockOffset, Duration)> {
         let best = self.exchanges.iter().min_by_key(|exchange| exchange.error(now))?;
         Some((best.offset, best.error(now)))

@@ -1,39 +1,40 @@
-//! A robot's side: connects, stays connected, and stamps its states.
+//! The robot's side: connects, stays connected, and stamps its states.
 
 use super::{Message, OffsetEstimate, TopicId, TrackerConfig};
 use crate::paths::Sequence;
 use crate::{Duration, Instant};
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
-/// The shortest interval at which anything is sent again, whatever the configuration says.
+/// The shortest interval between retransmissions, whatever the configuration says.
 const INTERVAL_MIN: Duration = Duration::from_millis(1);
-/// A refused robot asks again after so many intervals.
+/// A refused robot asks again after this many intervals.
 const REFUSED_INTERVALS: u64 = 8;
 
 /// What goes with a state.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct StateHeader {
-    /// Which state of which start of the robot.
+    /// The sequence number of the state, including the robot's start.
     pub sequence: Sequence,
-    /// T1 on the tracker's clock as the robot reckons it; `None` before it has compared clocks.
+    /// T1 on the tracker's clock, as estimated by the robot; `None` before it has compared clocks.
     pub created_at: Option<Instant>,
-    /// By how much `created_at` may be off.
+    /// The error bound of `created_at`.
     pub error: Duration,
 }
 
 /// What a reporter wants done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ReporterAction {
     /// Send this to the tracker.
     Send(Message),
-    /// From now on states are taken, to be published on this topic.
+    /// From now on states are accepted, to be published on this topic.
     Connected(TopicId),
-    /// From now on no state is taken.
+    /// From now on no state is accepted.
     Disconnected,
 }
 
 /// Reports a robot's states to the tracker.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Reporter {
     config: TrackerConfig,
     next: Sequence,
@@ -41,7 +42,7 @@ pub struct Reporter {
     clocks: OffsetEstimate,
     heard_at: Instant,
     send_at: Instant,
-    /// The newest time we were told, to notice a clock that steps back.
+    /// The latest time passed in, to detect a clock that steps back.
     clock: Instant,
     outbox: VecDeque<ReporterAction>,
 }
@@ -63,8 +64,8 @@ impl Reporter {
         }
     }
 
-    /// A state was made now (T1): what goes with it, and on which topic. `None` while not connected; then it is dropped, as
-    /// a newer one will follow.
+    /// A state was created now (T1). Returns its header and topic. Returns `None` while not connected; that state is
+    /// dropped, because a newer one will follow.
     pub fn on_state(&mut self, now: Instant) -> Option<(TopicId, StateHeader)> {
         self.follow_clock(now);
         let topic = self.topic?;
@@ -79,7 +80,7 @@ impl Reporter {
         Some((topic, header))
     }
 
-    /// A message of the tracker came in. Those for an earlier start, and those that only robots send, are ignored.
+    /// Handles a message from the tracker. Ignores messages for an earlier start, and messages that only robots send.
     pub fn on_message(&mut self, message: Message, now: Instant) {
         self.follow_clock(now);
         match message {
@@ -110,14 +111,14 @@ impl Reporter {
         }
     }
 
-    /// The tracker is another one now, with another clock.
+    /// The tracker has been replaced by another one, with another clock.
     pub fn on_new_tracker(&mut self, now: Instant) {
         self.follow_clock(now);
         self.clocks = OffsetEstimate::default();
         self.connect_again(now);
     }
 
-    /// The robot leaves. Send what follows; a reporter that is driven on connects again.
+    /// The robot leaves. Send what [`Reporter::poll`] returns; a reporter that is driven further connects again.
     pub fn leave(&mut self, now: Instant) {
         self.follow_clock(now);
         let incarnation = self.next.incarnation;
@@ -126,7 +127,7 @@ impl Reporter {
         self.push(ReporterAction::Send(Message::Leave { incarnation }));
     }
 
-    /// The time asked for by [`Reporter::next_deadline`] has come. Harmless at any other time.
+    /// The time returned by [`Reporter::next_deadline`] has come. Harmless at any other time.
     pub fn on_deadline(&mut self, now: Instant) {
         self.follow_clock(now);
         if self.topic.is_some() && now >= self.heard_at + self.config.silence {
@@ -149,12 +150,12 @@ impl Reporter {
         silence.into_iter().chain([self.send_at]).min()
     }
 
-    /// The next thing to do, until `None`.
+    /// The next action, until `None`.
     pub fn poll(&mut self) -> Option<ReporterAction> {
         self.outbox.pop_front()
     }
 
-    /// What is known of the tracker's clock.
+    /// The estimate of the tracker's clock.
     pub fn clocks(&self) -> &OffsetEstimate {
         &self.clocks
     }
@@ -170,7 +171,7 @@ impl Reporter {
         }
     }
 
-    /// After a step back old deadlines would last and old exchanges mislead.
+    /// After a step back, old deadlines would be too late and old exchanges misleading.
     fn follow_clock(&mut self, now: Instant) {
         let back = self.clock.since(now);
         self.clock = now;

@@ -1,4 +1,4 @@
-//! The tracker's side: who is connected, and the newest state of each.
+//! The tracker's side: which robots are connected, and the newest state of each.
 
 use super::{reply, Answer, Message, Stamps, StateHeader, TopicId, Topics, TrackerConfig, Updates};
 use crate::paths::{Deduplicator, Delivery, Verdict};
@@ -11,9 +11,9 @@ const PERIOD_MIN: Duration = Duration::from_micros(100);
 /// What a tracker wants done, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TrackerAction {
-    /// Listen to this topic from now on. Done before the acknowledgement that follows is sent.
+    /// Subscribe to this topic. Must happen before the acknowledgement that follows is sent.
     Open(TopicId),
-    /// Nobody publishes there any more.
+    /// No robot publishes on this topic any more.
     Close(TopicId),
     /// Send this to one robot.
     Send {
@@ -33,13 +33,13 @@ pub enum TrackerAction {
 /// One robot's line on a list.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Entry<'a, T> {
-    /// Whose state.
+    /// The robot.
     pub robot: RobotId,
-    /// The newest.
+    /// Its newest state.
     pub state: &'a T,
     /// T1 to T3.
     pub stamps: Stamps,
-    /// Whether it came since the last list.
+    /// Whether it arrived since the last list.
     pub fresh: bool,
 }
 
@@ -57,7 +57,7 @@ struct Member<T> {
     heard_at: Instant,
     order: Deduplicator,
     newest: Option<Newest<T>>,
-    /// Whether a state came since the last list, and whether the robot was on that one already.
+    /// Whether a state arrived since the last list, and whether the robot was on that list.
     fresh: bool,
     listed: bool,
     updates: Updates,
@@ -75,7 +75,7 @@ pub struct Tracker<T> {
 }
 
 impl<T> Tracker<T> {
-    /// A tracker that knows nobody; its first list is due one period from now.
+    /// A tracker without robots; its first list is due one period from now.
     pub fn new(config: TrackerConfig, now: Instant) -> Self {
         let list_at = now + config.period.max(PERIOD_MIN);
         Tracker {
@@ -88,7 +88,7 @@ impl<T> Tracker<T> {
         }
     }
 
-    /// A message of robot `from` came in. Messages that only a tracker sends are ignored.
+    /// Handles a message of robot `from`. Ignores messages that only a tracker sends.
     pub fn on_message(&mut self, from: RobotId, message: Message, now: Instant) {
         self.follow_clock(now);
         match message {
@@ -111,15 +111,15 @@ impl<T> Tracker<T> {
         self.assert_invariants();
     }
 
-    /// A robot's process has ended, as is known otherwise than by its silence.
+    /// A robot's process has ended, as is known by other means than silence.
     pub fn on_gone(&mut self, robot: RobotId, now: Instant) {
         self.follow_clock(now);
         self.remove(robot);
         self.assert_invariants();
     }
 
-    /// A state of robot `from` was received on `topic` (T2). Only the newest is kept. One from a robot that is not
-    /// connected, or on another topic than its own, is dropped, and the robot told to connect.
+    /// Records a state of robot `from` received on `topic` (T2). Only the newest is kept. A state from an unconnected
+    /// robot, or on another topic than its own, is dropped, and the robot is told to connect.
     pub fn on_state(&mut self, from: RobotId, topic: TopicId, header: StateHeader, state: T, now: Instant) {
         self.follow_clock(now);
         let incarnation = header.sequence.incarnation;
@@ -141,14 +141,14 @@ impl<T> Tracker<T> {
         }
     }
 
-    /// Makes a list (T3): the newest state of each connected robot that has one, in the order of their ids, and counts
-    /// misses. Called once a period, on [`TrackerAction::List`]; at most one period counts however late it is called.
+    /// Makes a list (T3): the newest state of each connected robot that has one, ordered by id. Also counts misses.
+    /// Call it once per period, on [`TrackerAction::List`]; a late call counts at most one period.
     pub fn gather(&mut self, now: Instant) -> Vec<Entry<'_, T>> {
         self.follow_clock(now);
         let mut list = Vec::with_capacity(self.members.len());
         for (robot, member) in &mut self.members {
             let fresh = std::mem::take(&mut member.fresh);
-            // A robot that has just joined owes nothing yet.
+            // A robot that has just joined has missed nothing yet.
             if std::mem::replace(&mut member.listed, true) {
                 member.updates.due += 1;
                 member.updates.missed += u64::from(!fresh);
@@ -170,7 +170,7 @@ impl<T> Tracker<T> {
         list
     }
 
-    /// The time asked for by [`Tracker::next_deadline`] has come. Harmless at any other time.
+    /// The time returned by [`Tracker::next_deadline`] has come. Harmless at any other time.
     pub fn on_deadline(&mut self, now: Instant) {
         self.follow_clock(now);
         let silent = |member: &Member<T>| now >= member.heard_at + self.config.silence;
@@ -182,7 +182,7 @@ impl<T> Tracker<T> {
             .collect();
         gone.into_iter().for_each(|robot| self.remove(robot));
         if now >= self.list_at {
-            // Lists keep their phase; what was slept through is not made up for.
+            // Lists keep their phase; missed ones are not caught up.
             let period = self.config.period.max(PERIOD_MIN);
             let periods = now.since(self.list_at).as_nanos() / period.as_nanos() + 1;
             self.list_at += period * periods;
@@ -200,12 +200,12 @@ impl<T> Tracker<T> {
         silences.chain([self.list_at]).min()
     }
 
-    /// The next thing to do, until `None`.
+    /// The next action, until `None`.
     pub fn poll(&mut self) -> Option<TrackerAction> {
         self.outbox.pop_front()
     }
 
-    /// The robots that are connected, and how well their states come in.
+    /// The connected robots and their update statistics.
     pub fn robots(&self) -> impl Iterator<Item = (RobotId, Updates)> + '_ {
         self.members.iter().map(|(robot, member)| (*robot, member.updates))
     }
@@ -213,7 +213,7 @@ impl<T> Tracker<T> {
     fn on_connect(&mut self, from: RobotId, incarnation: u32, sent_at: Instant, now: Instant) {
         let known = self.members.get(&from);
         if known.is_some_and(|member| incarnation < member.incarnation) {
-            return; // A late copy from before its restart.
+            return; // A late message from before its restart.
         }
         let again = known.is_some_and(|member| member.incarnation == incarnation);
         let topic = match known {
@@ -263,7 +263,7 @@ impl<T> Tracker<T> {
     fn free_topic(&self) -> TopicId {
         match self.config.topics {
             Topics::ManyToOne => TopicId(0),
-            // There are fewer robots than topics, so one is free.
+            // There are more topics than robots, so one is free.
             Topics::OneToOne => (1..)
                 .map(TopicId)
                 .find(|topic| !self.open.contains(topic))
@@ -282,7 +282,7 @@ impl<T> Tracker<T> {
         }
     }
 
-    /// A clock that steps back would make old deadlines last; they move along with it.
+    /// A clock that steps back would delay old deadlines; they are moved along with it.
     fn follow_clock(&mut self, now: Instant) {
         let back = self.clock.since(now);
         self.clock = now;
@@ -296,7 +296,7 @@ impl<T> Tracker<T> {
     }
 
     fn push(&mut self, action: TrackerAction) {
-        // A caller that does not poll loses the oldest, as the air might have.
+        // If the caller does not poll, the oldest action is dropped, as the air might have dropped it.
         let outbox_max = 16 + 4 * usize::from(self.config.robots_max);
         if self.outbox.len() >= outbox_max {
             self.outbox.pop_front();
@@ -324,7 +324,7 @@ fn answer(echo: Instant, now: Instant) -> Answer {
     }
 }
 
-/// What is counted goes on over a restart of the robot.
+/// The statistics continue across a restart of the robot.
 fn known_updates<T>(member: Option<&Member<T>>) -> Updates {
     member.map_or(Updates::default(), |member| member.updates)
 }

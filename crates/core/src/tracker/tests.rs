@@ -1,4 +1,4 @@
-//! Tracker and reporters over an air that loses, doubles, delays and reorders, with clocks of their own.
+//! Tracker and reporters over a network that loses, duplicates, delays and reorders, each with its own clock.
 
 use super::*;
 use crate::paths::Sequence;
@@ -197,7 +197,7 @@ fn a_reporter_takes_states_only_while_connected() {
     it.on_message(accept(3), at(4));
     assert_eq!(it.poll(), Some(ReporterAction::Connected(TopicId(5))));
     let (topic, header) = it.on_state(at(10)).unwrap();
-    // There and back took 4 ms, so the tracker's clock is 998 ms ahead, give or take 2.
+    // The round trip took 4 ms, so the tracker's clock is 998 ms ahead, give or take 2.
     assert_eq!((topic, header.created_at), (TopicId(5), Some(at(1_008))));
     assert!(header.error >= ms(2) && header.error < ms(3), "{}", header.error);
     it.on_message(Message::Unknown { incarnation: 3 }, at(11));
@@ -216,7 +216,7 @@ struct Fleet {
     random: u64,
     loss_percent: u64,
     delay_max: u64,
-    /// By robot and start: when each state was made, in true time.
+    /// By robot and start: when each state was created, in true time.
     made: BTreeMap<(usize, u32), Vec<u64>>,
     joined: Vec<bool>,
 }
@@ -297,7 +297,7 @@ impl Fleet {
         (it.it, it.alive) = (Reporter::new(self.config.clone(), it.incarnation, now), true);
     }
 
-    /// All deadlines are looked at, and states are made, each millisecond of which there are so many.
+    /// Runs `span_ms` milliseconds; in each, checks all deadlines and creates states.
     fn run(&mut self, span_ms: u64) {
         for _ in 0..span_ms {
             self.now += MS;
@@ -348,7 +348,7 @@ impl Fleet {
                 self.carry(robot, Mail::ToTracker(message));
             }
         }
-        // Several in a period, so that a fresh one is there however the lists fall.
+        // Several per period, so that a fresh one is there whenever the list is made.
         if self.now / MS % 11 == robot as u64 {
             if let Some((topic, header)) = self.robots[robot].it.on_state(now) {
                 let key = (robot, self.robots[robot].incarnation);
@@ -358,7 +358,7 @@ impl Fleet {
         }
     }
 
-    /// Every line of the list is a state that was made, with a T1 that is off by no more than it says.
+    /// Checks that every entry is a state that was created, with a T1 error within its stated bound.
     fn check(&mut self, now: Instant) {
         for entry in self.tracker.gather(now) {
             let robot = usize::from(entry.robot.0);
@@ -393,8 +393,8 @@ impl Fleet {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
-    /// Robots come, die, leave and restart on a bad air, and the tracker restarts. Afterwards all are on the list, with
-    /// states that are fresh.
+    /// Robots come, die, leave and restart on a bad network, and the tracker restarts. Afterwards all robots are on the
+    /// list with fresh states.
     #[test]
     fn robots_come_and_go_and_all_are_listed_afterwards(
         robots in 1..5usize,
@@ -438,7 +438,7 @@ proptest! {
         prop_assert_eq!(fleet.tracker.gather(now).len(), robots);
     }
 
-    /// However the ways there and back take, the offset is within what the estimate says.
+    /// The offset is within the estimate's bound, whatever the delays in both directions.
     #[test]
     fn the_offset_is_as_good_as_it_says(
         ways in prop::collection::vec((0..200u64, 0..200u64, 0..20u64), 1..40),

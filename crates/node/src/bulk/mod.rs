@@ -12,7 +12,6 @@
 //! A message is in its sender's memory until it is delivered; a sender that dies has failed to send it. Left out:
 //! sending while it is still being written, and splitting a message over paths.
 
-mod emulated;
 mod inbox;
 mod message;
 mod receive;
@@ -48,8 +47,8 @@ use self::turns::Turns;
 use crate::control::checked;
 use crate::fabric::PORT_BULK;
 use crate::node::{lock, Inner};
+use crate::own_runtime::OwnRuntime;
 use crate::quic::{bind, Credentials};
-use crate::threads::Threads;
 use crate::{status, Error};
 
 /// The largest bulk message, bytes.
@@ -65,7 +64,7 @@ const THREADS: usize = 2;
 #[derive(Debug)]
 pub(crate) struct Bulk {
     node: Weak<Inner>,
-    threads: Threads,
+    threads: OwnRuntime,
     /// One a path.
     lanes: Vec<Lane>,
     state: PathBuf,
@@ -106,7 +105,7 @@ impl Bulk {
     /// Listens for bulk and takes up what was received before.
     pub fn open(node: &Arc<Inner>, credentials: &Credentials, state: &Path) -> Result<Arc<Bulk>, Error> {
         let failed = |what: &str, error: io::Error| Error::Failed(format!("cannot {what} for bulk: {error}"));
-        let threads = Threads::start(THREADS, "coorp-bulk").map_err(|error| failed("start threads", error))?;
+        let threads = OwnRuntime::start(THREADS, "coorp-bulk").map_err(|error| failed("start threads", error))?;
         let handle = threads.handle().clone();
         let entered = handle.enter();
         let lanes = (0..node.paths).map(|path| Lane::open(node, credentials, path));

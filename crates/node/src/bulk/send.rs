@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use coorp_core::robot::Input;
 use coorp_core::RobotId;
 use quinn::{Connection, WriteError};
 use tokio::sync::{mpsc, oneshot};
@@ -254,7 +255,7 @@ pub(super) async fn look_at_leader(bulk: Weak<Bulk>) {
         tokio::time::sleep(LOOK_AT_LEADER_EVERY).await;
         let Some(bulk) = bulk.upgrade() else { return };
         let Some(node) = bulk.node.upgrade() else { return };
-        if node.ask(|brain, now| brain.leader(now)).is_some() {
+        if node.ask(|robot, now| robot.leader(now)).is_some() {
             bulk.unled.store(0, Ordering::Relaxed);
         } else {
             bulk.unled.fetch_add(1, Ordering::Relaxed);
@@ -276,9 +277,9 @@ async fn permitted(bulk: &Bulk) -> Result<Duration, Error> {
         // Before the look, so that none comes unnoticed between the two.
         let comes = bulk.permitted.notified();
         let node = bulk.node.upgrade().ok_or_else(super::closed)?;
-        // QUIC hears of it a moment after the brain: what began in between would wait for the next permit.
+        // QUIC hears of it a moment after the robot: what began in between would wait for the next permit.
         let told = bulk.lanes.iter().all(|lane| lane.socket.is_permitted());
-        if told && node.ask(|brain, now| brain.is_permitted(now)) {
+        if told && node.ask(|robot, now| robot.is_permitted(now)) {
             return Ok(began.elapsed());
         }
         drop(node);
@@ -289,7 +290,7 @@ async fn permitted(bulk: &Bulk) -> Result<Duration, Error> {
 /// The path to go over now.
 fn path_to(bulk: &Bulk, to: RobotId) -> Result<usize, Error> {
     let node = bulk.node.upgrade().ok_or_else(super::closed)?;
-    Ok(node.tell(|brain, now| brain.bulk_path(to, now)))
+    Ok(node.tell(|robot, now| robot.handle(Input::BulkPath(to), now)).path())
 }
 
 /// Waits until bulk has to leave its path, perhaps for ever.
@@ -297,7 +298,7 @@ async fn moves(bulk: &Bulk, to: RobotId, path: usize) {
     loop {
         tokio::time::sleep(LOOK_AT_PATH_EVERY).await;
         let node = bulk.node.upgrade();
-        if node.is_some_and(|node| node.tell(|brain, now| brain.bulk_moves(to, path, now))) {
+        if node.is_some_and(|node| node.tell(|robot, now| robot.may(Input::BulkMoves { to, from: path }, now))) {
             return;
         }
     }
@@ -359,13 +360,14 @@ async fn connect(bulk: &Bulk, to: RobotId, path: usize) -> Result<Open, String> 
     let lane = bulk.lanes.get(path).ok_or("there is no such path")?;
     let sender = lock(&lane.sender).clone().ok_or("the node has closed")?;
     // Plain QUIC, where nobody asks for more.
-    let coordinated = node.ask(|brain, _| brain.coordinates_bulk());
+    let coordinated = node.ask(|robot, _| robot.coordinates_bulk());
     let turn = Arc::<Turn>::default();
     let permitted = PermittedCubicConfig {
         socket: Arc::downgrade(&lane.socket),
         turn: turn.clone(),
         coordinated,
     };
+    lane.socket.find_source(address);
     let every = acknowledged_every(bulk, lane);
     let mut client = lane.client.clone();
     client.transport_config(transport::sender(
@@ -388,7 +390,7 @@ async fn connect(bulk: &Bulk, to: RobotId, path: usize) -> Result<Open, String> 
     }
     // A permit that came meanwhile was told to those that were there.
     transport::wake(&connection);
-    node.tell(|brain, _| brain.on_bulk(to, Some(path)));
+    node.tell(|robot, now| robot.handle(Input::Bulk { to, path: Some(path) }, now));
     Ok(Open {
         connection,
         path,
@@ -415,7 +417,7 @@ fn hang_up(bulk: &Bulk, to: RobotId, open: Option<Open>) {
     }) = open
     {
         if let Some(node) = bulk.node.upgrade() {
-            node.tell(|brain, _| brain.on_bulk(to, None));
+            node.tell(|robot, now| robot.handle(Input::Bulk { to, path: None }, now));
         }
         connection.close(0u8.into(), b"done");
         let next = bulk.lanes.get(path).and_then(|lane| lane.turns.leave(&turn));

@@ -1,34 +1,43 @@
 //! The socket under bulk: the gate decides about every datagram that QUIC wants to send.
 //!
 //! A datagram that may not go is kept by QUIC, whose task is woken when the gate opens, a permit comes or something has
-//! left. What has been handed to the kernel and not been reported gone is counted, and the gate learns from each
-//! report; by that it knows what will have left when a window begins. While there is no permit QUIC is
+//! left. What has been handed to the kernel and has not left is counted, and the gate learns when each datagram does; by
+//! that it knows what will have left when a window begins. While there is no permit QUIC is
 //! given a congestion window of nothing, so that it makes no packets whose time would then be taken for the network's:
 //! a stream that is paused sends nothing and keeps its congestion state.
 //!
 //! Small datagrams (acknowledgements and the like) and those of a handshake pass at all times: a connection stays alive
 //! while it is paused.
+//!
+//! What has left is known by the socket's send queue ([`crate::outqueue`]): a thread looks at it while something is below
+//! the gate, more often while the gate waits for it. Only where the driver is known to give transmit status without harm
+//! ([`crate::card`]) that is asked for instead, and read off the error queue. Acknowledgements have to do where neither
+//! says anything.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::fmt;
 use std::io::{self, IoSliceMut};
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::task::{Context, Poll, Waker};
+use std::thread::Thread;
 use std::time::{Duration as StdDuration, Instant as StdInstant};
 
+use coorp_core::robot::Input;
 use coorp_core::{Duration, Instant};
 use quinn::congestion::{Controller, ControllerFactory, Cubic, CubicConfig};
 use quinn::udp::{RecvMeta, Transmit};
 use quinn::{AsyncUdpSocket, Runtime, UdpPoller};
+use socket2::SockRef;
 
-use super::emulated::Emulated;
 use super::reports::{self, Report, Tail};
 use super::turns::Turn;
+use crate::card;
 use crate::node::{lock, Inner};
+use crate::outqueue::{Emulated, OutQueue};
 use crate::quic::TOGETHER_MAX;
 use crate::status::Completions;
 
@@ -36,15 +45,20 @@ use crate::status::Completions;
 const SMALL_BYTES: usize = 256;
 /// What was not reported for so long never will be.
 const REPORT_LATE: Duration = Duration::from_millis(500);
+/// A kernel that still holds a datagram after so long counts wrongly: its driver has lost the frame.
+const HELD_MAX: Duration = Duration::from_secs(10);
 /// After so many datagrams without any report there will be none.
 const UNREPORTED_MAX: u32 = 64;
 /// Between two looks at whether the node is still there.
 const LOOK_UP_EVERY: StdDuration = StdDuration::from_millis(200);
+/// Between two looks at the send queue: while the gate waits for it, and while something is in it. What leaves within such a
+/// time counts as one aggregate.
+const LOOK_CLOSED: StdDuration = StdDuration::from_micros(200);
+const LOOK_OPEN: StdDuration = StdDuration::from_micros(500);
+/// Between two looks at which interface datagrams leave by.
+const FIND_EVERY: Duration = Duration::from_secs(10);
 /// Sends that are followed at most; more than any queue below holds.
 const FOLLOWED_MAX: usize = 4_096;
-
-/// Interfaces whose kind is remembered at most.
-const INTERFACES_MAX: usize = 64;
 
 /// Who decides about each bulk datagram, and learns from those that have left.
 pub(crate) trait Gatekeeper: Send + Sync {
@@ -65,17 +79,23 @@ impl Gatekeeper for Inner {
     }
 
     fn may_pass(&self, path: usize, n: usize) -> (bool, Instant) {
-        self.tell(|brain, now| (brain.may_pass(path, n, now), now))
+        self.tell(|robot, now| (robot.may(Input::MayPass { path, n }, now), now))
     }
 
     fn room(&self, path: usize, n: usize, most: usize) -> usize {
-        self.ask(|brain, now| brain.room(path, n, most, now))
+        self.ask(|robot, now| robot.room(path, n, most, now))
     }
 
     fn on_gone(&self, path: usize, gone: &[(SendCall, Instant)]) {
-        self.tell(|brain, _| {
+        self.tell(|robot, now| {
             for (send, left_at) in gone.iter().filter(|(send, _)| send.bulk) {
-                brain.on_left(path, (send.left_before, send.left_by), send.at, *left_at);
+                let left = Input::Left {
+                    path,
+                    left: (send.left_before, send.left_by),
+                    entered_at: send.at,
+                    left_at: *left_at,
+                };
+                robot.handle(left, now);
             }
         });
     }
@@ -94,21 +114,27 @@ pub(crate) struct GatedSocket {
     holds: AtomicU64,
     given_up: AtomicU64,
     unreported: AtomicU64,
+    /// The kernel's own end, to ask for reports.
+    descriptor: OwnedFd,
+    /// Who looks at the send queue.
+    looker: OnceLock<Thread>,
     /// The shortest round trip that acknowledgements have shown, nanoseconds.
     round_trip_ns: AtomicU64,
 }
 
 /// What is below the gate, and who waits above it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Under {
+    queue: OutQueue,
+    /// The interface that datagrams leave by, and when to look it up.
+    outlet: Option<String>,
+    find_at: Instant,
     /// Handed to the kernel and not reported gone, in the order of sending.
     sends: VecDeque<SendCall>,
     /// Datagrams in them.
     datagrams: usize,
     /// Datagrams that have left.
     left: u64,
-    /// Number of the next send call; small datagrams count too.
-    next: u32,
     /// Send calls since the last report.
     silent_for: u32,
     /// The gate has held a datagram since waiters were last woken.
@@ -119,8 +145,7 @@ struct Under {
 /// One or several datagrams handed to the kernel together.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SendCall {
-    pub number: u32,
-    /// When.
+    /// When it went in.
     pub at: Instant,
     datagrams: usize,
     bytes: u64,
@@ -130,6 +155,8 @@ pub(crate) struct SendCall {
     /// Whether the gate decided about it, and learns from it.
     bulk: bool,
     tail: Tail,
+    /// Where it ends in the send queue.
+    mark: u64,
 }
 
 impl fmt::Debug for GatedSocket {
@@ -141,54 +168,49 @@ impl fmt::Debug for GatedSocket {
 }
 
 impl GatedSocket {
-    /// Wraps a bound socket that sends over a path, and reads its reports in a thread of its own.
+    /// Wraps a bound socket that sends over a path, and looks at what has left in a thread of its own.
     pub fn new(socket: UdpSocket, path: usize, gatekeeper: Weak<dyn Gatekeeper>) -> io::Result<Arc<GatedSocket>> {
-        let asked = [
-            reports::ask_for_wifi_status(socket.as_fd()),
-            reports::ask_for_stamps(socket.as_fd()),
-        ];
-        let emulated = Emulated::connect(LOOK_UP_EVERY);
-        let completions = if !emulated.is_empty() {
-            Completions::Emulated
-        } else if asked.iter().any(Result::is_ok) {
-            Completions::Unknown
-        } else {
-            Completions::Acknowledgements
-        };
-        reports::make_room(socket.as_fd())?;
-        let queue: OwnedFd = socket.as_fd().try_clone_to_owned()?;
+        GatedSocket::with(socket, path, gatekeeper, Completions::Unknown)
+    }
+
+    /// The same, by a given source; by an unknown one, that of the card which datagrams go to.
+    fn with(
+        socket: UdpSocket,
+        path: usize,
+        gatekeeper: Weak<dyn Gatekeeper>,
+        by: Completions,
+    ) -> io::Result<Arc<GatedSocket>> {
+        let emulated = Emulated::connect(&socket, LOOK_UP_EVERY);
+        let queue = OutQueue::of(&socket, emulated.first().map(Emulated::freed))?;
+        let by = if emulated.is_empty() { by } else { Completions::Emulated };
+        let descriptor: OwnedFd = socket.as_fd().try_clone_to_owned()?;
         let gated = Arc::new(GatedSocket {
             inner: quinn::TokioRuntime.wrap_udp_socket(socket)?,
             gatekeeper,
             path,
-            under: Mutex::default(),
-            completions: Arc::new(AtomicU8::new(completions as u8)),
+            under: Mutex::new(Under::new(queue)),
+            completions: Arc::default(),
             permitted: Arc::default(),
             holds: AtomicU64::new(0),
             given_up: AtomicU64::new(0),
             unreported: AtomicU64::new(0),
+            descriptor,
+            looker: OnceLock::new(),
             round_trip_ns: AtomicU64::new(0),
         });
-        if completions != Completions::Unknown {
-            gated.know(completions);
+        if by != Completions::Unknown {
+            lock(&gated.under).find_at = Instant::FAR_FUTURE;
+            gated.know(by);
         }
-        let reader = Arc::downgrade(&gated);
-        let thread = std::thread::Builder::new().name("coorp-reports".to_owned());
-        thread.spawn(move || read_reports(&reader, &queue))?;
-        for mut emulated in emulated {
-            let reader = Arc::downgrade(&gated);
-            let thread = std::thread::Builder::new().name("coorp-reports".to_owned());
-            thread.spawn(move || {
-                let mut came = Vec::new();
-                while emulated.read(&mut came) {
-                    let Some(socket) = reader.upgrade() else { return };
-                    socket.on_reports(&came, Completions::Emulated);
-                    came.clear();
-                }
-                if let Some(socket) = reader.upgrade() {
-                    socket.know(Completions::Acknowledgements);
-                }
-            })?;
+        let looker = Arc::downgrade(&gated);
+        let errors = gated.descriptor.try_clone()?;
+        let thread = std::thread::Builder::new().name("coorp-left".to_owned());
+        let thread = thread.spawn(move || look_on(&looker, &errors))?;
+        let _ = gated.looker.set(thread.thread().clone());
+        for emulated in emulated {
+            let socket = Arc::downgrade(&gated);
+            let thread = std::thread::Builder::new().name("coorp-left".to_owned());
+            thread.spawn(move || follow(emulated, &socket))?;
         }
         Ok(gated)
     }
@@ -245,53 +267,74 @@ impl GatedSocket {
         !long_header && size > SMALL_BYTES
     }
 
-    /// Reports came; the gate learns from them. What the air made of datagrams is told `by` one of two.
-    fn on_reports(&self, came: &[Report], by: Completions) {
-        let Some(gatekeeper) = self.gatekeeper.upgrade().filter(|_| !came.is_empty()) else {
+    /// Reports came; the gate learns from them.
+    fn on_reports(&self, came: &[Report]) {
+        let Some(gatekeeper) = self.gatekeeper.upgrade() else {
             return;
         };
-        let wifi = came.iter().any(|report| matches!(report, Report::OnAir { .. }));
-        match self.completions() {
-            known if known.of_the_air() => {}
-            _ if wifi => self.know(by),
-            Completions::Stamps => {}
-            _ => self.know(Completions::Stamps),
-        }
-        let by_wifi = self.completions().of_the_air();
         let now = gatekeeper.now();
         let mut gone = Vec::new();
         {
             let mut under = lock(&self.under);
-            if !by_wifi {
-                under.silent_for = 0;
-            }
             for report in came {
-                match report {
-                    Report::OnAir { tail, acknowledged } => {
-                        // The emulator tells of other sockets' datagrams too.
-                        let Some(send) = under.take(tail) else { continue };
-                        under.silent_for = 0;
-                        gone.push((send, now));
-                        self.given_up.fetch_add(u64::from(!acknowledged), Ordering::Relaxed);
-                    }
-                    Report::Stamped { .. } if by_wifi => {}
-                    Report::Stamped { number, ago, .. } => {
-                        // When it left, as far as the kernel tells: not before it came, nor later than now.
-                        let ago = ago.map_or(Duration::ZERO, |ago| Duration::from_secs_f64(ago.as_secs_f64()));
-                        // Earlier ones whose report was lost have left before it.
-                        while under
-                            .sends
-                            .front()
-                            .is_some_and(|send| send.number.wrapping_sub(*number) as i32 <= 0)
-                        {
-                            let send = under.pop().filter(|send| send.number == *number);
-                            gone.extend(send.map(|send| (send, (now - ago).max(send.at))));
-                        }
-                    }
-                }
+                let Some(send) = under.take(&report.tail) else { continue };
+                under.silent_for = 0;
+                gone.push((send, now));
+                self.given_up
+                    .fetch_add(u64::from(!report.acknowledged), Ordering::Relaxed);
             }
         }
         self.learn(gatekeeper.as_ref(), &gone);
+    }
+
+    /// Looks at the send queue; the gate learns from what has left. Returns when to look again.
+    fn look(&self) -> StdDuration {
+        let Some(gatekeeper) = self.gatekeeper.upgrade() else {
+            return LOOK_UP_EVERY;
+        };
+        let mut gone = Vec::new();
+        let next = {
+            let mut under = lock(&self.under);
+            let left = under.queue.left();
+            let now = gatekeeper.now();
+            while under.sends.front().is_some_and(|send| send.mark <= left) {
+                under.silent_for = 0;
+                gone.extend(under.pop().map(|send| (send, now)));
+            }
+            match (under.sends.is_empty(), under.closed) {
+                (true, _) => LOOK_UP_EVERY,
+                (false, true) => LOOK_CLOSED,
+                (false, false) => LOOK_OPEN,
+            }
+        };
+        self.learn(gatekeeper.as_ref(), &gone);
+        next
+    }
+
+    /// Finds out, now and then, by which interface datagrams leave, and goes by the source that its card has.
+    pub fn find_source(&self, to: SocketAddr) {
+        let Some(now) = self.gatekeeper.upgrade().map(|gatekeeper| gatekeeper.now()) else {
+            return;
+        };
+        let known = {
+            let mut under = lock(&self.under);
+            if under.find_at > now {
+                return;
+            }
+            under.find_at = now + FIND_EVERY;
+            under.outlet.clone()
+        };
+        let device = SockRef::from(&self.descriptor).device().ok().flatten();
+        let device = device.and_then(|name| String::from_utf8(name).ok());
+        let from = self.inner.local_addr().map(|address| address.ip());
+        // Where it is not known, as without a route, every card's source has to do.
+        let found = from
+            .and_then(|from| card::towards(to, from, device))
+            .unwrap_or_default();
+        if known.as_ref() != Some(&found) {
+            self.know(card::source(card::driver(&found).as_deref()));
+            lock(&self.under).outlet = Some(found);
+        }
     }
 
     /// QUIC's acknowledgements, where the kernel reports nothing: so many bytes have arrived, or are lost.
@@ -337,28 +380,52 @@ impl GatedSocket {
     }
 
     fn know(&self, completions: Completions) {
+        let status = completions == Completions::WifiStatus;
+        let asked = reports::ask_for_wifi_status(self.descriptor.as_fd(), status);
+        let completions = if status && asked.is_err() {
+            Completions::OutQueue
+        } else {
+            completions
+        };
         self.completions.store(completions as u8, Ordering::Relaxed);
         tracing::info!("bulk: what has left is known by {completions}");
+        self.kick();
     }
 
-    /// Gives up on reports that are overdue, and on the kernel's altogether where none come, or come no longer.
+    /// Whoever looks at the send queue does so now.
+    fn kick(&self) {
+        if let Some(looker) = self.looker.get() {
+            looker.unpark();
+        }
+    }
+
+    /// Gives up on what is overdue, and on its source altogether where nothing leaves, or leaves no longer.
     fn on_silence(&self) {
         let Some(gatekeeper) = self.gatekeeper.upgrade() else {
             return;
         };
         let now = gatekeeper.now();
+        let by = self.completions();
+        let late = if by == Completions::OutQueue {
+            HELD_MAX
+        } else {
+            REPORT_LATE
+        };
         let (gave_up, none_come) = {
             let mut under = lock(&self.under);
             let before = under.datagrams;
-            while under.sends.front().is_some_and(|send| now.since(send.at) > REPORT_LATE) {
-                under.pop();
+            while under.sends.front().is_some_and(|send| now.since(send.at) > late) {
+                let bytes = under.pop().map_or(0, |send| send.bytes);
+                under.queue.give_up(bytes);
             }
             let gave_up = before - under.datagrams;
-            (gave_up, gave_up > 0 && under.silent_for >= UNREPORTED_MAX)
+            let none_come = under.silent_for >= UNREPORTED_MAX || by == Completions::OutQueue;
+            (gave_up, gave_up > 0 && none_come)
         };
-        let by_kernel = self.completions() != Completions::Acknowledgements;
-        if by_kernel && none_come {
-            self.know(Completions::Acknowledgements);
+        match by {
+            Completions::WifiStatus if none_come => self.know(Completions::OutQueue),
+            Completions::OutQueue | Completions::Emulated if none_come => self.know(Completions::Acknowledgements),
+            _ => {}
         }
         if gave_up > 0 {
             self.unreported.fetch_add(gave_up as u64, Ordering::Relaxed);
@@ -369,6 +436,12 @@ impl GatedSocket {
 
 #[cfg(test)]
 impl SendCall {
+    /// The number at its end, which tests put there.
+    pub fn number(&self) -> u32 {
+        let [.., a, b, c, d] = self.tail;
+        u32::from_le_bytes([a, b, c, d])
+    }
+
     /// Datagrams before its last one, once it has left: those that left from its coming to its leaving.
     pub fn ahead(&self) -> usize {
         (self.left_by - self.left_before) as usize - 1
@@ -376,6 +449,20 @@ impl SendCall {
 }
 
 impl Under {
+    fn new(queue: OutQueue) -> Under {
+        Under {
+            queue,
+            outlet: None,
+            find_at: Instant::ZERO,
+            sends: VecDeque::new(),
+            datagrams: 0,
+            left: 0,
+            silent_for: 0,
+            closed: false,
+            waiters: Vec::new(),
+        }
+    }
+
     fn push(&mut self, send: SendCall) {
         if self.sends.len() >= FOLLOWED_MAX {
             self.pop();
@@ -407,45 +494,56 @@ impl Under {
     }
 }
 
-fn read_reports(socket: &Weak<GatedSocket>, queue: &OwnedFd) {
-    let mut came = Vec::new();
-    let mut tuns = BTreeMap::new();
+/// Looks at what has left as long as the socket is there. `errors` is its error queue.
+fn look_on(socket: &Weak<GatedSocket>, errors: &OwnedFd) {
     let mut looked = StdInstant::now();
     loop {
-        let waited = reports::wait(queue.as_fd(), LOOK_UP_EVERY);
-        let Some(socket) = socket.upgrade() else { return };
-        came.clear();
-        let read = waited.and_then(|_| reports::read(queue.as_fd(), &mut came));
-        if let Err(error) = read {
-            // An error of the socket itself wakes the poll again and again until it has been read.
-            tracing::debug!("reports cannot be read: {error}");
-            std::thread::sleep(StdDuration::from_millis(1));
-        }
-        came.retain(|report| says_something(report, queue, &mut tuns));
-        socket.on_reports(&came, Completions::WifiStatus);
+        let Some(gated) = socket.upgrade() else { return };
         if looked.elapsed() >= LOOK_UP_EVERY {
             looked = StdInstant::now();
-            socket.on_silence();
+            gated.on_silence();
+        }
+        let by = gated.completions();
+        // Whoever reads what the emulator tells looks by itself.
+        let rest = if by == Completions::OutQueue {
+            gated.look()
+        } else {
+            LOOK_UP_EVERY
+        };
+        drop(gated);
+        if by == Completions::WifiStatus {
+            read_reports(socket, errors);
+        } else {
+            std::thread::park_timeout(rest);
         }
     }
 }
 
-/// Whether a report tells that something has left: a TAP's stamps do not.
-fn says_something(report: &Report, queue: &OwnedFd, tuns: &mut BTreeMap<u32, bool>) -> bool {
-    let &Report::Stamped { interface, .. } = report else {
-        return true;
-    };
-    if interface != 0 && !tuns.contains_key(&interface) {
-        if tuns.len() >= INTERFACES_MAX {
-            tuns.clear();
-        }
-        let tun = reports::is_tun(queue.as_fd(), interface);
-        if tun {
-            tracing::info!("bulk: interface {interface} is a TAP or TUN, whose stamps do not tell what has left");
-        }
-        tuns.insert(interface, tun);
+/// Waits a while for reports, and takes them.
+fn read_reports(socket: &Weak<GatedSocket>, errors: &OwnedFd) {
+    let waited = reports::wait(errors.as_fd(), LOOK_UP_EVERY);
+    let Some(socket) = socket.upgrade() else { return };
+    let mut came = Vec::new();
+    if let Err(error) = waited.and_then(|_| reports::read(errors.as_fd(), &mut came)) {
+        // An error of the socket itself wakes the poll again and again until it has been read.
+        tracing::debug!("reports cannot be read: {error}");
+        std::thread::sleep(StdDuration::from_millis(1));
     }
-    !tuns.get(&interface).copied().unwrap_or(false)
+    socket.on_reports(&came);
+}
+
+/// Takes what the emulator tells as long as it tells anything.
+fn follow(mut emulated: Emulated, socket: &Weak<GatedSocket>) {
+    while let Some(freed) = emulated.read() {
+        let Some(socket) = socket.upgrade() else { return };
+        if freed {
+            socket.look();
+        }
+    }
+    emulated.freed().end();
+    if let Some(socket) = socket.upgrade() {
+        socket.know(Completions::Acknowledgements);
+    }
 }
 
 impl AsyncUdpSocket for GatedSocket {
@@ -460,6 +558,10 @@ impl AsyncUdpSocket for GatedSocket {
         let Some(gatekeeper) = self.gatekeeper.upgrade() else {
             return Err(io::ErrorKind::NotConnected.into());
         };
+        if self.completions().are_counted() {
+            self.look();
+        }
+        self.find_source(transmit.destination);
         let bulk = GatedSocket::is_bulk(transmit);
         let datagrams = transmit
             .segment_size
@@ -477,20 +579,25 @@ impl AsyncUdpSocket for GatedSocket {
             self.holds.fetch_add(1, Ordering::Relaxed);
             return Err(io::ErrorKind::WouldBlock.into());
         }
-        self.inner.try_send(transmit)?;
-        let number = under.next;
-        under.next = under.next.wrapping_add(1);
+        let bytes = transmit.contents.len();
+        let mark = under.queue.send(bytes, datagrams, || self.inner.try_send(transmit))?;
+        let first = under.sends.is_empty();
         let left = under.left;
         under.push(SendCall {
-            number,
             at,
             datagrams,
-            bytes: transmit.contents.len() as u64,
+            bytes: bytes as u64,
             left_before: left,
             left_by: left,
             bulk,
             tail: reports::tail(transmit.contents),
+            mark,
         });
+        drop(under);
+        // Loopback has let go of it already.
+        if first && self.completions() == Completions::OutQueue && self.look() < LOOK_UP_EVERY {
+            self.kick();
+        }
         Ok(())
     }
 
@@ -512,9 +619,12 @@ impl AsyncUdpSocket for GatedSocket {
     }
 
     fn max_transmit_segments(&self) -> usize {
-        // Of several that go in together WiFi's reports are another matter on each kernel.
-        let completions = self.completions();
-        let alone = completions == Completions::Unknown || completions.of_the_air();
+        // Of several that go in together WiFi's reports are another matter on each kernel, and the emulator's count would
+        // wait for those that a TAP does not take so.
+        let alone = matches!(
+            self.completions(),
+            Completions::Unknown | Completions::WifiStatus | Completions::Emulated
+        );
         let Some(gatekeeper) = self.gatekeeper.upgrade().filter(|_| !alone) else {
             return 1;
         };

@@ -11,11 +11,11 @@
 //! fabric does not carry it, as its QUIC links cannot be marked on Linux and its TCP links let one lost segment hold up
 //! all that comes after it (decision 13).
 //!
-//! Whom to send to is known from tokens on the fabric (`hearing.rs`), who is at the other end from its certificate. Left
+//! Whom to send to is known from tokens on the fabric (`subscriptions.rs`), who is at the other end from its certificate. Left
 //! out: resuming without a new handshake.
 
-mod hearing;
 mod socket;
+mod subscriptions;
 
 use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
@@ -29,6 +29,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use coorp_core::paths::PathId;
+use coorp_core::robot::Message::Echo;
 use coorp_core::{Instant as CoreInstant, RobotId};
 use quinn::congestion::{Controller, ControllerFactory};
 use quinn::{
@@ -36,14 +37,14 @@ use quinn::{
     SendStream, TransportConfig, VarInt,
 };
 
-pub(crate) use self::hearing::Hearing;
 use self::socket::MarkedSocket;
+pub(crate) use self::subscriptions::Subscriptions;
 use crate::fabric::{MESSAGE_BYTES_MAX, PORT_CONTROL};
 use crate::keys::SERVER_NAME;
 use crate::node::{lock, Inner};
-use crate::paths::paths_between;
+use crate::outqueue::{Handed, Target};
+use crate::own_runtime::OwnRuntime;
 use crate::quic::{bind, lengths, peer, Credentials, Door};
-use crate::threads::Threads;
 use crate::wire::{self, Parcel};
 use crate::Error;
 
@@ -102,12 +103,16 @@ struct Message {
 #[derive(Debug)]
 pub(crate) struct Links {
     node: Weak<Inner>,
-    threads: Threads,
+    threads: OwnRuntime,
     /// One a path; taken when the node closes.
     endpoints: Mutex<Vec<Endpoint>>,
+    /// What the socket of each path has handed over.
+    handed: Vec<Arc<Handed>>,
     client: quinn::ClientConfig,
     /// By robot, then by path.
     out: Vec<Vec<Mutex<Link>>>,
+    /// The connection to each robot over each path that came about last.
+    newest: Mutex<BTreeMap<(RobotId, PathId), Connection>>,
     /// Tries to open a link so far.
     tries: AtomicU64,
 }
@@ -163,11 +168,12 @@ impl Links {
     /// Listens on all paths.
     pub fn open(node: &Arc<Inner>, credentials: &Credentials) -> Result<Arc<Links>, Error> {
         let failed = |what: &str, error: std::io::Error| Error::Failed(format!("cannot {what} for control: {error}"));
-        let threads = Threads::start(1, "coorp-control").map_err(|error| failed("start a thread", error))?;
+        let threads = OwnRuntime::start(1, "coorp-control").map_err(|error| failed("start a thread", error))?;
         let handle = threads.handle().clone();
         let entered = handle.enter();
         let server = credentials.server(PROTOCOL)?;
         let mut endpoints = Vec::with_capacity(node.paths);
+        let mut handed = Vec::with_capacity(node.paths);
         for path in 0..node.paths {
             let (address, interface) = node.outlet(path);
             let socket = bind(
@@ -177,6 +183,7 @@ impl Links {
             )?;
             let config = credentials.endpoint(&socket);
             let socket = MarkedSocket::new(socket).map_err(|error| failed("set up a socket", error))?;
+            handed.push(socket.handed());
             let endpoint =
                 Endpoint::new_with_abstract_socket(config, Some(server.clone()), socket, Arc::new(quinn::TokioRuntime));
             endpoints.push(endpoint.map_err(|error| failed("open QUIC", error))?);
@@ -186,7 +193,7 @@ impl Links {
             let paths = if to == node.me {
                 0
             } else {
-                paths_between(&node.team, node.me, to).min(node.paths)
+                node.team.paths_between(node.me, to).min(node.paths)
             };
             (0..paths).map(|_| Mutex::new(Link::Down)).collect()
         });
@@ -194,8 +201,10 @@ impl Links {
             node: Arc::downgrade(node),
             threads,
             endpoints: Mutex::new(endpoints.clone()),
+            handed,
             client: credentials.client(PROTOCOL)?,
             out: out.collect(),
+            newest: Mutex::default(),
             tries: AtomicU64::new(0),
         });
         for (path, endpoint) in endpoints.into_iter().enumerate() {
@@ -205,26 +214,33 @@ impl Links {
         Ok(links)
     }
 
-    /// Sends a message to a robot, or drops it where it cannot go. Does not wait.
-    pub fn send(self: &Arc<Self>, to: RobotId, path: PathId, parcel: &Parcel, content: &Bytes) {
+    /// Sends a message to a robot, or drops it where it cannot go. Does not wait. Returns what tells when it has left, unless
+    /// it has to wait for a link.
+    pub fn send(self: &Arc<Self>, to: RobotId, path: PathId, parcel: &Parcel, content: &Bytes) -> Option<Target> {
         let slot = match parcel {
             Parcel::Control { topic, .. } => Some((false, topic.clone())),
             Parcel::State { topic, .. } => Some((true, topic.clone())),
-            Parcel::Probe(_) | Parcel::Echo(_) | Parcel::Heard(_) | Parcel::Hears => None,
+            Parcel::Robot(_) | Parcel::Subscriptions => None,
         };
         let message = Message {
             slot,
             head: wire::pack(parcel),
             content: content.clone(),
         };
-        let Some(mut link) = self.link(to, path.0.into()) else {
-            return;
-        };
+        if matches!(parcel, Parcel::Robot(Echo(_))) && self.answer(to, path, &message) {
+            return None;
+        }
+        let mut link = self.link(to, path.0.into())?;
         match &mut *link {
             Link::Up(up) if up.connection.close_reason().is_none() => {
                 let up = up.clone();
                 drop(link);
+                let bytes = message.head.len() + message.content.len();
+                // Before it goes, as it may be handed over at once.
+                let target = message.slot.as_ref().and(self.handed.get(usize::from(path.0)));
+                let target = target.map(|socket| socket.expect(bytes));
                 up.send(self.threads.handle(), message);
+                return target;
             }
             Link::Opening { waiting, wanted, .. } => {
                 *wanted = Instant::now();
@@ -235,6 +251,18 @@ impl Links {
             }
             Link::Up(_) | Link::Down => self.begin(&mut link, to, path.0.into(), Some(message)),
         }
+        None
+    }
+
+    /// Sends an answer back over the link that the robot made last, which is the one that it speaks by. Returns whether
+    /// there is one.
+    fn answer(&self, to: RobotId, path: PathId, message: &Message) -> bool {
+        let newest = lock(&self.newest).get(&(to, path)).cloned();
+        let Some(connection) = newest.filter(|connection| connection.close_reason().is_none()) else {
+            return false;
+        };
+        let _ = connection.send_datagram(message.head.clone().into());
+        true
     }
 
     /// Makes the links to a robot that is about to be sent to.
@@ -374,10 +402,11 @@ impl Links {
             }
         };
         self.threads.end(told, CLOSE_MAX);
+        self.handed.iter().for_each(|handed| handed.close());
     }
 }
 
-/// Where a robot hears control over a path.
+/// Where a robot takes control over a path.
 fn port(node: &Inner, robot: RobotId, path: usize) -> u16 {
     // A team file has no more paths than there are ports.
     node.team.port(robot) + PORT_CONTROL + u16::try_from(path).unwrap_or(0)
@@ -543,14 +572,17 @@ async fn accept(links: Weak<Links>, endpoint: Endpoint, path: usize, server: qui
     }
 }
 
-/// Hears what a robot says over a link until it ends.
+/// Takes what a robot says over a link until it ends.
 async fn listen(node: Weak<Inner>, connection: Connection, from: RobotId, path: usize) {
     let path = PathId(u8::try_from(path).unwrap_or(u8::MAX));
     if let Some(inner) = node.upgrade() {
-        let mut hears = wire::pack(&Parcel::Hears);
-        hears.extend_from_slice(inner.heard_topics().as_bytes());
+        if let Some(links) = inner.links() {
+            lock(&links.newest).insert((from, path), connection.clone());
+        }
+        let mut told = wire::pack(&Parcel::Subscriptions);
+        told.extend_from_slice(inner.subscribed_topics().as_bytes());
         // Where it does not fit, tokens tell as well.
-        let _ = connection.send_datagram(hears.into());
+        let _ = connection.send_datagram(told.into());
     }
     loop {
         let (bytes, stream) = tokio::select! {
@@ -560,10 +592,7 @@ async fn listen(node: Weak<Inner>, connection: Connection, from: RobotId, path: 
         match (bytes, stream) {
             (Some(Ok(bytes)), _) => {
                 let Some(inner) = node.upgrade() else { return };
-                if let Some(echo) = inner.on_parcel(from, path, bytes) {
-                    // Back over the link that the probe came by.
-                    let _ = connection.send_datagram(wire::pack(&echo).into());
-                }
+                inner.on_parcel(from, path, bytes);
             }
             (_, Some(Ok(mut stream))) => {
                 let node = node.clone();
@@ -572,7 +601,7 @@ async fn listen(node: Weak<Inner>, connection: Connection, from: RobotId, path: 
                     let read = tokio::time::timeout(STREAM_MAX, read).await;
                     let Some(inner) = node.upgrade() else { return };
                     match read {
-                        Ok(Ok(bytes)) => drop(inner.on_parcel(from, path, bytes.into())),
+                        Ok(Ok(bytes)) => inner.on_parcel(from, path, bytes.into()),
                         Ok(Err(ReadToEndError::TooLong)) => {
                             inner.refused.count("a control message", wire::Refusal::Oversized);
                         }

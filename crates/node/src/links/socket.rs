@@ -13,6 +13,7 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::task::{ready, Context, Poll};
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::sys::socket::{sendmsg, ControlMessage, MsgFlags, SockaddrStorage};
@@ -22,6 +23,7 @@ use socket2::SockRef;
 use tokio::io::Interest;
 
 use crate::fabric::TOS_VOICE;
+use crate::outqueue::{Emulated, Handed};
 use crate::quic::TOGETHER_MAX;
 
 /// A UDP socket whose datagrams go AC_VO.
@@ -31,7 +33,12 @@ pub(crate) struct MarkedSocket {
     receiving: UdpSocketState,
     /// The interface does not take several datagrams in one call.
     one_by_one: AtomicBool,
+    /// What of it has left.
+    handed: Arc<Handed>,
 }
+
+/// Reading what the emulator tells ends in time for the socket to go.
+const LOOK_UP_EVERY: Duration = Duration::from_millis(200);
 
 impl MarkedSocket {
     /// Marks a bound socket. Called where there is an async runtime.
@@ -44,24 +51,46 @@ impl MarkedSocket {
         } else {
             marked.set_tos_v4(TOS_VOICE.into())?;
         }
+        let emulated = Emulated::connect(&socket, LOOK_UP_EVERY);
+        let handed = Handed::of(&socket, emulated.first().map(Emulated::freed))?;
+        for mut emulated in emulated {
+            let socket = Arc::downgrade(&handed);
+            let thread = std::thread::Builder::new().name("coorp-left".to_owned());
+            thread.spawn(move || {
+                while emulated.read().is_some() {
+                    if socket.strong_count() == 0 {
+                        return;
+                    }
+                }
+                emulated.freed().end();
+            })?;
+        }
         Ok(Arc::new(MarkedSocket {
             io: tokio::net::UdpSocket::from_std(socket)?,
             receiving,
             one_by_one: AtomicBool::new(false),
+            handed,
         }))
+    }
+
+    /// What it has handed over, to follow messages to where that has left.
+    pub fn handed(&self) -> Arc<Handed> {
+        self.handed.clone()
     }
 
     /// Hands datagrams of so many bytes each, the last perhaps with fewer, to the kernel.
     fn send(&self, to: SocketAddr, datagrams: &[u8], each: u16) -> io::Result<()> {
         let to = SockaddrStorage::from(to);
         let together = [ControlMessage::UdpGsoSegments(&each)];
-        let several = datagrams.len() > usize::from(each);
-        let how = if several { &together[..] } else { &[] };
+        let count = datagrams.len().div_ceil(each.into());
+        let how = if count > 1 { &together[..] } else { &[] };
         self.io.try_io(Interest::WRITABLE, || {
             let bytes = [IoSlice::new(datagrams)];
-            sendmsg(self.io.as_raw_fd(), &bytes, how, MsgFlags::MSG_DONTWAIT, Some(&to))
-                .map(drop)
-                .map_err(io::Error::from)
+            self.handed.send(datagrams.len(), count, || {
+                sendmsg(self.io.as_raw_fd(), &bytes, how, MsgFlags::MSG_DONTWAIT, Some(&to))
+                    .map(drop)
+                    .map_err(io::Error::from)
+            })
         })
     }
 }

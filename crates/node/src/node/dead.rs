@@ -13,6 +13,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
+use coorp_core::robot::Input;
 use coorp_core::RobotId;
 
 use super::Inner;
@@ -22,11 +23,11 @@ use crate::fabric::PORTS_COORDINATION;
 const ANSWER_MAX: Duration = Duration::from_millis(200);
 
 /// Finds out, in a thread that ends soon, and frees the robot's permit where it has died.
-pub(super) fn find_out(inner: &Arc<Inner>, robot: RobotId) {
-    let Some(about) = inner.team.robots.get(usize::from(robot.0)) else {
+pub(super) fn find_out(inner: &Arc<Inner>, suspect: RobotId) {
+    let Some(about) = inner.team.robots.get(usize::from(suspect.0)) else {
         return;
     };
-    let port = inner.team.port(robot);
+    let port = inner.team.port(suspect);
     let places = about.addresses.iter().zip(PORTS_COORDINATION);
     let places: Vec<SocketAddr> = places
         .map(|(address, place)| SocketAddr::new(*address, port.saturating_add(place)))
@@ -40,7 +41,9 @@ pub(super) fn find_out(inner: &Arc<Inner>, robot: RobotId) {
             let refused = TcpStream::connect_timeout(&place, ANSWER_MAX)
                 .is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused);
             if let Some(inner) = inner.upgrade().filter(|_| refused) {
-                return inner.tell(|brain, now| brain.on_dead(robot, since, now));
+                let robot = suspect;
+                inner.tell(|it, now| it.handle(Input::Dead { robot, since }, now));
+                return;
             }
         }
     };

@@ -13,16 +13,18 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::mpsc::{channel, Receiver};
 use std::time::{Duration, Instant};
 
+use coorp_core::failover::{self, Epoch};
 use coorp_core::policy::Policy;
+use coorp_core::robot::Message;
 use coorp_core::RobotId;
-use coorp_node::wire::{self, Coordination, Epoch};
+use coorp_node::wire;
 use coorp_node::{Node, Options};
 use coorp_team::Team;
 use serde_json::{json, Value};
 use zenoh::{Session, Wait};
 
 /// How long anything may take that should happen at once; no test measures it.
-pub const SOON: Duration = Duration::from_secs(20);
+pub const SOON: Duration = Duration::from_secs(240);
 
 const ANSWER: &str = "answer: ";
 
@@ -313,7 +315,8 @@ pub fn epoch(session: &Session) -> Epoch {
     let began = Instant::now();
     while began.elapsed() < SOON {
         if let Ok(Some(sample)) = beats.recv_timeout(Duration::from_millis(100)) {
-            if let Ok(Coordination::Beat { epoch, .. }) = wire::decode(&sample.payload().to_bytes()) {
+            let said = wire::decode(&sample.payload().to_bytes());
+            if let Ok(Message::Coordination(failover::Message::Beat { epoch, .. })) = said {
                 return epoch;
             }
         }

@@ -1,4 +1,4 @@
-//! Whatever Python calls a buffer, as bytes.
+//! Any Python buffer, as bytes.
 
 use numpy::{PyArray1, PyArrayMethods};
 use pyo3::exceptions::PyTypeError;
@@ -7,8 +7,8 @@ use pyo3::types::{PyBytes, PyMemoryView};
 
 use crate::error::input;
 
-/// Calls `with` with the bytes of a buffer, where they stand. The stable interface to Python 3.10 has no buffers, so
-/// those that are not `bytes` are seen through NumPy.
+/// Calls `with` with the bytes of a buffer, without copying them. The stable ABI of Python 3.10 has no buffers, so
+/// buffers other than `bytes` are accessed through NumPy.
 pub fn bytes<T>(given: &Bound<'_, PyAny>, with: impl FnOnce(&[u8]) -> PyResult<T>) -> PyResult<T> {
     if let Ok(bytes) = given.cast::<PyBytes>() {
         return with(bytes.as_bytes());
@@ -19,11 +19,13 @@ pub fn bytes<T>(given: &Bound<'_, PyAny>, with: impl FnOnce(&[u8]) -> PyResult<T
             .name()
             .map_or_else(|_| "that".to_owned(), |name| name.to_string());
         PyTypeError::new_err(format!(
-            "{kind} has no buffer: pass bytes, a bytearray, a NumPy array, or whatever memoryview() takes"
+            "{kind} has no buffer: pass bytes, a bytearray, a NumPy array, or anything that memoryview() accepts"
         ))
     })?;
     if !view.getattr("c_contiguous")?.extract::<bool>()? {
-        return Err(input("the buffer has gaps: pass numpy.ascontiguousarray(...) of it"));
+        return Err(input(
+            "the buffer is not contiguous: pass numpy.ascontiguousarray(...) of it",
+        ));
     }
     if view.getattr("nbytes")?.extract::<usize>()? == 0 {
         return with(&[]);

@@ -18,7 +18,7 @@ use super::wait::{lock, with, Came, Coming, Waiting};
 use super::{buffer, failed, Shared};
 use crate::error::NodeError;
 
-/// A bulk message that is being written.
+/// A bulk message being written.
 #[pyclass(module = "coorp", frozen)]
 pub struct BulkStream {
     shared: Arc<Shared>,
@@ -27,9 +27,9 @@ pub struct BulkStream {
 
 enum Stream {
     Open(bulk::BulkStream),
-    /// It was finished; what becomes of it.
+    /// It is finished; holds its outcome.
     Finished(Arc<Outcome>),
-    /// A `with` block ended with an exception: it is not sent.
+    /// A `with` block ended with an exception, so it is not sent.
     Dropped,
 }
 
@@ -60,11 +60,11 @@ impl BulkStream {
                 *state = Stream::Finished(outcome.clone());
                 Ok(outcome)
             }
-            Stream::Dropped => Err(NodeError::new_err("this message was given up, and is not sent")),
+            Stream::Dropped => Err(NodeError::new_err("this message was abandoned and is not sent")),
         }
     }
 
-    /// Gives it up, which returns its memory.
+    /// Abandons the message, which frees its memory.
     fn give_up(&self, py: Python<'_>) {
         py.detach(|| *lock(&self.state) = Stream::Dropped);
     }
@@ -76,7 +76,7 @@ impl BulkStream {
         buffer::bytes(buffer, |bytes| {
             with(buffer.py(), &self.state, bytes.len(), |state| match state {
                 Stream::Open(stream) => stream.write(bytes).map_err(failed),
-                _ => Err(NodeError::new_err("this message is finished: begin another one")),
+                _ => Err(NodeError::new_err("this message is finished: start another one")),
             })
         })
     }
@@ -93,7 +93,7 @@ impl BulkStream {
         slf
     }
 
-    /// Waits until the message is delivered. Where the block raised, it is not sent.
+    /// Waits until the message is delivered. If the block raised, it is not sent.
     fn __exit__(
         &self,
         py: Python<'_>,
@@ -132,10 +132,10 @@ impl BulkStream {
     }
 }
 
-/// Who waits for one message at most; beyond that the oldest looks again, and is most likely gone.
+/// Maximum number of waiters for one message; beyond it the oldest is woken, and has most likely gone.
 const WAKERS_MAX: usize = 1_024;
 
-/// What becomes of a message, for any number who wait for it.
+/// The outcome of a message, for any number of waiters.
 struct Outcome {
     state: Mutex<Fate>,
     wakers: Arc<Wakers>,
@@ -147,7 +147,7 @@ enum Fate {
     Failed(String),
 }
 
-/// Wakes all who wait.
+/// Wakes all waiters.
 #[derive(Default)]
 struct Wakers(Mutex<VecDeque<Waker>>);
 
@@ -181,11 +181,11 @@ impl Outcome {
         }
     }
 
-    /// Looks whether it is known.
+    /// Polls whether the outcome is known.
     fn look(&self) -> Poll<Result<(), String>> {
         let mut state = lock(&self.state);
         if let Fate::Pending(delivery) = &mut *state {
-            // Whoever looks wakes all: the newest look's waker is the one that is kept.
+            // Every poll registers a waker that wakes all waiters, because only the latest waker is kept.
             let all = Waker::from(self.wakers.clone());
             let Poll::Ready(outcome) = Pin::new(delivery).poll(&mut Context::from_waker(&all)) else {
                 return Poll::Pending;
@@ -205,7 +205,7 @@ impl Outcome {
     }
 }
 
-/// What becomes of a bulk message.
+/// The delivery of a bulk message.
 #[pyclass(module = "coorp", frozen)]
 pub struct Delivery {
     shared: Arc<Shared>,
@@ -288,7 +288,7 @@ impl BulkReceiver {
 impl BulkReceiver {
     #[pyo3(signature = (timeout = None))]
     fn recv(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
-        self.shared.block(py, self.coming(), timeout, "no bulk message came")
+        self.shared.block(py, self.coming(), timeout, "no bulk message arrived")
     }
 
     fn try_recv(&self) -> PyResult<Option<BulkMessage>> {
@@ -302,7 +302,7 @@ impl BulkReceiver {
     }
 }
 
-/// A bulk message that has arrived whole.
+/// A bulk message that has arrived completely.
 #[pyclass(module = "coorp", frozen)]
 pub struct BulkMessage {
     #[pyo3(get)]
@@ -313,7 +313,7 @@ pub struct BulkMessage {
     length: u64,
     #[pyo3(get)]
     path: PathBuf,
-    /// `None` once it is taken.
+    /// `None` once it has been taken.
     message: Mutex<Option<bulk::BulkMessage>>,
 }
 
@@ -328,7 +328,7 @@ impl BulkMessage {
         }
     }
 
-    /// Takes it without the GIL. Where that fails it is still there, for another try.
+    /// Takes the message without the GIL. If that fails, it is still there for another attempt.
     fn taken<T: Send>(
         &self,
         py: Python<'_>,
@@ -338,7 +338,7 @@ impl BulkMessage {
         py.detach(|| {
             let mut slot = lock(&self.message);
             let Some(message) = slot.as_ref() else {
-                let before = format!("\"{}\" was taken before", self.name);
+                let before = format!("\"{}\" has already been taken", self.name);
                 return Err(PyFileNotFoundError::new_err(before));
             };
             let taken = take(message).map_err(|error| {

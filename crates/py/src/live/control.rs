@@ -11,7 +11,7 @@ use super::wait::{lock, with, Came, Coming, Waiting};
 use super::{buffer, failed, Shared};
 use crate::error::NodeError;
 
-/// Sends the messages of one topic.
+/// Publishes the messages of one topic.
 #[pyclass(module = "coorp", frozen)]
 pub struct ControlPublisher {
     shared: Arc<Shared>,
@@ -46,7 +46,7 @@ impl ControlPublisher {
     }
 }
 
-/// Receives one topic of all robots.
+/// Receives one topic from all robots.
 #[pyclass(module = "coorp", frozen)]
 pub struct ControlSubscriber {
     shared: Arc<Shared>,
@@ -77,7 +77,7 @@ impl ControlSubscriber {
 impl ControlSubscriber {
     #[pyo3(signature = (timeout = None))]
     fn recv(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
-        let what = format!("no message came on \"{}\"", self.topic);
+        let what = format!("no message arrived on \"{}\"", self.topic);
         self.shared.block(py, self.coming(), timeout, &what)
     }
 
@@ -92,7 +92,7 @@ impl ControlSubscriber {
     }
 }
 
-/// A control message that came.
+/// A received control message.
 #[pyclass(module = "coorp", frozen)]
 pub struct Message {
     shared: Arc<Shared>,
@@ -137,7 +137,7 @@ impl Message {
         self.message.age.map(|age| age.within.as_secs_f64())
     }
 
-    /// Copied once, when it is first asked for.
+    /// Copied once, on first access.
     #[getter]
     fn data(&self, py: Python<'_>) -> Py<PyBytes> {
         let data = self
@@ -160,7 +160,7 @@ impl Message {
     }
 }
 
-/// How old something is, for a message's text.
+/// The age, as part of a message's text.
 pub fn aged(age: Option<Age>) -> String {
     age.map_or_else(String::new, |age| format!(", {:.1} ms old", age.is.as_secs_f64() * 1e3))
 }

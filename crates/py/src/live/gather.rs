@@ -13,7 +13,7 @@ use super::control::aged;
 use super::wait::{Came, Coming, Waiting, LOOK_EVERY};
 use super::{seconds, Shared};
 
-/// Makes a list of all robots' states once a period.
+/// Makes a list of all robots' states once per period.
 #[pyclass(module = "coorp", frozen)]
 pub struct Gather {
     shared: Arc<Shared>,
@@ -22,7 +22,7 @@ pub struct Gather {
     gather: Arc<gather::Gather>,
 }
 
-/// All robots' names, in the team file's order. Made once, as a list of many robots is made many times a second.
+/// All robots' names in the team file's order. Created once, because a list of many robots is made many times a second.
 #[derive(Clone)]
 struct Names(Arc<[Py<PyString>]>);
 
@@ -53,7 +53,7 @@ impl Names {
         let dict = PyDict::new(py);
         let taken_ns = table.taken_at.as_nanos();
         for state in table.states {
-            // A state is of a robot of the team.
+            // A state always belongs to a robot of the team.
             let Some(name) = self.0.get(usize::from(state.from.0)) else {
                 continue;
             };
@@ -78,7 +78,7 @@ impl Gather {
         loop {
             self.shared.closing.check()?;
             let left = until.map_or(LOOK_EVERY, |until| until.saturating_duration_since(Instant::now()));
-            // By the thread that waits: it makes the list itself when it is due, which is sooner than to be woken.
+            // On the waiting thread: it makes the list itself when it is due, which is faster than being woken.
             if let Some(table) = py.detach(|| self.gather.recv(Some(left.min(LOOK_EVERY)))) {
                 self.shared.closing.check()?;
                 return self.names.states(py, table);
@@ -102,7 +102,7 @@ impl Gather {
         self.shared.waiting(self.coming())
     }
 
-    /// By robot: lists on which a state was due, those of them that had none, and states that were stale.
+    /// By robot: the number of lists on which a state was due, those without one, and the number of stale states.
     fn updates<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let dict = PyDict::new(py);
         for (robot, updates) in self.gather.updates() {

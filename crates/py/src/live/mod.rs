@@ -1,4 +1,4 @@
-//! A robot of a live team in Python: `coorp.Node` and what it hands out. Behind the feature `live`.
+//! A robot of a live team in Python: `coorp.Node` and the objects it returns. Behind the feature `live`.
 
 mod buffer;
 mod bulk;
@@ -43,7 +43,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(close_all, module)?)
 }
 
-/// What a node's objects share.
+/// State shared by a node's objects.
 struct Shared {
     node: Mutex<Option<coorp_node::Node>>,
     closing: Arc<Closing>,
@@ -54,7 +54,7 @@ struct Shared {
 }
 
 impl Shared {
-    /// Does something with the node. Call it without the GIL where that may take long.
+    /// Runs `what` with the node. Call it without the GIL if that may take long.
     fn with<T>(&self, what: impl FnOnce(&coorp_node::Node) -> Result<T, Error>) -> PyResult<T> {
         let node = lock(&self.node);
         self.closing.check()?;
@@ -72,7 +72,7 @@ impl Shared {
         Waiting::new(or_closed(coming, self.closing.clone()))
     }
 
-    /// Blocks for what comes; a `TimeoutError` where nothing does in time.
+    /// Blocks until the result arrives; raises `TimeoutError` if it does not arrive in time.
     fn block(&self, py: Python<'_>, coming: Coming, timeout: Option<f64>, what: &str) -> PyResult<Py<PyAny>> {
         let limit = timeout.map(seconds).transpose()?;
         let came = block(py, or_closed(coming, self.closing.clone()), limit)?;
@@ -87,10 +87,10 @@ impl Shared {
     }
 }
 
-/// Nodes that are open, to be closed before the interpreter ends.
+/// Open nodes, to be closed before the interpreter ends.
 static OPEN: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
 
-/// Closes every node. Python calls it when it ends.
+/// Closes every node. Python calls it on exit.
 #[pyfunction]
 fn close_all(py: Python<'_>) {
     let open = std::mem::take(&mut *lock(&OPEN));
@@ -110,7 +110,7 @@ fn close_at_exit(py: Python<'_>, node: &Arc<Shared>) -> PyResult<()> {
     Ok(())
 }
 
-/// A robot that takes part in its team, until it is closed.
+/// A robot that takes part in its team until it is closed.
 #[pyclass(module = "coorp", frozen)]
 pub struct Node {
     shared: Arc<Shared>,
@@ -144,7 +144,7 @@ impl Node {
             state,
         };
         if insecure {
-            // It is the line that opened the node which is warned of.
+            // The warning refers to the line that opened the node.
             let text = CString::new(format!("{name} is insecure: {INSECURE}"))?;
             PyErr::warn(py, &py.get_type::<PyRuntimeWarning>(), &text, 1)?;
         }
@@ -227,7 +227,7 @@ impl Node {
 
     #[pyo3(signature = (port = 0))]
     fn serve_metrics(&self, py: Python<'_>, port: u16) -> PyResult<u16> {
-        // What was served before ends first, as it may have the same port.
+        // Stop any earlier server first, because it may use the same port.
         let before = lock(&self.shared.metrics).take();
         let metrics = py.detach(|| {
             drop(before);
@@ -276,12 +276,12 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        // Its threads never ask for the GIL, so that it may be held while they end.
+        // Its threads never take the GIL, so it may be held while they end.
         self.shared.close();
     }
 }
 
-/// The exception for a live robot's failure.
+/// The exception for a failure of a live robot.
 fn failed(error: Error) -> PyErr {
     match error {
         Error::Input(text) => mend(text),
@@ -289,16 +289,16 @@ fn failed(error: Error) -> PyErr {
     }
 }
 
-/// A time to wait, of seconds.
+/// A timeout in seconds.
 fn seconds(given: f64) -> PyResult<Duration> {
     Duration::try_from_secs_f64(given).map_err(|_| {
         mend(format_args!(
-            "timeout = {given}: it is seconds, from 0 up; None waits for ever"
+            "timeout = {given}: give seconds, at least 0; None waits forever"
         ))
     })
 }
 
-/// A period: a text with a unit, or seconds.
+/// A period: a text with a unit, or a number of seconds.
 fn span(given: &Bound<'_, PyAny>) -> PyResult<coorp_core::Duration> {
     if let Ok(text) = given.extract::<String>() {
         return coorp_team::duration(&text).map_err(|why| mend(format_args!("period = \"{text}\": {why}")));
@@ -312,7 +312,7 @@ fn span(given: &Bound<'_, PyAny>) -> PyResult<coorp_core::Duration> {
             .repr()
             .map_or_else(|_| "that".to_owned(), |shown| shown.to_string());
         mend(format_args!(
-            "period = {given}: write it like \"33ms\", or as seconds: 0.033"
+            "period = {given}: write a time such as \"33ms\", or seconds such as 0.033"
         ))
     })?;
     Ok(coorp_core::Duration::from_secs_f64(seconds))

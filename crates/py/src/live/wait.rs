@@ -1,8 +1,8 @@
-//! Waiting for a live robot from Python: for threads, which block without the GIL, and for asyncio.
+//! Waiting for a live robot from Python: on threads, which block without the GIL, and in asyncio.
 //!
-//! What is waited for is a future that any thread may wake. A blocked thread is unparked; an event loop has a socket
-//! that becomes readable. So no thread of the node ever asks for the GIL: none is slowed down by Python, and none can
-//! hang when the interpreter ends.
+//! The waiter polls a future that any thread may wake. A blocked thread is unparked; an event loop has a socket that
+//! becomes readable. So the node's threads never take the GIL: Python slows none of them down, and none can hang when
+//! the interpreter ends.
 
 use std::future::Future;
 use std::io::{Read, Write};
@@ -21,15 +21,15 @@ use tokio::sync::Notify;
 
 use crate::error::NodeError;
 
-/// Between two looks whether Python has a signal (Ctrl-C) for us.
+/// Time between two checks for Python signals (Ctrl-C).
 pub const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// So many bytes are copied, and hashed, sooner than the GIL is had back where another thread computes.
+/// Copying and hashing this many bytes is faster than getting the GIL back while another thread computes.
 const BRIEF_BYTES: usize = 64 << 10;
 
-/// What has come, to be made an object of Python's.
+/// A result, to be converted to a Python object.
 pub type Came = Box<dyn FnOnce(Python<'_>) -> PyResult<Py<PyAny>> + Send>;
-/// Something that comes some time.
+/// A result that arrives later.
 pub type Coming = Pin<Box<dyn Future<Output = Came> + Send>>;
 
 /// Whether the node has been closed.
@@ -46,7 +46,7 @@ impl Closing {
     }
 
     /// # Errors
-    /// Once it has been closed.
+    /// Once the node has been closed.
     pub fn check(&self) -> PyResult<()> {
         if self.closed.load(Ordering::Acquire) {
             return Err(closed());
@@ -59,7 +59,7 @@ fn closed() -> PyErr {
     NodeError::new_err("the node has been closed")
 }
 
-/// The same, but that it ends with an error once the node is closed.
+/// The same, but it ends with an error once the node is closed.
 pub fn or_closed(mut coming: Coming, closing: Arc<Closing>) -> Coming {
     Box::pin(async move {
         let mut notified = std::pin::pin!(closing.notify.notified());
@@ -79,7 +79,7 @@ pub fn or_closed(mut coming: Coming, closing: Arc<Closing>) -> Coming {
     })
 }
 
-/// Blocks until it comes, until `timeout` has passed (`None`), or until a signal's handler raises.
+/// Blocks until the result arrives, until `timeout` has passed (`None`), or until a signal handler raises.
 pub fn block(py: Python<'_>, mut coming: Coming, timeout: Option<Duration>) -> PyResult<Option<Py<PyAny>>> {
     let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     let waker = Waker::from(Arc::new(Unparks(std::thread::current())));
@@ -117,7 +117,7 @@ impl Wake for Unparks {
     }
 }
 
-/// Something that an event loop waits for: `await` it once. `python/coorp/_waiting.py` is its other half.
+/// A result for an event loop: `await` it once. `python/coorp/_waiting.py` is its other half.
 #[pyclass(module = "coorp", frozen)]
 pub struct Waiting {
     coming: Mutex<Option<Coming>>,
@@ -144,18 +144,18 @@ impl Waiting {
 
 #[pymethods]
 impl Waiting {
-    /// The file that becomes readable when it is worth another poll.
+    /// The file descriptor that becomes readable when another poll is worthwhile.
     fn fileno(&self) -> i32 {
         self.readable.as_raw_fd()
     }
 
-    /// What has come, in a tuple; None while nothing has.
+    /// The result, in a tuple; None while there is none.
     fn poll(&self, py: Python<'_>) -> PyResult<Option<(Py<PyAny>,)>> {
-        // What was written has done its work; there are a few bytes at most.
+        // Discard the wake-up bytes; there are only a few.
         while (&self.readable).read(&mut [0; 64]).is_ok_and(|read| read > 0) {}
         let mut slot = lock(&self.coming);
         let Some(coming) = slot.as_mut() else {
-            return Err(NodeError::new_err("this was awaited before; ask for the next one"));
+            return Err(NodeError::new_err("this was already awaited; request the next one"));
         };
         let Poll::Ready(came) = coming.as_mut().poll(&mut Context::from_waker(&self.waker)) else {
             return Ok(None);
@@ -175,13 +175,13 @@ struct Writes(UnixStream);
 
 impl Wake for Writes {
     fn wake(self: Arc<Self>) {
-        // A socket that is full is readable already.
+        // A full socket is already readable.
         let _ = (&self.0).write(&[1]);
     }
 }
 
-/// Does something with so many bytes and what is behind a mutex: without the GIL, unless it is brief and nobody else is
-/// at it. So no thread that has the GIL waits for another one.
+/// Runs `what` on the value of a mutex and `bytes` bytes. Releases the GIL unless the work is brief and the mutex is
+/// free, so that no thread holding the GIL waits for another one.
 pub fn with<T, R>(py: Python<'_>, mutex: &Mutex<T>, bytes: usize, what: impl FnOnce(&mut T) -> R + Send) -> R
 where
     T: Send,

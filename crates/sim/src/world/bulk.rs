@@ -1,6 +1,6 @@
 //! Bulk and plain flows in a run: streams, the DRLC's actions, `[[flow]]`s.
 
-use super::{Cargo, Delayed, World};
+use super::{Cargo, Content, Delayed, World};
 use crate::drlc::{Drlc, DrlcAction};
 use crate::plain::Carrier;
 use crate::setup::robot;
@@ -173,14 +173,13 @@ impl World {
         plain.sent += 1;
         match plain.carrier {
             Carrier::Messages(channel) => {
-                if !plain.flow.bulk {
-                    self.note_control_made(channel);
-                }
+                let control = !plain.flow.bulk;
+                let stamp = if control { self.note_control_made(channel) } else { None };
                 let message = Delayed {
                     channel,
                     bytes,
                     made_at: self.now,
-                    content: None,
+                    content: stamp.map(Content::Plain),
                 };
                 self.send_message(message);
             }

@@ -1,125 +1,84 @@
 //! Control in a run: the MPC loop's actions, messages on their way and what becomes of them.
 
-use super::{Channel, Content, Delayed, Known, Role, World, MODEL_BYTES, PHASE_BYTES, PHASE_TOLERANCE, STEER_EVERY};
+use super::{Channel, Content, Delayed, Role, World};
 use crate::agent::ControlFlow;
 use crate::drlc::Drlc;
 use crate::events::EventKind;
 use crate::messages::Fate;
-use crate::mpc::{Mpc, MpcAction};
+use crate::mpc::{Ended, Leader, LeaderAction, Mpc, Perception, Worker};
 use crate::results::SpanKind;
 use crate::setup::robot;
 use crate::timers::Timer;
+use coorp_core::robot::Stamp;
 use coorp_core::{Duration, Instant, RobotId};
 
 impl World {
     pub(super) fn on_sense(&mut self, robot: RobotId) {
-        if let Some(mpc) = &mut self.mpc {
-            let next = mpc.on_tick(robot, self.now);
-            self.timers.set(next.max(self.now), Timer::Sense(robot));
+        let now = self.now;
+        if let Some(worker) = self.worker(robot) {
+            worker.on_deadline(now);
+            let next = worker.next_deadline();
+            self.timers.set(next.max(now), Timer::Sense(robot));
         }
-        self.run_mpc();
+        self.run_worker(robot);
     }
 
-    pub(super) fn run_mpc(&mut self) {
-        while let Some(action) = self.mpc.as_mut().and_then(|mpc| mpc.actions.pop_front()) {
+    fn worker(&mut self, robot: RobotId) -> Option<&mut Worker> {
+        self.mpc.as_mut().map(|mpc| mpc.worker(robot))
+    }
+
+    fn run_worker(&mut self, robot: RobotId) {
+        while let Some(sample) = self.worker(robot).and_then(Worker::poll) {
+            self.log(EventKind::Perception, robot, sample);
+            let bytes = self.team.control.map_or(0, |control| control.perception_bytes);
+            let content = |stamp| Content::Perception(sample, stamp);
+            self.send_control(self.perception[usize::from(robot.0)], bytes, content);
+        }
+    }
+
+    pub(super) fn with_leader(&mut self, happens: impl FnOnce(&mut Leader, Instant)) {
+        if let Some(mpc) = &mut self.mpc {
+            happens(&mut mpc.leader, self.now);
+        }
+        self.run_leader();
+    }
+
+    pub(super) fn run_leader(&mut self) {
+        let leader = self.team.leader;
+        while let Some(action) = self.mpc.as_mut().and_then(|mpc| mpc.leader.poll()) {
             match action {
-                MpcAction::SendPerception(robot, tick) => {
-                    self.log(EventKind::Perception, robot, tick);
-                    let (known, added) = self.tell_of(robot);
-                    let bytes = self.team.control.map_or(0, |control| control.perception_bytes) + added;
-                    let content = Some(Content::Perception(tick, known));
-                    self.send_control(self.perception[usize::from(robot.0)], bytes, content);
-                    self.agents[usize::from(robot.0)].on_command_awaited(self.now, false, self.now);
-                    self.run_agent(robot);
-                }
-                MpcAction::SendCommand(robot, round) => {
-                    let shift = self.steer(robot);
-                    let added = if shift == Duration::ZERO { 0 } else { PHASE_BYTES };
-                    let bytes = self.team.control.map_or(0, |control| control.command_bytes) + added;
-                    let content = Some(Content::Command(round, shift));
-                    self.send_control(self.command[usize::from(robot.0)], bytes, content);
-                }
-                MpcAction::Infer {
-                    round,
-                    start,
-                    time,
-                    complete,
-                } => {
-                    self.log(EventKind::Infer, self.team.leader, round);
+                LeaderAction::Wait(until) => self.timers.set(until, Timer::Leader),
+                LeaderAction::Infer { round, start, time } => {
+                    self.log(EventKind::Infer, leader, round);
+                    if let Some(mpc) = &mut self.mpc {
+                        mpc.rounds.begin(round, start, mpc.leader.living());
+                    }
                     self.timers.set(self.now + time, Timer::Inference);
-                    self.agents[usize::from(self.team.leader.0)].on_command_awaited(start, complete, self.now);
-                    self.run_agent(self.team.leader);
-                    self.send_clear(start, complete);
                 }
-                MpcAction::Inferred(round) => {
-                    self.log(EventKind::Inferred, self.team.leader, round);
-                    self.log(EventKind::CommandIn, self.team.leader, round);
+                LeaderAction::Inferred(round) => {
+                    self.log(EventKind::Inferred, leader, round);
+                    self.log(EventKind::CommandIn, leader, round);
                 }
-                MpcAction::Timeout(round, after) => self.timers.set(self.now + after, Timer::RoundTimeout(round)),
-                MpcAction::LoopEnded {
-                    round,
-                    start,
-                    reaction,
-                    lost,
-                } => {
-                    self.log(EventKind::LoopEnded, self.team.leader, round);
-                    self.on_loop_ended(start, reaction, lost);
+                LeaderAction::SendCommand(robot, command) => {
+                    let bytes = self.team.control.map_or(0, |control| control.command_bytes);
+                    let content = |stamp| Content::Command(command, stamp);
+                    self.send_control(self.command[usize::from(robot.0)], bytes, content);
                 }
             }
         }
     }
 
-    fn steers(&self) -> bool {
-        self.policy.local.as_ref().is_some_and(|local| local.steered_phases)
-    }
-
-    /// What a robot tells of itself with its perception, and the bytes that this adds.
-    fn tell_of(&mut self, robot: RobotId) -> (Known, u64) {
-        let mut known = Known {
-            made_at: self.now,
-            ..Known::default()
+    /// A command of a loop has arrived or is lost; with the last one, the loop ends.
+    fn on_command_decided(&mut self, round: u64, lost: bool) {
+        let now = self.now;
+        let ended = self
+            .mpc
+            .as_mut()
+            .and_then(|mpc| mpc.rounds.on_command(round, lost, now));
+        let Some(Ended { start, reaction, lost }) = ended else {
+            return;
         };
-        let mut bytes = 0;
-        let (shares, steers) = (self.shares_windows(), self.steers());
-        let agent = &mut self.agents[usize::from(robot.0)];
-        if shares {
-            known.model = agent.model_to_tell(self.now);
-            bytes += known.model.map_or(0, |_| MODEL_BYTES);
-        }
-        if let (true, Some(mpc)) = (steers, &self.mpc) {
-            known.phase = agent.phase_to_tell(mpc.phase(robot), self.now);
-            bytes += known.phase.map_or(0, |_| PHASE_BYTES);
-        }
-        (known, bytes)
-    }
-
-    /// By how much `robot` is to sample later, so that all sample together: windows then coincide, and no loop waits
-    /// for the last. Each robot tells the phase of its sensor's timer with its perceptions; the leader compares.
-    pub(super) fn steer(&mut self, robot: RobotId) -> Duration {
-        let reference = self
-            .perception
-            .iter()
-            .position(Option::is_some)
-            .filter(|_| self.steers());
-        let phase = |place: usize| self.known[place].phase;
-        let (Some(target), Some(own), Some(control)) = (
-            reference.and_then(phase),
-            phase(usize::from(robot.0)),
-            &self.team.control,
-        ) else {
-            return Duration::ZERO;
-        };
-        let period = control.period.as_nanos();
-        let ahead = (target.as_nanos() + period - own.as_nanos()) % period;
-        let off = Duration::from_nanos(ahead.min(period - ahead));
-        if off < PHASE_TOLERANCE || self.now < self.steered_until[usize::from(robot.0)] {
-            return Duration::ZERO;
-        }
-        self.steered_until[usize::from(robot.0)] = self.now + control.period * STEER_EVERY;
-        Duration::from_nanos(ahead)
-    }
-
-    pub(super) fn on_loop_ended(&mut self, start: Instant, reaction: Duration, lost: bool) {
+        self.log(EventKind::LoopEnded, self.team.leader, round);
         let bound = self.team.control.map_or(Duration::MAX, |control| control.bound);
         self.counts.loops += 1;
         self.counts.violations += u64::from(lost || reaction > bound);
@@ -132,38 +91,49 @@ impl World {
 
     /// A control message is made: it is a sample of its flow's arrival model now and reaches the host queue after its
     /// stack's delay, but not before one that its sender made earlier.
-    pub(super) fn send_control(&mut self, channel: Option<u32>, bytes: u64, content: Option<Content>) {
+    pub(super) fn send_control(
+        &mut self,
+        channel: Option<u32>,
+        bytes: u64,
+        content: impl FnOnce(Option<Stamp>) -> Content,
+    ) {
         let Some(channel) = channel else { return };
+        let stamp = self.note_control_made(channel);
         let message = Delayed {
             channel,
             bytes,
             made_at: self.now,
-            content,
+            content: Some(content(stamp)),
         };
-        self.note_control_made(channel);
         let sender = usize::from(self.channels[channel as usize].flow.from.0);
         let delay = self.mpc.as_mut().map_or(Duration::ZERO, Mpc::stack_delay);
         let at = self.stack_until[sender].max(self.now + delay);
         self.stack_until[sender] = at;
         if at == self.now {
             self.send_message(message);
-            return;
+        } else {
+            self.delay(message, at);
         }
+    }
+
+    /// Sends a message later.
+    pub(super) fn delay(&mut self, message: Delayed, until: Instant) {
         let place = self.delayed_free.pop().unwrap_or_else(|| {
             self.delayed.push(None);
             self.delayed.len() as u32 - 1
         });
         self.delayed[place as usize] = Some(message);
-        self.timers.set(at, Timer::Stack(place));
+        self.timers.set(until, Timer::Stack(place));
     }
 
-    pub(super) fn note_control_made(&mut self, channel: u32) {
+    /// A control message is made, which its sender's robot stamps.
+    pub(super) fn note_control_made(&mut self, channel: u32) -> Option<Stamp> {
         let Channel { flow, role, .. } = &self.channels[channel as usize];
         let sender = robot(flow.from);
-        if let Some(control) = control_flow(*role) {
-            self.agents[usize::from(sender.0)].on_control_made(control, self.now);
-            self.run_agent(sender);
-        }
+        let control = control_flow(*role)?;
+        let stamp = self.agents[usize::from(sender.0)].on_control_made(control, self.now);
+        self.run_agent(sender);
+        stamp
     }
 
     pub(super) fn on_stack(&mut self, place: u32) {
@@ -190,56 +160,54 @@ impl World {
         let content = at
             .and_then(|at| channel.contents.remove(at))
             .map(|(_, content)| content);
+        let to = robot(channel.flow.to);
         match (role, fate, content) {
-            (Role::Perception(robot), Fate::Arrived(latency), Some(Content::Perception(tick, known))) => {
-                self.known[usize::from(robot.0)].learn(known);
+            (Role::Perception(robot), Fate::Arrived(latency), Some(Content::Perception(sample, stamp))) => {
                 self.counts.control_latency.record(latency);
-                self.log(EventKind::PerceptionIn, robot, tick);
+                self.counts.perception_latency.record(latency);
+                self.log(EventKind::PerceptionIn, robot, sample);
+                self.on_control_arrived(robot, to, stamp);
                 let made_at = self.now - latency;
-                self.on_perceptions_in(self.team.leader, &[robot]);
-                if let Some(mpc) = &mut self.mpc {
-                    mpc.on_perception(robot, made_at);
-                }
+                let perception = Perception { sample, made_at };
+                self.with_leader(|leader, now| leader.on_perception(robot, perception, now));
             }
-            (Role::Command(robot), Fate::Arrived(latency), Some(Content::Command(round, shift))) => {
-                self.log(EventKind::CommandIn, robot, round);
+            (Role::Command(robot), Fate::Arrived(latency), Some(Content::Command(command, stamp))) => {
+                self.log(EventKind::CommandIn, robot, command.round);
                 self.counts.control_latency.record(latency);
-                let made_at = self.now - latency;
-                self.agents[usize::from(robot.0)].on_command_arrived(made_at, self.now);
-                self.run_agent(robot);
-                if let Some(mpc) = &mut self.mpc {
-                    mpc.on_command(robot, round, self.now);
-                    mpc.shift_phase(robot, shift);
+                self.counts.command_latency.record(latency);
+                self.on_control_arrived(self.team.leader, to, stamp);
+                self.on_command_decided(command.round, false);
+                let now = self.now;
+                if let Some(worker) = self.worker(robot) {
+                    worker.on_command(command.newest, now);
                 }
+                self.run_worker(robot);
             }
-            (Role::Perception(robot), Fate::Lost, _) => self.agents[usize::from(robot.0)].forget_told(),
-            (Role::Command(robot), Fate::Lost, Some(Content::Command(round, _))) => {
-                self.log(EventKind::CommandLost, robot, round);
-                if let Some(mpc) = &mut self.mpc {
-                    mpc.on_command_lost(round, self.now);
-                }
+            (Role::Command(robot), Fate::Lost, Some(Content::Command(command, _))) => {
+                self.log(EventKind::CommandLost, robot, command.round);
+                self.on_command_decided(command.round, true);
             }
-            (Role::ToController(robot), Fate::Arrived(_), Some(Content::Permit(message))) => {
-                self.on_controller_message(robot, message);
+            (Role::Word(from, to), Fate::Arrived(_), Some(Content::Word(message))) => {
+                self.agents[usize::from(to.0)].on_message(from, message, self.now);
+                self.run_agent(to);
             }
-            (Role::FromController(robot), Fate::Arrived(_), Some(Content::Permit(message))) => {
-                self.on_requester_message(robot, message);
-                self.tell_models(robot);
-            }
-            (Role::FromController(robot), Fate::Arrived(_), Some(Content::Clear(start, complete))) => {
-                let others: Vec<RobotId> = (0..self.agents.len() as u16).map(RobotId).collect();
-                self.on_perceptions_in(robot, &others);
-                self.agents[usize::from(robot.0)].on_command_awaited(start, complete, self.now);
-                self.run_agent(robot);
-            }
-            (Role::Plain(plain), Fate::Arrived(latency), _) => {
-                let plain = &mut self.plains[plain as usize];
-                plain.on_message(number, latency, self.now);
+            (Role::Plain(plain), Fate::Arrived(latency), content) => {
+                let flow = &mut self.plains[plain as usize];
+                flow.on_message(number, latency, self.now);
+                let from = flow.flow.from;
                 self.counts.control_latency.record(latency);
+                if let Some(Content::Plain(stamp)) = content {
+                    self.on_control_arrived(from, to, Some(stamp));
+                }
             }
             _ => {}
         }
-        self.run_mpc();
+    }
+
+    fn on_control_arrived(&mut self, from: RobotId, to: RobotId, stamp: Option<Stamp>) {
+        let Some(stamp) = stamp else { return };
+        self.agents[usize::from(to.0)].on_control_arrived(from, stamp, self.now);
+        self.run_agent(to);
     }
 }
 
@@ -247,8 +215,8 @@ impl World {
 pub(super) fn control_flow(role: Role) -> Option<ControlFlow> {
     match role {
         Role::Perception(_) => Some(ControlFlow::Perception),
-        Role::Command(_) => Some(ControlFlow::Command),
+        Role::Command(robot) => Some(ControlFlow::Command(robot)),
         Role::Plain(place) => Some(ControlFlow::Plain(place)),
-        Role::ToController(_) | Role::FromController(_) => None,
+        Role::Word(..) => None,
     }
 }

@@ -1,7 +1,7 @@
 //! What the air tells the world: the driver's hooks, arrivals, drops.
 
 use super::control::control_flow;
-use super::{Role, Slot, World};
+use super::{Slot, World};
 use crate::messages::MessageFlow;
 use crate::results::SpanKind;
 use crate::setup::robot;
@@ -29,10 +29,14 @@ impl Host for World {
         pass
     }
 
-    fn enqueued(&mut self, packet: &Packet, _now: Instant) {
-        let place = usize::from(packet.from.0);
+    fn enqueued(&mut self, station: StationId, packet: &Packet, now: Instant) {
+        let place = usize::from(station.0);
         if packet.category >= AccessCategory::BestEffort {
-            self.agents[place].on_enqueued();
+            let segment = match self.slots[packet.flow.0 as usize] {
+                Slot::Data(stream) if station == packet.from => Some((stream, packet.tag)),
+                _ => None,
+            };
+            self.agents[place].on_enqueued(segment, now);
         }
         match self.slots[packet.flow.0 as usize] {
             Slot::Message(channel) if self.channels[channel as usize].role_is_control(&self.plains) => {
@@ -44,22 +48,31 @@ impl Host for World {
         }
     }
 
-    fn released(&mut self, packet: &Packet, ahead: u16, queued_at: Instant, now: Instant) {
+    fn released(&mut self, station: StationId, packet: &Packet, ahead: u16, queued_at: Instant, now: Instant) {
         if packet.category >= AccessCategory::BestEffort {
-            self.agents[usize::from(packet.from.0)].on_released(ahead, queued_at, now);
+            self.agents[usize::from(station.0)].on_released(ahead, queued_at, now);
+        } else if station == packet.from {
+            self.on_freed(packet);
         }
     }
 
-    fn completed(&mut self, packet: &Packet, queued_at: Instant, acknowledged: bool, now: Instant) {
-        let place = usize::from(packet.from.0);
+    fn completed(
+        &mut self,
+        station: StationId,
+        packet: &Packet,
+        _queued_at: Instant,
+        acknowledged: bool,
+        now: Instant,
+    ) {
+        let place = usize::from(station.0);
         if packet.category >= AccessCategory::BestEffort {
-            self.agents[place].on_status(queued_at, now);
+            self.agents[place].on_status(now);
         }
         self.bulk_in_wnic[place] -= u32::from(self.is_bulk(packet));
-        if !acknowledged && self.is_worth_resending(packet, now) {
-            self.outbox.push(*packet);
-        } else {
+        if station == packet.from {
             self.on_left(packet, acknowledged);
+        } else if !acknowledged {
+            self.on_lost_underway(packet);
         }
     }
 
@@ -73,7 +86,11 @@ impl Host for World {
             }
             Slot::Data(stream) => self.on_stream_data(stream, packet),
             Slot::Acks(stream) => {
-                self.streams[stream as usize].on_ack(packet, now);
+                if let Some(ack) = self.streams[stream as usize].on_ack(packet, now) {
+                    let sender = self.streams[stream as usize].from;
+                    self.agents[usize::from(sender.0)].on_acknowledged(stream, &ack, now);
+                    self.run_agent(robot(sender));
+                }
                 self.mark(stream);
             }
             Slot::Saturated(plain) => {
@@ -86,8 +103,13 @@ impl Host for World {
         }
     }
 
-    fn dropped(&mut self, packet: &Packet, _now: Instant) {
-        self.on_left(packet, false);
+    fn dropped(&mut self, station: StationId, packet: &Packet, _now: Instant) {
+        if station == packet.from {
+            self.on_freed(packet);
+            self.on_left(packet, false);
+        } else {
+            self.on_lost_underway(packet);
+        }
     }
 
     fn transmitted(&mut self, transmission: &Transmission) {
@@ -98,15 +120,16 @@ impl Host for World {
 }
 
 impl World {
-    /// Whether a packet that the WNIC gave up belongs to a loop and is not yet as old as its bound.
-    fn is_worth_resending(&self, packet: &Packet, now: Instant) -> bool {
-        let resends = self.policy.local.as_ref().is_some_and(|local| local.resend_lost);
-        match (self.slots[packet.flow.0 as usize], self.team.control) {
-            (Slot::Message(channel), Some(control)) if resends => {
-                let role = self.channels[channel as usize].role;
-                matches!(role, Role::Perception(_) | Role::Command(_)) && now.since(packet.sent_at) < control.bound
-            }
-            _ => false,
+    /// The kernel of a control packet's sender has freed it: the driver counts it as complete, or the host queue dropped
+    /// it.
+    fn on_freed(&mut self, packet: &Packet) {
+        let Slot::Message(channel) = self.slots[packet.flow.0 as usize] else {
+            return;
+        };
+        let state = &mut self.channels[channel as usize];
+        if let (true, Some(control)) = (state.flow.on_freed(packet), control_flow(state.role)) {
+            self.agents[usize::from(packet.from.0)].on_control_left(control, self.now);
+            self.run_agent(robot(packet.from));
         }
     }
 
@@ -116,12 +139,7 @@ impl World {
         match self.slots[packet.flow.0 as usize] {
             Slot::Message(channel) => {
                 let state = &mut self.channels[channel as usize];
-                let (gone, fate) = state.flow.on_left(packet, acknowledged, now);
-                if let (true, Some(control)) = (gone, control_flow(state.role)) {
-                    self.agents[usize::from(packet.from.0)].on_control_left(control, now);
-                    self.run_agent(robot(packet.from));
-                }
-                if let Some((number, fate)) = fate {
+                if let Some((number, fate)) = state.flow.on_left(packet, acknowledged, now) {
                     self.on_message_fate(channel, number, fate);
                 }
             }
@@ -135,6 +153,16 @@ impl World {
                 let plain = &mut self.plains[plain as usize];
                 plain.outstanding -= 1;
                 plain.fill(now, &mut self.outbox);
+            }
+        }
+    }
+
+    /// The access point lost a packet that it was to pass on; its sender takes it for arrived.
+    fn on_lost_underway(&mut self, packet: &Packet) {
+        if let Slot::Message(channel) = self.slots[packet.flow.0 as usize] {
+            let fate = self.channels[channel as usize].flow.on_lost_underway(packet, self.now);
+            if let Some((number, fate)) = fate {
+                self.on_message_fate(channel, number, fate);
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Before a run: the flows that team and policy ask for are opened, and what starts is started.
 
-use super::{Cargo, Channel, Counts, Known, Role, Slot, World};
+use super::{Cargo, Channel, Counts, Role, Slot, World};
 use crate::agent::Agent;
 use crate::drlc::Drlc;
 use crate::faults::{Faults, Watch};
@@ -14,15 +14,14 @@ use crate::timers::{Armed, Timer, Timers};
 use crate::Options;
 use coorp_air::tcp;
 use coorp_air::AccessCategory;
-use coorp_core::permits::Controller;
 use coorp_core::policy::{Access, Policy};
 use coorp_core::schedwifi::Schedule;
 use coorp_core::{Duration, FlowId, Instant, RobotId};
 use coorp_team::{Team, Traffic};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 impl World {
-    pub fn new(team: Team, policy: Policy, schedule: Option<Schedule>, options: &Options) -> Self {
+    pub fn new(team: Team, policy: Policy, schedule: Option<Schedule>, options: &Options) -> Result<Self, String> {
         let robots = team.robots.len();
         let seed = options.seed;
         let mpc = team
@@ -33,10 +32,9 @@ impl World {
             .learning
             .filter(|_| policy.bulk && robots > 1)
             .map(|learning| Drlc::new(&team, learning, seed));
-        let coordinated = policy.global.clone().filter(|_| policy.bulk);
         let agents = (0..robots as u16)
-            .map(|id| Agent::new(&team, &policy, schedule.as_ref(), RobotId(id)))
-            .collect();
+            .map(|id| Agent::new(&team, &policy, schedule.as_ref(), RobotId(id), options.timeline))
+            .collect::<Result<_, _>>()?;
         let watch = Watch::new(&team, &policy);
         let mut world = World {
             team,
@@ -51,8 +49,6 @@ impl World {
             plains: Vec::new(),
             agents,
             agents_armed: vec![Armed::default(); robots],
-            controller: coordinated.map(|config| Controller::new(config, 0)),
-            controller_armed: Armed::default(),
             mpc,
             drlc,
             faults: options.faults.then(|| Faults::new(robots, seed, options.duration)),
@@ -60,12 +56,9 @@ impl World {
             delayed: Vec::new(),
             delayed_free: Vec::new(),
             stack_until: vec![Instant::ZERO; robots],
-            steered_until: vec![Instant::ZERO; robots],
-            known: vec![Known::default(); robots],
             perception: vec![None; robots],
             command: vec![None; robots],
-            to_controller: vec![None; robots],
-            from_controller: vec![None; robots],
+            words: BTreeMap::new(),
             bulk_pending: vec![0; robots],
             stream_pending: Vec::new(),
             streams_from: vec![Vec::new(); robots],
@@ -80,6 +73,8 @@ impl World {
                 violations: 0,
                 reaction: Latency::new(),
                 control_latency: Latency::new(),
+                perception_latency: Latency::new(),
+                command_latency: Latency::new(),
                 epochs: 0,
                 epoch_started: Instant::ZERO,
                 epoch_time: Duration::ZERO,
@@ -93,7 +88,7 @@ impl World {
             log: options.events.then(Vec::new),
         };
         world.open_flows(seed);
-        world
+        Ok(world)
     }
 
     fn open_flows(&mut self, seed: u64) {
@@ -109,10 +104,6 @@ impl World {
                 self.perception[place] = Some(self.open_channel(id, leader, voice, Role::Perception(id)));
                 self.command[place] = Some(self.open_channel(leader, id, voice, Role::Command(id)));
             }
-            if self.controller.is_some() {
-                self.to_controller[place] = Some(self.open_channel(id, leader, voice, Role::ToController(id)));
-                self.from_controller[place] = Some(self.open_channel(leader, id, voice, Role::FromController(id)));
-            }
             if self.drlc.is_some() {
                 let config = tcp::Config {
                     ack_every: self.policy.ack_every,
@@ -122,6 +113,7 @@ impl World {
                 self.open_stream((id, leader), bulk, Cargo::ToLeader(id), true, config);
             }
         }
+        self.open_words(voice);
         for flow in self.team.flows.clone() {
             let runs = if flow.bulk {
                 self.policy.bulk
@@ -131,6 +123,22 @@ impl World {
             if runs {
                 self.open_plain(flow, seed);
             }
+        }
+    }
+
+    /// Flows for what robots say to each other, where they do.
+    fn open_words(&mut self, category: AccessCategory) {
+        let local = self.policy.local.as_ref();
+        let says = self.policy.bulk && self.policy.global.is_some() || local.is_some_and(|local| local.shared_windows);
+        if !says {
+            return;
+        }
+        let robots = || (0..self.team.robots.len() as u16).map(RobotId);
+        let pairs = robots().flat_map(|from| robots().map(move |to| (from, to)));
+        let pairs: Vec<_> = pairs.filter(|(from, to)| from != to).collect();
+        for (from, to) in pairs {
+            let channel = self.open_channel(from, to, category, Role::Word(from, to));
+            self.words.insert((from, to), channel);
         }
     }
 
@@ -230,7 +238,7 @@ impl World {
             .push(Plain::new(flow, id, category, carrier, permitted, seed));
     }
 
-    /// Every direction that something is sent in.
+    /// Every direction that something is sent in, or acknowledged.
     pub fn pairs(&self) -> Vec<(RobotId, RobotId)> {
         let channels = self.channels.iter().map(|channel| (channel.flow.from, channel.flow.to));
         let streams = self
@@ -244,7 +252,8 @@ impl World {
         let mut pairs: Vec<_> = channels
             .chain(streams)
             .chain(plains)
-            .map(|(from, to)| (robot(from), robot(to)))
+            .flat_map(|(from, to)| self.team.hops(&self.team.air, robot(from), robot(to)))
+            .flat_map(|(from, to)| [(from, to), (to, from)])
             .collect();
         pairs.sort_unstable();
         pairs.dedup();
@@ -252,9 +261,10 @@ impl World {
     }
 
     pub fn start(&mut self, options: &Options, moves: bool) {
-        if let Some(mpc) = &mut self.mpc {
-            for (robot, at) in mpc.first_ticks() {
-                self.timers.set(at, Timer::Sense(robot));
+        if let Some(mpc) = &self.mpc {
+            let workers = (0..).map(RobotId).zip(&mpc.workers);
+            for (robot, worker) in workers.filter(|(robot, _)| *robot != self.team.leader) {
+                self.timers.set(worker.next_deadline(), Timer::Sense(robot));
             }
         }
         for (place, plain) in self.plains.iter().enumerate() {

@@ -1,10 +1,10 @@
 //! Faults in a run, and the rules that are watched.
 
-use super::{Known, World};
+use super::World;
+use crate::agent::Agent;
 use crate::faults::{Faults, State, Strike};
-use crate::timers::{Armed, Timer};
+use crate::timers::Timer;
 use crate::Error;
-use coorp_core::permits::Controller;
 use coorp_core::RobotId;
 
 impl World {
@@ -20,7 +20,7 @@ impl World {
         self.arm_faults();
         match strike {
             Strike::Down { robot, dies } => {
-                self.watch.on_trouble(robot, false, self.now);
+                self.watch.on_trouble(self.now);
                 self.agents[usize::from(robot.0)].set_up(false, self.now);
                 self.set_permitted(robot, false);
                 if let Some(mpc) = self.mpc.as_mut().filter(|_| dies) {
@@ -28,43 +28,29 @@ impl World {
                 }
             }
             Strike::Up { robot, incarnation } => {
-                self.watch.on_trouble(robot, false, self.now);
+                self.watch.on_trouble(self.now);
                 self.agents[usize::from(robot.0)].set_up(true, self.now);
                 if let Some(incarnation) = incarnation {
                     self.restart(robot, incarnation);
                 }
             }
-            Strike::ClockStep(robot, by_ns) => {
-                self.watch.on_trouble(robot, true, self.now);
-                self.agents[usize::from(robot.0)].step_clock(by_ns, self.now);
-                self.agents_armed[usize::from(robot.0)] = Armed::default();
-                if robot == self.team.leader {
-                    self.controller_armed = Armed::default();
-                }
-            }
             Strike::None => {}
         }
-        self.run_mpc();
+        self.run_leader();
         for robot in 0..self.agents.len() {
             let permitted = self.agents[robot].is_permitted();
             self.set_permitted(RobotId(robot as u16), permitted);
             self.run_agent(RobotId(robot as u16));
         }
-        self.run_controller();
     }
 
     /// A robot comes back from the dead, knowing nothing.
     pub(super) fn restart(&mut self, robot: RobotId, incarnation: u32) {
         let place = usize::from(robot.0);
-        self.agents[place].restart(&self.team, &self.policy, self.schedule.as_ref(), incarnation, self.now);
-        if let (true, Some(config)) = (robot == self.team.leader, &self.policy.global) {
-            self.known.fill(Known::default());
-            let local = self.agents[place].local(self.now);
-            self.controller = self
-                .controller
-                .take()
-                .map(|_| Controller::recovering(config.clone(), incarnation, local));
-        }
+        // The same configuration was accepted when the run began.
+        let restarted =
+            self.agents[place].restart(&self.team, &self.policy, self.schedule.as_ref(), incarnation, self.now);
+        debug_assert!(restarted.is_ok(), "{restarted:?}");
         if let Some(mpc) = &mut self.mpc {
             mpc.set_alive(robot, true);
         }
@@ -74,10 +60,7 @@ impl World {
     /// Rules that must hold, looked at in every run whenever permits, windows or faults may have changed something.
     pub fn check(&mut self) -> Result<(), Error> {
         let now = self.now;
-        let holders = self
-            .controller
-            .as_ref()
-            .map_or(0, |controller| controller.holders().count());
+        let holders = self.agents.iter().map(Agent::holders).max().unwrap_or(0);
         let states = self.agents.iter().map(|agent| State {
             wants_bulk: agent.wants_bulk(),
             may_send: agent.may_send(now),

@@ -1,15 +1,15 @@
-//! `[air]`: the channel, the access categories, single links, and the WNIC.
+//! `[air]`: the channel, the access categories, individual links, and the WNIC.
 //!
-//! EDCA defaults are those of IEEE 802.11-2020, table 9-155, except that AC_BE and AC_BK send one PPDU a TXOP. The
-//! air models the 5 GHz band only, so other channels are refused rather than simulated wrongly.
+//! EDCA defaults are those of IEEE 802.11-2020, table 9-155, except that AC_BE and AC_BK send one PPDU per TXOP. The
+//! air models only the 5 GHz band, so other channels are refused instead of being simulated wrongly.
 
 use super::robot::{check_mcs, rate};
-use super::Roster;
+use super::{sole_leader, Roster};
 use crate::model::{Air, Edca, Link, RateOverride, Robot, Standard};
 use crate::rules::{CHANNELS, LINKS_MAX};
 use crate::sheet::Sheet;
 use crate::wnic;
-use coorp_core::Duration;
+use coorp_core::{Duration, RobotId};
 use std::collections::BTreeMap;
 use std::path::Path;
 use toml::de::DeTable;
@@ -23,13 +23,30 @@ pub(super) fn air<'t>(root: &mut Sheet<'t>, robots: &[Robot], roster: &Roster<'t
     match root.table("air", "[air]") {
         Some(mut sheet) => {
             let (mut air, links) = channel_and_links(&mut sheet, "air", base);
+            air.access_point = access_point(&mut sheet, robots, roster);
             sheet.finish();
             air.links = self::links(links, robots, roster, &air);
             air
         }
         // Without the table every key is absent and every default counts.
-        None => channel(&mut Sheet::new(&empty, 0..0, "[air]", problems, file), "air", base),
+        None => {
+            let mut sheet = Sheet::new(&empty, 0..0, "[air]", problems, file);
+            let mut air = channel(&mut sheet, "air", base);
+            air.access_point = access_point(&mut sheet, robots, roster);
+            air
+        }
     }
+}
+
+/// Who passes on what stations send to one another: a robot by name, else the leader, or with `direct` nobody.
+pub(super) fn access_point<'t>(sheet: &mut Sheet<'t>, robots: &[Robot], roster: &Roster<'t>) -> Option<RobotId> {
+    let direct = sheet.flag("direct").unwrap_or(false);
+    let named = roster.find_if_there(sheet, "access_point");
+    if direct && sheet.has("access_point") {
+        let message = "there is no access point where robots send to one another directly";
+        sheet.problem("access_point", message, "remove `access_point`, or `direct`");
+    }
+    named.or_else(|| sole_leader(robots)).filter(|_| !direct)
 }
 
 /// A channel, and the tables of its links, which are read once the channel is known. `table` is what messages call the
@@ -50,7 +67,7 @@ fn channel(sheet: &mut Sheet<'_>, table: &str, base: &Path) -> Air {
     if standard == Standard::N && width_mhz > 40 {
         sheet.problem(
             "width_mhz",
-            "802.11n has no channels of 80 MHz",
+            "802.11n has no 80 MHz channels",
             "choose 20 or 40, or standard \"802.11ac\"",
         );
     }
@@ -72,6 +89,9 @@ fn channel(sheet: &mut Sheet<'_>, table: &str, base: &Path) -> Air {
         links: Vec::new(),
         rts_cts: sheet.flag("rts_cts").unwrap_or(false),
         control_rate_mbps: sheet.member("control_rate_mbps", &[6, 12, 24]).unwrap_or(24),
+        access_point: None,
+        eifs: sheet.flag("eifs").unwrap_or(true),
+        block_ack_request: sheet.flag("block_ack_request").unwrap_or(false),
         tx_power_dbm: sheet.number("tx_power_dbm", -20.0..=36.0).unwrap_or(20.0),
         noise_dbm: sheet
             .number("noise_dbm", -120.0..=-30.0)
@@ -84,13 +104,13 @@ fn channel(sheet: &mut Sheet<'_>, table: &str, base: &Path) -> Air {
     air
 }
 
-/// Thermal noise over the width, and a receiver's noise figure of 7 dB.
+/// Thermal noise over the width plus a receiver noise figure of 7 dB.
 fn thermal_noise_dbm(width_mhz: u16) -> f64 {
     -174.0 + 10.0 * (f64::from(width_mhz) * 1e6).log10() + 7.0
 }
 
 fn edca(sheet: &mut Sheet<'_>, table: &str, standard: Standard) -> [Edca; 4] {
-    // What each standard lets a PPDU carry: aPSDUMaxLength of HT, VHT and HE.
+    // The maximum length of a PPDU in each standard: aPSDUMaxLength of HT, VHT and HE.
     let bytes: u32 = match standard {
         Standard::N => 65_535,
         Standard::Ac => 1_048_575,
@@ -142,14 +162,14 @@ fn category(air: &mut Sheet<'_>, key: &'static str, title: &str, default: Edca, 
     read
 }
 
-/// A contention window: a power of two less one.
+/// A contention window: a power of two minus one.
 fn window(sheet: &mut Sheet<'_>, key: &'static str) -> Option<u16> {
     let window: u16 = sheet.integer(key, 0..=32_767)?;
     if (window + 1).is_power_of_two() {
         return Some(window);
     }
     let above = (window + 1).next_power_of_two();
-    let message = format!("`{key}` is {window}, and a contention window is a power of two less one");
+    let message = format!("`{key}` is {window}, but a contention window is a power of two minus one");
     sheet.problem(key, message, format!("choose {} or {}", above / 2 - 1, above - 1));
     None
 }
@@ -170,7 +190,7 @@ pub(super) fn links<'t>(sheets: Vec<Sheet<'t>>, robots: &[Robot], roster: &Roste
         if let Some((first, _)) = found.get(&ends) {
             let other = (Sheet::span(first), "the first is here");
             let message = format!("two {} tables describe the same direction", sheet.title());
-            problems.add_pair(file, sheet.span(), other, message, "put them together");
+            problems.add_pair(file, sheet.span(), other, message, "merge them");
             continue;
         }
         let key = if sheet.has("mcs") { "mcs" } else { "streams" };

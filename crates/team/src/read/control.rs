@@ -1,10 +1,10 @@
-//! `[control]` and `[learning]`: the MPC loop and the DRLC of 001, section III.
+//! `[control]` and `[learning]`: the MPC loop and the DRLC of Deng 2022, section III.
 //!
-//! Defaults of sizes, rate and bound are the workload of 001, section VI; times that the paper does not give
-//! (inference, training, jitter) are round guesses, and a team that matters sets its own.
+//! Defaults for sizes, rate and bound are the workload of Deng 2022, section VI. Times that the paper does
+//! not give (inference, training, jitter) are round guesses; a team that depends on them should set its own.
 
 use super::{HOUR, SECOND};
-use crate::model::{Control, Learning, Sync};
+use crate::model::{Control, JitterShape, Learning, Sync};
 use crate::sheet::Sheet;
 use coorp_core::Duration;
 
@@ -20,6 +20,7 @@ pub(super) fn control(root: &mut Sheet<'_>) -> Option<Control> {
         .map(|hz| Duration::from_secs_f64(1.0 / hz));
     let given = sheet.duration("period", Duration::from_millis(1)..=SECOND * 10);
     let period = given.or(by_rate).unwrap_or(Duration::from_secs_f64(1.0 / 30.0));
+    let shapes = [("normal", JitterShape::Normal), ("uniform", JitterShape::Uniform)];
     let control = Control {
         period,
         bound: sheet
@@ -30,6 +31,8 @@ pub(super) fn control(root: &mut Sheet<'_>) -> Option<Control> {
         jitter: sheet
             .duration("jitter", Duration::ZERO..=SECOND)
             .unwrap_or(Duration::from_micros(500)),
+        jitter_shape: sheet.choice("jitter_shape", &shapes).unwrap_or(JitterShape::Normal),
+        overlap: sheet.flag("overlap").unwrap_or(false),
         send_jitter: sheet
             .duration("stack_delay", Duration::ZERO..=SECOND)
             .unwrap_or(Duration::from_micros(100)),
@@ -39,26 +42,26 @@ pub(super) fn control(root: &mut Sheet<'_>) -> Option<Control> {
         inference_sigma: sheet.number("inference_spread", 0.0..=2.0).unwrap_or(0.1),
         synchronised_phases: sheet.flag("synchronised").unwrap_or(true),
     };
-    if sheet.sound() && control.bound > control.period {
+    if sheet.sound() && control.bound > control.period && !control.overlap {
         let message = format!(
             "`bound` is {}, longer than the period of {}",
             control.bound, control.period
         );
         let mend = format!(
-            "a loop must end before the next begins: choose a bound up to {}",
+            "a loop must end before the next begins: choose a bound up to {}, or set `overlap = true`",
             control.period
         );
         sheet.problem("bound", message, mend);
     }
     if sheet.sound() && control.jitter >= control.period {
         let message = format!(
-            "`jitter` is {}, not below the period of {}",
+            "`jitter` is {}, not less than the period of {}",
             control.jitter, control.period
         );
         sheet.problem(
             "jitter",
             message,
-            "write the standard deviation of the sensor's instant, a small part of the period",
+            "write the standard deviation of the sampling instant, a small part of the period",
         );
     }
     sheet.finish();
@@ -70,11 +73,11 @@ pub(super) fn learning(root: &mut Sheet<'_>, control: Option<&Control>, robots: 
     let mut sheet = root.table("learning", "[learning]")?;
     if !controls {
         let (problems, file) = sheet.problems();
-        let mend = "add [control], or describe plain bulk by a [[flow]] with `saturated = true`";
+        let mend = "add [control], or describe plain bulk as a [[flow]] with `saturated = true`";
         problems.add(
             file,
             sheet.span(),
-            "[learning] collects its data in a control loop, and there is none",
+            "[learning] collects its data in a control loop, but there is none",
             mend,
         );
     }
@@ -95,7 +98,7 @@ pub(super) fn learning(root: &mut Sheet<'_>, control: Option<&Control>, robots: 
     if sheet.has("staleness") && !matches!(sync, Sync::Ssp { .. }) && sheet.sound() {
         sheet.problem(
             "staleness",
-            "only SSP has a staleness",
+            "`staleness` applies only to SSP",
             "set `sync = \"SSP\"`, or remove `staleness`",
         );
     }

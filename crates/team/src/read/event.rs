@@ -1,4 +1,4 @@
-//! `[[event]]`: links that degrade, robots that die, teams that fall apart, at their times.
+//! `[[event]]`: links that degrade, robots that die, and partitions, each at a set time.
 
 use super::robot::{check_mcs, rate};
 use super::{Roster, HOUR};
@@ -8,7 +8,7 @@ use crate::sheet::Sheet;
 use crate::units::clip;
 use coorp_core::Duration;
 
-/// The latest time of an event: as long as a run may be.
+/// The latest time of an event: the maximum length of a run.
 const LATEST: Duration = Duration::from_secs(24 * 3_600);
 
 pub(super) fn events<'t>(root: &mut Sheet<'t>, roster: &Roster<'t>, airs: &[&Air]) -> Vec<Event> {
@@ -29,7 +29,7 @@ fn event<'t>(sheet: &mut Sheet<'t>, roster: &Roster<'t>, airs: &[&Air]) -> Optio
             sheet.problem(
                 "until",
                 message,
-                "choose a later time, or leave `until` out: it then never ends",
+                "choose a later time, or omit `until`, so that the event never ends",
             );
         }
     }
@@ -51,7 +51,7 @@ fn event<'t>(sheet: &mut Sheet<'t>, roster: &Roster<'t>, airs: &[&Air]) -> Optio
     })
 }
 
-/// The number of the interface that the event is about.
+/// The number of the interface that the event affects.
 fn interface(sheet: &mut Sheet<'_>, count: usize) -> Option<usize> {
     let (name, _) = sheet.string("interface")?;
     let number = name.strip_prefix("wlan").and_then(|number| number.parse().ok());
@@ -66,7 +66,7 @@ fn interface(sheet: &mut Sheet<'_>, count: usize) -> Option<usize> {
     None
 }
 
-/// What happens: exactly one of the three.
+/// The change: exactly one of the three kinds.
 fn change<'t>(sheet: &mut Sheet<'t>, roster: &Roster<'t>) -> Option<Change> {
     let of_links = ["from", "to", "mcs", "streams", "snr_db", "loss"];
     let link = of_links.into_iter().find(|key| sheet.has(key));
@@ -83,21 +83,21 @@ fn change<'t>(sheet: &mut Sheet<'t>, roster: &Roster<'t>) -> Option<Change> {
     match (kinds.next(), kinds.next()) {
         (Some(_), None) => {}
         (None, _) => {
-            let mend = "set `loss`, `mcs` or `snr_db` of links, or `partition` or `death` with robots' names";
+            let mend = "set `loss`, `mcs` or `snr_db` for links, or `partition` or `death` with names of robots";
             problems.add(file, sheet.span(), "[[event]] changes nothing", mend);
             return None;
         }
         (Some(one), Some(other)) => {
             let message = format!("[[event]] has both `{one}` and `{other}`");
-            sheet.problem(other, message, "write an [[event]] for each");
+            sheet.problem(other, message, "write one [[event]] for each");
             return None;
         }
     }
     if sheet.has("death") && sheet.has("interface") {
         sheet.problem(
             "interface",
-            "a robot dies with all its interfaces",
-            "leave `interface` out",
+            "a robot dies with all of its interfaces",
+            "remove `interface`",
         );
     }
     if let Some(robots) = partition {
@@ -111,7 +111,7 @@ fn change<'t>(sheet: &mut Sheet<'t>, roster: &Roster<'t>) -> Option<Change> {
         problems.add(
             file,
             sheet.span(),
-            "[[event]] names links and changes nothing of them",
+            "[[event]] names links but changes nothing about them",
             mend,
         );
     }

@@ -1,4 +1,4 @@
-//! `[[flow]]`: plain traffic, so that any small scenario can be run without a control loop or learning.
+//! `[[flow]]`: plain traffic, so that a small scenario needs neither a control loop nor learning.
 
 use super::{unique_name, Roster, HOUR};
 use crate::model::{Category, Flow, Traffic, Transport};
@@ -8,9 +8,9 @@ use coorp_core::{Duration, RobotId};
 use std::collections::HashMap;
 
 const MESSAGE_BYTES_MAX: u64 = 1 << 30;
-/// An Ethernet MTU of 1500 bytes less IPv4 and UDP headers.
+/// An Ethernet MTU of 1500 bytes minus IPv4 and UDP headers.
 const UDP_PAYLOAD_MAX: u64 = 1_472;
-/// The same less IPv4 and TCP headers with timestamps.
+/// The same minus IPv4 and TCP headers with timestamps.
 const TCP_PAYLOAD_MAX: u64 = 1_448;
 
 pub(super) fn flows<'t>(root: &mut Sheet<'t>, roster: &Roster<'t>) -> Vec<Flow> {
@@ -24,7 +24,7 @@ pub(super) fn flows<'t>(root: &mut Sheet<'t>, roster: &Roster<'t>) -> Vec<Flow> 
 
 fn flow<'t>(sheet: &mut Sheet<'t>, roster: &Roster<'t>, taken: &mut HashMap<&'t str, std::ops::Range<usize>>) -> Flow {
     let name = unique_name(sheet, taken).to_owned();
-    // A flow without its ends has a problem by now, and so is never seen.
+    // A flow without both ends already has a problem, so these values are never used.
     let (from, to) = roster.ends(sheet).unwrap_or((RobotId(0), RobotId(0)));
     let categories = [
         ("AC_VO", Category::Voice),
@@ -48,18 +48,14 @@ fn flow<'t>(sheet: &mut Sheet<'t>, roster: &Roster<'t>, taken: &mut HashMap<&'t 
     if let (Some(stop), true) = (stop, sheet.sound()) {
         if stop <= start {
             let message = format!("`stop` at {stop} is not after `start` at {start}");
-            sheet.problem(
-                "stop",
-                message,
-                "choose a later stop, or leave it out to send until the end",
-            );
+            sheet.problem("stop", message, "choose a later stop, or omit it to send until the end");
         }
     }
     let yields = saturated && matches!(category, Category::BestEffort | Category::Background);
     let bulk = sheet.flag("bulk").unwrap_or(yields);
     if bulk && transport == Transport::Udp && !saturated {
-        let message = "`bulk` messages over UDP: nothing holds them back while another robot has the permit".to_owned();
-        sheet.problem("bulk", message, "write `transport = \"tcp\"`, or leave `bulk` out");
+        let message = "`bulk` over UDP: nothing holds such messages back while another robot has the permit".to_owned();
+        sheet.problem("bulk", message, "write `transport = \"tcp\"`, or remove `bulk`");
     }
     sheet.finish();
     Flow {
@@ -79,7 +75,7 @@ fn flow<'t>(sheet: &mut Sheet<'t>, roster: &Roster<'t>, taken: &mut HashMap<&'t 
 fn saturated(sheet: &mut Sheet<'_>, transport: Transport) -> Traffic {
     sheet.exclude("period", "saturated", "a saturated flow always has more to send");
     sheet.exclude("jitter", "saturated", "a saturated flow always has more to send");
-    // Known, though excluded here.
+    // Known keys, although excluded here.
     sheet.duration("period", Duration::ZERO..=Duration::MAX);
     sheet.duration("jitter", Duration::ZERO..=Duration::MAX);
     let most = if transport == Transport::Tcp {
@@ -102,12 +98,16 @@ fn periodic(sheet: &mut Sheet<'_>) -> Traffic {
     sheet.missing("size", "add `size = \"1KiB\"`, the size of a message");
     sheet.missing(
         "period",
-        "add `period = \"33ms\"`, or `saturated = true` to send without end",
+        "add `period = \"33ms\"`, or `saturated = true` to send continuously",
     );
     if let (Some(period), true) = (period, sheet.sound()) {
         if jitter >= period {
-            let message = format!("`jitter` is {jitter}, not below the period of {period}");
-            sheet.problem("jitter", message, "write the standard deviation of a message's instant");
+            let message = format!("`jitter` is {jitter}, not less than the period of {period}");
+            sheet.problem(
+                "jitter",
+                message,
+                "write the standard deviation of a message's sending time",
+            );
         }
     }
     Traffic::Periodic {

@@ -1,4 +1,4 @@
-//! `[live]` and what a `[[robot]]` says of its network: interfaces, addresses, ports, keys, duplicates.
+//! `[live]` and the network settings of a `[[robot]]`: interfaces, addresses, ports, keys, duplicates.
 
 use crate::model::{Live, Robot, PATHS_MAX, PORTS};
 use crate::rules;
@@ -45,7 +45,7 @@ pub(super) fn network(sheet: &mut Sheet<'_>) -> (Vec<String>, Vec<IpAddr>, Optio
             problems.add(
                 file,
                 span,
-                format!("\"{name}\" is there twice"),
+                format!("\"{name}\" is listed twice"),
                 "name each interface once",
             );
         } else {
@@ -56,25 +56,25 @@ pub(super) fn network(sheet: &mut Sheet<'_>) -> (Vec<String>, Vec<IpAddr>, Optio
     for (text, span) in sheet.strings("addresses", PATHS_MAX, "[\"10.0.0.2\"]") {
         match text.parse::<IpAddr>() {
             Ok(address) if address.is_multicast() || address.is_unspecified() => {
-                let mend = "write the address that the others reach this robot at";
-                problems.add(file, span, format!("{address} is no robot's address"), mend);
+                let mend = "write the address at which the others reach this robot";
+                problems.add(file, span, format!("{address} cannot be a robot's address"), mend);
             }
             Ok(address) if addresses.contains(&address) => {
                 problems.add(
                     file,
                     span,
-                    format!("{address} is there twice"),
+                    format!("{address} is listed twice"),
                     "write each address once",
                 );
             }
             Ok(address) => addresses.push(address),
             Err(_) => {
-                let message = format!("\"{}\" is no IP address", crate::units::clip(text));
+                let message = format!("\"{}\" is not an IP address", crate::units::clip(text));
                 problems.add(
                     file,
                     span,
                     message,
-                    "write it like \"10.0.0.2\" or \"fd00::2\"; names are not looked up",
+                    "write an address such as \"10.0.0.2\" or \"fd00::2\"; names are not resolved",
                 );
             }
         }
@@ -82,13 +82,13 @@ pub(super) fn network(sheet: &mut Sheet<'_>) -> (Vec<String>, Vec<IpAddr>, Optio
     let both = sheet.has("interfaces") && sheet.has("addresses") && sheet.sound();
     if both && interfaces.len() != addresses.len() {
         let message = format!("{} interfaces and {} addresses", interfaces.len(), addresses.len());
-        let mend = "give each interface its address, in the same order, or leave one of the lists out";
+        let mend = "give each interface its address, in the same order, or remove one of the lists";
         sheet.problem("addresses", message, mend);
     }
     (interfaces, addresses, port)
 }
 
-/// A problem where two robots would take the same ports of one address.
+/// Reports a problem if two robots would use the same ports of one address.
 pub(super) fn check_ports(sheets: &[Sheet<'_>], robots: &[Robot], live: &Live) {
     let Some((later, earlier)) = rules::ports_clash(robots, live.port) else {
         return;
@@ -96,7 +96,7 @@ pub(super) fn check_ports(sheets: &[Sheet<'_>], robots: &[Robot], live: &Live) {
     if let (Some(sheet), Some(other)) = (sheets.get(later), sheets.get(earlier)) {
         let (problems, file) = sheet.problems();
         let pair = (other.span_of("addresses"), "the first is here");
-        let mend = format!("set `port` of robots that share an address at least {PORTS} apart");
+        let mend = format!("set `port` of robots that share an address to values at least {PORTS} apart");
         let message = "two robots have the same address and ports";
         problems.add_pair(file, sheet.span_of("addresses"), pair, message, mend);
     }

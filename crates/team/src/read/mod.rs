@@ -1,7 +1,7 @@
-//! From TOML tables to a `Team`, gathering every problem on the way.
+//! From TOML tables to a `Team`, collecting every problem on the way.
 //!
-//! The order is the order of need: robots first, since links and flows name them; then the air, then what stands on
-//! both. A part with problems is read on with defaults, and the team is thrown away at the end.
+//! The order follows the dependencies: robots first, because links and flows name them, then the air, then everything
+//! that needs both. A part with problems is read on with defaults, and the team is discarded at the end.
 
 mod air;
 mod control;
@@ -24,7 +24,7 @@ use std::path::Path;
 const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3_600);
 
-/// Reads a whole team file. `None` where it has no two robots to speak of; problems are in the sheet's list.
+/// Reads a whole team file. `None` if it does not have two robots; problems are in the sheet's list.
 pub(crate) fn team(mut sheet: Sheet<'_>, stem: &str, base: &Path) -> Option<Team> {
     let name = match sheet.string("name") {
         Some((name, span)) => {
@@ -79,7 +79,7 @@ pub(crate) fn team(mut sheet: Sheet<'_>, stem: &str, base: &Path) -> Option<Team
 pub(crate) struct Roster<'t>(HashMap<&'t str, RobotId>);
 
 impl<'t> Roster<'t> {
-    /// The robot that `key` names; a problem where there is none.
+    /// The robot that `key` names; reports a problem if it does not exist.
     fn find(&self, sheet: &mut Sheet<'t>, key: &'static str) -> Option<RobotId> {
         let Some((name, span)) = sheet.string(key) else {
             sheet.missing(key, format!("add `{key} = \"…\"` with a robot's name"));
@@ -88,13 +88,13 @@ impl<'t> Roster<'t> {
         self.named(sheet, name, span)
     }
 
-    /// The same where the key may be left out.
+    /// The same for an optional key.
     fn find_if_there(&self, sheet: &mut Sheet<'t>, key: &'static str) -> Option<RobotId> {
         let (name, span) = sheet.has(key).then(|| sheet.string(key))??;
         self.named(sheet, name, span)
     }
 
-    /// The robots that a list names, sorted, each once; `None` where the key is left out.
+    /// The robots that a list names, sorted without duplicates; `None` if the key is absent.
     fn list(&self, sheet: &mut Sheet<'t>, key: &'static str) -> Option<Vec<RobotId>> {
         let there = sheet.has(key);
         let names = sheet.strings(key, rules::ROBOTS_MAX, "[\"rover\", \"base\"]");
@@ -116,7 +116,7 @@ impl<'t> Roster<'t> {
     fn named(&self, sheet: &Sheet<'t>, name: &str, span: Range<usize>) -> Option<RobotId> {
         let found = self.0.get(name).copied();
         let (problems, file) = sheet.problems();
-        // With a wrong list of robots every name would look wrong.
+        // If the list of robots is invalid, every name would look wrong.
         if found.is_none() && !self.0.is_empty() && !problems.full() {
             let mut names: Vec<&str> = self.0.keys().copied().collect();
             names.sort_unstable();
@@ -129,7 +129,7 @@ impl<'t> Roster<'t> {
         found
     }
 
-    /// The two ends of a link or flow, which differ.
+    /// The two ends of a link or flow, which must differ.
     fn ends(&self, sheet: &mut Sheet<'t>) -> Option<(RobotId, RobotId)> {
         let (from, to) = (self.find(sheet, "from"), self.find(sheet, "to"));
         let (from, to) = (from?, to?);
@@ -142,7 +142,7 @@ impl<'t> Roster<'t> {
     }
 }
 
-/// The name that every robot and flow has; a problem where it is missing, unfit or taken.
+/// The name that every robot and flow needs; reports a problem if it is missing, invalid or taken.
 fn unique_name<'t>(sheet: &mut Sheet<'t>, taken: &mut HashMap<&'t str, Range<usize>>) -> &'t str {
     let Some((name, span)) = sheet.string("name") else {
         sheet.missing("name", "add `name = \"…\"`");
@@ -181,12 +181,12 @@ fn listed(names: &[&str]) -> String {
     }
 }
 
-/// Place of a robot in the list; the list's limit keeps it within `u16`.
+/// The index of a robot as an id; the list's limit keeps it within `u16`.
 fn robot_id(index: usize) -> RobotId {
     RobotId(u16::try_from(index).unwrap_or(u16::MAX))
 }
 
-/// The one robot that leads, if there is exactly one.
+/// The leader, if exactly one robot leads.
 fn sole_leader(robots: &[Robot]) -> Option<RobotId> {
     let mut leaders = robots.iter().enumerate().filter(|(_, robot)| robot.leader);
     match (leaders.next(), leaders.next()) {

@@ -1,12 +1,21 @@
-//! `[policy]`: parts of the named policies to replace. Which policy has which part is the core's matter.
+//! `[policy]`: overrides of the named policies. The core knows which policy has which part.
 
 use super::{HOUR, SECOND};
 use crate::model::PolicyOverrides;
 use crate::sheet::Sheet;
+use coorp_core::policy::Completions;
 use coorp_core::Duration;
 
-/// Shares that are read as a quantile: past the middle, and short of certainty, which no sample shows.
+/// Shares used as quantiles: above the median, and short of certainty, which no sample shows.
 const QUANTILE: std::ops::RangeInclusive<f64> = 0.5..=0.9999;
+
+/// The sources of completions by name.
+const COMPLETIONS: [(&str, Completions); 4] = [
+    ("hook", Completions::Hook),
+    ("status", Completions::Status),
+    ("out-queue", Completions::OutQueue),
+    ("acknowledgements", Completions::Acknowledgements),
+];
 
 pub(super) fn overrides(root: &mut Sheet<'_>) -> PolicyOverrides {
     let Some(mut sheet) = root.table("policy", "[policy]") else {
@@ -27,8 +36,7 @@ pub(super) fn overrides(root: &mut Sheet<'_>) -> PolicyOverrides {
         command_windows: sheet.flag("command_windows"),
         shared_windows: sheet.flag("shared_windows"),
         steered_phases: sheet.flag("steered_phases"),
-        transmit_status: sheet.flag("transmit_status"),
-        resend_lost: sheet.flag("resend_lost"),
+        completions: sheet.choice("completions", &COMPLETIONS),
         window_share_max: sheet.number("window_share_max", 0.01..=1.0),
         rts_over: sheet.duration("rts_over", Duration::ZERO..=SECOND),
         ack_every: sheet.integer("ack_every", 1..=256),

@@ -1,4 +1,4 @@
-//! `[[robot]]`: who is in the team, and who leads.
+//! `[[robot]]`: the robots of the team, and its leader.
 
 use super::{live, robot_id, sole_leader, unique_name, Roster, HOUR, SECOND};
 use crate::model::{Air, Control, RateOverride, Robot};
@@ -7,7 +7,7 @@ use crate::sheet::Sheet;
 use coorp_core::{Duration, RobotId};
 use std::collections::HashMap;
 
-/// Reads all robots. What needs the air or the control loop is left to `check_against`.
+/// Reads all robots. Checks that need the air or the control loop are left to `check_against`.
 pub(super) fn robots<'t>(sheets: &mut [Sheet<'t>]) -> (Vec<Robot>, Roster<'t>) {
     let mut taken = HashMap::new();
     let mut roster = HashMap::new();
@@ -51,21 +51,21 @@ pub(super) fn rate(sheet: &mut Sheet<'_>) -> RateOverride {
 fn movement(sheet: &Sheet<'_>) {
     if sheet.has("waypoints_m") {
         sheet.missing("position_m", "add `position_m = [0.0, 0.0]`, where the robot starts");
-        sheet.missing("speed_mps", "add `speed_mps = 1.0`, how fast it drives");
+        sheet.missing("speed_mps", "add `speed_mps = 1.0`, its speed");
     } else if sheet.has("speed_mps") {
         let mend = "add `waypoints_m = [[…, …], …]`, or remove `speed_mps`";
         sheet.problem("speed_mps", "a robot with a speed has nowhere to go", mend);
     }
 }
 
-/// The leader, or a problem where there is none or more than one. Also: there are two robots at least.
+/// The leader; reports a problem if there is none or more than one, or fewer than two robots.
 pub(super) fn leader(sheet: &Sheet<'_>, sheets: &[Sheet<'_>], robots: &[Robot]) -> Option<RobotId> {
     let (problems, file) = sheet.problems();
     match sheets {
         [] => {
-            // A list that could not be read has a problem of its own.
+            // A list that could not be read already has a problem.
             if !sheet.has("robot") {
-                let mend = "a team is at least two robots; begin each with [[robot]] and a `name`";
+                let mend = "a team has at least two robots; start each with [[robot]] and a `name`";
                 problems.add(file, 0..0, "the file describes no robots", mend);
             }
             return None;
@@ -74,7 +74,7 @@ pub(super) fn leader(sheet: &Sheet<'_>, sheets: &[Sheet<'_>], robots: &[Robot]) 
             problems.add(
                 file,
                 only.span(),
-                "the team has one robot only",
+                "the team has only one robot",
                 "add another [[robot]]",
             );
             return None;
@@ -96,7 +96,7 @@ pub(super) fn leader(sheet: &Sheet<'_>, sheets: &[Sheet<'_>], robots: &[Robot]) 
         }
         (Some(first), Some(second)) => {
             let other = (first.span_of("leader"), "the first is here");
-            let mend = "keep `leader = true` at the access point only";
+            let mend = "keep `leader = true` only for the access point";
             problems.add_pair(file, second.span_of("leader"), other, "two robots lead the team", mend);
         }
         (Some(_), None) => {}
@@ -104,7 +104,7 @@ pub(super) fn leader(sheet: &Sheet<'_>, sheets: &[Sheet<'_>], robots: &[Robot]) 
     sole_leader(robots)
 }
 
-/// Holds the robots against the rest of the file.
+/// Checks the robots against the rest of the file.
 pub(super) fn check_against(
     sheets: &[Sheet<'_>],
     robots: &[Robot],
@@ -129,12 +129,11 @@ pub(super) fn check_against(
         }
         if let (Some(phase), Some(control)) = (robot.phase, control) {
             if phase >= control.period {
-                let message = format!("`phase` is {phase}, not below the control period of {}", control.period);
-                sheet.problem(
-                    "phase",
-                    message,
-                    "a phase is the part of a period by which a sensor is late",
+                let message = format!(
+                    "`phase` is {phase}, not less than the control period of {}",
+                    control.period
                 );
+                sheet.problem("phase", message, "a phase is the sensor's delay within a period");
             }
         }
         if sheet.has("training") && !learns {
@@ -149,18 +148,18 @@ pub(super) fn check_against(
     let lost = sheets.iter().find(|sheet| !sheet.has("position_m"));
     let by_distance = airs.iter().any(|air| air.mcs.is_none() && air.snr_db.is_none());
     if let (true, true, Some(lost)) = (placed, by_distance, lost) {
-        let message = "a robot has no position, and rates are to follow from the distance";
+        let message = "a robot has no position, but rates depend on the distance";
         let (problems, file) = lost.problems();
         problems.add(
             file,
             lost.span(),
             message,
-            "add `position_m = [x, y]`, or fix the rates by `mcs` in [air]",
+            "add `position_m = [x, y]`, or fix the rates with `mcs` in [air]",
         );
     }
 }
 
-/// A problem at `key` where the standard does not have the MCS.
+/// Reports a problem at `key` if the standard does not have the MCS.
 pub(super) fn check_mcs(sheet: &Sheet<'_>, key: &str, rate: RateOverride, air: &Air) {
     let streams = rate.streams.unwrap_or(air.streams);
     let checked = rate

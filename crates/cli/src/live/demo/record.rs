@@ -6,13 +6,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use coorp_core::Duration;
+use coorp_sim::mpc::PATIENCE;
 use coorp_sim::results::{AirtimeShare, MacResult, PolicyResult, Quantiles};
 use serde::{Deserialize, Serialize};
 
 /// The length of a bin of bulk.
 pub const BIN_NS: u64 = 100_000_000;
-/// Periods after which a loop's last command counts as lost, as in the simulator.
-pub const PATIENCE: u64 = 3;
 
 /// What one robot noted.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -70,10 +69,15 @@ pub fn result(policy: &str, records: &[Record], span: Span, control: Option<(Dur
         (!reactions.is_empty()).then(|| late as f64 / reactions.len() as f64)
     };
     let violation_rate = reactions.as_ref().zip(control).and_then(late);
-    let latencies = records.iter().flat_map(|record| &record.latencies);
-    let latencies = latencies
-        .filter(|(at, _)| span.has(*at))
-        .map(|(_, took)| *took as f64 / 1e6);
+    // Of perceptions where they arrive, at the leader, who has the rounds; of commands at the others.
+    let latencies = |of: &dyn Fn(&Record) -> bool| {
+        let latencies = records
+            .iter()
+            .filter(|record| of(record))
+            .flat_map(|record| &record.latencies);
+        let within = latencies.filter(|(at, _)| span.has(*at));
+        quantiles(within.map(|(_, took)| *took as f64 / 1e6).collect())
+    };
     let (bulk_mbps, window_share) = bulk(records, span);
     let epochs: Vec<u64> = records
         .iter()
@@ -90,7 +94,9 @@ pub fn result(policy: &str, records: &[Record], span: Span, control: Option<(Dur
         violation_rate,
         loops: reactions.as_ref().map_or(0, |reactions| reactions.len() as u64),
         reaction_ms: reactions.and_then(quantiles),
-        control_latency_ms: quantiles(latencies.collect()),
+        control_latency_ms: latencies(&|_| true),
+        perception_latency_ms: latencies(&|record| !record.rounds.is_empty()),
+        command_latency_ms: latencies(&|record| record.rounds.is_empty()),
         bulk_mbps,
         bulk_share: None,
         epochs: ended as u64,

@@ -1,8 +1,7 @@
 //! One robot of the demo: the team file's control loop and learning, as its simulation has them, over the live library.
 //!
-//! The others perceive at each period and send that to the leader; it infers once it has all, or has waited long enough,
-//! and tells each its command; who awaits a command does not perceive. The bytes of learning go by `coorp_sim::drlc`. The
-//! contents mean nothing; of perceptions and commands the first bytes say when they were made.
+//! The control loop is `coorp_sim::mpc`'s, the bytes of learning go by `coorp_sim::drlc`. The contents mean nothing; the
+//! first bytes of perceptions and commands say when they were made, and of which sample or round.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
@@ -11,17 +10,18 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::Duration as Time;
 
-use coorp_core::{Duration, RobotId};
+use coorp_core::{Duration, Instant, RobotId};
 use coorp_node::control::{Message, Publisher};
 use coorp_node::status::Completions;
 use coorp_node::{Error, Node};
 use coorp_sim::drlc::{Drlc, DrlcAction};
+use coorp_sim::mpc::{Command, Leader, LeaderAction, Perception, Worker};
 use coorp_team::{Control, Learning, Team};
 use rand::SeedableRng;
 use rand_distr::{Distribution, StandardNormal};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-use super::record::{Bin, Record, Span, BIN_NS, PATIENCE};
+use super::record::{Bin, Record, Span, BIN_NS};
 
 /// Until all robots have found one another.
 const FIND_MAX: Time = Time::from_secs(30);
@@ -68,9 +68,9 @@ pub fn run(part: &Part<'_>) -> Result<(Record, Span), Error> {
             let (run, loops) = (&run, events.clone());
             scope.spawn(move || {
                 run.or_break_off(if leads {
-                    run.lead(&control, &loops)
+                    run.lead(control, &loops)
                 } else {
-                    run.follow(&control)
+                    run.follow(control)
                 })
             })
         });
@@ -166,94 +166,73 @@ impl Run<'_> {
         outcome
     }
 
-    fn random(&self, what: u64) -> Xoshiro256PlusPlus {
-        Xoshiro256PlusPlus::seed_from_u64(self.start ^ what ^ u64::from(self.part.me.0) << 32)
-    }
-
     // --- the control loop -------------------------------------------------------------------------------------
 
     /// As the leader.
-    fn lead(&self, control: &Control, loops: &Sender<Event>) -> Result<Noted, Error> {
+    fn lead(&self, control: Control, loops: &Sender<Event>) -> Result<Noted, Error> {
         let perceptions = self.part.node.control_subscriber("perception")?;
-        let others = self.others();
-        let publishers = others.map(|robot| self.part.node.control_publisher(&command(robot), None));
-        let publishers: Vec<Publisher> = publishers.collect::<Result<_, _>>()?;
-        let patience = (control.period * PATIENCE).as_nanos();
+        let publisher = |robot| Ok::<_, Error>((robot, self.part.node.control_publisher(&command(robot), None)?));
+        let publishers: BTreeMap<RobotId, Publisher> = self.others().map(publisher).collect::<Result<_, _>>()?;
         // A sleep stands for work here, and work ends when it is done.
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
-        let mut rng = self.random(1);
+        let mut leader = Leader::new(self.part.team, control, self.start);
         let mut noted = Noted::default();
-        let mut fresh: BTreeMap<RobotId, (u64, u64)> = BTreeMap::new();
-        let mut since = None;
-        let mut round = 0;
+        let mut deadline = None;
         while self.goes_on() {
-            let wait = since.map_or(LOOK_EVERY, |since: u64| until(since + patience));
-            if let Some(message) = perceptions.recv(Some(wait)) {
+            if let Some(message) = perceptions.recv(Some(deadline.map_or(LOOK_EVERY, until))) {
                 let now = now_ns();
-                if let Some((made_at, tick)) = number(&message, 0).zip(number(&message, 1)) {
+                if let Some((made_at, sample)) = number(&message, 0).zip(number(&message, 1)) {
                     noted.latencies.push((now, now.saturating_sub(made_at)));
-                    fresh.insert(message.from, (made_at, tick));
-                    since = since.or(Some(now));
+                    let made_at = Instant::from_nanos(made_at);
+                    leader.on_perception(message.from, Perception { sample, made_at }, Instant::from_nanos(now));
                 }
             }
-            let waited = since.is_some_and(|since| now_ns() >= since + patience);
-            if fresh.len() < publishers.len() && !waited {
-                continue;
+            if deadline.is_some_and(|deadline| now_ns() >= deadline) {
+                deadline = None;
+                leader.on_deadline(Instant::from_nanos(now_ns()));
             }
-            let normal: f64 = StandardNormal.sample(&mut rng);
-            thread::sleep(spread(control.inference, normal * control.inference_sigma));
-            let start = fresh.values().map(|(made_at, _)| *made_at).min().unwrap_or_default();
-            let newest = fresh.values().map(|(_, tick)| *tick).max().unwrap_or_default();
-            noted.rounds.push((round, start));
-            for publisher in &publishers {
-                publisher.put(&filled(&[now_ns(), round, newest], control.command_bytes))?;
+            while let Some(action) = leader.poll() {
+                match action {
+                    LeaderAction::Wait(until) => deadline = Some(until.as_nanos()),
+                    LeaderAction::Infer { round, start, time, .. } => {
+                        thread::sleep(Time::from_nanos(time.as_nanos()));
+                        noted.rounds.push((round, start.as_nanos()));
+                        leader.on_inferred();
+                    }
+                    LeaderAction::SendCommand(robot, Command { round, newest }) => {
+                        if let Some(publisher) = publishers.get(&robot) {
+                            publisher.put(&filled(&[now_ns(), round, newest], control.command_bytes))?;
+                        }
+                    }
+                    // Where nobody learns, nobody listens.
+                    LeaderAction::Inferred(_) => drop(loops.send(Event::Loop)),
+                }
             }
-            // Where nobody learns, nobody listens.
-            let _ = loops.send(Event::Loop);
-            (round, since) = (round + 1, None);
-            fresh.clear();
         }
         Ok(noted)
     }
 
     /// As another robot.
-    fn follow(&self, control: &Control) -> Result<Noted, Error> {
+    fn follow(&self, control: Control) -> Result<Noted, Error> {
         let perceptions = self.part.node.control_publisher("perception", Some(control.period))?;
         let commands = self.part.node.control_subscriber(&command(self.part.me))?;
-        let patience = (control.period * PATIENCE).as_nanos();
-        let phase = self.part.team.robots[usize::from(self.part.me.0)]
-            .phase
-            .unwrap_or(Duration::ZERO);
-        let mut rng = self.random(2);
+        let start = Instant::from_nanos(self.start);
+        let mut worker = Worker::new(self.part.team, control, self.part.me, start, self.start);
         let mut noted = Noted::default();
-        let (mut tick, mut sensed, mut put_off, mut awaited_since) = (0, 0, false, None);
-        let perceive = |tick: u64| {
-            let made_at = now_ns();
-            perceptions.put(&filled(&[made_at, tick], control.perception_bytes))?;
-            Ok::<_, Error>(Some(made_at))
-        };
         while self.goes_on() {
-            let normal: f64 = StandardNormal.sample(&mut rng);
-            let off = normal * control.jitter.as_nanos() as f64;
-            let due = (self.start + (phase + control.period * (tick + 1)).as_nanos()).saturating_add_signed(off as i64);
-            while let Some(message) = commands.recv(Some(until(due))) {
+            if let Some(message) = commands.recv(Some(until(worker.next_deadline().as_nanos()))) {
                 let now = now_ns();
-                let Some((made_at, round)) = number(&message, 0).zip(number(&message, 1)) else {
-                    continue;
-                };
-                noted.latencies.push((now, now.saturating_sub(made_at)));
-                noted.arrivals.push((round, now));
-                awaited_since = None;
-                // Others' samples of that instant may have been in this round: then it waits for the next.
-                if std::mem::take(&mut put_off) && number(&message, 2).is_some_and(|newest| newest < tick) {
-                    (sensed, awaited_since) = (tick, perceive(tick)?);
+                let numbers = [0, 1, 2].map(|place| number(&message, place));
+                if let [Some(made_at), Some(round), Some(newest)] = numbers {
+                    noted.latencies.push((now, now.saturating_sub(made_at)));
+                    noted.arrivals.push((round, now));
+                    worker.on_command(newest, Instant::from_nanos(now));
                 }
+            } else {
+                worker.on_deadline(Instant::from_nanos(now_ns()));
             }
-            tick += 1;
-            if awaited_since.is_some_and(|since: u64| now_ns() < since + patience) {
-                put_off = true;
-            } else if sensed < tick {
-                (sensed, awaited_since, put_off) = (tick, perceive(tick)?, false);
+            while let Some(sample) = worker.poll() {
+                perceptions.put(&filled(&[now_ns(), sample], control.perception_bytes))?;
             }
         }
         Ok(noted)
@@ -351,7 +330,7 @@ impl Run<'_> {
         let median = self.part.team.robots[usize::from(self.part.me.0)]
             .training
             .unwrap_or(learning.training);
-        let mut rng = self.random(3);
+        let mut rng = Xoshiro256PlusPlus::seed_from_u64(self.start ^ (u64::from(self.part.me.0) << 32));
         let mut rounds_left = 0;
         while self.goes_on() {
             let Some(message) = receiver.recv(Some(LOOK_EVERY)) else {

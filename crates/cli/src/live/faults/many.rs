@@ -1,5 +1,8 @@
 //! Seeds one after the other or several at once, those that the machine did not keep up with once more alone, and what
 //! all came to.
+//!
+//! A run that the machine is too slow to judge is named and fails nothing, as it says nothing of the robots: unless that is
+//! so of more than a tenth of the runs. What was broken on any machine counts in either case.
 
 use std::fs;
 use std::io;
@@ -20,6 +23,10 @@ use crate::{jobs, number};
 
 /// Times that a run is repeated, alone, before it is said that the machine is too slow.
 const REPEATS_MAX: usize = 2;
+/// Of so many runs one may go unjudged; where more do, they prove too little.
+const RUNS_A_GAP: usize = 10;
+/// Runs of a seed that are kept in one folder.
+const KEPT_MAX: u32 = 1_000;
 /// Failing seeds that are told of in full.
 const SHOWN_MAX: usize = 20;
 
@@ -31,6 +38,8 @@ pub struct Asked<'a> {
     pub seeds: u32,
     /// Emulators that run at once.
     pub at_once: usize,
+    /// Where to keep what runs leave.
+    pub keep: Option<&'a Path>,
     pub json: Option<&'a Destination>,
     pub quiet: bool,
 }
@@ -70,6 +79,10 @@ pub fn run(asked: &Asked<'_>) -> Result<(), Failure> {
         let (runs, wall_s) = (count(runs.len() as u64), began.elapsed().as_secs_f64());
         output::note(&format!("{runs} runs in {wall_s:.0} s"));
     }
+    let slow = not_judged(asked, &runs);
+    if !slow.is_empty() {
+        output::note(slow.trim_end());
+    }
     let failed = failures(asked, &runs);
     if let Some(json) = asked.json {
         let team = asked.team.name.clone();
@@ -80,17 +93,21 @@ pub fn run(asked: &Asked<'_>) -> Result<(), Failure> {
 
 /// One seed, in this process.
 fn here(asked: &Asked<'_>) -> Result<Outcome, Failure> {
-    let folder = std::env::temp_dir().join(format!("coorp-faults-{}-{}", std::process::id(), asked.seed));
+    let folder = match asked.keep {
+        Some(keep) => kept(keep, asked.seed)?,
+        None => std::env::temp_dir().join(format!("coorp-faults-{}-{}", std::process::id(), asked.seed)),
+    };
     fs::create_dir_all(&folder).map_err(|error| {
+        let name = if asked.keep.is_some() { "--keep" } else { "TMPDIR" };
         Failure::Input(format!(
-            "error: cannot make {}: {error}; set TMPDIR to a folder that can be written",
+            "error: cannot make {}: {error}; set {name} to a folder that can be written",
             folder.display()
         ))
     })?;
     let outcome = one(asked.file, asked.team, asked.seed, &Folders(folder.clone()));
     match outcome {
         // Who looks for the reason needs them.
-        Ok(outcome) if !outcome.broken.is_empty() => Ok(Outcome {
+        Ok(outcome) if asked.keep.is_some() || !outcome.broken.is_empty() => Ok(Outcome {
             records: Some(folder),
             ..outcome
         }),
@@ -100,6 +117,17 @@ fn here(asked: &Asked<'_>) -> Result<Outcome, Failure> {
             outcome
         }
     }
+}
+
+/// A folder for a seed's run that is not there yet: a seed may be run again.
+fn kept(keep: &Path, seed: u64) -> Result<PathBuf, Failure> {
+    let mut folders = (1..=KEPT_MAX).map(|run| keep.join(format!("seed-{seed}-run-{run}")));
+    folders.find(|folder| !folder.exists()).ok_or_else(|| {
+        let keep = keep.display();
+        Failure::Input(format!(
+            "error: {keep} has {KEPT_MAX} runs of seed {seed} already: clear it, or name another"
+        ))
+    })
 }
 
 /// Each seed in a process of its own.
@@ -149,6 +177,13 @@ fn child(asked: &Asked<'_>, seed: u64) -> Result<Outcome, Failure> {
         .arg(asked.file)
         .args(["--faults", "--quiet", "--seed", &seed.to_string(), "--json"])
         .arg(&json)
+        .args(
+            asked
+                .keep
+                .map(|keep| ["--keep".as_ref(), keep.as_os_str()])
+                .into_iter()
+                .flatten(),
+        )
         .stdin(Stdio::null())
         .output()
         .map_err(|error| broken("cannot start this program", error))?;
@@ -180,6 +215,7 @@ fn sheet(runs: &[Outcome]) -> Sheet {
     let titles = [
         "runs",
         "failed",
+        "not\njudged",
         "repeated\nalone",
         "bulk\nbegun",
         "\ndelivered",
@@ -200,6 +236,7 @@ fn sheet(runs: &[Outcome]) -> Sheet {
     let counts = [
         count(runs.len() as u64),
         sum(|run| usize::from(!run.broken.is_empty())),
+        sum(|run| usize::from(!run.is_judged())),
         sum(|run| usize::from(run.repeats > 0)),
         sum(|run| run.figures.begun),
         sum(|run| run.figures.delivered),
@@ -217,15 +254,39 @@ fn sheet(runs: &[Outcome]) -> Sheet {
     }
 }
 
-/// What to say of runs that broke a rule, and of those that the machine was too slow for.
-fn failures(asked: &Asked<'_>, runs: &[Outcome]) -> Option<String> {
-    let again = |seed: u64| format!("sudo coorp emu {} --faults --seed {seed}", asked.file.display());
-    let failed: Vec<&Outcome> = runs.iter().filter(|run| !run.broken.is_empty()).collect();
-    let slow: Vec<&Outcome> = runs
-        .iter()
-        .filter(|run| run.broken.is_empty() && !run.kept_up)
-        .collect();
+fn replay(asked: &Asked<'_>, seed: u64) -> String {
+    format!("sudo coorp emu {} --faults --seed {seed}", asked.file.display())
+}
+
+/// What to say of runs that the machine was too slow for; empty where there are none.
+fn not_judged(asked: &Asked<'_>, runs: &[Outcome]) -> String {
+    let slow: Vec<&Outcome> = runs.iter().filter(|run| !run.is_judged()).collect();
     let mut text = String::new();
+    for run in slow.iter().take(SHOWN_MAX) {
+        text += &format!(
+            "seed {}: not judged: this machine did not keep up (the emulator was late by {:.0} us at p99, a robot's process \
+             stood still for {:.0} ms); run it with less beside it: {}\n",
+            run.seed,
+            run.emulator_p99_us,
+            run.figures.stood_still_ms,
+            replay(asked, run.seed)
+        );
+    }
+    if slow.len() > SHOWN_MAX {
+        let rest: Vec<String> = slow[SHOWN_MAX..].iter().map(|run| run.seed.to_string()).collect();
+        text += &format!("not judged either: seeds {}\n", rest.join(", "));
+    }
+    text
+}
+
+/// What to say of runs that broke a rule, and where too few could be judged.
+fn failures(asked: &Asked<'_>, runs: &[Outcome]) -> Option<String> {
+    let failed: Vec<&Outcome> = runs.iter().filter(|run| !run.broken.is_empty()).collect();
+    let slow = runs.iter().filter(|run| !run.is_judged()).count();
+    let mut text = String::new();
+    if !failed.is_empty() {
+        text += &format!("failed: {} of {} runs\n", failed.len(), runs.len());
+    }
     for run in failed.iter().take(SHOWN_MAX) {
         text += &format!("seed {}:\n", run.seed);
         for broken in run.broken.iter().take(SHOWN_MAX) {
@@ -233,22 +294,101 @@ fn failures(asked: &Asked<'_>, runs: &[Outcome]) -> Option<String> {
         }
         text += &format!("  schedule: {}\n", run.schedule.join("; "));
         let records: Option<&PathBuf> = run.records.as_ref();
-        text += &records.map_or(String::new(), |records| format!("  records: {}\n", records.display()));
-        text += &format!("  replay: {}\n", again(run.seed));
+        text += &records.map_or(String::new(), |records| {
+            format!(
+                "  records: {}; 'coorp replay' reads state/ROBOT/flight in it\n",
+                records.display()
+            )
+        });
+        text += &format!("  replay: {}\n", replay(asked, run.seed));
     }
     if failed.len() > SHOWN_MAX {
         let rest: Vec<String> = failed[SHOWN_MAX..].iter().map(|run| run.seed.to_string()).collect();
         text += &format!("and seeds {}\n", rest.join(", "));
     }
-    for run in slow.iter().take(SHOWN_MAX) {
+    if slow * RUNS_A_GAP > runs.len() {
         text += &format!(
-            "seed {}: this machine did not keep up (the emulator was late by {:.0} us at p99, a robot's process stood \
-             still for {:.0} ms): rules about time were not judged; run it with less beside it: {}\n",
-            run.seed,
-            run.emulator_p99_us,
-            run.figures.stood_still_ms,
-            again(run.seed)
+            "failed: {slow} of {} runs could not be judged, which is more than one in {RUNS_A_GAP}: this machine is too slow\n",
+            runs.len()
         );
     }
-    (!text.is_empty()).then(|| format!("failed: {} of {} runs\n{text}", failed.len() + slow.len(), runs.len()))
+    (!text.is_empty()).then_some(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::super::rules::{Broken, Figures};
+    use super::*;
+
+    fn outcome(seed: u64, kept_up: bool, broken_rule: Option<u8>) -> Outcome {
+        let what = "what it did".to_owned();
+        Outcome {
+            seed,
+            schedule: Vec::new(),
+            kept_up,
+            broken: broken_rule.map(|rule| Broken { rule, what }).into_iter().collect(),
+            figures: Figures::default(),
+            emulator_p99_us: 700.0,
+            repeats: 0,
+            records: None,
+        }
+    }
+
+    /// The report on ten runs, with these in place of good ones, and the reason for failure.
+    fn said(different: &[Outcome]) -> (String, Option<String>) {
+        let file = PathBuf::from("t.toml");
+        let team = coorp_team::parse(
+            "[[robot]]\nname = \"a\"\nleader = true\n[[robot]]\nname = \"b\"\n",
+            "t.toml",
+            Path::new(""),
+        )
+        .unwrap();
+        let mut runs: Vec<Outcome> = (0..10).map(|seed| outcome(seed, true, None)).collect();
+        for run in different {
+            runs[run.seed as usize] = run.clone();
+        }
+        let asked = Asked {
+            keep: None,
+            file: &file,
+            team: &team,
+            seed: 0,
+            seeds: 10,
+            at_once: 1,
+            json: None,
+            quiet: true,
+        };
+        (not_judged(&asked, &runs), failures(&asked, &runs))
+    }
+
+    #[test]
+    fn a_run_that_the_machine_is_too_slow_for_is_named_and_fails_nothing() {
+        assert_eq!(said(&[]), (String::new(), None));
+        let (named, failed) = said(&[outcome(3, false, None)]);
+        assert!(
+            named.contains("seed 3: not judged") && named.contains("700 us"),
+            "{named}"
+        );
+        assert_eq!(failed, None);
+    }
+
+    #[test]
+    fn more_than_a_tenth_of_such_runs_fail_in_one_line() {
+        let (named, failed) = said(&[outcome(3, false, None), outcome(4, false, None)]);
+        assert_eq!(named.lines().count(), 2);
+        let failed = failed.unwrap();
+        assert!(
+            failed.starts_with("failed: 2 of 10 runs could not be judged"),
+            "{failed}"
+        );
+        assert_eq!(failed.lines().count(), 1);
+    }
+
+    #[test]
+    fn a_broken_rule_fails_on_a_slow_machine_too() {
+        let (named, failed) = said(&[outcome(3, false, Some(4))]);
+        assert_eq!(named, "", "what was broken was judged");
+        assert!(failed.unwrap().contains("seed 3:\n  rule 4: what it did"));
+    }
 }

@@ -32,9 +32,9 @@ use super::schedule::{Fault, Kind};
 pub const RESUME_MAX: Duration = Duration::from_secs(1);
 /// Of all frames lost, from which on a channel stands between robots.
 const LOST: f64 = 0.9;
-/// A machine is too slow for rules about time on which a robot's process stands still for longer than this, or for a
-/// larger share of its time in pieces above 20 ms, or is not up so long before the first fault.
-const STOOD_STILL_MAX_MS: f64 = 150.0;
+/// A machine is too slow for rules about time on which a robot's process, or the emulator, stands still for longer than
+/// this, or a robot's for a larger share of its time in pieces above 20 ms, or is not up so long before the first fault.
+pub const STOOD_STILL_MAX_MS: f64 = 150.0;
 const STOOD_STILL_SHARE_MAX: f64 = 0.1;
 const UP_MAX_MS: f64 = 1_200.0;
 /// Datagrams that go to the kernel at once at most.

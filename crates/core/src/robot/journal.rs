@@ -1,14 +1,14 @@
-//! What the brain has decided, for whoever records it: kept until it is taken, and no more than so much.
+//! What a robot has decided, for a recording: kept until it is taken, and no more than so much.
 //!
 //! The gate decides about every datagram; of its openings and closings only so many a second are kept, and each says how
 //! many were left out before it. Off unless something records.
 
 use std::collections::VecDeque;
 
-use coorp_core::failover::{Epoch, Message};
-use coorp_core::paths::PATHS_MAX;
-use coorp_core::windows::Window;
-use coorp_core::{permits, Duration, Instant, RobotId};
+use crate::failover::{Epoch, Message};
+use crate::paths::PATHS_MAX;
+use crate::windows::Window;
+use crate::{permits, Duration, Instant, RobotId};
 
 /// Decisions that wait to be taken; further ones are lost, and counted.
 const WAITING_MAX: usize = 16_384;
@@ -18,12 +18,16 @@ const GATE_SPAN: Duration = Duration::from_secs(1);
 
 /// A decision, or what was said about one.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Event {
+pub enum Event {
     /// One robot says to another something about permits, under a leadership.
     Said {
+        /// Its sender.
         from: RobotId,
+        /// Its receiver.
         to: RobotId,
+        /// The leadership.
         epoch: Epoch,
+        /// What was said.
         message: permits::Message,
     },
     /// This robot may send bulk, or no longer may.
@@ -33,11 +37,12 @@ pub(crate) enum Event {
     /// The window that bulk is kept out of; `None`: there is none.
     Window(Option<Window>),
     /// The gate has opened or closed.
-    Gate(Gate),
+    Gate(GateChange),
 }
 
+/// How a robot stands to who leads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Led {
+pub enum Led {
     /// It leads.
     Leads,
     /// It follows.
@@ -46,10 +51,12 @@ pub(crate) enum Led {
     Deposed,
 }
 
+/// A gate has opened or closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Gate {
+pub struct GateChange {
     /// Of which path it is the gate.
     pub path: usize,
+    /// Whether it is open now.
     pub open: bool,
     /// Whether it was closed for a window; else because enough is on its way.
     pub for_window: bool,
@@ -60,11 +67,11 @@ pub(crate) struct Gate {
 }
 
 /// What was taken: decisions with their times on this robot's clock, and how many were lost before they could be.
-pub(crate) type Taken = (VecDeque<(Instant, Event)>, u64);
+pub type Taken = (VecDeque<(Instant, Event)>, u64);
 
 /// The journal. Told the time before anything is noted in it.
-#[derive(Debug, Default)]
-pub(crate) struct Journal {
+#[derive(Clone, Debug, Default)]
+pub struct Journal {
     on: bool,
     now: Instant,
     events: VecDeque<(Instant, Event)>,
@@ -85,6 +92,7 @@ impl Journal {
         };
     }
 
+    /// Returns whether it notes.
     pub fn is_on(&self) -> bool {
         self.on
     }
@@ -94,10 +102,12 @@ impl Journal {
         self.now = now;
     }
 
+    /// What was noted since the last call.
     pub fn take(&mut self) -> Taken {
         (std::mem::take(&mut self.events), std::mem::take(&mut self.lost))
     }
 
+    /// Notes a decision, at the time told last.
     pub fn note(&mut self, event: Event) {
         if !self.on {
             return;
@@ -136,7 +146,7 @@ impl Journal {
         }
         self.gate_count += 1;
         let skipped = std::mem::take(&mut self.gate_skipped);
-        self.note(Event::Gate(Gate {
+        self.note(Event::Gate(GateChange {
             path,
             open,
             for_window,
@@ -170,7 +180,7 @@ mod tests {
         journal.at(at(1_000));
         journal.gate(0, true, false, 5);
         journal.gate(0, false, false, 5);
-        let gate = Gate {
+        let gate = GateChange {
             path: 0,
             open: false,
             for_window: false,

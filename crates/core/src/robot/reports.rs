@@ -1,15 +1,15 @@
-//! To whom this robot reports the states that it publishes: one `core::tracker::Reporter` for each topic and robot that
-//! gathers it (002, section IV-A).
+//! To whom this robot reports the states that it publishes: one [`Reporter`] for each topic and robot that gathers it
+//! (002, section IV-A).
 //!
-//! Who gathers what is known from tokens on the fabric. A reporter is kept once it was made and only stands still while
-//! nothing is published or nobody gathers, as its count must go on: what came before is told from it. No I/O, as in the
-//! brain, whose part this is.
+//! The transport tells which robots gather what. A reporter is kept once it was made, and stands still while nothing is
+//! published or nobody gathers, as its count must go on: gaps in it are how a tracker knows what it missed.
 
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use coorp_core::paths::Copy;
-use coorp_core::tracker::{Message, Reporter, ReporterAction, StateHeader, TopicId, TrackerConfig};
-use coorp_core::{Instant, RobotId};
+use crate::paths::Copy;
+use crate::tracker::{Message, Reporter, ReporterAction, StateHeader, TopicId, TrackerConfig};
+use crate::{Instant, RobotId};
 
 /// Pairs of a topic and a robot that gathers it which are kept; further ones are not reported to.
 const REPORTERS_MAX: usize = 1_024;
@@ -17,25 +17,27 @@ const REPORTERS_MAX: usize = 1_024;
 const SESSIONS_MAX: usize = 16;
 
 /// A topic, and the robot that gathers it.
-pub(crate) type Report = (String, RobotId);
+pub type Report = (String, RobotId);
 
 /// A session of a robot that gathers: which start of the robot, and the session's name.
-pub(crate) type Session = (String, String);
+pub type Session = (String, String);
 
 /// A state that goes to a robot that gathers it, over a path.
-#[derive(Clone, Debug)]
-pub(crate) struct StateCopy {
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StateCopy {
+    /// Of which topic, for which robot.
     pub report: Report,
     /// What the robot that gathers calls it.
     pub topic: TopicId,
+    /// What goes with it.
     pub header: StateHeader,
     /// Where there is a choice of paths.
     pub copy: Option<Copy>,
 }
 
 /// What is to be done.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) enum ReportAction {
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum ReportAction {
     /// Send this to the robot that gathers.
     Say(Report, Message),
     /// States go there from now on.
@@ -44,8 +46,9 @@ pub(crate) enum ReportAction {
     Close(Report),
 }
 
-#[derive(Debug)]
-pub(crate) struct Reporters {
+/// All that this robot reports.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Reporters {
     incarnation: u32,
     /// By how many publishers each topic is published.
     published: BTreeMap<String, usize>,
@@ -53,7 +56,7 @@ pub(crate) struct Reporters {
     actions: VecDeque<ReportAction>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct Reporting {
     reporter: Reporter,
     /// The sessions of the robot that gathers, each with which start of it that is of.
@@ -62,6 +65,7 @@ struct Reporting {
 }
 
 impl Reporters {
+    /// Nothing is reported yet.
     pub fn new(incarnation: u32) -> Self {
         Reporters {
             incarnation,
@@ -142,6 +146,7 @@ impl Reporters {
         states.collect()
     }
 
+    /// The time asked for by [`Reporters::next_deadline`] has come.
     pub fn on_deadline(&mut self, now: Instant) {
         for entry in self.reports.values_mut().filter(|entry| entry.running) {
             entry.reporter.on_deadline(now);
@@ -149,6 +154,7 @@ impl Reporters {
         self.gather();
     }
 
+    /// When to call [`Reporters::on_deadline`] next.
     pub fn next_deadline(&self) -> Option<Instant> {
         let running = self.reports.values().filter(|entry| entry.running);
         running.filter_map(|entry| entry.reporter.next_deadline()).min()
@@ -159,6 +165,7 @@ impl Reporters {
         !self.actions.is_empty()
     }
 
+    /// The next thing to do, until `None`.
     pub fn poll(&mut self) -> Option<ReportAction> {
         self.actions.pop_front()
     }
@@ -198,7 +205,7 @@ impl Reporters {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use coorp_core::tracker::{Topics, Tracker, TrackerAction};
+    use crate::tracker::{Topics, Tracker, TrackerAction};
 
     fn at(ms: u64) -> Instant {
         Instant::from_nanos(ms * 1_000_000)

@@ -1,10 +1,11 @@
-//! Transmit status: what became of the UDP datagrams that a robot's programs sent over one of its interfaces.
+//! The send queue of a robot's card, as its programs could know it: which UDP datagrams the card's driver has freed.
 //!
-//! On a WiFi card mac80211 tells that on the socket's error queue (`SO_WIFI_STATUS`). A TAP cannot: the kernel is done
-//! with a frame once the emulator may fetch it. So whoever wants to know connects to an abstract Unix socket in the
-//! robot's namespace, [`name`], and reads a record a datagram, as soon as the card is done with it: its last
-//! [`TAIL_BYTES`] bytes, then 1 if it was acknowledged, or 0 if the air gave it up or the card's queue dropped it. Records
-//! come in the order of these ends. Left out: that a real card may report late, in another order, or not at all.
+//! On a real card the kernel counts what of a socket its driver still holds (`SIOCOUTQ`). A TAP cannot: the kernel frees a
+//! frame once the emulator may fetch it. So whoever wants to know connects to an abstract Unix socket in the robot's
+//! namespace, [`name`], and reads a record a datagram when the card's profile has its driver free it, or the card's
+//! queue drops it: the source port, then the length of the payload, both two bytes, big-endian. With `completes_on_transfer`
+//! that is when the card takes the frame, before it is on the air. Left out: frames to all, and datagrams in fragments
+//! behind their first, which have no ports.
 
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -13,24 +14,22 @@ use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 
 use crate::frame;
 
-/// The part of a datagram that tells it from others.
-const TAIL_BYTES: usize = 16;
 /// Programs that are told, at most.
 const READERS_MAX: usize = 16;
-/// Records that wait for a reader that takes none, bytes; then it is told no more.
+/// Maximum amount of records waiting for a slow reader, in bytes; beyond it, the reader is disconnected.
 const WAITING_MAX: usize = 256 << 10;
 
 /// The abstract Unix socket of an interface.
 fn name(interface: &str) -> String {
-    format!("coorp-status/{interface}")
+    format!("coorp-outqueue/{interface}")
 }
 
-/// Those who are told, of one interface of one robot.
+/// The readers of one interface of one robot.
 #[derive(Debug)]
-pub struct Status {
+pub struct OutQueue {
     listener: UnixListener,
     readers: Vec<Reader>,
-    /// Records since the last [`Status::flush`].
+    /// Records since the last [`OutQueue::flush`].
     fresh: Vec<u8>,
 }
 
@@ -40,24 +39,24 @@ struct Reader {
     waiting: Vec<u8>,
 }
 
-impl Status {
+impl OutQueue {
     /// Listens in the namespace of this thread.
     pub fn listen(interface: &str) -> io::Result<Self> {
         let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name(interface))?)?;
         listener.set_nonblocking(true)?;
-        Ok(Status {
+        Ok(OutQueue {
             listener,
             readers: Vec::new(),
             fresh: Vec::new(),
         })
     }
 
-    /// Readable while somebody wants to be told.
+    /// Readable while a program wants to connect.
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         self.listener.as_fd()
     }
 
-    /// Takes whoever wants to be told.
+    /// Accepts all pending connections.
     pub fn accept(&mut self) {
         while let Ok((stream, _)) = self.listener.accept() {
             if self.readers.len() < READERS_MAX && stream.set_nonblocking(true).is_ok() {
@@ -69,18 +68,18 @@ impl Status {
         }
     }
 
-    /// The card is done with a frame.
-    pub fn done(&mut self, frame: &[u8], acknowledged: bool) {
-        if self.readers.is_empty() || !frame::is_udp(frame) {
+    /// The driver has freed a frame.
+    pub fn freed(&mut self, frame: &[u8]) {
+        if self.readers.is_empty() {
             return;
         }
-        if let Some(tail) = frame.last_chunk::<TAIL_BYTES>() {
-            self.fresh.extend_from_slice(tail);
-            self.fresh.push(u8::from(acknowledged));
+        if let Some((port, length)) = frame::datagram(frame) {
+            self.fresh.extend(port.to_be_bytes());
+            self.fresh.extend(length.to_be_bytes());
         }
     }
 
-    /// Tells what has been done since.
+    /// Sends the records since the last call.
     pub fn flush(&mut self) {
         if self.fresh.is_empty() {
             return;
@@ -91,7 +90,7 @@ impl Status {
 }
 
 impl Reader {
-    /// False once it reads no more.
+    /// Returns false once the reader no longer reads.
     fn tell(&mut self, records: &[u8]) -> bool {
         self.waiting.extend_from_slice(records);
         loop {
@@ -115,49 +114,49 @@ mod tests {
     use coorp_air::StationId;
     use std::io::Read;
 
+    const RECORD_BYTES: usize = 4;
+
     #[test]
     fn readers_are_told_each_datagram_and_one_that_does_not_read_is_left() {
         let interface = format!("test{}", std::process::id());
-        let mut status = Status::listen(&interface).unwrap();
+        let mut queue = OutQueue::listen(&interface).unwrap();
         let address = SocketAddr::from_abstract_name(name(&interface)).unwrap();
         let mut one = UnixStream::connect_addr(&address).unwrap();
         let _idle = UnixStream::connect_addr(&address).unwrap();
-        status.accept();
-        let mut frame = udp(1, mac(0, StationId(0)), 0, 7461, 1_000);
-        let mut read = [0; TAIL_BYTES + 1];
-        for round in 0..100_000u32 {
-            let end = frame.len() - 4;
-            frame[end..].copy_from_slice(&round.to_be_bytes());
-            status.done(&frame, round % 3 != 0);
-            status.flush();
+        queue.accept();
+        for round in 0..200_000u32 {
+            let port = round as u16;
+            queue.freed(&udp(1, mac(0, StationId(0)), 0, port, 1_000));
+            queue.flush();
+            let mut read = [0; RECORD_BYTES];
             one.read_exact(&mut read).unwrap();
-            assert_eq!(read[TAIL_BYTES - 4..TAIL_BYTES], round.to_be_bytes());
-            assert_eq!(read[TAIL_BYTES], u8::from(round % 3 != 0));
+            assert_eq!(read[..2], port.to_be_bytes());
+            assert_eq!(read[2..], (1_000u16 - 14 - 20 - 8).to_be_bytes());
         }
-        assert_eq!(status.readers.len(), 1);
+        assert_eq!(queue.readers.len(), 1);
         drop(one);
-        status.done(&frame, true);
-        status.flush();
-        assert_eq!(status.readers.len(), 0);
+        queue.freed(&udp(1, mac(0, StationId(0)), 0, 7461, 1_000));
+        queue.flush();
+        assert_eq!(queue.readers.len(), 0);
     }
 
     #[test]
-    fn only_datagrams_are_reported() {
-        let mut status = Status::listen(&format!("only{}", std::process::id())).unwrap();
+    fn only_datagrams_are_told() {
+        let mut queue = OutQueue::listen(&format!("only{}", std::process::id())).unwrap();
         let mut frame = udp(1, mac(0, StationId(0)), 0, 7461, 1_000);
-        status.done(&frame, true);
-        assert!(status.fresh.is_empty(), "nobody listens");
+        queue.freed(&frame);
+        assert!(queue.fresh.is_empty(), "nobody listens");
         let (stream, _other) = UnixStream::pair().unwrap();
-        status.readers.push(Reader {
+        queue.readers.push(Reader {
             stream,
             waiting: Vec::new(),
         });
-        status.done(&frame, true);
-        assert_eq!(status.fresh.len(), TAIL_BYTES + 1);
+        queue.freed(&frame);
+        assert_eq!(queue.fresh.len(), RECORD_BYTES);
         frame[23] = 6;
-        status.done(&frame, true);
-        status.done(&frame[..14], true);
-        status.done(&[], true);
-        assert_eq!(status.fresh.len(), TAIL_BYTES + 1);
+        queue.freed(&frame);
+        queue.freed(&frame[..14]);
+        queue.freed(&[]);
+        assert_eq!(queue.fresh.len(), RECORD_BYTES);
     }
 }

@@ -1,49 +1,60 @@
 //! The paths from one robot to each other one: which carry a control message, which bulk.
 //!
-//! The decisions are [`coorp_core::paths`] (DupCon, 004): one sender and one listener for each robot that shares several
-//! paths with this one. Path k leads from this robot's interface k to the other's interface k, and what goes over it goes
-//! through link k. With a robot that shares one path there is nothing to choose; that path is not probed, as
-//! probes cost air.
+//! The decisions are [`crate::paths`] (DupCon, 004): one sender and one listener for each robot that shares several paths
+//! with this one. Path k leads from this robot's interface k to the other's interface k. With a robot that shares one path
+//! there is nothing to choose; that path is not probed, as probes cost air.
 //!
 //! Left out: paths between different interfaces of two robots, which networks that are kept apart do not have.
 
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
-use coorp_core::paths::{Class, Copy, Echo, InterfaceId, Listener, PathAction, PathConfig, PathId, Probe, Sender};
-use coorp_core::{Instant, RobotId};
-use coorp_team::Team;
-
-use crate::status;
-
-/// Paths that a robot has.
-fn paths_of(team: &Team, robot: RobotId) -> usize {
-    let robot = &team.robots[usize::from(robot.0)];
-    robot.interfaces.len().max(robot.addresses.len()).max(1)
+use crate::paths::{Class, Copy, Echo, InterfaceId, Listener, PathAction, PathConfig, PathId, Probe, Sender};
+use crate::{Duration, Instant, RobotId};
+/// One path to another robot, for whoever looks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PathStatus {
+    /// The other robot.
+    pub to: RobotId,
+    /// Its place among this robot's paths.
+    pub path: usize,
+    /// Whether it works.
+    pub state: PathState,
+    /// The smoothed round trip, once there was one.
+    pub round_trip: Option<Duration>,
+    /// The share of what it carries that is lost or late, smoothed, in millionths.
+    pub failures_ppm: u32,
+    /// What it carried of the newest control message.
+    pub carries: Carries,
+    /// Whether it carries bulk now.
+    pub bulk: bool,
 }
 
-/// Paths that lead from one robot to another.
-pub(crate) fn paths_between(team: &Team, one: RobotId, other: RobotId) -> usize {
-    paths_of(team, one).min(paths_of(team, other))
+/// Whether a path works.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PathState {
+    /// Nothing is sent to that robot, so nobody knows.
+    Resting,
+    /// The other robot answers over it.
+    Alive,
+    /// It does not.
+    Dead,
 }
 
-/// Whether any two robots of a team have a choice of paths.
-pub(crate) fn any_choice(team: &Team) -> bool {
-    let robots = (0u16..).map(RobotId).zip(&team.robots);
-    robots.filter(|(robot, _)| paths_of(team, *robot) > 1).count() > 1
-}
-
-/// The paths of a robot that are used: one where it has no choice.
-pub(crate) fn paths_used(team: &Team, robot: RobotId) -> usize {
-    if any_choice(team) {
-        paths_of(team, robot)
-    } else {
-        1
-    }
+/// What a path carried of a control message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Carries {
+    /// Nothing.
+    Nothing,
+    /// The message.
+    Original,
+    /// Its copy.
+    Duplicate,
 }
 
 /// All that one robot knows of paths.
-#[derive(Debug)]
-pub(crate) struct Paths {
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Peers {
     /// By robot; `None` where there is no choice.
     peers: Vec<Option<Peer>>,
     /// The earliest of all senders' deadlines.
@@ -51,7 +62,7 @@ pub(crate) struct Paths {
     actions: VecDeque<(RobotId, PathAction)>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct Peer {
     sender: Sender,
     listener: Listener,
@@ -61,19 +72,20 @@ struct Peer {
     bulk: Option<PathId>,
 }
 
-impl Paths {
+impl Peers {
+    /// `paths_to` is by robot; this one's own entry is not read.
+    ///
     /// # Errors
-    /// Where a robot has more paths than the decisions know.
-    pub fn new(team: &Team, me: RobotId, incarnation: u32, now: Instant) -> Result<Self, String> {
-        let default = PathConfig::default();
-        let config = PathConfig {
-            duplicate: team.live.duplicate,
-            // Later than the loop's bound is of no use.
-            target: team.control.as_ref().map_or(default.target, |control| control.bound),
-            ..default
-        };
+    /// If a robot has more paths than the decisions know.
+    pub fn new(
+        me: RobotId,
+        paths_to: &[usize],
+        config: &PathConfig,
+        incarnation: u32,
+        now: Instant,
+    ) -> Result<Self, String> {
         let peer = |robot: RobotId| {
-            let paths = paths_between(team, me, robot);
+            let paths = paths_to[usize::from(robot.0)];
             if robot == me || paths < 2 {
                 return Ok(None);
             }
@@ -89,8 +101,8 @@ impl Paths {
                 bulk: None,
             }))
         };
-        let peers = (0u16..).map(RobotId).zip(&team.robots).map(|(robot, _)| peer(robot));
-        Ok(Paths {
+        let peers = (0u16..).map(RobotId).take(paths_to.len()).map(peer);
+        Ok(Peers {
             peers: peers.collect::<Result<_, String>>()?,
             deadline: Instant::FAR_FUTURE,
             actions: VecDeque::new(),
@@ -168,8 +180,8 @@ impl Paths {
     }
 
     /// What is known of all paths between which there is a choice.
-    pub fn status(&self, now: Instant) -> Vec<status::Path> {
-        let peers = (0u16..).zip(&self.peers);
+    pub fn status(&self, now: Instant) -> Vec<PathStatus> {
+        let peers = (0u16..).map(RobotId).zip(&self.peers);
         let peers = peers.filter_map(|(to, peer)| Some((to, peer.as_ref()?)));
         let paths = peers.flat_map(|(to, peer)| (0..peer.paths).map(move |path| peer.status(to, path, now)));
         paths.collect()
@@ -197,26 +209,24 @@ impl Paths {
 }
 
 impl Peer {
-    fn status(&self, to: u16, path: usize, now: Instant) -> status::Path {
+    fn status(&self, to: RobotId, path: usize, now: Instant) -> PathStatus {
         let id = PathId(path as u8);
         let health = self.sender.health(id);
         let carriers = self.sender.carriers();
-        status::Path {
+        PathStatus {
             to,
-            path: path as u64,
+            path,
             state: match health {
-                _ if self.sender.is_resting(now) => status::PathState::Resting,
-                Some(health) if health.alive => status::PathState::Alive,
-                _ => status::PathState::Dead,
+                _ if self.sender.is_resting(now) => PathState::Resting,
+                Some(health) if health.alive => PathState::Alive,
+                _ => PathState::Dead,
             },
-            round_trip_us: health
-                .and_then(|health| health.round_trip)
-                .map(|round_trip| round_trip.as_nanos() / 1_000),
+            round_trip: health.and_then(|health| health.round_trip),
             failures_ppm: health.map_or(0, |health| (health.failures * 1e6) as u32),
             carries: match carriers.iter().position(|carrier| *carrier == id) {
-                Some(0) => status::Carries::Original,
-                Some(_) => status::Carries::Duplicate,
-                None => status::Carries::Nothing,
+                Some(0) => Carries::Original,
+                Some(_) => Carries::Duplicate,
+                None => Carries::Nothing,
             },
             bulk: self.bulk == Some(id),
         }
@@ -226,23 +236,23 @@ impl Peer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::path::Path;
-
-    const TEAM: &str = "[[robot]]\nname = \"a\"\nleader = true\ninterfaces = [\"w0\", \"w1\"]\n\
-                        [[robot]]\nname = \"b\"\ninterfaces = [\"w0\", \"w1\"]\n[[robot]]\nname = \"c\"\n";
+    use crate::paths::Duplicate;
 
     fn at(ms: u64) -> Instant {
         Instant::from_nanos(ms * 1_000_000)
     }
 
-    fn paths(duplicate: &str) -> Paths {
-        let text = format!("{TEAM}[live]\nduplicate = \"{duplicate}\"\n");
-        let team = coorp_team::parse(&text, "t.toml", Path::new("")).unwrap();
-        Paths::new(&team, RobotId(0), 1, at(0)).unwrap()
+    /// Two paths to robot 1, one to robot 2.
+    fn peers(me: u16, duplicate: Duplicate) -> Peers {
+        let config = PathConfig {
+            duplicate,
+            ..PathConfig::default()
+        };
+        Peers::new(RobotId(me), &[2, 2, 1], &config, 1, at(0)).unwrap()
     }
 
     /// Control every 10 ms; `answers` says which paths are answered, 2 ms later.
-    fn run(paths: &mut Paths, other: &mut Paths, span: std::ops::Range<u64>, answers: [bool; 2]) {
+    fn run(paths: &mut Peers, other: &mut Peers, span: std::ops::Range<u64>, answers: [bool; 2]) {
         let mut echoes = VecDeque::new();
         for ms in span {
             if ms % 10 == 0 {
@@ -270,7 +280,7 @@ mod tests {
 
     #[test]
     fn there_is_a_choice_where_both_have_several_paths_and_it_is_probed_while_it_is_used() {
-        let mut it = paths("always");
+        let mut it = peers(0, Duplicate::Always);
         assert_eq!(it.next_deadline(), Instant::FAR_FUTURE, "nobody sends");
         assert_eq!(it.assign(RobotId(2), at(0)), []);
         assert_eq!(it.bulk_path(RobotId(2), at(0)), PathId(0));
@@ -280,14 +290,12 @@ mod tests {
         assert_eq!(it.next_deadline(), at(0));
         it.on_deadline(at(0));
         assert_eq!(std::iter::from_fn(|| it.poll()).count(), 2, "a probe a path");
-        assert_eq!(paths("never").assign(RobotId(1), at(0)).len(), 1);
+        assert_eq!(peers(0, Duplicate::Never).assign(RobotId(1), at(0)).len(), 1);
     }
 
     #[test]
     fn control_and_bulk_leave_a_path_that_dies_and_everybody_can_see_it() {
-        let text = format!("{TEAM}[live]\nduplicate = \"adaptive\"\n");
-        let team = coorp_team::parse(&text, "t.toml", Path::new("")).unwrap();
-        let (mut it, mut other) = (paths("adaptive"), Paths::new(&team, RobotId(1), 1, at(0)).unwrap());
+        let (mut it, mut other) = (peers(0, Duplicate::Adaptive), peers(1, Duplicate::Adaptive));
         run(&mut it, &mut other, 0..10_000, [true, true]);
         assert_eq!(it.bulk_path(RobotId(1), at(10_000)), PathId(0));
         it.set_bulk(RobotId(1), Some(PathId(0)));
@@ -295,23 +303,20 @@ mod tests {
         assert_eq!(seen.len(), 2);
         assert_eq!(
             (seen[0].state, seen[0].carries, seen[0].bulk),
-            (status::PathState::Alive, status::Carries::Original, true)
+            (PathState::Alive, Carries::Original, true)
         );
         assert_eq!(
-            (seen[1].carries, seen[1].round_trip_us),
-            (status::Carries::Nothing, Some(2_000))
+            (seen[1].carries, seen[1].round_trip),
+            (Carries::Nothing, Some(Duration::from_millis(2)))
         );
         run(&mut it, &mut other, 10_000..11_000, [false, true]);
         assert!(!it.is_alive(RobotId(1), PathId(0)));
         assert_eq!(it.bulk_path(RobotId(1), at(11_000)), PathId(1));
         let seen = it.status(at(11_000));
-        assert_eq!(
-            (seen[0].state, seen[1].carries),
-            (status::PathState::Dead, status::Carries::Original)
-        );
+        assert_eq!((seen[0].state, seen[1].carries), (PathState::Dead, Carries::Original));
         assert!(seen[0].failures_ppm > 500_000);
         run(&mut it, &mut other, 11_000..12_000, [true, true]);
         assert!(it.is_alive(RobotId(1), PathId(0)));
-        assert_eq!(it.status(at(30_000))[0].state, status::PathState::Resting);
+        assert_eq!(it.status(at(30_000))[0].state, PathState::Resting);
     }
 }

@@ -1,4 +1,4 @@
-//! Threads of their own for control's QUIC and for bulk's, and for what Zenoh does not do in a caller's.
+//! A runtime of one's own: for control's QUIC, for bulk's, and for what Zenoh does not do in a caller's.
 
 use std::future::Future;
 use std::io;
@@ -11,20 +11,20 @@ use crate::node::lock;
 
 /// Some threads. Dropped, they end by themselves: nobody is waited for, so that it may be in async code.
 #[derive(Debug)]
-pub(crate) struct Threads {
+pub(crate) struct OwnRuntime {
     handle: Handle,
     /// Taken when they end.
     runtime: Mutex<Option<Runtime>>,
 }
 
-impl Threads {
-    pub fn start(count: usize, name: &str) -> io::Result<Threads> {
+impl OwnRuntime {
+    pub fn start(count: usize, name: &str) -> io::Result<OwnRuntime> {
         let runtime = Builder::new_multi_thread()
             .worker_threads(count)
             .thread_name(name)
             .enable_all()
             .build()?;
-        Ok(Threads {
+        Ok(OwnRuntime {
             handle: runtime.handle().clone(),
             runtime: Mutex::new(Some(runtime)),
         })
@@ -48,7 +48,7 @@ impl Threads {
     }
 }
 
-impl Drop for Threads {
+impl Drop for OwnRuntime {
     fn drop(&mut self) {
         if let Some(runtime) = lock(&self.runtime).take() {
             runtime.shutdown_background();
@@ -74,11 +74,11 @@ mod tests {
 
     #[test]
     fn they_end_in_async_code_too() {
-        let outer = Threads::start(1, "outer").unwrap();
-        let in_async = async { drop(Threads::start(1, "inner").unwrap()) };
+        let outer = OwnRuntime::start(1, "outer").unwrap();
+        let in_async = async { drop(OwnRuntime::start(1, "inner").unwrap()) };
         outer.handle().block_on(in_async);
         let in_async = async {
-            Threads::start(1, "inner")
+            OwnRuntime::start(1, "inner")
                 .unwrap()
                 .end(async {}, Duration::from_secs(1))
         };

@@ -1,0 +1,600 @@
+//! `coorp doctor`: what this machine's card and kernel offer, what each of it means for Coorp, and how to mend what is missing.
+//!
+//! It reads `/sys` and `/proc`, tries sockets of its own, and asks `iw` for what only nl80211 tells. It changes nothing and
+//! sends nothing. Left out: whether the others of a team can be reached (`coorp watch`), and what an access point does.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use coorp_node::card;
+use coorp_node::status::Completions;
+
+use crate::failure::Failure;
+use crate::output;
+
+/// Where `iw` may be, as users' PATH often leaves out the last two.
+const IW: [&str; 3] = ["iw", "/usr/sbin/iw", "/sbin/iw"];
+const IW_MISSING: &str = "unknown: iw is not installed";
+const IW_MEND: &str = "apt-get install iw";
+/// Bits in a process' effective capabilities (linux/capability.h).
+const CAP_NET_ADMIN: u32 = 12;
+const CAP_SYS_NICE: u32 = 23;
+/// Clock sources that are read without a call into the kernel.
+const QUICK_CLOCKS: [&str; 5] = [
+    "tsc",
+    "arch_sys_counter",
+    "kvm-clock",
+    "hyperv_clocksource_tsc_page",
+    "riscv_clocksource",
+];
+/// What Coorp asks to let wait at its sockets.
+const RECEIVE_BYTES: u64 = 4 << 20;
+
+/// Options of `coorp doctor`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The interface to look at; without it all wireless ones, or all that are up where none is wireless
+    interface: Option<String>,
+}
+
+/// One finding.
+#[derive(Debug)]
+struct Finding {
+    about: &'static str,
+    found: String,
+    /// What that means for Coorp.
+    means: &'static str,
+    grade: Grade,
+}
+
+#[derive(Debug, PartialEq)]
+enum Grade {
+    Fine,
+    /// Coorp works; this makes it better.
+    Note(String),
+    /// Coorp does not work before this is mended.
+    Bad(String),
+}
+
+use Grade::{Bad, Fine, Note};
+
+fn finding(about: &'static str, found: impl Into<String>, means: &'static str, grade: Grade) -> Finding {
+    Finding {
+        about,
+        found: found.into(),
+        means,
+        grade,
+    }
+}
+
+/// What facts are read from: the machine, or a test's own.
+struct Machine<'a> {
+    sys: &'a Path,
+    proc: &'a Path,
+    /// What `iw` prints; `None` where it is not installed.
+    iw: &'a dyn Fn(&[&str]) -> Option<String>,
+}
+
+impl Machine<'_> {
+    fn of_interface(&self, interface: &str, file: &str) -> Option<String> {
+        read(&self.sys.join("class/net").join(interface).join(file))
+    }
+
+    fn is_wireless(&self, interface: &str) -> bool {
+        let place = self.sys.join("class/net").join(interface);
+        place.join("phy80211").exists() || place.join("wireless").exists()
+    }
+
+    fn is_up(&self, interface: &str) -> bool {
+        // IFF_UP is the lowest bit.
+        let flags = self.of_interface(interface, "flags").unwrap_or_default();
+        u32::from_str_radix(flags.trim_start_matches("0x"), 16).is_ok_and(|flags| flags & 1 == 1)
+    }
+
+    fn interfaces(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.sys.join("class/net")).into_iter().flatten().flatten();
+        let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+        let mut names: Vec<String> = names.filter(|name| name != "lo").collect();
+        names.sort_unstable();
+        names
+    }
+
+    /// Those that a robot would use.
+    fn likely(&self) -> Vec<String> {
+        let (wireless, wired): (Vec<_>, Vec<_>) =
+            self.interfaces().into_iter().partition(|name| self.is_wireless(name));
+        if wireless.is_empty() {
+            wired.into_iter().filter(|name| self.is_up(name)).collect()
+        } else {
+            wireless
+        }
+    }
+
+    fn may(&self, capability: u32) -> bool {
+        let status = read(&self.proc.join("self/status")).unwrap_or_default();
+        let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+        let effective = effective.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok());
+        effective.is_some_and(|bits| bits >> capability & 1 == 1)
+    }
+}
+
+/// Runs `coorp doctor`.
+///
+/// # Errors
+/// Where there is no such interface, or something keeps Coorp from working.
+pub fn run(args: &Args) -> Result<(), Failure> {
+    let machine = Machine {
+        sys: Path::new("/sys"),
+        proc: Path::new("/proc"),
+        iw: &iw,
+    };
+    let interfaces = match &args.interface {
+        Some(name) if machine.sys.join("class/net").join(name).exists() => vec![name.clone()],
+        Some(name) => return Err(Failure::Input(no_such(name, &machine.interfaces()))),
+        None => machine.likely(),
+    };
+    let mut text = String::new();
+    let mut bad = Vec::new();
+    for interface in &interfaces {
+        let found = of_card(
+            &machine,
+            interface,
+            card::driver(interface).as_deref(),
+            card::counts_sends(),
+        );
+        bad.extend(
+            found
+                .iter()
+                .filter(|finding| finding.is_bad())
+                .map(|finding| finding.about),
+        );
+        text += &section(interface, &found);
+    }
+    let found = of_kernel(&machine, interfaces.is_empty());
+    bad.extend(
+        found
+            .iter()
+            .filter(|finding| finding.is_bad())
+            .map(|finding| finding.about),
+    );
+    text += &section("this machine", &found);
+    output::print(&text)?;
+    if bad.is_empty() {
+        return Ok(());
+    }
+    let bad = bad.join(", ");
+    Err(Failure::Found(format!(
+        "failed: Coorp does not work here before this is mended: {bad}"
+    )))
+}
+
+fn no_such(name: &str, others: &[String]) -> String {
+    let others = if others.is_empty() {
+        "none but loopback".to_owned()
+    } else {
+        others.join(", ")
+    };
+    format!("error: this machine has no interface '{name}'; it has {others}")
+}
+
+/// The card behind an interface. `counts` is what came of trying the count of a send queue.
+fn of_card(machine: &Machine<'_>, interface: &str, driver: Option<&str>, counts: Result<(), String>) -> Vec<Finding> {
+    let wireless = machine.is_wireless(interface);
+    let bus = fs::read_link(machine.sys.join("class/net").join(interface).join("device/subsystem"));
+    let bus = bus.ok().and_then(|bus| Some(bus.file_name()?.to_str()?.to_owned()));
+    let mut found = vec![
+        state(machine, interface),
+        finding(
+            "driver",
+            format!(
+                "{}, {}",
+                driver.unwrap_or("without a name"),
+                bus.as_deref().unwrap_or("virtual")
+            ),
+            "decides what is known of frames that have left",
+            Fine,
+        ),
+        if wireless {
+            finding("kind", "wireless", "control goes in AC_VO, ahead of bulk", Fine)
+        } else {
+            let mend = "for the robots' WiFi name its interface: coorp doctor wlan0".to_owned();
+            finding(
+                "kind",
+                "not wireless",
+                "no access categories: control and bulk share one queue",
+                Note(mend),
+            )
+        },
+        completions(driver, bus.as_deref(), counts),
+        transmit_status(driver),
+        queues(machine, interface),
+    ];
+    if wireless {
+        found.extend(of_radio(machine, interface));
+    }
+    found
+}
+
+fn state(machine: &Machine<'_>, interface: &str) -> Finding {
+    let state = machine.of_interface(interface, "operstate").unwrap_or_default();
+    let about = "state";
+    if !machine.is_up(interface) {
+        let mend = format!("ip link set {interface} up");
+        return finding(about, "down", "nothing can be sent", Bad(mend));
+    }
+    match state.as_str() {
+        // Loopback and TUNs do not say.
+        "up" | "unknown" => finding(about, "up", "frames can be sent", Fine),
+        _ => {
+            let mend = "connect it to the team's network".to_owned();
+            finding(about, state, "nothing can be sent before it is connected", Bad(mend))
+        }
+    }
+}
+
+fn completions(driver: Option<&str>, bus: Option<&str>, counts: Result<(), String>) -> Finding {
+    let about = "completions";
+    let source = card::source(driver);
+    let found = source.to_string();
+    match (source, counts) {
+        (Completions::Acknowledgements, _) => {
+            let mend = "use a card's interface, where there is one".to_owned();
+            let means =
+                "a TUN or TAP frees frames at once: the gate learns from acknowledgements, later and less exactly";
+            finding(about, found, means, Note(mend))
+        }
+        (_, Err(error)) => {
+            let mend = "allow ioctl(SIOCOUTQ) on UDP sockets: a sandbox may refuse it".to_owned();
+            finding(
+                about,
+                format!("SIOCOUTQ: {error}"),
+                "no bulk socket can be opened",
+                Bad(mend),
+            )
+        }
+        (Completions::OutQueue, Ok(())) if bus == Some("usb") => {
+            let means = "the gate learns when the dongle has a frame, and not when that was on the air";
+            finding(about, found, means, Note("a PCIe card tells the latter".to_owned()))
+        }
+        _ => finding(about, found, "the gate learns when each datagram has left", Fine),
+    }
+}
+
+fn transmit_status(driver: Option<&str>) -> Finding {
+    let about = "transmit status";
+    match driver.and_then(card::status_is_harmless) {
+        Some(why) => finding(about, "harmless", why, Fine),
+        None => finding(
+            about,
+            "not asked for",
+            "nobody knows that asking leaves frames as they are, so losses on the air are not counted",
+            Fine,
+        ),
+    }
+}
+
+fn queues(machine: &Machine<'_>, interface: &str) -> Finding {
+    let place = machine.sys.join("class/net").join(interface).join("queues");
+    let entries = fs::read_dir(place).into_iter().flatten().flatten();
+    let count = entries
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with("tx-"))
+        .count();
+    let qdisc = read(&machine.proc.join("sys/net/core/default_qdisc"));
+    let found = format!(
+        "{count} to send, default qdisc {}",
+        qdisc.as_deref().unwrap_or("unknown")
+    );
+    finding("queues", found, "the gate keeps them short, whatever they are", Fine)
+}
+
+/// What only nl80211 tells, by `iw`.
+fn of_radio(machine: &Machine<'_>, interface: &str) -> Vec<Finding> {
+    let missing = |about, means| finding(about, IW_MISSING, means, Note(IW_MEND.to_owned()));
+    vec![
+        rts(machine, interface).unwrap_or_else(|| missing("RTS threshold", RTS_MEANS)),
+        power_save(machine, interface).unwrap_or_else(|| missing("power save", SAVE_MEANS)),
+        regulatory(machine).unwrap_or_else(|| missing("regulatory domain", DOMAIN_MEANS)),
+    ]
+}
+
+const RTS_MEANS: &str = "with RTS a collision costs a short frame, not an aggregate";
+const SAVE_MEANS: &str = "with power save frames to this robot wait for the next beacon, up to 100 ms";
+const DOMAIN_MEANS: &str = "decides which channels there are, and how strong the card may send";
+
+fn rts(machine: &Machine<'_>, interface: &str) -> Option<Finding> {
+    let phy = machine
+        .of_interface(interface, "phy80211/name")
+        .unwrap_or_else(|| "phy0".to_owned());
+    let said = (machine.iw)(&["phy", &phy, "info"])?;
+    let threshold = value(&said, "RTS threshold:").unwrap_or_else(|| "off, or the driver does not tell".to_owned());
+    let grade = if machine.may(CAP_NET_ADMIN) {
+        Fine
+    } else {
+        Note("to set it run as root, or give CAP_NET_ADMIN".to_owned())
+    };
+    let may = if grade == Fine { "may be set" } else { "may not be set" };
+    Some(finding(
+        "RTS threshold",
+        format!("{threshold}; {may}"),
+        RTS_MEANS,
+        grade,
+    ))
+}
+
+fn power_save(machine: &Machine<'_>, interface: &str) -> Option<Finding> {
+    let said = (machine.iw)(&["dev", interface, "get", "power_save"])?;
+    let found = value(&said, "Power save:").unwrap_or_else(|| "unknown: the driver does not tell".to_owned());
+    let grade = if found == "on" {
+        Note(format!("iw dev {interface} set power_save off"))
+    } else {
+        Fine
+    };
+    Some(finding("power save", found, SAVE_MEANS, grade))
+}
+
+fn regulatory(machine: &Machine<'_>) -> Option<Finding> {
+    let said = (machine.iw)(&["reg", "get"])?;
+    let found = value(&said, "country").unwrap_or_else(|| "unknown".to_owned());
+    let country = found.split(':').next().unwrap_or_default().to_owned();
+    let grade = if country == "00" {
+        Note("say where the team is: iw reg set DE, with your country's code".to_owned())
+    } else {
+        Fine
+    };
+    Some(finding("regulatory domain", country, DOMAIN_MEANS, grade))
+}
+
+/// The kernel, its clocks and this process' rights.
+fn of_kernel(machine: &Machine<'_>, without_interface: bool) -> Vec<Finding> {
+    let release = read(&machine.proc.join("sys/kernel/osrelease")).unwrap_or_else(|| "unknown".to_owned());
+    let mut found = vec![finding("kernel", release, "no patch is needed", Fine)];
+    if without_interface {
+        let mend = "plug a card in, or load its driver: dmesg says what is missing".to_owned();
+        found.push(finding(
+            "interfaces",
+            "none but loopback is up",
+            "there is no network",
+            Bad(mend),
+        ));
+    }
+    found.extend([
+        clock(machine),
+        marks(),
+        buffers(machine),
+        tun(machine),
+        priority(machine),
+    ]);
+    found
+}
+
+fn clock(machine: &Machine<'_>) -> Finding {
+    let source = machine
+        .sys
+        .join("devices/system/clocksource/clocksource0/current_clocksource");
+    let source = read(&source).unwrap_or_else(|| "unknown".to_owned());
+    let boot = rustix::time::clock_gettime(rustix::time::ClockId::Boottime).tv_sec;
+    let quick = QUICK_CLOCKS.contains(&source.as_str());
+    let grade = if quick {
+        Fine
+    } else {
+        Note("to read it takes a call into the kernel: see 'clocksource=' of the kernel's parameters".to_owned())
+    };
+    let found = format!("{source}; CLOCK_BOOTTIME at {boot} s");
+    finding(
+        "clock source",
+        found,
+        "times of messages and windows are taken from it",
+        grade,
+    )
+}
+
+fn marks() -> Finding {
+    let means = "WiFi puts control into AC_VO by that mark";
+    match card::may_mark() {
+        Ok(()) => finding("DSCP mark", "may be set", means, Fine),
+        Err(error) => {
+            let mend = "allow setsockopt(IP_TOS): a sandbox may refuse it".to_owned();
+            finding("DSCP mark", error, means, Bad(mend))
+        }
+    }
+}
+
+fn buffers(machine: &Machine<'_>) -> Finding {
+    let most = read(&machine.proc.join("sys/net/core/rmem_max"));
+    let most: u64 = most.and_then(|text| text.parse().ok()).unwrap_or(0);
+    let grade = if most >= RECEIVE_BYTES {
+        Fine
+    } else {
+        Note(format!("sysctl -w net.core.rmem_max={RECEIVE_BYTES}"))
+    };
+    let means = "what comes in a burst waits there; less than 4 MB and datagrams stay short";
+    finding("receive buffer", format!("{most} bytes at most"), means, grade)
+}
+
+fn tun(machine: &Machine<'_>) -> Finding {
+    let means = "'coorp emu' makes its interfaces with it; robots do without";
+    // Nothing is made by opening it.
+    let opened = fs::OpenOptions::new().read(true).write(true).open("/dev/net/tun");
+    match opened {
+        Ok(_) if machine.may(CAP_NET_ADMIN) => finding("TUN", "available", means, Fine),
+        Ok(_) => {
+            let mend = "run as root, or give CAP_NET_ADMIN".to_owned();
+            finding("TUN", "there, without the right to use it", means, Note(mend))
+        }
+        Err(error) => finding(
+            "TUN",
+            error.to_string(),
+            means,
+            Note("modprobe tun, as root".to_owned()),
+        ),
+    }
+}
+
+fn priority(machine: &Machine<'_>) -> Finding {
+    let limits = read(&machine.proc.join("self/limits")).unwrap_or_default();
+    let limit = limits
+        .lines()
+        .find_map(|line| line.strip_prefix("Max realtime priority"));
+    let limit = limit.and_then(|line| line.split_whitespace().next());
+    let may = machine.may(CAP_SYS_NICE) || limit.is_some_and(|limit| limit != "0");
+    let (found, grade) = if may {
+        ("may be set", Fine)
+    } else {
+        let mend = "run as root, give CAP_SYS_NICE, or raise rtprio in /etc/security/limits.conf".to_owned();
+        ("may not be set", Note(mend))
+    };
+    let means = "'coorp emu' keeps time by it on a busy machine; robots do without";
+    finding("real-time priority", found, means, grade)
+}
+
+impl Finding {
+    fn is_bad(&self) -> bool {
+        matches!(self.grade, Bad(_))
+    }
+}
+
+/// The findings as text, one after the other.
+fn section(title: &str, found: &[Finding]) -> String {
+    let mut text = format!("{title}\n");
+    let width = found.iter().map(|finding| finding.about.len()).max().unwrap_or(0);
+    for finding in found {
+        let (word, mend) = match &finding.grade {
+            Fine => ("ok  ", None),
+            Note(mend) => ("note", Some(mend)),
+            Bad(mend) => ("BAD ", Some(mend)),
+        };
+        let Finding {
+            about, found, means, ..
+        } = finding;
+        text += &format!("  {word}  {about:width$}  {found}: {means}\n");
+        if let Some(mend) = mend {
+            text += &format!("        {:width$}  to mend it: {mend}\n", "");
+        }
+    }
+    text
+}
+
+/// The rest of the first line that begins so, indented or not.
+fn value(said: &str, label: &str) -> Option<String> {
+    let line = said.lines().find_map(|line| line.trim_start().strip_prefix(label))?;
+    Some(line.trim().to_owned())
+}
+
+fn read(file: &Path) -> Option<String> {
+    Some(fs::read_to_string(file).ok()?.trim_end().to_owned())
+}
+
+/// The output of `iw`, empty if it fails; `None` if it is not installed.
+fn iw(arguments: &[&str]) -> Option<String> {
+    let outputs = IW
+        .iter()
+        .filter_map(|program| Command::new(program).args(arguments).output().ok());
+    outputs
+        .map(|output| String::from_utf8_lossy(&output.stdout).into_owned())
+        .next()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::PathBuf;
+
+    /// A machine with one USB card, as files.
+    struct Fake(PathBuf);
+
+    impl Fake {
+        fn new(name: &str) -> Fake {
+            let root = std::env::temp_dir().join(format!("coorp-doctor-{}-{name}", std::process::id()));
+            let card = root.join("class/net/wlan0");
+            for folder in ["phy80211", "queues/tx-0", "queues/tx-1", "queues/rx-0", "device"] {
+                fs::create_dir_all(card.join(folder)).unwrap();
+            }
+            fs::create_dir_all(root.join("class/net/lo")).unwrap();
+            fs::create_dir_all(root.join("self")).unwrap();
+            std::os::unix::fs::symlink("/sys/bus/usb", card.join("device/subsystem")).unwrap();
+            for (file, text) in [
+                ("operstate", "up\n"),
+                ("flags", "0x1003\n"),
+                ("phy80211/name", "phy3\n"),
+            ] {
+                fs::write(card.join(file), text).unwrap();
+            }
+            fs::write(root.join("self/status"), "Name:\tx\nCapEff:\t0000000000000000\n").unwrap();
+            Fake(root)
+        }
+
+        fn look(&self, driver: &str, iw: &dyn Fn(&[&str]) -> Option<String>) -> Vec<Finding> {
+            let machine = Machine {
+                sys: &self.0,
+                proc: &self.0,
+                iw,
+            };
+            assert_eq!(machine.likely(), ["wlan0"]);
+            of_card(&machine, "wlan0", Some(driver), Ok(()))
+        }
+    }
+
+    impl Drop for Fake {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn says<'a>(found: &'a [Finding], about: &str) -> &'a Finding {
+        found.iter().find(|finding| finding.about == about).unwrap()
+    }
+
+    #[test]
+    fn a_usb_card_with_power_save_is_usable_and_can_be_mended() {
+        let fake = Fake::new("usb");
+        let iw = |arguments: &[&str]| {
+            Some(
+                match arguments {
+                    ["phy", "phy3", "info"] => "Wiphy phy3\n\tRTS threshold: 2347\n",
+                    ["dev", "wlan0", "get", "power_save"] => "Power save: on\n",
+                    _ => "global\ncountry 00: DFS-UNSET\n",
+                }
+                .to_owned(),
+            )
+        };
+        let found = fake.look("mt76x2u", &iw);
+        assert!(!found.iter().any(Finding::is_bad), "{found:?}");
+        assert_eq!(says(&found, "driver").found, "mt76x2u, usb");
+        assert_eq!(says(&found, "completions").found, "the kernel's send queue");
+        assert!(says(&found, "completions").means.contains("dongle"));
+        assert_eq!(says(&found, "transmit status").found, "not asked for");
+        assert!(says(&found, "queues").found.starts_with("2 to send"));
+        assert_eq!(says(&found, "RTS threshold").found, "2347; may not be set");
+        let mend = Note("iw dev wlan0 set power_save off".to_owned());
+        assert_eq!(says(&found, "power save").grade, mend);
+        assert_eq!(says(&found, "regulatory domain").found, "00");
+        let text = section("wlan0", &found);
+        assert!(text.contains("to mend it: iw dev wlan0 set power_save off"), "{text}");
+    }
+
+    #[test]
+    fn without_iw_it_says_so() {
+        let fake = Fake::new("iw");
+        let found = fake.look("mac80211_hwsim", &|_| None);
+        for about in ["RTS threshold", "power save", "regulatory domain"] {
+            assert_eq!(says(&found, about).found, IW_MISSING);
+        }
+        assert_eq!(says(&found, "transmit status").found, "harmless");
+        assert_eq!(says(&found, "completions").found, "WiFi status");
+    }
+
+    #[test]
+    fn a_card_that_is_down_or_does_not_count_is_bad() {
+        let fake = Fake::new("down");
+        let card = fake.0.join("class/net/wlan0");
+        fs::write(card.join("operstate"), "dormant\n").unwrap();
+        let grade = |found: &[Finding]| matches!(&says(found, "state").grade, Bad(mend) if mend.contains("connect"));
+        assert!(grade(&fake.look("ath9k", &|_| None)));
+        fs::write(card.join("flags"), "0x1002\n").unwrap();
+        let found = fake.look("ath9k", &|_| None);
+        assert_eq!(says(&found, "state").grade, Bad("ip link set wlan0 up".to_owned()));
+        assert!(completions(Some("ath9k"), None, Err("not permitted".to_owned())).is_bad());
+        assert!(!completions(Some("tun"), None, Err("not permitted".to_owned())).is_bad());
+    }
+}

@@ -1,0 +1,116 @@
+//! A policy resolved for one robot, once: which parts it has, and what the ground lets it see.
+
+use crate::failover::FailoverConfig;
+use crate::paths::PathConfig;
+use crate::permits::PermitConfig;
+use crate::policy::{LocalConfig, Policy};
+use crate::schedwifi::Schedule;
+use crate::{Duration, RobotId};
+use serde::{Deserialize, Serialize};
+
+/// Robots of one team at most that a [`super::Robot`] can plan for.
+pub const ROBOTS_MAX: u16 = 1 << 10;
+
+/// How a robot learns that a bulk packet has left it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Completions {
+    /// The driver's completion hook, as a patched driver has it (001, section V).
+    Hook,
+    /// A transmit status for each frame (`SO_WIFI_STATUS`), after the frame was on the air.
+    Status,
+    /// The bytes of its sockets that the kernel still holds (`SIOCOUTQ`): they fall when the driver frees a frame.
+    OutQueue,
+    /// The receiver's acknowledgements, from end to end.
+    Acknowledgements,
+}
+
+/// What a robot can see of its own traffic. A stock kernel's is [`Sight::STOCK`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Sight {
+    /// How it learns that bulk has left.
+    pub completions: Completions,
+}
+
+impl Sight {
+    /// What an unpatched kernel and driver give.
+    pub const STOCK: Sight = Sight {
+        completions: Completions::OutQueue,
+    };
+    /// What the papers' patched driver gives.
+    pub const PAPER: Sight = Sight {
+        completions: Completions::Hook,
+    };
+}
+
+/// Where protection windows come from.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Windows {
+    /// There are none, and no gate.
+    None,
+    /// From arrival models.
+    Predicted(LocalConfig),
+    /// From a plan made beforehand (SchedWiFi); the gate as its shaper.
+    Scheduled(Schedule, LocalConfig),
+}
+
+/// The team's control loop, as far as a robot knows it: each begins with messages of its period.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ControlLoop {
+    /// One loop each.
+    pub period: Duration,
+    /// The reaction bound.
+    pub bound: Duration,
+}
+
+/// Everything that one robot is told before it starts.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct RobotConfig {
+    /// Which robot it is.
+    pub me: RobotId,
+    /// Robots in the team.
+    pub robots: u16,
+    /// The leader of the team file. Where the policy has no permits it is the only one.
+    pub leader: RobotId,
+    /// Greater than at any earlier start of this robot.
+    pub incarnation: u32,
+    /// Permits; `None` where the policy has none.
+    pub permits: Option<(FailoverConfig, PermitConfig)>,
+    /// Where windows come from.
+    pub windows: Windows,
+    /// `None` where the team has no control loop.
+    pub control: Option<ControlLoop>,
+    /// By robot: how many paths lead there. The robot's own entry is not read.
+    pub paths_to: Vec<usize>,
+    /// Paths of this robot that are used, each with a gate of its own.
+    pub paths: usize,
+    /// How control is spread over paths.
+    pub path: PathConfig,
+    /// What it sees.
+    pub sight: Sight,
+    /// Whether it keeps to the leader's clock, without permits or shared windows as well: to stamp control, say.
+    pub team_time: bool,
+}
+
+impl RobotConfig {
+    /// What `policy` makes of a robot of a team of so many, with one path to each other robot and without a plan.
+    pub fn new(policy: &Policy, me: RobotId, robots: u16, leader: RobotId, incarnation: u32) -> Self {
+        let failover = FailoverConfig::for_team(leader, robots);
+        RobotConfig {
+            me,
+            robots,
+            leader,
+            incarnation,
+            permits: policy.global.clone().map(|global| {
+                let permits = failover.permits(global);
+                (failover, permits)
+            }),
+            windows: policy.local.clone().map_or(Windows::None, Windows::Predicted),
+            control: None,
+            paths_to: vec![1; usize::from(robots)],
+            paths: 1,
+            path: PathConfig::default(),
+            sight: policy.sight,
+            team_time: policy.global.is_some() || policy.local.as_ref().is_some_and(|local| local.shared_windows),
+        }
+    }
+}

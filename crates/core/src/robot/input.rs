@@ -1,0 +1,275 @@
+//! All that drivers tell a [`Robot`], as values: what a flight recorder writes down, and what a replay reads.
+//!
+//! Each public method that changes a robot is an [`Input`], and [`Robot::handle`] calls it. Decisions have no other source,
+//! so a robot in the same state that is told the same at the same times gives the same answers and actions, bit for bit.
+//!
+//! Left out: the journal, which only notes what was decided.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Action, Message, Report, Robot, Session, Stamp, StateCopy};
+use crate::paths::{Copy, PathId};
+use crate::{tracker, Duration, FlowId, Instant, RobotId};
+
+/// Something that a driver tells a robot. The fields are those of the method that the text names.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Input {
+    /// [`Robot::on_deadline`]; then the driver takes all actions.
+    Deadline,
+    /// [`Robot::may_pass`], answered by [`Answer::Yes`] or [`Answer::No`].
+    MayPass {
+        /// Over which path.
+        path: usize,
+        /// Packets on their way over it.
+        n: usize,
+    },
+    /// [`Robot::on_left`].
+    Left {
+        /// Over which path.
+        path: usize,
+        /// Packets that had left when it entered, and by now, itself included.
+        left: (u64, u64),
+        /// When it entered.
+        entered_at: Instant,
+        /// When it left.
+        left_at: Instant,
+    },
+    /// [`Robot::on_completed`].
+    Completed {
+        /// Over which path.
+        path: usize,
+        /// Packets that it entered behind.
+        ahead: usize,
+        /// When it entered.
+        entered_at: Instant,
+        /// When it left.
+        left_at: Instant,
+    },
+    /// [`Robot::on_control`], answered by [`Answer::Stamp`].
+    Control(FlowId),
+    /// [`Robot::on_control_left`].
+    ControlLeft(FlowId),
+    /// [`Robot::on_arrived`].
+    Arrived {
+        /// Its sender.
+        from: RobotId,
+        /// What its sender tells with it.
+        stamp: Stamp,
+    },
+    /// [`Robot::assign`], answered by [`Answer::Copies`].
+    Assign(RobotId),
+    /// [`Robot::on_copy`].
+    Copy {
+        /// Its sender.
+        from: RobotId,
+        /// Over which path it came.
+        path: PathId,
+        /// Its sender's start.
+        incarnation: u32,
+        /// Its number on the path.
+        number: u32,
+    },
+    /// [`Robot::state_copies`], answered by [`Answer::States`].
+    State(String),
+    /// [`Robot::on_message`].
+    Message {
+        /// Its sender.
+        from: RobotId,
+        /// Over which path it came, if the transport tells.
+        path: Option<PathId>,
+        /// The message.
+        message: Message,
+    },
+    /// [`Robot::want_bulk`].
+    WantBulk(bool),
+    /// [`Robot::bulk_path`], answered by [`Answer::Path`].
+    BulkPath(RobotId),
+    /// [`Robot::bulk_moves`], answered by [`Answer::Yes`] or [`Answer::No`].
+    BulkMoves {
+        /// To which robot.
+        to: RobotId,
+        /// The path that bulk goes over.
+        from: usize,
+    },
+    /// [`Robot::on_bulk`].
+    Bulk {
+        /// To which robot.
+        to: RobotId,
+        /// Over which path, if it goes.
+        path: Option<usize>,
+    },
+    /// [`Robot::add_flow`], answered by [`Answer::Flow`].
+    AddFlow(Option<Duration>),
+    /// [`Robot::remove_flow`].
+    RemoveFlow(FlowId),
+    /// [`Robot::tell_models_again`].
+    TellModelsAgain,
+    /// [`Robot::on_gone`].
+    Gone(RobotId),
+    /// [`Robot::on_dead`].
+    Dead {
+        /// The robot.
+        robot: RobotId,
+        /// The process had ended at some time after this.
+        since: Instant,
+    },
+    /// [`Robot::resign`].
+    Resign,
+    /// [`super::Reporters::publish`].
+    Publish(String),
+    /// [`super::Reporters::unpublish`].
+    Unpublish(String),
+    /// [`super::Reporters::on_gatherer`].
+    Gatherer {
+        /// The topic, and the robot that gathers it.
+        report: Report,
+        /// Which session of that robot.
+        session: Session,
+        /// Whether it begins to, or ends.
+        here: bool,
+    },
+    /// [`super::Reporters::on_message`].
+    Gathering {
+        /// The topic, and the robot that gathers it.
+        report: Report,
+        /// What that robot says.
+        message: tracker::Message,
+    },
+}
+
+/// What a robot answers to an [`Input`] at once. All else are [`Action`]s.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Answer {
+    /// Nothing.
+    Done,
+    /// It may, or it does.
+    Yes,
+    /// It may not, or it does not.
+    No,
+    /// A new flow, if there was room.
+    Flow(Option<FlowId>),
+    /// A path's place among the robot's.
+    Path(usize),
+    /// What goes with a control message.
+    Stamp(Stamp),
+    /// The copies of a control message.
+    Copies(Vec<Copy>),
+    /// The copies of a state.
+    States(Vec<StateCopy>),
+    /// What a deadline has the driver do.
+    Actions(Vec<Action>),
+}
+
+impl Answer {
+    /// A new flow, if there was room.
+    pub fn flow(self) -> Option<FlowId> {
+        match self {
+            Answer::Flow(flow) => flow,
+            _ => None,
+        }
+    }
+
+    /// What goes with a control message.
+    pub fn stamp(self) -> Stamp {
+        match self {
+            Answer::Stamp(stamp) => stamp,
+            _ => Stamp::default(),
+        }
+    }
+
+    /// The copies of a control message; none for any other answer.
+    pub fn copies(self) -> Vec<Copy> {
+        match self {
+            Answer::Copies(copies) => copies,
+            _ => Vec::new(),
+        }
+    }
+
+    /// The copies of a state; none for any other answer.
+    pub fn states(self) -> Vec<StateCopy> {
+        match self {
+            Answer::States(states) => states,
+            _ => Vec::new(),
+        }
+    }
+
+    /// A path's place; the first for any other answer.
+    pub fn path(self) -> usize {
+        match self {
+            Answer::Path(path) => path,
+            _ => 0,
+        }
+    }
+
+    /// What a deadline has the driver do.
+    pub fn actions(self) -> Option<Vec<Action>> {
+        match self {
+            Answer::Actions(actions) => Some(actions),
+            _ => None,
+        }
+    }
+
+    fn of(yes: bool) -> Self {
+        if yes {
+            Answer::Yes
+        } else {
+            Answer::No
+        }
+    }
+}
+
+impl Robot {
+    /// Tells the robot something, as a driver would that calls the method itself.
+    pub fn handle(&mut self, input: Input, now: Instant) -> Answer {
+        self.journal.at(now);
+        match input {
+            Input::Deadline => {
+                self.on_deadline(now);
+                return Answer::Actions(std::iter::from_fn(|| self.poll()).collect());
+            }
+            Input::MayPass { path, n } => return Answer::of(self.may_pass(path, n, now)),
+            Input::Left {
+                path,
+                left,
+                entered_at,
+                left_at,
+            } => self.on_left(path, left, entered_at, left_at),
+            Input::Completed {
+                path,
+                ahead,
+                entered_at,
+                left_at,
+            } => self.on_completed(path, ahead, entered_at, left_at),
+            Input::Control(flow) => return Answer::Stamp(self.on_control(flow, now)),
+            Input::ControlLeft(flow) => self.on_control_left(flow, now),
+            Input::Arrived { from, stamp } => self.on_arrived(from, stamp, now),
+            Input::Assign(to) => return Answer::Copies(self.assign(to, now)),
+            Input::Copy {
+                from,
+                path,
+                incarnation,
+                number,
+            } => self.on_copy(from, path, incarnation, number),
+            Input::State(topic) => return Answer::States(self.state_copies(&topic, now)),
+            Input::Message { from, path, message } => self.on_message(from, path, message, now),
+            Input::WantBulk(wants) => self.want_bulk(wants, now),
+            Input::BulkPath(to) => return Answer::Path(self.bulk_path(to, now)),
+            Input::BulkMoves { to, from } => return Answer::of(self.bulk_moves(to, from, now)),
+            Input::Bulk { to, path } => self.on_bulk(to, path),
+            Input::AddFlow(period) => return Answer::Flow(self.add_flow(period)),
+            Input::RemoveFlow(flow) => self.remove_flow(flow),
+            Input::TellModelsAgain => self.tell_models_again(),
+            Input::Gone(robot) => self.on_gone(robot),
+            Input::Dead { robot, since } => self.on_dead(robot, since, now),
+            Input::Resign => self.resign(now),
+            Input::Publish(topic) => self.reporters.publish(&topic, now),
+            Input::Unpublish(topic) => self.reporters.unpublish(&topic, now),
+            Input::Gatherer { report, session, here } => self.reporters.on_gatherer(report, session, here, now),
+            Input::Gathering { report, message } => self.reporters.on_message(&report, message, now),
+        }
+        Answer::Done
+    }
+}
+
+#[cfg(test)]
+mod tests;

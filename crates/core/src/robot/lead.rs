@@ -1,0 +1,267 @@
+//! What the leader decides for the whole team from the loops that it sees: how careful bulk has to be, and where sensors'
+//! phases should be.
+//!
+//! **Caution** ([`Caution`]). A robot cannot see how its bulk delays others' loops; the leader sees every loop. A loop
+//! begins with its first perception; all robots' perceptions in, its inference starts; with the leader's own control its
+//! commands are made. When they arrived, their receivers tell with their next perception (`last_loop`), as a card may free
+//! a frame long before it is on the air. Loops that were late by bulk raise the caution, which the robots that may send
+//! bulk are told with what has arrived.
+//!
+//! **Phases.** Sensors that sample together make windows that coincide, and no loop waits for the last. The target is one
+//! flow's phase, kept while that flow lives; each other flow is told once by how much to sample later, and then left alone
+//! until its model must show it.
+//!
+//! Left out: robots that do not tell how long their loops took, whose loops count as in time.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::arrival::TimeModel;
+use crate::gate::Caution;
+use crate::loops::Loops;
+use crate::{Duration, Instant, RobotId};
+
+use super::ControlLoop;
+
+/// Intervals between two shifts of one flow: its model must show the first one and be told.
+const SHIFT_EVERY: Duration = Duration::from_secs(4);
+/// A phase stays that is off the target by less than one such part of the period: loops that end late put off what begins
+/// the next ones, and models follow that for a while.
+const TOLERANCE_PARTS: u64 = 10;
+/// A phase has to be off by the same amount in so many looks in a row, for the same reason.
+const LOOKS_MIN: u32 = 4;
+/// Levels of caution go over the wire in such parts of one, from -1 on.
+const LEVEL_PARTS: f64 = 50.0;
+
+/// One loop as the leader sees it.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct Seen {
+    began: Instant,
+    arrived: usize,
+    all_in: Option<Instant>,
+    commanded: Option<Instant>,
+    /// How long it took, by the slowest robot's word.
+    took: Option<Duration>,
+}
+
+/// The leader's view of the team's loops.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Lead {
+    control: ControlLoop,
+    loops: Loops,
+    current: Option<Seen>,
+    previous: Option<Seen>,
+    caution: Option<Caution>,
+    /// The flows that begin loops, with their models.
+    flows: BTreeMap<(RobotId, u8), TimeModel>,
+    target: Option<(RobotId, u8)>,
+    shifted: BTreeMap<(RobotId, u8), Instant>,
+    /// By how much flows were off, and in how many looks in a row.
+    off: BTreeMap<(RobotId, u8), (Duration, u32)>,
+}
+
+impl Lead {
+    pub fn new(control: ControlLoop, caution: Option<Caution>) -> Self {
+        Lead {
+            control,
+            loops: Loops::default(),
+            current: None,
+            previous: None,
+            caution,
+            flows: BTreeMap::new(),
+            target: None,
+            shifted: BTreeMap::new(),
+            off: BTreeMap::new(),
+        }
+    }
+
+    /// A flow begins loops by this model, or no longer does.
+    pub fn set_flow(&mut self, flow: (RobotId, u8), model: Option<TimeModel>) {
+        match model {
+            Some(model) => _ = self.flows.insert(flow, model),
+            None => _ = self.flows.remove(&flow),
+        }
+    }
+
+    /// A message that begins a loop arrived; `last_loop` is how long its sender's last one took. Returns the level of
+    /// caution where it has changed.
+    pub fn on_arrived(
+        &mut self,
+        flow: (RobotId, u8),
+        made_at: Instant,
+        last_loop: Option<Duration>,
+        bulk: bool,
+        now: Instant,
+    ) -> Option<Caution> {
+        if !self.flows.contains_key(&flow) {
+            return None;
+        }
+        let begins = self
+            .current
+            .is_none_or(|current| current.commanded.is_some() || made_at >= current.began + self.control.period / 2);
+        let mut changed = None;
+        if begins {
+            changed = self.end_previous(bulk);
+            self.previous = self.current.take();
+            self.current = Some(Seen {
+                began: made_at,
+                arrived: 0,
+                all_in: None,
+                commanded: None,
+                took: None,
+            });
+        }
+        if let Some(previous) = &mut self.previous {
+            previous.took = previous.took.max(last_loop);
+        }
+        if let Some(current) = &mut self.current {
+            current.began = current.began.min(made_at);
+            current.arrived += 1;
+            if current.arrived == self.flows.len() {
+                current.all_in = Some(now);
+            }
+        }
+        changed
+    }
+
+    /// The leader makes a control message: a command of the current loop.
+    pub fn on_commanded(&mut self, now: Instant) {
+        if let Some(current) = &mut self.current {
+            current.commanded.get_or_insert(now);
+        }
+    }
+
+    fn end_previous(&mut self, bulk: bool) -> Option<Caution> {
+        let ended = self.previous?;
+        let took = ended.took?;
+        self.loops.begin(ended.began, ended.all_in);
+        if let Some(commanded) = ended.commanded {
+            self.loops.on_commanded(commanded);
+        }
+        self.loops.on_through(ended.began + took);
+        let late = self.loops.end(self.control.bound)?;
+        let caution = self.caution.as_mut().filter(|_| bulk)?;
+        caution.on_loop(late);
+        Some(*caution)
+    }
+
+    /// Which flows are to sample later, and by how much.
+    pub fn shifts(&mut self, now: Instant) -> Vec<((RobotId, u8), Duration)> {
+        let target = self.target.filter(|target| self.flows.contains_key(target));
+        self.target = target.or_else(|| self.flows.keys().next().copied());
+        let Some(target) = self.target.and_then(|target| self.flows.get(&target)).copied() else {
+            return Vec::new();
+        };
+        let period = self.control.period.as_nanos().max(1);
+        let mut shifts = Vec::new();
+        for (flow, model) in &self.flows {
+            let rests = self.shifted.get(flow).is_some_and(|at| now.since(*at) < SHIFT_EVERY);
+            let ahead = (target.phase.as_nanos() % period + period - model.phase.as_nanos() % period) % period;
+            let tolerance = (self.control.period / TOLERANCE_PARTS).max(model.sigma * 2);
+            if rests || Duration::from_nanos(ahead.min(period - ahead)) < tolerance {
+                self.off.remove(flow);
+                continue;
+            }
+            let ahead = Duration::from_nanos(ahead);
+            let (before, looks) = self.off.get(flow).copied().unwrap_or((ahead, 0));
+            let same = ahead.saturating_sub(before).max(before.saturating_sub(ahead)) < tolerance / 4;
+            let looks = if same { looks + 1 } else { 1 };
+            self.off.insert(*flow, (ahead, looks));
+            if looks >= LOOKS_MIN {
+                shifts.push((*flow, ahead));
+            }
+        }
+        for (flow, _) in &shifts {
+            self.shifted.insert(*flow, now);
+        }
+        shifts
+    }
+}
+
+/// A level of caution as it goes over the wire.
+pub(super) fn level_to_wire(caution: &Caution) -> u8 {
+    ((caution.level() + 1.0) * LEVEL_PARTS).round() as u8
+}
+
+/// The level of caution that came over the wire.
+pub(super) fn level_from_wire(level: u8) -> f64 {
+    f64::from(level) / LEVEL_PARTS - 1.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(ms: u64) -> Instant {
+        Instant::from_nanos(ms * 1_000_000)
+    }
+
+    fn lead() -> Lead {
+        let control = ControlLoop {
+            period: Duration::from_millis(33),
+            bound: Duration::from_millis(33),
+        };
+        let mut lead = Lead::new(control, Some(Caution::new(0.5, 0.95)));
+        for robot in 1..=2 {
+            lead.set_flow((RobotId(robot), 0), Some(model(0)));
+        }
+        lead
+    }
+
+    fn model(phase: u64) -> TimeModel {
+        let ms = Duration::from_millis;
+        TimeModel {
+            period: ms(33),
+            phase: at(330 + phase),
+            sigma: Duration::ZERO,
+            early: ms(1),
+            late: ms(1),
+        }
+    }
+
+    /// Loop number `k`, whose perceptions take `messages_ms`; the robots tell that their last one took `took_ms`.
+    fn run(lead: &mut Lead, k: u64, messages_ms: u64, took_ms: u64, bulk: bool) -> Option<Caution> {
+        let began = 33 * k;
+        let mut changed = None;
+        for robot in 1..=2 {
+            let last = Some(Duration::from_millis(took_ms));
+            let told = lead.on_arrived((RobotId(robot), 0), at(began), last, bulk, at(began + messages_ms));
+            changed = told.or(changed);
+        }
+        lead.on_commanded(at(began + messages_ms + 20));
+        changed
+    }
+
+    #[test]
+    fn caution_rises_with_loops_that_bulk_made_late_and_only_while_there_is_bulk() {
+        let mut lead = lead();
+        for k in 1..30 {
+            run(&mut lead, k, 5, 28, true);
+        }
+        // Loop 30 takes 15 ms longer, all of it on the air, as loop 31's perceptions tell; loop 32's arrival ends it.
+        run(&mut lead, 30, 12, 28, true);
+        run(&mut lead, 31, 5, 43, true);
+        let level = run(&mut lead, 32, 5, 28, true).map(|caution| caution.level());
+        assert!(level.is_some_and(|level| level > 0.0), "{level:?}");
+        run(&mut lead, 33, 12, 28, false);
+        run(&mut lead, 34, 5, 43, false);
+        assert!(run(&mut lead, 35, 5, 28, false).is_none(), "nobody sends bulk");
+        let stranger = lead.on_arrived((RobotId(7), 0), at(2_000), None, true, at(2_001));
+        assert!(stranger.is_none(), "it begins no loop");
+    }
+
+    #[test]
+    fn a_flow_is_shifted_to_the_target_once_it_was_off_for_several_looks() {
+        let mut lead = lead();
+        lead.set_flow((RobotId(2), 0), Some(model(13)));
+        for look in 0..LOOKS_MIN - 1 {
+            assert_eq!(lead.shifts(at(1_000 * u64::from(look))), []);
+        }
+        let shifts = lead.shifts(at(10_000));
+        assert_eq!(shifts, [((RobotId(2), 0), Duration::from_millis(20))]);
+        assert_eq!(lead.shifts(at(10_500)), [], "its model has to show the first");
+        lead.set_flow((RobotId(2), 0), Some(model(2)));
+        (0..10).for_each(|look| assert_eq!(lead.shifts(at(20_000 + 1_000 * look)), [], "near enough"));
+    }
+}

@@ -1,0 +1,196 @@
+//! What robots say to each other.
+//!
+//! The types are the decisions' own; their serde form is what goes over the wire (in postcard; golden bytes below), so a
+//! change here is a change of protocol. Times are on the clock that the field's text names; a `clock` names whose.
+//!
+//! Left out: who sent it, which the transport proves, and the frame around it.
+
+use serde::{Deserialize, Serialize};
+
+use crate::arrival::TimeModel;
+use crate::paths::{Echo, Probe};
+use crate::{failover, Duration, Instant, RobotId};
+
+/// Control messages that one [`Message::Arrived`] tells of at most.
+pub const ARRIVED_MAX: usize = 24;
+
+/// The name of a robot's clock: no two robots have the same, and a robot that starts again has a new one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct ClockId(pub u64);
+
+impl ClockId {
+    /// The clock of a robot's start.
+    pub fn of(robot: RobotId, incarnation: u32) -> Self {
+        ClockId(u64::from(robot.0) << 32 | u64::from(incarnation))
+    }
+}
+
+/// A control message that arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Arrived {
+    /// Its sender.
+    pub robot: RobotId,
+    /// The flow's number with its sender.
+    pub flow: u8,
+    /// When it was made.
+    pub made_at: Instant,
+}
+
+/// What a sender tells with each control message.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stamp {
+    /// The flow's number with its sender.
+    pub flow: u8,
+    /// When it was made, on the leader's clock: which leader's, and the time. `None` while the sender does not know that
+    /// clock.
+    pub made_at: Option<(ClockId, Instant)>,
+    /// How long its sender's last loop took, from perception to command.
+    pub last_loop: Option<Duration>,
+}
+
+/// What one robot says to another, or to all.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Message {
+    /// Who leads, and permits under which leadership.
+    Coordination(failover::Message),
+    /// To the leader: what time is it?
+    TimeQuery {
+        /// When this was sent, on the sender's clock.
+        sent_at: Instant,
+    },
+    /// The leader's answer.
+    TimeReply {
+        /// The leader's clock.
+        clock: ClockId,
+        /// The query's `sent_at`.
+        echo: Instant,
+        /// When the query arrived, on the leader's clock.
+        received_at: Instant,
+        /// When this was sent, on the leader's clock.
+        sent_at: Instant,
+    },
+    /// To all: when this robot's control messages are due.
+    Models {
+        /// The leader's clock, which the models are on.
+        clock: ClockId,
+        /// By flow; flows that are missing are due at no known time.
+        models: Vec<(u8, TimeModel)>,
+    },
+    /// The leader to a robot that may send bulk: this control has arrived, so bulk need not wait for it any longer.
+    Arrived {
+        /// The leader's clock, which the times are on.
+        clock: ClockId,
+        /// At most [`ARRIVED_MAX`].
+        messages: Vec<Arrived>,
+        /// How careful bulk is to be: fiftieths, from 0 for a level of -1 (`gate::Caution`).
+        caution: u8,
+    },
+    /// The leader to a robot: messages of this flow are to be made later by so much from now on, so that all sample
+    /// together.
+    Shift {
+        /// The flow's number with the receiver.
+        flow: u8,
+        /// By how much, less than a period.
+        later: Duration,
+    },
+    /// Over one path: is it there?
+    Probe(Probe),
+    /// Over the same path: it is.
+    Echo(Echo),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::failover::Epoch;
+    use crate::paths::PathId;
+    use crate::permits::{self, RequestId};
+
+    /// The bytes of each kind. If one changes, robots of different versions misunderstand each other: raise the frames'
+    /// version with it.
+    #[test]
+    fn the_wire_form_is_fixed() {
+        let at = Instant::from_nanos;
+        let epoch = Epoch {
+            round: 3,
+            robot: RobotId(1),
+            incarnation: 7,
+        };
+        let model = TimeModel {
+            period: Duration::from_nanos(300),
+            phase: at(5),
+            sigma: Duration::from_nanos(1),
+            early: Duration::from_nanos(2),
+            late: Duration::from_nanos(3),
+        };
+        let probe = Probe {
+            path: PathId(1),
+            incarnation: 7,
+            number: 2,
+            sent_at: at(9),
+        };
+        let request = permits::Message::Request {
+            robot: RobotId(1),
+            request: RequestId(4),
+            sent_at: at(6),
+        };
+        let clock = ClockId(8);
+        let golden: [(Message, &[u8]); 8] = [
+            (
+                Message::Coordination(failover::Message::Beat {
+                    epoch,
+                    sent_at: at(200),
+                }),
+                &[0, 0, 3, 1, 7, 200, 1],
+            ),
+            (
+                Message::Coordination(failover::Message::Permit {
+                    epoch,
+                    message: request,
+                }),
+                &[0, 5, 3, 1, 7, 0, 1, 4, 6],
+            ),
+            (Message::TimeQuery { sent_at: at(5) }, &[1, 5]),
+            (
+                Message::TimeReply {
+                    clock,
+                    echo: at(5),
+                    received_at: at(6),
+                    sent_at: at(7),
+                },
+                &[2, 8, 5, 6, 7],
+            ),
+            (
+                Message::Models {
+                    clock,
+                    models: vec![(4, model)],
+                },
+                &[3, 8, 1, 4, 172, 2, 5, 1, 2, 3],
+            ),
+            (
+                Message::Arrived {
+                    clock,
+                    messages: vec![Arrived {
+                        robot: RobotId(2),
+                        flow: 3,
+                        made_at: at(1),
+                    }],
+                    caution: 50,
+                },
+                &[4, 8, 1, 2, 3, 1, 50],
+            ),
+            (
+                Message::Shift {
+                    flow: 1,
+                    later: Duration::from_nanos(3),
+                },
+                &[5, 1, 3],
+            ),
+            (Message::Probe(probe), &[6, 1, 7, 2, 9]),
+        ];
+        for (message, bytes) in golden {
+            assert_eq!(postcard::to_allocvec(&message).unwrap(), bytes, "{message:?}");
+            assert_eq!(postcard::from_bytes::<Message>(bytes).unwrap(), message);
+        }
+    }
+}

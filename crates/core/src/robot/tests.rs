@@ -1,0 +1,333 @@
+use super::*;
+use crate::policy::Policy;
+
+fn at(ms: u64) -> Instant {
+    Instant::from_nanos(ms * 1_000_000)
+}
+
+/// A robot of a team of so many, robot 0 of which leads.
+fn member(policy: &Policy, me: u16, robots: u16) -> Robot {
+    let config = RobotConfig::new(policy, RobotId(me), robots, RobotId(0), 1);
+    Robot::new(config, at(0)).unwrap()
+}
+
+fn robot(policy: &str) -> Robot {
+    let mut policy = Policy::named(policy).unwrap();
+    if let Some(local) = &mut policy.local {
+        local.shared_windows = true;
+    }
+    member(&policy, 1, 2)
+}
+
+fn said(message: failover::Message) -> Message {
+    Message::Coordination(message)
+}
+
+/// It makes a control message, which leaves at once.
+fn make(robot: &mut Robot, flow: FlowId, now: Instant) {
+    robot.on_control(flow, now);
+    robot.on_control_left(flow, now);
+}
+
+/// A control message arrives, stamped by a clock that is the receiver's own.
+fn arrive(robot: &mut Robot, from: RobotId, flow: u8, made_at: Instant, now: Instant) {
+    let stamp = Stamp {
+        flow,
+        made_at: Some((robot.clock_id(), made_at)),
+        last_loop: None,
+    };
+    robot.on_arrived(from, stamp, now);
+}
+
+fn run(robot: &mut Robot, until: Instant) -> Vec<Action> {
+    let mut actions = Vec::new();
+    while robot.next_deadline() <= until {
+        let deadline = robot.next_deadline();
+        robot.on_deadline(deadline);
+        actions.extend(std::iter::from_fn(|| robot.poll()));
+        assert!(robot.next_deadline() > deadline, "it stands still");
+    }
+    actions
+}
+
+#[test]
+fn bulk_is_held_while_control_is_due_and_told_when_to_ask_again() {
+    let mut robot = robot("edca+local");
+    let flow = robot.add_flow(None).unwrap();
+    for message in 1..=30 {
+        run(&mut robot, at(20 * message));
+        make(&mut robot, flow, at(20 * message));
+    }
+    run(&mut robot, at(610));
+    assert!(robot.may_pass(0, 0, at(610)), "between two messages");
+    run(&mut robot, at(620));
+    assert!(!robot.may_pass(0, 0, at(620)), "one is due");
+    assert!(run(&mut robot, at(630)).contains(&Action::Resume));
+    assert!(robot.may_pass(0, 0, at(630)));
+    robot.remove_flow(flow);
+    // The window that was set stays, and is the last one.
+    run(&mut robot, at(660));
+    assert!(robot.may_pass(0, 0, at(660)), "nothing is due any more");
+}
+
+#[test]
+fn windows_wake_nobody_who_does_not_ask_but_for_a_recording() {
+    let mut robot = robot("edca+local");
+    let flow = robot.add_flow(None).unwrap();
+    let wakes = |robot: &mut Robot, messages: std::ops::RangeInclusive<u64>| {
+        let mut wakes = 0;
+        for message in messages {
+            while robot.next_deadline() <= at(20 * message) {
+                robot.on_deadline(robot.next_deadline());
+                while robot.poll().is_some() {}
+                wakes += 1;
+            }
+            make(robot, flow, at(20 * message));
+        }
+        wakes
+    };
+    wakes(&mut robot, 1..=30);
+    assert!(wakes(&mut robot, 31..=60) < 5);
+    // Whoever asks is told of the next one all the same.
+    robot.may_pass(0, 0, at(1_205));
+    let window = robot.window();
+    assert!(window.start <= at(1_220) && window.end > at(1_220), "{window:?}");
+    robot.begin_journal();
+    assert!(wakes(&mut robot, 61..=90) >= 29);
+}
+
+#[test]
+fn what_others_say_is_due_holds_bulk_until_they_say_otherwise() {
+    let mut robot = robot("edca+local");
+    let ms = Duration::from_millis;
+    let model = TimeModel {
+        period: ms(20),
+        phase: at(100),
+        sigma: ms(1),
+        early: ms(1),
+        late: ms(1),
+    };
+    robot.on_models(RobotId(0), &[(3, model)], Duration::ZERO, at(90));
+    run(&mut robot, at(120));
+    assert!(!robot.may_pass(0, 0, at(120)));
+    run(&mut robot, at(130));
+    assert!(robot.may_pass(0, 0, at(130)));
+    robot.on_models(RobotId(0), &[], Duration::ZERO, at(130));
+    run(&mut robot, at(160));
+    assert!(robot.may_pass(0, 0, at(160)));
+    robot.on_models(RobotId(0), &[(3, model)], Duration::ZERO, at(161));
+    robot.on_gone(RobotId(0));
+    run(&mut robot, at(200));
+    assert!(robot.may_pass(0, 0, at(200)), "who is gone sends nothing");
+}
+
+#[test]
+fn the_end_of_a_loop_holds_bulk_too() {
+    let mut policy = Policy::named("coorp").unwrap();
+    policy.global = None;
+    let mut config = RobotConfig::new(&policy, RobotId(1), 2, RobotId(1), 1);
+    config.control = Some(ControlLoop {
+        period: Duration::from_millis(100),
+        bound: Duration::from_millis(40),
+    });
+    let mut robot = Robot::new(config, at(0)).unwrap();
+    let ms = Duration::from_millis;
+    let model = |period| TimeModel {
+        period: ms(period),
+        phase: at(100),
+        sigma: ms(1),
+        early: ms(1),
+        late: ms(1),
+    };
+    robot.want_bulk(true, at(0));
+    run(&mut robot, at(90));
+    robot.on_models(RobotId(0), &[(3, model(100))], Duration::ZERO, at(90));
+    arrive(&mut robot, RobotId(0), 3, at(100), at(100));
+    run(&mut robot, at(120));
+    assert!(robot.may_pass(0, 0, at(120)), "the inference is under way");
+    run(&mut robot, at(138));
+    assert!(!robot.may_pass(0, 0, at(138)), "commands are at risk");
+    run(&mut robot, at(141));
+    assert!(robot.may_pass(0, 0, at(141)), "the bound is over");
+    run(&mut robot, at(200));
+    arrive(&mut robot, RobotId(0), 3, at(200), at(200));
+    run(&mut robot, at(238));
+    assert!(!robot.may_pass(0, 0, at(238)), "commands are at risk");
+    // This robot leads, and sends them.
+    make(&mut robot, FlowId(0), at(239));
+    assert!(robot.may_pass(0, 0, at(239)), "they are out");
+    robot.on_models(RobotId(0), &[(3, model(20))], Duration::ZERO, at(250));
+    robot.on_models(RobotId(0), &[], Duration::ZERO, at(260));
+    run(&mut robot, at(338));
+    assert!(robot.may_pass(0, 0, at(338)), "who is told of no flow knows no loop");
+}
+
+#[test]
+fn a_window_ends_when_the_leader_tells_that_its_message_has_come() {
+    let mut policy = Policy::named("coorp").unwrap();
+    // The leader hears of two, and tells the holder, once.
+    let mut leader = member(&policy, 0, 2);
+    let leads = run(&mut leader, at(900));
+    let beat = leads.iter().find_map(|action| match action {
+        Action::Broadcast(Message::Coordination(failover::Message::Beat { epoch, .. })) => Some(*epoch),
+        _ => None,
+    });
+    arrive(&mut leader, RobotId(2), 3, at(900), at(901));
+    assert_eq!(told_arrived(run(&mut leader, at(910))), [], "nobody may send");
+    let message = permits::Message::Request {
+        robot: RobotId(1),
+        request: permits::RequestId(1),
+        sent_at: at(910),
+    };
+    let epoch = beat.unwrap();
+    leader.on_message(
+        RobotId(1),
+        None,
+        said(failover::Message::Permit { epoch, message }),
+        at(910),
+    );
+    arrive(&mut leader, RobotId(2), 3, at(1_000), at(1_001));
+    arrive(&mut leader, RobotId(1), 4, at(1_000), at(1_001));
+    assert_eq!(told_arrived(run(&mut leader, at(1_001))), []);
+    let arrived = |robot, flow| Arrived {
+        robot: RobotId(robot),
+        flow,
+        made_at: at(1_000),
+    };
+    let heard = vec![arrived(2, 3), arrived(1, 4)];
+    assert_eq!(told_arrived(run(&mut leader, at(1_002))), [(RobotId(1), heard.clone())]);
+    assert_eq!(told_arrived(run(&mut leader, at(1_020))), []);
+
+    policy.global = None;
+    let mut holder = member(&policy, 1, 3);
+    holder.want_bulk(true, at(0));
+    let ms = Duration::from_millis;
+    let model = TimeModel {
+        period: ms(100),
+        phase: at(100),
+        sigma: ms(1),
+        early: ms(5),
+        late: ms(10),
+    };
+    holder.on_models(RobotId(2), &[(3, model)], Duration::ZERO, at(90));
+    assert!(!holder.may_pass(0, 0, at(999)), "it may come at any time");
+    // The clock is known: one exchange that took no time.
+    let clock = ClockId::of(RobotId(0), 1);
+    holder.on_time(clock, [at(80); 4]);
+    let notice = Message::Arrived {
+        clock,
+        messages: heard,
+        caution: 50,
+    };
+    holder.on_message(RobotId(2), None, notice.clone(), at(1_002));
+    assert!(!holder.may_pass(0, 0, at(1_002)), "who does not lead is not believed");
+    holder.on_message(RobotId(0), None, notice, at(1_003));
+    assert!(holder.may_pass(0, 0, at(1_003)));
+    assert!(!holder.may_pass(0, 0, at(1_100)), "the next one");
+}
+
+fn told_arrived(actions: Vec<Action>) -> Vec<(RobotId, Vec<Arrived>)> {
+    let told = actions.into_iter().filter_map(|action| match action {
+        Action::Send(to, _, Message::Arrived { messages, .. }) => Some((to, messages)),
+        _ => None,
+    });
+    told.collect()
+}
+
+#[test]
+fn models_are_told_while_there_are_any_and_once_when_there_are_none() {
+    // It leads, so it knows the team's clock.
+    let mut robot = robot("edca+local");
+    robot.leader = RobotId(1);
+    let flow = robot.add_flow(Some(Duration::from_millis(20))).unwrap();
+    let told = |actions: Vec<Action>| {
+        let told = actions.into_iter().filter_map(|action| match action {
+            Action::Broadcast(Message::Models { models, .. }) => Some(models.len()),
+            _ => None,
+        });
+        told.collect::<Vec<usize>>()
+    };
+    let mut all = Vec::new();
+    for message in 1..=1_200 {
+        all.extend(told(run(&mut robot, at(20 * message))));
+        make(&mut robot, flow, at(20 * message));
+    }
+    assert_eq!(all, [1, 1, 1], "at first, and every ten seconds");
+    robot.tell_models_again();
+    for message in 1_201..=1_500 {
+        all.extend(told(run(&mut robot, at(20 * message))));
+        make(&mut robot, flow, at(20 * message));
+    }
+    assert_eq!(all.len(), 6, "three times more for who is new");
+    for message in 1_501..=1_560 {
+        all.extend(told(run(&mut robot, at(20 * message + 5))));
+        make(&mut robot, flow, at(20 * message + 5));
+    }
+    assert!(all.len() > 6, "it comes at other times");
+    robot.remove_flow(flow);
+    assert_eq!(told(run(&mut robot, at(39_000))), [0]);
+    assert_eq!(told(run(&mut robot, at(60_000))), [0; 0]);
+}
+
+/// A link that broke once freed the permit of a holder that went on sending.
+#[test]
+fn a_permit_outlives_its_holders_link_and_not_its_process() {
+    let policy = Policy::named("coorp").unwrap();
+    let mut robot = member(&policy, 0, 2);
+    let leads = run(&mut robot, at(900));
+    let beat = leads.iter().find_map(|action| match action {
+        Action::Broadcast(Message::Coordination(failover::Message::Beat { epoch, .. })) => Some(*epoch),
+        _ => None,
+    });
+    let epoch = beat.unwrap();
+    let ask = |robot: &mut Robot, request, now| {
+        let message = permits::Message::Request {
+            robot: RobotId(1),
+            request: permits::RequestId(request),
+            sent_at: now,
+        };
+        robot.on_message(
+            RobotId(1),
+            None,
+            said(failover::Message::Permit { epoch, message }),
+            now,
+        );
+    };
+    ask(&mut robot, 1, at(900));
+    assert_eq!(robot.granted().0, [RobotId(1)]);
+    robot.on_gone(RobotId(1));
+    assert_eq!(robot.granted().0, [RobotId(1)], "its link alone is gone");
+    ask(&mut robot, 2, at(910));
+    robot.on_dead(RobotId(1), at(905), at(911));
+    assert_eq!(robot.granted().0, [RobotId(1)], "it has started anew since");
+    robot.on_dead(RobotId(1), at(911), at(912));
+    assert_eq!(robot.granted().0, []);
+}
+
+#[test]
+fn a_grant_that_nobody_asked_for_is_no_permit() {
+    let mut robot = robot("coorp");
+    let epoch = failover::Epoch {
+        round: 1,
+        robot: RobotId(0),
+        incarnation: 1,
+    };
+    let beat = said(failover::Message::Beat { epoch, sent_at: at(1) });
+    robot.on_message(RobotId(0), None, beat, at(400));
+    let message = permits::Message::Grant {
+        request: permits::RequestId(1),
+        token: permits::Token(1),
+        slice: Duration::from_secs(5),
+        echo: at(1),
+    };
+    run(&mut robot, at(400));
+    robot.on_message(
+        RobotId(0),
+        None,
+        said(failover::Message::Permit { epoch, message }),
+        at(401),
+    );
+    assert!(std::iter::from_fn(|| robot.poll()).any(|action| action == Action::StaleGrant(RobotId(0))));
+    assert!(!robot.may_pass(0, 0, at(401)));
+    assert_eq!(robot.permit(at(401)), PermitState::Idle);
+}

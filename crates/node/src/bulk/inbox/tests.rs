@@ -1,0 +1,193 @@
+use std::os::unix::fs::MetadataExt;
+
+use super::super::BulkMessage;
+use super::*;
+use coorp_core::RobotId;
+use proptest::prelude::*;
+
+fn scratch(name: &str) -> PathBuf {
+    let folder = std::env::temp_dir().join(format!("coorp-inbox-{}-{name}", std::process::id()));
+    let _ = fs::remove_dir_all(&folder);
+    folder
+}
+
+fn begin(sequence: u64, bytes: &[u8]) -> Begin {
+    Begin {
+        lineage: 5,
+        sequence,
+        name: "map".to_owned(),
+        length: bytes.len() as u64,
+        hash: *blake3::hash(bytes).as_bytes(),
+    }
+}
+
+fn part(inbox: &Inbox, begin: &Begin) -> Box<Part> {
+    match inbox.offer(begin).unwrap() {
+        Offer::Part(part) => part,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn what_came_before_a_crash_is_kept_and_a_whole_message_comes_once() {
+    let (folder, bytes) = (scratch("crash"), b"0123456789".to_vec());
+    let inbox = Inbox::open(&folder, "one").unwrap();
+    part(&inbox, &begin(1, &bytes)).append(&bytes[..4]).unwrap();
+    let mut again = part(&Inbox::open(&folder, "one").unwrap(), &begin(1, &bytes));
+    assert_eq!(
+        (again.length(), again.hash()),
+        (4, *blake3::hash(&bytes[..4]).as_bytes())
+    );
+    assert!(again.append(&bytes).is_err(), "more than it has");
+    again.append(&bytes[4..]).unwrap();
+    let whole = again.finish().unwrap().unwrap();
+    assert_eq!(fs::read(&whole.path).unwrap(), bytes);
+    assert!(matches!(inbox.offer(&begin(1, &bytes)).unwrap(), Offer::Delivered));
+    assert!(
+        matches!(inbox.offer(&begin(0, &bytes)).unwrap(), Offer::Delivered),
+        "older"
+    );
+    assert_eq!(inbox.whole().unwrap(), [whole]);
+    let other = Begin {
+        lineage: 6,
+        ..begin(0, &bytes)
+    };
+    assert_eq!(part(&inbox, &other).length(), 0, "of a sender that started anew");
+    fs::remove_dir_all(folder).unwrap();
+}
+
+/// A process that was killed between the two delivered the message twice.
+#[test]
+fn what_is_whole_is_delivered_though_a_crash_came_before_that_was_written_down() {
+    let (folder, bytes) = (scratch("between"), b"0123456789".to_vec());
+    let inbox = Inbox::open(&folder, "one").unwrap();
+    let mut whole = part(&inbox, &begin(1, &bytes));
+    whole.append(&bytes).unwrap();
+    let whole = whole.finish().unwrap().unwrap();
+    fs::remove_file(folder.join("one/delivered")).unwrap();
+    let inbox = Inbox::open(&folder, "one").unwrap();
+    inbox.mend().unwrap();
+    // Whoever takes it takes it off the disk before the sender asks again.
+    fs::remove_file(&whole.path).unwrap();
+    assert!(matches!(inbox.offer(&begin(1, &bytes)).unwrap(), Offer::Delivered));
+    // What is not whole is none the more delivered.
+    part(&inbox, &begin(2, &bytes)).append(&bytes[..4]).unwrap();
+    inbox.mend().unwrap();
+    assert_eq!(part(&inbox, &begin(2, &bytes)).length(), 4);
+    fs::remove_dir_all(folder).unwrap();
+}
+
+/// A message that has come to a folder.
+fn came(folder: &Path, bytes: &[u8]) -> BulkMessage {
+    let inbox = Inbox::open(folder, "one").unwrap();
+    let mut whole = part(&inbox, &begin(1, bytes));
+    whole.append(bytes).unwrap();
+    BulkMessage::new(RobotId(0), whole.finish().unwrap().unwrap())
+}
+
+#[test]
+fn a_message_that_could_not_be_taken_is_taken_later() {
+    let (folder, bytes) = (scratch("again"), b"0123456789".to_vec());
+    let message = came(&folder, &bytes);
+    let target = folder.join("elsewhere/map");
+    let missing = message.take_to(&target).unwrap_err();
+    assert_eq!(missing.kind(), io::ErrorKind::NotFound);
+    let aside = folder.join("aside");
+    fs::rename(message.path(), &aside).unwrap();
+    assert!(message.take().is_err());
+    fs::rename(&aside, message.path()).unwrap();
+    fs::create_dir(folder.join("elsewhere")).unwrap();
+    message.take_to(&target).unwrap();
+    assert_eq!(fs::read(&target).unwrap(), bytes);
+    assert!(!message.path().exists());
+    assert!(
+        message.take_to(&target).is_err() && message.take().is_err(),
+        "it is gone"
+    );
+    assert_eq!(fs::read(&target).unwrap(), bytes);
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn a_message_goes_to_another_disk_or_stays_whole_here() {
+    let (folder, bytes) = (scratch("disk"), vec![7; 3 << 20]);
+    let message = came(&folder, &bytes);
+    let memory = Path::new("/dev/shm");
+    let on_another = fs::metadata(memory).is_ok_and(|of| of.dev() != fs::metadata(&folder).unwrap().dev());
+    if !on_another {
+        eprintln!(
+            "left out: {} is not on another disk than {}",
+            memory.display(),
+            folder.display()
+        );
+        return fs::remove_dir_all(folder).unwrap();
+    }
+    let other = memory.join(folder.file_name().unwrap());
+    let target = other.join("map");
+    let missing = message.take_to(&target).unwrap_err();
+    assert_eq!(missing.kind(), io::ErrorKind::NotFound);
+    // Where a folder has the name, the copy is made and cannot take it.
+    fs::create_dir_all(&target).unwrap();
+    assert!(message.take_to(&target).is_err());
+    assert_eq!(fs::read_dir(&other).unwrap().count(), 1, "the copy is gone");
+    assert_eq!(fs::read(message.path()).unwrap(), bytes);
+    fs::remove_dir(&target).unwrap();
+    fs::write(&target, b"an older one").unwrap();
+    message.take_to(&target).unwrap();
+    assert_eq!(fs::read(&target).unwrap(), bytes);
+    assert_eq!(fs::read_dir(&other).unwrap().count(), 1);
+    assert!(!message.path().exists());
+    fs::remove_dir_all(other).unwrap();
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn wrong_bytes_are_forgotten() {
+    let folder = scratch("wrong");
+    let inbox = Inbox::open(&folder, "one").unwrap();
+    let mut wrong = part(&inbox, &begin(1, b"right"));
+    wrong.append(b"wrong").unwrap();
+    assert_eq!(wrong.finish().unwrap(), None);
+    assert_eq!(part(&inbox, &begin(1, b"right")).length(), 0);
+    fs::write(folder.join("one/part"), b"longer than it may be").unwrap();
+    assert_eq!(part(&inbox, &begin(1, b"right")).length(), 0);
+    fs::remove_dir_all(folder).unwrap();
+}
+
+proptest! {
+    // Each writes to the disk and waits for it.
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// However often either end stops, and whatever it had written: each message comes whole and once.
+    #[test]
+    fn every_message_comes_whole_and_once(
+        cuts in prop::collection::vec((0usize..40, any::<bool>()), 0..12),
+        lengths in prop::collection::vec(0usize..60, 1..4),
+    ) {
+        let folder = scratch("prop");
+        let mut cuts = cuts.into_iter();
+        for (sequence, length) in (0u64..).zip(&lengths) {
+            let bytes: Vec<u8> = (0..*length).map(|byte| (byte as u64 + sequence) as u8).collect();
+            let begin = begin(sequence, &bytes);
+            loop {
+                let inbox = Inbox::open(&folder, "one").unwrap();
+                let Offer::Part(mut part) = inbox.offer(&begin).unwrap() else { break };
+                let from = part.length() as usize;
+                prop_assert_eq!(part.hash(), *blake3::hash(&bytes[..from]).as_bytes());
+                let (cut, tear) = cuts.next().unwrap_or((usize::MAX, false));
+                let to = from.saturating_add(cut).min(bytes.len());
+                part.append(&bytes[from..to]).unwrap();
+                if to == bytes.len() && !tear {
+                    prop_assert!(part.finish().unwrap().is_some());
+                }
+            }
+        }
+        let whole = Inbox::open(&folder, "one").unwrap().whole().unwrap();
+        let mut came: Vec<usize> = whole.iter().map(|whole| whole.length as usize).collect();
+        let mut sent = lengths.clone();
+        came.sort_unstable();
+        sent.sort_unstable();
+        prop_assert_eq!(came, sent);
+        fs::remove_dir_all(folder).unwrap();
+    }
+}

@@ -1,0 +1,376 @@
+//! The flight recorder: all that a live robot is told and what it answers, kept on disk in a ring, to be replayed.
+//!
+//! [`Flown`] is the robot with its recorder: every [`Input`] goes through it and is noted, in memory and under the robot's
+//! lock; a thread writes what was noted (`flight/write.rs`). A segment begins with the robot's whole state, so each file
+//! can be replayed by itself, and the oldest files make room. What cannot be kept in memory until it is written is left
+//! out and counted; then a new segment begins.
+//!
+//! A file is `CoFR`, the layout's number, and blocks: length, the first bytes of BLAKE3 of the body, body, in postcard. The
+//! first block is a [`Header`], each other one [`Record`]s. [`read`] takes no block whose hash is wrong, so a robot is never
+//! made of garbage by chance. The state's layout is that of this version's types: [`LAYOUT`] rises whenever one changes.
+//!
+//! Left out: what messages contain, and what became of actions. Recordings for people are MCAP (`recording.rs`).
+
+mod write;
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use coorp_core::robot::{Answer, Input, Robot, RobotConfig, Taken};
+use coorp_core::Instant;
+use serde::{Deserialize, Serialize};
+
+pub(crate) use write::Recorder;
+
+use crate::Error;
+
+/// The layout of files: of blocks, and of the types in them.
+pub const LAYOUT: u16 = 1;
+/// How files are called at their end.
+pub const SUFFIX: &str = "flight";
+/// The folder of the files in a robot's state folder.
+pub const FOLDER: &str = "flight";
+
+const MAGIC: &[u8; 4] = b"CoFR";
+const HASH_BYTES: usize = 8;
+const BLOCK_HEAD_BYTES: usize = 4 + HASH_BYTES;
+/// Larger files are not the recorder's, bytes.
+const FILE_BYTES_MAX: u64 = 256 << 20;
+/// A segment ends after so many bytes of records.
+const SEGMENT_BYTES: usize = 1 << 20;
+/// What waits to be written at most, bytes.
+const WAITING_BYTES_MAX: usize = 4 << 20;
+
+/// What a file begins with.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Header {
+    /// The version of Coorp that wrote it.
+    pub coorp: String,
+    /// The team's name.
+    pub team: String,
+    /// The names of the team's robots, in its order.
+    pub robots: Vec<String>,
+    /// What the robot was started with.
+    pub config: RobotConfig,
+    /// When the file begins, on the robot's clock.
+    pub at: Instant,
+    /// The same as Unix time, nanoseconds.
+    pub unix_ns: u64,
+    /// Inputs that were left out before this file, since the robot's start.
+    pub lost: u64,
+    /// The robot as it was then.
+    pub robot: Robot,
+}
+
+/// Something that a robot was told, and what it answered.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Record {
+    /// When, on its clock.
+    pub at: Instant,
+    /// What it was told.
+    pub input: Input,
+    /// What it answered.
+    pub answer: Answer,
+}
+
+/// A file of the recorder.
+#[derive(Clone, Debug)]
+pub struct Segment {
+    /// What it begins with.
+    pub header: Header,
+    /// What happened then.
+    pub records: Vec<Record>,
+    /// Whether its end is missing: the process was killed while it wrote.
+    pub cut: bool,
+}
+
+/// What waits to be written.
+#[derive(Debug)]
+enum Part {
+    Begin(Box<Header>),
+    Records(Vec<u8>),
+}
+
+/// The names that a header tells, and where the clock stood.
+#[derive(Clone, Debug)]
+pub(crate) struct About {
+    pub team: String,
+    pub robots: Vec<String>,
+    pub config: RobotConfig,
+    /// The same moment on the robot's clock and as Unix time, nanoseconds.
+    pub origin: (Instant, u64),
+}
+
+/// What was noted and is not written yet.
+#[derive(Debug)]
+struct Notes {
+    about: About,
+    parts: Vec<Part>,
+    /// Of the open block.
+    bytes: Vec<u8>,
+    /// Of the parts before it, without headers.
+    waiting: usize,
+    /// Of this segment's records so far.
+    segment: usize,
+    last: Instant,
+    lost: u64,
+    /// Something was left out, so this segment goes on no more.
+    broken: bool,
+}
+
+/// A robot and its recorder. It can be asked anything; whatever changes it is an [`Input`].
+#[derive(Debug)]
+pub(crate) struct Flown {
+    robot: Robot,
+    /// `None` once it is over: the disk takes no more.
+    notes: Option<Box<Notes>>,
+}
+
+impl std::ops::Deref for Flown {
+    type Target = Robot;
+
+    fn deref(&self) -> &Robot {
+        &self.robot
+    }
+}
+
+impl Flown {
+    pub fn new(robot: Robot, about: About) -> Self {
+        let now = about.origin.0;
+        let mut notes = Notes {
+            about,
+            parts: Vec::new(),
+            bytes: Vec::new(),
+            waiting: 0,
+            segment: 0,
+            last: now,
+            lost: 0,
+            broken: false,
+        };
+        notes.begin(&robot, now);
+        Flown {
+            robot,
+            notes: Some(Box::new(notes)),
+        }
+    }
+
+    /// Tells the robot something, and notes it.
+    pub fn handle(&mut self, input: Input, now: Instant) -> Answer {
+        let Some(notes) = &mut self.notes else {
+            return self.robot.handle(input, now);
+        };
+        let noted = notes.input(&self.robot, &input, now);
+        let answer = self.robot.handle(input, now);
+        if noted {
+            notes.answer(&answer);
+        }
+        answer
+    }
+
+    /// Whether the robot may do what it is asked about.
+    pub fn may(&mut self, input: Input, now: Instant) -> bool {
+        self.handle(input, now) == Answer::Yes
+    }
+
+    /// What was noted since the last call.
+    fn take(&mut self) -> Vec<Part> {
+        self.notes.as_mut().map(|notes| notes.take()).unwrap_or_default()
+    }
+
+    /// Notes no more.
+    fn end(&mut self) {
+        self.notes = None;
+    }
+
+    pub fn begin_journal(&mut self) -> bool {
+        self.robot.begin_journal()
+    }
+
+    pub fn end_journal(&mut self) {
+        self.robot.end_journal();
+    }
+
+    pub fn take_journal(&mut self) -> Taken {
+        self.robot.take_journal()
+    }
+}
+
+impl Notes {
+    /// Begins a segment with the robot as it is.
+    fn begin(&mut self, robot: &Robot, now: Instant) {
+        self.close();
+        let (origin, unix_ns) = self.about.origin;
+        let header = Header {
+            coorp: env!("CARGO_PKG_VERSION").to_owned(),
+            team: self.about.team.clone(),
+            robots: self.about.robots.clone(),
+            config: self.about.config.clone(),
+            at: now,
+            unix_ns: unix_ns.saturating_add(now.since(origin).as_nanos()),
+            lost: self.lost,
+            robot: robot.clone(),
+        };
+        self.parts.push(Part::Begin(Box::new(header)));
+        (self.segment, self.last, self.broken) = (0, now, false);
+    }
+
+    /// Returns whether there was room for it.
+    fn input(&mut self, robot: &Robot, input: &Input, now: Instant) -> bool {
+        if self.waiting + self.bytes.len() >= WAITING_BYTES_MAX {
+            self.broken = true;
+            self.lost += 1;
+            return false;
+        }
+        if self.broken || self.segment >= SEGMENT_BYTES {
+            self.begin(robot, now);
+        }
+        let after = now.since(self.last).as_nanos();
+        self.last = now;
+        self.add(&(after, input));
+        true
+    }
+
+    fn answer(&mut self, answer: &Answer) {
+        self.add(answer);
+    }
+
+    fn add(&mut self, value: &impl Serialize) {
+        let before = self.bytes.len();
+        // It fails for no value of ours; half a record would end the segment for its reader.
+        if let Ok(bytes) = postcard::to_extend(value, std::mem::take(&mut self.bytes)) {
+            self.bytes = bytes;
+        }
+        self.segment += self.bytes.len().saturating_sub(before);
+    }
+
+    fn close(&mut self) {
+        if !self.bytes.is_empty() {
+            self.waiting += self.bytes.len();
+            self.parts.push(Part::Records(std::mem::take(&mut self.bytes)));
+        }
+    }
+
+    fn take(&mut self) -> Vec<Part> {
+        self.close();
+        self.waiting = 0;
+        std::mem::take(&mut self.parts)
+    }
+}
+
+/// The recorder's files at a path, in their order: the file itself, or those of a folder.
+///
+/// # Errors
+/// If the folder cannot be read or has none.
+pub fn files(path: &Path) -> Result<Vec<PathBuf>, Error> {
+    if !path.is_dir() {
+        return Ok(vec![path.to_owned()]);
+    }
+    let cannot = |error: std::io::Error| Error::at("read the folder", path, &error);
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(path).map_err(cannot)? {
+        let file = entry.map_err(cannot)?.path();
+        if file.extension().is_some_and(|suffix| suffix == SUFFIX) {
+            files.push(file);
+        }
+    }
+    files.sort();
+    if files.is_empty() {
+        return Err(Error::Input(format!(
+            "{} has no files of a flight recorder (*.{SUFFIX}); a robot keeps them in {FOLDER}/ of its state folder",
+            path.display()
+        )));
+    }
+    Ok(files)
+}
+
+/// Reads a file of the recorder.
+///
+/// # Errors
+/// If it cannot be read, is not the recorder's or of another layout, or its beginning is damaged.
+pub fn read(path: &Path) -> Result<Segment, Error> {
+    let cannot = |error: std::io::Error| Error::at("read", path, &error);
+    let file = File::open(path).map_err(cannot)?;
+    let mut bytes = Vec::new();
+    let taken = file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(cannot)?;
+    let bad = |what: &str| Error::Input(format!("{}: {what}", path.display()));
+    if taken as u64 > FILE_BYTES_MAX || bytes.get(..MAGIC.len()) != Some(MAGIC) {
+        return Err(bad("this is no file of a flight recorder"));
+    }
+    let [a, b, rest @ ..] = &bytes[MAGIC.len()..] else {
+        return Err(bad(
+            "the file ends before its robot's state; an older one of the same folder may be whole",
+        ));
+    };
+    let layout = u16::from_le_bytes([*a, *b]);
+    if layout != LAYOUT {
+        return Err(bad(&format!(
+            "it is of layout {layout}, and this coorp reads layout {LAYOUT}: replay it with the coorp that wrote it"
+        )));
+    }
+    let (header, mut rest) = match block(rest) {
+        Block::Whole(body, rest) => (body, rest),
+        Block::Cut => {
+            return Err(bad(
+                "the file ends before its robot's state; an older one of the same folder may be whole",
+            ))
+        }
+        Block::Damaged => return Err(bad("the robot's state in it is damaged")),
+    };
+    let header: Header = match postcard::take_from_bytes(header) {
+        Ok((header, [])) => header,
+        _ => {
+            return Err(bad(
+                "the robot's state in it is not of this version: replay it with the coorp that wrote it",
+            ))
+        }
+    };
+    let (mut records, mut at, mut cut) = (Vec::new(), header.at, false);
+    while !rest.is_empty() {
+        let mut body = match block(rest) {
+            Block::Whole(body, after) => {
+                rest = after;
+                body
+            }
+            Block::Cut => {
+                cut = true;
+                break;
+            }
+            Block::Damaged => return Err(bad(&format!("it is damaged after {} inputs", records.len()))),
+        };
+        while !body.is_empty() {
+            let Ok(((after, input, answer), left)) = postcard::take_from_bytes::<(u64, Input, Answer)>(body) else {
+                return Err(bad(&format!("input {} in it makes no sense", records.len() + 1)));
+            };
+            at += coorp_core::Duration::from_nanos(after);
+            records.push(Record { at, input, answer });
+            body = left;
+        }
+    }
+    Ok(Segment { header, records, cut })
+}
+
+enum Block<'b> {
+    /// Its body, and what comes after it.
+    Whole(&'b [u8], &'b [u8]),
+    Cut,
+    Damaged,
+}
+
+fn block(bytes: &[u8]) -> Block<'_> {
+    let Some((length, rest)) = bytes.split_first_chunk::<4>() else {
+        return Block::Cut;
+    };
+    let Some((hash, rest)) = rest.split_first_chunk::<HASH_BYTES>() else {
+        return Block::Cut;
+    };
+    let length = usize::try_from(u32::from_le_bytes(*length)).unwrap_or(usize::MAX);
+    match rest.split_at_checked(length) {
+        None => Block::Cut,
+        Some((body, after)) if blake3::hash(body).as_bytes()[..HASH_BYTES] == *hash => Block::Whole(body, after),
+        Some(_) => Block::Damaged,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,136 @@
+//! The thread that writes what the recorder has noted, into a ring of files.
+//!
+//! The robot never waits for it. A disk that takes no more ends the recorder, which the log says, and the robot goes on.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{channel, RecvTimeoutError, Sender};
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use super::{Flown, Part, BLOCK_HEAD_BYTES, FOLDER, HASH_BYTES, LAYOUT, MAGIC, SUFFIX};
+use crate::node::{lock, Inner};
+use crate::Error;
+
+/// Between two looks at what was noted. A process that is killed loses no more than that.
+const TAKE_EVERY: Duration = Duration::from_millis(100);
+/// Files that are kept, those of earlier starts included.
+const FILES_MAX: usize = 16;
+
+/// The recorder's thread. Dropped, it writes what is left and ends.
+#[derive(Debug)]
+pub(crate) struct Recorder {
+    end: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Recorder {
+    /// Begins to write below a robot's state folder.
+    pub fn start(inner: &Arc<Inner>, state: &Path) -> Result<Recorder, Error> {
+        let node = Arc::downgrade(inner);
+        let mut ring = Ring::new(state.join(FOLDER), inner.incarnation);
+        let (end, ended) = channel::<()>();
+        let thread = std::thread::Builder::new().name("coorp-flight".to_owned());
+        let thread = thread.spawn(move || loop {
+            // What was noted until it was ended belongs to it: one more look.
+            let last = ended.recv_timeout(TAKE_EVERY) != Err(RecvTimeoutError::Timeout);
+            if !look(&node, &mut ring) || last {
+                return;
+            }
+        });
+        Ok(Recorder {
+            end: Some(end),
+            thread: Some(thread.map_err(|error| Error::Failed(format!("cannot start a thread: {error}")))?),
+        })
+    }
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Writes what was noted. Returns whether it can go on.
+fn look(node: &Weak<Inner>, ring: &mut Ring) -> bool {
+    let Some(inner) = node.upgrade() else {
+        return false;
+    };
+    let parts = inner.flown(Flown::take);
+    let written = parts.into_iter().try_for_each(|part| ring.write(part));
+    if let Err(error) = &written {
+        inner.flown(Flown::end);
+        let folder = ring.folder.display();
+        tracing::error!("the flight recorder in {folder} ends here: {error}; the robot goes on");
+    }
+    written.is_ok()
+}
+
+/// The files of a robot's recorder.
+#[derive(Debug)]
+pub(super) struct Ring {
+    folder: PathBuf,
+    incarnation: u32,
+    next: u32,
+    file: Option<File>,
+}
+
+impl Ring {
+    pub fn new(folder: PathBuf, incarnation: u32) -> Self {
+        Ring {
+            folder,
+            incarnation,
+            next: 0,
+            file: None,
+        }
+    }
+
+    pub fn write(&mut self, part: Part) -> io::Result<()> {
+        let (mut bytes, body) = match part {
+            Part::Begin(header) => {
+                self.file = Some(self.open()?);
+                let head = [MAGIC.as_slice(), &LAYOUT.to_le_bytes()].concat();
+                (head, postcard::to_allocvec(&*header).map_err(io::Error::other)?)
+            }
+            Part::Records(body) => (Vec::new(), body),
+        };
+        let length = u32::try_from(body.len()).map_err(io::Error::other)?;
+        bytes.reserve(BLOCK_HEAD_BYTES + body.len());
+        bytes.extend_from_slice(&length.to_le_bytes());
+        bytes.extend_from_slice(&blake3::hash(&body).as_bytes()[..HASH_BYTES]);
+        bytes.extend_from_slice(&body);
+        // At once, so that a process that is killed leaves whole blocks.
+        self.file.as_mut().map_or(Ok(()), |file| file.write_all(&bytes))
+    }
+
+    /// The next file; the oldest ones make room for it. Their names order them.
+    fn open(&mut self) -> io::Result<File> {
+        fs::create_dir_all(&self.folder)?;
+        let mut files = Vec::new();
+        for entry in fs::read_dir(&self.folder)? {
+            let file = entry?.path();
+            if file.extension().is_some_and(|suffix| suffix == SUFFIX) {
+                files.push(file);
+            }
+        }
+        files.sort();
+        for old in files.iter().take((files.len() + 1).saturating_sub(FILES_MAX)) {
+            fs::remove_file(old)?;
+        }
+        let name = format!("{:010}-{:06}.{SUFFIX}", self.incarnation, self.next);
+        self.next = self.next.wrapping_add(1);
+        File::create(self.folder.join(name))
+    }
+}
+
+impl Inner {
+    /// Does something with the recorder.
+    fn flown<T>(&self, what: impl FnOnce(&mut Flown) -> T) -> T {
+        what(&mut lock(&self.robot))
+    }
+}

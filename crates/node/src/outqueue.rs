@@ -1,0 +1,243 @@
+//! The send queue of a UDP socket: which of its datagrams the card has let go of. Every driver tells that.
+//!
+//! `ioctl(SIOCOUTQ)` returns the bytes of a socket that the kernel still holds. A frame leaves that count when its driver
+//! frees it: over PCIe once it was on the air, over USB once the dongle has it. To ask needs no right and changes nothing.
+//! The count is of memory (`truesize`) and not of payload. How much a send adds is learnt by reading the count before and
+//! after it; what is freed in between makes it look smaller, so the most that was seen for sends of one shape counts.
+//! Several datagrams in one call are parted on their way down, which adds to the count; they have a shape of their own.
+//!
+//! What has left is mapped to sends in their order. Where a card sends to several receivers it may take another order, and
+//! a send then seems to leave a little early or late; the number that is left below is right in any case. Whenever the count
+//! is 0 everything has left, so no error lasts.
+//!
+//! Under `coorp emu` a TAP lets go of frames at once. There the emulator tells what its card has freed (`emulated.rs`), and
+//! the same count comes from that.
+
+mod departures;
+mod emulated;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::UdpSocket;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+pub(crate) use self::departures::{Departures, Handed, Target};
+pub(crate) use self::emulated::{Emulated, Freed};
+
+/// Shapes of sends whose cost is remembered at most. QUIC's datagrams have few lengths.
+const SHAPES_MAX: usize = 512;
+/// Lengths are told apart by so many bytes, as the kernel's memory comes in such steps.
+const LENGTH_STEP: usize = 64;
+
+/// What a send looks like: the length of a datagram in steps, and how many go together.
+type Shape = (usize, usize);
+
+/// What a socket has handed over, and how much of it the card still holds.
+#[derive(Debug)]
+pub(crate) struct OutQueue {
+    count: Count,
+    costs: BTreeMap<Shape, u64>,
+    /// What all sends so far have cost.
+    entered: u64,
+    /// What of that has left.
+    left: u64,
+}
+
+/// Who counts what is held.
+#[derive(Debug)]
+enum Count {
+    Kernel(OwnedFd),
+    /// The emulator counts payload, and what it has freed; `sent` is what it has got.
+    Emulated {
+        freed: Arc<Freed>,
+        sent: u64,
+    },
+    /// The socket is given up.
+    Closed,
+}
+
+impl OutQueue {
+    /// The queue of a socket, by the kernel's count or by what the emulator frees of its port.
+    ///
+    /// # Errors
+    /// Where the kernel does not count.
+    pub fn of(socket: &UdpSocket, emulated: Option<Arc<Freed>>) -> io::Result<OutQueue> {
+        held(socket.as_fd())?;
+        let count = match emulated {
+            Some(freed) => Count::Emulated { freed, sent: 0 },
+            None => Count::Kernel(socket.as_fd().try_clone_to_owned()?),
+        };
+        Ok(OutQueue {
+            count,
+            costs: BTreeMap::new(),
+            entered: 0,
+            left: 0,
+        })
+    }
+
+    /// Sends so many datagrams of `bytes` in all by `hand_over`. Returns the mark that [`OutQueue::left`] reaches once they
+    /// have left.
+    pub fn send(
+        &mut self,
+        bytes: usize,
+        datagrams: usize,
+        hand_over: impl FnOnce() -> io::Result<()>,
+    ) -> io::Result<u64> {
+        let before = self.held();
+        hand_over()?;
+        if let Count::Emulated { sent, .. } = &mut self.count {
+            *sent = sent.saturating_add(bytes as u64);
+        }
+        let seen = self.held().saturating_sub(before);
+        let shape = (bytes.div_ceil(datagrams.max(1)).div_ceil(LENGTH_STEP), datagrams);
+        if self.costs.len() >= SHAPES_MAX && !self.costs.contains_key(&shape) {
+            self.costs.clear();
+        }
+        let cost = self.costs.entry(shape).or_default();
+        *cost = seen.max(*cost);
+        self.entered += *cost;
+        Ok(self.entered)
+    }
+
+    /// The mark up to which everything has left.
+    pub fn left(&mut self) -> u64 {
+        if let Count::Emulated { freed, sent } = &mut self.count {
+            // Something was given up and came after all.
+            *sent = freed.bytes().max(*sent);
+        }
+        let left = match self.held() {
+            0 => self.entered,
+            held => self.entered.saturating_sub(held),
+        };
+        self.left = self.left.max(left);
+        self.left
+    }
+
+    /// So many bytes of payload never came to the card, as far as anybody can tell. The kernel knows by itself.
+    pub fn give_up(&mut self, bytes: u64) {
+        if let Count::Emulated { freed, .. } = &self.count {
+            freed.add(bytes);
+        }
+    }
+
+    /// Gives the socket up, so that its port is free once its owner has done so too. Nothing counts as held any more.
+    pub fn close(&mut self) {
+        self.count = Count::Closed;
+    }
+
+    fn held(&self) -> u64 {
+        match &self.count {
+            Count::Closed => 0,
+            // It has counted before, so it does now.
+            Count::Kernel(socket) => held(socket.as_fd()).unwrap_or(0),
+            Count::Emulated { freed, sent } => sent.saturating_sub(freed.bytes()),
+        }
+    }
+}
+
+/// Bytes of a socket that the kernel holds, not sent yet.
+///
+/// # Errors
+/// Where the kernel does not count, as for sockets of another kind.
+#[allow(unsafe_code)]
+pub fn held(socket: BorrowedFd<'_>) -> io::Result<u64> {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: the descriptor is open while it is borrowed, and the kernel writes one live `c_int`. SIOCOUTQ is TIOCOUTQ.
+    match unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) } {
+        0 => Ok(u64::try_from(bytes).unwrap_or(0)),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A queue by the emulator's count, which a test frees by hand.
+    pub fn by_hand() -> (OutQueue, Arc<Freed>) {
+        let freed = Arc::new(Freed::default());
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        (OutQueue::of(&socket, Some(freed.clone())).unwrap(), freed)
+    }
+
+    fn send(queue: &mut OutQueue, bytes: usize) -> u64 {
+        queue.send(bytes, 1, || Ok(())).unwrap()
+    }
+
+    #[test]
+    fn loopback_holds_nothing() {
+        let (from, to) = (
+            UdpSocket::bind("127.0.0.1:0").unwrap(),
+            UdpSocket::bind("127.0.0.1:0").unwrap(),
+        );
+        let mut queue = OutQueue::of(&from, None).unwrap();
+        let to = to.local_addr().unwrap();
+        for bytes in [100, 1_000, 1_000] {
+            let mark = queue.send(bytes, 1, || from.send_to(&vec![0; bytes], to).map(drop));
+            assert!(mark.unwrap() <= queue.left());
+        }
+        assert_eq!(held(from.as_fd()).unwrap(), 0);
+    }
+
+    #[test]
+    fn a_queue_that_was_closed_keeps_no_port() {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let address = socket.local_addr().unwrap();
+        let mut queue = OutQueue::of(&socket, None).unwrap();
+        drop(socket);
+        assert!(UdpSocket::bind(address).is_err(), "it looks at it still");
+        queue.close();
+        assert!(UdpSocket::bind(address).is_ok());
+        assert_eq!(queue.left(), 0);
+    }
+
+    #[test]
+    fn sends_leave_in_their_order_as_the_count_falls() {
+        let (mut queue, freed) = by_hand();
+        let marks = [1_000, 200, 1_000].map(|bytes| send(&mut queue, bytes));
+        assert!(marks.is_sorted() && queue.left() < marks[0]);
+        freed.add(999);
+        assert!(queue.left() < marks[0], "not all of the first");
+        freed.add(1);
+        assert_eq!(queue.left(), marks[0]);
+        freed.add(200);
+        assert_eq!(queue.left(), marks[1]);
+        freed.add(1_000);
+        assert_eq!(queue.left(), marks[2]);
+    }
+
+    #[test]
+    fn what_is_freed_while_a_send_goes_in_does_not_make_it_cheap() {
+        let (mut queue, freed) = by_hand();
+        let first = send(&mut queue, 1_000);
+        let second = queue.send(1_000, 1, || {
+            freed.add(1_000);
+            Ok(())
+        });
+        assert_eq!(queue.left(), first);
+        assert_eq!(second.unwrap(), 2 * first);
+        freed.add(1_000);
+        assert_eq!(queue.left(), 2 * first);
+    }
+
+    #[test]
+    fn an_empty_queue_mends_every_error() {
+        let (mut queue, freed) = by_hand();
+        send(&mut queue, 1_000);
+        // More is freed than went in, and then a send is lost on its way to the card.
+        freed.add(1_500);
+        assert_eq!(queue.left(), queue.entered);
+        let lost = send(&mut queue, 1_000);
+        queue.give_up(1_000);
+        assert_eq!(queue.left(), lost);
+    }
+
+    #[test]
+    fn a_send_that_fails_costs_nothing() {
+        let (mut queue, _) = by_hand();
+        let failed = queue.send(1_000, 1, || Err(io::ErrorKind::WouldBlock.into()));
+        assert!(failed.is_err());
+        assert_eq!((queue.entered, queue.left()), (0, 0));
+    }
+}

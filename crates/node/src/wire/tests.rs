@@ -1,0 +1,232 @@
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use super::*;
+use crate::status::Status;
+use coorp_core::arrival::TimeModel;
+use coorp_core::failover::{self, Epoch};
+use coorp_core::robot::ClockId;
+use coorp_core::{paths, permits, Duration, RobotId};
+use proptest::prelude::*;
+
+fn epoch() -> Epoch {
+    Epoch {
+        round: u64::MAX,
+        robot: RobotId(u16::MAX),
+        incarnation: u32::MAX,
+    }
+}
+
+const ALL: Instant = Instant::from_nanos(u64::MAX);
+const EVER: Duration = Duration::from_nanos(u64::MAX);
+const CLOCK: ClockId = ClockId(u64::MAX);
+
+#[test]
+fn what_is_not_a_frame_is_refused_for_what_it_is() {
+    let start = Start { offset: 7 };
+    let frame = encode(&start);
+    assert_eq!(decode::<Start>(&frame), Ok(start));
+    assert_eq!(decode::<Answer>(&frame), Err(Refusal::Malformed), "of another kind");
+    assert_eq!(
+        decode::<Start>(&frame[..frame.len() - 1]),
+        Err(Refusal::Malformed),
+        "cut"
+    );
+    let longer = [frame.as_slice(), &[0]].concat();
+    assert_eq!(decode::<Start>(&longer), Err(Refusal::Malformed), "something behind it");
+    let mut newer = frame.clone();
+    newer[2] = 9;
+    assert_eq!(decode::<Start>(&newer), Err(Refusal::Version(9)));
+    assert_eq!(decode::<Start>(&[0; 65]), Err(Refusal::Oversized));
+    assert_eq!(decode::<Start>(b"GE"), Err(Refusal::Malformed));
+}
+
+#[test]
+fn a_list_that_says_it_is_longer_than_its_frame_is_refused() {
+    let header = [b'C', b'o', VERSION, robot::Message::KIND];
+    for kind in [3, 4] {
+        // So many models, or arrivals, of a clock 0.
+        for length in [[0xff, 0xff, 0xff, 0xff, 0x0f].as_slice(), &[9]] {
+            let frame = [&header, [kind, 0].as_slice(), length, &[0; 6]].concat();
+            assert_eq!(decode::<robot::Message>(&frame), Err(Refusal::Malformed));
+        }
+    }
+}
+
+#[test]
+fn the_longest_of_what_robots_say_fits() {
+    let epoch = epoch();
+    let model = TimeModel {
+        period: EVER,
+        phase: ALL,
+        sigma: EVER,
+        early: EVER,
+        late: EVER,
+    };
+    let grant = permits::Message::Grant {
+        request: permits::RequestId(u64::MAX),
+        token: permits::Token(u64::MAX),
+        slice: EVER,
+        echo: ALL,
+    };
+    let reply = robot::Message::TimeReply {
+        clock: CLOCK,
+        echo: ALL,
+        received_at: ALL,
+        sent_at: ALL,
+    };
+    let flows = u8::try_from(robot::FLOWS_MAX).unwrap();
+    let models = robot::Message::Models {
+        clock: CLOCK,
+        models: (0..flows).map(|flow| (u8::MAX - flow, model)).collect(),
+    };
+    let permit = robot::Message::Coordination(failover::Message::Permit { epoch, message: grant });
+    for message in [permit, reply, models] {
+        assert_eq!(decode(&encode(&message)), Ok(message));
+    }
+    let answer = tracker::Answer {
+        echo: ALL,
+        received_at: ALL,
+        sent_at: ALL,
+    };
+    let accept = tracker::Message::Accept {
+        incarnation: u32::MAX,
+        topic: TopicId(u32::MAX),
+        answer,
+    };
+    assert_eq!(decode(&encode(&accept)), Ok(accept));
+}
+
+#[test]
+fn the_longest_parcels_fit() {
+    let topic = "\u{10ffff}".repeat(64);
+    let header = ControlHeader {
+        incarnation: u32::MAX,
+        sequence: u64::MAX,
+        stamp: Stamp {
+            flow: u8::MAX,
+            made_at: Some((CLOCK, ALL)),
+            last_loop: Some(Duration::MAX),
+        },
+        made_at: ALL,
+        copy: Some(u32::MAX),
+    };
+    let control = Parcel::Control {
+        topic: topic.clone(),
+        header,
+    };
+    assert_eq!(unpack(&pack(&control)), Ok((control.clone(), pack(&control).len())));
+    let sequence = paths::Sequence {
+        incarnation: u32::MAX,
+        number: u32::MAX,
+    };
+    let header = State {
+        topic: TopicId(u32::MAX),
+        header: StateHeader {
+            sequence,
+            created_at: Some(ALL),
+            error: EVER,
+        },
+        copy: Some(u32::MAX),
+    };
+    let probe = paths::Probe {
+        path: paths::PathId(u8::MAX),
+        incarnation: u32::MAX,
+        number: u32::MAX,
+        sent_at: ALL,
+    };
+    let echo = paths::Echo {
+        probe,
+        newest: u32::MAX,
+        seen: u64::MAX,
+    };
+    let arrived = robot::Arrived {
+        robot: RobotId(u16::MAX),
+        flow: u8::MAX,
+        made_at: ALL,
+    };
+    let arrived = robot::Message::Arrived {
+        clock: CLOCK,
+        messages: vec![arrived; robot::ARRIVED_MAX],
+        caution: u8::MAX,
+    };
+    let robots = [robot::Message::Probe(probe), robot::Message::Echo(echo), arrived];
+    let parcels = robots.map(Parcel::Robot).into_iter();
+    for parcel in parcels.chain([Parcel::State { topic, header }]) {
+        assert_eq!(decode(&encode(&parcel)), Ok(parcel));
+    }
+}
+
+#[test]
+fn a_message_on_a_link_is_read_as_it_was_written() {
+    let parcel = Parcel::Robot(robot::Message::TimeQuery { sent_at: ALL });
+    let head = pack(&parcel);
+    let whole = [head.as_slice(), b"content"].concat();
+    assert_eq!(unpack(&whole), Ok((parcel, head.len())));
+    for cut in 0..head.len() {
+        assert_eq!(unpack(&head[..cut]), Err(Refusal::Malformed), "{cut}");
+    }
+    let mut newer = whole;
+    newer[4] = 9;
+    assert_eq!(unpack(&newer), Err(Refusal::Version(9)));
+    assert_eq!(unpack(&[0xff; 700]), Err(Refusal::Malformed));
+    let long = [600u16.to_le_bytes().as_slice(), &[0; 600]].concat();
+    assert_eq!(unpack(&long), Err(Refusal::Oversized));
+}
+
+/// What reads frames of one kind: the kind's name in the source and its number, and how.
+type Reader = (&'static str, u8, fn(&[u8]));
+
+macro_rules! readers {
+    ($($kind:ty),*) => {
+        [$((stringify!($kind), <$kind as Frame>::KIND, |bytes: &[u8]| {
+            let _ = decode::<$kind>(bytes);
+        })),*]
+    };
+}
+
+/// All kinds.
+fn readers() -> [Reader; 7] {
+    readers![robot::Message, tracker::Message, Status, Begin, Answer, Start, Parcel]
+}
+
+#[test]
+fn no_kind_is_left_out_here_or_in_the_fuzzer_and_each_has_a_number_of_its_own() {
+    fn kinds_below(folder: &Path, kinds: &mut BTreeSet<String>) {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                kinds_below(&path, kinds);
+                continue;
+            }
+            let text = std::fs::read_to_string(&path).unwrap();
+            let of = text.lines().filter_map(|line| line.strip_prefix("impl Frame for "));
+            kinds.extend(of.map(|rest| rest.trim_end_matches(" {").to_owned()));
+        }
+    }
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut kinds = BTreeSet::new();
+    kinds_below(&package.join("src"), &mut kinds);
+    let names = readers().map(|(name, ..)| name.to_owned());
+    assert_eq!(kinds, BTreeSet::from(names));
+    let numbers = BTreeSet::from(readers().map(|(_, kind, _)| kind));
+    assert_eq!(numbers.len(), kinds.len());
+    let fuzzer = std::fs::read_to_string(package.join("../../fuzz/fuzz_targets/wire.rs")).unwrap();
+    for kind in kinds {
+        assert!(
+            fuzzer.contains(&format!("read::<{kind}>(body)")),
+            "{kind} is not fuzzed"
+        );
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_bytes_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        for (_, kind, read) in readers() {
+            read(&bytes);
+            read(&[&[b'C', b'o', VERSION, kind], bytes.as_slice()].concat());
+        }
+        let _ = unpack(&bytes);
+    }
+}

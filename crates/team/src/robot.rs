@@ -1,0 +1,63 @@
+//! What a team makes of one of its robots: its configuration, and its paths to the others.
+//!
+//! Path k leads from a robot's interface k to another's interface k. Left out: a plan for SchedWiFi's windows, which takes
+//! more than the team file.
+
+use coorp_core::paths::PathConfig;
+use coorp_core::policy::Policy;
+use coorp_core::robot::{ControlLoop, RobotConfig};
+use coorp_core::RobotId;
+
+use crate::model::Team;
+
+impl Team {
+    /// The configuration of robot `me` under `policy`, to which the team's `[policy]` is applied already.
+    /// `incarnation` is greater than at any earlier start of that robot.
+    pub fn robot_config(&self, policy: &Policy, me: RobotId, incarnation: u32) -> RobotConfig {
+        let robots = u16::try_from(self.robots.len()).unwrap_or(u16::MAX);
+        let default = PathConfig::default();
+        RobotConfig {
+            control: self.control.map(|control| ControlLoop {
+                period: control.period,
+                bound: control.bound,
+            }),
+            paths_to: (0..robots)
+                .map(|robot| self.paths_between(me, RobotId(robot)))
+                .collect(),
+            paths: self.paths_used(me),
+            path: PathConfig {
+                duplicate: self.live.duplicate,
+                // Later than the loop's bound is of no use.
+                target: self.control.map_or(default.target, |control| control.bound),
+                ..default
+            },
+            ..RobotConfig::new(policy, me, robots, self.leader, incarnation)
+        }
+    }
+
+    /// Paths that lead from one robot to another.
+    pub fn paths_between(&self, one: RobotId, other: RobotId) -> usize {
+        self.paths_of(one).min(self.paths_of(other))
+    }
+
+    /// Returns whether any two robots have a choice of paths.
+    pub fn any_choice(&self) -> bool {
+        let robots = (0u16..).map(RobotId).zip(&self.robots);
+        robots.filter(|(robot, _)| self.paths_of(*robot) > 1).count() > 1
+    }
+
+    /// Paths of a robot that are used: one if no robot has a choice.
+    pub fn paths_used(&self, robot: RobotId) -> usize {
+        if self.any_choice() {
+            self.paths_of(robot)
+        } else {
+            1
+        }
+    }
+
+    /// Paths that a robot has: its interfaces or addresses.
+    fn paths_of(&self, robot: RobotId) -> usize {
+        let robot = &self.robots[usize::from(robot.0)];
+        robot.interfaces.len().max(robot.addresses.len()).max(1)
+    }
+}
