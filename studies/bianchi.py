@@ -1,16 +1,15 @@
-"""Holds Coorp's air against Bianchi's saturation throughput, 1 to 20 stations without aggregation.
+"""Compares Coorp's air with Bianchi's saturation throughput, for 1 to 20 stations without aggregation.
 
     cargo build --release
     python studies/bianchi.py [--quick] [--markdown]
 
-G. Bianchi, 'Performance analysis of the IEEE 802.11 distributed coordination function', IEEE JSAC 18(3), 2000:
-the fixed point of equations 7 and 9, throughput by equation 13, times by equations 14 (basic access) and 17
-(RTS/CTS). Taken over as it stands, with two values filled in as 802.11 has them: what follows a collision is an EIFS,
-not a DIFS, and interframe spaces are AIFS. The model repeats a frame for ever, with the contention window at its
-largest; with 20 stations 0.3 % of frames outlive Coorp's eight attempts, so no finite retry limit is added.
+G. Bianchi, 'Performance analysis of the IEEE 802.11 distributed coordination function', IEEE JSAC 18(3), 2000: the
+fixed point of equations 7 and 9, throughput by equation 13, times by equations 14 (basic access) and 17 (RTS/CTS). The
+model is used unchanged, with two values set as in 802.11: an EIFS follows a collision, not a DIFS, and interframe
+spaces are AIFS. The model repeats a frame forever, with the contention window at its maximum. With 20 stations 0.3 % of
+frames would exceed Coorp's eight attempts, so no finite retry limit is added.
 
-Where the `coorp` binary is missing the study says so and ends well. It ends with 1 where a figure is off by more than
-3 %.
+If the `coorp` binary is missing, the study says so and succeeds. It exits with 1 if a figure is off by more than 3 %.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ PAYLOAD_BYTES = 1472
 # UDP, IP, LLC; QoS MAC header and checksum; the delimiter of a lone VHT MPDU.
 OVERHEAD_BYTES = 8 + 20 + 8 + 26 + 4 + 4
 CONTROL_RATE_MBPS = 24
-# 802.11ac, 20 MHz, one stream, long guard interval: preamble, symbol, data bits a symbol of MCS 4.
+# 802.11ac, 20 MHz, one stream, long guard interval: preamble, symbol, data bits per symbol at MCS 4.
 MCS = 4
 PREAMBLE_US = 40.0
 SYMBOL_US = 4.0
@@ -47,7 +46,7 @@ BITS_PER_SYMBOL = 52 * 4 * 3 // 4
 
 @dataclass(frozen=True)
 class Row:
-    """One number of stations with one way of access."""
+    """One number of stations with one access method."""
 
     stations: int
     bianchi_mbps: float
@@ -63,12 +62,12 @@ class Row:
 
 
 def legacy_us(size: int, mbps: int) -> float:
-    """A control frame's time (802.11-2020, 17.4.3)."""
+    """A control frame's duration (802.11-2020, 17.4.3)."""
     return 20.0 + 4.0 * math.ceil((16 + 8 * size + 6) / (4 * mbps))
 
 
 def data_us() -> float:
-    """A data frame's time (802.11-2020, 21.4.3)."""
+    """A data frame's duration (802.11-2020, 21.4.3)."""
     bits = 16 + 8 * (PAYLOAD_BYTES + OVERHEAD_BYTES) + 6
     return PREAMBLE_US + SYMBOL_US * math.ceil(bits / BITS_PER_SYMBOL)
 

@@ -1,22 +1,21 @@
-"""Whether learning while driving pays, how soon under each policy, and what late commands cost.
+"""Whether learning while driving pays off, how soon under each policy, and what late commands cost.
 
     pip install '.[learn]'
     python studies/convergence.py [--quick] [--markdown]
 
 `coorp learn` on examples/navigation.toml, with batches of forty seconds and three rounds, from the shipped weights, in
-the environment that they do not know (001, section VI-B; figures 2b and 9, table I). Four questions:
+the environment that they do not know (Deng 2022, section VI-B; figures 2b and 9, table I). Four questions:
 
-1. Does learning help? The weights that a run ends with drive, frozen, on a seed that was not learnt on, and so do the
-   shipped ones: reward per robot and second. Over seeds, with the standard error of the paired difference.
-2. How soon? The middle of the first quarter of an hour over which the reward of the learning runs, averaged over seeds,
-   is half way from where it begins to where it ends under `edca`. Over that of `edca`; with a 95 % interval from seeds
-   drawn again, each policy's by themselves, 2,000 times.
-3. How long does an epoch take, over that of `edca`?
-4. What does being late cost? Collisions per robot-hour of the weights learnt under `coorp` and BSP, frozen, under each
-   policy, over those under `mpc-only`, which has no bulk at all; 95 % intervals, a two-sided test of two Poisson rates.
+1. Does learning help? A run's final weights and the shipped ones drive, frozen, on a seed not used for learning: reward
+per robot and second. Over seeds, with the standard error of the paired difference. 2. How soon? The middle of the first
+quarter of an hour in which the mean reward of the learning runs reaches half way from its start to its end under
+`edca`. Relative to `edca`, with a 95 % interval from 2,000 bootstrap samples of the seeds, independently for each
+policy. 3. How long does an epoch take, relative to `edca`? 4. What does being late cost? Collisions per robot-hour with
+the weights learnt under `coorp` and BSP, frozen, under each policy, relative to `mpc-only`, which has no bulk; 95 %
+intervals, and a two-sided test of two Poisson rates.
 
-Where the package or torch is missing the study says so and ends well. At the end it says which of its claims it shows,
-and ends with 1 where one is not, or a run fails; with one seed it can show none.
+If the package or torch is missing, the study says so and succeeds. At the end it lists which claims it shows. It exits
+with 1 if one is not shown or a run fails; a single seed cannot show any.
 """
 
 from __future__ import annotations
@@ -46,33 +45,33 @@ EXAMPLE = REPOSITORY / "examples" / "navigation.toml"
 OUT = MADE / "convergence"
 TEAM = OUT / EXAMPLE.name
 BATCH_LOOPS, ROUNDS = 1_200, 3
-"""Of a batch. In the example's ten seconds a dozen collisions happen, so that its gradient is mostly noise; a round
-takes the air some fifteen seconds, and more passes over the same batch teach worse than newer batches do."""
+"""Loops in a batch. The example's ten seconds contain a dozen collisions, so the gradient would be mostly noise. A
+round takes some fifteen seconds on the air, and more passes over the same batch teach less than newer batches."""
 NO_BULK = "mpc-only"
 LEARNERS = ("edca", "schedwifi", "coorp")
 DRIVERS = (NO_BULK, "edca", "coorp")
 GIVES_WEIGHTS = "coorp"
 SIGNIFICANT_SE = 3.0
 SOON_ENOUGH = 1.05
-"""Coorp's time to the goal over edca's at most."""
+"""Maximum of Coorp's time to the goal relative to edca's."""
 SIGNIFICANT_P = 0.05
 DRAWS = 2_000
 UNSEEN = 1000
-"""Added to a seed for the drives that judge weights."""
+"""Added to a seed for the runs that evaluate weights."""
 
 
 @dataclass(frozen=True)
 class Effort:
-    """What is run."""
+    """The extent of the study."""
 
     minutes: int
     """Of learning."""
     seeds: dict[str, range]
-    """Of each paradigm."""
+    """Seeds of each paradigm."""
     judged_minutes: int
-    """Of driving with the weights of a run."""
+    """Minutes of driving with the weights of a run."""
     late_minutes: int
-    """Of driving for question 4, for each seed and policy."""
+    """Minutes of driving for question 4, per seed and policy."""
     smooth_s: int
 
 
@@ -89,7 +88,7 @@ class Job:
     seed: int
     minutes: int
     learner: Job | None = None
-    """Frozen, with the weights that this run ended with."""
+    """Frozen, with the final weights of this run."""
     frozen: bool = False
 
     @property
@@ -111,14 +110,14 @@ class Job:
 
 @dataclass(frozen=True)
 class Run:
-    """What came of one."""
+    """The outcome of a run."""
 
     robots: int
     hours: float
     collisions: int
     violation: float
     total_reward: list[float]
-    """Over all robots, a figure a second."""
+    """Over all robots, one figure per second."""
     epochs_s: list[float]
 
     @property
@@ -179,13 +178,13 @@ def learning_jobs(effort: Effort) -> list[Job]:
 
 
 def judged(job: Job, effort: Effort, *, shipped: bool) -> Job:
-    """The drive that judges the weights of a run, or the shipped ones where it would."""
+    """The run that evaluates the weights of a run, or the shipped ones in the same way."""
     learner = None if shipped else job
     return Job(job.policy, job.sync, UNSEEN + job.seed, effort.judged_minutes, learner, frozen=True)
 
 
 def late(policy: str, seed: int, effort: Effort) -> Job:
-    """A drive for question 4."""
+    """A run for question 4."""
     learner = Job(GIVES_WEIGHTS, "bsp", seed, effort.minutes)
     return Job(policy, "bsp", 2 * UNSEEN + seed, effort.late_minutes, learner, frozen=True)
 
@@ -213,33 +212,33 @@ def print_gain(runs: dict[Job, Run], effort: Effort, *, markdown: bool) -> bool:
 
 
 def curves(runs: list[Run], smooth_s: int) -> Rewards:
-    """Reward per robot and second of each run, averaged over `smooth_s`, by the second at which that begins."""
+    """Reward per robot and second of each run, averaged over `smooth_s`, by the first second of that interval."""
     count = min(len(run.total_reward) for run in runs)
     total = np.array([run.total_reward[:count] for run in runs]) / runs[0].robots
     return (total[:, smooth_s:] - total[:, :-smooth_s]) / smooth_s
 
 
 def reached_s(rewards: Rewards, goal: float, smooth_s: int) -> float:
-    """When the runs' mean first gets to the goal: the middle of that average, s. Infinite where it never does."""
+    """When the runs' mean first reaches the goal: the middle of that interval, in s. Infinite if it never does."""
     there = rewards.mean(axis=0) >= goal
     return float(there.argmax()) + smooth_s / 2 if there.any() else math.inf
 
 
 def interval(statistic: Callable[[np.random.Generator], float]) -> str:
-    """The middle 95 % of what a statistic is with seeds drawn again."""
+    """The middle 95 % of a statistic over bootstrap samples of the seeds."""
     rng = np.random.default_rng(1)
     low, high = np.quantile([statistic(rng) for _ in range(DRAWS)], [0.025, 0.975], method="nearest")
     return f"{number(float(low), 2)} to {number(float(high), 2) if math.isfinite(high) else 'never'}"
 
 
 def drawn(rewards: Rewards, rng: np.random.Generator) -> Rewards:
-    """As many runs, drawn with replacement."""
+    """The same number of runs, drawn with replacement."""
     return rewards[rng.integers(len(rewards), size=len(rewards))]
 
 
 def print_speed(runs: dict[Job, Run], effort: Effort, *, markdown: bool) -> dict[str, float]:
-    """Questions 2 and 3. When each policy reaches the goal under BSP, over when edca does; not a number where edca's
-    reward does not rise, as there is no goal then."""
+    """Questions 2 and 3. When each policy reaches the goal under BSP, relative to edca; NaN if edca's reward does not
+    rise, because there is no goal then."""
     rows: list[list[str]] = []
     bsp: dict[str, float] = {}
     for sync, seeds in effort.seeds.items():
@@ -267,14 +266,14 @@ def print_speed(runs: dict[Job, Run], effort: Effort, *, markdown: bool) -> dict
             cells = [number(goal, 2), number(at, 0) if math.isfinite(at) else "never", number(ratio, 2), spread]
             cells += [number(epochs[policy], 1), number(epochs[policy] / epochs["edca"], 2)]
             rows.append([f"{policy}, {sync.upper()}", *cells])
-    print("2. and 3. When the reward first gets to the goal, and how long an epoch takes.\n")
+    print("2. and 3. When the reward first reaches the goal, and how long an epoch takes.\n")
     titles = ["", "goal", "reached, s", "over edca's", "95 %", "epoch, s", "over edca's"]
     show(titles, rows, markdown=markdown)
     return bsp
 
 
 def print_cost(runs: dict[Job, Run], effort: Effort, *, markdown: bool) -> dict[str, tuple[int, float]]:
-    """Question 4. Collisions under each policy, and in how many robot-hours."""
+    """Question 4. Collisions under each policy, and the robot-hours."""
     counts: dict[str, tuple[int, float]] = {}
     rows: list[list[str]] = []
     for policy in DRIVERS:
@@ -302,7 +301,7 @@ def print_cost(runs: dict[Job, Run], effort: Effort, *, markdown: bool) -> dict[
 
 
 def same_rate(one: tuple[int, float], other: tuple[int, float]) -> float:
-    """p of two counts over their hours if the rates are the same: given their sum, one is binomial (here normal)."""
+    """p of two counts over their hours if the rates are equal: given their sum, one is binomial (here normal)."""
     total, share = one[0] + other[0], one[1] / (one[1] + other[1])
     if total == 0:
         return 1.0
@@ -311,7 +310,7 @@ def same_rate(one: tuple[int, float], other: tuple[int, float]) -> float:
 
 
 def draw(runs: dict[Job, Run], effort: Effort) -> Path:
-    """Reward over virtual time, one panel a paradigm; the band is one standard error either way."""
+    """Reward over virtual time, one panel per paradigm; the band is plus or minus one standard error."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -340,7 +339,7 @@ def draw(runs: dict[Job, Run], effort: Effort) -> Path:
 
 
 def judge(clear: bool, ratios: dict[str, float], counts: dict[str, tuple[int, float]]) -> bool:
-    """Says which claims hold, under BSP, and whether all do."""
+    """Prints which claims hold under BSP; returns whether all do."""
     rates = {policy: count / hours for policy, (count, hours) in counts.items()}
     more = rates["edca"] > rates["coorp"] and same_rate(counts["edca"], counts["coorp"]) < SIGNIFICANT_P
     claims = [
@@ -348,7 +347,7 @@ def judge(clear: bool, ratios: dict[str, float], counts: dict[str, tuple[int, fl
         (f"coorp reaches the goal in at most {SOON_ENOUGH:g} times edca's time", ratios["coorp"] <= SOON_ENOUGH),
         ("schedwifi reaches it later than edca", ratios["schedwifi"] > 1),
         ("edca collides more often than coorp", more),
-        ("coorp is not told apart from no bulk", same_rate(counts[NO_BULK], counts["coorp"]) >= SIGNIFICANT_P),
+        ("coorp cannot be distinguished from no bulk", same_rate(counts[NO_BULK], counts["coorp"]) >= SIGNIFICANT_P),
     ]
     for claim, holds in claims:
         print(f"{'shown' if holds else 'NOT SHOWN'}: {claim}")
@@ -357,7 +356,7 @@ def judge(clear: bool, ratios: dict[str, float], counts: dict[str, tuple[int, fl
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one seed and minutes, for CI: shows no effect")
+    parser.add_argument("--quick", action="store_true", help="one seed and a few minutes, for CI: shows no effect")
     parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
     arguments = parser.parse_args()
     missing = [name for name in ("coorp", "torch") if importlib.util.find_spec(name) is None]
@@ -379,7 +378,7 @@ def main() -> int:
     counts = print_cost(runs, effort, markdown=markdown)
     print(f"reward over time: {draw(runs, effort).relative_to(REPOSITORY)}")
     if len(effort.seeds["bsp"]) == 1:
-        print("one seed shows nothing; this was to see that all of it runs")
+        print("one seed shows nothing; this only checks that everything runs")
         return 0
     return 0 if judge(clear, ratios, counts) else 1
 

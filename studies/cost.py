@@ -1,16 +1,15 @@
-"""What Coorp costs: control beside plain Zenoh, bulk beside plain QUIC, a permit, and an agent that has nothing to do.
+"""What Coorp costs: control compared with plain Zenoh, bulk with plain QUIC, a permit, and an idle agent.
 
     cargo build --release -p coorp-cli
     python studies/cost.py [--quick] [--markdown]
 
-Runs `cargo bench -p coorp-node --bench cost`, whose source says what is measured how, and then five robots with
-`coorp up` on loopback, on which nobody publishes anything: each one's share of a core over a while, from
-`/proc/PID/stat`, and its memory at the end. Resident memory (RSS) counts the program's own pages for each robot anew;
-the proportional share (PSS) counts them once for all.
+Runs `cargo bench -p coorp-node --bench cost`, whose source describes the measurements. Then runs five robots with
+`coorp up` on loopback that publish nothing: each robot's share of a core over some time, from `/proc/PID/stat`, and its
+memory at the end. Resident memory (RSS) counts the program's own pages for every robot; the proportional share (PSS)
+counts them once in total.
 
-Prints all that was measured, and then each claim and whether it holds. All of it is noisy on a machine that does
-something else as well; the load before the run is shown. Where the program or cargo is missing the study says so and
-ends well.
+Prints all measurements, and then each claim and whether it holds. All figures are noisy on a busy machine, so the load
+before the run is shown. If the program or cargo is missing, the study says so and succeeds.
 """
 
 from __future__ import annotations
@@ -34,8 +33,9 @@ from lib.table import number, show
 
 ROBOTS = ("base", "one", "two", "three", "four")
 PORTS = 16
-"""Of one robot."""
+"""Ports of one robot."""
 SETTLE_S = 6.0
+MEET_S = 60.0
 """For links, a leader and clocks."""
 PLAIN_CONTROL = "zenoh, callback"
 PLAIN_BULK = "quinn"
@@ -48,7 +48,7 @@ MEMORY_MB = 50.0
 
 @dataclass(frozen=True)
 class Row:
-    """One contender at one size, as the bench gives it."""
+    """One contender at one size, as reported by the bench."""
 
     what: str
     contender: str
@@ -73,7 +73,7 @@ class Agent:
 
 @dataclass(frozen=True)
 class Claim:
-    """What is claimed, what was found, and the bound it is to keep."""
+    """A claim: what was found, and the bound that it must keep."""
 
     what: str
     found: str
@@ -94,7 +94,7 @@ def bench(cargo: str, *, quick: bool) -> list[Row]:
 
 
 def free_ports(count: int) -> int:
-    """The first of so many ports that are free."""
+    """The first of a range of free ports."""
     for base in range(14_000, 30_000, count):
         try:
             for port in range(base, base + count):
@@ -109,7 +109,7 @@ def free_ports(count: int) -> int:
 
 @contextmanager
 def up(program: Path, team: Path, name: str) -> Iterator[int]:
-    """A robot's agent while it is needed: the number of its process."""
+    """A robot's agent while it is needed: its process id."""
     command = [str(program), "up", str(team), "--robot", name, "--state", str(team.parent / "state" / name)]
     log = (team.parent / f"{name}.log").open("w")
     with log, subprocess.Popen(command, stdout=log, stderr=log) as agent:
@@ -132,7 +132,7 @@ def memory_mb(process: int, kind: str) -> float:
 
 
 def idle(program: Path, span_s: float) -> list[Agent]:
-    """Five robots with nothing to do."""
+    """Five idle robots."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as agents:
         team = Path(folder) / "team.toml"
         first = free_ports(PORTS * len(ROBOTS))
@@ -147,9 +147,14 @@ def idle(program: Path, span_s: float) -> list[Agent]:
         processes = {name: agents.enter_context(up(program, team, name)) for name in ROBOTS}
         time.sleep(SETTLE_S)
         command = [str(program), "watch", str(team), "--once"]
-        seen = subprocess.run(command, capture_output=True, text=True, check=False)
-        if seen.returncode != 0 or any(name not in seen.stdout for name in ROBOTS):
-            sys.exit(f"the robots did not come up:\n{seen.stdout}{seen.stderr}")
+        late = time.monotonic() + MEET_S
+        while True:
+            seen = subprocess.run(command, capture_output=True, text=True, check=False)
+            if seen.returncode == 0 and all(name in seen.stdout for name in ROBOTS):
+                break
+            if time.monotonic() > late:
+                sys.exit(f"the robots did not come up:\n{seen.stdout}{seen.stderr}")
+            time.sleep(0.5)
         began, before = time.monotonic(), {name: ticks(process) for name, process in processes.items()}
         time.sleep(span_s)
         used = {name: ticks(process) - before[name] for name, process in processes.items()}
@@ -167,7 +172,7 @@ def idle(program: Path, span_s: float) -> list[Agent]:
 
 
 def claims(rows: list[Row], agents: list[Agent]) -> list[Claim]:
-    """Each claim, held against what was measured."""
+    """Each claim, compared with the measurements."""
     found: list[Claim] = []
     plain = {(row.what, row.bytes): row for row in rows if row.contender in (PLAIN_CONTROL, PLAIN_BULK)}
     for row in rows:
@@ -206,7 +211,7 @@ def main() -> None:
     if program is None:
         return
     if cargo is None:
-        print("skipped: cargo, which runs the bench, is not on the path")
+        print("skipped: cargo, which runs the bench, is not on the PATH")
         return
     load = os.getloadavg()[0]
     rows = bench(cargo, quick=arguments.quick)

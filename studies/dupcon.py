@@ -1,26 +1,26 @@
-"""Control packets while one of two paths gets bad: table I and figure 8 of 004, with real programs over `coorp emu`.
+"""Control packets while one of two paths degrades: table I and figure 8 of Lee, with real programs over `coorp emu`.
 
     cargo build --release -p coorp-cli
     cargo build --release -p coorp-node --example control
     sudo python studies/dupcon.py [--quick] [--markdown] [--no-data]
 
-A sender and a receiver have two interfaces each, on channels of their own. The sender sends a control packet every
-0.5 s and data all the time. After a while the first path gets bad, as when 004 takes an antenna off: nine of ten frames
-are lost, so that with seven retries some four packets of ten never arrive. Shown are the mean and the deviation of the
+A sender and a receiver have two interfaces each, on separate channels. The sender sends a control packet every 0.5 s
+and data all the time. After a while the first path degrades, as when Lee removes an antenna: nine of ten frames are
+lost, so with seven retries some four packets of ten never arrive. The table shows the mean and the deviation of the
 times between arrivals, before and after, and the longest one after, in ms:
 
 - one path: TCP over the first interface;
-- MPTCP: as this kernel has it, a connection for control and one for data;
-- MPTCP, shared: control and data in one connection, as in 004;
+- MPTCP: as in this kernel, one connection for control and one for data;
+- MPTCP, shared: control and data in one connection, as in Lee;
 - round robin: TCP over each interface, packets in turn;
 - DupCon: Coorp with `duplicate = "always"`, data as its bulk;
 - adaptive: Coorp with `duplicate = "adaptive"`.
 
-The first four are programs of the study (lib/packets.py), the last two the example `control` of `crates/node`. With
-`--no-data` there is control alone: it shows what the paths do by themselves, as with data control meets all of that on
-the second path once the first one is bad.
+The first four are programs of the study (lib/packets.py), the last two the example `control` of `crates/node`.
+`--no-data` sends only control, which shows the paths by themselves; otherwise control shares the second path with all
+the data once the first one is bad.
 
-Where a binary, root, TUN or MPTCP is missing the study says so and ends well.
+If a binary, root, TUN or MPTCP is missing, the study says so and succeeds.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ PLAYER = REPOSITORY / "studies" / "lib" / "packets.py"
 PERIOD_S = 0.5
 BULK_BYTES = 16_000_000
 SETTLE_S = 8.0
-"""For namespaces, connections and, with Coorp, a leader and permits."""
+"""Time to set up namespaces, connections and, with Coorp, a leader and permits."""
 CASES = {
     "one path": "one",
     "MPTCP": "mptcp",
@@ -89,31 +89,31 @@ duplicate = "{duplicate}"
 """
 
 PROFILE = "queue_frames = 16\n"
-"""As short as mac80211's airtime limits keep a card's queue, so that data waits where flows are kept apart."""
+"""As short as mac80211's airtime limits keep a card's queue, so that data waits where flows are separated."""
 
 
 @dataclass
 class Phase:
-    """What came before, or after, the first path got bad."""
+    """The arrivals before, or after, the first path degraded."""
 
     intervals_s: list[float] = field(default_factory=list)
     data_mbps: float = math.nan
 
     def mean_ms(self) -> float:
-        """Of the times between arrivals."""
+        """Mean of the times between arrivals."""
         return 1e3 * statistics.fmean(self.intervals_s)
 
     def deviation_ms(self) -> float:
-        """Of the times between arrivals."""
+        """Standard deviation of the times between arrivals."""
         return 1e3 * statistics.pstdev(self.intervals_s)
 
     def add(self, found: dict[str, Any], begin_s: float, end_s: float) -> None:
-        """Takes in what one run found between two times. An interval belongs to the time at which it ends."""
+        """Adds the findings of one run between two times. An interval belongs to the time at which it ends."""
         arrivals = [at for at, _ in found["arrivals"]]
         pairs = itertools.pairwise(arrivals)
         self.intervals_s += [later - earlier for earlier, later in pairs if begin_s <= later < end_s]
         if arrivals and arrivals[-1] < end_s - 2 * PERIOD_S:
-            # Nothing came any more.
+            # Nothing arrived any more.
             self.intervals_s.append(end_s - max(arrivals[-1], begin_s))
         counts = [(at, count) for at, count in found["bytes"] if begin_s <= at < end_s]
         (first_at, first), (last_at, last) = counts[0], counts[-1]
@@ -121,7 +121,7 @@ class Phase:
 
 
 def run(program: Path, how: str, span_s: float, *, data: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What came in one run, and the emulator's report."""
+    """The arrivals in one run, and the emulator's report."""
     duration_s = SETTLE_S + 2 * span_s
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -145,14 +145,14 @@ def run(program: Path, how: str, span_s: float, *, data: bool) -> tuple[dict[str
 
 
 def example(program: Path) -> Path:
-    """The program of our own cases, built beside `coorp`."""
+    """The program of our own cases, built next to `coorp`."""
     return program.parent / "examples" / "control"
 
 
 def missing(program: Path) -> str | None:
     """Why the study cannot run here, if it cannot."""
     if os.geteuid() != 0 or not Path("/dev/net/tun").exists():
-        return "coorp emu takes root and /dev/net/tun"
+        return "coorp emu needs root and /dev/net/tun"
     if not example(program).is_file():
         return f"{example(program)} does not exist (cargo build --release -p coorp-node --example control)"
     try:

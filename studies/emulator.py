@@ -1,16 +1,16 @@
-"""Whether `coorp emu` and `coorp sim` say the same of the same flows.
+"""Whether `coorp emu` and `coorp sim` agree on the same flows.
 
     cargo build --release -p coorp-cli
     sudo python studies/emulator.py [--quick] [--markdown] [--team examples/flows.toml]
 
-The flows of a team file run twice: in the simulator over several seeds, under `edca`, which is WiFi as it is; and as
-real programs (lib/flows.py) with the kernel's own UDP and TCP over the emulator, several times. Beside one another:
-throughput, and how long messages took. Below: how late the emulator was, without which the rest does not count.
+The flows of a team file run in two ways: in the simulator over several seeds, under `edca`, which is plain WiFi; and
+several times as real programs (lib/flows.py) with the kernel's own UDP and TCP over the emulator. The table compares
+throughput and message latency. Below it is the emulator's lateness, which decides whether the rest counts.
 
-What is different and may show: the kernel's TCP is not the simulator's, and has its queue in the emulated card where
-CoDel keeps it short, and not in its own; programs take time to wake up.
+Known differences: the kernel's TCP is not the simulator's, and its queue is in the emulated card, where CoDel keeps it
+short, instead of in its own socket. Programs take time to wake up.
 
-Where the `coorp` binary, root or TUN is missing the study says so and ends well.
+If the `coorp` binary, root or TUN is missing, the study says so and succeeds.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from lib.table import number, show
 
 PLAYER = REPOSITORY / "studies" / "lib" / "flows.py"
 HEAD_START_S = 3.0
-"""For namespaces, interpreters and connections."""
+"""Time to set up namespaces, interpreters and connections."""
 
 Flows = dict[str, dict[str, Any]]
-"""What one run found of each flow, by name."""
+"""The findings of one run, by flow name."""
 
 
 def simulated(program: Path, team: Path, duration_s: float, seed: int) -> Flows:
@@ -61,7 +61,7 @@ def emulated(program: Path, team: Path, duration_s: float) -> tuple[Flows, dict[
 
 
 def figure(flow: dict[str, Any], name: str) -> float:
-    """Throughput, or a percentile of the latency; not a number where the flow has none."""
+    """Throughput, or a percentile of the latency; NaN if the flow has none."""
     value = flow["mbps"] if name == "mbps" else (flow.get("latency_ms") or {}).get(name)
     return math.nan if value is None else float(value)
 
@@ -85,7 +85,7 @@ def main() -> None:
     if program is None:
         return
     if os.geteuid() != 0 or not Path("/dev/net/tun").exists():
-        print("skipped: coorp emu takes root and /dev/net/tun")
+        print("skipped: coorp emu needs root and /dev/net/tun")
         return
     duration_s, seeds, times = (4.0, 2, 1) if arguments.quick else (10.0, 10, 5)
     simulations = [simulated(program, arguments.team, duration_s, seed) for seed in range(1, seeds + 1)]

@@ -1,26 +1,26 @@
-"""How old robots' states are where they are gathered: tables II to V of 002, beside CycloneDDS and Zenoh used plainly.
+"""The age of robots' states where they are gathered: tables II to V of Dust, compared with plain CycloneDDS and Zenoh.
 
     pip install . cyclonedds==11.0.1 eclipse-zenoh==1.10.2
     python studies/fleet.py [--quick] [--markdown] [--robots 10,30,50] [--resume]
 
-Robots publish a state of 128 bytes every 1 or 2 ms; one process gathers them into a list in the same period. As in 002,
-but over 1000 lists and not 500. Many-to-one: all publish on one topic. One-to-one: each on its own.
+Robots publish a state of 128 bytes every 1 or 2 ms; one process gathers them into a list with the same period. As in
+Dust, but over 1000 lists instead of 500. Many-to-one: all publish on one topic. One-to-one: each on its own.
 
-- *age*: from a state's making to the list's being taken, over all states of all lists. Robots and lists run at the same
-  period and phases of their own, so half a period of it is there with a network that takes no time;
-- *missed*: the share of robots and lists with nothing newer than the list before;
-- *cores*: what the process that gathers and those of the robots use;
-- *made*, *listed*: the share of the states and lists that were due which these processes got done. Where it is marked
-  with a `*`, less than 95 % of either, the machine's cores are the limit, and the other figures say how each system
-  behaves then; they are not a network's.
+- *age*: from creating a state to taking the list, over all states of all lists. Robots and lists have the same period
+  but different phases, so even an instant network would give half a period;
+- *missed*: the share of robots and lists with nothing newer than the previous list;
+- *cores*: CPU use of the gathering process and of the robots' processes;
+- *made*, *listed*: the share of the states and lists due that these processes completed. A `*` marks rows in which
+  either is below 95 %: the machine's cores are the limit there, and the other figures show how each system behaves
+  then, not how a network would.
 
-All are used from Python, over this machine's loopback; robots are participants of their own, in two processes. The
-peers and `coorp` are without encryption; `coorp-keys` is what one gets without asking: keys, and all encrypted. coorp
-makes the list itself; over the others the program does, with a dictionary and a timer.
+All are used from Python, over this machine's loopback; robots are separate participants, in two processes. The peers
+and `coorp` run without encryption; `coorp-keys` is the default: keys, and everything encrypted. coorp makes the list
+itself; for the others the program does, with a dictionary and a timer.
 
-What is different from 002: ROS 2 is left out (its middleware is used directly), the list is used where it is made, and
-its computers had 6 to 12 cores. Where a package is missing the study says so, and goes on with the others. Each row is
-saved when it is there (target/studies/fleet/rows.jsonl); `--resume` goes on where an earlier run ended.
+Differences from Dust: ROS 2 is left out (its middleware is used directly), the list is used where it is made, and
+Dust's computers had 6 to 12 cores. If a package is missing, the study says so and continues with the others. Each row
+is saved when it is complete (target/studies/fleet/rows.jsonl); `--resume` continues an earlier run.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ ROBOTS = REPOSITORY / "studies" / "lib" / "robots.py"
 ROWS = MADE / "fleet" / "rows.jsonl"
 PACKAGES = {"coorp": "coorp", "coorp-keys": "coorp", "CycloneDDS": "cyclonedds", "Zenoh": "zenoh"}
 PROCESSES = 2
-"""That the robots share."""
+"""Number of processes that the robots share."""
 PORT = 10_000
-"""The first of the team's: 16 a robot."""
+"""The first of the team's ports, 16 per robot."""
 DONE_S = 120.0
 """How long one measurement may take."""
 TRIES = 3
-"""A system that has not found all robots so often is not tried again at a period, as each try takes a minute or two."""
+"""After this many tries without finding all robots, a system is dropped at a period; each try takes a minute or two."""
 ENOUGH = 0.95
-"""Of states and lists; with less the cores are the limit."""
-# On loopback, and with as many participants on one machine as are asked for.
+"""Minimum share of states and lists; below it the cores are the limit."""
+# On loopback, with enough participants on one machine.
 CYCLONE = """<CycloneDDS><Domain><General><Interfaces><NetworkInterface name="lo" multicast="true"/></Interfaces>
 </General><Discovery><MaxAutoParticipantIndex>400</MaxAutoParticipantIndex></Discovery></Domain></CycloneDDS>"""
 FIGURES = ("found", "age_ms", "p50_ms", "p99_ms", "missed", "cores", "robots_cores", "made", "listed")
@@ -81,7 +81,7 @@ class Fleet:
         self.processes: list[subprocess.Popen[str]] = []
 
     def start(self, *more: str) -> subprocess.Popen[str]:
-        """Starts one, which ends with the others."""
+        """Starts a process, which ends with the others."""
         with (self.folder / f"errors-{len(self.processes)}").open("w") as errors:
             self.processes.append(
                 subprocess.Popen(
@@ -97,26 +97,26 @@ class Fleet:
         return self.processes[-1]
 
     def stop(self) -> None:
-        """Ends all: whoever waits for a line of theirs gets none."""
+        """Ends all processes; reads of their lines return nothing then."""
         for process in self.processes:
             process.kill()
 
     def errors(self) -> str:
-        """The last thing that one complained of."""
+        """The last error that a process reported."""
         texts = [path.read_text().strip() for path in sorted(self.folder.glob("errors-*"))]
         lines = [text.splitlines()[-1] for text in texts if text]
         return lines[0] if lines else f"not done after {DONE_S:.0f} s"
 
 
 def tell(processes: list[subprocess.Popen[str]], order: str) -> None:
-    """Gives an order."""
+    """Sends a command."""
     for process in processes:
         assert process.stdin
         process.stdin.write(f"{order}\n")
 
 
 def line(process: subprocess.Popen[str]) -> str:
-    """What a process says next."""
+    """The next line of a process."""
     assert process.stdout
     said = process.stdout.readline().strip()
     if not said:
@@ -125,7 +125,7 @@ def line(process: subprocess.Popen[str]) -> str:
 
 
 def measured(system: str, robots: int, period_ms: int, many_to_one: bool, lists: int) -> Found:
-    """One system once; what is not found is not a number."""
+    """Measures one system once; missing figures are NaN."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "team.toml").write_text(team(robots))
@@ -151,7 +151,7 @@ def measured(system: str, robots: int, period_ms: int, many_to_one: bool, lists:
 
 
 def conduct(fleet: Fleet) -> Found:
-    """Starts all, and has them measure at the same time."""
+    """Starts all processes, and makes them measure at the same time."""
     began_s = time.monotonic()
     gathers = fleet.start()
     line(gathers)
@@ -170,12 +170,12 @@ def conduct(fleet: Fleet) -> Found:
 
 
 class Rows:
-    """What was measured, kept on disk."""
+    """The measurements, stored on disk."""
 
     def __init__(self, *, resume: bool) -> None:
         self.known: dict[str, Found] = {}
         self.lost: dict[tuple[str, int], list[int]] = {}
-        """Of each system and period: numbers of robots of which it did not find all."""
+        """For each system and period: the numbers of robots of which it did not find all."""
         ROWS.parent.mkdir(parents=True, exist_ok=True)
         if resume and ROWS.is_file():
             for row in ROWS.read_text().splitlines():
@@ -185,7 +185,7 @@ class Rows:
             ROWS.write_text("")
 
     def get(self, system: str, robots: int, period_ms: int, many_to_one: bool, lists: int) -> Found:
-        """Measures, or remembers."""
+        """Measures, or returns a stored measurement."""
         case = f"{system} {robots} {period_ms} {many_to_one} {lists}"
         lost = self.lost.setdefault((system, period_ms), [])
         if case not in self.known and len(lost) >= TRIES:
@@ -222,8 +222,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="ten robots, 2 ms, few lists")
     parser.add_argument("--markdown", action="store_true")
-    parser.add_argument("--resume", action="store_true", help="keep what an earlier run has measured")
-    parser.add_argument("--robots", default="10,30,50,70,90,110,130,150", help="how many, as in 10,30,50")
+    parser.add_argument("--resume", action="store_true", help="keep the measurements of an earlier run")
+    parser.add_argument("--robots", default="10,30,50,70,90,110,130,150", help="numbers of robots, such as 10,30,50")
     parser.add_argument("--periods", default="1,2", help="in ms")
     parser.add_argument("--systems", default=",".join(PACKAGES), help="which of them")
     asked = parser.parse_args()
@@ -231,7 +231,7 @@ def main() -> None:
     systems = [system for system in wanted if importlib.util.find_spec(PACKAGES[system])]
     for system in wanted:
         if system not in systems:
-            print(f"{system} is left out: the Python package {PACKAGES[system]} is not installed\n")
+            print(f"{system} is skipped: the Python package {PACKAGES[system]} is not installed\n")
     counts = [10] if asked.quick else [int(count) for count in asked.robots.split(",")]
     periods_ms = [2] if asked.quick else [int(period) for period in asked.periods.split(",")]
     rows, lists = Rows(resume=asked.resume), 100 if asked.quick else 1000
@@ -246,7 +246,7 @@ def main() -> None:
         print(f"States and lists every {period_ms} ms\n")
         show([*titles, "made", "listed"], table, markdown=asked.markdown)
     for (system, period_ms), robots in rows.lost.items():
-        given_up = ", and was then given up" if len(robots) >= TRIES else ""
+        given_up = ", and was then dropped" if len(robots) >= TRIES else ""
         if robots:
             counts_of = ", ".join(map(str, robots))
             print(f"{system} at {period_ms} ms did not find all of {counts_of} robots on this machine{given_up}")

@@ -1,35 +1,36 @@
-"""The navigation traffic with real processes over `coorp emu`, beside `coorp sim`; and peers on the same channel.
+"""The navigation traffic with real processes over `coorp emu`, compared with `coorp sim`; and peers on the same
+channel.
 
     cargo build --release -p coorp-cli
     pip install . eclipse-zenoh        # the package `coorp`, and the peer
     sudo python studies/live.py [--quick] [--markdown]
 
-It takes some 20 minutes on a machine with nothing else to do, and `--quick` less than one.
+It takes some 20 minutes on an otherwise idle machine, and `--quick` less than one.
 
-**The team.** `examples/navigation.toml` under each policy: several times for half a minute as `coorp emu --demo` runs
-it, the policies in turn, and as often in the simulator, with a seed each. A figure of the two agrees where their means
-differ by no more than the spread of runs and 10 %: twice the standard deviation of the difference of one run and one
-other (the root of the sum of both variances), and a tenth of the simulator's mean. Where that spread is more than a
-quarter of the simulator's mean, agreeing says little, and that is said. Two claims, for the means on either ground:
+**The team.** `examples/navigation.toml` under each policy: several runs of half a minute with `coorp emu --demo`, the
+policies in turn, and as many in the simulator, each with its own seed. A figure agrees if the two means differ by at
+most the spread of runs plus 10 %. The spread is twice the standard deviation of the difference of two runs (the root of
+the sum of both variances); the 10 % refer to the simulator's mean. If the spread exceeds a quarter of the simulator's
+mean, agreement means little, and the table says so. Two claims, for the means in each environment:
 
 - `edca` is clearly bad: its violation rate is at least 5 times that of `mpc-only`.
 - `coorp` is clearly good: its violation rate is at most 5 points over that of `mpc-only`, and its bulk at least 90 %
   of that of `edca`.
 
-Where a figure does not agree or a claim does not hold, that is said; it is a finding, and the study ends well.
+If a figure does not agree or a claim does not hold, the study reports that as a finding and succeeds.
 
-**Peers.** Programs and libraries as they are over the channel of the same file (lib/peers.py): each of four robots asks
-the leader every 33 ms and is answered, without bulk and beside bulk from all four. By `ping`, by UDP, by Zenoh's Python
-package as it comes and with priorities, and by `coorp.Node`. A round trip has no inference in it; over 33 ms is what
-took longer or never came.
+**Peers.** Unmodified programs and libraries over the channel of the same file (lib/peers.py): every 33 ms, each of four
+robots sends the leader a request and gets a reply, without bulk and beside bulk from all four. They use `ping`, UDP,
+Zenoh's Python package by default and with priorities, and `coorp.Node`. A round trip contains no inference; 'over 33
+ms' counts round trips that took longer or never finished.
 
-A run counts where the emulator kept up, and the last table of each half says how late it was at worst. It does not see
-whether the robots' programs got a core when they wanted one: for how much of the time some program of the machine did
-not stands beside it, as Linux tells it (pressure stall information). With `--quick` runs are short and few and learning
-does not wait long before it sends, so that the figures mean nothing.
+A run counts if the emulator kept up; the last table of each half shows its worst lateness. It cannot see whether the
+robots' programs got a core when they needed one. The table therefore also shows for how much of the time some program
+of the machine waited for a core, as reported by Linux (pressure stall information). With `--quick`, runs are short and
+few and learning sends early, so the figures mean nothing.
 
-Where the `coorp` binary, root or TUN is missing the study says so and ends well; where a peer is, it leaves that out.
-Where a run of our own breaks off it ends with exit code 1.
+If the `coorp` binary, root or TUN is missing, the study says so and succeeds; missing peers are skipped. If a run of
+our own fails, it exits with 1.
 """
 
 from __future__ import annotations
@@ -68,23 +69,23 @@ FIGURES: dict[str, tuple[int, Callable[[dict[str, Any]], float | None]]] = {
     "reaction p99 ms": (1, lambda result: (result["reaction_ms"] or {}).get("p99")),
     "bulk Mbit/s": (1, lambda result: result["bulk_mbps"]),
 }
-"""What is compared: its digits, and where it is in a result of `--json`."""
+"""The compared figures: their digits, and their place in a result of `--json`."""
 VIOLATION, BULK = "violation %", "bulk Mbit/s"
 
 
 @dataclass(frozen=True)
 class Peer:
-    """Control and bulk by one means."""
+    """One way to send control and bulk."""
 
     control: str
     bulk: str
     how: str
-    """As lib/peers.py calls it."""
+    """Its name in lib/peers.py."""
     programs: tuple[str, ...] = ()
     package: str | None = None
 
     def missing(self) -> str | None:
-        """What it needs and this machine lacks."""
+        """What it needs but this machine lacks."""
         absent = [name for name in self.programs if shutil.which(name) is None]
         if self.package is not None and importlib.util.find_spec(self.package) is None:
             absent.append(f"the Python package {PACKAGES[self.package]}")
@@ -105,10 +106,10 @@ QUICK_PEERS = ("ping-ef", "udp", "zenoh", "coorp")
 
 @dataclass(frozen=True)
 class Plan:
-    """How much is run."""
+    """The extent of the study."""
 
     batch_loops: int | None
-    """After which learning sends, where not as the file says."""
+    """When learning starts to send, if not as in the file."""
     policies: tuple[str, ...]
     team_s: float
     team_times: int
@@ -145,26 +146,26 @@ QUICK = Plan(
 
 @dataclass
 class Runs:
-    """What several runs of one kind gave."""
+    """The results of several runs of one kind."""
 
     figures: list[dict[str, float]] = field(default_factory=list)
-    """Of those that count."""
+    """Results of the runs that count."""
     timings: list[dict[str, float]] = field(default_factory=list)
-    """How late the emulator was, of all that got through."""
+    """The emulator's lateness in all completed runs."""
     kept_up: int = 0
     waited: list[float] = field(default_factory=list)
     """The share of each run in which some program waited for a core."""
     failures: list[str] = field(default_factory=list)
 
     def spread(self, name: str) -> Spread:
-        """Of one figure; infinite where it was in any run."""
+        """The spread of one figure; infinite if it was infinite in any run."""
         values = [run[name] for run in self.figures]
         if math.inf in values:
             return Spread(math.inf, math.nan)
         return Spread.of(values) if values else Spread(math.nan, math.nan)
 
     def add(self, figures: dict[str, float], emulator: dict[str, Any], waited: float) -> None:
-        """A run that got through."""
+        """Adds a completed run."""
         self.timings.append(emulator["timing"])
         self.waited.append(waited)
         if emulator["kept_up"]:
@@ -173,7 +174,7 @@ class Runs:
 
 
 def waited_us() -> float:
-    """Since the machine started, the time in which some program waited for a core; not a number where none is kept."""
+    """The time since boot in which some program waited for a core; NaN if the kernel does not record it."""
     try:
         first = Path("/proc/pressure/cpu").read_text().splitlines()[0]
     except (OSError, IndexError):
@@ -182,7 +183,7 @@ def waited_us() -> float:
 
 
 def emulate(command: list[str]) -> tuple[str | None, float]:
-    """Runs `coorp emu`: why it failed, if it did, and the share of the time in which some program waited for a core."""
+    """Runs `coorp emu`. Returns why it failed, if so, and the share of time in which some program waited for a core."""
     began, before = time.monotonic(), waited_us()
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     share = (waited_us() - before) / (1e6 * (time.monotonic() - began))
@@ -191,13 +192,13 @@ def emulate(command: list[str]) -> tuple[str | None, float]:
 
 
 def figures_of(result: dict[str, Any]) -> dict[str, float]:
-    """Those that are compared; not a number where a policy has none."""
+    """The compared figures; NaN if a policy has none."""
     values = {name: of(result) for name, (_, of) in FIGURES.items()}
     return {name: math.nan if value is None else float(value) for name, value in values.items()}
 
 
 def simulated(program: Path, team: Path, plan: Plan) -> dict[str, Runs]:
-    """All policies in the simulator, a seed a run."""
+    """All policies in the simulator, one seed per run."""
     runs = {policy: Runs() for policy in plan.policies}
     for seed in range(1, plan.team_times + 1):
         command = [str(program), "sim", str(team), "--policy", ",".join(plan.policies), "--seed", str(seed)]
@@ -251,11 +252,11 @@ def met(peer: Peer, program: Path, team: Path, duration_s: float, runs: Runs, *,
     runs.add(figures, emulator, waited)
 
 
-# --- what is said of them -----------------------------------------------------------------------------------------
+# --- evaluation ---------------------------------------------------------------------------------------------------
 
 
 def cell(runs: Runs, name: str, digits: int) -> str:
-    """A figure's mean, and its spread where there is more than one run."""
+    """A figure's mean, and its spread if there is more than one run."""
     spread = runs.spread(name)
     if math.isinf(spread.mean):
         return "lost"
@@ -264,7 +265,7 @@ def cell(runs: Runs, name: str, digits: int) -> str:
 
 
 def compared(policy: str, name: str, digits: int, sim: Runs, emu: Runs) -> list[str] | None:
-    """A row: one figure on both grounds. None where the policy has no such figure."""
+    """A row: one figure in both environments. None if the policy has no such figure."""
     expected, found = sim.spread(name), emu.spread(name)
     if math.isnan(expected.mean):
         return None
@@ -279,7 +280,7 @@ def compared(policy: str, name: str, digits: int, sim: Runs, emu: Runs) -> list[
 
 
 def verdict(holds: bool, *needed: float) -> str:
-    """Of a claim on these numbers."""
+    """The verdict on a claim."""
     if any(math.isnan(value) for value in needed):
         return "not known"
     return "holds" if holds else "DOES NOT HOLD"
@@ -303,7 +304,7 @@ def claims(ground: str, runs: dict[str, Runs]) -> list[str]:
 
 
 def show_emulator(title: str, runs: Iterable[tuple[str, Runs]], *, markdown: bool) -> None:
-    """How late the emulator was, and how often it kept up."""
+    """The emulator's lateness, and how often it kept up."""
     rows = []
     for name, those in runs:
         timings = those.timings
@@ -317,17 +318,17 @@ def show_emulator(title: str, runs: Iterable[tuple[str, Runs]], *, markdown: boo
 
 
 def failures(runs: Iterable[tuple[str, Runs]]) -> bool:
-    """Says which runs broke off, and whether any did."""
+    """Prints which runs failed; returns whether any did."""
     said = False
     for name, those in runs:
         for why in those.failures:
-            print(f"{name}: a run broke off:\n{why}\n")
+            print(f"{name}: a run failed:\n{why}\n")
             said = True
     return said
 
 
 def compare(program: Path, team: Path, plan: Plan, *, markdown: bool) -> bool:
-    """The first half; whether all runs got through."""
+    """Runs the first half; returns whether all runs completed."""
     sim, emu = simulated(program, team, plan), emulated(program, team, plan)
     rows = [
         row
@@ -345,7 +346,7 @@ def compare(program: Path, team: Path, plan: Plan, *, markdown: bool) -> bool:
 
 
 def peers(program: Path, team: Path, plan: Plan, *, markdown: bool) -> bool:
-    """The second half; whether all of our own runs got through."""
+    """Runs the second half; returns whether all of our own runs completed."""
     there: list[Peer] = []
     for peer in plan.peers:
         if (absent := peer.missing()) is None:
@@ -379,7 +380,7 @@ def main() -> None:
     if program is None:
         return
     if os.geteuid() != 0 or not Path("/dev/net/tun").exists():
-        print("skipped: coorp emu takes root and /dev/net/tun")
+        print("skipped: coorp emu needs root and /dev/net/tun")
         return
     plan = QUICK if arguments.quick else FULL
     text = TEAM.read_text()

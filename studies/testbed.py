@@ -3,16 +3,16 @@
     cargo build --release -p coorp-cli
     python studies/testbed.py [--quick] [--markdown]
 
-Published: 'COORP' (IEEE IoT Journal, 2022), section VI, and its earlier draft for 'mpc-only'. Three figures are
-calibrated (docs/calibration.md says how): the violations of `mpc-only` and `edca`, the bulk of `bulk-only`. All others
-are predictions, and their errors are the point of the table.
+Published: Deng 2022, section VI, and its draft for 'mpc-only'. Three figures are calibrated (docs/calibration.md says
+how): the violations of `mpc-only` and `edca`, the bulk of `bulk-only`. All others are predictions, and the table is
+about their errors.
 
-'one low' and 'all low' are read so: the published 148.1 Mbit/s is what equal time slices give, (3 x 192 + 20) / 4, so
-every robot always had something to send. Here too: learning is replaced by a saturated TCP uplink from each of the four
-robots; the control loop stays. A low robot sends at MCS 0 on one stream.
+'one low' and 'all low' are interpreted as follows: the published 148.1 Mbit/s is what equal time slices give,
+(3 x 192 + 20) / 4, so every robot always had something to send. Here too, a saturated TCP uplink from each of the four
+robots replaces learning; the control loop stays. A low robot sends at MCS 0 on one stream.
 
-Where the `coorp` binary is missing the study says so and ends well. It ends with 1 where a calibrated figure has moved
-away from its published value, or where an order that the papers report and the simulator showed so far is gone.
+If the `coorp` binary is missing, the study says so and succeeds. It exits with 1 if a calibrated figure has moved away
+from its published value, or if an order that the papers report and the simulator showed so far is lost.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ LOW_MBPS = {("one low", "edca"): 99.8, ("one low", "coorp-paper"): 148.1, ("all 
 LOW_MBPS[("all low", "coorp-paper")] = 16.3
 ROBOTS = ("robot-1", "robot-2", "robot-3", "robot-4")
 ORDER = (("coorp", "schedwifi"), ("schedwifi", "coorp-paper"), ("coorp-paper", "edca+local"), ("edca+local", "edca"))
-"""Who violates the bound less often than whom: published, but for `coorp`, and so far simulated."""
+"""Which policy violates the bound less often than which: published, except for `coorp`, and simulated so far."""
 VIOLATION_MOVED = 0.02
-"""A calibrated violation may be off by so much, of 1."""
+"""Tolerance of a calibrated violation, as a share."""
 BULK_MOVED = 0.08
-"""A calibrated throughput may be off by so much, of itself."""
+"""Relative tolerance of a calibrated throughput."""
 
 
 @dataclass(frozen=True)
 class Effort:
-    """What is run."""
+    """The extent of the study."""
 
     duration_s: float
     seeds: range
@@ -69,7 +69,7 @@ QUICK = Effort(120.0, range(1, 3), epochs=False)
 
 @dataclass(frozen=True)
 class Line:
-    """One figure beside its published value."""
+    """One figure with its published value."""
 
     figure: str
     policy: str
@@ -84,7 +84,7 @@ class Line:
 
     @property
     def error(self) -> float:
-        """Violation: difference, of 1. Others: relative."""
+        """Violation: difference, as a share. Others: relative."""
         if self.figure == "violation":
             return self.found.mean - self.published
         return self.found.mean / self.published - 1.0
@@ -102,7 +102,7 @@ def with_sync(team: Team, sync: str) -> Team:
 
 
 def low(team: Team, name: str, slow: tuple[str, ...]) -> Team:
-    """Saturated uplinks in place of learning, and these robots at the lowest rate."""
+    """Saturated uplinks instead of learning, and these robots at the lowest rate."""
     text = without_table(team.text, "learning")
     for robot in slow:
         text = replaced(text, f'name = "{robot}"\n', f'name = "{robot}"\nmcs = 0\nstreams = 1\n')
@@ -121,7 +121,7 @@ class Testbed:
         self._effort = effort
 
     def prepare(self, teams: list[Team], policies: tuple[str, ...]) -> None:
-        """Runs all that a table needs at once, so that runs go side by side."""
+        """Runs everything that a table needs at once, so that runs execute in parallel."""
         effort = self._effort
         self._simulator.run(Job(t, p, s, effort.duration_s) for t in teams for p in policies for s in effort.seeds)
 
@@ -129,7 +129,7 @@ class Testbed:
         return self._simulator.over_seeds(team, policy, self._effort.seeds, self._effort.duration_s, of)
 
     def relative(self, team: Team, policy: str, of: Callable[[Result], float]) -> Spread:
-        """A figure over that of `edca` with the same seed."""
+        """A figure relative to `edca` with the same seed."""
         values: list[float] = []
         for seed in self._effort.seeds:
             own, base = (Job(team, p, seed, self._effort.duration_s) for p in (policy, "edca"))
@@ -194,7 +194,7 @@ def print_lines(title: str, unit: str, lines: list[Line], *, markdown: bool) -> 
 
 
 def failures(lines: list[Line]) -> list[str]:
-    """What must not be: a calibration that has drifted, a published order that is lost."""
+    """Failures: a calibration that has drifted, or a published order that is lost."""
     found = {(line.figure, line.policy): line for line in lines}
     texts: list[str] = []
     for key in sorted(CALIBRATED):

@@ -1,21 +1,21 @@
-"""What the papers' testbed would show with other values of what nobody documents about its WNIC.
+"""The papers' testbed with other values for the undocumented properties of its WNIC.
 
     cargo build --release -p coorp-cli
     python studies/wnic.py [--quick] [--markdown]
 
-The WNIC's queue, its commit stage and what its driver counts as complete carry much of the published result, and no
+The WNIC's queue, its commit stage and its driver's notion of completion determine much of the published result, and no
 source gives them all (profiles/mt7612u.toml has the evidence, docs/calibration.md the choice). So
 examples/navigation.toml runs over the whole plausible range: frames in the commit stage, completion on transfer or on
-the air, frames in the queue, AC_VO with and without aggregation, narrow and wide spread of the inference; and on a WNIC
-without any commit stage. The inference's median is found anew for each, so that `mpc-only` stays at its published
+the air, frames in the queue, AC_VO with and without aggregation, narrow and wide spread of the inference, and a WNIC
+without a commit stage. The inference's median is fitted for each setting, so that `mpc-only` stays at its published
 3.0 %.
 
-The first table gives each policy's range, the second changes one value of the calibrated ones at a time, the third has
-the means over all settings that share a value. The last says of each conclusion at
-how many of the values it holds; where it does not hold at all of them, at which it does.
+The first table gives each policy's range, the second changes one calibrated value at a time, the third has the means
+over all settings that share a value. The last gives for each conclusion the number of settings at which it holds, and
+by value if it does not hold at all of them.
 
-Where the `coorp` binary is missing the study says so and ends well. It ends with 1 where `coorp` is not better than
-`edca` at some value: that much is claimed to hold whatever the card.
+If the `coorp` binary is missing, the study says so and succeeds. It exits with 1 if `coorp` is not better than `edca`
+at some setting: this is claimed for any card.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ POLICIES = ("mpc-only", "bulk-only", "edca", "edca+global", "edca+local", "sched
 NAVIGATION = REPOSITORY / "examples" / "navigation.toml"
 PROFILE = REPOSITORY / "profiles" / "mt7612u.toml"
 MPC_ONLY = 0.030
-"""What the inference's median is found for."""
+"""The violation rate for which the inference's median is fitted."""
 MEDIAN_MS = (10.0, 33.0)
 MEDIAN_STEP_MS = 0.02
 MEDIAN_RUN_S = 600.0
@@ -47,17 +47,17 @@ Results = dict[str, Result]
 
 @dataclass(frozen=True)
 class Setting:
-    """One value of each."""
+    """One value of each property."""
 
     commit_frames: int | None
-    """Nothing: the ideal WNIC."""
+    """None: the ideal WNIC."""
     on_transfer: bool
     queue_frames: int
     aggregated: bool
     spread: float
 
     def axes(self) -> dict[str, str]:
-        """What it says of each axis, for the tables."""
+        """Its value on each axis, for the tables."""
         if self.commit_frames is None:
             return {
                 "commit frames": "ideal",
@@ -80,7 +80,7 @@ class Setting:
 
 
 def _calibrated() -> Setting:
-    """What the example and the profile say."""
+    """The values of the example and the profile."""
     profile = tomllib.loads(PROFILE.read_text())
     navigation = tomllib.loads(NAVIGATION.read_text())
     return Setting(
@@ -98,7 +98,7 @@ SPREADS = (CALIBRATED.spread, 0.15)
 
 @dataclass(frozen=True)
 class Effort:
-    """What is run."""
+    """The extent of the study."""
 
     duration_s: float
     settings: list[Setting]
@@ -113,7 +113,7 @@ def _settings(
 ) -> list[Setting]:
     ideal = (Setting(None, False, 0, a, s) for a, s in itertools.product(aggregated, spread))
     made = itertools.product(commit, transfer, queue, aggregated, spread)
-    # A frame that is not complete yet has its place in the queue, so there the commit stage is a part of it.
+    # An incomplete frame still occupies the queue, so the commit stage is part of the queue in that case.
     return [*(Setting(c, t, q, a, s) for c, t, q, a, s in made if t or c <= q), *ideal]
 
 
@@ -258,7 +258,7 @@ def print_axes(found: dict[Setting, Results], *, markdown: bool) -> None:
 
 
 def _where(found: dict[Setting, Results], holds: Callable[[Results], bool]) -> list[str]:
-    """Of each axis that matters to a conclusion: at how many settings it holds, value by value."""
+    """For each axis that matters to a conclusion: the number of settings at which it holds, by value."""
     lines: list[str] = []
     for axis in CALIBRATED.axes():
         counts: dict[str, list[bool]] = {}
@@ -304,7 +304,7 @@ def main() -> int:
     print_conclusions(found)
     lost = [setting.name for setting, results in found.items() if not CONCLUSIONS[CLAIMED](results)]
     for name in lost:
-        print(f"FAIL: not so at {name}: {CLAIMED}")
+        print(f"FAIL: does not hold at {name}: {CLAIMED}")
     return 1 if lost else 0
 
 

@@ -1,7 +1,6 @@
-"""Team files derived from others by edits of their text.
+"""Derives team files from others by editing their text.
 
-An edit that finds nothing to change ends the study: an example that has moved on must not turn into a table that says
-one thing and shows another.
+An edit that finds nothing to change ends the study: a changed example must not lead to a table with a wrong title.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ _TABLE = r"(?ms)^\[{table}\]$.*?(?=^\[|\Z)"
 
 
 def replaced(text: str, old: str, new: str) -> str:
-    """`text` with the one place where it says `old` saying `new`."""
+    """`text` with its single occurrence of `old` replaced by `new`."""
     if text.count(old) != 1:
-        sys.exit(f"the team file should say once, and says {text.count(old)} times:\n{old}")
+        sys.exit(f"the team file should contain this once, but contains it {text.count(old)} times:\n{old}")
     return text.replace(old, new)
 
 
 def without_table(text: str, table: str) -> str:
-    """`text` without `[table]`, which it must have once."""
+    """`text` without `[table]`, which it must contain once."""
     pattern = _TABLE.format(table=re.escape(table))
     if len(re.findall(pattern, text)) != 1:
         sys.exit(f"the team file should have one [{table}]")
@@ -29,7 +28,7 @@ def without_table(text: str, table: str) -> str:
 
 
 def with_keys(text: str, table: str, values: dict[str, str]) -> str:
-    """`text` with these keys of `[table]` set, which is added where it is missing. Values are TOML."""
+    """`text` with these keys of `[table]` set; the table is added if it is missing. Values are TOML."""
     pattern = _TABLE.format(table=re.escape(table))
     found = re.search(pattern, text)
     if found is None:
@@ -45,7 +44,7 @@ def with_keys(text: str, table: str, values: dict[str, str]) -> str:
 
 
 def changed_key(text: str, table: str, key: str, value: str) -> str:
-    """`text` with a key that `[table]` has set anew."""
+    """`text` with an existing key of `[table]` changed."""
     found = re.search(_TABLE.format(table=re.escape(table)), text)
     if found is None or re.search(_KEY.format(key=re.escape(key)), found.group()) is None:
         sys.exit(f"the team file should set {key} in [{table}]")
@@ -53,9 +52,9 @@ def changed_key(text: str, table: str, key: str, value: str) -> str:
 
 
 def changed_line(text: str, key: str, value: str) -> str:
-    """`text` with a key that stands before any table set anew."""
+    """`text` with an existing key before all tables changed."""
     line = f"{key} = {value}"
     changed, count = re.subn(_KEY.format(key=re.escape(key)), lambda _: line, text)
     if count != 1:
-        sys.exit(f"the file should set {key} once, and does {count} times")
+        sys.exit(f"the file should set {key} once, but sets it {count} times")
     return changed

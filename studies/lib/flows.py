@@ -1,12 +1,12 @@
-"""A robot that plays its part of a team file's `[[flow]]`s over real sockets, for `coorp emu`.
+"""Runs a robot's part of a team file's `[[flow]]`s over real sockets, for `coorp emu`.
 
     coorp emu team.toml -- python3 studies/lib/flows.py --start MONOTONIC_S --duration S --folder SHARED
 
-Every end of a flow is a process of its own, so that no flow waits for another's turn. All robots of an emulation have
-one clock, so the receiver knows how long a message took. Each receiver prints a line of JSON. Messages fit one packet.
+Each end of a flow is a separate process, so that no flow delays another. All robots of an emulation share a clock, so
+the receiver knows how long a message took. Each receiver prints a line of JSON. A message fits in one packet.
 
-A socket on a real card makes its sender wait while the card is full. A TAP does not, so a saturated UDP flow does it by
-itself: it is so many datagrams ahead of its receiver as it is in the simulator, and learns how far that is from a file.
+A socket on a real card blocks its sender while the card is full. A TAP does not, so a saturated UDP flow limits itself:
+it stays ahead of its receiver by as many datagrams as in the simulator, and learns the receiver's progress from a file.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from pathlib import Path
 from typing import Any
 
 PORT = 7100
-"""Of the first flow."""
+"""Port of the first flow."""
 HEADER = struct.Struct("!QQ")
-"""A message's number, and when it was sent, ns."""
+"""A message's number and sending time in ns."""
 SATURATED_UDP_BYTES = 1472
 SATURATED_TCP_BYTES = 1448
 AHEAD = 640
-"""Datagrams that a saturated UDP flow is ahead of its receiver, as in the simulator."""
+"""How many datagrams a saturated UDP flow is ahead of its receiver, as in the simulator."""
 COUNT = struct.Struct("=Q")
 TOS = {"AC_VO": 46 << 2, "AC_VI": 34 << 2, "AC_BE": 0, "AC_BK": 8 << 2}
 UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 def seconds(text: str) -> float:
-    """A team file's time."""
+    """A time from a team file, in seconds."""
     number = text.rstrip("abcdefghijklmnopqrstuvwxyz")
     return float(number) * UNITS_S[text[len(number) :].strip()]
 
@@ -50,7 +50,7 @@ def sleep_until(at: float) -> None:
 
 
 def is_tcp(flow: dict[str, Any]) -> bool:
-    """What carries it."""
+    """The transport of a flow."""
     return flow.get("transport", "udp") == "tcp"
 
 
@@ -62,7 +62,7 @@ def sender(flow: dict[str, Any]) -> socket.socket:
 
 
 def shared(folder: Path, port: int) -> mmap.mmap:
-    """How many datagrams of a flow the receiver has seen, or knows to be lost."""
+    """How many datagrams of a flow the receiver has seen or knows to be lost."""
     with (folder / str(port)).open("a+b") as file:
         file.truncate(COUNT.size)
         return mmap.mmap(file.fileno(), COUNT.size)
@@ -71,7 +71,7 @@ def shared(folder: Path, port: int) -> mmap.mmap:
 def send(flow: dict[str, Any], port: int, start: float, stop: float, folder: Path) -> None:
     """The sender's side."""
     own = sender(flow)
-    # Before the start, so that nobody is looked for while it counts; the receiver may take a while to be there.
+    # Before the start, so that address resolution does not count; the receiver may take a while to appear.
     while own.connect_ex((flow["to"], port)) != 0:
         time.sleep(0.05)
         own.close()
@@ -104,7 +104,7 @@ def send(flow: dict[str, Any], port: int, start: float, stop: float, folder: Pat
 
 
 def receive(flow: dict[str, Any], port: int, start: float, stop: float, folder: Path) -> None:
-    """The receiver's side, and what it found."""
+    """The receiver's side; returns its findings."""
     got_bytes, latencies_ms, arrived = 0, [], shared(folder, port)
     own = sender(flow)
     own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -138,12 +138,12 @@ def receive(flow: dict[str, Any], port: int, start: float, stop: float, folder: 
             name: latencies_ms[min(int(share * len(latencies_ms)), len(latencies_ms) - 1)]
             for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
         }
-    # At once, as several processes share the output.
+    # In one write, because several processes share the output.
     os.write(1, f"{json.dumps(found)}\n".encode())
 
 
 def main() -> None:
-    """Plays all flows that begin or end here."""
+    """Runs all flows that begin or end here."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--start", type=float, required=True)
     parser.add_argument("--duration", type=float, required=True)

@@ -1,16 +1,16 @@
-"""A robot that sends control packets at a period and data all the time over plain sockets, for `coorp emu`.
+"""A robot that sends periodic control packets and continuous data over plain sockets, for `coorp emu`.
 
     coorp emu team.toml -- python3 studies/lib/packets.py HOW --duration S [--period S] [--no-data]
 
-The leader receives, and prints one line of JSON: when each control packet came, in seconds since its program began, and
-each second how many bytes of data it has. HOW is one of
+The leader receives, and prints one line of JSON: the arrival of each control packet in seconds since its program
+started, and the bytes of data received by each second. HOW is one of
 
 - `one`: TCP over the first interface;
-- `mptcp`: Multipath TCP as the kernel has it, a connection for control and one for data;
+- `mptcp`: the kernel's Multipath TCP, one connection for control and one for data;
 - `shared`: Multipath TCP, control and data in one connection;
-- `robin`: TCP over each interface, packets of both kinds in turn over one and the other.
+- `robin`: TCP over each interface, with packets of both kinds alternating between them.
 
-Control's sockets are marked CS6, as Coorp marks it, and do not wait to fill segments.
+Control's sockets are marked CS6, as in Coorp, and do not wait to fill segments.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ import threading
 import time
 
 PORT = 7300
-"""Control's; data has the next one."""
+"""Port of control; data uses the next one."""
 IPPROTO_MPTCP = 262
 CONTROL_TOS = 48 << 2
 HEADER = struct.Struct("!BI")
-"""What a frame is, and how many bytes follow."""
+"""A frame's kind, and the number of bytes that follow."""
 CONTROL, DATA = 0, 1
 CONTROL_BYTES = 64
 DATA_BYTES = 16 << 10
@@ -40,7 +40,7 @@ BEGAN = time.monotonic()
 
 
 def protocol(how: str) -> int:
-    """What sockets of a way are made with."""
+    """The protocol of a method's sockets."""
     return IPPROTO_MPTCP if how in ("mptcp", "shared") else socket.IPPROTO_TCP
 
 
@@ -74,10 +74,10 @@ class Receiver:
                 self.data_bytes += got
 
     def accept(self, how: str, address: str, port: int, path: int) -> None:
-        """Takes connections to one address."""
+        """Accepts connections to one address."""
         server = socket.socket(socket.AF_INET, socket.SOCK_STREAM, protocol(how))
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Further paths of MPTCP come in at the other addresses.
+        # Additional paths of MPTCP arrive at the other addresses.
         server.bind(("" if protocol(how) == IPPROTO_MPTCP else address, port))
         server.listen()
         while True:
@@ -99,7 +99,7 @@ def receive(how: str, addresses: list[str], end: float) -> None:
 
 
 def connect(how: str, address: str, port: int) -> socket.socket:
-    """A connection to the leader, once it is there."""
+    """A connection to the leader, once the leader is up."""
     while True:
         own = socket.socket(socket.AF_INET, socket.SOCK_STREAM, protocol(how))
         own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -112,7 +112,7 @@ def connect(how: str, address: str, port: int) -> socket.socket:
 
 
 def send_data(streams: list[socket.socket], lock: threading.Lock) -> None:
-    """Data without end; over several streams in turn."""
+    """Continuous data, over several streams in turn."""
     frame = HEADER.pack(DATA, DATA_BYTES) + bytes(DATA_BYTES)
     while True:
         for stream in streams:
@@ -125,7 +125,7 @@ def send(how: str, leader: list[str], period_s: float, end: float, *, data_too: 
     addresses = leader if how == "robin" else leader[:1]
     data = [connect(how, address, PORT + 1) for address in addresses]
     control = data if how == "shared" else [connect(how, address, PORT) for address in addresses]
-    # Where control has sockets of its own it waits for no data.
+    # If control has its own sockets, it does not wait for data.
     lock = threading.Lock()
     if data_too:
         threading.Thread(target=send_data, args=(data, lock), daemon=True).start()
@@ -138,14 +138,14 @@ def send(how: str, leader: list[str], period_s: float, end: float, *, data_too: 
             with lock:
                 stream.sendall(frame)
         else:
-            # Where so much is queued that it is not taken, it would not come in time anyway.
+            # If the queue is too full to accept it, it would be late anyway.
             with contextlib.suppress(BlockingIOError):
                 stream.send(frame, socket.MSG_DONTWAIT)
         due, count = due + period_s, count + 1
 
 
 def main() -> None:
-    """Plays the part of the robot that this is."""
+    """Runs this robot's part."""
     parser = argparse.ArgumentParser()
     parser.add_argument("how", choices=("one", "mptcp", "shared", "robin"))
     parser.add_argument("--duration", type=float, required=True)
@@ -168,9 +168,9 @@ def main() -> None:
             daemon=True,
         )
         sending.start()
-        # Where the network takes nothing any more it waits for ever.
+        # If the network accepts no more data, it waits forever.
         sending.join(max(0.0, end - time.monotonic()))
-    # Threads that wait for a connection do not keep the program.
+    # Threads that wait for a connection do not keep the program alive.
     sys.stdout.flush()
     os._exit(0)
 

@@ -1,21 +1,21 @@
-"""A robot's control loop beside bulk, by programs and libraries as they are, for `coorp emu`.
+"""A robot's control loop beside bulk, with unmodified programs and libraries, for `coorp emu`.
 
     coorp emu team.toml -- python3 studies/lib/peers.py HOW [--bulk] --duration S --folder SHARED
 
-Each robot but the leader asks the leader once a period and is answered; with `--bulk` each also sends it as much as
-goes. An ask and an answer have the sizes of a perception and a command of `examples/navigation.toml`, but for `ping`'s.
-HOW, and what carries bulk beside it, is one of
+Once per period, each robot except the leader sends the leader a request and gets a reply; with `--bulk` each also sends
+it as much bulk as possible. Request and reply have the sizes of a perception and a command of
+`examples/navigation.toml`, except for `ping`. HOW, and what carries bulk beside it, is one of
 
-- `ping`, `ping-ef`: the system's `ping`, without a mark and marked EF; bulk is `iperf3` over TCP;
+- `ping`, `ping-ef`: the system's `ping`, unmarked and marked EF; bulk is `iperf3` over TCP;
 - `udp`: a datagram each way, marked EF; bulk is `iperf3`;
-- `zenoh`: Zenoh's own Python package as it comes, a topic for asks and one for answers; bulk is a topic of messages of
-  1 MB in the same session, which waits where the network takes no more;
+- `zenoh`: Zenoh's own Python package with its defaults, a topic for requests and one for replies; bulk is a topic of
+  messages of 1 MB in the same session, which blocks while the network is full;
 - `zenoh-rt`: the same with control at Zenoh's priority `REAL_TIME`, express, and bulk at `DATA_LOW`;
 - `coorp`: `coorp.Node` under the policy `coorp`; bulk is its bulk stream.
 
-Once all robots have been answered they start together. Bulk begins then, and what counts begins `SETTLE_S` later, for
-so long as the duration says. Each robot leaves a file of JSON: how many asks counted, their round trips in ms, and what
-bulk came to, where it knows. All robots of an emulation have one clock and share a folder.
+Once all robots have had a reply, they start together. Bulk starts then; the measurement starts `SETTLE_S` later and
+lasts for the given duration. Each robot writes a JSON file: the number of requests, their round trips in ms, and the
+bulk throughput if it knows it. All robots of an emulation share a clock and a folder.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from typing import NoReturn
 
 PERIOD_S = 0.033
 ASK_BYTES, ANSWER_BYTES = 12 << 10, 1 << 10
-MEET_S, NOTICE_S = 30.0, 0.5
+MEET_S, NOTICE_S = 120.0, 0.5
 """How long robots look for one another, and how long before the start all know of it."""
 SETTLE_S = 2.0
-"""For connections to find their rate, and a Coorp team its permits."""
+"""Time for connections to find their rate, and for a Coorp team to get its permits."""
 PATIENCE_S = 1.0
-"""What is not answered by then after the end is lost."""
+"""Requests not answered within this time after the end count as lost."""
 BULK_BYTES = 1_000_000
-"""Of a message of Zenoh's."""
+"""Size of a Zenoh bulk message."""
 STREAM_BYTES = 16_000_000
-"""Of a message of Coorp's."""
+"""Size of a Coorp bulk message."""
 PORT, IPERF_PORT = 7200, 5201
-IPERF_END_S = 10.0
+IPERF_END_S = 60.0
 """For a client and its server to agree on what has come."""
 TOS_EF = 46 << 2
 NUMBER = struct.Struct("!Q")
@@ -57,11 +57,11 @@ REPLY = re.compile(rb"icmp_seq=(\d+) .*time=([\d.]+) ms")
 
 @dataclass
 class Found:
-    """What one robot found."""
+    """The findings of one robot."""
 
     asked: int = 0
     round_trips_ms: list[float] = field(default_factory=list)
-    """Of those that were answered."""
+    """Round trips of answered requests."""
     bulk_mbps: float | None = None
 
 
@@ -72,26 +72,26 @@ def sleep_until(at: float) -> None:
 
 @dataclass
 class Part:
-    """Who this robot is, and when it does its part."""
+    """This robot's identity and schedule."""
 
     robot: str
     leader: str
     others: list[str]
-    """All robots but the leader."""
+    """All robots except the leader."""
     duration: float
     bulk: bool
     folder: Path
     start: float = 0.0
-    """Known once all have met."""
+    """Known once all robots have met."""
 
     @property
     def begin(self) -> float:
-        """From when on it counts."""
+        """When the measurement starts."""
         return self.start + SETTLE_S
 
     @property
     def end(self) -> float:
-        """Until when it counts."""
+        """When the measurement ends."""
         return self.begin + self.duration
 
     @property
@@ -101,12 +101,12 @@ class Part:
 
     @property
     def place(self) -> int:
-        """This robot's among those that are not the leader."""
+        """This robot's index among the robots other than the leader."""
         return self.others.index(self.robot)
 
     @property
     def asks(self) -> int:
-        """How many there are from the start to the end."""
+        """The number of periods from the start to the end."""
         return int((self.end - self.start) / PERIOD_S)
 
     def meet(self) -> None:
@@ -117,7 +117,7 @@ class Part:
         while not word.exists():
             there = {path.name for path in ready.iterdir()}
             if self.leads and there.issuperset(self.others):
-                # Renamed, so that nobody reads half of it.
+                # Renamed, so that no reader sees a partial file.
                 draft = word.with_suffix(".draft")
                 draft.write_text(repr(time.monotonic() + NOTICE_S))
                 draft.rename(word)
@@ -130,30 +130,30 @@ class Part:
         sleep_until(self.start)
 
     def leave(self, found: Found) -> NoReturn:
-        """Leaves what was found. No thread that waits, and no session that would be closed, keeps the program."""
+        """Writes the findings and exits at once, without joining waiting threads or closing sessions."""
         (self.folder / f"{self.robot}.json").write_text(json.dumps(asdict(found)))
         os._exit(0)
 
 
 def background(work: Callable[[], object]) -> None:
-    """Does it in a thread that keeps nobody."""
+    """Runs it in a daemon thread."""
     threading.Thread(target=work, daemon=True).start()
 
 
 class Asks:
-    """A robot's asks, and their answers."""
+    """A robot's requests and their replies."""
 
     def __init__(self, part: Part) -> None:
         self._part = part
         self._answered: dict[int, float] = {}
 
     def on_answer(self, message: bytes) -> None:
-        """An answer came. It begins with the number of its ask."""
+        """Records a reply, which starts with the number of its request."""
         (number,) = NUMBER.unpack_from(message)
         self._answered.setdefault(number, time.monotonic())
 
     def meet(self, send: Callable[[bytes], object]) -> None:
-        """Asks until the leader answers, then waits for the start."""
+        """Sends requests until the leader replies, then waits for the start."""
         late = time.monotonic() + MEET_S
         while not self._answered:
             if time.monotonic() > late:
@@ -163,9 +163,9 @@ class Asks:
         self._part.meet()
 
     def run(self, send: Callable[[bytes], object]) -> Found:
-        """Asks from the start to the end, and waits for the last answers. Number 0 was for meeting.
+        """Sends requests from the start to the end, and waits for the last replies. Number 0 was for meeting.
 
-        A round trip begins when the ask is due: a library that makes its caller wait makes it late.
+        A round trip starts when the request is due, so a library that blocks its caller makes it late.
         """
         due = {number: self._part.start + number * PERIOD_S for number in range(1, self._part.asks + 1)}
         for number, at in due.items():
@@ -177,11 +177,11 @@ class Asks:
         return Found(asked=len(counted), round_trips_ms=[1e3 * seconds for seconds in took])
 
 
-# --- the system's own programs ------------------------------------------------------------------------------------
+# --- system programs ----------------------------------------------------------------------------------------------
 
 
 class Iperf3:
-    """Bulk over TCP: a server a robot at the leader, and a client at each other robot."""
+    """Bulk over TCP: one server per robot at the leader, and a client at each other robot."""
 
     def __init__(self, part: Part) -> None:
         self._part = part
@@ -191,7 +191,7 @@ class Iperf3:
                 server = ["iperf3", "--server", "--one-off", "--forceflush", "--port", str(IPERF_PORT + place)]
                 program = subprocess.Popen(server, stdout=subprocess.PIPE)
                 self._programs.append(program)
-                # Until it listens; there is nothing more to read where it cannot.
+                # Until it listens; if it cannot, there is nothing more to read.
                 for line in program.stdout or ():
                     if b"listening" in line:
                         break
@@ -204,7 +204,7 @@ class Iperf3:
             self._programs.append(subprocess.Popen(client, stdout=subprocess.PIPE))
 
     def mbps(self) -> float | None:
-        """What this robot's server has got, once all is over."""
+        """The amount that this robot's server received, at the end."""
         sleep_until(self._part.end)
         reports = [self._report(program) for program in self._programs]
         if self._part.leads or not reports:
@@ -223,7 +223,7 @@ class Iperf3:
 
 
 def ping(part: Part, *, marked: bool) -> NoReturn:
-    """Round trips of the kernels' own."""
+    """Round trips answered by the kernel."""
     iperf3 = Iperf3(part)
     part.meet()
     iperf3.start()
@@ -232,7 +232,7 @@ def ping(part: Part, *, marked: bool) -> NoReturn:
         first = int(SETTLE_S / PERIOD_S)
         mark = ["-Q", hex(TOS_EF)] if marked else []
         command = ["ping", "-n", "-i", str(PERIOD_S), "-c", str(part.asks), "-W", str(PATIENCE_S), *mark, part.leader]
-        # It ends with a failure where an answer is missing, which is a finding.
+        # It exits with a failure if a reply is missing, which is a finding.
         said = subprocess.run(command, capture_output=True, check=False)
         if b"packets transmitted" not in said.stdout:
             sys.exit(f"ping failed: {said.stdout.decode()}{said.stderr.decode()}")
@@ -266,7 +266,7 @@ def udp(part: Part) -> NoReturn:
         while True:
             asks.on_answer(own.recv(1 << 16))
 
-    # Not connected, so that asks of before the leader listens are no errors.
+    # Not connected, so that requests sent before the leader listens cause no errors.
     own.bind(("", 0))
     to = (socket.gethostbyname(part.leader), PORT)
     background(listen)
@@ -281,10 +281,10 @@ def udp(part: Part) -> NoReturn:
 
 
 def with_zenoh(part: Part, *, real_time: bool) -> NoReturn:
-    """Round trips by two topics of Zenoh's."""
+    """Round trips over two Zenoh topics."""
     import zenoh
 
-    # Nothing is Zenoh's default.
+    # None is Zenoh's default.
     control, low, express = (zenoh.Priority.REAL_TIME, zenoh.Priority.DATA_LOW, True) if real_time else (None,) * 3
     session = zenoh.open(zenoh.Config())
     if part.leads:
@@ -312,7 +312,7 @@ def with_zenoh(part: Part, *, real_time: bool) -> NoReturn:
         f"answer/{part.robot}", lambda sample: asks.on_answer(sample.payload.to_bytes())
     )
     asking = session.declare_publisher(f"ask/{part.robot}", priority=control, express=express)
-    # By default a publisher drops what the network does not take at once.
+    # By default a publisher drops messages that the network does not accept at once.
     block = zenoh.CongestionControl.BLOCK
     sending = session.declare_publisher(f"bulk/{part.robot}", priority=low, congestion_control=block)
 
@@ -328,7 +328,7 @@ def with_zenoh(part: Part, *, real_time: bool) -> NoReturn:
 
 
 def with_coorp(part: Part) -> NoReturn:
-    """Round trips by two control topics of Coorp's."""
+    """Round trips over two control topics of Coorp."""
     import coorp
 
     state = part.folder / "state" / part.robot
@@ -348,7 +348,7 @@ def with_coorp(part: Part) -> NoReturn:
                 receiver.recv().take()
 
         def received() -> int:
-            # There is none before any has come.
+            # There is none before the first message.
             return (node.status()["bulk"] or {}).get("received_bytes", 0)
 
         background(answer)
@@ -373,7 +373,7 @@ def with_coorp(part: Part) -> NoReturn:
         while True:
             stream = node.bulk_stream(to="leader", name="bulk")
             stream.write(message)
-            # The next one goes while this one is checked and written to the disk.
+            # The next one is sent while this one is checked and written to disk.
             delivery = stream.finish()
             if before is not None:
                 before.wait()
@@ -397,7 +397,7 @@ HOWS: dict[str, Callable[[Part], NoReturn]] = {
 
 
 def main() -> None:
-    """Plays the part of the robot that this is."""
+    """Runs this robot's part."""
     parser = argparse.ArgumentParser()
     parser.add_argument("how", choices=tuple(HOWS))
     parser.add_argument("--bulk", action="store_true")

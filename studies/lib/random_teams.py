@@ -1,11 +1,17 @@
 """Teams drawn at random, for claims that should hold on teams nobody looked at.
 
-A draw is kept where the control loop is not hopeless from the start; who draws decides that by a run.
+Two draws: `draw` is studies/ablation.py's, whose seeds docs/results.md quotes, so it stays as it is. `draw_wide` is
+wider: jitter to 5 ms, losses to 10 %, control at 10 to 100 Hz, any MCS up to 9, bulk in all directions, and teams with
+plain control flows in place of a control loop. Left out: positions, events, several interfaces, clock skew.
+
+A draw may be hopeless from the start; who draws decides by a run whether to keep it.
 """
 
 from __future__ import annotations
 
+import math
 import random
+from dataclasses import dataclass
 
 from lib.simulator import Team
 
@@ -65,3 +71,170 @@ def _bulk(rng: random.Random, robots: int) -> str:
         for robot in senders
     ]
     return "\n".join(flows)
+
+
+_WIDTHS = {"802.11n": (20, 40), "802.11ac": (20, 40, 80), "802.11ax": (20, 40, 80)}
+_INTERVALS = {"802.11n": (400, 800), "802.11ac": (400, 800), "802.11ax": (800, 1600)}
+_CARDS = {"mt7612u": "USB", "ideal": "PCIe"}
+_REPORTS = {
+    "states": ((20.0, 30.0, 50.0, 100.0), (100, 300, 1024)),
+    "scans": ((10.0, 20.0, 40.0), (2048, 4096, 8192)),
+    "images": ((10.0, 15.0, 30.0), (12288, 20480)),
+}
+"""What robots report: how often, Hz, and how much, bytes."""
+_COMMANDS = (64, 200, 500, 1024)
+_FAR = 0.25
+"""Share of teams with one robot that is much farther away than the others."""
+JITTER_MS_MAX = 5.0
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A team from the wide draw."""
+
+    team: Team
+    what: str
+    """The kind of team, in a few words."""
+    kinds: tuple[str, ...]
+    """What it has in common with many others: its standard, card, sensors, bulk, and whether control is a loop."""
+    bounds_ms: dict[str, float]
+    """How old a message of each plain control flow may be when it arrives. Empty where there is a control loop."""
+
+
+@dataclass(frozen=True)
+class _Reports:
+    """What the robots of a team tell, and how regularly."""
+
+    kind: str
+    rate_hz: float
+    size: int
+    jitter_ms: float
+    bound_ms: float
+    phases_ms: list[float]
+    """One a robot, the leader left out."""
+    sensors: str
+
+    @property
+    def what(self) -> str:
+        return f"{self.kind} {self.rate_hz:g} Hz {self.sensors}"
+
+
+def draw_wide(seed: int) -> Drawn:
+    """One team of 2 to 12 robots, as wide as what users have."""
+    rng = random.Random(f"wide-{seed}")
+    robots = [f"robot-{robot}" for robot in range(1, rng.randint(2, 12))]
+    standard = rng.choice(STANDARDS)
+    width, streams = rng.choice(_WIDTHS[standard]), rng.choice((1, 2))
+    # 802.11ac has no MCS 9 at 20 MHz on one or two streams.
+    most = {"802.11n": 7, "802.11ac": 8 if width == 20 else 9, "802.11ax": 9}[standard]
+    usual, wnic = rng.randint(2, most), rng.choice(tuple(_CARDS))
+    rates = [min(max(usual + rng.randint(-2, 1), 0), most) for _ in robots]
+    if rng.random() < _FAR:
+        rates[rng.randrange(len(rates))] = rng.choice((0, 1))
+    loop = rng.random() < 0.5
+    reports = _reports(rng, len(robots), loop=loop)
+    tables, bounds_ms = _loop(rng, reports) if loop else _control_flows(rng, robots, reports)
+    kind, bulk = _any_bulk(rng, robots, reports, loop=loop)
+    air = (
+        f'[air]\nstandard = "{standard}"\nwidth_mhz = {width}\nstreams = {streams}\n'
+        f"guard_interval_ns = {rng.choice(_INTERVALS[standard])}\nmcs = {usual}\n"
+        f"loss = {rng.choice((0.0, 0.0, 0.01, 0.03, 0.1))}\n"
+        f'rts_cts = {rng.choice(("true", "false"))}\nwnic = "{wnic}"\n'
+    )
+    text = "\n".join((_placed(robots, rates, reports, loop=loop), air, _ways_back(robots, rates), tables, bulk))
+    card, control = _CARDS[wnic], "loop" if loop else "flows"
+    what = f"{len(robots) + 1} {standard[6:]}/{width} MCS {_span(rates)} {card}, {reports.what} {control}, {kind}"
+    kinds = (standard, card, f"sensors {reports.sensors}", f"control {control}", f"bulk {kind}")
+    return Drawn(Team(f"wide-{seed}", text), what, kinds, bounds_ms)
+
+
+def _span(rates: list[int]) -> str:
+    least, most = min(rates), max(rates)
+    return f"{least}" if least == most else f"{least}-{most}"
+
+
+def _placed(robots: list[str], rates: list[int], reports: _Reports, *, loop: bool) -> str:
+    tables = ['[[robot]]\nname = "leader"\nleader = true\n']
+    for robot, mcs, phase_ms in zip(robots, rates, reports.phases_ms, strict=True):
+        phase = f'phase = "{phase_ms}ms"\n' if loop else ""
+        tables.append(f'[[robot]]\nname = "{robot}"\nmcs = {mcs}\n{phase}')
+    return "\n".join(tables)
+
+
+def _ways_back(robots: list[str], rates: list[int]) -> str:
+    """The leader sends to each robot as fast as that robot sends."""
+    links = zip(robots, rates, strict=True)
+    return "\n".join(f'[[air.link]]\nfrom = "leader"\nto = "{robot}"\nmcs = {mcs}\n' for robot, mcs in links)
+
+
+def _reports(rng: random.Random, robots: int, *, loop: bool) -> _Reports:
+    """Sensors that sample together, nearly together, or each when it likes.
+
+    A loop lasts from the first perception on, so one over sensors that sample when they like is hopeless by itself:
+    few teams are drawn so.
+    """
+    kind = rng.choice(tuple(_REPORTS))
+    rates_hz, sizes = _REPORTS[kind]
+    rate_hz, size = rng.choice(rates_hz), rng.choice(sizes)
+    period_ms = 1e3 / rate_hz
+    bound_ms = round(period_ms * rng.uniform(0.6, 1.0) if loop else min(period_ms, 50.0) * rng.uniform(0.3, 1.0), 1)
+    # Deviations of first and last of a dozen sensors are three times that apart.
+    jitter_most_ms = min(JITTER_MS_MAX, bound_ms / 8.0) if loop else min(JITTER_MS_MAX, period_ms / 4.0)
+    jitter_ms = round(math.exp(rng.uniform(math.log(0.05), math.log(jitter_most_ms))), 2)
+    sensors = rng.choices(("together", "near", "apart"), (6, 3, 1) if loop else (2, 1, 2))[0]
+    over_ms = {"together": 0.0, "near": bound_ms / 5.0, "apart": period_ms}[sensors]
+    phases_ms = [round(rng.uniform(0.0, 0.999 * over_ms), 2) for _ in range(robots)]
+    return _Reports(kind, rate_hz, size, jitter_ms, bound_ms, phases_ms, sensors)
+
+
+def _loop(rng: random.Random, reports: _Reports) -> tuple[str, dict[str, float]]:
+    inference_ms = round(reports.bound_ms * rng.uniform(0.1, 0.6), 1)
+    text = (
+        f"[control]\nrate_hz = {reports.rate_hz:g}\n"
+        f'bound = "{reports.bound_ms}ms"\nperception = {reports.size}\ncommand = {rng.choice(_COMMANDS)}\n'
+        f'inference = "{inference_ms}ms"\ninference_spread = {rng.choice((0.03, 0.07, 0.15))}\n'
+        f'jitter = "{reports.jitter_ms}ms"\n'
+    )
+    return text, {}
+
+
+def _control_flows(rng: random.Random, robots: list[str], reports: _Reports) -> tuple[str, dict[str, float]]:
+    """Reports up, or commands down, or both, each flow by itself."""
+    command = rng.choice(_COMMANDS)
+    ways = rng.choice(("up", "up", "down", "both"))
+    tables: list[str] = []
+    bounds_ms: dict[str, float] = {}
+    for robot, phase_ms in zip(robots, reports.phases_ms, strict=True):
+        ends = [(f"report-{robot}", robot, "leader", reports.size)] if ways != "down" else []
+        ends += [(f"command-{robot}", "leader", robot, command)] if ways != "up" else []
+        for name, sender, receiver, size in ends:
+            bounds_ms[name] = reports.bound_ms
+            tables.append(
+                f'[[flow]]\nname = "{name}"\nfrom = "{sender}"\nto = "{receiver}"\nac = "AC_VO"\nsize = {size}\n'
+                f'period = "{round(1e6 / reports.rate_hz)}us"\njitter = "{reports.jitter_ms}ms"\n'
+                f'start = "{phase_ms}ms"\n'
+            )
+    return "\n".join(tables), bounds_ms
+
+
+def _any_bulk(rng: random.Random, robots: list[str], reports: _Reports, *, loop: bool) -> tuple[str, str]:
+    """The bulk's kind, and its tables."""
+    kinds = ["up", "down", "both", "one"]
+    kinds += ["between"] if len(robots) > 1 else []
+    kinds += ["learning", "learning"] if loop else []
+    kind = rng.choice(kinds)
+    if kind == "learning":
+        # Two seconds of data, so that there are exchanges in a short run.
+        return kind, (
+            f'[learning]\nparameters = {rng.randint(1, 10)}_000_000\nsync = "{rng.choice(("BSP", "SSP", "ASP"))}"\n'
+            f"batch_loops = {round(2.0 * reports.rate_hz)}\nrounds = {rng.choice((2, 4))}\n"
+            f'training = "{rng.choice((300, 600, 1000))}ms"\ntraining_spread = {rng.choice((0.05, 0.1, 0.3))}\n'
+        )
+    busy = [robot for robot in robots if rng.random() < 0.7] or robots[:1]
+    up, down = [(robot, "leader") for robot in busy], [("leader", robot) for robot in busy]
+    ends = {"up": up, "down": down, "both": up + down, "one": up[:1]}
+    ends["between"] = [(robot, robots[place - 1]) for place, robot in enumerate(robots) if robot in busy]
+    return kind, "\n".join(
+        f'[[flow]]\nname = "bulk-{place}"\nfrom = "{sender}"\nto = "{receiver}"\ntransport = "tcp"\nsaturated = true\n'
+        for place, (sender, receiver) in enumerate(ends[kind])
+    )

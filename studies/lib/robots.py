@@ -1,12 +1,12 @@
-"""One process of a fleet, for studies/fleet.py: some of the robots, or who gathers their states.
+"""One process of a fleet, for studies/fleet.py: some of the robots, or the process that gathers their states.
 
-Each robot is a participant of its own on the network (a node, a session, a domain participant), as if it were a machine
-of its own; robots that share a process share its core and its GIL. Each has its own phase: they are spread evenly over
-the period, as nobody starts robots in the same microsecond, and their clocks run a little fast, so that phases against
-the lists change in the course of a measurement and no system is lucky. A state is its robot, its number, when it was
-made on the machine's one clock (T1), and padding.
+Each robot is a separate participant on the network (a node, a session, a domain participant), like a separate machine;
+robots that share a process share its core and its GIL. Their phases are spread evenly over the period, because nobody
+starts robots in the same microsecond. Their clocks run slightly fast, so that their phases drift against the lists
+during a measurement and no system is lucky. A state contains its robot, its number, its creation time on the machine's
+only clock (T1), and padding.
 
-What is to be done comes as lines on stdin, `go` and `count`, then whatever; what was found goes out as the last line.
+Commands arrive as lines on stdin, `go` and `count`, then any other; the findings are printed as the last line.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from typing import Any, Protocol
 STATE = struct.Struct("<HQQ")
 STATE_BYTES = 128
 """Position, speed, battery, load: what 002's robots tell of themselves."""
-FIND_S = 45.0
+FIND_S = 120.0
 """How long robots may take to find who gathers."""
 WARM_S = 1.0
 SLACK_NS = 1_000
 """How late the kernel may make a timer; its default of 50 us would be noise on each figure."""
 FAST = 1.0001
-"""By what robots' clocks run ahead: over 1000 lists, as far as ten robots' phases lie apart."""
+"""How much robots' clocks run fast: over 1000 lists, the distance between ten robots' phases."""
 
 
 class System(Protocol):
     """A way to gather states."""
 
     def publish(self, robot: int) -> Callable[[bytes], Any]:
-        """Makes a robot, and returns what sends its state."""
+        """Creates a robot, and returns the function that sends its state."""
         ...
 
     def gather(self, robots: int, period_s: float) -> Callable[[], list[bytes]]:
-        """Gathers, and returns what waits for the next list."""
+        """Starts gathering, and returns the function that waits for the next list."""
         ...
 
 
 class Table:
-    """Newest states, put on a list once a period: what a program does itself over a plain middleware."""
+    """Puts the newest states on a list once per period, as a program does itself over a plain middleware."""
 
     def __init__(self, period_s: float) -> None:
         self.newest: dict[int, bytes] = {}
@@ -62,7 +62,7 @@ class Table:
             self.newest[robot] = state
 
     def next(self) -> list[bytes]:
-        # Lists keep their phase; what was slept through is not made up for.
+        # Lists keep their phase; missed ones are not caught up.
         now = time.monotonic()
         self.due_s += self.period_s * (1 + max(0.0, now - self.due_s) // self.period_s)
         time.sleep(max(0.0, self.due_s - now))
@@ -75,7 +75,7 @@ class Coorp:
     def __init__(self, folder: Path, many_to_one: bool) -> None:
         import coorp
 
-        # It is measured with keys and without, and nobody need be warned.
+        # It is measured with and without keys on purpose, so the warning is not needed.
         warnings.filterwarnings("ignore", ".* is insecure", RuntimeWarning)
         self.coorp, self.folder, self.many_to_one = coorp, folder, many_to_one
         self.kept: list[Any] = []
@@ -130,7 +130,7 @@ class Cyclone:
         self.core, self.domain, self.pub, self.sub, self.topic = core, domain, pub, sub, topic
         self.state: Any = make_idl_struct("RobotState", "RobotState", {"data": types.sequence[types.uint8]})
         self.many_to_one = many_to_one
-        # What ROS 2 has unless told otherwise.
+        # The default of ROS 2.
         second = core.Policy.Reliability.Reliable(max_blocking_time=1_000_000_000)
         self.qos = core.Qos(second, core.Policy.History.KeepLast(10))
         self.kept: list[Any] = []
@@ -169,7 +169,7 @@ SYSTEMS: dict[str, Callable[[Path, bool], System]] = {
 
 
 class Orders(threading.Thread):
-    """What has been said so far on stdin."""
+    """The lines read so far from stdin."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -179,7 +179,7 @@ class Orders(threading.Thread):
     def run(self) -> None:
         for _ in sys.stdin:
             self.hear(1)
-        # Who gave orders is gone.
+        # The controlling process is gone.
         self.hear(3)
 
     def hear(self, more: int) -> None:
@@ -193,7 +193,7 @@ class Orders(threading.Thread):
 
 
 def be_robots(system: System, own: range, robots: int, period_s: float) -> dict[str, Any]:
-    """Publishes each robot's state once a period, and counts between two orders."""
+    """Publishes each robot's state once per period, and counts between two commands."""
     period_s /= FAST
     puts = [(robot, period_s * robot / robots, system.publish(robot)) for robot in own]
     padding, orders = bytes(STATE_BYTES - STATE.size), Orders()
@@ -211,7 +211,7 @@ def be_robots(system: System, own: range, robots: int, period_s: float) -> dict[
             put(STATE.pack(robot, number, time.monotonic_ns()) + padding)
         number += 1
         next_s += period_s
-        # What is late by more than a period is not made up for.
+        # States late by more than a period are not caught up.
         late_s = time.monotonic() - next_s
         if late_s > period_s:
             next_s += period_s * (late_s // period_s)
@@ -221,7 +221,7 @@ def be_robots(system: System, own: range, robots: int, period_s: float) -> dict[
 
 
 def be_tracker(system: System, robots: int, period_s: float, lists: int) -> dict[str, Any]:
-    """Waits for all robots, and measures so many lists."""
+    """Waits for all robots, and measures this many lists."""
     following, orders = system.gather(robots, period_s), Orders()
     print("ready", flush=True)
     orders.wait_for(1)
@@ -246,7 +246,7 @@ def be_tracker(system: System, robots: int, period_s: float, lists: int) -> dict
 
 
 def figures(taken: list[tuple[int, list[bytes]]]) -> dict[str, float]:
-    """Of lists, each with when it was taken: how old the states were, and how many were not news."""
+    """From lists with the times at which they were taken: the ages of states, and the number that were not new."""
     known: dict[int, int] = {}
     ages_ns, fresh, due = [], 0, 0
     for taken_ns, states in taken:
@@ -268,11 +268,16 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--many-to-one", action="store_true")
     parser.add_argument("--robots", type=int, required=True)
-    parser.add_argument("--some", type=int, nargs=2, help="be robots, and not who gathers: from which on, each so many")
+    parser.add_argument(
+        "--some",
+        type=int,
+        nargs=2,
+        help="act as robots instead of gathering: the first robot, and the step between robots",
+    )
     parser.add_argument("--period", type=float, required=True)
     parser.add_argument("--lists", type=int, default=500)
     asked = parser.parse_args()
-    # Before there are other threads, which take it over.
+    # Before other threads start, because they inherit it.
     Path("/proc/self/timerslack_ns").write_text(str(SLACK_NS))
     system = SYSTEMS[asked.system](asked.folder, asked.many_to_one)
     if asked.some:
@@ -281,7 +286,7 @@ def main() -> None:
     else:
         outcome = be_tracker(system, asked.robots, asked.period, asked.lists)
     print(json.dumps(outcome), flush=True)
-    # Nobody waits for links to close: the next system is to have the machine.
+    # Do not wait for links to close: the next system needs the machine.
     os._exit(0)
 
 

@@ -1,4 +1,4 @@
-"""`coorp sim`, run on many team files, and what it found."""
+"""Runs `coorp sim` on many team files, and collects the results."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MADE = REPOSITORY / "target" / "studies"
-"""Where derived team files and results stand."""
+"""The folder for derived team files and results."""
 PARALLEL = 2
 """Simulations at a time."""
 STARVED = "broken rule: the gate opens again"
 """What `coorp` says where a policy let no bulk pass for seconds, which it takes for a defect."""
+UNFIT = "does not fit this team"
+"""What `coorp` says where a policy cannot run: SchedWiFi whose windows fill the period."""
 
 
 @dataclass(frozen=True)
 class Team:
-    """A team file, and what it is called in tables and on the disk."""
+    """A team file, and its name in tables and on disk."""
 
     name: str
     text: str
@@ -42,13 +44,24 @@ class Job:
 
 
 @dataclass(frozen=True)
+class FlowResult:
+    """What became of a `[[flow]]`."""
+
+    mbps: float
+    sent: int
+    delivered: int
+    latency_ms: dict[str, float]
+    """Quantiles by name, p10 to p999; empty where nothing arrived."""
+
+
+@dataclass(frozen=True)
 class Result:
-    """What one run gave. A figure that the team gives no ground for is not a number."""
+    """The results of one run. Figures that do not apply to the team are NaN."""
 
     violation: float
-    """Share of loops over the reaction bound, of 1."""
+    """Share of loops over the reaction bound, from 0 to 1."""
     loops: float
-    """Control loops that ended."""
+    """Number of completed control loops."""
     bulk_mbps: float
     epoch_s: float
     reaction_p50_ms: float
@@ -56,6 +69,8 @@ class Result:
     window_share: float
     airtime: dict[str, float]
     """Shares of the channel's time: data, control, idle."""
+    flows: dict[str, FlowResult]
+    """By name. A policy without bulk or without control leaves out the flows that it does not run."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +90,7 @@ class Spread:
 
 
 def binary() -> Path | None:
-    """The program, or nothing, with a word on how to get it."""
+    """The program, or None after printing how to get it."""
     path = Path(os.environ.get("COORP", REPOSITORY / "target" / "release" / "coorp")).resolve()
     if path.is_file():
         return path
@@ -85,6 +100,10 @@ def binary() -> Path | None:
 
 def _number(value: object) -> float:
     return float(value) if isinstance(value, int | float) else math.nan
+
+
+def _flow(found: dict[str, Any]) -> FlowResult:
+    return FlowResult(found["mbps"], found["sent"], found["delivered"], found["latency_ms"] or {})
 
 
 def _result(found: dict[str, Any]) -> Result:
@@ -97,28 +116,30 @@ def _result(found: dict[str, Any]) -> Result:
         ahead_mean=_number((found["wnic_ahead"] or {}).get("mean")),
         window_share=_number(found["window_share"]),
         airtime=found["mac"]["airtime_share"],
+        flows={flow["name"]: _flow(flow) for flow in found["flows"]},
     )
 
 
 class Simulator:
-    """Runs jobs, each once: what was run before is remembered.
+    """Runs each job once and keeps its result.
 
-    A run that starves bulk ends a study, unless it is `starving`: then its figures are not numbers.
+    A policy that starves bulk or does not fit its team ends a study, unless that is `lenient`: then the run's figures
+    are not numbers.
     """
 
-    def __init__(self, program: Path, study: str, *, starving: bool = False) -> None:
-        self._starving = starving
+    def __init__(self, program: Path, study: str, *, lenient: bool = False) -> None:
+        self._lenient = lenient
         self._program = program
         self._folder = MADE / study
         self._folder.mkdir(parents=True, exist_ok=True)
         self._known: dict[Job, Result] = {}
 
     def write(self, name: str, text: str) -> None:
-        """Writes a file that team files of this study name, a WNIC profile."""
+        """Writes a file that team files of this study refer to, such as a WNIC profile."""
         (self._folder / name).write_text(text)
 
     def run(self, jobs: Iterable[Job]) -> dict[Job, Result]:
-        """Runs those that are new, some side by side, and answers for all."""
+        """Runs the new jobs, some in parallel, and returns the results of all."""
         wanted = list(dict.fromkeys(jobs))
         new = [job for job in wanted if job not in self._known]
         with ThreadPoolExecutor(PARALLEL) as pool:
@@ -139,8 +160,8 @@ class Simulator:
         command = [str(self._program), "sim", str(team), "--policy", job.policy, "--seed", str(job.seed)]
         command += ["--duration", f"{job.duration_s:g}s", "--json", str(out), "--threads", "1", "--quiet"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if self._starving and STARVED in done.stderr:
-            return Result(*[math.nan] * 7, airtime={})
+        if self._lenient and any(reason in done.stderr for reason in (STARVED, UNFIT)):
+            return Result(*[math.nan] * 7, airtime={}, flows={})
         if done.returncode != 0:
             sys.exit(f"coorp failed on {team}:\n{done.stderr}")
         return _result(json.loads(out.read_text())["results"][0])

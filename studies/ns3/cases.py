@@ -1,4 +1,4 @@
-"""The scenarios that ns-3 and Coorp both run: one description, written as ns-3 arguments and as a team file."""
+"""The scenarios for both ns-3 and Coorp: one description, converted to ns-3 arguments and to a team file."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ class Category:
     cw_max: int
     txop_us: int
     ampdu_bytes: int
-    """Largest A-MPDU; 0 for none."""
+    """Maximum A-MPDU size; 0 for none."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """So many saturated AC_BE stations, perhaps one periodic AC_VO flow, and the air they share."""
+    """So many saturated AC_BE stations, perhaps periodic AC_VO flows, and the air they share."""
 
     stations: int
     control: bool = False
+    """One more station has a periodic AC_VO flow."""
+    both: bool = False
+    """Each of the saturated stations has one."""
     width_mhz: int = 40
     mcs: int = 7
     streams: int = 2
@@ -37,16 +40,22 @@ class Case:
     jitter_ms: int = 2
     control_rate_mbps: int = 24
     quick: bool = False
-    """Part of the short run too."""
+    """Also part of the short run."""
     note: str = ""
-    """What differs from the standard settings."""
+    """The differences from the standard settings."""
 
     @property
     def name(self) -> str:
         load = f"{self.stations} x BE"
         if self.control:
             load = f"VO against {self.stations} x BE"
+        if self.both:
+            load = f"{self.stations} x VO and BE"
         return f"{load}, {self.width_mhz} MHz" + (f", {self.note}" if self.note else "")
+
+    @property
+    def has_control(self) -> bool:
+        return self.control or self.both
 
     @property
     def be(self) -> Category:
@@ -76,6 +85,11 @@ def _latency_cases() -> list[Case]:
     plain = [Case(n, control=True, width_mhz=width, quick=(width == 40)) for width in (20, 40) for n in (0, 1, 2, 4)]
     return [
         *plain,
+        Case(1, both=True),
+        Case(2, both=True, quick=True),
+        Case(4, both=True, quick=True),
+        Case(8, both=True),
+        Case(4, both=True, rts=True, note="RTS/CTS"),
         Case(4, control=True, rts=True, note="RTS/CTS"),
         Case(2, control=True, mcs=4, streams=1, guard_ns=800, note="MCS 4, 1 stream, long GI"),
         Case(4, control=True, be_txop_us=1888, note="BE TXOP 1.888 ms"),
@@ -89,10 +103,11 @@ CASES: list[Case] = [*_throughput_cases(), *_latency_cases()]
 
 
 def ns3_arguments(case: Case) -> list[str]:
-    """The scenario's command line, without duration, seed and the two switches of ns-3's own ways."""
+    """The scenario's command line, without duration, seed and the two switches for ns-3's own behaviour."""
     arguments = {
         "stations": case.stations,
         "control": int(case.control),
+        "both": int(case.both),
         "payload": case.payload,
         "controlPayload": case.control_payload,
         "period": case.period_ms,
@@ -114,7 +129,7 @@ def ns3_arguments(case: Case) -> list[str]:
 
 
 def _category_toml(name: str, category: Category) -> str:
-    # ns-3 bounds an A-MPDU by bytes alone, within a window of 64; no aggregation is one frame.
+    # ns-3 limits an A-MPDU only by bytes, within a window of 64; no aggregation is one frame.
     frames, size = (64, category.ampdu_bytes) if category.ampdu_bytes else (1, 65_535)
     return (
         f"[air.{name}]\n"
@@ -123,25 +138,32 @@ def _category_toml(name: str, category: Category) -> str:
     )
 
 
-def team_file(case: Case) -> str:
-    """The same scenario as a Coorp team file: flows alone."""
-    senders = [f"bulk-{i}" for i in range(case.stations)] + (["control"] if case.control else [])
+def team_file(case: Case, *, stock: bool = False) -> str:
+    """The same scenario as a Coorp team file: flows alone. `stock` has stations follow ns-3's own rules."""
+    robots = [f"bulk-{i}" for i in range(case.stations)]
+    flows = [(robot, robot, False) for robot in robots]
+    if case.both:
+        flows += [(f"control-{i}", robot, True) for i, robot in enumerate(robots)]
+    if case.control:
+        robots.append("control")
+        flows.append(("control", "control", True))
     air = (
         f'[air]\nstandard = "802.11ac"\nchannel = 36\nwidth_mhz = {case.width_mhz}\n'
         f"streams = {case.streams}\nguard_interval_ns = {case.guard_ns}\nmcs = {case.mcs}\nloss = 0.0\n"
         f"rts_cts = {'true' if case.rts else 'false'}\ncontrol_rate_mbps = {case.control_rate_mbps}\n"
-        'wnic = "ideal"\n\n'
+        + ("eifs = false\nblock_ack_request = true\n" if stock else "")
+        + 'wnic = "ideal"\n\n'
     )
     parts = [
         'name = "ns3-study"\n\n[[robot]]\nname = "sink"\nleader = true\n\n',
-        *(f'[[robot]]\nname = "{name}"\n\n' for name in senders),
+        *(f'[[robot]]\nname = "{name}"\n\n' for name in robots),
         air,
         _category_toml("ac_be", case.be),
         _category_toml("ac_vo", case.vo),
     ]
-    for name in senders:
-        parts.append(f'[[flow]]\nname = "{name}"\nfrom = "{name}"\nto = "sink"\ntransport = "udp"\n')
-        if name == "control":
+    for name, sender, control in flows:
+        parts.append(f'[[flow]]\nname = "{name}"\nfrom = "{sender}"\nto = "sink"\ntransport = "udp"\n')
+        if control:
             parts.append(
                 f'ac = "AC_VO"\nsize = {case.control_payload}\n'
                 f'period = "{case.period_ms}ms"\njitter = "{case.jitter_ms}ms"\n\n'

@@ -1,4 +1,4 @@
-"""ns-3: found, its scenario compiled, run."""
+"""Finds ns-3, compiles its scenario, and runs it."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ LIBRARIES = [
     "energy",
     "config-store",
 ]
-# The macros that the wheel's own libraries were built with: its headers lay out classes by them.
+# The macros with which the wheel's libraries were built: they determine the class layouts in its headers.
 MACROS = ["-DNS3_BUILD_PROFILE_RELEASE", "-DNS3_LOG_ENABLE", "-DNS3_ASSERT_ENABLE"]
 
 
 class Missing(Exception):
-    """The study cannot run here; the text says why."""
+    """The study cannot run here; the message says why."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """What one ns-3 process printed."""
+    """The output of one ns-3 process."""
 
     total_mbps: float
     latency_ms: list[float]
@@ -61,7 +61,7 @@ def _package() -> Path:
     except importlib.metadata.PackageNotFoundError:
         version = ""
     if version and not version.startswith(f"{VERSION}."):
-        raise Missing(f"ns3 {version} is installed, the study holds for {VERSION} (pip install ns3=={VERSION}.post0)")
+        raise Missing(f"ns3 {version} is installed, but the study needs {VERSION} (pip install ns3=={VERSION}.post0)")
     for location in (spec.submodule_search_locations or []) if spec else []:
         if (Path(location) / "include" / "ns3" / "wifi-module.h").is_file():
             return Path(location)
@@ -69,7 +69,7 @@ def _package() -> Path:
 
 
 def compile_scenario() -> Path:
-    """Compiles the scenario into the cache, unless it is there already for this source and this ns-3."""
+    """Compiles the scenario into the cache, unless it is already there for this source and this ns-3."""
     root = _package()
     compiler = shutil.which("g++")
     if compiler is None:
@@ -91,7 +91,7 @@ def compile_scenario() -> Path:
 
 
 def run(binary: Path, case: Case, duration_s: float, seed: int, *, stock: bool = False) -> Run:
-    """Runs one case. `stock` leaves ns-3's own ways in: no EIFS after a collision, and the BlockAckReq."""
+    """Runs one case. `stock` keeps ns-3's own behaviour: no EIFS after a collision, and the BlockAckReq."""
     command = [str(binary), *ns3_arguments(case), f"--duration={duration_s}", f"--seed={seed}"]
     command += [f"--stock={int(stock)}", f"--explicitBar={int(stock)}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -109,7 +109,7 @@ def run(binary: Path, case: Case, duration_s: float, seed: int, *, stock: bool =
 
 
 def pool(runs: list[Run]) -> Run:
-    """Runs of one case with several seeds, as one."""
+    """Runs of one case with several seeds, combined."""
     return Run(
         total_mbps=sum(r.total_mbps for r in runs) / len(runs),
         latency_ms=[ms for r in runs for ms in r.latency_ms],
@@ -121,6 +121,6 @@ def pool(runs: list[Run]) -> Run:
 
 
 def quantile(samples: list[float], q: float) -> float:
-    """The smallest sample that a share q of them does not exceed."""
+    """The smallest sample that a share q of the samples does not exceed."""
     ordered = sorted(samples)
     return ordered[max(1, -int(-q * len(ordered) // 1)) - 1]

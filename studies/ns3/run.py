@@ -1,11 +1,11 @@
-"""Holds Coorp's air against ns-3 3.44: the same scenarios in both, compared.
+"""Compares Coorp's air with ns-3 3.44 on the same scenarios.
 
     pip install ns3==3.44.post0
     cargo build --release
     python studies/ns3/run.py [--quick] [--stock] [--markdown]
 
-Where ns-3 or g++ is missing the study says so and ends well. It ends with 1 where a figure is off by more than the
-limits below. What is matched on ns-3's side, and what is not, stands in docs/fidelity.md.
+If ns-3 or g++ is missing, the study says so and succeeds. It exits with 1 if a figure is off by more than the limits
+below. docs/fidelity.md says what is matched on ns-3's side, and what is not.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from cases import CASES, Case, team_file
 THROUGHPUT_LIMIT = 0.05
 LATENCY_LIMIT = 0.15
 PARALLEL = 2
-"""ns-3 processes at a time."""
+"""Number of concurrent ns-3 processes."""
 COORP_TIMES = 5
-"""So many times as long as ns-3 does Coorp run: its part of the sampling error is then small."""
+"""How many times longer Coorp runs than ns-3, so that its part of the sampling error is small."""
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How long ns-3 runs, virtual seconds a seed."""
+    """How long ns-3 runs, in virtual seconds per seed."""
 
     throughput_s: float
     latency_s: float
@@ -47,7 +47,7 @@ QUICK = Effort(throughput_s=8.0, latency_s=30.0, seeds=1)
 
 @dataclass(frozen=True)
 class Coorp:
-    """What `coorp sim` found."""
+    """The results of `coorp sim`."""
 
     total_mbps: float
     latency_ms: dict[str, float]
@@ -90,34 +90,33 @@ def coorp_binary() -> Path:
     return path
 
 
-def run_coorp(binary: Path, case: Case, duration_s: float) -> Coorp:
+def run_coorp(binary: Path, case: Case, duration_s: float, *, stock: bool) -> Coorp:
     with tempfile.TemporaryDirectory() as folder:
         team, out = Path(folder) / "team.toml", Path(folder) / "out.json"
-        team.write_text(team_file(case))
+        team.write_text(team_file(case, stock=stock))
         command = [str(binary), "sim", str(team), "--policy", "edca", "--duration", f"{duration_s:g}s"]
         command += ["--seed", "1", "--json", str(out)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             sys.exit(f"coorp failed on '{case.name}':\n{done.stderr}")
         result = json.loads(out.read_text())["results"][0]
-    control = [flow for flow in result["flows"] if flow["name"] == "control"]
     return Coorp(
-        total_mbps=sum(flow["mbps"] for flow in result["flows"] if flow["name"] != "control"),
-        latency_ms=control[0]["latency_ms"] if control else {},
+        total_mbps=sum(flow["mbps"] for flow in result["flows"] if flow["name"].startswith("bulk-")),
+        latency_ms=result["control_latency_ms"] or {},
         virtual_s=result["virtual_s"],
         wall_s=result["wall_s"],
     )
 
 
 def compare(scenario: Path, coorp: Path, case: Case, effort: Effort, *, stock: bool) -> Result:
-    duration_s = effort.latency_s if case.control else effort.throughput_s
+    duration_s = effort.latency_s if case.has_control else effort.throughput_s
     seeds = range(1, effort.seeds + 1)
     theirs = peer.pool([peer.run(scenario, case, duration_s, seed, stock=stock) for seed in seeds])
-    ours = run_coorp(coorp, case, COORP_TIMES * duration_s * effort.seeds)
+    ours = run_coorp(coorp, case, COORP_TIMES * duration_s * effort.seeds, stock=stock)
     rows: list[Row] = []
     if case.stations:
         rows.append(Row(case.name, "Mbit/s", theirs.total_mbps, ours.total_mbps, THROUGHPUT_LIMIT))
-    if case.control:
+    if case.has_control:
         for figure, q in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
             sample = peer.quantile(theirs.latency_ms, q)
             rows.append(Row(case.name, f"{figure} ms", sample, ours.latency_ms[figure], LATENCY_LIMIT))
@@ -141,7 +140,7 @@ def print_rows(rows: list[Row], *, markdown: bool) -> None:
 
 
 def speed(results: list[Result], of: Callable[[Result], peer.Run | Coorp]) -> float:
-    """Virtual seconds a wall second over all cases."""
+    """Virtual seconds per wall-clock second over all cases."""
     runs = [of(result) for result in results]
     return sum(run.virtual_s for run in runs) / sum(run.wall_s for run in runs)
 
@@ -149,7 +148,7 @@ def speed(results: list[Result], of: Callable[[Result], peer.Run | Coorp]) -> fl
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer cases and shorter runs, for CI")
-    parser.add_argument("--stock", action="store_true", help="ns-3 in its own ways; Coorp is not expected to agree")
+    parser.add_argument("--stock", action="store_true", help="ns-3 by its own rules, and Coorp with the same")
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     arguments = parser.parse_args()
     try:
@@ -170,7 +169,7 @@ def main() -> int:
         f" and {LATENCY_LIMIT:.0%} (latency)."
     )
     print(
-        f"Virtual seconds a wall second on these scenarios: ns-3 {theirs:.2f}, Coorp {ours:.0f},"
+        f"Virtual seconds per wall-clock second on these scenarios: ns-3 {theirs:.2f}, Coorp {ours:.0f},"
         f" {ours / theirs:.0f} times as fast."
     )
     return 1 if failures else 0

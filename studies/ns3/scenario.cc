@@ -1,14 +1,15 @@
-// One WiFi channel in ns-3, as the `ideal` profile of Coorp's air sees it.
+// One WiFi channel in ns-3, equivalent to the `ideal` profile of Coorp's air.
 //
-// So many saturated AC_BE stations, and at most one station with a periodic AC_VO flow, all send UDP to one sink.
+// So many saturated AC_BE stations, and one station with a periodic AC_VO flow or such a flow on each of them, all send
+// UDP to one sink.
 // What is set otherwise than ns-3 would by default, and why:
 //  - Ad hoc, so there are no beacons and no association; the neighbour caches are filled beforehand, so no ARP.
-//  - Everybody hears everybody at the same power; what meets on the air is lost, nothing else is. In ns-3 as it comes
-//    (`--stock`) that is because the SNR is 0 dB, below the 4 dB at which its preamble detection begins: a bystander
-//    then never notices a frame, and does not wait the EIFS that the standard asks for. Otherwise receivers
-//    synchronise to a frame of a collision and find all of its MPDUs broken, and the EIFS follows.
+//  - All stations hear each other at the same power; only overlapping frames are lost. In unmodified ns-3 (`--stock`)
+//    that is because the SNR is 0 dB, below the 4 dB that its preamble detection needs. A bystander then never notices
+//    a frame, and does not wait the EIFS that the standard requires. Otherwise receivers synchronise to one frame of a
+//    collision and find all of its MPDUs broken, and the EIFS follows.
 //  - No queue disc in front (a saturated source keeps the MAC queue filled by itself), no drop by age.
-//  - Block ack agreements are set up one station at a time, before the load begins.
+//  - Block ack agreements are set up one station at a time, before the load starts.
 // The result is one line of JSON on stdout.
 
 #include "ns3/applications-module.h"
@@ -35,7 +36,7 @@ using namespace ns3;
 namespace
 {
 
-/// Nothing is lost to noise; collisions are up to `Collisions`.
+/// No losses from noise; `Collisions` handles collisions.
 class NoNoise : public ErrorRateModel
 {
   public:
@@ -53,7 +54,7 @@ class NoNoise : public ErrorRateModel
     }
 };
 
-/// Breaks every MPDU of transmissions that overlap in time. One object stands behind all receivers.
+/// Breaks every MPDU of transmissions that overlap in time. All receivers share one object.
 class Collisions : public ErrorModel
 {
   public:
@@ -103,7 +104,7 @@ class Collisions : public ErrorModel
     std::unordered_set<uint64_t> m_broken;
 };
 
-/// The limits of one access category, as a Coorp team file states them.
+/// The limits of one access category, as in a Coorp team file.
 struct Category
 {
     uint32_t aifsn;
@@ -117,6 +118,7 @@ struct Settings
 {
     uint32_t stations = 1;
     bool control = false;
+    bool both = false;
     uint32_t payload = 1472;
     uint32_t controlPayload = 1000;
     double periodMs = 10.0;
@@ -143,9 +145,9 @@ constexpr uint16_t BULK_PORT = 9;
 constexpr uint16_t CONTROL_PORT = 10;
 /// Packets that a saturated source keeps in the MAC queue: more than three block ack windows, under the queue's 500.
 constexpr uint32_t QUEUE_TARGET = 200;
-/// Agreements are made before this instant; then the load begins.
+/// Agreements are set up before this instant; then the load starts.
 constexpr double LOAD_START_S = 1.0;
-/// Packets sent at the end may still arrive in this time.
+/// Packets sent at the end may still arrive within this time.
 constexpr double GRACE_S = 0.5;
 
 /// Keeps a station's AC_BE queue filled.
@@ -171,7 +173,7 @@ class SaturatedSource
     }
 
   private:
-    /// Frames leave the queue one by one inside the MAC's own work; refill once, after it.
+    /// Frames leave the queue one by one within a single MAC call; refill once, after it.
     void Dequeued(Ptr<const WifiMpdu>)
     {
         if (!m_refill.IsPending())
@@ -194,7 +196,7 @@ class SaturatedSource
     EventId m_refill;
 };
 
-/// Sends a message every period, each off by its own normal jitter as in Coorp, and knows when each was sent.
+/// Sends a message every period, each with its own normal jitter as in Coorp, and records when each was sent.
 class PeriodicSource
 {
   public:
@@ -217,7 +219,7 @@ class PeriodicSource
 
     void Period()
     {
-        // One period of room, so that no instant lies in the past.
+        // One period of margin, so that no instant lies in the past.
         auto in = m_settings.periodMs + m_jitter->GetValue();
         Simulator::Schedule(NanoSeconds(1e6 * std::max(in, 0.0)), &PeriodicSource::SendOne, this);
         Simulator::Schedule(NanoSeconds(1e6 * m_settings.periodMs), &PeriodicSource::Period, this);
@@ -245,7 +247,7 @@ class PeriodicSource
     Ptr<NormalRandomVariable> m_jitter;
 };
 
-/// Counts what arrives within the measured time.
+/// Counts arrivals within the measured time.
 class Sink
 {
   public:
@@ -271,7 +273,7 @@ class Sink
         }
     }
 
-    void Control(Ptr<Socket> socket)
+    void Control(PeriodicSource* source, Ptr<Socket> socket)
     {
         while (auto packet = socket->Recv())
         {
@@ -286,23 +288,27 @@ class Sink
         }
     }
 
-    uint64_t Sent() const
+    uint64_t Sent(const std::vector<std::unique_ptr<PeriodicSource>>& sources) const
     {
-        return std::count_if(source->sentAt.begin(), source->sentAt.end(), [this](Time t) {
-            return t >= m_from && t < m_to;
-        });
+        uint64_t sent = 0;
+        for (const auto& source : sources)
+        {
+            sent += std::count_if(source->sentAt.begin(), source->sentAt.end(), [this](Time t) {
+                return t >= m_from && t < m_to;
+            });
+        }
+        return sent;
     }
 
     std::vector<uint64_t> bytes;
     std::vector<double> latencyMs;
-    PeriodicSource* source = nullptr;
 
   private:
     Time m_from;
     Time m_to;
 };
 
-/// Wall time and events of the measured time alone.
+/// Wall-clock time and events, only for the measured time.
 struct Meter
 {
     std::chrono::steady_clock::time_point start;
@@ -347,6 +353,7 @@ ReadSettings(int argc, char* argv[])
     CommandLine cmd;
     cmd.AddValue("stations", "saturated AC_BE stations", s.stations);
     cmd.AddValue("control", "one more station with a periodic AC_VO flow", s.control);
+    cmd.AddValue("both", "every saturated station has a periodic AC_VO flow too", s.both);
     cmd.AddValue("payload", "UDP payload of a bulk packet, bytes", s.payload);
     cmd.AddValue("controlPayload", "UDP payload of a control message, bytes", s.controlPayload);
     cmd.AddValue("period", "period of the control flow, ms", s.periodMs);
@@ -426,7 +433,7 @@ InstallWifi(const Settings& s, const NodeContainer& nodes)
     for (uint32_t i = 0; i < devices.GetN(); ++i)
     {
         auto device = DynamicCast<WifiNetDevice>(devices.Get(i));
-        // Answers go at the highest basic rate that is no faster than the frame they answer.
+        // Responses use the highest basic rate not faster than the frame being answered.
         device->GetRemoteStationManager()->AddBasicMode(WifiMode(controlMode));
         for (const auto& [ac, category] : {std::pair{AC_BE, s.be}, std::pair{AC_VO, s.vo}})
         {
@@ -445,8 +452,8 @@ LoseCollisions(const Settings& s, const NetDeviceContainer& devices)
 {
     if (s.control)
     {
-        // ns-3 counts an EIFS from the end of the frame that the receiver had synchronised to, though another may
-        // still go on; the standard counts it from the idle medium. Control frames are the shorter ones: 1 dB less,
+        // ns-3 counts an EIFS from the end of the frame to which the receiver had synchronised, even if another one
+        // continues; the standard counts it from the idle medium. Control frames are shorter, so they get 1 dB less,
         // and receivers synchronise to the other frame.
         auto phy = DynamicCast<WifiNetDevice>(devices.Get(devices.GetN() - 1))->GetPhy();
         phy->SetTxPowerStart(phy->GetTxPowerStart() - dB_u{1.0});
@@ -485,7 +492,7 @@ OpenSender(Ptr<Node> node, Ipv4Address to, uint16_t port, uint8_t priority)
 {
     auto socket = Socket::CreateSocket(node, UdpSocketFactory::GetTypeId());
     socket->Connect(InetSocketAddress(to, port));
-    // The user priority is read from the top three bits. After the connect, which sets the TOS back.
+    // The user priority is read from the top three bits. Set after the connect, which resets the TOS.
     socket->SetIpTos(priority << 5);
     return socket;
 }
@@ -521,7 +528,10 @@ TraceAll(const NetDeviceContainer& devices)
 }
 
 void
-PrintResult(const Settings& s, const Sink& sink, const Meter& meter)
+PrintResult(const Settings& s,
+            const Sink& sink,
+            const std::vector<std::unique_ptr<PeriodicSource>>& control,
+            const Meter& meter)
 {
     std::cout << "{\"mbps\":[";
     double total = 0.0;
@@ -532,12 +542,12 @@ PrintResult(const Settings& s, const Sink& sink, const Meter& meter)
         std::cout << (i ? "," : "") << mbps;
     }
     std::cout << "],\"total_mbps\":" << total;
-    if (s.control)
+    if (!control.empty())
     {
         auto sorted = sink.latencyMs;
         std::sort(sorted.begin(), sorted.end());
         double sum = 0.0;
-        std::cout << ",\"sent\":" << sink.Sent() << ",\"delivered\":" << sorted.size() << ",\"latency_ms\":[";
+        std::cout << ",\"sent\":" << sink.Sent(control) << ",\"delivered\":" << sorted.size() << ",\"latency_ms\":[";
         for (size_t i = 0; i < sorted.size(); ++i)
         {
             sum += sorted[i];
@@ -587,8 +597,6 @@ main(int argc, char* argv[])
     Sink sink(s.stations, from, to);
     auto bulkSocket = OpenReceiver(nodes.Get(0), BULK_PORT);
     bulkSocket->SetRecvCallback(MakeCallback(&Sink::Bulk, &sink));
-    auto controlSocket = OpenReceiver(nodes.Get(0), CONTROL_PORT);
-    controlSocket->SetRecvCallback(MakeCallback(&Sink::Control, &sink));
 
     std::vector<std::unique_ptr<SaturatedSource>> bulk;
     for (uint32_t i = 0; i < s.stations; ++i)
@@ -599,14 +607,16 @@ main(int argc, char* argv[])
         Simulator::Schedule(MilliSeconds(10 * (i + 1)), &SaturatedSource::SendOne, bulk[i].get());
         Simulator::Schedule(Seconds(LOAD_START_S), &SaturatedSource::Start, bulk[i].get());
     }
-    std::unique_ptr<PeriodicSource> control;
-    if (s.control)
+    std::vector<std::unique_ptr<PeriodicSource>> control;
+    for (uint32_t node = s.both ? 1 : 1 + s.stations; node < nodes.GetN(); ++node)
     {
-        auto last = nodes.Get(nodes.GetN() - 1);
-        control = std::make_unique<PeriodicSource>(OpenSender(last, interfaces.GetAddress(0), CONTROL_PORT, 6), s);
-        sink.source = control.get();
-        Simulator::Schedule(MilliSeconds(5), &PeriodicSource::SendOne, control.get());
-        Simulator::Schedule(Seconds(LOAD_START_S), &PeriodicSource::Period, control.get());
+        auto port = CONTROL_PORT + node;
+        auto socket = OpenSender(nodes.Get(node), interfaces.GetAddress(0), port, 6);
+        auto source = control.emplace_back(std::make_unique<PeriodicSource>(socket, s)).get();
+        auto receiver = OpenReceiver(nodes.Get(0), port);
+        receiver->SetRecvCallback(MakeCallback(&Sink::Control, &sink).Bind(source));
+        Simulator::Schedule(MilliSeconds(5), &PeriodicSource::SendOne, source);
+        Simulator::Schedule(Seconds(LOAD_START_S), &PeriodicSource::Period, source);
     }
 
     Meter meter;
@@ -614,7 +624,7 @@ main(int argc, char* argv[])
     Simulator::Schedule(to, &Meter::Stop, &meter);
     Simulator::Stop(to + Seconds(GRACE_S));
     Simulator::Run();
-    PrintResult(s, sink, meter);
+    PrintResult(s, sink, control, meter);
     Simulator::Destroy();
     return 0;
 }
