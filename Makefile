@@ -1,10 +1,10 @@
-# What people and CI run. Everything that is made stands under $(TARGET), but for report.html.
+# Commands for people and CI. All build output is under $(TARGET), except report.html.
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 COORP := $(TARGET)/release/coorp
 VENV := $(TARGET)/venv
 PYTHON := $(VENV)/bin/python
-# One version for all, so that a new release of a checker does not break an old commit.
+# Pinned versions, so that a new release of a checker does not break an old commit.
 PYTHON_PACKAGES := ns3==3.44.post0 ruff==0.17.6 pyright[nodejs]==1.1.414 pytest==9.2.0 rosbags==0.11.9 \
 	torch==2.13.0 ir-sim==2.12.0 pettingzoo==1.27.0 matplotlib==3.11.2 mcap-ros2-support==0.6.0 tqdm==4.70.1 \
 	cyclonedds==11.0.1 eclipse-zenoh==1.10.2
@@ -12,17 +12,19 @@ STUDIES = $(sort $(wildcard studies/*.py) $(wildcard studies/*/run.py))
 
 DEMO_DURATION ?= 600s
 FAULT_SEEDS ?= 1000
-LIVE_FAULT_SEEDS ?= 200
+# Each is some five seconds of wall-clock time. 200 of them, as in docs/results.md, are for `make studies`.
+LIVE_FAULT_SEEDS ?= 60
+LIVE_FAULT_SEEDS_STUDIES ?= 200
 
 export COORP
 
 .PHONY: help demo cli build package test lab studies lint bench
 
 help:
-	@echo "make demo     build, simulate the papers' testbed, leave report.html"
+	@echo "make demo     build, simulate the papers' testbed, write report.html"
 	@echo "make package  install the Python package and what it needs into $(VENV)"
 	@echo "make test     all tests, the studies in quick form, $(FAULT_SEEDS) fault runs and $(LIVE_FAULT_SEEDS) live"
-	@echo "make lab      the tests on a real WiFi stack, in a virtual machine; a part of make test"
+	@echo "make lab      the tests on a real WiFi stack, in a virtual machine; part of make test"
 	@echo "make studies  the studies in full (long)"
 	@echo "make lint     rustfmt, clippy, ruff, pyright, node's syntax check"
 	@echo "make bench    measure the hot paths"
@@ -34,10 +36,18 @@ demo: cli
 cli:
 	cargo build --release --locked -p coorp-cli
 
-# Beside it what the studies measure with.
+# Also builds the programs used by the studies.
 build: cli
 	cargo build --release --locked -p coorp-node --example control
 	cargo bench --locked -p coorp-node --bench cost --no-run
+
+define live_faults
+if [ "$$(id -u)" = 0 ] && [ -e /dev/net/tun ]; then \
+		echo "== $(1) live fault runs"; \
+		$(COORP) emu examples/faults-live.toml --faults --seeds $(1); \
+	elif [ -n "$$CI" ]; then echo "live fault runs take root and /dev/net/tun"; exit 1; \
+	else echo "SKIPPED live fault runs: no root or no /dev/net/tun"; fi
+endef
 
 # As maturin does for a wheel: without linking a libpython. The new file takes the old one's place whole, as a running
 # program may have that open.
@@ -46,11 +56,7 @@ test: package build
 	cargo test --workspace --locked
 	$(PYTHON) -m pytest -q
 	$(COORP) sim examples/faults.toml --faults --seeds $(FAULT_SEEDS) --policy edca+global,coorp-paper,coorp --duration 15s
-	@if [ "$$(id -u)" = 0 ] && [ -e /dev/net/tun ]; then \
-		echo "== $(LIVE_FAULT_SEEDS) live fault runs"; \
-		$(COORP) emu examples/faults-live.toml --faults --seeds $(LIVE_FAULT_SEEDS); \
-	elif [ -n "$$CI" ]; then echo "live fault runs take root and /dev/net/tun"; exit 1; \
-	else echo "SKIPPED live fault runs: no root or no /dev/net/tun"; fi
+	@$(call live_faults,$(LIVE_FAULT_SEEDS))
 	@set -e; for study in $(STUDIES); do echo "== $$study --quick"; $(PYTHON) $$study --quick; done
 
 lab:
@@ -58,6 +64,7 @@ lab:
 	cargo test --locked -p coorp-node --lib -- --nocapture in_the_lab
 
 studies: package build
+	@$(call live_faults,$(LIVE_FAULT_SEEDS_STUDIES))
 	@set -e; for study in $(STUDIES); do echo "== $$study"; $(PYTHON) $$study; done
 
 lint: package
@@ -71,11 +78,11 @@ lint: package
 bench:
 	cargo bench --workspace --locked
 
-# As a user installs it. Cargo has most of it built already, and pip leaves alone what is there.
+# Installs the package as a user would. Most of it is already built by cargo, and pip keeps what is installed.
 package: $(VENV)/ready
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check '.[learn]'
 
-# The mark is written last, so that a broken installation is tried again; changed lists of packages are installed.
+# The marker is written last, so that a failed installation is repeated; changed lists of packages are installed.
 $(VENV)/ready: Makefile .ci/packages
 	bash .ci/packages
 	python3 -m venv $(VENV)
