@@ -20,6 +20,7 @@ mod lead;
 mod message;
 mod peers;
 mod reports;
+mod riders;
 
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeSet, VecDeque};
@@ -31,6 +32,7 @@ pub use journal::{Event, GateChange, Journal, Led, Taken};
 pub use message::{Arrived, ClockId, Message, Stamp, ARRIVED_MAX};
 pub use peers::{Carries, PathState, PathStatus};
 pub use reports::{Report, ReportAction, Reporters, Session, StateCopy};
+pub use riders::RIDERS_MAX;
 
 use crate::aggregates::Aggregates;
 use crate::arrival::{ArrivalConfig, TimeModel};
@@ -45,6 +47,7 @@ use crate::{Duration, FlowId, Instant, RobotId};
 use flow::set_end;
 use lead::Lead;
 use peers::Peers;
+use riders::Riders;
 
 /// Control flows of one robot at most.
 pub const FLOWS_MAX: usize = 64;
@@ -187,6 +190,8 @@ impl Source {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Robot {
     me: RobotId,
+    /// Robots in the team.
+    robots: u16,
     /// The leader of the team file.
     leader: RobotId,
     clock: ClockId,
@@ -212,6 +217,8 @@ pub struct Robot {
     /// For each gate, what it learns from.
     aggregates: Vec<Aggregates>,
     peers: Peers,
+    /// Words that wait for a control message.
+    riders: Riders,
     /// What reports this robot's states to robots that gather them.
     pub reporters: Reporters,
     /// What was decided, for a recording.
@@ -243,6 +250,8 @@ impl Robot {
             return Err(format!("a team has at most {ROBOTS_MAX} robots"));
         }
         let (me, incarnation) = (config.me, config.incarnation);
+        let voters = config.permits.as_ref().map(|(failover, _)| failover.voters.clone());
+        let voters = voters.unwrap_or_default();
         let coordinator = config.permits.map(|(failover, permits)| {
             Coordinator::new(failover, permits, me, incarnation, now).map_err(|error| error.to_string())
         });
@@ -282,6 +291,7 @@ impl Robot {
             loop_began: None,
             last_loop: None,
             me,
+            robots: config.robots,
             leader: config.leader,
             clock: ClockId::of(me, incarnation),
             coordinator: coordinator.transpose()?,
@@ -295,6 +305,7 @@ impl Robot {
             arrived: Vec::new(),
             tell_arrived_at: Instant::FAR_FUTURE,
             peers: Peers::new(me, &config.paths_to, &config.path, incarnation, now)?,
+            riders: Riders::new(&config.paths_to, &voters),
             wants_bulk: false,
             flows: vec![false; FLOWS_MAX],
             periods: vec![None; FLOWS_MAX],
@@ -328,7 +339,7 @@ impl Robot {
                 coordinator.done(now);
             }
         }
-        self.gather();
+        self.gather_words(now);
     }
 
     /// A robot's links are gone. That does not prove that its process has ended: a link breaks for many reasons, and a
@@ -356,7 +367,7 @@ impl Robot {
         if let Some(coordinator) = &mut self.coordinator {
             coordinator.on_gone(robot, since, now);
         }
-        self.gather();
+        self.gather_words(now);
     }
 
     /// This robot is about to stop in good order.
@@ -364,7 +375,7 @@ impl Robot {
         if let Some(coordinator) = &mut self.coordinator {
             coordinator.resign(now);
         }
-        self.gather();
+        self.gather_words(now);
     }
 
     /// The leader, as far as is known.
@@ -396,10 +407,13 @@ impl Robot {
     // --- messages ---------------------------------------------------------------------------------------------
 
     /// A message arrived, which the transport proves to be `from` that robot; `path` is the one that it came over, if
-    /// the transport tells.
+    /// the transport tells. One that came with control has the control's path.
     pub fn on_message(&mut self, from: RobotId, path: Option<PathId>, message: Message, now: Instant) {
         match message {
-            Message::Coordination(message) => self.on_coordination(from, message, now),
+            Message::Coordination(message) => {
+                self.riders.on_word(from, &message, path.is_some());
+                self.on_coordination(from, message, now);
+            }
             Message::TimeQuery { sent_at } => {
                 let reply = self.time_reply(sent_at, now, now);
                 self.actions.push_back(Action::Send(from, Route::Any, reply));
@@ -465,13 +479,13 @@ impl Robot {
     }
 
     fn on_coordination(&mut self, from: RobotId, message: failover::Message, now: Instant) {
-        self.gather();
+        self.gather_words(now);
         self.journal.said(from, self.me, &message);
         let before = self.actions.len();
         if let Some(coordinator) = &mut self.coordinator {
             coordinator.on_message(from, message, now);
         }
-        self.gather();
+        self.gather_words(now);
         let failover::Message::Permit {
             message: permits::Message::Grant { token, .. },
             ..
@@ -659,6 +673,12 @@ impl Robot {
             };
             self.actions.push_back(Action::Send(holder, route, message));
         }
+    }
+
+    /// A control message is made for a robot, after [`Robot::on_control`]: the words that go with it, which its receiver takes
+    /// as messages of their own.
+    pub fn riders(&mut self, to: RobotId, now: Instant) -> Vec<Message> {
+        self.riders.take(to, now)
     }
 
     // --- paths ------------------------------------------------------------------------------------------------
@@ -1028,6 +1048,9 @@ impl Robot {
             gate.on_deadline(now);
         }
         self.peers.on_deadline(now);
+        let overdue = self.riders.on_deadline(now);
+        let overdue = overdue.into_iter().map(|(to, word)| Action::Send(to, Route::Any, word));
+        self.actions.extend(overdue);
         self.reporters.on_deadline(now);
         if now >= self.tell_models_at {
             self.tell_models(now);
@@ -1038,7 +1061,7 @@ impl Robot {
         if now >= self.ask_time_at {
             self.ask_time(now);
         }
-        self.gather();
+        self.gather_words(now);
     }
 
     fn ask_time(&mut self, now: Instant) {
@@ -1068,7 +1091,8 @@ impl Robot {
             .ask_time_at
             .min(self.tell_models_at)
             .min(self.tell_arrived_at)
-            .min(self.peers.next_deadline());
+            .min(self.peers.next_deadline())
+            .min(self.riders.next_deadline());
         deadlines.into_iter().flatten().fold(own, Instant::min)
     }
 
@@ -1101,6 +1125,11 @@ impl Robot {
         if self.gates.iter_mut().filter_map(Gate::poll).count() > 0 {
             self.actions.push_back(Action::Resume);
         }
+    }
+
+    /// Collects what all parts want done, the coordinator too.
+    fn gather_words(&mut self, now: Instant) {
+        self.gather();
         while let Some(action) = self.coordinator.as_mut().and_then(Coordinator::poll) {
             if matches!(action, failover::Action::Follows(_)) {
                 // Another clock counts from now on: it is asked for at once.
@@ -1109,14 +1138,39 @@ impl Robot {
                 self.tell_models_again();
             }
             self.note(&action);
-            self.actions.push_back(match action {
-                failover::Action::Send { to, message } => Action::Send(to, Route::Any, Message::Coordination(message)),
-                failover::Action::Broadcast(message) => Action::Broadcast(Message::Coordination(message)),
-                failover::Action::Started => Action::Permitted(true),
-                failover::Action::Stopped => Action::Permitted(false),
-                failover::Action::Leads(epoch) | failover::Action::Follows(epoch) => Action::Led(epoch.robot),
-                failover::Action::Deposed(_) => continue,
-            });
+            match action {
+                failover::Action::Send { to, message } => self.say(to, message, now),
+                failover::Action::Broadcast(message) => self.say_to_all(message, now),
+                failover::Action::Started => self.actions.push_back(Action::Permitted(true)),
+                failover::Action::Stopped => self.actions.push_back(Action::Permitted(false)),
+                failover::Action::Leads(epoch) | failover::Action::Follows(epoch) => {
+                    self.actions.push_back(Action::Led(epoch.robot));
+                }
+                failover::Action::Deposed(_) => {}
+            }
+        }
+    }
+
+    fn say(&mut self, to: RobotId, word: failover::Message, now: Instant) {
+        let at_once = self.riders.offer(to, word, now);
+        let at_once = at_once.map(|message| Action::Send(to, Route::Any, message));
+        self.actions.extend(at_once);
+    }
+
+    /// Says something to all other robots, in one broadcast if nobody takes it along with control.
+    fn say_to_all(&mut self, word: failover::Message, now: Instant) {
+        let others: Vec<RobotId> = (0..self.robots).map(RobotId).filter(|to| *to != self.me).collect();
+        let left = others
+            .iter()
+            .filter_map(|to| Some((*to, self.riders.offer(*to, word, now)?)));
+        let left: Vec<(RobotId, Message)> = left.collect();
+        if left.len() == others.len() {
+            self.actions.push_back(Action::Broadcast(Message::Coordination(word)));
+        } else {
+            let sends = left
+                .into_iter()
+                .map(|(to, message)| Action::Send(to, Route::Any, message));
+            self.actions.extend(sends);
         }
     }
 

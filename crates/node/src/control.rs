@@ -100,10 +100,12 @@ impl Publisher {
             subscribers.sort_by_key(|to| robot.ends_windows(*to, now));
             for to in subscribers {
                 let chosen = robot.handle(Input::Assign(to), now).copies();
+                let riders = robot.handle(Input::Riders(to), now).riders();
                 if chosen.is_empty() {
-                    copies.push((to, PathId(0), None));
+                    copies.push((to, PathId(0), None, riders));
                 }
-                copies.extend(chosen.into_iter().map(|copy| (to, copy.path, copy.number)));
+                // Where there is a choice of paths nothing rides.
+                copies.extend(chosen.into_iter().map(|copy| (to, copy.path, copy.number, Vec::new())));
             }
             (
                 now,
@@ -121,10 +123,11 @@ impl Publisher {
         };
         let message = Bytes::copy_from_slice(message);
         inner.send_states(states, &message);
-        let copies = copies.into_iter().filter_map(|(to, path, number)| {
+        let copies = copies.into_iter().filter_map(|(to, path, number, riders)| {
             header.copy = number;
             let topic = topic.clone();
-            inner.send(to, path, &Parcel::Control { topic, header }, &message)
+            let parcel = Parcel::Control { topic, header, riders };
+            inner.send(to, path, &parcel, &message)
         });
         let targets = copies.collect();
         inner.follow(self.flow, targets);

@@ -114,6 +114,8 @@ pub enum Parcel {
         topic: String,
         /// All else about it.
         header: ControlHeader,
+        /// What its sender's robot says besides ([`robot::RIDERS_MAX`] at most).
+        riders: Vec<robot::Message>,
     },
     /// A state for the robot that gathers it.
     State {

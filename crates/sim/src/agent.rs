@@ -8,6 +8,7 @@ use std::ops::Range;
 
 use coorp_air::tcp::Ack;
 use coorp_air::Load;
+use coorp_core::paths::PathId;
 use coorp_core::policy::Policy;
 use coorp_core::robot::{Action, Completions, Message, Robot, Stamp, Windows};
 use coorp_core::schedwifi::Schedule;
@@ -250,9 +251,10 @@ impl Agent {
         self.tell(now, |robot, local| robot.want_bulk(wants, local));
     }
 
-    /// A message of another robot arrived.
-    pub fn on_message(&mut self, from: RobotId, message: Message, now: Instant) {
-        self.tell(now, |robot, local| robot.on_message(from, None, message, local));
+    /// A message of another robot arrived, with its control or by itself.
+    pub fn on_message(&mut self, from: RobotId, message: Message, with_control: bool, now: Instant) {
+        let path = with_control.then_some(PathId(0));
+        self.tell(now, |robot, local| robot.on_message(from, path, message, local));
     }
 
     // --- what is observed -------------------------------------------------------------------------------------
@@ -261,6 +263,12 @@ impl Agent {
     pub fn on_control_made(&mut self, flow: ControlFlow, now: Instant) -> Option<Stamp> {
         let id = self.flows.get(&flow).copied()?;
         self.tell(now, |robot, local| robot.on_control(id, local))
+    }
+
+    /// The words that go with a control message to a robot.
+    pub fn riders(&mut self, to: RobotId, now: Instant) -> Vec<Message> {
+        self.tell(now, |robot, local| robot.riders(to, local))
+            .unwrap_or_default()
     }
 
     /// A control message has left, all of it, as far as its sender sees.

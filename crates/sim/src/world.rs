@@ -65,13 +65,32 @@ enum Slot {
 #[derive(Clone, Debug)]
 enum Content {
     /// Which sample the perception is of.
-    Perception(u64, Option<Stamp>),
+    Perception(u64, Option<Told>),
     /// A command.
-    Command(Command, Option<Stamp>),
+    Command(Command, Option<Told>),
     /// A plain control message.
-    Plain(Stamp),
+    Plain(Told),
     /// What one robot says to another.
     Word(Message),
+}
+
+/// What a robot tells with a control message.
+#[derive(Clone, Debug)]
+struct Told {
+    stamp: Stamp,
+    /// Words that need no frame of their own.
+    riders: Vec<Message>,
+}
+
+impl Told {
+    /// Bytes that its words add to the message.
+    fn bytes(&self) -> u64 {
+        self.riders.iter().map(word_bytes).sum()
+    }
+}
+
+fn word_bytes(message: &Message) -> u64 {
+    postcard::to_allocvec(message).map_or(0, |bytes| bytes.len() as u64)
 }
 
 struct Channel {

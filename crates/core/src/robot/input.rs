@@ -58,6 +58,8 @@ pub enum Input {
     },
     /// [`Robot::assign`], answered by [`Answer::Copies`].
     Assign(RobotId),
+    /// [`Robot::riders`], answered by [`Answer::Riders`].
+    Riders(RobotId),
     /// [`Robot::on_copy`].
     Copy {
         /// Its sender.
@@ -154,6 +156,8 @@ pub enum Answer {
     Stamp(Stamp),
     /// The copies of a control message.
     Copies(Vec<Copy>),
+    /// The words that go with a control message.
+    Riders(Vec<Message>),
     /// The copies of a state.
     States(Vec<StateCopy>),
     /// What a deadline has the driver do.
@@ -181,6 +185,14 @@ impl Answer {
     pub fn copies(self) -> Vec<Copy> {
         match self {
             Answer::Copies(copies) => copies,
+            _ => Vec::new(),
+        }
+    }
+
+    /// The words that go with a control message; none for any other answer.
+    pub fn riders(self) -> Vec<Message> {
+        match self {
+            Answer::Riders(riders) => riders,
             _ => Vec::new(),
         }
     }
@@ -244,6 +256,7 @@ impl Robot {
             Input::ControlLeft(flow) => self.on_control_left(flow, now),
             Input::Arrived { from, stamp } => self.on_arrived(from, stamp, now),
             Input::Assign(to) => return Answer::Copies(self.assign(to, now)),
+            Input::Riders(to) => return Answer::Riders(self.riders(to, now)),
             Input::Copy {
                 from,
                 path,

@@ -99,6 +99,13 @@ pub enum Message {
     Echo(Echo),
 }
 
+impl Message {
+    /// Whether it may go with a control message.
+    pub fn may_ride(&self) -> bool {
+        matches!(self, Message::Coordination(_))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -7,6 +7,7 @@ use std::time::Duration as StdDuration;
 
 use bytes::Bytes;
 use coorp_core::failover::Message as Coordination;
+use coorp_core::paths::PathId;
 use coorp_core::robot::{Action, Input, Message, Route};
 use coorp_core::{permits, Duration, RobotId};
 use zenoh::bytes::ZBytes;
@@ -84,8 +85,11 @@ impl Inner {
             (Route::Path(path), _) => drop(self.send(to, path, &Parcel::Robot(message), &Bytes::new())),
             (Route::Any, Message::Coordination(Coordination::Permit { message: about, .. })) => match about {
                 permits::Message::Grant { .. } | permits::Message::Refuse { .. } => {
-                    // If no query is open the robot asks again, and gets its answer then.
                     let queries = lock(&self.asking).remove(&to).unwrap_or_default();
+                    // The question came with control.
+                    if queries.is_empty() {
+                        return drop(self.send(to, PathId(0), &Parcel::Robot(message), &Bytes::new()));
+                    }
                     for (path, query) in queries {
                         self.answer(path, query, Some(wire::encode(&message)));
                     }

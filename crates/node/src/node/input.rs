@@ -184,7 +184,10 @@ impl Inner {
             return refuse("a control message", Refusal::Oversized);
         }
         match parcel {
-            Parcel::Control { topic, header } => {
+            Parcel::Control { topic, header, riders } => {
+                if !riders.iter().all(Message::may_ride) {
+                    return refuse("a control message", Refusal::Malformed);
+                }
                 self.tell(|robot, now| {
                     if let Some(number) = header.copy {
                         let incarnation = header.incarnation;
@@ -198,6 +201,10 @@ impl Inner {
                     }
                     let stamp = header.stamp;
                     robot.handle(Input::Arrived { from, stamp }, now);
+                    for message in riders {
+                        let path = Some(path);
+                        robot.handle(Input::Message { from, path, message }, now);
+                    }
                 });
                 self.on_control(from, path, &topic, header, &content);
             }
@@ -214,7 +221,7 @@ impl Inner {
                 }
                 self.on_state(from, &topic, header, &content);
             }
-            Parcel::Robot(message) if Transport::of(&message) == Transport::Link => {
+            Parcel::Robot(message) if Transport::of(&message) == Transport::Link || message.may_ride() => {
                 self.tell(|robot, now| {
                     let path = Some(path);
                     robot.handle(Input::Message { from, path, message }, now)

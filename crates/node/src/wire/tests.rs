@@ -111,9 +111,19 @@ fn the_longest_parcels_fit() {
         made_at: ALL,
         copy: Some(u32::MAX),
     };
+    let grant = failover::Message::Permit {
+        epoch: epoch(),
+        message: permits::Message::Grant {
+            request: permits::RequestId(u64::MAX),
+            token: permits::Token(u64::MAX),
+            slice: Duration::MAX,
+            echo: ALL,
+        },
+    };
     let control = Parcel::Control {
         topic: topic.clone(),
         header,
+        riders: vec![robot::Message::Coordination(grant); robot::RIDERS_MAX],
     };
     assert_eq!(unpack(&pack(&control)), Ok((control.clone(), pack(&control).len())));
     let sequence = paths::Sequence {

@@ -1,6 +1,6 @@
 //! Bulk and plain flows in a run: streams, the DRLC's actions, `[[flow]]`s.
 
-use super::{Cargo, Content, Delayed, World};
+use super::{Cargo, Content, Delayed, Told, World};
 use crate::drlc::{Drlc, DrlcAction};
 use crate::plain::Carrier;
 use crate::setup::robot;
@@ -174,12 +174,12 @@ impl World {
         match plain.carrier {
             Carrier::Messages(channel) => {
                 let control = !plain.flow.bulk;
-                let stamp = if control { self.note_control_made(channel) } else { None };
+                let told = if control { self.note_control_made(channel) } else { None };
                 let message = Delayed {
                     channel,
-                    bytes,
+                    bytes: bytes + told.as_ref().map_or(0, Told::bytes),
                     made_at: self.now,
-                    content: stamp.map(Content::Plain),
+                    content: told.map(Content::Plain),
                 };
                 self.send_message(message);
             }

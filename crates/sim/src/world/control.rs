@@ -1,6 +1,6 @@
 //! Control in a run: the MPC loop's actions, messages on their way and what becomes of them.
 
-use super::{Channel, Content, Delayed, Role, World};
+use super::{Channel, Content, Delayed, Role, Told, World};
 use crate::agent::ControlFlow;
 use crate::drlc::Drlc;
 use crate::events::EventKind;
@@ -9,7 +9,6 @@ use crate::mpc::{Ended, Leader, LeaderAction, Mpc, Perception, Worker};
 use crate::results::SpanKind;
 use crate::setup::robot;
 use crate::timers::Timer;
-use coorp_core::robot::Stamp;
 use coorp_core::{Duration, Instant, RobotId};
 
 impl World {
@@ -31,7 +30,7 @@ impl World {
         while let Some(sample) = self.worker(robot).and_then(Worker::poll) {
             self.log(EventKind::Perception, robot, sample);
             let bytes = self.team.control.map_or(0, |control| control.perception_bytes);
-            let content = |stamp| Content::Perception(sample, stamp);
+            let content = |told| Content::Perception(sample, told);
             self.send_control(self.perception[usize::from(robot.0)], bytes, content);
         }
     }
@@ -61,7 +60,7 @@ impl World {
                 }
                 LeaderAction::SendCommand(robot, command) => {
                     let bytes = self.team.control.map_or(0, |control| control.command_bytes);
-                    let content = |stamp| Content::Command(command, stamp);
+                    let content = |told| Content::Command(command, told);
                     self.send_control(self.command[usize::from(robot.0)], bytes, content);
                 }
             }
@@ -95,15 +94,15 @@ impl World {
         &mut self,
         channel: Option<u32>,
         bytes: u64,
-        content: impl FnOnce(Option<Stamp>) -> Content,
+        content: impl FnOnce(Option<Told>) -> Content,
     ) {
         let Some(channel) = channel else { return };
-        let stamp = self.note_control_made(channel);
+        let told = self.note_control_made(channel);
         let message = Delayed {
             channel,
-            bytes,
+            bytes: bytes + told.as_ref().map_or(0, Told::bytes),
             made_at: self.now,
-            content: Some(content(stamp)),
+            content: Some(content(told)),
         };
         let sender = usize::from(self.channels[channel as usize].flow.from.0);
         let delay = self.mpc.as_mut().map_or(Duration::ZERO, Mpc::stack_delay);
@@ -126,14 +125,18 @@ impl World {
         self.timers.set(until, Timer::Stack(place));
     }
 
-    /// A control message is made, which its sender's robot stamps.
-    pub(super) fn note_control_made(&mut self, channel: u32) -> Option<Stamp> {
+    /// A control message is made: what its sender's robot tells with it.
+    pub(super) fn note_control_made(&mut self, channel: u32) -> Option<Told> {
         let Channel { flow, role, .. } = &self.channels[channel as usize];
-        let sender = robot(flow.from);
+        let (sender, to) = (robot(flow.from), robot(flow.to));
         let control = control_flow(*role)?;
-        let stamp = self.agents[usize::from(sender.0)].on_control_made(control, self.now);
+        let agent = &mut self.agents[usize::from(sender.0)];
+        let stamp = agent.on_control_made(control, self.now);
+        let riders = agent.riders(to, self.now);
+        let riders = riders.into_iter().filter(|word| self.gets_through(sender, to, word));
+        let riders = riders.collect();
         self.run_agent(sender);
-        stamp
+        Some(Told { stamp: stamp?, riders })
     }
 
     pub(super) fn on_stack(&mut self, place: u32) {
@@ -162,20 +165,20 @@ impl World {
             .map(|(_, content)| content);
         let to = robot(channel.flow.to);
         match (role, fate, content) {
-            (Role::Perception(robot), Fate::Arrived(latency), Some(Content::Perception(sample, stamp))) => {
+            (Role::Perception(robot), Fate::Arrived(latency), Some(Content::Perception(sample, told))) => {
                 self.counts.control_latency.record(latency);
                 self.counts.perception_latency.record(latency);
                 self.log(EventKind::PerceptionIn, robot, sample);
-                self.on_control_arrived(robot, to, stamp);
+                self.on_control_arrived(robot, to, told);
                 let made_at = self.now - latency;
                 let perception = Perception { sample, made_at };
                 self.with_leader(|leader, now| leader.on_perception(robot, perception, now));
             }
-            (Role::Command(robot), Fate::Arrived(latency), Some(Content::Command(command, stamp))) => {
+            (Role::Command(robot), Fate::Arrived(latency), Some(Content::Command(command, told))) => {
                 self.log(EventKind::CommandIn, robot, command.round);
                 self.counts.control_latency.record(latency);
                 self.counts.command_latency.record(latency);
-                self.on_control_arrived(self.team.leader, to, stamp);
+                self.on_control_arrived(self.team.leader, to, told);
                 self.on_command_decided(command.round, false);
                 let now = self.now;
                 if let Some(worker) = self.worker(robot) {
@@ -188,7 +191,7 @@ impl World {
                 self.on_command_decided(command.round, true);
             }
             (Role::Word(from, to), Fate::Arrived(_), Some(Content::Word(message))) => {
-                self.agents[usize::from(to.0)].on_message(from, message, self.now);
+                self.agents[usize::from(to.0)].on_message(from, message, false, self.now);
                 self.run_agent(to);
             }
             (Role::Plain(plain), Fate::Arrived(latency), content) => {
@@ -196,17 +199,21 @@ impl World {
                 flow.on_message(number, latency, self.now);
                 let from = flow.flow.from;
                 self.counts.control_latency.record(latency);
-                if let Some(Content::Plain(stamp)) = content {
-                    self.on_control_arrived(from, to, Some(stamp));
+                if let Some(Content::Plain(told)) = content {
+                    self.on_control_arrived(from, to, Some(told));
                 }
             }
             _ => {}
         }
     }
 
-    fn on_control_arrived(&mut self, from: RobotId, to: RobotId, stamp: Option<Stamp>) {
-        let Some(stamp) = stamp else { return };
-        self.agents[usize::from(to.0)].on_control_arrived(from, stamp, self.now);
+    fn on_control_arrived(&mut self, from: RobotId, to: RobotId, told: Option<Told>) {
+        let Some(Told { stamp, riders }) = told else { return };
+        let agent = &mut self.agents[usize::from(to.0)];
+        agent.on_control_arrived(from, stamp, self.now);
+        for word in riders {
+            agent.on_message(from, word, true, self.now);
+        }
         self.run_agent(to);
     }
 }

@@ -1,6 +1,6 @@
 //! Coordination in a run: what robots say to each other, and what they want done.
 
-use super::{Content, Delayed, World};
+use super::{word_bytes, Content, Delayed, World};
 use crate::agent::ControlFlow;
 use crate::results::SpanKind;
 use crate::setup::station;
@@ -48,26 +48,38 @@ impl World {
 
     /// Sends a message from robot to robot over the air.
     fn say(&mut self, from: RobotId, to: RobotId, message: Message) {
+        if self.gets_through(from, to, &message) {
+            self.send_word(from, to, message, Duration::ZERO);
+        }
+    }
+
+    /// Whether faults let a message pass now. What they do to it else, they do: it is lost, comes late, or once more.
+    pub(super) fn gets_through(&mut self, from: RobotId, to: RobotId, message: &Message) -> bool {
+        let Some(faults) = &mut self.faults else { return true };
+        let mut now = 0;
+        for delay in faults.message(self.now) {
+            now += u32::from(delay == Duration::ZERO);
+            if delay > Duration::ZERO || now > 1 {
+                self.send_word(from, to, message.clone(), delay);
+            }
+        }
+        now > 0
+    }
+
+    fn send_word(&mut self, from: RobotId, to: RobotId, message: Message, delay: Duration) {
         let Some(channel) = self.words.get(&(from, to)).copied() else {
             return;
         };
-        let bytes = ENVELOPE_BYTES + postcard::to_allocvec(&message).map_or(0, |bytes| bytes.len() as u64);
-        let copies = match &mut self.faults {
-            Some(faults) => faults.message(self.now),
-            None => vec![Duration::ZERO],
+        let word = Delayed {
+            channel,
+            bytes: ENVELOPE_BYTES + word_bytes(&message),
+            made_at: self.now,
+            content: Some(Content::Word(message)),
         };
-        for delay in copies {
-            let message = Delayed {
-                channel,
-                bytes,
-                made_at: self.now,
-                content: Some(Content::Word(message.clone())),
-            };
-            if delay == Duration::ZERO {
-                self.send_message(message);
-            } else {
-                self.delay(message, self.now + delay);
-            }
+        if delay == Duration::ZERO {
+            self.send_message(word);
+        } else {
+            self.delay(word, self.now + delay);
         }
     }
 

@@ -1,0 +1,286 @@
+//! Which words between robots wait for a control message to the same robot, and go out with it instead of in a frame of
+//! their own.
+//!
+//! A frame of a few bytes costs the air a hundred times what its bytes do. Beats, promises and renewals come several times
+//! a second from and to each robot, and control goes between the same robots more often. A word that may be late waits for
+//! it, at most [`WAIT_MAX`]; then, or where no control has gone to its receiver of late, it goes by itself. All such words
+//! may be late and lost without harm: promises and grants are counted from when what they answer was made
+//! (`failover`, `permits`).
+//!
+//! Control may be lost where words are not: it has links of its own, and a newer message takes the place of one that has not
+//! gone. So an answer goes the way that its question came, and a question whose last [`UNANSWERED_MAX`] had no answer goes by
+//! itself.
+//!
+//! Left out: peers with several paths, to whom words go over every path, as control does not; and questions for the time,
+//! whose way there and back should be alike.
+
+use std::collections::VecDeque;
+
+use serde::{Deserialize, Serialize};
+
+use super::Message;
+use crate::permits::{self, Token};
+use crate::{failover, Duration, Instant, RobotId};
+
+/// Words that go with one control message at most.
+pub const RIDERS_MAX: usize = 2;
+/// How long a word waits: a control message comes in this time where control goes 30 times a second.
+const WAIT_MAX: Duration = Duration::from_millis(40);
+/// Control that has not gone for so long is not waited for.
+const REGULAR: Duration = Duration::from_millis(100);
+/// Questions in a row that go with control before one has an answer. One is often still on its way when the next is asked.
+const UNANSWERED_MAX: u32 = 2;
+
+/// The words that wait, by receiver.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Riders {
+    seats: Vec<Seat>,
+    /// When the first one has waited long enough.
+    due: Instant,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Seat {
+    /// Whether one path leads there.
+    taken_along: bool,
+    /// When a control message last went there.
+    control_at: Option<Instant>,
+    waiting: VecDeque<Message>,
+    due: Instant,
+    /// Whether it answers beats.
+    votes: bool,
+    /// Beats, and renewals, that went there since it last answered one.
+    beats: u32,
+    renewals: u32,
+    /// Whether its newest word came with control.
+    came_along: bool,
+    /// The last permit that it was told of.
+    granted: Option<Token>,
+}
+
+impl Riders {
+    /// `paths_to` is by robot.
+    pub fn new(paths_to: &[usize], voters: &[RobotId]) -> Self {
+        let seats = (0u16..).map(RobotId).zip(paths_to).map(|(robot, paths)| Seat {
+            votes: voters.contains(&robot),
+            beats: 0,
+            renewals: 0,
+            came_along: false,
+            taken_along: *paths < 2,
+            control_at: None,
+            waiting: VecDeque::new(),
+            due: Instant::FAR_FUTURE,
+            granted: None,
+        });
+        Riders {
+            seats: seats.collect(),
+            due: Instant::FAR_FUTURE,
+        }
+    }
+
+    /// A word for a robot: returns it if it is to go at once.
+    pub fn offer(&mut self, to: RobotId, word: failover::Message, now: Instant) -> Option<Message> {
+        let message = Message::Coordination(word);
+        let Some(seat) = self.seats.get_mut(usize::from(to.0)) else {
+            return Some(message);
+        };
+        let may_wait = seat.may_wait(&word);
+        let comes = seat.control_at.is_some_and(|at| now.since(at) < REGULAR);
+        if !(may_wait && comes && seat.taken_along) || seat.waiting.len() >= RIDERS_MAX {
+            return Some(message);
+        }
+        seat.waiting.push_back(message);
+        seat.due = seat.due.min(now + WAIT_MAX);
+        self.due = self.due.min(seat.due);
+        None
+    }
+
+    /// A word came from a robot, with its control or by itself.
+    pub fn on_word(&mut self, from: RobotId, word: &failover::Message, with_control: bool) {
+        let Some(seat) = self.seats.get_mut(usize::from(from.0)) else {
+            return;
+        };
+        seat.came_along = with_control;
+        match word {
+            failover::Message::Promise { .. } => seat.beats = 0,
+            failover::Message::Permit { .. } => seat.renewals = 0,
+            _ => {}
+        }
+    }
+
+    /// A control message is made for a robot: the words that go with it.
+    pub fn take(&mut self, to: RobotId, now: Instant) -> Vec<Message> {
+        let Some(seat) = self.seats.get_mut(usize::from(to.0)) else {
+            return Vec::new();
+        };
+        seat.control_at = Some(now);
+        if seat.waiting.is_empty() {
+            return Vec::new();
+        }
+        let words = seat.leave();
+        self.settle();
+        words
+    }
+
+    /// The words that have waited long enough.
+    pub fn on_deadline(&mut self, now: Instant) -> Vec<(RobotId, Message)> {
+        if now < self.due {
+            return Vec::new();
+        }
+        let due = (0u16..).map(RobotId).zip(&mut self.seats);
+        let due = due.filter(|(_, seat)| seat.due <= now);
+        let words = due.flat_map(|(to, seat)| seat.leave().into_iter().map(move |word| (to, word)));
+        let words = words.collect();
+        self.settle();
+        words
+    }
+
+    /// When to call [`Riders::on_deadline`] next.
+    pub fn next_deadline(&self) -> Instant {
+        self.due
+    }
+
+    fn settle(&mut self) {
+        let due = self.seats.iter().map(|seat| seat.due);
+        self.due = due.min().unwrap_or(Instant::FAR_FUTURE);
+    }
+}
+
+impl Seat {
+    /// Whether nobody waits for the word, as no bulk and no election begins or ends with it, and it may go with control.
+    fn may_wait(&mut self, word: &failover::Message) -> bool {
+        match word {
+            failover::Message::Beat { .. } => {
+                self.beats += u32::from(self.votes);
+                self.beats <= UNANSWERED_MAX
+            }
+            failover::Message::Promise { .. } => self.came_along,
+            failover::Message::Permit { message, .. } => match message {
+                permits::Message::Renew { .. } => {
+                    self.renewals += 1;
+                    self.renewals <= UNANSWERED_MAX
+                }
+                // The answer to a renewal names the same permit again.
+                permits::Message::Grant { token, .. } => {
+                    self.granted.replace(*token) == Some(*token) && self.came_along
+                }
+                permits::Message::Request { .. }
+                | permits::Message::Release { .. }
+                | permits::Message::Refuse { .. } => false,
+            },
+            failover::Message::Ask { .. } | failover::Message::Deny { .. } | failover::Message::Resign { .. } => false,
+        }
+    }
+
+    fn leave(&mut self) -> Vec<Message> {
+        self.due = Instant::FAR_FUTURE;
+        self.waiting.drain(..).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::failover::Epoch;
+
+    fn at(ms: u64) -> Instant {
+        Instant::from_nanos(ms * 1_000_000)
+    }
+
+    fn epoch() -> Epoch {
+        Epoch {
+            round: 1,
+            robot: RobotId(0),
+            incarnation: 1,
+        }
+    }
+
+    fn beat(ms: u64) -> failover::Message {
+        let sent_at = at(ms);
+        failover::Message::Beat {
+            epoch: epoch(),
+            sent_at,
+        }
+    }
+
+    fn grant(token: u64) -> failover::Message {
+        let message = permits::Message::Grant {
+            request: permits::RequestId(1),
+            token: Token(token),
+            slice: Duration::from_millis(5),
+            echo: at(0),
+        };
+        failover::Message::Permit {
+            epoch: epoch(),
+            message,
+        }
+    }
+
+    #[test]
+    fn a_word_goes_with_the_next_control_message_or_by_itself_when_none_comes() {
+        let mut riders = Riders::new(&[1, 1, 1], &[]);
+        let (one, other) = (RobotId(1), RobotId(2));
+        let word = |ms| Message::Coordination(beat(ms));
+        assert_eq!(
+            riders.offer(one, beat(0), at(0)),
+            Some(word(0)),
+            "no control goes there"
+        );
+        assert_eq!(riders.take(one, at(1)), []);
+        assert_eq!(riders.offer(one, beat(2), at(2)), None);
+        assert_eq!(
+            riders.offer(other, beat(2), at(2)),
+            Some(word(2)),
+            "control for another robot"
+        );
+        assert_eq!(riders.take(one, at(33)), [word(2)]);
+        assert_eq!(riders.next_deadline(), Instant::FAR_FUTURE);
+        assert_eq!(riders.offer(one, beat(34), at(34)), None);
+        assert_eq!(riders.on_deadline(at(73)), []);
+        assert_eq!(riders.next_deadline(), at(74));
+        assert_eq!(riders.on_deadline(at(74)), [(one, word(34))]);
+        assert_eq!(
+            riders.offer(one, beat(140), at(140)),
+            Some(word(140)),
+            "control has ended"
+        );
+    }
+
+    #[test]
+    fn what_somebody_waits_for_goes_at_once() {
+        let mut riders = Riders::new(&[1, 1, 2], &[]);
+        let one = RobotId(1);
+        riders.take(one, at(0));
+        riders.take(RobotId(2), at(0));
+        riders.on_word(one, &beat(0), true);
+        assert!(riders.offer(RobotId(2), beat(1), at(1)).is_some(), "several paths");
+        assert!(riders.offer(one, grant(1), at(1)).is_some(), "a new permit");
+        assert!(riders.offer(one, grant(1), at(1)).is_none(), "a renewed one");
+        assert!(riders.offer(one, grant(2), at(1)).is_some(), "the next one");
+        for ms in 2..2 + RIDERS_MAX as u64 {
+            assert_eq!(riders.offer(one, beat(ms), at(ms)).is_some(), ms > RIDERS_MAX as u64, "{ms}: no room");
+        }
+        assert!(riders.offer(RobotId(7), beat(9), at(9)).is_some(), "no such robot");
+        assert_eq!(riders.take(one, at(10)).len(), RIDERS_MAX);
+    }
+
+    #[test]
+    fn words_go_by_themselves_where_control_does_not_get_through() {
+        let mut riders = Riders::new(&[1, 1], &[RobotId(1)]);
+        let one = RobotId(1);
+        let promise = failover::Message::Promise {
+            epoch: epoch(),
+            echo: at(0),
+        };
+        let mut alone = |ms: u64, word| {
+            riders.take(one, at(ms));
+            riders.offer(one, word, at(ms)).is_some()
+        };
+        assert!(!alone(0, beat(0)) && !alone(75, beat(75)));
+        assert!(alone(150, beat(150)) && alone(225, beat(225)), "unanswered");
+        assert!(alone(226, promise), "asked by itself");
+        riders.on_word(one, &promise, true);
+        assert!(riders.offer(one, promise, at(227)).is_none(), "asked with control");
+        assert!(riders.offer(one, beat(300), at(300)).is_none(), "answered");
+    }
+}
