@@ -34,6 +34,8 @@ const COMPLETIONS_APART_MAX: Duration = Duration::from_millis(100);
 const UNKNOWN_MAX: usize = 8;
 /// While nothing is known of the WNIC, a full one is asked about again after so long at most.
 const UNKNOWN_HOLD_MAX: Duration = Duration::from_millis(100);
+/// So much longer is the backlog that may be while no loop is late: cards fill longer aggregates from it.
+const CALM_BACKLOGS: u64 = 4;
 /// Deepest WNIC queue that the table keeps samples for; deeper ones are extrapolated.
 pub const DEPTH_MAX: usize = 1024;
 /// Most samples kept for one depth.
@@ -243,8 +245,7 @@ fn bounded(percentile: f64) -> f64 {
 /// where bulk makes one loop in eighty late, or at its least or most.
 ///
 /// First p_prot rises, from the policy's to its highest; then bulk also keeps a distance from the window, which the longest
-/// PPDU does not bridge. Where no loop is late for long enough it falls below the policy's: windows then hold no bulk at all
-/// (first do no harm), until the next loop that bulk makes late.
+/// PPDU does not bridge. Where fewer loops than that are late without any care, windows hold no bulk at all (first do no harm).
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Caution {
     percentile_low: f64,
@@ -256,7 +257,8 @@ pub struct Caution {
 impl Caution {
     const UP: f64 = 0.04;
     const DOWN: f64 = 0.000_5;
-    /// Below 0: windows are off after 250 loops in time, which is rare where one in eighty is late.
+    /// Below 0: windows are off after 250 loops in time at most, and a late one brings them back for 125.
+    const UP_CALM: f64 = 0.25;
     const DOWN_CALM: f64 = 0.002;
     const CALM: f64 = -0.5;
     const DISTANCE_MAX: Duration = Duration::from_millis(2);
@@ -271,17 +273,26 @@ impl Caution {
         }
     }
 
+    /// The same one with windows off, until the first loop that bulk makes late; as it is where nothing moves.
+    pub fn calm(self) -> Self {
+        let level = if self.percentile_high > self.percentile_low {
+            Self::CALM
+        } else {
+            self.level
+        };
+        Caution { level, ..self }
+    }
+
     /// A loop has ended.
     pub fn on_loop(&mut self, late_by_bulk: bool) {
         if self.percentile_high <= self.percentile_low {
             return;
         }
-        let moved = if late_by_bulk {
-            self.level.max(0.0) + Self::UP
-        } else if self.level > 0.0 {
-            self.level - Self::DOWN
-        } else {
-            self.level - Self::DOWN_CALM
+        let moved = match (late_by_bulk, self.level > 0.0) {
+            (true, true) => self.level + Self::UP,
+            (true, false) => (self.level + Self::UP_CALM).min(Self::UP),
+            (false, true) => self.level - Self::DOWN,
+            (false, false) => self.level - Self::DOWN_CALM,
         };
         self.level = moved.clamp(Self::CALM, 2.0);
     }
@@ -340,6 +351,8 @@ pub enum GateAction {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Gate {
     window: Window,
+    /// The policy's, and the one in force.
+    backlog_usual: Duration,
     backlog_max: Duration,
     distance: Duration,
     table: CompletionTable,
@@ -353,9 +366,11 @@ impl Gate {
     /// A gate without a window. `backlog_max` holds a packet whenever it and those before it would take longer
     /// than that, window or not; an empty WNIC takes one in any case.
     pub fn new(table: CompletionTable, backlog_max: Option<Duration>) -> Self {
+        let backlog_max = backlog_max.unwrap_or(Duration::MAX);
         Gate {
             window: Window::NONE,
-            backlog_max: backlog_max.unwrap_or(Duration::MAX),
+            backlog_usual: backlog_max,
+            backlog_max,
             distance: Duration::ZERO,
             table,
             paused_until: None,
@@ -417,6 +432,8 @@ impl Gate {
     pub fn set_caution(&mut self, caution: Caution) {
         self.table.set_percentile(caution.percentile());
         self.distance = caution.distance();
+        let times = if caution.is_calm() { CALM_BACKLOGS } else { 1 };
+        self.backlog_max = self.backlog_usual * times;
     }
 
     /// The time asked for by [`Gate::next_deadline`] has come. Harmless at any other time.
@@ -581,8 +598,14 @@ mod tests {
         assert_eq!(loops(&mut caution, 5_000, 5_001), (0.5, Duration::ZERO));
         assert!(caution.is_calm(), "nobody is late");
         caution.on_loop(true);
-        assert!(!caution.is_calm() && caution.level() > 0.0);
-        let mut none = Caution::new(0.9, 0.5);
+        loops(&mut caution, 124, 125);
+        assert!(!caution.is_calm(), "windows are there for 125 loops");
+        loops(&mut caution, 2, 3);
+        assert!(caution.is_calm(), "one in more is no reason for them");
+        loops(&mut caution, 5, 1);
+        assert!(caution.level() > 0.0);
+        let mut none = Caution::new(0.9, 0.5).calm();
+        assert!(!none.is_calm());
         assert_eq!(loops(&mut none, 100, 1), (0.9, Duration::ZERO));
     }
 

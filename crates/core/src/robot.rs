@@ -72,6 +72,8 @@ const TELL_EVERY: Duration = Duration::from_secs(10);
 const TELL_ANYWAY: u8 = 3;
 /// Arrivals at the leader within this time of the first are told together, as each notice is a frame on the air.
 const ARRIVED_TOGETHER: Duration = Duration::from_micros(500);
+/// While windows are off, nobody waits to be told what has arrived; a robot that has not heard that they are off soon does.
+const TELL_CALM_EVERY: Duration = Duration::from_millis(500);
 /// Leaders whose clocks are remembered.
 const CLOCKS_KEPT: usize = 4;
 
@@ -212,6 +214,8 @@ pub struct Robot {
     /// On the leader: what has arrived and was not told yet to the robots that may send bulk, and when it is to be.
     arrived: Vec<Arrived>,
     tell_arrived_at: Instant,
+    /// While windows are off, what arrives before this is not told.
+    tell_calm_at: Instant,
     /// One for each path, as each leads into a card of its own; none if the policy has none.
     gates: Vec<Gate>,
     /// For each gate, what it learns from.
@@ -281,10 +285,10 @@ impl Robot {
         let percentile = local.map_or(0.0, |local| local.protection_percentile);
         let most = local.and_then(|local| local.protection_percentile_max);
         let caution = Caution::new(percentile, most.unwrap_or(percentile));
-        let lead = config
-            .control
-            .filter(|_| windows.shares())
-            .map(|control| Lead::new(control, most.map(|_| caution)));
+        let control = config.control.filter(|_| windows.shares());
+        // Where loops are judged, windows begin with the first late one.
+        let caution = control.map_or(caution, |_| caution.calm());
+        let lead = control.map(|control| Lead::new(control, most.map(|_| caution)));
         let mut robot = Robot {
             lead,
             caution,
@@ -304,6 +308,7 @@ impl Robot {
             ends: BTreeSet::new(),
             arrived: Vec::new(),
             tell_arrived_at: Instant::FAR_FUTURE,
+            tell_calm_at: now,
             peers: Peers::new(me, &config.paths_to, &config.path, incarnation, now)?,
             riders: Riders::new(&config.paths_to, &voters),
             wants_bulk: false,
@@ -318,6 +323,9 @@ impl Robot {
             asked_time: 0,
             actions: VecDeque::new(),
         };
+        if robot.lead.is_some() {
+            robot.set_caution(caution);
+        }
         robot.next_scheduled(now);
         Ok(robot)
     }
@@ -606,6 +614,7 @@ impl Robot {
         } else if leader == Some(self.me) && self.arrived.len() < ARRIVED_MAX && !self.arrived.contains(&message) {
             let mut holders = self.coordinator.iter().flat_map(Coordinator::holders);
             let told = holders.any(|holder| holder != self.me);
+            let told = told && (!self.caution.is_calm() || now >= self.tell_calm_at);
             if told && self.windows.local().is_some_and(|local| local.early_release) {
                 if self.arrived.is_empty() {
                     self.tell_arrived_at = now + ARRIVED_TOGETHER;
@@ -662,6 +671,7 @@ impl Robot {
 
     fn tell_arrived(&mut self, now: Instant) {
         self.tell_arrived_at = Instant::FAR_FUTURE;
+        self.tell_calm_at = now + TELL_CALM_EVERY;
         let messages = std::mem::take(&mut self.arrived);
         let holders: Vec<RobotId> = self.coordinator.iter().flat_map(Coordinator::holders).collect();
         for holder in holders.into_iter().filter(|holder| *holder != self.me) {

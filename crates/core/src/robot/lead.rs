@@ -140,9 +140,14 @@ impl Lead {
             self.loops.on_commanded(commanded);
         }
         self.loops.on_through(ended.began + took);
-        let late = self.loops.end(self.control.bound)?;
+        let calm = self.caution.is_some_and(|caution| caution.is_calm());
+        let late = self.loops.end(self.control.bound, calm)?;
         let caution = self.caution.as_mut().filter(|_| bulk)?;
         caution.on_loop(late);
+        if calm && !caution.is_calm() {
+            // What loops were like without windows says nothing of them with.
+            self.loops = Loops::default();
+        }
         Some(*caution)
     }
 

@@ -258,7 +258,11 @@ mod tests {
         assert!(riders.offer(one, grant(1), at(1)).is_none(), "a renewed one");
         assert!(riders.offer(one, grant(2), at(1)).is_some(), "the next one");
         for ms in 2..2 + RIDERS_MAX as u64 {
-            assert_eq!(riders.offer(one, beat(ms), at(ms)).is_some(), ms > RIDERS_MAX as u64, "{ms}: no room");
+            assert_eq!(
+                riders.offer(one, beat(ms), at(ms)).is_some(),
+                ms > RIDERS_MAX as u64,
+                "{ms}: no room"
+            );
         }
         assert!(riders.offer(RobotId(7), beat(9), at(9)).is_some(), "no such robot");
         assert_eq!(riders.take(one, at(10)).len(), RIDERS_MAX);

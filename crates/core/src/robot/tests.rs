@@ -131,6 +131,8 @@ fn the_end_of_a_loop_holds_bulk_too() {
         bound: Duration::from_millis(40),
     });
     let mut robot = Robot::new(config, at(0)).unwrap();
+    assert!(robot.caution.is_calm(), "no loop was late yet");
+    robot.set_caution(robot.caution.at_level(0.0));
     let ms = Duration::from_millis;
     let model = |period| TimeModel {
         period: ms(period),
