@@ -387,7 +387,7 @@ fn name(input: &Input) -> &'static str {
         Input::Control(_) => "control",
         Input::ControlLeft(_) => "control-left",
         Input::Arrived { .. } => "control-arrived",
-        Input::Assign(_) => "assign",
+        Input::Assign(_) | Input::Riders(_) => "assign",
         Input::Copy { .. } => "copy",
         Input::State(_) => "state",
         Input::Message { .. } | Input::Gathering { .. } => "message",
