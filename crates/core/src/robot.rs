@@ -45,7 +45,7 @@ use crate::policy::LocalConfig;
 use crate::windows::{PlannerConfig, Window, WindowAction, WindowPlanner};
 use crate::{Duration, FlowId, Instant, RobotId};
 use flow::set_end;
-use lead::Lead;
+use lead::{Lead, BLIND_AFTER};
 use peers::Peers;
 use riders::Riders;
 
@@ -207,6 +207,8 @@ pub struct Robot {
     /// What it decides where it leads; set if the team has a control loop and the policy shares windows.
     lead: Option<Lead>,
     caution: Caution,
+    /// When its leader last told how careful to be; at first, when it began.
+    caution_told_at: Instant,
     /// When it made the message that began its newest loop, until the leader's command arrives, and how long the loop before
     /// took.
     loop_began: Option<Instant>,
@@ -288,10 +290,11 @@ impl Robot {
         let control = config.control.filter(|_| windows.shares());
         // Where loops are judged, windows begin with the first late one.
         let caution = control.map_or(caution, |_| caution.calm());
-        let lead = control.map(|control| Lead::new(control, most.map(|_| caution)));
+        let lead = control.map(|control| Lead::new(control, most.map(|_| caution), now));
         let mut robot = Robot {
             lead,
             caution,
+            caution_told_at: now,
             loop_began: None,
             last_loop: None,
             me,
@@ -448,6 +451,7 @@ impl Robot {
             } => {
                 let Some(offset) = self.clock(clock, now) else { return };
                 if self.leader(now) == Some(from) {
+                    self.caution_told_at = now;
                     self.set_caution(self.caution.at_level(lead::level_from_wire(caution)));
                     let messages = messages.iter().take(ARRIVED_MAX).map(|message| Arrived {
                         made_at: offset.ours(message.made_at),
@@ -768,6 +772,7 @@ impl Robot {
         self.tell_models_at = now + CHECK_TOLD_EVERY;
         let models = self.own_models();
         self.plan_own_ends(&models, now);
+        self.look_whether_calm(now);
         self.steer(now);
         let expected = |((flow, model), (told, before)): (&(u8, TimeModel), &(u8, TimeModel))| {
             flow == told && model.agrees_with(before, TOLD_OFF_MAX)
@@ -788,6 +793,19 @@ impl Robot {
             .collect();
         self.actions
             .push_back(Action::Broadcast(Message::Models { clock, models }));
+    }
+
+    /// Whoever neither judges loops nor is told of them does not know that bulk harms nothing.
+    fn look_whether_calm(&mut self, now: Instant) {
+        let blind = if self.leader(now) == Some(self.me) {
+            self.lead.as_mut().and_then(|lead| lead.look(now))
+        } else {
+            let blind = self.caution.is_calm() && now.since(self.caution_told_at) >= BLIND_AFTER;
+            blind.then(|| self.caution.at_level(0.0))
+        };
+        if let Some(caution) = blind {
+            self.set_caution(caution);
+        }
     }
 
     /// On the leader: tells flows whose phase is off to sample later.

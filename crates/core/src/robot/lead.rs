@@ -11,6 +11,9 @@
 //! flow's phase, kept while that flow lives; each other flow is told once by how much to sample later, and then left alone
 //! until its model must show it.
 //!
+//! Where no loop can be judged for [`BLIND_AFTER`], as the team's programs run none, nobody knows that bulk harms nothing, and
+//! windows hold it.
+//!
 //! Left out: robots that do not tell how long their loops took, whose loops count as in time.
 
 use std::collections::BTreeMap;
@@ -31,6 +34,8 @@ const SHIFT_EVERY: Duration = Duration::from_secs(4);
 const TOLERANCE_PARTS: u64 = 10;
 /// A phase has to be off by the same amount in so many looks in a row, for the same reason.
 const LOOKS_MIN: u32 = 4;
+/// Who could judge no loop for so long, or was told nothing of them, does not stay calm.
+pub(super) const BLIND_AFTER: Duration = Duration::from_secs(10);
 /// Levels of caution go over the wire in such parts of one, from -1 on.
 const LEVEL_PARTS: f64 = 50.0;
 
@@ -53,6 +58,8 @@ pub(super) struct Lead {
     current: Option<Seen>,
     previous: Option<Seen>,
     caution: Option<Caution>,
+    /// When a loop was last judged; at first, when it began to look.
+    judged_at: Instant,
     /// The flows that begin loops, with their models.
     flows: BTreeMap<(RobotId, u8), TimeModel>,
     target: Option<(RobotId, u8)>,
@@ -62,13 +69,14 @@ pub(super) struct Lead {
 }
 
 impl Lead {
-    pub fn new(control: ControlLoop, caution: Option<Caution>) -> Self {
+    pub fn new(control: ControlLoop, caution: Option<Caution>, now: Instant) -> Self {
         Lead {
             control,
             loops: Loops::default(),
             current: None,
             previous: None,
             caution,
+            judged_at: now,
             flows: BTreeMap::new(),
             target: None,
             shifted: BTreeMap::new(),
@@ -102,7 +110,7 @@ impl Lead {
             .is_none_or(|current| current.commanded.is_some() || made_at >= current.began + self.control.period / 2);
         let mut changed = None;
         if begins {
-            changed = self.end_previous(bulk);
+            changed = self.end_previous(bulk, now);
             self.previous = self.current.take();
             self.current = Some(Seen {
                 began: made_at,
@@ -132,7 +140,7 @@ impl Lead {
         }
     }
 
-    fn end_previous(&mut self, bulk: bool) -> Option<Caution> {
+    fn end_previous(&mut self, bulk: bool, now: Instant) -> Option<Caution> {
         let ended = self.previous?;
         let took = ended.took?;
         self.loops.begin(ended.began, ended.all_in);
@@ -142,12 +150,21 @@ impl Lead {
         self.loops.on_through(ended.began + took);
         let calm = self.caution.is_some_and(|caution| caution.is_calm());
         let late = self.loops.end(self.control.bound, calm)?;
+        self.judged_at = now;
         let caution = self.caution.as_mut().filter(|_| bulk)?;
         caution.on_loop(late);
         if calm && !caution.is_calm() {
             // What loops were like without windows says nothing of them with.
             self.loops = Loops::default();
         }
+        Some(*caution)
+    }
+
+    /// Looks whether loops are judged at all. Returns the level of caution where it has changed.
+    pub fn look(&mut self, now: Instant) -> Option<Caution> {
+        let blind = now.since(self.judged_at) >= BLIND_AFTER;
+        let caution = self.caution.as_mut().filter(|caution| blind && caution.is_calm())?;
+        *caution = caution.at_level(0.0);
         Some(*caution)
     }
 
@@ -207,7 +224,7 @@ mod tests {
             period: Duration::from_millis(33),
             bound: Duration::from_millis(33),
         };
-        let mut lead = Lead::new(control, Some(Caution::new(0.5, 0.95)));
+        let mut lead = Lead::new(control, Some(Caution::new(0.5, 0.95)), at(0));
         for robot in 1..=2 {
             lead.set_flow((RobotId(robot), 0), Some(model(0)));
         }
@@ -254,6 +271,18 @@ mod tests {
         assert!(run(&mut lead, 35, 5, 28, false).is_none(), "nobody sends bulk");
         let stranger = lead.on_arrived((RobotId(7), 0), at(2_000), None, true, at(2_001));
         assert!(stranger.is_none(), "it begins no loop");
+    }
+
+    #[test]
+    fn a_leader_that_judges_no_loop_does_not_stay_calm() {
+        let mut lead = lead();
+        lead.caution = Some(Caution::new(0.5, 0.95).calm());
+        for k in 1..=300 {
+            run(&mut lead, k, 5, 28, true);
+        }
+        assert!(lead.look(at(10_500)).is_none(), "it has judged");
+        assert!(lead.look(at(25_000)).is_some_and(|caution| !caution.is_calm()));
+        assert!(lead.look(at(25_001)).is_none(), "nothing changes");
     }
 
     #[test]

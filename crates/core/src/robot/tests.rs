@@ -132,6 +132,13 @@ fn the_end_of_a_loop_holds_bulk_too() {
     });
     let mut robot = Robot::new(config, at(0)).unwrap();
     assert!(robot.caution.is_calm(), "no loop was late yet");
+    {
+        let mut blind = robot.clone();
+        run(&mut blind, at(9_000));
+        assert!(blind.caution.is_calm());
+        run(&mut blind, at(12_000));
+        assert!(!blind.caution.is_calm(), "nobody judges loops");
+    }
     robot.set_caution(robot.caution.at_level(0.0));
     let ms = Duration::from_millis;
     let model = |period| TimeModel {
