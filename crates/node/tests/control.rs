@@ -166,7 +166,12 @@ fn said(text: &str) -> Vec<u8> {
     };
     let topic = "pose".to_owned();
     [
-        wire::pack(&Parcel::Control { topic, header }).as_slice(),
+        wire::pack(&Parcel::Control {
+            topic,
+            header,
+            riders: Vec::new(),
+        })
+        .as_slice(),
         text.as_bytes(),
     ]
     .concat()
