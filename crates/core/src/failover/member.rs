@@ -234,6 +234,13 @@ impl Member {
         let (Some(seat), Some(other)) = (self.seat, self.config.seat(epoch.robot)) else {
             return;
         };
+        // Two attempts of one round deny each other, and would so again in each round that follows. The one nearer to the
+        // front goes on.
+        let tied = matches!(&self.role, Role::Candidate(claim) if claim.epoch.round == epoch.round);
+        if other < seat && tied {
+            self.drop_claim(now);
+            self.ask_later(now + self.config.stagger);
+        }
         let newest = self.voted.max(self.fence);
         if let Some(newest) = newest.filter(|n| epoch.round <= n.round && epoch != *n) {
             return self.deny(epoch.robot, newest);

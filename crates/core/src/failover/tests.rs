@@ -251,6 +251,47 @@ fn a_clock_that_steps_back_makes_a_leader_and_a_holder_begin_anew() {
 }
 
 #[test]
+fn of_two_attempts_of_one_round_the_one_nearer_to_the_front_goes_on() {
+    let (mut front, mut other) = (robot(0, 4), robot(1, 4));
+    front.on_deadline(at(300));
+    assert!(actions(&mut front)
+        .iter()
+        .any(|action| matches!(action, Action::Broadcast(Message::Ask { .. }))));
+    other.on_deadline(at(375));
+    let asked = actions(&mut other);
+    let tied = epoch(1, 1);
+    assert!(matches!(asked[..], [Action::Broadcast(Message::Ask { epoch, .. })] if epoch == tied));
+    // Each hears of the other's attempt.
+    front.on_message(RobotId(1), ask(1, 1), at(376));
+    other.on_message(RobotId(0), ask(1, 0), at(376));
+    let said = actions(&mut other);
+    assert!(
+        said.contains(&Action::Broadcast(Message::Resign { epoch: tied })),
+        "{said:?}"
+    );
+    let denied = Message::Deny {
+        epoch: tied,
+        elected: false,
+    };
+    assert!(
+        said.contains(&Action::Send {
+            to: RobotId(0),
+            message: denied
+        }),
+        "{said:?}"
+    );
+    front.on_message(RobotId(1), denied, at(377));
+    other.on_message(RobotId(0), ask(2, 0), at(378));
+    assert!(promises(&mut other));
+    let promise = Message::Promise {
+        epoch: epoch(2, 0),
+        echo: at(377),
+    };
+    front.on_message(RobotId(1), promise, at(379));
+    assert!(front.is_leading(at(379)));
+}
+
+#[test]
 fn two_quorums_share_a_voter_and_the_first_of_two_goes_on_alone() {
     for voters in 1..=VOTERS_MAX {
         let weigh = |set: usize| {
