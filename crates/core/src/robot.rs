@@ -227,7 +227,7 @@ pub struct Robot {
     riders: Riders,
     /// What reports this robot's states to robots that gather them.
     pub reporters: Reporters,
-    /// What was decided, for a recording.
+    /// The decisions made, for a recording.
     #[serde(skip)]
     pub journal: Journal,
     wants_bulk: bool,
@@ -795,7 +795,7 @@ impl Robot {
             .push_back(Action::Broadcast(Message::Models { clock, models }));
     }
 
-    /// Whoever neither judges loops nor is told of them does not know that bulk harms nothing.
+    /// Gives up being calm where this robot neither judges loops nor hears of them: bulk may be doing harm unseen.
     fn look_whether_calm(&mut self, now: Instant) {
         let blind = if self.leader(now) == Some(self.me) {
             self.lead.as_mut().and_then(|lead| lead.look(now))
@@ -1058,7 +1058,7 @@ impl Robot {
         self.journal.set(false);
     }
 
-    /// What was decided since the last call.
+    /// The decisions made since the last call.
     pub fn take_journal(&mut self) -> Taken {
         self.journal.take()
     }

@@ -173,7 +173,7 @@ impl Flown {
         self.handle(input, now) == Answer::Yes
     }
 
-    /// What was noted since the last call.
+    /// The notes made since the last call.
     fn take(&mut self) -> Vec<Part> {
         self.notes.as_mut().map(|notes| notes.take()).unwrap_or_default()
     }

@@ -102,7 +102,7 @@ impl Journal {
         self.now = now;
     }
 
-    /// What was noted since the last call.
+    /// The notes made since the last call.
     pub fn take(&mut self) -> Taken {
         (std::mem::take(&mut self.events), std::mem::take(&mut self.lost))
     }

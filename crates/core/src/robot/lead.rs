@@ -34,7 +34,7 @@ const SHIFT_EVERY: Duration = Duration::from_secs(4);
 const TOLERANCE_PARTS: u64 = 10;
 /// A phase has to be off by the same amount in so many looks in a row, for the same reason.
 const LOOKS_MIN: u32 = 4;
-/// Who could judge no loop for so long, or was told nothing of them, does not stay calm.
+/// After this time without a judged loop, or without word of one, a robot is calm no longer.
 pub(super) const BLIND_AFTER: Duration = Duration::from_secs(10);
 /// Levels of caution go over the wire in such parts of one, from -1 on.
 const LEVEL_PARTS: f64 = 50.0;

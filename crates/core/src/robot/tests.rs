@@ -88,7 +88,7 @@ fn windows_wake_nobody_who_does_not_ask_but_for_a_recording() {
     };
     wakes(&mut robot, 1..=30);
     assert!(wakes(&mut robot, 31..=60) < 5);
-    // Whoever asks is told of the next one all the same.
+    // Asking the gate still plans the next one.
     robot.may_pass(0, 0, at(1_205));
     let window = robot.window();
     assert!(window.start <= at(1_220) && window.end > at(1_220), "{window:?}");

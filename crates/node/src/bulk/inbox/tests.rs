@@ -67,10 +67,10 @@ fn what_is_whole_is_delivered_though_a_crash_came_before_that_was_written_down()
     fs::remove_file(folder.join("one/delivered")).unwrap();
     let inbox = Inbox::open(&folder, "one").unwrap();
     inbox.mend().unwrap();
-    // Whoever takes it takes it off the disk before the sender asks again.
+    // The program that takes the message removes it from the disk before the sender asks again.
     fs::remove_file(&whole.path).unwrap();
     assert!(matches!(inbox.offer(&begin(1, &bytes)).unwrap(), Offer::Delivered));
-    // What is not whole is none the more delivered.
+    // An incomplete message still does not count as delivered.
     part(&inbox, &begin(2, &bytes)).append(&bytes[..4]).unwrap();
     inbox.mend().unwrap();
     assert_eq!(part(&inbox, &begin(2, &bytes)).length(), 4);
