@@ -1,4 +1,5 @@
-//! The medium: who transmits when, for how long, and what arrives. EDCA of IEEE 802.11-2020, 10.23.2.
+//! The medium: decides when each station transmits, for how long, and which frames arrive. EDCA of IEEE 802.11-2020,
+//! 10.23.2.
 //!
 //! All stations hear one another, so the medium is busy or idle for everybody at once and slots line up. Each access
 //! category has a *slot clock* that counts the idle slots after its AIFS; a backoff is a point on that clock. So a
@@ -40,7 +41,7 @@ use crate::phy::{block_ack_bytes, ControlRate, Standard, ACK_BYTES, BLOCK_ACK_RE
 use crate::phy::{PPDU_MAX, SIFS, SLOT};
 use crate::wnic::{Aggregate, AggregateLimit, Load, Queues};
 
-/// What the air tells the layer above, and asks of it: the driver's three hooks (001, section V), and arrivals.
+/// Calls from the air to the layer above: the driver's three hooks (001, section V), and arrivals.
 /// Called from within [`Air`]'s methods; answers to them go through [`Air::send`] afterwards. The driver's hooks name
 /// the station whose driver it is: the packet's sender, or the access point that passes it on.
 pub trait Host {
@@ -78,9 +79,9 @@ pub enum Outcome {
 /// A PPDU, or the RTS that stood for it, on the air.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transmission {
-    /// Who sent.
+    /// The sender.
     pub from: StationId,
-    /// To whom.
+    /// The receiver, or all.
     pub to: StationId,
     /// In which category.
     pub category: AccessCategory,
@@ -94,7 +95,7 @@ pub struct Transmission {
     pub outcome: Outcome,
 }
 
-/// What the MAC did so far.
+/// Counters of the MAC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MacCounters {
     /// Times that two or more stations sent at once.
@@ -153,7 +154,22 @@ struct Exchange {
     txop_end: Option<Instant>,
 }
 
-/// What a sender hears after its frame.
+impl Exchange {
+    /// Its PPDU, or the RTS before it, which ended at `end`.
+    fn transmission(&self, end: Instant, outcome: Outcome) -> Transmission {
+        Transmission {
+            from: self.station,
+            to: self.aggregate.to,
+            category: self.category,
+            frames: self.aggregate.frames,
+            start: self.start,
+            end,
+            outcome,
+        }
+    }
+}
+
+/// A sender's view of the end of its frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Answer {
     /// No CTS after its RTS, so it does not send the data.
@@ -258,7 +274,7 @@ impl Air {
         self.stations[usize::from(station.0)].purge(&mut |dropped| host.dropped(station, &dropped, now));
     }
 
-    /// What the MAC did so far.
+    /// The MAC's counters so far.
     pub fn counters(&self) -> &MacCounters {
         &self.counters
     }
@@ -314,7 +330,7 @@ impl Air {
                     host.enqueued(station, &packet, now);
                 }
             }
-            // What the commit stage takes may make room for more.
+            // Frames that move to the commit stage make room for more.
             if !queues.commit(|frame| host.released(station, &frame.packet, frame.ahead, frame.queued_at, now)) {
                 return;
             }
@@ -491,7 +507,8 @@ impl Air {
         }
     }
 
-    /// What precedes a PPDU of this duration: nobody could answer an RTS to all, and a BlockAckReq is one itself.
+    /// Airtime before a PPDU of this duration. A frame to all has no RTS, since no single station could answer it. Neither
+    /// has a BlockAckReq.
     fn opening(&self, station: StationId, aggregate: &Aggregate, ppdu: Duration) -> Duration {
         match aggregate {
             Aggregate {
@@ -536,8 +553,8 @@ impl Air {
         }
     }
 
-    /// What the next PPDU of a function holds if it may last `limit`: no frames for a BlockAckReq. One frame goes
-    /// however long it takes.
+    /// The contents of a function's next PPDU of at most `limit`; no frames for a BlockAckReq. A single frame may take
+    /// longer.
     fn aggregate(&self, station: StationId, category: AccessCategory, limit: Duration) -> Option<Aggregate> {
         let queues = &self.stations[usize::from(station.0)];
         let edca: &Edca = &self.config.edca[category.index()];
@@ -602,7 +619,6 @@ impl Air {
             station,
             category,
             aggregate,
-            start,
             ..
         } = exchange;
         let survivors = if aggregate.to == StationId::GROUP {
@@ -623,19 +639,12 @@ impl Air {
                 },
             )
         };
-        host.transmitted(&Transmission {
-            from: station,
-            to: aggregate.to,
-            category,
-            frames: aggregate.frames,
-            start,
-            end: now,
-            outcome: if survivors > 0 {
-                Outcome::Received
-            } else {
-                Outcome::Lost
-            },
-        });
+        let outcome = if survivors > 0 {
+            Outcome::Received
+        } else {
+            Outcome::Lost
+        };
+        host.transmitted(&exchange.transmission(now, outcome));
         let (airtime, answer) = self.answer(station, &aggregate, survivors);
         self.counters.control += airtime;
         self.deadline = now + airtime;
@@ -659,7 +668,7 @@ impl Air {
         self.contend_for_ready(point, now);
     }
 
-    /// What the sender of a PPDU hears after it, and how long that takes.
+    /// The answer to a PPDU as its sender hears it, and how long it takes.
     fn answer(&mut self, station: StationId, aggregate: &Aggregate, survivors: u16) -> (Duration, Answer) {
         if aggregate.to == StationId::GROUP {
             return (Duration::ZERO, Answer::Heard);
@@ -694,21 +703,13 @@ impl Air {
             station,
             category,
             aggregate,
-            start,
             ..
         } = exchange;
         // Until the next PPDU or idle time is settled the medium counts as busy.
         self.medium = Medium::Answer(exchange, answer);
         if answer == Answer::NoCts {
-            host.transmitted(&Transmission {
-                from: station,
-                to: aggregate.to,
-                category,
-                frames: aggregate.frames,
-                start,
-                end: start + self.links.get(station, aggregate.to).control.rts(),
-                outcome: Outcome::Lost,
-            });
+            let end = exchange.start + self.links.get(station, aggregate.to).control.rts();
+            host.transmitted(&exchange.transmission(end, Outcome::Lost));
         }
         let queues = &mut self.stations[usize::from(station.0)];
         let frames = match aggregate.frames {

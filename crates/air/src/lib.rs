@@ -9,7 +9,7 @@
 //!
 //! Not modelled: hidden stations (all hear all), capture (frames that collide are lost), 160 MHz, MU-MIMO and OFDMA,
 //! power save, beacons and management frames.
-//! What the first two would change is in `docs/fidelity.md`.
+//! `docs/fidelity.md` has the effect of the first two.
 
 pub mod channel;
 pub mod config;

@@ -32,7 +32,7 @@ pub enum Standard {
     Ax,
 }
 
-/// What all stations of the channel share at the PHY.
+/// PHY properties that all stations of the channel share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Phy {
     /// The amendment.

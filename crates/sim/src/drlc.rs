@@ -19,7 +19,7 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 
 use crate::events::EventKind;
 
-/// What learning wants done.
+/// An action of learning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DrlcAction {
     /// The leader sends `robot` so many bytes: its partition, or the model.

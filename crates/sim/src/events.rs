@@ -1,4 +1,4 @@
-//! What happens in a run, one event at a time, for those who fill the messages with content: a co-simulation.
+//! The events of a run one at a time, for a co-simulation that fills the messages with content.
 //!
 //! The times of a run do not depend on what is seen, inferred or learnt, so whoever does that can follow behind:
 //! take the events up to some instant from a [`Session`](crate::Session), and do at each event's time what it stands
@@ -6,7 +6,7 @@
 
 use coorp_core::{Instant, RobotId};
 
-/// What happened. The values are those that other languages see.
+/// Kinds of events. Other languages see these values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum EventKind {

@@ -62,7 +62,7 @@ impl Faults {
         [back, strike].into_iter().flatten().min()
     }
 
-    /// What happens now.
+    /// The faults that strike now.
     pub fn strike(&mut self, now: Instant) -> Strike {
         let back = self.away.iter().position(|away| away.is_some_and(|(at, _)| at <= now));
         if let Some(place) = back {
@@ -90,7 +90,7 @@ impl Faults {
         Strike::Down { robot, dies }
     }
 
-    /// What becomes of a message between robots: the delay of each copy that gets through, none if it is lost.
+    /// The delay of each copy of a message between robots that gets through; none if it is lost.
     pub fn message(&mut self, now: Instant) -> Vec<Duration> {
         if now >= self.quiet_from {
             return vec![Duration::ZERO];
@@ -111,7 +111,7 @@ impl Faults {
     }
 }
 
-/// What must hold in every run, with faults or without, and since when each robot has been waiting.
+/// The invariants of every run, with faults or without, and since when each robot has been waiting.
 #[derive(Debug)]
 pub(crate) struct Watch {
     limit: usize,
@@ -130,7 +130,7 @@ struct Robot {
     holds_since: Option<(Instant, u64)>,
 }
 
-/// What a robot does at an instant, for [`Watch::check`].
+/// A robot's state at an instant, for [`Watch::check`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct State {
     pub wants_bulk: bool,

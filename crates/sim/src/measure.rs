@@ -1,4 +1,4 @@
-//! What is counted while a run goes on, and how it becomes results.
+//! Measurements during a run, and the results made of them.
 //!
 //! Latencies go into high-dynamic-range histograms of three significant digits, so memory does not grow with the run.
 

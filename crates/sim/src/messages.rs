@@ -24,7 +24,7 @@ struct Journey {
     sent_at: Instant,
 }
 
-/// What happened to a message.
+/// How a message ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
     /// All of it arrived; so long after it was sent.

@@ -1,4 +1,4 @@
-//! A run that is taken step by step: how far is up to the caller, and makes no difference to what happens.
+//! A run in steps. Their length is up to the caller and does not affect the results.
 
 use std::time;
 
@@ -111,7 +111,7 @@ impl Session {
         outcome
     }
 
-    /// What has happened since the last call, ordered by time, if [`Options::events`] asks for it.
+    /// Events since the last call, ordered by time, if [`Options::events`] is set.
     pub fn take_events(&mut self) -> Vec<Event> {
         self.world.log.as_mut().map(std::mem::take).unwrap_or_default()
     }

@@ -1,4 +1,4 @@
-//! What a policy makes of a team's channel.
+//! A team's channel under a policy.
 
 use coorp_air::phy::{SIFS, SLOT};
 use coorp_air::{AccessCategory, Config};

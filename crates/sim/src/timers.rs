@@ -1,11 +1,11 @@
-//! The simulation's own alarm clock: what is due when, first come first served within an instant.
+//! The simulation's timers, in order of time; first come, first served within an instant.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use coorp_core::{Instant, RobotId};
 
-/// What an alarm is for.
+/// The purpose of an alarm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Timer {
     /// A robot's sensor samples.

@@ -67,7 +67,7 @@ fn what_robots_send_to_one_another_takes_the_channel_twice_unless_directly() {
     assert!(through.0 < 0.65 * direct.0, "{through:?} {direct:?}");
     assert!(through.1 > 1.3 * direct.1, "{through:?} {direct:?}");
     assert_eq!(at_an_end, direct);
-    // What the access point cannot pass on ends there, as lost.
+    // A packet that the access point cannot pass on is lost there.
     let lossy = "robot = [{ name = 'base', leader = true }, { name = 'a' }, { name = 'b' }]\n[air]\n\
                  [[air.link]]\nfrom = 'base'\nto = 'b'\nloss = 0.9\n\
                  [[flow]]\nname = 'm'\nfrom = 'a'\nto = 'b'\nperiod = '20ms'\nsize = 4000\nac = 'AC_VO'\n";

@@ -1,4 +1,4 @@
-//! What frames between two stations are sent at, and how likely each is lost.
+//! Rates and loss probabilities of frames between two stations.
 //!
 //! Control frames go at the fastest mandatory legacy rate that is no faster than the data of their link (IEEE
 //! 802.11-2020, 10.6.6), answers at that of what they answer. They are lost as often as their bytes of a data frame
@@ -32,7 +32,7 @@ impl Way {
 pub(super) struct Links {
     phy: Phy,
     default: Way,
-    /// What group addressed frames are sent at.
+    /// The rate of group addressed frames.
     group: Timing,
     /// Row a sender; empty where it has no link of its own.
     rows: Vec<Vec<Option<Way>>>,
@@ -63,7 +63,7 @@ impl Links {
         own.and_then(Option::as_ref).unwrap_or(&self.default)
     }
 
-    /// What data to one station, or to all, is sent at.
+    /// The rate of data to one station or to all.
     pub fn timing(&self, from: StationId, to: StationId) -> &Timing {
         match to {
             StationId::GROUP => &self.group,

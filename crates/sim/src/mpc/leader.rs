@@ -10,7 +10,7 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::{Command, Perception};
 
-/// What the leader wants done.
+/// An action of the leader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeaderAction {
     /// Call [`Leader::on_deadline`] then. A later wait takes the place of this one.

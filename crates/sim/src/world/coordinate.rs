@@ -1,4 +1,4 @@
-//! Coordination in a run: what robots say to each other, and what they want done.
+//! Coordination in a run: messages between robots, and their robots' actions.
 
 use super::{word_bytes, Content, Delayed, World};
 use crate::agent::ControlFlow;
@@ -8,12 +8,12 @@ use crate::timers::Timer;
 use coorp_core::robot::{Action, Message};
 use coorp_core::{Duration, RobotId};
 
-/// What stands around a message between robots on the wire, beside IP and UDP: the frame's head, and QUIC's header and
-/// authentication.
+/// Overhead of a message between robots on the wire besides IP and UDP: the frame's header, and QUIC's header and
+/// authentication tag.
 const ENVELOPE_BYTES: u64 = 36;
 
 impl World {
-    /// Does what a robot wants and arms its next alarm. What comes of it for others is queued, so this never recurses.
+    /// Carries out a robot's actions and arms its next timer. Effects on other robots are queued, so this never recurses.
     pub(super) fn run_agent(&mut self, robot: RobotId) {
         let place = usize::from(robot.0);
         let now = self.now;
@@ -32,7 +32,7 @@ impl World {
                         mpc.worker(robot).shift_phase(later);
                     }
                 }
-                // One path each, nobody gathers states, and who leads shows in what is granted.
+                // Each robot has one path, nobody gathers states, and grants show which robot leads.
                 Action::Led(_) | Action::PathAlive(..) | Action::Report(_) | Action::StaleGrant(_) => {}
             }
         }
@@ -53,7 +53,7 @@ impl World {
         }
     }
 
-    /// Whether faults let a message pass now. What they do to it else, they do: it is lost, comes late, or once more.
+    /// Whether faults let a message pass now. Faults may also lose, delay or duplicate it here.
     pub(super) fn gets_through(&mut self, from: RobotId, to: RobotId, message: &Message) -> bool {
         let Some(faults) = &mut self.faults else { return true };
         let mut now = 0;

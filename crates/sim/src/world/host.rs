@@ -1,4 +1,4 @@
-//! What the air tells the world: the driver's hooks, arrivals, drops.
+//! Calls from the air: the driver's hooks, arrivals, drops.
 
 use super::control::control_flow;
 use super::{Slot, World};
