@@ -4,9 +4,7 @@
     python studies/wide.py [--first SEED] [--teams 60] [--duration 30s] [--quick] [--markdown]
 
 Lateness is the share of control loops over their bound. A team with plain control flows has no loop: there it is the
-share of messages that are lost or arrive later than their flow's bound. The simulator reports quantiles of a flow's
-latency, so this share is an estimate between two of them. Verdicts mark it with '~', as it can be off by a point.
-Below 0.1 % it counts as 0.
+share of messages that are lost or arrive later than their flow's bound.
 
 `mpc-only` and `edca` alone decide what a draw counts for:
 
@@ -28,7 +26,6 @@ and returns 0. It returns 1 if results are malformed, and asserts no performance
 from __future__ import annotations
 
 import argparse
-import itertools
 import math
 import re
 import statistics
@@ -44,8 +41,6 @@ POLICIES = ("mpc-only", "edca", "schedwifi", "coorp")
 LATE_GOAL = 0.01
 BULK_GOAL = 0.97
 HOPELESS = 0.20
-QUANTILES = {"p10": 0.9, "p50": 0.5, "p90": 0.1, "p99": 0.01, "p999": 0.001}
-"""Share of latencies above each."""
 QUICK_TEAMS = 6
 QUICK_S = 8.0
 _UNITS_S = {"ms": 1e-3, "s": 1.0, "min": 60.0}
@@ -101,8 +96,7 @@ class Case:
             return []
         if math.isnan(self.scores["coorp"].late):
             return ["starves"]
-        about = "~" if self.drawn.bounds_ms else ""
-        missed = [f"control {about}{number(100.0 * self.later, sign=True)}"] if self.later > LATE_GOAL else []
+        missed = [f"control {number(100.0 * self.later, sign=True)}"] if self.later > LATE_GOAL else []
         return missed + ([f"bulk {percent(self.bulk('coorp'))}"] if self.bulk("coorp") < BULK_GOAL else [])
 
     @property
@@ -129,34 +123,16 @@ class Case:
 TITLES = ["team", *(f"late {policy}" for policy in POLICIES), "loops", "bulk edca", "schedwifi", "coorp", "verdict"]
 
 
-def share_over(bound_ms: float, latency_ms: dict[str, float]) -> float:
-    """The share of a flow's messages over the bound: between two quantiles exponential, as a queue's tail is."""
-    points = [(latency_ms[name], above) for name, above in QUANTILES.items()]
-    if bound_ms < points[0][0]:
-        return 1.0
-    for (low_ms, above_low), (high_ms, above_high) in itertools.pairwise(points):
-        if bound_ms < high_ms:
-            part = (bound_ms - low_ms) / (high_ms - low_ms)
-            return math.exp((1.0 - part) * math.log(above_low) + part * math.log(above_high))
-    return 0.0
-
-
-def late_messages(flow: FlowResult, bound_ms: float) -> float:
-    """Messages of the flow that were late or lost. One that did not arrive may be on its way when the run ends."""
-    late = flow.delivered * share_over(bound_ms, flow.latency_ms) if flow.delivered else 0.0
-    return late + max(flow.sent - flow.delivered - 1, 0)
-
-
-def score(drawn: Drawn, result: Result) -> Score:
+def score(result: Result) -> Score:
     """What a run says of the team. A loop that never ended is late."""
     if not result.airtime:
         return Score(math.nan, math.nan, math.nan)
     bulk_mbps = 0.0 if math.isnan(result.bulk_mbps) else result.bulk_mbps
-    if not drawn.bounds_ms:
+    bounded = [flow for flow in result.flows.values() if not math.isnan(flow.violation)]
+    if not bounded:
         return Score(result.violation if result.loops else 1.0, bulk_mbps, result.loops)
-    flows = {name: result.flows[name] for name in drawn.bounds_ms}
-    late = sum(late_messages(flow, drawn.bounds_ms[name]) for name, flow in flows.items())
-    return Score(late / sum(flow.sent for flow in flows.values()), bulk_mbps, math.nan)
+    late = sum(flow.sent * flow.violation for flow in bounded)
+    return Score(late / sum(flow.sent for flow in bounded), bulk_mbps, math.nan)
 
 
 def malformed(case: Case, results: dict[str, Result]) -> list[str]:
@@ -175,7 +151,7 @@ def malformed(case: Case, results: dict[str, Result]) -> list[str]:
         found += [
             f"{policy}: {flow.delivered} of {flow.sent} messages delivered on {name}"
             for name, flow in result.flows.items()
-            if name in case.drawn.bounds_ms and not 0 <= flow.delivered <= flow.sent
+            if not math.isnan(flow.violation) and not 0 <= flow.delivered <= flow.sent
         ]
     return [f"{case.drawn.team.name}: {problem}" for problem in found]
 
@@ -185,7 +161,7 @@ def run(simulator: Simulator, drawn: Drawn, duration_s: float) -> tuple[Case, li
     jobs = {policy: Job(drawn.team, policy, 1, duration_s) for policy in POLICIES}
     found = simulator.run(jobs.values())
     results = {policy: found[job] for policy, job in jobs.items()}
-    case = Case(drawn, {policy: score(drawn, result) for policy, result in results.items()})
+    case = Case(drawn, {policy: score(result) for policy, result in results.items()})
     return case, malformed(case, results)
 
 

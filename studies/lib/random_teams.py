@@ -97,8 +97,6 @@ class Drawn:
     """The kind of team, in a few words."""
     kinds: tuple[str, ...]
     """What it has in common with many others: its standard, card, sensors, bulk, and whether control is a loop."""
-    bounds_ms: dict[str, float]
-    """How old a message of each plain control flow may be when it arrives. Empty where there is a control loop."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +131,7 @@ def draw_wide(seed: int) -> Drawn:
         rates[rng.randrange(len(rates))] = rng.choice((0, 1))
     loop = rng.random() < 0.5
     reports = _reports(rng, len(robots), loop=loop)
-    tables, bounds_ms = _loop(rng, reports) if loop else _control_flows(rng, robots, reports)
+    tables = _loop(rng, reports) if loop else _control_flows(rng, robots, reports)
     kind, bulk = _any_bulk(rng, robots, reports, loop=loop)
     air = (
         f'[air]\nstandard = "{standard}"\nwidth_mhz = {width}\nstreams = {streams}\n'
@@ -145,7 +143,7 @@ def draw_wide(seed: int) -> Drawn:
     card, control = _CARDS[wnic], "loop" if loop else "flows"
     what = f"{len(robots) + 1} {standard[6:]}/{width} MCS {_span(rates)} {card}, {reports.what} {control}, {kind}"
     kinds = (standard, card, f"sensors {reports.sensors}", f"control {control}", f"bulk {kind}")
-    return Drawn(Team(f"wide-{seed}", text), what, kinds, bounds_ms)
+    return Drawn(Team(f"wide-{seed}", text), what, kinds)
 
 
 def _span(rates: list[int]) -> str:
@@ -187,34 +185,31 @@ def _reports(rng: random.Random, robots: int, *, loop: bool) -> _Reports:
     return _Reports(kind, rate_hz, size, jitter_ms, bound_ms, phases_ms, sensors)
 
 
-def _loop(rng: random.Random, reports: _Reports) -> tuple[str, dict[str, float]]:
+def _loop(rng: random.Random, reports: _Reports) -> str:
     inference_ms = round(reports.bound_ms * rng.uniform(0.1, 0.6), 1)
-    text = (
+    return (
         f"[control]\nrate_hz = {reports.rate_hz:g}\n"
         f'bound = "{reports.bound_ms}ms"\nperception = {reports.size}\ncommand = {rng.choice(_COMMANDS)}\n'
         f'inference = "{inference_ms}ms"\ninference_spread = {rng.choice((0.03, 0.07, 0.15))}\n'
         f'jitter = "{reports.jitter_ms}ms"\n'
     )
-    return text, {}
 
 
-def _control_flows(rng: random.Random, robots: list[str], reports: _Reports) -> tuple[str, dict[str, float]]:
+def _control_flows(rng: random.Random, robots: list[str], reports: _Reports) -> str:
     """Reports up, or commands down, or both, each flow by itself."""
     command = rng.choice(_COMMANDS)
     ways = rng.choice(("up", "up", "down", "both"))
     tables: list[str] = []
-    bounds_ms: dict[str, float] = {}
     for robot, phase_ms in zip(robots, reports.phases_ms, strict=True):
         ends = [(f"report-{robot}", robot, "leader", reports.size)] if ways != "down" else []
         ends += [(f"command-{robot}", "leader", robot, command)] if ways != "up" else []
         for name, sender, receiver, size in ends:
-            bounds_ms[name] = reports.bound_ms
             tables.append(
                 f'[[flow]]\nname = "{name}"\nfrom = "{sender}"\nto = "{receiver}"\nac = "AC_VO"\nsize = {size}\n'
                 f'period = "{round(1e6 / reports.rate_hz)}us"\njitter = "{reports.jitter_ms}ms"\n'
-                f'start = "{phase_ms}ms"\n'
+                f'start = "{phase_ms}ms"\nbound = "{reports.bound_ms}ms"\n'
             )
-    return "\n".join(tables), bounds_ms
+    return "\n".join(tables)
 
 
 def _any_bulk(rng: random.Random, robots: list[str], reports: _Reports, *, loop: bool) -> tuple[str, str]:

@@ -51,7 +51,9 @@ class FlowResult:
     sent: int
     delivered: int
     latency_ms: dict[str, float]
-    """Quantiles by name, p10 to p999; empty where nothing arrived."""
+    """Quantiles by name, p10 to p999; empty if nothing arrived."""
+    violation: float
+    """Share of messages that arrived after the flow's bound or not at all, from 0 to 1; NaN without a bound."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,8 @@ def _number(value: object) -> float:
 
 
 def _flow(found: dict[str, Any]) -> FlowResult:
-    return FlowResult(found["mbps"], found["sent"], found["delivered"], found["latency_ms"] or {})
+    violation = _number(found.get("violation_rate"))
+    return FlowResult(found["mbps"], found["sent"], found["delivered"], found["latency_ms"] or {}, violation)
 
 
 def _result(found: dict[str, Any]) -> Result:

@@ -101,7 +101,11 @@ fn policy_row(result: &PolicyResult, edca_epoch_s: Option<f64>) -> Vec<String> {
 
 /// One row per policy and `[[flow]]`.
 pub fn flows(entries: &[Entry<'_>]) -> Sheet {
-    let titles = [
+    let bounded = |(_, result): &Entry<'_>| {
+        let flows = result.iter().flat_map(|result| &result.flows);
+        flows.into_iter().any(|flow| flow.violation_rate.is_some())
+    };
+    let mut titles = vec![
         "policy\n",
         "flow\n",
         "\nMbit/s",
@@ -111,9 +115,13 @@ pub fn flows(entries: &[Entry<'_>]) -> Sheet {
         "\np90",
         "\np99",
     ];
+    let any_bound = entries.iter().any(bounded);
+    if any_bound {
+        titles.push("over\nbound");
+    }
     let row = |result: &PolicyResult, flow: &coorp_sim::results::FlowResult| {
         let latency = |pick: fn(&Quantiles) -> f64| shown(flow.latency_ms.as_ref().map(pick), figure);
-        vec![
+        let mut row = vec![
             result.policy.clone(),
             flow.name.clone(),
             figure(flow.mbps),
@@ -122,14 +130,18 @@ pub fn flows(entries: &[Entry<'_>]) -> Sheet {
             latency(|q| q.p50),
             latency(|q| q.p90),
             latency(|q| q.p99),
-        ]
+        ];
+        if any_bound {
+            row.push(shown(flow.violation_rate, percent));
+        }
+        row
     };
     let rows = |(policy, result): &Entry<'_>| match result {
         Some(result) => result.flows.iter().map(|flow| row(result, flow)).collect(),
         None => vec![empty_row(policy, titles.len())],
     };
     Sheet {
-        titles: titles.map(str::to_owned).to_vec(),
+        titles: titles.iter().map(|title| (*title).to_owned()).collect(),
         names: 2,
         rows: entries.iter().flat_map(rows).collect(),
     }

@@ -16,6 +16,7 @@ mod config;
 mod flow;
 mod input;
 mod journal;
+mod judge;
 mod lead;
 mod message;
 mod peers;
@@ -29,6 +30,7 @@ pub use config::{Completions, ControlLoop, RobotConfig, Sight, Windows, ROBOTS_M
 pub use flow::FlowKey;
 pub use input::{Answer, Input};
 pub use journal::{Event, GateChange, Journal, Led, Taken};
+pub use judge::Judged;
 pub use message::{Arrived, ClockId, Message, Stamp, ARRIVED_MAX};
 pub use peers::{Carries, PathState, PathStatus};
 pub use reports::{Report, ReportAction, Reporters, Session, StateCopy};
@@ -45,6 +47,7 @@ use crate::policy::LocalConfig;
 use crate::windows::{PlannerConfig, Window, WindowAction, WindowPlanner};
 use crate::{Duration, FlowId, Instant, RobotId};
 use flow::set_end;
+use judge::Judge;
 use lead::{Lead, BLIND_AFTER};
 use peers::Peers;
 use riders::Riders;
@@ -204,8 +207,10 @@ pub struct Robot {
     loops: Option<flow::LoopEnds>,
     /// The planner's flows that stand for these.
     ends: BTreeSet<FlowKey>,
-    /// What it decides where it leads; set if the team has a control loop and the policy shares windows.
+    /// What it decides as the leader; set if the policy shares windows.
     lead: Option<Lead>,
+    /// What it tells the leader of messages with a bound.
+    judge: Judge,
     caution: Caution,
     /// When its leader last told how careful to be; at first, when it began.
     caution_told_at: Instant,
@@ -235,6 +240,8 @@ pub struct Robot {
     flows: Vec<bool>,
     /// The periods that their publishers declared.
     periods: Vec<Option<Duration>>,
+    /// The ages at which their messages are late, if their publishers state them.
+    bounds: Vec<Option<Duration>>,
     tell_models_at: Instant,
     /// What the others were told of the models, and when.
     told: Vec<(u8, TimeModel)>,
@@ -288,11 +295,12 @@ impl Robot {
         let most = local.and_then(|local| local.protection_percentile_max);
         let caution = Caution::new(percentile, most.unwrap_or(percentile));
         let control = config.control.filter(|_| windows.shares());
-        // Where loops are judged, windows begin with the first late one.
-        let caution = control.map_or(caution, |_| caution.calm());
-        let lead = control.map(|control| Lead::new(control, most.map(|_| caution), now));
+        let calm = config.judged && windows.shares();
+        let caution = if calm { caution.calm() } else { caution };
+        let lead = windows.shares().then(|| Lead::new(control, most.map(|_| caution), now));
         let mut robot = Robot {
             lead,
+            judge: Judge::new(),
             caution,
             caution_told_at: now,
             loop_began: None,
@@ -317,6 +325,7 @@ impl Robot {
             wants_bulk: false,
             flows: vec![false; FLOWS_MAX],
             periods: vec![None; FLOWS_MAX],
+            bounds: vec![None; FLOWS_MAX],
             tell_models_at: now + CHECK_TOLD_EVERY,
             told: Vec::new(),
             told_at: now,
@@ -460,12 +469,19 @@ impl Robot {
                     self.release(messages.collect::<Vec<_>>(), now);
                 }
             }
+            Message::Judged(judged) if self.leader(now) == Some(self.me) => {
+                self.on_judged(judged, now);
+                let mut holders = self.coordinator.iter().flat_map(Coordinator::holders);
+                if holders.any(|holder| holder != self.me) && (!self.caution.is_calm() || now >= self.tell_calm_at) {
+                    self.tell_arrived_at = self.tell_arrived_at.min(now + ARRIVED_TOGETHER);
+                }
+            }
             Message::Shift { flow, later } if self.leader(now) == Some(from) => {
                 self.restart_model(flow);
                 self.actions.push_back(Action::Shift(FlowId(u32::from(flow)), later));
             }
-            // Nobody else says so.
-            Message::Shift { .. } => {}
+            // Nobody else says so, and only the leader listens.
+            Message::Shift { .. } | Message::Judged(_) => {}
             Message::Probe(probe) if path.is_none_or(|path| path == probe.path) => {
                 let echo = self.peers.on_probe(from, probe);
                 let echo = echo.map(|echo| Action::Send(from, Route::Path(probe.path), Message::Echo(echo)));
@@ -529,8 +545,16 @@ impl Robot {
             let config = arrival_config(local, period);
             planner.add_flow(FlowKey::Own(free as u8), config).ok()?;
         }
-        self.periods[free] = period;
+        (self.periods[free], self.bounds[free]) = (period, None);
         Some(FlowId(free as u32))
+    }
+
+    /// States the age at which the messages of a control flow of this robot are late; `None` if any age will do. With a
+    /// bound the leader learns whether bulk makes them late, and holds bulk back only as much as that calls for.
+    pub fn set_bound(&mut self, flow: FlowId, bound: Option<Duration>) {
+        if let Some(stated) = self.bounds.get_mut(flow.0 as usize) {
+            *stated = bound;
+        }
     }
 
     /// The flow's messages are about to come at another phase: what was learnt of it is void.
@@ -576,6 +600,7 @@ impl Robot {
             flow: flow.0 as u8,
             made_at: clock.map(|(clock, offset)| (clock, offset.theirs(now))),
             last_loop: self.last_loop,
+            bound: self.bounds.get(flow.0 as usize).copied().flatten(),
         }
     }
 
@@ -600,6 +625,9 @@ impl Robot {
         let made_at = stamp
             .made_at
             .and_then(|(clock, at)| Some(self.clock(clock, now)?.ours(at)));
+        if let (Some(made_at), Some(bound)) = (made_at, stamp.bound) {
+            self.judge_message(now.since(made_at) > bound, now);
+        }
         let made_at = made_at.unwrap_or(now).min(now);
         let leader = self.leader(now);
         if leader == Some(from) {
@@ -629,12 +657,35 @@ impl Robot {
         self.gather();
     }
 
+    /// A message with a bound arrived here.
+    fn judge_message(&mut self, late: bool, now: Instant) {
+        if !self.windows.shares() {
+            return;
+        }
+        if self.leader(now) == Some(self.me) {
+            self.on_judged(Judged::of(late), now);
+        } else {
+            self.judge.on_message(late, now);
+        }
+    }
+
+    /// On the leader: messages with a bound arrived somewhere.
+    fn on_judged(&mut self, judged: Judged, now: Instant) {
+        let bulk = self.is_bulk_around();
+        let lead = self.lead.as_mut();
+        if let Some(caution) = lead.and_then(|lead| lead.on_judged(judged, bulk, now)) {
+            self.set_caution(caution);
+        }
+    }
+
+    /// On the leader: some robot may send bulk, or this one wants to.
+    fn is_bulk_around(&self) -> bool {
+        let mut holders = self.coordinator.iter().flat_map(Coordinator::holders);
+        self.wants_bulk || holders.next().is_some()
+    }
+
     fn judge_loop(&mut self, flow: (RobotId, u8), made_at: Instant, last_loop: Option<Duration>, now: Instant) {
-        let held = self
-            .coordinator
-            .as_ref()
-            .is_some_and(|coordinator| coordinator.holders().next().is_some());
-        let bulk = self.wants_bulk || held;
+        let bulk = self.is_bulk_around();
         let lead = self.lead.as_mut();
         if let Some(caution) = lead.and_then(|lead| lead.on_arrived(flow, made_at, last_loop, bulk, now)) {
             self.set_caution(caution);
@@ -670,6 +721,15 @@ impl Robot {
         if let Some(planner) = self.windows.planner_mut().filter(|_| self.wants_bulk) {
             let ends = self.ends.iter().map(|end| (*end, None, made_at));
             let _ = planner.hear_shared(ends, Duration::ZERO, now);
+        }
+    }
+
+    fn tell_judged(&mut self, now: Instant) {
+        let leader = self.leader(now).filter(|leader| *leader != self.me);
+        if let (Some(judged), Some(leader)) = (self.judge.take(now), leader) {
+            let route = Route::Path(self.peers.bulk_path(leader, now));
+            let message = Message::Judged(judged);
+            self.actions.push_back(Action::Send(leader, route, message));
         }
     }
 
@@ -1089,6 +1149,7 @@ impl Robot {
         if now >= self.ask_time_at {
             self.ask_time(now);
         }
+        self.tell_judged(now);
         self.gather_words(now);
     }
 
@@ -1119,6 +1180,7 @@ impl Robot {
             .ask_time_at
             .min(self.tell_models_at)
             .min(self.tell_arrived_at)
+            .min(self.judge.next_deadline())
             .min(self.peers.next_deadline())
             .min(self.riders.next_deadline());
         deadlines.into_iter().flatten().fold(own, Instant::min)

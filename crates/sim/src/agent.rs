@@ -1,7 +1,7 @@
-//! Drives one [`Robot`] in virtual time: on a clock of its own, by what the air lets it see.
+//! Drives one [`Robot`] in virtual time, on a clock of its own, with the view that its `Sight` gives.
 //!
-//! Callers speak in the run's time; the robot hears of its own clock alone. Policies without permits and windows have no
-//! robot: nothing of theirs is decided. Left out: clocks that drift within a run.
+//! Callers use the run's time; the robot knows only its own clock. Policies without permits and windows decide nothing
+//! and have no robot. Left out: clocks that drift within a run.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -43,7 +43,7 @@ enum Log {
     Segments(BTreeMap<(u32, u64), (u64, Instant)>),
 }
 
-/// A robot, with what is measured of it.
+/// A robot and its measurements.
 #[derive(Debug)]
 pub(crate) struct Agent {
     me: RobotId,
@@ -53,6 +53,8 @@ pub(crate) struct Agent {
     /// Packets of the log that have left.
     left: u64,
     skew_ns: i64,
+    /// Delay of its next deadline until it gets a core.
+    late: Duration,
     up: bool,
     wants_bulk: bool,
     permitted: bool,
@@ -90,6 +92,7 @@ impl Agent {
             log: Log::Driver,
             left: 0,
             skew_ns: team.robots[usize::from(me.0)].clock_skew_ns,
+            late: Duration::ZERO,
             up: true,
             wants_bulk: false,
             permitted: true,
@@ -103,7 +106,7 @@ impl Agent {
         Ok(agent)
     }
 
-    /// The robot starts (again): what it knew is gone.
+    /// The robot starts, or restarts without memory.
     ///
     /// # Errors
     /// If the policy's times cannot work together.
@@ -148,22 +151,23 @@ impl Agent {
             if self.me == team.leader {
                 let others = (0..team.robots.len() as u16).map(RobotId);
                 let others = others.filter(|other| *other != self.me);
-                flows.extend(others.map(|other| (ControlFlow::Command(other), None)));
+                flows.extend(others.map(|other| (ControlFlow::Command(other), None, None)));
             } else {
-                flows.push((ControlFlow::Perception, Some(control.period)));
+                flows.push((ControlFlow::Perception, Some(control.period), None));
             }
         }
         for (place, flow) in team.flows.iter().enumerate() {
             if let (false, Traffic::Periodic { period, .. }) = (flow.bulk, flow.traffic) {
                 if flow.from == self.me && policy.control {
-                    flows.push((ControlFlow::Plain(place as u32), Some(period)));
+                    flows.push((ControlFlow::Plain(place as u32), Some(period), flow.bound));
                 }
             }
         }
         let Some(robot) = &mut self.robot else { return };
-        for (flow, period) in flows {
+        for (flow, period, bound) in flows {
             // Flows beyond the limit are unprotected, as a program is told that its publisher is.
             if let Some(id) = robot.add_flow(period) {
+                robot.set_bound(id, bound);
                 self.flows.insert(flow, id);
             }
         }
@@ -212,7 +216,7 @@ impl Agent {
         if up {
             self.on_deadline(now);
             self.permitted = self.may_send(now);
-            // What came or went meanwhile.
+            // Bulk may have come or gone meanwhile.
             self.set_bulk(self.wants_bulk, now);
         }
     }
@@ -374,9 +378,15 @@ impl Agent {
         self.tell(now, Robot::on_deadline);
     }
 
+    /// When to call [`Agent::on_deadline`]: later than the robot asked for where its programs wait for a core.
     pub fn next_deadline(&self) -> Option<Instant> {
         let robot = self.robot.as_ref().filter(|_| self.up)?;
-        Some(self.global(robot.next_deadline()))
+        Some(self.global(robot.next_deadline()) + self.late)
+    }
+
+    /// Sets the delay of the next deadline.
+    pub fn set_late(&mut self, late: Duration) {
+        self.late = late;
     }
 
     /// The next thing to do, until `None`.

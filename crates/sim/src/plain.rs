@@ -19,7 +19,7 @@ const SATURATED_OUTSTANDING: u32 = 640;
 /// IPv4 and UDP headers, bytes.
 const UDP_HEADERS: u16 = 28;
 
-/// What carries a flow's packets.
+/// The transport of a flow's packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Carrier {
     /// Messages over UDP: a place among the message flows.
@@ -44,6 +44,8 @@ pub(crate) struct Plain {
     pub outstanding: u32,
     pub sent: u64,
     pub delivered: u64,
+    /// Messages delivered after the flow's bound.
+    pub late: u64,
     pub delivered_bytes: u64,
     pub latency: Latency,
     /// When the messages that a stream still carries were made.
@@ -65,6 +67,7 @@ impl Plain {
             outstanding: 0,
             sent: 0,
             delivered: 0,
+            late: 0,
             delivered_bytes: 0,
             latency: Latency::new(),
             made_at: VecDeque::new(),
@@ -136,11 +139,19 @@ impl Plain {
     /// Message `number` arrived after `latency`.
     pub fn on_message(&mut self, number: u64, latency: Duration, now: Instant) {
         self.delivered += 1;
+        self.late += u64::from(self.flow.bound.is_some_and(|bound| latency > bound));
         self.count_bytes(self.message_bytes(number), now);
         self.latency.record(latency);
     }
 
-    /// What became of it by the `end` of the run.
+    /// The share of messages that came late or not at all.
+    fn violation_rate(&self) -> Option<f64> {
+        let in_time = self.delivered.saturating_sub(self.late);
+        let judged = self.flow.bound.is_some() && self.sent > 0;
+        judged.then(|| 1.0 - in_time.min(self.sent) as f64 / self.sent as f64)
+    }
+
+    /// The flow's results at the `end` of the run.
     pub fn result(&self, end: Instant) -> FlowResult {
         let start = Instant::ZERO + self.flow.start;
         let stop = self.flow.stop.map_or(end, |stop| (Instant::ZERO + stop).min(end));
@@ -155,6 +166,7 @@ impl Plain {
             sent: self.sent,
             delivered: self.delivered,
             latency_ms: self.latency.quantiles_ms(),
+            violation_rate: self.violation_rate(),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What a run gives: the numbers that scripts read (serialised) and the series that the report draws.
+//! The results of a run: numbers that scripts read (serialised), and series that the report draws.
 
 use serde::Serialize;
 
@@ -50,7 +50,7 @@ pub struct PolicyResult {
     pub events: u64,
     /// One entry a `[[flow]]`.
     pub flows: Vec<FlowResult>,
-    /// What the MAC did.
+    /// Counters of the MAC.
     pub mac: MacResult,
 }
 
@@ -85,11 +85,14 @@ pub struct FlowResult {
     pub sent: u64,
     /// Messages or segments delivered, each once.
     pub delivered: u64,
-    /// Message latency, ms; null where nothing arrived.
+    /// Message latency, ms; null if nothing arrived.
     pub latency_ms: Option<Quantiles>,
+    /// Share of messages that arrived after the flow's bound or not at all; absent for a flow without a bound.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub violation_rate: Option<f64>,
 }
 
-/// What the MAC did over the run.
+/// Counters of the MAC over the run.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct MacResult {
     /// Transmission attempts of two or more stations in one slot.
@@ -111,7 +114,7 @@ pub struct AirtimeShare {
     pub idle: f64,
 }
 
-/// What the HTML report draws beyond the numbers. Not in the JSON.
+/// Data of the HTML report's charts. Not in the JSON.
 #[derive(Clone, Debug, Default)]
 pub struct Charts {
     /// Reaction time's CDF: (ms, share of loops at or below), ascending, at most some 500 points.
@@ -124,7 +127,7 @@ pub struct Charts {
     pub timeline: Timeline,
 }
 
-/// What happened in one second, robot by robot.
+/// The events of one second, robot by robot.
 #[derive(Clone, Debug, Default)]
 pub struct Timeline {
     /// Virtual time at which it starts, s.
@@ -152,7 +155,7 @@ pub struct Span {
     pub frames: u16,
 }
 
-/// What a span shows.
+/// The meaning of a span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SpanKind {
     /// The robot held a bulk permit.

@@ -10,6 +10,7 @@ impl PolicyOverrides {
         replace(&mut policy.ack_every, self.ack_every);
         replace(&mut policy.rts_over, self.rts_over);
         replace(&mut policy.sight.completions, self.completions);
+        replace(&mut policy.sight.scheduling_delay, self.scheduling_delay);
         if let Some(global) = &mut policy.global {
             replace(&mut global.limit, self.limit);
             replace(&mut global.slice, self.slice);

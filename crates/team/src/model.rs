@@ -366,6 +366,8 @@ pub struct Flow {
     pub stop: Option<Duration>,
     /// Whether policies treat it as bulk (permits, gate). Default: true if saturated and in AC_BE or AC_BK.
     pub bulk: bool,
+    /// The age at which a message of a control flow is late, if any.
+    pub bound: Option<Duration>,
     /// Messages that replace those of a periodic flow's `traffic` when a run replays a recording. Never set by a team
     /// file.
     pub recorded: Option<Arc<Recorded>>,
@@ -458,6 +460,8 @@ pub struct PolicyOverrides {
     pub ack_every: Option<u32>,
     /// How robots learn that bulk has left them; else by the best source of a stock kernel.
     pub completions: Option<Completions>,
+    /// Mean time for which a robot's programs wait for a core whenever they have something to do; only simulated.
+    pub scheduling_delay: Option<Duration>,
 }
 
 impl RateOverride {

@@ -17,6 +17,7 @@ impl Team {
         let robots = u16::try_from(self.robots.len()).unwrap_or(u16::MAX);
         let default = PathConfig::default();
         RobotConfig {
+            judged: self.control.is_some() || self.bounds_control(),
             control: self.control.map(|control| ControlLoop {
                 period: control.period,
                 bound: control.bound,
@@ -33,6 +34,12 @@ impl Team {
             },
             ..RobotConfig::new(policy, me, robots, self.leader, incarnation)
         }
+    }
+
+    /// Whether there are control flows, each with a bound.
+    fn bounds_control(&self) -> bool {
+        let mut control = self.flows.iter().filter(|flow| !flow.bulk).peekable();
+        control.peek().is_some() && control.all(|flow| flow.bound.is_some())
     }
 
     /// Paths that lead from one robot to another.

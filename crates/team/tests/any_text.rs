@@ -185,6 +185,7 @@ const TABLES: [(&str, &[&str]); 11] = [
             "start",
             "stop",
             "bulk",
+            "bound",
         ],
     ),
     (
@@ -198,6 +199,7 @@ const TABLES: [(&str, &[&str]); 11] = [
             "protection_percentile",
             "protection_percentile_max",
             "completions",
+            "scheduling_delay",
             "completion_samples",
             "completions_stale",
             "backlog_max",

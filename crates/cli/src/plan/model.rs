@@ -100,6 +100,7 @@ fn together_mbps(args: &Args, team: &Team, senders: &[RobotId]) -> Result<f64, N
         start: Duration::ZERO,
         stop: None,
         bulk: true,
+        bound: None,
         recorded: None,
     };
     probe.flows = senders.iter().map(flow).collect();

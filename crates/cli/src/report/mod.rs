@@ -278,6 +278,7 @@ mod tests {
             sent: 1,
             delivered: 1,
             latency_ms: None,
+            violation_rate: None,
         });
         let page = render(EVIL, vec![with_flow], &[charts()], EVIL);
         assert!(!page.contains("<script>alert"), "a name became a script");

@@ -29,16 +29,21 @@ pub enum Completions {
 pub struct Sight {
     /// How it learns that bulk has left.
     pub completions: Completions,
+    /// Mean time for which its programs wait for a core: each time before a control message that is made reaches the
+    /// kernel, and before a deadline is served. Exponential; only a simulated robot is told.
+    pub scheduling_delay: Duration,
 }
 
 impl Sight {
     /// What an unpatched kernel and driver give.
     pub const STOCK: Sight = Sight {
         completions: Completions::OutQueue,
+        scheduling_delay: Duration::ZERO,
     };
     /// What the papers' patched driver gives.
     pub const PAPER: Sight = Sight {
         completions: Completions::Hook,
+        scheduling_delay: Duration::ZERO,
     };
 }
 
@@ -79,6 +84,9 @@ pub struct RobotConfig {
     pub windows: Windows,
     /// `None` where the team has no control loop.
     pub control: Option<ControlLoop>,
+    /// Whether the leader learns which control is late, as there is a control loop or all control has bounds. Such a robot
+    /// begins without windows.
+    pub judged: bool,
     /// By robot: how many paths lead there. The robot's own entry is not read.
     pub paths_to: Vec<usize>,
     /// Paths of this robot that are used, each with a gate of its own.
@@ -106,6 +114,7 @@ impl RobotConfig {
             }),
             windows: policy.local.clone().map_or(Windows::None, Windows::Predicted),
             control: None,
+            judged: false,
             paths_to: vec![1; usize::from(robots)],
             paths: 1,
             path: PathConfig::default(),

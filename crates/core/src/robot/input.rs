@@ -104,6 +104,8 @@ pub enum Input {
     AddFlow(Option<Duration>),
     /// [`Robot::remove_flow`].
     RemoveFlow(FlowId),
+    /// [`Robot::set_bound`].
+    SetBound(FlowId, Option<Duration>),
     /// [`Robot::tell_models_again`].
     TellModelsAgain,
     /// [`Robot::on_gone`].
@@ -271,6 +273,7 @@ impl Robot {
             Input::Bulk { to, path } => self.on_bulk(to, path),
             Input::AddFlow(period) => return Answer::Flow(self.add_flow(period)),
             Input::RemoveFlow(flow) => self.remove_flow(flow),
+            Input::SetBound(flow, bound) => self.set_bound(flow, bound),
             Input::TellModelsAgain => self.tell_models_again(),
             Input::Gone(robot) => self.on_gone(robot),
             Input::Dead { robot, since } => self.on_dead(robot, since, now),

@@ -14,6 +14,9 @@
 //! Where no loop can be judged for [`BLIND_AFTER`], as the team's programs run none, nobody knows that bulk harms nothing, and
 //! windows hold it.
 //!
+//! Control messages outside the loop count like loops if their sender states a bound ([`super::judge`]): each one that is
+//! late raises the caution, unless most of them are late whatever windows do.
+//!
 //! Left out: robots that do not tell how long their loops took, whose loops count as in time.
 
 use std::collections::BTreeMap;
@@ -25,7 +28,7 @@ use crate::gate::Caution;
 use crate::loops::Loops;
 use crate::{Duration, Instant, RobotId};
 
-use super::ControlLoop;
+use super::{ControlLoop, Judged};
 
 /// Intervals between two shifts of one flow: its model must show the first one and be told.
 const SHIFT_EVERY: Duration = Duration::from_secs(4);
@@ -36,6 +39,10 @@ const TOLERANCE_PARTS: u64 = 10;
 const LOOKS_MIN: u32 = 4;
 /// After this time without a judged loop, or without word of one, a robot is calm no longer.
 pub(super) const BLIND_AFTER: Duration = Duration::from_secs(10);
+/// Weight of one message in the share of late ones.
+const LATE_WEIGHT: f64 = 1.0 / 64.0;
+/// Messages of one kind that one telling counts at most.
+const JUDGED_MAX: u16 = 1_000;
 /// Levels of caution go over the wire in such parts of one, from -1 on.
 const LEVEL_PARTS: f64 = 50.0;
 
@@ -53,13 +60,16 @@ struct Seen {
 /// The leader's view of the team's loops.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Lead {
-    control: ControlLoop,
+    /// `None` for a team without a control loop.
+    control: Option<ControlLoop>,
     loops: Loops,
     current: Option<Seen>,
     previous: Option<Seen>,
     caution: Option<Caution>,
     /// When a loop was last judged; at first, when it began to look.
     judged_at: Instant,
+    /// The share of late messages among those with a bound, smoothed.
+    late: f64,
     /// The flows that begin loops, with their models.
     flows: BTreeMap<(RobotId, u8), TimeModel>,
     target: Option<(RobotId, u8)>,
@@ -69,7 +79,7 @@ pub(super) struct Lead {
 }
 
 impl Lead {
-    pub fn new(control: ControlLoop, caution: Option<Caution>, now: Instant) -> Self {
+    pub fn new(control: Option<ControlLoop>, caution: Option<Caution>, now: Instant) -> Self {
         Lead {
             control,
             loops: Loops::default(),
@@ -77,6 +87,7 @@ impl Lead {
             previous: None,
             caution,
             judged_at: now,
+            late: 0.0,
             flows: BTreeMap::new(),
             target: None,
             shifted: BTreeMap::new(),
@@ -102,15 +113,13 @@ impl Lead {
         bulk: bool,
         now: Instant,
     ) -> Option<Caution> {
-        if !self.flows.contains_key(&flow) {
-            return None;
-        }
+        let control = self.control.filter(|_| self.flows.contains_key(&flow))?;
         let begins = self
             .current
-            .is_none_or(|current| current.commanded.is_some() || made_at >= current.began + self.control.period / 2);
+            .is_none_or(|current| current.commanded.is_some() || made_at >= current.began + control.period / 2);
         let mut changed = None;
         if begins {
-            changed = self.end_previous(bulk, now);
+            changed = self.end_previous(control.bound, bulk, now);
             self.previous = self.current.take();
             self.current = Some(Seen {
                 began: made_at,
@@ -140,7 +149,7 @@ impl Lead {
         }
     }
 
-    fn end_previous(&mut self, bulk: bool, now: Instant) -> Option<Caution> {
+    fn end_previous(&mut self, bound: Duration, bulk: bool, now: Instant) -> Option<Caution> {
         let ended = self.previous?;
         let took = ended.took?;
         self.loops.begin(ended.began, ended.all_in);
@@ -149,7 +158,7 @@ impl Lead {
         }
         self.loops.on_through(ended.began + took);
         let calm = self.caution.is_some_and(|caution| caution.is_calm());
-        let late = self.loops.end(self.control.bound, calm)?;
+        let late = self.loops.end(bound, calm)?;
         self.judged_at = now;
         let caution = self.caution.as_mut().filter(|_| bulk)?;
         caution.on_loop(late);
@@ -158,6 +167,20 @@ impl Lead {
             self.loops = Loops::default();
         }
         Some(*caution)
+    }
+
+    /// Messages with a bound arrived somewhere. Returns the level of caution if it has changed.
+    pub fn on_judged(&mut self, judged: Judged, bulk: bool, now: Instant) -> Option<Caution> {
+        self.judged_at = now;
+        let before = self.caution.filter(|_| bulk)?;
+        let caution = self.caution.as_mut()?;
+        let count = |number: u16| usize::from(number.min(JUDGED_MAX));
+        let late = std::iter::repeat_n(true, count(judged.late));
+        for late in late.chain(std::iter::repeat_n(false, count(judged.in_time))) {
+            self.late += (f64::from(u8::from(late)) - self.late) * LATE_WEIGHT;
+            caution.on_loop(late && (caution.is_calm() || self.late < 0.5));
+        }
+        (caution.level() != before.level()).then_some(*caution)
     }
 
     /// Looks whether loops are judged at all. Returns the level of caution where it has changed.
@@ -175,12 +198,15 @@ impl Lead {
         let Some(target) = self.target.and_then(|target| self.flows.get(&target)).copied() else {
             return Vec::new();
         };
-        let period = self.control.period.as_nanos().max(1);
+        let Some(control) = self.control else {
+            return Vec::new();
+        };
+        let period = control.period.as_nanos().max(1);
         let mut shifts = Vec::new();
         for (flow, model) in &self.flows {
             let rests = self.shifted.get(flow).is_some_and(|at| now.since(*at) < SHIFT_EVERY);
             let ahead = (target.phase.as_nanos() % period + period - model.phase.as_nanos() % period) % period;
-            let tolerance = (self.control.period / TOLERANCE_PARTS).max(model.sigma * 2);
+            let tolerance = (control.period / TOLERANCE_PARTS).max(model.sigma * 2);
             if rests || Duration::from_nanos(ahead.min(period - ahead)) < tolerance {
                 self.off.remove(flow);
                 continue;
@@ -224,7 +250,7 @@ mod tests {
             period: Duration::from_millis(33),
             bound: Duration::from_millis(33),
         };
-        let mut lead = Lead::new(control, Some(Caution::new(0.5, 0.95)), at(0));
+        let mut lead = Lead::new(Some(control), Some(Caution::new(0.5, 0.95)), at(0));
         for robot in 1..=2 {
             lead.set_flow((RobotId(robot), 0), Some(model(0)));
         }
@@ -271,6 +297,26 @@ mod tests {
         assert!(run(&mut lead, 35, 5, 28, false).is_none(), "nobody sends bulk");
         let stranger = lead.on_arrived((RobotId(7), 0), at(2_000), None, true, at(2_001));
         assert!(stranger.is_none(), "it begins no loop");
+    }
+
+    #[test]
+    fn late_messages_raise_the_caution_unless_most_are_late_in_any_case() {
+        let mut lead = Lead::new(None, Some(Caution::new(0.5, 0.95)), at(0));
+        let mut hear = |in_time, late, bulk| lead.on_judged(Judged { in_time, late }, bulk, at(0));
+        assert!(hear(0, 3, false).is_none(), "nobody sends bulk");
+        assert!(hear(100, 3, true).is_some_and(|caution| caution.level() > 0.0));
+        assert!(hear(1_000, 0, true).is_some_and(|caution| caution.is_calm()));
+        assert!(
+            hear(0, 3, true).is_some_and(|caution| caution.level() > 0.0),
+            "calm no longer"
+        );
+        hear(0, 200, true);
+        let useless = hear(0, 200, true).map(|caution| caution.level());
+        assert!(
+            useless.is_some_and(|level| level < 2.0),
+            "windows do not help: {useless:?}"
+        );
+        assert!(lead.shifts(at(1_000)).is_empty(), "no control loop, nothing to steer");
     }
 
     #[test]

@@ -7,6 +7,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::Judged;
 use crate::arrival::TimeModel;
 use crate::paths::{Echo, Probe};
 use crate::{failover, Duration, Instant, RobotId};
@@ -46,6 +47,8 @@ pub struct Stamp {
     pub made_at: Option<(ClockId, Instant)>,
     /// How long its sender's last loop took, from perception to command.
     pub last_loop: Option<Duration>,
+    /// The age at which the message is late, if its publisher states one.
+    pub bound: Option<Duration>,
 }
 
 /// What one robot says to another, or to all.
@@ -97,6 +100,8 @@ pub enum Message {
     Probe(Probe),
     /// Over the same path: it is.
     Echo(Echo),
+    /// To the leader: how many control messages arrived here within their bound since the last telling.
+    Judged(Judged),
 }
 
 impl Message {
@@ -142,7 +147,7 @@ mod tests {
             sent_at: at(6),
         };
         let clock = ClockId(8);
-        let golden: [(Message, &[u8]); 8] = [
+        let golden: [(Message, &[u8]); 9] = [
             (
                 Message::Coordination(failover::Message::Beat {
                     epoch,
@@ -194,6 +199,7 @@ mod tests {
                 &[5, 1, 3],
             ),
             (Message::Probe(probe), &[6, 1, 7, 2, 9]),
+            (Message::Judged(Judged { in_time: 3, late: 1 }), &[8, 3, 1]),
         ];
         for (message, bytes) in golden {
             assert_eq!(postcard::to_allocvec(&message).unwrap(), bytes, "{message:?}");

@@ -126,6 +126,7 @@ fn the_end_of_a_loop_holds_bulk_too() {
     let mut policy = Policy::named("coorp").unwrap();
     policy.global = None;
     let mut config = RobotConfig::new(&policy, RobotId(1), 2, RobotId(1), 1);
+    config.judged = true;
     config.control = Some(ControlLoop {
         period: Duration::from_millis(100),
         bound: Duration::from_millis(40),

@@ -48,7 +48,11 @@ impl Transport {
             Message::TimeQuery { .. } => Transport::TimeQuery,
             Message::TimeReply { .. } => Transport::TimeReply,
             Message::Models { .. } => Transport::Models,
-            Message::Arrived { .. } | Message::Shift { .. } | Message::Probe(_) | Message::Echo(_) => Transport::Link,
+            Message::Arrived { .. }
+            | Message::Shift { .. }
+            | Message::Probe(_)
+            | Message::Echo(_)
+            | Message::Judged(_) => Transport::Link,
         }
     }
 

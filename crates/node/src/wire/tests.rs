@@ -107,6 +107,7 @@ fn the_longest_parcels_fit() {
             flow: u8::MAX,
             made_at: Some((CLOCK, ALL)),
             last_loop: Some(Duration::MAX),
+            bound: Some(Duration::MAX),
         },
         made_at: ALL,
         copy: Some(u32::MAX),

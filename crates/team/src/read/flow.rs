@@ -57,6 +57,11 @@ fn flow<'t>(sheet: &mut Sheet<'t>, roster: &Roster<'t>, taken: &mut HashMap<&'t 
         let message = "`bulk` over UDP: nothing holds such messages back while another robot has the permit".to_owned();
         sheet.problem("bulk", message, "write `transport = \"tcp\"`, or remove `bulk`");
     }
+    let bound = sheet.duration("bound", Duration::from_micros(1)..=HOUR);
+    if bulk || saturated {
+        let why = "only a control flow that sends messages has one";
+        sheet.exclude("bound", if saturated { "saturated" } else { "bulk" }, why);
+    }
     sheet.finish();
     Flow {
         name,
@@ -68,6 +73,7 @@ fn flow<'t>(sheet: &mut Sheet<'t>, roster: &Roster<'t>, taken: &mut HashMap<&'t 
         start,
         stop,
         bulk,
+        bound,
         recorded: None,
     }
 }

@@ -37,6 +37,7 @@ pub(super) fn overrides(root: &mut Sheet<'_>) -> PolicyOverrides {
         shared_windows: sheet.flag("shared_windows"),
         steered_phases: sheet.flag("steered_phases"),
         completions: sheet.choice("completions", &COMPLETIONS),
+        scheduling_delay: sheet.duration("scheduling_delay", Duration::ZERO..=SECOND),
         window_share_max: sheet.number("window_share_max", 0.01..=1.0),
         rts_over: sheet.duration("rts_over", Duration::ZERO..=SECOND),
         ack_every: sheet.integer("ack_every", 1..=256),

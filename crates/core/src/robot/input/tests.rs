@@ -14,6 +14,7 @@ fn config(policy: &str, me: u16) -> RobotConfig {
     let mut config = RobotConfig::new(&Policy::named(policy).unwrap(), RobotId(me), ROBOTS, RobotId(0), 7);
     config.paths_to = vec![2; usize::from(ROBOTS)];
     config.paths = 2;
+    config.judged = true;
     config.control = Some(ControlLoop {
         period: Duration::from_millis(33),
         bound: Duration::from_millis(33),
