@@ -5,7 +5,7 @@ channel.
     pip install . eclipse-zenoh        # the package `coorp`, and the peer
     sudo python studies/live.py [--quick] [--markdown]
 
-It takes some 20 minutes on an otherwise idle machine, and `--quick` less than one.
+It takes some 30 minutes on an otherwise idle machine, and `--quick` about one.
 
 **The team.** `examples/navigation.toml` under each policy: several runs of half a minute with `coorp emu --demo`, the
 policies in turn, and as many in the simulator, each with its own seed. A figure agrees if the two means differ by at
@@ -19,12 +19,16 @@ mean, agreement means little, and the table says so. Two claims, for the means i
 
 If a figure does not agree or a claim does not hold, the study reports that as a finding and succeeds.
 
+**A busy host.** The same with half of the cores, one at least, kept busy by a loop in another process, as perception
+does. The goal: `coorp` at most 2 points over `mpc-only`, with 85 % of `edca`'s bulk, all on the same busy host. Beside
+it the simulator's results for several `scheduling_delay`s, the mean time that a program waits for a core.
+
 **Peers.** Unmodified programs and libraries over the channel of the same file (lib/peers.py): every 33 ms, each of four
 robots sends the leader a request and gets a reply, without bulk and beside bulk from all four. They use `ping`, UDP,
 Zenoh's Python package by default and with priorities, and `coorp.Node`. A round trip contains no inference; 'over 33
 ms' counts round trips that took longer or never finished.
 
-A run counts if the emulator kept up; the last table of each half shows its worst lateness. It cannot see whether the
+A run counts if the emulator kept up; the last table of each part shows its worst lateness. It cannot see whether the
 robots' programs got a core when they needed one. The table therefore also shows for how much of the time some program
 of the machine waited for a core, as reported by Linux (pressure stall information). With `--quick`, runs are short and
 few and learning sends early, so the figures mean nothing.
@@ -36,6 +40,7 @@ our own fails, it exits with 1.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import math
@@ -45,12 +50,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from lib.edit import changed_key
+from lib.edit import changed_key, with_keys
 from lib.simulator import REPOSITORY, Spread, binary
 from lib.table import number, percent, show
 
@@ -62,6 +67,8 @@ TOLERANCE = 0.1
 DEVIATIONS = 2.0
 WIDE = 0.25
 BAD_TIMES, GOOD_POINTS, GOOD_BULK = 5.0, 5.0, 0.9
+BUSY_POLICIES = ("mpc-only", "edca", "coorp")
+BUSY_POINTS, BUSY_BULK = 2.0, 0.85
 
 FIGURES: dict[str, tuple[int, Callable[[dict[str, Any]], float | None]]] = {
     "violation %": (1, lambda result: None if (rate := result["violation_rate"]) is None else 100.0 * rate),
@@ -113,6 +120,8 @@ class Plan:
     policies: tuple[str, ...]
     team_s: float
     team_times: int
+    busy_times: int
+    scheduling_delays_ms: tuple[float, ...]
     peers: tuple[Peer, ...]
     bulks: tuple[bool, ...]
     peers_s: float
@@ -124,6 +133,8 @@ FULL = Plan(
     policies=POLICIES,
     team_s=30.0,
     team_times=5,
+    busy_times=3,
+    scheduling_delays_ms=(0.0, 0.25, 0.5, 1.0, 2.0),
     peers=PEERS,
     bulks=(False, True),
     peers_s=10.0,
@@ -134,6 +145,8 @@ QUICK = Plan(
     policies=("mpc-only", "edca", "coorp"),
     team_s=2.0,
     team_times=1,
+    busy_times=1,
+    scheduling_delays_ms=(1.0,),
     peers=tuple(peer for peer in PEERS if peer.how in QUICK_PEERS),
     bulks=(True,),
     peers_s=1.0,
@@ -328,7 +341,7 @@ def failures(runs: Iterable[tuple[str, Runs]]) -> bool:
 
 
 def compare(program: Path, team: Path, plan: Plan, *, markdown: bool) -> bool:
-    """Runs the first half; returns whether all runs completed."""
+    """Runs the first part; returns whether all runs completed."""
     sim, emu = simulated(program, team, plan), emulated(program, team, plan)
     rows = [
         row
@@ -345,8 +358,59 @@ def compare(program: Path, team: Path, plan: Plan, *, markdown: bool) -> bool:
     return not failures(emu.items())
 
 
+@contextlib.contextmanager
+def burning(cores: Iterable[int]) -> Iterator[None]:
+    """Keeps cores busy, one process each."""
+    spin = "import os, sys\nos.sched_setaffinity(0, {int(sys.argv[1])})\nwhile os.getppid() != 1: pass"
+    spinning = [subprocess.Popen([sys.executable, "-c", spin, str(core)]) for core in cores]
+    try:
+        yield
+    finally:
+        for process in spinning:
+            process.kill()
+            process.wait()
+
+
+def busy_rows(runs: dict[str, Runs], ground: str) -> list[list[str]]:
+    """A row per policy of one ground: lateness and bulk, the latter over that of `edca`."""
+    most = runs["edca"].spread(BULK).mean
+    shares = {policy: those.spread(BULK).mean / most if most > 0.0 else math.nan for policy, those in runs.items()}
+    figures = ((VIOLATION, 1), ("reaction p99 ms", 1), (BULK, 1))
+    return [
+        [ground, policy, *(cell(those, name, digits) for name, digits in figures), percent(shares[policy], 0)]
+        for policy, those in runs.items()
+    ]
+
+
+def busy(program: Path, team: Path, plan: Plan, *, markdown: bool) -> bool:
+    """Runs the team on a busy host; returns whether all runs completed."""
+    cores = sorted(os.sched_getaffinity(0))
+    plan = replace(plan, policies=BUSY_POLICIES, team_times=plan.busy_times)
+    with burning(cores[: max(1, len(cores) // 2)]):
+        emu = emulated(program, team, plan)
+    rows = busy_rows(emu, "emu, busy")
+    text = team.read_text()
+    for delay_ms in plan.scheduling_delays_ms:
+        late = team.with_name(f"late-{team.name}")
+        late.write_text(with_keys(text, "policy", {"scheduling_delay": f'"{delay_ms:g}ms"'}))
+        rows += busy_rows(simulated(program, late, plan), f"sim, {delay_ms:g} ms")
+    show(["host", "policy", "violation %", "reaction p99 ms", "bulk Mbit/s", "of edca's"], rows, markdown=markdown)
+    alone, ours = (emu[policy].spread(VIOLATION).mean for policy in ("mpc-only", "coorp"))
+    most, bulk = (emu[policy].spread(BULK).mean for policy in ("edca", "coorp"))
+    share = bulk / most if most > 0.0 else math.nan
+    holds = verdict(ours - alone <= BUSY_POINTS and share >= BUSY_BULK, ours, alone, share)
+    claim = (
+        f"busy host: the goal {holds}: coorp {number(ours - alone, sign=True)} points from mpc-only's (at most "
+        f"{BUSY_POINTS:+g}); bulk {percent(share, 0)} of edca's (at least {percent(BUSY_BULK, 0)})"
+    )
+    print(f"- {claim}" if markdown else claim)
+    print()
+    show_emulator("policy", emu.items(), markdown=markdown)
+    return not failures(emu.items())
+
+
 def peers(program: Path, team: Path, plan: Plan, *, markdown: bool) -> bool:
-    """Runs the second half; returns whether all of our own runs completed."""
+    """Runs the last part; returns whether all of our own runs completed."""
     there: list[Peer] = []
     for peer in plan.peers:
         if (absent := peer.missing()) is None:
@@ -371,7 +435,7 @@ def peers(program: Path, team: Path, plan: Plan, *, markdown: bool) -> bool:
 
 
 def main() -> None:
-    """Runs both halves and prints the tables."""
+    """Runs all parts and prints the tables."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--markdown", action="store_true")
@@ -390,8 +454,8 @@ def main() -> None:
         team = Path(folder) / TEAM.name
         team.write_text(text)
         subprocess.run([str(program), "keys", "init", str(team)], capture_output=True, check=True)
-        halves = [half(program, team, plan, markdown=arguments.markdown) for half in (compare, peers)]
-    if not all(halves):
+        parts = [part(program, team, plan, markdown=arguments.markdown) for part in (compare, busy, peers)]
+    if not all(parts):
         sys.exit(1)
 
 

@@ -3,7 +3,7 @@
 //!
 //! Left out: judgements on the team itself; the figures speak for themselves.
 
-use coorp_core::policy::Policy;
+use coorp_core::policy::{Completions, Policy, Sight};
 use coorp_core::Duration;
 use coorp_sim::results::PolicyResult;
 use coorp_team::{Change, Team};
@@ -29,6 +29,43 @@ pub fn notes(team: &Team, duration: Duration, results: &[PolicyResult]) -> Vec<S
     let mut notes: Vec<String> = results.iter().filter_map(more_than_bulk_only).collect();
     notes.extend(idle_bulk(team, duration, results));
     notes.extend(left_out(team));
+    notes.extend(sight(team, results));
+    notes
+}
+
+/// What robots see that differs from a stock kernel's view.
+fn sight(team: &Team, results: &[PolicyResult]) -> Vec<String> {
+    let policies = results.iter().filter_map(|result| Policy::named(&result.policy));
+    let policies: Vec<Policy> = policies.map(|policy| team.policy.apply(&policy)).collect();
+    let sources = [
+        (Completions::Hook, "a hook in a patched driver; no stock kernel has one"),
+        (
+            Completions::Status,
+            "transmit status, which some drivers cannot report without harm",
+        ),
+        (Completions::OutQueue, "the kernel's send queue"),
+        (Completions::Acknowledgements, "acknowledgements"),
+    ];
+    let mut notes = Vec::new();
+    for (source, what) in sources.iter().filter(|(source, _)| *source != Sight::STOCK.completions) {
+        let gated = |policy: &&Policy| policy.local.is_some() || policy.schedwifi.is_some();
+        let seeing = policies
+            .iter()
+            .filter(gated)
+            .filter(|policy| policy.sight.completions == *source);
+        let names: Vec<&str> = seeing.map(|policy| &*policy.name).collect();
+        if !names.is_empty() {
+            let learns = if names.len() == 1 { "learns" } else { "learn" };
+            notes.push(format!(
+                "{} {learns} that bulk has left from {what}",
+                names.join(" and ")
+            ));
+        }
+    }
+    let delay = policies.iter().map(|policy| policy.sight.scheduling_delay).max();
+    if let Some(delay) = delay.filter(|delay| *delay > Duration::ZERO) {
+        notes.push(format!("programs wait {delay} for a core on average, as [policy] says"));
+    }
     notes
 }
 
@@ -155,6 +192,18 @@ mod tests {
             told,
             ["the simulation ignores [[interface]] and deaths; 'coorp emu' supports them"]
         );
+    }
+
+    #[test]
+    fn a_view_that_no_stock_kernel_gives_is_named() {
+        let results = ["mpc-only", "edca", "coorp-paper", "coorp"].map(result);
+        let told = notes(&team(""), MINUTE, &results);
+        let hook = "learns that bulk has left from a hook in a patched driver; no stock kernel has one";
+        assert_eq!(told, [format!("coorp-paper {hook}")]);
+        let asked = team("[policy]\ncompletions = \"status\"\nscheduling_delay = \"2ms\"\n");
+        let told = notes(&asked, MINUTE, &results);
+        assert!(told[0].starts_with("coorp-paper and coorp learn that bulk has left from transmit status"));
+        assert_eq!(told[1], "programs wait 2ms for a core on average, as [policy] says");
     }
 
     #[test]

@@ -4,7 +4,8 @@
 //! gives the same output, bit for bit, whatever runs beside it.
 
 mod agent;
-pub mod drlc;
+pub mod delay;
+mod drlc;
 pub mod events;
 mod faults;
 mod measure;
@@ -28,7 +29,7 @@ use coorp_team::Team;
 use results::Run;
 pub use session::Session;
 
-/// What a run is asked for.
+/// Options of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options {
     /// Virtual time to simulate. A [`Session`] may stop before or go on after; faults and the recorded second go by

@@ -14,7 +14,7 @@
 //! patience as its reaction time. The leader's own perception is local and costs nothing.
 //!
 //! [`Leader`] and [`Worker`] are the two ends, without clock or I/O: the simulator drives them in virtual time, the demo
-//! of `coorp emu` on real sockets. Left out: what is perceived, inferred and commanded; only bytes and times matter.
+//! of `coorp emu` on real sockets. Left out: the content of perceptions and commands; only bytes and times matter.
 
 mod leader;
 mod rounds;
@@ -23,8 +23,9 @@ mod worker;
 use coorp_core::{Duration, Instant, RobotId};
 use coorp_team::{Control, Team};
 use rand::SeedableRng;
-use rand_distr::{Distribution, Exp1};
 use rand_xoshiro::Xoshiro256PlusPlus;
+
+use crate::delay::Delay;
 
 pub use leader::{Leader, LeaderAction};
 pub(crate) use rounds::{Ended, Rounds};
@@ -33,7 +34,7 @@ pub use worker::Worker;
 /// Periods after which a robot or the leader stops waiting for a message.
 pub const PATIENCE: u64 = 3;
 
-/// What the leader gets from a worker.
+/// A worker's message to the leader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Perception {
     /// Which of the worker's samples it is.
@@ -42,7 +43,7 @@ pub struct Perception {
     pub made_at: Instant,
 }
 
-/// What a worker gets from the leader.
+/// The leader's message to a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Command {
     /// Zero-based number of the loop.
@@ -58,8 +59,8 @@ pub(crate) struct Mpc {
     /// One a robot; nobody asks the leader's own for its samples.
     pub workers: Vec<Worker>,
     pub rounds: Rounds,
-    stack_delay: Duration,
-    stack_rng: Xoshiro256PlusPlus,
+    /// From a control message's making to the host queue.
+    pub stack_delay: Delay,
 }
 
 impl Mpc {
@@ -71,18 +72,8 @@ impl Mpc {
                 .map(|robot| Worker::new(team, control, robot, Instant::ZERO, seed))
                 .collect(),
             rounds: Rounds::new(patience(&control)),
-            stack_delay: control.send_jitter,
-            stack_rng: Xoshiro256PlusPlus::seed_from_u64(seed ^ 0x0073_7461_636b),
+            stack_delay: Delay::new(control.send_jitter, seed ^ 0x0073_7461_636b),
         }
-    }
-
-    /// Mean-one exponential draw times the stack delay: how long a message takes from its making to the host queue.
-    pub fn stack_delay(&mut self) -> Duration {
-        if self.stack_delay == Duration::ZERO {
-            return Duration::ZERO;
-        }
-        let draw: f64 = Exp1.sample(&mut self.stack_rng);
-        Duration::from_secs_f64(draw * self.stack_delay.as_secs_f64())
     }
 
     pub fn worker(&mut self, robot: RobotId) -> &mut Worker {

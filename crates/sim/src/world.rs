@@ -1,6 +1,6 @@
 //! Everything above the air: robots with their loops, streams, flows and agents.
 //!
-//! The air calls in through [`Host`]; what a callback wants sent is put aside and flushed once the air has returned.
+//! The air calls in through [`Host`]. Packets that a callback sends are queued, and flushed once the air has returned.
 
 mod bulk;
 mod control;
@@ -10,6 +10,7 @@ mod open;
 mod trouble;
 
 use crate::agent::Agent;
+use crate::delay::Delay;
 use crate::drlc::Drlc;
 use crate::events::{Event, EventKind};
 use crate::faults::{Faults, Watch};
@@ -34,17 +35,17 @@ pub(crate) const CHECK_EVERY: Duration = Duration::from_millis(5);
 /// Timers that may go off at one instant before the run is taken to be stuck.
 pub(crate) const TIMERS_PER_INSTANT_MAX: u32 = 1_000_000;
 
-/// What a message flow is for.
+/// The purpose of a message flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
     Perception(RobotId),
     Command(RobotId),
-    /// What one robot says to another: from, to.
+    /// Coordination messages: sender, receiver.
     Word(RobotId, RobotId),
     Plain(u32),
 }
 
-/// What a stream is for.
+/// The purpose of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Cargo {
     ToWorker(RobotId),
@@ -61,7 +62,7 @@ enum Slot {
     Saturated(u32),
 }
 
-/// What a message says beyond its size, by the message's number.
+/// The content of a message, by the message's number.
 #[derive(Clone, Debug)]
 enum Content {
     /// Which sample the perception is of.
@@ -70,11 +71,11 @@ enum Content {
     Command(Command, Option<Told>),
     /// A plain control message.
     Plain(Told),
-    /// What one robot says to another.
+    /// A coordination message.
     Word(Message),
 }
 
-/// What a robot tells with a control message.
+/// Sent along with a control message.
 #[derive(Clone, Debug)]
 struct Told {
     stamp: Stamp,
@@ -127,6 +128,8 @@ pub(crate) struct World {
     watch: Watch,
     delayed: Vec<Option<Delayed>>,
     delayed_free: Vec<u32>,
+    /// Delay until a robot's programs get a core.
+    scheduling: Delay,
     /// When each robot's stack has handed over what it has.
     stack_until: Vec<Instant>,
     /// Message flow of each robot's perception and command.
@@ -146,11 +149,11 @@ pub(crate) struct World {
     pub events: u64,
     counts: Counts,
     recorder: Option<Recorder>,
-    /// What has happened since it was last asked for, where that is wanted.
+    /// Events since the last call that took them, if recorded.
     pub log: Option<Vec<Event>>,
 }
 
-/// What is counted over the run.
+/// Counters of the run.
 struct Counts {
     loops: u64,
     violations: u64,
@@ -215,6 +218,7 @@ impl World {
                 let place = usize::from(robot.0);
                 if self.agents_armed[place].went_off(now) {
                     self.agents[place].on_deadline(now);
+                    self.agents[place].set_late(self.scheduling.draw());
                     self.run_agent(robot);
                 }
             }
@@ -233,7 +237,7 @@ impl World {
         }
     }
 
-    /// Sends what has come together, until nothing is left.
+    /// Sends all queued packets, and those that come of it.
     pub fn flush(&mut self, air: &mut Air) {
         let now = self.now;
         loop {

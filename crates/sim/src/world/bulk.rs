@@ -181,7 +181,11 @@ impl World {
                     made_at: self.now,
                     content: told.map(Content::Plain),
                 };
-                self.send_message(message);
+                if control {
+                    self.hand_over(message, Duration::ZERO);
+                } else {
+                    self.send_message(message);
+                }
             }
             Carrier::Stream(stream) => {
                 plain.made_at.push_back(self.now);

@@ -5,7 +5,7 @@ use crate::agent::ControlFlow;
 use crate::drlc::Drlc;
 use crate::events::EventKind;
 use crate::messages::Fate;
-use crate::mpc::{Ended, Leader, LeaderAction, Mpc, Perception, Worker};
+use crate::mpc::{Ended, Leader, LeaderAction, Perception, Worker};
 use crate::results::SpanKind;
 use crate::setup::robot;
 use crate::timers::Timer;
@@ -104,15 +104,22 @@ impl World {
             made_at: self.now,
             content: Some(content(told)),
         };
-        let sender = usize::from(self.channels[channel as usize].flow.from.0);
-        let delay = self.mpc.as_mut().map_or(Duration::ZERO, Mpc::stack_delay);
-        let at = self.stack_until[sender].max(self.now + delay);
-        self.stack_until[sender] = at;
-        if at == self.now {
+        let delay = self.mpc.as_mut().map_or(Duration::ZERO, |mpc| mpc.stack_delay.draw());
+        self.hand_over(message, delay);
+    }
+
+    /// A control message reaches the host queue once its sender has a core for it and after `delay`, but not before one
+    /// that its sender handed over earlier.
+    pub(super) fn hand_over(&mut self, message: Delayed, delay: Duration) {
+        let delay = delay + self.scheduling.draw();
+        if delay == Duration::ZERO {
             self.send_message(message);
-        } else {
-            self.delay(message, at);
+            return;
         }
+        let until = &mut self.stack_until[usize::from(self.channels[message.channel as usize].flow.from.0)];
+        *until = (self.now + delay).max(*until);
+        let at = *until;
+        self.delay(message, at);
     }
 
     /// Sends a message later.

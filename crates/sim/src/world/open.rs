@@ -2,6 +2,7 @@
 
 use super::{Cargo, Channel, Counts, Role, Slot, World};
 use crate::agent::Agent;
+use crate::delay::Delay;
 use crate::drlc::Drlc;
 use crate::faults::{Faults, Watch};
 use crate::measure::{Ahead, Latency, Recorder, Stopwatch};
@@ -36,6 +37,7 @@ impl World {
             .map(|id| Agent::new(&team, &policy, schedule.as_ref(), RobotId(id), options.timeline))
             .collect::<Result<_, _>>()?;
         let watch = Watch::new(&team, &policy);
+        let scheduling = Delay::new(policy.sight.scheduling_delay, seed ^ 0x0063_6f72_6573);
         let mut world = World {
             team,
             policy,
@@ -55,6 +57,7 @@ impl World {
             watch,
             delayed: Vec::new(),
             delayed_free: Vec::new(),
+            scheduling,
             stack_until: vec![Instant::ZERO; robots],
             perception: vec![None; robots],
             command: vec![None; robots],
