@@ -18,8 +18,9 @@ use crate::number::parse_duration;
 /// Options of `coorp emu`.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "The program finds in its environment: COORP_ROBOT, its robot's name; COORP_LEADER, the access \
-    point's; COORP_TEAM, the team file; COORP_ADDRESSES, its own, wlan0's first; COORP_NETWORK, everybody's; COORP_OUTQUEUE, interfaces that tell what was sent. Robots' names resolve. Different \
+    after_help = "Environment of the program: COORP_ROBOT, its robot's name; COORP_LEADER, the access \
+    point's; COORP_TEAM, the team file; COORP_ADDRESSES, its own addresses, wlan0's first; COORP_NETWORK, all \
+    robots' addresses; COORP_OUTQUEUE, interfaces that report what was sent. Robots' names resolve. Different \
     programs: coorp emu team.toml -- sh -c 'case $COORP_ROBOT in base) ./serve;; *) ./drive;; esac'"
 )]
 pub struct Args {
@@ -57,11 +58,11 @@ pub struct Args {
     #[cfg(feature = "live")]
     #[arg(long, value_name = "N", requires = "faults", value_parser = clap::value_parser!(u16).range(1..=64))]
     at_once: Option<u16>,
-    /// Keep what each run leaves, flight recorders among it, in this folder [default: that of failed runs alone]
+    /// Keep each run's files in this folder, including flight recordings [default: only those of failed runs]
     #[cfg(feature = "live")]
     #[arg(long, value_name = "FOLDER", requires = "faults")]
     keep: Option<PathBuf>,
-    /// Nothing but the programs' output, failures and warnings
+    /// Print only the programs' output, failures and warnings
     #[arg(long)]
     quiet: bool,
     /// The program and its arguments, run once for each robot; without it the network exists until Ctrl-C

@@ -70,13 +70,13 @@ enum Command {
     /// Show the state of a live team
     #[cfg(feature = "live")]
     Watch(live::watch::Args),
-    /// Say what this machine's card and kernel offer, and how to mend what is missing
+    /// Report what this machine's card and kernel offer, and how to fix what is missing
     #[cfg(all(feature = "live", target_os = "linux"))]
     Doctor(live::doctor::Args),
-    /// Tell a robot again what its flight recorder kept, and see what it decides and why
+    /// Replay a robot's flight recorder, and show what it decides and why
     #[cfg(feature = "live")]
     Replay(live::replay::Args),
-    /// One robot of 'coorp emu --demo', which starts it
+    /// One robot of 'coorp emu --demo'; started by it
     #[cfg(all(feature = "live", target_os = "linux"))]
     #[command(hide = true)]
     DemoRobot(live::demo::RobotArgs),

@@ -33,7 +33,7 @@ pub fn parser() -> PossibleValuesParser {
     PossibleValuesParser::new(ABOUT.map(|(name, about)| PossibleValue::new(name).help(about)))
 }
 
-/// Takes the name of a policy that a live robot implements.
+/// Parses the name of a policy that a live robot implements.
 pub fn live_parser() -> PossibleValuesParser {
     let live = ABOUT
         .into_iter()
@@ -41,8 +41,8 @@ pub fn live_parser() -> PossibleValuesParser {
     PossibleValuesParser::new(live.map(|(name, about)| PossibleValue::new(name).help(about)))
 }
 
-/// Whether a robot on real sockets does what the policy says. It has no fixed windows, marks control always, and leaves it to
-/// programs whether control or bulk runs.
+/// Whether a robot on real sockets can implement the policy. It has no fixed windows, always marks control, and lets
+/// programs decide whether control or bulk runs.
 fn is_live(policy: &Policy) -> bool {
     policy.control && policy.bulk && policy.access == Access::Edca && policy.schedwifi.is_none()
 }

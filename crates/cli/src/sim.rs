@@ -1,7 +1,7 @@
 //! `coorp sim`: one team under one or more policies, in virtual time.
 //!
-//! With one seed: a table, and where asked for the JSON that scripts read and the HTML report. With several:
-//! how the seeds went, which ones failed, and the command that replays each.
+//! With one seed: a table, and on request JSON for scripts and the HTML report. With several: a summary over the seeds,
+//! the failed ones, and the command that replays each.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -22,13 +22,13 @@ use crate::summary::{self, count, shown};
 use crate::table::{self, Sheet};
 use crate::{jobs, policies, recording, replay, report};
 
-/// Without `--policy`: the best that control can get and the best that bulk can, what stock WiFi gives, and Coorp.
+/// Without `--policy`: the best possible control, the best possible bulk, stock WiFi, and Coorp.
 const POLICIES_OF_A_TEAM: [&str; 4] = ["mpc-only", "bulk-only", "edca", "coorp"];
 /// The same for a team without bulk.
 const POLICIES_OF_CONTROL: [&str; 3] = ["mpc-only", "edca", "coorp"];
-/// The same for a file of flows alone, which has no control loop to leave alone.
+/// The same for a file with only flows, which has no control loop.
 const POLICIES_OF_FLOWS: [&str; 2] = ["edca", "coorp"];
-/// Failing seeds whose replay is printed; a broken rule can fail them all.
+/// Maximum number of failed seeds whose replay is printed; a single bug can fail all of them.
 const REPLAYS_SHOWN_MAX: usize = 20;
 
 /// Options of `coorp sim`.
@@ -36,7 +36,7 @@ const REPLAYS_SHOWN_MAX: usize = 20;
 pub struct Args {
     /// The team file (TOML)
     file: PathBuf,
-    /// Policies, with commas between or the option repeated [default: mpc-only,bulk-only,edca,coorp]
+    /// Policies, separated by commas or by repeating the option [default: mpc-only,bulk-only,edca,coorp]
     #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = policies::parser())]
     policy: Vec<String>,
     /// Virtual time to simulate
@@ -45,25 +45,25 @@ pub struct Args {
     /// The seed of every random draw
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
-    /// Run this many seeds, from --seed on
+    /// Run this many seeds, starting at --seed
     #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     seeds: u32,
-    /// Let robots die, freeze and restart, messages get lost, and clocks step
+    /// Inject faults: robots die, freeze and restart, messages get lost, and clocks step
     #[arg(long)]
     faults: bool,
-    /// Let the flows send when, and as much as, their topics did in this recording (MCAP or ROS 2 bag)
+    /// Let flows send at the times and sizes of their topics in this recording (MCAP or ROS 2 bag)
     #[arg(long, value_name = "RECORDING")]
     replay: Option<PathBuf>,
-    /// Write the results as JSON; '-' is stdout, then without the table
+    /// Write the results as JSON; '-' is stdout, which omits the table
     #[arg(long, value_name = "PATH")]
     json: Option<PathBuf>,
-    /// Write the report as one HTML file; '-' as for --json
+    /// Write the report as one HTML file; '-' is stdout, which omits the table
     #[arg(long, value_name = "PATH")]
     html: Option<PathBuf>,
-    /// Runs at once [default: as many as there are cores]
+    /// Runs at once [default: the number of cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
-    /// No progress bar and no notes, only the table
+    /// Print only the table: no progress bar, no notes
     #[arg(long)]
     quiet: bool,
 }
@@ -77,7 +77,7 @@ struct Job {
 /// Runs `coorp sim`. `arguments` is the whole command line, for the report.
 ///
 /// # Errors
-/// Input to mend (exit code 2), or a run that broke a rule (exit code 1).
+/// Invalid input (exit code 2), or a run that violated an invariant (exit code 1).
 pub fn run(args: &Args, arguments: &[OsString]) -> Result<(), Failure> {
     let mut team = coorp_team::load(&args.file).map_err(|error| Failure::Input(error.to_string()))?;
     let policies = chosen_policies(&team, &args.policy)?;
@@ -109,7 +109,7 @@ pub fn run(args: &Args, arguments: &[OsString]) -> Result<(), Failure> {
                 policy: job.policy.name.clone(),
                 why,
             }),
-            // A broken rule casts doubt on the other runs too.
+            // A violated invariant casts doubt on the other runs too.
             Err(broken) => return Err(one_failure(args, job, &broken)),
         }
     }
@@ -119,7 +119,7 @@ pub fn run(args: &Args, arguments: &[OsString]) -> Result<(), Failure> {
     finish(args, arguments, &team, runs, &unfit, [json.as_ref(), html.as_ref()])
 }
 
-/// Puts the recording of `--replay` into the team.
+/// Adds the recording of `--replay` to the team.
 fn play(args: &Args, team: &mut Team) -> Result<(), Failure> {
     let Some(path) = &args.replay else { return Ok(()) };
     let notes = replay::into_team(team, &args.file, path)?;
@@ -129,7 +129,7 @@ fn play(args: &Args, team: &mut Team) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Ends where no policy fits: every reason, each once.
+/// The failure if no policy fits: every reason once.
 fn none_fits(args: &Args, unfit: &[Unfit]) -> Failure {
     let line = |unfit: &Unfit| format!("error: {}: {}", args.file.display(), unfit.why);
     Failure::Input(unfit.iter().map(line).collect::<Vec<_>>().join("\n"))
@@ -161,15 +161,14 @@ fn destinations(args: &Args, inputs: &Inputs) -> Result<(Option<Destination>, Op
     if let Some((json, html)) = json.as_ref().zip(html.as_ref()) {
         if json.same_as(html) {
             return Err(Failure::Input(
-                "error: --json and --html name the same file; give two".to_owned(),
+                "error: --json and --html name the same file; give different ones".to_owned(),
             ));
         }
     }
     Ok((json, html))
 }
 
-/// Runs all jobs side by side; `keep` takes what is needed of each run, so that a thousand runs need not fit in
-/// memory at once.
+/// Runs all jobs in parallel. `keep` extracts what is needed from each run, so a thousand runs need not fit in memory.
 fn simulate<T: Send>(
     args: &Args,
     team: &Team,
@@ -211,11 +210,11 @@ fn finish(
         seed: args.seed,
         results,
     };
-    // Why a row is empty is part of the answer, so a quiet run says that too.
+    // The reason for an empty row is part of the answer, so a quiet run prints it too.
     let reasons: Vec<String> = unfit.iter().map(|unfit| unfit.why.clone()).collect();
     let notes = [reasons.clone(), notes::notes(team, args.duration, &numbers.results)].concat();
     let below = below(if args.quiet { &reasons } else { &notes });
-    // Each is tried whatever becomes of the others: a full disk must not lose the table, nor a closed stdout the files.
+    // Try each regardless of the others: a full disk must not lose the table, nor a closed stdout the files.
     let mut outcomes = Vec::new();
     if ![json, html].into_iter().flatten().any(Destination::is_stdout) {
         let tables = tables(&numbers.results, unfit, table::terminal_width());
@@ -241,7 +240,7 @@ fn finish(
     output::settle(outcomes)
 }
 
-/// Says that a file is there, once it is.
+/// Reports a file once it is written.
 fn told(args: &Args, file: &Destination, written: Result<(), Failure>) -> Result<(), Failure> {
     if written.is_ok() && !args.quiet && !file.is_stdout() {
         output::note(&format!("wrote {}", file.shown().display()));
@@ -249,7 +248,7 @@ fn told(args: &Args, file: &Destination, written: Result<(), Failure>) -> Result
     written
 }
 
-/// Notes as they stand below a table.
+/// The notes below a table.
 fn below(notes: &[String]) -> String {
     let lines: String = notes.iter().map(|note| format!("Note: {note}\n")).collect();
     if lines.is_empty() {
@@ -280,14 +279,14 @@ fn one_failure(args: &Args, job: &Job, failure: &NoResult) -> Failure {
     ));
     match ended {
         Failure::Found(text) => Failure::Found(format!(
-            "{text}\nThis is a defect of Coorp; please report it with the team file and: {}",
+            "{text}\nThis is a bug in Coorp; please report it with the team file and: {}",
             again(args, job)
         )),
         input => input,
     }
 }
 
-/// What is kept of one run of many.
+/// The data kept from each of many runs.
 struct Kept {
     violation_rate: Option<f64>,
     bulk_mbps: Option<f64>,
@@ -297,12 +296,12 @@ struct Kept {
 fn run_seeds(args: &Args, team: &Team, policies: &[Policy]) -> Result<(), Failure> {
     if args.json.is_some() || args.html.is_some() {
         return Err(Failure::Input(
-            "error: --json and --html hold one seed; leave out --seeds".to_owned(),
+            "error: --json and --html are for a single seed; leave out --seeds".to_owned(),
         ));
     }
     let last = args.seed.checked_add(u64::from(args.seeds - 1)).ok_or_else(|| {
         Failure::Input(format!(
-            "error: {} seeds from {} on go past the largest seed",
+            "error: {} seeds starting at {} go past the largest seed",
             args.seeds, args.seed
         ))
     })?;
@@ -336,7 +335,7 @@ fn run_seeds(args: &Args, team: &Team, policies: &[Policy]) -> Result<(), Failur
     if !args.quiet {
         let speed = shown(summary::speed(virtual_s, wall_s), crate::number::figure);
         output::note(&format!(
-            "{} runs, {speed} virtual seconds a wall second",
+            "{} runs, {speed} virtual seconds per wall second",
             count(jobs.len() as u64)
         ));
     }
@@ -352,7 +351,7 @@ fn run_seeds(args: &Args, team: &Team, policies: &[Policy]) -> Result<(), Failur
     Err(Failure::Found(seeds_failed(args, &failed)))
 }
 
-/// The policies that did not fit, each once, though seeds may differ in the reason's figures.
+/// The policies that did not fit, each once, although the reason's figures may differ between seeds.
 fn unfit_seeds<T>(jobs: &[Job], outcomes: &[Result<T, NoResult>]) -> Vec<Unfit> {
     let mut unfit: Vec<Unfit> = Vec::new();
     for (job, outcome) in jobs.iter().zip(outcomes) {
@@ -440,7 +439,7 @@ fn plural_runs(count: usize) -> String {
     format!("{count} run{}", if count == 1 { "" } else { "s" })
 }
 
-/// The command that does one run again. The duration is part of it: the draws depend on it.
+/// The command that repeats one run. It includes the duration, because the draws depend on it.
 fn again(args: &Args, job: &Job) -> String {
     let faults = if args.faults { " --faults" } else { "" };
     let recording = args.replay.as_deref().map(quoted_path);
@@ -464,7 +463,7 @@ fn quoted_path(path: &Path) -> String {
     quoted(&path.to_string_lossy())
 }
 
-/// An argument as a shell takes it.
+/// An argument, quoted for a shell.
 fn quoted(argument: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./,:=+@%".contains(c);
     if !argument.is_empty() && argument.chars().all(plain) {

@@ -1,4 +1,4 @@
-//! `coorp doctor` on the machine that the tests run on.
+//! `coorp doctor` on the machine that runs the tests.
 
 #![cfg(all(feature = "live", target_os = "linux"))]
 #![allow(clippy::unwrap_used)]

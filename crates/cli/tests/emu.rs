@@ -79,7 +79,7 @@ fn await_file(path: &str) {
         }
         sleep(Duration::from_millis(50));
     }
-    panic!("{path} never came");
+    panic!("{path} never appeared");
 }
 
 #[test]
@@ -128,8 +128,8 @@ fn robots_know_who_they_are_and_reach_one_another_by_name() {
     assert!(json["timing"]["deliveries"].as_u64().unwrap() >= 18);
 }
 
-/// Sends 600 datagrams of bulk and then one of control, again where the machine let that take long, and a receiver that
-/// tells in what order they came.
+/// Sends 600 datagrams of bulk and then one of control, and repeats that if the machine was slow. The receiver prints
+/// the order of arrival.
 const ORDER: &str = r#"
 import os, pathlib, socket, sys, time
 robot, count, folder = os.environ["COORP_ROBOT"], 600, pathlib.Path(sys.argv[1])
@@ -330,7 +330,7 @@ fn a_partition_ends_and_a_dead_robot_starts_anew() {
     if !possible("a_partition_ends", &["ping"]) {
         return;
     }
-    // Late enough for all to have begun, on a machine that is busy too.
+    // Late enough for all programs to have started, even on a busy machine.
     let events = "[[event]]\nat = \"0s\"\nuntil = \"5s\"\npartition = [\"rover\"]\n\
                   [[event]]\nat = \"3s\"\nuntil = \"4s\"\ndeath = [\"scout\"]\n";
     let (folder, file) = team("trouble", events);
@@ -454,7 +454,7 @@ fn an_emulator_that_stood_still_says_that_the_run_does_not_count() {
     };
     signal("STOP").unwrap();
     fs::write(folder.path("stopped"), "").unwrap();
-    // More than the TAP holds, whatever the machine does beside it.
+    // More than the TAP holds, regardless of the machine's other load.
     await_file(&folder.path("flooded"));
     signal("CONT").unwrap();
     fs::write(folder.path("enough"), "").unwrap();

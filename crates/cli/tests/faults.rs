@@ -1,4 +1,4 @@
-//! `coorp emu --faults`: real robots under real trouble, and what it refuses.
+//! `coorp emu --faults`: real robots under injected faults, and invalid input.
 #![cfg(all(feature = "live", target_os = "linux"))]
 #![allow(clippy::unwrap_used)] // a test may fail by panicking
 
@@ -21,7 +21,7 @@ fn a_few_seeds_break_no_rule_and_say_what_they_did() {
     }
     let folder = Folder::new("faults");
     let json = folder.path("out.json");
-    // Power that fails, a kill and a freeze first of all.
+    // These seeds start with a power failure, a kill and a freeze.
     let output = coorp(&[
         "emu",
         TEAM,
@@ -46,7 +46,7 @@ fn a_few_seeds_break_no_rule_and_say_what_they_did() {
     let runs = report["runs"].as_array().unwrap();
     assert_eq!(runs.len(), 3);
     for run in runs {
-        // Rules about time are for `make test`, where the program is built to be fast and has the machine to itself.
+        // Rules about time are for `make test`, with an optimised program that has the machine to itself.
         let about_time = |broken: &serde_json::Value| [2, 3].contains(&broken["rule"].as_u64().unwrap());
         assert!(run["broken"].as_array().unwrap().iter().all(about_time), "{stderr}");
         assert!(
@@ -64,14 +64,14 @@ fn a_few_seeds_break_no_rule_and_say_what_they_did() {
     for run in runs {
         replays(&PathBuf::from(run["records"].as_str().unwrap()));
     }
-    // One of three that the machine was too slow for is more than a tenth.
+    // If the machine was too slow for one of three runs, that is more than a tenth.
     let fails = |run: &serde_json::Value| run["kept_up"] == false || run["broken"] != serde_json::json!([]);
     let code = i32::from(runs.iter().any(fails));
     assert_eq!(output.status.code(), Some(code), "{stderr}");
     assert_eq!(code == 1, stderr.contains("failed: "), "{stderr}");
 }
 
-/// What the robots of a run decided is decided again, bit for bit; and of one, why bulk was held.
+/// Replays the robots' decisions of a run bit for bit, and checks that the reasons for held bulk are given.
 fn replays(records: &Path) {
     let mut held = 0;
     for robot in fs::read_dir(records.join("state")).unwrap() {
@@ -89,7 +89,7 @@ fn replays(records: &Path) {
         assert_eq!(output.status.code(), Some(0));
         assert!(text(&output.stdout).contains(" leads; "), "{}", text(&output.stdout));
     }
-    assert!(held > 0, "bulk was held, for permits if for nothing else");
+    assert!(held > 0, "bulk was held, at least for permits");
 }
 
 #[test]

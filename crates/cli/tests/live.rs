@@ -1,4 +1,4 @@
-//! `coorp keys`, `up` and `watch` as their users run them: real processes on loopback.
+//! `coorp keys`, `up` and `watch` from a user's view: real processes on loopback.
 #![cfg(feature = "live")]
 #![allow(clippy::unwrap_used)] // a test may fail by panicking
 
@@ -16,7 +16,7 @@ struct Field {
 }
 
 impl Field {
-    /// A folder with a team of two on these ports and the 15 above each.
+    /// Creates a folder with a team of two robots, on these ports and the 15 above each.
     fn new(name: &str, ports: [u16; 2]) -> Field {
         let folder = std::env::temp_dir().join(format!("coorp-live-{}-{name}", std::process::id()));
         let _ = std::fs::remove_dir_all(&folder);
@@ -130,7 +130,7 @@ fn without_keys_it_says_so_and_who_has_keys_does_not_see_it() {
     let mut base = field.command(&["up", "--robot", "base", "--insecure"]);
     let mut base = Up(base.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap());
     let mut line = String::new();
-    // Without a buffer, which would take more than the line.
+    // Read without a buffer, which would consume more than the line.
     let said = base.0.stderr.as_mut().unwrap();
     while !line.ends_with('\n') {
         let mut byte = [0];
@@ -184,7 +184,7 @@ fn bulk_that_comes_is_put_where_it_is_wanted() {
     assert_eq!((until_there(1), until_there(2)), (b"one".to_vec(), b"two".to_vec()));
     deliveries.into_iter().for_each(|delivery| delivery.wait().unwrap());
     drop(base);
-    // Numbers go on after a restart.
+    // Numbers continue after a restart.
     let _base = field.up("base", &["--into", "got"]);
     let delivery = send(b"three");
     assert_eq!(until_there(3), b"three");
@@ -195,7 +195,7 @@ fn bulk_that_comes_is_put_where_it_is_wanted() {
     assert!(said.contains("cannot put bulk into team.toml"), "{said}");
 }
 
-/// What the test below runs on each robot of the emulator.
+/// The program that the test below runs on each robot of the emulator.
 #[test]
 #[cfg(target_os = "linux")]
 #[ignore = "a robot's program in another test"]
@@ -206,7 +206,7 @@ fn program() {
         let soon = std::time::Duration::from_secs(30);
         let message = node.bulk_receiver().unwrap().recv(Some(soon)).unwrap();
         println!("{} of {} bytes", message.name, message.length);
-        // The sender waits for the word that it has come.
+        // The sender waits for the confirmation of delivery.
         while node.status().alive.len() > 1 {
             std::thread::sleep(std::time::Duration::from_millis(10));
         }
@@ -218,7 +218,7 @@ fn program() {
     }
 }
 
-/// A TAP says that it has a datagram, and not that the emulated air has carried it; so the emulator's word is taken.
+/// A TAP only reports that it has a datagram, so Coorp uses the emulator's report that the emulated air has carried it.
 #[test]
 #[cfg(target_os = "linux")]
 fn bulk_over_the_emulator_goes_by_its_reports() {
@@ -226,7 +226,7 @@ fn bulk_over_the_emulator_goes_by_its_reports() {
         return;
     }
     let field = Field::new("emu", [28_380, 28_400]);
-    // Where the robots are the emulator knows, and one address in the file is that of another network.
+    // The emulator provides the robots' addresses; the one in the file is on another network.
     let robots = "[[robot]]\nname = \"base\"\nleader = true\n\
                   [[robot]]\nname = \"scout\"\naddresses = [\"192.168.7.9\"]\n";
     std::fs::write(field.folder.join("team.toml"), robots).unwrap();

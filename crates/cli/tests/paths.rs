@@ -23,18 +23,19 @@ use coorp_node::status::{self, Carries, PathState};
 use coorp_node::{Node, Options};
 use root::possible;
 
-/// Time limit for anything; no test measures it.
+/// Time limit for every wait; no test measures it.
 const LONG: Duration = Duration::from_secs(180);
 const PERIOD: Duration = Duration::from_millis(20);
-/// A robot that stood still for more than two periods so often, while it waited in vain, says nothing of its paths.
+/// Maximum number of times that a waiting robot may stand still for more than two periods. Above it, a timeout says
+/// nothing about its paths.
 const STOOD_STILL_MAX: u32 = 20;
 const TOO_SLOW: &str = "too slow";
 /// More than the first interface carries before it dies.
 const BULK_BYTES: usize = 130_000_000;
-/// What the last messages say.
+/// The content of the last messages.
 const END: &[u8] = b"end";
 
-/// Two robots on two channels, of which the first is the better one; with keys.
+/// A team with keys: two robots on two channels, of which the first is the better one.
 fn team(name: &str, more: &str) -> (Folder, String) {
     let folder = Folder::new(name);
     let robot = |name: &str, number: u8| {
@@ -56,7 +57,7 @@ fn team(name: &str, more: &str) -> (Folder, String) {
     (folder, file)
 }
 
-/// Trouble on the first interface from 8 s to 14 s, and four times more for robots that a busy machine starts late.
+/// Trouble on the first interface from 8 s to 14 s, repeated four times for robots that a busy machine starts late.
 fn again_and_again(trouble: &str) -> String {
     (8..88)
         .step_by(16)
@@ -70,7 +71,7 @@ fn event(interface: &str, start_s: u32, trouble: &str) -> String {
     format!("[[event]]\nat = \"{start_s}s\"\nuntil = \"{end_s}s\"\ninterface = \"{interface}\"\n{trouble}\n")
 }
 
-/// Runs a part of `robot` as every robot's program; answers all that they said.
+/// Runs a part of `robot` as every robot's program, and returns the combined output.
 fn emulate(file: &str, part: &str) -> String {
     let program = std::env::current_exe().unwrap();
     let script = format!(
@@ -158,7 +159,7 @@ fn carries(paths: &[status::Path]) -> [Carries; 2] {
 /// The required state of the paths to the other robot.
 type Phase = (&'static str, fn(&[status::Path]) -> bool);
 
-/// Sends control until its paths have been like this, one after another. Gives up where the machine is too slow for that.
+/// Sends control until its paths have been in each of these phases, in order. Gives up if the machine is too slow.
 fn drive(node: &Node, phases: &[Phase]) {
     let pose = node
         .control_publisher("pose", Some(coorp_core::Duration::from_millis(20)))
@@ -192,7 +193,7 @@ fn drive(node: &Node, phases: &[Phase]) {
 fn listen(node: &Node) {
     let poses = node.control_subscriber("pose").unwrap();
     let mut paths = BTreeMap::<u8, BTreeSet<usize>>::new();
-    // What never came to this robot; a program that is slow to take what came sees fewer still.
+    // Messages that never arrived at this robot. A program that is slow to take them receives even fewer.
     let missed = || node.status().heard.iter().map(|heard| heard.missed).sum::<u64>();
     let mut missed_before = None;
     loop {
@@ -253,20 +254,20 @@ fn receive(node: &Node) {
             pause = pause.max(if came > 0 { last.elapsed() } else { Duration::ZERO });
             (came, last) = (bytes, Instant::now());
         }
-        assert!(began.elapsed() < LONG, "{bytes} bytes came");
+        assert!(began.elapsed() < LONG, "{bytes} bytes arrived");
     };
     let received = node.status().bulk.unwrap().received_bytes;
     let same = message.take().unwrap() == content();
-    // As long as its sender may need to learn that it is whole.
+    // Wait as long as its sender may need to learn that it is whole.
     let again = receiver.recv(Some(Duration::from_secs(15))).is_some();
     println!(
         "\nwhole {same}, again {again}, resumed {}",
         received < 2 * BULK_BYTES as u64
     );
-    println!("\nnothing came for {} ms at most", pause.as_millis());
+    println!("\nlongest gap: {} ms", pause.as_millis());
 }
 
-/// Bytes in which no two parts are alike.
+/// Bytes without repeating parts.
 fn content() -> Vec<u8> {
     (0..BULK_BYTES as u32 / 4)
         .flat_map(|number| number.wrapping_mul(2_654_435_761).to_le_bytes())
@@ -278,14 +279,14 @@ fn bulk_moves_to_another_path_when_its_own_dies_whole_and_once() {
     if !possible("bulk_moves_to_another_path", &[]) {
         return;
     }
-    // Late enough for bulk to be on its way, and early enough for much of it to be left; on a busy machine later.
+    // Late enough for bulk to be on its way, and early enough for much of it to be left. Later on a busy machine.
     let mut runs = [7, 14, 28, 56].into_iter().map(|at_s| {
         let event = format!("[[event]]\nat = \"{at_s}s\"\ninterface = \"wlan0\"\npartition = [\"rover\"]\n");
         let (_folder, file) = team("paths-bulk", &event);
         emulate(&file, "bulk")
     });
     let Some(said) = runs.find(|said| said.contains("[rover] bulk over path 0\n")) else {
-        return println!("NOT JUDGED: bulk began after its path had died, so this machine is too slow");
+        return println!("NOT JUDGED: bulk started after its path had died, so this machine is too slow");
     };
     let places = [
         "[rover] bulk over path 0\n",
@@ -305,7 +306,7 @@ fn control_moves_to_another_path_when_its_own_dies_and_comes_back() {
     if !possible("control_moves_to_another_path", &[]) {
         return;
     }
-    // By turns. Where both paths live, control stays on the one in use unless the other is clearly better.
+    // In turn. While both paths are alive, control stays on the current one unless the other is clearly better.
     let dies = |interface, start_s| event(interface, start_s, "partition = [\"rover\"]");
     let events: String = (8..88)
         .step_by(16)
@@ -330,14 +331,14 @@ fn no_control_is_missed_where_both_paths_carry_it_and_one_loses() {
     if !possible("no_control_is_missed", &[]) {
         return;
     }
-    // Some six in ten of its packets are given up.
+    // About six in ten of its packets are given up.
     let events = again_and_again("loss = 0.94") + "[live]\nduplicate = \"always\"\n";
     let (folder, file) = team("paths-loses", &events);
     let said = emulate(&file, "loses");
     if said.contains(TOO_SLOW) {
         return println!("NOT JUDGED: this machine is too slow");
     }
-    // Nothing but control and what the robots coordinate by went, and the kernel's own.
+    // Only control, coordination messages and the kernel's own packets were sent.
     let run = fs::read_to_string(folder.path("run.json")).unwrap();
     let run: serde_json::Value = serde_json::from_str(&run).unwrap();
     for interface in run["interfaces"].as_array().unwrap() {

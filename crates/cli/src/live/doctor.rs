@@ -1,7 +1,9 @@
-//! `coorp doctor`: what this machine's card and kernel offer, what each of it means for Coorp, and how to mend what is missing.
+//! `coorp doctor`: reports what this machine's card and kernel offer, what that means for Coorp, and how to fix what is
+//! missing.
 //!
-//! It reads `/sys` and `/proc`, tries sockets of its own, and asks `iw` for what only nl80211 tells. It changes nothing and
-//! sends nothing. Left out: whether the others of a team can be reached (`coorp watch`), and what an access point does.
+//! It reads `/sys` and `/proc`, tries its own sockets, and calls `iw` for what only nl80211 provides. It changes
+//! nothing and sends nothing. Left out: whether the team's other robots are reachable (`coorp watch`), and the
+//! behaviour of an access point.
 
 use std::fs;
 use std::path::Path;
@@ -13,14 +15,14 @@ use coorp_node::status::Completions;
 use crate::failure::Failure;
 use crate::output;
 
-/// Where `iw` may be, as users' PATH often leaves out the last two.
+/// Where `iw` may be: users' PATH often lacks the sbin folders.
 const IW: [&str; 3] = ["iw", "/usr/sbin/iw", "/sbin/iw"];
 const IW_MISSING: &str = "unknown: iw is not installed";
 const IW_MEND: &str = "apt-get install iw";
-/// Bits in a process' effective capabilities (linux/capability.h).
+/// Bits in a process's effective capabilities (linux/capability.h).
 const CAP_NET_ADMIN: u32 = 12;
 const CAP_SYS_NICE: u32 = 23;
-/// Clock sources that are read without a call into the kernel.
+/// Clock sources that can be read without a system call.
 const QUICK_CLOCKS: [&str; 5] = [
     "tsc",
     "arch_sys_counter",
@@ -28,13 +30,13 @@ const QUICK_CLOCKS: [&str; 5] = [
     "hyperv_clocksource_tsc_page",
     "riscv_clocksource",
 ];
-/// What Coorp asks to let wait at its sockets.
+/// The receive buffer that Coorp requests for its sockets.
 const RECEIVE_BYTES: u64 = 4 << 20;
 
 /// Options of `coorp doctor`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The interface to look at; without it all wireless ones, or all that are up where none is wireless
+    /// The interface to examine [default: all wireless ones; if there are none, all that are up]
     interface: Option<String>,
 }
 
@@ -43,7 +45,7 @@ pub struct Args {
 struct Finding {
     about: &'static str,
     found: String,
-    /// What that means for Coorp.
+    /// Its meaning for Coorp.
     means: &'static str,
     grade: Grade,
 }
@@ -51,9 +53,9 @@ struct Finding {
 #[derive(Debug, PartialEq)]
 enum Grade {
     Fine,
-    /// Coorp works; this makes it better.
+    /// Coorp works; this would improve it.
     Note(String),
-    /// Coorp does not work before this is mended.
+    /// Coorp does not work until this is fixed.
     Bad(String),
 }
 
@@ -68,11 +70,11 @@ fn finding(about: &'static str, found: impl Into<String>, means: &'static str, g
     }
 }
 
-/// What facts are read from: the machine, or a test's own.
+/// The source of facts: the machine, or a test's substitute.
 struct Machine<'a> {
     sys: &'a Path,
     proc: &'a Path,
-    /// What `iw` prints; `None` where it is not installed.
+    /// The output of `iw`; `None` if it is not installed.
     iw: &'a dyn Fn(&[&str]) -> Option<String>,
 }
 
@@ -100,7 +102,7 @@ impl Machine<'_> {
         names
     }
 
-    /// Those that a robot would use.
+    /// The interfaces that a robot would probably use.
     fn likely(&self) -> Vec<String> {
         let (wireless, wired): (Vec<_>, Vec<_>) =
             self.interfaces().into_iter().partition(|name| self.is_wireless(name));
@@ -122,7 +124,7 @@ impl Machine<'_> {
 /// Runs `coorp doctor`.
 ///
 /// # Errors
-/// Where there is no such interface, or something keeps Coorp from working.
+/// There is no such interface, or something keeps Coorp from working.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let machine = Machine {
         sys: Path::new("/sys"),
@@ -165,7 +167,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     }
     let bad = bad.join(", ");
     Err(Failure::Found(format!(
-        "failed: Coorp does not work here before this is mended: {bad}"
+        "failed: Coorp does not work here until this is fixed: {bad}"
     )))
 }
 
@@ -178,7 +180,7 @@ fn no_such(name: &str, others: &[String]) -> String {
     format!("error: this machine has no interface '{name}'; it has {others}")
 }
 
-/// The card behind an interface. `counts` is what came of trying the count of a send queue.
+/// The card behind an interface. `counts` is the result of trying to read a send queue's count.
 fn of_card(machine: &Machine<'_>, interface: &str, driver: Option<&str>, counts: Result<(), String>) -> Vec<Finding> {
     let wireless = machine.is_wireless(interface);
     let bus = fs::read_link(machine.sys.join("class/net").join(interface).join("device/subsystem"));
@@ -192,13 +194,13 @@ fn of_card(machine: &Machine<'_>, interface: &str, driver: Option<&str>, counts:
                 driver.unwrap_or("without a name"),
                 bus.as_deref().unwrap_or("virtual")
             ),
-            "decides what is known of frames that have left",
+            "determines what is known about sent frames",
             Fine,
         ),
         if wireless {
             finding("kind", "wireless", "control goes in AC_VO, ahead of bulk", Fine)
         } else {
-            let mend = "for the robots' WiFi name its interface: coorp doctor wlan0".to_owned();
+            let mend = "to check the robots' WiFi, name its interface: coorp doctor wlan0".to_owned();
             finding(
                 "kind",
                 "not wireless",
@@ -224,11 +226,11 @@ fn state(machine: &Machine<'_>, interface: &str) -> Finding {
         return finding(about, "down", "nothing can be sent", Bad(mend));
     }
     match state.as_str() {
-        // Loopback and TUNs do not say.
+        // Loopback and TUNs report unknown.
         "up" | "unknown" => finding(about, "up", "frames can be sent", Fine),
         _ => {
             let mend = "connect it to the team's network".to_owned();
-            finding(about, state, "nothing can be sent before it is connected", Bad(mend))
+            finding(about, state, "nothing can be sent until it is connected", Bad(mend))
         }
     }
 }
@@ -239,13 +241,13 @@ fn completions(driver: Option<&str>, bus: Option<&str>, counts: Result<(), Strin
     let found = source.to_string();
     match (source, counts) {
         (Completions::Acknowledgements, _) => {
-            let mend = "use a card's interface, where there is one".to_owned();
+            let mend = "use a card's interface, if there is one".to_owned();
             let means =
                 "a TUN or TAP frees frames at once: the gate learns from acknowledgements, later and less exactly";
             finding(about, found, means, Note(mend))
         }
         (_, Err(error)) => {
-            let mend = "allow ioctl(SIOCOUTQ) on UDP sockets: a sandbox may refuse it".to_owned();
+            let mend = "allow ioctl(SIOCOUTQ) on UDP sockets: a sandbox may forbid it".to_owned();
             finding(
                 about,
                 format!("SIOCOUTQ: {error}"),
@@ -254,8 +256,8 @@ fn completions(driver: Option<&str>, bus: Option<&str>, counts: Result<(), Strin
             )
         }
         (Completions::OutQueue, Ok(())) if bus == Some("usb") => {
-            let means = "the gate learns when the dongle has a frame, and not when that was on the air";
-            finding(about, found, means, Note("a PCIe card tells the latter".to_owned()))
+            let means = "the gate learns when the dongle has a frame, not when the frame was on the air";
+            finding(about, found, means, Note("a PCIe card reports the latter".to_owned()))
         }
         _ => finding(about, found, "the gate learns when each datagram has left", Fine),
     }
@@ -268,7 +270,7 @@ fn transmit_status(driver: Option<&str>) -> Finding {
         None => finding(
             about,
             "not asked for",
-            "nobody knows that asking leaves frames as they are, so losses on the air are not counted",
+            "asking might change this driver's frames, so losses on the air are not counted",
             Fine,
         ),
     }
@@ -288,7 +290,7 @@ fn queues(machine: &Machine<'_>, interface: &str) -> Finding {
     finding("queues", found, "the gate keeps them short, whatever they are", Fine)
 }
 
-/// What only nl80211 tells, by `iw`.
+/// What only nl80211 provides, by `iw`.
 fn of_radio(machine: &Machine<'_>, interface: &str) -> Vec<Finding> {
     let missing = |about, means| finding(about, IW_MISSING, means, Note(IW_MEND.to_owned()));
     vec![
@@ -300,18 +302,18 @@ fn of_radio(machine: &Machine<'_>, interface: &str) -> Vec<Finding> {
 
 const RTS_MEANS: &str = "with RTS a collision costs a short frame, not an aggregate";
 const SAVE_MEANS: &str = "with power save frames to this robot wait for the next beacon, up to 100 ms";
-const DOMAIN_MEANS: &str = "decides which channels there are, and how strong the card may send";
+const DOMAIN_MEANS: &str = "determines the available channels and the maximum transmit power";
 
 fn rts(machine: &Machine<'_>, interface: &str) -> Option<Finding> {
     let phy = machine
         .of_interface(interface, "phy80211/name")
         .unwrap_or_else(|| "phy0".to_owned());
     let said = (machine.iw)(&["phy", &phy, "info"])?;
-    let threshold = value(&said, "RTS threshold:").unwrap_or_else(|| "off, or the driver does not tell".to_owned());
+    let threshold = value(&said, "RTS threshold:").unwrap_or_else(|| "off, or not reported by the driver".to_owned());
     let grade = if machine.may(CAP_NET_ADMIN) {
         Fine
     } else {
-        Note("to set it run as root, or give CAP_NET_ADMIN".to_owned())
+        Note("to set it, run as root or with CAP_NET_ADMIN".to_owned())
     };
     let may = if grade == Fine { "may be set" } else { "may not be set" };
     Some(finding(
@@ -324,7 +326,7 @@ fn rts(machine: &Machine<'_>, interface: &str) -> Option<Finding> {
 
 fn power_save(machine: &Machine<'_>, interface: &str) -> Option<Finding> {
     let said = (machine.iw)(&["dev", interface, "get", "power_save"])?;
-    let found = value(&said, "Power save:").unwrap_or_else(|| "unknown: the driver does not tell".to_owned());
+    let found = value(&said, "Power save:").unwrap_or_else(|| "unknown: not reported by the driver".to_owned());
     let grade = if found == "on" {
         Note(format!("iw dev {interface} set power_save off"))
     } else {
@@ -338,19 +340,19 @@ fn regulatory(machine: &Machine<'_>) -> Option<Finding> {
     let found = value(&said, "country").unwrap_or_else(|| "unknown".to_owned());
     let country = found.split(':').next().unwrap_or_default().to_owned();
     let grade = if country == "00" {
-        Note("say where the team is: iw reg set DE, with your country's code".to_owned())
+        Note("set your country's code, such as: iw reg set DE".to_owned())
     } else {
         Fine
     };
     Some(finding("regulatory domain", country, DOMAIN_MEANS, grade))
 }
 
-/// The kernel, its clocks and this process' rights.
+/// The kernel, its clocks and this process's permissions.
 fn of_kernel(machine: &Machine<'_>, without_interface: bool) -> Vec<Finding> {
     let release = read(&machine.proc.join("sys/kernel/osrelease")).unwrap_or_else(|| "unknown".to_owned());
     let mut found = vec![finding("kernel", release, "no patch is needed", Fine)];
     if without_interface {
-        let mend = "plug a card in, or load its driver: dmesg says what is missing".to_owned();
+        let mend = "plug in a card, or load its driver: dmesg says what is missing".to_owned();
         found.push(finding(
             "interfaces",
             "none but loopback is up",
@@ -378,23 +380,18 @@ fn clock(machine: &Machine<'_>) -> Finding {
     let grade = if quick {
         Fine
     } else {
-        Note("to read it takes a call into the kernel: see 'clocksource=' of the kernel's parameters".to_owned())
+        Note("reading it takes a system call: see the kernel parameter 'clocksource='".to_owned())
     };
     let found = format!("{source}; CLOCK_BOOTTIME at {boot} s");
-    finding(
-        "clock source",
-        found,
-        "times of messages and windows are taken from it",
-        grade,
-    )
+    finding("clock source", found, "gives the times of messages and windows", grade)
 }
 
 fn marks() -> Finding {
-    let means = "WiFi puts control into AC_VO by that mark";
+    let means = "WiFi puts control into AC_VO because of this mark";
     match card::may_mark() {
         Ok(()) => finding("DSCP mark", "may be set", means, Fine),
         Err(error) => {
-            let mend = "allow setsockopt(IP_TOS): a sandbox may refuse it".to_owned();
+            let mend = "allow setsockopt(IP_TOS): a sandbox may forbid it".to_owned();
             finding("DSCP mark", error, means, Bad(mend))
         }
     }
@@ -408,19 +405,19 @@ fn buffers(machine: &Machine<'_>) -> Finding {
     } else {
         Note(format!("sysctl -w net.core.rmem_max={RECEIVE_BYTES}"))
     };
-    let means = "what comes in a burst waits there; less than 4 MB and datagrams stay short";
+    let means = "bursts wait there; with less than 4 MB, datagrams stay short";
     finding("receive buffer", format!("{most} bytes at most"), means, grade)
 }
 
 fn tun(machine: &Machine<'_>) -> Finding {
-    let means = "'coorp emu' makes its interfaces with it; robots do without";
-    // Nothing is made by opening it.
+    let means = "'coorp emu' needs it to create interfaces; robots do not need it";
+    // Opening it creates nothing.
     let opened = fs::OpenOptions::new().read(true).write(true).open("/dev/net/tun");
     match opened {
         Ok(_) if machine.may(CAP_NET_ADMIN) => finding("TUN", "available", means, Fine),
         Ok(_) => {
-            let mend = "run as root, or give CAP_NET_ADMIN".to_owned();
-            finding("TUN", "there, without the right to use it", means, Note(mend))
+            let mend = "run as root or with CAP_NET_ADMIN".to_owned();
+            finding("TUN", "present, but without permission to use it", means, Note(mend))
         }
         Err(error) => finding(
             "TUN",
@@ -441,10 +438,10 @@ fn priority(machine: &Machine<'_>) -> Finding {
     let (found, grade) = if may {
         ("may be set", Fine)
     } else {
-        let mend = "run as root, give CAP_SYS_NICE, or raise rtprio in /etc/security/limits.conf".to_owned();
+        let mend = "run as root or with CAP_SYS_NICE, or raise rtprio in /etc/security/limits.conf".to_owned();
         ("may not be set", Note(mend))
     };
-    let means = "'coorp emu' keeps time by it on a busy machine; robots do without";
+    let means = "'coorp emu' needs it to keep time on a busy machine; robots do not need it";
     finding("real-time priority", found, means, grade)
 }
 
@@ -454,7 +451,7 @@ impl Finding {
     }
 }
 
-/// The findings as text, one after the other.
+/// The findings as text, one per line.
 fn section(title: &str, found: &[Finding]) -> String {
     let mut text = format!("{title}\n");
     let width = found.iter().map(|finding| finding.about.len()).max().unwrap_or(0);
@@ -469,13 +466,13 @@ fn section(title: &str, found: &[Finding]) -> String {
         } = finding;
         text += &format!("  {word}  {about:width$}  {found}: {means}\n");
         if let Some(mend) = mend {
-            text += &format!("        {:width$}  to mend it: {mend}\n", "");
+            text += &format!("        {:width$}  to fix it: {mend}\n", "");
         }
     }
     text
 }
 
-/// The rest of the first line that begins so, indented or not.
+/// The rest of the first line that starts with `label`, indented or not.
 fn value(said: &str, label: &str) -> Option<String> {
     let line = said.lines().find_map(|line| line.trim_start().strip_prefix(label))?;
     Some(line.trim().to_owned())
@@ -570,7 +567,7 @@ mod tests {
         assert_eq!(says(&found, "power save").grade, mend);
         assert_eq!(says(&found, "regulatory domain").found, "00");
         let text = section("wlan0", &found);
-        assert!(text.contains("to mend it: iw dev wlan0 set power_save off"), "{text}");
+        assert!(text.contains("to fix it: iw dev wlan0 set power_save off"), "{text}");
     }
 
     #[test]

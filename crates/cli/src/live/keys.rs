@@ -1,4 +1,4 @@
-//! `coorp keys init`: the team's keys.
+//! `coorp keys init`: creates the team's keys.
 
 use std::path::PathBuf;
 
@@ -17,9 +17,9 @@ pub struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum Command {
-    /// Make the team's keys: one authority, a certificate a robot, one for whoever watches
+    /// Create the team's keys: one authority, a certificate for each robot, and one for the operator
     Init {
-        /// The team file (TOML); the keys go into the folder that it names
+        /// The team file (TOML); it names the folder of the keys
         #[arg(default_value = "team.toml")]
         file: PathBuf,
     },
@@ -28,7 +28,7 @@ enum Command {
 /// Runs `coorp keys`.
 ///
 /// # Errors
-/// Where there are keys already, or files cannot be written.
+/// Keys exist already, or files cannot be written.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let Command::Init { file } = &args.command;
     let team = load(file)?;
@@ -36,11 +36,11 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let folder = team.live.keys.display();
     let (mut text, mut copies) = (String::new(), String::new());
     if made.authority {
-        text += &format!("{folder}/ca.key: the team's authority. Whoever has it can join: keep it off the robots.\n");
+        text += &format!("{folder}/ca.key: the team's authority. Anyone with it can join: keep it off the robots.\n");
     }
     for name in &made.certificates {
         if name == OPERATOR {
-            text += &format!("{folder}/operator.key: for 'coorp watch' and whoever may look.\n");
+            text += &format!("{folder}/operator.key: for 'coorp watch', and anyone who may see the team's state.\n");
         } else {
             copies += &format!("  {name}: {folder}/ca.pem {folder}/robots/{name}.pem {folder}/robots/{name}.key\n");
         }

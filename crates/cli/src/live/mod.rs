@@ -1,5 +1,5 @@
-//! The commands of the live system: `coorp keys`, `coorp up`, `coorp watch`, `coorp doctor`. Behind the feature `live`, which is on
-//! unless one builds without it.
+//! The commands of the live system: `coorp keys`, `coorp up`, `coorp watch`, `coorp doctor`. Behind the feature `live`,
+//! which is on by default.
 
 #[cfg(target_os = "linux")]
 pub mod demo;
@@ -37,17 +37,17 @@ fn load(file: &Path) -> Result<Team, Failure> {
     coorp_team::load(file).map_err(|error| Failure::Input(error.to_string()))
 }
 
-/// Says that keys are left out, whatever is logged.
+/// Warns that there are no keys, regardless of the log filter.
 fn note_insecure() {
     output::note(&format!("WARNING: --insecure: {}", coorp_node::INSECURE));
 }
 
-/// What is logged unless RUST_LOG says otherwise: what the robot does, and of the fabric what is wrong for good.
+/// The default log filter if RUST_LOG is not set: what the robot does, and errors of the fabric.
 const LOG_DEFAULT: &str = "coorp_node=info,zenoh=error,error";
-/// What is not logged, as whoever opens a robot without keys here is told in another way.
+/// Not logged, because the commands print this warning themselves.
 const LOG_WITHOUT: &str = "coorp_node::insecure=off";
 
-/// Writes the log to standard error, of this process and from now on. A second call changes nothing, and says so.
+/// Sends this process's log to standard error from now on. A second call changes nothing, and says so.
 pub fn log() {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(LOG_DEFAULT));
     let filter = match LOG_WITHOUT.parse() {
@@ -60,6 +60,6 @@ pub fn log() {
         .with_writer(std::io::stderr)
         .with_ansi(colours);
     if log.try_init().is_err() {
-        output::note("note: the log was set up before, and stays as it is");
+        output::note("note: the log was already set up, and stays as it is");
     }
 }

@@ -1,9 +1,9 @@
-//! How this program is started once more, as a robot of its own.
+//! How to start this program again, as a robot.
 
 use std::ffi::OsString;
 
-/// The command line without options. The command of the Python package runs inside of Python, and of an interpreter only
-/// the name that it was called by says which packages it has.
+/// The command line without options. The Python package's command runs inside Python. An interpreter's packages depend
+/// on the name by which it was called, so that name is kept.
 pub fn this_program() -> std::io::Result<Vec<OsString>> {
     let program = std::env::current_exe()?;
     let is_python = program

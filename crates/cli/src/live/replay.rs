@@ -1,6 +1,6 @@
-//! `coorp replay`: tells a robot again what its flight recorder has kept, and says whether it decides the same.
+//! `coorp replay`: feeds the inputs in a flight recording to a robot again, and reports whether it decides the same.
 //!
-//! Each file holds a robot's state and what it was told from then on, so the decisions run here as they ran on the robot.
+//! Each file contains a robot's state and all inputs since then, so the decisions run here as they ran on the robot.
 //! Left out: the topics' names, which no decision reads.
 
 use std::collections::BTreeMap;
@@ -16,19 +16,19 @@ use crate::number::parse_duration;
 use crate::summary::count;
 use crate::{jobs, output};
 
-/// Lines of a list that are shown.
+/// Maximum number of lines shown of a list.
 const LINES_MAX: usize = 1_000;
 
 /// Options of `coorp replay`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// A file of a robot's flight recorder, or the folder of its files: flight/ below the robot's --state
+    /// A flight recorder file of a robot, or the folder of its files: flight/ below the robot's --state
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// Show the robot at this time after the file's beginning, and why bulk was held then
+    /// Show the robot's state at this time since the file's start, and why bulk was held then
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     at: Option<Duration>,
-    /// List each time that bulk was held, and why
+    /// List every time that bulk was held, and why
     #[arg(long)]
     why: bool,
 }
@@ -36,7 +36,7 @@ pub struct Args {
 /// Runs `coorp replay`.
 ///
 /// # Errors
-/// A file cannot be used (exit code 2), or the robot decides otherwise now (exit code 1).
+/// A file cannot be used (exit code 2), or the robot now decides differently (exit code 1).
 pub fn run(args: &Args) -> Result<(), Failure> {
     let mut differs = Vec::new();
     for file in flight::files(&args.file)? {
@@ -44,7 +44,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         let cut = segment.cut;
         let replay = jobs::guarded(|| Ok(Replay::of(segment, args.at))).map_err(|why| {
             Failure::Input(format!(
-                "error: {}: the robot in it cannot go on ({}); replay it with the coorp that wrote it",
+                "error: {}: the recorded robot cannot continue ({}); replay it with the coorp that wrote it",
                 file.display(),
                 why.text()
             ))
@@ -58,16 +58,16 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     Err(Failure::Found(differs.join("\n")))
 }
 
-/// A time in which bulk was held for one reason.
+/// A span in which bulk was held for one reason.
 struct Held {
     from: Instant,
     to: Instant,
-    /// `None`: over all paths.
+    /// `None`: on all paths.
     path: Option<usize>,
     why: Hold,
 }
 
-/// A file that was replayed.
+/// The replay of a file.
 struct Replay {
     names: Names,
     coorp: String,
@@ -75,16 +75,16 @@ struct Replay {
     ended: Instant,
     unix_ns: u64,
     lost: u64,
-    /// How often the robot was told what.
+    /// Number of inputs by kind.
     inputs: BTreeMap<&'static str, u64>,
     passed: u64,
     asked: u64,
     timeline: Vec<(Instant, String)>,
     windows: u64,
     held: Vec<Held>,
-    /// The first answer that is another one now.
+    /// The first answer that now differs.
     differs: Option<String>,
-    /// The robot at the time that was asked about.
+    /// The robot's state at the requested time.
     at: Option<String>,
 }
 
@@ -142,7 +142,7 @@ impl Replay {
         replay
     }
 
-    /// Tells the robot a record's input. Returns whether it answers the same.
+    /// Passes a record's input to the robot. Returns whether it gives the same answer.
     fn tell(&mut self, robot: &mut Robot, place: usize, record: Record) -> bool {
         let Record { at, input, answer } = record;
         self.ended = at;
@@ -151,7 +151,7 @@ impl Replay {
         let now = robot.handle(input, at);
         if now != answer {
             self.differs = Some(format!(
-                "input {} at {}, {told:?}, was answered {answer:?}, and is answered {now:?} now",
+                "input {} at {}, {told:?}, was answered {answer:?}, but is now answered {now:?}",
                 place + 1,
                 self.since(at)
             ));
@@ -160,7 +160,7 @@ impl Replay {
         if let Input::MayPass { path, n } = told {
             self.asked += 1;
             self.passed += u64::from(answer == Answer::Yes);
-            // Without a permit nobody asks, but for one that has just ended.
+            // Without a permit this is never asked, unless the permit has just ended.
             let why = robot
                 .hold(path, n, at)
                 .filter(|_| answer == Answer::No && robot.is_permitted(at));
@@ -174,7 +174,7 @@ impl Replay {
         true
     }
 
-    /// Bulk over a path is held for a reason from now on, or is not.
+    /// Records that bulk on a path is held for this reason from now on, or is no longer held.
     fn hold(&mut self, path: Option<usize>, why: Option<Hold>, at: Instant) {
         let last = self.held.iter_mut().rev().find(|held| held.path == path);
         if let Some(last) = last.filter(|last| last.to == Instant::FAR_FUTURE) {
@@ -212,7 +212,7 @@ impl Replay {
         self.timeline.push((at, line));
     }
 
-    /// The robot at a time, in words.
+    /// The robot's state at a time, in words.
     fn moment(&self, robot: &Robot, in_flight: &[usize], at: Instant) -> String {
         let leader = robot
             .leader(at)
@@ -259,7 +259,7 @@ impl Replay {
         format!("{} to {}", self.since(window.start), self.since(window.end))
     }
 
-    /// A time as one after the file's beginning.
+    /// A time relative to the file's start.
     fn since(&self, at: Instant) -> String {
         let (after, before) = (at.since(self.began), self.began.since(at));
         if before > Duration::ZERO {
@@ -285,7 +285,7 @@ impl Replay {
         };
         text += &format!("  {} inputs; the replay {same}\n", count(told));
         if cut {
-            text += "  its end is missing, as the robot's process was killed\n";
+            text += "  its end is missing, because the robot's process was killed\n";
         }
         if self.lost > 0 {
             text += &format!(
@@ -325,7 +325,7 @@ impl Replay {
     }
 }
 
-/// The first lines, and how many more there are.
+/// The first lines, and the number of remaining ones.
 fn shown(lines: impl ExactSizeIterator<Item = String>) -> String {
     let more = lines.len().saturating_sub(LINES_MAX);
     let mut text: String = lines.take(LINES_MAX).collect();
@@ -335,7 +335,7 @@ fn shown(lines: impl ExactSizeIterator<Item = String>) -> String {
     text
 }
 
-/// Whether it is the same reason, whatever waits in it meanwhile.
+/// Whether it is the same reason, regardless of its current details.
 fn same(one: &Hold, other: &Hold) -> bool {
     match (one, other) {
         (Hold::Window { window, .. }, Hold::Window { window: again, .. }) => window == again,

@@ -1,4 +1,4 @@
-//! `coorp up`: one robot takes part in its team, until it is stopped.
+//! `coorp up`: runs one robot of a team until it is stopped.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,7 +19,7 @@ use super::{load, log, note_insecure};
 use crate::failure::Failure;
 use crate::{output, policies};
 
-/// Between two tries to put a message where it is to go.
+/// Time between two attempts to move a message to its destination.
 const TAKE_AGAIN: Duration = Duration::from_secs(5);
 
 /// Options of `coorp up`.
@@ -28,33 +28,33 @@ pub struct Args {
     /// The team file (TOML)
     #[arg(default_value = "team.toml")]
     file: PathBuf,
-    /// Which of the team's robots this is
+    /// The name of this robot in the team file
     #[arg(long, value_name = "NAME")]
     robot: String,
-    /// What runs: one of the policies that are more than a simulation
+    /// The policy to run: one that exists outside the simulator
     #[arg(long, value_name = "NAME", default_value = "coorp", value_parser = policies::live_parser())]
     policy: String,
-    /// Folder for bulk that comes [default: below $XDG_STATE_HOME or ~/.local/state]
+    /// Folder for received bulk [default: below $XDG_STATE_HOME or ~/.local/state]
     #[arg(long, value_name = "FOLDER")]
     state: Option<PathBuf>,
-    /// Put bulk that comes into this folder, as SENDER/NUMBER-NAME [default: it waits below --state for a program]
+    /// Move received bulk into this folder, as SENDER/NUMBER-NAME [default: it waits below --state for a program]
     #[arg(long, value_name = "FOLDER")]
     into: Option<PathBuf>,
     /// Serve metrics for Prometheus at http://127.0.0.1:PORT/metrics
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     metrics: Option<u16>,
-    /// Record all that this robot decides, as MCAP
+    /// Record all decisions of this robot, as MCAP
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
-    /// Without keys: for networks that nobody else reaches
+    /// Run without keys: only for networks that nobody else can reach
     #[arg(long)]
     insecure: bool,
 }
 
-/// Runs `coorp up`; returns only where it cannot go on.
+/// Runs `coorp up`; returns only on failure.
 ///
 /// # Errors
-/// Where the robot cannot take part: no such robot, no keys, ports taken.
+/// The robot cannot take part: no such robot, no keys, ports taken.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let team = load(&args.file)?;
     let policy = policies::named(&args.policy)?;
@@ -72,7 +72,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     if let Some(into) = &args.into {
         take_into(into, &team, node.bulk_receiver()?)?;
     }
-    // Served for as long as the process lasts.
+    // Served until the process ends.
     let _metrics = args.metrics.map(|port| node.serve_metrics(port)).transpose()?;
     let recording = match &args.record {
         Some(path) => Some((Signals::watch()?, node.record(path)?)),
@@ -85,7 +85,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         status.policy,
         status.paths.join(", ")
     ))?;
-    // Until a signal ends the process. The kernel then closes its links, by which the others know at once.
+    // Wait until a signal ends the process. The kernel then closes its links, so the other robots notice at once.
     if let Some((signals, recording)) = recording {
         let signal = signals.wait()?;
         if let Err(error) = recording.finish() {
@@ -98,7 +98,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
-/// Puts each bulk message into a file of its own, for as long as the process lasts.
+/// Moves each bulk message into its own file until the process ends.
 fn take_into(into: &Path, team: &Team, receiver: BulkReceiver) -> Result<(), Failure> {
     let cannot = |folder: &Path, error: &std::io::Error| {
         Failure::Input(format!("error: cannot put bulk into {}: {error}", folder.display()))
@@ -116,18 +116,18 @@ fn take_into(into: &Path, team: &Team, receiver: BulkReceiver) -> Result<(), Fai
                 continue;
             };
             let file = folder.join(format!("{number}-{}", message.name));
-            // The folder too may have been taken away meanwhile.
+            // The folder may have been deleted in the meantime.
             while let Err(error) = fs::create_dir_all(&*folder).and_then(|()| message.take_to(&file)) {
                 if !message.path().exists() {
                     output::note(&format!(
-                        "note: {} of {} is gone from below --state",
+                        "note: {} for {} is gone from below --state",
                         message.name,
                         folder.display()
                     ));
                     break;
                 }
                 output::note(&format!(
-                    "note: bulk stays below --state, as it cannot be put into {}: {error}",
+                    "note: bulk stays below --state, because it cannot be put into {}: {error}",
                     file.display()
                 ));
                 std::thread::sleep(TAKE_AGAIN);
@@ -139,7 +139,7 @@ fn take_into(into: &Path, team: &Team, receiver: BulkReceiver) -> Result<(), Fai
     thread.map(|_| ()).map_err(|error| cannot(into, &error))
 }
 
-/// The highest number that a file in the folder begins with.
+/// The highest number at the start of a file name in the folder.
 fn last_number(folder: &Path) -> std::io::Result<u64> {
     let mut last = 0;
     for entry in fs::read_dir(folder)? {
@@ -150,7 +150,7 @@ fn last_number(folder: &Path) -> std::io::Result<u64> {
     Ok(last)
 }
 
-/// The signals that end a process in good order.
+/// The signals that end a process cleanly.
 struct Signals {
     which: Arc<AtomicUsize>,
     came: UnixStream,
@@ -161,7 +161,7 @@ impl Signals {
         let which = Arc::new(AtomicUsize::new(0));
         let (came, tells) = UnixStream::pair().map_err(|error| unwatched(&error))?;
         for signal in [SIGHUP, SIGINT, SIGTERM] {
-            // Which it was is known before it is told that one came.
+            // Register the flag first, so that the signal's number is known before the wake-up.
             let known = signal_hook::flag::register_usize(signal, which.clone(), signal.unsigned_abs() as usize);
             let told = known.and_then(|_| signal_hook::low_level::pipe::register(signal, tells.try_clone()?));
             told.map_err(|error| unwatched(&error))?;

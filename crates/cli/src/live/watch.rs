@@ -1,4 +1,4 @@
-//! `coorp watch`: who is here, who has permits, windows, paths, ages; once, or again and again.
+//! `coorp watch`: shows which robots are present, and their permits, windows, paths and ages; once or continuously.
 
 use std::io::{ErrorKind, Write};
 use std::path::PathBuf;
@@ -13,9 +13,9 @@ use crate::failure::Failure;
 use crate::output;
 use crate::table::{terminal_width, Sheet, DASH};
 
-/// Between two looks.
+/// Time between two updates.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// How long robots are looked for by `--once` before those that are missing count as absent.
+/// How long `--once` waits for robots before missing ones count as absent.
 const FIND_MAX: Duration = Duration::from_secs(3);
 
 /// Options of `coorp watch`.
@@ -24,18 +24,18 @@ pub struct Args {
     /// The team file (TOML)
     #[arg(default_value = "team.toml")]
     file: PathBuf,
-    /// Look once, print, and end: 0 where all robots are here, 1 where one is missing
+    /// Print the state once; exit with 0 if all robots are present, with 1 if one is missing
     #[arg(long)]
     once: bool,
-    /// Without keys, as the robots run
+    /// Watch a team that runs without keys
     #[arg(long)]
     insecure: bool,
 }
 
-/// Runs `coorp watch`; without `--once` until it is stopped.
+/// Runs `coorp watch`; without `--once`, until it is stopped.
 ///
 /// # Errors
-/// Where the operator's keys are missing, or, once, a robot is.
+/// The operator's keys are missing, or, with `--once`, a robot is.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let team = load(&args.file)?;
     if args.insecure {
@@ -50,11 +50,11 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         let began = Instant::now();
         let text = view(&team, &watch.look()?);
         if term.is_term() {
-            // A terminal that has gone ends the program at the next print.
+            // If the terminal is gone, the next print ends the program.
             let _ = term.clear_screen();
         }
         match std::io::stdout().lock().write_all(text.as_bytes()) {
-            // Whoever read along has seen enough.
+            // The reader has closed the pipe.
             Err(error) if error.kind() == ErrorKind::BrokenPipe => return Ok(()),
             _ => std::thread::sleep(LOOK_EVERY.saturating_sub(began.elapsed())),
         }
@@ -111,12 +111,12 @@ fn view(team: &Team, here: &[Status]) -> String {
         }
     }
     if here.iter().any(|status| !status.secure) {
-        text += "WARNING: some run without keys (--insecure)\n";
+        text += "WARNING: some robots run without keys (--insecure)\n";
     }
     text
 }
 
-/// One row a robot.
+/// One row per robot.
 fn robots(team: &Team, here: &[Status]) -> Sheet {
     let titles = [
         "robot",
@@ -180,8 +180,8 @@ fn row(status: &Status) -> Vec<String> {
     ]
 }
 
-/// One row a control topic, its receiver and its sender. Where the team's loop has a bound: how many messages were over it,
-/// as the commands of a loop that is late are.
+/// One row per control topic, sender and receiver. If the team has a control loop, shows the share of messages over its
+/// bound, such as the commands of a late loop.
 fn heard<'n>(here: &[Status], name: impl Fn(u16) -> &'n str, bounded: bool) -> Sheet {
     let titles = [
         "control",
@@ -222,7 +222,7 @@ fn heard<'n>(here: &[Status], name: impl Fn(u16) -> &'n str, bounded: bool) -> S
     }
 }
 
-/// One row a path, where a robot sends to another one and has several to it.
+/// One row per path, for robots that send to another robot over one of several paths.
 fn choices<'n>(here: &[Status], name: impl Fn(u16) -> &'n str) -> Sheet {
     let titles = ["from", "to", "path", "is", "round trip", "fails", "carries"];
     let paths = here
@@ -264,7 +264,7 @@ fn choices<'n>(here: &[Status], name: impl Fn(u16) -> &'n str) -> Sheet {
     }
 }
 
-/// One row a gathered topic, the robot that gathers it and one that is gathered.
+/// One row per gathered topic, gathering robot and sender.
 fn gathered<'n>(here: &[Status], name: impl Fn(u16) -> &'n str) -> Sheet {
     let titles = ["gathered", "from", "by", "lists", "missed", "age"];
     let rows = here

@@ -1,7 +1,8 @@
-//! `coorp emu --demo`: the team file's own traffic, live under one policy after the other, and the table of `coorp sim`.
+//! `coorp emu --demo`: runs the team file's own traffic live under each policy in turn, and prints the table of
+//! `coorp sim`.
 //!
-//! Each policy is one run of the emulator in which every robot is a process of this program (`robot.rs`) that writes
-//! down what it saw; `record.rs` makes the figures of that. Keys and whatever bulk leaves are in a folder that goes away.
+//! Each policy is one run of the emulator. Every robot is a process of this program (`robot.rs`) that records what it
+//! sees; `record.rs` computes the figures from that. Keys and leftover bulk are in a folder that is deleted at the end.
 
 mod record;
 mod robot;
@@ -31,21 +32,21 @@ use robot::Part;
 
 const POLICIES: [&str; 4] = ["mpc-only", "bulk-only", "edca", "coorp"];
 const LENGTH: Duration = Duration::from_secs(60);
-/// Lines of a robot's that are shown where the demo fails.
+/// Maximum number of the robots' last lines shown if the demo fails.
 const LINES_MAX: usize = 20;
 
-/// What is asked for.
+/// The requested demo.
 pub struct Demo<'a> {
     pub file: &'a Path,
     pub team: &'a Team,
-    /// Empty for the usual ones.
+    /// Empty for the default ones.
     pub policies: &'a [String],
     pub length: Option<Duration>,
     pub json: Option<&'a Destination>,
     pub quiet: bool,
 }
 
-/// Options of a robot's process.
+/// Options of one robot's process.
 #[derive(Debug, clap::Args)]
 pub struct RobotArgs {
     file: PathBuf,
@@ -57,7 +58,7 @@ pub struct RobotArgs {
     length: Duration,
 }
 
-/// What `--json` writes.
+/// The content of `--json`.
 #[derive(Serialize)]
 struct Report<'a> {
     team: &'a str,
@@ -65,7 +66,7 @@ struct Report<'a> {
     emulator: &'a [Emulator],
 }
 
-/// How well the emulator did in a policy's run.
+/// The emulator's report on one policy's run.
 #[derive(Serialize)]
 struct Emulator {
     policy: String,
@@ -73,17 +74,17 @@ struct Emulator {
     report: coorp_emu::Report,
 }
 
-/// Figures of the simulator's that nobody measures live.
+/// Figures of the simulator that are not measured live.
 const NOT_MEASURED: [&str; 4] = ["events", "flows", "mac", "wnic_ahead"];
 
 /// Runs the demo.
 ///
 /// # Errors
-/// What keeps the emulator from running; a team without traffic; robots that failed.
+/// The emulator cannot run, the team has no control loop, or a robot failed.
 pub fn run(demo: &Demo<'_>) -> Result<(), Failure> {
     if demo.team.control.is_none() {
         return Err(Failure::Input(format!(
-            "error: {}: the demo runs the team's control loop, and there is none; add [control], as in \
+            "error: {}: the demo runs the team's control loop, but there is none; add [control], as in \
              examples/navigation.toml",
             demo.file.display()
         )));
@@ -111,15 +112,15 @@ pub fn run(demo: &Demo<'_>) -> Result<(), Failure> {
         let (result, report, completions) = one(demo, &policy, &folder.0.join(name), &folder.0.join("keys"))?;
         if !report.kept_up {
             notes.push(format!(
-                "under {name} this machine was too slow for the emulator: those figures do not count"
+                "under {name} this machine was too slow for the emulator: its figures do not count"
             ));
         }
         if let Some(completions) = completions {
-            notes.push(format!("under {name} the gate learnt from {completions}"));
+            notes.push(format!("under {name} the gate learned from {completions}"));
         }
         if policy.bulk && demo.team.learning.is_some() && result.bulk_mbps.is_none() {
             notes.push(format!(
-                "under {name} no bulk was due while the run counted: a longer --duration has some"
+                "under {name} no bulk was due in the measured time: use a longer --duration"
             ));
         }
         results.push(result);
@@ -151,7 +152,7 @@ pub fn run(demo: &Demo<'_>) -> Result<(), Failure> {
     output::write_json(json, &report)
 }
 
-/// A policy's figures, those that were measured.
+/// A policy's measured figures.
 fn measured(result: &PolicyResult) -> serde_json::Value {
     let mut value = serde_json::json!(result);
     if let Some(figures) = value.as_object_mut() {
@@ -160,10 +161,10 @@ fn measured(result: &PolicyResult) -> serde_json::Value {
     value
 }
 
-/// Why a policy has no live form.
+/// Why a policy cannot run live, if it cannot.
 fn not_live(policy: &Policy) -> Option<String> {
     let lacks = if policy.schedwifi.is_some() {
-        "its windows are the simulator's"
+        "only the simulator has its windows"
     } else if policy.access == coorp_core::policy::Access::BestEffort {
         "control is always marked on real sockets"
     } else {
@@ -172,7 +173,7 @@ fn not_live(policy: &Policy) -> Option<String> {
     Some(format!("{} is only simulated: {lacks}", policy.name))
 }
 
-/// One policy's run, and what its gates learnt from where it has gates.
+/// Runs one policy. Also returns the source of completions that its gates learned from, if it has gates.
 fn one(
     demo: &Demo<'_>,
     policy: &Policy,
@@ -212,14 +213,14 @@ fn one(
     };
     let report = coorp_emu::run(demo.team, &options, lines, &|_| {})?;
     if report.ended != coorp_emu::report::Ended::Programs {
-        return Err(Failure::Found("stopped: the demo was not run to its end".to_owned()));
+        return Err(Failure::Found("stopped: the demo did not complete".to_owned()));
     }
     if report.failed() {
         let said = said.lock().unwrap_or_else(PoisonError::into_inner);
         let last: Vec<&str> = said.iter().rev().take(LINES_MAX).rev().map(String::as_str).collect();
         let last = last.join("\n");
         return Err(Failure::Found(format!(
-            "{last}\nfailed: a robot did not get through {}",
+            "{last}\nfailed: a robot's program failed under {}",
             policy.name
         )));
     }
@@ -241,7 +242,7 @@ fn one(
     Ok((result, report, completions))
 }
 
-/// What the robots wrote, in the team's order.
+/// Reads the robots' records, in the team's order.
 fn read(team: &Team, folder: &Path) -> Result<(Vec<Record>, Span), Failure> {
     let mut span = None;
     let mut records = Vec::with_capacity(team.robots.len());
@@ -257,13 +258,13 @@ fn read(team: &Team, folder: &Path) -> Result<(Vec<Record>, Span), Failure> {
     Ok((records, span))
 }
 
-/// A robot's process.
+/// Runs one robot's process.
 ///
 /// # Errors
-/// Where it cannot take part.
+/// The robot cannot take part.
 pub fn take_part(args: &RobotArgs) -> Result<(), Failure> {
     let name = std::env::var("COORP_ROBOT")
-        .map_err(|_| Failure::Input("error: this is for 'coorp emu --demo' to start".to_owned()))?;
+        .map_err(|_| Failure::Input("error: only 'coorp emu --demo' starts this command".to_owned()))?;
     let mut team = load(&args.file)?;
     team.live.keys = args.folder.join("keys");
     let policy = policies::named(&args.policy)?;
@@ -288,7 +289,7 @@ pub fn take_part(args: &RobotArgs) -> Result<(), Failure> {
     fs::write(&path, text).map_err(|error| Failure::Found(format!("failed: {}: {error}", path.display())))
 }
 
-/// A folder that goes away.
+/// A temporary folder, deleted on drop.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -296,7 +297,7 @@ impl Folder {
         let path = std::env::temp_dir().join(format!("coorp-demo-{}", std::process::id()));
         fs::create_dir_all(&path).map_err(|error| {
             Failure::Input(format!(
-                "error: cannot make {}: {error}; set TMPDIR to a folder that can be written",
+                "error: cannot create {}: {error}; set TMPDIR to a writable folder",
                 path.display()
             ))
         })?;
@@ -306,7 +307,7 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // What is left is in the folder for temporary files.
+        // If this fails, the files stay in the folder for temporary files.
         let _ = fs::remove_dir_all(&self.0);
     }
 }

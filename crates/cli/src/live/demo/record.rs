@@ -1,7 +1,8 @@
-//! What robots of the demo write down, and what it comes to: the figures of `coorp sim`, by the same definitions.
+//! The records of the demo's robots, and the figures of `coorp sim` computed from them, by the same definitions.
 //!
-//! All robots of a run share one machine and so one monotonic clock; times are its nanoseconds. A loop is from its first
-//! perception's making to its last command's arrival, as in the simulator. Left out: what happens below the sockets.
+//! All robots of a run share one machine and thus one monotonic clock; times are its nanoseconds. As in the simulator,
+//! a loop lasts from the creation of its first perception to the arrival of its last command. Left out: everything
+//! below the sockets.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,42 +14,42 @@ use serde::{Deserialize, Serialize};
 /// The length of a bin of bulk.
 pub const BIN_NS: u64 = 100_000_000;
 
-/// What one robot noted.
+/// One robot's record.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Record {
-    /// As the leader: rounds, each with the making of its oldest perception.
+    /// On the leader: rounds, each with the creation time of its oldest perception.
     pub rounds: Vec<(u64, u64)>,
-    /// As another robot: rounds, each with its command's arrival.
+    /// On another robot: rounds, each with the arrival of its command.
     pub arrivals: Vec<(u64, u64)>,
-    /// Control messages that came: when, and how long each took.
+    /// Received control messages: arrival time and latency.
     pub latencies: Vec<(u64, u64)>,
     /// Bins of bulk.
     pub bins: Vec<Bin>,
-    /// As the leader: when epochs began, the first one included.
+    /// On the leader: the start of each epoch, including the first.
     pub epochs: Vec<u64>,
-    /// What completions come from, where it sent any bulk.
+    /// The source of completions, if the robot sent any bulk.
     pub completions: Option<String>,
 }
 
 /// A tenth of a second of one robot's bulk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bin {
-    /// When it was, in [`BIN_NS`].
+    /// The bin's start, in units of [`BIN_NS`].
     pub number: u64,
-    /// Bytes that came.
+    /// Bytes received.
     pub received: u64,
-    /// Whether messages waited to be delivered.
+    /// Whether messages were waiting for delivery.
     pub waiting: bool,
-    /// Whether the gate held them.
+    /// Whether the gate held them back.
     pub held: bool,
 }
 
-/// When what robots noted counts.
+/// The measured time: only records within it count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Span {
-    /// From then on.
+    /// The start, inclusive.
     pub from_ns: u64,
-    /// And before then.
+    /// The end, exclusive.
     pub to_ns: u64,
 }
 
@@ -58,7 +59,7 @@ impl Span {
     }
 }
 
-/// What a run came to, as a row of the table. `period` and `bound` are the control loop's, if there was one.
+/// The result of a run, as a row of the table. `control` is the control loop's period and bound, if there was a loop.
 pub fn result(policy: &str, records: &[Record], span: Span, control: Option<(Duration, Duration)>) -> PolicyResult {
     let reactions = control.map(|(period, _)| reactions(records, span, period));
     let late = |(reactions, (_, bound)): (&Vec<f64>, (Duration, Duration))| {
@@ -69,7 +70,7 @@ pub fn result(policy: &str, records: &[Record], span: Span, control: Option<(Dur
         (!reactions.is_empty()).then(|| late as f64 / reactions.len() as f64)
     };
     let violation_rate = reactions.as_ref().zip(control).and_then(late);
-    // Of perceptions where they arrive, at the leader, who has the rounds; of commands at the others.
+    // The leader, which has the rounds, receives the perceptions; the other robots receive the commands.
     let latencies = |of: &dyn Fn(&Record) -> bool| {
         let latencies = records
             .iter()
@@ -119,7 +120,7 @@ pub fn result(policy: &str, records: &[Record], span: Span, control: Option<(Dur
     }
 }
 
-/// Of each loop, ms. Whose commands did not all come counts as one that took until patience ended.
+/// The reaction time of each loop, in ms. A loop with missing commands counts as one that took until patience ended.
 fn reactions(records: &[Record], span: Span, period: Duration) -> Vec<f64> {
     let others = records.iter().filter(|record| record.rounds.is_empty()).count();
     let mut arrived: BTreeMap<u64, (usize, u64)> = BTreeMap::new();
@@ -129,7 +130,7 @@ fn reactions(records: &[Record], span: Span, period: Duration) -> Vec<f64> {
         *last = (*last).max(*at);
     }
     let patience = (period * PATIENCE).as_nanos();
-    // A loop that may not have ended when the run did is none.
+    // Ignore loops that may have been unfinished at the end of the run.
     let rounds = records.iter().flat_map(|record| &record.rounds);
     let rounds = rounds.filter(|(_, start)| span.has(*start) && span.has(start + patience));
     let took = |(round, start): &(u64, u64)| match arrived.get(round) {
@@ -139,8 +140,8 @@ fn reactions(records: &[Record], span: Span, period: Duration) -> Vec<f64> {
     rounds.map(|round| took(round) as f64 / 1e6).collect()
 }
 
-/// Bulk that came in the time in which somebody had some to send, Mbit/s, and the share of that time that the gates of
-/// those who had were closed.
+/// Bulk throughput in Mbit/s over the time in which any robot had bulk to send. Also the share of that time in which
+/// the gates of the robots with bulk were closed.
 fn bulk(records: &[Record], span: Span) -> (Option<f64>, f64) {
     let bins = records.iter().flat_map(|record| &record.bins);
     let bins: Vec<&Bin> = bins.filter(|bin| span.has(bin.number * BIN_NS)).collect();

@@ -1,7 +1,7 @@
-//! One robot of the demo: the team file's control loop and learning, as its simulation has them, over the live library.
+//! One robot of the demo: the team file's control loop and learning as in the simulator, over the live library.
 //!
-//! The control loop is `coorp_sim::mpc`'s, the bytes of learning go by `coorp_sim::drlc`. The contents mean nothing; the
-//! first bytes of perceptions and commands say when they were made, and of which sample or round.
+//! `coorp_sim::mpc` runs the control loop, and `coorp_sim::drlc` determines the bytes of learning. Message contents are
+//! meaningless, except that perceptions and commands start with their creation time and their sample or round.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
@@ -23,13 +23,13 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::record::{Bin, Record, Span, BIN_NS};
 
-/// Until all robots have found one another.
+/// Maximum time for all robots to find one another.
 const FIND_MAX: Time = Time::from_secs(30);
-/// Between the word to start and the start.
+/// Time between the announcement of the start and the start.
 const NOTICE_NS: u64 = 1_000_000_000;
-/// What the start stirs up is over by then.
+/// Effects of the start have settled after this time.
 const SETTLE_NS: u64 = 2_000_000_000;
-/// The longest that a thread does not look whether the run is over.
+/// Maximum time between two checks of a thread for the end of the run.
 const LOOK_EVERY: Time = Time::from_millis(100);
 
 /// A robot's part in one run.
@@ -37,17 +37,18 @@ pub struct Part<'a> {
     pub node: &'a Node,
     pub team: &'a Team,
     pub me: RobotId,
-    /// Whether the policy has control, and bulk.
+    /// Whether the policy runs control.
     pub control: bool,
+    /// Whether the policy runs bulk.
     pub bulk: bool,
-    /// How long the run counts.
+    /// The measured time.
     pub length: Duration,
 }
 
-/// Takes part from the moment that all are there to the end of the run.
+/// Waits for all robots, then takes part until the end of the run.
 ///
 /// # Errors
-/// Where robots do not find one another, or the live library fails.
+/// The robots do not find one another, or the live library fails.
 pub fn run(part: &Part<'_>) -> Result<(Record, Span), Error> {
     let start = meet(part)?;
     let span = Span {
@@ -99,13 +100,13 @@ pub fn run(part: &Part<'_>) -> Result<(Record, Span), Error> {
     Ok((record, span))
 }
 
-/// Waits until all are there; the leader then says when to start.
+/// Waits until all robots are present; the leader then announces the start.
 fn meet(part: &Part<'_>) -> Result<u64, Error> {
     let until = now_ns() + FIND_MAX.as_nanos() as u64;
     if part.me != part.team.leader {
         let word = part.node.control_subscriber("demo-start")?;
         let start = word.recv(Some(2 * FIND_MAX)).and_then(|message| number(&message, 0));
-        return start.ok_or_else(|| Error::Failed("the leader never said when to start".to_owned()));
+        return start.ok_or_else(|| Error::Failed("the leader never announced the start".to_owned()));
     }
     let word = part.node.control_publisher("demo-start", None)?;
     loop {
@@ -137,7 +138,7 @@ struct Run<'a> {
     broke_off: AtomicBool,
 }
 
-/// What the control loop noted.
+/// The control loop's records.
 #[derive(Default)]
 struct Noted {
     rounds: Vec<(u64, u64)>,
@@ -145,7 +146,7 @@ struct Noted {
     latencies: Vec<(u64, u64)>,
 }
 
-/// What the leader's learning hears of.
+/// Events for the leader's learning.
 enum Event {
     Loop,
     BatchFull,
@@ -168,12 +169,12 @@ impl Run<'_> {
 
     // --- the control loop -------------------------------------------------------------------------------------
 
-    /// As the leader.
+    /// Runs the leader's control loop.
     fn lead(&self, control: Control, loops: &Sender<Event>) -> Result<Noted, Error> {
         let perceptions = self.part.node.control_subscriber("perception")?;
         let publisher = |robot| Ok::<_, Error>((robot, self.part.node.control_publisher(&command(robot), None)?));
         let publishers: BTreeMap<RobotId, Publisher> = self.others().map(publisher).collect::<Result<_, _>>()?;
-        // A sleep stands for work here, and work ends when it is done.
+        // Sleeps stand for work, which ends on time; so the timer slack must not prolong them.
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         let mut leader = Leader::new(self.part.team, control, self.start);
         let mut noted = Noted::default();
@@ -204,7 +205,7 @@ impl Run<'_> {
                             publisher.put(&filled(&[now_ns(), round, newest], control.command_bytes))?;
                         }
                     }
-                    // Where nobody learns, nobody listens.
+                    // Without learning there is no receiver.
                     LeaderAction::Inferred(_) => drop(loops.send(Event::Loop)),
                 }
             }
@@ -212,7 +213,7 @@ impl Run<'_> {
         Ok(noted)
     }
 
-    /// As another robot.
+    /// Runs another robot's control loop.
     fn follow(&self, control: Control) -> Result<Noted, Error> {
         let perceptions = self.part.node.control_publisher("perception", Some(control.period))?;
         let commands = self.part.node.control_subscriber(&command(self.part.me))?;
@@ -240,7 +241,7 @@ impl Run<'_> {
 
     // --- learning ---------------------------------------------------------------------------------------------
 
-    /// As the leader: when epochs began.
+    /// Runs the leader's learning and returns the start of each epoch.
     fn teach(
         &self,
         learning: Learning,
@@ -258,7 +259,7 @@ impl Run<'_> {
                         message
                             .take()
                             .map_err(|error| Error::Failed(format!("cannot take bulk: {error}")))?;
-                        // The other end is this function's.
+                        // This function owns the receiver.
                         let _ = events.send(Event::Update(from));
                     }
                 }
@@ -299,7 +300,7 @@ impl Run<'_> {
             let events = events.clone();
             thread::spawn(move || {
                 thread::sleep(Time::from_nanos(time.as_nanos()));
-                // Nobody hears it after the end of the run.
+                // After the end of the run there is no receiver.
                 let _ = events.send(event);
             });
         };
@@ -313,18 +314,18 @@ impl Run<'_> {
             }
             DrlcAction::Train(robot, time) if robot == self.part.me => later(time, Event::Trained(robot)),
             DrlcAction::Collect if !self.part.control => {
-                // As fast as a control loop would have filled it.
+                // The batch fills as fast as by a control loop.
                 let period = self.part.team.control.map_or(Duration::ZERO, |control| control.period);
                 later(period * u64::from(learning.batch_loops), Event::BatchFull);
             }
             DrlcAction::EpochEnded => epochs.push(now_ns()),
-            // The others train by themselves and send by themselves.
+            // The other robots train and send on their own.
             DrlcAction::Train(..) | DrlcAction::ToLeader(..) | DrlcAction::Collect | DrlcAction::Happened(..) => {}
         }
         Ok(())
     }
 
-    /// As another robot.
+    /// Runs another robot's learning.
     fn learn(&self, learning: Learning) -> Result<(), Error> {
         let receiver = self.part.node.bulk_receiver()?;
         let median = self.part.team.robots[usize::from(self.part.me.0)]
@@ -339,7 +340,7 @@ impl Run<'_> {
             message
                 .take()
                 .map_err(|error| Error::Failed(format!("cannot take bulk: {error}")))?;
-            // A partition comes when there is no round left, else the model of one.
+            // If no round is left, this is the next partition; otherwise it is a round's model.
             rounds_left = if rounds_left == 0 {
                 learning.rounds
             } else {
@@ -362,7 +363,7 @@ impl Run<'_> {
         Ok(stream.finish()?)
     }
 
-    /// Looks at the bulk until the run is over.
+    /// Samples the bulk counters until the end of the run.
     fn watch(&self) -> Vec<Bin> {
         let mut bins = Vec::new();
         let mut before = None;
@@ -393,7 +394,7 @@ fn command(robot: RobotId) -> String {
     format!("command-{}", robot.0)
 }
 
-/// A message of so many bytes that begins with these numbers.
+/// A message that starts with these numbers, padded to `bytes`.
 fn filled(numbers: &[u64], bytes: u64) -> Vec<u8> {
     let mut message: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
     let length = usize::try_from(bytes).unwrap_or(0).max(message.len());
@@ -401,20 +402,20 @@ fn filled(numbers: &[u64], bytes: u64) -> Vec<u8> {
     message
 }
 
-/// The message's number at this place.
+/// The number at index `place` of a message.
 fn number(message: &Message, place: usize) -> Option<u64> {
     let bytes = message.bytes();
     let bytes = bytes.get(8 * place..8 * place + 8)?;
     bytes.try_into().ok().map(u64::from_le_bytes)
 }
 
-/// The clock that all processes of the machine share.
+/// The monotonic clock, which all processes of the machine share.
 fn now_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// A time off its median by this in its logarithm.
+/// A time whose logarithm is `off` above that of the median.
 fn spread(median: Duration, off: f64) -> Time {
     Time::from_nanos(Duration::from_secs_f64(median.as_secs_f64() * off.exp()).as_nanos())
 }

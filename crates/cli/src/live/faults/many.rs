@@ -1,8 +1,9 @@
-//! Seeds one after the other or several at once, those that the machine did not keep up with once more alone, and what
-//! all came to.
+//! Runs seeds one by one or several at once, repeats alone those with which the machine did not keep up, and reports
+//! the results.
 //!
-//! A run that the machine is too slow to judge is named and fails nothing, as it says nothing of the robots: unless that is
-//! so of more than a tenth of the runs. What was broken on any machine counts in either case.
+//! If the machine was too slow to judge a run, the run is named but does not fail, because it says nothing about the
+//! robots. If that happens to more than a tenth of the runs, the command fails. Violations of rules that hold on any
+//! machine always count.
 
 use std::fs;
 use std::io;
@@ -21,30 +22,30 @@ use crate::summary::count;
 use crate::table::{self, Sheet};
 use crate::{jobs, number};
 
-/// Times that a run is repeated, alone, before it is said that the machine is too slow.
+/// Maximum number of repetitions of a run, alone, before the machine is reported as too slow.
 const REPEATS_MAX: usize = 2;
-/// Of so many runs one may go unjudged; where more do, they prove too little.
+/// One run in this many may remain unjudged; with more gaps the rest proves too little.
 const RUNS_A_GAP: usize = 10;
-/// Runs of a seed that are kept in one folder.
+/// Maximum number of runs of one seed kept in a folder.
 const KEPT_MAX: u32 = 1_000;
-/// Failing seeds that are told of in full.
+/// Maximum number of failed seeds shown in full.
 const SHOWN_MAX: usize = 20;
 
-/// What is asked for.
+/// The requested runs.
 pub struct Asked<'a> {
     pub file: &'a Path,
     pub team: &'a Team,
     pub seed: u64,
     pub seeds: u32,
-    /// Emulators that run at once.
+    /// Number of emulators running at once.
     pub at_once: usize,
-    /// Where to keep what runs leave.
+    /// Where to keep the runs' files.
     pub keep: Option<&'a Path>,
     pub json: Option<&'a Destination>,
     pub quiet: bool,
 }
 
-/// What `--json` writes.
+/// The content of `--json`.
 #[derive(Serialize, Deserialize)]
 struct Report {
     team: String,
@@ -54,17 +55,17 @@ struct Report {
 /// Runs the seeds.
 ///
 /// # Errors
-/// What keeps the emulator from running; rules that were broken; a machine that is too slow.
+/// The emulator cannot run, a rule was broken, or the machine is too slow.
 pub fn run(asked: &Asked<'_>) -> Result<(), Failure> {
     if asked.team.robots.len() < 2 {
         return Err(Failure::Input(format!(
-            "error: {}: faults stand between robots, and there is one: add another [[robot]]",
+            "error: {}: faults need two robots, but there is only one: add another [[robot]]",
             asked.file.display()
         )));
     }
     let last = asked.seed.checked_add(u64::from(asked.seeds - 1)).ok_or_else(|| {
         Failure::Input(format!(
-            "error: {} seeds from {} on go past the largest seed",
+            "error: {} seeds starting at {} go past the largest seed",
             asked.seeds, asked.seed
         ))
     })?;
@@ -91,7 +92,7 @@ pub fn run(asked: &Asked<'_>) -> Result<(), Failure> {
     failed.map_or(Ok(()), |text| Err(Failure::Found(text)))
 }
 
-/// One seed, in this process.
+/// Runs one seed in this process.
 fn here(asked: &Asked<'_>) -> Result<Outcome, Failure> {
     let folder = match asked.keep {
         Some(keep) => kept(keep, asked.seed)?,
@@ -100,37 +101,37 @@ fn here(asked: &Asked<'_>) -> Result<Outcome, Failure> {
     fs::create_dir_all(&folder).map_err(|error| {
         let name = if asked.keep.is_some() { "--keep" } else { "TMPDIR" };
         Failure::Input(format!(
-            "error: cannot make {}: {error}; set {name} to a folder that can be written",
+            "error: cannot create {}: {error}; set {name} to a writable folder",
             folder.display()
         ))
     })?;
     let outcome = one(asked.file, asked.team, asked.seed, &Folders(folder.clone()));
     match outcome {
-        // Who looks for the reason needs them.
+        // Keep the records for the user, or to find the reason of a failure.
         Ok(outcome) if asked.keep.is_some() || !outcome.broken.is_empty() => Ok(Outcome {
             records: Some(folder),
             ..outcome
         }),
         outcome => {
-            // What is left is in the folder for temporary files.
+            // If this fails, the files stay in the folder for temporary files.
             let _ = fs::remove_dir_all(folder);
             outcome
         }
     }
 }
 
-/// A folder for a seed's run that is not there yet: a seed may be run again.
+/// A new folder for a run of this seed, which may have been run before.
 fn kept(keep: &Path, seed: u64) -> Result<PathBuf, Failure> {
     let mut folders = (1..=KEPT_MAX).map(|run| keep.join(format!("seed-{seed}-run-{run}")));
     folders.find(|folder| !folder.exists()).ok_or_else(|| {
         let keep = keep.display();
         Failure::Input(format!(
-            "error: {keep} has {KEPT_MAX} runs of seed {seed} already: clear it, or name another"
+            "error: {keep} already has {KEPT_MAX} runs of seed {seed}: clear it, or name another folder"
         ))
     })
 }
 
-/// Each seed in a process of its own.
+/// Runs each seed in a separate process.
 fn apart(asked: &Asked<'_>, last: u64) -> Result<Vec<Outcome>, Failure> {
     let seeds: Vec<u64> = (asked.seed..=last).collect();
     let runs = jobs::run(&seeds, asked.at_once, |_, seed| {
@@ -166,7 +167,7 @@ fn apart(asked: &Asked<'_>, last: u64) -> Result<Vec<Outcome>, Failure> {
     Ok(outcomes)
 }
 
-/// One seed, in a process of its own.
+/// Runs one seed in a separate process.
 fn child(asked: &Asked<'_>, seed: u64) -> Result<Outcome, Failure> {
     let broken = |what: &str, error: io::Error| Failure::Found(format!("failed: seed {seed}: {what}: {error}"));
     let program = this_program().map_err(|error| broken("cannot find this program", error))?;
@@ -188,13 +189,13 @@ fn child(asked: &Asked<'_>, seed: u64) -> Result<Outcome, Failure> {
         .output()
         .map_err(|error| broken("cannot start this program", error))?;
     let text = fs::read(&json);
-    // It is not there where the run came to nothing.
+    // The file does not exist if the run had no result.
     let _ = fs::remove_file(&json);
     match text {
         Ok(text) => {
             let report: Result<Report, _> = serde_json::from_slice(&text);
             let run = report.ok().and_then(|report| report.runs.into_iter().next());
-            run.ok_or_else(|| Failure::Found(format!("failed: seed {seed}: its report cannot be read")))
+            run.ok_or_else(|| Failure::Found(format!("failed: seed {seed}: cannot read its report")))
         }
         Err(_) => Err(no_report(seed, &output)),
     }
@@ -205,7 +206,7 @@ fn no_report(seed: u64, output: &Output) -> Failure {
     match output.status.code() {
         Some(2) => Failure::Input(said),
         _ => Failure::Found(format!(
-            "{said}\nfailed: seed {seed} came to no end ({})",
+            "{said}\nfailed: seed {seed} did not complete ({})",
             output.status
         )),
     }
@@ -258,14 +259,14 @@ fn replay(asked: &Asked<'_>, seed: u64) -> String {
     format!("sudo coorp emu {} --faults --seed {seed}", asked.file.display())
 }
 
-/// What to say of runs that the machine was too slow for; empty where there are none.
+/// The message about runs for which the machine was too slow; empty if there are none.
 fn not_judged(asked: &Asked<'_>, runs: &[Outcome]) -> String {
     let slow: Vec<&Outcome> = runs.iter().filter(|run| !run.is_judged()).collect();
     let mut text = String::new();
     for run in slow.iter().take(SHOWN_MAX) {
         text += &format!(
-            "seed {}: not judged: this machine did not keep up (the emulator was late by {:.0} us at p99, a robot's process \
-             stood still for {:.0} ms); run it with less beside it: {}\n",
+            "seed {}: not judged: this machine did not keep up (emulator late by {:.0} us at p99, a robot's process \
+             stood still for {:.0} ms); rerun it with less other load: {}\n",
             run.seed,
             run.emulator_p99_us,
             run.figures.stood_still_ms,
@@ -274,12 +275,12 @@ fn not_judged(asked: &Asked<'_>, runs: &[Outcome]) -> String {
     }
     if slow.len() > SHOWN_MAX {
         let rest: Vec<String> = slow[SHOWN_MAX..].iter().map(|run| run.seed.to_string()).collect();
-        text += &format!("not judged either: seeds {}\n", rest.join(", "));
+        text += &format!("also not judged: seeds {}\n", rest.join(", "));
     }
     text
 }
 
-/// What to say of runs that broke a rule, and where too few could be judged.
+/// The message if runs broke a rule, or if too few could be judged.
 fn failures(asked: &Asked<'_>, runs: &[Outcome]) -> Option<String> {
     let failed: Vec<&Outcome> = runs.iter().filter(|run| !run.broken.is_empty()).collect();
     let slow = runs.iter().filter(|run| !run.is_judged()).count();
@@ -308,7 +309,7 @@ fn failures(asked: &Asked<'_>, runs: &[Outcome]) -> Option<String> {
     }
     if slow * RUNS_A_GAP > runs.len() {
         text += &format!(
-            "failed: {slow} of {} runs could not be judged, which is more than one in {RUNS_A_GAP}: this machine is too slow\n",
+            "failed: {slow} of {} runs could not be judged, more than one in {RUNS_A_GAP}: this machine is too slow\n",
             runs.len()
         );
     }
@@ -336,7 +337,7 @@ mod tests {
         }
     }
 
-    /// The report on ten runs, with these in place of good ones, and the reason for failure.
+    /// The messages about ten runs: those not judged, and the failures. The runs in `different` replace good ones.
     fn said(different: &[Outcome]) -> (String, Option<String>) {
         let file = PathBuf::from("t.toml");
         let team = coorp_team::parse(

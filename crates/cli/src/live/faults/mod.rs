@@ -1,9 +1,10 @@
-//! `coorp emu --faults`: robots as real processes over the emulated air, things that go wrong by a schedule drawn from a
-//! seed, and rules that must hold all the same: what `coorp sim --faults` is for the decisions, for all of the live system.
+//! `coorp emu --faults`: runs robots as real processes over the emulated air, injects faults from a seeded schedule,
+//! and checks rules that must hold nevertheless. It tests the whole live system, as `coorp sim --faults` tests the
+//! decisions.
 //!
-//! `schedule.rs` draws what goes wrong, `robot.rs` is a robot's process, `record.rs` what it writes down, `rules.rs` what
-//! must hold. One seed is one run of the emulator in this process; several are as many processes of this program
-//! (`many.rs`), since an emulator has its machine's names to itself.
+//! `schedule.rs` draws the faults, `robot.rs` is a robot's process, `record.rs` its records, `rules.rs` the rules. A
+//! single seed is one run of the emulator in this process. For several seeds, `many.rs` starts one process of this
+//! program per seed, because an emulator names its namespaces after its process.
 
 mod many;
 mod record;
@@ -35,20 +36,21 @@ use record::SharedClock;
 use rules::{Broken, Figures, Life, Seen, Span, Taken};
 use schedule::{Kind, Schedule};
 
-/// The policy that is run: with permits, gates, and all that there is.
+/// The policy of the runs: with permits, gates and everything else.
 const POLICY: &str = "coorp";
-/// New bulk begins until so long after the last fault, so that each robot asks for a permit once more.
+/// Bulk messages start until this long after the last fault, so that each robot requests a permit once more.
 const STOP_AFTER: Duration = Duration::from_millis(300);
-/// Control is looked at until so long after it.
+/// Control is judged until this long after the last fault.
 const STAY_AFTER: Duration = Duration::from_millis(1_100);
-/// What was begun has so long to get through beside the wait for a permit: 3 MB at most, at what short permits let through.
+/// Time to deliver messages already started, in addition to the wait for a permit: at most 3 MB, at the rate that short
+/// permits allow.
 const THROUGH_MAX: Duration = Duration::from_secs(5);
-/// Bulk datagrams are longer than this.
+/// Bulk datagrams exceed this size.
 const SMALL_BYTES: usize = 256;
-/// Bulk's port, from a robot's first one on.
+/// Bulk's port, as an offset from a robot's first port.
 const PORT_BULK: u16 = 1;
 
-/// Where a run keeps what.
+/// The paths in a run's folder.
 #[derive(Clone, Debug)]
 pub struct Folders(pub PathBuf);
 
@@ -90,33 +92,33 @@ impl Folders {
     }
 }
 
-/// What one seed came to, as `--json` has it.
+/// The outcome of one seed, as in `--json`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Outcome {
     pub seed: u64,
-    /// What went wrong, in words.
+    /// The faults, in words.
     pub schedule: Vec<String>,
-    /// Whether the machine was fast enough for rules about time to be judged.
+    /// Whether the machine was fast enough to judge the rules about time.
     pub kept_up: bool,
-    /// Rules that were broken and count.
+    /// The broken rules that count.
     pub broken: Vec<Broken>,
     pub figures: Figures,
-    /// How late the emulator was at the 99th percentile, microseconds.
+    /// The emulator's lateness at the 99th percentile, in microseconds.
     pub emulator_p99_us: f64,
-    /// How often the run was repeated, alone, as the machine had not kept up.
+    /// How often the run was repeated, alone, because the machine had not kept up.
     pub repeats: usize,
-    /// Where the records are, if they were kept.
+    /// The folder of the records, if they were kept.
     pub records: Option<PathBuf>,
 }
 
 impl Outcome {
-    /// Whether the run says something: not where the machine was too slow and what holds on any machine held.
+    /// Whether the run proves anything. It does not if the machine was too slow and no rule was broken.
     fn is_judged(&self) -> bool {
         self.kept_up || !self.broken.is_empty()
     }
 }
 
-/// Runs one seed in a folder, which is there and empty.
+/// Runs one seed in an existing, empty folder.
 fn one(file: &Path, team: &Team, seed: u64, folders: &Folders) -> Result<Outcome, Failure> {
     let broken = |error: io::Error| Failure::Found(format!("failed: {}: {error}", folders.0.display()));
     let schedule = Schedule::draw(team, seed);
@@ -145,7 +147,7 @@ fn one(file: &Path, team: &Team, seed: u64, folders: &Folders) -> Result<Outcome
     let log = Arc::new(Mutex::new(fs::File::create(folders.log()).map_err(broken)?));
     let lines = Arc::new(move |robot: &str, _: Stream, line: &[u8]| {
         let mut log = log.lock().unwrap_or_else(PoisonError::into_inner);
-        // A log that is not written is missed where it is looked for.
+        // Anyone who looks for the log will notice if it could not be written.
         let _ = io::Write::write_all(&mut *log, &[b"[", robot.as_bytes(), b"] ", line, b"\n"].concat());
     });
     let starts: Vec<bool> = blows
@@ -161,7 +163,7 @@ fn one(file: &Path, team: &Team, seed: u64, folders: &Folders) -> Result<Outcome
     };
     let report = coorp_emu::run(&schedule.team, &options, lines, &|_| {})?;
     if report.ended == coorp_emu::report::Ended::Signal {
-        return Err(Failure::Found("stopped: the run did not come to its end".to_owned()));
+        return Err(Failure::Found("stopped: the run did not complete".to_owned()));
     }
     let saw = watch.saw.lock().unwrap_or_else(PoisonError::into_inner);
     let spans = spans(&schedule, &saw, &of, &starts);
@@ -199,7 +201,7 @@ fn one(file: &Path, team: &Team, seed: u64, folders: &Folders) -> Result<Outcome
     })
 }
 
-/// How a robot is started.
+/// The command line of a robot.
 fn program(file: &Path, folders: &Folders, seed: u64, healed: Duration) -> io::Result<Vec<OsString>> {
     let file = fs::canonicalize(file)?;
     let options: [OsString; 7] = [
@@ -214,7 +216,7 @@ fn program(file: &Path, folders: &Folders, seed: u64, healed: Duration) -> io::R
     Ok([this_program()?, options.to_vec()].concat())
 }
 
-/// When each fault was. What befell programs was when the emulator did it; the air's script is on time.
+/// The time of each fault. The emulator reported when it injected faults into programs; the air's script is on time.
 fn spans(schedule: &Schedule, saw: &Saw, of: &[usize], ends: &[bool]) -> Vec<Span> {
     let by_script = |fault: &schedule::Fault| (saw.origin + fault.at.as_nanos(), saw.origin + fault.until.as_nanos());
     let mut spans: Vec<Span> = schedule.faults.iter().map(by_script).collect();
@@ -228,7 +230,7 @@ fn spans(schedule: &Schedule, saw: &Saw, of: &[usize], ends: &[bool]) -> Vec<Spa
     spans
 }
 
-/// What robots wrote down, each start with when it was killed.
+/// The robots' records: each start, with the time when it was killed.
 fn lives(team: &Team, folders: &Folders, schedule: &Schedule, spans: &[Span]) -> io::Result<Vec<Vec<Life>>> {
     let of = |(place, robot): (usize, &coorp_team::Robot)| {
         let kills = schedule.faults.iter().zip(spans).filter_map(|(fault, span)| {
@@ -250,7 +252,8 @@ fn lives(team: &Team, folders: &Folders, schedule: &Schedule, spans: &[Span]) ->
     team.robots.iter().enumerate().map(of).collect()
 }
 
-/// The bulk messages that robots took: their files say which start took them, the how manieth, from whom, and which.
+/// The bulk messages that robots took. A file's name contains the start that took the message, a sequence number, the
+/// sender and the message's name.
 fn taken(team: &Team, folders: &Folders) -> io::Result<Vec<Taken>> {
     let mut taken = Vec::new();
     for (by, robot) in (0u16..).zip(&team.robots) {
@@ -260,7 +263,7 @@ fn taken(team: &Team, folders: &Folders) -> io::Result<Vec<Taken>> {
             let mut parts = file.splitn(4, '+').skip(2);
             let from = parts.next().and_then(|from| team.robot_named(from));
             let (Some(from), Some(name)) = (from, parts.next()) else {
-                return Err(io::Error::other(format!("{file} is no bulk message")));
+                return Err(io::Error::other(format!("{file} is not a bulk message")));
             };
             taken.push(Taken {
                 by,
@@ -273,20 +276,20 @@ fn taken(team: &Team, folders: &Folders) -> io::Result<Vec<Taken>> {
     Ok(taken)
 }
 
-/// Sees a run from the emulator's side.
+/// Observes a run from the emulator's side.
 struct Watch {
     clock: SharedClock,
     origin_file: PathBuf,
-    /// Where each robot takes bulk.
+    /// Each robot's port for bulk.
     ports: Vec<u16>,
     saw: Mutex<Saw>,
 }
 
 struct Saw {
     origin: u64,
-    /// Of each robot, when bulk datagrams left its stack.
+    /// For each robot, the times at which bulk datagrams left its stack.
     sent: Vec<Vec<u64>>,
-    /// When each blow fell: before and after.
+    /// The times before and after each injected fault.
     struck: Vec<Span>,
 }
 
@@ -294,7 +297,7 @@ impl Watcher for Watch {
     fn began(&self) {
         let now = self.clock.now_ns();
         self.saw.lock().unwrap_or_else(PoisonError::into_inner).origin = now;
-        // Robots that find none end, and say so.
+        // Without the file robots fail with a message.
         let _ = fs::write(&self.origin_file, now.to_string());
     }
 
@@ -321,8 +324,8 @@ impl Watcher for Watch {
     }
 }
 
-/// Whether an Ethernet frame is a bulk datagram: one over UDP to a robot's port for bulk, with QUIC's short header, and
-/// longer than acknowledgements are.
+/// Whether an Ethernet frame is a bulk datagram: UDP to a robot's port for bulk, with QUIC's short header, and longer
+/// than acknowledgements.
 fn is_bulk(frame: &[u8], ports: &[u16]) -> bool {
     const ETHERNET: usize = 14;
     const UDP: usize = 8;

@@ -1,8 +1,8 @@
-//! What robots write down, line by line as it happens, so that `kill -9` leaves all of it; and the clock that they and the
-//! emulator share.
+//! The robots' records, written line by line so that nothing is lost on `kill -9`, and the clock that the robots share
+//! with the emulator.
 //!
-//! Each start of a robot has a file of its own. Times are the machine's monotonic clock, nanoseconds; a robot in a time
-//! namespace takes its offset off.
+//! Each start of a robot has a separate file. Times are nanoseconds of the machine's monotonic clock; a robot in a time
+//! namespace subtracts the namespace's offset.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -11,27 +11,27 @@ use std::sync::{Mutex, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
-/// Starts of one robot at most.
+/// Maximum number of starts of one robot.
 const STARTS_MAX: u32 = 1_000;
 
-/// One line.
+/// One line of a record.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Line {
-    /// The process runs, and is this start of the robot.
+    /// The process has started.
     Started { at: u64 },
     /// The node is open.
     Up { at: u64 },
-    /// A control message of that robot came, made at that time.
+    /// A control message arrived from robot `from`, created at `made_at`.
     Heard { at: u64, from: u16, made_at: u64 },
-    /// Bulk may be sent: it was asked at `asked`, and known at `at`. One line a look, so that the last one of a process that
-    /// is killed is known too.
+    /// Bulk may be sent: asked at `asked`, answered at `at`. Written at every check, so that the last one before a kill
+    /// is known too.
     May { asked: u64, at: u64 },
-    /// It may not any more.
+    /// Bulk may no longer be sent.
     MayNot { at: u64 },
-    /// Nobody looked between these times: the machine is slow, or the process stood still.
+    /// There was no check between these times: the machine was slow, or the process stood still.
     Gap { from: u64, to: u64 },
-    /// A bulk message begins, to that robot or whoever leads.
+    /// A bulk message starts, to robot `to`, or to the current leader if `None`.
     Begin {
         at: u64,
         name: String,
@@ -39,16 +39,16 @@ pub enum Line {
         bytes: u64,
         hash: String,
     },
-    /// What became of it: `None` for delivered.
+    /// The message's outcome: why it failed, or `None` if it was delivered.
     Told { at: u64, name: String, why: Option<String> },
-    /// That robot is taken to lead, or nobody.
+    /// The robot sees another leader, or none.
     Led { at: u64, leader: Option<u16> },
 }
 
-/// The clock that all processes of the machine share, nanoseconds.
+/// The clock that all processes of the machine share, in nanoseconds.
 #[derive(Clone, Copy, Debug)]
 pub struct SharedClock {
-    /// Of this process's time namespace.
+    /// The offset of this process's time namespace.
     ahead_ns: i64,
 }
 
@@ -76,11 +76,11 @@ fn offset(table: &str) -> Option<i64> {
     Some(seconds * 1_000_000_000 + nanos)
 }
 
-/// Where one start of a robot writes.
+/// Writes the record of one start of a robot.
 #[derive(Debug)]
 pub struct Writer {
     file: Mutex<File>,
-    /// The how manieth start of the robot, from 0.
+    /// Zero-based number of this start.
     pub start: u32,
 }
 
@@ -89,10 +89,10 @@ fn path(folder: &Path, robot: &str, start: u32) -> PathBuf {
 }
 
 impl Writer {
-    /// The next start of a robot.
+    /// Creates the record for the next start of a robot.
     ///
     /// # Errors
-    /// The file cannot be made.
+    /// The file cannot be created.
     pub fn next(folder: &Path, robot: &str) -> io::Result<Writer> {
         for start in 0..STARTS_MAX {
             match OpenOptions::new()
@@ -113,23 +113,23 @@ impl Writer {
         Err(io::Error::other("a robot started too often"))
     }
 
-    /// Writes a line; it is the kernel's when this returns.
+    /// Writes a line. On return the kernel has it, so a kill cannot lose it.
     pub fn write(&self, line: &Line) {
         let mut text = serde_json::to_vec(line).unwrap_or_default();
         text.push(b'\n');
         let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
         if let Err(error) = file.write_all(&text) {
-            // Without its record nothing can be said of the run, so that it must not pass.
-            crate::output::note(&format!("failed: a record cannot be written: {error}"));
+            // Without a complete record the run cannot be judged, so it must not pass.
+            crate::output::note(&format!("failed: cannot write a record: {error}"));
             std::process::abort();
         }
     }
 }
 
-/// The lines of each start of a robot, in order. A line that was cut short by the end of its process is left out.
+/// Reads the lines of each start of a robot, in order. Skips a line cut short by the end of its process.
 ///
 /// # Errors
-/// A file cannot be read, or is no record.
+/// A file cannot be read, or is not a record.
 pub fn read(folder: &Path, robot: &str) -> io::Result<Vec<Vec<Line>>> {
     let mut starts = Vec::new();
     for start in 0..STARTS_MAX {

@@ -1,9 +1,9 @@
-//! One robot of a fault run: control to all at the control loop's period, bulk to the leader and to others without a
-//! pause, and a record of all that it sees.
+//! One robot of a fault run. Sends control to all robots at the control loop's period, sends bulk to the leader and to
+//! others without pause, and records everything that it sees.
 //!
-//! It may be killed, frozen or cut off at any moment. What it takes of bulk it moves to a folder of its own, one file a
-//! taking: that is one step on the disk, done or not done, whenever the kill comes. Once no new message begins and its
-//! own are through it says so, and ends when all have.
+//! It may be killed, frozen or cut off at any moment. It takes each bulk message by moving it to a file in its own
+//! folder. That is atomic on disk, so a kill leaves no partial message. When it has finished its own messages and
+//! starts no more, it says so; it ends when all robots have said so.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -24,24 +24,24 @@ use crate::failure::Failure;
 use crate::live::load;
 use crate::output;
 
-/// Where the team file has no control loop.
+/// Default if the team file has no control loop.
 const PERIOD: Duration = Duration::from_millis(33);
 const STATE_BYTES: usize = 500;
-/// Between two looks at the permit.
+/// Time between two checks of the permit.
 const LOOK_EVERY: Time = Time::from_millis(1);
-/// Looks further apart than this are written down.
+/// A longer time between two checks is recorded.
 const GAP_MIN_NS: u64 = 20_000_000;
-/// Looks at the permit for one at who leads.
+/// Checks of the permit per check of the leader.
 const LOOKS_A_LEADER: u32 = 20;
 const WAIT: Time = Time::from_millis(10);
 /// Sizes of bulk messages.
 const BULK_MEAN: f64 = 250e3;
 const BULK_MIN: f64 = 20e3;
 const BULK_MAX: f64 = 1_000e3;
-/// By how much an incarnation is further after a second by a clock.
+/// The incarnation's increase per second of the clock.
 const INCARNATIONS_A_SECOND: f64 = 4.0;
 
-/// Options of a robot's process.
+/// Options of one robot's process.
 #[derive(Debug, clap::Args)]
 pub struct RobotArgs {
     file: PathBuf,
@@ -49,29 +49,29 @@ pub struct RobotArgs {
     folder: PathBuf,
     #[arg(long)]
     seed: u64,
-    /// No bulk begins after so long, counted from the run's start
+    /// Start no bulk after this time since the run's start
     #[arg(long, value_parser = crate::number::parse_duration)]
     stop: Duration,
-    /// It does not end earlier
+    /// Do not end before this time
     #[arg(long, value_parser = crate::number::parse_duration)]
     stay: Duration,
-    /// When it last started its Unix clock was so far ahead of now
+    /// How far ahead the Unix clock was at the last start
     #[arg(long, value_parser = crate::number::parse_duration)]
     clock_was_ahead: Option<Duration>,
 }
 
-/// Takes part until all robots have said that they are through.
+/// Takes part until all robots have said that they are done.
 ///
 /// # Errors
-/// Where it cannot take part.
+/// The robot cannot take part.
 pub fn take_part(args: &RobotArgs) -> Result<(), Failure> {
     let clock = SharedClock::new();
     let broken = |what: &str, error: std::io::Error| Failure::Found(format!("failed: {what}: {error}"));
     let name = std::env::var("COORP_ROBOT")
-        .map_err(|_| Failure::Input("error: this is for 'coorp emu --faults' to start".to_owned()))?;
+        .map_err(|_| Failure::Input("error: only 'coorp emu --faults' starts this command".to_owned()))?;
     crate::live::log();
     let folders = Folders(args.folder.clone());
-    let record = Writer::next(&folders.records(), &name).map_err(|error| broken("cannot make a record", error))?;
+    let record = Writer::next(&folders.records(), &name).map_err(|error| broken("cannot create a record", error))?;
     record.write(&Line::Started { at: clock.now_ns() });
     let state = folders.state(&name);
     if let Some(ahead) = args.clock_was_ahead {
@@ -80,7 +80,7 @@ pub fn take_part(args: &RobotArgs) -> Result<(), Failure> {
     let origin = fs::read_to_string(folders.origin())
         .ok()
         .and_then(|text| text.parse().ok());
-    let origin: u64 = origin.ok_or_else(|| Failure::Found("failed: the run has no beginning".to_owned()))?;
+    let origin: u64 = origin.ok_or_else(|| Failure::Found("failed: the run's start time is missing".to_owned()))?;
     let mut team = load(&args.file)?;
     team.live.keys = folders.keys();
     let policy = Policy::named(POLICY).ok_or_else(|| Failure::Input(format!("error: no policy {POLICY}")))?;
@@ -104,10 +104,10 @@ pub fn take_part(args: &RobotArgs) -> Result<(), Failure> {
     robot.run(&name, &folders, origin + args.stay.as_nanos())
 }
 
-/// Makes the disk say that the robot's last start was under a clock that was so far ahead.
+/// Changes the state on disk as if the clock at the robot's last start had been `ahead`.
 fn set_back(state: &Path, ahead: Duration) -> std::io::Result<()> {
     let file = state.join("incarnation");
-    // One that was killed before it had a number starts as for the first time.
+    // A robot killed before it had an incarnation starts as if for the first time.
     let Ok(text) = fs::read_to_string(&file) else {
         return Ok(());
     };
@@ -129,7 +129,7 @@ struct Robot {
 }
 
 impl Robot {
-    /// Ends the process, in the end.
+    /// Runs the robot, then ends the process.
     fn run(&self, name: &str, folders: &Folders, stay: u64) -> ! {
         let taken = folders.taken(name);
         thread::scope(|scope| {
@@ -153,7 +153,7 @@ impl Robot {
             while !others() {
                 thread::sleep(WAIT);
             }
-            // What was told as delivered is about to be taken by somebody.
+            // Give the receivers time to take what was reported as delivered.
             thread::sleep(5 * WAIT);
             std::process::exit(0)
         })
@@ -171,7 +171,7 @@ impl Robot {
             let made_at = self.clock.now_ns();
             message[..8].copy_from_slice(&made_at.to_le_bytes());
             publisher.put(&message)?;
-            // One that stood still makes no messages of the past.
+            // After standing still, do not catch up on missed messages.
             due = (due + period.as_nanos()).max(made_at);
             thread::sleep(Time::from_nanos(due.saturating_sub(self.clock.now_ns())));
         }
@@ -194,7 +194,7 @@ impl Robot {
         }
     }
 
-    /// Watches the permit, and who leads.
+    /// Watches the permit and the leader.
     fn watch(&self) {
         let (mut may, mut last, mut leader) = (false, self.clock.now_ns(), None);
         for look in 0u32.. {
@@ -221,7 +221,7 @@ impl Robot {
         }
     }
 
-    /// Takes what comes of bulk into a folder.
+    /// Takes arriving bulk messages into a folder.
     fn take(&self, folder: &Path) -> Result<(), Failure> {
         let receiver = self.node.bulk_receiver()?;
         for number in 0u32.. {
@@ -234,7 +234,7 @@ impl Robot {
         Ok(())
     }
 
-    /// Sends one message after the other, every other one to whoever leads.
+    /// Sends one bulk message after another, every second one to the current leader.
     fn send(&self) -> Result<(), Failure> {
         let stream = u64::from(self.me.0) << 32 | u64::from(self.record.start);
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(self.seed ^ stream << 16);
@@ -249,7 +249,7 @@ impl Robot {
             rng.fill_bytes(&mut bytes);
             let other = RobotId((self.me.0 + rng.random_range(1..robots)) % robots);
             let other = (Some(other.0), self.team.robots[usize::from(other.0)].name.as_str());
-            // One that leads has nobody to call so; it may come to lead at any moment.
+            // A leader cannot send to "leader", and this robot may become the leader at any moment.
             let to_leader = number % 2 == 0 && !self.node.status().leads;
             let (to, to_name) = if to_leader { (None, "leader") } else { other };
             let name = format!("{}-{number}", self.record.start);
@@ -283,7 +283,7 @@ impl Robot {
     }
 }
 
-/// A robot that cannot go on ends, and with it its run: the others' threads wait for ever.
+/// Ends the process after an error, which ends the run too: the other threads would wait forever.
 fn or_end<T>(outcome: Result<T, Failure>) -> T {
     outcome.unwrap_or_else(|failure| {
         output::note(&failure.to_string());

@@ -1,22 +1,23 @@
-//! What must hold in a fault run, whatever went wrong, judged by what robots wrote down and what the emulator saw.
+//! The rules that must hold in a fault run, judged by the robots' records and by what the emulator saw.
 //!
-//! 1. **Bulk whole and once.** What a sender was told is delivered was taken exactly once, by the robot it was for, with
-//!    the hash that it had. Nothing is taken twice, and nothing that was not sent. What a sender that lived on began is
-//!    told of, delivered or failed, before the run's end.
-//! 2. **Control resumes.** Between any two robots that nothing stands between, no second passes without a control message
-//!    that was made since: counted from the end of what stood between them, whatever befalls others. A path of
-//!    two that dies stands between nobody.
-//! 3. **No permit is stuck.** Once nothing goes wrong any more each robot with bulk to send has a permit within a bound
-//!    ([`permit_within`]), and messages get through.
-//! 4. **Never more holders than the limit.** At no instant do more robots know that they may send; and while as many as
-//!    the limit do, no other robot's bulk reaches its card.
+//! 1. **Bulk whole and once.** A message reported as delivered was taken exactly once, by its receiver, with its
+//!    original hash. No message is taken twice, and none that was never sent.
+//! 2. **Control resumes.** While nothing separates two robots, control messages arrive at most a second apart. After a
+//!    separation the second starts at its end, and only messages created since then count. Faults of other robots do
+//!    not matter. If one of two paths dies, that separates nobody.
+//! 3. **No permit is stuck.** After the last fault, each robot with bulk to send has a permit within a bound
+//!    ([`permit_within`]). Each message of a sender that lives on is delivered or reported as failed before the run's
+//!    end.
+//! 4. **Never more holders than the limit.** At no instant do more robots know that they may send. While as many as the
+//!    limit do, no other robot's bulk reaches its card.
 //!
-//! Rules 1 and 4 hold on any machine, however slow; 2 and 3 are about time, and are judged where it kept up.
+//! Rules 1 and 4 hold on any machine, however slow. Rules 2 and 3 are about time, and are judged only if the machine
+//! kept up.
 //!
-//! A robot's word that it may send is taken for instants at which it was asked and said so, and for those between two
-//! that are close. So a robot that is frozen does not hold while it stands still, though it may believe so: it cannot
-//! send either, and looks at the time before it does. What was on its way into the kernel when it was stopped or put
-//! aside leaves when it goes on: one send call, up to [`CAUGHT_MAX`] datagrams, which are counted and not held against it.
+//! A robot counts as a holder when it was asked and said so, and between two such instants that are close together. So
+//! a frozen robot is not a holder while it stands still, although it may believe so. It cannot send then, and it checks
+//! the time before it sends again. Datagrams of a send call that was interrupted by a stop leave when the robot
+//! continues. These are at most [`CAUGHT_MAX`]; they are counted, but break no rule.
 
 use std::collections::BTreeMap;
 
@@ -28,62 +29,67 @@ use serde::{Deserialize, Serialize};
 use super::record::Line;
 use super::schedule::{Fault, Kind};
 
-/// Control resumes within this.
+/// Maximum time for control to resume.
 pub const RESUME_MAX: Duration = Duration::from_secs(1);
-/// Of all frames lost, from which on a channel stands between robots.
+/// Minimum share of lost frames at which a channel counts as cut.
 const LOST: f64 = 0.9;
-/// A machine is too slow for rules about time on which a robot's process, or the emulator, stands still for longer than
-/// this, or a robot's for a larger share of its time in pieces above 20 ms, or is not up so long before the first fault.
+/// Maximum time for which a robot's process, or the emulator, may stand still. Above this limit, or one of the next
+/// two, the machine is too slow for the rules about time.
 pub const STOOD_STILL_MAX_MS: f64 = 150.0;
+/// Maximum share of its time for which a robot's process may stand still, in pieces above 20 ms.
 const STOOD_STILL_SHARE_MAX: f64 = 0.1;
+/// Maximum time until all robots are up, so that this is before the first fault.
 const UP_MAX_MS: f64 = 1_200.0;
-/// Datagrams that go to the kernel at once at most.
+/// Maximum number of datagrams in one send call.
 const CAUGHT_MAX: usize = 8;
-/// The way of a message about permits over the air, with what is lost repeated.
+/// Maximum latency of a message about permits, including retransmissions.
 const DELAY_MAX: Duration = Duration::from_millis(50);
 
-/// Within what a robot with bulk to send has a permit, once nothing goes wrong any more: those who start anew are up as
-/// soon as control is, and vote after a lease; the next leader comes and grants; every other robot has its turn before.
+/// The maximum wait for a permit after the last fault. Restarted robots are up as soon as control has resumed, and vote
+/// after a lease. Then the next leader takes over and grants, and every other robot has its turn first.
 pub fn permit_within(failover: &FailoverConfig, permits: &PermitConfig, robots: u16) -> Duration {
     let others = (failover.voters.len() as u16).saturating_sub(1);
     let turns = (permits.slice + permits.grace) * u64::from(robots);
     RESUME_MAX + failover.lease + failover.takeover_max(permits, others, DELAY_MAX) + turns
 }
 
-/// From when to when, on the machine's clock, nanoseconds.
+/// Start and end on the machine's clock, in nanoseconds.
 pub type Span = (u64, u64);
 
-/// All that is known of a run.
+/// The findings of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
-    /// When it began, when nothing went wrong any more, when control was last looked at, when it ended.
+    /// The start of the run.
     pub origin: u64,
+    /// The end of the last fault.
     pub healed: u64,
+    /// The end of the time in which control is judged.
     pub judged_to: u64,
+    /// The end of the run.
     pub end: u64,
-    /// How many may hold permits.
+    /// Maximum number of permit holders.
     pub limit: usize,
     pub permit_within: Duration,
-    /// Channels that all robots are on.
+    /// Number of channels; every robot is on all of them.
     pub channels: usize,
-    /// Of each robot: what its starts wrote, each with when it was killed.
+    /// For each robot, its starts.
     pub lives: Vec<Vec<Life>>,
-    /// Faults, with when they were.
+    /// The faults, with their times.
     pub faults: Vec<(Fault, Span)>,
-    /// Of each robot: when bulk of its reached its cards.
+    /// For each robot, the times at which its bulk reached its cards.
     pub sent: Vec<Vec<u64>>,
-    /// Bulk messages that were taken.
+    /// The bulk messages that were taken.
     pub taken: Vec<Taken>,
 }
 
-/// One start of a robot.
+/// One start of a robot, with the time of its kill, if any.
 #[derive(Clone, Debug, Default)]
 pub struct Life {
     pub lines: Vec<Line>,
     pub killed: Option<u64>,
 }
 
-/// A bulk message as it was taken.
+/// A bulk message that was taken.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Taken {
     pub by: u16,
@@ -92,48 +98,52 @@ pub struct Taken {
     pub hash: String,
 }
 
-/// A rule that was broken.
+/// A violation of a rule.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Broken {
-    /// Which, from 1.
+    /// The rule's number from 1, or 0 for a program that failed.
     pub rule: u8,
     pub what: String,
 }
 
 impl Broken {
-    /// Whether it counts on a machine that did not keep up.
+    /// Whether it counts even if the machine did not keep up.
     pub fn always_counts(&self) -> bool {
         matches!(self.rule, 1 | 4)
     }
 }
 
-/// What a run came to.
+/// The figures of a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Figures {
-    /// Bulk messages that began.
+    /// Number of bulk messages started.
     pub begun: usize,
-    /// Of them: told to be delivered; reported failed; of a sender that died before it was told.
+    /// Those reported as delivered.
     pub delivered: usize,
+    /// Those reported as failed.
     pub failed: usize,
+    /// Those whose sender died before it knew the outcome.
     pub orphaned: usize,
-    /// The longest that control took to resume, and the longest silence otherwise, milliseconds.
+    /// The longest time that control took to resume, in milliseconds.
     pub resumed_ms: f64,
+    /// The longest silence of control otherwise, in milliseconds.
     pub silence_ms: f64,
-    /// The longest wait for a permit once nothing went wrong any more, milliseconds.
+    /// The longest wait for a permit after the last fault, in milliseconds.
     pub permit_ms: f64,
-    /// Bulk datagrams, and those that a stop had caught on their way.
+    /// Number of bulk datagrams.
     pub datagrams: usize,
+    /// Number of bulk datagrams that a stop had interrupted on their way.
     pub caught: usize,
-    /// When the last robot was up for the first time, milliseconds.
+    /// When the last robot was up for the first time, in milliseconds.
     pub up_ms: f64,
-    /// The longest that a robot's process that was not frozen stood still, milliseconds, and the largest share of its time
-    /// that one did.
+    /// The longest time for which a robot's process stood still without being frozen, in milliseconds.
     pub stood_still_ms: f64,
+    /// The largest share of its time for which a robot's process stood still.
     pub stood_still_share: f64,
 }
 
 impl Figures {
-    /// Whether robots had the machine's time when they wanted it, and were up when the first fault came.
+    /// Whether the machine ran the robots without long pauses, and they were up before the first fault.
     pub fn kept_up(&self) -> bool {
         self.stood_still_ms <= STOOD_STILL_MAX_MS
             && self.stood_still_share <= STOOD_STILL_SHARE_MAX
@@ -171,7 +181,7 @@ impl Judge<'_> {
         self.broken.push(Broken { rule, what });
     }
 
-    /// A time as the schedule counts it.
+    /// A time relative to the start of the run, as in the schedule.
     fn shown(&self, at: u64) -> String {
         format!("{:.3} s", (at as f64 - self.seen.origin as f64) / 1e9)
     }
@@ -196,7 +206,7 @@ impl Judge<'_> {
                         continue;
                     };
                     let what = format!(
-                        "\"{name}\" of robot {robot}, {bytes} bytes, begun at {}",
+                        "\"{name}\" of robot {robot}, {bytes} bytes, started at {}",
                         self.shown(*at)
                     );
                     let came = taken.remove(&(robot, name.as_str())).unwrap_or_default();
@@ -205,30 +215,30 @@ impl Judge<'_> {
                         self.say(1, format!("{what}, was taken {} times", came.len()));
                     }
                     if came.iter().any(|one| one.hash != *hash) {
-                        self.say(1, format!("{what}, did not come whole"));
+                        self.say(1, format!("{what}, did not arrive whole"));
                     }
                     if came
                         .iter()
                         .any(|one| to.is_some_and(|to| to != one.by) || one.by == robot)
                     {
-                        self.say(1, format!("{what}, came to another robot"));
+                        self.say(1, format!("{what}, arrived at another robot"));
                     }
                     match told(life, name) {
                         Some(None) => {
                             self.figures.delivered += 1;
                             if came.is_empty() {
-                                self.say(1, format!("{what}, was told to be delivered and nobody took it"));
+                                self.say(1, format!("{what}, was reported as delivered, but nobody took it"));
                             }
                         }
                         Some(Some(_)) => self.figures.failed += 1,
                         None if life.killed.is_some() => self.figures.orphaned += 1,
-                        None => self.say(3, format!("{what}, did not get through, nor was it reported failed")),
+                        None => self.say(3, format!("{what}, was neither delivered nor reported as failed")),
                     }
                 }
             }
         }
         for ((from, name), _) in taken {
-            self.say(1, format!("\"{name}\" of robot {from} was taken, and it never began"));
+            self.say(1, format!("\"{name}\" of robot {from} was taken, but never started"));
         }
     }
 
@@ -252,7 +262,7 @@ impl Judge<'_> {
         let apart = self.apart(RobotId(from), RobotId(to));
         let mut quiet_from = None;
         for (begins, ends) in apart.into_iter().chain([(seen.judged_to, seen.judged_to)]) {
-            // Where nothing was between them yet the beginning of the run was, and it has time until the first fault.
+            // Before any separation, count from the start of the run; the first message then has no time limit.
             let since: u64 = quiet_from.unwrap_or(seen.origin);
             let arrivals = heard.iter().filter(|(at, made_at)| *made_at >= since && *at < begins);
             let mut last = since;
@@ -274,7 +284,7 @@ impl Judge<'_> {
                     self.say(
                         2,
                         format!(
-                            "control from robot {from} to robot {to} {what} for {:.0} ms at {}, with nothing between them",
+                            "control from robot {from} to robot {to} {what} for {:.0} ms at {} without any separation",
                             ms(silence),
                             self.shown(last)
                         ),
@@ -286,7 +296,7 @@ impl Judge<'_> {
         }
     }
 
-    /// When something stood between two robots, by its beginning, what overlaps made one.
+    /// The times at which something separated two robots, by start; overlapping ones are merged.
     fn apart(&self, one: RobotId, other: RobotId) -> Vec<Span> {
         let stands = |fault: &Fault| match &fault.what {
             Kind::Partition(robots) => robots.contains(&one) != robots.contains(&other),
@@ -297,7 +307,7 @@ impl Judge<'_> {
             .filter(|(fault, _)| stands(fault))
             .map(|(_, span)| *span)
             .collect();
-        // All paths at once.
+        // A loss separates robots only if it affects all paths at once.
         let lost = |interface: usize| {
             let faults = self.seen.faults.iter();
             let lost = faults.filter(move |(fault, _)| {
@@ -331,7 +341,7 @@ impl Judge<'_> {
                     self.say(
                         3,
                         format!(
-                            "robot {robot} waited for a permit for {:.0} ms from {} on, and {} are the most",
+                            "robot {robot} waited for a permit for {:.0} ms from {} on; the limit is {}",
                             ms(waited),
                             self.shown(since),
                             seen.permit_within
@@ -355,7 +365,7 @@ impl Judge<'_> {
         };
         let mut said = false;
         for (from, _) in spans.iter().flatten() {
-            // Where there are too many, there are at the beginning of one of them.
+            // The number of holders rises only at the start of a span, so check only there.
             let holders = at_once(*from, None);
             if holders.len() > seen.limit && !said {
                 said = true;
@@ -370,7 +380,7 @@ impl Judge<'_> {
             let beside = |at: &&u64| at_once(**at, Some(robot)).len() >= seen.limit;
             let wrong: Vec<u64> = sent.iter().filter(beside).copied().collect();
             let mut rest = wrong.as_slice();
-            // By and by: what one hold of the others met.
+            // Group the datagrams by the other holders' span in which they were sent.
             while let Some(first) = rest.first() {
                 let others = at_once(*first, Some(robot));
                 let until = (spans[others[0]].iter()).find(|(from, to)| from <= first && first <= to);
@@ -381,7 +391,7 @@ impl Judge<'_> {
                     self.say(
                         4,
                         format!(
-                            "robot {robot} sent {count} bulk datagrams from {} on, while robots {others:?} held all permits",
+                            "robot {robot} sent {count} bulk datagrams from {} on; robots {others:?} held all permits",
                             self.shown(*first)
                         ),
                     );
@@ -423,7 +433,7 @@ fn lines(lives: &[Life]) -> impl Iterator<Item = &Line> {
     lives.iter().flat_map(|life| &life.lines)
 }
 
-/// What was told of a message, if it was.
+/// The reported outcome of a message, if there is one.
 fn told<'l>(life: &'l Life, message: &str) -> Option<&'l Option<String>> {
     life.lines.iter().find_map(|line| match line {
         Line::Told { name, why, .. } if name == message => Some(why),
@@ -438,15 +448,16 @@ fn told_at(life: &Life, message: &str) -> Option<u64> {
     })
 }
 
-/// When a robot surely might send bulk in this life: from when a look had said so to when another began that did. What
-/// comes after the last look of a process that was killed is not known: the permit may have gone to another by then.
+/// The times at which a robot certainly was allowed to send bulk in this life. Each lasts from the end of the first
+/// positive check in a row to the start of the last one. The time after the last check of a killed process is unknown,
+/// because the permit may have gone to another robot by then.
 fn held(life: &Life, end: u64) -> Vec<Span> {
     let end = life.killed.unwrap_or(end).min(end);
     let (mut spans, mut open): (Vec<Span>, Option<Span>) = (Vec::new(), None);
     for line in &life.lines {
         match line {
             Line::May { asked, at } => open = Some((open.map_or(*at, |(since, _)| since), *asked)),
-            // Where nobody looked it may have gone and come back.
+            // Without checks, the permit may have been lost and regained.
             Line::MayNot { .. } | Line::Gap { .. } => spans.extend(open.take()),
             _ => {}
         }
@@ -456,7 +467,7 @@ fn held(life: &Life, end: u64) -> Vec<Span> {
     spans.into_iter().filter_map(known).collect()
 }
 
-/// Spans by their beginning, those that touch made one.
+/// The spans by start; those that touch are merged.
 fn merged(mut spans: Vec<Span>) -> Vec<Span> {
     spans.sort_unstable();
     let mut merged: Vec<Span> = Vec::new();
@@ -469,7 +480,7 @@ fn merged(mut spans: Vec<Span>) -> Vec<Span> {
     merged
 }
 
-/// What is in both.
+/// The intersection of both.
 fn both(one: &[Span], other: &[Span]) -> Vec<Span> {
     let pairs = one
         .iter()

@@ -1,13 +1,13 @@
-//! What goes wrong in a run, drawn from its seed: the same seed and team, the same schedule.
+//! The faults of a run, drawn from its seed: the same seed and team give the same schedule.
 //!
-//! After [`CALM`] faults begin and end until [`HEALED_BY`]; from then on nothing goes wrong and all must come back. The
-//! first fault's kind goes round with the seed, so that a few seeds have them all; the leader is struck as often as all
-//! others together. A robot has one fault of its own at a time; those of the air overlap with all. A third of the seeds
-//! go without the robots' further interfaces.
+//! Faults start after [`CALM`] and end by [`HEALED_BY`]; then everything must recover. The kind of the first fault
+//! cycles with the seed, so a few seeds cover all kinds. The leader is hit as often as all other robots together. A
+//! robot has one fault of its own at a time; faults of the air may overlap with all others. A third of the seeds omit
+//! the robots' additional interfaces.
 //!
-//! A step of the clock is that of a robot which starts anew: its monotonic clock is elsewhere (a time namespace), and its
-//! disk says that its Unix clock was ahead when it last started. What a robot that runs would see of a step it does not
-//! look at: it reads Unix time at its start alone. Left out: such a step itself, as all namespaces share that clock.
+//! A clock step happens together with a restart. The robot's monotonic clock is shifted by a time namespace, and its
+//! disk says that its Unix clock was ahead at the last start. Left out: a step of the Unix clock itself, because all
+//! namespaces share that clock. A running robot would not notice one, because it reads Unix time only at its start.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -19,49 +19,49 @@ use rand::{Rng, SeedableRng};
 use rand_distr::{Distribution, Exp1};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-/// Robots have found one another by then, and bulk is on its way.
+/// By then the robots have found one another and bulk is flowing.
 pub const CALM: Duration = Duration::from_millis(1_500);
 /// The last fault is over by then.
 pub const HEALED_BY: Duration = Duration::from_millis(3_600);
-/// Kinds of faults.
+/// Number of kinds of faults.
 const KINDS: u64 = 6;
-/// Faults of a run: one to so many.
+/// Maximum number of faults in a run.
 const FAULTS_MAX: usize = 4;
 const FAULT_MIN: Duration = Duration::from_millis(50);
 const FAULT_MAX: Duration = Duration::from_millis(1_400);
 const FAULT_MEAN: Duration = Duration::from_millis(450);
-/// By how much a clock is set, seconds: a day is the longest time that a command takes.
+/// Maximum clock step in seconds: a day is the longest time that the command line accepts.
 const STEP_S_MAX: u32 = 86_400;
 
 /// One fault.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fault {
-    /// When it begins, after the programs' start.
+    /// Its start, relative to the programs' start.
     pub at: Duration,
-    /// When it is over.
+    /// Its end.
     pub until: Duration,
     pub what: Kind,
 }
 
-/// What goes wrong.
+/// A kind of fault.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Kind {
-    /// The robot's process is killed, and started at the fault's end.
+    /// The robot's process is killed, and restarted at the fault's end.
     Kill(RobotId),
-    /// The same, and it starts with clocks that were set: see the module.
+    /// The same, but it restarts with its clocks set by this many seconds: see the module.
     ClockStep(RobotId, u32),
-    /// The robot is off, with its cards and all that they had queued.
+    /// The robot is off, with its cards and everything in their queues.
     PowerLoss(RobotId),
     /// Its process stands still.
     Freeze(RobotId),
-    /// These robots hear one another and nobody else does.
+    /// These robots and the others cannot hear each other.
     Partition(Vec<RobotId>),
-    /// All links of an interface lose this share of their frames.
+    /// All links of this interface lose this share of their frames.
     PathLoss(usize, f64),
 }
 
 impl Kind {
-    /// The robot that it befalls.
+    /// The robot affected.
     pub fn robot(&self) -> Option<RobotId> {
         match self {
             Kind::Kill(robot) | Kind::ClockStep(robot, _) | Kind::PowerLoss(robot) | Kind::Freeze(robot) => {
@@ -75,14 +75,14 @@ impl Kind {
 /// The faults of one run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Schedule {
-    /// As the run has it: perhaps without further interfaces, and with the air's faults as its script.
+    /// The team of the run: possibly without additional interfaces, and with the air's faults as its script.
     pub team: Team,
-    /// By their beginning.
+    /// Sorted by start.
     pub faults: Vec<Fault>,
 }
 
 impl Schedule {
-    /// That of a seed.
+    /// Draws the schedule of a seed.
     pub fn draw(team: &Team, seed: u64) -> Schedule {
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed ^ 0x006c_6976_6566_6175);
         let mut team = team.clone();
@@ -112,12 +112,12 @@ impl Schedule {
         Schedule { team, faults }
     }
 
-    /// When nothing goes wrong any more.
+    /// The end of the last fault.
     pub fn healed_at(&self) -> Duration {
         self.faults.iter().map(|fault| fault.until).max().unwrap_or(CALM)
     }
 
-    /// What the emulator does to programs, in order, each with the fault that it is of. `program` starts a robot.
+    /// What the emulator does to programs, in order, each with the index of its fault. `program` starts a robot.
     pub fn blows(&self, program: &[OsString]) -> Vec<(usize, Blow)> {
         let blows = self.faults.iter().enumerate().flat_map(|(number, fault)| {
             let whats = match &fault.what {
@@ -138,7 +138,7 @@ impl Schedule {
         blows
     }
 
-    /// The schedule in words, one line a fault.
+    /// The schedule in words, one line per fault.
     pub fn lines(&self) -> Vec<String> {
         let name = |robot: RobotId| self.team.robots[usize::from(robot.0)].name.as_str();
         let line = |fault: &Fault| {
@@ -179,7 +179,7 @@ fn span(rng: &mut Xoshiro256PlusPlus) -> (Duration, Duration) {
     let length = Duration::from_secs_f64(FAULT_MEAN.as_secs_f64() * length).clamp(FAULT_MIN, FAULT_MAX);
     let latest = HEALED_BY.saturating_sub(length).as_nanos();
     let at = rng.random_range(CALM.as_nanos()..=latest);
-    // Whole milliseconds, as the schedule is printed.
+    // Whole milliseconds, as printed.
     let at = Duration::from_millis(at / 1_000_000);
     (at, at + Duration::from_millis(length.as_nanos() / 1_000_000))
 }
@@ -196,7 +196,7 @@ fn kind(rng: &mut Xoshiro256PlusPlus, team: &Team, choice: u64) -> Kind {
         0 => Kind::Kill(robot),
         1 => Kind::Freeze(robot),
         2 => {
-            // Neither nobody nor all: some bit of the lowest is set, and some is not.
+            // Neither nobody nor everybody: of the lowest bits, at least one is set and at least one is not.
             let set = rng.random_range(1..(1u32 << robots.min(16)) - 1);
             Kind::Partition(
                 (0..robots.min(16))
@@ -217,7 +217,7 @@ fn kind(rng: &mut Xoshiro256PlusPlus, team: &Team, choice: u64) -> Kind {
     }
 }
 
-/// The entry in the emulator's script.
+/// The fault as an entry of the emulator's script.
 fn event(fault: &Fault) -> Option<Event> {
     let (interface, change) = match &fault.what {
         Kind::Partition(robots) => (None, Change::Partition(robots.clone())),
@@ -240,7 +240,7 @@ fn event(fault: &Fault) -> Option<Event> {
     })
 }
 
-/// The program with its clocks since boot so much further, and told that its Unix clock was as far ahead.
+/// The program with its clocks since boot ahead by the step, and with its last Unix time ahead by the same.
 fn with_clock(program: &[OsString], step_s: u32) -> Vec<OsString> {
     let step = step_s.to_string();
     let namespace = ["unshare", "--time", "--monotonic", &step, "--boottime", &step, "--"].map(OsString::from);

@@ -1,4 +1,4 @@
-//! The rules on made-up records: a run in order passes, and each way of breaking a rule is told of.
+//! The rules on made-up records: a correct run passes, and each way to break a rule is reported.
 
 use super::*;
 
@@ -52,7 +52,7 @@ fn taken(by: u16, from: u16, name: &str) -> Taken {
     }
 }
 
-/// Control from a robot in these times.
+/// Control from a robot between these times.
 fn heard(from: u16, from_ms: u64, to_ms: u64) -> impl Iterator<Item = Line> {
     let times = (from_ms..to_ms).step_by(PERIOD as usize);
     times.map(move |ms| Line::Heard {
@@ -165,7 +165,7 @@ fn control_that_does_not_resume_or_falls_silent_is_told_of() {
         |line| matches!(line, Line::Heard { at, .. } if (500..1_600).contains(&(at / MS))),
     );
     assert_eq!(rules(&silent), [2]);
-    // What was made before and only comes now is no control that resumes.
+    // Messages created before and delivered only now do not count as control resuming.
     let mut stale = run();
     for line in &mut stale.lives[0][0].lines {
         if let Line::Heard { at, made_at, .. } = line {
@@ -221,7 +221,7 @@ fn two_holders_are_told_of_and_as_many_as_the_limit_are_not() {
 #[test]
 fn what_nobody_looked_at_is_not_held() {
     let mut frozen = run();
-    // It believed so until it looked again, long after it stood still.
+    // It believed so until its next check, long after it had stood still.
     let gap = Line::Gap {
         from: 1_050 * MS,
         to: 1_250 * MS,
@@ -237,7 +237,7 @@ fn what_nobody_looked_at_is_not_held() {
     frozen.lives[1][0].lines.splice(2..2, holds(1_100, 1_200));
     frozen.sent[0].remove(0);
     assert!(rules(&frozen).is_empty());
-    // A killed one held to its last look, and no longer.
+    // A killed robot held the permit until its last check, and no longer.
     let mut killed = run();
     killed.lives[0][0].killed = Some(3_450 * MS);
     drop_lines(
@@ -285,6 +285,6 @@ fn the_bound_for_permits_follows_from_leases_and_turns() {
         ..PermitConfig::default()
     });
     let bound = permit_within(&failover, &permits, 3);
-    // 1 s until all are up, 0.3 s mute, 0.9375 s to take over and 0.75 s of turns.
+    // 1 s until all are up, 0.3 s of silence, 0.9375 s to take over, and 0.75 s of turns.
     assert_eq!(bound, Duration::from_micros(2_987_500));
 }
