@@ -4,10 +4,10 @@
 //! delivered frame to its [`Outlet`] with the modelled instant. The pump drives it by the wall clock, the tests by
 //! virtual time.
 //!
-//! A frame from one station to another goes through the access point, as the air has it. A frame to all goes from its
-//! sender to the access point like any other, and from there to everybody at once at the basic rate, unacknowledged, in
-//! AC_BE; without an access point its sender does that itself. Left out: association, encryption, power save (and so no
-//! waiting for a DTIM beacon).
+//! The air relays frames between stations through the access point. A frame to all goes from its sender to the access
+//! point like any other. The access point sends it to everybody at once, at the basic rate, unacknowledged and in
+//! AC_BE; without an access point the sender does that itself. Left out: association, encryption, and power save (so
+//! nothing waits for a DTIM beacon).
 
 use coorp_air::{AccessCategory, Air, Host, Load, Packet, StationId};
 use coorp_core::{FlowId, Instant};
@@ -22,8 +22,8 @@ const FLOWS: u32 = coorp_air::fq_codel::MAX_FLOWS as u32;
 /// One byte more than the largest frame, to detect oversized ones.
 const BUFFER_BYTES: usize = FRAME_BYTES_MAX + 1;
 
-/// Marks the tag of a packet whose frame is group-addressed; the rest of the tag is the frame's slot. The access point
-/// may have passed a frame on, and be done with it, before its first sender's card is.
+/// Marks the tag of a packet whose frame is group-addressed; the rest of the tag is the frame's slot. The tag has the
+/// mark because the access point may finish with a frame, and free its slot, before the original sender's card does.
 const TO_ALL: u64 = 1 << 32;
 
 /// Receives delivered frames.
@@ -31,7 +31,8 @@ pub trait Outlet {
     /// `frame` reaches the stack of `to` at the modelled instant `at`.
     fn deliver(&mut self, to: StationId, frame: &[u8], at: Instant);
 
-    /// The driver of `from` has freed a frame to another station, as the card's profile has it, or its queue has dropped it.
+    /// The driver of `from` has freed a frame to another station, when its card's profile says so, or its queue has
+    /// dropped it.
     fn freed(&mut self, from: StationId, frame: &[u8]);
 }
 
@@ -50,7 +51,7 @@ pub struct ByCategory {
 pub struct Counters {
     /// Frames that programs sent.
     pub sent: u64,
-    /// Those of them that a card took, by the access category of their DSCP.
+    /// The sent frames that a card accepted, by the access category of their DSCP.
     pub sent_as: ByCategory,
     /// Frames that arrived; a group-addressed frame counts once per robot that it reached.
     pub delivered: u64,
@@ -278,7 +279,7 @@ impl<O: Outlet> Host for Cards<O> {
     fn completed(&mut self, station: StationId, packet: &Packet, _: Instant, acknowledged: bool, _: Instant) {
         self.counters.given_up += u64::from(!acknowledged);
         if station != packet.from {
-            // Of what the access point passes on, arriving is the other end.
+            // If the access point's frame is acknowledged, its delivery has already counted as an end.
             if !acknowledged {
                 self.end(packet);
             }
@@ -332,8 +333,8 @@ mod tests {
     use coorp_scene::Scene;
     use proptest::prelude::*;
 
-    /// Remembers what arrived: to whom, its last byte, and when. And what each driver has freed: the frame's last byte, and
-    /// how many frames had arrived by then.
+    /// Records arrivals: receiver, last byte and instant. Also records freed frames: sender, last byte, and the number of
+    /// arrivals by then.
     #[derive(Default)]
     struct Arrivals(Vec<(u16, u8, Instant)>, Vec<(u16, u8, usize)>);
 
@@ -493,12 +494,12 @@ mod tests {
             let ByCategory { voice, video, best_effort, background } = counters.sent_as;
             prop_assert_eq!(voice + video + best_effort + background + counters.refused, counters.sent);
             let to_all = sends.iter().filter(|(_, receiver, ..)| *receiver == 4).count() as u64;
-            // To itself and to nobody are refused.
+            // Frames to the sender itself and to nobody are refused.
             let freed = &channel.outlet().1;
             prop_assert_eq!(freed.len() as u64 + to_all + counters.refused, counters.sent);
             let ended = delivered + counters.dropped_by_queue + counters.given_up + counters.refused;
-            // A frame to all ends at each of the two others, or on its way. One whose acknowledgement was lost arrived, and
-            // its sender gave it up as well.
+            // A frame to all ends at each of the two other stations, or on its way. If a frame arrived but its
+            // acknowledgement was lost, its sender also gave it up.
             let most = sends.len() as u64 + 2 * to_all + counters.given_up;
             prop_assert!(ended >= sends.len() as u64 - to_all && ended <= most);
         }
@@ -515,10 +516,10 @@ mod tests {
             assert_eq!(everything(&mut channel).len(), 60);
             let freed = &channel.outlet().1;
             assert!(freed.iter().map(|(_, mark, _)| *mark).eq(0..60), "in their order");
-            // How many had arrived when the first was freed, and the 20th.
+            // The number of arrivals when the first and the 20th frame were freed.
             [freed[0].2, freed[19].2]
         };
-        // Over USB once the card has it, which has room for 20; else after the air.
+        // Over USB a frame is freed once the card has it, with room for 20; otherwise once it was on the air.
         assert_eq!(arrived_when_freed("mt7612u"), [0, 0]);
         let [_, twentieth] = arrived_when_freed("ideal");
         assert!(twentieth >= 10, "{twentieth}");

@@ -85,8 +85,8 @@ pub fn read(frame: &[u8], interface: usize, from: StationId, stations: u16) -> O
     })
 }
 
-/// The source port of the UDP datagram that a frame carries, and the length of its payload. `None` where it carries none,
-/// or a fragment behind the first.
+/// The source port and payload length of the UDP datagram in a frame. `None` if there is no datagram, or only a
+/// fragment after the first.
 pub fn datagram(frame: &[u8]) -> Option<(u16, u16)> {
     let packet = frame.get(HEADER_BYTES..)?;
     let (protocol, header) = match be16(frame, 12)? {

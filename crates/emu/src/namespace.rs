@@ -157,7 +157,7 @@ fn named() -> Vec<(String, u32)> {
 pub struct Card {
     /// For reading and writing the frames of its stack.
     pub tap: File,
-    /// Where its programs are told which of them the driver has freed.
+    /// Tells the robot's programs which frames the driver has freed.
     pub queue: OutQueue,
 }
 

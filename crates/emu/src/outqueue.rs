@@ -1,11 +1,11 @@
-//! The send queue of a robot's card, as its programs could know it: which UDP datagrams the card's driver has freed.
+//! The send queue of a robot's card as visible to programs: which UDP datagrams the card's driver has freed.
 //!
-//! On a real card the kernel counts what of a socket its driver still holds (`SIOCOUTQ`). A TAP cannot: the kernel frees a
-//! frame once the emulator may fetch it. So whoever wants to know connects to an abstract Unix socket in the robot's
-//! namespace, [`name`], and reads a record a datagram when the card's profile has its driver free it, or the card's
-//! queue drops it: the source port, then the length of the payload, both two bytes, big-endian. With `completes_on_transfer`
-//! that is when the card takes the frame, before it is on the air. Left out: frames to all, and datagrams in fragments
-//! behind their first, which have no ports.
+//! For a real card the kernel counts how much of a socket's data the driver still holds (`SIOCOUTQ`). For a TAP it
+//! cannot, because it frees a frame once the emulator may fetch it. Instead, a program connects to the abstract Unix
+//! socket [`name`] in the robot's namespace. It reads one record per datagram that the driver frees, according to the
+//! card's profile, or that the card's queue drops. A record is the source port and the payload length, two bytes each,
+//! big-endian. With `completes_on_transfer` the driver frees a frame when the card takes it, before it is on the air.
+//! Left out: frames to all, and fragments after the first, which have no ports.
 
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -14,7 +14,7 @@ use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 
 use crate::frame;
 
-/// Programs that are told, at most.
+/// Maximum number of reading programs.
 const READERS_MAX: usize = 16;
 /// Maximum amount of records waiting for a slow reader, in bytes; beyond it, the reader is disconnected.
 const WAITING_MAX: usize = 256 << 10;

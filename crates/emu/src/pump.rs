@@ -35,9 +35,11 @@ const FETCH_MAX: usize = 64;
 const MOVE_PARTS: usize = 20;
 /// Maximum number of kernel events taken at once.
 const EVENTS_MAX: usize = 64;
-/// Marks of the two files that are of no card, and the bit in those of sockets that programs learn by what was sent.
+/// Mark of the file that requests the stop.
 const STOP: u64 = u64::MAX;
+/// Mark of the timer.
 const TIMER: u64 = u64::MAX - 1;
+/// Bit in the mark of a card's [`OutQueue`], whose mark otherwise equals its TAP's.
 const OUT_QUEUE: u64 = 1 << 63;
 
 /// The emulation's clock: the time since its origin.
@@ -147,7 +149,7 @@ impl Pump {
         for (interface, mut cards) in cards.into_iter().enumerate() {
             for (robot, card) in cards.iter_mut().enumerate() {
                 if let Some(Card { tap, queue }) = card {
-                    // What stacks said while their interfaces came up was said before this began.
+                    // Discard frames that the stacks sent while their interfaces came up, before the start.
                     (0..TAP_FRAMES).take_while(|_| fetch_nothing(tap)).for_each(drop);
                     watch(tap.as_fd(), mark(interface, robot))?;
                     watch(queue.as_fd(), mark(interface, robot) | OUT_QUEUE)?;
@@ -314,7 +316,7 @@ impl Pump {
         }
     }
 
-    /// A program wants to be told what of it was sent.
+    /// Accepts programs that want to know what was sent.
     fn accept(&mut self, mark: u64) {
         let (interface, robot) = unmark(mark);
         if let Some(channel) = self.channels.get_mut(interface) {

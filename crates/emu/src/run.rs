@@ -184,7 +184,7 @@ fn check(team: &Team, options: &Options) -> Result<(), Error> {
             return Err(Error::Unable(format!("there is no program '{shown}': {mend}")));
         }
     }
-    // Two pipes a robot and some room while a program starts; for each interface a TAP, and the sockets of its send queue.
+    // Per robot, two pipes and some room while a program starts; per interface, a TAP and the send queue's sockets.
     let interfaces = team.channels().count() as u64;
     let files = team.robots.len() as u64 * (3 + interfaces * (2 + interfaces)) + FILES_BESIDE;
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;

@@ -1,8 +1,8 @@
 //! From a team file to its channels: the configuration of each, and the state of every link at an instant.
 //!
-//! Both the simulator and the emulator take their air from here, so that a file means the same in both. A link combines
-//! the team file's settings, the distance while robots move, and scripted events. Left out: seeded faults, which belong
-//! to the simulator, and the policy's effect on a channel, apart from its RTS threshold.
+//! Both the simulator and the emulator build their air here, so a file means the same in both. A link combines the team
+//! file's settings, the distance while robots move, and scripted events. Left out: seeded faults, which belong to the
+//! simulator, and the policy's effect on a channel, apart from its RTS threshold.
 
 use coorp_air::link::{self, Link, PathLoss, Track};
 use coorp_air::phy::{Phy, Rate, Standard};

@@ -136,13 +136,13 @@ pub struct Air {
     pub rts_cts: bool,
     /// Highest rate of RTS, CTS and acknowledgements: 6, 12 or 24 Mbit/s; default 24.
     pub control_rate_mbps: u16,
-    /// The robot that passes on what others send to one another; default the leader. None: all send directly.
+    /// The robot that relays between the others; default the leader. `None`: all send directly.
     pub access_point: Option<RobotId>,
     /// Whether bystanders wait EIFS after a collision; default true.
     pub eifs: bool,
-    /// Whether a missed block ack is asked for by a BlockAckReq before its frames go again; default false.
+    /// Whether a BlockAckReq requests a missed block ack before its frames are repeated; default false.
     pub block_ack_request: bool,
-    /// Transmit power, dBm; default 20. This and the next two count only where robots have positions.
+    /// Transmit power in dBm; default 20. This and the next two apply only if robots have positions.
     pub tx_power_dbm: f64,
     /// Noise power over the channel's width, including the receiver's noise figure, in dBm. Default: the thermal noise
     /// of the width (-174 dBm/Hz) plus a noise figure of 7 dB.
@@ -169,7 +169,7 @@ pub struct Link {
 /// `[[interface]]`: an additional interface of the robots, on its own channel.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Interface {
-    /// Who has it, sorted; the leader and its access point are always among them.
+    /// The robots that have it, sorted; the leader and the access point always do.
     pub robots: Vec<RobotId>,
     /// Its channel and WNICs.
     pub air: Air,
@@ -257,7 +257,7 @@ pub struct Wnic {
     pub burst_frames: u16,
     /// Capacity of the commit stage, a FIFO in the baseband in which nothing overtakes. `None`: no such stage.
     pub commit_frames: Option<u16>,
-    /// Whether the driver completes a frame when the baseband has it, instead of when it was on the air.
+    /// Whether the driver completes a frame when the baseband has it, not when it was on the air.
     pub completes_on_transfer: bool,
     /// Retransmissions of a frame before it is given up.
     pub retries_max: u8,
@@ -278,7 +278,7 @@ pub struct Wnic {
 pub struct Control {
     /// Time between perceptions of one robot.
     pub period: Duration,
-    /// The reaction bound; not over the period unless loops overlap.
+    /// The reaction bound; at most the period unless loops overlap.
     pub bound: Duration,
     /// Size of a perception, bytes.
     pub perception_bytes: u64,
@@ -288,9 +288,9 @@ pub struct Control {
     pub jitter: Duration,
     /// How sampling instants are spread.
     pub jitter_shape: JitterShape,
-    /// Whether a sensor samples by its clock alone; else not before its robot has the command of its last loop.
+    /// Whether a sensor samples by its clock alone. Otherwise it waits until its robot has its last loop's command.
     pub overlap: bool,
-    /// Mean of an exponential delay between a message's making and its reaching the host queue.
+    /// Mean of the exponential delay from a message's creation until it reaches the host queue.
     pub send_jitter: Duration,
     /// Median duration of the leader's inference.
     pub inference: Duration,
@@ -458,15 +458,14 @@ pub struct PolicyOverrides {
     pub rts_over: Option<Duration>,
     /// Segments of bulk per acknowledgement.
     pub ack_every: Option<u32>,
-    /// How robots learn that bulk has left them; else by the best source of a stock kernel.
+    /// How robots learn that bulk has left; `None`: by the best source of a stock kernel.
     pub completions: Option<Completions>,
     /// Mean time for which a robot's programs wait for a core whenever they have something to do; only simulated.
     pub scheduling_delay: Option<Duration>,
 }
 
 impl RateOverride {
-    /// This setting, completed from a wider one. An MCS here hides a signal-to-noise ratio there, and the other way
-    /// round.
+    /// This setting, completed from a wider one. An MCS here overrides a signal-to-noise ratio there, and vice versa.
     pub fn or(self, wider: RateOverride) -> RateOverride {
         let fixed = self.mcs.is_some() || self.snr_db.is_some();
         RateOverride {
@@ -536,7 +535,7 @@ impl Team {
         std::iter::once(&self.air).chain(self.interfaces.iter().map(|interface| &interface.air))
     }
 
-    /// The ways that a packet takes on a channel of this team: one, or two through the access point.
+    /// The hops of a packet on a channel of this team: one, or two through the access point.
     pub fn hops(&self, air: &Air, from: RobotId, to: RobotId) -> impl Iterator<Item = (RobotId, RobotId)> {
         let point = air.access_point.filter(|point| ![from, to].contains(point));
         let first = (from, point.unwrap_or(to));

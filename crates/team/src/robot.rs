@@ -1,7 +1,7 @@
-//! What a team makes of one of its robots: its configuration, and its paths to the others.
+//! One robot's part of a team: its configuration, and its paths to the others.
 //!
-//! Path k leads from a robot's interface k to another's interface k. Left out: a plan for SchedWiFi's windows, which takes
-//! more than the team file.
+//! Path k leads from a robot's interface k to another's interface k. Left out: a plan for SchedWiFi's windows, which
+//! takes more than the team file.
 
 use coorp_core::paths::PathConfig;
 use coorp_core::policy::Policy;
@@ -11,7 +11,7 @@ use coorp_core::RobotId;
 use crate::model::Team;
 
 impl Team {
-    /// The configuration of robot `me` under `policy`, to which the team's `[policy]` is applied already.
+    /// The configuration of robot `me` under `policy`, which already includes the team's `[policy]`.
     /// `incarnation` is greater than at any earlier start of that robot.
     pub fn robot_config(&self, policy: &Policy, me: RobotId, incarnation: u32) -> RobotConfig {
         let robots = u16::try_from(self.robots.len()).unwrap_or(u16::MAX);
@@ -28,7 +28,7 @@ impl Team {
             paths: self.paths_used(me),
             path: PathConfig {
                 duplicate: self.live.duplicate,
-                // Later than the loop's bound is of no use.
+                // Arriving later than the loop's bound is useless.
                 target: self.control.map_or(default.target, |control| control.bound),
                 ..default
             },
@@ -42,7 +42,7 @@ impl Team {
         control.peek().is_some() && control.all(|flow| flow.bound.is_some())
     }
 
-    /// Paths that lead from one robot to another.
+    /// Number of paths from one robot to another.
     pub fn paths_between(&self, one: RobotId, other: RobotId) -> usize {
         self.paths_of(one).min(self.paths_of(other))
     }
@@ -53,7 +53,7 @@ impl Team {
         robots.filter(|(robot, _)| self.paths_of(*robot) > 1).count() > 1
     }
 
-    /// Paths of a robot that are used: one if no robot has a choice.
+    /// Number of a robot's paths in use: one if no robot has a choice.
     pub fn paths_used(&self, robot: RobotId) -> usize {
         if self.any_choice() {
             self.paths_of(robot)
@@ -62,7 +62,7 @@ impl Team {
         }
     }
 
-    /// Paths that a robot has: its interfaces or addresses.
+    /// Number of a robot's paths: its interfaces or addresses.
     fn paths_of(&self, robot: RobotId) -> usize {
         let robot = &self.robots[usize::from(robot.0)];
         robot.interfaces.len().max(robot.addresses.len()).max(1)

@@ -28,7 +28,7 @@ pub(super) fn air<'t>(root: &mut Sheet<'t>, robots: &[Robot], roster: &Roster<'t
             air.links = self::links(links, robots, roster, &air);
             air
         }
-        // Without the table every key is absent and every default counts.
+        // Without the table every key is absent and every default applies.
         None => {
             let mut sheet = Sheet::new(&empty, 0..0, "[air]", problems, file);
             let mut air = channel(&mut sheet, "air", base);
@@ -38,12 +38,12 @@ pub(super) fn air<'t>(root: &mut Sheet<'t>, robots: &[Robot], roster: &Roster<'t
     }
 }
 
-/// Who passes on what stations send to one another: a robot by name, else the leader, or with `direct` nobody.
+/// The robot that relays between stations: the named one, by default the leader, with `direct` none.
 pub(super) fn access_point<'t>(sheet: &mut Sheet<'t>, robots: &[Robot], roster: &Roster<'t>) -> Option<RobotId> {
     let direct = sheet.flag("direct").unwrap_or(false);
     let named = roster.find_if_there(sheet, "access_point");
     if direct && sheet.has("access_point") {
-        let message = "there is no access point where robots send to one another directly";
+        let message = "there is no access point if robots send to one another directly";
         sheet.problem("access_point", message, "remove `access_point`, or `direct`");
     }
     named.or_else(|| sole_leader(robots)).filter(|_| !direct)
