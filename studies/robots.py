@@ -1,18 +1,18 @@
-"""How many robots one channel carries: 10 to 50 with messages of 1 KiB and TCP bulk from all.
+"""How many robots one channel carries: 10 to 50, with messages of 1 KiB and TCP bulk from all.
 
     cargo build --release -p coorp-cli
     python studies/robots.py [--quick] [--markdown]
 
-Each robot sends the leader a report of 1 KiB and gets a command of 1 KiB each period; each but the leader has a
-saturated TCP flow to it. Shown are `mpc-only`, `edca` and `coorp` on the air and the card of examples/navigation.toml,
-at 10 Hz with a bound of 50 ms and at 30 Hz with one of 33 ms.
+Once per period, each robot except the leader sends the leader a report of 1 KiB and gets a command of 1 KiB. Each also
+has a saturated TCP flow to the leader. The air and the card are those of examples/navigation.toml. Rates are 10 Hz with
+a bound of 50 ms, and 30 Hz with a bound of 33 ms; policies are `mpc-only`, `edca` and `coorp`.
 
-A limit is the most robots up to which, at each size shown, a policy is late in no more than 5 % of loops. `coorp` also
-has a limit of its goal: within 1 point of `mpc-only`, with 97 % or more of `edca`'s bulk. Loops are those that ended,
-over `mpc-only`'s: a late loop puts off the next, and the airtime that this saves `edca` goes to its bulk.
+A policy's limit is the largest size up to which, at every size shown, at most 5 % of loops are late. `coorp` also has a
+limit for its goal: within 1 point of `mpc-only`, with 97 % or more of `edca`'s bulk. The columns 'loops' give the
+finished loops relative to `mpc-only`: a late loop delays the next one, and `edca` uses the airtime saved for bulk.
 
-Where the `coorp` binary is missing the study says so and ends well. It ends with 1 where results are malformed, and
-asserts no performance.
+If the `coorp` binary is missing, the study says so and succeeds. It exits with 1 if results are malformed, and asserts
+no performance.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ BULK_GOAL = 0.97
 
 @dataclass(frozen=True)
 class Size:
-    """A team of so many robots under all policies. Where one let no bulk pass for seconds, its figures are missing."""
+    """One team size under all policies. A policy's figures are missing if it let no bulk pass for seconds."""
 
     robots: int
     results: dict[str, Result]
 
     def late(self, policy: str) -> float:
-        """A loop that never ended is late."""
+        """Share of late loops; 1 if no loop ended."""
         return self.results[policy].violation if self.results[policy].loops else 1.0
 
     def mbps(self, policy: str) -> float:
@@ -88,7 +88,7 @@ TITLES = [
 
 
 def team(robots: int, rate_hz: int, bound_ms: int) -> Team:
-    """The leader and `robots` - 1 others, all alike."""
+    """The leader and `robots` - 1 identical other robots."""
     text = (
         '[air]\nstandard = "802.11ac"\nwidth_mhz = 80\nstreams = 2\nmcs = 5\nrts_cts = true\nwnic = "mt7612u"\n\n'
         f'[control]\nrate_hz = {rate_hz}\nbound = "{bound_ms}ms"\nperception = "1KiB"\ncommand = "1KiB"\n'
@@ -102,7 +102,7 @@ def team(robots: int, rate_hz: int, bound_ms: int) -> Team:
 
 
 def most(sizes: list[Size], good: Iterable[bool]) -> str:
-    """The largest size up to which all are good."""
+    """The largest size up to which all sizes are good."""
     upto = [size.robots for size, _ in itertools.takewhile(lambda pair: pair[1], zip(sizes, good, strict=True))]
     return str(upto[-1]) if upto else f"below {sizes[0].robots}"
 

@@ -1,26 +1,26 @@
-"""Whether `coorp` reaches its goal, and does no harm, on teams drawn as wide as users have them.
+"""Whether `coorp` reaches its goal, and does no harm, on random teams as varied as those of users.
 
     cargo build --release -p coorp-cli
     python studies/wide.py [--first SEED] [--teams 60] [--duration 30s] [--quick] [--markdown]
 
-Lateness is the share of control loops over their bound. A team with plain control flows has no loop: there it is the
-share of messages that are lost or arrive later than their flow's bound.
+Lateness is the share of control loops over their bound. A team with plain control flows has no loop. Its lateness is
+the share of messages that are lost or arrive later than their flow's bound.
 
-`mpc-only` and `edca` alone decide what a draw counts for:
+The kind of a draw depends only on `mpc-only` and `edca`:
 
-- hopeless: `mpc-only` itself is late in over 20 %. Only harm counts.
+- hopeless: `mpc-only` itself is late in over 20 %. Only harm is checked.
 - hurt: `edca` is later than `mpc-only` by a point or more. The goal: `coorp` within 1 point of `mpc-only`, with 97 %
   or more of `edca`'s bulk.
-- calm: all others. First do no harm: `coorp` at most 1 point later than `edca`, with 97 % or more of its bulk.
+- calm: all others. `coorp` must do no harm: at most 1 point later than `edca`, with 97 % or more of its bulk.
 
-A late loop puts off the next, and its airtime goes to bulk: 'loops' is how many of `mpc-only`'s loops `edca` finishes.
-Where these are few, a policy that finishes all loops may be unable to reach 97 % of `edca`'s bulk.
+A late loop delays the next one, and the airtime saved goes to bulk. 'Loops' is the share of `mpc-only`'s loops that
+`edca` finishes. If it is small, a policy that finishes all loops may be unable to reach 97 % of `edca`'s bulk.
 
 A draw of any kind is harmed if `coorp` is more than 1 point later than `edca`. It is also harmed if `coorp` is more
 than 1 point later than `schedwifi` and moves less bulk.
 
-Each policy runs with seed 1, as teams differ more than seeds do. If the `coorp` binary is missing, the study says so
-and returns 0. It returns 1 if results are malformed, and asserts no performance: the tables show that.
+Each policy runs with seed 1, because teams differ more than seeds do. If the `coorp` binary is missing, the study says
+so and succeeds. It exits with 1 if results are malformed, and asserts no performance: the tables show that.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _UNITS_S = {"ms": 1e-3, "s": 1.0, "min": 60.0}
 
 @dataclass(frozen=True)
 class Score:
-    """One policy on one team. Not a number where it does not fit, or let no bulk pass for seconds, which ends a run."""
+    """One policy on one team. NaN if it does not fit, or if it let no bulk pass for seconds, which ends a run."""
 
     late: float
     bulk_mbps: float
@@ -72,7 +72,7 @@ class Case:
 
     @property
     def measure(self) -> str:
-        """Whose lateness `coorp` is held against."""
+        """The policy to which the lateness of `coorp` is compared."""
         return "edca" if self.kind == "calm" else "mpc-only"
 
     @property
@@ -80,7 +80,7 @@ class Case:
         return self.scores["coorp"].late - self.scores[self.measure].late
 
     def bulk(self, policy: str) -> float:
-        """Over that of `edca`."""
+        """Relative to that of `edca`."""
         edca = self.scores["edca"].bulk_mbps
         return self.scores[policy].bulk_mbps / edca if edca > 0.0 else math.nan
 
@@ -124,7 +124,7 @@ TITLES = ["team", *(f"late {policy}" for policy in POLICIES), "loops", "bulk edc
 
 
 def score(result: Result) -> Score:
-    """What a run says of the team. A loop that never ended is late."""
+    """The figures of a run. If no loop ended, all are late."""
     if not result.airtime:
         return Score(math.nan, math.nan, math.nan)
     bulk_mbps = 0.0 if math.isnan(result.bulk_mbps) else result.bulk_mbps
@@ -136,7 +136,7 @@ def score(result: Result) -> Score:
 
 
 def malformed(case: Case, results: dict[str, Result]) -> list[str]:
-    """What cannot be true of the draw's results, whatever the policies do."""
+    """Results of the draw that are impossible under any policy."""
     found: list[str] = []
     for policy, result in results.items():
         if not result.airtime:
@@ -157,7 +157,7 @@ def malformed(case: Case, results: dict[str, Result]) -> list[str]:
 
 
 def run(simulator: Simulator, drawn: Drawn, duration_s: float) -> tuple[Case, list[str]]:
-    """One draw under all policies, and what is malformed of it."""
+    """Runs one draw under all policies; also returns what is malformed in the results."""
     jobs = {policy: Job(drawn.team, policy, 1, duration_s) for policy in POLICIES}
     found = simulator.run(jobs.values())
     results = {policy: found[job] for policy, job in jobs.items()}
@@ -173,7 +173,7 @@ def print_cases(title: str, cases: list[Case], *, markdown: bool) -> None:
 
 
 def print_kinds(cases: list[Case], *, markdown: bool) -> None:
-    """Prints where misses and harm are: each kind of team, over all draws of it."""
+    """Prints misses and harm for each kind of team, over all its draws."""
     rows: list[list[str]] = []
     for kind in sorted({kind for case in cases for kind in case.drawn.kinds}):
         own = [case for case in cases if kind in case.drawn.kinds]
@@ -214,15 +214,15 @@ def print_sums(cases: list[Case]) -> None:
 def seconds(text: str) -> float:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|min)", text)
     if found is None or float(found[1]) == 0.0:
-        raise argparse.ArgumentTypeError(f"'{text}' is no duration; write 30s or 2min")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a duration; write 30s or 2min")
     return float(found[1]) * _UNITS_S[found[2]]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--first", type=int, default=1, metavar="SEED", help="the first draw's seed [default: 1]")
-    parser.add_argument("--teams", type=int, metavar="COUNT", help="how many draws [default: 60]")
-    parser.add_argument("--duration", type=seconds, metavar="TIME", help="of each run, as 30s [default: 30s]")
+    parser.add_argument("--teams", type=int, metavar="COUNT", help="number of draws [default: 60]")
+    parser.add_argument("--duration", type=seconds, metavar="TIME", help="duration of each run [default: 30s]")
     parser.add_argument("--quick", action="store_true", help="fewer teams and shorter runs, for CI")
     parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
     arguments = parser.parse_args()
@@ -239,7 +239,7 @@ def main() -> int:
         case, found = run(simulator, drawn, duration_s)
         cases.append(case)
         problems += found
-        # A long study says how it goes; the tables come last.
+        # Show progress, because the study is long; the tables come last.
         print("  ".join(case.row), file=sys.stderr, flush=True)
     markdown = arguments.markdown
     print(f"{duration_s:g} s, seed 1. Bulk: Mbit/s of edca, the others over it.\n")

@@ -1,1 +1,1 @@
-"""What the studies of the simulator share: running `coorp sim`, team files derived from others, tables."""
+"""Shared by the studies: running `coorp sim`, deriving team files from others, tables."""

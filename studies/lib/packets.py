@@ -56,7 +56,7 @@ def prepare(how: str, addresses: list[str], *, leader: bool) -> None:
 
 
 class Receiver:
-    """What came."""
+    """What was received."""
 
     def __init__(self) -> None:
         self.arrivals: list[tuple[float, int]] = []

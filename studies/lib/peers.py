@@ -38,7 +38,7 @@ from typing import NoReturn
 PERIOD_S = 0.033
 ASK_BYTES, ANSWER_BYTES = 12 << 10, 1 << 10
 MEET_S, NOTICE_S = 120.0, 0.5
-"""How long robots look for one another, and how long before the start all know of it."""
+"""How long robots look for one another, and how long before the start all of them know it."""
 SETTLE_S = 2.0
 """Time for connections to find their rate, and for a Coorp team to get its permits."""
 PATIENCE_S = 1.0
@@ -49,7 +49,7 @@ STREAM_BYTES = 16_000_000
 """Size of a Coorp bulk message."""
 PORT, IPERF_PORT = 7200, 5201
 IPERF_END_S = 60.0
-"""For a client and its server to agree on what has come."""
+"""Time for a client and its server to agree on what has arrived."""
 TOS_EF = 46 << 2
 NUMBER = struct.Struct("!Q")
 REPLY = re.compile(rb"icmp_seq=(\d+) .*time=([\d.]+) ms")

@@ -1,10 +1,11 @@
-"""Teams drawn at random, for claims that should hold on teams nobody looked at.
+"""Random teams, for claims that should hold on teams that nobody has examined.
 
-Two draws: `draw` is studies/ablation.py's, whose seeds docs/results.md quotes, so it stays as it is. `draw_wide` is
-wider: jitter to 5 ms, losses to 10 %, control at 10 to 100 Hz, any MCS up to 9, bulk in all directions, and teams with
-plain control flows in place of a control loop. Left out: positions, events, several interfaces, clock skew.
+There are two draws. `draw` is for studies/ablation.py; docs/results.md quotes its seeds, so it must not change.
+`draw_wide` is wider: jitter to 5 ms, losses to 10 %, control at 10 to 100 Hz, any MCS up to 9, bulk in all directions,
+and teams with plain control flows instead of a control loop. Left out: positions, events, several interfaces, clock
+skew.
 
-A draw may be hopeless from the start; who draws decides by a run whether to keep it.
+A draw may be hopeless from the start; the caller runs it to decide whether to keep it.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ _REPORTS = {
     "scans": ((10.0, 20.0, 40.0), (2048, 4096, 8192)),
     "images": ((10.0, 15.0, 30.0), (12288, 20480)),
 }
-"""What robots report: how often, Hz, and how much, bytes."""
+"""What robots report: rates in Hz, and sizes in bytes."""
 _COMMANDS = (64, 200, 500, 1024)
 _FAR = 0.25
 """Share of teams with one robot that is much farther away than the others."""
@@ -96,12 +97,12 @@ class Drawn:
     what: str
     """The kind of team, in a few words."""
     kinds: tuple[str, ...]
-    """What it has in common with many others: its standard, card, sensors, bulk, and whether control is a loop."""
+    """Categories that many teams share: standard, card, sensors, bulk, and whether control is a loop."""
 
 
 @dataclass(frozen=True)
 class _Reports:
-    """What the robots of a team tell, and how regularly."""
+    """What the robots of a team report, and how regularly."""
 
     kind: str
     rate_hz: float
@@ -109,7 +110,7 @@ class _Reports:
     jitter_ms: float
     bound_ms: float
     phases_ms: list[float]
-    """One a robot, the leader left out."""
+    """One per robot except the leader."""
     sensors: str
 
     @property
@@ -118,7 +119,7 @@ class _Reports:
 
 
 def draw_wide(seed: int) -> Drawn:
-    """One team of 2 to 12 robots, as wide as what users have."""
+    """One team of 2 to 12 robots, as varied as those of users."""
     rng = random.Random(f"wide-{seed}")
     robots = [f"robot-{robot}" for robot in range(1, rng.randint(2, 12))]
     standard = rng.choice(STANDARDS)
@@ -160,23 +161,23 @@ def _placed(robots: list[str], rates: list[int], reports: _Reports, *, loop: boo
 
 
 def _ways_back(robots: list[str], rates: list[int]) -> str:
-    """The leader sends to each robot as fast as that robot sends."""
+    """Links from the leader: to each robot at the rate at which that robot sends."""
     links = zip(robots, rates, strict=True)
     return "\n".join(f'[[air.link]]\nfrom = "leader"\nto = "{robot}"\nmcs = {mcs}\n' for robot, mcs in links)
 
 
 def _reports(rng: random.Random, robots: int, *, loop: bool) -> _Reports:
-    """Sensors that sample together, nearly together, or each when it likes.
+    """Reports of sensors that sample together, nearly together, or independently.
 
-    A loop lasts from the first perception on, so one over sensors that sample when they like is hopeless by itself:
-    few teams are drawn so.
+    A loop starts with the first perception, so a loop over independent sensors is hopeless by itself: few teams are
+    drawn like that.
     """
     kind = rng.choice(tuple(_REPORTS))
     rates_hz, sizes = _REPORTS[kind]
     rate_hz, size = rng.choice(rates_hz), rng.choice(sizes)
     period_ms = 1e3 / rate_hz
     bound_ms = round(period_ms * rng.uniform(0.6, 1.0) if loop else min(period_ms, 50.0) * rng.uniform(0.3, 1.0), 1)
-    # Deviations of first and last of a dozen sensors are three times that apart.
+    # The first and the last of a dozen sensors are about three standard deviations apart.
     jitter_most_ms = min(JITTER_MS_MAX, bound_ms / 8.0) if loop else min(JITTER_MS_MAX, period_ms / 4.0)
     jitter_ms = round(math.exp(rng.uniform(math.log(0.05), math.log(jitter_most_ms))), 2)
     sensors = rng.choices(("together", "near", "apart"), (6, 3, 1) if loop else (2, 1, 2))[0]
@@ -196,7 +197,7 @@ def _loop(rng: random.Random, reports: _Reports) -> str:
 
 
 def _control_flows(rng: random.Random, robots: list[str], reports: _Reports) -> str:
-    """Reports up, or commands down, or both, each flow by itself."""
+    """Independent flows: reports up, commands down, or both."""
     command = rng.choice(_COMMANDS)
     ways = rng.choice(("up", "up", "down", "both"))
     tables: list[str] = []

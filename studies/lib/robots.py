@@ -26,9 +26,9 @@ from typing import Any, Protocol
 
 STATE = struct.Struct("<HQQ")
 STATE_BYTES = 128
-"""Position, speed, battery, load: what 002's robots tell of themselves."""
+"""Bytes of a state: position, speed, battery and load, as for Dust's robots."""
 FIND_S = 120.0
-"""How long robots may take to find who gathers."""
+"""How long robots may take to find the gathering process."""
 WARM_S = 1.0
 SLACK_NS = 1_000
 """How late the kernel may make a timer; its default of 50 us would be noise on each figure."""

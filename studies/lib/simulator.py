@@ -18,11 +18,11 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 MADE = REPOSITORY / "target" / "studies"
 """The folder for derived team files and results."""
 PARALLEL = 2
-"""Simulations at a time."""
+"""Number of simulations at a time."""
 STARVED = "broken rule: the gate opens again"
-"""What `coorp` says where a policy let no bulk pass for seconds, which it takes for a defect."""
+"""What `coorp` prints if a policy let no bulk pass for seconds, which it regards as a bug."""
 UNFIT = "does not fit this team"
-"""What `coorp` says where a policy cannot run: SchedWiFi whose windows fill the period."""
+"""What `coorp` prints if a policy cannot run, such as SchedWiFi when its windows fill the period."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Job:
 
 @dataclass(frozen=True)
 class FlowResult:
-    """What became of a `[[flow]]`."""
+    """The results of a `[[flow]]`."""
 
     mbps: float
     sent: int
@@ -72,7 +72,7 @@ class Result:
     airtime: dict[str, float]
     """Shares of the channel's time: data, control, idle."""
     flows: dict[str, FlowResult]
-    """By name. A policy without bulk or without control leaves out the flows that it does not run."""
+    """By name. A policy without bulk or without control omits the flows that it does not run."""
 
 
 @dataclass(frozen=True)
@@ -126,8 +126,8 @@ def _result(found: dict[str, Any]) -> Result:
 class Simulator:
     """Runs each job once and keeps its result.
 
-    A policy that starves bulk or does not fit its team ends a study, unless that is `lenient`: then the run's figures
-    are not numbers.
+    A policy that starves bulk or does not fit its team ends the study, unless this is `lenient`: then the run's figures
+    are NaN.
     """
 
     def __init__(self, program: Path, study: str, *, lenient: bool = False) -> None:

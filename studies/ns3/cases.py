@@ -19,13 +19,13 @@ class Category:
 
 @dataclass(frozen=True)
 class Case:
-    """So many saturated AC_BE stations, perhaps periodic AC_VO flows, and the air they share."""
+    """A number of saturated AC_BE stations, optional periodic AC_VO flows, and the air that they share."""
 
     stations: int
     control: bool = False
     """One more station has a periodic AC_VO flow."""
     both: bool = False
-    """Each of the saturated stations has one."""
+    """Each saturated station has a periodic AC_VO flow."""
     width_mhz: int = 40
     mcs: int = 7
     streams: int = 2
@@ -139,7 +139,7 @@ def _category_toml(name: str, category: Category) -> str:
 
 
 def team_file(case: Case, *, stock: bool = False) -> str:
-    """The same scenario as a Coorp team file: flows alone. `stock` has stations follow ns-3's own rules."""
+    """The same scenario as a Coorp team file with only flows. With `stock`, stations follow ns-3's own rules."""
     robots = [f"bulk-{i}" for i in range(case.stations)]
     flows = [(robot, robot, False) for robot in robots]
     if case.both:

@@ -1,8 +1,8 @@
 // One WiFi channel in ns-3, equivalent to the `ideal` profile of Coorp's air.
 //
-// So many saturated AC_BE stations, and one station with a periodic AC_VO flow or such a flow on each of them, all send
-// UDP to one sink.
-// What is set otherwise than ns-3 would by default, and why:
+// A number of saturated AC_BE stations send UDP to one sink. Periodic AC_VO flows are sent by one more station, or by
+// each of these stations.
+// Settings that differ from ns-3's defaults, and why:
 //  - Ad hoc, so there are no beacons and no association; the neighbour caches are filled beforehand, so no ARP.
 //  - All stations hear each other at the same power; only overlapping frames are lost. In unmodified ns-3 (`--stock`)
 //    that is because the SNR is 0 dB, below the 4 dB that its preamble detection needs. A bystander then never notices
