@@ -111,7 +111,7 @@ class Collector:
         return {"open": self.open, "items": self._columns()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Puts back what `state` gave."""
+        """Restores a result of `state`."""
         self.open = state["open"]
         self._items = list(zip(*state["items"], strict=True))
 

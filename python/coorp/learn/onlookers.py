@@ -51,10 +51,10 @@ class Film:
         self._frames: list[Image.Image] = []
 
     def on_perception(self, t_ns: int, robot: int, image: NDArray[np.uint8]) -> None:
-        """Nothing to see."""
+        """Does nothing."""
 
     def on_command(self, t_ns: int, robot: int, velocity: NDArray[np.float32]) -> None:
-        """Nothing to see."""
+        """Does nothing."""
 
     def on_loop_ended(self, t_ns: int) -> None:
         """Takes a picture if one is due."""
@@ -67,7 +67,7 @@ class Film:
         self._frames.append(Image.fromarray(picture).resize((FILM_PIXELS, height)).quantize(COLOURS))
 
     def on_second(self, t_ns: int, history: History) -> None:
-        """Nothing to see."""
+        """Does nothing."""
 
     def save(self, path: Path) -> None:
         """Writes the GIF if there are any pictures."""
@@ -101,7 +101,7 @@ class Tape:
             self._recorder.velocity(self._names[robot], t_ns / NS, *velocity.tolist())
 
     def on_loop_ended(self, t_ns: int) -> None:
-        """Nothing to write."""
+        """Does nothing."""
 
     def on_second(self, t_ns: int, history: History) -> None:
         """Records the reward and the collisions."""
