@@ -12,7 +12,7 @@ STUDIES = $(sort $(wildcard studies/*.py) $(wildcard studies/*/run.py))
 
 DEMO_DURATION ?= 600s
 FAULT_SEEDS ?= 1000
-# Each is some five seconds of wall-clock time. 200 of them, as in docs/results.md, are for `make studies`.
+# Each takes some five seconds of wall-clock time. `make studies` runs 200, as in docs/results.md.
 LIVE_FAULT_SEEDS ?= 60
 LIVE_FAULT_SEEDS_STUDIES ?= 200
 
@@ -45,13 +45,11 @@ define live_faults
 if [ "$$(id -u)" = 0 ] && [ -e /dev/net/tun ]; then \
 		echo "== $(1) live fault runs"; \
 		$(COORP) emu examples/faults-live.toml --faults --seeds $(1); \
-	elif [ -n "$$CI" ]; then echo "live fault runs take root and /dev/net/tun"; exit 1; \
+	elif [ -n "$$CI" ]; then echo "live fault runs need root and /dev/net/tun"; exit 1; \
 	else echo "SKIPPED live fault runs: no root or no /dev/net/tun"; fi
 endef
 
-# As maturin does for a wheel: without linking a libpython. The new file takes the old one's place whole, as a running
-# program may have that open.
-# The team of the fault runs is always busy and has short permits, so that 15 s are enough for a lot to go wrong.
+# The team of the fault runs is always busy and has short permits, so 15 s are enough for many faults.
 test: package build
 	cargo test --workspace --locked
 	$(PYTHON) -m pytest -q
