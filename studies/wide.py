@@ -34,7 +34,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from lib.random_teams import Drawn, draw_wide
-from lib.simulator import FlowResult, Job, Result, Simulator, binary
+from lib.simulator import Job, Result, Simulator, binary
 from lib.table import number, percent, show
 
 POLICIES = ("mpc-only", "edca", "schedwifi", "coorp")
