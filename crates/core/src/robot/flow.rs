@@ -1,13 +1,13 @@
-//! What the window planner plans for: this robot's flows, the others', and the ends of loops.
+//! Which flows a robot's windows are planned for: its own, other robots', and the ends of control loops.
 
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
 
 use super::ControlLoop;
 use crate::arrival::TimeModel;
-use crate::windows::WindowPlanner;
-use crate::{Duration, Instant, RobotId};
+use crate::{Duration, RobotId};
 
+/// Control flows of one robot at most.
+pub const FLOWS_MAX: usize = 64;
 /// A period that is off by less than this part of the control loop's is the loop's.
 const LOOP_PERIOD_SHARE: u64 = 32;
 
@@ -22,19 +22,25 @@ pub enum FlowKey {
     LoopEnd(RobotId, u8),
 }
 
+/// One of this robot's own control flows.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(super) struct OwnFlow {
+    pub taken: bool,
+    /// The period that its publisher declared.
+    pub period: Option<Duration>,
+    /// The age at which its messages are late, if its publisher stated one.
+    pub bound: Option<Duration>,
+}
+
 /// When loops are at risk.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct LoopEnds {
-    control: ControlLoop,
+    pub control: ControlLoop,
     /// How long before the bound commands are at risk.
-    at_risk: Duration,
+    pub at_risk: Duration,
 }
 
 impl LoopEnds {
-    pub fn new(control: ControlLoop, at_risk: Duration) -> Self {
-        LoopEnds { control, at_risk }
-    }
-
     /// When the loops that begin with messages of this model are at risk: just before their bound. `None` if such messages
     /// begin no loops. What extends each window is part of that time.
     pub fn end(self, model: &TimeModel) -> Option<TimeModel> {
@@ -45,25 +51,5 @@ impl LoopEnds {
             late: Duration::ZERO,
             ..*model
         })
-    }
-}
-
-/// Plans for the ends of the loops that a flow's messages begin, or no longer if they begin none.
-pub(super) fn set_end(
-    planner: &mut WindowPlanner<FlowKey>,
-    ends: &mut BTreeSet<FlowKey>,
-    key: FlowKey,
-    end: Option<TimeModel>,
-    within: Duration,
-    now: Instant,
-) {
-    match end {
-        Some(end) => {
-            // The planner has room for every flow of every robot.
-            let _ = planner.set_bounded(key, end, within, now);
-            ends.insert(key);
-        }
-        None if ends.remove(&key) => planner.remove_flow(key),
-        None => {}
     }
 }

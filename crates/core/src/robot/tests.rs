@@ -1,5 +1,8 @@
 use super::*;
+use crate::arrival::TimeModel;
+use crate::clock::Offset;
 use crate::policy::Policy;
+use crate::{failover, permits};
 
 fn at(ms: u64) -> Instant {
     Instant::from_nanos(ms * 1_000_000)
@@ -35,6 +38,7 @@ fn arrive(robot: &mut Robot, from: RobotId, flow: u8, made_at: Instant, now: Ins
         flow,
         made_at: Some((robot.clock_id(), made_at)),
         last_loop: None,
+        bound: None,
     };
     robot.on_arrived(from, stamp, now);
 }
@@ -107,15 +111,15 @@ fn what_others_say_is_due_holds_bulk_until_they_say_otherwise() {
         early: ms(1),
         late: ms(1),
     };
-    robot.on_models(RobotId(0), &[(3, model)], Duration::ZERO, at(90));
+    robot.on_models(RobotId(0), &[(3, model)], Offset::NONE, at(90));
     run(&mut robot, at(120));
     assert!(!robot.may_pass(0, 0, at(120)));
     run(&mut robot, at(130));
     assert!(robot.may_pass(0, 0, at(130)));
-    robot.on_models(RobotId(0), &[], Duration::ZERO, at(130));
+    robot.on_models(RobotId(0), &[], Offset::NONE, at(130));
     run(&mut robot, at(160));
     assert!(robot.may_pass(0, 0, at(160)));
-    robot.on_models(RobotId(0), &[(3, model)], Duration::ZERO, at(161));
+    robot.on_models(RobotId(0), &[(3, model)], Offset::NONE, at(161));
     robot.on_gone(RobotId(0));
     run(&mut robot, at(200));
     assert!(robot.may_pass(0, 0, at(200)), "who is gone sends nothing");
@@ -132,15 +136,15 @@ fn the_end_of_a_loop_holds_bulk_too() {
         bound: Duration::from_millis(40),
     });
     let mut robot = Robot::new(config, at(0)).unwrap();
-    assert!(robot.caution.is_calm(), "no loop was late yet");
+    assert!(robot.local.caution().is_calm(), "no loop was late yet");
     {
         let mut blind = robot.clone();
         run(&mut blind, at(9_000));
-        assert!(blind.caution.is_calm());
+        assert!(blind.local.caution().is_calm());
         run(&mut blind, at(12_000));
-        assert!(!blind.caution.is_calm(), "nobody judges loops");
+        assert!(!blind.local.caution().is_calm(), "nobody judges loops");
     }
-    robot.set_caution(robot.caution.at_level(0.0));
+    robot.set_caution(robot.local.caution().at_level(0.0));
     let ms = Duration::from_millis;
     let model = |period| TimeModel {
         period: ms(period),
@@ -151,7 +155,7 @@ fn the_end_of_a_loop_holds_bulk_too() {
     };
     robot.want_bulk(true, at(0));
     run(&mut robot, at(90));
-    robot.on_models(RobotId(0), &[(3, model(100))], Duration::ZERO, at(90));
+    robot.on_models(RobotId(0), &[(3, model(100))], Offset::NONE, at(90));
     arrive(&mut robot, RobotId(0), 3, at(100), at(100));
     run(&mut robot, at(120));
     assert!(robot.may_pass(0, 0, at(120)), "the inference is under way");
@@ -166,8 +170,8 @@ fn the_end_of_a_loop_holds_bulk_too() {
     // This robot leads, and sends them.
     make(&mut robot, FlowId(0), at(239));
     assert!(robot.may_pass(0, 0, at(239)), "they are out");
-    robot.on_models(RobotId(0), &[(3, model(20))], Duration::ZERO, at(250));
-    robot.on_models(RobotId(0), &[], Duration::ZERO, at(260));
+    robot.on_models(RobotId(0), &[(3, model(20))], Offset::NONE, at(250));
+    robot.on_models(RobotId(0), &[], Offset::NONE, at(260));
     run(&mut robot, at(338));
     assert!(robot.may_pass(0, 0, at(338)), "who is told of no flow knows no loop");
 }
@@ -219,11 +223,11 @@ fn a_window_ends_when_the_leader_tells_that_its_message_has_come() {
         early: ms(5),
         late: ms(10),
     };
-    holder.on_models(RobotId(2), &[(3, model)], Duration::ZERO, at(90));
+    holder.on_models(RobotId(2), &[(3, model)], Offset::NONE, at(90));
     assert!(!holder.may_pass(0, 0, at(999)), "it may come at any time");
     // The clock is known: one exchange that took no time.
     let clock = ClockId::of(RobotId(0), 1);
-    holder.on_time(clock, [at(80); 4]);
+    holder.clocks.on_time(clock, [at(80); 4]);
     let notice = Message::Arrived {
         clock,
         messages: heard,
@@ -234,6 +238,54 @@ fn a_window_ends_when_the_leader_tells_that_its_message_has_come() {
     holder.on_message(RobotId(0), None, notice, at(1_003));
     assert!(holder.may_pass(0, 0, at(1_003)));
     assert!(!holder.may_pass(0, 0, at(1_100)), "the next one");
+}
+
+#[test]
+fn messages_with_a_bound_are_judged_where_they_arrive_and_weighed_by_the_leader() {
+    let policy = Policy::named("coorp").unwrap();
+    let local = Policy {
+        global: None,
+        ..policy.clone()
+    };
+    let bounded = |policy: &Policy, me| {
+        let mut config = RobotConfig::new(policy, RobotId(me), 3, RobotId(0), 1);
+        config.judged = true;
+        Robot::new(config, at(0)).unwrap()
+    };
+    let mut sender = bounded(&local, 0);
+    let flow = sender.add_flow(None).unwrap();
+    assert_eq!(sender.on_control(flow, at(1)).bound, None);
+    sender.set_bound(flow, Some(Duration::from_millis(20)));
+    let stamp = sender.on_control(flow, at(100));
+    // Robot 1 does not lead; it knows the leader's clock.
+    let mut receiver = bounded(&local, 1);
+    receiver.clocks.on_time(ClockId::of(RobotId(0), 1), [at(80); 4]);
+    receiver.on_arrived(RobotId(0), stamp, at(110));
+    receiver.on_arrived(RobotId(0), stamp, at(130));
+    let judged = |actions: Vec<Action>| {
+        let judged = actions.into_iter().filter_map(|action| match action {
+            Action::Send(RobotId(0), _, message @ Message::Judged(_)) => Some(message),
+            _ => None,
+        });
+        judged.collect::<Vec<_>>()
+    };
+    let told = judged(run(&mut receiver, at(200)));
+    assert_eq!(told, [Message::Judged(Judged { in_time: 1, late: 1 })]);
+    assert_eq!(judged(run(&mut receiver, at(2_000))), [], "all is told");
+
+    let mut leader = bounded(&local, 0);
+    assert!(leader.local.caution().is_calm(), "it begins calm");
+    leader.on_message(RobotId(1), None, told[0].clone(), at(200));
+    assert!(leader.local.caution().is_calm(), "there is no bulk");
+    leader.want_bulk(true, at(200));
+    for _ in 0..3 {
+        leader.on_message(RobotId(1), None, told[0].clone(), at(201));
+    }
+    assert!(!leader.local.caution().is_calm());
+    let mut stranger = bounded(&local, 2);
+    stranger.want_bulk(true, at(200));
+    (0..9).for_each(|_| stranger.on_message(RobotId(1), None, told[0].clone(), at(201)));
+    assert!(stranger.local.caution().is_calm(), "it does not lead");
 }
 
 fn told_arrived(actions: Vec<Action>) -> Vec<(RobotId, Vec<Arrived>)> {

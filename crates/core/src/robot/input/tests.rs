@@ -83,10 +83,12 @@ fn probe() -> impl Strategy<Value = Probe> {
 fn stamp() -> impl Strategy<Value = Stamp> {
     let made_at = prop::option::of(((0u64..3).prop_map(ClockId), instant()));
     let last_loop = prop::option::of((0u64..100).prop_map(Duration::from_millis));
-    (0u8..4, made_at, last_loop).prop_map(|(flow, made_at, last_loop)| Stamp {
+    let bound = prop::option::of(span());
+    (0u8..4, made_at, last_loop, bound).prop_map(|(flow, made_at, last_loop, bound)| Stamp {
         flow,
         made_at,
         last_loop,
+        bound,
     })
 }
 
@@ -114,6 +116,7 @@ fn message() -> impl Strategy<Value = Message> {
             caution: flow * 40,
         }),
         (0u8..4, span()).prop_map(|(flow, later)| Message::Shift { flow, later }),
+        (any::<u16>(), any::<u16>()).prop_map(|(in_time, late)| Message::Judged(Judged { in_time, late })),
         probe().prop_map(Message::Probe),
         (probe(), 0u32..50, any::<u64>()).prop_map(|(probe, newest, seen)| Message::Echo(Echo { probe, newest, seen })),
     ]
@@ -156,6 +159,7 @@ fn input() -> impl Strategy<Value = Input> {
         1 => (peer(), prop::option::of(0usize..2)).prop_map(|(to, path)| Input::Bulk { to, path }),
         2 => prop::option::of(span()).prop_map(Input::AddFlow),
         1 => flow().prop_map(Input::RemoveFlow),
+        1 => (flow(), prop::option::of(span())).prop_map(|(flow, bound)| Input::SetBound(flow, bound)),
         1 => Just(Input::TellModelsAgain),
         1 => peer().prop_map(Input::Gone),
         1 => (peer(), instant()).prop_map(|(robot, since)| Input::Dead { robot, since }),

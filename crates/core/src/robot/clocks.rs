@@ -1,0 +1,120 @@
+//! Where the leaders' clocks are, and when to ask the leader for its time.
+//!
+//! The whole team keeps to one clock, the leader's. Each robot asks for it often at first and then every
+//! [`ASK_EVERY`]; [`crate::clock`] estimates the offset from the four times of each exchange (Dust, T1 to T4).
+//!
+//! Left out: the clocks of robots that do not lead. Nothing is stamped by them.
+
+use std::collections::VecDeque;
+
+use serde::{Deserialize, Serialize};
+
+use super::{ClockId, Message, Robot};
+use crate::clock::{ClockEstimate, Offset};
+use crate::{Duration, Instant};
+
+/// Interval between two queries for the leader's clock; shorter for the first few. In this time two clocks part by at
+/// most 0.1 ms, by which shared windows are wider on both sides.
+const ASK_EVERY: Duration = Duration::from_millis(500);
+const ASK_FIRST: Duration = Duration::from_millis(50);
+const ASKED_QUICKLY: u32 = 8;
+/// Leaders whose clocks are remembered.
+const CLOCKS_KEPT: usize = 4;
+
+/// The clocks of the last leaders, other than this robot.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Clocks {
+    /// The newest first: messages stamped by an older one may still be on their way.
+    known: VecDeque<(ClockId, ClockEstimate)>,
+    ask_at: Instant,
+    asked: u32,
+}
+
+impl Clocks {
+    /// The first query is due at `ask_at`.
+    pub fn new(ask_at: Instant) -> Self {
+        Clocks {
+            known: VecDeque::new(),
+            ask_at,
+            asked: 0,
+        }
+    }
+
+    /// A leader told its time: sent, received there, answered there, back here.
+    pub fn on_time(&mut self, clock: ClockId, times: [Instant; 4]) {
+        let [sent_at, received_at, answered_at, back_at] = times;
+        if !self.known.iter().any(|(known, _)| *known == clock) {
+            self.known.truncate(CLOCKS_KEPT - 1);
+            self.known.push_front((clock, ClockEstimate::default()));
+        }
+        if let Some((_, estimate)) = self.known.iter_mut().find(|(known, _)| *known == clock) {
+            estimate.on_exchange(clock.0, sent_at, received_at, answered_at, back_at);
+        }
+    }
+
+    /// Another robot leads, so another clock counts: asks for it at once.
+    pub fn ask_anew(&mut self) {
+        (self.ask_at, self.asked) = (Instant::ZERO, 0);
+    }
+
+    /// Returns whether the leader is to be asked now.
+    pub fn on_deadline(&mut self, now: Instant) -> bool {
+        let due = now >= self.ask_at;
+        if due {
+            let every = if self.asked >= ASKED_QUICKLY {
+                ASK_EVERY
+            } else {
+                ASK_FIRST
+            };
+            self.ask_at = now + every;
+            self.asked = self.asked.saturating_add(1);
+        }
+        due
+    }
+
+    /// When to call [`Clocks::on_deadline`] next.
+    pub fn next_deadline(&self) -> Instant {
+        self.ask_at
+    }
+}
+
+impl Robot {
+    /// The name of this robot's clock.
+    pub fn clock_id(&self) -> ClockId {
+        self.clock
+    }
+
+    /// The answer to a [`Message::TimeQuery`] that was sent at `echo` and received at `received_at`.
+    pub fn time_reply(&self, echo: Instant, received_at: Instant, now: Instant) -> Message {
+        Message::TimeReply {
+            clock: self.clock,
+            echo,
+            received_at,
+            sent_at: now,
+        }
+    }
+
+    /// The clock that the whole team knows: the leader's, or the last leader's while there is none. `None` while this robot
+    /// does not know its offset.
+    pub fn team_clock(&self, now: Instant) -> Option<(ClockId, Offset)> {
+        if self.leader(now) == Some(self.me) {
+            return Some((self.clock, Offset::NONE));
+        }
+        self.leaders_clock(now)
+    }
+
+    /// The clock of the last leader that was another robot, and its offset.
+    pub fn leaders_clock(&self, now: Instant) -> Option<(ClockId, Offset)> {
+        let (clock, estimate) = self.clocks.known.front()?;
+        Some((*clock, estimate.offset(now)?.1))
+    }
+
+    /// The offset of a clock, if it is this robot's or was a leader's recently.
+    pub fn clock(&self, clock: ClockId, now: Instant) -> Option<Offset> {
+        if clock == self.clock {
+            return Some(Offset::NONE);
+        }
+        let (_, estimate) = self.clocks.known.iter().find(|(known, _)| *known == clock)?;
+        Some(estimate.offset(now)?.1)
+    }
+}

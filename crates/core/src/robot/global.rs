@@ -1,0 +1,169 @@
+//! Global preemption: whether this robot may send bulk at all, and how the words about that go out (001, algorithm 1).
+//!
+//! [`crate::failover`] and [`crate::permits`] decide; here their [`Coordinator`] is told what happened, and what it wants
+//! said goes with control or by itself ([`super::riders`]). A robot without permits may always send, and its leader is that
+//! of the team file.
+//!
+//! Left out: proof that a robot has ended. A broken link is none; the driver has to tell.
+
+use crate::failover::{self, Coordinator};
+use crate::permits;
+use crate::{Instant, RobotId};
+
+use super::{Action, Event, Led, Message, Robot, Route};
+
+/// The state of a robot's permit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PermitState {
+    /// The policy has no permits.
+    NotNeeded,
+    /// There is no bulk.
+    Idle,
+    /// Bulk waits for a permit.
+    Waiting,
+    /// Bulk may be sent.
+    Holding,
+}
+
+impl Robot {
+    /// Bulk waits to be sent, or none is left.
+    pub fn want_bulk(&mut self, wants: bool, now: Instant) {
+        self.wants_bulk = wants;
+        self.coordinate(now, |coordinator| {
+            if wants {
+                coordinator.want(now);
+            } else {
+                coordinator.done(now);
+            }
+        });
+    }
+
+    /// A robot's process had surely ended at some time after `since`: what it held then is free.
+    pub fn on_dead(&mut self, robot: RobotId, since: Instant, now: Instant) {
+        self.coordinate(now, |coordinator| coordinator.on_gone(robot, since, now));
+    }
+
+    /// This robot is about to stop in good order.
+    pub fn resign(&mut self, now: Instant) {
+        self.coordinate(now, |coordinator| coordinator.resign(now));
+    }
+
+    fn coordinate(&mut self, now: Instant, what: impl FnOnce(&mut Coordinator)) {
+        if let Some(coordinator) = &mut self.coordinator {
+            what(coordinator);
+        }
+        self.gather_words(now);
+    }
+
+    /// The leader, as far as is known.
+    pub fn leader(&self, now: Instant) -> Option<RobotId> {
+        match &self.coordinator {
+            Some(coordinator) => coordinator.leader(now),
+            None => Some(self.leader),
+        }
+    }
+
+    /// The state of this robot's permit.
+    pub fn permit(&self, now: Instant) -> PermitState {
+        match &self.coordinator {
+            None => PermitState::NotNeeded,
+            Some(coordinator) if coordinator.may_send(now) => PermitState::Holding,
+            Some(_) if self.wants_bulk => PermitState::Waiting,
+            Some(_) => PermitState::Idle,
+        }
+    }
+
+    /// Returns whether bulk may be sent as far as permits go.
+    pub fn is_permitted(&self, now: Instant) -> bool {
+        let coordinator = self.coordinator.as_ref();
+        coordinator.is_none_or(|coordinator| coordinator.may_send(now))
+    }
+
+    /// On the leader: the robots that hold permits, and those that wait for one.
+    pub fn granted(&self) -> (Vec<RobotId>, Vec<RobotId>) {
+        let queue = self.coordinator.iter().flat_map(Coordinator::queue);
+        (self.holders().collect(), queue.collect())
+    }
+
+    /// On the leader: the robots that hold permits.
+    pub(super) fn holders(&self) -> impl Iterator<Item = RobotId> + '_ {
+        self.coordinator.iter().flat_map(Coordinator::holders)
+    }
+
+    pub(super) fn on_coordination(&mut self, from: RobotId, message: failover::Message, now: Instant) {
+        self.gather_words(now);
+        self.journal.said(from, self.me, &message);
+        let before = self.actions.len();
+        self.coordinate(now, |coordinator| coordinator.on_message(from, message, now));
+        let failover::Message::Permit {
+            message: permits::Message::Grant { token, .. },
+            ..
+        } = message
+        else {
+            return;
+        };
+        // A grant that is of no use is given back, or was made under a leadership that is over.
+        let given_back = self.actions.iter().skip(before).any(|action| {
+            let Action::Send(_, _, Message::Coordination(failover::Message::Permit { message, .. })) = action else {
+                return false;
+            };
+            *message == permits::Message::Release { token }
+        });
+        if given_back || !self.is_permitted(now) {
+            self.actions.push_back(Action::StaleGrant(from));
+        }
+    }
+
+    /// Collects what all parts want done, the coordinator too.
+    pub(super) fn gather_words(&mut self, now: Instant) {
+        self.gather();
+        while let Some(action) = self.coordinator.as_mut().and_then(Coordinator::poll) {
+            self.note(&action);
+            match action {
+                failover::Action::Send { to, message } => self.say(to, message, now),
+                failover::Action::Broadcast(message) => self.say_to_all(message, now),
+                failover::Action::Started => self.actions.push_back(Action::Permitted(true)),
+                failover::Action::Stopped => self.actions.push_back(Action::Permitted(false)),
+                failover::Action::Leads(epoch) => self.actions.push_back(Action::Led(epoch.robot)),
+                failover::Action::Follows(epoch) => {
+                    self.clocks.ask_anew();
+                    self.tell_models_again();
+                    self.actions.push_back(Action::Led(epoch.robot));
+                }
+                failover::Action::Deposed(_) => {}
+            }
+        }
+    }
+
+    fn say(&mut self, to: RobotId, word: failover::Message, now: Instant) {
+        let at_once = self.riders.offer(to, word, now);
+        let at_once = at_once.map(|message| Action::Send(to, Route::Any, message));
+        self.actions.extend(at_once);
+    }
+
+    /// Says something to all other robots, in one broadcast if none of it goes with control.
+    fn say_to_all(&mut self, word: failover::Message, now: Instant) {
+        let (me, before, mut others) = (self.me, self.actions.len(), 0);
+        for to in (0..self.robots).map(RobotId).filter(|to| *to != me) {
+            self.say(to, word, now);
+            others += 1;
+        }
+        if self.actions.len() == before + others {
+            self.actions.truncate(before);
+            self.actions.push_back(Action::Broadcast(Message::Coordination(word)));
+        }
+    }
+
+    fn note(&mut self, action: &failover::Action) {
+        let journal = &mut self.journal;
+        match action {
+            failover::Action::Send { to, message } => journal.said(self.me, *to, message),
+            failover::Action::Broadcast(_) => {}
+            failover::Action::Started => journal.note(Event::Permitted(true)),
+            failover::Action::Stopped => journal.note(Event::Permitted(false)),
+            failover::Action::Leads(epoch) => journal.note(Event::Led(Led::Leads, *epoch)),
+            failover::Action::Follows(epoch) => journal.note(Event::Led(Led::Follows, *epoch)),
+            failover::Action::Deposed(epoch) => journal.note(Event::Led(Led::Deposed, *epoch)),
+        }
+    }
+}

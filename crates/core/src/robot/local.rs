@@ -1,0 +1,422 @@
+//! Local preemption: the protection windows that bulk keeps out of, and whether a bulk packet may go over a path now
+//! (001, sections IV-B and IV-C, algorithm 2).
+//!
+//! [`Local`] has one window planner ([`crate::windows`]) for all control that this robot knows of, and one gate
+//! ([`crate::gate`]) for each path, as each leads into a card of its own. Every window goes to all gates. While no loop is
+//! late there are none ([`Caution::is_calm`]).
+//!
+//! Windows for commands go by the times at which loops begin, which all robots know of each other: each loop's last
+//! moments before its bound are kept clear, unless the leader's commands are out by then ([`LoopEnds`], decision 4).
+//!
+//! Left out: permits, which `global` keeps, and how careful to be, which the leader decides (`lead`).
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+
+use super::flow::LoopEnds;
+use super::{Arrived, Event, FlowKey, Journal, Robot, RobotConfig, Windows, FLOWS_MAX};
+use crate::aggregates::Aggregates;
+use crate::arrival::{ArrivalConfig, TimeModel};
+use crate::gate::{Caution, CompletionTable, Gate, Verdict};
+use crate::policy::LocalConfig;
+use crate::schedwifi::Schedule;
+use crate::windows::{PlannerConfig, Window, WindowAction, WindowPlanner};
+use crate::{Duration, Instant, RobotId};
+
+/// Deepest queue for which completion times are kept.
+const DEPTH_MAX: usize = 512;
+/// Completions of one aggregate come within this of each other, even acknowledgements that had to wait for the air
+/// themselves.
+const TOGETHER: Duration = Duration::from_micros(500);
+
+/// Why bulk is held.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Hold {
+    /// This robot has no permit.
+    NoPermit {
+        /// The leader, as far as is known.
+        leader: Option<RobotId>,
+        /// The robots that hold permits; known on the leader alone.
+        holders: Vec<RobotId>,
+    },
+    /// For a protection window.
+    Window {
+        /// The window.
+        window: Window,
+        /// The flows whose messages are awaited in it.
+        flows: Vec<FlowKey>,
+    },
+    /// Enough is on its way.
+    Backlog {
+        /// Packets on their way.
+        n: usize,
+        /// How long one behind them would take.
+        takes: Duration,
+        /// The bound on that.
+        most: Duration,
+    },
+}
+
+/// Where windows come from.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+enum Source {
+    None,
+    Predicted(Box<WindowPlanner<FlowKey>>, LocalConfig),
+    Scheduled { schedule: Schedule, until: Instant },
+}
+
+/// The windows and gates of one robot.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Local {
+    source: Source,
+    /// Set if windows are kept for the ends of loops too.
+    loops: Option<LoopEnds>,
+    /// The planner's flows that stand for these.
+    ends: BTreeSet<FlowKey>,
+    caution: Caution,
+    /// One for each path; none if the policy has none.
+    gates: Vec<Gate>,
+    /// What each gate learns from.
+    aggregates: Vec<Aggregates>,
+}
+
+impl Local {
+    pub fn new(config: &RobotConfig, now: Instant) -> Self {
+        let gates = |local: &LocalConfig| (0..config.paths).map(|_| gate(local)).collect::<Vec<Gate>>();
+        let (source, gates) = match &config.windows {
+            Windows::None => (Source::None, Vec::new()),
+            Windows::Predicted(local) => {
+                let planner = WindowPlanner::new(PlannerConfig {
+                    extension: local.extension,
+                    early_release: local.early_release,
+                    share_max: local.window_share_max,
+                    flows_max: (2 * usize::from(config.robots) + 1) * FLOWS_MAX,
+                });
+                (Source::Predicted(Box::new(planner), local.clone()), gates(local))
+            }
+            Windows::Scheduled(schedule, shaper) => {
+                let (schedule, until) = (schedule.clone(), Instant::ZERO);
+                (Source::Scheduled { schedule, until }, gates(shaper))
+            }
+        };
+        let mut local = Local {
+            source,
+            loops: None,
+            ends: BTreeSet::new(),
+            caution: Caution::new(0.0, 0.0),
+            aggregates: vec![Aggregates::new(TOGETHER); gates.len()],
+            gates,
+        };
+        let Some(policy) = local.policy() else {
+            local.plan(now, &mut Journal::default());
+            return local;
+        };
+        let (at_risk, ends_too) = (policy.extension, policy.command_windows);
+        let percentile = policy.protection_percentile;
+        let caution = Caution::new(percentile, policy.protection_percentile_max.unwrap_or(percentile));
+        let judged = config.judged && policy.shared_windows;
+        let loops = config.control.map(|control| LoopEnds { control, at_risk });
+        local.loops = loops.filter(|_| ends_too);
+        // If control is judged, windows begin with the first late message.
+        local.caution = if judged { caution.calm() } else { caution };
+        for gate in &mut local.gates {
+            gate.set_caution(local.caution);
+        }
+        local
+    }
+
+    fn planner(&self) -> Option<&WindowPlanner<FlowKey>> {
+        match &self.source {
+            Source::Predicted(planner, _) => Some(planner),
+            _ => None,
+        }
+    }
+
+    fn planner_mut(&mut self) -> Option<&mut WindowPlanner<FlowKey>> {
+        match &mut self.source {
+            Source::Predicted(planner, _) => Some(planner),
+            _ => None,
+        }
+    }
+
+    /// The policy that windows are predicted by; `None` if they are not.
+    pub fn policy(&self) -> Option<&LocalConfig> {
+        match &self.source {
+            Source::Predicted(_, policy) => Some(policy),
+            _ => None,
+        }
+    }
+
+    /// Returns whether robots keep windows for each other's control.
+    pub fn shares(&self) -> bool {
+        self.policy().is_some_and(|policy| policy.shared_windows)
+    }
+
+    /// The windows planned since the last call go to the gates. Returns whether a gate has opened.
+    pub fn settle(&mut self, journal: &mut Journal) -> bool {
+        while let Some(action) = self.planner_mut().and_then(WindowPlanner::poll) {
+            let window = match action {
+                WindowAction::Set(window) => window,
+                WindowAction::Clear => Window::NONE,
+            };
+            self.set_window(window, journal);
+        }
+        self.gates.iter_mut().filter_map(Gate::poll).count() > 0
+    }
+
+    fn set_window(&mut self, window: Window, journal: &mut Journal) {
+        let window = if self.caution.is_calm() { Window::NONE } else { window };
+        journal.note(Event::Window((window != Window::NONE).then_some(window)));
+        for gate in &mut self.gates {
+            gate.on_window(window);
+        }
+    }
+
+    // --- flows ------------------------------------------------------------------------------------------------
+
+    /// Plans for an own flow; one that is known starts anew. Returns whether there was room.
+    pub fn add_flow(&mut self, flow: u8, period: Option<Duration>) -> bool {
+        let Source::Predicted(planner, policy) = &mut self.source else {
+            return true;
+        };
+        let config = ArrivalConfig {
+            accuracy: policy.accuracy,
+            deviation: policy.deviation,
+            refit_interval: policy.refit_interval,
+            samples_max: policy.model_samples,
+            period,
+        };
+        planner.add_flow(FlowKey::Own(flow), config).is_ok()
+    }
+
+    /// Plans no longer for a flow or the ends of its loops.
+    pub fn remove(&mut self, flow: FlowKey, end: FlowKey) {
+        let Some(planner) = self.planner_mut() else { return };
+        planner.remove_flow(flow);
+        planner.remove_flow(end);
+        self.ends.remove(&end);
+    }
+
+    /// An own flow's message is made.
+    pub fn on_message(&mut self, flow: u8, now: Instant) {
+        if let Some(planner) = self.planner_mut() {
+            planner.on_message(FlowKey::Own(flow), now);
+        }
+    }
+
+    /// An own flow's message has left.
+    pub fn on_message_sent(&mut self, flow: u8, now: Instant) {
+        if let Some(planner) = self.planner_mut() {
+            planner.on_message_sent(FlowKey::Own(flow), now);
+        }
+    }
+
+    /// What is known of an own flow.
+    pub fn model(&self, flow: u8) -> Option<TimeModel> {
+        self.planner()?.time_model(FlowKey::Own(flow))
+    }
+
+    /// Plans for another robot's flow, whose model is on this robot's clock to `within`.
+    pub fn set_shared(&mut self, flow: FlowKey, model: TimeModel, within: Duration, now: Instant) {
+        if let Some(planner) = self.planner_mut() {
+            // The planner has room for every flow of every robot.
+            let _ = planner.set_shared(flow, model, within, now);
+        }
+    }
+
+    /// When the loops that a flow's messages begin are at risk; `None` if they begin none or no windows are kept for them.
+    pub fn end_of(&self, model: &TimeModel) -> Option<TimeModel> {
+        self.loops?.end(model)
+    }
+
+    /// Plans for the ends of the loops that a flow's messages begin, or no longer if they begin none.
+    pub fn set_end(&mut self, key: FlowKey, end: Option<TimeModel>, within: Duration, now: Instant) {
+        let Source::Predicted(planner, _) = &mut self.source else {
+            return;
+        };
+        match end {
+            Some(end) => {
+                // The planner has room for every flow of every robot.
+                let _ = planner.set_bounded(key, end, within, now);
+                self.ends.insert(key);
+            }
+            None if self.ends.remove(&key) => planner.remove_flow(key),
+            None => {}
+        }
+    }
+
+    /// Returns whether windows are kept for these ends of loops.
+    pub fn has_end(&self, key: FlowKey) -> bool {
+        self.ends.contains(&key)
+    }
+
+    /// Other robots' control has arrived: its window need not wait for it.
+    pub fn hear(&mut self, messages: impl IntoIterator<Item = Arrived>, now: Instant) {
+        let Some(planner) = self.planner_mut() else { return };
+        let messages = messages
+            .into_iter()
+            .filter(|message| usize::from(message.flow) < FLOWS_MAX)
+            .map(|message| (FlowKey::Of(message.robot, message.flow), None, message.made_at));
+        // Flows without a model are passed over, so there is room for all.
+        let _ = planner.hear_shared(messages, Duration::ZERO, now);
+    }
+
+    /// The commands made at `made_at` are out: the ends of their loops need no window any more.
+    pub fn end_loops(&mut self, made_at: Instant, now: Instant) {
+        if let Source::Predicted(planner, _) = &mut self.source {
+            let ends = self.ends.iter().map(|end| (*end, None, made_at));
+            let _ = planner.hear_shared(ends, Duration::ZERO, now);
+        }
+    }
+
+    // --- gates ------------------------------------------------------------------------------------------------
+
+    /// How careful bulk is.
+    pub fn caution(&self) -> Caution {
+        self.caution
+    }
+
+    pub fn set_caution(&mut self, caution: Caution, journal: &mut Journal) {
+        let calms = caution.is_calm() && !self.caution.is_calm();
+        self.caution = caution;
+        if calms {
+            self.set_window(Window::NONE, journal);
+        }
+        for gate in &mut self.gates {
+            gate.set_caution(caution);
+        }
+    }
+
+    /// Plans the next window if this one is over.
+    pub fn plan(&mut self, now: Instant, journal: &mut Journal) {
+        match &mut self.source {
+            Source::Predicted(planner, _) => planner.on_deadline(now),
+            Source::Scheduled { schedule, until } if *until <= now => {
+                let window = schedule.window_at_or_after(now);
+                *until = window.map_or(Instant::FAR_FUTURE, |window| window.end);
+                if let Some(window) = window {
+                    self.set_window(window, journal);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    pub fn on_deadline(&mut self, now: Instant, journal: &mut Journal) {
+        self.plan(now, journal);
+        for gate in &mut self.gates {
+            gate.on_deadline(now);
+        }
+    }
+
+    /// When the window ends.
+    pub fn window_deadline(&self) -> Option<Instant> {
+        match &self.source {
+            Source::None => None,
+            Source::Predicted(planner, _) => planner.next_deadline(),
+            Source::Scheduled { until, .. } => Some(*until),
+        }
+    }
+
+    /// When a gate that holds bulk opens.
+    pub fn gates_deadline(&self) -> Option<Instant> {
+        self.gates.iter().filter_map(Gate::next_deadline).min()
+    }
+}
+
+impl Robot {
+    /// Returns whether a bulk packet may go over a path on which `n` are on their way. If not, [`super::Action::Resume`] says
+    /// when to ask again; a hold without a time ends with the next completion.
+    pub fn may_pass(&mut self, path: usize, n: usize, now: Instant) -> bool {
+        self.is_permitted(now) && self.passes_gate(path, n, now)
+    }
+
+    /// As [`Robot::may_pass`], if permits are kept elsewhere, such as where streams are paused.
+    pub fn passes_gate(&mut self, path: usize, n: usize, now: Instant) -> bool {
+        // Planned when bulk asks: doing so at each window's end would wake a robot without bulk for every control message.
+        if self.local.window_deadline().is_some_and(|due| now >= due) {
+            self.local.plan(now, &mut self.journal);
+            self.gather();
+        }
+        let Some(gate) = self.local.gates.get_mut(path) else {
+            return true;
+        };
+        let verdict = gate.on_dequeue(n, now);
+        let for_window = matches!(verdict, Verdict::Hold { until: Some(_) });
+        self.journal.gate(path, verdict == Verdict::Pass, for_window, n);
+        verdict == Verdict::Pass
+    }
+
+    /// Returns how many packets, at most `most`, may go together.
+    pub fn room(&self, path: usize, n: usize, most: usize, now: Instant) -> usize {
+        let gate = self.local.gates.get(path);
+        gate.map_or(most, |gate| gate.room(n, most, now))
+    }
+
+    /// Returns whether permits or the gate ever hold bulk back.
+    pub fn coordinates_bulk(&self) -> bool {
+        self.coordinator.is_some() || !self.local.gates.is_empty()
+    }
+
+    /// A bulk packet that entered at `entered_at` left at `left_at`; `left` counts the packets that had left when it
+    /// entered, and by now, itself included.
+    pub fn on_left(&mut self, path: usize, left: (u64, u64), entered_at: Instant, left_at: Instant) {
+        let local = &mut self.local;
+        if let (Some(gate), Some(aggregates)) = (local.gates.get_mut(path), local.aggregates.get_mut(path)) {
+            if let Some(sample) = aggregates.on_left(left.0, left.1, entered_at, left_at) {
+                gate.on_complete(sample.ahead, sample.entered_at, sample.left_at);
+            }
+            gate.on_left(left_at);
+        }
+        self.gather();
+    }
+
+    /// The driver's hook tells that a bulk packet, which entered at `entered_at` behind `ahead` others, has left.
+    pub fn on_completed(&mut self, path: usize, ahead: usize, entered_at: Instant, left_at: Instant) {
+        if let Some(gate) = self.local.gates.get_mut(path) {
+            gate.on_complete(ahead, entered_at, left_at);
+        }
+        self.gather();
+    }
+
+    /// The window that bulk keeps out of, on all paths alike. For a status page: plans nothing.
+    pub fn window(&self) -> Window {
+        self.local.gates.first().map_or(Window::NONE, Gate::window)
+    }
+
+    /// Why a bulk packet would be held that is to go over a path on which `n` are on their way; `None` if it would pass.
+    /// For a status page: decides nothing.
+    pub fn hold(&self, path: usize, n: usize, now: Instant) -> Option<Hold> {
+        if !self.is_permitted(now) {
+            return Some(Hold::NoPermit {
+                leader: self.leader(now),
+                holders: self.granted().0,
+            });
+        }
+        let gate = self.local.gates.get(path)?;
+        if !gate.is_clear_of_window(n, now) {
+            let planner = self.local.planner().into_iter();
+            return Some(Hold::Window {
+                window: gate.window(),
+                flows: planner.flat_map(WindowPlanner::awaited).collect(),
+            });
+        }
+        let (takes, most) = gate.backlog(n);
+        gate.is_held_for_backlog(n).then_some(Hold::Backlog { n, takes, most })
+    }
+
+    /// Returns whether a gate holds bulk now.
+    pub fn is_held(&self) -> bool {
+        self.local.gates.iter().any(Gate::is_paused)
+    }
+}
+
+fn gate(local: &LocalConfig) -> Gate {
+    let table = CompletionTable::new(DEPTH_MAX, local.completion_samples, local.protection_percentile);
+    let table = match local.completions_stale {
+        Some(after) => table.forgetting(after),
+        None => table,
+    };
+    Gate::new(table, local.backlog_max)
+}

@@ -1,0 +1,185 @@
+//! Which arrival models robots tell each other, and what a robot does with the others' (001, section IV-B).
+//!
+//! Where the policy shares windows, each robot tells all others when its control is due, on the leader's clock, and each
+//! plans windows for what it was told (decision 5). Telling costs a frame to each, so models are told again only when they
+//! have moved, when somebody may not know them, and every [`TELL_EVERY`], as a frame may have been lost. On the leader, models
+//! also show which sensors sample at another phase than the rest.
+//!
+//! Left out: flows beyond the limit, and models from a robot whose clock is not known yet; it soon is, and newcomers are
+//! told again.
+
+use serde::{Deserialize, Serialize};
+
+use crate::arrival::TimeModel;
+use crate::clock::Offset;
+use crate::{Duration, FlowId, Instant, RobotId};
+
+use super::{Action, FlowKey, Message, Robot, Route, FLOWS_MAX};
+
+/// Interval between two checks whether the others still know when this robot's control is due.
+const CHECK_EVERY: Duration = Duration::from_secs(1);
+/// Tolerated error of what they expect.
+const OFF_MAX: Duration = Duration::from_micros(200);
+/// After this time they are told again what they should know.
+const TELL_EVERY: Duration = Duration::from_secs(10);
+/// Number of checks that tell newcomers in any case.
+const TELL_ANYWAY: u8 = 3;
+
+/// What the others were told of this robot's models.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Told {
+    /// By flow.
+    models: Vec<(u8, TimeModel)>,
+    at: Instant,
+    /// This many checks tell them in any case.
+    anyway: u8,
+    check_at: Instant,
+}
+
+impl Told {
+    pub fn new(now: Instant) -> Self {
+        Told {
+            models: Vec::new(),
+            at: now,
+            anyway: 0,
+            check_at: now + CHECK_EVERY,
+        }
+    }
+
+    /// When to call [`Robot::tell_models`].
+    pub fn next_deadline(&self) -> Instant {
+        self.check_at
+    }
+
+    /// Returns whether these models are to be told.
+    fn is_due(&mut self, models: &[(u8, TimeModel)], now: Instant) -> bool {
+        let anyway = self.anyway > 0 || now.since(self.at) >= TELL_EVERY;
+        self.anyway = self.anyway.saturating_sub(1);
+        let mut pairs = models.iter().zip(&self.models);
+        let known = models.len() == self.models.len()
+            && pairs.all(|((flow, model), (told, before))| flow == told && model.agrees_with(before, OFF_MAX));
+        !known || (anyway && !models.is_empty())
+    }
+}
+
+impl Robot {
+    /// Tells this robot's models again a few times: a robot is new, or had no clock to read them by.
+    pub fn tell_models_again(&mut self) {
+        self.told.anyway = TELL_ANYWAY;
+    }
+
+    /// A robot's links are gone. That does not prove that its process has ended: a link breaks for many reasons, and a
+    /// permit's holder may go on without it until its lease ends.
+    pub fn on_gone(&mut self, robot: RobotId) {
+        for flow in 0..FLOWS_MAX as u8 {
+            self.forget_shared(robot, flow);
+        }
+        self.gather();
+    }
+
+    fn forget_shared(&mut self, robot: RobotId, flow: u8) {
+        if let Some(lead) = &mut self.lead {
+            lead.set_flow((robot, flow), None);
+        }
+        self.local
+            .remove(FlowKey::Of(robot, flow), FlowKey::LoopEnd(robot, flow));
+    }
+
+    /// Another robot tells when its control messages are due, all of them, by a clock that is `offset` from this one's.
+    pub(super) fn on_models(&mut self, from: RobotId, models: &[(u8, TimeModel)], offset: Offset, now: Instant) {
+        if !self.local.shares() {
+            return;
+        }
+        let commands = self.leader(now) == Some(from);
+        for flow in 0..FLOWS_MAX as u8 {
+            let told = models.iter().find(|(told, _)| *told == flow);
+            let Some((_, model)) = told.filter(|(_, model)| model.period > Duration::ZERO) else {
+                self.forget_shared(from, flow);
+                continue;
+            };
+            let phase = offset.ours(model.phase);
+            let model = TimeModel { phase, ..*model };
+            // Commands end loops.
+            let end = if commands { None } else { self.local.end_of(&model) };
+            if let Some(lead) = &mut self.lead {
+                lead.set_flow((from, flow), end.map(|_| model));
+            }
+            let within = offset.within;
+            self.local.set_shared(FlowKey::Of(from, flow), model, within, now);
+            self.local.set_end(FlowKey::LoopEnd(from, flow), end, within, now);
+        }
+    }
+
+    /// Looks after all that this robot's models and loops show, and tells the models where that is due.
+    pub(super) fn tell_models(&mut self, now: Instant) {
+        if !self.local.shares() {
+            self.told.check_at = Instant::FAR_FUTURE;
+            return;
+        }
+        self.told.check_at = now + CHECK_EVERY;
+        let models = self.own_models();
+        self.plan_own_ends(&models, now);
+        self.look_whether_calm(now);
+        self.steer(now);
+        if !self.told.is_due(&models, now) {
+            return;
+        }
+        let Some((clock, offset)) = self.team_clock(now) else {
+            return self.tell_models_again();
+        };
+        let theirs = |(flow, model): &(u8, TimeModel)| (*flow, to_theirs(*model, offset));
+        let message = Message::Models {
+            clock,
+            models: models.iter().map(theirs).collect(),
+        };
+        (self.told.models, self.told.at) = (models, now);
+        self.actions.push_back(Action::Broadcast(message));
+    }
+
+    fn own_models(&self) -> Vec<(u8, TimeModel)> {
+        let taken = (0u8..).zip(&self.flows).filter(|(_, flow)| flow.taken);
+        let models = taken.filter_map(|(flow, _)| Some((flow, self.local.model(flow)?)));
+        models.collect()
+    }
+
+    fn plan_own_ends(&mut self, models: &[(u8, TimeModel)], now: Instant) {
+        let leads = self.leader(now) == Some(self.me);
+        for flow in 0..FLOWS_MAX as u8 {
+            let model = models.iter().find(|(told, _)| *told == flow);
+            let end = model.filter(|_| !leads).and_then(|(_, model)| self.local.end_of(model));
+            let key = FlowKey::LoopEnd(self.me, flow);
+            self.local.set_end(key, end, Duration::ZERO, now);
+        }
+    }
+
+    /// On the leader: tells flows whose phase is off to sample later.
+    fn steer(&mut self, now: Instant) {
+        let steers = self.local.policy().is_some_and(|policy| policy.steered_phases);
+        if !steers || self.leader(now) != Some(self.me) {
+            return;
+        }
+        let shifts = self.lead.as_mut().map(|lead| lead.shifts(now)).unwrap_or_default();
+        for ((robot, flow), later) in shifts {
+            let route = Route::Path(self.peers.bulk_path(robot, now));
+            let message = Message::Shift { flow, later };
+            self.actions.push_back(Action::Send(robot, route, message));
+        }
+    }
+
+    /// The leader tells a flow to sample later. Its messages are about to come at another phase, so its model starts anew.
+    pub(super) fn on_shift(&mut self, flow: u8, later: Duration) {
+        let period = self.flows.get(usize::from(flow)).and_then(|flow| flow.period);
+        self.local.add_flow(flow, period);
+        self.actions.push_back(Action::Shift(FlowId(u32::from(flow)), later));
+    }
+}
+
+/// The model on another clock; its interval is widened by what is not known of that clock.
+fn to_theirs(model: TimeModel, offset: Offset) -> TimeModel {
+    TimeModel {
+        phase: offset.theirs(model.phase),
+        early: model.early + offset.within,
+        late: model.late + offset.within,
+        ..model
+    }
+}
