@@ -17,6 +17,15 @@ const KEPT: usize = 64;
 /// Of the loops remembered, one in so many is quieter than what counts as quiet.
 const QUIET_RANK: usize = 8;
 
+/// What became of a loop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ended {
+    /// It ended after its bound.
+    pub late: bool,
+    /// Because of bulk.
+    pub by_bulk: bool,
+}
+
 /// The loops as one robot sees them, on its own clock.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Loops {
@@ -61,21 +70,24 @@ impl Loops {
         }
     }
 
-    /// The loop is over, with the newest command that was through. Answers whether it was late by bulk, if that can be
-    /// told; `calm` while bulk has no regard for loops, so that none shows what messages take without it.
-    pub fn end(&mut self, bound: Duration, calm: bool) -> Option<bool> {
+    /// The loop is over, with the newest command that was through. Returns what became of it, if that can be told; `calm`
+    /// while bulk has no regard for loops, so that none shows how long messages take without it.
+    pub fn end(&mut self, bound: Duration, calm: bool) -> Option<Ended> {
         let current = self.current.take()?;
         let time = current.through?.since(current.began);
         keep(&mut self.times, time);
         let inference = current.commanded?.since(current.all_in?);
         let on_the_air = time.saturating_sub(inference);
         keep(&mut self.on_the_air, on_the_air);
+        let late = time > bound;
         if calm {
-            return Some(time > bound && inference <= bound);
+            let by_bulk = late && inference <= bound;
+            return Some(Ended { late, by_bulk });
         }
         let by_messages = on_the_air.saturating_sub(self.quiet()) > time.saturating_sub(bound);
-        let late = self.times.iter().filter(|time| **time > bound).count();
-        Some(time > bound && by_messages && late * 2 <= self.times.len())
+        let others = self.times.iter().filter(|time| **time > bound).count();
+        let by_bulk = late && by_messages && others * 2 <= self.times.len();
+        Some(Ended { late, by_bulk })
     }
 
     fn quiet(&self) -> Duration {
@@ -103,7 +115,7 @@ mod tests {
         loops.begin(start, Some(all_in));
         loops.on_commanded(commanded);
         loops.on_through(commanded + Duration::from_millis(commands_ms));
-        loops.end(BOUND, false)
+        loops.end(BOUND, false).map(|ended| ended.by_bulk)
     }
 
     #[test]
@@ -123,7 +135,9 @@ mod tests {
             loops.begin(start, Some(start + Duration::from_millis(11)));
             loops.on_commanded(start + Duration::from_millis(11 + inference_ms));
             loops.on_through(start + Duration::from_millis(14 + inference_ms));
-            assert_eq!(loops.end(BOUND, true), Some(late), "nothing was done for loops yet");
+            let ended = loops.end(BOUND, true).unwrap();
+            assert_eq!(ended.by_bulk, late, "nothing was done for loops yet");
+            assert!(ended.late);
         }
     }
 

@@ -14,6 +14,9 @@
 //! Where no loop can be judged for [`BLIND_AFTER`], as the team's programs run none, nobody knows that bulk harms nothing, and
 //! windows hold it.
 //!
+//! Windows that save next to no loop, because the team has no room for its control, only cost bulk. Then they are off for a
+//! while ([`Worth`]), and tried again later and later.
+//!
 //! Control messages outside the loop count like loops if their sender states a bound ([`super::judge`]): each one that is
 //! late raises the caution, unless most of them are late whatever windows do.
 //!
@@ -25,7 +28,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::arrival::TimeModel;
 use crate::gate::Caution;
-use crate::loops::Loops;
+use crate::loops::{Ended, Loops};
 use crate::{Duration, Instant, RobotId};
 
 use super::{ControlLoop, Judged};
@@ -39,6 +42,13 @@ const TOLERANCE_PARTS: u64 = 10;
 const LOOKS_MIN: u32 = 4;
 /// After this time without a judged loop, or without word of one, a robot is calm no longer.
 pub(super) const BLIND_AFTER: Duration = Duration::from_secs(10);
+/// After so many loops or messages under windows it is decided whether those are worth their cost.
+const TRIED: u32 = 64;
+/// They are if they keep one in so many in time.
+const SAVED_PARTS: u32 = 8;
+/// Loops or messages for which they are off else, at first and at most.
+const REST_MIN: u32 = 256;
+const REST_MAX: u32 = 4_096;
 /// Weight of one message in the share of late ones.
 const LATE_WEIGHT: f64 = 1.0 / 64.0;
 /// Messages of one kind that one telling counts at most.
@@ -57,6 +67,52 @@ struct Seen {
     took: Option<Duration>,
 }
 
+/// Whether windows are worth their cost, judged by loops or messages.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct Worth {
+    /// How many were judged under windows, and of those late, since it was last decided.
+    tried: u32,
+    late: u32,
+    /// So many more go by before late ones bring windows again.
+    rest: u32,
+    rest_next: u32,
+}
+
+impl Worth {
+    const NEW: Worth = Worth {
+        tried: 0,
+        late: 0,
+        rest: 0,
+        rest_next: REST_MIN,
+    };
+
+    fn rests(&self) -> bool {
+        self.rest > 0
+    }
+
+    /// One loop or message was judged, without windows if `calm`. Returns whether windows are to rest now.
+    fn on_judged(&mut self, late: bool, calm: bool) -> bool {
+        if calm {
+            (self.tried, self.late) = (0, 0);
+            self.rest = self.rest.saturating_sub(1);
+            return false;
+        }
+        self.tried += 1;
+        self.late += u32::from(late);
+        if self.tried < TRIED {
+            return false;
+        }
+        let useless = (self.tried - self.late) * SAVED_PARTS < self.tried;
+        (self.tried, self.late) = (0, 0);
+        (self.rest, self.rest_next) = if useless {
+            (self.rest_next, (2 * self.rest_next).min(REST_MAX))
+        } else {
+            (0, REST_MIN)
+        };
+        useless
+    }
+}
+
 /// The leader's view of the team's loops.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Lead {
@@ -68,6 +124,7 @@ pub(super) struct Lead {
     caution: Option<Caution>,
     /// When a loop was last judged; at first, when it began to look.
     judged_at: Instant,
+    worth: Worth,
     /// The share of late messages among those with a bound, smoothed.
     late: f64,
     /// The flows that begin loops, with their models.
@@ -87,6 +144,7 @@ impl Lead {
             previous: None,
             caution,
             judged_at: now,
+            worth: Worth::NEW,
             late: 0.0,
             flows: BTreeMap::new(),
             target: None,
@@ -158,10 +216,13 @@ impl Lead {
         }
         self.loops.on_through(ended.began + took);
         let calm = self.caution.is_some_and(|caution| caution.is_calm());
-        let late = self.loops.end(bound, calm)?;
+        let Ended { late, by_bulk } = self.loops.end(bound, calm)?;
         self.judged_at = now;
         let caution = self.caution.as_mut().filter(|_| bulk)?;
-        caution.on_loop(late);
+        caution.on_loop(by_bulk && !self.worth.rests());
+        if self.worth.on_judged(late, calm) {
+            *caution = caution.calm();
+        }
         if calm && !caution.is_calm() {
             // What loops were like without windows says nothing of them with.
             self.loops = Loops::default();
@@ -178,7 +239,11 @@ impl Lead {
         let late = std::iter::repeat_n(true, count(judged.late));
         for late in late.chain(std::iter::repeat_n(false, count(judged.in_time))) {
             self.late += (f64::from(u8::from(late)) - self.late) * LATE_WEIGHT;
-            caution.on_loop(late && (caution.is_calm() || self.late < 0.5));
+            let calm = caution.is_calm();
+            caution.on_loop(late && !self.worth.rests() && (calm || self.late < 0.5));
+            if self.worth.on_judged(late, calm) {
+                *caution = caution.calm();
+            }
         }
         (caution.level() != before.level()).then_some(*caution)
     }
@@ -297,6 +362,29 @@ mod tests {
         assert!(run(&mut lead, 35, 5, 28, false).is_none(), "nobody sends bulk");
         let stranger = lead.on_arrived((RobotId(7), 0), at(2_000), None, true, at(2_001));
         assert!(stranger.is_none(), "it begins no loop");
+    }
+
+    #[test]
+    fn windows_that_save_nothing_rest_longer_and_longer() {
+        let mut worth = Worth::NEW;
+        let mut rested = Vec::new();
+        for _ in 0..3 {
+            let decided = (0..TRIED).filter(|_| worth.on_judged(true, false)).count();
+            assert_eq!(decided, 1);
+            rested.push(
+                (0..)
+                    .take_while(|_| worth.rests() && !worth.on_judged(true, true))
+                    .count(),
+            );
+        }
+        assert_eq!(rested, [256, 512, 1_024]);
+        let saved = |loop_: u32| loop_ % SAVED_PARTS == 0;
+        assert!(
+            (0..TRIED).all(|number| !worth.on_judged(!saved(number), false)),
+            "one in eight is saved"
+        );
+        assert!((0..TRIED).any(|_| worth.on_judged(true, false)));
+        assert_eq!(worth.rest, REST_MIN, "they had been of use");
     }
 
     #[test]
