@@ -47,10 +47,13 @@ pub struct CompletionTable {
     depth: usize,
     samples_max: usize,
     percentile: f64,
-    /// For each n, its samples in the order of their coming (a ring); `samples_max` places each.
-    rings: Vec<u64>,
+    /// The rank that is read of a depth with `samples_max` samples, from 0.
+    rank_full: usize,
+    /// For each n, its samples in the order of their coming (a ring); `samples_max` places each. In nanoseconds, of which 32
+    /// bits hold 4.3 s: longer times count as that. The smaller the table, the more of it stays in the cache.
+    rings: Vec<u32>,
     /// For each n, the same samples in ascending order.
-    sorted: Vec<u64>,
+    sorted: Vec<u32>,
     rows: Vec<Row>,
     /// One bit an n that has samples.
     seen: Vec<u64>,
@@ -77,10 +80,12 @@ impl CompletionTable {
     pub fn new(depth: usize, samples_max: usize, percentile: f64) -> Self {
         let depth = depth.clamp(1, DEPTH_MAX);
         let samples_max = samples_max.clamp(1, SAMPLES_MAX);
+        let percentile = bounded(percentile);
         CompletionTable {
             depth,
             samples_max,
-            percentile: bounded(percentile),
+            percentile,
+            rank_full: rank(percentile, samples_max),
             rings: vec![0; depth * samples_max],
             sorted: vec![0; depth * samples_max],
             rows: vec![Row::default(); depth],
@@ -114,20 +119,25 @@ impl CompletionTable {
         let first = n * self.samples_max;
         let ring = &mut self.rings[first..first + self.samples_max];
         let sorted = &mut self.sorted[first..first + self.samples_max];
-        let value = took.as_nanos();
-        let (next, mut len) = (usize::from(row.next), usize::from(row.len));
-        if len == self.samples_max {
-            let oldest = sorted[..len].partition_point(|s| *s < ring[next]);
-            sorted.copy_within(oldest + 1..len, oldest);
-            len -= 1;
+        let value = u32::try_from(took.as_nanos()).unwrap_or(u32::MAX);
+        let (next, len) = (usize::from(row.next), usize::from(row.len));
+        // The place that comes free: the oldest one's, or the next one while there is room. Samples between it and the new
+        // one's place move by one.
+        let free = if len == self.samples_max {
+            sorted.partition_point(|s| *s < ring[next])
+        } else {
+            row.len += 1;
+            len
+        };
+        let mut place = sorted[..len].partition_point(|s| *s <= value);
+        if place > free {
+            place -= 1;
+            sorted.copy_within(free + 1..=place, free);
+        } else {
+            sorted.copy_within(place..free, place + 1);
         }
-        let place = sorted[..len].partition_point(|s| *s <= value);
-        sorted.copy_within(place..len, place + 1);
-        sorted[place] = value;
-        len += 1;
-        ring[next] = value;
-        // Both fit: `samples_max` is at most 256.
-        (row.len, row.next) = (len as u16, ((next + 1) % self.samples_max) as u16);
+        (sorted[place], ring[next]) = (value, value);
+        row.next = if next + 1 == self.samples_max { 0 } else { row.next + 1 };
         row.newest = self.busy;
         self.seen[n / 64] |= 1 << (n % 64);
         self.seen_end = self.seen_end.max(n + 1);
@@ -150,6 +160,7 @@ impl CompletionTable {
     /// From now on the samples are read at `percentile`.
     pub fn set_percentile(&mut self, percentile: f64) {
         self.percentile = bounded(percentile);
+        self.rank_full = rank(self.percentile, self.samples_max);
     }
 
     /// The nearest rank of depth `n`, which has `len` samples: the smallest one that the percentile's share of the
@@ -157,8 +168,12 @@ impl CompletionTable {
     #[inline]
     fn read(&self, n: usize, len: u16) -> u64 {
         let len = usize::from(len);
-        let rank = (self.percentile * len as f64).ceil() as usize;
-        self.sorted[n * self.samples_max + rank.clamp(1, len) - 1]
+        let rank = if len == self.samples_max {
+            self.rank_full
+        } else {
+            rank(self.percentile, len)
+        };
+        u64::from(self.sorted[n * self.samples_max + rank])
     }
 
     /// Forgets all samples.
@@ -231,6 +246,11 @@ impl CompletionTable {
             (word, mask) = (word.checked_sub(1)?, u64::MAX);
         }
     }
+}
+
+/// The nearest rank among `len` samples, from 0.
+fn rank(percentile: f64, len: usize) -> usize {
+    ((percentile * len as f64).ceil() as usize).clamp(1, len) - 1
 }
 
 fn bounded(percentile: f64) -> f64 {

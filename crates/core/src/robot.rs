@@ -105,6 +105,8 @@ pub struct Robot {
     clock: ClockId,
     /// `None` if the policy has no permits; then the team file's leader is the only one.
     coordinator: Option<Coordinator>,
+    /// The coordinator's deadline, which changes only with what it is told.
+    coordinator_due: Instant,
     local: Local,
     /// What it decides where it leads; set if the team has a control loop and the policy shares windows.
     lead: Option<Lead>,
@@ -154,12 +156,14 @@ impl Robot {
             .permits
             .map(|(failover, permits)| Coordinator::new(failover, permits, me, incarnation, now));
         let coordinator = coordinator.transpose().map_err(|error| error.to_string())?;
+        let due = coordinator.as_ref().and_then(Coordinator::next_deadline);
         Ok(Robot {
             me,
             robots: config.robots,
             leader: config.leader,
             clock: ClockId::of(me, incarnation),
             coordinator,
+            coordinator_due: due.unwrap_or(Instant::FAR_FUTURE),
             local,
             lead,
             caution_told_at: now,
@@ -349,14 +353,13 @@ impl Robot {
     pub fn next_deadline(&self) -> Instant {
         // A recording has each window; else it is enough that the gate, if it holds bulk, knows until when.
         let deadlines = [
-            self.coordinator.as_ref().and_then(Coordinator::next_deadline),
             self.local.window_deadline().filter(|_| self.journal.is_on()),
             self.local.gates_deadline(),
             self.reporters.next_deadline(),
         ];
         let own = self
-            .clocks
-            .next_deadline()
+            .coordinator_due
+            .min(self.clocks.next_deadline())
             .min(self.told.next_deadline())
             .min(self.notices.next_deadline())
             .min(self.judge.next_deadline())

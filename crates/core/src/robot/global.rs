@@ -133,6 +133,8 @@ impl Robot {
                 failover::Action::Deposed(_) => {}
             }
         }
+        let due = self.coordinator.as_ref().and_then(Coordinator::next_deadline);
+        self.coordinator_due = due.unwrap_or(Instant::FAR_FUTURE);
     }
 
     fn say(&mut self, to: RobotId, word: failover::Message, now: Instant) {

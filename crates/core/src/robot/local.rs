@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 
 use super::flow::LoopEnds;
-use super::{Arrived, Event, FlowKey, Journal, Robot, RobotConfig, Windows, FLOWS_MAX};
+use super::{Action, Arrived, Event, FlowKey, Journal, Robot, RobotConfig, Windows, FLOWS_MAX};
 use crate::aggregates::Aggregates;
 use crate::arrival::{ArrivalConfig, TimeModel};
 use crate::gate::{Caution, CompletionTable, Gate, Verdict};
@@ -326,7 +326,7 @@ impl Local {
 }
 
 impl Robot {
-    /// Returns whether a bulk packet may go over a path on which `n` are on their way. If not, [`super::Action::Resume`] says
+    /// Returns whether a bulk packet may go over a path on which `n` are on their way. If not, [`Action::Resume`] says
     /// when to ask again; a hold without a time ends with the next completion.
     pub fn may_pass(&mut self, path: usize, n: usize, now: Instant) -> bool {
         self.is_permitted(now) && self.passes_gate(path, n, now)
@@ -369,7 +369,7 @@ impl Robot {
             }
             gate.on_left(left_at);
         }
-        self.gather();
+        self.gather_gate(path);
     }
 
     /// The driver's hook tells that a bulk packet, which entered at `entered_at` behind `ahead` others, has left.
@@ -377,7 +377,14 @@ impl Robot {
         if let Some(gate) = self.local.gates.get_mut(path) {
             gate.on_complete(ahead, entered_at, left_at);
         }
-        self.gather();
+        self.gather_gate(path);
+    }
+
+    /// Collects what one gate wants done; when packets leave, no other part wants anything.
+    fn gather_gate(&mut self, path: usize) {
+        if self.local.gates.get_mut(path).and_then(Gate::poll).is_some() {
+            self.actions.push_back(Action::Resume);
+        }
     }
 
     /// The window that bulk keeps out of, on all paths alike. For a status page: plans nothing.

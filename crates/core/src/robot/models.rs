@@ -145,6 +145,10 @@ impl Robot {
     fn plan_own_ends(&mut self, models: &[(u8, TimeModel)], now: Instant) {
         let leads = self.leader(now) == Some(self.me);
         for flow in 0..FLOWS_MAX as u8 {
+            // A flow that is not taken has no ends.
+            if !self.flows[usize::from(flow)].taken {
+                continue;
+            }
             let model = models.iter().find(|(told, _)| *told == flow);
             let end = model.filter(|_| !leads).and_then(|(_, model)| self.local.end_of(model));
             let key = FlowKey::LoopEnd(self.me, flow);
