@@ -7,23 +7,23 @@
 //! A message goes to each robot that subscribes to the topic by itself, over the path, or paths, that the robot chooses for it
 //! (DupCon, 004); where there is no choice, over the only one.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::Instant as StdInstant;
+use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use coorp_core::arrival::{PERIOD_MAX, PERIOD_MIN};
 use coorp_core::paths::{Deduplicator, Delivery, PathId, Sequence, Verdict};
-use coorp_core::robot::Input;
+use coorp_core::robot::{Input, Stamp};
 use coorp_core::{Duration, FlowId, Instant, RobotId};
-use tokio::sync::Notify;
 use zenoh::liveliness::LivelinessToken;
 use zenoh::Wait;
 
 use crate::fabric::MESSAGE_BYTES_MAX;
-use crate::node::{fabric_failed, lock, Inner};
+use crate::mailbox::Mailbox;
+use crate::node::{fabric_failed, Inner};
 use crate::status::{Heard, Published};
+use crate::sync::lock;
 use crate::wire::{ControlHeader, Parcel};
 use crate::Error;
 
@@ -188,16 +188,8 @@ pub struct Subscriber {
 #[derive(Debug)]
 pub(crate) struct Inbox {
     topic: String,
-    state: Mutex<State>,
-    came: Condvar,
-    came_async: Notify,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    robots: BTreeMap<RobotId, FromRobot>,
-    /// Who has a message waiting, the one that waits longest first.
-    order: VecDeque<RobotId>,
+    robots: Mutex<BTreeMap<RobotId, FromRobot>>,
+    waiting: Mailbox<(Message, Stamp)>,
 }
 
 #[derive(Debug)]
@@ -210,7 +202,6 @@ struct FromRobot {
     missed: u64,
     duplicates: u64,
     path: usize,
-    waiting: Option<(ControlHeader, Bytes)>,
     aged: u64,
     ages: Duration,
     late: u64,
@@ -221,9 +212,8 @@ impl Subscriber {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let inbox = Arc::new(Inbox {
             topic: checked(topic)?.to_owned(),
-            state: Mutex::default(),
-            came: Condvar::new(),
-            came_async: Notify::new(),
+            robots: Mutex::default(),
+            waiting: Mailbox::new(),
         });
         inner.subscribe(&inbox);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -243,41 +233,34 @@ impl Subscriber {
 
     /// The message that waits longest, if any does.
     pub fn try_recv(&self) -> Option<Message> {
-        self.inbox.take(&self.inner, &mut lock(&self.inbox.state))
+        self.inbox.waiting.try_recv().map(|waiting| self.taken(waiting))
     }
 
-    /// Waits for a message until `timeout` has passed; without one, for ever.
+    /// Waits for a message until `timeout` has passed; without a timeout, forever.
     pub fn recv(&self, timeout: Option<std::time::Duration>) -> Option<Message> {
-        let until = timeout.and_then(|timeout| StdInstant::now().checked_add(timeout));
-        let mut state = lock(&self.inbox.state);
-        loop {
-            if let Some(message) = self.inbox.take(&self.inner, &mut state) {
-                return Some(message);
-            }
-            state = match until {
-                None => self.inbox.came.wait(state).unwrap_or_else(PoisonError::into_inner),
-                Some(until) => {
-                    let left = until
-                        .checked_duration_since(StdInstant::now())
-                        .filter(|left| !left.is_zero())?;
-                    let waited = self.inbox.came.wait_timeout(state, left);
-                    waited.unwrap_or_else(PoisonError::into_inner).0
-                }
-            };
-        }
+        self.inbox.waiting.recv(timeout).map(|waiting| self.taken(waiting))
     }
 
     /// Waits for a message.
     pub async fn next(&self) -> Message {
-        loop {
-            if let Some(message) = self.try_recv() {
-                if !lock(&self.inbox.state).order.is_empty() {
-                    self.inbox.came_async.notify_one();
-                }
-                return message;
-            }
-            self.inbox.came_async.notified().await;
+        self.taken(self.inbox.waiting.next().await)
+    }
+
+    fn taken(&self, (mut message, stamp): (Message, Stamp)) -> Message {
+        message.age = stamp.made_at.and_then(|(clock, made_at)| {
+            let offset = self.inner.clock(clock)?;
+            Some(Age {
+                is: offset.theirs(self.inner.now()).since(made_at),
+                within: offset.within,
+            })
+        });
+        if let (Some(age), Some(entry)) = (message.age, lock(&self.inbox.robots).get_mut(&message.from)) {
+            let bound = self.inner.team.control.as_ref().map(|control| control.bound);
+            entry.aged += 1;
+            entry.ages += age.is;
+            entry.late += u64::from(bound.is_some_and(|bound| age.is > bound));
         }
+        message
     }
 }
 
@@ -286,45 +269,26 @@ impl Inbox {
         &self.topic
     }
 
-    /// A copy of a message came.
+    /// A copy of a message came. It waits if it is newer than all before.
     pub fn on_message(&self, from: RobotId, path: PathId, header: ControlHeader, payload: &Bytes, now: Instant) {
-        let mut state = lock(&self.state);
-        if state.take_in(from, usize::from(path.0), header, payload, now) {
-            drop(state);
-            self.came.notify_one();
-            self.came_async.notify_one();
+        let mut robots = lock(&self.robots);
+        let entry = robots.entry(from).or_insert_with(|| FromRobot::new(&header, now));
+        if entry.take_in(path.0.into(), &header, now) {
+            let message = Message {
+                from,
+                sequence: header.sequence,
+                path: path.0.into(),
+                arrived_at: now,
+                age: None,
+                payload: payload.clone(),
+            };
+            // Under the lock, so that no older message takes its place.
+            self.waiting
+                .put((message, header.stamp), |(older, _)| older.from == from);
         }
     }
 
-    fn take(&self, inner: &Inner, state: &mut State) -> Option<Message> {
-        let from = state.order.pop_front()?;
-        let entry = state.robots.get_mut(&from)?;
-        let (header, payload) = entry.waiting.take()?;
-        let age = header.stamp.made_at.and_then(|(clock, made_at)| {
-            let offset = inner.clock(clock)?;
-            Some(Age {
-                is: offset.theirs(inner.now()).since(made_at),
-                within: offset.within,
-            })
-        });
-        if let Some(age) = age {
-            let bound = inner.team.control.as_ref().map(|control| control.bound);
-            entry.aged += 1;
-            entry.ages += age.is;
-            entry.late += u64::from(bound.is_some_and(|bound| age.is > bound));
-        }
-        Some(Message {
-            from,
-            sequence: header.sequence,
-            path: entry.path,
-            arrived_at: entry.arrived_at,
-            age,
-            payload,
-        })
-    }
-
-    pub fn heard(&self, now: Instant) -> impl Iterator<Item = Heard> {
-        let state = lock(&self.state);
+    pub fn heard(&self, now: Instant) -> Vec<Heard> {
         let heard = |(robot, from): (&RobotId, &FromRobot)| Heard {
             topic: self.topic.clone(),
             from: robot.0,
@@ -337,45 +301,44 @@ impl Inbox {
             ages_us: from.ages.as_nanos() / 1_000,
             late: from.late,
         };
-        state.robots.iter().map(heard).collect::<Vec<_>>().into_iter()
+        lock(&self.robots).iter().map(heard).collect()
     }
 }
 
-impl State {
-    /// Takes in what is newer than all before; answers whether it is.
-    fn take_in(&mut self, from: RobotId, path: usize, header: ControlHeader, payload: &Bytes, now: Instant) -> bool {
-        let entry = self.robots.entry(from).or_insert_with(|| FromRobot {
+impl FromRobot {
+    fn new(first: &ControlHeader, now: Instant) -> Self {
+        FromRobot {
             deduplicator: Deduplicator::new(Delivery::Newest),
-            incarnation: header.incarnation,
-            newest: header.sequence,
+            incarnation: first.incarnation,
+            newest: first.sequence,
             arrived_at: now,
             count: 0,
             missed: 0,
             duplicates: 0,
-            path,
-            waiting: None,
+            path: 0,
             aged: 0,
             ages: Duration::ZERO,
             late: 0,
-        });
+        }
+    }
+
+    /// Counts a copy. Returns whether it is newer than all before.
+    fn take_in(&mut self, path: usize, header: &ControlHeader, now: Instant) -> bool {
         // The deduplicator's numbers wrap; within its window the lower half of ours tells them apart.
-        let verdict = entry.deduplicator.on_copy(Sequence {
+        let verdict = self.deduplicator.on_copy(Sequence {
             incarnation: header.incarnation,
             number: header.sequence as u32,
         });
         if verdict != Verdict::Deliver {
-            entry.duplicates += u64::from(verdict == Verdict::Duplicate);
+            self.duplicates += u64::from(verdict == Verdict::Duplicate);
             return false;
         }
-        if entry.count > 0 && header.incarnation == entry.incarnation {
-            entry.missed += header.sequence.saturating_sub(entry.newest.saturating_add(1));
+        if self.count > 0 && header.incarnation == self.incarnation {
+            self.missed += header.sequence.saturating_sub(self.newest.saturating_add(1));
         }
-        entry.count += 1;
-        (entry.incarnation, entry.newest) = (header.incarnation, header.sequence);
-        (entry.arrived_at, entry.path) = (now, path);
-        if entry.waiting.replace((header, payload.clone())).is_none() {
-            self.order.push_back(from);
-        }
+        self.count += 1;
+        (self.incarnation, self.newest) = (header.incarnation, header.sequence);
+        (self.arrived_at, self.path) = (now, path);
         true
     }
 }
@@ -395,7 +358,6 @@ pub(crate) fn checked(topic: &str) -> Result<&str, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use coorp_core::robot::Stamp;
 
     fn header(incarnation: u32, sequence: u64) -> ControlHeader {
         ControlHeader {
@@ -409,19 +371,15 @@ mod tests {
 
     #[test]
     fn the_first_copy_of_the_newest_is_taken() {
-        let (mut state, robot) = (State::default(), RobotId(3));
-        let mut take = |incarnation, sequence, path| {
-            state.take_in(robot, path, header(incarnation, sequence), &Bytes::new(), Instant::ZERO)
-        };
+        let mut from = FromRobot::new(&header(1, 5), Instant::ZERO);
+        let mut take = |incarnation, sequence, path| from.take_in(path, &header(incarnation, sequence), Instant::ZERO);
         assert!(take(1, 5, 0));
         assert!(!take(1, 5, 1), "the copy over the other path");
         assert!(take(1, 8, 1));
         assert!(!take(1, 7, 0), "overtaken");
         assert!(take(2, 0, 0), "its sender started anew");
         assert!(!take(1, 9, 0), "from before that");
-        let entry = &state.robots[&robot];
-        assert_eq!((entry.count, entry.missed, entry.duplicates), (3, 2, 1));
-        assert_eq!(state.order, [robot], "one message waits");
+        assert_eq!((from.count, from.missed, from.duplicates), (3, 2, 1));
     }
 
     #[test]

@@ -11,7 +11,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::Instant as StdInstant;
 
@@ -20,14 +20,15 @@ use coorp_core::paths::PathId;
 use coorp_core::robot::{Input, ReportAction, StateCopy};
 use coorp_core::tracker::{Message, Stamps, Topics, Tracker, TrackerAction, TrackerConfig, Updates};
 use coorp_core::{Duration, Instant, RobotId};
-use tokio::sync::Notify;
 use zenoh::liveliness::LivelinessToken;
 use zenoh::sample::{Sample, SampleKind};
 use zenoh::Wait;
 
 use crate::control::{checked, Age};
-use crate::node::{fabric_failed, lock, Inner};
+use crate::mailbox::Mailbox;
+use crate::node::{fabric_failed, Inner};
 use crate::status::Gathered;
+use crate::sync::{lock, spawn};
 use crate::wire::{self, Parcel, Refusal};
 use crate::{Error, Node};
 
@@ -59,9 +60,8 @@ pub(crate) struct Gathering {
     /// The thread has something to do.
     wake: Condvar,
     stop: AtomicBool,
-    /// A list is there.
-    listed: Condvar,
-    listed_async: Notify,
+    /// The newest list, until it is taken.
+    lists: Mailbox<Listed>,
 }
 
 #[derive(Debug)]
@@ -71,8 +71,6 @@ struct State {
     todo: VecDeque<TrackerAction>,
     /// Those that wait for a list, who look when one is due.
     waiting: usize,
-    /// The newest list, until it is taken.
-    list: Option<Listed>,
     /// How old each robot's state was on the last list, in the robots' order.
     ages: Vec<(RobotId, Stamps)>,
 }
@@ -147,13 +145,11 @@ impl Gather {
                 tracker: Tracker::new(config, inner.now()),
                 todo: VecDeque::new(),
                 waiting: 0,
-                list: None,
                 ages: Vec::new(),
             }),
             wake: Condvar::new(),
             stop: AtomicBool::new(false),
-            listed: Condvar::new(),
-            listed_async: Notify::new(),
+            lists: Mailbox::new(),
         });
         inner.gatherings.insert(topic, &shared)?;
         // From here on what is begun ends with this.
@@ -164,17 +160,14 @@ impl Gather {
             tokens: Vec::new(),
         };
         let (works, node) = (shared, Arc::downgrade(inner));
-        let lister = std::thread::Builder::new()
-            .name("coorp-gather".to_owned())
-            .spawn(move || {
-                while let Some(inner) = node.upgrade() {
-                    if works.stop.load(Ordering::Acquire) {
-                        return;
-                    }
-                    works.work(&inner);
+        gather.lister = Some(spawn("coorp-gather", move || {
+            while let Some(inner) = node.upgrade() {
+                if works.stop.load(Ordering::Acquire) {
+                    return;
                 }
-            });
-        gather.lister = Some(lister.map_err(|error| Error::Failed(format!("cannot start a thread: {error}")))?);
+                works.work(&inner);
+            }
+        })?);
         for session in inner.coordination.iter() {
             let (incarnation, zid) = (inner.incarnation.to_string(), session.zid().to_string());
             let token = session.liveliness();
@@ -188,45 +181,38 @@ impl Gather {
 
     /// The newest list, if there is one that was not taken yet.
     pub fn try_recv(&self) -> Option<Table> {
-        let listed = lock(&self.shared.state).list.take()?;
-        Some(self.table(listed))
+        self.shared.lists.try_recv().map(|listed| self.table(listed))
     }
 
     /// Waits for the next list that was not taken yet, until `timeout` has passed; without one, for ever. A list goes to one
     /// taker: who waits here makes it, and leaves none for [`Gather::next`].
     pub fn recv(&self, timeout: Option<std::time::Duration>) -> Option<Table> {
         let until = timeout.and_then(|timeout| StdInstant::now().checked_add(timeout));
-        let mut state = lock(&self.shared.state);
         loop {
+            let mut state = lock(&self.shared.state);
             // Made here, there is no other thread to be woken by.
             self.shared.look(&self.inner, &mut state);
-            if let Some(listed) = state.list.take() {
-                drop(state);
-                return Some(self.table(listed));
-            }
-            let mut wait = state.until_due(self.inner.now());
-            if let Some(until) = until {
-                let left = until.saturating_duration_since(StdInstant::now());
-                if left.is_zero() {
+            let mut listed = self.shared.lists.try_recv();
+            if listed.is_none() {
+                let left = until.map(|until| until.saturating_duration_since(StdInstant::now()));
+                if left.is_some_and(|left| left.is_zero()) {
                     return None;
                 }
-                wait = wait.min(left);
+                let due = state.until_due(self.inner.now());
+                state.waiting += 1;
+                drop(state);
+                listed = self.shared.lists.recv(Some(left.map_or(due, |left| left.min(due))));
+                lock(&self.shared.state).waiting -= 1;
             }
-            state.waiting += 1;
-            let waited = self.shared.listed.wait_timeout(state, wait);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
-            state.waiting -= 1;
+            if let Some(listed) = listed {
+                return Some(self.table(listed));
+            }
         }
     }
 
     /// Waits for the next list.
     pub async fn next(&self) -> Table {
-        loop {
-            if let Some(table) = self.try_recv() {
-                return table;
-            }
-            self.shared.listed_async.notified().await;
-        }
+        self.table(self.shared.lists.next().await)
     }
 
     /// The robots that are connected, and on how many lists each had no fresh state.
@@ -308,13 +294,7 @@ impl Gathering {
     fn look(&self, inner: &Inner, state: &mut State) {
         let now = inner.now();
         state.tracker.on_deadline(now);
-        if state.collect(now) {
-            self.listed.notify_one();
-            self.listed_async.notify_one();
-        }
-        if !state.todo.is_empty() {
-            self.wake.notify_one();
-        }
+        self.collect(state, now);
     }
 
     /// A copy of a state came.
@@ -328,7 +308,7 @@ impl Gathering {
         state
             .tracker
             .on_state(from, header.topic, header.header, payload.clone(), received_at);
-        self.after(state, received_at);
+        self.collect(&mut state, received_at);
     }
 
     fn on_said(&self, inner: &Inner, from: RobotId, message: Message) {
@@ -338,18 +318,25 @@ impl Gathering {
         }
         let now = inner.now();
         state.tracker.on_message(from, message, now);
-        self.after(state, now);
+        self.collect(&mut state, now);
     }
 
     fn on_gone(&self, inner: &Inner, robot: RobotId) {
         let mut state = lock(&self.state);
         let now = inner.now();
         state.tracker.on_gone(robot, now);
-        self.after(state, now);
+        self.collect(&mut state, now);
     }
 
-    fn after(&self, mut state: std::sync::MutexGuard<'_, State>, now: Instant) {
-        state.collect(now);
+    /// Notes what the tracker wants done, and makes its list, if it wants one.
+    fn collect(&self, state: &mut State, now: Instant) {
+        while let Some(action) = state.tracker.poll() {
+            if matches!(action, TrackerAction::List) {
+                self.lists.put(state.list(now), |_| true);
+            } else {
+                state.todo.push_back(action);
+            }
+        }
         if !state.todo.is_empty() {
             self.wake.notify_one();
         }
@@ -384,21 +371,7 @@ impl State {
         })
     }
 
-    /// Notes what the tracker wants done, and makes its list. Answers whether there was one to make.
-    fn collect(&mut self, now: Instant) -> bool {
-        let mut made = false;
-        while let Some(action) = self.tracker.poll() {
-            if matches!(action, TrackerAction::List) {
-                self.list(now);
-                made = true;
-            } else {
-                self.todo.push_back(action);
-            }
-        }
-        made
-    }
-
-    fn list(&mut self, at: Instant) {
+    fn list(&mut self, at: Instant) -> Listed {
         let entries = self.tracker.gather(at).into_iter();
         let states = entries.map(|entry| RobotState {
             from: entry.robot,
@@ -410,7 +383,7 @@ impl State {
         let states: Vec<_> = states.collect();
         self.ages.clear();
         self.ages.extend(states.iter().map(|state| (state.from, state.stamps)));
-        self.list = Some(Listed { at, states });
+        Listed { at, states }
     }
 }
 

@@ -14,7 +14,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -42,6 +42,7 @@ use crate::network;
 use crate::outqueue::{Departures, Target};
 use crate::quic::Credentials;
 use crate::status::{self, RefusedCounts, Status};
+use crate::sync::{lock, spawn};
 use crate::wire::{ControlHeader, Parcel, SUBSCRIPTIONS_BYTES_MAX};
 use crate::Error;
 
@@ -237,10 +238,7 @@ impl Node {
         let alive = alive.collect::<Result<_, _>>()?;
         let recorder = Recorder::start(&inner, &state)?;
         let driven = inner.clone();
-        let driver = std::thread::Builder::new()
-            .name("coorp-driver".to_owned())
-            .spawn(move || driven.drive());
-        let driver = driver.map_err(|error| Error::Failed(format!("cannot start a thread: {error}")))?;
+        let driver = spawn("coorp-driver", move || driven.drive())?;
         inner.watch_departures()?;
         Ok(Node {
             inner,
@@ -499,10 +497,7 @@ impl Inner {
             }
             true
         };
-        let thread = std::thread::Builder::new().name("coorp-left".to_owned());
-        let thread = thread.spawn(move || departures.run(on_left));
-        thread.map_err(|error| Error::Failed(format!("cannot start a thread: {error}")))?;
-        Ok(())
+        spawn("coorp-left", move || departures.run(on_left)).map(drop)
     }
 
     /// A control message of this robot is under way to these; the robot is told when it has left.
@@ -634,9 +629,7 @@ impl Inner {
 /// A thread that answers queries; it ends when what they are handed over by is dropped.
 fn answering() -> Result<SyncSender<Answer>, Error> {
     let (answers, queries) = std::sync::mpsc::sync_channel(ANSWERS_MAX);
-    let thread = std::thread::Builder::new().name("coorp-answers".to_owned());
-    let thread = thread.spawn(move || drive::answer_all(&queries));
-    thread.map_err(|error| Error::Failed(format!("cannot start a thread: {error}")))?;
+    spawn("coorp-answers", move || drive::answer_all(&queries))?;
     Ok(answers)
 }
 
@@ -700,9 +693,4 @@ fn incarnation(state: &Path) -> Result<u32, Error> {
 
 pub(crate) fn fabric_failed(error: &(dyn std::error::Error + 'static)) -> Error {
     Error::Failed(format!("the fabric failed: {error}"))
-}
-
-/// Takes a lock. A thread that panicked under it has broken nothing that the next would trip over.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::runtime::{Builder, Handle, Runtime, RuntimeFlavor};
 
-use crate::node::lock;
+use crate::sync::lock;
 
 /// Some threads. Dropped, they end by themselves: nobody is waited for, so that it may be in async code.
 #[derive(Debug)]

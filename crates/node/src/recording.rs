@@ -25,7 +25,8 @@ use mcap::write::NoSeek;
 use mcap::{McapError, WriteOptions, Writer};
 use serde_json::{json, Value};
 
-use crate::node::{lock, Inner};
+use crate::node::Inner;
+use crate::sync::{lock, spawn};
 use crate::{status, Error, Node};
 
 /// Between two looks at what was decided.
@@ -68,8 +69,7 @@ impl Recording {
         let failed: Arc<Mutex<Option<String>>> = Arc::default();
         let (end, ended) = channel();
         let (report, shown) = (failed.clone(), path.to_owned());
-        let thread = std::thread::Builder::new().name("coorp-record".to_owned());
-        let thread = thread.spawn(move || {
+        let thread = spawn("coorp-record", move || {
             let outcome = recorder.run(&ended);
             if let Some(inner) = recorder.node.upgrade() {
                 inner.tell(|robot, _| robot.end_journal());
@@ -83,7 +83,7 @@ impl Recording {
         Ok(Recording {
             path: path.to_owned(),
             end: Some(end),
-            recorder: Some(thread.map_err(|error| Error::Failed(format!("cannot start a thread: {error}")))?),
+            recorder: Some(thread?),
             failed,
         })
     }

@@ -11,8 +11,9 @@ use zenoh::Wait;
 use crate::fabric::{KeySpace, Sessions, Who};
 use crate::keys::Identity;
 use crate::network;
-use crate::node::{fabric_failed, lock};
+use crate::node::fabric_failed;
 use crate::status::Status;
+use crate::sync::lock;
 use crate::{wire, Error};
 
 /// How long robots have to answer.

@@ -21,7 +21,7 @@ mod socket;
 mod transport;
 mod turns;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::future::Future;
 use std::hash::{BuildHasher, RandomState};
@@ -30,9 +30,9 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use coorp_core::RobotId;
 use quinn::Endpoint;
@@ -46,9 +46,11 @@ use self::socket::GatedSocket;
 use self::turns::Turns;
 use crate::control::checked;
 use crate::fabric::PORT_BULK;
-use crate::node::{lock, Inner};
+use crate::mailbox::Mailbox;
+use crate::node::Inner;
 use crate::own_runtime::OwnRuntime;
 use crate::quic::{bind, Credentials};
+use crate::sync::lock;
 use crate::{status, Error};
 
 /// The largest bulk message, bytes.
@@ -70,9 +72,8 @@ pub(crate) struct Bulk {
     state: PathBuf,
     lineage: u64,
     queues: Mutex<BTreeMap<RobotId, Queue>>,
-    delivered: Mutex<VecDeque<BulkMessage>>,
-    came: Condvar,
-    came_async: Notify,
+    /// Bounded by what a sender may have on this disk.
+    delivered: Mailbox<BulkMessage>,
     /// A permit has come.
     permitted: Notify,
     /// Looks at who leads, one every [`LOOK_AT_LEADER_EVERY`], since there was somebody.
@@ -116,9 +117,7 @@ impl Bulk {
             // No two starts share one, and it need not be kept.
             lineage: RandomState::new().hash_one(std::process::id()),
             queues: Mutex::default(),
-            delivered: Mutex::default(),
-            came: Condvar::new(),
-            came_async: Notify::new(),
+            delivered: Mailbox::new(),
             permitted: Notify::new(),
             unled: AtomicU32::new(0),
             waiting: AtomicU64::new(0),
@@ -152,7 +151,7 @@ impl Bulk {
                 let inbox = Inbox::open(&self.state, &robot.name)?;
                 inbox.mend()?;
                 for whole in inbox.whole()? {
-                    lock(&self.delivered).push_back(BulkMessage::new(id, whole));
+                    self.delivered.put(BulkMessage::new(id, whole), |_| false);
                 }
             }
         }
@@ -207,9 +206,7 @@ impl Bulk {
 
     fn hand_out(&self, from: RobotId, whole: Whole) {
         self.delivered_count.fetch_add(1, Ordering::Relaxed);
-        lock(&self.delivered).push_back(BulkMessage::new(from, whole));
-        self.came.notify_one();
-        self.came_async.notify_one();
+        self.delivered.put(BulkMessage::new(from, whole), |_| false);
     }
 
     pub fn status(&self, held: bool) -> status::Bulk {
@@ -437,44 +434,17 @@ pub struct BulkReceiver {
 impl BulkReceiver {
     /// The oldest message that nobody has received, if there is one.
     pub fn try_recv(&self) -> Option<BulkMessage> {
-        lock(&self.bulk.delivered).pop_front()
+        self.bulk.delivered.try_recv()
     }
 
-    /// Waits for a message until `timeout` has passed; without one, for ever.
+    /// Waits for a message until `timeout` has passed; without a timeout, forever.
     pub fn recv(&self, timeout: Option<Duration>) -> Option<BulkMessage> {
-        let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        let mut delivered = lock(&self.bulk.delivered);
-        loop {
-            if let Some(message) = delivered.pop_front() {
-                return Some(message);
-            }
-            delivered = match until {
-                None => self.bulk.came.wait(delivered).unwrap_or_else(PoisonError::into_inner),
-                Some(until) => {
-                    let left = until
-                        .checked_duration_since(Instant::now())
-                        .filter(|left| !left.is_zero())?;
-                    self.bulk
-                        .came
-                        .wait_timeout(delivered, left)
-                        .unwrap_or_else(PoisonError::into_inner)
-                        .0
-                }
-            };
-        }
+        self.bulk.delivered.recv(timeout)
     }
 
     /// Waits for a message.
     pub async fn next(&self) -> BulkMessage {
-        loop {
-            if let Some(message) = self.try_recv() {
-                if !lock(&self.bulk.delivered).is_empty() {
-                    self.bulk.came_async.notify_one();
-                }
-                return message;
-            }
-            self.bulk.came_async.notified().await;
-        }
+        self.bulk.delivered.next().await
     }
 }
 

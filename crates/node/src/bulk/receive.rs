@@ -64,7 +64,7 @@ pub(super) async fn accept(bulk: Weak<Bulk>, endpoint: Endpoint, connections: Ar
 
 /// Closes what the robot had open before. Answers the lock that its connections take turns by.
 fn take_over(connections: &Connections, from: RobotId, connection: &Connection) -> Arc<tokio::sync::Mutex<()>> {
-    let mut connections = crate::node::lock(connections);
+    let mut connections = crate::sync::lock(connections);
     let turn = match connections.get(&from) {
         Some((older, turn)) => {
             older.close(0u8.into(), b"a newer one came");

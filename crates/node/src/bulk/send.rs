@@ -16,8 +16,9 @@ use super::turns::{self, Look, Turn, Turns};
 use super::{receive, transport, Bulk, Lane, Waiting};
 use crate::fabric::PORT_BULK;
 use crate::keys::SERVER_NAME;
-use crate::node::{lock, Wish};
+use crate::node::Wish;
 use crate::quic;
+use crate::sync::lock;
 use crate::wire::{Answer, Begin, Start};
 use crate::Error;
 

@@ -36,10 +36,11 @@ use socket2::SockRef;
 use super::reports::{self, Report, Tail};
 use super::turns::Turn;
 use crate::card;
-use crate::node::{lock, Inner};
+use crate::node::Inner;
 use crate::outqueue::{Emulated, OutQueue};
 use crate::quic::TOGETHER_MAX;
 use crate::status::Completions;
+use crate::sync::lock;
 
 /// Datagrams up to this size are not bulk.
 const SMALL_BYTES: usize = 256;

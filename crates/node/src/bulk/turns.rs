@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::node::lock;
+use crate::sync::lock;
 
 /// How long one receiver is sent to while others wait.
 const TURN: Duration = Duration::from_millis(50);

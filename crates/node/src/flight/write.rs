@@ -11,7 +11,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::{Flown, Part, BLOCK_HEAD_BYTES, FOLDER, HASH_BYTES, LAYOUT, MAGIC, SUFFIX};
-use crate::node::{lock, Inner};
+use crate::node::Inner;
+use crate::sync::{lock, spawn};
 use crate::Error;
 
 /// Between two looks at what was noted. A process that is killed loses no more than that.
@@ -32,8 +33,7 @@ impl Recorder {
         let node = Arc::downgrade(inner);
         let mut ring = Ring::new(state.join(FOLDER), inner.incarnation);
         let (end, ended) = channel::<()>();
-        let thread = std::thread::Builder::new().name("coorp-flight".to_owned());
-        let thread = thread.spawn(move || loop {
+        let thread = spawn("coorp-flight", move || loop {
             // What was noted until it was ended belongs to it: one more look.
             let last = ended.recv_timeout(TAKE_EVERY) != Err(RecvTimeoutError::Timeout);
             if !look(&node, &mut ring) || last {
@@ -42,7 +42,7 @@ impl Recorder {
         });
         Ok(Recorder {
             end: Some(end),
-            thread: Some(thread.map_err(|error| Error::Failed(format!("cannot start a thread: {error}")))?),
+            thread: Some(thread?),
         })
     }
 }

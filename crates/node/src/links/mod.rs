@@ -41,10 +41,11 @@ use self::socket::MarkedSocket;
 pub(crate) use self::subscriptions::Subscriptions;
 use crate::fabric::{MESSAGE_BYTES_MAX, PORT_CONTROL};
 use crate::keys::SERVER_NAME;
-use crate::node::{lock, Inner};
+use crate::node::Inner;
 use crate::outqueue::{Handed, Target};
 use crate::own_runtime::OwnRuntime;
 use crate::quic::{bind, lengths, peer, Credentials, Door};
+use crate::sync::lock;
 use crate::wire::{self, Parcel};
 use crate::Error;
 

@@ -18,6 +18,7 @@ use coorp_core::RobotId;
 
 use super::Inner;
 use crate::fabric::PORTS_COORDINATION;
+use crate::sync::spawn;
 
 /// No answer comes after so long: no permit lasts much longer anyway.
 const ANSWER_MAX: Duration = Duration::from_millis(200);
@@ -47,7 +48,7 @@ pub(super) fn find_out(inner: &Arc<Inner>, suspect: RobotId) {
             }
         }
     };
-    if let Err(error) = std::thread::Builder::new().name("coorp-dead".to_owned()).spawn(ask) {
+    if let Err(error) = spawn("coorp-dead", ask) {
         tracing::debug!("cannot ask whether a robot has died: {error}");
     }
 }

@@ -16,7 +16,8 @@ use zenoh::query::{ConsolidationMode, Query, Reply};
 use zenoh::Wait;
 
 use super::input::Transport;
-use super::{lock, Answer, Inner};
+use super::{Answer, Inner};
+use crate::sync::lock;
 use crate::wire::{self, Frame, Parcel};
 
 /// An answer to a query that takes longer is not waited for: the requester has asked again long since.

@@ -17,9 +17,10 @@ use zenoh::query::Query;
 use zenoh::sample::{Sample, SampleKind};
 use zenoh::Wait;
 
-use super::{dead, fabric_failed, lock, Inner};
+use super::{dead, fabric_failed, Inner};
 use crate::fabric::MESSAGE_BYTES_MAX;
 use crate::quic::is_over_certificates;
+use crate::sync::lock;
 use crate::wire::{self, Frame, Parcel, Refusal};
 use crate::Error;
 

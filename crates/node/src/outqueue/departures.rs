@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use coorp_core::FlowId;
 
 use super::{Freed, OutQueue};
-use crate::node::lock;
+use crate::sync::lock;
 
 /// A message counts as left after so long, whatever the card says.
 const LEFT_MAX: Duration = Duration::from_millis(100);
