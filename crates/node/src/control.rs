@@ -7,33 +7,230 @@
 //! A message goes to each robot that subscribes to the topic by itself, over the path, or paths, that the robot chooses for it
 //! (DupCon, 004); where there is no choice, over the only one.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
 use bytes::Bytes;
 use coorp_core::arrival::{PERIOD_MAX, PERIOD_MIN};
 use coorp_core::paths::{Deduplicator, Delivery, PathId, Sequence, Verdict};
-use coorp_core::robot::{Input, Stamp};
+use coorp_core::robot::{Input, Stamp, FLOWS_MAX};
 use coorp_core::{Duration, FlowId, Instant, RobotId};
 use zenoh::liveliness::LivelinessToken;
-use zenoh::Wait;
+use zenoh::sample::{Sample, SampleKind};
 
+use crate::coordination::Coordination;
 use crate::fabric::MESSAGE_BYTES_MAX;
+use crate::gather::Gatherings;
+use crate::links::{Links, Subscriptions};
 use crate::mailbox::Mailbox;
-use crate::node::{fabric_failed, Inner};
+use crate::member::Member;
+use crate::outqueue::{Departures, Target};
+use crate::shared_robot::SharedRobot;
 use crate::status::{Heard, Published};
-use crate::sync::lock;
-use crate::wire::{ControlHeader, Parcel};
+use crate::sync::{lock, spawn};
+use crate::topic::checked;
+pub use crate::topic::Age;
+use crate::wire::{ControlHeader, Parcel, SUBSCRIPTIONS_BYTES_MAX};
 use crate::Error;
 
-/// Longest name of a topic, characters.
-const TOPIC_CHARS_MAX: usize = 64;
+/// What the control topics of a robot have in common.
+#[derive(Debug)]
+pub(crate) struct Control {
+    member: Arc<Member>,
+    robot: Arc<SharedRobot>,
+    coordination: Arc<Coordination>,
+    links: Arc<Links>,
+    gatherings: Arc<Gatherings>,
+    /// Own messages that have not left; `None` if the policy has no windows that wait for them.
+    departures: Option<Arc<Departures>>,
+    /// Which robots subscribe to which topics.
+    subscriptions: Mutex<Subscriptions>,
+    published: Mutex<BTreeMap<FlowId, Arc<Sent>>>,
+    /// Messages of each topic so far, ended topics included.
+    counts: Mutex<BTreeMap<String, Arc<AtomicU64>>>,
+    subscribed: Mutex<Vec<Weak<Inbox>>>,
+}
+
+impl Control {
+    /// Begins to tell the robot, from a thread of its own, when its messages have left.
+    pub fn open(
+        member: &Arc<Member>,
+        robot: &Arc<SharedRobot>,
+        coordination: &Arc<Coordination>,
+        links: &Arc<Links>,
+        gatherings: &Arc<Gatherings>,
+    ) -> Result<Arc<Self>, Error> {
+        let departures = member.policy.local.is_some().then(Arc::<Departures>::default);
+        if let Some(departures) = departures.clone() {
+            let robot = Arc::downgrade(robot);
+            let on_left = move |flows: &[FlowId]| {
+                let Some(robot) = robot.upgrade().filter(|robot| !robot.is_stopped()) else {
+                    return false;
+                };
+                for flow in flows {
+                    robot.tell(|robot, now| robot.handle(Input::ControlLeft(*flow), now));
+                }
+                true
+            };
+            spawn("coorp-left", move || departures.run(on_left))?;
+        }
+        Ok(Arc::new(Control {
+            member: member.clone(),
+            robot: robot.clone(),
+            coordination: coordination.clone(),
+            links: links.clone(),
+            gatherings: gatherings.clone(),
+            departures,
+            subscriptions: Mutex::default(),
+            published: Mutex::default(),
+            counts: Mutex::default(),
+            subscribed: Mutex::default(),
+        }))
+    }
+
+    // --- as a sender ------------------------------------------------------------------------------------------
+
+    fn publish(&self, sent: &Arc<Sent>, period: Option<Duration>) -> Result<FlowId, Error> {
+        let flow = self
+            .robot
+            .tell(|robot, now| robot.handle(Input::AddFlow(period), now).flow());
+        let flow = flow.ok_or_else(|| {
+            Error::Input(format!(
+                "{} publishes {FLOWS_MAX} control topics already, which is the limit",
+                self.member.name()
+            ))
+        })?;
+        lock(&self.published).insert(flow, sent.clone());
+        let subscribers = self.subscribers(&sent.topic);
+        subscribers.into_iter().for_each(|robot| self.links.warm(robot));
+        let publish = Input::Publish(sent.topic.clone());
+        self.robot.tell(|robot, now| robot.handle(publish, now));
+        Ok(flow)
+    }
+
+    fn unpublish(&self, flow: FlowId) {
+        let sent = lock(&self.published).remove(&flow);
+        self.robot.tell(|robot, now| {
+            robot.handle(Input::RemoveFlow(flow), now);
+            if let Some(sent) = sent {
+                robot.handle(Input::Unpublish(sent.topic.clone()), now);
+            }
+        });
+    }
+
+    /// The other robots that subscribe to a topic.
+    fn subscribers(&self, topic: &str) -> Vec<RobotId> {
+        let mut subscribers = lock(&self.subscriptions).subscribers(topic, self.robot.now());
+        subscribers.retain(|robot| *robot != self.member.me);
+        subscribers
+    }
+
+    fn publishes(&self, topic: &str) -> bool {
+        lock(&self.published).values().any(|sent| sent.topic == topic)
+    }
+
+    /// A message of this robot is under way to these; the robot is told when it has left.
+    fn follow(&self, flow: FlowId, targets: Vec<Target>) {
+        // Where nothing is under way there is nothing to wait for.
+        let departures = self.departures.as_ref().filter(|_| !targets.is_empty());
+        if !departures.is_some_and(|departures| departures.follow(flow, targets)) {
+            self.robot
+                .tell(|robot, now| robot.handle(Input::ControlLeft(flow), now));
+        }
+    }
+
+    /// A robot subscribes to a topic, or no longer does.
+    pub fn on_subscription(&self, sample: &Sample) {
+        let (key, keyspace) = (sample.key_expr().as_str(), &self.member.keyspace);
+        let (Some(robot), Some(topic), Some(token)) = (
+            self.member.named_in(key, 1),
+            keyspace.part(key, 2),
+            keyspace.part(key, 3),
+        ) else {
+            return;
+        };
+        let here = sample.kind() == SampleKind::Put;
+        lock(&self.subscriptions).on_token(robot, topic, token, here, self.robot.now());
+        if here && self.publishes(topic) && robot != self.member.me {
+            self.links.warm(robot);
+        }
+    }
+
+    /// A robot tells over a new link what it subscribes to, a topic a line.
+    pub fn on_told(&self, from: RobotId, topics: &str) {
+        let now = self.robot.now();
+        // What else it subscribes to is of no use here.
+        for topic in topics.lines().filter(|topic| self.publishes(topic)) {
+            lock(&self.subscriptions).on_told(from, topic, now);
+        }
+    }
+
+    /// A robot is there. Returns since when it was away.
+    pub fn on_here(&self, robot: RobotId) -> Option<Instant> {
+        lock(&self.subscriptions).on_here(robot, self.robot.now())
+    }
+
+    /// A robot has vanished.
+    pub fn on_gone(&self, robot: RobotId) {
+        lock(&self.subscriptions).on_gone(robot, self.robot.now());
+    }
+
+    // --- as a receiver ----------------------------------------------------------------------------------------
+
+    fn subscribe(&self, inbox: &Arc<Inbox>) {
+        let mut subscribed = lock(&self.subscribed);
+        subscribed.retain(|inbox| inbox.strong_count() > 0);
+        subscribed.push(Arc::downgrade(inbox));
+    }
+
+    fn inboxes(&self) -> Vec<Arc<Inbox>> {
+        lock(&self.subscribed).iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// The topics that this robot subscribes to, a line each, as far as that may be told.
+    pub fn subscribed_topics(&self) -> String {
+        let inboxes = self.inboxes();
+        let topics: BTreeSet<&str> = inboxes.iter().map(|inbox| inbox.topic.as_str()).collect();
+        let mut lines = String::new();
+        for topic in topics {
+            if lines.len() + topic.len() < SUBSCRIPTIONS_BYTES_MAX {
+                lines += topic;
+                lines.push('\n');
+            }
+        }
+        lines
+    }
+
+    /// A copy of a message came, or this robot has sent one.
+    pub fn on_message(&self, from: RobotId, path: PathId, topic: &str, header: ControlHeader, content: &Bytes) {
+        let now = self.robot.now();
+        // Not under the lock: whoever takes a message asks for more.
+        for inbox in self.inboxes().iter().filter(|inbox| inbox.topic == topic) {
+            inbox.on_message(from, path, header, content, now);
+        }
+    }
+
+    // --- for its status ---------------------------------------------------------------------------------------
+
+    pub fn published(&self) -> Vec<Published> {
+        let published = |sent: &Arc<Sent>| Published {
+            topic: sent.topic.clone(),
+            count: sent.next.load(Ordering::Relaxed),
+        };
+        lock(&self.published).values().map(published).collect()
+    }
+
+    pub fn heard(&self) -> Vec<Heard> {
+        let now = self.robot.now();
+        self.inboxes().iter().flat_map(|inbox| inbox.heard(now)).collect()
+    }
+}
 
 /// Sends the control messages of one topic. Dropped, the topic ends.
 #[derive(Debug)]
 pub struct Publisher {
-    inner: Arc<Inner>,
+    control: Arc<Control>,
     flow: FlowId,
     sent: Arc<Sent>,
 }
@@ -46,21 +243,8 @@ pub(crate) struct Sent {
     next: Arc<AtomicU64>,
 }
 
-impl Sent {
-    pub fn topic(&self) -> &str {
-        &self.topic
-    }
-
-    pub fn published(&self) -> Published {
-        Published {
-            topic: self.topic.clone(),
-            count: self.next.load(Ordering::Relaxed),
-        }
-    }
-}
-
 impl Publisher {
-    pub(crate) fn new(inner: &Arc<Inner>, topic: &str, period: Option<Duration>) -> Result<Publisher, Error> {
+    pub(crate) fn new(control: &Arc<Control>, topic: &str, period: Option<Duration>) -> Result<Publisher, Error> {
         let topic = checked(topic)?;
         if let Some(period) = period.filter(|period| !(PERIOD_MIN..=PERIOD_MAX).contains(period)) {
             return Err(Error::Input(format!(
@@ -69,12 +253,11 @@ impl Publisher {
         }
         let sent = Arc::new(Sent {
             topic: topic.to_owned(),
-            next: inner.count_of(topic),
+            next: lock(&control.counts).entry(topic.to_owned()).or_default().clone(),
         });
-        let flow = inner.publish(&sent, period)?;
         Ok(Publisher {
-            inner: inner.clone(),
-            flow,
+            flow: control.publish(&sent, period)?,
+            control: control.clone(),
             sent,
         })
     }
@@ -91,9 +274,9 @@ impl Publisher {
                 self.sent.topic
             )));
         }
-        let (inner, topic) = (&self.inner, &self.sent.topic);
-        let mut subscribers = inner.subscribers(topic);
-        let (made_at, stamp, copies, states) = inner.tell(|robot, now| {
+        let (control, topic) = (&*self.control, &self.sent.topic);
+        let mut subscribers = control.subscribers(topic);
+        let (made_at, stamp, copies, states) = control.robot.tell(|robot, now| {
             let stamp = robot.handle(Input::Control(self.flow), now).stamp();
             let mut copies = Vec::with_capacity(subscribers.len());
             // Who ends windows by what arrives there comes last: then the others' copies are out.
@@ -107,39 +290,35 @@ impl Publisher {
                 // Where there is a choice of paths nothing rides.
                 copies.extend(chosen.into_iter().map(|copy| (to, copy.path, copy.number, Vec::new())));
             }
-            (
-                now,
-                stamp,
-                copies,
-                robot.handle(Input::State(topic.clone()), now).states(),
-            )
+            let states = robot.handle(Input::State(topic.clone()), now).states();
+            (now, stamp, copies, states)
         });
         let mut header = ControlHeader {
-            incarnation: inner.incarnation,
+            incarnation: control.member.incarnation,
             sequence: self.sent.next.fetch_add(1, Ordering::Relaxed),
             stamp,
             made_at,
             copy: None,
         };
         let message = Bytes::copy_from_slice(message);
-        inner.send_states(states, &message);
+        control.gatherings.send_states(states, &message);
         let copies = copies.into_iter().filter_map(|(to, path, number, riders)| {
             header.copy = number;
             let topic = topic.clone();
             let parcel = Parcel::Control { topic, header, riders };
-            inner.send(to, path, &parcel, &message)
+            control.links.send(to, path, &parcel, &message)
         });
         let targets = copies.collect();
-        inner.follow(self.flow, targets);
+        control.follow(self.flow, targets);
         header.copy = None;
-        inner.on_control(inner.me, PathId(0), topic, header, &message);
+        control.on_message(control.member.me, PathId(0), topic, header, &message);
         Ok(())
     }
 }
 
 impl Drop for Publisher {
     fn drop(&mut self) {
-        self.inner.unpublish(self.flow);
+        self.control.unpublish(self.flow);
     }
 }
 
@@ -166,19 +345,10 @@ impl Message {
     }
 }
 
-/// How old a message is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Age {
-    /// Since it was made.
-    pub is: Duration,
-    /// As this robot's clock is known; the sender's comes on top.
-    pub within: Duration,
-}
-
 /// Receives one topic of all robots.
 #[derive(Debug)]
 pub struct Subscriber {
-    inner: Arc<Inner>,
+    control: Arc<Control>,
     inbox: Arc<Inbox>,
     /// One a path: the others send what is heard.
     _tokens: Vec<LivelinessToken>,
@@ -208,26 +378,23 @@ struct FromRobot {
 }
 
 impl Subscriber {
-    pub(crate) fn new(inner: &Arc<Inner>, topic: &str) -> Result<Subscriber, Error> {
+    pub(crate) fn new(control: &Arc<Control>, topic: &str) -> Result<Subscriber, Error> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let inbox = Arc::new(Inbox {
             topic: checked(topic)?.to_owned(),
             robots: Mutex::default(),
             waiting: Mailbox::new(),
         });
-        inner.subscribe(&inbox);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let tokens = inner.coordination.iter().map(|session| {
-            let token = format!("{}.{number}", session.zid());
-            let token = session
-                .liveliness()
-                .declare_token(inner.keyspace.subscribes(inner.name(), topic, &token));
-            token.wait().map_err(|error| fabric_failed(error.as_ref()))
-        });
+        control.subscribe(&inbox);
+        let (number, member) = (NEXT.fetch_add(1, Ordering::Relaxed), &control.member);
+        let key = |session: &str| {
+            let token = format!("{session}.{number}");
+            member.keyspace.subscribes(member.name(), topic, &token)
+        };
         Ok(Subscriber {
-            inner: inner.clone(),
+            _tokens: control.coordination.declare_tokens(key)?,
+            control: control.clone(),
             inbox,
-            _tokens: tokens.collect::<Result<_, _>>()?,
         })
     }
 
@@ -247,15 +414,12 @@ impl Subscriber {
     }
 
     fn taken(&self, (mut message, stamp): (Message, Stamp)) -> Message {
-        message.age = stamp.made_at.and_then(|(clock, made_at)| {
-            let offset = self.inner.clock(clock)?;
-            Some(Age {
-                is: offset.theirs(self.inner.now()).since(made_at),
-                within: offset.within,
-            })
-        });
+        let (robot, team) = (&self.control.robot, &self.control.member.team);
+        message.age = stamp
+            .made_at
+            .and_then(|(clock, made_at)| Some(Age::by(robot.clock(clock)?, made_at, robot.now())));
         if let (Some(age), Some(entry)) = (message.age, lock(&self.inbox.robots).get_mut(&message.from)) {
-            let bound = self.inner.team.control.as_ref().map(|control| control.bound);
+            let bound = team.control.as_ref().map(|control| control.bound);
             entry.aged += 1;
             entry.ages += age.is;
             entry.late += u64::from(bound.is_some_and(|bound| age.is > bound));
@@ -265,12 +429,8 @@ impl Subscriber {
 }
 
 impl Inbox {
-    pub fn topic(&self) -> &str {
-        &self.topic
-    }
-
     /// A copy of a message came. It waits if it is newer than all before.
-    pub fn on_message(&self, from: RobotId, path: PathId, header: ControlHeader, payload: &Bytes, now: Instant) {
+    fn on_message(&self, from: RobotId, path: PathId, header: ControlHeader, payload: &Bytes, now: Instant) {
         let mut robots = lock(&self.robots);
         let entry = robots.entry(from).or_insert_with(|| FromRobot::new(&header, now));
         if entry.take_in(path.0.into(), &header, now) {
@@ -288,7 +448,7 @@ impl Inbox {
         }
     }
 
-    pub fn heard(&self, now: Instant) -> Vec<Heard> {
+    fn heard(&self, now: Instant) -> Vec<Heard> {
         let heard = |(robot, from): (&RobotId, &FromRobot)| Heard {
             topic: self.topic.clone(),
             from: robot.0,
@@ -343,18 +503,6 @@ impl FromRobot {
     }
 }
 
-/// The topic, or a bulk message's name, where it may be called so.
-pub(crate) fn checked(topic: &str) -> Result<&str, Error> {
-    let fits = |c: char| c.is_alphanumeric() || matches!(c, '-' | '_' | '.');
-    if topic.is_empty() || topic.chars().count() > TOPIC_CHARS_MAX || !topic.chars().all(fits) {
-        return Err(Error::Input(format!(
-            "\"{}\" cannot be a name: use 1 to {TOPIC_CHARS_MAX} letters, digits, `-`, `_` and `.`",
-            topic.chars().take(TOPIC_CHARS_MAX).collect::<String>().escape_debug()
-        )));
-    }
-    Ok(topic)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -380,13 +528,5 @@ mod tests {
         assert!(take(2, 0, 0), "its sender started anew");
         assert!(!take(1, 9, 0), "from before that");
         assert_eq!((from.count, from.missed, from.duplicates), (3, 2, 1));
-    }
-
-    #[test]
-    fn a_topic_is_a_name() {
-        assert!(checked("pose.2").is_ok());
-        for topic in ["", "a/b", "*", "\u{7}", &"x".repeat(65)] {
-            assert!(checked(topic).is_err(), "{topic:?}");
-        }
     }
 }

@@ -161,6 +161,11 @@ impl KeySpace {
     }
 }
 
+/// Why something was not done over the fabric.
+pub(crate) fn fabric_failed(error: zenoh::Error) -> Error {
+    Error::Failed(format!("the fabric failed: {error}"))
+}
+
 /// Coordination's sessions, one a path.
 #[derive(Debug)]
 pub(crate) struct Sessions(Vec<Session>);

@@ -22,15 +22,17 @@ use coorp_core::tracker::{Message, Stamps, Topics, Tracker, TrackerAction, Track
 use coorp_core::{Duration, Instant, RobotId};
 use zenoh::liveliness::LivelinessToken;
 use zenoh::sample::{Sample, SampleKind};
-use zenoh::Wait;
 
-use crate::control::{checked, Age};
+use crate::coordination::Coordination;
+use crate::links::Links;
 use crate::mailbox::Mailbox;
-use crate::node::{fabric_failed, Inner};
+use crate::member::Member;
+use crate::shared_robot::SharedRobot;
 use crate::status::Gathered;
 use crate::sync::{lock, spawn};
+use crate::topic::{checked, Age};
 use crate::wire::{self, Parcel, Refusal};
-use crate::{Error, Node};
+use crate::Error;
 
 /// Shortest and longest time between two lists.
 const PERIOD_MIN: Duration = Duration::from_micros(500);
@@ -45,7 +47,7 @@ const OTHERS_FIRST: Duration = Duration::from_micros(300);
 /// Gathers the states of all robots on a topic. Dropped, it ends.
 #[derive(Debug)]
 pub struct Gather {
-    inner: Arc<Inner>,
+    gatherings: Arc<Gatherings>,
     shared: Arc<Gathering>,
     lister: Option<JoinHandle<()>>,
     /// One a path.
@@ -114,19 +116,13 @@ impl RobotState {
     }
 }
 
-impl Node {
-    /// Gathers the states that robots publish on a topic into one list a period. The robots need not be there yet, and
-    /// may come and go. `topics` says whether all have one topic's number or each its own; over links they cost the same.
-    ///
-    /// # Errors
-    /// Where the topic's name or the period does not fit, or this robot gathers the topic already.
-    pub fn gather(&self, topic: &str, period: Duration, topics: Topics) -> Result<Gather, Error> {
-        Gather::new(self.inner(), topic, period, topics)
-    }
-}
-
 impl Gather {
-    fn new(inner: &Arc<Inner>, topic: &str, period: Duration, topics: Topics) -> Result<Gather, Error> {
+    pub(crate) fn new(
+        gatherings: &Arc<Gatherings>,
+        topic: &str,
+        period: Duration,
+        topics: Topics,
+    ) -> Result<Gather, Error> {
         let topic = checked(topic)?;
         if !(PERIOD_MIN..=PERIOD_MAX).contains(&period) {
             return Err(Error::Input(format!(
@@ -136,13 +132,13 @@ impl Gather {
         let config = TrackerConfig {
             topics,
             period,
-            robots_max: u16::try_from(inner.team.robots.len()).unwrap_or(u16::MAX),
+            robots_max: u16::try_from(gatherings.member.team.robots.len()).unwrap_or(u16::MAX),
             ..TrackerConfig::default()
         };
         let shared = Arc::new(Gathering {
             topic: topic.to_owned(),
             state: Mutex::new(State {
-                tracker: Tracker::new(config, inner.now()),
+                tracker: Tracker::new(config, gatherings.robot.now()),
                 todo: VecDeque::new(),
                 waiting: 0,
                 ages: Vec::new(),
@@ -151,31 +147,24 @@ impl Gather {
             stop: AtomicBool::new(false),
             lists: Mailbox::new(),
         });
-        inner.gatherings.insert(topic, &shared)?;
+        gatherings.insert(topic, &shared)?;
         // From here on what is begun ends with this.
         let mut gather = Gather {
-            inner: inner.clone(),
+            gatherings: gatherings.clone(),
             shared: shared.clone(),
             lister: None,
             tokens: Vec::new(),
         };
-        let (works, node) = (shared, Arc::downgrade(inner));
+        let all = gatherings.clone();
         gather.lister = Some(spawn("coorp-gather", move || {
-            while let Some(inner) = node.upgrade() {
-                if works.stop.load(Ordering::Acquire) {
-                    return;
-                }
-                works.work(&inner);
+            while !shared.stop.load(Ordering::Acquire) {
+                shared.work(&all);
             }
         })?);
-        for session in inner.coordination.iter() {
-            let (incarnation, zid) = (inner.incarnation.to_string(), session.zid().to_string());
-            let token = session.liveliness();
-            let token = token.declare_token(inner.keyspace.gathers(inner.name(), topic, &incarnation, &zid));
-            gather
-                .tokens
-                .push(token.wait().map_err(|error| fabric_failed(error.as_ref()))?);
-        }
+        let (member, incarnation) = (&gatherings.member, gatherings.member.incarnation.to_string());
+        gather.tokens = gatherings
+            .coordination
+            .declare_tokens(|session| member.keyspace.gathers(member.name(), topic, &incarnation, session))?;
         Ok(gather)
     }
 
@@ -191,14 +180,14 @@ impl Gather {
         loop {
             let mut state = lock(&self.shared.state);
             // Made here, there is no other thread to be woken by.
-            self.shared.look(&self.inner, &mut state);
+            self.shared.look(&self.gatherings.robot, &mut state);
             let mut listed = self.shared.lists.try_recv();
             if listed.is_none() {
                 let left = until.map(|until| until.saturating_duration_since(StdInstant::now()));
                 if left.is_some_and(|left| left.is_zero()) {
                     return None;
                 }
-                let due = state.until_due(self.inner.now());
+                let due = state.until_due(self.gatherings.robot.now());
                 state.waiting += 1;
                 drop(state);
                 listed = self.shared.lists.recv(Some(left.map_or(due, |left| left.min(due))));
@@ -221,9 +210,9 @@ impl Gather {
     }
 
     fn table(&self, listed: Listed) -> Table {
-        let (taken_at, mut states) = (self.inner.now(), listed.states);
+        let (taken_at, mut states) = (self.gatherings.robot.now(), listed.states);
         for state in &mut states {
-            state.age = age(&state.stamps, taken_at);
+            state.age = Age::of(&state.stamps, taken_at);
         }
         Table {
             listed_at: listed.at,
@@ -242,23 +231,17 @@ impl Drop for Gather {
         if let Some(lister) = self.lister.take() {
             let _ = lister.join();
         }
-        self.inner.gatherings.remove(&self.shared.topic);
+        lock(&self.gatherings.by_topic).remove(&self.shared.topic);
     }
-}
-
-fn age(stamps: &Stamps, used_at: Instant) -> Option<Age> {
-    Some(Age {
-        is: stamps.age(used_at)?,
-        within: stamps.error,
-    })
 }
 
 impl Gathering {
     /// One round of the thread: what is due is done, then it waits for more.
-    fn work(&self, inner: &Inner) {
+    fn work(&self, gatherings: &Gatherings) {
+        let robot = &gatherings.robot;
         let mut state = lock(&self.state);
-        if state.waiting == 0 || state.until_due(inner.now() - OTHERS_FIRST).is_zero() {
-            self.look(inner, &mut state);
+        if state.waiting == 0 || state.until_due(robot.now() - OTHERS_FIRST).is_zero() {
+            self.look(robot, &mut state);
         }
         let todo = std::mem::take(&mut state.todo);
         if todo.is_empty() {
@@ -267,7 +250,7 @@ impl Gathering {
             } else {
                 OTHERS_FIRST
             };
-            let wait = state.until_due(inner.now() - later);
+            let wait = state.until_due(robot.now() - later);
             drop(self.wake.wait_timeout(state, wait.min(LOOK_UP_EVERY)));
             return;
         }
@@ -277,12 +260,16 @@ impl Gathering {
             match action {
                 // Links carry all topics.
                 TrackerAction::Open(_) | TrackerAction::Close(_) => {}
-                TrackerAction::Send { to, message } => inner.say_fleet(&self.topic, to, message),
+                TrackerAction::Send { to, message } => gatherings.say(&self.topic, to, message),
                 TrackerAction::Joined(robot) => {
-                    tracing::info!("{} is gathered on {}", inner.name_of(robot), self.topic);
+                    tracing::info!("{} is gathered on {}", gatherings.member.name_of(robot), self.topic);
                 }
                 TrackerAction::Left(robot) => {
-                    tracing::info!("{} is no longer gathered on {}", inner.name_of(robot), self.topic);
+                    tracing::info!(
+                        "{} is no longer gathered on {}",
+                        gatherings.member.name_of(robot),
+                        self.topic
+                    );
                 }
                 // Made when it came.
                 TrackerAction::List => {}
@@ -291,40 +278,40 @@ impl Gathering {
     }
 
     /// Makes the list, if one is due.
-    fn look(&self, inner: &Inner, state: &mut State) {
-        let now = inner.now();
+    fn look(&self, robot: &SharedRobot, state: &mut State) {
+        let now = robot.now();
         state.tracker.on_deadline(now);
         self.collect(state, now);
     }
 
     /// A copy of a state came.
-    fn on_state(&self, inner: &Inner, from: RobotId, header: wire::State, payload: &Bytes) {
+    fn on_state(&self, robot: &SharedRobot, from: RobotId, header: wire::State, payload: &Bytes) {
         let mut state = lock(&self.state);
         if state.todo.len() >= TODO_MAX {
             return;
         }
         // Read under the lock, so that no later time was told before.
-        let received_at = inner.now();
+        let received_at = robot.now();
         state
             .tracker
             .on_state(from, header.topic, header.header, payload.clone(), received_at);
         self.collect(&mut state, received_at);
     }
 
-    fn on_said(&self, inner: &Inner, from: RobotId, message: Message) {
+    fn on_said(&self, robot: &SharedRobot, from: RobotId, message: Message) {
         let mut state = lock(&self.state);
         if state.todo.len() >= TODO_MAX {
             return; // As if it were lost on the way.
         }
-        let now = inner.now();
+        let now = robot.now();
         state.tracker.on_message(from, message, now);
         self.collect(&mut state, now);
     }
 
-    fn on_gone(&self, inner: &Inner, robot: RobotId) {
+    fn on_gone(&self, robot: &SharedRobot, gone: RobotId) {
         let mut state = lock(&self.state);
-        let now = inner.now();
-        state.tracker.on_gone(robot, now);
+        let now = robot.now();
+        state.tracker.on_gone(gone, now);
         self.collect(&mut state, now);
     }
 
@@ -343,12 +330,12 @@ impl Gathering {
     }
 
     /// How well each robot's states come in.
-    pub fn gathered(&self, now: Instant) -> Vec<Gathered> {
+    fn gathered(&self, now: Instant) -> Vec<Gathered> {
         let state = lock(&self.state);
         let robots = state.tracker.robots();
         let gathered = robots.map(|(robot, updates)| {
             let place = state.ages.binary_search_by_key(&robot, |(robot, _)| *robot);
-            let age = place.ok().and_then(|place| age(&state.ages[place].1, now));
+            let age = place.ok().and_then(|place| Age::of(&state.ages[place].1, now));
             Gathered {
                 topic: self.topic.clone(),
                 from: robot.0,
@@ -387,13 +374,34 @@ impl State {
     }
 }
 
-/// What this robot gathers, by topic.
-#[derive(Debug, Default)]
-pub(crate) struct Gatherings(Mutex<BTreeMap<String, Arc<Gathering>>>);
+/// What this robot gathers, and what of its states goes to those that gather them.
+#[derive(Debug)]
+pub(crate) struct Gatherings {
+    member: Arc<Member>,
+    robot: Arc<SharedRobot>,
+    coordination: Arc<Coordination>,
+    links: Arc<Links>,
+    by_topic: Mutex<BTreeMap<String, Arc<Gathering>>>,
+}
 
 impl Gatherings {
+    pub fn new(
+        member: &Arc<Member>,
+        robot: &Arc<SharedRobot>,
+        coordination: &Arc<Coordination>,
+        links: &Arc<Links>,
+    ) -> Arc<Self> {
+        Arc::new(Gatherings {
+            member: member.clone(),
+            robot: robot.clone(),
+            coordination: coordination.clone(),
+            links: links.clone(),
+            by_topic: Mutex::default(),
+        })
+    }
+
     fn insert(&self, topic: &str, gathering: &Arc<Gathering>) -> Result<(), Error> {
-        let mut all = lock(&self.0);
+        let mut all = lock(&self.by_topic);
         if all.contains_key(topic) {
             return Err(Error::Input(format!(
                 "this robot gathers \"{topic}\" already: share what `gather` has returned"
@@ -403,104 +411,107 @@ impl Gatherings {
         Ok(())
     }
 
-    fn remove(&self, topic: &str) {
-        lock(&self.0).remove(topic);
-    }
-
     fn get(&self, topic: &str) -> Option<Arc<Gathering>> {
-        lock(&self.0).get(topic).cloned()
+        lock(&self.by_topic).get(topic).cloned()
     }
 
-    pub fn all(&self) -> Vec<Arc<Gathering>> {
-        lock(&self.0).values().cloned().collect()
+    fn all(&self) -> Vec<Arc<Gathering>> {
+        lock(&self.by_topic).values().cloned().collect()
+    }
+
+    /// How well the states of each topic and robot come in.
+    pub fn gathered(&self) -> Vec<Gathered> {
+        let now = self.robot.now();
+        self.all()
+            .iter()
+            .flat_map(|gathering| gathering.gathered(now))
+            .collect()
     }
 
     /// A robot's process has ended.
-    pub fn on_gone(&self, inner: &Inner, robot: RobotId) {
-        self.all().iter().for_each(|gathering| gathering.on_gone(inner, robot));
+    pub fn on_gone(&self, gone: RobotId) {
+        for gathering in self.all() {
+            gathering.on_gone(&self.robot, gone);
+        }
     }
-}
 
-impl Inner {
     /// Does what the reporters want done.
-    pub(crate) fn report(&self, action: ReportAction) {
+    pub fn report(&self, action: ReportAction) {
         match action {
-            ReportAction::Say((topic, to), message) => self.say_fleet(&topic, to, message),
-            ReportAction::Open((_, to)) => self.warm(to),
+            ReportAction::Say((topic, to), message) => self.say(&topic, to, message),
+            ReportAction::Open((_, to)) => self.links.warm(to),
             ReportAction::Close((topic, to)) => {
-                tracing::debug!("states on {topic} no longer go to {}", self.name_of(to));
+                tracing::debug!("states on {topic} no longer go to {}", self.member.name_of(to));
             }
         }
     }
 
     /// Sends a state to who gathers it.
-    pub(crate) fn send_states(&self, states: Vec<StateCopy>, message: &Bytes) {
+    pub fn send_states(&self, states: Vec<StateCopy>, message: &Bytes) {
         for state in states {
             let (topic, to) = state.report;
             let path = state.copy.map_or(PathId(0), |copy| copy.path);
-            let number = state.copy.and_then(|copy| copy.number);
             let header = wire::State {
                 topic: state.topic,
                 header: state.header,
-                copy: number,
+                copy: state.copy.and_then(|copy| copy.number),
             };
-            if to == self.me {
+            if to == self.member.me {
                 self.on_state(to, &topic, header, message);
             } else {
-                self.send(to, path, &Parcel::State { topic, header }, message);
+                self.links.send(to, path, &Parcel::State { topic, header }, message);
             }
         }
     }
 
     /// A copy of a state came.
-    pub(crate) fn on_state(&self, from: RobotId, topic: &str, header: wire::State, payload: &Bytes) {
-        if let Some(gathering) = self.gatherings.get(topic) {
-            gathering.on_state(self, from, header, payload);
+    pub fn on_state(&self, from: RobotId, topic: &str, header: wire::State, payload: &Bytes) {
+        if let Some(gathering) = self.get(topic) {
+            gathering.on_state(&self.robot, from, header, payload);
         }
     }
 
-    fn say_fleet(&self, topic: &str, to: RobotId, message: Message) {
-        let key = self.keyspace.fleet(self.name(), self.name_of(to), topic);
-        self.put(&key, &message);
+    fn say(&self, topic: &str, to: RobotId, message: Message) {
+        let member = &self.member;
+        let key = member.keyspace.fleet(member.name(), member.name_of(to), topic);
+        self.coordination.put(&key, &message);
     }
 
     /// A robot says something about being gathered.
-    pub(crate) fn on_fleet(&self, sample: &Sample) {
-        let (what, key) = ("a word on being gathered", sample.key_expr().as_str());
-        let from = self.keyspace.part(key, 1).and_then(|name| self.team.robot_named(name));
-        let (Some(from), Some(topic)) = (from, self.keyspace.part(key, 3)) else {
-            return self.refused.count(what, Refusal::Malformed);
+    pub fn on_fleet(&self, sample: &Sample) {
+        let (what, key, member) = ("a word on being gathered", sample.key_expr().as_str(), &self.member);
+        let (Some(from), Some(topic)) = (member.named_in(key, 1), member.keyspace.part(key, 3)) else {
+            return member.refused.count(what, Refusal::Malformed);
         };
-        let Some(said) = self.read::<Message>(what, sample.payload()) else {
+        let Some(message) = member.refused.decode::<Message>(what, sample.payload()) else {
             return;
         };
         let to_gatherer = matches!(
-            said,
+            message,
             Message::Connect { .. } | Message::Sync { .. } | Message::Leave { .. }
         );
         if to_gatherer {
-            if let Some(gathering) = self.gatherings.get(topic) {
-                gathering.on_said(self, from, said);
+            if let Some(gathering) = self.get(topic) {
+                gathering.on_said(&self.robot, from, message);
             }
         } else {
             let report = (topic.to_owned(), from);
-            self.tell(|robot, now| {
-                let message = said;
-                robot.handle(Input::Gathering { report, message }, now)
-            });
+            self.robot
+                .tell(|robot, now| robot.handle(Input::Gathering { report, message }, now));
         }
     }
 
     /// A robot gathers a topic, or no longer does.
-    pub(crate) fn on_gathers(&self, sample: &Sample) {
+    pub fn on_gathers(&self, sample: &Sample) {
         let key = sample.key_expr().as_str();
-        let robot = self.keyspace.part(key, 1).and_then(|name| self.team.robot_named(name));
-        let [topic, incarnation, session] = [2, 3, 4].map(|place| self.keyspace.part(key, place));
+        let [topic, incarnation, session] = [2, 3, 4].map(|place| self.member.keyspace.part(key, place));
+        let robot = self.member.named_in(key, 1);
         let (Some(robot), Some(topic), Some(incarnation), Some(session)) = (robot, topic, incarnation, session) else {
             return;
         };
         let (report, here) = ((topic.to_owned(), robot), sample.kind() == SampleKind::Put);
         let session = (incarnation.to_owned(), session.to_owned());
-        self.tell(|robot, now| robot.handle(Input::Gatherer { report, session, here }, now));
+        self.robot
+            .tell(|robot, now| robot.handle(Input::Gatherer { report, session, here }, now));
     }
 }

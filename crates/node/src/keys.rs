@@ -9,7 +9,7 @@
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use coorp_team::Team;
@@ -19,6 +19,7 @@ use rcgen::{
     KeyUsagePurpose,
 };
 
+use crate::state::make_private;
 use crate::Error;
 
 /// What the certificate of the operator says, who may look and not take part. No robot can be called so.
@@ -44,8 +45,8 @@ pub struct Made {
 /// Where all of it is there already, and where files cannot be read or written.
 pub fn init(team: &Team) -> Result<Made, Error> {
     let folder = &team.live.keys;
-    private_folder(folder)?;
-    private_folder(&folder.join(ROBOTS))?;
+    make_private(folder)?;
+    make_private(&folder.join(ROBOTS))?;
     let (certificate, key) = pair(folder, AUTHORITY);
     let authority = match (certificate.exists(), key.exists()) {
         (false, false) => {
@@ -194,11 +195,6 @@ fn lasting(name: &str) -> CertificateParams {
 fn pair(folder: &Path, name: &str) -> (PathBuf, PathBuf) {
     // Names may hold dots, so nothing is taken for an extension.
     (folder.join(format!("{name}.pem")), folder.join(format!("{name}.key")))
-}
-
-fn private_folder(folder: &Path) -> Result<(), Error> {
-    let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
-    made.map_err(|error| Error::at("make the folder", folder, &error))
 }
 
 /// Writes a file that must not be there yet.

@@ -26,10 +26,12 @@
 //! # }
 //! ```
 //!
-//! What a robot decides is `coorp_core::robot`; this crate drives it. Begin at `node.rs`, then `node/input.rs` (what the
-//! robot is told) and `node/drive.rs` (what it wants done). `fabric.rs` has sessions, keys and who may say what, `links/`
-//! what carries control, `bulk/` bulk and its gate, `outqueue.rs` and `card.rs` what has left and by which source, `wire.rs`
-//! the bytes. `keys.rs` makes and loads the team's keys, `watch.rs` asks robots for their status.
+//! What a robot decides is `coorp_core::robot`; this crate drives it. Begin at `node.rs`, which puts the parts together.
+//! All of them share the robot (`shared_robot.rs`) and know who it is (`member.rs`). `inbound.rs` tells the robot what
+//! comes, `driver.rs` does what it wants done. `control.rs`, `gather.rs` and `bulk/` are what users send and receive;
+//! `links/` carries control and `coordination.rs` all else that robots say, over the sessions of `fabric.rs`, which has the
+//! keys and who may say what. `outqueue.rs` and `card.rs` tell what has left and by which source, `wire.rs` has the bytes.
+//! `keys.rs` makes and loads the team's keys, `watch.rs` asks robots for their status.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
@@ -37,23 +39,33 @@ pub mod bulk;
 pub mod card;
 mod clock;
 pub mod control;
+mod coordination;
+mod dead;
+mod driver;
 mod error;
 mod fabric;
 pub mod flight;
 pub mod gather;
+mod inbound;
 pub mod keys;
 mod links;
 mod mailbox;
+mod member;
 pub mod metrics;
 mod network;
 mod node;
 pub mod outqueue;
+mod overview;
 mod own_runtime;
 mod quic;
 pub mod recording;
+mod refused;
 mod resets;
+mod shared_robot;
+mod state;
 pub mod status;
 mod sync;
+mod topic;
 pub mod watch;
 pub mod wire;
 mod zenoh_threads;
@@ -64,4 +76,5 @@ pub use coorp_core::{Duration, RobotId};
 pub use coorp_team::{load, LoadError, Team};
 pub use error::Error;
 pub use fabric::MESSAGE_BYTES_MAX;
-pub use node::{Node, Options, Wish, INSECURE};
+pub use node::{Node, Options, INSECURE};
+pub use shared_robot::Wish;

@@ -13,9 +13,9 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::node::Inner;
+use crate::overview::Overview;
 use crate::status::{Bulk, Carries, PathState, Permit, Status};
-use crate::{Error, Node};
+use crate::Error;
 
 /// How long one request may take, reading and answering.
 const REQUEST_MAX: Duration = Duration::from_secs(1);
@@ -30,29 +30,23 @@ pub struct Metrics {
     server: Option<JoinHandle<()>>,
 }
 
-impl Node {
-    /// Serves this robot's metrics at `http://127.0.0.1:<port>/metrics`; port 0 is one that the kernel chooses.
-    ///
-    /// # Errors
-    /// Where the port is taken.
-    pub fn serve_metrics(&self, port: u16) -> Result<Metrics, Error> {
+impl Metrics {
+    pub(crate) fn serve(overview: &Arc<Overview>, port: u16) -> Result<Metrics, Error> {
         let failed = |error| Error::Failed(format!("cannot serve metrics at 127.0.0.1:{port}: {error}"));
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).map_err(failed)?;
         let at = listener.local_addr().map_err(failed)?;
         let stop = Arc::new(AtomicBool::new(false));
-        let (stopped, node) = (stop.clone(), Arc::downgrade(self.inner()));
+        let (stopped, overview) = (stop.clone(), Arc::downgrade(overview));
         let server = std::thread::Builder::new()
             .name("coorp-metrics".to_owned())
-            .spawn(move || serve(&listener, &node, &stopped));
+            .spawn(move || serve(&listener, &overview, &stopped));
         Ok(Metrics {
             at,
             stop,
             server: Some(server.map_err(failed)?),
         })
     }
-}
 
-impl Metrics {
     /// The port that they are served on.
     pub fn port(&self) -> u16 {
         self.at.port()
@@ -70,23 +64,23 @@ impl Drop for Metrics {
     }
 }
 
-fn serve(listener: &TcpListener, node: &Weak<Inner>, stop: &AtomicBool) {
+fn serve(listener: &TcpListener, overview: &Weak<Overview>, stop: &AtomicBool) {
     loop {
         let Ok((stream, _)) = listener.accept() else {
             // Out of files, most likely; they may come back.
             std::thread::sleep(REQUEST_MAX);
             continue;
         };
-        let Some(inner) = node.upgrade().filter(|_| !stop.load(Ordering::Acquire)) else {
+        let Some(overview) = overview.upgrade().filter(|_| !stop.load(Ordering::Acquire)) else {
             return;
         };
-        if let Err(error) = answer(stream, &inner) {
+        if let Err(error) = answer(stream, &overview) {
             tracing::debug!("a request for metrics was not answered: {error}");
         }
     }
 }
 
-fn answer(mut stream: TcpStream, inner: &Inner) -> std::io::Result<()> {
+fn answer(mut stream: TcpStream, overview: &Overview) -> std::io::Result<()> {
     let until = Instant::now() + REQUEST_MAX;
     let (mut request, mut length) = ([0; REQUEST_BYTES_MAX], 0);
     while !request[..length].windows(4).any(|end| end == b"\r\n\r\n") {
@@ -108,7 +102,7 @@ fn answer(mut stream: TcpStream, inner: &Inner) -> std::io::Result<()> {
     let (method, path) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
     let path = path.split(|byte| *byte == b'?').next().unwrap_or_default();
     let (code, body) = match (method, path) {
-        (b"GET", b"/metrics") => ("200 OK", text(inner)),
+        (b"GET", b"/metrics") => ("200 OK", text(overview)),
         (b"GET", _) => ("404 Not Found", "metrics are at /metrics\n".to_owned()),
         _ => ("405 Method Not Allowed", "GET it\n".to_owned()),
     };
@@ -122,9 +116,9 @@ fn answer(mut stream: TcpStream, inner: &Inner) -> std::io::Result<()> {
     stream.write_all(body.as_bytes())
 }
 
-fn text(inner: &Inner) -> String {
-    let status = inner.status();
-    let name = |place: u16| inner.name_of(coorp_core::RobotId(place));
+fn text(overview: &Overview) -> String {
+    let status = overview.status();
+    let name = |place: u16| overview.member.name_of(coorp_core::RobotId(place));
     let mut page = Page::default();
     robot(&mut page, &status, name);
     control(&mut page, &status, name);

@@ -25,9 +25,10 @@ use mcap::write::NoSeek;
 use mcap::{McapError, WriteOptions, Writer};
 use serde_json::{json, Value};
 
-use crate::node::Inner;
+use crate::member::Member;
+use crate::overview::Overview;
 use crate::sync::{lock, spawn};
-use crate::{status, Error, Node};
+use crate::{status, Error};
 
 /// Between two looks at what was decided.
 const TAKE_EVERY: StdDuration = StdDuration::from_millis(50);
@@ -46,33 +47,26 @@ pub struct Recording {
     failed: Arc<Mutex<Option<String>>>,
 }
 
-impl Node {
-    /// Records all that this robot decides into a new MCAP file. One recording at a time.
-    ///
-    /// # Errors
-    /// Where the file is there already or cannot be made, and where this robot is being recorded.
-    pub fn record(&self, path: &Path) -> Result<Recording, Error> {
-        let inner = self.inner();
-        if !inner.tell(|robot, _| robot.begin_journal()) {
+impl Recording {
+    pub(crate) fn begin(overview: &Arc<Overview>, path: &Path) -> Result<Recording, Error> {
+        if !overview.robot.tell(|robot, _| robot.begin_journal()) {
             return Err(Error::Input("this robot is being recorded already".to_owned()));
         }
-        let begun = Recorder::begin(inner, path).and_then(|recorder| Recording::new(recorder, path));
+        let begun = Recorder::begin(overview, path).and_then(|recorder| Recording::new(recorder, path));
         if begun.is_err() {
-            inner.tell(|robot, _| robot.end_journal());
+            overview.robot.tell(|robot, _| robot.end_journal());
         }
         begun
     }
-}
 
-impl Recording {
     fn new(mut recorder: Recorder, path: &Path) -> Result<Recording, Error> {
         let failed: Arc<Mutex<Option<String>>> = Arc::default();
         let (end, ended) = channel();
         let (report, shown) = (failed.clone(), path.to_owned());
         let thread = spawn("coorp-record", move || {
             let outcome = recorder.run(&ended);
-            if let Some(inner) = recorder.node.upgrade() {
-                inner.tell(|robot, _| robot.end_journal());
+            if let Some(overview) = recorder.overview.upgrade() {
+                overview.robot.tell(|robot, _| robot.end_journal());
             }
             if let Err(error) = outcome.and_then(|()| recorder.finish()) {
                 let text = format!("the recording {} ends here: {}", shown.display(), plain(&error));
@@ -213,7 +207,7 @@ impl Kind {
 }
 
 struct Recorder {
-    node: Weak<Inner>,
+    overview: Weak<Overview>,
     writer: Writer<NoSeek<BufWriter<File>>>,
     channels: Vec<u16>,
     sequences: Vec<u32>,
@@ -225,10 +219,13 @@ struct Recorder {
 }
 
 impl Recorder {
-    fn begin(inner: &Arc<Inner>, path: &Path) -> Result<Recorder, Error> {
+    fn begin(overview: &Arc<Overview>, path: &Path) -> Result<Recorder, Error> {
         let file = open(path)?;
         let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let began = (inner.now(), u64::try_from(since_epoch.as_nanos()).unwrap_or(u64::MAX));
+        let began = (
+            overview.robot.now(),
+            u64::try_from(since_epoch.as_nanos()).unwrap_or(u64::MAX),
+        );
         let failed =
             |error: McapError| Error::Failed(format!("cannot record to {}: {}", path.display(), plain(&error)));
         // Chunks are put together in memory: a file never holds half of one's length.
@@ -241,8 +238,8 @@ impl Recorder {
         let mut writer = options.create(NoSeek::new(BufWriter::new(file))).map_err(failed)?;
         let mut channels = Vec::with_capacity(Kind::ALL.len());
         let about = BTreeMap::from([
-            ("team".to_owned(), inner.team.name.clone()),
-            ("robot".to_owned(), inner.name().to_owned()),
+            ("team".to_owned(), overview.member.team.name.clone()),
+            ("robot".to_owned(), overview.member.name().to_owned()),
         ]);
         for kind in Kind::ALL {
             let schema = writer.add_schema(kind.topic(), "jsonschema", kind.schema().to_string().as_bytes());
@@ -251,7 +248,7 @@ impl Recorder {
             channels.push(channel.map_err(failed)?);
         }
         Ok(Recorder {
-            node: Arc::downgrade(inner),
+            overview: Arc::downgrade(overview),
             writer,
             sequences: vec![0; channels.len()],
             channels,
@@ -265,23 +262,23 @@ impl Recorder {
     fn run(&mut self, ended: &Receiver<()>) -> Result<(), McapError> {
         let mut last = false;
         for look in 0u64.. {
-            let Some(inner) = self.node.upgrade() else {
+            let Some(overview) = self.overview.upgrade() else {
                 return Ok(());
             };
-            let (events, lost) = inner.tell(|robot, _| robot.take_journal());
+            let (events, lost) = overview.robot.tell(|robot, _| robot.take_journal());
             self.lost += lost;
             for (at, event) in &events {
-                let (kind, value) = said(&inner, *at, event);
+                let (kind, value) = said(&overview.member, *at, event);
                 self.write(kind, *at, &value)?;
             }
-            self.paths(&inner)?;
+            self.paths(&overview)?;
             if look % STATUS_LOOKS == 0 {
-                self.status(&inner)?;
+                self.status(&overview)?;
             }
             if look % CHUNK_LOOKS == 0 {
                 self.writer.flush()?;
             }
-            drop(inner);
+            drop(overview);
             if last {
                 return Ok(());
             }
@@ -296,16 +293,16 @@ impl Recorder {
         self.writer.finish().map(drop)
     }
 
-    fn status(&mut self, inner: &Inner) -> Result<(), McapError> {
-        let at = inner.now();
-        let mut status = serde_json::to_value(inner.status()).unwrap_or_default();
+    fn status(&mut self, overview: &Overview) -> Result<(), McapError> {
+        let at = overview.robot.now();
+        let mut status = serde_json::to_value(overview.status()).unwrap_or_default();
         status["lost_decisions"] = self.lost.into();
         self.write(Kind::Status, at, &status)
     }
 
     /// Those paths whose part has changed since the last look.
-    fn paths(&mut self, inner: &Inner) -> Result<(), McapError> {
-        let (now, paths) = inner.ask(|robot, now| (now, robot.paths(now)));
+    fn paths(&mut self, overview: &Overview) -> Result<(), McapError> {
+        let (now, paths) = overview.robot.ask(|robot, now| (now, robot.paths(now)));
         let paths: Vec<_> = paths.into_iter().map(status::Path::from).collect();
         let part = |path: &status::Path| (path.to, path.path, path.state, path.carries, path.bulk);
         for path in &paths {
@@ -314,7 +311,8 @@ impl Recorder {
             }
             let place = usize::try_from(path.path).unwrap_or(usize::MAX);
             let value = json!({
-                "to": inner.name_of(RobotId(path.to)), "path": inner.path_name(place), "state": path.state,
+                "to": overview.member.name_of(RobotId(path.to)), "path": overview.member.path_name(place),
+                "state": path.state,
                 "carries": path.carries, "bulk": path.bulk, "round_trip_us": path.round_trip_us,
                 "failures": f64::from(path.failures_ppm) / 1e6,
             });
@@ -359,8 +357,8 @@ fn open(path: &Path) -> Result<File, Error> {
 }
 
 /// A decision as its channel has it.
-fn said(inner: &Inner, at: Instant, event: &Event) -> (Kind, Value) {
-    let name = |robot: RobotId| inner.name_of(robot);
+fn said(member: &Member, at: Instant, event: &Event) -> (Kind, Value) {
+    let name = |robot: RobotId| member.name_of(robot);
     match event {
         Event::Said {
             from,
@@ -377,7 +375,7 @@ fn said(inner: &Inner, at: Instant, event: &Event) -> (Kind, Value) {
         }
         Event::Permitted(permitted) => {
             let event = if *permitted { "permitted" } else { "not-permitted" };
-            (Kind::Permits, json!({"event": event, "from": inner.name()}))
+            (Kind::Permits, json!({"event": event, "from": member.name()}))
         }
         Event::Led(led, epoch) => {
             let event = match led {
@@ -399,7 +397,7 @@ fn said(inner: &Inner, at: Instant, event: &Event) -> (Kind, Value) {
         }
         Event::Gate(gate) => {
             let why = if gate.for_window { "window" } else { "backlog" };
-            let path = inner.path_name(gate.path);
+            let path = member.path_name(gate.path);
             let mut value = json!({
                 "path": path, "open": gate.open, "in_flight": gate.in_flight, "skipped": gate.skipped,
             });

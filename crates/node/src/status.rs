@@ -1,12 +1,9 @@
 //! What a robot says of itself to its operator: the answer to a status query, and its text for `coorp watch`.
 
-use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use coorp_core::robot::{self, PathStatus};
 use serde::{Deserialize, Serialize};
 
-use crate::wire::{Frame, Refusal};
+use crate::wire::Frame;
 
 /// One robot as it is now. Times are relative to now, as clocks are not shared.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -278,48 +275,4 @@ impl Refused {
 impl Frame for Status {
     const KIND: u8 = 5;
     const BYTES_MAX: usize = 4 << 20;
-}
-
-/// Counts refusals as they come, from any thread.
-#[derive(Debug, Default)]
-pub(crate) struct RefusedCounts {
-    oversized: AtomicU64,
-    version: AtomicU64,
-    malformed: AtomicU64,
-    stale_grants: AtomicU64,
-    strangers: AtomicU64,
-}
-
-impl RefusedCounts {
-    /// Counts a frame that was refused, and says so in the log. `what` it should have been.
-    pub fn count(&self, what: &str, refusal: Refusal) {
-        let (counter, why) = match refusal {
-            Refusal::Oversized => (&self.oversized, "it is too long".to_owned()),
-            Refusal::Version(version) => (&self.version, format!("it is of version {version}")),
-            Refusal::Malformed => (&self.malformed, "it is garbled".to_owned()),
-        };
-        counter.fetch_add(1, Ordering::Relaxed);
-        tracing::debug!("refused {what}: {why}");
-    }
-
-    pub fn count_stale_grant(&self) {
-        self.stale_grants.fetch_add(1, Ordering::Relaxed);
-        tracing::debug!("refused a grant that was not asked for");
-    }
-
-    /// Counts who was not let in; `address` it came from.
-    pub fn count_stranger(&self, address: SocketAddr) {
-        self.strangers.fetch_add(1, Ordering::Relaxed);
-        tracing::debug!("refused a stranger at {address}");
-    }
-
-    pub fn read(&self) -> Refused {
-        Refused {
-            oversized: self.oversized.load(Ordering::Relaxed),
-            version: self.version.load(Ordering::Relaxed),
-            malformed: self.malformed.load(Ordering::Relaxed),
-            stale_grants: self.stale_grants.load(Ordering::Relaxed),
-            strangers: self.strangers.load(Ordering::Relaxed),
-        }
-    }
 }

@@ -8,10 +8,9 @@ use coorp_team::Team;
 use zenoh::query::{ConsolidationMode, QueryTarget, Reply};
 use zenoh::Wait;
 
-use crate::fabric::{KeySpace, Sessions, Who};
+use crate::fabric::{fabric_failed, KeySpace, Sessions, Who};
 use crate::keys::Identity;
 use crate::network;
-use crate::node::fabric_failed;
 use crate::status::Status;
 use crate::sync::lock;
 use crate::{wire, Error};
@@ -72,7 +71,7 @@ impl Watch {
                         lock(&gathered).push(status);
                     }
                 });
-            query.wait().map_err(|error| fabric_failed(error.as_ref()))?;
+            query.wait().map_err(fabric_failed)?;
         }
         // The callback is dropped once all have answered or the time is up.
         let until = Instant::now() + ANSWER_MAX * 2;

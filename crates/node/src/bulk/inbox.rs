@@ -14,6 +14,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
+use crate::state::replace;
 use crate::wire::{self, Begin};
 
 /// Messages of one sender that wait to be taken at most; the next one is refused until some are.
@@ -279,16 +280,6 @@ fn copy_to(from: &Path, to: &Path) -> io::Result<()> {
         let _ = fs::remove_file(&new);
         return Err(error);
     }
-    File::open(folder)?.sync_all()
-}
-
-/// Replaces a small file, so that after a crash it is the old or the new one.
-pub(crate) fn replace(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
-    let new = folder.join(format!("{name}.new"));
-    let mut file = File::create(&new)?;
-    file.write_all(bytes)?;
-    file.sync_all()?;
-    fs::rename(&new, folder.join(name))?;
     File::open(folder)?.sync_all()
 }
 

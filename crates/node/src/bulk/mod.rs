@@ -1,9 +1,9 @@
 //! Bulk: messages of many megabytes, as permits and the gate allow, each delivered whole and once or reported failed.
 //!
 //! Messages go over QUIC, one connection a receiver while there is something to send. `socket.rs` is where the gate
-//! decides, `reports.rs` how it is known what has left, `message.rs` what a sender has, `send.rs` and `receive.rs` the
-//! two ends of a message, `inbox.rs` what a receiver keeps on disk, `transport.rs` how QUIC is set up, `turns.rs` which of several receivers is
-//! sent to.
+//! decides, `under.rs` what is below it, `cubic.rs` when packets are made at all, `reports.rs` how it is known what has
+//! left, `message.rs` what a sender has, `send.rs` and `receive.rs` the two ends of a message, `inbox.rs` what a receiver
+//! keeps on disk, `transport.rs` how QUIC is set up, `turns.rs` which of several receivers is sent to.
 //!
 //! Each path has sockets of its own. A message goes over one path; when that dies a new connection over another one goes
 //! on where the receiver's disk ends. QUIC's own migration would keep the connection, but moves one end alone: the address
@@ -12,6 +12,7 @@
 //! A message is in its sender's memory until it is delivered; a sender that dies has failed to send it. Left out:
 //! sending while it is still being written, and splitting a message over paths.
 
+mod cubic;
 mod inbox;
 mod message;
 mod receive;
@@ -20,6 +21,7 @@ mod send;
 mod socket;
 mod transport;
 mod turns;
+mod under;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -30,7 +32,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -38,19 +40,20 @@ use coorp_core::RobotId;
 use quinn::Endpoint;
 use tokio::sync::{mpsc, oneshot, Notify};
 
-pub(crate) use self::inbox::replace;
 use self::inbox::{Inbox, Whole};
 pub(crate) use self::message::Written;
 use self::send::Job;
 use self::socket::GatedSocket;
 use self::turns::Turns;
-use crate::control::checked;
+use crate::coordination::Coordination;
 use crate::fabric::PORT_BULK;
 use crate::mailbox::Mailbox;
-use crate::node::Inner;
+use crate::member::Member;
 use crate::own_runtime::OwnRuntime;
 use crate::quic::{bind, Credentials};
+use crate::shared_robot::SharedRobot;
 use crate::sync::lock;
+use crate::topic::checked;
 use crate::{status, Error};
 
 /// The largest bulk message, bytes.
@@ -65,7 +68,9 @@ const THREADS: usize = 2;
 /// What a node has for bulk.
 #[derive(Debug)]
 pub(crate) struct Bulk {
-    node: Weak<Inner>,
+    member: Arc<Member>,
+    robot: Arc<SharedRobot>,
+    coordination: Arc<Coordination>,
     threads: OwnRuntime,
     /// One a path.
     lanes: Vec<Lane>,
@@ -104,15 +109,23 @@ struct Queue {
 
 impl Bulk {
     /// Listens for bulk and takes up what was received before.
-    pub fn open(node: &Arc<Inner>, credentials: &Credentials, state: &Path) -> Result<Arc<Bulk>, Error> {
+    pub fn open(
+        member: &Arc<Member>,
+        robot: &Arc<SharedRobot>,
+        coordination: &Arc<Coordination>,
+        credentials: &Credentials,
+        state: &Path,
+    ) -> Result<Arc<Bulk>, Error> {
         let failed = |what: &str, error: io::Error| Error::Failed(format!("cannot {what} for bulk: {error}"));
         let threads = OwnRuntime::start(THREADS, "coorp-bulk").map_err(|error| failed("start threads", error))?;
         let handle = threads.handle().clone();
         let entered = handle.enter();
-        let lanes = (0..node.paths).map(|path| Lane::open(node, credentials, path));
+        let lanes = (0..member.paths).map(|path| Lane::open(member, robot, credentials, path));
         let lanes = lanes.collect::<Result<Vec<_>, _>>()?;
         let bulk = Arc::new(Bulk {
-            node: Arc::downgrade(node),
+            member: member.clone(),
+            robot: robot.clone(),
+            coordination: coordination.clone(),
             state: state.to_owned(),
             // No two starts share one, and it need not be kept.
             lineage: RandomState::new().hash_one(std::process::id()),
@@ -127,9 +140,10 @@ impl Bulk {
             lanes,
             threads,
         });
-        bulk.take_up(node)
+        bulk.take_up()
             .map_err(|error| Error::at("keep bulk messages in", state, &error))?;
         tokio::spawn(send::look_at_leader(Arc::downgrade(&bulk)));
+        bulk.set_permitted(robot.ask(|robot, now| robot.is_permitted(now)));
         let connections = Arc::default();
         for lane in &bulk.lanes {
             if let Some(receiver) = lock(&lane.receiver).clone() {
@@ -145,8 +159,8 @@ impl Bulk {
     }
 
     /// Messages that were whole when this robot last stopped.
-    fn take_up(&self, node: &Inner) -> io::Result<()> {
-        for (id, robot) in (0u16..).map(RobotId).zip(&node.team.robots) {
+    fn take_up(&self) -> io::Result<()> {
+        for (id, robot) in (0u16..).map(RobotId).zip(&self.member.team.robots) {
             if self.state.join(&robot.name).is_dir() {
                 let inbox = Inbox::open(&self.state, &robot.name)?;
                 inbox.mend()?;
@@ -176,7 +190,6 @@ impl Bulk {
 
     /// Takes what is written where there is room for it, and else leaves it.
     pub fn send(self: &Arc<Self>, to: RobotId, name: &str, written: &mut Written) -> Result<Delivery, Error> {
-        let node = self.node.upgrade().ok_or_else(closed)?;
         let name = checked(name)?.to_owned();
         checked_length(&name, written.length())?;
         let (done, outcome) = oneshot::channel();
@@ -189,7 +202,7 @@ impl Bulk {
         let room = queue.jobs.try_reserve().map_err(|error| match error {
             mpsc::error::TrySendError::Full(()) => Error::Failed(format!(
                 "{QUEUE_MAX} bulk messages wait for {} already: wait for one to be delivered, and finish this one then",
-                node.name_of(to)
+                self.member.name_of(to)
             )),
             mpsc::error::TrySendError::Closed(()) => closed(),
         })?;
@@ -209,21 +222,19 @@ impl Bulk {
         self.delivered.put(BulkMessage::new(from, whole), |_| false);
     }
 
-    pub fn status(&self, held: bool) -> status::Bulk {
-        let mut completions = self.lanes.iter().map(|lane| lane.socket.completions());
-        let known = completions.find(|completions| *completions != status::Completions::Unknown);
-        status::Bulk {
+    pub fn status(&self) -> status::Bulk {
+        // Before what is counted here is held: whoever sends asks the robot while holding that.
+        let held = self.robot.ask(|robot, _| robot.is_held());
+        let mut status = status::Bulk {
             waiting: self.waiting.load(Ordering::Relaxed),
             sent_bytes: self.sent_bytes.load(Ordering::Relaxed),
             received_bytes: self.received_bytes.load(Ordering::Relaxed),
             delivered: self.delivered_count.load(Ordering::Relaxed),
-            in_flight: self.lanes.iter().map(|lane| lane.socket.in_flight() as u64).sum(),
             held,
-            holds: self.lanes.iter().map(|lane| lane.socket.holds()).sum(),
-            given_up: self.lanes.iter().map(|lane| lane.socket.given_up()).sum(),
-            unreported: self.lanes.iter().map(|lane| lane.socket.unreported()).sum(),
-            completions: known.unwrap_or_default(),
-        }
+            ..status::Bulk::default()
+        };
+        self.lanes.iter().for_each(|lane| lane.socket.add_to(&mut status));
+        status
     }
 
     /// Ends all of it. Waits a moment for the sockets to be gone, where it is not called from async code.
@@ -240,20 +251,20 @@ impl Bulk {
 }
 
 impl Lane {
-    fn open(node: &Arc<Inner>, credentials: &Credentials, path: usize) -> Result<Lane, Error> {
+    fn open(member: &Member, robot: &Arc<SharedRobot>, credentials: &Credentials, path: usize) -> Result<Lane, Error> {
         let failed = |what: &str, error: io::Error| Error::Failed(format!("cannot {what} for bulk: {error}"));
-        let (address, interface) = node.outlet(path);
+        let (address, interface) = member.outlet(path);
         let quic = Arc::new(quinn::TokioRuntime);
         // Receiving has a socket of its own: what goes back to a sender needs no permit.
-        let at = SocketAddr::new(address, node.team.port(node.me) + PORT_BULK);
+        let at = SocketAddr::new(address, member.team.port(member.me) + PORT_BULK);
         let socket = bind("bulk", at, interface)?;
         let server = Some(transport::server(credentials)?);
         let receiver = Endpoint::new(credentials.endpoint(&socket), server, socket, quic.clone());
         let receiver = receiver.map_err(|error| failed("open QUIC", error))?;
         let socket = bind("bulk", SocketAddr::new(address, 0), interface)?;
         let endpoint = credentials.endpoint(&socket);
-        let gatekeeper: Weak<Inner> = Arc::downgrade(node);
-        let socket = GatedSocket::new(socket, path, gatekeeper).map_err(|error| failed("set up the socket", error))?;
+        let socket =
+            GatedSocket::new(socket, path, robot.clone()).map_err(|error| failed("set up the socket", error))?;
         let sender = Endpoint::new_with_abstract_socket(endpoint, None, socket.clone(), quic);
         Ok(Lane {
             sender: Mutex::new(Some(sender.map_err(|error| failed("open QUIC", error))?)),

@@ -14,9 +14,9 @@ use tokio::task::JoinHandle;
 use super::inbox::{Inbox, Offer, Part};
 use super::send::CONNECT_MAX;
 use super::{Bulk, BULK_BYTES_MAX};
-use crate::control::checked;
-use crate::node::Inner;
 use crate::quic::{self, Door};
+use crate::sync::lock;
+use crate::topic::checked;
 use crate::wire::{self, Answer, Begin, Frame, Refusal, Start};
 
 /// Pieces taken from QUIC at once, each a packet's.
@@ -34,7 +34,7 @@ pub(super) async fn accept(bulk: Weak<Bulk>, endpoint: Endpoint, connections: Ar
         let Some((incoming, place)) = door.admit(incoming) else {
             continue;
         };
-        let Some(node) = bulk.upgrade().and_then(|bulk| bulk.node.upgrade()) else {
+        let Some(member) = bulk.upgrade().map(|bulk| bulk.member.clone()) else {
             return;
         };
         let (bulk, connections) = (bulk.clone(), connections.clone());
@@ -42,14 +42,14 @@ pub(super) async fn accept(bulk: Weak<Bulk>, endpoint: Endpoint, connections: Ar
             let address = incoming.remote_address();
             let connection = match tokio::time::timeout(CONNECT_MAX, incoming).await {
                 Ok(Ok(connection)) => connection,
-                Ok(Err(error)) => return node.on_not_connected("bulk", address, &error),
+                Ok(Err(error)) => return member.refused.on_not_connected("bulk", address, &error),
                 Err(_) => return,
             };
-            let Some(from) = quic::peer(&node.team, &connection) else {
-                node.refused.count_stranger(address);
+            let Some(from) = quic::peer(&member.team, &connection) else {
+                member.refused.count_stranger(address);
                 return connection.close(1u8.into(), b"not a robot of this team");
             };
-            drop((node, place));
+            drop((member, place));
             let turn = take_over(&connections, from, &connection);
             let _turn = turn.lock().await;
             while let Ok((send, receive)) = connection.accept_bi().await {
@@ -62,9 +62,9 @@ pub(super) async fn accept(bulk: Weak<Bulk>, endpoint: Endpoint, connections: Ar
     }
 }
 
-/// Closes what the robot had open before. Answers the lock that its connections take turns by.
+/// Closes what the robot had open before. Returns the lock that its connections take turns by.
 fn take_over(connections: &Connections, from: RobotId, connection: &Connection) -> Arc<tokio::sync::Mutex<()>> {
-    let mut connections = crate::sync::lock(connections);
+    let mut connections = lock(connections);
     let turn = match connections.get(&from) {
         Some((older, turn)) => {
             older.close(0u8.into(), b"a newer one came");
@@ -78,22 +78,22 @@ fn take_over(connections: &Connections, from: RobotId, connection: &Connection) 
 
 /// Takes one message.
 async fn take(bulk: &Bulk, from: RobotId, mut send: SendStream, mut receive: RecvStream) -> Result<(), String> {
-    let node = bulk.node.upgrade().ok_or("the node has closed")?;
+    let member = &bulk.member;
     let begin = match read::<Begin>(&mut receive).await {
         Ok(begin) if checked(&begin.name).is_ok() && begin.length <= BULK_BYTES_MAX => begin,
         Ok(_) => {
-            node.refused.count("the head of a bulk message", Refusal::Malformed);
+            member.refused.count("the head of a bulk message", Refusal::Malformed);
             return Err("its head is not in order".to_owned());
         }
         Err(why) => {
             // A stream that broke off is no bad frame.
             if let Some(refusal) = why.1 {
-                node.refused.count("the head of a bulk message", refusal);
+                member.refused.count("the head of a bulk message", refusal);
             }
             return Err(why.0);
         }
     };
-    let name = node.name_of(from);
+    let name = member.name_of(from);
     let offer = tokio::task::block_in_place(|| Inbox::open(&bulk.state, name)?.offer(&begin));
     let answer = match offer {
         Ok(Offer::Part(part)) if free_bytes(&bulk.state).is_ok_and(|free| free < part.missing()) => {
@@ -107,7 +107,7 @@ async fn take(bulk: &Bulk, from: RobotId, mut send: SendStream, mut receive: Rec
                 hash: part.hash(),
             };
             write(&mut send, &here).await?;
-            take_rest(bulk, &node, from, part, &mut receive).await?
+            take_rest(bulk, from, part, &mut receive).await?
         }
         Ok(Offer::Delivered) => Answer::Whole,
         Ok(Offer::Full) => Answer::Full,
@@ -125,14 +125,15 @@ async fn take(bulk: &Bulk, from: RobotId, mut send: SendStream, mut receive: Rec
 
 async fn take_rest(
     bulk: &Bulk,
-    node: &Inner,
     from: RobotId,
     mut part: Box<Part>,
     receive: &mut RecvStream,
 ) -> Result<Answer, String> {
     let start: Start = read(receive).await?;
     if start.offset != 0 && start.offset != part.length() {
-        node.refused.count("the start of a bulk message", Refusal::Malformed);
+        bulk.member
+            .refused
+            .count("the start of a bulk message", Refusal::Malformed);
         return Err("it starts elsewhere".to_owned());
     }
     let anew = if start.offset == 0 { part.restart() } else { Ok(()) };
@@ -146,7 +147,7 @@ async fn take_rest(
                 "\"{}\" of {} bytes came from {}",
                 whole.name,
                 whole.length,
-                node.name_of(from)
+                bulk.member.name_of(from)
             );
             bulk.hand_out(from, whole);
             Ok(Answer::Whole)

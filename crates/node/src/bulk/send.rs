@@ -10,14 +10,14 @@ use coorp_core::RobotId;
 use quinn::{Connection, WriteError};
 use tokio::sync::{mpsc, oneshot};
 
+use super::cubic::PermittedCubicConfig;
 use super::message::Message;
-use super::socket::PermittedCubicConfig;
 use super::turns::{self, Look, Turn, Turns};
 use super::{receive, transport, Bulk, Lane, Waiting};
 use crate::fabric::PORT_BULK;
 use crate::keys::SERVER_NAME;
-use crate::node::Wish;
 use crate::quic;
+use crate::shared_robot::Wish;
 use crate::sync::lock;
 use crate::wire::{Answer, Begin, Start};
 use crate::Error;
@@ -62,9 +62,8 @@ struct Open {
 
 /// After how many datagrams a receiver speaks up, where the gate knows by itself what has left; `None`: at once.
 fn acknowledged_every(bulk: &Bulk, lane: &Lane) -> Option<u32> {
-    let node = bulk.node.upgrade()?;
     let reported = lane.socket.completions().are_reported();
-    reported.then_some(node.policy.ack_every)
+    reported.then_some(bulk.member.policy.ack_every)
 }
 
 /// Delivers the messages to one receiver.
@@ -172,10 +171,8 @@ async fn deliver(
     connection: &mut Option<Open>,
     wish: &mut Option<Wish>,
 ) -> Result<(), Error> {
-    let node = bulk.node.upgrade().ok_or_else(super::closed)?;
-    let name = node.name_of(to).to_owned();
-    wish.get_or_insert_with(|| node.wish());
-    drop(node);
+    let name = bulk.member.name_of(to);
+    wish.get_or_insert_with(|| bulk.robot.wish());
     let begin = Begin {
         lineage: bulk.lineage,
         sequence: job.sequence,
@@ -186,11 +183,12 @@ async fn deliver(
     let (mut patience, mut garbled) = (Patience::new(Instant::now()), 0);
     loop {
         let waited = tokio::select! {
-            waited = permitted(bulk) => waited?,
-            () = unled(bulk) => return Err(failed(job, &name, UNLED)),
+            waited = permitted(bulk) => waited,
+            () = unled(bulk) => return Err(failed(job, name, UNLED)),
         };
         patience.on_waited(waited);
-        let path = path_to(bulk, to)?;
+        let path = bulk.robot.tell(|robot, now| robot.handle(Input::BulkPath(to), now));
+        let path = path.path();
         if connection.as_ref().is_some_and(|open| open.path != path) {
             hang_up(bulk, to, connection.take());
         }
@@ -203,7 +201,7 @@ async fn deliver(
             }
             () = unled(bulk) => {
                 hang_up(bulk, to, connection.take());
-                return Err(failed(job, &name, UNLED));
+                return Err(failed(job, name, UNLED));
             }
         };
         let now = Instant::now();
@@ -212,7 +210,7 @@ async fn deliver(
             Ok(Answer::Garbled) => {
                 garbled += 1;
                 if garbled >= GARBLED_MAX {
-                    return Err(failed(job, &name, "it arrived garbled again and again"));
+                    return Err(failed(job, name, "it arrived garbled again and again"));
                 }
                 continue;
             }
@@ -225,14 +223,14 @@ async fn deliver(
             }
         };
         if is_over {
-            return Err(failed(job, &name, &why));
+            return Err(failed(job, name, &why));
         }
         tracing::debug!("bulk to {name}: {why}; trying again");
         if patience.no_room.is_some() {
             // Meanwhile others may have the permit.
             *wish = None;
             tokio::time::sleep(RETRY_NO_ROOM).await;
-            *wish = Some(bulk.node.upgrade().ok_or_else(super::closed)?.wish());
+            *wish = Some(bulk.robot.wish());
         } else {
             tokio::time::sleep(RETRY).await;
         }
@@ -255,8 +253,7 @@ pub(super) async fn look_at_leader(bulk: Weak<Bulk>) {
     loop {
         tokio::time::sleep(LOOK_AT_LEADER_EVERY).await;
         let Some(bulk) = bulk.upgrade() else { return };
-        let Some(node) = bulk.node.upgrade() else { return };
-        if node.ask(|robot, now| robot.leader(now)).is_some() {
+        if bulk.robot.ask(|robot, now| robot.leader(now)).is_some() {
             bulk.unled.store(0, Ordering::Relaxed);
         } else {
             bulk.unled.fetch_add(1, Ordering::Relaxed);
@@ -271,35 +268,27 @@ async fn unled(bulk: &Bulk) {
     }
 }
 
-/// Waits for a permit; answers for how long.
-async fn permitted(bulk: &Bulk) -> Result<Duration, Error> {
+/// Waits for a permit; returns for how long.
+async fn permitted(bulk: &Bulk) -> Duration {
     let began = Instant::now();
     loop {
         // Before the look, so that none comes unnoticed between the two.
         let comes = bulk.permitted.notified();
-        let node = bulk.node.upgrade().ok_or_else(super::closed)?;
         // QUIC hears of it a moment after the robot: what began in between would wait for the next permit.
         let told = bulk.lanes.iter().all(|lane| lane.socket.is_permitted());
-        if told && node.ask(|robot, now| robot.is_permitted(now)) {
-            return Ok(began.elapsed());
+        if told && bulk.robot.ask(|robot, now| robot.is_permitted(now)) {
+            return began.elapsed();
         }
-        drop(node);
         let _ = tokio::time::timeout(LOOK_EVERY, comes).await;
     }
-}
-
-/// The path to go over now.
-fn path_to(bulk: &Bulk, to: RobotId) -> Result<usize, Error> {
-    let node = bulk.node.upgrade().ok_or_else(super::closed)?;
-    Ok(node.tell(|robot, now| robot.handle(Input::BulkPath(to), now)).path())
 }
 
 /// Waits until bulk has to leave its path, perhaps for ever.
 async fn moves(bulk: &Bulk, to: RobotId, path: usize) {
     loop {
         tokio::time::sleep(LOOK_AT_PATH_EVERY).await;
-        let node = bulk.node.upgrade();
-        if node.is_some_and(|node| node.tell(|robot, now| robot.may(Input::BulkMoves { to, from: path }, now))) {
+        let moves = Input::BulkMoves { to, from: path };
+        if bulk.robot.tell(|robot, now| robot.may(moves, now)) {
             return;
         }
     }
@@ -353,15 +342,16 @@ async fn attempt(
 }
 
 async fn connect(bulk: &Bulk, to: RobotId, path: usize) -> Result<Open, String> {
-    let node = bulk.node.upgrade().ok_or("the node has closed")?;
-    let address = node
+    let (member, robot) = (&bulk.member, &bulk.robot);
+    let address = bulk
+        .coordination
         .address_of(to, path)
         .ok_or("nobody knows its address: it is not here")?;
-    let address = SocketAddr::new(address, node.team.port(to) + PORT_BULK);
+    let address = SocketAddr::new(address, member.team.port(to) + PORT_BULK);
     let lane = bulk.lanes.get(path).ok_or("there is no such path")?;
     let sender = lock(&lane.sender).clone().ok_or("the node has closed")?;
     // Plain QUIC, where nobody asks for more.
-    let coordinated = node.ask(|robot, _| robot.coordinates_bulk());
+    let coordinated = robot.ask(|robot, _| robot.coordinates_bulk());
     let turn = Arc::<Turn>::default();
     let permitted = PermittedCubicConfig {
         socket: Arc::downgrade(&lane.socket),
@@ -372,7 +362,7 @@ async fn connect(bulk: &Bulk, to: RobotId, path: usize) -> Result<Open, String> 
     let every = acknowledged_every(bulk, lane);
     let mut client = lane.client.clone();
     client.transport_config(transport::sender(
-        quic::lengths(address, node.outlet(path)),
+        quic::lengths(address, member.outlet(path)),
         permitted,
         every,
     ));
@@ -382,7 +372,7 @@ async fn connect(bulk: &Bulk, to: RobotId, path: usize) -> Result<Open, String> 
     let connection = connection
         .map_err(|_| format!("{address} does not answer"))?
         .map_err(|error| error.to_string())?;
-    if quic::peer(&node.team, &connection) != Some(to) {
+    if quic::peer(&member.team, &connection) != Some(to) {
         connection.close(1u8.into(), b"another robot");
         return Err(format!("another robot answers at {address}"));
     }
@@ -391,7 +381,7 @@ async fn connect(bulk: &Bulk, to: RobotId, path: usize) -> Result<Open, String> 
     }
     // A permit that came meanwhile was told to those that were there.
     transport::wake(&connection);
-    node.tell(|robot, now| robot.handle(Input::Bulk { to, path: Some(path) }, now));
+    robot.tell(|robot, now| robot.handle(Input::Bulk { to, path: Some(path) }, now));
     Ok(Open {
         connection,
         path,
@@ -417,9 +407,8 @@ fn hang_up(bulk: &Bulk, to: RobotId, open: Option<Open>) {
         connection, path, turn, ..
     }) = open
     {
-        if let Some(node) = bulk.node.upgrade() {
-            node.tell(|robot, now| robot.handle(Input::Bulk { to, path: None }, now));
-        }
+        bulk.robot
+            .tell(|robot, now| robot.handle(Input::Bulk { to, path: None }, now));
         connection.close(0u8.into(), b"done");
         let next = bulk.lanes.get(path).and_then(|lane| lane.turns.leave(&turn));
         next.iter().for_each(transport::wake);

@@ -14,7 +14,6 @@
 //! ([`crate::card`]) that is asked for instead, and read off the error queue. Acknowledgements have to do where neither
 //! says anything.
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::io::{self, IoSliceMut};
 use std::net::{SocketAddr, UdpSocket};
@@ -28,18 +27,17 @@ use std::time::{Duration as StdDuration, Instant as StdInstant};
 
 use coorp_core::robot::Input;
 use coorp_core::{Duration, Instant};
-use quinn::congestion::{Controller, ControllerFactory, Cubic, CubicConfig};
 use quinn::udp::{RecvMeta, Transmit};
 use quinn::{AsyncUdpSocket, Runtime, UdpPoller};
 use socket2::SockRef;
 
-use super::reports::{self, Report, Tail};
-use super::turns::Turn;
+use super::reports::{self, Report};
+use super::under::{SendCall, Under};
 use crate::card;
-use crate::node::Inner;
 use crate::outqueue::{Emulated, OutQueue};
 use crate::quic::TOGETHER_MAX;
-use crate::status::Completions;
+use crate::shared_robot::SharedRobot;
+use crate::status::{self, Completions};
 use crate::sync::lock;
 
 /// Datagrams up to this size are not bulk.
@@ -58,15 +56,12 @@ const LOOK_CLOSED: StdDuration = StdDuration::from_micros(200);
 const LOOK_OPEN: StdDuration = StdDuration::from_micros(500);
 /// Between two looks at which interface datagrams leave by.
 const FIND_EVERY: Duration = Duration::from_secs(10);
-/// Sends that are followed at most; more than any queue below holds.
-const FOLLOWED_MAX: usize = 4_096;
 
 /// Who decides about each bulk datagram, and learns from those that have left.
 pub(crate) trait Gatekeeper: Send + Sync {
     /// The time, on the clock that all here is told by.
     fn now(&self) -> Instant;
-    /// Whether a datagram may go over a path where `n` are on their way, and when that was
-    /// decided.
+    /// Whether a datagram may go over a path where `n` are on their way, and when that was decided.
     fn may_pass(&self, path: usize, n: usize) -> (bool, Instant);
     /// How many datagrams, `most` at most, may go together where `n` are on their way.
     fn room(&self, path: usize, n: usize, most: usize) -> usize;
@@ -74,9 +69,9 @@ pub(crate) trait Gatekeeper: Send + Sync {
     fn on_gone(&self, path: usize, gone: &[(SendCall, Instant)]);
 }
 
-impl Gatekeeper for Inner {
+impl Gatekeeper for SharedRobot {
     fn now(&self) -> Instant {
-        Inner::now(self)
+        SharedRobot::now(self)
     }
 
     fn may_pass(&self, path: usize, n: usize) -> (bool, Instant) {
@@ -105,7 +100,7 @@ impl Gatekeeper for Inner {
 /// A UDP socket with the gate in front of it.
 pub(crate) struct GatedSocket {
     inner: Arc<dyn AsyncUdpSocket>,
-    gatekeeper: Weak<dyn Gatekeeper>,
+    gatekeeper: Arc<dyn Gatekeeper>,
     /// The path that it sends over.
     path: usize,
     under: Mutex<Under>,
@@ -123,43 +118,6 @@ pub(crate) struct GatedSocket {
     round_trip_ns: AtomicU64,
 }
 
-/// What is below the gate, and who waits above it.
-#[derive(Debug)]
-struct Under {
-    queue: OutQueue,
-    /// The interface that datagrams leave by, and when to look it up.
-    outlet: Option<String>,
-    find_at: Instant,
-    /// Handed to the kernel and not reported gone, in the order of sending.
-    sends: VecDeque<SendCall>,
-    /// Datagrams in them.
-    datagrams: usize,
-    /// Datagrams that have left.
-    left: u64,
-    /// Send calls since the last report.
-    silent_for: u32,
-    /// The gate has held a datagram since waiters were last woken.
-    closed: bool,
-    waiters: Vec<Waker>,
-}
-
-/// One or several datagrams handed to the kernel together.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct SendCall {
-    /// When it went in.
-    pub at: Instant,
-    datagrams: usize,
-    bytes: u64,
-    /// Datagrams that had left when it went in, and once it has left itself.
-    pub left_before: u64,
-    pub left_by: u64,
-    /// Whether the gate decided about it, and learns from it.
-    bulk: bool,
-    tail: Tail,
-    /// Where it ends in the send queue.
-    mark: u64,
-}
-
 impl fmt::Debug for GatedSocket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("GatedSocket")
@@ -170,7 +128,7 @@ impl fmt::Debug for GatedSocket {
 
 impl GatedSocket {
     /// Wraps a bound socket that sends over a path, and looks at what has left in a thread of its own.
-    pub fn new(socket: UdpSocket, path: usize, gatekeeper: Weak<dyn Gatekeeper>) -> io::Result<Arc<GatedSocket>> {
+    pub fn new(socket: UdpSocket, path: usize, gatekeeper: Arc<dyn Gatekeeper>) -> io::Result<Arc<GatedSocket>> {
         GatedSocket::with(socket, path, gatekeeper, Completions::Unknown)
     }
 
@@ -178,7 +136,7 @@ impl GatedSocket {
     fn with(
         socket: UdpSocket,
         path: usize,
-        gatekeeper: Weak<dyn Gatekeeper>,
+        gatekeeper: Arc<dyn Gatekeeper>,
         by: Completions,
     ) -> io::Result<Arc<GatedSocket>> {
         let emulated = Emulated::connect(&socket, LOOK_UP_EVERY);
@@ -226,19 +184,20 @@ impl GatedSocket {
         lock(&self.under).datagrams
     }
 
-    /// How often a datagram was held back.
-    pub fn holds(&self) -> u64 {
-        self.holds.load(Ordering::Relaxed)
+    /// Adds what it counts to a status.
+    pub fn add_to(&self, status: &mut status::Bulk) {
+        status.in_flight += self.in_flight() as u64;
+        status.holds += self.holds.load(Ordering::Relaxed);
+        status.given_up += self.given_up.load(Ordering::Relaxed);
+        status.unreported += self.unreported.load(Ordering::Relaxed);
+        if status.completions == Completions::Unknown {
+            status.completions = self.completions();
+        }
     }
 
-    /// Datagrams that the air has given up, as far as the kernel reports that.
-    pub fn given_up(&self) -> u64 {
-        self.given_up.load(Ordering::Relaxed)
-    }
-
-    /// Datagrams that should have been reported and were not.
-    pub fn unreported(&self) -> u64 {
-        self.unreported.load(Ordering::Relaxed)
+    /// Where it can be read whether a permit allows bulk, and how completions are known.
+    pub fn known(&self) -> (Arc<AtomicBool>, Arc<AtomicU8>) {
+        (self.permitted.clone(), self.completions.clone())
     }
 
     /// Whether QUIC has been told that a permit allows bulk.
@@ -252,7 +211,7 @@ impl GatedSocket {
         self.wake();
     }
 
-    /// Who waits asks again.
+    /// Wakes every blocked sender.
     pub fn wake(&self) {
         let waiters = {
             let mut under = lock(&self.under);
@@ -270,10 +229,7 @@ impl GatedSocket {
 
     /// Reports came; the gate learns from them.
     fn on_reports(&self, came: &[Report]) {
-        let Some(gatekeeper) = self.gatekeeper.upgrade() else {
-            return;
-        };
-        let now = gatekeeper.now();
+        let now = self.gatekeeper.now();
         let mut gone = Vec::new();
         {
             let mut under = lock(&self.under);
@@ -285,19 +241,16 @@ impl GatedSocket {
                     .fetch_add(u64::from(!report.acknowledged), Ordering::Relaxed);
             }
         }
-        self.learn(gatekeeper.as_ref(), &gone);
+        self.learn(&gone);
     }
 
     /// Looks at the send queue; the gate learns from what has left. Returns when to look again.
     fn look(&self) -> StdDuration {
-        let Some(gatekeeper) = self.gatekeeper.upgrade() else {
-            return LOOK_UP_EVERY;
-        };
         let mut gone = Vec::new();
         let next = {
             let mut under = lock(&self.under);
             let left = under.queue.left();
-            let now = gatekeeper.now();
+            let now = self.gatekeeper.now();
             while under.sends.front().is_some_and(|send| send.mark <= left) {
                 under.silent_for = 0;
                 gone.extend(under.pop().map(|send| (send, now)));
@@ -308,15 +261,13 @@ impl GatedSocket {
                 (false, false) => LOOK_OPEN,
             }
         };
-        self.learn(gatekeeper.as_ref(), &gone);
+        self.learn(&gone);
         next
     }
 
     /// Finds out, now and then, by which interface datagrams leave, and goes by the source that its card has.
     pub fn find_source(&self, to: SocketAddr) {
-        let Some(now) = self.gatekeeper.upgrade().map(|gatekeeper| gatekeeper.now()) else {
-            return;
-        };
+        let now = self.gatekeeper.now();
         let known = {
             let mut under = lock(&self.under);
             if under.find_at > now {
@@ -338,21 +289,23 @@ impl GatedSocket {
         }
     }
 
-    /// QUIC's acknowledgements, where the kernel reports nothing: so many bytes have arrived, or are lost.
+    /// QUIC's acknowledgements, where the kernel reports nothing: so many bytes have arrived, with the shortest round trip, or
+    /// are lost.
     ///
     /// What was acknowledged has left the shortest round trip earlier. Whatever else it took it has waited, below the
     /// gate or anywhere on its way. What is not acknowledged counts as below the gate: some of it has left, and the gate
     /// learns how soon so many are acknowledged, which makes up for it. To leave out the newest would let any number go
     /// at once.
-    fn on_acknowledged(&self, mut bytes: u64) {
+    pub fn on_acknowledged(&self, mut bytes: u64, round_trip: Option<StdDuration>) {
         if self.completions().are_reported() {
             return;
         }
-        let round_trip = self.round_trip();
-        let Some(gatekeeper) = self.gatekeeper.upgrade() else {
-            return;
-        };
-        let now = gatekeeper.now();
+        if let Some(round_trip) = round_trip {
+            let nanos = u64::try_from(round_trip.as_nanos()).unwrap_or(u64::MAX);
+            self.round_trip_ns.store(nanos, Ordering::Relaxed);
+        }
+        let round_trip = Duration::from_nanos(self.round_trip_ns.load(Ordering::Relaxed));
+        let now = self.gatekeeper.now();
         let mut gone = Vec::new();
         {
             let mut under = lock(&self.under);
@@ -365,17 +318,13 @@ impl GatedSocket {
                 gone.extend(under.pop().map(|send| (send, (now - round_trip).max(send.at))));
             }
         }
-        self.learn(gatekeeper.as_ref(), &gone);
-    }
-
-    fn round_trip(&self) -> Duration {
-        Duration::from_nanos(self.round_trip_ns.load(Ordering::Relaxed))
+        self.learn(&gone);
     }
 
     /// What has left, and when.
-    fn learn(&self, gatekeeper: &dyn Gatekeeper, gone: &[(SendCall, Instant)]) {
+    fn learn(&self, gone: &[(SendCall, Instant)]) {
         if !gone.is_empty() {
-            gatekeeper.on_gone(self.path, gone);
+            self.gatekeeper.on_gone(self.path, gone);
             self.wake();
         }
     }
@@ -402,10 +351,7 @@ impl GatedSocket {
 
     /// Gives up on what is overdue, and on its source altogether where nothing leaves, or leaves no longer.
     fn on_silence(&self) {
-        let Some(gatekeeper) = self.gatekeeper.upgrade() else {
-            return;
-        };
-        let now = gatekeeper.now();
+        let now = self.gatekeeper.now();
         let by = self.completions();
         let late = if by == Completions::OutQueue {
             HELD_MAX
@@ -431,66 +377,6 @@ impl GatedSocket {
         if gave_up > 0 {
             self.unreported.fetch_add(gave_up as u64, Ordering::Relaxed);
             self.wake();
-        }
-    }
-}
-
-#[cfg(test)]
-impl SendCall {
-    /// The number at its end, which tests put there.
-    pub fn number(&self) -> u32 {
-        let [.., a, b, c, d] = self.tail;
-        u32::from_le_bytes([a, b, c, d])
-    }
-
-    /// Datagrams before its last one, once it has left: those that left from its coming to its leaving.
-    pub fn ahead(&self) -> usize {
-        (self.left_by - self.left_before) as usize - 1
-    }
-}
-
-impl Under {
-    fn new(queue: OutQueue) -> Under {
-        Under {
-            queue,
-            outlet: None,
-            find_at: Instant::ZERO,
-            sends: VecDeque::new(),
-            datagrams: 0,
-            left: 0,
-            silent_for: 0,
-            closed: false,
-            waiters: Vec::new(),
-        }
-    }
-
-    fn push(&mut self, send: SendCall) {
-        if self.sends.len() >= FOLLOWED_MAX {
-            self.pop();
-        }
-        self.datagrams += send.datagrams;
-        self.sends.push_back(send);
-        self.silent_for = self.silent_for.saturating_add(1);
-    }
-
-    fn pop(&mut self) -> Option<SendCall> {
-        let send = self.sends.pop_front()?;
-        Some(self.gone(send))
-    }
-
-    /// The one with this end, most often the oldest.
-    fn take(&mut self, tail: &Tail) -> Option<SendCall> {
-        let place = self.sends.iter().position(|send| send.tail == *tail)?;
-        let send = self.sends.remove(place)?;
-        Some(self.gone(send))
-    }
-
-    fn gone(&mut self, send: SendCall) -> SendCall {
-        self.datagrams -= send.datagrams;
-        self.left += send.datagrams as u64;
-        SendCall {
-            left_by: self.left,
-            ..send
         }
     }
 }
@@ -556,9 +442,6 @@ impl AsyncUdpSocket for GatedSocket {
     }
 
     fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
-        let Some(gatekeeper) = self.gatekeeper.upgrade() else {
-            return Err(io::ErrorKind::NotConnected.into());
-        };
         if self.completions().are_counted() {
             self.look();
         }
@@ -571,9 +454,9 @@ impl AsyncUdpSocket for GatedSocket {
         let mut under = lock(&self.under);
         let n = under.datagrams;
         let (pass, at) = if bulk {
-            gatekeeper.may_pass(self.path, n)
+            self.gatekeeper.may_pass(self.path, n)
         } else {
-            (true, gatekeeper.now())
+            (true, self.gatekeeper.now())
         };
         if !pass {
             under.closed = true;
@@ -626,12 +509,12 @@ impl AsyncUdpSocket for GatedSocket {
             self.completions(),
             Completions::Unknown | Completions::WifiStatus | Completions::Emulated
         );
-        let Some(gatekeeper) = self.gatekeeper.upgrade().filter(|_| !alone) else {
+        if alone {
             return 1;
-        };
+        }
         let most = self.inner.max_transmit_segments().min(TOGETHER_MAX);
         let n = self.in_flight();
-        gatekeeper.room(self.path, n, most)
+        self.gatekeeper.room(self.path, n, most)
     }
 
     fn max_receive_segments(&self) -> usize {
@@ -657,129 +540,6 @@ impl UdpPoller for GatedPoller {
             }
         }
         self.inner.as_mut().poll_writable(cx)
-    }
-}
-
-/// CUBIC, but that nothing goes without a permit and a turn, and that the gate hears of acknowledgements.
-///
-/// QUIC asks it several times a packet, so it reads what it needs without taking hold of the socket.
-pub(crate) struct PermittedCubic {
-    inner: Box<dyn Controller>,
-    socket: Weak<GatedSocket>,
-    permitted: Arc<AtomicBool>,
-    completions: Arc<AtomicU8>,
-    turn: Arc<Turn>,
-    /// The other end has acknowledged something.
-    heard: bool,
-}
-
-/// Makes [`PermittedCubic`]s of one connection.
-pub(crate) struct PermittedCubicConfig {
-    pub socket: Weak<GatedSocket>,
-    pub turn: Arc<Turn>,
-    pub coordinated: bool,
-}
-
-/// What a connection sends at once before the first acknowledgement, where bulk is coordinated: few others send, and the
-/// gate bounds what is below it.
-const FIRST_WINDOW_BYTES: u64 = 256 << 10;
-
-impl ControllerFactory for PermittedCubicConfig {
-    fn build(self: Arc<Self>, now: StdInstant, current_mtu: u16) -> Box<dyn Controller> {
-        let socket = self.socket.upgrade();
-        let known = socket.map(|socket| (socket.permitted.clone(), socket.completions.clone()));
-        // Of a socket that is gone nothing is permitted.
-        let (permitted, completions) = known.unwrap_or_default();
-        let mut cubic = CubicConfig::default();
-        if self.coordinated {
-            cubic.initial_window(FIRST_WINDOW_BYTES);
-        }
-        Box::new(PermittedCubic {
-            inner: Box::new(Cubic::new(Arc::new(cubic), now, current_mtu)),
-            socket: self.socket.clone(),
-            permitted,
-            completions,
-            turn: self.turn.clone(),
-            heard: false,
-        })
-    }
-}
-
-impl PermittedCubic {
-    /// So many bytes are off the network; acknowledgements come with the shortest round trip.
-    fn acknowledged(&self, bytes: u64, round_trip: Option<StdDuration>) {
-        let completions = Completions::numbered(self.completions.load(Ordering::Relaxed));
-        if completions.are_reported() {
-            return;
-        }
-        let Some(socket) = self.socket.upgrade() else { return };
-        if let Some(round_trip) = round_trip {
-            let nanos = u64::try_from(round_trip.as_nanos()).unwrap_or(u64::MAX);
-            socket.round_trip_ns.store(nanos, Ordering::Relaxed);
-        }
-        socket.on_acknowledged(bytes);
-    }
-}
-
-impl Controller for PermittedCubic {
-    fn on_sent(&mut self, now: StdInstant, bytes: u64, last_packet_number: u64) {
-        self.turn.on_sent();
-        self.inner.on_sent(now, bytes, last_packet_number);
-    }
-
-    fn on_ack(
-        &mut self,
-        now: StdInstant,
-        sent: StdInstant,
-        bytes: u64,
-        limited: bool,
-        rtt: &quinn_proto::RttEstimator,
-    ) {
-        self.heard = true;
-        self.acknowledged(bytes, Some(rtt.min()));
-        self.inner.on_ack(now, sent, bytes, limited, rtt);
-    }
-
-    fn on_end_acks(&mut self, now: StdInstant, in_flight: u64, app_limited: bool, largest: Option<u64>) {
-        self.inner.on_end_acks(now, in_flight, app_limited, largest);
-    }
-
-    fn on_congestion_event(&mut self, now: StdInstant, sent: StdInstant, persistent: bool, lost_bytes: u64) {
-        self.acknowledged(lost_bytes, None);
-        self.inner.on_congestion_event(now, sent, persistent, lost_bytes);
-    }
-
-    fn on_mtu_update(&mut self, new_mtu: u16) {
-        self.inner.on_mtu_update(new_mtu);
-    }
-
-    fn window(&self) -> u64 {
-        // Without a word from the other end there is no connection yet: nobody could tell it of a permit that comes.
-        if !self.heard || self.permitted.load(Ordering::Acquire) && self.turn.has() {
-            self.inner.window()
-        } else {
-            // No packet fits into it. Not 0, which quinn's pacing takes for a mistake where a permit goes meanwhile.
-            1
-        }
-    }
-
-    fn clone_box(&self) -> Box<dyn Controller> {
-        Box::new(PermittedCubic {
-            inner: self.inner.clone_box(),
-            socket: self.socket.clone(),
-            permitted: self.permitted.clone(),
-            completions: self.completions.clone(),
-            turn: self.turn.clone(),
-            heard: self.heard,
-        })
-    }
-
-    fn initial_window(&self) -> u64 {
-        self.inner.initial_window()
-    }
-
-    fn into_any(self: Box<Self>) -> Box<dyn std::any::Any> {
-        self
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use quinn::{AckFrequencyConfig, IdleTimeout, MtuDiscoveryConfig, TransportConfig, VarInt};
 
-use super::socket::PermittedCubicConfig;
+use super::cubic::PermittedCubicConfig;
 use crate::quic::Credentials;
 use crate::Error;
 
@@ -39,7 +39,7 @@ pub(crate) fn server(credentials: &Credentials) -> Result<quinn::ServerConfig, E
 
 /// How bulk is sent over one connection: in datagrams of these lengths, as its turns and permits allow. `every` so many datagrams it is acknowledged;
 /// `None`: as soon as can be.
-pub(crate) fn sender(
+pub(super) fn sender(
     lengths: MtuDiscoveryConfig,
     permitted: PermittedCubicConfig,
     every: Option<u32>,

@@ -6,12 +6,11 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{channel, RecvTimeoutError, Sender};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::{Flown, Part, BLOCK_HEAD_BYTES, FOLDER, HASH_BYTES, LAYOUT, MAGIC, SUFFIX};
-use crate::node::Inner;
 use crate::sync::{lock, spawn};
 use crate::Error;
 
@@ -29,14 +28,13 @@ pub(crate) struct Recorder {
 
 impl Recorder {
     /// Begins to write below a robot's state folder.
-    pub fn start(inner: &Arc<Inner>, state: &Path) -> Result<Recorder, Error> {
-        let node = Arc::downgrade(inner);
-        let mut ring = Ring::new(state.join(FOLDER), inner.incarnation);
+    pub fn start(robot: Arc<Mutex<Flown>>, incarnation: u32, state: &Path) -> Result<Recorder, Error> {
+        let mut ring = Ring::new(state.join(FOLDER), incarnation);
         let (end, ended) = channel::<()>();
         let thread = spawn("coorp-flight", move || loop {
             // What was noted until it was ended belongs to it: one more look.
             let last = ended.recv_timeout(TAKE_EVERY) != Err(RecvTimeoutError::Timeout);
-            if !look(&node, &mut ring) || last {
+            if !look(&robot, &mut ring) || last {
                 return;
             }
         });
@@ -57,14 +55,11 @@ impl Drop for Recorder {
 }
 
 /// Writes what was noted. Returns whether it can go on.
-fn look(node: &Weak<Inner>, ring: &mut Ring) -> bool {
-    let Some(inner) = node.upgrade() else {
-        return false;
-    };
-    let parts = inner.flown(Flown::take);
+fn look(robot: &Mutex<Flown>, ring: &mut Ring) -> bool {
+    let parts = lock(robot).take();
     let written = parts.into_iter().try_for_each(|part| ring.write(part));
     if let Err(error) = &written {
-        inner.flown(Flown::end);
+        lock(robot).end();
         let folder = ring.folder.display();
         tracing::error!("the flight recorder in {folder} ends here: {error}; the robot goes on");
     }
@@ -125,12 +120,5 @@ impl Ring {
         let name = format!("{:010}-{:06}.{SUFFIX}", self.incarnation, self.next);
         self.next = self.next.wrapping_add(1);
         File::create(self.folder.join(name))
-    }
-}
-
-impl Inner {
-    /// Does something with the recorder.
-    fn flown<T>(&self, what: impl FnOnce(&mut Flown) -> T) -> T {
-        what(&mut lock(&self.robot))
     }
 }

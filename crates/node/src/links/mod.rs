@@ -16,46 +16,37 @@
 
 mod socket;
 mod subscriptions;
+mod transport;
+mod up;
 
-use std::any::Any;
-use std::collections::{BTreeMap, VecDeque};
-use std::future::Future;
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Weak};
-use std::task::{Context, Poll, Waker};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use coorp_core::paths::PathId;
 use coorp_core::robot::Message::Echo;
 use coorp_core::{Instant as CoreInstant, RobotId};
-use quinn::congestion::{Controller, ControllerFactory};
-use quinn::{
-    AckFrequencyConfig, Connection, Endpoint, IdleTimeout, MtuDiscoveryConfig, ReadToEndError, SendDatagramError,
-    SendStream, TransportConfig, VarInt,
-};
+use quinn::{Connection, Endpoint, ReadToEndError};
 
 use self::socket::MarkedSocket;
 pub(crate) use self::subscriptions::Subscriptions;
+use self::transport::{transport, PROTOCOL};
+use self::up::{Message, Slot, Up, STREAM_MAX};
+use crate::coordination::Coordination;
 use crate::fabric::{MESSAGE_BYTES_MAX, PORT_CONTROL};
 use crate::keys::SERVER_NAME;
-use crate::node::Inner;
+use crate::member::Member;
 use crate::outqueue::{Handed, Target};
 use crate::own_runtime::OwnRuntime;
 use crate::quic::{bind, lengths, peer, Credentials, Door};
+use crate::shared_robot::SharedRobot;
 use crate::sync::lock;
 use crate::wire::{self, Parcel};
 use crate::Error;
 
-const PROTOCOL: &[u8] = b"coorp-control/1";
-/// An end that says nothing for so long is gone.
-const IDLE_MS: u32 = 3_000;
-/// Whoever opened a link keeps it.
-const KEEP_ALIVE: Duration = Duration::from_secs(1);
-/// Before the first round trip is known: a lost first datagram of a handshake is sent again after three of these.
-const ROUND_TRIP_FIRST: Duration = Duration::from_millis(50);
 /// A try to connect ends after so long, and the next begins.
 const CONNECT_MAX: Duration = Duration::from_secs(1);
 const RETRY: Duration = Duration::from_millis(100);
@@ -63,56 +54,36 @@ const RETRY: Duration = Duration::from_millis(100);
 const WANTED: Duration = Duration::from_secs(5);
 /// Topics whose newest message waits for a link.
 const WAITING_MAX: usize = 256;
-/// Large messages of a topic that are on their way, the ones included that have arrived and are not acknowledged yet; and
-/// while the oldest is on its way for longer than acknowledgements take, as when nothing gets through.
-const FLYING_MAX: usize = 32;
-const FLYING_LATE_MAX: usize = 4;
-const LATE: Duration = Duration::from_millis(100);
-/// Large messages that are taken at once over a link. [`RECEIVE_BYTES`] bounds what they have in memory; more of them are
-/// allowed, in a frame of its own, whenever an eighth has come.
-const STREAMS_MAX: u32 = 64;
-/// A large message that takes longer is given up.
-const STREAM_MAX: Duration = Duration::from_secs(5);
-/// An acknowledgement is a frame on the air that control may have to wait for. So the receiver is asked for one after so
-/// many datagrams, or so long after the first: where control goes both ways 30 times a second or more often, it rides on
-/// what goes back anyway. A datagram that is missing between others is told of at once. quinn asks for
-/// no more than the round trip, or 25 ms where that is shorter.
-const ACKNOWLEDGE_EVERY: u32 = 64;
-const ACKNOWLEDGE_WITHIN: Duration = Duration::from_millis(50);
-/// What is under way on one link at most.
-const WINDOW_BYTES: u64 = 1 << 20;
-const RECEIVE_BYTES: u32 = 32 << 20;
-/// Datagrams that wait to be sent, and to be taken; older ones make room.
-const DATAGRAMS_BYTES: usize = 256 << 10;
 /// Closing waits so long for the others to be told, and then for the thread.
 const GOODBYE_MAX: Duration = Duration::from_millis(50);
 const CLOSE_MAX: Duration = Duration::from_secs(1);
 
-/// Newer messages of a slot take the place of older ones.
-type Slot = (bool, String);
-
-/// A message: what it is, and its content.
-#[derive(Clone, Debug)]
-struct Message {
-    /// `None`: of no use later.
-    slot: Option<Slot>,
-    head: Vec<u8>,
-    content: Bytes,
+/// Takes what comes over links.
+pub(crate) trait Receiver: Send + Sync {
+    /// A message came from a robot.
+    fn on_parcel(&self, from: RobotId, path: PathId, message: Bytes);
+    /// What the other end of a new link is told: the topics that this robot subscribes to, a line each.
+    fn subscribed_topics(&self) -> String;
 }
 
 /// All links of a robot.
 #[derive(Debug)]
 pub(crate) struct Links {
-    node: Weak<Inner>,
+    member: Arc<Member>,
+    robot: Arc<SharedRobot>,
+    coordination: Arc<Coordination>,
+    /// There once the node is open.
+    receiver: OnceLock<Weak<dyn Receiver>>,
     threads: OwnRuntime,
     /// One a path; taken when the node closes.
     endpoints: Mutex<Vec<Endpoint>>,
     /// What the socket of each path has handed over.
     handed: Vec<Arc<Handed>>,
     client: quinn::ClientConfig,
+    server: quinn::ServerConfig,
     /// By robot, then by path.
     out: Vec<Vec<Mutex<Link>>>,
-    /// The connection to each robot over each path that came about last.
+    /// The connection to each robot over each path that was established last.
     newest: Mutex<BTreeMap<(RobotId, PathId), Connection>>,
     /// Tries to open a link so far.
     tries: AtomicU64,
@@ -132,13 +103,9 @@ enum Link {
 }
 
 impl Link {
-    /// Goes by this connection from now on. Answers with what has waited for one, and the one that it went by before.
+    /// Goes by this connection from now on. Returns what has waited for one, and the one that it went by before.
     fn put_up(&mut self, connection: &Connection, now: CoreInstant) -> (Arc<Up>, Vec<Message>, Option<Arc<Up>>) {
-        let up = Arc::new(Up {
-            connection: connection.clone(),
-            since: now,
-            large: Mutex::default(),
-        });
+        let up = Up::new(connection, now);
         match std::mem::replace(self, Link::Up(up.clone())) {
             Link::Opening { waiting, .. } => (up, waiting.into_values().collect(), None),
             Link::Up(before) => (up, Vec::new(), Some(before)),
@@ -147,41 +114,24 @@ impl Link {
     }
 }
 
-#[derive(Debug)]
-struct Up {
-    connection: Connection,
-    /// When it came about.
-    since: CoreInstant,
-    large: Mutex<BTreeMap<Slot, Large>>,
-}
-
-/// A large message on its way.
-type Sending = Pin<Box<dyn Future<Output = Result<(), String>> + Send>>;
-
-#[derive(Debug, Default)]
-struct Large {
-    /// Since when, the oldest first.
-    flying: VecDeque<Instant>,
-    next: Option<Message>,
-}
-
 impl Links {
-    /// Listens on all paths.
-    pub fn open(node: &Arc<Inner>, credentials: &Credentials) -> Result<Arc<Links>, Error> {
+    /// Binds the sockets of all paths. Connections are taken once there is a receiver.
+    pub fn open(
+        member: &Arc<Member>,
+        robot: &Arc<SharedRobot>,
+        coordination: &Arc<Coordination>,
+        credentials: &Credentials,
+    ) -> Result<Arc<Links>, Error> {
         let failed = |what: &str, error: std::io::Error| Error::Failed(format!("cannot {what} for control: {error}"));
         let threads = OwnRuntime::start(1, "coorp-control").map_err(|error| failed("start a thread", error))?;
-        let handle = threads.handle().clone();
-        let entered = handle.enter();
+        let entered = threads.handle().enter();
         let server = credentials.server(PROTOCOL)?;
-        let mut endpoints = Vec::with_capacity(node.paths);
-        let mut handed = Vec::with_capacity(node.paths);
-        for path in 0..node.paths {
-            let (address, interface) = node.outlet(path);
-            let socket = bind(
-                "control",
-                SocketAddr::new(address, port(node, node.me, path)),
-                interface,
-            )?;
+        let mut endpoints = Vec::with_capacity(member.paths);
+        let mut handed = Vec::with_capacity(member.paths);
+        for path in 0..member.paths {
+            let (address, interface) = member.outlet(path);
+            let address = SocketAddr::new(address, port(member, member.me, path));
+            let socket = bind("control", address, interface)?;
             let config = credentials.endpoint(&socket);
             let socket = MarkedSocket::new(socket).map_err(|error| failed("set up a socket", error))?;
             handed.push(socket.handed());
@@ -189,30 +139,40 @@ impl Links {
                 Endpoint::new_with_abstract_socket(config, Some(server.clone()), socket, Arc::new(quinn::TokioRuntime));
             endpoints.push(endpoint.map_err(|error| failed("open QUIC", error))?);
         }
-        let robots = (0u16..).map(RobotId).take(node.team.robots.len());
+        drop(entered);
+        let robots = (0u16..).map(RobotId).take(member.team.robots.len());
         let out = robots.map(|to| {
-            let paths = if to == node.me {
+            let paths = if to == member.me {
                 0
             } else {
-                node.team.paths_between(node.me, to).min(node.paths)
+                member.team.paths_between(member.me, to).min(member.paths)
             };
             (0..paths).map(|_| Mutex::new(Link::Down)).collect()
         });
-        let links = Arc::new(Links {
-            node: Arc::downgrade(node),
+        Ok(Arc::new(Links {
+            out: out.collect(),
+            member: member.clone(),
+            robot: robot.clone(),
+            coordination: coordination.clone(),
+            receiver: OnceLock::new(),
             threads,
-            endpoints: Mutex::new(endpoints.clone()),
+            endpoints: Mutex::new(endpoints),
             handed,
             client: credentials.client(PROTOCOL)?,
-            out: out.collect(),
+            server,
             newest: Mutex::default(),
             tries: AtomicU64::new(0),
-        });
-        for (path, endpoint) in endpoints.into_iter().enumerate() {
-            tokio::spawn(accept(Arc::downgrade(&links), endpoint, path, server.clone()));
+        }))
+    }
+
+    /// Takes connections from now on, and hands over what comes as long as the receiver is there.
+    pub fn receive(self: &Arc<Self>, receiver: Weak<dyn Receiver>) {
+        // Nobody else sets it.
+        let _ = self.receiver.set(receiver);
+        for (path, endpoint) in lock(&self.endpoints).iter().enumerate() {
+            let taking = accept(Arc::downgrade(self), endpoint.clone(), path);
+            self.threads.handle().spawn(taking);
         }
-        drop(entered);
-        Ok(links)
     }
 
     /// Sends a message to a robot, or drops it where it cannot go. Does not wait. Returns what tells when it has left, unless
@@ -233,7 +193,7 @@ impl Links {
         }
         let mut link = self.link(to, path.0.into())?;
         match &mut *link {
-            Link::Up(up) if up.connection.close_reason().is_none() => {
+            Link::Up(up) if up.is_open() => {
                 let up = up.clone();
                 drop(link);
                 let bytes = message.head.len() + message.content.len();
@@ -270,7 +230,7 @@ impl Links {
     pub fn warm(self: &Arc<Self>, to: RobotId) {
         for path in 0..self.out.get(usize::from(to.0)).map_or(0, Vec::len) {
             let Some(mut link) = self.link(to, path) else { continue };
-            let is_up = matches!(&*link, Link::Up(up) if up.connection.close_reason().is_none());
+            let is_up = matches!(&*link, Link::Up(up) if up.is_open());
             if !is_up && !matches!(&*link, Link::Opening { .. }) {
                 self.begin(&mut link, to, path, None);
             }
@@ -299,15 +259,14 @@ impl Links {
 
     /// Another robot has made a link: this one goes by it too, unless it has one that is to stay.
     fn adopt(&self, from: RobotId, path: usize, connection: &Connection) {
-        let Some(node) = self.node.upgrade() else { return };
         let Some(mut link) = self.link(from, path) else { return };
         let stays = match &*link {
-            Link::Up(up) => up.connection.close_reason().is_none(),
+            Link::Up(up) => up.is_open(),
             Link::Opening { .. } => true,
             Link::Down => false,
         };
-        if !stays || from < node.me {
-            let (up, waiting, before) = link.put_up(connection, node.now());
+        if !stays || from < self.member.me {
+            let (up, waiting, before) = link.put_up(connection, self.robot.now());
             drop(link);
             for message in waiting {
                 up.send(self.threads.handle(), message);
@@ -322,7 +281,7 @@ impl Links {
         }
     }
 
-    fn link(&self, to: RobotId, path: usize) -> Option<std::sync::MutexGuard<'_, Link>> {
+    fn link(&self, to: RobotId, path: usize) -> Option<MutexGuard<'_, Link>> {
         self.out.get(usize::from(to.0))?.get(path).map(lock)
     }
 
@@ -341,21 +300,22 @@ impl Links {
     }
 
     async fn connect(&self, to: RobotId, path: usize) -> Result<Connection, String> {
-        let node = self.node.upgrade().ok_or("the node has closed")?;
-        let address = node
+        let member = &self.member;
+        let address = self
+            .coordination
             .address_of(to, path)
             .ok_or("nobody knows its address: it is not here")?;
         let endpoint = lock(&self.endpoints).get(path).cloned().ok_or("the node has closed")?;
-        let address = SocketAddr::new(address, port(&node, to, path));
+        let address = SocketAddr::new(address, port(member, to, path));
         let mut client = self.client.clone();
-        client.transport_config(transport(true, lengths(address, node.outlet(path))));
+        client.transport_config(transport(true, lengths(address, member.outlet(path))));
         let connecting = endpoint.connect_with(client, address, SERVER_NAME);
         let connecting = connecting.map_err(|error| error.to_string())?;
         let connection = tokio::time::timeout(CONNECT_MAX, connecting).await;
         let connection = connection
             .map_err(|_| format!("{address} does not answer"))?
             .map_err(|error| error.to_string())?;
-        if peer(&node.team, &connection) != Some(to) {
+        if peer(&member.team, &connection) != Some(to) {
             connection.close(1u8.into(), b"another robot");
             return Err(format!("another robot answers at {address}"));
         }
@@ -364,7 +324,7 @@ impl Links {
 
     /// What a try to connect has come to; sends what has waited.
     fn settle(&self, to: RobotId, path: usize, tried: u64, connected: Result<Connection, String>) -> Opened {
-        let (Some(mut link), Some(node)) = (self.link(to, path), self.node.upgrade()) else {
+        let Some(mut link) = self.link(to, path) else {
             return Opened::GivenUp;
         };
         let wanted = match &*link {
@@ -382,7 +342,7 @@ impl Links {
                 return Opened::GivenUp;
             }
         };
-        let (up, waiting, _) = link.put_up(&connection, node.now());
+        let (up, waiting, _) = link.put_up(&connection, self.robot.now());
         drop(link);
         for message in waiting {
             up.send(self.threads.handle(), message);
@@ -408,9 +368,9 @@ impl Links {
 }
 
 /// Where a robot takes control over a path.
-fn port(node: &Inner, robot: RobotId, path: usize) -> u16 {
+fn port(member: &Member, robot: RobotId, path: usize) -> u16 {
     // A team file has no more paths than there are ports.
-    node.team.port(robot) + PORT_CONTROL + u16::try_from(path).unwrap_or(0)
+    member.team.port(robot) + PORT_CONTROL + u16::try_from(path).unwrap_or(0)
 }
 
 /// Opens a link, and tries again while somebody wants to send.
@@ -419,10 +379,7 @@ async fn open(links: Arc<Links>, to: RobotId, path: usize, number: u64) {
         let connected = links.connect(to, path).await;
         match links.settle(to, path, number, connected) {
             Opened::Up(connection) => {
-                let node = links.node.clone();
-                // Whoever only listens must not keep the links.
-                drop(links);
-                return listen(node, connection, to, path).await;
+                return listen(links, connection, to, path).await;
             }
             Opened::NotYet => tokio::time::sleep(RETRY).await,
             Opened::GivenUp => return,
@@ -437,111 +394,19 @@ enum Opened {
     GivenUp,
 }
 
-impl Large {
-    fn may_fly(&self) -> bool {
-        let late = self.flying.front().is_some_and(|since| since.elapsed() > LATE);
-        self.flying.len() < if late { FLYING_LATE_MAX } else { FLYING_MAX }
-    }
-}
-
-impl Up {
-    fn send(self: &Arc<Self>, on: &tokio::runtime::Handle, message: Message) {
-        let length = message.head.len() + message.content.len();
-        if self.connection.max_datagram_size().is_some_and(|most| length <= most) {
-            let mut whole = message.head.clone();
-            whole.extend_from_slice(&message.content);
-            match self.connection.send_datagram(whole.into()) {
-                // A path that has just become narrower.
-                Err(SendDatagramError::TooLarge) => {}
-                Err(error) => return tracing::trace!("a control message was not sent: {error}"),
-                Ok(()) => return,
-            }
-        }
-        let Some(slot) = message.slot.clone() else { return };
-        let mut all = lock(&self.large);
-        let large = all.entry(slot.clone()).or_default();
-        if !large.may_fly() {
-            large.next = Some(message);
-            return;
-        }
-        let since = Instant::now();
-        large.flying.push_back(since);
-        drop(all);
-        let mut sending: Sending = Box::pin(self.clone().send_stream(message));
-        // What QUIC has room for is given to it here and now, without the way over another thread.
-        if let Poll::Ready(sent) = sending.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-            sending = Box::pin(std::future::ready(sent));
-        }
-        on.spawn(self.clone().fly(slot, sending, since));
-    }
-
-    /// Ends the sending of a large message, and then sends whatever has come to wait behind it.
-    async fn fly(self: Arc<Self>, slot: Slot, mut sending: Sending, mut since: Instant) {
-        loop {
-            let sent = tokio::time::timeout(STREAM_MAX, sending).await;
-            if let Ok(Err(why)) = &sent {
-                tracing::trace!("a large control message was not sent: {why}");
-            }
-            let mut large = lock(&self.large);
-            let Some(entry) = large.get_mut(&slot) else { return };
-            if let Some(place) = entry.flying.iter().position(|flying| *flying == since) {
-                entry.flying.remove(place);
-            }
-            if !entry.flying.is_empty() && !entry.may_fly() {
-                return; // One of the others takes what waits.
-            }
-            let Some(next) = entry.next.take() else {
-                if entry.flying.is_empty() {
-                    large.remove(&slot);
-                }
-                return;
-            };
-            (sending, since) = (Box::pin(self.clone().send_stream(next)), Instant::now());
-            entry.flying.push_back(since);
-        }
-    }
-
-    async fn send_stream(self: Arc<Self>, message: Message) -> Result<(), String> {
-        let stream = self.connection.open_uni().await.map_err(|error| error.to_string())?;
-        let mut stream = Unfinished(stream);
-        let mut parts = [message.head.into(), message.content];
-        stream
-            .0
-            .write_all_chunks(&mut parts)
-            .await
-            .map_err(|error| error.to_string())?;
-        stream.0.finish().map_err(|error| error.to_string())?;
-        // Until it is there.
-        stream.0.stopped().await.map_err(|error| error.to_string())?;
-        Ok(())
-    }
-}
-
-/// A stream that is given up unless it is whole: whoever receives half a message must not take it for one.
-struct Unfinished(SendStream);
-
-impl Drop for Unfinished {
-    fn drop(&mut self) {
-        // Of no effect once all has arrived.
-        let _ = self.0.reset(0u8.into());
-    }
-}
-
 /// Takes links over one path until its endpoint closes: one of each robot, its newest, as it opens no more.
-async fn accept(links: Weak<Links>, endpoint: Endpoint, path: usize, server: quinn::ServerConfig) {
+async fn accept(links: Weak<Links>, endpoint: Endpoint, path: usize) {
     let door = Door::default();
     let taken: Arc<Mutex<BTreeMap<RobotId, Connection>>> = Arc::default();
     while let Some(incoming) = endpoint.accept().await {
         let Some((incoming, place)) = door.admit(incoming) else {
             continue;
         };
-        let Some(node) = links.upgrade().and_then(|links| links.node.upgrade()) else {
-            return;
-        };
-        let (links, taken, mut server) = (links.clone(), taken.clone(), server.clone());
-        server.transport_config(transport(false, lengths(incoming.remote_address(), node.outlet(path))));
-        drop(node);
+        let Some(open) = links.upgrade() else { return };
+        let (links, taken, mut server) = (links.clone(), taken.clone(), open.server.clone());
         let address = incoming.remote_address();
+        server.transport_config(transport(false, lengths(address, open.member.outlet(path))));
+        drop(open);
         let Ok(connecting) = incoming.accept_with(Arc::new(server)) else {
             continue;
         };
@@ -550,38 +415,37 @@ async fn accept(links: Weak<Links>, endpoint: Endpoint, path: usize, server: qui
                 return;
             };
             let Some(links) = links.upgrade() else { return };
-            let node = links.node.clone();
-            let Some(inner) = node.upgrade() else { return };
+            let member = &links.member;
             let connection = match connected {
                 Ok(connection) => connection,
-                Err(error) => return inner.on_not_connected("control", address, &error),
+                Err(error) => return member.refused.on_not_connected("control", address, &error),
             };
-            let from = peer(&inner.team, &connection).filter(|from| *from != inner.me);
-            let Some(from) = from else {
-                inner.refused.count_stranger(address);
+            let Some(from) = peer(&member.team, &connection).filter(|from| *from != member.me) else {
+                member.refused.count_stranger(address);
                 return connection.close(1u8.into(), b"not a robot of this team");
             };
-            drop((inner, place));
+            drop(place);
             if let Some(older) = lock(&taken).insert(from, connection.clone()) {
                 older.close(0u8.into(), b"a newer one came");
             }
             links.adopt(from, path, &connection);
-            // Whoever only listens must not keep the links.
-            drop(links);
-            listen(node, connection, from, path).await;
+            listen(links, connection, from, path).await;
         });
     }
 }
 
 /// Takes what a robot says over a link until it ends.
-async fn listen(node: Weak<Inner>, connection: Connection, from: RobotId, path: usize) {
+async fn listen(links: Arc<Links>, connection: Connection, from: RobotId, path: usize) {
     let path = PathId(u8::try_from(path).unwrap_or(u8::MAX));
-    if let Some(inner) = node.upgrade() {
-        if let Some(links) = inner.links() {
-            lock(&links.newest).insert((from, path), connection.clone());
-        }
+    lock(&links.newest).insert((from, path), connection.clone());
+    let (Some(receiver), member) = (links.receiver.get().cloned(), links.member.clone()) else {
+        return;
+    };
+    // Whoever only listens must not keep the links.
+    drop(links);
+    if let Some(receiver) = receiver.upgrade() {
         let mut told = wire::pack(&Parcel::Subscriptions);
-        told.extend_from_slice(inner.subscribed_topics().as_bytes());
+        told.extend_from_slice(receiver.subscribed_topics().as_bytes());
         // Where it does not fit, tokens tell as well.
         let _ = connection.send_datagram(told.into());
     }
@@ -592,19 +456,19 @@ async fn listen(node: Weak<Inner>, connection: Connection, from: RobotId, path: 
         };
         match (bytes, stream) {
             (Some(Ok(bytes)), _) => {
-                let Some(inner) = node.upgrade() else { return };
-                inner.on_parcel(from, path, bytes);
+                let Some(receiver) = receiver.upgrade() else { return };
+                receiver.on_parcel(from, path, bytes);
             }
             (_, Some(Ok(mut stream))) => {
-                let node = node.clone();
+                let (receiver, member) = (receiver.clone(), member.clone());
                 tokio::spawn(async move {
                     let read = stream.read_to_end(wire::PARCEL_BYTES_MAX + MESSAGE_BYTES_MAX);
                     let read = tokio::time::timeout(STREAM_MAX, read).await;
-                    let Some(inner) = node.upgrade() else { return };
+                    let Some(receiver) = receiver.upgrade() else { return };
                     match read {
-                        Ok(Ok(bytes)) => inner.on_parcel(from, path, bytes.into()),
+                        Ok(Ok(bytes)) => receiver.on_parcel(from, path, bytes.into()),
                         Ok(Err(ReadToEndError::TooLong)) => {
-                            inner.refused.count("a control message", wire::Refusal::Oversized);
+                            member.refused.count("a control message", wire::Refusal::Oversized);
                         }
                         // It was given up, or the link has ended.
                         Ok(Err(ReadToEndError::Read(_))) | Err(_) => {}
@@ -613,63 +477,5 @@ async fn listen(node: Weak<Inner>, connection: Connection, from: RobotId, path: 
             }
             _ => return,
         }
-    }
-}
-
-/// How a link is set up by who `opens` it or by the other one, with datagrams of these lengths.
-fn transport(opens: bool, lengths: MtuDiscoveryConfig) -> Arc<TransportConfig> {
-    let mut transport = TransportConfig::default();
-    transport
-        .max_idle_timeout(Some(IdleTimeout::from(VarInt::from_u32(IDLE_MS))))
-        .keep_alive_interval(opens.then_some(KEEP_ALIVE))
-        .initial_rtt(ROUND_TRIP_FIRST)
-        .max_concurrent_bidi_streams(VarInt::from_u32(0))
-        .max_concurrent_uni_streams(VarInt::from_u32(STREAMS_MAX))
-        .stream_receive_window(VarInt::from_u32(RECEIVE_BYTES))
-        .receive_window(VarInt::from_u32(RECEIVE_BYTES))
-        .send_window(u64::from(RECEIVE_BYTES))
-        .datagram_receive_buffer_size(Some(DATAGRAMS_BYTES))
-        .datagram_send_buffer_size(DATAGRAMS_BYTES)
-        .mtu_discovery_config(Some(lengths))
-        .congestion_controller_factory(Arc::new(SteadyConfig));
-    let mut acknowledgements = AckFrequencyConfig::default();
-    acknowledgements
-        .ack_eliciting_threshold(VarInt::from_u32(ACKNOWLEDGE_EVERY))
-        .max_ack_delay(Some(ACKNOWLEDGE_WITHIN));
-    transport.ack_frequency_config(Some(acknowledgements));
-    Arc::new(transport)
-}
-
-/// Always the same window.
-#[derive(Clone, Debug)]
-struct Steady;
-
-struct SteadyConfig;
-
-impl ControllerFactory for SteadyConfig {
-    fn build(self: Arc<Self>, _: Instant, _: u16) -> Box<dyn Controller> {
-        Box::new(Steady)
-    }
-}
-
-impl Controller for Steady {
-    fn on_congestion_event(&mut self, _: Instant, _: Instant, _: bool, _: u64) {}
-
-    fn on_mtu_update(&mut self, _: u16) {}
-
-    fn window(&self) -> u64 {
-        WINDOW_BYTES
-    }
-
-    fn clone_box(&self) -> Box<dyn Controller> {
-        Box::new(Steady)
-    }
-
-    fn initial_window(&self) -> u64 {
-        WINDOW_BYTES
-    }
-
-    fn into_any(self: Box<Self>) -> Box<dyn Any> {
-        self
     }
 }

@@ -16,34 +16,33 @@ use std::time::Duration;
 use coorp_core::robot::Input;
 use coorp_core::RobotId;
 
-use super::Inner;
 use crate::fabric::PORTS_COORDINATION;
+use crate::member::Member;
+use crate::shared_robot::SharedRobot;
 use crate::sync::spawn;
 
 /// No answer comes after so long: no permit lasts much longer anyway.
 const ANSWER_MAX: Duration = Duration::from_millis(200);
 
 /// Finds out, in a thread that ends soon, and frees the robot's permit where it has died.
-pub(super) fn find_out(inner: &Arc<Inner>, suspect: RobotId) {
-    let Some(about) = inner.team.robots.get(usize::from(suspect.0)) else {
+pub(crate) fn find_out(robot: &Arc<SharedRobot>, member: &Member, suspect: RobotId) {
+    let Some(about) = member.team.robots.get(usize::from(suspect.0)) else {
         return;
     };
-    let port = inner.team.port(suspect);
+    let port = member.team.port(suspect);
     let places = about.addresses.iter().zip(PORTS_COORDINATION);
     let places: Vec<SocketAddr> = places
         .map(|(address, place)| SocketAddr::new(*address, port.saturating_add(place)))
         .collect();
-    let inner = Arc::downgrade(inner);
+    let robot = robot.clone();
     let ask = move || {
         for place in places {
-            let Some(since) = inner.upgrade().map(|inner| inner.now()) else {
-                return;
-            };
+            let since = robot.now();
             let refused = TcpStream::connect_timeout(&place, ANSWER_MAX)
                 .is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused);
-            if let Some(inner) = inner.upgrade().filter(|_| refused) {
-                let robot = suspect;
-                inner.tell(|it, now| it.handle(Input::Dead { robot, since }, now));
+            if refused {
+                let dead = Input::Dead { robot: suspect, since };
+                robot.tell(|robot, now| robot.handle(dead, now));
                 return;
             }
         }

@@ -1,0 +1,124 @@
+//! When QUIC makes packets of bulk at all: never without a permit and a turn.
+
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use quinn::congestion::{Controller, ControllerFactory, Cubic, CubicConfig};
+
+use super::socket::GatedSocket;
+use super::turns::Turn;
+use crate::status::Completions;
+
+/// CUBIC, but that nothing goes without a permit and a turn, and that the gate hears of acknowledgements.
+///
+/// QUIC asks it several times a packet, so it reads what it needs without taking hold of the socket.
+struct PermittedCubic {
+    inner: Box<dyn Controller>,
+    socket: Weak<GatedSocket>,
+    permitted: Arc<AtomicBool>,
+    completions: Arc<AtomicU8>,
+    turn: Arc<Turn>,
+    /// The other end has acknowledged something.
+    heard: bool,
+}
+
+/// Makes [`PermittedCubic`]s of one connection.
+pub(super) struct PermittedCubicConfig {
+    pub socket: Weak<GatedSocket>,
+    pub turn: Arc<Turn>,
+    pub coordinated: bool,
+}
+
+/// What a connection sends at once before the first acknowledgement, where bulk is coordinated: few others send, and the
+/// gate bounds what is below it.
+const FIRST_WINDOW_BYTES: u64 = 256 << 10;
+
+impl ControllerFactory for PermittedCubicConfig {
+    fn build(self: Arc<Self>, now: Instant, current_mtu: u16) -> Box<dyn Controller> {
+        let socket = self.socket.upgrade();
+        let known = socket.map(|socket| socket.known());
+        // Of a socket that is gone nothing is permitted.
+        let (permitted, completions) = known.unwrap_or_default();
+        let mut cubic = CubicConfig::default();
+        if self.coordinated {
+            cubic.initial_window(FIRST_WINDOW_BYTES);
+        }
+        Box::new(PermittedCubic {
+            inner: Box::new(Cubic::new(Arc::new(cubic), now, current_mtu)),
+            socket: self.socket.clone(),
+            permitted,
+            completions,
+            turn: self.turn.clone(),
+            heard: false,
+        })
+    }
+}
+
+impl PermittedCubic {
+    /// So many bytes are off the network; acknowledgements come with the shortest round trip.
+    fn acknowledged(&self, bytes: u64, round_trip: Option<Duration>) {
+        let completions = Completions::numbered(self.completions.load(Ordering::Relaxed));
+        if completions.are_reported() {
+            return;
+        }
+        if let Some(socket) = self.socket.upgrade() {
+            socket.on_acknowledged(bytes, round_trip);
+        }
+    }
+}
+
+impl Controller for PermittedCubic {
+    fn on_sent(&mut self, now: Instant, bytes: u64, last_packet_number: u64) {
+        self.turn.on_sent();
+        self.inner.on_sent(now, bytes, last_packet_number);
+    }
+
+    fn on_ack(&mut self, now: Instant, sent: Instant, bytes: u64, limited: bool, rtt: &quinn_proto::RttEstimator) {
+        self.heard = true;
+        self.acknowledged(bytes, Some(rtt.min()));
+        self.inner.on_ack(now, sent, bytes, limited, rtt);
+    }
+
+    fn on_end_acks(&mut self, now: Instant, in_flight: u64, app_limited: bool, largest: Option<u64>) {
+        self.inner.on_end_acks(now, in_flight, app_limited, largest);
+    }
+
+    fn on_congestion_event(&mut self, now: Instant, sent: Instant, persistent: bool, lost_bytes: u64) {
+        self.acknowledged(lost_bytes, None);
+        self.inner.on_congestion_event(now, sent, persistent, lost_bytes);
+    }
+
+    fn on_mtu_update(&mut self, new_mtu: u16) {
+        self.inner.on_mtu_update(new_mtu);
+    }
+
+    fn window(&self) -> u64 {
+        // Without a word from the other end there is no connection yet: nobody could tell it of a permit that comes.
+        if !self.heard || self.permitted.load(Ordering::Acquire) && self.turn.has() {
+            self.inner.window()
+        } else {
+            // No packet fits into it. Not 0, which quinn's pacing takes for a mistake where a permit goes meanwhile.
+            1
+        }
+    }
+
+    fn clone_box(&self) -> Box<dyn Controller> {
+        Box::new(PermittedCubic {
+            inner: self.inner.clone_box(),
+            socket: self.socket.clone(),
+            permitted: self.permitted.clone(),
+            completions: self.completions.clone(),
+            turn: self.turn.clone(),
+            heard: self.heard,
+        })
+    }
+
+    fn initial_window(&self) -> u64 {
+        self.inner.initial_window()
+    }
+
+    fn into_any(self: Box<Self>) -> Box<dyn std::any::Any> {
+        self
+    }
+}

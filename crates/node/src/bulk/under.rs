@@ -1,0 +1,109 @@
+//! What is below the gate: handed to the kernel, and not known to have left.
+
+use std::collections::VecDeque;
+use std::task::Waker;
+
+use coorp_core::Instant;
+
+use super::reports::Tail;
+use crate::outqueue::OutQueue;
+
+/// Sends that are followed at most; more than any queue below holds.
+const FOLLOWED_MAX: usize = 4_096;
+
+/// What is below the gate, and who waits above it.
+#[derive(Debug)]
+pub(super) struct Under {
+    pub queue: OutQueue,
+    /// The interface that datagrams leave by, and when to look it up.
+    pub outlet: Option<String>,
+    pub find_at: Instant,
+    /// Handed to the kernel and not reported gone, in the order of sending.
+    pub sends: VecDeque<SendCall>,
+    /// Datagrams in them.
+    pub datagrams: usize,
+    /// Datagrams that have left.
+    pub left: u64,
+    /// Send calls since the last report.
+    pub silent_for: u32,
+    /// The gate has held a datagram since waiters were last woken.
+    pub closed: bool,
+    pub waiters: Vec<Waker>,
+}
+
+/// One or several datagrams handed to the kernel together.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SendCall {
+    /// When it went in.
+    pub at: Instant,
+    pub datagrams: usize,
+    pub bytes: u64,
+    /// Datagrams that had left when it went in, and once it has left itself.
+    pub left_before: u64,
+    pub left_by: u64,
+    /// Whether the gate decided about it, and learns from it.
+    pub bulk: bool,
+    pub tail: Tail,
+    /// Where it ends in the send queue.
+    pub mark: u64,
+}
+
+impl Under {
+    pub fn new(queue: OutQueue) -> Under {
+        Under {
+            queue,
+            outlet: None,
+            find_at: Instant::ZERO,
+            sends: VecDeque::new(),
+            datagrams: 0,
+            left: 0,
+            silent_for: 0,
+            closed: false,
+            waiters: Vec::new(),
+        }
+    }
+
+    pub fn push(&mut self, send: SendCall) {
+        if self.sends.len() >= FOLLOWED_MAX {
+            self.pop();
+        }
+        self.datagrams += send.datagrams;
+        self.sends.push_back(send);
+        self.silent_for = self.silent_for.saturating_add(1);
+    }
+
+    pub fn pop(&mut self) -> Option<SendCall> {
+        let send = self.sends.pop_front()?;
+        Some(self.gone(send))
+    }
+
+    /// The one with this end, most often the oldest.
+    pub fn take(&mut self, tail: &Tail) -> Option<SendCall> {
+        let place = self.sends.iter().position(|send| send.tail == *tail)?;
+        let send = self.sends.remove(place)?;
+        Some(self.gone(send))
+    }
+
+    fn gone(&mut self, send: SendCall) -> SendCall {
+        self.datagrams -= send.datagrams;
+        self.left += send.datagrams as u64;
+        SendCall {
+            left_by: self.left,
+            ..send
+        }
+    }
+}
+
+#[cfg(test)]
+impl SendCall {
+    /// The number at its end, which tests put there.
+    pub fn number(&self) -> u32 {
+        let [.., a, b, c, d] = self.tail;
+        u32::from_le_bytes([a, b, c, d])
+    }
+
+    /// Datagrams before its last one, once it has left: those that left from its coming to its leaving.
+    pub fn ahead(&self) -> usize {
+        (self.left_by - self.left_before) as usize - 1
+    }
+}

@@ -1,0 +1,113 @@
+//! The driver: calls the robot at its deadlines and does what it wants done, and nothing else does.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use coorp_core::failover::Message as Coordinated;
+use coorp_core::paths::PathId;
+use coorp_core::robot::{Action, Message, Route};
+use coorp_core::{permits, RobotId};
+
+use crate::bulk::Bulk;
+use crate::coordination::Coordination;
+use crate::gather::Gatherings;
+use crate::inbound::{Inbound, Transport};
+use crate::links::Links;
+use crate::member::Member;
+use crate::shared_robot::SharedRobot;
+use crate::wire::{self, Parcel};
+
+/// What actions go to.
+#[derive(Debug)]
+pub(crate) struct Driver {
+    pub member: Arc<Member>,
+    pub robot: Arc<SharedRobot>,
+    pub coordination: Arc<Coordination>,
+    pub links: Arc<Links>,
+    pub gatherings: Arc<Gatherings>,
+    /// `None` where there are no keys for it.
+    pub bulk: Option<Arc<Bulk>>,
+    /// Where answers to queries go.
+    pub inbound: Arc<Inbound>,
+}
+
+impl Driver {
+    /// Drives the robot until it is stopped.
+    pub fn run(&self) {
+        self.robot.drive(|action| self.act(action));
+    }
+
+    fn act(&self, action: Action) {
+        match action {
+            Action::Send(to, route, message) => self.send_to(to, route, message),
+            Action::Broadcast(message) => self.send_to_all(&message),
+            Action::StaleGrant(_) => self.member.refused.count_stale_grant(),
+            Action::Led(leader) => tracing::info!("{} leads", self.member.name_of(leader)),
+            Action::Permitted(permitted) => {
+                tracing::debug!("bulk is {}permitted", if permitted { "" } else { "no longer " });
+                if let Some(bulk) = &self.bulk {
+                    bulk.set_permitted(permitted);
+                }
+            }
+            Action::Resume => {
+                if let Some(bulk) = &self.bulk {
+                    bulk.wake();
+                }
+            }
+            Action::PathAlive(robot, path, alive) => {
+                let path = self.member.path_name(usize::from(path.0));
+                let state = if alive { "alive again" } else { "dead" };
+                tracing::info!("{path} to {} is {state}", self.member.name_of(robot));
+            }
+            // The program owns its sensors; this library has no way yet to tell it.
+            Action::Shift(flow, later) => tracing::debug!("flow {} would do better {later} later", flow.0),
+            Action::Report(report) => self.gatherings.report(report),
+        }
+    }
+
+    /// Sends to one robot, over the transport that such messages take. What a requester says is a query, which its
+    /// controller answers as soon as it has something to say.
+    fn send_to(&self, to: RobotId, route: Route, message: Message) {
+        let (name, me, keyspace) = (self.member.name_of(to), self.member.name(), &self.member.keyspace);
+        match (route, &message) {
+            (Route::Path(path), _) => self.send_over(to, path, message),
+            (Route::Any, Message::Coordination(Coordinated::Permit { message: about, .. })) => match about {
+                permits::Message::Grant { .. } | permits::Message::Refuse { .. } => {
+                    // Where no query was kept, the question came with control.
+                    if !self.coordination.answer_kept(to, Some(&wire::encode(&message))) {
+                        self.send_over(to, PathId(0), message);
+                    }
+                }
+                permits::Message::Request { .. }
+                | permits::Message::Release { .. }
+                | permits::Message::Renew { .. } => {
+                    self.query(&keyspace.permit(name, me), &message, to, Transport::Permits);
+                }
+            },
+            (Route::Any, Message::TimeQuery { .. }) => {
+                self.query(&keyspace.time(name), &message, to, Transport::TimeReply);
+            }
+            (Route::Any, _) => self.coordination.put(&keyspace.lead(me, name), &message),
+        }
+    }
+
+    fn send_over(&self, to: RobotId, path: PathId, message: Message) {
+        self.links.send(to, path, &Parcel::Robot(message), &Bytes::new());
+    }
+
+    /// Sends to all other robots.
+    fn send_to_all(&self, message: &Message) {
+        let (keyspace, me) = (&self.member.keyspace, self.member.name());
+        let key = match message {
+            Message::Models { .. } => keyspace.models(me),
+            _ => keyspace.lead_all(me),
+        };
+        self.coordination.put(&key, message);
+    }
+
+    fn query(&self, key: &str, message: &Message, to: RobotId, answers: Transport) {
+        let inbound = self.inbound.clone();
+        let on_answer = move |payload: &_| inbound.on_said(to, answers, payload);
+        self.coordination.query(key, message, on_answer);
+    }
+}

@@ -1,0 +1,311 @@
+//! What sockets bring: which transport carries which messages, what of it is refused, and what the robot is told.
+//!
+//! Callbacks of the coordination sessions and the links' tasks run this. The transport proves who the sender is: keys of
+//! the fabric hold the sender's name, which access rules enforce; a link has the sender's certificate.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use coorp_core::failover::Message as Coordinated;
+use coorp_core::paths::PathId;
+use coorp_core::robot::{Input, Message};
+use coorp_core::RobotId;
+use zenoh::bytes::ZBytes;
+use zenoh::query::Query;
+use zenoh::sample::{Sample, SampleKind};
+
+use crate::control::Control;
+use crate::coordination::Coordination;
+use crate::dead;
+use crate::fabric::MESSAGE_BYTES_MAX;
+use crate::gather::Gatherings;
+use crate::links::{Links, Receiver};
+use crate::member::Member;
+use crate::overview::Overview;
+use crate::shared_robot::SharedRobot;
+use crate::sync::lock;
+use crate::wire::{self, ControlHeader, Parcel, Refusal};
+use crate::Error;
+
+/// What carries a message between robots. Each carries only messages of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Transport {
+    /// Keys for words on who leads.
+    Lead,
+    /// Queries for permits, and their answers.
+    Permits,
+    /// Queries for the leader's time.
+    TimeQuery,
+    /// Their answers.
+    TimeReply,
+    /// Keys for arrival models.
+    Models,
+    /// Links, for what goes over one path.
+    Link,
+}
+
+impl Transport {
+    fn of(message: &Message) -> Self {
+        match message {
+            Message::Coordination(Coordinated::Permit { .. }) => Transport::Permits,
+            Message::Coordination(_) => Transport::Lead,
+            Message::TimeQuery { .. } => Transport::TimeQuery,
+            Message::TimeReply { .. } => Transport::TimeReply,
+            Message::Models { .. } => Transport::Models,
+            Message::Arrived { .. }
+            | Message::Shift { .. }
+            | Message::Probe(_)
+            | Message::Echo(_)
+            | Message::Judged(_) => Transport::Link,
+        }
+    }
+
+    /// What it carries, for the log.
+    fn what(self) -> &'static str {
+        match self {
+            Transport::Lead => "a word on who leads",
+            Transport::Permits => "a word on permits",
+            Transport::TimeQuery => "a question for the time",
+            Transport::TimeReply => "an answer about the time",
+            Transport::Models => "when control messages are due",
+            Transport::Link => "a word about a path",
+        }
+    }
+}
+
+/// Where all that comes goes.
+#[derive(Debug)]
+pub(crate) struct Inbound {
+    pub member: Arc<Member>,
+    pub robot: Arc<SharedRobot>,
+    pub coordination: Arc<Coordination>,
+    pub links: Arc<Links>,
+    pub control: Arc<Control>,
+    pub gatherings: Arc<Gatherings>,
+    pub overview: Arc<Overview>,
+}
+
+impl Inbound {
+    /// Takes what comes over the fabric, as long as this is there.
+    pub fn listen(self: &Arc<Self>) -> Result<(), Error> {
+        let (fabric, keyspace, name) = (&self.coordination, &self.member.keyspace, self.member.name());
+        fabric.take_queries(&keyspace.status(name), self.with(Inbound::on_status_query))?;
+        fabric.take_queries(&keyspace.permit(name, "*"), self.with(Inbound::on_permit_query))?;
+        fabric.take_queries(&keyspace.time(name), self.with(Inbound::on_time_query))?;
+        let on_lead = |inbound: &Inbound, sample: Sample| inbound.on_published(Transport::Lead, &sample);
+        fabric.subscribe(&keyspace.lead("*", name), self.with(on_lead))?;
+        fabric.subscribe(&keyspace.lead_all("*"), self.with(on_lead))?;
+        // They are told to nobody where nobody listens, and without keys there is no bulk to keep out of their way.
+        if self.member.secure {
+            let on_models = |inbound: &Inbound, sample: Sample| inbound.on_published(Transport::Models, &sample);
+            fabric.subscribe(&keyspace.models("*"), self.with(on_models))?;
+        }
+        let on_fleet = |inbound: &Inbound, sample: Sample| inbound.gatherings.on_fleet(&sample);
+        fabric.subscribe(&keyspace.fleet("*", name, "*"), self.with(on_fleet))?;
+        let on_subscription = |inbound: &Inbound, sample: Sample| inbound.control.on_subscription(&sample);
+        fabric.watch_tokens(&keyspace.subscribes("*", "*", "*"), self.with(on_subscription))?;
+        let on_gathers = |inbound: &Inbound, sample: Sample| inbound.gatherings.on_gathers(&sample);
+        fabric.watch_tokens(&keyspace.gathers("*", "*", "*", "*"), self.with(on_gathers))?;
+        fabric.watch_tokens(&keyspace.alive("*", "*"), self.with(Inbound::on_token))
+    }
+
+    /// A callback that does nothing once this is gone.
+    fn with<T: 'static>(self: &Arc<Self>, take: fn(&Inbound, T)) -> impl Fn(T) + Clone + Send + Sync + 'static {
+        let inbound = Arc::downgrade(self);
+        move |came| {
+            if let Some(inbound) = inbound.upgrade() {
+                take(&inbound, came);
+            }
+        }
+    }
+
+    /// The message in a payload, if this transport carries it; counts it if it is refused.
+    fn read_message(&self, over: Transport, payload: &ZBytes) -> Option<Message> {
+        let message = self.member.refused.decode::<Message>(over.what(), payload)?;
+        if Transport::of(&message) != over {
+            self.member.refused.count(over.what(), Refusal::Malformed);
+            return None;
+        }
+        Some(message)
+    }
+
+    /// A robot says something.
+    pub fn on_said(&self, from: RobotId, over: Transport, payload: &ZBytes) {
+        if let Some(message) = self.read_message(over, payload) {
+            self.on_message(from, None, message);
+        }
+    }
+
+    fn on_message(&self, from: RobotId, path: Option<PathId>, message: Message) {
+        self.robot
+            .tell(|robot, now| robot.handle(Input::Message { from, path, message }, now));
+    }
+
+    /// A robot publishes something under its name.
+    fn on_published(&self, over: Transport, sample: &Sample) {
+        match self.member.named_in(sample.key_expr().as_str(), 1) {
+            Some(from) if from == self.member.me => {}
+            Some(from) => self.on_said(from, over, sample.payload()),
+            None => self.member.refused.count(over.what(), Refusal::Malformed),
+        }
+    }
+
+    fn on_control(
+        &self,
+        from: RobotId,
+        path: PathId,
+        topic: &str,
+        header: ControlHeader,
+        riders: Vec<Message>,
+        content: &Bytes,
+    ) {
+        self.robot.tell(|robot, now| {
+            if let Some(number) = header.copy {
+                let incarnation = header.incarnation;
+                let copy = Input::Copy {
+                    from,
+                    path,
+                    incarnation,
+                    number,
+                };
+                robot.handle(copy, now);
+            }
+            let stamp = header.stamp;
+            robot.handle(Input::Arrived { from, stamp }, now);
+            for message in riders {
+                let path = Some(path);
+                robot.handle(Input::Message { from, path, message }, now);
+            }
+        });
+        self.control.on_message(from, path, topic, header, content);
+    }
+
+    fn on_state(&self, from: RobotId, path: PathId, topic: &str, header: wire::State, content: &Bytes) {
+        if let Some(number) = header.copy {
+            let incarnation = header.header.sequence.incarnation;
+            let copy = Input::Copy {
+                from,
+                path,
+                incarnation,
+                number,
+            };
+            self.robot.tell(|robot, now| robot.handle(copy, now));
+        }
+        self.gatherings.on_state(from, topic, header, content);
+    }
+
+    /// The question is for any robot; the answer is this one's.
+    fn on_status_query(&self, (path, query): (usize, Query)) {
+        let key = self.member.keyspace.status(self.member.name());
+        let status = wire::encode(&self.overview.status());
+        self.coordination.answer_as(path, query, Some((key, status)));
+    }
+
+    fn on_permit_query(&self, (path, query): (usize, Query)) {
+        // Links are authenticated, and access rules hold each robot to the keys with its name.
+        let Some(from) = self.member.named_in(query.key_expr().as_str(), 2) else {
+            self.coordination.answer(path, query, None);
+            return self.member.refused.count(Transport::Permits.what(), Refusal::Malformed);
+        };
+        let payload = query.payload().cloned().unwrap_or_default();
+        self.coordination.keep_query(from, path, query);
+        self.on_said(from, Transport::Permits, &payload);
+    }
+
+    fn on_time_query(&self, (path, query): (usize, Query)) {
+        // Before it is read: what that takes belongs to the way there.
+        let received_at = self.robot.now();
+        let empty = ZBytes::new();
+        let answer = match self.read_message(Transport::TimeQuery, query.payload().unwrap_or(&empty)) {
+            Some(Message::TimeQuery { sent_at }) => {
+                let reply = self.robot.ask(|robot, now| robot.time_reply(sent_at, received_at, now));
+                Some(wire::encode(&reply))
+            }
+            _ => None,
+        };
+        self.coordination.answer(path, query, answer);
+    }
+
+    /// A session of a robot is there, or is gone.
+    fn on_token(&self, sample: Sample) {
+        let (key, member) = (sample.key_expr().as_str(), &self.member);
+        let (Some(peer), Some(session)) = (member.named_in(key, 1), member.keyspace.part(key, 2)) else {
+            return;
+        };
+        // Held until all that tells who is there agrees: each path's session calls from a thread of its own.
+        let mut alive = lock(&self.coordination.alive);
+        if sample.kind() == SampleKind::Put {
+            let sessions = alive.entry(peer).or_default();
+            let first = sessions.is_empty();
+            let new = sessions.insert(session.to_owned());
+            if peer == member.me {
+                if !self.coordination.is_own(session) {
+                    tracing::error!("another process takes part as {} too: stop one of them", member.name());
+                }
+                return;
+            }
+            let gone_at = first.then(|| self.control.on_here(peer)).flatten();
+            drop(alive);
+            if new {
+                if let Some(gone_at) = gone_at {
+                    self.links.renew(peer, gone_at);
+                }
+                self.robot.tell(|robot, now| robot.handle(Input::TellModelsAgain, now));
+                if first {
+                    tracing::info!("{} is here", member.name_of(peer));
+                }
+            }
+            return;
+        }
+        let sessions = alive.get_mut(&peer);
+        if sessions.is_some_and(|sessions| sessions.remove(session) && sessions.is_empty()) {
+            alive.remove(&peer);
+            self.control.on_gone(peer);
+            drop(alive);
+            self.robot.tell(|robot, now| robot.handle(Input::Gone(peer), now));
+            dead::find_out(&self.robot, member, peer);
+            self.gatherings.on_gone(peer);
+            self.coordination.answer_kept(peer, None);
+            tracing::info!("{} is gone", member.name_of(peer));
+        }
+    }
+}
+
+impl Receiver for Inbound {
+    fn on_parcel(&self, from: RobotId, path: PathId, mut message: Bytes) {
+        let refuse = |what, refusal| self.member.refused.count(what, refusal);
+        let (parcel, content) = match wire::unpack(&message) {
+            Ok(unpacked) => unpacked,
+            Err(refusal) => return refuse("a control message", refusal),
+        };
+        let content = message.split_off(content);
+        if content.len() > MESSAGE_BYTES_MAX {
+            return refuse("a control message", Refusal::Oversized);
+        }
+        match parcel {
+            Parcel::Control { riders, .. } if !riders.iter().all(Message::may_ride) => {
+                refuse("a control message", Refusal::Malformed);
+            }
+            Parcel::Control { topic, header, riders } => self.on_control(from, path, &topic, header, riders, &content),
+            Parcel::State { topic, header } => self.on_state(from, path, &topic, header, &content),
+            Parcel::Robot(message) if Transport::of(&message) == Transport::Link || message.may_ride() => {
+                self.on_message(from, Some(path), message);
+            }
+            Parcel::Robot(_) => refuse(Transport::Link.what(), Refusal::Malformed),
+            Parcel::Subscriptions => {
+                let what = "a word on subscriptions";
+                if content.len() > wire::SUBSCRIPTIONS_BYTES_MAX {
+                    return refuse(what, Refusal::Oversized);
+                }
+                match std::str::from_utf8(&content) {
+                    Ok(topics) => self.control.on_told(from, topics),
+                    Err(_) => refuse(what, Refusal::Malformed),
+                }
+            }
+        }
+    }
+
+    fn subscribed_topics(&self) -> String {
+        self.control.subscribed_topics()
+    }
+}

@@ -1,0 +1,157 @@
+//! A link that is up: what goes as a datagram, and what over streams of its own.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use coorp_core::Instant as CoreInstant;
+use quinn::{Connection, SendDatagramError, SendStream};
+use tokio::runtime::Handle;
+
+use crate::sync::lock;
+
+/// Large messages of a topic that are on their way, the ones included that have arrived and are not acknowledged yet; and
+/// while the oldest is on its way for longer than acknowledgements take, as when nothing gets through.
+const FLYING_MAX: usize = 32;
+const FLYING_LATE_MAX: usize = 4;
+const LATE: Duration = Duration::from_millis(100);
+/// A large message that takes longer is given up.
+pub(super) const STREAM_MAX: Duration = Duration::from_secs(5);
+
+/// Newer messages of a slot take the place of older ones.
+pub(super) type Slot = (bool, String);
+
+/// A message: what it is, and its content.
+#[derive(Clone, Debug)]
+pub(super) struct Message {
+    /// `None`: of no use later.
+    pub slot: Option<Slot>,
+    pub head: Vec<u8>,
+    pub content: Bytes,
+}
+
+/// A connection that a robot is sent to by.
+#[derive(Debug)]
+pub(super) struct Up {
+    pub connection: Connection,
+    /// When it was established.
+    pub since: CoreInstant,
+    large: Mutex<BTreeMap<Slot, Large>>,
+}
+
+/// A large message on its way.
+type Sending = Pin<Box<dyn Future<Output = Result<(), String>> + Send>>;
+
+#[derive(Debug, Default)]
+struct Large {
+    /// Since when, the oldest first.
+    flying: VecDeque<Instant>,
+    next: Option<Message>,
+}
+
+impl Large {
+    fn may_fly(&self) -> bool {
+        let late = self.flying.front().is_some_and(|since| since.elapsed() > LATE);
+        self.flying.len() < if late { FLYING_LATE_MAX } else { FLYING_MAX }
+    }
+}
+
+impl Up {
+    pub fn new(connection: &Connection, since: CoreInstant) -> Arc<Self> {
+        Arc::new(Up {
+            connection: connection.clone(),
+            since,
+            large: Mutex::default(),
+        })
+    }
+
+    pub fn is_open(&self) -> bool {
+        self.connection.close_reason().is_none()
+    }
+
+    /// Sends a message, or drops it where it cannot go. Does not wait.
+    pub fn send(self: &Arc<Self>, on: &Handle, message: Message) {
+        let length = message.head.len() + message.content.len();
+        if self.connection.max_datagram_size().is_some_and(|most| length <= most) {
+            let mut whole = message.head.clone();
+            whole.extend_from_slice(&message.content);
+            match self.connection.send_datagram(whole.into()) {
+                // A path that has just become narrower.
+                Err(SendDatagramError::TooLarge) => {}
+                Err(error) => return tracing::trace!("a control message was not sent: {error}"),
+                Ok(()) => return,
+            }
+        }
+        let Some(slot) = message.slot.clone() else { return };
+        let mut all = lock(&self.large);
+        let large = all.entry(slot.clone()).or_default();
+        if !large.may_fly() {
+            large.next = Some(message);
+            return;
+        }
+        let since = Instant::now();
+        large.flying.push_back(since);
+        drop(all);
+        let mut sending: Sending = Box::pin(self.clone().send_stream(message));
+        // What QUIC has room for is given to it here and now, without the way over another thread.
+        if let Poll::Ready(sent) = sending.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            sending = Box::pin(std::future::ready(sent));
+        }
+        on.spawn(self.clone().fly(slot, sending, since));
+    }
+
+    /// Ends the sending of a large message, and then sends whatever has come to wait behind it.
+    async fn fly(self: Arc<Self>, slot: Slot, mut sending: Sending, mut since: Instant) {
+        loop {
+            let sent = tokio::time::timeout(STREAM_MAX, sending).await;
+            if let Ok(Err(why)) = &sent {
+                tracing::trace!("a large control message was not sent: {why}");
+            }
+            let mut large = lock(&self.large);
+            let Some(entry) = large.get_mut(&slot) else { return };
+            if let Some(place) = entry.flying.iter().position(|flying| *flying == since) {
+                entry.flying.remove(place);
+            }
+            if !entry.flying.is_empty() && !entry.may_fly() {
+                return; // One of the others takes what waits.
+            }
+            let Some(next) = entry.next.take() else {
+                if entry.flying.is_empty() {
+                    large.remove(&slot);
+                }
+                return;
+            };
+            (sending, since) = (Box::pin(self.clone().send_stream(next)), Instant::now());
+            entry.flying.push_back(since);
+        }
+    }
+
+    async fn send_stream(self: Arc<Self>, message: Message) -> Result<(), String> {
+        let stream = self.connection.open_uni().await.map_err(|error| error.to_string())?;
+        let mut stream = Unfinished(stream);
+        let mut parts = [message.head.into(), message.content];
+        stream
+            .0
+            .write_all_chunks(&mut parts)
+            .await
+            .map_err(|error| error.to_string())?;
+        stream.0.finish().map_err(|error| error.to_string())?;
+        // Until it is there.
+        stream.0.stopped().await.map_err(|error| error.to_string())?;
+        Ok(())
+    }
+}
+
+/// A stream that is given up unless it is whole: whoever receives half a message must not take it for one.
+struct Unfinished(SendStream);
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        // Of no effect once all has arrived.
+        let _ = self.0.reset(0u8.into());
+    }
+}

@@ -1,0 +1,76 @@
+//! What a robot is in its team: who it is, where its paths leave, and what it has refused. Fixed at its start, but for the
+//! counts.
+
+use std::net::IpAddr;
+
+use coorp_core::policy::Policy;
+use coorp_core::RobotId;
+use coorp_team::Team;
+
+use crate::fabric::KeySpace;
+use crate::refused::RefusedCounts;
+use crate::Error;
+
+/// A robot of a team.
+#[derive(Debug)]
+pub(crate) struct Member {
+    pub team: Team,
+    pub me: RobotId,
+    /// With the team file's `[policy]`.
+    pub policy: Policy,
+    /// Paths that are used.
+    pub paths: usize,
+    pub incarnation: u32,
+    /// Whether it has keys.
+    pub secure: bool,
+    pub keyspace: KeySpace,
+    pub refused: RefusedCounts,
+}
+
+impl Member {
+    pub fn name(&self) -> &str {
+        self.name_of(self.me)
+    }
+
+    pub fn name_of(&self, robot: RobotId) -> &str {
+        self.team
+            .robots
+            .get(usize::from(robot.0))
+            .map_or("", |robot| robot.name.as_str())
+    }
+
+    /// The robot that a key names at `place` (see [`KeySpace::part`]).
+    pub fn named_in(&self, key: &str, place: usize) -> Option<RobotId> {
+        self.team.robot_named(self.keyspace.part(key, place)?)
+    }
+
+    /// What a path of this robot's is called: its interface, or else its address.
+    pub fn path_name(&self, path: usize) -> String {
+        let robot = &self.team.robots[usize::from(self.me.0)];
+        match (robot.interfaces.get(path), robot.addresses.get(path)) {
+            (Some(interface), _) => interface.clone(),
+            (None, Some(address)) => address.to_string(),
+            (None, None) => "any".to_owned(),
+        }
+    }
+
+    /// What this robot's sockets of a path are bound to: its address there, and its interface, as a path must not lead
+    /// through another one than its own.
+    pub fn outlet(&self, path: usize) -> (IpAddr, Option<&String>) {
+        let robot = &self.team.robots[usize::from(self.me.0)];
+        let everywhere = IpAddr::from([0, 0, 0, 0]);
+        let address = robot.addresses.get(path).copied().unwrap_or(everywhere);
+        (address, robot.interfaces.get(path))
+    }
+}
+
+/// The robot of a team that has this name.
+pub(crate) fn robot_named(team: &Team, name: &str) -> Result<RobotId, Error> {
+    team.robot_named(name).ok_or_else(|| {
+        let names: Vec<&str> = team.robots.iter().map(|robot| robot.name.as_str()).collect();
+        Error::Input(format!(
+            "the team has no robot \"{name}\"; its robots are {}",
+            names.join(", ")
+        ))
+    })
+}

@@ -1,0 +1,78 @@
+//! A robot as its operator, its metrics and its recording see it.
+
+use std::sync::Arc;
+
+use coorp_core::robot::PermitState;
+use coorp_core::windows::Window;
+use coorp_core::{Duration, Instant};
+
+use crate::bulk::Bulk;
+use crate::control::Control;
+use crate::coordination::Coordination;
+use crate::gather::Gatherings;
+use crate::member::Member;
+use crate::shared_robot::{SharedRobot, STARTED};
+use crate::status::{self, Status};
+use crate::sync::lock;
+
+/// What a status is made of.
+#[derive(Debug)]
+pub(crate) struct Overview {
+    pub member: Arc<Member>,
+    pub robot: Arc<SharedRobot>,
+    pub coordination: Arc<Coordination>,
+    pub control: Arc<Control>,
+    pub gatherings: Arc<Gatherings>,
+    /// `None` where there are no keys for it.
+    pub bulk: Option<Arc<Bulk>>,
+}
+
+impl Overview {
+    /// The robot as it is now.
+    pub fn status(&self) -> Status {
+        let member = &self.member;
+        let alive = lock(&self.coordination.alive).keys().map(|robot| robot.0).collect();
+        let bulk = self.bulk.as_ref().map(|bulk| bulk.status());
+        let (published, heard) = (self.control.published(), self.control.heard());
+        let gathered = self.gatherings.gathered();
+        self.robot.ask(|robot, now| {
+            let (holders, queue) = robot.granted();
+            let leader = robot.leader(now);
+            let clock = robot.leaders_clock(now);
+            Status {
+                robot: member.name().to_owned(),
+                leader: leader.map(|leader| leader.0),
+                leads: leader == Some(member.me),
+                secure: member.secure,
+                policy: member.policy.name.clone(),
+                up_ms: now.since(STARTED).as_nanos() / 1_000_000,
+                alive,
+                permit: match robot.permit(now) {
+                    PermitState::NotNeeded => status::Permit::NotNeeded,
+                    PermitState::Idle => status::Permit::Idle,
+                    PermitState::Waiting => status::Permit::Waiting,
+                    PermitState::Holding => status::Permit::Holding,
+                },
+                holders: holders.iter().map(|robot| robot.0).collect(),
+                queue: queue.iter().map(|robot| robot.0).collect(),
+                window_us: relative(robot.window(), now),
+                clock_ns: clock.map(|(_, offset)| (offset.ahead_ns, offset.within.as_nanos())),
+                paths: (0..member.paths).map(|path| member.path_name(path)).collect(),
+                choices: robot.paths(now).into_iter().map(status::Path::from).collect(),
+                bulk,
+                published,
+                heard,
+                gathered,
+                refused: member.refused.read(),
+            }
+        })
+    }
+}
+
+/// A window seen from now, in microseconds; `None` once it is over.
+fn relative(window: Window, now: Instant) -> Option<(i64, u64)> {
+    let micros = |span: Duration| span.as_nanos() / 1_000;
+    let start = i64::try_from(micros(window.start.since(now))).unwrap_or(i64::MAX);
+    let begun = i64::try_from(micros(now.since(window.start))).unwrap_or(i64::MAX);
+    (window.end > now).then(|| (start - begun, micros(window.end.since(window.start))))
+}

@@ -1,0 +1,74 @@
+//! Counts what a robot refuses, as it comes and from any thread, and says so in the log.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use quinn::ConnectionError;
+use zenoh::bytes::ZBytes;
+
+use crate::quic::is_over_certificates;
+use crate::status::Refused;
+use crate::wire::{self, Frame, Refusal};
+
+/// The counts so far.
+#[derive(Debug, Default)]
+pub(crate) struct RefusedCounts {
+    oversized: AtomicU64,
+    version: AtomicU64,
+    malformed: AtomicU64,
+    stale_grants: AtomicU64,
+    strangers: AtomicU64,
+}
+
+impl RefusedCounts {
+    /// The frame in a payload; counts it where it is refused. `what` it should be.
+    pub fn decode<F: Frame>(&self, what: &str, payload: &ZBytes) -> Option<F> {
+        // Not put together where it is too long anyway.
+        let frame = if payload.len() > F::BYTES_MAX {
+            Err(Refusal::Oversized)
+        } else {
+            wire::decode(&payload.to_bytes())
+        };
+        frame.map_err(|refusal| self.count(what, refusal)).ok()
+    }
+
+    /// Counts a frame that was refused. `what` it should have been.
+    pub fn count(&self, what: &str, refusal: Refusal) {
+        let (counter, why) = match refusal {
+            Refusal::Oversized => (&self.oversized, "it is too long".to_owned()),
+            Refusal::Version(version) => (&self.version, format!("it is of version {version}")),
+            Refusal::Malformed => (&self.malformed, "it is garbled".to_owned()),
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
+        tracing::debug!("refused {what}: {why}");
+    }
+
+    pub fn count_stale_grant(&self) {
+        self.stale_grants.fetch_add(1, Ordering::Relaxed);
+        tracing::debug!("refused a grant that was not asked for");
+    }
+
+    /// Counts who was not let in; `address` it came from.
+    pub fn count_stranger(&self, address: SocketAddr) {
+        self.strangers.fetch_add(1, Ordering::Relaxed);
+        tracing::debug!("refused a stranger at {address}");
+    }
+
+    /// A connection to this robot was not established, perhaps for a certificate; `what` it is for.
+    pub fn on_not_connected(&self, what: &str, address: SocketAddr, error: &ConnectionError) {
+        if is_over_certificates(error) {
+            self.count_stranger(address);
+        }
+        tracing::debug!("a connection for {what} from {address} was not established: {error}");
+    }
+
+    pub fn read(&self) -> Refused {
+        Refused {
+            oversized: self.oversized.load(Ordering::Relaxed),
+            version: self.version.load(Ordering::Relaxed),
+            malformed: self.malformed.load(Ordering::Relaxed),
+            stale_grants: self.stale_grants.load(Ordering::Relaxed),
+            strangers: self.strangers.load(Ordering::Relaxed),
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! The robot that all threads and callbacks share: they tell it what happened, and ask it.
+//!
+//! It stands behind one lock, which is never held while something is sent. One thread does what it wants done
+//! ([`SharedRobot::drive`]), and no other does, so that the order of its actions is the order on the wire.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration as StdDuration, SystemTime, UNIX_EPOCH};
+
+use coorp_core::clock::Offset;
+use coorp_core::robot::{Action, ClockId, Input, Robot, RobotConfig};
+use coorp_core::{Duration, Instant};
+use coorp_team::Team;
+
+use crate::clock::Clock;
+use crate::flight::{About, Flown};
+use crate::sync::lock;
+use crate::Error;
+
+/// Where the robot's clock stands at its start: so long after zero that no offset reaches below it.
+pub(crate) const STARTED: Instant = Instant::from_nanos(Duration::from_secs(1_000).as_nanos());
+/// The driver looks up at least this often, whatever the robot says.
+const LOOK_UP_EVERY: Duration = Duration::from_millis(500);
+
+/// A robot with its clock, its flight recorder and who drives it.
+pub(crate) struct SharedRobot {
+    clock: Clock,
+    robot: Arc<Mutex<Flown>>,
+    wake: Condvar,
+    stop: AtomicBool,
+    /// How many want bulk to be sent.
+    wishes: Mutex<usize>,
+}
+
+/// Somebody wants bulk to be sent: while one is there, the robot asks for permits.
+#[derive(Debug)]
+pub struct Wish(Arc<SharedRobot>);
+
+impl Drop for Wish {
+    fn drop(&mut self) {
+        let mut wishes = lock(&self.0.wishes);
+        *wishes -= 1;
+        if *wishes == 0 {
+            self.0.tell(|robot, now| robot.handle(Input::WantBulk(false), now));
+        }
+    }
+}
+
+impl fmt::Debug for SharedRobot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SharedRobot").finish_non_exhaustive()
+    }
+}
+
+impl SharedRobot {
+    /// Begins to decide.
+    pub fn start(team: &Team, config: RobotConfig) -> Result<Arc<Self>, Error> {
+        let clock = Clock::start();
+        let robot = Robot::new(config.clone(), STARTED).map_err(Error::Input)?;
+        let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let about = About {
+            team: team.name.clone(),
+            robots: team.robots.iter().map(|robot| robot.name.clone()).collect(),
+            config,
+            origin: (STARTED, u64::try_from(unix.as_nanos()).unwrap_or(u64::MAX)),
+        };
+        Ok(Arc::new(SharedRobot {
+            clock,
+            robot: Arc::new(Mutex::new(Flown::new(robot, about))),
+            wake: Condvar::new(),
+            stop: AtomicBool::new(false),
+            wishes: Mutex::default(),
+        }))
+    }
+
+    /// The robot's clock.
+    pub fn now(&self) -> Instant {
+        STARTED + self.clock.elapsed()
+    }
+
+    /// Tells the robot something, and lets the driver do what comes of it.
+    pub fn tell<T>(&self, what: impl FnOnce(&mut Flown, Instant) -> T) -> T {
+        let mut robot = lock(&self.robot);
+        // Read under the lock, so that the robot never sees time go back.
+        let now = self.now();
+        let before = robot.next_deadline();
+        let told = what(&mut robot, now);
+        if robot.is_pressing(before) {
+            self.wake.notify_one();
+        }
+        told
+    }
+
+    /// Asks the robot something that changes nothing.
+    pub fn ask<T>(&self, what: impl FnOnce(&Robot, Instant) -> T) -> T {
+        what(&lock(&self.robot), self.now())
+    }
+
+    /// Where a clock is, if it is ours or was a leader's of late.
+    pub fn clock(&self, clock: ClockId) -> Option<Offset> {
+        self.ask(|robot, now| robot.clock(clock, now))
+    }
+
+    /// Somebody wants bulk to be sent.
+    pub fn wish(self: &Arc<Self>) -> Wish {
+        let mut wishes = lock(&self.wishes);
+        *wishes += 1;
+        if *wishes == 1 {
+            self.tell(|robot, now| robot.handle(Input::WantBulk(true), now));
+        }
+        Wish(self.clone())
+    }
+
+    /// What the flight recorder writes.
+    pub fn flown(&self) -> Arc<Mutex<Flown>> {
+        self.robot.clone()
+    }
+
+    /// Calls the robot at its deadlines, and has `act` do what it wants done, until it is stopped.
+    pub fn drive(&self, act: impl Fn(Action)) {
+        let mut robot = lock(&self.robot);
+        loop {
+            let now = self.now();
+            let answer = robot.handle(Input::Deadline, now);
+            if let Some(actions) = answer.actions().filter(|actions| !actions.is_empty()) {
+                drop(robot);
+                actions.into_iter().for_each(&act);
+                robot = lock(&self.robot);
+                continue;
+            }
+            if self.is_stopped() {
+                return;
+            }
+            let until = robot.next_deadline().min(now + LOOK_UP_EVERY);
+            let wait = StdDuration::from_nanos(until.since(self.now()).as_nanos());
+            let woken = self.wake.wait_timeout(robot, wait);
+            robot = woken.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Ends the driver, once nothing is left to be done.
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::Release);
+        self.wake.notify_all();
+    }
+
+    pub fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Acquire)
+    }
+}
