@@ -97,20 +97,19 @@ impl FailoverConfig {
     }
 
     /// # Errors
-    /// If the values are inconsistent; the message says which and why.
+    /// If the values are inconsistent; the variant says which.
     pub fn check(&self) -> Result<(), ConfigError> {
         let mut seen = self.voters.clone();
         seen.sort_unstable();
         seen.dedup();
-        let bad = |what| Err(ConfigError(what));
         if seen.len() != self.voters.len() || !(1..=VOTERS_MAX).contains(&seen.len()) {
-            return bad("failover: list between one and seven voters, each exactly once");
+            return Err(ConfigError::Voters);
         }
         if self.beat == Duration::ZERO || self.lease < self.beat * 3 {
-            return bad("failover: set the lease to at least three beats, or one lost beat deposes the leader");
+            return Err(ConfigError::Lease);
         }
         if self.drift_ppm > DRIFT_PPM_MAX {
-            return bad("failover: leases need clocks that drift by at most a tenth");
+            return Err(ConfigError::Drift);
         }
         Ok(())
     }
@@ -146,12 +145,26 @@ impl FailoverConfig {
 }
 
 /// Inconsistent values.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ConfigError(&'static str);
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// There is no voter, there are more than [`VOTERS_MAX`], or one is listed twice.
+    Voters,
+    /// The lease is shorter than three beats, or a beat takes no time.
+    Lease,
+    /// Clocks drift by more than a tenth.
+    Drift,
+}
 
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.0)
+        f.write_str(match self {
+            ConfigError::Voters => "failover: list between one and seven voters, each exactly once",
+            ConfigError::Lease => {
+                "failover: set the lease to at least three beats, or one lost beat deposes the leader"
+            }
+            ConfigError::Drift => "failover: leases need clocks that drift by at most a tenth",
+        })
     }
 }
 

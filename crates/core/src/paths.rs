@@ -95,12 +95,21 @@ impl Default for PathConfig {
 }
 
 /// What is wrong with the values for paths.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PathError(&'static str);
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PathError {
+    /// There is no path to a peer, or more than [`PATHS_MAX`].
+    Count,
+    /// `failures_max` is not between 0 and 1.
+    FailuresMax,
+}
 
 impl fmt::Display for PathError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.0)
+        f.write_str(match self {
+            PathError::Count => "paths: a peer has between one and eight paths",
+            PathError::FailuresMax => "paths: failures_max is a share, above 0 and below 1",
+        })
     }
 }
 

@@ -90,20 +90,16 @@ pub fn driver(interface: &str) -> Option<String> {
 ///
 /// # Errors
 /// What it says where it does not.
-pub fn counts_sends() -> Result<(), String> {
-    let socket = UdpSocket::bind("127.0.0.1:0").map_err(|error| error.to_string())?;
-    let held = outqueue::held(socket.as_fd());
-    held.map(drop).map_err(|error| error.to_string())
+pub fn counts_sends() -> io::Result<()> {
+    outqueue::held(UdpSocket::bind("127.0.0.1:0")?.as_fd()).map(drop)
 }
 
 /// Tries whether datagrams may be marked for AC_VO.
 ///
 /// # Errors
 /// What the kernel says where they may not.
-pub fn may_mark() -> Result<(), String> {
-    let socket = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP)).map_err(|error| error.to_string())?;
-    let marked = socket.set_tos_v4(TOS_VOICE.into());
-    marked.map_err(|error| error.to_string())
+pub fn may_mark() -> io::Result<()> {
+    Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP))?.set_tos_v4(TOS_VOICE.into())
 }
 
 /// The interface on the way to an address, from a socket bound to `from` and perhaps to a device. Nothing is sent.

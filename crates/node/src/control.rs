@@ -96,7 +96,7 @@ impl Control {
             .robot
             .tell(|robot, now| robot.handle(Input::AddFlow(period), now).flow());
         let flow = flow.ok_or_else(|| {
-            Error::Input(format!(
+            Error::TooManyTopics(format!(
                 "{} publishes {FLOWS_MAX} control topics already, which is the limit",
                 self.member.name()
             ))
@@ -247,7 +247,7 @@ impl Publisher {
     pub(crate) fn new(control: &Arc<Control>, topic: &str, period: Option<Duration>) -> Result<Publisher, Error> {
         let topic = checked(topic)?;
         if let Some(period) = period.filter(|period| !(PERIOD_MIN..=PERIOD_MAX).contains(period)) {
-            return Err(Error::Input(format!(
+            return Err(Error::Period(format!(
                 "a period of {period} on \"{topic}\" cannot be predicted: use {PERIOD_MIN} to {PERIOD_MAX}, or none"
             )));
         }
@@ -268,7 +268,7 @@ impl Publisher {
     /// Where the message is larger than [`MESSAGE_BYTES_MAX`], or the node has closed.
     pub fn put(&self, message: &[u8]) -> Result<(), Error> {
         if message.len() > MESSAGE_BYTES_MAX {
-            return Err(Error::Input(format!(
+            return Err(Error::TooLarge(format!(
                 "a control message of {} bytes on \"{}\" is over the limit of {MESSAGE_BYTES_MAX}: send it as bulk",
                 message.len(),
                 self.sent.topic

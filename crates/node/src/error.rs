@@ -1,29 +1,119 @@
-//! What can go wrong with a live robot, in words for its operator.
+//! What can go wrong with a live robot: a program goes by the variant, its operator by the text.
+//!
+//! Left out of a variant: what the caller has given itself. A text says what happened, and what to do where that is known.
 
-use std::fmt;
+use std::path::{Path, PathBuf};
+use std::{fmt, io};
 
 /// Why a live robot could not do what it was asked to.
 #[derive(Debug)]
+#[non_exhaustive]
 pub enum Error {
-    /// Something for the user to mend: the team file, the keys, an argument. The text says what and how.
-    Input(String),
-    /// The network or the machine did not do its part.
-    Failed(String),
+    /// The team has no robot of this name.
+    UnknownRobot(String),
+    /// Bulk would go to the robot that sends it.
+    BulkToItself(String),
+    /// A topic or a bulk message cannot have this name.
+    Name(String),
+    /// A topic cannot be published or gathered at this period.
+    Period(String),
+    /// A message has more bytes than may be.
+    TooLarge(String),
+    /// The robot publishes as many control topics as it can.
+    TooManyTopics(String),
+    /// The robot gathers the topic already.
+    Gathered(String),
+    /// The robot is being recorded already.
+    Recorded,
+    /// Bulk needs the team's keys, and the robot was opened without them.
+    NoKeys,
+    /// A key or certificate is missing, cannot be used, or is there already.
+    Keys(String),
+    /// The team's addresses and interfaces are not those of this machine, or more than a robot can use.
+    Network(String),
+    /// The environment has Zenoh use threads in a way that is not safe.
+    Threads(String),
+    /// The team and the policy make no robot.
+    Config(String),
+    /// A file is no flight recorder's, or a folder has none.
+    Flight(String),
+    /// A file to record to is there already.
+    FileExists(PathBuf),
+    /// A file could not be read or written.
+    File(String, io::Error),
+    /// The node has closed.
+    Closed,
+    /// As many bulk messages wait for a robot as may. This one may be finished later.
+    QueueFull(String),
+    /// A bulk message was not delivered.
+    Undelivered(String),
+    /// A thread could not be started.
+    Thread(io::Error),
+    /// A socket, or what runs over it, could not be set up.
+    Socket(String, io::Error),
+    /// Keys that were read could not be used, or none could be made.
+    Crypto(String),
+    /// The fabric failed.
+    Fabric(&'static str, zenoh::Error),
+    /// Others cannot reach the robot: its port is taken, or what the fabric says.
+    Listen(String),
+    /// No interface is up on which the other robots could be looked for.
+    NoNetwork(String),
+    /// A recording could not begin, or has ended by itself.
+    Recording(String),
 }
 
 impl Error {
-    /// What happened, as a sentence without a mend: an input or output error at a path.
-    pub(crate) fn at(what: &str, path: &std::path::Path, error: &std::io::Error) -> Self {
-        Error::Input(format!("cannot {what} {}: {error}", path.display()))
+    /// Whether it is for the user to mend: the team file, the keys, an argument. If it is not, the network or the machine
+    /// did not do its part.
+    pub fn is_input(&self) -> bool {
+        use Error::*;
+        let failed = matches!(
+            self,
+            Closed | QueueFull(_) | Undelivered(_) | Thread(_) | Socket(..) | Crypto(_)
+        );
+        !failed && !matches!(self, Fabric(..) | Listen(_) | NoNetwork(_) | Recording(_))
+    }
+
+    /// What could not be done at a path.
+    pub(crate) fn at(what: &str, path: &Path, error: io::Error) -> Self {
+        Error::File(format!("cannot {what} {}", path.display()), error)
     }
 }
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        use Error::*;
         match self {
-            Error::Input(text) | Error::Failed(text) => f.write_str(text),
+            UnknownRobot(text) | BulkToItself(text) | Name(text) | Period(text) | TooLarge(text) => f.write_str(text),
+            TooManyTopics(text) | Gathered(text) | Keys(text) | Network(text) | Threads(text) => f.write_str(text),
+            Config(text) | Flight(text) | QueueFull(text) | Undelivered(text) | Crypto(text) => f.write_str(text),
+            Listen(text) | NoNetwork(text) | Recording(text) => f.write_str(text),
+            Recorded => f.write_str("this robot is being recorded already"),
+            NoKeys => f.write_str(
+                "bulk needs the team's keys: run this robot without --insecure, in Python without insecure=True",
+            ),
+            FileExists(path) => {
+                let path = path.display();
+                write!(
+                    f,
+                    "{path} is there already, and no recording is written over: move it, or name another file"
+                )
+            }
+            File(what, error) | Socket(what, error) => write!(f, "{what}: {error}"),
+            Closed => f.write_str("the node has closed"),
+            Thread(error) => write!(f, "cannot start a thread: {error}"),
+            Fabric(what, error) => write!(f, "{what}: {error}"),
         }
     }
 }
 
-impl std::error::Error for Error {}
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Error::File(_, error) | Error::Socket(_, error) | Error::Thread(error) => Some(error),
+            Error::Fabric(_, error) => Some(error.as_ref()),
+            _ => None,
+        }
+    }
+}

@@ -163,7 +163,7 @@ impl KeySpace {
 
 /// Why something was not done over the fabric.
 pub(crate) fn fabric_failed(error: zenoh::Error) -> Error {
-    Error::Failed(format!("the fabric failed: {error}"))
+    Error::Fabric("the fabric failed", error)
 }
 
 /// Coordination's sessions, one a path.
@@ -260,12 +260,12 @@ fn open(team: &Team, who: Who, identity: Option<&Identity>, link: &Link, rules: 
     let config = read(&config)?;
     zenoh::open(config)
         .wait()
-        .map_err(|error| refused(team, who, link, error.as_ref()))
+        .map_err(|error| refused(team, who, link, error))
 }
 
 fn read(config: &Value) -> Result<Config, Error> {
     let config = Config::from_json5(&config.to_string());
-    config.map_err(|error| Error::Failed(format!("the fabric does not take its configuration: {error}")))
+    config.map_err(|error| Error::Fabric("the fabric does not take its configuration", error))
 }
 
 /// Waits until there is an interface that Zenoh would look for robots on, of these where some are given: it lists them at its first use, and those that
@@ -288,7 +288,7 @@ fn await_network(who: Who, interfaces: &[String]) -> Result<(), Error> {
     };
     while !pnet_datalink::interfaces().iter().any(fit) {
         if began.elapsed() > within {
-            return Err(Error::Failed(format!(
+            return Err(Error::NoNetwork(format!(
                 "there is no network to look for the other robots on: {which} is up with an IPv4 address; connect this \
                  machine, or give the robots `addresses` in the team file"
             )));
@@ -304,10 +304,9 @@ fn await_network(who: Who, interfaces: &[String]) -> Result<(), Error> {
 
 /// The robots that answer within a moment, as addresses to connect to.
 fn look_around(config: Config, link: &Link, interface: Option<&String>) -> Result<Vec<String>, Error> {
-    let failed = |error: &dyn std::error::Error| Error::Failed(format!("cannot look for other robots: {error}"));
     let scout = zenoh::scout(WhatAmI::Peer, config)
         .wait()
-        .map_err(|error| failed(error.as_ref()))?;
+        .map_err(|error| Error::Fabric("cannot look for other robots", error))?;
     let until = Instant::now() + LOOK_AROUND;
     let mut found = Vec::new();
     while let Ok(Some(hello)) = scout.recv_timeout(until.saturating_duration_since(Instant::now())) {
@@ -321,9 +320,9 @@ fn look_around(config: Config, link: &Link, interface: Option<&String>) -> Resul
     Ok(found)
 }
 
-fn refused(team: &Team, who: Who, link: &Link, error: &dyn std::error::Error) -> Error {
+fn refused(team: &Team, who: Who, link: &Link, error: zenoh::Error) -> Error {
     let Who::Robot(robot) = who else {
-        return Error::Failed(format!("cannot open the fabric: {error}"));
+        return Error::Fabric("cannot open the fabric", error);
     };
     let port = team.port(robot) + link.port;
     let name = &team.robots[usize::from(robot.0)].name;
@@ -333,7 +332,7 @@ fn refused(team: &Team, who: Who, link: &Link, error: &dyn std::error::Error) ->
     } else {
         text
     };
-    Error::Failed(format!("{name} cannot listen: {why}"))
+    Error::Listen(format!("{name} cannot listen: {why}"))
 }
 
 fn config(team: &Team, who: Who, identity: Option<&Identity>, link: &Link, rules: Value) -> Value {

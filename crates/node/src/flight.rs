@@ -266,7 +266,7 @@ pub fn files(path: &Path) -> Result<Vec<PathBuf>, Error> {
     if !path.is_dir() {
         return Ok(vec![path.to_owned()]);
     }
-    let cannot = |error: std::io::Error| Error::at("read the folder", path, &error);
+    let cannot = |error| Error::at("read the folder", path, error);
     let mut files = Vec::new();
     for entry in std::fs::read_dir(path).map_err(cannot)? {
         let file = entry.map_err(cannot)?.path();
@@ -276,7 +276,7 @@ pub fn files(path: &Path) -> Result<Vec<PathBuf>, Error> {
     }
     files.sort();
     if files.is_empty() {
-        return Err(Error::Input(format!(
+        return Err(Error::Flight(format!(
             "{} has no files of a flight recorder (*.{SUFFIX}); a robot keeps them in {FOLDER}/ of its state folder",
             path.display()
         )));
@@ -289,11 +289,11 @@ pub fn files(path: &Path) -> Result<Vec<PathBuf>, Error> {
 /// # Errors
 /// If it cannot be read, is not the recorder's or of another layout, or its beginning is damaged.
 pub fn read(path: &Path) -> Result<Segment, Error> {
-    let cannot = |error: std::io::Error| Error::at("read", path, &error);
+    let cannot = |error| Error::at("read", path, error);
     let file = File::open(path).map_err(cannot)?;
     let mut bytes = Vec::new();
     let taken = file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(cannot)?;
-    let bad = |what: &str| Error::Input(format!("{}: {what}", path.display()));
+    let bad = |what: &str| Error::Flight(format!("{}: {what}", path.display()));
     if taken as u64 > FILE_BYTES_MAX || bytes.get(..MAGIC.len()) != Some(MAGIC) {
         return Err(bad("this is no file of a flight recorder"));
     }

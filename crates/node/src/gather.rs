@@ -125,7 +125,7 @@ impl Gather {
     ) -> Result<Gather, Error> {
         let topic = checked(topic)?;
         if !(PERIOD_MIN..=PERIOD_MAX).contains(&period) {
-            return Err(Error::Input(format!(
+            return Err(Error::Period(format!(
                 "a period of {period} cannot be gathered at: use {PERIOD_MIN} to {PERIOD_MAX}"
             )));
         }
@@ -403,7 +403,7 @@ impl Gatherings {
     fn insert(&self, topic: &str, gathering: &Arc<Gathering>) -> Result<(), Error> {
         let mut all = lock(&self.by_topic);
         if all.contains_key(topic) {
-            return Err(Error::Input(format!(
+            return Err(Error::Gathered(format!(
                 "this robot gathers \"{topic}\" already: share what `gather` has returned"
             )));
         }

@@ -59,7 +59,7 @@ pub fn init(team: &Team) -> Result<Made, Error> {
         (true, true) => false,
         (has_certificate, _) => {
             let missing = if has_certificate { &key } else { &certificate };
-            return Err(Error::Input(format!(
+            return Err(Error::Keys(format!(
                 "{} is missing, and the rest of the team's authority is there: bring it here from where the keys were \
                  made, or move {} away and make all keys anew",
                 missing.display(),
@@ -87,7 +87,7 @@ pub fn init(team: &Team) -> Result<Made, Error> {
         certificates.push(name.to_owned());
     }
     if !authority && certificates.is_empty() {
-        return Err(Error::Input(format!(
+        return Err(Error::Keys(format!(
             "{} has keys for the whole team already, and they stay as they are; to lock out whoever has the old ones, \
              move that folder away and make new ones",
             folder.display()
@@ -132,7 +132,7 @@ impl Identity {
         let authority = keys.join(AUTHORITY).with_extension("pem");
         for file in [&authority, &certificate, &key] {
             if !file.exists() {
-                return Err(Error::Input(format!(
+                return Err(Error::Keys(format!(
                     "{} is missing: 'coorp keys init' makes the team's keys; copy this robot's here, or run it \
                      insecure (--insecure, in Python insecure=True) where nobody can do harm",
                     file.display()
@@ -141,11 +141,11 @@ impl Identity {
             read(file)?;
         }
         let mode = fs::metadata(&key)
-            .map_err(|error| Error::at("read", &key, &error))?
+            .map_err(|error| Error::at("read", &key, error))?
             .permissions()
             .mode();
         if mode & 0o077 != 0 {
-            return Err(Error::Input(format!(
+            return Err(Error::Keys(format!(
                 "others on this machine may read {}: chmod 600 it",
                 key.display()
             )));
@@ -200,21 +200,21 @@ fn pair(folder: &Path, name: &str) -> (PathBuf, PathBuf) {
 /// Writes a file that must not be there yet.
 fn write_new(path: &Path, text: &str, mode: u32) -> Result<(), Error> {
     let file = OpenOptions::new().write(true).create_new(true).mode(mode).open(path);
-    let mut file = file.map_err(|error| Error::at("write", path, &error))?;
+    let mut file = file.map_err(|error| Error::at("write", path, error))?;
     let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_all());
-    written.map_err(|error| Error::at("write", path, &error))
+    written.map_err(|error| Error::at("write", path, error))
 }
 
 fn read(path: &Path) -> Result<String, Error> {
-    fs::read_to_string(path).map_err(|error| Error::at("read", path, &error))
+    fs::read_to_string(path).map_err(|error| Error::at("read", path, error))
 }
 
 fn failed(error: impl std::fmt::Display) -> Error {
-    Error::Failed(format!("cannot make keys: {error}"))
+    Error::Crypto(format!("cannot make keys: {error}"))
 }
 
 fn unusable(path: &Path, error: &rcgen::Error) -> Error {
-    Error::Input(format!(
+    Error::Keys(format!(
         "{} is no key or certificate of Coorp's: {error}",
         path.display()
     ))

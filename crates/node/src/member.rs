@@ -68,7 +68,7 @@ impl Member {
 pub(crate) fn robot_named(team: &Team, name: &str) -> Result<RobotId, Error> {
     team.robot_named(name).ok_or_else(|| {
         let names: Vec<&str> = team.robots.iter().map(|robot| robot.name.as_str()).collect();
-        Error::Input(format!(
+        Error::UnknownRobot(format!(
             "the team has no robot \"{name}\"; its robots are {}",
             names.join(", ")
         ))

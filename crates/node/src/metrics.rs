@@ -32,7 +32,7 @@ pub struct Metrics {
 
 impl Metrics {
     pub(crate) fn serve(overview: &Arc<Overview>, port: u16) -> Result<Metrics, Error> {
-        let failed = |error| Error::Failed(format!("cannot serve metrics at 127.0.0.1:{port}: {error}"));
+        let failed = |error| Error::Socket(format!("cannot serve metrics at 127.0.0.1:{port}"), error);
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).map_err(failed)?;
         let at = listener.local_addr().map_err(failed)?;
         let stop = Arc::new(AtomicBool::new(false));

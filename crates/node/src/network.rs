@@ -19,7 +19,7 @@ pub(crate) fn placed(team: Team) -> Result<Team, Error> {
     match env::var(VARIABLE) {
         Ok(network) => place(team, &network),
         Err(env::VarError::NotPresent) => bounded(team),
-        Err(error) => Err(Error::Input(format!("{VARIABLE} cannot be read: {error}"))),
+        Err(error) => Err(Error::Network(format!("{VARIABLE} cannot be read: {error}"))),
     }
 }
 
@@ -44,7 +44,7 @@ pub(crate) fn check_here(robot: &Robot, paths: usize) -> Result<(), Error> {
         |name: &String| here.iter().any(|one| one.name == *name) || quic::socket(anywhere, Some(name)).is_ok();
     if let Some(missing) = used.find(|name| !is_here(name)) {
         let names: Vec<&str> = here.iter().map(|one| one.name.as_str()).collect();
-        return Err(Error::Input(format!(
+        return Err(Error::Network(format!(
             "{source} gives {name} the interface {missing}, and this machine has none of that name, only {}: mend \
              `interfaces` of {name}, or plug in the card",
             names.join(", ")
@@ -63,7 +63,7 @@ pub(crate) fn check_here(robot: &Robot, paths: usize) -> Result<(), Error> {
                 .iter()
                 .flat_map(|one| one.ips.iter().map(move |ip| (ip.ip(), &one.name)));
             let addresses: Vec<String> = addresses.map(|(ip, name)| format!("{ip} on {name}")).collect();
-            return Err(Error::Input(format!(
+            return Err(Error::Network(format!(
                 "{source} gives {name} the address {address}{over}, and this machine does not have it, only {}: mend \
                  `addresses` of {name}, or connect this machine to that network",
                 addresses.join(", ")
@@ -78,7 +78,7 @@ fn bounded(team: Team) -> Result<Team, Error> {
     let paths = |robot: &Robot| robot.interfaces.len().max(robot.addresses.len());
     match team.robots.iter().find(|robot| paths(robot) > PATHS_MAX) {
         None => Ok(team),
-        Some(robot) => Err(Error::Input(format!(
+        Some(robot) => Err(Error::Network(format!(
             "{} gives {} {} interfaces, and a live robot uses {PATHS_MAX} at most: leave some out (under coorp emu, \
              [[interface]] tables of the team file)",
             source(),
@@ -90,7 +90,7 @@ fn bounded(team: Team) -> Result<Team, Error> {
 
 fn place(mut team: Team, network: &str) -> Result<Team, Error> {
     for entry in network.split_whitespace() {
-        let wrong = |what: &str| Error::Input(format!("{VARIABLE}: '{entry}' {what}"));
+        let wrong = |what: &str| Error::Network(format!("{VARIABLE}: '{entry}' {what}"));
         let (name, places) = entry
             .split_once('=')
             .ok_or_else(|| wrong("is not like rover=10.77.0.2@wlan0"))?;
@@ -140,7 +140,7 @@ mod tests {
         let most = place(team(), &network(PATHS_MAX)).unwrap();
         assert_eq!(most.robots[0].addresses.len(), PATHS_MAX);
         let error = place(team(), &network(PATHS_MAX + 1)).unwrap_err();
-        assert!(matches!(error, Error::Input(_)), "{error:?}");
+        assert!(matches!(error, Error::Network(_)), "{error:?}");
         assert!(
             error.to_string().contains("base 5 interfaces, and a live robot uses 4"),
             "{error}"

@@ -199,7 +199,7 @@ impl Node {
         };
         if robot == self.member.me {
             let name = self.member.name();
-            return Err(Error::Input(format!(
+            return Err(Error::BulkToItself(format!(
                 "bulk goes from one robot to another, and {name} {own}"
             )));
         }
@@ -222,10 +222,7 @@ impl Node {
     }
 
     fn bulk(&self) -> Result<&Arc<Bulk>, Error> {
-        self.bulk.as_ref().ok_or_else(|| {
-            let text = "bulk needs the team's keys: run this robot without --insecure, in Python without insecure=True";
-            Error::Input(text.to_owned())
-        })
+        self.bulk.as_ref().ok_or(Error::NoKeys)
     }
 
     /// Asks for a permit for as long as the wish is kept: for bulk that goes other ways than this library's.

@@ -56,7 +56,7 @@ pub(crate) struct Credentials {
 impl Credentials {
     /// A robot's keys of its team.
     pub fn of(identity: &Identity) -> Result<Credentials, Error> {
-        let unusable = |path: &Path, error: String| Error::Input(format!("cannot use {}: {error}", path.display()));
+        let unusable = |path: &Path, error: String| Error::Keys(format!("cannot use {}: {error}", path.display()));
         let authority = CertificateDer::from_pem_file(&identity.authority);
         let authority = authority.map_err(|error| unusable(&identity.authority, error.to_string()))?;
         let certificate = CertificateDer::from_pem_file(&identity.certificate);
@@ -140,7 +140,7 @@ impl Credentials {
 }
 
 fn unusable(error: impl std::fmt::Display) -> Error {
-    Error::Failed(format!("the keys cannot be used: {error}"))
+    Error::Crypto(format!("the keys cannot be used: {error}"))
 }
 
 /// Lets anybody in who has the key of the certificate that it shows.
@@ -319,7 +319,7 @@ pub(crate) fn bind(what: &str, address: SocketAddr, interface: Option<&String>) 
         .map(|interface| format!(" on {interface}"))
         .unwrap_or_default();
     socket(address, interface)
-        .map_err(|error| Error::Failed(format!("cannot use the address {address}{over} for {what}: {error}")))
+        .map_err(|error| Error::Socket(format!("cannot use the address {address}{over} for {what}"), error))
 }
 
 /// The same, for who asks why there is none.

@@ -50,7 +50,7 @@ pub struct Recording {
 impl Recording {
     pub(crate) fn begin(overview: &Arc<Overview>, path: &Path) -> Result<Recording, Error> {
         if !overview.robot.tell(|robot, _| robot.begin_journal()) {
-            return Err(Error::Input("this robot is being recorded already".to_owned()));
+            return Err(Error::Recorded);
         }
         let begun = Recorder::begin(overview, path).and_then(|recorder| Recording::new(recorder, path));
         if begun.is_err() {
@@ -98,7 +98,7 @@ impl Recording {
     /// Where not all could be written.
     pub fn finish(mut self) -> Result<(), Error> {
         self.end();
-        self.failed().map_or(Ok(()), |text| Err(Error::Failed(text)))
+        self.failed().map_or(Ok(()), |text| Err(Error::Recording(text)))
     }
 
     fn end(&mut self) {
@@ -227,7 +227,7 @@ impl Recorder {
             u64::try_from(since_epoch.as_nanos()).unwrap_or(u64::MAX),
         );
         let failed =
-            |error: McapError| Error::Failed(format!("cannot record to {}: {}", path.display(), plain(&error)));
+            |error: McapError| Error::Recording(format!("cannot record to {}: {}", path.display(), plain(&error)));
         // Chunks are put together in memory: a file never holds half of one's length.
         let options = WriteOptions::new()
             .compression(None)
@@ -344,15 +344,12 @@ fn open(path: &Path) -> Result<File, Error> {
         Ok(file) => Ok(file),
         Err(error) if error.kind() == ErrorKind::AlreadyExists => {
             if path.is_file() {
-                return Err(Error::Input(format!(
-                    "{} is there already, and no recording is written over: move it, or name another file",
-                    path.display()
-                )));
+                return Err(Error::FileExists(path.to_owned()));
             }
             let opened = OpenOptions::new().write(true).open(path);
-            opened.map_err(|error| Error::at("record to", path, &error))
+            opened.map_err(|error| Error::at("record to", path, error))
         }
-        Err(error) => Err(Error::at("record to", path, &error)),
+        Err(error) => Err(Error::at("record to", path, error)),
     }
 }
 

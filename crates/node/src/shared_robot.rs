@@ -57,7 +57,7 @@ impl SharedRobot {
     /// Begins to decide.
     pub fn start(team: &Team, config: RobotConfig) -> Result<Arc<Self>, Error> {
         let clock = Clock::start();
-        let robot = Robot::new(config.clone(), STARTED).map_err(Error::Input)?;
+        let robot = Robot::new(config.clone(), STARTED).map_err(Error::Config)?;
         let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let about = About {
             team: team.name.clone(),

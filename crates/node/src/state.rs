@@ -34,7 +34,7 @@ pub(crate) fn incarnation(state: &Path) -> Result<u32, Error> {
     let known = match fs::read_to_string(&file) {
         Ok(text) => text.trim().parse().unwrap_or(0),
         Err(error) if error.kind() == ErrorKind::NotFound => 0u32,
-        Err(error) => return Err(Error::at("read", &file, &error)),
+        Err(error) => return Err(Error::at("read", &file, error)),
     };
     let now_ms = SystemTime::now()
         .duration_since(UNIX_EPOCH)
@@ -43,14 +43,14 @@ pub(crate) fn incarnation(state: &Path) -> Result<u32, Error> {
     let ticks = now_ms.saturating_sub(INCARNATION_EPOCH_MS) / INCARNATION_TICK_MS;
     let next = known.saturating_add(1).max(u32::try_from(ticks).unwrap_or(u32::MAX));
     make_private(state)?;
-    replace(state, "incarnation", next.to_string().as_bytes()).map_err(|error| Error::at("write", &file, &error))?;
+    replace(state, "incarnation", next.to_string().as_bytes()).map_err(|error| Error::at("write", &file, error))?;
     Ok(next)
 }
 
 /// Makes a folder that only this user reads, and those around it, where they are missing.
 pub(crate) fn make_private(folder: &Path) -> Result<(), Error> {
     let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
-    made.map_err(|error| Error::at("make the folder", folder, &error))
+    made.map_err(|error| Error::at("make the folder", folder, error))
 }
 
 /// Replaces a small file, so that after a crash it is the old or the new one.

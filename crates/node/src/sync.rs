@@ -13,5 +13,5 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Starts a thread of this name.
 pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, Error> {
     let thread = Builder::new().name(name.to_owned()).spawn(work);
-    thread.map_err(|error| Error::Failed(format!("cannot start a thread: {error}")))
+    thread.map_err(Error::Thread)
 }

@@ -40,7 +40,7 @@ impl Age {
 pub(crate) fn checked(topic: &str) -> Result<&str, Error> {
     let fits = |c: char| c.is_alphanumeric() || matches!(c, '-' | '_' | '.');
     if topic.is_empty() || topic.chars().count() > TOPIC_CHARS_MAX || !topic.chars().all(fits) {
-        return Err(Error::Input(format!(
+        return Err(Error::Name(format!(
             "\"{}\" cannot be a name: use 1 to {TOPIC_CHARS_MAX} letters, digits, `-`, `_` and `.`",
             topic.chars().take(TOPIC_CHARS_MAX).collect::<String>().escape_debug()
         )));

@@ -104,7 +104,7 @@ fn check(text: &str, secure: bool) -> Result<(), Error> {
 }
 
 fn wrong(text: &str, what: &str) -> Error {
-    Error::Input(format!(
+    Error::Threads(format!(
         "{VARIABLE}, set to '{text}', {what}: unset it, or set it to '{OURS}'"
     ))
 }
@@ -131,7 +131,7 @@ mod tests {
         ] {
             let said = check(bad, true).unwrap_err();
             assert!(
-                matches!(&said, Error::Input(text) if text.contains(bad) && text.contains(OURS)),
+                matches!(&said, Error::Threads(text) if text.contains(bad) && text.contains(OURS)),
                 "{said}"
             );
             assert!(check(bad, false).is_ok(), "without TLS there is nothing to corrupt");
@@ -147,7 +147,7 @@ mod tests {
             "(rx: (worker_threads: 1)",
             "(rx: (worker_threads: 0))",
         ] {
-            assert!(matches!(check(bad, false), Err(Error::Input(_))), "{bad}");
+            assert!(matches!(check(bad, false), Err(Error::Threads(_))), "{bad}");
         }
     }
 }

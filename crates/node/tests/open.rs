@@ -9,7 +9,7 @@ use common::{Fleet, SOON};
 use coorp_core::policy::Policy;
 use coorp_core::tracker::Topics;
 use coorp_node::watch::Watch;
-use coorp_node::{Error, Node, Options};
+use coorp_node::{Node, Options};
 
 fn options(fleet: &Fleet, robot: &str) -> Options {
     Options {
@@ -23,10 +23,9 @@ fn options(fleet: &Fleet, robot: &str) -> Options {
 
 /// Why the first robot of a team is not opened, which is for the user to mend.
 fn refusal(options: Options) -> String {
-    match Node::open(options).unwrap_err() {
-        Error::Input(text) => text,
-        Error::Failed(text) => panic!("not for the user to mend: {text}"),
-    }
+    let error = Node::open(options).unwrap_err();
+    assert!(error.is_input(), "not for the user to mend: {error}");
+    error.to_string()
 }
 
 #[test]

@@ -181,7 +181,7 @@ fn no_such(name: &str, others: &[String]) -> String {
 }
 
 /// The card behind an interface. `counts` is the result of trying to read a send queue's count.
-fn of_card(machine: &Machine<'_>, interface: &str, driver: Option<&str>, counts: Result<(), String>) -> Vec<Finding> {
+fn of_card(machine: &Machine<'_>, interface: &str, driver: Option<&str>, counts: std::io::Result<()>) -> Vec<Finding> {
     let wireless = machine.is_wireless(interface);
     let bus = fs::read_link(machine.sys.join("class/net").join(interface).join("device/subsystem"));
     let bus = bus.ok().and_then(|bus| Some(bus.file_name()?.to_str()?.to_owned()));
@@ -235,7 +235,7 @@ fn state(machine: &Machine<'_>, interface: &str) -> Finding {
     }
 }
 
-fn completions(driver: Option<&str>, bus: Option<&str>, counts: Result<(), String>) -> Finding {
+fn completions(driver: Option<&str>, bus: Option<&str>, counts: std::io::Result<()>) -> Finding {
     let about = "completions";
     let source = card::source(driver);
     let found = source.to_string();
@@ -391,8 +391,8 @@ fn marks() -> Finding {
     match card::may_mark() {
         Ok(()) => finding("DSCP mark", "may be set", means, Fine),
         Err(error) => {
-            let mend = "allow setsockopt(IP_TOS): a sandbox may forbid it".to_owned();
-            finding("DSCP mark", error, means, Bad(mend))
+            let mend = "allow setsockopt(IP_TOS): a sandbox may refuse it".to_owned();
+            finding("DSCP mark", error.to_string(), means, Bad(mend))
         }
     }
 }
@@ -591,7 +591,7 @@ mod tests {
         fs::write(card.join("flags"), "0x1002\n").unwrap();
         let found = fake.look("ath9k", &|_| None);
         assert_eq!(says(&found, "state").grade, Bad("ip link set wlan0 up".to_owned()));
-        assert!(completions(Some("ath9k"), None, Err("not permitted".to_owned())).is_bad());
-        assert!(!completions(Some("tun"), None, Err("not permitted".to_owned())).is_bad());
+        assert!(completions(Some("ath9k"), None, Err(std::io::ErrorKind::PermissionDenied.into())).is_bad());
+        assert!(!completions(Some("tun"), None, Err(std::io::ErrorKind::PermissionDenied.into())).is_bad());
     }
 }

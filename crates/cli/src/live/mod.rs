@@ -26,9 +26,10 @@ use crate::output;
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        match error {
-            Error::Input(text) => Failure::Input(format!("error: {text}")),
-            Error::Failed(text) => Failure::Found(format!("failed: {text}")),
+        if error.is_input() {
+            Failure::Input(format!("error: {error}"))
+        } else {
+            Failure::Found(format!("failed: {error}"))
         }
     }
 }

@@ -131,7 +131,7 @@ impl Listener {
     /// If there are none or too many.
     pub fn new(paths: usize) -> Result<Self, PathError> {
         if !(1..=PATHS_MAX).contains(&paths) {
-            return Err(PathError("paths: a peer has between one and eight paths"));
+            return Err(PathError::Count);
         }
         Ok(Listener {
             paths: vec![Heard::default(); paths],

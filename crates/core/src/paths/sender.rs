@@ -126,10 +126,10 @@ impl Sender {
         now: Instant,
     ) -> Result<Self, PathError> {
         if !(1..=PATHS_MAX).contains(&interfaces.len()) {
-            return Err(PathError("paths: a peer has between one and eight paths"));
+            return Err(PathError::Count);
         }
         if !(config.failures_max > 0.0 && config.failures_max < 1.0) {
-            return Err(PathError("paths: failures_max is a share, above 0 and below 1"));
+            return Err(PathError::FailuresMax);
         }
         let path = |interface: &InterfaceId| Path {
             interface: *interface,

@@ -116,7 +116,7 @@ impl Bulk {
         credentials: &Credentials,
         state: &Path,
     ) -> Result<Arc<Bulk>, Error> {
-        let failed = |what: &str, error: io::Error| Error::Failed(format!("cannot {what} for bulk: {error}"));
+        let failed = |what: &str, error| Error::Socket(format!("cannot {what} for bulk"), error);
         let threads = OwnRuntime::start(THREADS, "coorp-bulk").map_err(|error| failed("start threads", error))?;
         let handle = threads.handle().clone();
         let entered = handle.enter();
@@ -141,7 +141,7 @@ impl Bulk {
             threads,
         });
         bulk.take_up()
-            .map_err(|error| Error::at("keep bulk messages in", state, &error))?;
+            .map_err(|error| Error::at("keep bulk messages in", state, error))?;
         tokio::spawn(send::look_at_leader(Arc::downgrade(&bulk)));
         bulk.set_permitted(robot.ask(|robot, now| robot.is_permitted(now)));
         let connections = Arc::default();
@@ -200,11 +200,11 @@ impl Bulk {
             Queue { jobs, next: 0 }
         });
         let room = queue.jobs.try_reserve().map_err(|error| match error {
-            mpsc::error::TrySendError::Full(()) => Error::Failed(format!(
+            mpsc::error::TrySendError::Full(()) => Error::QueueFull(format!(
                 "{QUEUE_MAX} bulk messages wait for {} already: wait for one to be delivered, and finish this one then",
                 self.member.name_of(to)
             )),
-            mpsc::error::TrySendError::Closed(()) => closed(),
+            mpsc::error::TrySendError::Closed(()) => Error::Closed,
         })?;
         room.send(Job {
             name,
@@ -252,7 +252,7 @@ impl Bulk {
 
 impl Lane {
     fn open(member: &Member, robot: &Arc<SharedRobot>, credentials: &Credentials, path: usize) -> Result<Lane, Error> {
-        let failed = |what: &str, error: io::Error| Error::Failed(format!("cannot {what} for bulk: {error}"));
+        let failed = |what: &str, error| Error::Socket(format!("cannot {what} for bulk"), error);
         let (address, interface) = member.outlet(path);
         let quic = Arc::new(quinn::TokioRuntime);
         // Receiving has a socket of its own: what goes back to a sender needs no permit.
@@ -276,13 +276,9 @@ impl Lane {
     }
 }
 
-fn closed() -> Error {
-    Error::Failed("the node has closed".to_owned())
-}
-
 fn checked_length(name: &str, bytes: u64) -> Result<(), Error> {
     if bytes > BULK_BYTES_MAX {
-        return Err(Error::Input(format!(
+        return Err(Error::TooLarge(format!(
             "\"{name}\" would have {bytes} bytes, and a bulk message has at most {BULK_BYTES_MAX}: send it as several"
         )));
     }
@@ -375,7 +371,7 @@ impl Delivery {
     /// # Errors
     /// Where it has failed; then it may have arrived only if its receiver fell silent at the very end.
     pub fn wait(self) -> Result<(), Error> {
-        self.outcome.blocking_recv().unwrap_or_else(|_| Err(closed()))
+        self.outcome.blocking_recv().unwrap_or(Err(Error::Closed))
     }
 }
 
@@ -385,7 +381,7 @@ impl Future for Delivery {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         Pin::new(&mut self.outcome)
             .poll(cx)
-            .map(|outcome| outcome.unwrap_or_else(|_| Err(closed())))
+            .map(|outcome| outcome.unwrap_or(Err(Error::Closed)))
     }
 }
 

@@ -242,7 +242,7 @@ const DISK: &str = "it cannot be written down there: its log says why";
 const UNLED: &str = "no robot leads, so that nobody gives permits: are enough of them switched on?";
 
 fn failed(job: &Job, to: &str, why: &str) -> Error {
-    Error::Failed(format!(
+    Error::Undelivered(format!(
         "\"{}\" of {} bytes was not delivered to {to}: {why}",
         job.name, job.message.length
     ))

@@ -122,7 +122,7 @@ impl Links {
         coordination: &Arc<Coordination>,
         credentials: &Credentials,
     ) -> Result<Arc<Links>, Error> {
-        let failed = |what: &str, error: std::io::Error| Error::Failed(format!("cannot {what} for control: {error}"));
+        let failed = |what: &str, error| Error::Socket(format!("cannot {what} for control"), error);
         let threads = OwnRuntime::start(1, "coorp-control").map_err(|error| failed("start a thread", error))?;
         let entered = threads.handle().enter();
         let server = credentials.server(PROTOCOL)?;

@@ -9,7 +9,6 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 
 use coorp_node::bulk;
-use coorp_node::Error;
 use numpy::PyArray1;
 use pyo3::exceptions::{PyFileNotFoundError, PyOSError};
 use pyo3::prelude::*;
@@ -192,7 +191,7 @@ impl Outcome {
             };
             *state = match outcome {
                 Ok(()) => Fate::Whole,
-                Err(Error::Input(text) | Error::Failed(text)) => Fate::Failed(text),
+                Err(error) => Fate::Failed(error.to_string()),
             };
             drop(state);
             all.wake();

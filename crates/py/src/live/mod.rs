@@ -283,9 +283,10 @@ impl Drop for Node {
 
 /// The exception for a failure of a live robot.
 fn failed(error: Error) -> PyErr {
-    match error {
-        Error::Input(text) => mend(text),
-        Error::Failed(text) => NodeError::new_err(text),
+    if error.is_input() {
+        mend(error)
+    } else {
+        NodeError::new_err(error.to_string())
     }
 }
 

@@ -22,6 +22,7 @@ use rand_distr::{Distribution, StandardNormal};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::record::{Bin, Record, Span, BIN_NS};
+use crate::failure::Failure;
 
 /// Maximum time for all robots to find one another.
 const FIND_MAX: Time = Time::from_secs(30);
@@ -49,7 +50,7 @@ pub struct Part<'a> {
 ///
 /// # Errors
 /// The robots do not find one another, or the live library fails.
-pub fn run(part: &Part<'_>) -> Result<(Record, Span), Error> {
+pub fn run(part: &Part<'_>) -> Result<(Record, Span), Failure> {
     let start = meet(part)?;
     let span = Span {
         from_ns: start + SETTLE_NS,
@@ -92,7 +93,7 @@ pub fn run(part: &Part<'_>) -> Result<(Record, Span), Error> {
             (record.rounds, record.arrivals, record.latencies) = (noted.rounds, noted.arrivals, noted.latencies);
         }
         record.epochs = learning.transpose()?.unwrap_or_default();
-        Ok::<(), Error>(())
+        Ok::<(), Failure>(())
     })?;
     let completions = part.node.status().bulk.map(|bulk| bulk.completions);
     let known = completions.filter(|completions| *completions != Completions::Unknown);
@@ -101,12 +102,12 @@ pub fn run(part: &Part<'_>) -> Result<(Record, Span), Error> {
 }
 
 /// Waits until all robots are present; the leader then announces the start.
-fn meet(part: &Part<'_>) -> Result<u64, Error> {
+fn meet(part: &Part<'_>) -> Result<u64, Failure> {
     let until = now_ns() + FIND_MAX.as_nanos() as u64;
     if part.me != part.team.leader {
         let word = part.node.control_subscriber("demo-start")?;
         let start = word.recv(Some(2 * FIND_MAX)).and_then(|message| number(&message, 0));
-        return start.ok_or_else(|| Error::Failed("the leader never announced the start".to_owned()));
+        return start.ok_or_else(|| failed("the leader never announced the start"));
     }
     let word = part.node.control_publisher("demo-start", None)?;
     loop {
@@ -116,9 +117,9 @@ fn meet(part: &Part<'_>) -> Result<u64, Error> {
         }
         if now_ns() >= until {
             let robots = part.team.robots.len();
-            return Err(Error::Failed(format!(
-                "{here} of {robots} robots found one another in {} s",
-                FIND_MAX.as_secs()
+            let within_s = FIND_MAX.as_secs();
+            return Err(failed(format_args!(
+                "{here} of {robots} robots found one another in {within_s} s"
             )));
         }
         thread::sleep(LOOK_EVERY);
@@ -160,7 +161,7 @@ impl Run<'_> {
         now_ns() < self.span.to_ns && !self.broke_off.load(Ordering::Relaxed)
     }
 
-    fn or_break_off<T>(&self, outcome: Result<T, Error>) -> Result<T, Error> {
+    fn or_break_off<T>(&self, outcome: Result<T, Failure>) -> Result<T, Failure> {
         if outcome.is_err() {
             self.broke_off.store(true, Ordering::Relaxed);
         }
@@ -170,7 +171,7 @@ impl Run<'_> {
     // --- the control loop -------------------------------------------------------------------------------------
 
     /// Runs the leader's control loop.
-    fn lead(&self, control: Control, loops: &Sender<Event>) -> Result<Noted, Error> {
+    fn lead(&self, control: Control, loops: &Sender<Event>) -> Result<Noted, Failure> {
         let perceptions = self.part.node.control_subscriber("perception")?;
         let publisher = |robot| Ok::<_, Error>((robot, self.part.node.control_publisher(&command(robot), None)?));
         let publishers: BTreeMap<RobotId, Publisher> = self.others().map(publisher).collect::<Result<_, _>>()?;
@@ -214,7 +215,7 @@ impl Run<'_> {
     }
 
     /// Runs another robot's control loop.
-    fn follow(&self, control: Control) -> Result<Noted, Error> {
+    fn follow(&self, control: Control) -> Result<Noted, Failure> {
         let perceptions = self.part.node.control_publisher("perception", Some(control.period))?;
         let commands = self.part.node.control_subscriber(&command(self.part.me))?;
         let start = Instant::from_nanos(self.start);
@@ -247,7 +248,7 @@ impl Run<'_> {
         learning: Learning,
         events: &Sender<Event>,
         heard: &mpsc::Receiver<Event>,
-    ) -> Result<Vec<u64>, Error> {
+    ) -> Result<Vec<u64>, Failure> {
         let mut drlc = Drlc::new(self.part.team, learning, self.start);
         let mut epochs = vec![self.start];
         thread::scope(|scope| {
@@ -258,12 +259,12 @@ impl Run<'_> {
                         let from = message.from;
                         message
                             .take()
-                            .map_err(|error| Error::Failed(format!("cannot take bulk: {error}")))?;
+                            .map_err(|error| failed(format_args!("cannot take bulk: {error}")))?;
                         // This function owns the receiver.
                         let _ = events.send(Event::Update(from));
                     }
                 }
-                Ok::<(), Error>(())
+                Ok::<(), Failure>(())
             });
             while self.goes_on() {
                 while let Some(action) = drlc.poll() {
@@ -284,7 +285,7 @@ impl Run<'_> {
                     Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
                 }
             }
-            Ok::<(), Error>(())
+            Ok::<(), Failure>(())
         })?;
         Ok(epochs)
     }
@@ -295,7 +296,7 @@ impl Run<'_> {
         action: DrlcAction,
         events: &Sender<Event>,
         epochs: &mut Vec<u64>,
-    ) -> Result<(), Error> {
+    ) -> Result<(), Failure> {
         let later = |time: Duration, event: Event| {
             let events = events.clone();
             thread::spawn(move || {
@@ -326,7 +327,7 @@ impl Run<'_> {
     }
 
     /// Runs another robot's learning.
-    fn learn(&self, learning: Learning) -> Result<(), Error> {
+    fn learn(&self, learning: Learning) -> Result<(), Failure> {
         let receiver = self.part.node.bulk_receiver()?;
         let median = self.part.team.robots[usize::from(self.part.me.0)]
             .training
@@ -339,7 +340,7 @@ impl Run<'_> {
             };
             message
                 .take()
-                .map_err(|error| Error::Failed(format!("cannot take bulk: {error}")))?;
+                .map_err(|error| failed(format_args!("cannot take bulk: {error}")))?;
             // If no round is left, this is the next partition; otherwise it is a round's model.
             rounds_left = if rounds_left == 0 {
                 learning.rounds
@@ -424,6 +425,10 @@ fn until(at_ns: u64) -> Time {
     Time::from_nanos(at_ns.saturating_sub(now_ns()))
 }
 
-fn panicked() -> Error {
-    Error::Failed("a thread of the demo panicked".to_owned())
+fn panicked() -> Failure {
+    failed("a thread of the demo panicked")
+}
+
+fn failed(what: impl std::fmt::Display) -> Failure {
+    Failure::Found(format!("failed: {what}"))
 }
