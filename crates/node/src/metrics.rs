@@ -3,7 +3,7 @@
 //! One thread answers one request after another, each within a second or not at all, so that whoever asks slowly or
 //! wrongly keeps only others who ask waiting, and never the robot. The numbers are those of `coorp watch`.
 //!
-//! Left out: HTTP beyond GET, and other machines; whoever scrapes from afar runs its agent on the robot.
+//! Left out: HTTP beyond GET, and other machines; whoever scrapes from afar runs its overview on the robot.
 
 use std::fmt::{Display, Write as _};
 use std::io::{Read, Write};
@@ -14,7 +14,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::overview::Overview;
-use crate::status::{Bulk, Carries, PathState, Permit, Status};
+use crate::status::{Bulk, Carries, Gathered, Heard, Path, PathState, Permit, Status};
 use crate::Error;
 
 /// How long one request may take, reading and answering.
@@ -137,21 +137,14 @@ fn robot<'n>(page: &mut Page, status: &Status, name: impl Fn(u16) -> &'n str) {
         ("policy", &status.policy),
         ("secure", if status.secure { "true" } else { "false" }),
     ];
-    page.metric("coorp_robot_info", GAUGE, "Who this is; always 1.")
-        .sample(&labels, 1);
-    page.metric("coorp_up_seconds", GAUGE, "How long it has been up.")
-        .sample(&[], seconds(status.up_ms as f64 * 1e3));
-    page.metric("coorp_leads", GAUGE, "Whether it leads.")
-        .sample(&[], u8::from(status.leads));
-    let mut leader = page.metric(
-        "coorp_leader_info",
-        GAUGE,
-        "Who leads, as far as is known; 1 for that robot.",
-    );
+    page.metric("coorp_robot_info").sample(&labels, 1);
+    page.number("coorp_up_seconds", seconds(status.up_ms as f64 * 1e3));
+    page.number("coorp_leads", u8::from(status.leads));
+    let mut leader = page.metric("coorp_leader_info");
     if let Some(place) = status.leader {
         leader.sample(&[("leader", name(place))], 1);
     }
-    let mut alive = page.metric("coorp_robot_alive", GAUGE, "The robots that it can hear; 1 for each.");
+    let mut alive = page.metric("coorp_robot_alive");
     for place in &status.alive {
         alive.sample(&[("peer", name(*place))], 1);
     }
@@ -161,40 +154,22 @@ fn robot<'n>(page: &mut Page, status: &Status, name: impl Fn(u16) -> &'n str) {
         ("waiting", Permit::Waiting),
         ("holding", Permit::Holding),
     ];
-    let mut permit = page.metric(
-        "coorp_permit",
-        GAUGE,
-        "Its permit to send bulk; 1 for the state that it is in.",
-    );
+    let mut permit = page.metric("coorp_permit");
     for (state, of) in permits {
         permit.sample(&[("state", state)], u8::from(status.permit == of));
     }
-    let mut granted = page.metric(
-        "coorp_permit_granted",
-        GAUGE,
-        "As the leader: 1 for each robot that holds a permit.",
-    );
+    let mut granted = page.metric("coorp_permit_granted");
     for place in &status.holders {
         granted.sample(&[("peer", name(*place))], 1);
     }
-    let help = "As the leader: how many robots wait for a permit.";
-    page.metric("coorp_permit_queue", GAUGE, help)
-        .sample(&[], status.queue.len());
+    page.number("coorp_permit_queue", status.queue.len());
     if let Some((start_us, length_us)) = status.window_us {
-        let help = "Until the window that bulk is kept out of begins; negative once it has.";
-        page.metric("coorp_window_starts_seconds", GAUGE, help)
-            .sample(&[], seconds(start_us as f64));
-        let help = "How long that window is.";
-        page.metric("coorp_window_length_seconds", GAUGE, help)
-            .sample(&[], seconds(length_us as f64));
+        page.number("coorp_window_starts_seconds", seconds(start_us as f64));
+        page.number("coorp_window_length_seconds", seconds(length_us as f64));
     }
     if let Some((ahead_ns, within_ns)) = status.clock_ns {
-        let help = "The leader's clock minus this robot's.";
-        page.metric("coorp_clock_offset_seconds", GAUGE, help)
-            .sample(&[], ahead_ns as f64 / 1e9);
-        let help = "By how much that may be off.";
-        page.metric("coorp_clock_error_seconds", GAUGE, help)
-            .sample(&[], within_ns as f64 / 1e9);
+        page.number("coorp_clock_offset_seconds", ahead_ns as f64 / 1e9);
+        page.number("coorp_clock_error_seconds", within_ns as f64 / 1e9);
     }
     let refused = [
         ("oversized", status.refused.oversized),
@@ -202,126 +177,83 @@ fn robot<'n>(page: &mut Page, status: &Status, name: impl Fn(u16) -> &'n str) {
         ("malformed", status.refused.malformed),
         ("stale-grant", status.refused.stale_grants),
     ];
-    let mut refusals = page.metric(
-        "coorp_refused_frames_total",
-        COUNTER,
-        "Frames that were refused, by reason.",
-    );
+    let mut refusals = page.metric("coorp_refused_frames_total");
     for (reason, count) in refused {
         refusals.sample(&[("reason", reason)], count);
     }
-    let help = "Connections that were refused for a certificate.";
-    page.metric("coorp_refused_strangers_total", COUNTER, help)
-        .sample(&[], status.refused.strangers);
+    page.number("coorp_refused_strangers_total", status.refused.strangers);
 }
+
+/// What one entry of a status shows of a metric, if it is known.
+type Show<T> = fn(&T) -> Option<f64>;
 
 /// What is published and heard.
 fn control<'n>(page: &mut Page, status: &Status, name: impl Fn(u16) -> &'n str) {
-    let mut published = page.metric(
-        "coorp_control_published_total",
-        COUNTER,
-        "Control messages that it has made.",
-    );
+    let mut published = page.metric("coorp_control_published_total");
     for topic in &status.published {
         published.sample(&[("topic", topic.topic.as_str())], topic.count);
     }
-    type Show = fn(&crate::status::Heard) -> f64;
-    let of_heard: [(&str, &str, &str, Show); 7] = [
-        (
-            "coorp_control_received_total",
-            COUNTER,
-            "Control messages that were newer than all before.",
-            |heard| heard.count as f64,
-        ),
-        (
-            "coorp_control_missed_total",
-            COUNTER,
-            "Control messages that never came, or after a newer one.",
-            |heard| heard.missed as f64,
-        ),
-        (
-            "coorp_control_copies_total",
-            COUNTER,
-            "Copies of control messages that had come already.",
-            |heard| heard.duplicates as f64,
-        ),
-        (
-            "coorp_control_silence_seconds",
-            GAUGE,
-            "How long ago the newest came.",
-            |heard| seconds(heard.quiet_us as f64),
-        ),
-        (
-            "coorp_control_age_seconds_sum",
-            COUNTER,
-            "How old messages were when they were taken, added up.",
-            |heard| seconds(heard.ages_us as f64),
-        ),
-        (
-            "coorp_control_age_seconds_count",
-            COUNTER,
-            "Messages that were taken and whose age was known.",
-            |heard| heard.aged as f64,
-        ),
-        (
-            "coorp_control_late_total",
-            COUNTER,
-            "Messages among those that were older than the team's reaction bound.",
-            |heard| heard.late as f64,
-        ),
+    let of_heard: [(&str, Show<Heard>); 7] = [
+        ("coorp_control_received_total", |heard| Some(heard.count as f64)),
+        ("coorp_control_missed_total", |heard| Some(heard.missed as f64)),
+        ("coorp_control_copies_total", |heard| Some(heard.duplicates as f64)),
+        ("coorp_control_silence_seconds", |heard| {
+            Some(seconds(heard.quiet_us as f64))
+        }),
+        ("coorp_control_age_seconds_sum", |heard| {
+            Some(seconds(heard.ages_us as f64))
+        }),
+        ("coorp_control_age_seconds_count", |heard| Some(heard.aged as f64)),
+        ("coorp_control_late_total", |heard| Some(heard.late as f64)),
     ];
-    for (metric, kind, help, show) in of_heard {
-        let mut samples = page.metric(metric, kind, help);
+    for (metric, show) in of_heard {
+        let mut samples = page.metric(metric);
         for heard in &status.heard {
-            let path = usize::try_from(heard.path).ok().and_then(|path| status.paths.get(path));
-            let path = path.map_or("", String::as_str);
             let labels = [
                 ("topic", heard.topic.as_str()),
                 ("from", name(heard.from)),
-                ("path", path),
+                ("path", path_name(status, heard.path)),
             ];
             // A counter's labels must not change; the path does.
-            let labels = if kind == GAUGE { &labels[..] } else { &labels[..2] };
-            samples.sample(labels, show(heard));
+            let labels = if metric == "coorp_control_silence_seconds" {
+                &labels[..]
+            } else {
+                &labels[..2]
+            };
+            if let Some(value) = show(heard) {
+                samples.sample(labels, value);
+            }
         }
     }
 }
 
+fn path_name(status: &Status, path: u64) -> &str {
+    let name = usize::try_from(path).ok().and_then(|path| status.paths.get(path));
+    name.map_or("", String::as_str)
+}
+
 /// The paths to each robot to which there are several.
 fn paths<'n>(page: &mut Page, status: &Status, name: impl Fn(u16) -> &'n str) {
-    type Show = fn(&crate::status::Path) -> Option<f64>;
-    let of_paths: [(&str, &str, Show); 5] = [
-        (
-            "coorp_path_alive",
-            "Whether a path is there; absent while nothing is sent to that robot.",
-            |path| (path.state != PathState::Resting).then_some(f64::from(u8::from(path.state == PathState::Alive))),
-        ),
-        ("coorp_path_round_trip_seconds", "Its smoothed round trip.", |path| {
+    let of_paths: [(&str, Show<Path>); 5] = [
+        ("coorp_path_alive", |path| {
+            (path.state != PathState::Resting).then(|| truth(path.state == PathState::Alive))
+        }),
+        ("coorp_path_round_trip_seconds", |path| {
             Some(seconds(path.round_trip_us? as f64))
         }),
-        (
-            "coorp_path_failures_ratio",
-            "The share of what it carries that is lost or late, smoothed.",
-            |path| Some(f64::from(path.failures_ppm) / 1e6),
-        ),
-        (
-            "coorp_path_control",
-            "Whether it carried the newest control message, or a duplicate of it.",
-            |path| Some(f64::from(u8::from(path.carries != Carries::Nothing))),
-        ),
-        ("coorp_path_bulk", "Whether it carries bulk now.", |path| {
-            Some(f64::from(u8::from(path.bulk)))
+        ("coorp_path_failures_ratio", |path| {
+            Some(f64::from(path.failures_ppm) / 1e6)
         }),
+        ("coorp_path_control", |path| {
+            Some(truth(path.carries != Carries::Nothing))
+        }),
+        ("coorp_path_bulk", |path| Some(truth(path.bulk))),
     ];
-    for (metric, help, show) in of_paths {
-        let mut samples = page.metric(metric, GAUGE, help);
+    for (metric, show) in of_paths {
+        let mut samples = page.metric(metric);
         for path in &status.choices {
-            let place = usize::try_from(path.path)
-                .ok()
-                .and_then(|place| status.paths.get(place));
-            let labels = [("to", name(path.to)), ("path", place.map_or("", String::as_str))];
             if let Some(value) = show(path) {
-                samples.sample(&labels, value);
+                samples.sample(&[("to", name(path.to)), ("path", path_name(status, path.path))], value);
             }
         }
     }
@@ -329,41 +261,17 @@ fn paths<'n>(page: &mut Page, status: &Status, name: impl Fn(u16) -> &'n str) {
 
 /// The states that it gathers.
 fn gathered<'n>(page: &mut Page, status: &Status, name: impl Fn(u16) -> &'n str) {
-    type Show = fn(&crate::status::Gathered) -> Option<f64>;
-    let of_gathered: [(&str, &str, &str, Show); 5] = [
-        (
-            "coorp_gather_lists_total",
-            COUNTER,
-            "Lists on which a fresh state was due.",
-            |of| Some(of.due as f64),
-        ),
-        (
-            "coorp_gather_missed_total",
-            COUNTER,
-            "Lists among those that had none.",
-            |of| Some(of.missed as f64),
-        ),
-        (
-            "coorp_gather_stale_total",
-            COUNTER,
-            "States that were old or copies.",
-            |of| Some(of.stale as f64),
-        ),
-        (
-            "coorp_gather_age_seconds",
-            GAUGE,
-            "How old the state on the last list is now.",
-            |of| Some(seconds(of.age_us?.0 as f64)),
-        ),
-        (
-            "coorp_gather_age_error_seconds",
-            GAUGE,
-            "By how much that may be off.",
-            |of| Some(seconds(of.age_us?.1 as f64)),
-        ),
+    let of_gathered: [(&str, Show<Gathered>); 5] = [
+        ("coorp_gather_lists_total", |of| Some(of.due as f64)),
+        ("coorp_gather_missed_total", |of| Some(of.missed as f64)),
+        ("coorp_gather_stale_total", |of| Some(of.stale as f64)),
+        ("coorp_gather_age_seconds", |of| Some(seconds(of.age_us?.0 as f64))),
+        ("coorp_gather_age_error_seconds", |of| {
+            Some(seconds(of.age_us?.1 as f64))
+        }),
     ];
-    for (metric, kind, help, show) in of_gathered {
-        let mut samples = page.metric(metric, kind, help);
+    for (metric, show) in of_gathered {
+        let mut samples = page.metric(metric);
         for of in &status.gathered {
             if let Some(value) = show(of) {
                 samples.sample(&[("topic", of.topic.as_str()), ("from", name(of.from))], value);
@@ -373,61 +281,61 @@ fn gathered<'n>(page: &mut Page, status: &Status, name: impl Fn(u16) -> &'n str)
 }
 
 fn bulk(page: &mut Page, bulk: &Bulk) {
-    let numbers = [
-        (
-            "coorp_bulk_waiting",
-            GAUGE,
-            "Messages that it has yet to deliver.",
-            bulk.waiting,
-        ),
-        (
-            "coorp_bulk_sent_bytes_total",
-            COUNTER,
-            "Bytes that it has sent, repeated ones included.",
-            bulk.sent_bytes,
-        ),
-        (
-            "coorp_bulk_received_bytes_total",
-            COUNTER,
-            "Bytes that it has received.",
-            bulk.received_bytes,
-        ),
-        (
-            "coorp_bulk_delivered_total",
-            COUNTER,
-            "Messages that were delivered to it.",
-            bulk.delivered,
-        ),
-        (
-            "coorp_bulk_in_flight",
-            GAUGE,
-            "Datagrams that the kernel has and did not report gone.",
-            bulk.in_flight,
-        ),
-        (
-            "coorp_bulk_held",
-            GAUGE,
-            "Whether the gate holds bulk now.",
-            u64::from(bulk.held),
-        ),
-        (
-            "coorp_bulk_holds_total",
-            COUNTER,
-            "How often a datagram was held back.",
-            bulk.holds,
-        ),
-    ];
-    for (metric, kind, help, value) in numbers {
-        page.metric(metric, kind, help).sample(&[], value);
-    }
-    let help = "How it knows what has left; always 1.";
+    page.number("coorp_bulk_waiting", bulk.waiting);
+    page.number("coorp_bulk_sent_bytes_total", bulk.sent_bytes);
+    page.number("coorp_bulk_received_bytes_total", bulk.received_bytes);
+    page.number("coorp_bulk_delivered_total", bulk.delivered);
+    page.number("coorp_bulk_in_flight", bulk.in_flight);
+    page.number("coorp_bulk_held", u8::from(bulk.held));
+    page.number("coorp_bulk_holds_total", bulk.holds);
     let source = bulk.completions.to_string();
-    page.metric("coorp_bulk_completions_info", GAUGE, help)
+    page.metric("coorp_bulk_completions_info")
         .sample(&[("source", &source)], 1);
 }
 
-const GAUGE: &str = "gauge";
-const COUNTER: &str = "counter";
+/// What each metric is. Those that end in `_total`, `_sum` and `_count` are counters, the others gauges.
+const HELP: &str = "\
+coorp_robot_info: Who this is; always 1.
+coorp_up_seconds: How long it has been up.
+coorp_leads: Whether it leads.
+coorp_leader_info: Who leads, as far as is known; 1 for that robot.
+coorp_robot_alive: The robots that it can hear; 1 for each.
+coorp_permit: Its permit to send bulk; 1 for the state that it is in.
+coorp_permit_granted: As the leader: 1 for each robot that holds a permit.
+coorp_permit_queue: As the leader: how many robots wait for a permit.
+coorp_window_starts_seconds: Until the window that bulk is kept out of begins; negative once it has.
+coorp_window_length_seconds: How long that window is.
+coorp_clock_offset_seconds: The leader's clock minus this robot's.
+coorp_clock_error_seconds: By how much that may be off.
+coorp_refused_frames_total: Frames that were refused, by reason.
+coorp_refused_strangers_total: Connections that were refused for a certificate.
+coorp_control_published_total: Control messages that it has made.
+coorp_control_received_total: Control messages that were newer than all before.
+coorp_control_missed_total: Control messages that never came, or after a newer one.
+coorp_control_copies_total: Copies of control messages that had come already.
+coorp_control_silence_seconds: How long ago the newest came.
+coorp_control_age_seconds_sum: How old messages were when they were taken, added up.
+coorp_control_age_seconds_count: Messages that were taken and whose age was known.
+coorp_control_late_total: Messages among those that were older than the team's reaction bound.
+coorp_path_alive: Whether a path is there; absent while nothing is sent to that robot.
+coorp_path_round_trip_seconds: Its smoothed round trip.
+coorp_path_failures_ratio: The share of what it carries that is lost or late, smoothed.
+coorp_path_control: Whether it carried the newest control message, or a duplicate of it.
+coorp_path_bulk: Whether it carries bulk now.
+coorp_gather_lists_total: Lists on which a fresh state was due.
+coorp_gather_missed_total: Lists among those that had none.
+coorp_gather_stale_total: States that were old or copies.
+coorp_gather_age_seconds: How old the state on the last list is now.
+coorp_gather_age_error_seconds: By how much that may be off.
+coorp_bulk_waiting: Messages that it has yet to deliver.
+coorp_bulk_sent_bytes_total: Bytes that it has sent, repeated ones included.
+coorp_bulk_received_bytes_total: Bytes that it has received.
+coorp_bulk_delivered_total: Messages that were delivered to it.
+coorp_bulk_in_flight: Datagrams that the kernel has and did not report gone.
+coorp_bulk_held: Whether the gate holds bulk now.
+coorp_bulk_holds_total: How often a datagram was held back.
+coorp_bulk_completions_info: How it knows what has left; always 1.
+";
 
 /// The text as it grows.
 #[derive(Default)]
@@ -439,16 +347,21 @@ struct Page {
 struct Samples<'p> {
     page: &'p mut Page,
     name: &'static str,
-    head: Option<(&'static str, &'static str)>,
+    begun: bool,
 }
 
 impl Page {
-    fn metric(&mut self, name: &'static str, kind: &'static str, help: &'static str) -> Samples<'_> {
+    fn metric(&mut self, name: &'static str) -> Samples<'_> {
         Samples {
             page: self,
             name,
-            head: Some((kind, help)),
+            begun: false,
         }
+    }
+
+    /// A metric of one number.
+    fn number(&mut self, name: &'static str, value: impl Display) {
+        self.metric(name).sample(&[], value);
     }
 }
 
@@ -456,8 +369,17 @@ impl Samples<'_> {
     fn sample(&mut self, labels: &[(&str, &str)], value: impl Display) {
         // Writing into a string cannot fail.
         let (text, name) = (&mut self.page.text, self.name);
-        if let Some((kind, help)) = self.head.take() {
-            let _ = write!(text, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
+        if !std::mem::replace(&mut self.begun, true) {
+            let help = HELP
+                .lines()
+                .find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
+            let counts = ["_total", "_sum", "_count"].iter().any(|end| name.ends_with(end));
+            let kind = if counts { "counter" } else { "gauge" };
+            let _ = write!(
+                text,
+                "# HELP {name} {}\n# TYPE {name} {kind}\n",
+                help.unwrap_or_default()
+            );
         }
         let labels = labels
             .iter()
@@ -475,6 +397,10 @@ fn escaped(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
+fn truth(is: bool) -> f64 {
+    f64::from(u8::from(is))
+}
+
 fn seconds(us: f64) -> f64 {
     us / 1e6
 }
@@ -482,7 +408,6 @@ fn seconds(us: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::status::{Gathered, Heard, Path};
 
     #[test]
     fn a_metric_is_described_once_and_its_labels_are_escaped() {
@@ -530,5 +455,8 @@ mod tests {
         assert_eq!(count("coorp_permit{"), 4);
         assert_eq!(count("coorp_path_alive"), 0, "nobody knows yet");
         assert_eq!(count("coorp_path_failures_ratio{to=\"two\",path=\"wlan0\"} 0"), 1);
+        bulk(&mut page, &Bulk::default());
+        let described = |line: &str| !line.starts_with("# HELP") || line.ends_with('.');
+        assert!(page.text.lines().all(described), "{}", page.text);
     }
 }
