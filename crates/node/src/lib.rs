@@ -27,26 +27,24 @@
 //! ```
 //!
 //! What a robot decides is `coorp_core::robot`; this crate drives it. Begin at `node.rs`, which puts the parts together.
-//! All of them share the robot (`shared_robot.rs`) and know who it is (`member.rs`). `inbound.rs` tells the robot what
-//! comes, `driver.rs` does what it wants done. `control.rs`, `gather.rs` and `bulk/` are what users send and receive;
+//! All of them share the robot (`shared_robot.rs`) and know who it is (`member.rs`). `agent.rs` tells the robot what
+//! comes, and does what it wants done. `control.rs`, `gather.rs` and `bulk/` are what users send and receive;
 //! `links/` carries control and `coordination.rs` all else that robots say, over the sessions of `fabric.rs`, which has the
 //! keys and who may say what. `outqueue.rs` and `card.rs` tell what has left and by which source, `wire.rs` has the bytes.
 //! `keys.rs` makes and loads the team's keys, `watch.rs` asks robots for their status.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod agent;
 pub mod bulk;
 pub mod card;
 mod clock;
 pub mod control;
 mod coordination;
-mod dead;
-mod driver;
 mod error;
 mod fabric;
 pub mod flight;
 pub mod gather;
-mod inbound;
 pub mod keys;
 mod links;
 mod mailbox;
@@ -55,7 +53,6 @@ pub mod metrics;
 mod network;
 mod node;
 pub mod outqueue;
-mod overview;
 mod own_runtime;
 mod quic;
 pub mod recording;

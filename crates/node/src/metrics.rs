@@ -3,7 +3,7 @@
 //! One thread answers one request after another, each within a second or not at all, so that whoever asks slowly or
 //! wrongly keeps only others who ask waiting, and never the robot. The numbers are those of `coorp watch`.
 //!
-//! Left out: HTTP beyond GET, and other machines; whoever scrapes from afar runs its overview on the robot.
+//! Left out: HTTP beyond GET, and other machines; whoever scrapes from afar runs its agent on the robot.
 
 use std::fmt::{Display, Write as _};
 use std::io::{Read, Write};
@@ -13,7 +13,7 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::overview::Overview;
+use crate::agent::Agent;
 use crate::status::{Bulk, Carries, Gathered, Heard, Path, PathState, Permit, Status};
 use crate::Error;
 
@@ -31,15 +31,15 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    pub(crate) fn serve(overview: &Arc<Overview>, port: u16) -> Result<Metrics, Error> {
+    pub(crate) fn serve(agent: &Arc<Agent>, port: u16) -> Result<Metrics, Error> {
         let failed = |error| Error::Socket(format!("cannot serve metrics at 127.0.0.1:{port}"), error);
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).map_err(failed)?;
         let at = listener.local_addr().map_err(failed)?;
         let stop = Arc::new(AtomicBool::new(false));
-        let (stopped, overview) = (stop.clone(), Arc::downgrade(overview));
+        let (stopped, agent) = (stop.clone(), Arc::downgrade(agent));
         let server = std::thread::Builder::new()
             .name("coorp-metrics".to_owned())
-            .spawn(move || serve(&listener, &overview, &stopped));
+            .spawn(move || serve(&listener, &agent, &stopped));
         Ok(Metrics {
             at,
             stop,
@@ -64,23 +64,23 @@ impl Drop for Metrics {
     }
 }
 
-fn serve(listener: &TcpListener, overview: &Weak<Overview>, stop: &AtomicBool) {
+fn serve(listener: &TcpListener, agent: &Weak<Agent>, stop: &AtomicBool) {
     loop {
         let Ok((stream, _)) = listener.accept() else {
             // Out of files, most likely; they may come back.
             std::thread::sleep(REQUEST_MAX);
             continue;
         };
-        let Some(overview) = overview.upgrade().filter(|_| !stop.load(Ordering::Acquire)) else {
+        let Some(agent) = agent.upgrade().filter(|_| !stop.load(Ordering::Acquire)) else {
             return;
         };
-        if let Err(error) = answer(stream, &overview) {
+        if let Err(error) = answer(stream, &agent) {
             tracing::debug!("a request for metrics was not answered: {error}");
         }
     }
 }
 
-fn answer(mut stream: TcpStream, overview: &Overview) -> std::io::Result<()> {
+fn answer(mut stream: TcpStream, agent: &Agent) -> std::io::Result<()> {
     let until = Instant::now() + REQUEST_MAX;
     let (mut request, mut length) = ([0; REQUEST_BYTES_MAX], 0);
     while !request[..length].windows(4).any(|end| end == b"\r\n\r\n") {
@@ -102,7 +102,7 @@ fn answer(mut stream: TcpStream, overview: &Overview) -> std::io::Result<()> {
     let (method, path) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
     let path = path.split(|byte| *byte == b'?').next().unwrap_or_default();
     let (code, body) = match (method, path) {
-        (b"GET", b"/metrics") => ("200 OK", text(overview)),
+        (b"GET", b"/metrics") => ("200 OK", text(agent)),
         (b"GET", _) => ("404 Not Found", "metrics are at /metrics\n".to_owned()),
         _ => ("405 Method Not Allowed", "GET it\n".to_owned()),
     };
@@ -116,9 +116,9 @@ fn answer(mut stream: TcpStream, overview: &Overview) -> std::io::Result<()> {
     stream.write_all(body.as_bytes())
 }
 
-fn text(overview: &Overview) -> String {
-    let status = overview.status();
-    let name = |place: u16| overview.member.name_of(coorp_core::RobotId(place));
+fn text(agent: &Agent) -> String {
+    let status = agent.status();
+    let name = |place: u16| agent.member.name_of(coorp_core::RobotId(place));
     let mut page = Page::default();
     robot(&mut page, &status, name);
     control(&mut page, &status, name);

@@ -1,7 +1,4 @@
-//! A robot on real sockets: what its users hold. It puts the parts together, and they do not know it.
-//!
-//! [`SharedRobot`] decides. Callbacks of the fabric and the links tell it what came ([`Inbound`]) and wake the driver
-//! ([`Driver`]), which alone does what the robot wants done.
+//! A robot on real sockets, as its users hold it: puts the parts together, which do not know it.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,19 +11,17 @@ use coorp_core::{Duration, RobotId};
 use coorp_team::Team;
 use zenoh::liveliness::LivelinessToken;
 
+use crate::agent::Agent;
 use crate::bulk::{Bulk, BulkReceiver, BulkStream, Written};
 use crate::control::{Control, Publisher, Subscriber};
 use crate::coordination::Coordination;
-use crate::driver::Driver;
 use crate::fabric::KeySpace;
 use crate::flight::Recorder;
 use crate::gather::{Gather, Gatherings};
-use crate::inbound::Inbound;
 use crate::keys::Identity;
 use crate::links::Links;
 use crate::member::{robot_named, Member};
 use crate::metrics::Metrics;
-use crate::overview::Overview;
 use crate::quic::Credentials;
 use crate::recording::Recording;
 use crate::refused::RefusedCounts;
@@ -59,17 +54,7 @@ pub const INSECURE: &str =
 /// A robot that takes part in its team, until it is dropped.
 #[derive(Debug)]
 pub struct Node {
-    member: Arc<Member>,
-    robot: Arc<SharedRobot>,
-    coordination: Arc<Coordination>,
-    links: Arc<Links>,
-    control: Arc<Control>,
-    gatherings: Arc<Gatherings>,
-    /// `None` where there are no keys for it.
-    bulk: Option<Arc<Bulk>>,
-    overview: Arc<Overview>,
-    /// Others hold it weakly.
-    _inbound: Arc<Inbound>,
+    agent: Arc<Agent>,
     driver: Option<JoinHandle<()>>,
     /// Ends with the node, after all else.
     recorder: Option<Recorder>,
@@ -124,39 +109,7 @@ impl Node {
         let control = Control::open(&member, &robot, &coordination, &links, &gatherings)?;
         let bulk = identity.map(|_| Bulk::open(&member, &robot, &coordination, &credentials, &state));
         let bulk = bulk.transpose()?;
-        let overview = Arc::new(Overview {
-            member: member.clone(),
-            robot: robot.clone(),
-            coordination: coordination.clone(),
-            control: control.clone(),
-            gatherings: gatherings.clone(),
-            bulk: bulk.clone(),
-        });
-        let inbound = Arc::new(Inbound {
-            member: member.clone(),
-            robot: robot.clone(),
-            coordination: coordination.clone(),
-            links: links.clone(),
-            control: control.clone(),
-            gatherings: gatherings.clone(),
-            overview: overview.clone(),
-        });
-        let receiver = Arc::downgrade(&inbound);
-        links.receive(receiver);
-        inbound.listen()?;
-        let alive = coordination.declare_tokens(|session| member.keyspace.alive(&name, session))?;
-        let recorder = Recorder::start(robot.flown(), incarnation, &state)?;
-        let driver = Driver {
-            member: member.clone(),
-            robot: robot.clone(),
-            coordination: coordination.clone(),
-            links: links.clone(),
-            gatherings: gatherings.clone(),
-            bulk: bulk.clone(),
-            inbound: inbound.clone(),
-        };
-        let driver = spawn("coorp-driver", move || driver.run())?;
-        Ok(Node {
+        let agent = Arc::new(Agent {
             member,
             robot,
             coordination,
@@ -164,8 +117,19 @@ impl Node {
             control,
             gatherings,
             bulk,
-            overview,
-            _inbound: inbound,
+        });
+        let receiver = Arc::downgrade(&agent);
+        agent.links.receive(receiver);
+        agent.listen()?;
+        let keyspace = &agent.member.keyspace;
+        let alive = agent
+            .coordination
+            .declare_tokens(|session| keyspace.alive(&name, session))?;
+        let recorder = Recorder::start(agent.robot.flown(), incarnation, &state)?;
+        let driven = agent.clone();
+        let driver = spawn("coorp-driver", move || driven.drive())?;
+        Ok(Node {
+            agent,
             driver: Some(driver),
             recorder: Some(recorder),
             _alive: alive,
@@ -174,7 +138,7 @@ impl Node {
 
     /// Which of the team's robots this is.
     pub fn place(&self) -> RobotId {
-        self.member.me
+        self.agent.member.me
     }
 
     /// Begins a bulk message to a robot, or to `leader`: whoever leads when it is begun, or the team file's leader
@@ -183,9 +147,9 @@ impl Node {
     /// # Errors
     /// Where there is no such robot, it is this one, or bulk was left out for lack of keys.
     pub fn bulk_stream(&self, to: &str, name: &str) -> Result<BulkStream, Error> {
-        let team = &self.member.team;
+        let team = &self.agent.member.team;
         let (robot, own) = match team.robot_named(to) {
-            None if to == "leader" => match self.robot.ask(|robot, now| robot.leader(now)) {
+            None if to == "leader" => match self.agent.robot.ask(|robot, now| robot.leader(now)) {
                 Some(leader) => (
                     leader,
                     "leads now: use here what is for the leader, or name another robot",
@@ -197,8 +161,8 @@ impl Node {
             },
             _ => (robot_named(team, to)?, "is this one: name another one"),
         };
-        if robot == self.member.me {
-            let name = self.member.name();
+        if robot == self.agent.member.me {
+            let name = self.agent.member.name();
             return Err(Error::BulkToItself(format!(
                 "bulk goes from one robot to another, and {name} {own}"
             )));
@@ -222,17 +186,17 @@ impl Node {
     }
 
     fn bulk(&self) -> Result<&Arc<Bulk>, Error> {
-        self.bulk.as_ref().ok_or(Error::NoKeys)
+        self.agent.bulk.as_ref().ok_or(Error::NoKeys)
     }
 
     /// Asks for a permit for as long as the wish is kept: for bulk that goes other ways than this library's.
     pub fn wish_bulk(&self) -> Wish {
-        self.robot.wish()
+        self.agent.robot.wish()
     }
 
     /// Whether bulk may be sent now, as far as permits go.
     pub fn may_send_bulk(&self) -> bool {
-        self.robot.ask(|robot, now| robot.is_permitted(now))
+        self.agent.robot.ask(|robot, now| robot.is_permitted(now))
     }
 
     /// Sends control messages on a topic; `period` where its messages come at one, which saves learning it.
@@ -240,7 +204,7 @@ impl Node {
     /// # Errors
     /// Where the topic's name or the period does not fit, or this robot publishes too many.
     pub fn control_publisher(&self, topic: &str, period: Option<Duration>) -> Result<Publisher, Error> {
-        Publisher::new(&self.control, topic, period)
+        Publisher::new(&self.agent.control, topic, period)
     }
 
     /// Receives the control messages of all robots on a topic, this robot's own included.
@@ -248,7 +212,7 @@ impl Node {
     /// # Errors
     /// Where the topic's name does not fit.
     pub fn control_subscriber(&self, topic: &str) -> Result<Subscriber, Error> {
-        Subscriber::new(&self.control, topic)
+        Subscriber::new(&self.agent.control, topic)
     }
 
     /// Gathers the states that robots publish on a topic into one list a period. The robots need not be there yet, and
@@ -257,12 +221,12 @@ impl Node {
     /// # Errors
     /// Where the topic's name or the period does not fit, or this robot gathers the topic already.
     pub fn gather(&self, topic: &str, period: Duration, topics: Topics) -> Result<Gather, Error> {
-        Gather::new(&self.gatherings, topic, period, topics)
+        Gather::new(&self.agent.gatherings, topic, period, topics)
     }
 
     /// The robot as it is now.
     pub fn status(&self) -> Status {
-        self.overview.status()
+        self.agent.status()
     }
 
     /// Serves this robot's metrics at `http://127.0.0.1:<port>/metrics`; port 0 is one that the kernel chooses.
@@ -270,7 +234,7 @@ impl Node {
     /// # Errors
     /// Where the port is taken.
     pub fn serve_metrics(&self, port: u16) -> Result<Metrics, Error> {
-        Metrics::serve(&self.overview, port)
+        Metrics::serve(&self.agent, port)
     }
 
     /// Records all that this robot decides into a new MCAP file. One recording at a time.
@@ -278,26 +242,26 @@ impl Node {
     /// # Errors
     /// Where the file is there already or cannot be made, and where this robot is being recorded.
     pub fn record(&self, path: &Path) -> Result<Recording, Error> {
-        Recording::begin(&self.overview, path)
+        Recording::begin(&self.agent, path)
     }
 }
 
 impl Drop for Node {
     fn drop(&mut self) {
-        if let Some(bulk) = &self.bulk {
+        if let Some(bulk) = &self.agent.bulk {
             bulk.close();
         }
         // What is held goes back before the others see us go, and they need not wait for a new leader.
-        self.robot.tell(|robot, now| {
+        self.agent.robot.tell(|robot, now| {
             robot.handle(Input::WantBulk(false), now);
             robot.handle(Input::Resign, now);
         });
-        self.robot.stop();
+        self.agent.robot.stop();
         if let Some(driver) = self.driver.take() {
             let _ = driver.join();
         }
-        self.links.close();
-        self.coordination.close();
+        self.agent.links.close();
+        self.agent.coordination.close();
         drop(self.recorder.take());
     }
 }

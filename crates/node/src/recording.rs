@@ -25,8 +25,8 @@ use mcap::write::NoSeek;
 use mcap::{McapError, WriteOptions, Writer};
 use serde_json::{json, Value};
 
+use crate::agent::Agent;
 use crate::member::Member;
-use crate::overview::Overview;
 use crate::sync::{lock, spawn};
 use crate::{status, Error};
 
@@ -48,13 +48,13 @@ pub struct Recording {
 }
 
 impl Recording {
-    pub(crate) fn begin(overview: &Arc<Overview>, path: &Path) -> Result<Recording, Error> {
-        if !overview.robot.tell(|robot, _| robot.begin_journal()) {
+    pub(crate) fn begin(agent: &Arc<Agent>, path: &Path) -> Result<Recording, Error> {
+        if !agent.robot.tell(|robot, _| robot.begin_journal()) {
             return Err(Error::Recorded);
         }
-        let begun = Recorder::begin(overview, path).and_then(|recorder| Recording::new(recorder, path));
+        let begun = Recorder::begin(agent, path).and_then(|recorder| Recording::new(recorder, path));
         if begun.is_err() {
-            overview.robot.tell(|robot, _| robot.end_journal());
+            agent.robot.tell(|robot, _| robot.end_journal());
         }
         begun
     }
@@ -65,8 +65,8 @@ impl Recording {
         let (report, shown) = (failed.clone(), path.to_owned());
         let thread = spawn("coorp-record", move || {
             let outcome = recorder.run(&ended);
-            if let Some(overview) = recorder.overview.upgrade() {
-                overview.robot.tell(|robot, _| robot.end_journal());
+            if let Some(agent) = recorder.agent.upgrade() {
+                agent.robot.tell(|robot, _| robot.end_journal());
             }
             if let Err(error) = outcome.and_then(|()| recorder.finish()) {
                 let text = format!("the recording {} ends here: {}", shown.display(), plain(&error));
@@ -207,7 +207,7 @@ impl Kind {
 }
 
 struct Recorder {
-    overview: Weak<Overview>,
+    agent: Weak<Agent>,
     writer: Writer<NoSeek<BufWriter<File>>>,
     channels: Vec<u16>,
     sequences: Vec<u32>,
@@ -219,11 +219,11 @@ struct Recorder {
 }
 
 impl Recorder {
-    fn begin(overview: &Arc<Overview>, path: &Path) -> Result<Recorder, Error> {
+    fn begin(agent: &Arc<Agent>, path: &Path) -> Result<Recorder, Error> {
         let file = open(path)?;
         let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let began = (
-            overview.robot.now(),
+            agent.robot.now(),
             u64::try_from(since_epoch.as_nanos()).unwrap_or(u64::MAX),
         );
         let failed =
@@ -238,8 +238,8 @@ impl Recorder {
         let mut writer = options.create(NoSeek::new(BufWriter::new(file))).map_err(failed)?;
         let mut channels = Vec::with_capacity(Kind::ALL.len());
         let about = BTreeMap::from([
-            ("team".to_owned(), overview.member.team.name.clone()),
-            ("robot".to_owned(), overview.member.name().to_owned()),
+            ("team".to_owned(), agent.member.team.name.clone()),
+            ("robot".to_owned(), agent.member.name().to_owned()),
         ]);
         for kind in Kind::ALL {
             let schema = writer.add_schema(kind.topic(), "jsonschema", kind.schema().to_string().as_bytes());
@@ -248,7 +248,7 @@ impl Recorder {
             channels.push(channel.map_err(failed)?);
         }
         Ok(Recorder {
-            overview: Arc::downgrade(overview),
+            agent: Arc::downgrade(agent),
             writer,
             sequences: vec![0; channels.len()],
             channels,
@@ -262,23 +262,23 @@ impl Recorder {
     fn run(&mut self, ended: &Receiver<()>) -> Result<(), McapError> {
         let mut last = false;
         for look in 0u64.. {
-            let Some(overview) = self.overview.upgrade() else {
+            let Some(agent) = self.agent.upgrade() else {
                 return Ok(());
             };
-            let (events, lost) = overview.robot.tell(|robot, _| robot.take_journal());
+            let (events, lost) = agent.robot.tell(|robot, _| robot.take_journal());
             self.lost += lost;
             for (at, event) in &events {
-                let (kind, value) = said(&overview.member, *at, event);
+                let (kind, value) = said(&agent.member, *at, event);
                 self.write(kind, *at, &value)?;
             }
-            self.paths(&overview)?;
+            self.paths(&agent)?;
             if look % STATUS_LOOKS == 0 {
-                self.status(&overview)?;
+                self.status(&agent)?;
             }
             if look % CHUNK_LOOKS == 0 {
                 self.writer.flush()?;
             }
-            drop(overview);
+            drop(agent);
             if last {
                 return Ok(());
             }
@@ -293,16 +293,16 @@ impl Recorder {
         self.writer.finish().map(drop)
     }
 
-    fn status(&mut self, overview: &Overview) -> Result<(), McapError> {
-        let at = overview.robot.now();
-        let mut status = serde_json::to_value(overview.status()).unwrap_or_default();
+    fn status(&mut self, agent: &Agent) -> Result<(), McapError> {
+        let at = agent.robot.now();
+        let mut status = serde_json::to_value(agent.status()).unwrap_or_default();
         status["lost_decisions"] = self.lost.into();
         self.write(Kind::Status, at, &status)
     }
 
     /// Those paths whose part has changed since the last look.
-    fn paths(&mut self, overview: &Overview) -> Result<(), McapError> {
-        let (now, paths) = overview.robot.ask(|robot, now| (now, robot.paths(now)));
+    fn paths(&mut self, agent: &Agent) -> Result<(), McapError> {
+        let (now, paths) = agent.robot.ask(|robot, now| (now, robot.paths(now)));
         let paths: Vec<_> = paths.into_iter().map(status::Path::from).collect();
         let part = |path: &status::Path| (path.to, path.path, path.state, path.carries, path.bulk);
         for path in &paths {
@@ -311,7 +311,7 @@ impl Recorder {
             }
             let place = usize::try_from(path.path).unwrap_or(usize::MAX);
             let value = json!({
-                "to": overview.member.name_of(RobotId(path.to)), "path": overview.member.path_name(place),
+                "to": agent.member.name_of(RobotId(path.to)), "path": agent.member.path_name(place),
                 "state": path.state,
                 "carries": path.carries, "bulk": path.bulk, "round_trip_us": path.round_trip_us,
                 "failures": f64::from(path.failures_ppm) / 1e6,

@@ -14,22 +14,16 @@ use zenoh::bytes::ZBytes;
 use zenoh::query::Query;
 use zenoh::sample::{Sample, SampleKind};
 
-use crate::control::Control;
-use crate::coordination::Coordination;
-use crate::dead;
+use super::{dead, Agent};
 use crate::fabric::MESSAGE_BYTES_MAX;
-use crate::gather::Gatherings;
-use crate::links::{Links, Receiver};
-use crate::member::Member;
-use crate::overview::Overview;
-use crate::shared_robot::SharedRobot;
+use crate::links::Receiver;
 use crate::sync::lock;
 use crate::wire::{self, ControlHeader, Parcel, Refusal};
 use crate::Error;
 
 /// What carries a message between robots. Each carries only messages of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Transport {
+pub(super) enum Transport {
     /// Keys for words on who leads.
     Lead,
     /// Queries for permits, and their answers.
@@ -73,48 +67,36 @@ impl Transport {
     }
 }
 
-/// Where all that comes goes.
-#[derive(Debug)]
-pub(crate) struct Inbound {
-    pub member: Arc<Member>,
-    pub robot: Arc<SharedRobot>,
-    pub coordination: Arc<Coordination>,
-    pub links: Arc<Links>,
-    pub control: Arc<Control>,
-    pub gatherings: Arc<Gatherings>,
-    pub overview: Arc<Overview>,
-}
-
-impl Inbound {
+impl Agent {
     /// Takes what comes over the fabric, as long as this is there.
     pub fn listen(self: &Arc<Self>) -> Result<(), Error> {
         let (fabric, keyspace, name) = (&self.coordination, &self.member.keyspace, self.member.name());
-        fabric.take_queries(&keyspace.status(name), self.with(Inbound::on_status_query))?;
-        fabric.take_queries(&keyspace.permit(name, "*"), self.with(Inbound::on_permit_query))?;
-        fabric.take_queries(&keyspace.time(name), self.with(Inbound::on_time_query))?;
-        let on_lead = |inbound: &Inbound, sample: Sample| inbound.on_published(Transport::Lead, &sample);
+        fabric.take_queries(&keyspace.status(name), self.with(Agent::on_status_query))?;
+        fabric.take_queries(&keyspace.permit(name, "*"), self.with(Agent::on_permit_query))?;
+        fabric.take_queries(&keyspace.time(name), self.with(Agent::on_time_query))?;
+        let on_lead = |agent: &Agent, sample: Sample| agent.on_published(Transport::Lead, &sample);
         fabric.subscribe(&keyspace.lead("*", name), self.with(on_lead))?;
         fabric.subscribe(&keyspace.lead_all("*"), self.with(on_lead))?;
         // They are told to nobody where nobody listens, and without keys there is no bulk to keep out of their way.
         if self.member.secure {
-            let on_models = |inbound: &Inbound, sample: Sample| inbound.on_published(Transport::Models, &sample);
+            let on_models = |agent: &Agent, sample: Sample| agent.on_published(Transport::Models, &sample);
             fabric.subscribe(&keyspace.models("*"), self.with(on_models))?;
         }
-        let on_fleet = |inbound: &Inbound, sample: Sample| inbound.gatherings.on_fleet(&sample);
+        let on_fleet = |agent: &Agent, sample: Sample| agent.gatherings.on_fleet(&sample);
         fabric.subscribe(&keyspace.fleet("*", name, "*"), self.with(on_fleet))?;
-        let on_subscription = |inbound: &Inbound, sample: Sample| inbound.control.on_subscription(&sample);
+        let on_subscription = |agent: &Agent, sample: Sample| agent.control.on_subscription(&sample);
         fabric.watch_tokens(&keyspace.subscribes("*", "*", "*"), self.with(on_subscription))?;
-        let on_gathers = |inbound: &Inbound, sample: Sample| inbound.gatherings.on_gathers(&sample);
+        let on_gathers = |agent: &Agent, sample: Sample| agent.gatherings.on_gathers(&sample);
         fabric.watch_tokens(&keyspace.gathers("*", "*", "*", "*"), self.with(on_gathers))?;
-        fabric.watch_tokens(&keyspace.alive("*", "*"), self.with(Inbound::on_token))
+        fabric.watch_tokens(&keyspace.alive("*", "*"), self.with(Agent::on_token))
     }
 
     /// A callback that does nothing once this is gone.
-    fn with<T: 'static>(self: &Arc<Self>, take: fn(&Inbound, T)) -> impl Fn(T) + Clone + Send + Sync + 'static {
-        let inbound = Arc::downgrade(self);
+    fn with<T: 'static>(self: &Arc<Self>, take: fn(&Agent, T)) -> impl Fn(T) + Clone + Send + Sync + 'static {
+        let agent = Arc::downgrade(self);
         move |came| {
-            if let Some(inbound) = inbound.upgrade() {
-                take(&inbound, came);
+            if let Some(agent) = agent.upgrade() {
+                take(&agent, came);
             }
         }
     }
@@ -130,7 +112,7 @@ impl Inbound {
     }
 
     /// A robot says something.
-    pub fn on_said(&self, from: RobotId, over: Transport, payload: &ZBytes) {
+    pub(super) fn on_said(&self, from: RobotId, over: Transport, payload: &ZBytes) {
         if let Some(message) = self.read_message(over, payload) {
             self.on_message(from, None, message);
         }
@@ -160,14 +142,7 @@ impl Inbound {
         content: &Bytes,
     ) {
         self.robot.tell(|robot, now| {
-            if let Some(number) = header.copy {
-                let incarnation = header.incarnation;
-                let copy = Input::Copy {
-                    from,
-                    path,
-                    incarnation,
-                    number,
-                };
+            if let Some(copy) = copy(from, path, header.incarnation, header.copy) {
                 robot.handle(copy, now);
             }
             let stamp = header.stamp;
@@ -181,14 +156,7 @@ impl Inbound {
     }
 
     fn on_state(&self, from: RobotId, path: PathId, topic: &str, header: wire::State, content: &Bytes) {
-        if let Some(number) = header.copy {
-            let incarnation = header.header.sequence.incarnation;
-            let copy = Input::Copy {
-                from,
-                path,
-                incarnation,
-                number,
-            };
+        if let Some(copy) = copy(from, path, header.header.sequence.incarnation, header.copy) {
             self.robot.tell(|robot, now| robot.handle(copy, now));
         }
         self.gatherings.on_state(from, topic, header, content);
@@ -197,7 +165,7 @@ impl Inbound {
     /// The question is for any robot; the answer is this one's.
     fn on_status_query(&self, (path, query): (usize, Query)) {
         let key = self.member.keyspace.status(self.member.name());
-        let status = wire::encode(&self.overview.status());
+        let status = wire::encode(&self.status());
         self.coordination.answer_as(path, query, Some((key, status)));
     }
 
@@ -271,7 +239,17 @@ impl Inbound {
     }
 }
 
-impl Receiver for Inbound {
+/// One of several copies of a message came, if it is one.
+fn copy(from: RobotId, path: PathId, incarnation: u32, number: Option<u32>) -> Option<Input> {
+    number.map(|number| Input::Copy {
+        from,
+        path,
+        incarnation,
+        number,
+    })
+}
+
+impl Receiver for Agent {
     fn on_parcel(&self, from: RobotId, path: PathId, mut message: Bytes) {
         let refuse = |what, refusal| self.member.refused.count(what, refusal);
         let (parcel, content) = match wire::unpack(&message) {

@@ -8,36 +8,13 @@ use coorp_core::paths::PathId;
 use coorp_core::robot::{Action, Message, Route};
 use coorp_core::{permits, RobotId};
 
-use crate::bulk::Bulk;
-use crate::coordination::Coordination;
-use crate::gather::Gatherings;
-use crate::inbound::{Inbound, Transport};
-use crate::links::Links;
-use crate::member::Member;
-use crate::shared_robot::SharedRobot;
+use super::inbound::Transport;
+use super::Agent;
 use crate::wire::{self, Parcel};
 
-/// What actions go to.
-#[derive(Debug)]
-pub(crate) struct Driver {
-    pub member: Arc<Member>,
-    pub robot: Arc<SharedRobot>,
-    pub coordination: Arc<Coordination>,
-    pub links: Arc<Links>,
-    pub gatherings: Arc<Gatherings>,
-    /// `None` where there are no keys for it.
-    pub bulk: Option<Arc<Bulk>>,
-    /// Where answers to queries go.
-    pub inbound: Arc<Inbound>,
-}
-
-impl Driver {
-    /// Drives the robot until it is stopped.
-    pub fn run(&self) {
-        self.robot.drive(|action| self.act(action));
-    }
-
-    fn act(&self, action: Action) {
+impl Agent {
+    /// Does what the robot wants done.
+    pub(super) fn act(self: &Arc<Self>, action: Action) {
         match action {
             Action::Send(to, route, message) => self.send_to(to, route, message),
             Action::Broadcast(message) => self.send_to_all(&message),
@@ -67,7 +44,7 @@ impl Driver {
 
     /// Sends to one robot, over the transport that such messages take. What a requester says is a query, which its
     /// controller answers as soon as it has something to say.
-    fn send_to(&self, to: RobotId, route: Route, message: Message) {
+    fn send_to(self: &Arc<Self>, to: RobotId, route: Route, message: Message) {
         let (name, me, keyspace) = (self.member.name_of(to), self.member.name(), &self.member.keyspace);
         match (route, &message) {
             (Route::Path(path), _) => self.send_over(to, path, message),
@@ -105,9 +82,9 @@ impl Driver {
         self.coordination.put(&key, message);
     }
 
-    fn query(&self, key: &str, message: &Message, to: RobotId, answers: Transport) {
-        let inbound = self.inbound.clone();
-        let on_answer = move |payload: &_| inbound.on_said(to, answers, payload);
+    fn query(self: &Arc<Self>, key: &str, message: &Message, to: RobotId, answers: Transport) {
+        let agent = self.clone();
+        let on_answer = move |payload: &_| agent.on_said(to, answers, payload);
         self.coordination.query(key, message, on_answer);
     }
 }

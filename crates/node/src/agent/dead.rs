@@ -25,7 +25,7 @@ use crate::sync::spawn;
 const ANSWER_MAX: Duration = Duration::from_millis(200);
 
 /// Finds out, in a thread that ends soon, and frees the robot's permit where it has died.
-pub(crate) fn find_out(robot: &Arc<SharedRobot>, member: &Member, suspect: RobotId) {
+pub(super) fn find_out(robot: &Arc<SharedRobot>, member: &Member, suspect: RobotId) {
     let Some(about) = member.team.robots.get(usize::from(suspect.0)) else {
         return;
     };

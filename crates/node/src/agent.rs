@@ -1,4 +1,11 @@
-//! A robot as its operator, its metrics and its recording see it.
+//! The driver of a robot on real sockets: its parts, none of which knows it.
+//!
+//! Callbacks of the fabric and the links tell the robot what came (`agent/inbound.rs`) and wake the driver, which alone does
+//! what the robot wants done (`agent/driver.rs`).
+
+mod dead;
+mod driver;
+mod inbound;
 
 use std::sync::Arc;
 
@@ -10,24 +17,31 @@ use crate::bulk::Bulk;
 use crate::control::Control;
 use crate::coordination::Coordination;
 use crate::gather::Gatherings;
+use crate::links::Links;
 use crate::member::Member;
 use crate::shared_robot::{SharedRobot, STARTED};
 use crate::status::{self, Status};
 use crate::sync::lock;
 
-/// What a status is made of.
+/// A robot and all that it tells and is told.
 #[derive(Debug)]
-pub(crate) struct Overview {
+pub(crate) struct Agent {
     pub member: Arc<Member>,
     pub robot: Arc<SharedRobot>,
     pub coordination: Arc<Coordination>,
+    pub links: Arc<Links>,
     pub control: Arc<Control>,
     pub gatherings: Arc<Gatherings>,
     /// `None` where there are no keys for it.
     pub bulk: Option<Arc<Bulk>>,
 }
 
-impl Overview {
+impl Agent {
+    /// Drives the robot until it is stopped.
+    pub fn drive(self: &Arc<Self>) {
+        self.robot.drive(|action| self.act(action));
+    }
+
     /// The robot as it is now.
     pub fn status(&self) -> Status {
         let member = &self.member;
