@@ -35,6 +35,8 @@ pub const FOLDER: &str = "flight";
 const MAGIC: &[u8; 4] = b"CoFR";
 const HASH_BYTES: usize = 8;
 const BLOCK_HEAD_BYTES: usize = 4 + HASH_BYTES;
+/// What is said of a file that has no whole state.
+const CUT: &str = "the file ends before its robot's state; an older one of the same folder may be whole";
 /// Larger files are not the recorder's, bytes.
 const FILE_BYTES_MAX: u64 = 256 << 20;
 /// A segment ends after so many bytes of records.
@@ -292,38 +294,33 @@ pub fn read(path: &Path) -> Result<Segment, Error> {
     let cannot = |error| Error::at("read", path, error);
     let file = File::open(path).map_err(cannot)?;
     let mut bytes = Vec::new();
-    let taken = file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(cannot)?;
-    let bad = |what: &str| Error::Flight(format!("{}: {what}", path.display()));
-    if taken as u64 > FILE_BYTES_MAX || bytes.get(..MAGIC.len()) != Some(MAGIC) {
-        return Err(bad("this is no file of a flight recorder"));
-    }
-    let [a, b, rest @ ..] = &bytes[MAGIC.len()..] else {
-        return Err(bad(
-            "the file ends before its robot's state; an older one of the same folder may be whole",
-        ));
+    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(cannot)?;
+    parse(&bytes).map_err(|what| Error::Flight(format!("{}: {what}", path.display())))
+}
+
+fn parse(bytes: &[u8]) -> Result<Segment, String> {
+    let rest = bytes.strip_prefix(MAGIC);
+    let Some(rest) = rest.filter(|_| bytes.len() as u64 <= FILE_BYTES_MAX) else {
+        return Err("this is no file of a flight recorder".to_owned());
     };
-    let layout = u16::from_le_bytes([*a, *b]);
+    let Some((layout, rest)) = rest.split_first_chunk::<2>() else {
+        return Err(CUT.to_owned());
+    };
+    let layout = u16::from_le_bytes(*layout);
     if layout != LAYOUT {
-        return Err(bad(&format!(
+        return Err(format!(
             "it is of layout {layout}, and this coorp reads layout {LAYOUT}: replay it with the coorp that wrote it"
-        )));
+        ));
     }
     let (header, mut rest) = match block(rest) {
         Block::Whole(body, rest) => (body, rest),
-        Block::Cut => {
-            return Err(bad(
-                "the file ends before its robot's state; an older one of the same folder may be whole",
-            ))
-        }
-        Block::Damaged => return Err(bad("the robot's state in it is damaged")),
+        Block::Cut => return Err(CUT.to_owned()),
+        Block::Damaged => return Err("the robot's state in it is damaged".to_owned()),
     };
-    let header: Header = match postcard::take_from_bytes(header) {
-        Ok((header, [])) => header,
-        _ => {
-            return Err(bad(
-                "the robot's state in it is not of this version: replay it with the coorp that wrote it",
-            ))
-        }
+    let Ok((header, [])) = postcard::take_from_bytes::<Header>(header) else {
+        return Err(
+            "the robot's state in it is not of this version: replay it with the coorp that wrote it".to_owned(),
+        );
     };
     let (mut records, mut at, mut cut) = (Vec::new(), header.at, false);
     while !rest.is_empty() {
@@ -336,11 +333,11 @@ pub fn read(path: &Path) -> Result<Segment, Error> {
                 cut = true;
                 break;
             }
-            Block::Damaged => return Err(bad(&format!("it is damaged after {} inputs", records.len()))),
+            Block::Damaged => return Err(format!("it is damaged after {} inputs", records.len())),
         };
         while !body.is_empty() {
             let Ok(((after, input, answer), left)) = postcard::take_from_bytes::<(u64, Input, Answer)>(body) else {
-                return Err(bad(&format!("input {} in it makes no sense", records.len() + 1)));
+                return Err(format!("input {} in it makes no sense", records.len() + 1));
             };
             at += coorp_core::Duration::from_nanos(after);
             records.push(Record { at, input, answer });

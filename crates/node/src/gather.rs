@@ -284,34 +284,18 @@ impl Gathering {
         self.collect(state, now);
     }
 
-    /// A copy of a state came.
-    fn on_state(&self, robot: &SharedRobot, from: RobotId, header: wire::State, payload: &Bytes) {
-        let mut state = lock(&self.state);
-        if state.todo.len() >= TODO_MAX {
-            return;
+    /// Tells the tracker what came from a robot. Where too much is to be done already it is as if it were lost on the way.
+    fn hear(&self, robot: &SharedRobot, what: impl FnOnce(&mut Tracker<Bytes>, Instant)) {
+        if lock(&self.state).todo.len() < TODO_MAX {
+            self.tell(robot, what);
         }
+    }
+
+    fn tell(&self, robot: &SharedRobot, what: impl FnOnce(&mut Tracker<Bytes>, Instant)) {
+        let mut state = lock(&self.state);
         // Read under the lock, so that no later time was told before.
-        let received_at = robot.now();
-        state
-            .tracker
-            .on_state(from, header.topic, header.header, payload.clone(), received_at);
-        self.collect(&mut state, received_at);
-    }
-
-    fn on_said(&self, robot: &SharedRobot, from: RobotId, message: Message) {
-        let mut state = lock(&self.state);
-        if state.todo.len() >= TODO_MAX {
-            return; // As if it were lost on the way.
-        }
         let now = robot.now();
-        state.tracker.on_message(from, message, now);
-        self.collect(&mut state, now);
-    }
-
-    fn on_gone(&self, robot: &SharedRobot, gone: RobotId) {
-        let mut state = lock(&self.state);
-        let now = robot.now();
-        state.tracker.on_gone(gone, now);
+        what(&mut state.tracker, now);
         self.collect(&mut state, now);
     }
 
@@ -431,7 +415,7 @@ impl Gatherings {
     /// A robot's process has ended.
     pub fn on_gone(&self, gone: RobotId) {
         for gathering in self.all() {
-            gathering.on_gone(&self.robot, gone);
+            gathering.tell(&self.robot, |tracker, now| tracker.on_gone(gone, now));
         }
     }
 
@@ -467,7 +451,10 @@ impl Gatherings {
     /// A copy of a state came.
     pub fn on_state(&self, from: RobotId, topic: &str, header: wire::State, payload: &Bytes) {
         if let Some(gathering) = self.get(topic) {
-            gathering.on_state(&self.robot, from, header, payload);
+            let (topic, header, payload) = (header.topic, header.header, payload.clone());
+            gathering.hear(&self.robot, |tracker, now| {
+                tracker.on_state(from, topic, header, payload, now);
+            });
         }
     }
 
@@ -492,7 +479,7 @@ impl Gatherings {
         );
         if to_gatherer {
             if let Some(gathering) = self.get(topic) {
-                gathering.on_said(&self.robot, from, message);
+                gathering.hear(&self.robot, |tracker, now| tracker.on_message(from, message, now));
             }
         } else {
             let report = (topic.to_owned(), from);

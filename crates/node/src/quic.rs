@@ -5,6 +5,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use coorp_core::RobotId;
 use coorp_team::Team;
@@ -19,11 +20,11 @@ use quinn::rustls::server::WebPkiClientVerifier;
 use quinn::rustls::{
     self, ClientConfig, DigitallySignedStruct, DistinguishedName, RootCertStore, ServerConfig, SignatureScheme,
 };
-use quinn::{ConnectionError, Incoming, MtuDiscoveryConfig};
+use quinn::{Connection, ConnectionError, Endpoint, Incoming, MtuDiscoveryConfig};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::keys::{self, Identity};
+use crate::keys::{self, Identity, SERVER_NAME};
 use crate::Error;
 
 /// Datagrams that go to the kernel in one call at most, and the longest: so many of them are what the kernel takes.
@@ -241,7 +242,7 @@ impl ClientCertVerifier for Anybody {
 }
 
 /// Which robot is at the other end, by its certificate.
-pub(crate) fn peer(team: &Team, connection: &quinn::Connection) -> Option<RobotId> {
+pub(crate) fn peer(team: &Team, connection: &Connection) -> Option<RobotId> {
     let chain = connection
         .peer_identity()?
         .downcast::<Vec<CertificateDer<'static>>>()
@@ -249,6 +250,27 @@ pub(crate) fn peer(team: &Team, connection: &quinn::Connection) -> Option<RobotI
     let (_, certificate) = x509_parser::parse_x509_certificate(chain.first()?).ok()?;
     let name = certificate.subject().iter_common_name().next()?.as_str().ok()?;
     team.robot_named(name)
+}
+
+/// Connects to a robot of a team at an address.
+pub(crate) async fn connect(
+    endpoint: &Endpoint,
+    config: quinn::ClientConfig,
+    (team, to): (&Team, RobotId),
+    address: SocketAddr,
+    within: Duration,
+) -> Result<Connection, String> {
+    let connecting = endpoint.connect_with(config, address, SERVER_NAME);
+    let connecting = connecting.map_err(|error| error.to_string())?;
+    let connection = tokio::time::timeout(within, connecting).await;
+    let connection = connection
+        .map_err(|_| format!("{address} does not answer"))?
+        .map_err(|error| error.to_string())?;
+    if peer(team, &connection) != Some(to) {
+        connection.close(1u8.into(), b"another robot");
+        return Err(format!("another robot answers at {address}"));
+    }
+    Ok(connection)
 }
 
 /// Whether a connection did not come about because of who is at its ends: a certificate was missing or not taken, be it

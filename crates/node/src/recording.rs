@@ -135,24 +135,13 @@ enum Kind {
 }
 
 impl Kind {
-    const ALL: [Kind; 6] = [
-        Kind::Permits,
-        Kind::Leader,
-        Kind::Window,
-        Kind::Gate,
-        Kind::Paths,
-        Kind::Status,
-    ];
+    const ALL: [Kind; 6] = {
+        use Kind::*;
+        [Permits, Leader, Window, Gate, Paths, Status]
+    };
 
-    fn topic(self) -> &'static str {
-        match self {
-            Kind::Permits => "/coorp/permits",
-            Kind::Leader => "/coorp/leader",
-            Kind::Window => "/coorp/window",
-            Kind::Gate => "/coorp/gate",
-            Kind::Paths => "/coorp/paths",
-            Kind::Status => "/coorp/status",
-        }
+    fn topic(self) -> String {
+        format!("/coorp/{self:?}").to_lowercase()
     }
 
     /// The schema of its messages.
@@ -242,9 +231,9 @@ impl Recorder {
             ("robot".to_owned(), agent.member.name().to_owned()),
         ]);
         for kind in Kind::ALL {
-            let schema = writer.add_schema(kind.topic(), "jsonschema", kind.schema().to_string().as_bytes());
+            let schema = writer.add_schema(&kind.topic(), "jsonschema", kind.schema().to_string().as_bytes());
             let schema = schema.map_err(failed)?;
-            let channel = writer.add_channel(schema, kind.topic(), "json", &about);
+            let channel = writer.add_channel(schema, &kind.topic(), "json", &about);
             channels.push(channel.map_err(failed)?);
         }
         Ok(Recorder {

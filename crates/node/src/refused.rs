@@ -1,24 +1,19 @@
 //! Counts what a robot refuses, as it comes and from any thread, and says so in the log.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Mutex;
 
 use quinn::ConnectionError;
 use zenoh::bytes::ZBytes;
 
 use crate::quic::is_over_certificates;
 use crate::status::Refused;
+use crate::sync::lock;
 use crate::wire::{self, Frame, Refusal};
 
 /// The counts so far.
 #[derive(Debug, Default)]
-pub(crate) struct RefusedCounts {
-    oversized: AtomicU64,
-    version: AtomicU64,
-    malformed: AtomicU64,
-    stale_grants: AtomicU64,
-    strangers: AtomicU64,
-}
+pub(crate) struct RefusedCounts(Mutex<Refused>);
 
 impl RefusedCounts {
     /// The frame in a payload; counts it where it is refused. `what` it should be.
@@ -34,23 +29,24 @@ impl RefusedCounts {
 
     /// Counts a frame that was refused. `what` it should have been.
     pub fn count(&self, what: &str, refusal: Refusal) {
+        let mut counts = lock(&self.0);
         let (counter, why) = match refusal {
-            Refusal::Oversized => (&self.oversized, "it is too long".to_owned()),
-            Refusal::Version(version) => (&self.version, format!("it is of version {version}")),
-            Refusal::Malformed => (&self.malformed, "it is garbled".to_owned()),
+            Refusal::Oversized => (&mut counts.oversized, "it is too long".to_owned()),
+            Refusal::Version(version) => (&mut counts.version, format!("it is of version {version}")),
+            Refusal::Malformed => (&mut counts.malformed, "it is garbled".to_owned()),
         };
-        counter.fetch_add(1, Ordering::Relaxed);
+        *counter += 1;
         tracing::debug!("refused {what}: {why}");
     }
 
     pub fn count_stale_grant(&self) {
-        self.stale_grants.fetch_add(1, Ordering::Relaxed);
+        lock(&self.0).stale_grants += 1;
         tracing::debug!("refused a grant that was not asked for");
     }
 
     /// Counts who was not let in; `address` it came from.
     pub fn count_stranger(&self, address: SocketAddr) {
-        self.strangers.fetch_add(1, Ordering::Relaxed);
+        lock(&self.0).strangers += 1;
         tracing::debug!("refused a stranger at {address}");
     }
 
@@ -63,12 +59,6 @@ impl RefusedCounts {
     }
 
     pub fn read(&self) -> Refused {
-        Refused {
-            oversized: self.oversized.load(Ordering::Relaxed),
-            version: self.version.load(Ordering::Relaxed),
-            malformed: self.malformed.load(Ordering::Relaxed),
-            stale_grants: self.stale_grants.load(Ordering::Relaxed),
-            strangers: self.strangers.load(Ordering::Relaxed),
-        }
+        *lock(&self.0)
     }
 }

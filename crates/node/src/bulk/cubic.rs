@@ -1,6 +1,6 @@
 //! When QUIC makes packets of bulk at all: never without a permit and a turn.
 
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -8,16 +8,14 @@ use quinn::congestion::{Controller, ControllerFactory, Cubic, CubicConfig};
 
 use super::socket::GatedSocket;
 use super::turns::Turn;
-use crate::status::Completions;
 
 /// CUBIC, but that nothing goes without a permit and a turn, and that the gate hears of acknowledgements.
 ///
-/// QUIC asks it several times a packet, so it reads what it needs without taking hold of the socket.
+/// QUIC asks it several times a packet, so it reads whether there is a permit without taking hold of the socket.
 struct PermittedCubic {
     inner: Box<dyn Controller>,
     socket: Weak<GatedSocket>,
     permitted: Arc<AtomicBool>,
-    completions: Arc<AtomicU8>,
     turn: Arc<Turn>,
     /// The other end has acknowledged something.
     heard: bool,
@@ -36,10 +34,8 @@ const FIRST_WINDOW_BYTES: u64 = 256 << 10;
 
 impl ControllerFactory for PermittedCubicConfig {
     fn build(self: Arc<Self>, now: Instant, current_mtu: u16) -> Box<dyn Controller> {
-        let socket = self.socket.upgrade();
-        let known = socket.map(|socket| socket.known());
         // Of a socket that is gone nothing is permitted.
-        let (permitted, completions) = known.unwrap_or_default();
+        let permitted = self.socket.upgrade().map(|socket| socket.permitted());
         let mut cubic = CubicConfig::default();
         if self.coordinated {
             cubic.initial_window(FIRST_WINDOW_BYTES);
@@ -47,8 +43,7 @@ impl ControllerFactory for PermittedCubicConfig {
         Box::new(PermittedCubic {
             inner: Box::new(Cubic::new(Arc::new(cubic), now, current_mtu)),
             socket: self.socket.clone(),
-            permitted,
-            completions,
+            permitted: permitted.unwrap_or_default(),
             turn: self.turn.clone(),
             heard: false,
         })
@@ -58,10 +53,6 @@ impl ControllerFactory for PermittedCubicConfig {
 impl PermittedCubic {
     /// So many bytes are off the network; acknowledgements come with the shortest round trip.
     fn acknowledged(&self, bytes: u64, round_trip: Option<Duration>) {
-        let completions = Completions::numbered(self.completions.load(Ordering::Relaxed));
-        if completions.are_reported() {
-            return;
-        }
         if let Some(socket) = self.socket.upgrade() {
             socket.on_acknowledged(bytes, round_trip);
         }
@@ -108,7 +99,6 @@ impl Controller for PermittedCubic {
             inner: self.inner.clone_box(),
             socket: self.socket.clone(),
             permitted: self.permitted.clone(),
-            completions: self.completions.clone(),
             turn: self.turn.clone(),
             heard: self.heard,
         })

@@ -90,15 +90,8 @@ impl Inbox {
 
     /// Where a message stands once it is whole.
     fn place_of(&self, begin: &Begin) -> PathBuf {
-        let Begin {
-            lineage,
-            sequence,
-            name,
-            ..
-        } = begin;
-        self.folder
-            .join("whole")
-            .join(format!("{lineage:016x}+{sequence:016x}+{name}"))
+        let name = format!("{:016x}+{:016x}+{}", begin.lineage, begin.sequence, begin.name);
+        self.folder.join("whole").join(name)
     }
 
     /// Messages that are whole and not taken, in the order of their coming.

@@ -31,7 +31,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -83,10 +83,8 @@ pub(crate) struct Bulk {
     permitted: Notify,
     /// Looks at who leads, one every [`LOOK_AT_LEADER_EVERY`], since there was somebody.
     unled: AtomicU32,
-    waiting: AtomicU64,
-    sent_bytes: AtomicU64,
-    received_bytes: AtomicU64,
-    delivered_count: AtomicU64,
+    /// What is counted of messages; of datagrams the sockets count.
+    counts: Mutex<status::Bulk>,
 }
 
 /// What goes out and comes in over one path.
@@ -133,10 +131,7 @@ impl Bulk {
             delivered: Mailbox::new(),
             permitted: Notify::new(),
             unled: AtomicU32::new(0),
-            waiting: AtomicU64::new(0),
-            sent_bytes: AtomicU64::new(0),
-            received_bytes: AtomicU64::new(0),
-            delivered_count: AtomicU64::new(0),
+            counts: Mutex::default(),
             lanes,
             threads,
         });
@@ -218,7 +213,7 @@ impl Bulk {
     }
 
     fn hand_out(&self, from: RobotId, whole: Whole) {
-        self.delivered_count.fetch_add(1, Ordering::Relaxed);
+        lock(&self.counts).delivered += 1;
         self.delivered.put(BulkMessage::new(from, whole), |_| false);
     }
 
@@ -226,12 +221,8 @@ impl Bulk {
         // Before what is counted here is held: whoever sends asks the robot while holding that.
         let held = self.robot.ask(|robot, _| robot.is_held());
         let mut status = status::Bulk {
-            waiting: self.waiting.load(Ordering::Relaxed),
-            sent_bytes: self.sent_bytes.load(Ordering::Relaxed),
-            received_bytes: self.received_bytes.load(Ordering::Relaxed),
-            delivered: self.delivered_count.load(Ordering::Relaxed),
             held,
-            ..status::Bulk::default()
+            ..*lock(&self.counts)
         };
         self.lanes.iter().for_each(|lane| lane.socket.add_to(&mut status));
         status
@@ -291,14 +282,14 @@ struct Waiting(Arc<Bulk>);
 
 impl Waiting {
     fn new(bulk: &Arc<Bulk>) -> Self {
-        bulk.waiting.fetch_add(1, Ordering::Relaxed);
+        lock(&bulk.counts).waiting += 1;
         Waiting(bulk.clone())
     }
 }
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        self.0.waiting.fetch_sub(1, Ordering::Relaxed);
+        lock(&self.0.counts).waiting -= 1;
     }
 }
 

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
@@ -181,7 +180,7 @@ async fn fill(bulk: &Bulk, part: &mut Part, receive: &mut RecvStream) -> Result<
         if let Err(error) = tokio::task::block_in_place(|| part.append(&gathered)) {
             return Ok(Err(error));
         }
-        bulk.received_bytes.fetch_add(gathered.len() as u64, Ordering::Relaxed);
+        lock(&bulk.counts).received_bytes += gathered.len() as u64;
         gathered.clear();
         if !more {
             break read;

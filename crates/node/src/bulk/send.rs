@@ -15,7 +15,6 @@ use super::message::Message;
 use super::turns::{self, Look, Turn, Turns};
 use super::{receive, transport, Bulk, Lane, Waiting};
 use crate::fabric::PORT_BULK;
-use crate::keys::SERVER_NAME;
 use crate::quic;
 use crate::shared_robot::Wish;
 use crate::sync::lock;
@@ -332,7 +331,7 @@ async fn attempt(
             Err(WriteError::Stopped(_)) => break,
             written => written.map_err(|error| error.to_string())?,
         }
-        bulk.sent_bytes.fetch_add(length, Ordering::Relaxed);
+        lock(&bulk.counts).sent_bytes += length;
         patience.heard = Instant::now();
     }
     send.finish().map_err(|error| error.to_string())?;
@@ -366,16 +365,7 @@ async fn connect(bulk: &Bulk, to: RobotId, path: usize) -> Result<Open, String> 
         permitted,
         every,
     ));
-    let connecting = sender.connect_with(client, address, SERVER_NAME);
-    let connecting = connecting.map_err(|error| error.to_string())?;
-    let connection = tokio::time::timeout(CONNECT_MAX, connecting).await;
-    let connection = connection
-        .map_err(|_| format!("{address} does not answer"))?
-        .map_err(|error| error.to_string())?;
-    if quic::peer(&member.team, &connection) != Some(to) {
-        connection.close(1u8.into(), b"another robot");
-        return Err(format!("another robot answers at {address}"));
-    }
+    let connection = quic::connect(&sender, client, (&member.team, to), address, CONNECT_MAX).await?;
     if coordinated && lane.turns.join(&turn, connection.clone()) {
         tokio::spawn(take_turns(lane.turns.clone()));
     }

@@ -58,7 +58,7 @@ const LOOK_OPEN: StdDuration = StdDuration::from_micros(500);
 const FIND_EVERY: Duration = Duration::from_secs(10);
 
 /// Who decides about each bulk datagram, and learns from those that have left.
-pub(crate) trait Gatekeeper: Send + Sync {
+pub(crate) trait Gatekeeper: fmt::Debug + Send + Sync {
     /// The time, on the clock that all here is told by.
     fn now(&self) -> Instant;
     /// Whether a datagram may go over a path where `n` are on their way, and when that was decided.
@@ -98,6 +98,7 @@ impl Gatekeeper for SharedRobot {
 }
 
 /// A UDP socket with the gate in front of it.
+#[derive(Debug)]
 pub(crate) struct GatedSocket {
     inner: Arc<dyn AsyncUdpSocket>,
     gatekeeper: Arc<dyn Gatekeeper>,
@@ -105,25 +106,14 @@ pub(crate) struct GatedSocket {
     path: usize,
     under: Mutex<Under>,
     /// How completions are known, as [`Completions`] numbers them.
-    completions: Arc<AtomicU8>,
+    completions: AtomicU8,
     permitted: Arc<AtomicBool>,
-    holds: AtomicU64,
-    given_up: AtomicU64,
-    unreported: AtomicU64,
     /// The kernel's own end, to ask for reports.
     descriptor: OwnedFd,
     /// Who looks at the send queue.
     looker: OnceLock<Thread>,
     /// The shortest round trip that acknowledgements have shown, nanoseconds.
     round_trip_ns: AtomicU64,
-}
-
-impl fmt::Debug for GatedSocket {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("GatedSocket")
-            .field("inner", &self.inner)
-            .finish_non_exhaustive()
-    }
 }
 
 impl GatedSocket {
@@ -148,11 +138,8 @@ impl GatedSocket {
             gatekeeper,
             path,
             under: Mutex::new(Under::new(queue)),
-            completions: Arc::default(),
+            completions: AtomicU8::default(),
             permitted: Arc::default(),
-            holds: AtomicU64::new(0),
-            given_up: AtomicU64::new(0),
-            unreported: AtomicU64::new(0),
             descriptor,
             looker: OnceLock::new(),
             round_trip_ns: AtomicU64::new(0),
@@ -186,18 +173,19 @@ impl GatedSocket {
 
     /// Adds what it counts to a status.
     pub fn add_to(&self, status: &mut status::Bulk) {
-        status.in_flight += self.in_flight() as u64;
-        status.holds += self.holds.load(Ordering::Relaxed);
-        status.given_up += self.given_up.load(Ordering::Relaxed);
-        status.unreported += self.unreported.load(Ordering::Relaxed);
+        let under = lock(&self.under);
+        status.in_flight += under.datagrams as u64;
+        status.holds += under.holds;
+        status.given_up += under.given_up;
+        status.unreported += under.unreported;
         if status.completions == Completions::Unknown {
             status.completions = self.completions();
         }
     }
 
-    /// Where it can be read whether a permit allows bulk, and how completions are known.
-    pub fn known(&self) -> (Arc<AtomicBool>, Arc<AtomicU8>) {
-        (self.permitted.clone(), self.completions.clone())
+    /// Where it can be read whether a permit allows bulk.
+    pub fn permitted(&self) -> Arc<AtomicBool> {
+        self.permitted.clone()
     }
 
     /// Whether QUIC has been told that a permit allows bulk.
@@ -236,9 +224,8 @@ impl GatedSocket {
             for report in came {
                 let Some(send) = under.take(&report.tail) else { continue };
                 under.silent_for = 0;
+                under.given_up += u64::from(!report.acknowledged);
                 gone.push((send, now));
-                self.given_up
-                    .fetch_add(u64::from(!report.acknowledged), Ordering::Relaxed);
             }
         }
         self.learn(&gone);
@@ -366,6 +353,7 @@ impl GatedSocket {
                 under.queue.give_up(bytes);
             }
             let gave_up = before - under.datagrams;
+            under.unreported += gave_up as u64;
             let none_come = under.silent_for >= UNREPORTED_MAX || by == Completions::OutQueue;
             (gave_up, gave_up > 0 && none_come)
         };
@@ -375,7 +363,6 @@ impl GatedSocket {
             _ => {}
         }
         if gave_up > 0 {
-            self.unreported.fetch_add(gave_up as u64, Ordering::Relaxed);
             self.wake();
         }
     }
@@ -460,7 +447,7 @@ impl AsyncUdpSocket for GatedSocket {
         };
         if !pass {
             under.closed = true;
-            self.holds.fetch_add(1, Ordering::Relaxed);
+            under.holds += 1;
             return Err(io::ErrorKind::WouldBlock.into());
         }
         let bytes = transmit.contents.len();

@@ -29,6 +29,12 @@ pub(super) struct Under {
     /// The gate has held a datagram since waiters were last woken.
     pub closed: bool,
     pub waiters: Vec<Waker>,
+    /// How often a datagram was held back.
+    pub holds: u64,
+    /// Datagrams that the air has given up, as far as the kernel reports that.
+    pub given_up: u64,
+    /// Datagrams that should have been reported and were not.
+    pub unreported: u64,
 }
 
 /// One or several datagrams handed to the kernel together.
@@ -60,6 +66,9 @@ impl Under {
             silent_for: 0,
             closed: false,
             waiters: Vec::new(),
+            holds: 0,
+            given_up: 0,
+            unreported: 0,
         }
     }
 

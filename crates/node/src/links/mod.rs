@@ -37,11 +37,10 @@ use self::transport::{transport, PROTOCOL};
 use self::up::{Message, Slot, Up, STREAM_MAX};
 use crate::coordination::Coordination;
 use crate::fabric::{MESSAGE_BYTES_MAX, PORT_CONTROL};
-use crate::keys::SERVER_NAME;
 use crate::member::Member;
 use crate::outqueue::{Handed, Target};
 use crate::own_runtime::OwnRuntime;
-use crate::quic::{bind, lengths, peer, Credentials, Door};
+use crate::quic::{bind, connect, lengths, peer, Credentials, Door};
 use crate::shared_robot::SharedRobot;
 use crate::sync::lock;
 use crate::wire::{self, Parcel};
@@ -100,18 +99,6 @@ enum Link {
         wanted: Instant,
     },
     Up(Arc<Up>),
-}
-
-impl Link {
-    /// Goes by this connection from now on. Returns what has waited for one, and the one that it went by before.
-    fn put_up(&mut self, connection: &Connection, now: CoreInstant) -> (Arc<Up>, Vec<Message>, Option<Arc<Up>>) {
-        let up = Up::new(connection, now);
-        match std::mem::replace(self, Link::Up(up.clone())) {
-            Link::Opening { waiting, .. } => (up, waiting.into_values().collect(), None),
-            Link::Up(before) => (up, Vec::new(), Some(before)),
-            Link::Down => (up, Vec::new(), None),
-        }
-    }
 }
 
 impl Links {
@@ -259,25 +246,36 @@ impl Links {
 
     /// Another robot has made a link: this one goes by it too, unless it has one that is to stay.
     fn adopt(&self, from: RobotId, path: usize, connection: &Connection) {
-        let Some(mut link) = self.link(from, path) else { return };
+        let Some(link) = self.link(from, path) else { return };
         let stays = match &*link {
             Link::Up(up) => up.is_open(),
             Link::Opening { .. } => true,
             Link::Down => false,
         };
         if !stays || from < self.member.me {
-            let (up, waiting, before) = link.put_up(connection, self.robot.now());
-            drop(link);
-            for message in waiting {
-                up.send(self.threads.handle(), message);
-            }
-            if let Some(before) = before {
+            if let Some(before) = self.put_up(link, connection) {
                 // Once what is on its way there has arrived.
                 self.threads.handle().spawn(async move {
                     tokio::time::sleep(STREAM_MAX).await;
                     before.connection.close(0u8.into(), b"another one is in use");
                 });
             }
+        }
+    }
+
+    /// Goes by this connection from now on, and sends what has waited for one. Returns the one that it went by before.
+    fn put_up(&self, mut link: MutexGuard<'_, Link>, connection: &Connection) -> Option<Arc<Up>> {
+        let up = Up::new(connection, self.robot.now());
+        let before = std::mem::replace(&mut *link, Link::Up(up.clone()));
+        drop(link);
+        match before {
+            Link::Opening { waiting, .. } => {
+                let send = |message| up.send(self.threads.handle(), message);
+                waiting.into_values().for_each(send);
+                None
+            }
+            Link::Up(before) => Some(before),
+            Link::Down => None,
         }
     }
 
@@ -309,17 +307,7 @@ impl Links {
         let address = SocketAddr::new(address, port(member, to, path));
         let mut client = self.client.clone();
         client.transport_config(transport(true, lengths(address, member.outlet(path))));
-        let connecting = endpoint.connect_with(client, address, SERVER_NAME);
-        let connecting = connecting.map_err(|error| error.to_string())?;
-        let connection = tokio::time::timeout(CONNECT_MAX, connecting).await;
-        let connection = connection
-            .map_err(|_| format!("{address} does not answer"))?
-            .map_err(|error| error.to_string())?;
-        if peer(&member.team, &connection) != Some(to) {
-            connection.close(1u8.into(), b"another robot");
-            return Err(format!("another robot answers at {address}"));
-        }
-        Ok(connection)
+        connect(&endpoint, client, (&member.team, to), address, CONNECT_MAX).await
     }
 
     /// What a try to connect has come to; sends what has waited.
@@ -342,11 +330,7 @@ impl Links {
                 return Opened::GivenUp;
             }
         };
-        let (up, waiting, _) = link.put_up(&connection, self.robot.now());
-        drop(link);
-        for message in waiting {
-            up.send(self.threads.handle(), message);
-        }
+        self.put_up(link, &connection);
         Opened::Up(connection)
     }
 

@@ -82,37 +82,36 @@ impl Subscriptions {
 
     /// A robot is there. Its subscriptions from before count until its tokens can have come. Returns since when it was away.
     pub fn on_here(&mut self, robot: RobotId, now: Instant) -> Option<Instant> {
-        let mut topics = std::mem::take(&mut self.topics);
-        for robots in topics.values_mut() {
-            if let Some(subscription) = robots.get_mut(&robot) {
-                let subscribes = self.subscribes(robot, subscription, now);
-                subscription.told_at = if subscribes { Some(now) } else { subscription.told_at };
-            }
+        let gone_at = self.gone.remove(&robot);
+        let of_robot = self.topics.values_mut().filter_map(|robots| robots.get_mut(&robot));
+        for subscription in of_robot.filter(|subscription| subscription.counts(gone_at, now)) {
+            subscription.told_at = Some(now);
         }
-        self.topics = topics;
-        self.gone.remove(&robot)
+        gone_at
     }
 
     /// The robots that a topic's messages go to.
     pub fn subscribers(&self, topic: &str, now: Instant) -> Vec<RobotId> {
         let robots = self.topics.get(topic).into_iter().flatten();
-        let subscribers = robots.filter(|(robot, subscription)| self.subscribes(**robot, subscription, now));
+        let subscribers =
+            robots.filter(|(robot, subscription)| subscription.counts(self.gone.get(robot).copied(), now));
         subscribers.map(|(robot, _)| *robot).collect()
     }
 
-    fn subscribes(&self, robot: RobotId, subscription: &Subscription, now: Instant) -> bool {
-        let vanished = |gone_at: &Instant| subscription.subscribed_at + TOGETHER >= *gone_at && now < *gone_at + LINGER;
-        let told = subscription.told_at.is_some_and(|told_at| now < told_at + TOLD);
-        told || !subscription.tokens.is_empty() || self.gone.get(&robot).is_some_and(vanished)
-    }
-
     fn forget(&mut self, now: Instant) {
-        let mut topics = std::mem::take(&mut self.topics);
-        topics.retain(|_, robots| {
-            robots.retain(|robot, subscription| self.subscribes(*robot, subscription, now));
+        self.topics.retain(|_, robots| {
+            robots.retain(|robot, subscription| subscription.counts(self.gone.get(robot).copied(), now));
             !robots.is_empty()
         });
-        self.topics = topics;
+    }
+}
+
+impl Subscription {
+    /// Whether it counts, of a robot that is away since `gone_at`.
+    fn counts(&self, gone_at: Option<Instant>, now: Instant) -> bool {
+        let vanished = |gone_at| self.subscribed_at + TOGETHER >= gone_at && now < gone_at + LINGER;
+        let told = self.told_at.is_some_and(|told_at| now < told_at + TOLD);
+        told || !self.tokens.is_empty() || gone_at.is_some_and(vanished)
     }
 }
 

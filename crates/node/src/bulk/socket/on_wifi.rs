@@ -212,7 +212,7 @@ fn each_datagram_is_reported_in_order() {
     let gone = bench.reported(Completions::WifiStatus);
     let numbers = gone.iter().map(|(send, _)| send.number());
     assert!(numbers.eq(0..400), "the air has kept the order");
-    assert_eq!(bench.socket.given_up.load(Ordering::Relaxed), 0);
+    assert_eq!(lock(&bench.socket.under).given_up, 0);
     assert_eq!(
         bench.socket.max_transmit_segments(),
         1,
@@ -247,7 +247,7 @@ fn what_nobody_acknowledges_is_given_up() {
         bench.send(STATION, BULK_BYTES);
     }
     bench.reported(Completions::WifiStatus);
-    assert_eq!(bench.socket.given_up.load(Ordering::Relaxed), 20);
+    assert_eq!(lock(&bench.socket.under).given_up, 20);
 }
 
 /// Where the receiver keeps the number of each datagram and when it came, in nanoseconds of Unix time.
