@@ -430,116 +430,48 @@ fn connect(team: &Team, who: Who, link: &Link) -> Vec<String> {
     endpoints
 }
 
-/// What a robot may do, and what the operator may, by the names in their certificates. All else is refused.
+/// What a robot may do, which is called `ME` here: what, by which messages, and the widest keys behind the team's. It says
+/// that it is alive and what it gathers, asks for its own permits, and answers for itself.
+const OF_ROBOT: &str = "\
+own liveliness_token alive/ME/* subscribes/ME/*/* gathers/ME/*/*/*
+ask query permit/*/ME time/*
+answer declare_queryable+reply permit/ME/* status/ME time/ME
+say put models/ME lead/ME/* lead-all/ME fleet/ME/*/*
+listen declare_subscriber models/* lead/*/ME lead-all/* fleet/*/ME/*
+watch liveliness_query+declare_liveliness_subscriber alive/*/* subscribes/*/*/* gathers/*/*/*/*";
+/// What the operator may do.
+const OF_OPERATOR: &str = "\
+ask query status/*
+watch liveliness_query+declare_liveliness_subscriber alive/*/*";
+const ALL_MESSAGES: &str = "put+delete+query+reply+declare_subscriber+declare_queryable+liveliness_token+\
+                            liveliness_query+declare_liveliness_subscriber";
+
+/// What members may do, by the names in their certificates. All else is refused.
 fn rules(team: &Team) -> Value {
-    let keyspace = KeySpace::new(team);
-    let own = |name: &str| {
-        vec![
-            // It says that it is alive and what it gathers, asks for its own permits, and answers for itself.
-            rule(
-                "own",
-                name,
-                &["liveliness_token"],
-                &[
-                    keyspace.alive(name, "*"),
-                    keyspace.subscribes(name, "*", "*"),
-                    keyspace.gathers(name, "*", "*", "*"),
-                ],
-            ),
-            rule(
-                "ask",
-                name,
-                &["query"],
-                &[keyspace.permit("*", name), keyspace.time("*")],
-            ),
-            rule(
-                "answer",
-                name,
-                &["declare_queryable", "reply"],
-                &[keyspace.permit(name, "*"), keyspace.status(name), keyspace.time(name)],
-            ),
-            rule(
-                "say",
-                name,
-                &["put"],
-                &[
-                    keyspace.models(name),
-                    keyspace.lead(name, "*"),
-                    keyspace.lead_all(name),
-                    keyspace.fleet(name, "*", "*"),
-                ],
-            ),
-            rule(
-                "listen",
-                name,
-                &["declare_subscriber"],
-                &[
-                    keyspace.models("*"),
-                    keyspace.lead("*", name),
-                    keyspace.lead_all("*"),
-                    keyspace.fleet("*", name, "*"),
-                ],
-            ),
-            rule(
-                "watch",
-                name,
-                &["liveliness_query", "declare_liveliness_subscriber"],
-                &[
-                    keyspace.alive("*", "*"),
-                    keyspace.subscribes("*", "*", "*"),
-                    keyspace.gathers("*", "*", "*", "*"),
-                ],
-            ),
-        ]
+    let rule = |id: &str, flow: &str, messages: &str, keys: Vec<String>| {
+        json!({
+            "id": id,
+            "messages": messages.split('+').collect::<Vec<_>>(),
+            "flows": [flow],
+            "permission": "allow",
+            "key_exprs": keys,
+        })
     };
-    let operator = vec![
-        rule("ask", OPERATOR, &["query"], &[keyspace.status("*")]),
-        rule(
-            "watch",
-            OPERATOR,
-            &["liveliness_query", "declare_liveliness_subscriber"],
-            &[keyspace.alive("*", "*")],
-        ),
-    ];
-    all_rules(team, own, operator)
-}
-
-/// One rule for what comes in from a member; `key_exprs` are the widest that it may use.
-fn rule(what: &str, name: &str, messages: &[&str], key_exprs: &[String]) -> Value {
-    json!({
-        "id": format!("{name} {what}"),
-        "messages": messages,
-        "flows": ["ingress"],
-        "permission": "allow",
-        "key_exprs": key_exprs,
-    })
-}
-
-fn all_rules(team: &Team, own: impl Fn(&str) -> Vec<Value>, operator: Vec<Value>) -> Value {
-    let all = [
-        "put",
-        "delete",
-        "query",
-        "reply",
-        "declare_subscriber",
-        "declare_queryable",
-        "liveliness_token",
-        "liveliness_query",
-        "declare_liveliness_subscriber",
-    ];
-    let mut rules = vec![json!({
-        "id": "out",
-        "messages": all,
-        "flows": ["egress"],
-        "permission": "allow",
-        "key_exprs": [format!("coorp/{}/**", team.name)],
-    })];
+    let key = |key: &str| format!("coorp/{}/{key}", team.name);
+    let mut rules = vec![rule("out", "egress", ALL_MESSAGES, vec![key("**")])];
     let (mut subjects, mut policies) = (Vec::new(), Vec::new());
-    let members = team.robots.iter().map(|robot| (robot.name.as_str(), own(&robot.name)));
-    for (name, allowed) in members.chain([(OPERATOR, operator)]) {
-        let mut ids = vec![json!("out")];
-        ids.extend(allowed.iter().map(|rule| rule["id"].clone()));
-        rules.extend(allowed);
+    let robots = team.robots.iter().map(|robot| (robot.name.as_str(), OF_ROBOT));
+    for (name, allowed) in robots.chain([(OPERATOR, OF_OPERATOR)]) {
+        let mut ids = vec!["out".to_owned()];
+        for line in allowed.lines() {
+            let mut words = line.split(' ');
+            let id = format!("{name} {}", words.next().unwrap_or_default());
+            let messages = words.next().unwrap_or_default();
+            let own = |part| if part == "ME" { name } else { part };
+            let keys = words.map(|word| key(&word.split('/').map(own).collect::<Vec<_>>().join("/")));
+            rules.push(rule(&id, "ingress", messages, keys.collect()));
+            ids.push(id);
+        }
         subjects.push(json!({ "id": name, "cert_common_names": [name] }));
         policies.push(json!({ "rules": ids, "subjects": [name] }));
     }
