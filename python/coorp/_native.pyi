@@ -254,9 +254,12 @@ class Node:
     @property
     def leader(self) -> str | None:
         """The name of the leader, if known."""
-    def control_publisher(self, name: str, period: str | float | None = None) -> ControlPublisher:
+    def control_publisher(
+        self, name: str, period: str | float | None = None, *, bound: str | float | None = None
+    ) -> ControlPublisher:
         """Publishes control messages on a topic: predicted, ahead of bulk, over the best paths. Give `period` if
-        they are periodic, so that it need not be learned: "33ms", or seconds; 10 us to 1 h."""
+        they are periodic, so that it need not be learned: "33ms", or seconds; 10 us to 1 h. Give `bound`, the age at
+        which a message is late, and bulk is held back only as much as late messages call for."""
     def control_subscriber(self, name: str) -> ControlSubscriber:
         """Receives the control messages of all robots on a topic, including this robot's own."""
     def bulk_stream(self, to: str, name: str) -> BulkStream:

@@ -405,7 +405,9 @@ def test_whoever_is_wrong_is_told_what_to_mend(fleet: Fleet) -> None:
             node.control_publisher("pose", period=period).close()
         with pytest.raises(coorp.InputError, match="use 500us to 60s"):
             node.gather("pose", period="1us")
-        pose = node.control_publisher("pose", period="33ms")
+        with pytest.raises(coorp.InputError, match="bound = "):
+            node.control_publisher("pose", bound="soon")
+        pose = node.control_publisher("pose", period="33ms", bound="20ms")
         for fitting in (b"", b"x", bytearray(3), memoryview(b"abc"), np.zeros((3, 4)), np.zeros(0), np.float32(1)):
             pose.put(fitting)
         with pytest.raises(coorp.InputError, match="not contiguous"):

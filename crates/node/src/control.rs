@@ -262,6 +262,13 @@ impl Publisher {
         })
     }
 
+    /// States the age at which the topic's messages are late; `None` for none. Receivers then judge them, and the team holds
+    /// bulk back only as much as late messages call for. Without a bound, bulk keeps clear of every message.
+    pub fn set_bound(&self, bound: Option<Duration>) {
+        let bound = Input::SetBound(self.flow, bound);
+        self.control.robot.tell(|robot, now| robot.handle(bound, now));
+    }
+
     /// Sends a message, or drops it where the network takes no more. Does not wait.
     ///
     /// # Errors

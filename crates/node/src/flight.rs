@@ -26,7 +26,7 @@ pub(crate) use write::Recorder;
 use crate::Error;
 
 /// The layout of files: of blocks, and of the types in them.
-pub const LAYOUT: u16 = 1;
+pub const LAYOUT: u16 = 2;
 /// How files are called at their end.
 pub const SUFFIX: &str = "flight";
 /// The folder of the files in a robot's state folder.

@@ -4,8 +4,8 @@
 //! gives the same output, bit for bit, whatever runs beside it.
 
 mod agent;
-pub mod delay;
-mod drlc;
+mod delay;
+pub mod drlc;
 pub mod events;
 mod faults;
 mod measure;

@@ -392,7 +392,9 @@ fn name(input: &Input) -> &'static str {
         Input::State(_) => "state",
         Input::Message { .. } | Input::Gathering { .. } => "message",
         Input::WantBulk(_) | Input::BulkPath(_) | Input::BulkMoves { .. } | Input::Bulk { .. } => "bulk",
-        Input::AddFlow(_) | Input::RemoveFlow(_) | Input::Publish(_) | Input::Unpublish(_) => "flows",
+        Input::AddFlow(_) | Input::RemoveFlow(_) | Input::SetBound(..) | Input::Publish(_) | Input::Unpublish(_) => {
+            "flows"
+        }
         Input::TellModelsAgain | Input::Gone(_) | Input::Dead { .. } | Input::Gatherer { .. } => "peers",
         Input::Resign => "resign",
     }

@@ -175,15 +175,18 @@ impl Node {
         Ok(leader)
     }
 
-    #[pyo3(signature = (name, period = None))]
+    #[pyo3(signature = (name, period = None, *, bound = None))]
     fn control_publisher(
         &self,
         py: Python<'_>,
         name: &str,
         period: Option<&Bound<'_, PyAny>>,
+        bound: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<control::ControlPublisher> {
-        let period = period.map(span).transpose()?;
+        let period = period.map(|period| span("period", period)).transpose()?;
+        let bound = bound.map(|bound| span("bound", bound)).transpose()?;
         let publisher = py.detach(|| self.shared.with(|node| node.control_publisher(name, period)))?;
+        publisher.set_bound(bound);
         Ok(control::ControlPublisher::new(&self.shared, publisher))
     }
 
@@ -210,7 +213,7 @@ impl Node {
         period: &Bound<'_, PyAny>,
         many_to_one: bool,
     ) -> PyResult<gather::Gather> {
-        let period = span(period)?;
+        let period = span("period", period)?;
         let topics = if many_to_one {
             Topics::ManyToOne
         } else {
@@ -299,10 +302,10 @@ fn seconds(given: f64) -> PyResult<Duration> {
     })
 }
 
-/// A period: a text with a unit, or a number of seconds.
-fn span(given: &Bound<'_, PyAny>) -> PyResult<coorp_core::Duration> {
+/// A span of time, the argument `name`: a text with a unit, or a number of seconds.
+fn span(name: &str, given: &Bound<'_, PyAny>) -> PyResult<coorp_core::Duration> {
     if let Ok(text) = given.extract::<String>() {
-        return coorp_team::duration(&text).map_err(|why| mend(format_args!("period = \"{text}\": {why}")));
+        return coorp_team::duration(&text).map_err(|why| mend(format_args!("{name} = \"{text}\": {why}")));
     }
     let seconds = given
         .extract::<f64>()
@@ -313,7 +316,7 @@ fn span(given: &Bound<'_, PyAny>) -> PyResult<coorp_core::Duration> {
             .repr()
             .map_or_else(|_| "that".to_owned(), |shown| shown.to_string());
         mend(format_args!(
-            "period = {given}: write a time such as \"33ms\", or seconds such as 0.033"
+            "{name} = {given}: write a time such as \"33ms\", or seconds such as 0.033"
         ))
     })?;
     Ok(coorp_core::Duration::from_secs_f64(seconds))
