@@ -4,21 +4,21 @@
 //! learns the three by linear regression over a sliding window of samples, and fits again when a message misses
 //! by more than 2 sigma or when an interval has passed. [`TimeModel`] is what it knows, to be sent to others.
 //!
-//! A sample is nothing but its time. Its k is the nearest whole number of periods, which bridges lost messages
-//! and drops doubled ones. Samples that miss by far more than the flow's habit mean a new period or a clock that
-//! stepped: after few of them the model starts again from these alone.
+//! A sample is only a time. Its k is the nearest whole number of periods, which bridges lost messages and drops
+//! duplicates. Samples that miss by far more than is usual for the flow mean a new period or a clock that stepped:
+//! after a few of them the model starts again from these alone.
 //!
 //! The sums of the regression are exact integers over the residuals to a reference line, which moves with the
-//! window, so nothing cancels and nothing drifts; a sample costs O(1), in the mean also with quantiles, whose
-//! residuals are sorted out only when the model is fitted. From few samples the interval is widened by Student's
-//! factor and by the uncertainty of the line itself (001 has neither; with a full window both vanish).
+//! window, so nothing cancels and nothing drifts. A sample costs O(1), amortised with quantiles, whose residuals are
+//! selected only when the model is fitted. With few samples the interval is widened by Student's factor and by the
+//! uncertainty of the line itself (001 has neither; with a full window both vanish).
 //!
 //! A flow with a declared period whose interval is wider than half of it gets the middle half of a period: at a deviation
-//! of a quarter that still catches two messages in three. Where it has caught little more than half of the newest ones,
-//! which chance does as well, there is no interval. A model that predicts nothing starts again on fewer misfits, since it
-//! may have taken a fraction of the period for the period.
+//! of a quarter that still catches two messages in three. If it has caught little more than half of the newest messages,
+//! as chance would, there is no interval. A model that predicts nothing starts again on fewer misfits, since it may have
+//! taken a fraction of the period for the period.
 //!
-//! Left out: flows whose message k is not the nearest one. They, and flows that fell silent, get no prediction.
+//! Left out: flows whose message k is not the nearest one. They get no prediction, nor do flows that fell silent.
 
 use crate::normal::{normal_quantile, student_from_normal};
 use crate::{Duration, Instant};
@@ -31,33 +31,32 @@ const RECENT_MAX: usize = 8;
 /// Misfits among the last eight samples that mean that the flow has changed, or that a model without predictions is wrong.
 const MISFITS_MAX: u32 = 4;
 const MISFITS_USELESS_MAX: u32 = 2;
-/// A misfit misses by so many times the usual width (about 2 sigma, more while samples are few) ...
+/// A misfit misses by this many times the usual width (about 2 sigma, more while samples are few).
 const MISFIT_WIDTHS: f64 = 2.5;
-/// ... and a run of misses beyond that width on one side, so long, is a change too.
+/// A run of this many misses beyond the usual width on one side is a change too.
 const ONE_SIDED_MAX: i32 = 6;
-/// So many samples in a row, all the same number of periods (above one) apart, have a longer period.
+/// If this many samples in a row are the same number of periods (above one) apart, the period is longer.
 const SAME_STRIDE_MAX: u32 = 8;
 /// Quantiles are read again once a quarter of the window is new: they cost a pass over it, and move slowly.
 const QUANTILE_SHARE: usize = 4;
 /// The normal quantile of an accuracy of 95 %.
 const Z_95: f64 = 1.96;
-/// Below this deviation (1 us) clocks and rounding, not the flow, make the difference.
+/// Below this deviation (1 us) differences come from clocks and rounding, not from the flow.
 const SIGMA_FLOOR_NS: f64 = 1e3;
-/// An interval is this share of the period at most; where nobody declared the flow periodic, a wider one than that is of no
-/// use.
+/// An interval is at most this share of the period. Without a declared period, one wider than the second share is of no use.
 const WIDTH_MAX: f64 = 1.0 / 2.0;
 const WIDTH_UNDECLARED_MAX: f64 = 1.0 / 8.0;
-/// An interval that was cut to [`WIDTH_MAX`] is of use if it catches this share of the newest messages, of which there are so
-/// many at least.
+/// An interval that was cut to [`WIDTH_MAX`] is of use if it catches this share of the newest messages; judged from this
+/// number of messages on.
 const CAUGHT_MIN: f64 = 0.56;
 const CAUGHT_OF_MIN: u32 = 32;
-/// The period of an irregular flow, one that deviates by more than the first share of it, is within the second one of what
-/// its owner declares: few samples would tell any.
+/// A flow is irregular if it deviates by more than the first share of its period. Its fitted period stays within the second
+/// share of the declared one, as few samples would show any period.
 const IRREGULAR: f64 = 1.0 / 16.0;
 const DECLARED_OFF_MAX: f64 = 0.02;
-/// A flow that was silent for so many periods is not predicted.
+/// A flow that was silent for this many periods is not predicted.
 const SILENT_PERIODS_MAX: u64 = 16;
-/// After a gap of so many periods the phase is no longer trusted.
+/// After a gap of this many periods the phase is no longer trusted.
 const GAP_PERIODS_MAX: i64 = 1_000;
 /// Most samples in the window.
 pub const SAMPLES_MAX: usize = 1_024;
@@ -75,18 +74,18 @@ pub enum Deviation {
     Quantile,
 }
 
-/// What to learn from, and how wide to predict.
+/// How much to learn from, and how wide to predict.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ArrivalConfig {
     /// The share of messages that come within the predicted interval (C).
     pub accuracy: f64,
     /// How the interval's width is found.
     pub deviation: Deviation,
-    /// The model is fitted again after so long.
+    /// The model is fitted again after this time.
     pub refit_interval: Duration,
     /// Samples in the window, [`SAMPLES_MAX`] at most.
     pub samples_max: usize,
-    /// The period, where the flow's owner declares it. Saves learning it; samples correct it.
+    /// The period, if the flow's owner declares one. Saves learning it; samples correct it.
     pub period: Option<Duration>,
 }
 
@@ -131,7 +130,7 @@ impl Arrival {
 pub struct TimeModel {
     /// Time between two messages (p).
     pub period: Duration,
-    /// When some message is expected (q), best one to come.
+    /// When some message is expected (q), preferably the next.
     pub phase: Instant,
     /// The standard deviation (sigma).
     pub sigma: Duration,
@@ -160,8 +159,8 @@ impl TimeModel {
         })
     }
 
-    /// Whether whoever knows `other` expects messages as this model does: at the same times to within `tolerance`, in
-    /// intervals that differ by no more than that or a quarter.
+    /// Returns whether `other` predicts messages as this model does: at the same times to within `tolerance`, in intervals
+    /// that differ by no more than that or a quarter.
     pub fn agrees_with(&self, other: &TimeModel, tolerance: Duration) -> bool {
         let near = |a: Duration, b: Duration, by: Duration| a.as_nanos().abs_diff(b.as_nanos()) <= by.as_nanos();
         if self.period == Duration::ZERO || other.period == Duration::ZERO || self.phase < other.phase {
@@ -173,8 +172,7 @@ impl TimeModel {
             && near(self.late, other.late, tolerance.max(other.late / 4))
     }
 
-    /// The end of the interval of the message that was made at `made_at`; `made_at` itself where that is a message
-    /// before `phase`.
+    /// The end of the interval of the message that was made at `made_at`; `made_at` itself for a message before `phase`.
     pub fn end_of(&self, made_at: Instant) -> Instant {
         let middle = made_at + self.period / 2;
         if self.period == Duration::ZERO || middle < self.phase {
@@ -245,7 +243,7 @@ struct Fit {
     offset: f64,
     slope: f64,
     sigma: f64,
-    /// Within this, 95 % of the messages are due: what counts as usual.
+    /// The usual deviation: 95 % of the messages are due within it.
     usual: f64,
     early: f64,
     late: f64,
@@ -261,7 +259,7 @@ pub struct ArrivalModel {
     /// The place of the oldest sample once the window is full.
     oldest: usize,
     since_rebase: usize,
-    /// Samples since quantiles were read; as many as the window where they never were.
+    /// Samples since quantiles were read; as many as the window holds if they never were.
     since_quantiles: usize,
     sums: Sums,
     reference: Reference,
@@ -270,15 +268,15 @@ pub struct ArrivalModel {
     /// The newest raw times, oldest first.
     recent: [Instant; RECENT_MAX],
     recent_len: usize,
-    /// One bit a sample, newest lowest: whether it misfitted.
+    /// One bit for each sample, newest lowest: whether it was a misfit.
     misfits: u8,
-    /// One bit a sample, newest lowest: whether its interval, cut to [`WIDTH_MAX`], caught it; and how many bits count. It
-    /// outlasts restarts, as it is the flow's habit.
+    /// One bit for each sample, newest lowest: whether its interval, cut to [`WIDTH_MAX`], caught it; and how many bits
+    /// count. Kept across restarts, as it describes the flow.
     caught: u64,
     caught_of: u32,
-    /// How many misses in a row, and on which side.
+    /// The number of misses in a row, signed by their side.
     one_sided: i32,
-    /// The last step of k, and how many steps in a row were alike and above one.
+    /// The last step of k, and how many equal steps above one came in a row.
     stride: (i64, u32),
     scratch: Vec<i64>,
 }
@@ -326,7 +324,7 @@ impl ArrivalModel {
         let newest = self.recent[self.recent_len.saturating_sub(1)];
         let period = self.reference.period_ns as f64 + fit.slope;
         if now < newest {
-            return self.restart(now, 0); // The clock stepped back: of the past only the period still holds.
+            return self.restart(now, 0); // The clock stepped back: only the period still holds.
         }
         if (now.since(newest).as_nanos() as f64) < period / 8.0 {
             return; // The same message again, or another piece of it.
@@ -342,7 +340,7 @@ impl ArrivalModel {
             return self.restart(now, FIT_MIN);
         }
         if k <= last.k || residual.abs() > self.residual_max(&fit, period) {
-            return; // Which k it is cannot be told: it counts as a misfit only.
+            return; // Its k is ambiguous: it counts as a misfit only.
         }
         self.insert(Sample { k, at: now });
         let miss = residual.abs() > 2.0 * fit.sigma;
@@ -354,10 +352,9 @@ impl ArrivalModel {
 
     /// The next message that has not come yet and whose interval ends after `after`.
     ///
-    /// `None` while too little is known, where the flow is too irregular for an interval to be of use (where no period was
-    /// declared, for one below an eighth of the period: what follows from something else, as a command does from an
-    /// inference, has times that resemble a period, and its window costs more than it is worth), and where it has fallen
-    /// silent.
+    /// `None` while too little is known, once the flow has fallen silent, and if it is too irregular for an interval to be of
+    /// use. Without a declared period that means an eighth of the period or more: messages that follow from something else, as
+    /// commands do from an inference, come at times that resemble a period, and their windows cost more than they are worth.
     pub fn predict(&self, after: Instant) -> Option<Arrival> {
         let (last, fit) = (self.last?, self.fit?);
         let period = self.reference.period_ns as f64 + fit.slope;
@@ -377,7 +374,7 @@ impl ArrivalModel {
         })
     }
 
-    /// How early and how late messages are expected, in nanoseconds; `None` where that is of no use.
+    /// How early and how late messages are expected, in nanoseconds; `None` if such an interval is of no use.
     fn useful(&self, fit: &Fit, period: f64) -> Option<(f64, f64)> {
         let (width, most) = (fit.early + fit.late, period * WIDTH_MAX);
         if self.config.period.is_none() {
@@ -390,20 +387,20 @@ impl ArrivalModel {
         Some(cut(fit, period))
     }
 
-    /// The largest residual that tells which message it is: a quarter of the period, and where a flow of which the period is
-    /// declared is as irregular as that by habit, half.
+    /// The largest residual that still tells which message it is: a quarter of the period, or half if the period is declared
+    /// and the flow usually is that irregular.
     fn residual_max(&self, fit: &Fit, period: f64) -> f64 {
         let wide = self.config.period.is_some() && MISFIT_WIDTHS * fit.usual > period / 4.0;
         period / if wide { 2.0 } else { 4.0 }
     }
 
-    /// The time between two messages, once it is known.
+    /// The time between two messages, once known.
     pub fn period(&self) -> Option<Duration> {
         let fit = self.fit?;
         Some(nanos(self.reference.period_ns as f64 + fit.slope))
     }
 
-    /// What is known, to be told to others; the phase is that of the next message.
+    /// The model to tell others; its phase is that of the next message.
     pub fn time_model(&self) -> Option<TimeModel> {
         let (last, fit) = (self.last?, self.fit?);
         let next = self.predict(last.at)?;
@@ -416,11 +413,11 @@ impl ArrivalModel {
         })
     }
 
-    /// Keeps count of what does not fit, and says whether it is more than chance.
+    /// Counts misfits, and returns whether there are more than chance explains.
     #[inline]
     fn has_changed(&mut self, step: i64, residual: f64, fit: &Fit, period: f64) -> bool {
         let usual = fit.usual;
-        // A model that predicts nothing has nothing to be irregular about: it may be at a wrong phase or period.
+        // A model that predicts nothing may have a wrong phase or period.
         let (most, misfits_max) = match self.useful(fit, period) {
             Some(_) => (self.residual_max(fit, period), MISFITS_MAX),
             None => (period / 4.0, MISFITS_USELESS_MAX),
@@ -454,7 +451,7 @@ impl ArrivalModel {
         self.recent_len += 1;
     }
 
-    /// Forgets all but the newest `keep` raw times and the period, which becomes a hint.
+    /// Forgets everything except the newest `keep` raw times and the period, which becomes a hint.
     #[cold]
     fn restart(&mut self, now: Instant, keep: usize) {
         self.window.clear();
@@ -472,7 +469,7 @@ impl ArrivalModel {
         }
     }
 
-    /// Without a model: gather times until they lie on a line.
+    /// Without a model: gathers times until they lie on a line.
     #[cold]
     fn learn(&mut self, now: Instant) {
         if let Some(newest) = self.recent_len.checked_sub(1).map(|i| self.recent[i]) {
@@ -481,7 +478,7 @@ impl ArrivalModel {
                 .period
                 .or((self.reference.period_ns > 0).then(|| nanos(self.reference.period_ns as f64)));
             if now < newest {
-                self.recent_len = 0; // The clock stepped back: these times are worth nothing.
+                self.recent_len = 0; // The clock stepped back: these times are useless.
             } else if now == newest || hint.is_some_and(|p| now.since(newest) < p / 16) {
                 return;
             }
@@ -508,11 +505,11 @@ impl ArrivalModel {
             sorted[..gaps.len()].sort_unstable();
             sorted[(gaps.len() - 1) / 2]
         };
-        // What the samples say themselves, then what the owner declares, then what held before.
+        // The samples' own period, then the declared one, then the last one known.
         let declared = self.config.period.map(Duration::as_nanos);
         let known = u64::try_from(self.reference.period_ns).ok();
         let fits = |period: &u64| {
-            // Against what its owner declares a flow speaks only if it is regular.
+            // Only a regular flow overrides its declared period.
             let part = if declared.is_some_and(|declared| declared != *period) {
                 16
             } else {
@@ -522,7 +519,7 @@ impl ArrivalModel {
                 && gaps.iter().all(|gap| is_multiple(*gap, *period, part))
         };
         let Some(period) = [declared, Some(learnt), known].into_iter().flatten().find(fits) else {
-            // More of them will not agree better.
+            // More samples will not agree better.
             if let Some(declared) = declared.filter(|_| times.len() == RECENT_MAX) {
                 self.seed_irregular(declared, now);
             }
@@ -542,8 +539,8 @@ impl ArrivalModel {
         self.refit(now);
     }
 
-    /// As [`ArrivalModel::seed`] where messages are too irregular for each gap to say how many periods it has: by the declared
-    /// period, and the phase that lies in the middle of where they come (their circular mean).
+    /// As [`ArrivalModel::seed`] for messages too irregular to tell how many periods each gap has: takes the declared period,
+    /// and as phase their circular mean.
     #[cold]
     fn seed_irregular(&mut self, period_ns: u64, now: Instant) {
         if !(PERIOD_MIN.as_nanos()..=PERIOD_MAX.as_nanos()).contains(&period_ns) {

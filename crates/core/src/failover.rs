@@ -1,4 +1,4 @@
-//! Who leads when the leader's controller disappears, such that two controllers never grant above the limit.
+//! Which robot leads when the leader's controller disappears, such that two controllers never grant above the limit.
 //!
 //! The conclusion of Deng 2022 leaves this open: the paper has one controller, and without it no robot sends bulk.
 //! [`Coordinator`] is one robot's whole part in global preemption. It elects, owns the [`permits`] controller while its
@@ -47,7 +47,7 @@ pub const VOTERS_MAX: usize = 7;
 /// The largest drift that may be configured: a tenth.
 const DRIFT_PPM_MAX: u32 = 100_000;
 
-/// What all robots of a team agree on.
+/// The settings shared by all robots of a team.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct FailoverConfig {
     /// Candidates for leader: the leader of the team file, then the robots after it, wrapping around at the end of the
@@ -181,7 +181,7 @@ pub struct Epoch {
     pub incarnation: u32,
 }
 
-/// What the coordinators of a team say to each other.
+/// A message between the coordinators of a team.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Message {
     /// A leader to all: it is present. Broadcast.
@@ -226,14 +226,14 @@ pub enum Message {
     },
 }
 
-/// What a coordinator wants done.
+/// An action for the coordinator's driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Action {
     /// Send to one robot. May be lost, late, duplicated or reordered without harm.
     Send {
         /// The receiver, never this robot itself.
         to: RobotId,
-        /// What to send.
+        /// The message.
         message: Message,
     },
     /// Send to all other robots of the team.

@@ -12,13 +12,13 @@
 //!   that ends before it begins, holds nothing.
 //! - How far bulk keeps off a window may follow what it does to the loops ([`Caution`]): most can afford that it sometimes
 //!   runs into one, some cannot.
-//! - `backlog_max` keeps the WNIC shallow at all times, so that a message that nobody predicted waits little.
-//! - Until the first completion, with a bound or without, few packets are in the WNIC: who sends without knowing anything
-//!   sends a flood, and a slow card keeps its queue for seconds.
+//! - `backlog_max` keeps the WNIC shallow at all times, so that an unpredicted message waits little.
+//! - Until the first completion, with a bound or without, few packets are in the WNIC: sending blindly would flood it, and
+//!   a slow card keeps its queue for seconds.
 //! - The table can lock itself in: where samples say that not even one packet fits between two windows, none
 //!   passes, so no new sample ever corrects them. After [`FRUITLESS_HOLDS_MAX`] windows with an empty WNIC and
-//!   nothing passed, the table is forgotten. Where samples of a bad moment say that n packets take for ever, n is never
-//!   reached again: a depth without a sample for as long as the policy says, in which others had some, is forgotten.
+//!   nothing passed, the table is forgotten. If samples of a bad moment say that n packets take for ever, n is never
+//!   reached again. So a depth is forgotten if it had no sample for as long as the policy says while others had some.
 //!
 //! Left out: counting the packets in the WNIC and stamping them at enqueue, which the driver's own hooks do.
 
@@ -30,11 +30,11 @@ use serde::{Deserialize, Serialize};
 pub const FRUITLESS_HOLDS_MAX: u32 = 8;
 /// Completions further apart than this are a time without any.
 const COMPLETIONS_APART_MAX: Duration = Duration::from_millis(100);
-/// While nothing is known of the WNIC, so many packets may be in it.
+/// How many packets may be in the WNIC while nothing is known of it.
 const UNKNOWN_MAX: usize = 8;
-/// While nothing is known of the WNIC, a full one is asked about again after so long at most.
+/// The longest hold for a full WNIC while nothing is known of it.
 const UNKNOWN_HOLD_MAX: Duration = Duration::from_millis(100);
-/// So much longer is the backlog that may be while no loop is late: cards fill longer aggregates from it.
+/// Factor by which the backlog may be longer while no loop is late: cards fill longer aggregates from it.
 const CALM_BACKLOGS: u64 = 4;
 /// Deepest WNIC queue that the table keeps samples for; deeper ones are extrapolated.
 pub const DEPTH_MAX: usize = 1024;
@@ -49,17 +49,17 @@ pub struct CompletionTable {
     percentile: f64,
     /// The rank that is read of a depth with `samples_max` samples, from 0.
     rank_full: usize,
-    /// For each n, its samples in the order of their coming (a ring); `samples_max` places each. In nanoseconds, of which 32
-    /// bits hold 4.3 s: longer times count as that. The smaller the table, the more of it stays in the cache.
+    /// For each n, its samples in order of arrival (a ring); `samples_max` places each. In nanoseconds, of which 32 bits
+    /// hold 4.3 s: longer times count as that. The smaller the table, the more of it stays in the cache.
     rings: Vec<u32>,
     /// For each n, the same samples in ascending order.
     sorted: Vec<u32>,
     rows: Vec<Row>,
-    /// One bit an n that has samples.
+    /// One bit for each n: whether it has samples.
     seen: Vec<u64>,
-    /// One more than the greatest n that has samples; 0 where none has.
+    /// One more than the greatest n that has samples; 0 if none has.
     seen_end: usize,
-    /// Time with completions, all told; when the newest was, and when stale depths were looked for.
+    /// Total time with completions; the time of the newest; `busy` at the last search for stale depths.
     busy: Duration,
     newest_at: Option<Instant>,
     swept: Duration,
@@ -98,8 +98,8 @@ impl CompletionTable {
         }
     }
 
-    /// The same table, but that samples of a depth that had none for so long are forgotten. Times without any completion
-    /// do not count.
+    /// The same table, but it forgets the samples of a depth that had no new one for `stale_after`. Times without any
+    /// completion do not count.
     pub fn forgetting(mut self, stale_after: Duration) -> Self {
         self.stale_after = stale_after;
         self
@@ -143,7 +143,7 @@ impl CompletionTable {
         self.seen_end = self.seen_end.max(n + 1);
     }
 
-    /// How long `n + 1` packets take, or zero where nothing is known at all.
+    /// How long `n + 1` packets take, or zero if the table is empty.
     #[inline]
     pub fn time(&self, n: usize) -> Duration {
         match self.rows.get(n) {
@@ -261,16 +261,16 @@ fn bounded(percentile: f64) -> f64 {
     }
 }
 
-/// How careful the gate is: up quickly with each loop that bulk made late, down slowly with each other, so that it settles
-/// where bulk makes one loop in eighty late, or at its least or most.
+/// How careful the gate is. The level rises quickly with each loop that bulk made late and falls slowly with each other one,
+/// so it settles where bulk makes one loop in eighty late, or at its minimum or maximum.
 ///
-/// First p_prot rises, from the policy's to its highest; then bulk also keeps a distance from the window, which the longest
-/// PPDU does not bridge. Where fewer loops than that are late without any care, windows hold no bulk at all (first do no harm).
+/// First p_prot rises, from the policy's to its highest; then bulk also keeps a distance from the window that the longest
+/// PPDU does not bridge. If fewer loops than that are late without any care, windows hold no bulk at all (first do no harm).
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Caution {
     percentile_low: f64,
     percentile_high: f64,
-    /// From 0 to 1 the percentile rises, from 1 to 2 the distance. Below 0 it falls to where windows are off.
+    /// From 0 to 1 the percentile rises, from 1 to 2 the distance. At [`Caution::CALM`], below 0, windows are off.
     level: f64,
 }
 
@@ -283,7 +283,7 @@ impl Caution {
     const CALM: f64 = -0.5;
     const DISTANCE_MAX: Duration = Duration::from_millis(2);
 
-    /// The least careful one; nothing moves where the higher percentile is not above the lower.
+    /// The least careful one. Loops do not move it if the higher percentile is not above the lower.
     pub fn new(percentile_low: f64, percentile_high: f64) -> Self {
         let percentile_low = bounded(percentile_low);
         Caution {
@@ -293,7 +293,7 @@ impl Caution {
         }
     }
 
-    /// The same one with windows off, until the first loop that bulk makes late; as it is where nothing moves.
+    /// The same one with windows off until bulk makes a loop late; unchanged if loops do not move it.
     pub fn calm(self) -> Self {
         let level = if self.percentile_high > self.percentile_low {
             Self::CALM
@@ -348,19 +348,19 @@ impl Caution {
     }
 }
 
-/// What becomes of a bulk packet that the driver wants to take.
+/// The gate's decision about a bulk packet that the driver wants to take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Let the driver take it.
     Pass,
     /// Leave it in the queue and pause the queue.
     Hold {
-        /// When asking again makes sense; `None`: at the next completion.
+        /// When to ask again; `None`: at the next completion.
         until: Option<Instant>,
     },
 }
 
-/// What the gate wants done.
+/// An action for the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GateAction {
     /// Resume the bulk queue.
@@ -371,7 +371,7 @@ pub enum GateAction {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Gate {
     window: Window,
-    /// The policy's, and the one in force.
+    /// The policy's bound on the backlog, and the one in force.
     backlog_usual: Duration,
     backlog_max: Duration,
     distance: Duration,
@@ -413,7 +413,7 @@ impl Gate {
         self.hold(n, now, clear_of_window)
     }
 
-    /// How many packets, `most` at most and one at least, would pass together while `n` are in the WNIC. Decides nothing.
+    /// How many packets, from one to `most`, would pass together while `n` are in the WNIC. Decides nothing.
     pub fn room(&self, n: usize, most: usize, now: Instant) -> usize {
         let clear = |more: &usize| {
             let time = self.table.time(n + more);
@@ -425,7 +425,7 @@ impl Gate {
         1 + (1..most).take_while(clear).count()
     }
 
-    /// A bulk packet is through that found `n_at_enqueue` before it at `enqueued_at`.
+    /// A bulk packet is through; it had found `n_at_enqueue` before it at `enqueued_at`.
     pub fn on_complete(&mut self, n_at_enqueue: usize, enqueued_at: Instant, now: Instant) {
         // A clock that stepped back since would teach that packets take no time.
         if now >= enqueued_at {
@@ -434,21 +434,20 @@ impl Gate {
         self.on_left(now);
     }
 
-    /// Something has left the WNIC, be there anything to learn from it or not: what is held for the backlog alone asks
-    /// again.
+    /// Something has left the WNIC, whether or not there is a sample in it: a hold for the backlog alone ends.
     pub fn on_left(&mut self, now: Instant) {
         if self.paused_until.is_some() && !self.window_holds(now) {
             self.resume();
         }
     }
 
-    /// A new window: it is set first, then the queue resumes, so that the next packet is judged by it.
+    /// Sets a new window, then resumes the queue, so that the next packet is judged by that window.
     pub fn on_window(&mut self, window: Window) {
         self.window = window;
         self.resume();
     }
 
-    /// From now on the gate is so careful.
+    /// Sets how careful the gate is from now on.
     pub fn set_caution(&mut self, caution: Caution) {
         self.table.set_percentile(caution.percentile());
         self.distance = caution.distance();
@@ -489,7 +488,7 @@ impl Gate {
         now >= self.window.end || (now < self.window.start && self.window.start.since(now) > needs)
     }
 
-    /// Returns whether enough is on its way with `n` packets, window or not.
+    /// Returns whether `n` packets are backlog enough, window or not.
     pub fn is_held_for_backlog(&self, n: usize) -> bool {
         n > 0 && !self.is_within_backlog(n, self.table.time(n))
     }
@@ -499,7 +498,7 @@ impl Gate {
         (self.table.time(n), self.backlog_max)
     }
 
-    /// What has been learnt of the WNIC.
+    /// The completion times learnt so far.
     pub fn table(&self) -> &CompletionTable {
         &self.table
     }

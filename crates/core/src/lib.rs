@@ -1,4 +1,4 @@
-//! What Coorp decides, without I/O.
+//! Coorp's decisions, without I/O.
 //!
 //! Every decision is a state machine. It is told what happened and when, and returns what to do and when to be called
 //! again. Nothing here has a clock, a socket, a thread, randomness or a global, so the code that runs on a robot is the
@@ -6,14 +6,13 @@
 //!
 //! # How to drive a state machine
 //!
-//! All follow one contract, which [`robot::Robot`], the assembly of the others, has as well:
+//! All follow one contract, including [`robot::Robot`], which assembles the others:
 //!
 //! - Tell it each event as it happens, with `now` read from one monotonic clock after the event and directly before the call.
-//! - After every call take all of `poll`, until `None`, and do it in that order.
-//! - Ask `next_deadline` and call `on_deadline` then. Later is harmless, and so is any other time; after each call it may have
-//!   changed.
-//! - A question that permits something (`may_pass`, `may_send`) holds for the instant that it is asked for. Ask again before
-//!   each packet: a process that was stopped has missed what ended its permission.
+//! - After every call, poll until `None`, and take the actions in that order.
+//! - Call `on_deadline` at `next_deadline`. A call at any other time is harmless. Every call may change the deadline.
+//! - An answer that permits something (`may_pass`, `may_send`) holds only for the instant that it is asked for. Ask again
+//!   before each packet: a process that was stopped has missed the end of its permission.
 //!
 //! # Sources
 //!

@@ -1,10 +1,10 @@
-//! What a robot knows of the MPC loops (001, section III-A): how near to their bound they end, whether bulk made one late.
+//! Whether bulk made an MPC loop late (001, section III-A), by what one robot knows of the loops.
 //!
 //! A loop's time is that of perceptions on the air, inference, and commands on the air. Bulk can only lengthen the first
-//! and the last. So a late loop counts against bulk where it would have been in time, had its messages taken what those
-//! of the quieter loops take; not where most loops are late, as then it is no use. Who has no notice that all perceptions
-//! are in cannot tell the parts apart and does not judge. While bulk has no regard for loops yet there are no quieter ones:
-//! then each late loop counts whose inference alone was in time.
+//! and the last. So a late loop counts against bulk if it would have been in time with messages as fast as those of the
+//! quieter loops; but not if most loops are late, as then care is of no use. A robot that does not know when all perceptions
+//! were in cannot tell the parts apart and does not judge. While bulk has no regard for loops there are no quieter ones: then
+//! each late loop counts whose inference alone was in time.
 
 use std::collections::VecDeque;
 
@@ -14,10 +14,10 @@ use crate::{Duration, Instant};
 
 /// Loops that are remembered.
 const KEPT: usize = 64;
-/// Of the loops remembered, one in so many is quieter than what counts as quiet.
+/// One in this many of the remembered loops is quieter than what counts as quiet.
 const QUIET_RANK: usize = 8;
 
-/// What became of a loop.
+/// How a loop ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ended {
     /// It ended after its bound.
@@ -26,7 +26,7 @@ pub struct Ended {
     pub by_bulk: bool,
 }
 
-/// The loops as one robot sees them, on its own clock.
+/// The loops seen by one robot, on its own clock.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Loops {
     current: Option<Current>,
@@ -38,7 +38,7 @@ pub struct Loops {
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Current {
     began: Instant,
-    /// When all perceptions were in and when the commands were made, where that is known.
+    /// When all perceptions were in and when the commands were made, if known.
     all_in: Option<Instant>,
     commanded: Option<Instant>,
     /// When the newest command was through.
@@ -70,8 +70,8 @@ impl Loops {
         }
     }
 
-    /// The loop is over, with the newest command that was through. Returns what became of it, if that can be told; `calm`
-    /// while bulk has no regard for loops, so that none shows how long messages take without it.
+    /// The loop is over, with the newest command that was through. Returns how it ended, or `None` if that is not
+    /// known. `calm`: bulk has no regard for loops, so none shows how long messages take without it.
     pub fn end(&mut self, bound: Duration, calm: bool) -> Option<Ended> {
         let current = self.current.take()?;
         let time = current.through?.since(current.began);

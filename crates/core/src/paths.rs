@@ -1,31 +1,30 @@
-//! Over which paths a control message goes, and which of its copies is delivered: DupCon (004, sections III and IV).
+//! Which paths carry a control message, and which of its copies is delivered: DupCon (004, sections III and IV).
 //!
 //! [`Sender`] is duplicator and assignor towards one peer, [`Listener`] the peer's answer to probes, [`Deduplicator`] the
-//! receiver's choice for one flow. The classifier is left to the caller, as 004 III-C allows: whoever sends says whether
-//! it is control.
+//! receiver's choice for one flow. The classifier is left to the caller, as 004 III-C allows: the sender says whether a
+//! message is control.
 //!
 //! **Assignor.** The original goes over the best path, the duplicate over the best one on another interface. 004 takes
 //! the shortest smoothed round trip; here the expected delay with losses counts, eq. 10: d / (1 - q). A path that is a
 //! little better than the one in use does not displace it. Bulk goes over the best path, once.
 //!
-//! **Duplicator.** [`Duplicate::Always`] sends two copies, [`Duplicate::Never`] one. [`Duplicate::Adaptive`] sends as many
-//! as it takes until the product of their failure rates (eq. 11 and 12, as if paths failed independently) is small
-//! enough. Eq. 16 bounds it by 1 - d / target, so that the mean delay stays below the target; eq. 17 is that, solved for
-//! a number of like paths. That alone would let nearly each second message fail where the target is long, as 004
-//! retransmits within a round trip and a control message is only followed by the next. So the share of failures is
-//! bounded as well. A copy that comes later than the target has failed, so a slow path calls for a duplicate as a lossy
-//! one does.
+//! **Duplicator.** [`Duplicate::Always`] sends two copies, [`Duplicate::Never`] one. [`Duplicate::Adaptive`] adds copies
+//! until the product of their failure rates (eq. 11 and 12, as if paths failed independently) is small enough. Eq. 16
+//! bounds it by 1 - d / target, so that the mean delay stays below the target; eq. 17 is that, solved for a number of like
+//! paths. With a long target that alone would let nearly every second message fail: 004 retransmits within a round trip,
+//! but a control message is only followed by the next. So the share of failures is bounded as well. A copy that comes later
+//! than the target has failed, so a slow path calls for a duplicate as a lossy one does.
 //!
-//! **What is known of a path.** All copies on a path, probes too, carry its running number. The peer echoes each probe with
-//! the newest number and which of the 64 before it came. Of more copies between two probes the others are not judged. Nobody
-//! probes more often for them: 64 are a fair sample, and probes cost air. Silence ends a path's life, and answers in a row
-//! renew it. Paths to a peer that nothing is sent to are not probed, as probes cost air; what is known of them is old when
-//! they are used again, so at first they count as ones of which nothing is known.
+//! **Health of a path.** All copies on a path, including probes, carry its running number. The peer echoes each probe with
+//! the newest number and which of the 64 before it came. If there are more copies between two probes, the rest are not
+//! judged: 64 are a fair sample, and more probes would cost air. Silence ends a path's life, and answers in a row renew it.
+//! Paths to a peer that nothing is sent to are not probed. Their figures are old when they are used again, so at first they
+//! count as unknown.
 //!
 //! **De-duplication.** The first copy is delivered. A sequence number carries its sender's incarnation; numbers wrap. A
-//! window remembers what came; a copy from before it is dropped, as it might have come before.
+//! window remembers which numbers came; a copy from before it is dropped, as it might have come before.
 //!
-//! Left out: forward error correction, splitting a flow over paths by share, delays one way (they need common clocks: half
+//! Left out: forward error correction, splitting a flow over paths by share, one-way delays (they need common clocks: half
 //! a round trip is taken), and queues within the sender (eq. 2 to 6 model TCP's, which control does not have).
 
 mod receiver;
@@ -56,7 +55,7 @@ pub enum Duplicate {
     Always,
     /// Each message once.
     Never,
-    /// As often as losses and lateness call for.
+    /// As often as losses and delays require.
     Adaptive,
 }
 
@@ -71,11 +70,11 @@ pub struct PathConfig {
     pub failures_max: f64,
     /// How often each path is probed.
     pub probe: Duration,
-    /// So many probes unanswered in a row, and a path is dead.
+    /// A path is dead after this many unanswered probes in a row.
     pub misses_max: u32,
-    /// So many probes answered in a row, and it lives again.
+    /// A dead path is alive again after this many answered probes in a row.
     pub answers_min: u32,
-    /// Nothing was sent to the peer for so long, and its paths are not probed until something is.
+    /// If nothing was sent to the peer for this long, its paths are not probed until something is.
     pub rest_after: Duration,
 }
 
@@ -94,7 +93,7 @@ impl Default for PathConfig {
     }
 }
 
-/// What is wrong with the values for paths.
+/// Invalid values for paths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PathError {
@@ -153,7 +152,7 @@ pub struct Probe {
 /// The peer's answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Echo {
-    /// What is answered.
+    /// The probe being answered.
     pub probe: Probe,
     /// The newest number that came over the path.
     pub newest: u32,

@@ -1,4 +1,4 @@
-//! Who may transmit bulk, and for how long: global preemption (Deng 2022, section IV-A, algorithm 1).
+//! Which robots may transmit bulk, and for how long: global preemption (Deng 2022, section IV-A, algorithm 1).
 //!
 //! [`Controller`] is `schedule()` on the leader: a queue Q of requesting robots and a set S of transmitting robots, at
 //! most `limit` of them, each for at most `slice`. [`Requester`] is `send()` on every robot, including the leader.
@@ -33,7 +33,7 @@ use serde::{Deserialize, Serialize};
 /// The shortest interval between retransmissions, whatever the configuration says.
 const INTERVAL_MIN: Duration = Duration::from_millis(1);
 
-/// What the controller and the requesters of one team agree on.
+/// The settings shared by the controller and the requesters of one team.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct PermitConfig {
     /// How many robots may transmit bulk at once (LIMIT). Zero allows none.
@@ -83,7 +83,7 @@ pub struct Token(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct RequestId(pub u64);
 
-/// What controller and requesters say to each other.
+/// A message between controller and requester.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Message {
     /// Robot to controller: `robot` has bulk to send. Repeated until answered.
@@ -101,7 +101,7 @@ pub enum Message {
         request: RequestId,
         /// The token of this grant.
         token: Token,
-        /// What is left of the slice.
+        /// The rest of the slice.
         slice: Duration,
         /// The newest `sent_at` that the controller received from this robot.
         echo: Instant,

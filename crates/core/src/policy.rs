@@ -10,9 +10,9 @@ use crate::time::Duration;
 use serde::{Deserialize, Serialize};
 
 /// The most bulk in the WNIC under `coorp`, and in that of a live robot under any policy that leaves it open: the aggregate
-/// on the air, the next one, which a card makes as long as what it has, and the time until it is known that the first has
-/// left. With 3 ms aggregates were short and bulk lost a tenth. What is known of windows keeps bulk out of them whatever
-/// this is; but what nobody predicted waits for it, and so does a permit that is lost without notice.
+/// on the air, the next one, which a card makes as long as its queue, and the time until the first is known to have left.
+/// With 3 ms aggregates were short and bulk lost a tenth. Windows keep bulk out whatever this bound is; but an unpredicted
+/// message waits for the backlog, and so does a permit that is lost without notice.
 pub const BACKLOG_MAX: Duration = Duration::from_millis(8);
 
 /// Which traffic runs and what coordinates it.
@@ -35,9 +35,9 @@ pub struct Policy {
     /// Segments that a receiver of bulk acknowledges at once: 2 as TCP does, more where the transport is ours. Each
     /// acknowledgement contends for the air like a packet.
     pub ack_every: u32,
-    /// What a robot sees of its own traffic.
+    /// How much a robot sees of its own traffic.
     pub sight: Sight,
-    /// A PPDU longer than this opens with RTS/CTS, also where the air does without: a collision then costs a bulk
+    /// A PPDU longer than this opens with RTS/CTS, even if the air is set up without: a collision then costs a bulk
     /// sender, and control behind it, an RTS and not the whole aggregate. [`Duration::MAX`] leaves it to the air.
     pub rts_over: Duration,
 }
@@ -62,21 +62,22 @@ pub struct LocalConfig {
     pub deviation: Deviation,
     /// A model is refitted at least this often.
     pub refit_interval: Duration,
-    /// Samples that a model looks back on.
+    /// Samples that a model keeps.
     pub model_samples: usize,
     /// N_samp: completion times kept for each number of packets.
     pub completion_samples: usize,
-    /// Completion times of a depth that had none for so long are forgotten, times without bulk left out.
+    /// How long a depth may go without a new completion time before its old ones are forgotten; times without bulk do not
+    /// count.
     pub completions_stale: Option<Duration>,
     /// p_prot: the percentile, as a share, at which completion times are read.
     pub protection_percentile: f64,
-    /// How far p_prot rises while bulk makes loops late; then bulk also keeps a distance to windows. Not above p_prot:
-    /// neither happens.
+    /// How far p_prot rises while bulk makes loops late; then bulk also keeps a distance to windows. If it is not above
+    /// p_prot, neither happens.
     pub protection_percentile_max: Option<f64>,
     /// A window ends once the messages that it was opened for have left the WNIC.
     pub early_release: bool,
-    /// Windows for commands, where it matters: once a loop has so little left before its bound that only a free
-    /// channel gets its commands out in time, the leader and every robot that waits for one hold bulk back.
+    /// Windows for commands: once only a free channel can get a loop's commands out before its bound, the leader and
+    /// every robot that waits for one hold bulk back.
     pub command_windows: bool,
     /// Windows for the messages of other robots hold a permit holder's bulk too.
     pub shared_windows: bool,
@@ -104,8 +105,8 @@ pub struct SchedWifiConfig {
 }
 
 impl Default for LocalConfig {
-    /// Local preemption as in 001: C = 95 %, 2 ms extension, normal deviations, none of the switches. What the paper
-    /// leaves open is decided in the modules and has no switch: how an n without samples is read, when a table that
+    /// Local preemption as in 001: C = 95 %, 2 ms extension, normal deviations, none of the switches. Where the paper
+    /// leaves something open, the modules decide without a switch: how an n without samples is read, when a table that
     /// lets nothing pass is forgotten, that a window not begun may be replaced, and leases.
     fn default() -> Self {
         LocalConfig {

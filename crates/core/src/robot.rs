@@ -71,7 +71,7 @@ pub enum Route {
     Path(PathId),
 }
 
-/// What a robot wants done.
+/// An action for the driver.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Action {
     /// Send to one robot.
@@ -86,11 +86,11 @@ pub enum Action {
     Led(RobotId),
     /// A path to a robot is alive again, or dead.
     PathAlive(RobotId, PathId, bool),
-    /// From now on the messages of an own flow are to be made later by so much.
+    /// From now on, make the messages of an own flow later by this much.
     Shift(FlowId, Duration),
-    /// About the states that this robot reports.
+    /// Concerns the states that this robot reports.
     Report(ReportAction),
-    /// A grant arrived that nobody asked for, or no longer. To be counted.
+    /// A grant arrived that this robot had not asked for, or no longer wanted. To be counted.
     StaleGrant(RobotId),
 }
 
@@ -108,12 +108,12 @@ pub struct Robot {
     /// The coordinator's deadline, which changes only with what it is told.
     coordinator_due: Instant,
     local: Local,
-    /// What it decides where it leads; set if the team has a control loop and the policy shares windows.
+    /// Its decisions as the leader; set if the team has a control loop and the policy shares windows.
     lead: Option<Lead>,
-    /// When its leader last told how careful to be; at first, when it began.
+    /// When the leader last said how careful to be; at first, when this robot started.
     caution_told_at: Instant,
-    /// When it made the message that began its newest loop, until the leader's command arrives, and how long the loop before
-    /// took.
+    /// When it made the message that began its newest loop, until the leader's command arrives; and how long the previous
+    /// loop took.
     loop_began: Option<Instant>,
     last_loop: Option<Duration>,
     notices: Notices,
@@ -121,7 +121,7 @@ pub struct Robot {
     judge: Judge,
     peers: Peers,
     riders: Riders,
-    /// What reports this robot's states to robots that gather them.
+    /// Reports this robot's states to the robots that gather them.
     pub reporters: Reporters,
     /// The decisions made, for a recording.
     #[serde(skip)]
@@ -242,7 +242,7 @@ impl Robot {
 
     // --- paths ------------------------------------------------------------------------------------------------
 
-    /// A control message goes to a robot: its copies. None if there is no choice of paths to that robot.
+    /// Returns the copies of a control message to a robot; none if there is no choice of paths to it.
     pub fn assign(&mut self, to: RobotId, now: Instant) -> Vec<Copy> {
         let copies = self.peers.assign(to, now);
         self.gather();
@@ -254,15 +254,15 @@ impl Robot {
         self.peers.on_copy(from, path, incarnation, number);
     }
 
-    /// Returns the path that bulk to a robot is to take, one that is alive if there is any. While bulk goes this is asked
-    /// again and again, which keeps the paths probed.
+    /// Returns the path that bulk to a robot is to take, a live one if there is any. Ask repeatedly while bulk goes, which
+    /// keeps the paths probed.
     pub fn bulk_path(&mut self, to: RobotId, now: Instant) -> usize {
         let path = self.peers.bulk_path(to, now);
         self.gather();
         usize::from(path.0)
     }
 
-    /// Returns whether bulk to a robot has to leave this path: it is dead, and another one is not.
+    /// Returns whether bulk to a robot has to leave this path, because it is dead and another one is not.
     pub fn bulk_moves(&mut self, to: RobotId, from: usize, now: Instant) -> bool {
         let better = self.peers.bulk_path(to, now);
         self.gather();
@@ -270,18 +270,18 @@ impl Robot {
         !self.peers.is_alive(to, from) && self.peers.is_alive(to, better)
     }
 
-    /// Bulk goes to a robot over a path, or no longer.
+    /// Bulk to a robot starts to go over a path, or stops.
     pub fn on_bulk(&mut self, to: RobotId, path: Option<usize>) {
         let path = path.map(|path| PathId(u8::try_from(path).unwrap_or(u8::MAX)));
         self.peers.set_bulk(to, path);
     }
 
-    /// All paths among which there is a choice.
+    /// The paths to robots that several paths lead to.
     pub fn paths(&self, now: Instant) -> Vec<PathStatus> {
         self.peers.status(now)
     }
 
-    /// This robot has made a state: the copies that go to the robots that gather it.
+    /// This robot made a state. Returns the copies for the robots that gather it.
     pub fn state_copies(&mut self, topic: &str, now: Instant) -> Vec<StateCopy> {
         let mut states = Vec::new();
         for (report, topic, header) in self.reporters.on_state(topic, now) {
@@ -300,7 +300,7 @@ impl Robot {
 
     // --- being recorded ---------------------------------------------------------------------------------------
 
-    /// Notes what is decided from now on. Returns `false` if it is noted already.
+    /// Starts to note decisions. Returns `false` if they are noted already.
     pub fn begin_journal(&mut self) -> bool {
         let begins = !self.journal.is_on();
         if begins {
@@ -309,7 +309,7 @@ impl Robot {
         begins
     }
 
-    /// Notes no more.
+    /// Stops noting decisions.
     pub fn end_journal(&mut self) {
         self.journal.set(false);
     }
@@ -374,12 +374,12 @@ impl Robot {
         self.actions.pop_front().or_else(report)
     }
 
-    /// Returns whether something is to be done, or will be earlier than `at`.
+    /// Returns whether there is an action to take, or a deadline before `at`.
     pub fn is_pressing(&self, at: Instant) -> bool {
         !self.actions.is_empty() || self.reporters.is_pressing() || self.next_deadline() < at
     }
 
-    /// Collects what the parts want done, but for the coordinator.
+    /// Collects the actions of all parts except the coordinator.
     fn gather(&mut self) {
         let opened = self.local.settle(&mut self.journal);
         while let Some((robot, action)) = self.peers.poll() {

@@ -6,7 +6,7 @@
 //! belongs to the caller and is opaque here.
 //!
 //! **Connection service** (IV-A). A robot repeats its request to connect until it is answered. The tracker subscribes
-//! first and acknowledges afterwards, so that no state is published to nobody. A silent robot counts as gone. A robot
+//! first and acknowledges afterwards, so that no state is lost for want of a subscriber. A silent robot counts as gone. A robot
 //! whose tracker is silent, or does not know it, connects again. So both may restart, and robots may come and go.
 //!
 //! **Topics** (III). [`Topics::ManyToOne`]: all robots publish on one. [`Topics::OneToOne`]: each robot publishes on
@@ -47,7 +47,7 @@ pub enum Topics {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct TopicId(pub u32);
 
-/// What tracker and reporters agree on.
+/// The settings shared by tracker and reporters.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TrackerConfig {
     /// Whether robots share a topic.
@@ -86,7 +86,7 @@ pub struct Answer {
     pub sent_at: Instant,
 }
 
-/// What trackers and reporters say to each other, beside the states.
+/// A message between tracker and reporter, other than states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Message {
     /// Robot to tracker: request to connect.

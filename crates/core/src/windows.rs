@@ -9,24 +9,24 @@
 //!
 //! Beyond the paper:
 //!
-//! - Flows of other robots take part, by the [`TimeModel`] that they told and an uncertainty for the clocks
-//!   between. An uncertainty widens both sides.
-//! - A message can be announced from its cause, once, where no period predicts it: the leader's commands.
-//! - `early_release`: once every message that the window was opened for has left the WNIC, the window ends, and while
-//!   some have come and not all have left, it goes on. Many robots' messages, or one of many packets, take longer on
-//!   the air than any constant extension. Another robot's message, which is heard only when it is through, is taken to
-//!   be on its way, unless none came in [`MISSED_MAX`] windows in a row.
-//! - Windows can be kept to a share of the time, so that many flows at odd phases do not starve bulk.
-//! - A window that has not begun is replaced when another flow's message comes to be expected before or in it.
+//! - Flows of other robots are planned for by the [`TimeModel`] that they told, widened on both sides by the uncertainty
+//!   between the clocks.
+//! - A message without a period, such as the leader's command, can be announced once from its cause.
+//! - `early_release`: the window ends once every message that it was opened for has left the WNIC, and goes on while
+//!   some have come and not all have left. Many robots' messages, or one of many packets, take longer on the air than
+//!   any constant extension. Another robot's message, which is heard only when it is through, is taken to be on its
+//!   way, unless none came in [`MISSED_MAX`] windows in a row.
+//! - Windows can be kept to a share of the time, so that many flows at different phases do not starve bulk.
+//! - A window that has not begun is replaced if another flow's message becomes expected before or in it.
 //!
-//! Left out: translating another robot's clock (the model must be given in ours), and telling models over the air.
+//! Left out: translating another robot's clock (models must be on this robot's), and telling models over the air.
 
 use crate::arrival::{Arrival, ArrivalConfig, ArrivalModel, TimeModel};
 use crate::{Duration, FlowId, Instant};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
-/// After how many windows in a row in which another robot's message did not come no window goes on for it.
+/// If another robot's message failed to come in this many windows in a row, no window goes on for it.
 pub const MISSED_MAX: u32 = 2;
 
 /// A span of time in which bulk must not sit in the WNIC: from `start` until before `end`.
@@ -46,7 +46,7 @@ impl Window {
     };
 }
 
-/// What the planner wants done.
+/// An action for the gate's owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum WindowAction {
     /// Give this window to the gate, in place of the one before; then the gate resumes the queue.
@@ -60,16 +60,16 @@ pub enum WindowAction {
 pub struct PlannerConfig {
     /// How much longer than the expected arrival a window lasts.
     pub extension: Duration,
-    /// Whether a window ends when its messages have left, be that before its time or after.
+    /// Whether a window ends when its messages have left, before or after its planned end.
     pub early_release: bool,
-    /// How many flows are planned for, the others' among them.
+    /// The maximum number of flows, including other robots'.
     pub flows_max: usize,
     /// Share of the time that windows may take, above 0 to 1. A window lasts at most this share of the shortest period
     /// in it, and none begins that would bring windows above their share.
     pub share_max: f64,
 }
 
-/// The planner's flows are all taken.
+/// The planner has as many flows as it may.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooManyFlows {
     /// The configured bound.
@@ -95,11 +95,11 @@ enum Source {
     Shared {
         model: TimeModel,
         uncertainty: Duration,
-        /// Whether a message that is late is still waited for.
+        /// Whether a window goes on for a late message.
         outlasts: bool,
         seen_until: Instant,
     },
-    /// Known from its cause, one message at a time.
+    /// Announced from its cause, one message at a time.
     Announced(Option<Arrival>),
 }
 
@@ -109,11 +109,11 @@ struct Flow<K> {
     source: Source,
     /// The arrival that the current window covers.
     covered: Option<Arrival>,
-    /// The message of that arrival has come.
+    /// Whether the message of that arrival has come.
     seen: bool,
-    /// Windows in a row, to their end, in which it did not.
+    /// Complete windows in a row in which it did not come.
     missed: u32,
-    /// Messages that came and have not left the WNIC yet.
+    /// Messages that have come and not yet left the WNIC.
     in_wnic: u32,
 }
 
@@ -146,8 +146,8 @@ impl<K> Flow<K> {
         }
     }
 
-    /// Whether a message made at `made_at` is the one that the current window covers, and not one before it that
-    /// came late, when the window was planned already.
+    /// Whether a message made at `made_at` is the one that the current window covers, and not an earlier one that
+    /// came late, after the window had been planned.
     fn covers(&self, made_at: Instant) -> bool {
         self.covered.is_some_and(|arrival| {
             self.period()
@@ -155,8 +155,8 @@ impl<K> Flow<K> {
         })
     }
 
-    /// Whether the whole interval of the message that the window covers lay before its end: a window that was cut off says
-    /// nothing of a message that comes later.
+    /// Whether the whole interval of the covered message lay before the window's end. A window that was cut short says
+    /// nothing about a message that comes later.
     fn was_awaited_in(&self, window: Window) -> bool {
         self.covered.is_some_and(|arrival| arrival.end() <= window.end)
     }
@@ -174,7 +174,7 @@ struct Expected {
     flow: usize,
 }
 
-/// Plans the protection windows of one WNIC. Its flows are told apart by `K`.
+/// Plans the protection windows of one WNIC, for flows identified by `K`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct WindowPlanner<K = FlowId> {
     config: PlannerConfig,
@@ -184,10 +184,10 @@ pub struct WindowPlanner<K = FlowId> {
     /// How far the window may be extended while its messages are on their way.
     limit: Instant,
     clock: Instant,
-    /// Flows that the window covers, and those of them that are not through.
+    /// How many flows the window covers, and how many of them are not through.
     covered: usize,
     waited_for: usize,
-    /// Time that windows may still take, as of then; it comes back with time, at the rate of their share.
+    /// Time that windows may still take, as of `credit_at`; it grows back at the rate of their share.
     credit_ns: f64,
     credit_at: Instant,
     outbox: VecDeque<WindowAction>,
@@ -212,7 +212,7 @@ impl<K: Copy + Ord> WindowPlanner<K> {
         }
     }
 
-    /// Plans for a control flow of this robot, learnt from its messages. A flow that is known starts anew.
+    /// Plans for a control flow of this robot, learnt from its messages. A known flow starts anew.
     pub fn add_flow(&mut self, flow: K, config: ArrivalConfig) -> Result<(), TooManyFlows> {
         self.put(flow, Source::Own(Box::new(ArrivalModel::new(config))))
     }
@@ -229,8 +229,8 @@ impl<K: Copy + Ord> WindowPlanner<K> {
         self.set_source(flow, model, uncertainty, true, now)
     }
 
-    /// As [`WindowPlanner::set_shared`], for messages that are of no use once their interval is over: no window goes on
-    /// for them.
+    /// As [`WindowPlanner::set_shared`], for messages that are useless once their interval is over: no window goes on for
+    /// them.
     pub fn set_bounded(
         &mut self,
         flow: K,
@@ -278,7 +278,7 @@ impl<K: Copy + Ord> WindowPlanner<K> {
     }
 
     /// The next message of a flow is known from its cause, such as an inference that will end and send commands.
-    /// Announcing again replaces what was announced; a window that has begun stays.
+    /// Announcing again replaces the announcement; a window that has begun stays.
     pub fn announce(&mut self, flow: K, arrival: Arrival, now: Instant) -> Result<(), TooManyFlows> {
         self.follow_clock(now);
         match self.find(flow) {
@@ -298,7 +298,7 @@ impl<K: Copy + Ord> WindowPlanner<K> {
     }
 
     /// As [`WindowPlanner::set_shared`] for many flows at once, whose messages, made at the given instants of this
-    /// robot's clock, have been heard. Plans once, where that needs planning.
+    /// robot's clock, have been heard. Plans at most once.
     pub fn hear_shared(
         &mut self,
         heard: impl IntoIterator<Item = (K, Option<TimeModel>, Instant)>,
@@ -307,7 +307,7 @@ impl<K: Copy + Ord> WindowPlanner<K> {
     ) -> Result<(), TooManyFlows> {
         self.follow_clock(now);
         for (flow, model, made_at) in heard {
-            // Clocks are known to within something: what was heard was made.
+            // Clocks are known only approximately, but a message that was heard was made before now.
             let made_at = made_at.min(now);
             if self.find(flow).is_err() {
                 let Some(model) = model else { continue };
@@ -344,7 +344,7 @@ impl<K: Copy + Ord> WindowPlanner<K> {
         Ok(())
     }
 
-    /// Plans for a flow no longer. The current window stays.
+    /// Stops planning for a flow. The current window stays.
     pub fn remove_flow(&mut self, flow: K) {
         if let Ok(at) = self.find(flow) {
             self.change(at, |entry| entry.covered = None);
@@ -429,7 +429,7 @@ impl<K: Copy + Ord> WindowPlanner<K> {
         awaited.map(|flow| flow.id)
     }
 
-    /// What is known of an own flow: to be told to other robots.
+    /// The model of an own flow, to tell other robots.
     pub fn time_model(&self, flow: K) -> Option<TimeModel> {
         match &self.flows[self.find(flow).ok()?].source {
             Source::Own(model) => model.time_model(),
@@ -470,12 +470,12 @@ impl<K: Copy + Ord> WindowPlanner<K> {
         Ok(())
     }
 
-    /// Whether the window was opened for something, and all of that is through.
+    /// Whether the window covers some flow and all of them are through.
     fn all_through(&self) -> bool {
         self.covered > 0 && self.waited_for == 0
     }
 
-    /// Changes a flow's state and keeps count of what the window waits for.
+    /// Changes a flow's state and updates the counts of flows that the window covers and waits for.
     fn change(&mut self, at: usize, change: impl FnOnce(&mut Flow<K>)) {
         let flow = &mut self.flows[at];
         let counts = |flow: &Flow<K>| {
@@ -489,8 +489,8 @@ impl<K: Copy + Ord> WindowPlanner<K> {
         self.waited_for = self.waited_for + waited_for_now - waited_for;
     }
 
-    /// A flow's expectation may have moved: publishes where nothing is published, or a window that
-    /// takes the flow in where it has not begun.
+    /// A flow's expected arrival may have moved. Plans anew if there is no window, or if the flow falls into or before one
+    /// that has not begun.
     fn advance(&mut self, at: usize, now: Instant) {
         let replan = match self.window {
             None => true,
@@ -507,7 +507,7 @@ impl<K: Copy + Ord> WindowPlanner<K> {
         }
     }
 
-    /// Publishes the window of the arrivals to come, as section IV-B merges them.
+    /// Publishes the window of the next arrivals, merged as in section IV-B.
     fn plan(&mut self, now: Instant) {
         let before = self.window.take();
         let share = self.config.share_max.clamp(f64::MIN_POSITIVE, 1.0);
@@ -575,8 +575,8 @@ impl<K: Copy + Ord> WindowPlanner<K> {
         self.publish(WindowAction::Set(window));
     }
 
-    /// A window took that long. Of the credit, a share of one period can be saved up: a window for perceptions and then one
-    /// for commands need no rest between them.
+    /// A window took `lasted`. Credit for up to a share of one period can be saved: a window for perceptions and one for
+    /// commands need no rest between them.
     fn spend_credit(&mut self, lasted: Duration, share: f64, now: Instant) {
         let period = self.flows.iter().filter_map(Flow::period).min();
         let most = period.map_or(0.0, |period| period.as_nanos() as f64 * share);
@@ -586,12 +586,12 @@ impl<K: Copy + Ord> WindowPlanner<K> {
     }
 
     fn publish(&mut self, action: WindowAction) {
-        // Only the newest matters: it replaces what the gate was to be told.
+        // Only the newest matters: it replaces any that the gate has not been told.
         self.outbox.clear();
         self.outbox.push_back(action);
     }
 
-    /// A clock that stepped back has left the window far ahead: it is given up and the models start again.
+    /// After a step back of the clock the window lies far ahead: drops it, and the models start again.
     fn follow_clock(&mut self, now: Instant) {
         let back = self.clock > now;
         self.clock = now;

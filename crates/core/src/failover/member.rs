@@ -15,7 +15,7 @@ struct Bond {
     until: Instant,
 }
 
-/// What this robot knows of its own leadership or attempt.
+/// This robot's own leadership, or attempt at it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Claim {
     epoch: Epoch,

@@ -1,22 +1,22 @@
-//! The receiver's half: what came over each path, and which copy of a message is delivered.
+//! The receiver's half: which copies came over each path, and which copy of a message is delivered.
 
 use super::{ahead, Echo, PathError, PathId, Probe, Sequence, PATHS_MAX};
 use serde::{Deserialize, Serialize};
 
-/// How many messages back a copy is still told from a new one.
+/// How many messages back a duplicate is still recognised.
 const WINDOW: u32 = 1_024;
 const WORDS: usize = WINDOW as usize / 64;
 
-/// What of a flow is delivered.
+/// Which messages of a flow are delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Delivery {
     /// Every message that comes within the window, once, in the order of arrival.
     Every,
-    /// Only what is newer than all that was delivered: for states and set-points.
+    /// Only messages newer than all delivered so far: for states and set-points.
     Newest,
 }
 
-/// What becomes of a copy.
+/// The decision about a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// The first of its message: deliver it.
@@ -27,7 +27,7 @@ pub enum Verdict {
     Stale,
 }
 
-/// Tells first copies from later ones, for one flow of one sender.
+/// Distinguishes first copies from later ones, for one flow of one sender.
 #[derive(Clone, Debug)]
 pub struct Deduplicator {
     delivery: Delivery,
@@ -38,7 +38,7 @@ pub struct Deduplicator {
 }
 
 impl Deduplicator {
-    /// One that has seen nothing yet.
+    /// A deduplicator that has seen nothing yet.
     pub fn new(delivery: Delivery) -> Self {
         Deduplicator {
             delivery,
@@ -47,7 +47,7 @@ impl Deduplicator {
         }
     }
 
-    /// A copy came in. A sender that starts anew begins a new window; what is left of its earlier start is stale.
+    /// A copy came in. A sender that starts anew begins a new window; copies from its earlier start are stale.
     pub fn on_copy(&mut self, sequence: Sequence) -> Verdict {
         let Some(newest) = self.newest.filter(|newest| newest.incarnation >= sequence.incarnation) else {
             self.seen = [0; WORDS];
@@ -58,7 +58,7 @@ impl Deduplicator {
         }
         let step = ahead(sequence.number, newest.number);
         if step > 0 {
-            // The numbers between are yet to come; their places held what has left the window.
+            // The numbers between are yet to come; their places held numbers that have left the window.
             for skipped in 1..step.unsigned_abs().min(WINDOW) {
                 self.mark(newest.number.wrapping_add(skipped), false);
             }
@@ -118,14 +118,14 @@ struct Heard {
     any: bool,
 }
 
-/// Knows what came over each path from one sender, and tells it.
+/// Records which copies came over each path from one sender, and reports them.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Listener {
     paths: Vec<Heard>,
 }
 
 impl Listener {
-    /// For a sender that has so many paths to here.
+    /// A listener for a sender with this many paths to here.
     ///
     /// # Errors
     /// If there are none or too many.
@@ -166,7 +166,7 @@ impl Listener {
         }
     }
 
-    /// A probe came in: what to answer, over the same path. Nothing if it is of no path or of an earlier start.
+    /// A probe came in. Returns the answer to send over the same path; `None` for an unknown path or an earlier start.
     pub fn on_probe(&mut self, probe: Probe) -> Option<Echo> {
         self.on_copy(probe.path, probe.incarnation, probe.number);
         let heard = self.paths.get(usize::from(probe.path.0))?;

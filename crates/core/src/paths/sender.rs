@@ -5,21 +5,21 @@ use crate::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
-/// Copies on one path whose fate is unknown; of more, that of the oldest is never known.
+/// The maximum number of copies on one path whose fate is still open; beyond it the oldest is not judged.
 const OPEN_MAX: usize = 256;
-/// A number that was overtaken by so many is lost.
+/// A number overtaken by this many is lost.
 const OVERTAKEN_MAX: i32 = 8;
-/// Numbers before the newest that an echo tells of.
+/// How many numbers before the newest an echo covers.
 const ECHOED: i32 = u64::BITS as i32;
 /// How much one copy moves the failure rate, and one round trip its mean (as TCP does) and its deviation.
 const FAILURE_GAIN: f64 = 1.0 / 32.0;
 const MEAN_GAIN: f64 = 0.125;
 const DEVIATION_GAIN: f64 = 0.25;
-/// The loss rate of a path of which nothing is known: enough to duplicate at first.
+/// The loss rate assumed of an unknown path: enough to duplicate at first.
 const FAILURES_UNKNOWN: f64 = 0.1;
-/// A path displaces the one in use if its expected delay is below so much of the other's.
+/// A path displaces the one in use if its expected delay is below this share of the other's.
 const DISPLACES: f64 = 0.8;
-/// A duplicate that is no longer called for ends when the failure rate has fallen below so much of what is allowed.
+/// Duplication ends only when the failure rate has fallen below this share of the allowed one.
 const RELENTS: f64 = 0.5;
 /// The shortest time after which an unanswered probe is lost.
 const TIMEOUT_MIN: Duration = Duration::from_millis(20);
@@ -28,7 +28,7 @@ const PROBE_MIN: Duration = Duration::from_millis(1);
 /// A path that never fails cannot be told from one that seldom does.
 const FAILURES_FLOOR: f64 = 1e-9;
 
-/// What is to be sent.
+/// The kind of message to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
     /// Small and urgent: duplicated as configured.
@@ -46,18 +46,18 @@ pub struct Copy {
     pub number: Option<u32>,
 }
 
-/// What a sender wants done.
+/// An action for the sender's owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PathAction {
     /// Send this over its path, as control.
     Probe(Probe),
-    /// Nobody answers over this path any more.
+    /// This path is no longer answered.
     Died(PathId),
     /// This path is answered again.
     Revived(PathId),
 }
 
-/// What is known of a path.
+/// The health of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Health {
     /// Whether probes are answered.
@@ -111,7 +111,7 @@ pub struct Sender {
 }
 
 impl Sender {
-    /// More than one call can cause.
+    /// More actions than one call can cause.
     const OUTBOX_MAX: usize = 4 * PATHS_MAX;
 
     /// A sender with a path over each of `interfaces`; an interface may occur more than once. `incarnation` is greater
@@ -157,7 +157,7 @@ impl Sender {
         })
     }
 
-    /// A message is to be sent: over which paths, the original first. Never empty, also where all paths seem dead.
+    /// Chooses the paths for a message to be sent, the original's first. Never empty, even if all paths seem dead.
     pub fn assign(&mut self, class: Class, now: Instant) -> Vec<Copy> {
         self.follow_clock(now);
         self.wake(now);
@@ -193,7 +193,7 @@ impl Sender {
         let Some(path) = self.paths.get_mut(usize::from(id.0)) else {
             return;
         };
-        // One of an earlier start, or of what was never sent.
+        // It answers an earlier start, or something never sent.
         if incarnation != self.incarnation || sent_at > now || ahead(echo.newest, path.number_next) >= 0 {
             return;
         }
@@ -207,9 +207,9 @@ impl Sender {
             path.open.remove(at);
             path.count(false);
         } else if path.answered.is_some_and(|newest| ahead(number, newest) <= 0) {
-            return; // Doubled.
+            return; // A duplicate.
         }
-        // Also one that was given up shows that the path lives and how long it takes.
+        // Even the answer to a probe that was given up shows that the path is alive, and its round trip.
         path.measure(round_trip, late);
         path.answered = path
             .answered
@@ -265,7 +265,7 @@ impl Sender {
         self.outbox.pop_front()
     }
 
-    /// What is known of `path`, if there is one.
+    /// The health of `path`, if there is one.
     pub fn health(&self, path: PathId) -> Option<Health> {
         self.paths.get(usize::from(path.0)).map(|path| Health {
             alive: path.alive,
@@ -279,12 +279,12 @@ impl Sender {
         &self.carriers
     }
 
-    /// Whether nothing was sent for so long that paths are not probed.
+    /// Whether paths are not probed because nothing was sent for long.
     pub fn is_resting(&self, now: Instant) -> bool {
         now.since(self.used_at) >= self.config.rest_after
     }
 
-    /// Something is sent. After a rest paths may have changed.
+    /// Something is sent. After a rest the paths may have changed.
     fn wake(&mut self, now: Instant) {
         if self.is_resting(now) {
             self.probe_at = now;
@@ -324,7 +324,7 @@ impl Sender {
         let mut failures = 1.0;
         for (at, path) in order.iter().enumerate() {
             failures *= self.paths[*path].failures().max(FAILURES_FLOOR);
-            // To send one copy less than before wants a better reason than to go on with as few.
+            // Dropping a copy takes a better failure rate than continuing without it.
             let enough = if at + 1 < self.copies {
                 allowed * RELENTS
             } else {
@@ -347,7 +347,7 @@ impl Sender {
         self.probe_at = self.probe_at - back;
         self.used_at = self.used_at - back;
         for open in self.paths.iter_mut().flat_map(|path| &mut path.open) {
-            // A probe's answer then no longer fits, and it counts as lost; it could not be timed.
+            // A probe's answer then no longer matches, so it counts as lost; its round trip would be wrong.
             open.sent_at = open.sent_at - back;
         }
     }
@@ -395,8 +395,8 @@ impl Path {
         ));
     }
 
-    /// Counts what the peer says came, and what was overtaken by too many. What lies too far back for the echo to tell of
-    /// is not judged: those that it tells of are a fair sample, and to probe more often costs air.
+    /// Counts the copies that the echo reports as arrived, and those overtaken by too many. Copies too far back for the echo
+    /// are not judged: the others are a fair sample, and probing more often costs air.
     fn settle(&mut self, echo: Echo) {
         let (mut came, mut lost) = (0u32, 0u32);
         self.open.retain(|open| {
@@ -408,7 +408,7 @@ impl Path {
             };
             let untold = behind > ECHOED;
             let overtaken = !seen && !untold && behind > OVERTAKEN_MAX;
-            // A probe counts by its own answer, which tells more.
+            // A probe counts by its own answer, which says more.
             came += u32::from(seen && !open.probe);
             lost += u32::from(overtaken && !open.probe);
             open.probe || !(seen || overtaken || untold)
@@ -417,7 +417,7 @@ impl Path {
         (0..lost).for_each(|_| self.count(true));
     }
 
-    /// Takes what has waited for too long for lost. Answers how many of these were probes.
+    /// Counts copies that have waited too long as lost. Returns how many of these were probes.
     fn expire(&mut self, probe: Duration, now: Instant) -> u32 {
         let timeout = self.timeout();
         let (mut lost, mut probes) = (0u32, 0u32);
@@ -450,7 +450,7 @@ impl Path {
         self.round_trip.map_or(0.0, |(mean, _)| mean / 2.0)
     }
 
-    /// The expected delay, eq. 10. One that was never measured comes after all that were, a dead one after all living.
+    /// The expected delay, eq. 10. Paths never measured come after all that were, dead paths after all living ones.
     fn rank(&self) -> f64 {
         const UNKNOWN_NS: f64 = 1e10;
         const DEAD: f64 = 1e6;
@@ -465,7 +465,7 @@ impl Path {
 }
 
 impl Open {
-    /// A probe is answered at once; what came of other copies is told with the next probe's answer.
+    /// A probe is answered at once; the fate of other copies comes with the next probe's answer.
     fn expires_at(&self, timeout: Duration, probe: Duration) -> Instant {
         let wait = if self.probe { timeout } else { timeout + probe * 2 };
         self.sent_at + wait

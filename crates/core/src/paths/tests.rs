@@ -67,7 +67,7 @@ struct Pair {
     paths: Vec<(u64, u64)>,
     events: BinaryHeap<std::cmp::Reverse<(u64, u64)>>,
     mail: Vec<Mail>,
-    /// Which messages were delivered, and how often a message had so many copies.
+    /// Which messages were delivered, and how many copies each message had.
     delivered: Vec<u32>,
     copies: Vec<usize>,
     /// The path of each message's original.
@@ -124,7 +124,7 @@ impl Pair {
         }
     }
 
-    /// Control every period, for so long.
+    /// Sends control every period for a while.
     fn run(&mut self, span_ms: u64) {
         let end = self.now + span_ms * MS;
         let mut send_at = self.now;

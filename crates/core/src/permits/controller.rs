@@ -12,7 +12,7 @@ pub enum ControllerAction {
     Send {
         /// The receiver.
         to: RobotId,
-        /// What to send.
+        /// The message.
         message: Message,
     },
 }

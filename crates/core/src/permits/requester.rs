@@ -10,7 +10,7 @@ const REFUSAL_WAIT_MAX: Duration = Duration::from_secs(10);
 /// How many times a refused robot doubles its wait.
 const REFUSAL_DOUBLINGS_MAX: u32 = 3;
 
-/// What a requester wants done.
+/// An action for the requester's owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum RequesterAction {
     /// Send this to the controller.

@@ -1,4 +1,4 @@
-//! A policy resolved for one robot, once: which parts it has, and what the ground lets it see.
+//! A policy resolved for one robot: which parts it has, and how much the ground lets it see.
 
 use crate::failover::FailoverConfig;
 use crate::paths::PathConfig;
@@ -8,7 +8,7 @@ use crate::schedwifi::Schedule;
 use crate::{Duration, RobotId};
 use serde::{Deserialize, Serialize};
 
-/// Robots of one team at most that a [`super::Robot`] can plan for.
+/// The maximum number of robots in one team.
 pub const ROBOTS_MAX: u16 = 1 << 10;
 
 /// How a robot learns that a bulk packet has left it.
@@ -18,13 +18,13 @@ pub enum Completions {
     Hook,
     /// A transmit status for each frame (`SO_WIFI_STATUS`), after the frame was on the air.
     Status,
-    /// The bytes of its sockets that the kernel still holds (`SIOCOUTQ`): they fall when the driver frees a frame.
+    /// The bytes of its sockets that the kernel still holds (`SIOCOUTQ`), which fall when the driver frees a frame.
     OutQueue,
-    /// The receiver's acknowledgements, from end to end.
+    /// The receiver's end-to-end acknowledgements.
     Acknowledgements,
 }
 
-/// What a robot can see of its own traffic. A stock kernel's is [`Sight::STOCK`].
+/// How much a robot can see of its own traffic. A stock kernel's is [`Sight::STOCK`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Sight {
     /// How it learns that bulk has left.
@@ -35,12 +35,12 @@ pub struct Sight {
 }
 
 impl Sight {
-    /// What an unpatched kernel and driver give.
+    /// The sight of an unpatched kernel and driver.
     pub const STOCK: Sight = Sight {
         completions: Completions::OutQueue,
         scheduling_delay: Duration::ZERO,
     };
-    /// What the papers' patched driver gives.
+    /// The sight of the papers' patched driver.
     pub const PAPER: Sight = Sight {
         completions: Completions::Hook,
         scheduling_delay: Duration::ZERO,
@@ -54,53 +54,54 @@ pub enum Windows {
     None,
     /// From arrival models.
     Predicted(LocalConfig),
-    /// From a plan made beforehand (SchedWiFi); the gate as its shaper.
+    /// From a plan made beforehand (SchedWiFi), with the gate as its shaper.
     Scheduled(Schedule, LocalConfig),
 }
 
-/// The team's control loop, as far as a robot knows it: each begins with messages of its period.
+/// The team's control loop, as far as a robot knows it. Each loop begins with messages of this period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ControlLoop {
-    /// One loop each.
+    /// The time between the starts of two loops.
     pub period: Duration,
     /// The reaction bound.
     pub bound: Duration,
 }
 
-/// Everything that one robot is told before it starts.
+/// The configuration of one robot.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RobotConfig {
-    /// Which robot it is.
+    /// This robot.
     pub me: RobotId,
     /// Robots in the team.
     pub robots: u16,
-    /// The leader of the team file. Where the policy has no permits it is the only one.
+    /// The leader of the team file. Without permits it is the only one.
     pub leader: RobotId,
     /// Greater than at any earlier start of this robot.
     pub incarnation: u32,
-    /// Permits; `None` where the policy has none.
+    /// Permits; `None` if the policy has none.
     pub permits: Option<(FailoverConfig, PermitConfig)>,
     /// Where windows come from.
     pub windows: Windows,
-    /// `None` where the team has no control loop.
+    /// `None` if the team has no control loop.
     pub control: Option<ControlLoop>,
     /// Whether the leader learns which control is late, as there is a control loop or all control has bounds. Such a robot
     /// begins without windows.
     pub judged: bool,
-    /// By robot: how many paths lead there. The robot's own entry is not read.
+    /// The number of paths to each robot. This robot's own entry is not read.
     pub paths_to: Vec<usize>,
-    /// Paths of this robot that are used, each with a gate of its own.
+    /// The number of this robot's paths, each with a gate of its own.
     pub paths: usize,
     /// How control is spread over paths.
     pub path: PathConfig,
-    /// What it sees.
+    /// How much it sees of its traffic.
     pub sight: Sight,
-    /// Whether it keeps to the leader's clock, without permits or shared windows as well: to stamp control, say.
+    /// Whether it follows the leader's clock, which stamps on control need even without permits or shared windows.
     pub team_time: bool,
 }
 
 impl RobotConfig {
-    /// What `policy` makes of a robot of a team of so many, with one path to each other robot and without a plan.
+    /// The configuration under `policy` of one robot of a team of `robots`, with one path to each other robot and without a
+    /// plan.
     pub fn new(policy: &Policy, me: RobotId, robots: u16, leader: RobotId, incarnation: u32) -> Self {
         let failover = FailoverConfig::for_team(leader, robots);
         RobotConfig {

@@ -114,7 +114,7 @@ impl Robot {
         }
     }
 
-    /// Collects what all parts want done, the coordinator too.
+    /// Collects the actions of all parts, including the coordinator.
     pub(super) fn gather_words(&mut self, now: Instant) {
         self.gather();
         while let Some(action) = self.coordinator.as_mut().and_then(Coordinator::poll) {

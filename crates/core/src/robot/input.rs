@@ -1,9 +1,9 @@
-//! All that drivers tell a [`Robot`], as values: what a flight recorder writes down, and what a replay reads.
+//! Everything that drivers tell a [`Robot`], as values that a flight recorder writes and a replay reads.
 //!
 //! Each public method that changes a robot is an [`Input`], and [`Robot::handle`] calls it. Decisions have no other source,
-//! so a robot in the same state that is told the same at the same times gives the same answers and actions, bit for bit.
+//! so the same inputs at the same times take the same state to the same answers and actions, bit for bit.
 //!
-//! Left out: the journal, which only notes what was decided.
+//! Left out: the journal, which only notes decisions.
 
 use serde::{Deserialize, Serialize};
 
@@ -38,7 +38,7 @@ pub enum Input {
     Completed {
         /// Over which path.
         path: usize,
-        /// Packets that it entered behind.
+        /// The number of packets ahead of it when it entered.
         ahead: usize,
         /// When it entered.
         entered_at: Instant,
@@ -53,7 +53,7 @@ pub enum Input {
     Arrived {
         /// Its sender.
         from: RobotId,
-        /// What its sender tells with it.
+        /// The stamp that came with it.
         stamp: Stamp,
     },
     /// [`Robot::assign`], answered by [`Answer::Copies`].
@@ -136,25 +136,25 @@ pub enum Input {
     Gathering {
         /// The topic, and the robot that gathers it.
         report: Report,
-        /// What that robot says.
+        /// That robot's message.
         message: tracker::Message,
     },
 }
 
-/// What a robot answers to an [`Input`] at once. All else are [`Action`]s.
+/// A robot's immediate answer to an [`Input`]. Everything else is an [`Action`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Answer {
     /// Nothing.
     Done,
-    /// It may, or it does.
+    /// The answer to a question: yes.
     Yes,
-    /// It may not, or it does not.
+    /// The answer to a question: no.
     No,
     /// A new flow, if there was room.
     Flow(Option<FlowId>),
-    /// A path's place among the robot's.
+    /// The index of a path.
     Path(usize),
-    /// What goes with a control message.
+    /// The stamp of a control message.
     Stamp(Stamp),
     /// The copies of a control message.
     Copies(Vec<Copy>),
@@ -162,7 +162,7 @@ pub enum Answer {
     Riders(Vec<Message>),
     /// The copies of a state.
     States(Vec<StateCopy>),
-    /// What a deadline has the driver do.
+    /// The actions that a deadline caused.
     Actions(Vec<Action>),
 }
 
@@ -175,7 +175,7 @@ impl Answer {
         }
     }
 
-    /// What goes with a control message.
+    /// The stamp of a control message.
     pub fn stamp(self) -> Stamp {
         match self {
             Answer::Stamp(stamp) => stamp,
@@ -207,7 +207,7 @@ impl Answer {
         }
     }
 
-    /// A path's place; the first for any other answer.
+    /// The index of a path; the first for any other answer.
     pub fn path(self) -> usize {
         match self {
             Answer::Path(path) => path,
@@ -215,7 +215,7 @@ impl Answer {
         }
     }
 
-    /// What a deadline has the driver do.
+    /// The actions that a deadline caused.
     pub fn actions(self) -> Option<Vec<Action>> {
         match self {
             Answer::Actions(actions) => Some(actions),
@@ -233,7 +233,7 @@ impl Answer {
 }
 
 impl Robot {
-    /// Tells the robot something, as a driver would that calls the method itself.
+    /// Handles an input, as if the driver had called its method.
     pub fn handle(&mut self, input: Input, now: Instant) -> Answer {
         self.journal.at(now);
         match input {

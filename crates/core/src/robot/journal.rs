@@ -1,7 +1,7 @@
-//! What a robot has decided, for a recording: kept until it is taken, and no more than so much.
+//! A robot's decisions, kept for a recording until they are taken, up to a limit.
 //!
-//! The gate decides about every datagram; of its openings and closings only so many a second are kept, and each says how
-//! many were left out before it. Off unless something records.
+//! The gate decides about every datagram. Only [`GATE_MAX`] of its openings and closings are kept of each second, and each
+//! says how many were left out before it. The journal is off unless something records.
 
 use std::collections::VecDeque;
 
@@ -10,16 +10,16 @@ use crate::paths::PATHS_MAX;
 use crate::windows::Window;
 use crate::{permits, Duration, Instant, RobotId};
 
-/// Decisions that wait to be taken; further ones are lost, and counted.
+/// The maximum number of decisions that wait to be taken; further ones are lost, and counted.
 const WAITING_MAX: usize = 16_384;
-/// Openings and closings of the gate that are kept of each second.
+/// How many openings and closings of the gate are kept of each second.
 const GATE_MAX: u32 = 250;
 const GATE_SPAN: Duration = Duration::from_secs(1);
 
 /// A decision, or what was said about one.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// One robot says to another something about permits, under a leadership.
+    /// One robot sends another a message about permits, under a leadership.
     Said {
         /// Its sender.
         from: RobotId,
@@ -27,49 +27,49 @@ pub enum Event {
         to: RobotId,
         /// The leadership.
         epoch: Epoch,
-        /// What was said.
+        /// The message.
         message: permits::Message,
     },
     /// This robot may send bulk, or no longer may.
     Permitted(bool),
-    /// Who leads has changed for this robot.
+    /// The leader has changed for this robot.
     Led(Led, Epoch),
-    /// The window that bulk is kept out of; `None`: there is none.
+    /// The window that bulk is kept out of, if any.
     Window(Option<Window>),
     /// The gate has opened or closed.
     Gate(GateChange),
 }
 
-/// How a robot stands to who leads.
+/// A robot's part in a leadership.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Led {
     /// It leads.
     Leads,
     /// It follows.
     Follows,
-    /// It led, and no longer does.
+    /// It no longer leads.
     Deposed,
 }
 
 /// A gate has opened or closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GateChange {
-    /// Of which path it is the gate.
+    /// The gate's path.
     pub path: usize,
     /// Whether it is open now.
     pub open: bool,
-    /// Whether it was closed for a window; else because enough is on its way.
+    /// Whether it was closed for a window; otherwise it was for the backlog.
     pub for_window: bool,
-    /// Datagrams on their way.
+    /// The number of datagrams on their way.
     pub in_flight: usize,
-    /// Openings and closings before this one that are not recorded.
+    /// The number of openings and closings left out before this one.
     pub skipped: u32,
 }
 
-/// What was taken: decisions with their times on this robot's clock, and how many were lost before they could be.
+/// Decisions with their times on this robot's clock, and how many were lost before they could be taken.
 pub type Taken = (VecDeque<(Instant, Event)>, u64);
 
-/// The journal. Told the time before anything is noted in it.
+/// The journal. It is told the time before anything is noted in it.
 #[derive(Clone, Debug, Default)]
 pub struct Journal {
     on: bool,
@@ -83,7 +83,7 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Begins or ends; what waits is forgotten.
+    /// Switches it on or off, and forgets what it holds.
     pub fn set(&mut self, on: bool) {
         *self = Journal {
             on,
@@ -92,12 +92,12 @@ impl Journal {
         };
     }
 
-    /// Returns whether it notes.
+    /// Returns whether it is on.
     pub fn is_on(&self) -> bool {
         self.on
     }
 
-    /// What is noted next happens now.
+    /// Sets the time of the notes that follow.
     pub fn at(&mut self, now: Instant) {
         self.now = now;
     }
@@ -107,7 +107,7 @@ impl Journal {
         (std::mem::take(&mut self.events), std::mem::take(&mut self.lost))
     }
 
-    /// Notes a decision, at the time told last.
+    /// Notes a decision, at the time set last.
     pub fn note(&mut self, event: Event) {
         if !self.on {
             return;
@@ -119,7 +119,7 @@ impl Journal {
         self.events.push_back((self.now, event));
     }
 
-    /// What was said about permits; other words on who leads say nothing that is decided.
+    /// Notes a message about permits; other messages of the election carry no decision.
     pub fn said(&mut self, from: RobotId, to: RobotId, message: &Message) {
         if let Message::Permit { epoch, message } = message {
             self.note(Event::Said {
@@ -131,7 +131,7 @@ impl Journal {
         }
     }
 
-    /// What the gate answers about a datagram.
+    /// Notes the gate's answer about a datagram, if it differs from the last.
     pub fn gate(&mut self, path: usize, open: bool, for_window: bool, in_flight: usize) {
         let Some(closed) = self.closed.get_mut(path).filter(|closed| self.on && **closed == open) else {
             return;

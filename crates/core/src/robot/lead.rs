@@ -1,18 +1,18 @@
-//! What the leader decides for the whole team from the loops that it sees: how careful bulk has to be, and where sensors'
-//! phases should be.
+//! The leader's decisions for the whole team from the loops that it sees: how careful bulk has to be, and which phases
+//! sensors should have.
 //!
-//! **Caution** ([`Caution`]). A robot cannot see how its bulk delays others' loops; the leader sees every loop. A loop
-//! begins with its first perception; all robots' perceptions in, its inference starts; with the leader's own control its
-//! commands are made. When they arrived, their receivers tell with their next perception (`last_loop`), as a card may free
-//! a frame long before it is on the air. Loops that were late by bulk raise the caution, which the robots that may send
-//! bulk are told with what has arrived.
+//! **Caution** ([`Caution`], decision 7). A robot cannot see how its bulk delays others' loops; the leader sees every loop.
+//! A loop begins with its first perception. Its inference starts once all robots' perceptions are in, and the leader's own
+//! control messages are its commands. Their receivers say with their next perception how long the loop took (`last_loop`),
+//! because a card may free a frame long before it is on the air. Loops that bulk made late raise the caution, which goes to
+//! the robots that may send bulk together with what has arrived.
 //!
-//! **Phases.** Sensors that sample together make windows that coincide, and no loop waits for the last. The target is one
-//! flow's phase, kept while that flow lives; each other flow is told once by how much to sample later, and then left alone
-//! until its model must show it.
+//! **Phases** (decision 5). Sensors that sample together make windows that coincide, and no loop waits for the last. The
+//! target is one flow's phase, kept while that flow lives. Each other flow is told once how much later to sample, and then
+//! left alone until its model must show it.
 //!
-//! Where no loop can be judged for [`BLIND_AFTER`], as the team's programs run none, nobody knows that bulk harms nothing, and
-//! windows hold it.
+//! If no loop can be judged for [`BLIND_AFTER`], for example because the team's programs run none, bulk may be doing harm
+//! unseen, and windows hold it.
 //!
 //! Windows that save next to no loop, because the team has no room for its control, only cost bulk. Then they are off for a
 //! while ([`Worth`]), and tried again later and later.
@@ -33,12 +33,12 @@ use crate::{Duration, Instant, RobotId};
 
 use super::{ControlLoop, Judged};
 
-/// Intervals between two shifts of one flow: its model must show the first one and be told.
+/// The interval between two shifts of one flow: its model must show the first one and be told.
 const SHIFT_EVERY: Duration = Duration::from_secs(4);
-/// A phase stays that is off the target by less than one such part of the period: loops that end late put off what begins
-/// the next ones, and models follow that for a while.
+/// A phase that is off the target by less than this part of the period stays: loops that end late delay the messages that
+/// begin the next ones, and models follow that for a while.
 const TOLERANCE_PARTS: u64 = 10;
-/// A phase has to be off by the same amount in so many looks in a row, for the same reason.
+/// A phase has to be off by the same amount in this many checks in a row, for the same reason.
 const LOOKS_MIN: u32 = 4;
 /// After this time without a judged loop, or without word of one, a robot is calm no longer.
 pub(super) const BLIND_AFTER: Duration = Duration::from_secs(10);
@@ -63,7 +63,7 @@ struct Seen {
     arrived: usize,
     all_in: Option<Instant>,
     commanded: Option<Instant>,
-    /// How long it took, by the slowest robot's word.
+    /// How long it took, as reported by the slowest robot.
     took: Option<Duration>,
 }
 
@@ -131,7 +131,7 @@ pub(super) struct Lead {
     flows: BTreeMap<(RobotId, u8), TimeModel>,
     target: Option<(RobotId, u8)>,
     shifted: BTreeMap<(RobotId, u8), Instant>,
-    /// By how much flows were off, and in how many looks in a row.
+    /// How far flows were off, and in how many checks in a row.
     off: BTreeMap<(RobotId, u8), (Duration, u32)>,
 }
 
@@ -153,7 +153,7 @@ impl Lead {
         }
     }
 
-    /// A flow begins loops by this model, or no longer does.
+    /// A flow's messages, of this model, begin loops, or no longer do.
     pub fn set_flow(&mut self, flow: (RobotId, u8), model: Option<TimeModel>) {
         match model {
             Some(model) => _ = self.flows.insert(flow, model),
@@ -161,8 +161,8 @@ impl Lead {
         }
     }
 
-    /// A message that begins a loop arrived; `last_loop` is how long its sender's last one took. Returns the level of
-    /// caution where it has changed.
+    /// A message that begins a loop arrived; `last_loop` is how long its sender's last one took. Returns the caution if it
+    /// has changed.
     pub fn on_arrived(
         &mut self,
         flow: (RobotId, u8),
@@ -224,7 +224,7 @@ impl Lead {
             *caution = caution.calm();
         }
         if calm && !caution.is_calm() {
-            // What loops were like without windows says nothing of them with.
+            // Loops without windows say nothing about loops with them.
             self.loops = Loops::default();
         }
         Some(*caution)
@@ -256,7 +256,7 @@ impl Lead {
         Some(*caution)
     }
 
-    /// Which flows are to sample later, and by how much.
+    /// Returns the flows that are to sample later, and by how much.
     pub fn shifts(&mut self, now: Instant) -> Vec<((RobotId, u8), Duration)> {
         let target = self.target.filter(|target| self.flows.contains_key(target));
         self.target = target.or_else(|| self.flows.keys().next().copied());
@@ -297,7 +297,7 @@ pub(super) fn level_to_wire(caution: &Caution) -> u8 {
     ((caution.level() + 1.0) * LEVEL_PARTS).round() as u8
 }
 
-/// The level of caution that came over the wire.
+/// A level of caution that came over the wire.
 pub(super) fn level_from_wire(level: u8) -> f64 {
     f64::from(level) / LEVEL_PARTS - 1.0
 }

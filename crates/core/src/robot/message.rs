@@ -1,9 +1,9 @@
-//! What robots say to each other.
+//! The messages between robots.
 //!
 //! The types are the decisions' own; their serde form is what goes over the wire (in postcard; golden bytes below), so a
-//! change here is a change of protocol. Times are on the clock that the field's text names; a `clock` names whose.
+//! change here is a change of protocol. Times are on the clock that the field's text names; a `clock` says whose.
 //!
-//! Left out: who sent it, which the transport proves, and the frame around it.
+//! Left out: the sender, which the transport proves, and the frame around the message.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,10 +12,10 @@ use crate::arrival::TimeModel;
 use crate::paths::{Echo, Probe};
 use crate::{failover, Duration, Instant, RobotId};
 
-/// Control messages that one [`Message::Arrived`] tells of at most.
+/// The maximum number of control messages in one [`Message::Arrived`].
 pub const ARRIVED_MAX: usize = 24;
 
-/// The name of a robot's clock: no two robots have the same, and a robot that starts again has a new one.
+/// The name of a robot's clock, unique to one start of one robot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ClockId(pub u64);
 
@@ -37,13 +37,12 @@ pub struct Arrived {
     pub made_at: Instant,
 }
 
-/// What a sender tells with each control message.
+/// Data that a sender adds to each control message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stamp {
     /// The flow's number with its sender.
     pub flow: u8,
-    /// When it was made, on the leader's clock: which leader's, and the time. `None` while the sender does not know that
-    /// clock.
+    /// When it was made: the leader's clock, and the time on it. `None` while the sender does not know that clock.
     pub made_at: Option<(ClockId, Instant)>,
     /// How long its sender's last loop took, from perception to command.
     pub last_loop: Option<Duration>,
@@ -51,12 +50,12 @@ pub struct Stamp {
     pub bound: Option<Duration>,
 }
 
-/// What one robot says to another, or to all.
+/// A message from one robot to another, or to all.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Message {
-    /// Who leads, and permits under which leadership.
+    /// Elections, and permits under a leadership.
     Coordination(failover::Message),
-    /// To the leader: what time is it?
+    /// To the leader: asks for its time.
     TimeQuery {
         /// When this was sent, on the sender's clock.
         sent_at: Instant,
@@ -76,10 +75,10 @@ pub enum Message {
     Models {
         /// The leader's clock, which the models are on.
         clock: ClockId,
-        /// By flow; flows that are missing are due at no known time.
+        /// By flow; it is not known when flows that are missing are due.
         models: Vec<(u8, TimeModel)>,
     },
-    /// The leader to a robot that may send bulk: this control has arrived, so bulk need not wait for it any longer.
+    /// The leader to a robot that may send bulk: this control has arrived, so bulk need no longer wait for it.
     Arrived {
         /// The leader's clock, which the times are on.
         clock: ClockId,
@@ -88,17 +87,16 @@ pub enum Message {
         /// How careful bulk is to be: fiftieths, from 0 for a level of -1 (`gate::Caution`).
         caution: u8,
     },
-    /// The leader to a robot: messages of this flow are to be made later by so much from now on, so that all sample
-    /// together.
+    /// The leader to a robot: make the messages of this flow later from now on, so that all robots sample together.
     Shift {
         /// The flow's number with the receiver.
         flow: u8,
         /// By how much, less than a period.
         later: Duration,
     },
-    /// Over one path: is it there?
+    /// Over one path: asks whether it is alive.
     Probe(Probe),
-    /// Over the same path: it is.
+    /// Over the same path: it is alive.
     Echo(Echo),
     /// To the leader: how many control messages arrived here within their bound since the last telling.
     Judged(Judged),

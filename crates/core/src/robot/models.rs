@@ -2,7 +2,7 @@
 //!
 //! Where the policy shares windows, each robot tells all others when its control is due, on the leader's clock, and each
 //! plans windows for what it was told (decision 5). Telling costs a frame to each, so models are told again only when they
-//! have moved, when somebody may not know them, and every [`TELL_EVERY`], as a frame may have been lost. On the leader, models
+//! have moved, when a robot may not know them, and every [`TELL_EVERY`], as a frame may have been lost. On the leader, models
 //! also show which sensors sample at another phase than the rest.
 //!
 //! Left out: flows beyond the limit, and models from a robot whose clock is not known yet; it soon is, and newcomers are

@@ -1,22 +1,23 @@
-//! The paths from one robot to each other one: which carry a control message, which bulk.
+//! Which of the paths to each other robot carry a control message, and which one bulk.
 //!
 //! The decisions are [`crate::paths`] (DupCon, 004): one sender and one listener for each robot that shares several paths
-//! with this one. Path k leads from this robot's interface k to the other's interface k. With a robot that shares one path
-//! there is nothing to choose; that path is not probed, as probes cost air.
+//! with this one. Path k leads from this robot's interface k to the other's interface k. A robot that shares one path leaves
+//! no choice; that path is not probed, as probes cost air.
 //!
-//! Left out: paths between different interfaces of two robots, which networks that are kept apart do not have.
+//! Left out: paths between different interfaces of two robots, which separate networks do not have.
 
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 use crate::paths::{Class, Copy, Echo, InterfaceId, Listener, PathAction, PathConfig, PathId, Probe, Sender};
 use crate::{Duration, Instant, RobotId};
-/// One path to another robot, for whoever looks.
+
+/// The status of one path to another robot, for a status page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathStatus {
     /// The other robot.
     pub to: RobotId,
-    /// Its place among this robot's paths.
+    /// Its index among this robot's paths.
     pub path: usize,
     /// Whether it works.
     pub state: PathState,
@@ -24,7 +25,7 @@ pub struct PathStatus {
     pub round_trip: Option<Duration>,
     /// The share of what it carries that is lost or late, smoothed, in millionths.
     pub failures_ppm: u32,
-    /// What it carried of the newest control message.
+    /// Its part in the newest control message.
     pub carries: Carries,
     /// Whether it carries bulk now.
     pub bulk: bool,
@@ -33,15 +34,15 @@ pub struct PathStatus {
 /// Whether a path works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PathState {
-    /// Nothing is sent to that robot, so nobody knows.
+    /// Unknown, as nothing is sent to that robot.
     Resting,
     /// The other robot answers over it.
     Alive,
-    /// It does not.
+    /// The other robot does not answer over it.
     Dead,
 }
 
-/// What a path carried of a control message.
+/// A path's part in a control message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Carries {
     /// Nothing.
@@ -52,10 +53,10 @@ pub enum Carries {
     Duplicate,
 }
 
-/// All that one robot knows of paths.
+/// The paths of one robot.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Peers {
-    /// By robot; `None` where there is no choice.
+    /// By robot; `None` if there is no choice.
     peers: Vec<Option<Peer>>,
     /// The earliest of all senders' deadlines.
     deadline: Instant,
@@ -109,14 +110,13 @@ impl Peers {
         })
     }
 
-    /// A control message goes to a robot: its copies. None where there is no choice of paths.
+    /// Returns the copies of a control message to a robot; none if there is no choice of paths.
     pub fn assign(&mut self, to: RobotId, now: Instant) -> Vec<Copy> {
         self.with(to, |peer| peer.sender.assign(Class::Control, now))
             .unwrap_or_default()
     }
 
-    /// Bulk goes, or is to go, to a robot: over which path, and whether that path lives. While bulk goes this is asked
-    /// again and again, which keeps the paths probed.
+    /// Returns the path for bulk to a robot. Ask repeatedly while bulk goes, which keeps the paths probed.
     pub fn bulk_path(&mut self, to: RobotId, now: Instant) -> PathId {
         let best = self.with(to, |peer| {
             let copies = peer.sender.assign(Class::Bulk, now);
@@ -125,7 +125,7 @@ impl Peers {
         best.flatten().unwrap_or(PathId(0))
     }
 
-    /// Over which path bulk goes to a robot now, for whoever looks.
+    /// Notes which path carries bulk to a robot now, for a status page.
     pub fn set_bulk(&mut self, to: RobotId, path: Option<PathId>) {
         if let Some(Some(peer)) = self.peers.get_mut(usize::from(to.0)) {
             peer.bulk = path;
@@ -145,7 +145,7 @@ impl Peers {
         }
     }
 
-    /// A robot probes a path: what to answer, over the same path.
+    /// A robot probes a path. Returns the answer to send over the same path.
     pub fn on_probe(&mut self, from: RobotId, probe: Probe) -> Option<Echo> {
         let peer = self.peers.get_mut(usize::from(from.0))?.as_mut()?;
         peer.listener.on_probe(probe)
@@ -179,7 +179,7 @@ impl Peers {
         self.actions.pop_front()
     }
 
-    /// What is known of all paths between which there is a choice.
+    /// The status of the paths to robots that several paths lead to.
     pub fn status(&self, now: Instant) -> Vec<PathStatus> {
         let peers = (0u16..).map(RobotId).zip(&self.peers);
         let peers = peers.filter_map(|(to, peer)| Some((to, peer.as_ref()?)));
@@ -187,7 +187,7 @@ impl Peers {
         paths.collect()
     }
 
-    /// Does something with what is known of a robot, and keeps up what follows from it.
+    /// Applies `what` to a peer, then collects its actions and its deadline.
     fn with<T>(&mut self, robot: RobotId, what: impl FnOnce(&mut Peer) -> T) -> Option<T> {
         let peer = self.peers.get_mut(usize::from(robot.0))?.as_mut()?;
         let done = what(peer);
@@ -200,7 +200,7 @@ impl Peers {
         if peer.deadline < self.deadline {
             self.deadline = peer.deadline;
         } else if before <= self.deadline {
-            // It was the earliest, or one of them.
+            // It was the earliest, or tied for it.
             let deadlines = self.peers.iter().flatten().map(|peer| peer.deadline);
             self.deadline = deadlines.min().unwrap_or(Instant::FAR_FUTURE);
         }

@@ -1,8 +1,8 @@
-//! To whom this robot reports the states that it publishes: one [`Reporter`] for each topic and robot that gathers it
+//! Which robots this one reports its published states to: one [`Reporter`] for each topic and robot that gathers it
 //! (002, section IV-A).
 //!
-//! The transport tells which robots gather what. A reporter is kept once it was made, and stands still while nothing is
-//! published or nobody gathers, as its count must go on: gaps in it are how a tracker knows what it missed.
+//! The transport says which robots gather which topic. A reporter is kept once made, and pauses while the topic is not
+//! published or not gathered. Its count must go on, as a tracker knows missed states by gaps in it.
 
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -11,9 +11,9 @@ use crate::paths::Copy;
 use crate::tracker::{Message, Reporter, ReporterAction, StateHeader, TopicId, TrackerConfig};
 use crate::{Instant, RobotId};
 
-/// Pairs of a topic and a robot that gathers it which are kept; further ones are not reported to.
+/// The maximum number of pairs of a topic and a robot that gathers it; further ones get no reports.
 const REPORTERS_MAX: usize = 1_024;
-/// Sessions that say they are the same robot and gather: one a path, and twice as many while links are given up.
+/// The maximum number of sessions of one robot that gather: one for each path, and twice as many while links are given up.
 const SESSIONS_MAX: usize = 16;
 
 /// A topic, and the robot that gathers it.
@@ -25,32 +25,32 @@ pub type Session = (String, String);
 /// A state that goes to a robot that gathers it, over a path.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StateCopy {
-    /// Of which topic, for which robot.
+    /// Its topic, and its receiver.
     pub report: Report,
-    /// What the robot that gathers calls it.
+    /// The topic's id with the receiver.
     pub topic: TopicId,
-    /// What goes with it.
+    /// Its header.
     pub header: StateHeader,
-    /// Where there is a choice of paths.
+    /// The path and number of this copy, if there is a choice of paths.
     pub copy: Option<Copy>,
 }
 
-/// What is to be done.
+/// An action for the driver.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum ReportAction {
     /// Send this to the robot that gathers.
     Say(Report, Message),
     /// States go there from now on.
     Open(Report),
-    /// None goes there any more.
+    /// States no longer go there.
     Close(Report),
 }
 
-/// All that this robot reports.
+/// The reports of this robot.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Reporters {
     incarnation: u32,
-    /// By how many publishers each topic is published.
+    /// The number of publishers of each topic.
     published: BTreeMap<String, usize>,
     reports: BTreeMap<Report, Reporting>,
     actions: VecDeque<ReportAction>,
@@ -59,13 +59,13 @@ pub struct Reporters {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Reporting {
     reporter: Reporter,
-    /// The sessions of the robot that gathers, each with which start of it that is of.
+    /// The sessions of the robot that gathers.
     sessions: BTreeSet<Session>,
     running: bool,
 }
 
 impl Reporters {
-    /// Nothing is reported yet.
+    /// Reporters that report nothing yet.
     pub fn new(incarnation: u32) -> Self {
         Reporters {
             incarnation,
@@ -75,13 +75,13 @@ impl Reporters {
         }
     }
 
-    /// There is one more publisher of a topic.
+    /// A topic has one more publisher.
     pub fn publish(&mut self, topic: &str, now: Instant) {
         *self.published.entry(topic.to_owned()).or_default() += 1;
         self.settle(topic, now);
     }
 
-    /// There is one less.
+    /// A topic has one publisher less.
     pub fn unpublish(&mut self, topic: &str, now: Instant) {
         let left = self.published.get_mut(topic).map(|count| {
             *count -= 1;
@@ -93,7 +93,7 @@ impl Reporters {
         self.settle(topic, now);
     }
 
-    /// A session of a robot gathers a topic, or no longer does.
+    /// A session of a robot starts to gather a topic, or stops.
     pub fn on_gatherer(&mut self, report: Report, session: Session, here: bool, now: Instant) {
         let known = self.reports.len();
         let entry = match self.reports.entry(report.clone()) {
@@ -121,7 +121,7 @@ impl Reporters {
         self.gather();
     }
 
-    /// The robot that gathers says something.
+    /// The robot that gathers sent a message.
     pub fn on_message(&mut self, report: &Report, message: Message, now: Instant) {
         if let Some(entry) = self.reports.get_mut(report).filter(|entry| entry.running) {
             entry.reporter.on_message(message, now);
@@ -129,7 +129,7 @@ impl Reporters {
         self.gather();
     }
 
-    /// A state is made: to whom it goes, and what goes with it.
+    /// A state was made. Returns its receivers, each with the topic and header for it.
     pub fn on_state(&mut self, topic: &str, now: Instant) -> Vec<(Report, TopicId, StateHeader)> {
         if self.reports.is_empty() {
             return Vec::new();
@@ -160,7 +160,7 @@ impl Reporters {
         running.filter_map(|entry| entry.reporter.next_deadline()).min()
     }
 
-    /// Whether something is to be done.
+    /// Whether there is an action to take.
     pub fn is_pressing(&self) -> bool {
         !self.actions.is_empty()
     }
@@ -170,7 +170,7 @@ impl Reporters {
         self.actions.pop_front()
     }
 
-    /// Lets the reporters of a topic run where somebody publishes and somebody gathers it, and stand still else.
+    /// Runs the reporters of a topic while it is published and gathered, and pauses them otherwise.
     fn settle(&mut self, topic: &str, now: Instant) {
         let published = self.published.contains_key(topic);
         for ((of, _), entry) in &mut self.reports {

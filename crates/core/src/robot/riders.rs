@@ -1,18 +1,17 @@
 //! Which words between robots wait for a control message to the same robot, and go out with it instead of in a frame of
 //! their own.
 //!
-//! A frame of a few bytes costs the air a hundred times what its bytes do. Beats, promises and renewals come several times
-//! a second from and to each robot, and control goes between the same robots more often. A word that may be late waits for
-//! it, at most [`WAIT_MAX`]; then, or where no control has gone to its receiver of late, it goes by itself. All such words
-//! may be late and lost without harm: promises and grants are counted from when what they answer was made
+//! A frame of a few bytes costs a hundred times the airtime of its bytes. Beats, promises and renewals go to and from each
+//! robot several times a second, and control goes between the same robots more often. A word that may be late waits for
+//! control, at most [`WAIT_MAX`]; after that, or if no control went to its receiver recently, it goes by itself. All such
+//! words may be late or lost without harm: promises and grants count from when the message that they answer was made
 //! (`failover`, `permits`).
 //!
-//! Control may be lost where words are not: it has links of its own, and a newer message takes the place of one that has not
-//! gone. So an answer goes the way that its question came, and a question whose last [`UNANSWERED_MAX`] had no answer goes by
-//! itself.
+//! Control may be lost when words are not: it has links of its own, and a newer message replaces one that has not gone. So
+//! an answer goes the way its question came, and after [`UNANSWERED_MAX`] unanswered questions the next goes by itself.
 //!
-//! Left out: peers with several paths, to whom words go over every path, as control does not; and questions for the time,
-//! whose way there and back should be alike.
+//! Left out: peers with several paths, as words go over every path and control does not; and queries for the time, whose
+//! way there and back should be alike.
 
 use std::collections::VecDeque;
 
@@ -22,20 +21,20 @@ use super::Message;
 use crate::permits::{self, Token};
 use crate::{failover, Duration, Instant, RobotId};
 
-/// Words that go with one control message at most.
+/// The maximum number of words that go with one control message.
 pub const RIDERS_MAX: usize = 2;
-/// How long a word waits: a control message comes in this time where control goes 30 times a second.
+/// How long a word waits: at 30 control messages a second, one comes in this time.
 const WAIT_MAX: Duration = Duration::from_millis(40);
-/// Control that has not gone for so long is not waited for.
+/// If no control has gone for this long, words do not wait for it.
 const REGULAR: Duration = Duration::from_millis(100);
-/// Questions in a row that go with control before one has an answer. One is often still on its way when the next is asked.
+/// How many questions in a row go with control without an answer. One is often still on its way when the next is asked.
 const UNANSWERED_MAX: u32 = 2;
 
 /// The words that wait, by receiver.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Riders {
     seats: Vec<Seat>,
-    /// When the first one has waited long enough.
+    /// When the first of them has waited long enough.
     due: Instant,
 }
 
@@ -49,17 +48,17 @@ struct Seat {
     due: Instant,
     /// Whether it answers beats.
     votes: bool,
-    /// Beats, and renewals, that went there since it last answered one.
+    /// Beats and renewals sent there since it last answered one.
     beats: u32,
     renewals: u32,
     /// Whether its newest word came with control.
     came_along: bool,
-    /// The last permit that it was told of.
+    /// The last permit granted to it.
     granted: Option<Token>,
 }
 
 impl Riders {
-    /// `paths_to` is by robot.
+    /// `paths_to` has the number of paths to each robot.
     pub fn new(paths_to: &[usize], voters: &[RobotId]) -> Self {
         let seats = (0u16..).map(RobotId).zip(paths_to).map(|(robot, paths)| Seat {
             votes: voters.contains(&robot),
@@ -78,7 +77,7 @@ impl Riders {
         }
     }
 
-    /// A word for a robot: returns it if it is to go at once.
+    /// Takes a word for a robot. Returns the message if it is to go at once.
     pub fn offer(&mut self, to: RobotId, word: failover::Message, now: Instant) -> Option<Message> {
         let message = Message::Coordination(word);
         let Some(seat) = self.seats.get_mut(usize::from(to.0)) else {
@@ -108,7 +107,7 @@ impl Riders {
         }
     }
 
-    /// A control message is made for a robot: the words that go with it.
+    /// A control message for a robot was made. Returns the words that go with it.
     pub fn take(&mut self, to: RobotId, now: Instant) -> Vec<Message> {
         let Some(seat) = self.seats.get_mut(usize::from(to.0)) else {
             return Vec::new();
@@ -122,7 +121,7 @@ impl Riders {
         words
     }
 
-    /// The words that have waited long enough.
+    /// Returns the words that have waited long enough.
     pub fn on_deadline(&mut self, now: Instant) -> Vec<(RobotId, Message)> {
         if now < self.due {
             return Vec::new();
@@ -147,7 +146,7 @@ impl Riders {
 }
 
 impl Seat {
-    /// Whether nobody waits for the word, as no bulk and no election begins or ends with it, and it may go with control.
+    /// Whether the word may wait and go with control: neither bulk nor an election begins or ends with it.
     fn may_wait(&mut self, word: &failover::Message) -> bool {
         match word {
             failover::Message::Beat { .. } => {

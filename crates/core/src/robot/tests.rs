@@ -8,7 +8,7 @@ fn at(ms: u64) -> Instant {
     Instant::from_nanos(ms * 1_000_000)
 }
 
-/// A robot of a team of so many, robot 0 of which leads.
+/// Robot `me` of a team of `robots`, led by robot 0.
 fn member(policy: &Policy, me: u16, robots: u16) -> Robot {
     let config = RobotConfig::new(policy, RobotId(me), robots, RobotId(0), 1);
     Robot::new(config, at(0)).unwrap()

@@ -11,7 +11,7 @@ const INTERVAL_MIN: Duration = Duration::from_millis(1);
 /// A refused robot asks again after this many intervals.
 const REFUSED_INTERVALS: u64 = 8;
 
-/// What goes with a state.
+/// The header of a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct StateHeader {
     /// The sequence number of the state, including the robot's start.
@@ -22,7 +22,7 @@ pub struct StateHeader {
     pub error: Duration,
 }
 
-/// What a reporter wants done.
+/// An action for the reporter's owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ReporterAction {
     /// Send this to the tracker.

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 /// The shortest period of lists, whatever the configuration says.
 const PERIOD_MIN: Duration = Duration::from_micros(100);
 
-/// What a tracker wants done, in this order.
+/// An action for the tracker's owner, to be taken in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TrackerAction {
     /// Subscribe to this topic. Must happen before the acknowledgement that follows is sent.
@@ -19,7 +19,7 @@ pub enum TrackerAction {
     Send {
         /// The receiver.
         to: RobotId,
-        /// What to send.
+        /// The message.
         message: Message,
     },
     /// A robot is connected, or connected again after a restart.
