@@ -214,8 +214,9 @@ fn the_files_leader_is_told_that_nobody_leads() {
 fn two_senders_take_turns_and_both_get_through() {
     let fleet = Fleet::new(&["lead", "one", "two"], "[policy]\nslice = \"100ms\"\n");
     let (mut lead, mut one, mut two) = (fleet.robot("lead"), fleet.robot("one"), fleet.robot("two"));
-    one.say(&format!("send lead 4 {}", LONG / 2));
-    two.say(&format!("send lead 5 {}", LONG / 2));
+    // The second one takes a while to make its message; the first one's takes many times that to go.
+    one.say(&format!("send lead 4 {}", 2 * LONG));
+    two.say(&format!("send lead 5 {}", LONG / 8));
     let (mut both, mut outcomes) = (false, [String::new(), String::new()]);
     until(|| {
         // Whoever leads knows; the others have nothing to say.
