@@ -1,7 +1,7 @@
-//! The driver of a robot on real sockets: its parts, none of which knows it.
+//! The driver of a robot on real sockets. Its parts do not know it.
 //!
-//! Callbacks of the fabric and the links tell the robot what came (`agent/inbound.rs`) and wake the driver, which alone does
-//! what the robot wants done (`agent/driver.rs`).
+//! Callbacks of the fabric and the links report what arrived to the robot (`agent/inbound.rs`) and wake the driver.
+//! Only the driver carries out the robot's actions (`agent/driver.rs`).
 
 mod dead;
 mod driver;
@@ -23,7 +23,7 @@ use crate::shared_robot::{SharedRobot, STARTED};
 use crate::status::{self, Status};
 use crate::sync::lock;
 
-/// A robot and all that it tells and is told.
+/// A robot with everything that feeds it and acts for it.
 #[derive(Debug)]
 pub(crate) struct Agent {
     pub member: Arc<Member>,
@@ -32,7 +32,7 @@ pub(crate) struct Agent {
     pub links: Arc<Links>,
     pub control: Arc<Control>,
     pub gatherings: Arc<Gatherings>,
-    /// `None` where there are no keys for it.
+    /// `None` without keys.
     pub bulk: Option<Arc<Bulk>>,
 }
 
@@ -42,7 +42,7 @@ impl Agent {
         self.robot.drive(|action| self.act(action));
     }
 
-    /// The robot as it is now.
+    /// The robot's current status.
     pub fn status(&self) -> Status {
         let member = &self.member;
         let alive = lock(&self.coordination.alive).keys().map(|robot| robot.0).collect();

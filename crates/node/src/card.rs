@@ -1,11 +1,12 @@
-//! The card behind an interface: its driver, and by which source that driver lets a robot know what has left.
+//! The card behind an interface: its driver, and the source by which that driver shows what has left.
 //!
-//! Every driver frees what it has sent, so the count of the socket's send queue ([`crate::outqueue`]) works with every card.
-//! Transmit status (`SO_WIFI_STATUS`) tells more, each frame's fate on the air, but asking for it changes what many drivers do
-//! with the frame. Only drivers in [`STATUS_IS_HARMLESS`] are asked. A TUN or TAP lets go of a frame before that has gone
-//! anywhere: neither source says anything there.
+//! Every driver frees what it has sent, so the count of the socket's send queue ([`crate::outqueue`]) works with every
+//! card. Transmit status (`SO_WIFI_STATUS`) tells more, each frame's fate on the air, but requesting it changes how
+//! many drivers handle the frame. Only drivers in [`STATUS_IS_HARMLESS`] are asked. A TUN or TAP frees a frame before
+//! it has gone anywhere, so neither source works there.
 //!
-//! Left out: which network behind an access point a frame takes, and drivers that free frames before the air has them (USB).
+//! Left out: the network that a frame takes behind an access point, and drivers that free frames before the air has
+//! them (USB).
 
 use std::ffi::c_char;
 use std::io;
@@ -20,30 +21,31 @@ use crate::fabric::TOS_VOICE;
 use crate::outqueue;
 use crate::status::Completions;
 
-/// Drivers whose source shows that a frame whose status is asked for is sent like any other, each with what was read there.
+/// Drivers whose source shows that a frame whose status is requested is sent like any other, each with what was read
+/// there.
 ///
 /// mac80211 itself already treats such a frame differently: it skips the fast path (`ieee80211_xmit_fast` in
-/// `net/mac80211/tx.c`), and with it A-MSDUs. Not in the list for what their own sources do:
+/// `net/mac80211/tx.c`), and with it A-MSDUs. Not in the list, because of their own sources:
 /// - mt76x02 (mt76x0, mt76x2): with a status, a frame of an A-MPDU goes to the management queue
 ///   (`mt76x02u_tx_prepare_skb`: `MT_QSEL_MGMT`), so it is no longer aggregated.
-/// - any driver that nobody has read.
+/// - any driver whose source nobody has read.
 const STATUS_IS_HARMLESS: [(&str, &str); 1] = [(
     "mac80211_hwsim",
     "mac80211_hwsim_tx reports the status of every frame, asked for or not, and builds no A-MSDUs",
 )];
 
-/// What TUNs and TAPs call their driver.
+/// The driver names of TUNs and TAPs.
 const TUN: &str = "tun";
-/// Longest name of an interface, its final zero included.
+/// The longest interface name, including its final zero.
 const NAME_BYTES: usize = libc::IFNAMSIZ;
 
-/// Why asking this driver for transmit status is known to be harmless; `None` where it is not known.
+/// Why requesting transmit status from this driver is known to be harmless; `None` if it is not.
 pub fn status_is_harmless(driver: &str) -> Option<&'static str> {
     let known = STATUS_IS_HARMLESS.iter().find(|(name, _)| *name == driver);
     known.map(|(_, why)| *why)
 }
 
-/// The source that tells what has left over an interface with this driver. `None`: the driver has no name.
+/// The source of completions over an interface with this driver. `None`: the driver has no name.
 pub fn source(driver: Option<&str>) -> Completions {
     match driver {
         Some(TUN) => Completions::Acknowledgements,
@@ -52,10 +54,10 @@ pub fn source(driver: Option<&str>) -> Completions {
     }
 }
 
-/// The name of an interface's driver, as ethtool has it. `None` for loopback, and where there is no such interface.
+/// The name of an interface's driver, from ethtool. `None` for loopback and for interfaces that do not exist.
 #[allow(unsafe_code)]
 pub fn driver(interface: &str) -> Option<String> {
-    /// `struct ethtool_drvinfo` of linux/ethtool.h, which libc does not have.
+    /// `struct ethtool_drvinfo` of linux/ethtool.h, which libc lacks.
     #[repr(C)]
     struct DriverInfo {
         command: u32,
@@ -78,31 +80,32 @@ pub fn driver(interface: &str) -> Option<String> {
         *to = from as c_char;
     }
     request.ifr_ifru.ifru_data = (&raw mut info).cast::<c_char>();
-    // SAFETY: the call reads the name in the live request and writes what that points to, which is as long as the kernel
-    // takes it to be.
+    // SAFETY: the call reads the name in the live request and writes to what that points to, which is as long as the
+    // kernel assumes.
     let told = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL, &raw mut request) };
     let name = info.driver.split(|byte| *byte == 0).next().unwrap_or_default();
     let name = String::from_utf8_lossy(name).into_owned();
     (told == 0 && !name.is_empty()).then_some(name)
 }
 
-/// Tries whether the kernel counts what of a socket has not been sent (`SIOCOUTQ`).
+/// Checks whether the kernel counts the bytes of a socket that have not been sent (`SIOCOUTQ`).
 ///
 /// # Errors
-/// What it says where it does not.
+/// The kernel's error if it does not.
 pub fn counts_sends() -> io::Result<()> {
     outqueue::held(UdpSocket::bind("127.0.0.1:0")?.as_fd()).map(drop)
 }
 
-/// Tries whether datagrams may be marked for AC_VO.
+/// Checks whether datagrams may be marked for AC_VO.
 ///
 /// # Errors
-/// What the kernel says where they may not.
+/// The kernel's error if they may not.
 pub fn may_mark() -> io::Result<()> {
     Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP))?.set_tos_v4(TOS_VOICE.into())
 }
 
-/// The interface on the way to an address, from a socket bound to `from` and perhaps to a device. Nothing is sent.
+/// Returns the interface on the way to an address, from a socket bound to `from` and perhaps to a device. Sends
+/// nothing.
 pub(crate) fn towards(to: SocketAddr, from: IpAddr, device: Option<String>) -> io::Result<String> {
     if let Some(device) = device {
         return Ok(device);

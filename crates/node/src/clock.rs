@@ -1,25 +1,25 @@
-//! A robot's own clock: monotonic, and running on while the machine sleeps, as decision 9 asks.
+//! A robot's own clock: monotonic, and running while the machine sleeps, as decision 9 requires.
 //!
-//! `std::time::Instant` reads `CLOCK_MONOTONIC`, which stands still in suspend: a robot that held a permit, or led, when it
-//! went to sleep would wake up believing that no time has passed. `CLOCK_BOOTTIME` counts that time. NTP slews both alike,
-//! by 500 ppm at most. Left out: virtual machines that are paused together with their clocks.
+//! `std::time::Instant` reads `CLOCK_MONOTONIC`, which stops in suspend: a robot that held a permit, or led, when it
+//! went to sleep would wake up believing that no time has passed. `CLOCK_BOOTTIME` counts that time. NTP slews both
+//! alike, by 500 ppm at most. Left out: virtual machines that are paused together with their clocks.
 
 use coorp_core::Duration;
 use rustix::time::{clock_gettime, ClockId};
 
-/// Time since it was started.
+/// Time since its start.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Clock {
     started: Duration,
 }
 
 impl Clock {
-    /// A clock that begins now.
+    /// A clock that starts now.
     pub fn start() -> Self {
         Clock { started: since_boot() }
     }
 
-    /// How long ago it was started, sleep included.
+    /// The time since its start, including sleep.
     pub fn elapsed(self) -> Duration {
         since_boot().saturating_sub(self.started)
     }
@@ -44,7 +44,7 @@ mod tests {
         println!("\nclock: {}", since_boot().as_nanos());
     }
 
-    /// A time namespace has its clock of boot time ahead by what a sleep would have added, and the other one not.
+    /// In a time namespace, the clock of boot time is ahead by what a sleep would have added; the monotonic one is not.
     #[test]
     fn time_asleep_counts() {
         let program = std::env::current_exe().unwrap();

@@ -1,11 +1,11 @@
-//! Control messages: small, predicted, sent ahead of bulk, and the newest counts.
+//! Control messages: small, predicted, sent ahead of bulk. Only the newest counts.
 //!
-//! A [`Publisher`] tells the robot of each message, which learns from it when the next is due and keeps bulk out of its
-//! way. A [`Subscriber`] takes of each robot the first copy of what is newer than all before, and holds one message a
-//! robot: whoever is slow gets the newest, not the oldest.
+//! A [`Publisher`] reports each message to the robot, which learns when the next is due and keeps bulk out of its way.
+//! A [`Subscriber`] takes, from each robot, the first copy of each message that is newer than all before. It holds one
+//! message per robot: a slow receiver gets the newest, not the oldest.
 //!
-//! A message goes to each robot that subscribes to the topic by itself, over the path, or paths, that the robot chooses for it
-//! (DupCon, 004); where there is no choice, over the only one.
+//! A message goes separately to each robot that subscribes to the topic, over the path or paths that the robot chooses
+//! (DupCon, 004), or over the only one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -34,7 +34,7 @@ pub use crate::topic::Age;
 use crate::wire::{ControlHeader, Parcel, SUBSCRIPTIONS_BYTES_MAX};
 use crate::Error;
 
-/// What the control topics of a robot have in common.
+/// State shared by a robot's control topics.
 #[derive(Debug)]
 pub(crate) struct Control {
     member: Arc<Member>,
@@ -42,18 +42,18 @@ pub(crate) struct Control {
     coordination: Arc<Coordination>,
     links: Arc<Links>,
     gatherings: Arc<Gatherings>,
-    /// Own messages that have not left; `None` if the policy has no windows that wait for them.
+    /// Own messages that have not left; `None` if no window of the policy waits for them.
     departures: Option<Arc<Departures>>,
     /// Which robots subscribe to which topics.
     subscriptions: Mutex<Subscriptions>,
     published: Mutex<BTreeMap<FlowId, Arc<Sent>>>,
-    /// Messages of each topic so far, ended topics included.
+    /// The number of messages of each topic so far, including ended topics.
     counts: Mutex<BTreeMap<String, Arc<AtomicU64>>>,
     subscribed: Mutex<Vec<Weak<Inbox>>>,
 }
 
 impl Control {
-    /// Begins to tell the robot, from a thread of its own, when its messages have left.
+    /// Starts a thread that tells the robot when its messages have left.
     pub fn open(
         member: &Arc<Member>,
         robot: &Arc<SharedRobot>,
@@ -130,9 +130,9 @@ impl Control {
         lock(&self.published).values().any(|sent| sent.topic == topic)
     }
 
-    /// A message of this robot is under way to these; the robot is told when it has left.
+    /// A message of this robot is on its way to `targets`; the robot is told when it has left.
     fn follow(&self, flow: FlowId, targets: Vec<Target>) {
-        // Where nothing is under way there is nothing to wait for.
+        // Nothing to wait for.
         let departures = self.departures.as_ref().filter(|_| !targets.is_empty());
         if !departures.is_some_and(|departures| departures.follow(flow, targets)) {
             self.robot
@@ -140,7 +140,7 @@ impl Control {
         }
     }
 
-    /// A robot subscribes to a topic, or no longer does.
+    /// A robot subscribes to a topic, or ends its subscription.
     pub fn on_subscription(&self, sample: &Sample) {
         let (key, keyspace) = (sample.key_expr().as_str(), &self.member.keyspace);
         let (Some(robot), Some(topic), Some(token)) = (
@@ -157,16 +157,16 @@ impl Control {
         }
     }
 
-    /// A robot tells over a new link what it subscribes to, a topic a line.
+    /// A robot announces over a new link what it subscribes to, one topic per line.
     pub fn on_told(&self, from: RobotId, topics: &str) {
         let now = self.robot.now();
-        // What else it subscribes to is of no use here.
+        // Its other subscriptions do not matter here.
         for topic in topics.lines().filter(|topic| self.publishes(topic)) {
             lock(&self.subscriptions).on_told(from, topic, now);
         }
     }
 
-    /// A robot is there. Returns since when it was away.
+    /// A robot is present. Returns since when it was away.
     pub fn on_here(&self, robot: RobotId) -> Option<Instant> {
         lock(&self.subscriptions).on_here(robot, self.robot.now())
     }
@@ -188,7 +188,7 @@ impl Control {
         lock(&self.subscribed).iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// The topics that this robot subscribes to, a line each, as far as that may be told.
+    /// The topics that this robot subscribes to, one per line, as far as they may be announced.
     pub fn subscribed_topics(&self) -> String {
         let inboxes = self.inboxes();
         let topics: BTreeSet<&str> = inboxes.iter().map(|inbox| inbox.topic.as_str()).collect();
@@ -202,10 +202,10 @@ impl Control {
         lines
     }
 
-    /// A copy of a message came, or this robot has sent one.
+    /// A copy of a message arrived, or this robot has sent one.
     pub fn on_message(&self, from: RobotId, path: PathId, topic: &str, header: ControlHeader, content: &Bytes) {
         let now = self.robot.now();
-        // Not under the lock: whoever takes a message asks for more.
+        // Not under the lock, because a receiver that takes a message asks for more.
         for inbox in self.inboxes().iter().filter(|inbox| inbox.topic == topic) {
             inbox.on_message(from, path, header, content, now);
         }
@@ -227,7 +227,7 @@ impl Control {
     }
 }
 
-/// Sends the control messages of one topic. Dropped, the topic ends.
+/// Publishes control messages on one topic. Dropping it ends the topic.
 #[derive(Debug)]
 pub struct Publisher {
     control: Arc<Control>,
@@ -235,11 +235,11 @@ pub struct Publisher {
     sent: Arc<Sent>,
 }
 
-/// What a robot counts of a topic that it publishes.
+/// Counters of a topic that a robot publishes.
 #[derive(Debug)]
 pub(crate) struct Sent {
     topic: String,
-    /// Goes on where an earlier publisher of the topic ended, as receivers count by topic.
+    /// Continues from an earlier publisher of the topic, because receivers count by topic.
     next: Arc<AtomicU64>,
 }
 
@@ -262,17 +262,17 @@ impl Publisher {
         })
     }
 
-    /// States the age at which the topic's messages are late; `None` for none. Receivers then judge them, and the team holds
-    /// bulk back only as much as late messages call for. Without a bound, bulk keeps clear of every message.
+    /// Sets the age at which the topic's messages are late; `None` for none. Receivers then judge them, and the team
+    /// holds bulk back only as much as late messages require. Without a bound, bulk keeps clear of every message.
     pub fn set_bound(&self, bound: Option<Duration>) {
         let bound = Input::SetBound(self.flow, bound);
         self.control.robot.tell(|robot, now| robot.handle(bound, now));
     }
 
-    /// Sends a message, or drops it where the network takes no more. Does not wait.
+    /// Sends a message, or drops it if the network takes no more. Does not block.
     ///
     /// # Errors
-    /// Where the message is larger than [`MESSAGE_BYTES_MAX`], or the node has closed.
+    /// If the message is larger than [`MESSAGE_BYTES_MAX`], or the node has closed.
     pub fn put(&self, message: &[u8]) -> Result<(), Error> {
         if message.len() > MESSAGE_BYTES_MAX {
             return Err(Error::TooLarge(format!(
@@ -286,7 +286,7 @@ impl Publisher {
         let (made_at, stamp, copies, states) = control.robot.tell(|robot, now| {
             let stamp = robot.handle(Input::Control(self.flow), now).stamp();
             let mut copies = Vec::with_capacity(subscribers.len());
-            // Who ends windows by what arrives there comes last: then the others' copies are out.
+            // The robot that ends windows on arrivals comes last: by then, the other copies are out.
             subscribers.sort_by_key(|to| robot.ends_windows(*to, now));
             for to in subscribers {
                 let chosen = robot.handle(Input::Assign(to), now).copies();
@@ -294,7 +294,7 @@ impl Publisher {
                 if chosen.is_empty() {
                     copies.push((to, PathId(0), None, riders));
                 }
-                // Where there is a choice of paths nothing rides.
+                // With a choice of paths, no riders.
                 copies.extend(chosen.into_iter().map(|copy| (to, copy.path, copy.number, Vec::new())));
             }
             let states = robot.handle(Input::State(topic.clone()), now).states();
@@ -329,18 +329,18 @@ impl Drop for Publisher {
     }
 }
 
-/// A control message that came.
+/// A received control message.
 #[derive(Clone, Debug)]
 pub struct Message {
     /// The robot that sent it.
     pub from: RobotId,
-    /// The how manieth of its topic since its sender started, from 0.
+    /// Zero-based sequence number within the topic since the sender's start.
     pub sequence: u64,
-    /// The path that brought it first, by its place among this robot's.
+    /// The path that delivered it first, by its index among this robot's paths.
     pub path: usize,
-    /// When it came, on this robot's clock.
+    /// When it arrived, on this robot's clock.
     pub arrived_at: Instant,
-    /// How old it was when it was taken, as far as the leader's clock is known to both ends.
+    /// Its age when it was taken, if both ends know the leader's clock.
     pub age: Option<Age>,
     payload: Bytes,
 }
@@ -357,11 +357,11 @@ impl Message {
 pub struct Subscriber {
     control: Arc<Control>,
     inbox: Arc<Inbox>,
-    /// One a path: the others send what is heard.
+    /// One per path: the other robots report their subscriptions.
     _tokens: Vec<LivelinessToken>,
 }
 
-/// What came and was not taken yet: one message a robot.
+/// Messages that arrived and were not taken yet: one per robot.
 #[derive(Debug)]
 pub(crate) struct Inbox {
     topic: String,
@@ -405,7 +405,7 @@ impl Subscriber {
         })
     }
 
-    /// The message that waits longest, if any does.
+    /// Returns the message that has waited longest, if any.
     pub fn try_recv(&self) -> Option<Message> {
         self.inbox.waiting.try_recv().map(|waiting| self.taken(waiting))
     }
@@ -436,7 +436,7 @@ impl Subscriber {
 }
 
 impl Inbox {
-    /// A copy of a message came. It waits if it is newer than all before.
+    /// A copy of a message arrived. It waits if it is newer than all before.
     fn on_message(&self, from: RobotId, path: PathId, header: ControlHeader, payload: &Bytes, now: Instant) {
         let mut robots = lock(&self.robots);
         let entry = robots.entry(from).or_insert_with(|| FromRobot::new(&header, now));

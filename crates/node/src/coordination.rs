@@ -1,7 +1,7 @@
-//! Coordination between robots: what goes over the fabric's sessions, one a path.
+//! Coordination between robots, over the fabric's sessions, one per path.
 //!
-//! What may come twice goes over all of them. A query that is to be answered later is kept here, and so is which robots'
-//! tokens are there. What is said, and what comes of it, is others'.
+//! Messages that may arrive twice go over all sessions. This module keeps queries that are answered later, and which
+//! robots' tokens are present. Others decide what is sent, and what follows from it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -24,30 +24,29 @@ use crate::sync::{lock, spawn};
 use crate::wire::{self, Frame};
 use crate::Error;
 
-/// Answers that may wait for one path.
+/// The number of answers that may wait for one path.
 const ANSWERS_MAX: usize = 1_024;
-/// An answer to a query that takes longer is not waited for: the requester has asked again long since.
+/// The longest wait for an answer to a query: by then, the requester has asked again.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
 
-/// A query and its answer, if it has one: its key and frame.
+/// A query and its answer, if any, as key and frame.
 type Answer = (Query, Option<(String, Vec<u8>)>);
 
-/// A robot's sessions and what is under way over them.
+/// A robot's sessions and the queries in progress over them.
 #[derive(Debug)]
 pub(crate) struct Coordination {
     member: Arc<Member>,
     sessions: Sessions,
-    /// To the threads that answer queries, one a path.
+    /// To the threads that answer queries, one per path.
     answers: Vec<SyncSender<Answer>>,
-    /// Robots whose tokens are there, each with the sessions that hold them.
+    /// Robots whose tokens are present, each with the sessions that hold them.
     pub alive: Mutex<BTreeMap<RobotId, BTreeSet<String>>>,
-    /// As the controller: the newest open query of each robot over each path, to be answered when there is something to
-    /// say.
+    /// As the controller: each robot's newest open query over each path, to be answered once there is an answer.
     asking: Mutex<BTreeMap<RobotId, BTreeMap<usize, Query>>>,
 }
 
 impl Coordination {
-    /// Opens the sessions. Needs no peer to be there.
+    /// Opens the sessions. Works without any peer.
     pub fn open(member: &Arc<Member>, identity: Option<&Identity>) -> Result<Arc<Self>, Error> {
         let answers = (0..member.paths).map(|_| answering()).collect::<Result<_, _>>()?;
         Ok(Arc::new(Coordination {
@@ -63,12 +62,12 @@ impl Coordination {
         self.sessions.close();
     }
 
-    /// Whether a session is one of this robot's.
+    /// Returns whether a session is one of this robot's.
     pub fn is_own(&self, session: &str) -> bool {
         self.sessions.iter().any(|own| own.zid().to_string() == session)
     }
 
-    /// Where a robot is on a path: at its address in the team file, or where its session comes from.
+    /// A robot's address on a path: from the team file, or else the origin of its session.
     pub fn address_of(&self, robot: RobotId, path: usize) -> Option<IpAddr> {
         let known = self.member.team.robots.get(usize::from(robot.0))?;
         known.addresses.get(path).copied().or_else(|| {
@@ -77,7 +76,7 @@ impl Coordination {
         })
     }
 
-    /// Declares a token in each session: its key is made of the session's name. It lasts as long as what is returned.
+    /// Declares a token in each session, with the session's name in its key. It lasts as long as the returned value.
     pub fn declare_tokens(&self, key: impl Fn(&str) -> String) -> Result<Vec<LivelinessToken>, Error> {
         let tokens = self.sessions.iter().map(|session| {
             let key = key(&session.zid().to_string());
@@ -86,7 +85,7 @@ impl Coordination {
         tokens.collect()
     }
 
-    /// Hands over tokens that come and go, those that are there already included.
+    /// Passes on tokens that appear and vanish, starting with those already present.
     pub fn watch_tokens(&self, key: &str, take: impl Fn(Sample) + Clone + Send + Sync + 'static) -> Result<(), Error> {
         self.sessions.iter().try_for_each(|session| {
             let tokens = session.liveliness().declare_subscriber(key.to_owned());
@@ -95,7 +94,7 @@ impl Coordination {
         })
     }
 
-    /// Hands over what is put.
+    /// Passes on published samples.
     pub fn subscribe(&self, key: &str, take: impl Fn(Sample) + Clone + Send + Sync + 'static) -> Result<(), Error> {
         self.sessions.iter().try_for_each(|session| {
             let subscriber = session.declare_subscriber(key.to_owned()).callback(take.clone());
@@ -103,7 +102,7 @@ impl Coordination {
         })
     }
 
-    /// Hands over queries, each with the path that it came over.
+    /// Passes on queries, each with the path that it arrived over.
     pub fn take_queries(
         &self,
         key: &str,
@@ -117,7 +116,7 @@ impl Coordination {
         })
     }
 
-    /// Says over all paths.
+    /// Publishes over all paths.
     pub fn put<F: Frame>(&self, key: &str, frame: &F) {
         let frame = ZBytes::from(wire::encode(frame));
         for session in self.sessions.iter() {
@@ -132,7 +131,7 @@ impl Coordination {
         }
     }
 
-    /// Asks over all paths; each may bring an answer.
+    /// Queries over all paths; each may bring an answer.
     pub fn query<F: Frame>(&self, key: &str, frame: &F, on_answer: impl Fn(&ZBytes) + Clone + Send + Sync + 'static) {
         let frame = ZBytes::from(wire::encode(frame));
         for session in self.sessions.iter() {
@@ -156,7 +155,7 @@ impl Coordination {
         }
     }
 
-    /// Keeps a robot's query until there is an answer. An older one over the same path ends without.
+    /// Keeps a robot's query until there is an answer. An older one over the same path ends without an answer.
     pub fn keep_query(&self, from: RobotId, path: usize, query: Query) {
         let older = lock(&self.asking).entry(from).or_default().insert(path, query);
         if let Some(older) = older {
@@ -164,7 +163,7 @@ impl Coordination {
         }
     }
 
-    /// Answers the queries that were kept of a robot. Returns whether there were any.
+    /// Answers the kept queries of a robot. Returns whether there were any.
     pub fn answer_kept(&self, to: RobotId, frame: Option<&[u8]>) -> bool {
         let queries = lock(&self.asking).remove(&to).unwrap_or_default();
         let any = !queries.is_empty();
@@ -174,8 +173,8 @@ impl Coordination {
         any
     }
 
-    /// Answers a query, or ends it without an answer. The end of a query is never dropped: where its link is stuck it
-    /// waits for seconds. So each path has a thread for it, and no path waits for another one.
+    /// Answers a query, or ends it without an answer. The end of a query is never dropped: if its link is stuck, this
+    /// blocks for seconds. So each path has a thread for it, and no path waits for another one.
     pub fn answer(&self, path: usize, query: Query, frame: Option<Vec<u8>>) {
         let answer = frame.map(|frame| (query.key_expr().as_str().to_owned(), frame));
         self.answer_as(path, query, answer);
@@ -184,7 +183,7 @@ impl Coordination {
     /// The same, with a key.
     pub fn answer_as(&self, path: usize, query: Query, answer: Option<(String, Vec<u8>)>) {
         if let Some(answers) = self.answers.get(path) {
-            // Where that many wait the link is about to be given up.
+            // With so many waiting, the link is about to be given up.
             if answers.try_send((query, answer)).is_err() {
                 tracing::debug!("an answer was not sent: too many wait");
             }
@@ -192,7 +191,7 @@ impl Coordination {
     }
 }
 
-/// Starts a thread that answers queries; it ends when what they are handed over by is dropped.
+/// Starts a thread that answers queries; it ends when its sender is dropped.
 fn answering() -> Result<SyncSender<Answer>, Error> {
     let (answers, queries) = sync_channel::<Answer>(ANSWERS_MAX);
     spawn("coorp-answers", move || {

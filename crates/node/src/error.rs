@@ -1,71 +1,71 @@
-//! What can go wrong with a live robot: a program goes by the variant, its operator by the text.
+//! Errors of a live robot: programs use the variant, operators the text.
 //!
-//! Left out of a variant: what the caller has given itself. A text says what happened, and what to do where that is known.
+//! Variants leave out what the caller passed in. A text says what happened, and what to do if that is known.
 
 use std::path::{Path, PathBuf};
 use std::{fmt, io};
 
-/// Why a live robot could not do what it was asked to.
+/// Why a live robot could not do what was requested.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
     /// The team has no robot of this name.
     UnknownRobot(String),
-    /// Bulk would go to the robot that sends it.
+    /// The receiver of bulk would be its sender.
     BulkToItself(String),
     /// A topic or a bulk message cannot have this name.
     Name(String),
     /// A topic cannot be published or gathered at this period.
     Period(String),
-    /// A message has more bytes than may be.
+    /// A message has too many bytes.
     TooLarge(String),
-    /// The robot publishes as many control topics as it can.
+    /// The robot already publishes as many control topics as it can.
     TooManyTopics(String),
-    /// The robot gathers the topic already.
+    /// The robot already gathers the topic.
     Gathered(String),
-    /// The robot is being recorded already.
+    /// The robot is already being recorded.
     Recorded,
     /// Bulk needs the team's keys, and the robot was opened without them.
     NoKeys,
-    /// A key or certificate is missing, cannot be used, or is there already.
+    /// A key or certificate is missing, unusable, or exists already.
     Keys(String),
-    /// The team's addresses and interfaces are not those of this machine, or more than a robot can use.
+    /// The team's addresses and interfaces are not this machine's, or more than a robot can use.
     Network(String),
-    /// The environment has Zenoh use threads in a way that is not safe.
+    /// The environment selects threads for Zenoh that are not safe.
     Threads(String),
-    /// The team and the policy make no robot.
+    /// The team and the policy do not make a valid robot.
     Config(String),
-    /// A file is no flight recorder's, or a folder has none.
+    /// A file is not a flight recorder's, or a folder has none.
     Flight(String),
-    /// A file to record to is there already.
+    /// The file to record to exists already.
     FileExists(PathBuf),
     /// A file could not be read or written.
     File(String, io::Error),
     /// The node has closed.
     Closed,
-    /// As many bulk messages wait for a robot as may. This one may be finished later.
+    /// Too many bulk messages wait for a robot. This one can be finished later.
     QueueFull(String),
     /// A bulk message was not delivered.
     Undelivered(String),
     /// A thread could not be started.
     Thread(io::Error),
-    /// A socket, or what runs over it, could not be set up.
+    /// A socket, or a protocol on top of it, could not be set up.
     Socket(String, io::Error),
     /// Keys that were read could not be used, or none could be made.
     Crypto(String),
     /// The fabric failed.
     Fabric(&'static str, zenoh::Error),
-    /// Others cannot reach the robot: its port is taken, or what the fabric says.
+    /// Others cannot reach the robot: its port is taken, or the fabric's reason.
     Listen(String),
-    /// No interface is up on which the other robots could be looked for.
+    /// No interface to search for the other robots on is up.
     NoNetwork(String),
-    /// A recording could not begin, or has ended by itself.
+    /// A recording could not start, or has ended by itself.
     Recording(String),
 }
 
 impl Error {
-    /// Whether it is for the user to mend: the team file, the keys, an argument. If it is not, the network or the machine
-    /// did not do its part.
+    /// Returns whether the user has to fix it: the team file, the keys, an argument. Otherwise the network or the
+    /// machine failed.
     pub fn is_input(&self) -> bool {
         use Error::*;
         let failed = matches!(
@@ -75,7 +75,7 @@ impl Error {
         !failed && !matches!(self, Fabric(..) | Listen(_) | NoNetwork(_) | Recording(_))
     }
 
-    /// What could not be done at a path.
+    /// An operation that failed on a path.
     pub(crate) fn at(what: &str, path: &Path, error: io::Error) -> Self {
         Error::File(format!("cannot {what} {}", path.display()), error)
     }

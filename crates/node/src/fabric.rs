@@ -1,17 +1,19 @@
 //! The fabric: Zenoh sessions of one robot, configured from the team file.
 //!
-//! *Coordination* goes over them: who leads, permits, who is alive, who subscribes to what, status. They run over TLS on TCP: when
-//! a process dies its kernel says so, which is how a permit becomes free at once. There is a session a path. What goes
-//! over coordination may come twice, so it goes over all of them, marked for AC_VO. Both ends of each link prove by the
-//! team's keys who they are, and the access rules hold each robot to keys that carry its name, so nobody speaks for
-//! another. Control has links of its own: see `links`.
+//! *Coordination* uses them: leadership, permits, liveness, subscriptions, status. They run over TLS on TCP: when a
+//! process dies, its kernel says so, which frees a permit at once. There is one session per path. Coordination
+//! tolerates duplicates, so it uses all of them, marked for AC_VO. Both ends of each link prove their identity by the
+//! team's keys. The access rules restrict each robot to keys with its name, so no robot can speak for another. Control
+//! has its own links: see `links`.
 //!
-//! Of two robots with known addresses the later in the team file connects to the earlier. Robots without an address are
-//! found by multicast on their LAN: a robot looks around before it opens a session, and connects to whom it finds as if
-//! the address had been given. Left out: of two robots that meet later, as when both start at once, one side's marks.
-//! Zenoh then connects by itself, and takes marks from configured addresses alone, so only the side that accepts marks
-//! what it sends. Left out as well: networks that come up later. Zenoh lists the interfaces once in a process, so a
-//! robot without addresses waits for the first one.
+//! Of two robots with known addresses, the later one in the team file connects to the earlier. Robots without an
+//! address are found by multicast on their LAN: a robot searches before it opens a session, and connects to the robots
+//! it finds as if their addresses had been given.
+//!
+//! Left out: one side's marks, if two robots meet later, for example because both start at once. Zenoh then connects by
+//! itself and takes marks only from configured addresses, so only the accepting side marks what it sends. Also left
+//! out: networks that come up later. Zenoh lists the interfaces once per process, so a robot without addresses waits
+//! for the first one.
 
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Deref;
@@ -30,45 +32,45 @@ use crate::{zenoh_threads, Error};
 /// The largest control message, bytes.
 pub const MESSAGE_BYTES_MAX: usize = 16 << 20;
 
-/// TOS byte of DSCP 48 (CS6), which WiFi's default mapping, old and new, puts into AC_VO.
+/// TOS byte of DSCP 48 (CS6), which WiFi's default mapping, old and new, maps to AC_VO.
 pub(crate) const TOS_VOICE: u8 = 48 << 2;
-/// Where robots without addresses are looked for: Zenoh's own group, on ports of the team's.
+/// The multicast group for discovery of robots without addresses: Zenoh's own, on the team's ports.
 const SCOUTING_GROUP: &str = "224.0.0.224";
-/// Places of the ports from a robot's first one on. Coordination has one a path, TCP; bulk's is UDP.
+/// Port offsets from a robot's first one. Coordination has one per path, TCP; bulk's is UDP.
 pub(crate) const PORTS_COORDINATION: [u16; PATHS_MAX] = [0, 1, 6, 7];
 pub(crate) const PORT_BULK: u16 = 1;
-/// Control has one a path, UDP.
+/// Control has one per path, UDP.
 pub(crate) const PORT_CONTROL: u16 = 2;
 const PORT_SCOUTING: u16 = 8;
-/// How long a robot looks for others before it opens a session.
+/// How long a robot searches for others before it opens a session.
 const LOOK_AROUND: Duration = Duration::from_millis(300);
-/// How long a robot waits for a network to look for others on, and the operator.
+/// How long a robot, and the operator, wait for a network to search for others on.
 const NETWORK_WITHIN: Duration = Duration::from_secs(60);
 const NETWORK_WITHIN_OPERATOR: Duration = Duration::from_secs(2);
 const NETWORK_LOOK_EVERY: Duration = Duration::from_millis(20);
-/// Addresses that are tried at most.
+/// The maximum number of addresses to try.
 const FOUND_MAX: usize = 1_024;
-/// A peer whose link says nothing for so long is gone. A process that ends is known of at once.
+/// A peer whose link is silent for this long is gone. The end of a process is noticed at once.
 const LINK_LEASE: Duration = Duration::from_secs(3);
-/// In a team of more robots this, and how long a try to connect takes at most, are longer by as much as it is larger: each
-/// robot has a link to each other one.
+/// Larger teams lengthen this, and the maximum time to connect, in proportion, because each robot has a link to every
+/// other.
 const LINK_LEASE_ROBOTS: u32 = 16;
-/// Who reads also writes: a link that takes nothing for so long is closed, as all others wait for it.
+/// One thread reads and writes, so a link that takes nothing for this long is closed, because all others wait for it.
 const BLOCKED_MAX: Duration = Duration::from_millis(250);
-/// A try to connect ends after so long, and another begins. Who was away is spoken to within a second of its return, and
-/// what this fabric tells comes before that; but TCP repeats a lost first packet only after a second.
+/// An attempt to connect ends after this time, and another begins. A robot that returns is contacted within a second.
+/// What this fabric announces has to arrive before that, but TCP repeats a lost first packet only after a second.
 const CONNECT_MAX: Duration = Duration::from_millis(600);
 const RETRY_FIRST: Duration = Duration::from_millis(100);
 const RETRY_LONGEST: Duration = Duration::from_millis(200);
-/// Coordination's messages are small; what is larger than this is not put together.
+/// Coordination's messages are small; larger ones are not reassembled.
 const COORDINATION_BYTES_MAX: usize = 1 << 20;
 
-/// Who opens sessions.
+/// The kind of member that opens sessions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Who {
     /// A robot of the team.
     Robot(RobotId),
-    /// The operator, who asks for status and is not reached.
+    /// The operator, who queries the status and accepts no connections.
     Operator,
 }
 
@@ -81,7 +83,8 @@ impl Who {
         }
     }
 
-    /// The only interfaces that it looks for others on; empty: any. Who has addresses looks for those without on all.
+    /// The only interfaces that it searches for others on; empty: any. A robot with addresses searches on all for those
+    /// without.
     fn looks_on(self, team: &Team) -> &[String] {
         match self {
             Who::Robot(robot) if !team.robots[usize::from(robot.0)].addresses.is_empty() => &[],
@@ -90,7 +93,7 @@ impl Who {
     }
 }
 
-/// The keys of the fabric. Names of robots are fit for them: letters, digits, `-`, `_`, `.`.
+/// The keys of the fabric. Robot names are valid in them: letters, digits, `-`, `_`, `.`.
 #[derive(Clone, Debug)]
 pub(crate) struct KeySpace {
     team: String,
@@ -103,22 +106,22 @@ impl KeySpace {
         }
     }
 
-    /// A token that lasts as long as the robot's coordination session. It tells that session's name.
+    /// A token that lasts as long as the robot's coordination session, whose name it contains.
     pub fn alive(&self, robot: &str, session: &str) -> String {
         format!("coorp/{}/alive/{robot}/{session}", self.team)
     }
 
-    /// Where `controller` takes messages about the permits of `robot`.
+    /// The key on which `controller` receives messages about the permits of `robot`.
     pub fn permit(&self, controller: &str, robot: &str) -> String {
         format!("coorp/{}/permit/{controller}/{robot}", self.team)
     }
 
-    /// Where a robot tells another one who leads.
+    /// The key on which a robot tells another one who leads.
     pub fn lead(&self, from: &str, to: &str) -> String {
         format!("coorp/{}/lead/{from}/{to}", self.team)
     }
 
-    /// Where a robot tells all others who leads.
+    /// The key on which a robot tells all others who leads.
     pub fn lead_all(&self, from: &str) -> String {
         format!("coorp/{}/lead-all/{from}", self.team)
     }
@@ -131,27 +134,27 @@ impl KeySpace {
         format!("coorp/{}/time/{robot}", self.team)
     }
 
-    /// Where a robot says when its control messages are due.
+    /// The key on which a robot says when its control messages are due.
     pub fn models(&self, robot: &str) -> String {
         format!("coorp/{}/models/{robot}", self.team)
     }
 
-    /// A token that lasts as long as a subscription of a robot to a topic; `token` tells it from all others.
+    /// A token that lasts as long as a robot's subscription to a topic; `token` makes it unique.
     pub fn subscribes(&self, robot: &str, topic: &str, token: &str) -> String {
         format!("coorp/{}/subscribes/{robot}/{topic}/{token}", self.team)
     }
 
-    /// A token that lasts as long as a start of a robot gathers a topic and that session of it does.
+    /// A token that lasts as long as a robot gathers a topic, within one start of its process and one session.
     pub fn gathers(&self, robot: &str, topic: &str, incarnation: &str, session: &str) -> String {
         format!("coorp/{}/gathers/{robot}/{topic}/{incarnation}/{session}", self.team)
     }
 
-    /// Where a robot that gathers a topic and one that publishes it talk about that.
+    /// The key on which a gathering robot and a publishing one talk about a topic.
     pub fn fleet(&self, from: &str, to: &str, topic: &str) -> String {
         format!("coorp/{}/fleet/{from}/{to}/{topic}", self.team)
     }
 
-    /// The part of a key that stands at `place` behind the team: 1 is the first behind the word.
+    /// The part of a key at index `place` behind the team: 1 is the first behind the word.
     pub fn part<'k>(&self, key: &'k str, place: usize) -> Option<&'k str> {
         let rest = key
             .strip_prefix("coorp/")?
@@ -161,17 +164,17 @@ impl KeySpace {
     }
 }
 
-/// Why something was not done over the fabric.
+/// The error for a failed operation over the fabric.
 pub(crate) fn fabric_failed(error: zenoh::Error) -> Error {
     Error::Fabric("the fabric failed", error)
 }
 
-/// Coordination's sessions, one a path.
+/// Coordination's sessions, one per path.
 #[derive(Debug)]
 pub(crate) struct Sessions(Vec<Session>);
 
 impl Sessions {
-    /// Opens them. Needs no peer to be there.
+    /// Opens them. Works without any peer.
     pub fn open(team: &Team, who: Who, identity: Option<&Identity>, paths: usize) -> Result<Sessions, Error> {
         waiting(|| {
             let sessions = (0..paths).map(|path| coordination(team, who, identity, path));
@@ -179,7 +182,7 @@ impl Sessions {
         })
     }
 
-    /// Where the peer of a path is that has one of these sessions.
+    /// Returns the address of the peer on a path that has one of these sessions.
     pub fn peer(&self, path: usize, is_its: impl Fn(&str) -> bool + Send) -> Option<IpAddr> {
         let session = self.get(path)?;
         let mut links = waiting(|| session.info().links().wait());
@@ -209,7 +212,7 @@ impl Deref for Sessions {
 
 impl Drop for Sessions {
     fn drop(&mut self) {
-        // The last of a session closes it, if that is not done.
+        // Dropping the last handle of a session closes it, if that has not happened.
         let sessions = std::mem::take(&mut self.0);
         waiting(|| drop(sessions));
     }
@@ -219,7 +222,7 @@ impl Drop for Sessions {
 fn coordination(team: &Team, who: Who, identity: Option<&Identity>, path: usize) -> Result<Session, Error> {
     let link = Link {
         protocol: if identity.is_some() { "tls" } else { "tcp" },
-        // No robot has more paths, by `network.rs`.
+        // `network.rs` makes sure that no robot has more paths.
         port: PORTS_COORDINATION[path],
         path,
     };
@@ -228,7 +231,7 @@ fn coordination(team: &Team, who: Who, identity: Option<&Identity>, path: usize)
 
 struct Link {
     protocol: &'static str,
-    /// Its place among a robot's ports.
+    /// Its offset from a robot's first port.
     port: u16,
     path: usize,
 }
@@ -240,7 +243,7 @@ impl Link {
     }
 }
 
-/// How a link is marked, and its interface, as they stand behind its address.
+/// A link's mark and interface, in the form that follows its address.
 fn marks(interface: Option<&String>) -> String {
     let only = interface.map(|interface| format!(";iface={interface}"));
     format!("#dscp={TOS_VOICE:#x}{}", only.unwrap_or_default())
@@ -268,8 +271,9 @@ fn read(config: &Value) -> Result<Config, Error> {
     config.map_err(|error| Error::Fabric("the fabric does not take its configuration", error))
 }
 
-/// Waits until there is an interface that Zenoh would look for robots on, of these where some are given: it lists them at its first use, and those that
-/// come up later do not exist for it. A card that is not connected yet, or just so, is none.
+/// Waits until there is an interface on which Zenoh would search for robots, among these if some are given. Zenoh lists
+/// them at its first use, and never sees those that come up later. A card that is not connected, or not quite yet, does
+/// not count.
 fn await_network(who: Who, interfaces: &[String]) -> Result<(), Error> {
     let fit = |interface: &pnet_datalink::NetworkInterface| {
         let used = interfaces.is_empty() || interfaces.contains(&interface.name);
@@ -302,7 +306,7 @@ fn await_network(who: Who, interfaces: &[String]) -> Result<(), Error> {
     Ok(())
 }
 
-/// The robots that answer within a moment, as addresses to connect to.
+/// Returns the robots that answer within a moment, as addresses to connect to.
 fn look_around(config: Config, link: &Link, interface: Option<&String>) -> Result<Vec<String>, Error> {
     let scout = zenoh::scout(WhatAmI::Peer, config)
         .wait()
@@ -355,7 +359,7 @@ fn config(team: &Team, who: Who, identity: Option<&Identity>, link: &Link, rules
                 "period_increase_factor": 2,
             },
         },
-        // Peers are let in as they come; nothing waits for them.
+        // Peers are admitted as they arrive; nothing waits for them.
         "open": { "return_conditions": { "connect_scouted": false, "declares": false } },
         "scouting": {
             "delay": 0,
@@ -364,8 +368,8 @@ fn config(team: &Team, who: Who, identity: Option<&Identity>, link: &Link, rules
                 "address": format!("{SCOUTING_GROUP}:{scouting_port}"),
                 "interface": who.looks_on(team).get(link.path).map_or("auto", String::as_str),
                 "autoconnect": ["peer"],
-                // Whoever comes later looks around and connects; of two that meet otherwise one does, as two that
-                // connect to each other at once refuse each other.
+                // A robot that comes later searches and connects. If two meet otherwise, only one connects, because two
+                // that connect to each other at once refuse each other.
                 "autoconnect_strategy": "greater-zid",
                 "listen": who != Who::Operator,
             },
@@ -396,7 +400,7 @@ fn config(team: &Team, who: Who, identity: Option<&Identity>, link: &Link, rules
             "listen_certificate": identity.certificate,
             "connect_private_key": identity.key,
             "connect_certificate": identity.certificate,
-            // Who it is stands in the common name, which the access rules go by; any address may be a robot's.
+            // The access rules use the common name as the identity; a robot may have any address.
             "verify_name_on_connect": false,
         });
         config["access_control"] = rules;
@@ -412,7 +416,7 @@ fn listen(team: &Team, who: Who, link: &Link) -> Vec<String> {
     vec![link.endpoint(address, team.port(id), robot.interfaces.get(link.path))]
 }
 
-/// The addresses to connect to: of each pair of robots the later one connects, where the earlier has an address.
+/// The addresses to connect to: in each pair of robots the later one connects, if the earlier has an address.
 fn connect(team: &Team, who: Who, link: &Link) -> Vec<String> {
     let mut endpoints = Vec::new();
     for (other, robot) in (0u16..).map(RobotId).zip(&team.robots) {
@@ -430,8 +434,8 @@ fn connect(team: &Team, who: Who, link: &Link) -> Vec<String> {
     endpoints
 }
 
-/// What a robot may do, which is called `ME` here: what, by which messages, and the widest keys behind the team's. It says
-/// that it is alive and what it gathers, asks for its own permits, and answers for itself.
+/// What a robot, called `ME` here, may do: the action, its messages, and the widest keys behind the team's. It
+/// announces that it is alive and what it gathers, requests its own permits, and answers for itself.
 const OF_ROBOT: &str = "\
 own liveliness_token alive/ME/* subscribes/ME/*/* gathers/ME/*/*/*
 ask query permit/*/ME time/*
@@ -446,7 +450,7 @@ watch liveliness_query+declare_liveliness_subscriber alive/*/*";
 const ALL_MESSAGES: &str = "put+delete+query+reply+declare_subscriber+declare_queryable+liveliness_token+\
                             liveliness_query+declare_liveliness_subscriber";
 
-/// What members may do, by the names in their certificates. All else is refused.
+/// What members may do, by the names in their certificates. Everything else is refused.
 fn rules(team: &Team) -> Value {
     let rule = |id: &str, flow: &str, messages: &str, keys: Vec<String>| {
         json!({

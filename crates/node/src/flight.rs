@@ -1,15 +1,16 @@
-//! The flight recorder: all that a live robot is told and what it answers, kept on disk in a ring, to be replayed.
+//! The flight recorder: every input of a live robot and every answer, kept on disk in a ring, for replay.
 //!
-//! [`Flown`] is the robot with its recorder: every [`Input`] goes through it and is noted, in memory and under the robot's
-//! lock; a thread writes what was noted (`flight/write.rs`). A segment begins with the robot's whole state, so each file
-//! can be replayed by itself, and the oldest files make room. What cannot be kept in memory until it is written is left
-//! out and counted; then a new segment begins.
+//! [`Flown`] is the robot with its recorder. Every [`Input`] goes through it and is noted, in memory and under the
+//! robot's lock; a thread writes the notes (`flight/write.rs`). A segment begins with the robot's whole state, so each
+//! file can be replayed alone, and the oldest files make room. Notes that do not fit in memory until they are written
+//! are left out and counted; then a new segment begins.
 //!
-//! A file is `CoFR`, the layout's number, and blocks: length, the first bytes of BLAKE3 of the body, body, in postcard. The
-//! first block is a [`Header`], each other one [`Record`]s. [`read`] takes no block whose hash is wrong, so a robot is never
-//! made of garbage by chance. The state's layout is that of this version's types: [`LAYOUT`] rises whenever one changes.
+//! A file is `CoFR`, the layout's number, and blocks: length, the first bytes of BLAKE3 of the body, body, in postcard.
+//! The first block is a [`Header`], each other one [`Record`]s. [`read`] accepts no block with a wrong hash, so garbage
+//! never becomes a robot by chance. The state's layout is that of this version's types: [`LAYOUT`] is incremented when
+//! one changes.
 //!
-//! Left out: what messages contain, and what became of actions. Recordings for people are MCAP (`recording.rs`).
+//! Left out: message contents, and the results of actions. Recordings for people are MCAP (`recording.rs`).
 
 mod write;
 
@@ -25,76 +26,76 @@ pub(crate) use write::Recorder;
 
 use crate::Error;
 
-/// The layout of files: of blocks, and of the types in them.
+/// The layout of files: their blocks, and the types in them.
 pub const LAYOUT: u16 = 2;
-/// How files are called at their end.
+/// The file extension.
 pub const SUFFIX: &str = "flight";
-/// The folder of the files in a robot's state folder.
+/// The folder of the files within a robot's state folder.
 pub const FOLDER: &str = "flight";
 
 const MAGIC: &[u8; 4] = b"CoFR";
 const HASH_BYTES: usize = 8;
 const BLOCK_HEAD_BYTES: usize = 4 + HASH_BYTES;
-/// What is said of a file that has no whole state.
+/// The error for a file without a whole state.
 const CUT: &str = "the file ends before its robot's state; an older one of the same folder may be whole";
 /// Larger files are not the recorder's, bytes.
 const FILE_BYTES_MAX: u64 = 256 << 20;
-/// A segment ends after so many bytes of records.
+/// The size of a segment's records at which it ends, bytes.
 const SEGMENT_BYTES: usize = 1 << 20;
-/// What waits to be written at most, bytes.
+/// The most that waits to be written, bytes.
 const WAITING_BYTES_MAX: usize = 4 << 20;
 
-/// What a file begins with.
+/// The first block of a file.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Header {
     /// The version of Coorp that wrote it.
     pub coorp: String,
     /// The team's name.
     pub team: String,
-    /// The names of the team's robots, in its order.
+    /// The names of the team's robots, in order.
     pub robots: Vec<String>,
-    /// What the robot was started with.
+    /// The configuration that the robot was started with.
     pub config: RobotConfig,
     /// When the file begins, on the robot's clock.
     pub at: Instant,
     /// The same as Unix time, nanoseconds.
     pub unix_ns: u64,
-    /// Inputs that were left out before this file, since the robot's start.
+    /// The number of inputs left out before this file, since the robot's start.
     pub lost: u64,
-    /// The robot as it was then.
+    /// The robot at that time.
     pub robot: Robot,
 }
 
-/// Something that a robot was told, and what it answered.
+/// An input of a robot, and its answer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Record {
-    /// When, on its clock.
+    /// When, on the robot's clock.
     pub at: Instant,
-    /// What it was told.
+    /// The input.
     pub input: Input,
-    /// What it answered.
+    /// The answer.
     pub answer: Answer,
 }
 
 /// A file of the recorder.
 #[derive(Clone, Debug)]
 pub struct Segment {
-    /// What it begins with.
+    /// Its first block.
     pub header: Header,
-    /// What happened then.
+    /// Its records.
     pub records: Vec<Record>,
-    /// Whether its end is missing: the process was killed while it wrote.
+    /// Whether its end is missing because the process was killed while writing.
     pub cut: bool,
 }
 
-/// What waits to be written.
+/// A part of a file that waits to be written.
 #[derive(Debug)]
 enum Part {
     Begin(Box<Header>),
     Records(Vec<u8>),
 }
 
-/// The names that a header tells, and where the clock stood.
+/// The constant parts of a header, and the clock's origin.
 #[derive(Clone, Debug)]
 pub(crate) struct About {
     pub team: String,
@@ -104,28 +105,28 @@ pub(crate) struct About {
     pub origin: (Instant, u64),
 }
 
-/// What was noted and is not written yet.
+/// Notes that are not written yet.
 #[derive(Debug)]
 struct Notes {
     about: About,
     parts: Vec<Part>,
-    /// Of the open block.
+    /// The records of the open block.
     bytes: Vec<u8>,
-    /// Of the parts before it, without headers.
+    /// The size of the parts before it, without headers, bytes.
     waiting: usize,
-    /// Of this segment's records so far.
+    /// The bytes of this segment's records so far.
     segment: usize,
     last: Instant,
     lost: u64,
-    /// Something was left out, so this segment goes on no more.
+    /// Something was left out, so this segment ends.
     broken: bool,
 }
 
-/// A robot and its recorder. It can be asked anything; whatever changes it is an [`Input`].
+/// A robot and its recorder. Anything may query it; whatever changes it is an [`Input`].
 #[derive(Debug)]
 pub(crate) struct Flown {
     robot: Robot,
-    /// `None` once it is over: the disk takes no more.
+    /// `None` once recording has ended because the disk takes no more.
     notes: Option<Box<Notes>>,
 }
 
@@ -157,7 +158,7 @@ impl Flown {
         }
     }
 
-    /// Tells the robot something, and notes it.
+    /// Passes an input to the robot, and notes it.
     pub fn handle(&mut self, input: Input, now: Instant) -> Answer {
         let Some(notes) = &mut self.notes else {
             return self.robot.handle(input, now);
@@ -175,12 +176,12 @@ impl Flown {
         self.handle(input, now) == Answer::Yes
     }
 
-    /// The notes made since the last call.
+    /// Returns the notes made since the last call.
     fn take(&mut self) -> Vec<Part> {
         self.notes.as_mut().map(|notes| notes.take()).unwrap_or_default()
     }
 
-    /// Notes no more.
+    /// Stops taking notes.
     fn end(&mut self) {
         self.notes = None;
     }
@@ -199,7 +200,7 @@ impl Flown {
 }
 
 impl Notes {
-    /// Begins a segment with the robot as it is.
+    /// Begins a segment with the robot's current state.
     fn begin(&mut self, robot: &Robot, now: Instant) {
         self.close();
         let (origin, unix_ns) = self.about.origin;
@@ -239,7 +240,7 @@ impl Notes {
 
     fn add(&mut self, value: &impl Serialize) {
         let before = self.bytes.len();
-        // It fails for no value of ours; half a record would end the segment for its reader.
+        // No value of ours fails; half a record would end the segment for its reader.
         if let Ok(bytes) = postcard::to_extend(value, std::mem::take(&mut self.bytes)) {
             self.bytes = bytes;
         }
@@ -260,7 +261,7 @@ impl Notes {
     }
 }
 
-/// The recorder's files at a path, in their order: the file itself, or those of a folder.
+/// Returns the recorder's files at a path, in order: the file itself, or those of a folder.
 ///
 /// # Errors
 /// If the folder cannot be read or has none.
@@ -289,7 +290,7 @@ pub fn files(path: &Path) -> Result<Vec<PathBuf>, Error> {
 /// Reads a file of the recorder.
 ///
 /// # Errors
-/// If it cannot be read, is not the recorder's or of another layout, or its beginning is damaged.
+/// If it cannot be read, is not the recorder's, has another layout, or its beginning is damaged.
 pub fn read(path: &Path) -> Result<Segment, Error> {
     let cannot = |error| Error::at("read", path, error);
     let file = File::open(path).map_err(cannot)?;
@@ -348,7 +349,7 @@ fn parse(bytes: &[u8]) -> Result<Segment, String> {
 }
 
 enum Block<'b> {
-    /// Its body, and what comes after it.
+    /// Its body, and the bytes after it.
     Whole(&'b [u8], &'b [u8]),
     Cut,
     Damaged,

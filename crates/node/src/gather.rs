@@ -1,13 +1,14 @@
-//! The newest state of every robot on a topic, as one list a period, with how old each state is: 002 on real sockets.
+//! The newest state of every robot on a topic, as one list per period, with the age of each state: 002 on real sockets.
 //!
-//! Who is connected, what is newest and what was missed is `core::tracker`'s. Here are a [`Gather`], whose lists are made by
-//! whoever waits for one, or else by a thread, and the other end: what a robot does whose states are gathered. A robot says by a token on the fabric
-//! that it gathers a topic. Whoever publishes that topic then connects (002, IV-A), is answered once there is a
-//! subscription for it, and sends its states with T1 on the clock of the robot that gathers.
+//! `core::tracker` decides who is connected, what is newest and what was missed. This module has a [`Gather`] and its
+//! counterpart, the reporting side of a robot whose states are gathered. A gather's lists are made by a caller that
+//! waits for one, or else by a thread. A robot announces by a token on the fabric that it gathers a topic. Each
+//! publisher of that topic then connects (002, IV-A), is answered once there is a subscription for it, and sends its
+//! states with T1 on the gathering robot's clock.
 //!
-//! States go as control does, over the paths that the robot chooses, and as copies of their own: a robot that gathers a topic
-//! need not subscribe to it as well. Left out: sending the list on to others, as the paper's tracker does; it is used
-//! where it is made, so T4 is when it is taken.
+//! States travel like control, over the paths that the robot chooses, and as separate copies: a robot need not
+//! subscribe to a topic that it gathers. Left out: sending the list on to others, as the paper's tracker does. The list
+//! is used where it is made, so T4 is when it is taken.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -34,32 +35,32 @@ use crate::topic::{checked, Age};
 use crate::wire::{self, Parcel, Refusal};
 use crate::Error;
 
-/// Shortest and longest time between two lists.
+/// The shortest and the longest time between two lists.
 const PERIOD_MIN: Duration = Duration::from_micros(500);
 const PERIOD_MAX: Duration = Duration::from_secs(60);
-/// Things to be done that may wait for the thread; what would add to them is dropped.
+/// The number of actions that may wait for the thread; inputs that would add more are dropped.
 const TODO_MAX: usize = 4_096;
-/// The thread that makes lists looks up at least this often.
+/// The thread that makes lists wakes at least this often.
 const LOOK_UP_EVERY: std::time::Duration = std::time::Duration::from_millis(500);
-/// Whoever waits for a list makes it itself; by so much later the thread does.
+/// A caller that waits for a list makes it itself; the thread does so this much later.
 const OTHERS_FIRST: Duration = Duration::from_micros(300);
 
-/// Gathers the states of all robots on a topic. Dropped, it ends.
+/// Gathers the states of all robots on a topic. Dropping it ends that.
 #[derive(Debug)]
 pub struct Gather {
     gatherings: Arc<Gatherings>,
     shared: Arc<Gathering>,
     lister: Option<JoinHandle<()>>,
-    /// One a path.
+    /// One per path.
     tokens: Vec<LivelinessToken>,
 }
 
-/// What callbacks, the thread that makes lists and the user share.
+/// State shared by callbacks, the thread that makes lists and the user.
 #[derive(Debug)]
 pub(crate) struct Gathering {
     topic: String,
     state: Mutex<State>,
-    /// The thread has something to do.
+    /// Wakes the thread.
     wake: Condvar,
     stop: AtomicBool,
     /// The newest list, until it is taken.
@@ -69,18 +70,18 @@ pub(crate) struct Gathering {
 #[derive(Debug)]
 struct State {
     tracker: Tracker<Bytes>,
-    /// To be done by the thread.
+    /// Actions for the thread.
     todo: VecDeque<TrackerAction>,
-    /// Those that wait for a list, who look when one is due.
+    /// The number of callers that wait for a list and check when one is due.
     waiting: usize,
-    /// How old each robot's state was on the last list, in the robots' order.
+    /// The stamps of each robot's state on the last list, in the robots' order.
     ages: Vec<(RobotId, Stamps)>,
 }
 
 #[derive(Debug)]
 struct Listed {
     at: Instant,
-    /// Without ages, which count to when the list is taken.
+    /// Without ages, which depend on when the list is taken.
     states: Vec<RobotState>,
 }
 
@@ -102,9 +103,9 @@ pub struct RobotState {
     pub from: RobotId,
     /// T1 to T3, on this robot's clock.
     pub stamps: Stamps,
-    /// Whether it came since the last list; if not, the robot missed its update.
+    /// Whether it arrived since the last list; if not, the robot missed its update.
     pub fresh: bool,
-    /// How old it was when the list was taken: T4 - T1. `None` before the clocks were compared.
+    /// Its age when the list was taken: T4 - T1. `None` before the clocks were compared.
     pub age: Option<Age>,
     payload: Bytes,
 }
@@ -148,7 +149,7 @@ impl Gather {
             lists: Mailbox::new(),
         });
         gatherings.insert(topic, &shared)?;
-        // From here on what is begun ends with this.
+        // From here on, dropping this ends whatever was started.
         let mut gather = Gather {
             gatherings: gatherings.clone(),
             shared: shared.clone(),
@@ -168,18 +169,18 @@ impl Gather {
         Ok(gather)
     }
 
-    /// The newest list, if there is one that was not taken yet.
+    /// Returns the newest list, if it was not taken yet.
     pub fn try_recv(&self) -> Option<Table> {
         self.shared.lists.try_recv().map(|listed| self.table(listed))
     }
 
-    /// Waits for the next list that was not taken yet, until `timeout` has passed; without one, for ever. A list goes to one
-    /// taker: who waits here makes it, and leaves none for [`Gather::next`].
+    /// Waits for the next list until `timeout` has passed; without one, forever. Each list goes to one taker: a caller
+    /// that waits here makes it, and leaves none for [`Gather::next`].
     pub fn recv(&self, timeout: Option<std::time::Duration>) -> Option<Table> {
         let until = timeout.and_then(|timeout| StdInstant::now().checked_add(timeout));
         loop {
             let mut state = lock(&self.shared.state);
-            // Made here, there is no other thread to be woken by.
+            // A list made here needs no other thread to wake this one.
             self.shared.look(&self.gatherings.robot, &mut state);
             let mut listed = self.shared.lists.try_recv();
             if listed.is_none() {
@@ -204,7 +205,7 @@ impl Gather {
         self.table(self.shared.lists.next().await)
     }
 
-    /// The robots that are connected, and on how many lists each had no fresh state.
+    /// The connected robots, and on how many lists each had no fresh state.
     pub fn updates(&self) -> Vec<(RobotId, Updates)> {
         lock(&self.shared.state).tracker.robots().collect()
     }
@@ -224,7 +225,7 @@ impl Gather {
 
 impl Drop for Gather {
     fn drop(&mut self) {
-        // First, so that nobody connects any more.
+        // First, so that no more robots connect.
         self.tokens.clear();
         self.shared.stop.store(true, Ordering::Release);
         self.shared.wake.notify_one();
@@ -236,7 +237,7 @@ impl Drop for Gather {
 }
 
 impl Gathering {
-    /// One round of the thread: what is due is done, then it waits for more.
+    /// One round of the thread: does what is due, then waits for more.
     fn work(&self, gatherings: &Gatherings) {
         let robot = &gatherings.robot;
         let mut state = lock(&self.state);
@@ -255,7 +256,7 @@ impl Gathering {
             return;
         }
         drop(state);
-        // Never under the lock: what is told to the fabric may call back.
+        // Never under the lock, because the fabric may call back.
         for action in todo {
             match action {
                 // Links carry all topics.
@@ -271,7 +272,7 @@ impl Gathering {
                         self.topic
                     );
                 }
-                // Made when it came.
+                // Made when it was queued.
                 TrackerAction::List => {}
             }
         }
@@ -284,7 +285,8 @@ impl Gathering {
         self.collect(state, now);
     }
 
-    /// Tells the tracker what came from a robot. Where too much is to be done already it is as if it were lost on the way.
+    /// Passes an arrival from a robot to the tracker. If too many actions wait already, the arrival counts as lost on
+    /// the way.
     fn hear(&self, robot: &SharedRobot, what: impl FnOnce(&mut Tracker<Bytes>, Instant)) {
         if lock(&self.state).todo.len() < TODO_MAX {
             self.tell(robot, what);
@@ -293,13 +295,13 @@ impl Gathering {
 
     fn tell(&self, robot: &SharedRobot, what: impl FnOnce(&mut Tracker<Bytes>, Instant)) {
         let mut state = lock(&self.state);
-        // Read under the lock, so that no later time was told before.
+        // Read under the lock, so that the tracker's time never goes back.
         let now = robot.now();
         what(&mut state.tracker, now);
         self.collect(&mut state, now);
     }
 
-    /// Notes what the tracker wants done, and makes its list, if it wants one.
+    /// Queues the tracker's actions, and makes its list, if it wants one.
     fn collect(&self, state: &mut State, now: Instant) {
         while let Some(action) = state.tracker.poll() {
             if matches!(action, TrackerAction::List) {
@@ -313,7 +315,7 @@ impl Gathering {
         }
     }
 
-    /// How well each robot's states come in.
+    /// Statistics of each robot's states.
     fn gathered(&self, now: Instant) -> Vec<Gathered> {
         let state = lock(&self.state);
         let robots = state.tracker.robots();
@@ -334,7 +336,7 @@ impl Gathering {
 }
 
 impl State {
-    /// How long it is until the tracker has something to do.
+    /// The time until the tracker's next deadline.
     fn until_due(&self, now: Instant) -> std::time::Duration {
         let due = self.tracker.next_deadline();
         due.map_or(LOOK_UP_EVERY, |due| {
@@ -358,7 +360,7 @@ impl State {
     }
 }
 
-/// What this robot gathers, and what of its states goes to those that gather them.
+/// What this robot gathers, and the states that it sends to gathering robots.
 #[derive(Debug)]
 pub(crate) struct Gatherings {
     member: Arc<Member>,
@@ -403,7 +405,7 @@ impl Gatherings {
         lock(&self.by_topic).values().cloned().collect()
     }
 
-    /// How well the states of each topic and robot come in.
+    /// Statistics of the states of each topic and robot.
     pub fn gathered(&self) -> Vec<Gathered> {
         let now = self.robot.now();
         self.all()
@@ -419,7 +421,7 @@ impl Gatherings {
         }
     }
 
-    /// Does what the reporters want done.
+    /// Carries out the reporters' actions.
     pub fn report(&self, action: ReportAction) {
         match action {
             ReportAction::Say((topic, to), message) => self.say(&topic, to, message),
@@ -430,7 +432,7 @@ impl Gatherings {
         }
     }
 
-    /// Sends a state to who gathers it.
+    /// Sends states to the robots that gather them.
     pub fn send_states(&self, states: Vec<StateCopy>, message: &Bytes) {
         for state in states {
             let (topic, to) = state.report;
@@ -448,7 +450,7 @@ impl Gatherings {
         }
     }
 
-    /// A copy of a state came.
+    /// A copy of a state arrived.
     pub fn on_state(&self, from: RobotId, topic: &str, header: wire::State, payload: &Bytes) {
         if let Some(gathering) = self.get(topic) {
             let (topic, header, payload) = (header.topic, header.header, payload.clone());
@@ -464,7 +466,7 @@ impl Gatherings {
         self.coordination.put(&key, &message);
     }
 
-    /// A robot says something about being gathered.
+    /// A message about gathering arrived from a robot.
     pub fn on_fleet(&self, sample: &Sample) {
         let (what, key, member) = ("a word on being gathered", sample.key_expr().as_str(), &self.member);
         let (Some(from), Some(topic)) = (member.named_in(key, 1), member.keyspace.part(key, 3)) else {

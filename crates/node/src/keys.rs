@@ -1,11 +1,11 @@
 //! The team's keys: one certificate authority, and a certificate for each robot and for the operator.
 //!
-//! Who has a certificate of the team's authority is of the team, and is whom the certificate names; nobody else gets a
-//! word in. [`init`] makes what is missing and never overwrites. [`Identity`] is what one robot needs of it: its own
-//! key and certificate, and the authority's certificate. The authority's key stays with the operator.
+//! A certificate of the team's authority makes its owner a member, with the name in the certificate; nobody else is
+//! heard. [`init`] creates what is missing and never overwrites. [`Identity`] is what one robot needs: its own key and
+//! certificate, and the authority's certificate. The authority's key stays with the operator.
 //!
-//! Certificates do not expire, as a robot's clock may start in 1970. Whoever loses a key makes all of them anew: left
-//! out is revoking a single one.
+//! Certificates do not expire, because a robot's clock may start in 1970. Left out: revoking a single certificate.
+//! After the loss of a key, create all of them again.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -22,27 +22,27 @@ use rcgen::{
 use crate::state::make_private;
 use crate::Error;
 
-/// What the certificate of the operator says, who may look and not take part. No robot can be called so.
+/// The name in the operator's certificate. The operator may look but not take part. No robot can have this name.
 pub const OPERATOR: &str = "@operator";
-/// The name that all certificates of robots are valid for: who is meant is told by the common name.
+/// The name that all robots' certificates are valid for; the common name identifies the robot.
 pub(crate) const SERVER_NAME: &str = "robot.coorp.internal";
 
 const AUTHORITY: &str = "ca";
 const ROBOTS: &str = "robots";
 
-/// What [`init`] has made.
+/// What [`init`] has created.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Made {
     /// Whether the authority is new.
     pub authority: bool,
-    /// The certificates that were not there yet, by name.
+    /// The certificates that did not exist yet, by name.
     pub certificates: Vec<String>,
 }
 
-/// Makes the team's authority and a certificate for every robot and the operator, where they are missing.
+/// Creates the team's authority and a certificate for every robot and the operator, if they are missing.
 ///
 /// # Errors
-/// Where all of it is there already, and where files cannot be read or written.
+/// If everything exists already, or files cannot be read or written.
 pub fn init(team: &Team) -> Result<Made, Error> {
     let folder = &team.live.keys;
     make_private(folder)?;
@@ -99,7 +99,7 @@ pub fn init(team: &Team) -> Result<Made, Error> {
     })
 }
 
-/// The files by which one member of the team proves who it is.
+/// The files that prove one member's identity.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// The authority's certificate.
@@ -114,7 +114,7 @@ impl Identity {
     /// The identity of a robot of the team.
     ///
     /// # Errors
-    /// Where a file is missing or cannot be read, and where others may read the private key.
+    /// If a file is missing or cannot be read, or others may read the private key.
     pub fn of_robot(team: &Team, name: &str) -> Result<Identity, Error> {
         Identity::load(&team.live.keys, &team.live.keys.join(ROBOTS), name)
     }
@@ -158,7 +158,7 @@ impl Identity {
     }
 }
 
-/// A certificate that says a name and is signed by nobody else, and its private key, both DER.
+/// A self-signed certificate with a name, and its private key, both DER.
 pub(crate) fn unsigned(name: &str) -> Result<(CertificateDer<'static>, Vec<u8>), Error> {
     let made = KeyPair::generate().map_err(failed)?;
     let signed = member(name)?.self_signed(&made).map_err(failed)?;
@@ -182,7 +182,7 @@ fn member(name: &str) -> Result<CertificateParams, Error> {
     Ok(params)
 }
 
-/// A certificate's parameters that hold from before any robot's clock to after all of them.
+/// Certificate parameters that are valid from before any robot's clock to after all of them.
 fn lasting(name: &str) -> CertificateParams {
     let mut params = CertificateParams::default();
     params.distinguished_name = rcgen::DistinguishedName::new();
@@ -193,11 +193,11 @@ fn lasting(name: &str) -> CertificateParams {
 }
 
 fn pair(folder: &Path, name: &str) -> (PathBuf, PathBuf) {
-    // Names may hold dots, so nothing is taken for an extension.
+    // Names may contain dots, so nothing is an extension.
     (folder.join(format!("{name}.pem")), folder.join(format!("{name}.key")))
 }
 
-/// Writes a file that must not be there yet.
+/// Writes a file that must not exist yet.
 fn write_new(path: &Path, text: &str, mode: u32) -> Result<(), Error> {
     let file = OpenOptions::new().write(true).create_new(true).mode(mode).open(path);
     let mut file = file.map_err(|error| Error::at("write", path, error))?;

@@ -26,12 +26,12 @@
 //! # }
 //! ```
 //!
-//! What a robot decides is `coorp_core::robot`; this crate drives it. Begin at `node.rs`, which puts the parts together.
-//! All of them share the robot (`shared_robot.rs`) and know who it is (`member.rs`). `agent.rs` tells the robot what
-//! comes, and does what it wants done. `control.rs`, `gather.rs` and `bulk/` are what users send and receive;
-//! `links/` carries control and `coordination.rs` all else that robots say, over the sessions of `fabric.rs`, which has the
-//! keys and who may say what. `outqueue.rs` and `card.rs` tell what has left and by which source, `wire.rs` has the bytes.
-//! `keys.rs` makes and loads the team's keys, `watch.rs` asks robots for their status.
+//! `coorp_core::robot` makes a robot's decisions; this crate drives it. Begin at `node.rs`, which connects the parts.
+//! All of them share the robot (`shared_robot.rs`) and its identity (`member.rs`). `agent.rs` passes arrivals to the
+//! robot and carries out its actions. `control.rs`, `gather.rs` and `bulk/` are what users send and receive; `links/`
+//! carries control. `coordination.rs` carries all other messages between robots, over the sessions of `fabric.rs`,
+//! which has the keys and access rules. `outqueue.rs` and `card.rs` know what has left and by which source, `wire.rs`
+//! has the bytes. `keys.rs` creates and loads the team's keys, `watch.rs` queries robots for their status.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

@@ -1,7 +1,8 @@
-//! What has come and was not taken yet, for threads and tasks that wait for it.
+//! Messages that have arrived and were not taken yet, for threads and tasks that wait for them.
 //!
-//! Whoever puts something in never waits. The use bounds a mailbox: by what a message takes the place of, or by what
-//! else it keeps of each message. Left out: closing. A receiver waits until its own timeout, also after the node is gone.
+//! Putting a message in never blocks. The use bounds a mailbox: by the message that each one replaces, or by whatever
+//! else it keeps of each message. Left out: closing. A receiver waits until its own timeout, even after the node is
+//! gone.
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -28,7 +29,7 @@ impl<T> Mailbox<T> {
         }
     }
 
-    /// Puts a message where the one waits that it `replaces`, or else behind all others.
+    /// Puts a message in the place of the one that it `replaces`, or else behind all others.
     pub fn put(&self, message: T, replaces: impl Fn(&T) -> bool) {
         let mut waiting = lock(&self.waiting);
         match waiting.iter_mut().find(|waiting| replaces(waiting)) {
@@ -40,7 +41,7 @@ impl<T> Mailbox<T> {
         self.came_async.notify_one();
     }
 
-    /// Takes the first message, if there is one.
+    /// Takes the first message, if any.
     pub fn try_recv(&self) -> Option<T> {
         lock(&self.waiting).pop_front()
     }
@@ -71,7 +72,7 @@ impl<T> Mailbox<T> {
     pub async fn next(&self) -> T {
         loop {
             if let Some(message) = self.try_recv() {
-                // A notification is kept once, however many messages came.
+                // One notification is kept, however many messages arrived.
                 if !lock(&self.waiting).is_empty() {
                     self.came_async.notify_one();
                 }

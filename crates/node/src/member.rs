@@ -1,5 +1,5 @@
-//! What a robot is in its team: who it is, where its paths leave, and what it has refused. Fixed at its start, but for the
-//! counts.
+//! A robot's place in its team: its identity, where its paths leave, and what it has refused. Fixed at its start,
+//! except for the counts.
 
 use std::net::IpAddr;
 
@@ -18,7 +18,7 @@ pub(crate) struct Member {
     pub me: RobotId,
     /// With the team file's `[policy]`.
     pub policy: Policy,
-    /// Paths that are used.
+    /// The number of paths in use.
     pub paths: usize,
     pub incarnation: u32,
     /// Whether it has keys.
@@ -44,7 +44,7 @@ impl Member {
         self.team.robot_named(self.keyspace.part(key, place)?)
     }
 
-    /// What a path of this robot's is called: its interface, or else its address.
+    /// The name of one of this robot's paths: its interface, or else its address.
     pub fn path_name(&self, path: usize) -> String {
         let robot = &self.team.robots[usize::from(self.me.0)];
         match (robot.interfaces.get(path), robot.addresses.get(path)) {
@@ -54,8 +54,8 @@ impl Member {
         }
     }
 
-    /// What this robot's sockets of a path are bound to: its address there, and its interface, as a path must not lead
-    /// through another one than its own.
+    /// The binding of this robot's sockets on a path: its address there, and its interface, because a path must not
+    /// leave through another one.
     pub fn outlet(&self, path: usize) -> (IpAddr, Option<&String>) {
         let robot = &self.team.robots[usize::from(self.me.0)];
         let everywhere = IpAddr::from([0, 0, 0, 0]);
@@ -64,7 +64,7 @@ impl Member {
     }
 }
 
-/// The robot of a team that has this name.
+/// Returns the team's robot with this name.
 pub(crate) fn robot_named(team: &Team, name: &str) -> Result<RobotId, Error> {
     team.robot_named(name).ok_or_else(|| {
         let names: Vec<&str> = team.robots.iter().map(|robot| robot.name.as_str()).collect();

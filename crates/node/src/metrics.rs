@@ -1,9 +1,9 @@
-//! What a robot knows of itself, for Prometheus: text over HTTP, at `/metrics` on a port of 127.0.0.1.
+//! A robot's metrics for Prometheus: text over HTTP, at `/metrics` on a port of 127.0.0.1.
 //!
-//! One thread answers one request after another, each within a second or not at all, so that whoever asks slowly or
-//! wrongly keeps only others who ask waiting, and never the robot. The numbers are those of `coorp watch`.
+//! One thread answers one request after another, each within a second or not at all. So a slow or malformed request
+//! delays only other requests, and never the robot. The numbers are those of `coorp watch`.
 //!
-//! Left out: HTTP beyond GET, and other machines; whoever scrapes from afar runs its agent on the robot.
+//! Left out: HTTP beyond GET, and other machines; to scrape remotely, run the agent on the robot.
 
 use std::fmt::{Display, Write as _};
 use std::io::{Read, Write};
@@ -17,12 +17,12 @@ use crate::agent::Agent;
 use crate::status::{Bulk, Carries, Gathered, Heard, Path, PathState, Permit, Status};
 use crate::Error;
 
-/// How long one request may take, reading and answering.
+/// The longest time for one request, reading and answering.
 const REQUEST_MAX: Duration = Duration::from_secs(1);
-/// The longest request that is read.
+/// The longest request that is read, bytes.
 const REQUEST_BYTES_MAX: usize = 8 << 10;
 
-/// Metrics that are served, until it is dropped.
+/// Serves metrics until it is dropped.
 #[derive(Debug)]
 pub struct Metrics {
     at: SocketAddr,
@@ -67,7 +67,7 @@ impl Drop for Metrics {
 fn serve(listener: &TcpListener, agent: &Weak<Agent>, stop: &AtomicBool) {
     loop {
         let Ok((stream, _)) = listener.accept() else {
-            // Out of files, most likely; they may come back.
+            // Probably out of files; they may become available again.
             std::thread::sleep(REQUEST_MAX);
             continue;
         };
@@ -130,7 +130,7 @@ fn text(agent: &Agent) -> String {
     page.text
 }
 
-/// Who it is, who is there, permits, window, clock, refusals.
+/// Identity, liveness, permits, window, clock, refusals.
 fn robot<'n>(page: &mut Page, status: &Status, name: impl Fn(u16) -> &'n str) {
     let labels = [
         ("robot", status.robot.as_str()),
@@ -184,10 +184,10 @@ fn robot<'n>(page: &mut Page, status: &Status, name: impl Fn(u16) -> &'n str) {
     page.number("coorp_refused_strangers_total", status.refused.strangers);
 }
 
-/// What one entry of a status shows of a metric, if it is known.
+/// The value of a metric in one entry of a status, if known.
 type Show<T> = fn(&T) -> Option<f64>;
 
-/// What is published and heard.
+/// Published and received topics.
 fn control<'n>(page: &mut Page, status: &Status, name: impl Fn(u16) -> &'n str) {
     let mut published = page.metric("coorp_control_published_total");
     for topic in &status.published {
@@ -214,7 +214,7 @@ fn control<'n>(page: &mut Page, status: &Status, name: impl Fn(u16) -> &'n str) 
                 ("from", name(heard.from)),
                 ("path", path_name(status, heard.path)),
             ];
-            // A counter's labels must not change; the path does.
+            // A counter's labels must not change, and the path does.
             let labels = if metric == "coorp_control_silence_seconds" {
                 &labels[..]
             } else {
@@ -232,7 +232,7 @@ fn path_name(status: &Status, path: u64) -> &str {
     name.map_or("", String::as_str)
 }
 
-/// The paths to each robot to which there are several.
+/// The paths to each robot that has several.
 fn paths<'n>(page: &mut Page, status: &Status, name: impl Fn(u16) -> &'n str) {
     let of_paths: [(&str, Show<Path>); 5] = [
         ("coorp_path_alive", |path| {
@@ -293,7 +293,7 @@ fn bulk(page: &mut Page, bulk: &Bulk) {
         .sample(&[("source", &source)], 1);
 }
 
-/// What each metric is. Those that end in `_total`, `_sum` and `_count` are counters, the others gauges.
+/// The description of each metric. Those that end in `_total`, `_sum` and `_count` are counters, the others gauges.
 const HELP: &str = "\
 coorp_robot_info: Who this is; always 1.
 coorp_up_seconds: How long it has been up.
@@ -337,13 +337,13 @@ coorp_bulk_holds_total: How often a datagram was held back.
 coorp_bulk_completions_info: How it knows what has left; always 1.
 ";
 
-/// The text as it grows.
+/// The text under construction.
 #[derive(Default)]
 struct Page {
     text: String,
 }
 
-/// One metric of a page; what it is like is written with its first sample.
+/// One metric of a page; its description is written with its first sample.
 struct Samples<'p> {
     page: &'p mut Page,
     name: &'static str,
@@ -359,7 +359,7 @@ impl Page {
         }
     }
 
-    /// A metric of one number.
+    /// A metric with one number.
     fn number(&mut self, name: &'static str, value: impl Display) {
         self.metric(name).sample(&[], value);
     }

@@ -1,8 +1,8 @@
-//! Where the robots are, where somebody knows better than the team file: `coorp emu` puts a team into a network of its own
-//! and says so in the variable `COORP_NETWORK`, so that one file serves on robots and under the emulator.
+//! The robots' addresses, if another source than the team file has them. `coorp emu` puts a team into its own network
+//! and describes it in the variable `COORP_NETWORK`, so that one file works on robots and under the emulator.
 //!
-//! `base=10.77.0.1@wlan0,10.78.0.1@wlan1 rover=10.77.0.2@wlan0`: each robot's addresses, in the order of its paths, with
-//! the interface that has each.
+//! `base=10.77.0.1@wlan0,10.78.0.1@wlan1 rover=10.77.0.2@wlan0`: each robot's addresses, in the order of its paths,
+//! with the interface that has each.
 
 use std::env;
 use std::io::ErrorKind;
@@ -14,7 +14,7 @@ use crate::{quic, Error};
 
 const VARIABLE: &str = "COORP_NETWORK";
 
-/// The team with the addresses that the environment gives its robots, if it gives any.
+/// Returns the team with the robots' addresses from the environment, if it has any.
 pub(crate) fn placed(team: Team) -> Result<Team, Error> {
     match env::var(VARIABLE) {
         Ok(network) => place(team, &network),
@@ -23,7 +23,7 @@ pub(crate) fn placed(team: Team) -> Result<Team, Error> {
     }
 }
 
-/// Who says where the robots are.
+/// The source of the robots' addresses.
 fn source() -> &'static str {
     if env::var_os(VARIABLE).is_some() {
         VARIABLE
@@ -32,8 +32,8 @@ fn source() -> &'static str {
     }
 }
 
-/// Whether this machine has the interfaces and addresses that the robot which is to run on it uses for its paths. An interface that is there may
-/// be down, and come up later.
+/// Checks whether this machine has the interfaces and addresses that its robot uses for its paths. An interface that
+/// exists may be down, and come up later.
 pub(crate) fn check_here(robot: &Robot, paths: usize) -> Result<(), Error> {
     let (name, source) = (&robot.name, source());
     let here = pnet_datalink::interfaces();
@@ -52,7 +52,7 @@ pub(crate) fn check_here(robot: &Robot, paths: usize) -> Result<(), Error> {
     }
     for (path, address) in robot.addresses.iter().enumerate().take(paths) {
         let interface = robot.interfaces.get(path);
-        // The kernel alone knows all addresses that may be used: all of 127.0.0.0/8, those of an interface that is up.
+        // Only the kernel knows all usable addresses: all of 127.0.0.0/8, those of an interface that is up.
         let bound = quic::socket(SocketAddr::new(*address, 0), interface);
         let Err(error) = bound else { continue };
         if error.kind() == ErrorKind::AddrNotAvailable {
@@ -73,7 +73,7 @@ pub(crate) fn check_here(robot: &Robot, paths: usize) -> Result<(), Error> {
     Ok(())
 }
 
-/// The team, where each robot has a port for each of its paths.
+/// Returns the team, if each robot has a port for each of its paths.
 fn bounded(team: Team) -> Result<Team, Error> {
     let paths = |robot: &Robot| robot.interfaces.len().max(robot.addresses.len());
     match team.robots.iter().find(|robot| paths(robot) > PATHS_MAX) {
@@ -145,7 +145,7 @@ mod tests {
             error.to_string().contains("base 5 interfaces, and a live robot uses 4"),
             "{error}"
         );
-        // As a program may have made the team itself.
+        // As a program may have built the team itself.
         let mut own = team();
         own.robots[1].interfaces = (0..8).map(|number| format!("wlan{number}")).collect();
         assert!(bounded(own).unwrap_err().to_string().contains("rover 8 interfaces"));

@@ -1,4 +1,4 @@
-//! A robot on real sockets, as its users hold it: puts the parts together, which do not know it.
+//! A robot on real sockets, as its users see it: connects the parts, which do not know it.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -31,45 +31,45 @@ use crate::sync::spawn;
 use crate::topic::checked;
 use crate::{network, state, Error};
 
-/// How to take part in a team.
+/// The options for taking part in a team.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The team.
     pub team: Team,
-    /// The robot to be, by name.
+    /// The name of the robot to be.
     pub robot: String,
-    /// What runs; the team file's `[policy]` is applied to it.
+    /// The policy to run; the team file's `[policy]` is applied to it.
     pub policy: Policy,
-    /// Without keys: anyone who reaches the network may read, speak for robots and hand out permits. No bulk.
+    /// Run without keys: anyone on the network may read, speak for robots and grant permits. Disables bulk.
     pub insecure: bool,
-    /// The folder for bulk that has come; `None`: below `$XDG_STATE_HOME` or `~/.local/state`.
+    /// The folder for received bulk; `None`: below `$XDG_STATE_HOME` or `~/.local/state`.
     pub state: Option<PathBuf>,
 }
 
-/// Said where keys are left out.
+/// The warning about missing keys.
 pub const INSECURE: &str =
     "nothing is encrypted and nobody proves who they are; whoever reaches this network can read, \
                             speak for any robot and hand out permits";
 
-/// A robot that takes part in its team, until it is dropped.
+/// A robot that takes part in its team until it is dropped.
 #[derive(Debug)]
 pub struct Node {
     agent: Arc<Agent>,
     driver: Option<JoinHandle<()>>,
-    /// Ends with the node, after all else.
+    /// Ends with the node, after everything else.
     recorder: Option<Recorder>,
-    /// Gone with the node: the others learn at once.
+    /// Gone with the node: the others notice at once.
     _alive: Vec<LivelinessToken>,
 }
 
 impl Node {
-    /// Joins the team. Needs nobody else to be there. This waits, as dropping the node does, for part of a second, also in
-    /// async code, where any of tokio's runtimes will do. One that is insecure says so in the log, as
+    /// Joins the team. Works without any other robot. Like dropping the node, this blocks for a fraction of a second,
+    /// also in async code, under any of tokio's runtimes. An insecure node says so in the log, as
     /// `coorp_node::insecure`.
     ///
     /// # Errors
-    /// Where the team has no such robot, its keys are missing, this machine does not have its interfaces or addresses, or
-    /// its ports cannot be had.
+    /// If the team has no such robot, its keys are missing, this machine lacks its interfaces or addresses, or its
+    /// ports are taken.
     pub fn open(options: Options) -> Result<Node, Error> {
         let Options {
             team,
@@ -136,16 +136,16 @@ impl Node {
         })
     }
 
-    /// Which of the team's robots this is.
+    /// This robot's ID in the team.
     pub fn place(&self) -> RobotId {
         self.agent.member.me
     }
 
-    /// Begins a bulk message to a robot, or to `leader`: whoever leads when it is begun, or the team file's leader
-    /// while nobody is known to lead. To that robot it goes, also where it dies and another one leads.
+    /// Begins a bulk message to a robot, or to `leader`: the robot that leads at this moment, or the team file's leader
+    /// if none is known to lead. It stays addressed to that robot, even if it dies and another one leads.
     ///
     /// # Errors
-    /// Where there is no such robot, it is this one, or bulk was left out for lack of keys.
+    /// If there is no such robot, it is this one, or bulk is disabled for lack of keys.
     pub fn bulk_stream(&self, to: &str, name: &str) -> Result<BulkStream, Error> {
         let team = &self.agent.member.team;
         let (robot, own) = match team.robot_named(to) {
@@ -175,10 +175,10 @@ impl Node {
         })
     }
 
-    /// Receives bulk messages from all robots, those that came before included.
+    /// Receives bulk messages from all robots, including those that arrived before.
     ///
     /// # Errors
-    /// Where bulk was left out for lack of keys.
+    /// If bulk is disabled for lack of keys.
     pub fn bulk_receiver(&self) -> Result<BulkReceiver, Error> {
         Ok(BulkReceiver {
             bulk: self.bulk()?.clone(),
@@ -189,7 +189,7 @@ impl Node {
         self.agent.bulk.as_ref().ok_or(Error::NoKeys)
     }
 
-    /// Asks for a permit for as long as the wish is kept: for bulk that goes other ways than this library's.
+    /// Requests a permit for as long as the wish is kept: for bulk that does not go through this library.
     pub fn wish_bulk(&self) -> Wish {
         self.agent.robot.wish()
     }
@@ -199,48 +199,48 @@ impl Node {
         self.agent.robot.ask(|robot, now| robot.is_permitted(now))
     }
 
-    /// Sends control messages on a topic; `period` where its messages come at one, which saves learning it.
+    /// Publishes control messages on a topic. A known `period` need not be learnt.
     ///
     /// # Errors
-    /// Where the topic's name or the period does not fit, or this robot publishes too many.
+    /// If the topic's name or the period is invalid, or this robot publishes too many topics.
     pub fn control_publisher(&self, topic: &str, period: Option<Duration>) -> Result<Publisher, Error> {
         Publisher::new(&self.agent.control, topic, period)
     }
 
-    /// Receives the control messages of all robots on a topic, this robot's own included.
+    /// Receives the control messages of all robots on a topic, including this robot's own.
     ///
     /// # Errors
-    /// Where the topic's name does not fit.
+    /// If the topic's name is invalid.
     pub fn control_subscriber(&self, topic: &str) -> Result<Subscriber, Error> {
         Subscriber::new(&self.agent.control, topic)
     }
 
-    /// Gathers the states that robots publish on a topic into one list a period. The robots need not be there yet, and
-    /// may come and go. `topics` says whether all have one topic's number or each its own; over links they cost the same.
+    /// Gathers the states that robots publish on a topic into one list per period. The robots may come and go at any
+    /// time. `topics` says whether all share one topic number or each has its own; over links they cost the same.
     ///
     /// # Errors
-    /// Where the topic's name or the period does not fit, or this robot gathers the topic already.
+    /// If the topic's name or the period is invalid, or this robot gathers the topic already.
     pub fn gather(&self, topic: &str, period: Duration, topics: Topics) -> Result<Gather, Error> {
         Gather::new(&self.agent.gatherings, topic, period, topics)
     }
 
-    /// The robot as it is now.
+    /// The robot's current status.
     pub fn status(&self) -> Status {
         self.agent.status()
     }
 
-    /// Serves this robot's metrics at `http://127.0.0.1:<port>/metrics`; port 0 is one that the kernel chooses.
+    /// Serves this robot's metrics at `http://127.0.0.1:<port>/metrics`; with port 0 the kernel chooses one.
     ///
     /// # Errors
-    /// Where the port is taken.
+    /// If the port is taken.
     pub fn serve_metrics(&self, port: u16) -> Result<Metrics, Error> {
         Metrics::serve(&self.agent, port)
     }
 
-    /// Records all that this robot decides into a new MCAP file. One recording at a time.
+    /// Records everything that this robot decides into a new MCAP file. One recording at a time.
     ///
     /// # Errors
-    /// Where the file is there already or cannot be made, and where this robot is being recorded.
+    /// If the file exists already or cannot be created, or this robot is being recorded.
     pub fn record(&self, path: &Path) -> Result<Recording, Error> {
         Recording::begin(&self.agent, path)
     }
@@ -251,7 +251,7 @@ impl Drop for Node {
         if let Some(bulk) = &self.agent.bulk {
             bulk.close();
         }
-        // What is held goes back before the others see us go, and they need not wait for a new leader.
+        // Permits go back before the others see us leave, so they need not wait for a new leader.
         self.agent.robot.tell(|robot, now| {
             robot.handle(Input::WantBulk(false), now);
             robot.handle(Input::Resign, now);

@@ -1,17 +1,18 @@
-//! The send queue of a UDP socket: which of its datagrams the card has let go of. Every driver tells that.
+//! The send queue of a UDP socket: which of its datagrams the card has freed. This works with every driver.
 //!
-//! `ioctl(SIOCOUTQ)` returns the bytes of a socket that the kernel still holds. A frame leaves that count when its driver
-//! frees it: over PCIe once it was on the air, over USB once the dongle has it. To ask needs no right and changes nothing.
-//! The count is of memory (`truesize`) and not of payload. How much a send adds is learnt by reading the count before and
-//! after it; what is freed in between makes it look smaller, so the most that was seen for sends of one shape counts.
-//! Several datagrams in one call are parted on their way down, which adds to the count; they have a shape of their own.
+//! `ioctl(SIOCOUTQ)` returns the bytes of a socket that the kernel still holds. A frame leaves that count when its
+//! driver frees it: over PCIe once it was on the air, over USB once the dongle has it. Reading needs no privilege and
+//! changes nothing. The count is of memory (`truesize`), not payload. The cost of a send is learnt by reading the count
+//! before and after it. Frames freed in between make it look smaller, so the largest value for sends of one shape
+//! counts. Several datagrams in one call are segmented on their way down, which adds to the count; they have their own
+//! shape.
 //!
-//! What has left is mapped to sends in their order. Where a card sends to several receivers it may take another order, and
-//! a send then seems to leave a little early or late; the number that is left below is right in any case. Whenever the count
-//! is 0 everything has left, so no error lasts.
+//! What has left is mapped to sends in order. A card that sends to several receivers may use another order. A send then
+//! seems to leave a little early or late, but the amount below is right in any case. Whenever the count is 0,
+//! everything has left, so no error lasts.
 //!
-//! Under `coorp emu` a TAP lets go of frames at once. There the emulator tells what its card has freed (`emulated.rs`), and
-//! the same count comes from that.
+//! Under `coorp emu`, a TAP frees frames at once. There the emulator reports what its card has freed (`emulated.rs`),
+//! and the same count is derived from that.
 
 mod departures;
 mod emulated;
@@ -25,12 +26,12 @@ use std::sync::Arc;
 pub(crate) use self::departures::{Departures, Handed, Target};
 pub(crate) use self::emulated::{Emulated, Freed};
 
-/// Shapes of sends whose cost is remembered at most. QUIC's datagrams have few lengths.
+/// The maximum number of shapes whose cost is remembered. QUIC's datagrams have few lengths.
 const SHAPES_MAX: usize = 512;
-/// Lengths are told apart by so many bytes, as the kernel's memory comes in such steps.
+/// The resolution of lengths, bytes: the kernel's memory comes in such steps.
 const LENGTH_STEP: usize = 64;
 
-/// What a send looks like: the length of a datagram in steps, and how many go together.
+/// The shape of a send: the length of a datagram in steps, and the number of datagrams.
 type Shape = (usize, usize);
 
 /// What a socket has handed over, and how much of it the card still holds.
@@ -38,30 +39,30 @@ type Shape = (usize, usize);
 pub(crate) struct OutQueue {
     count: Count,
     costs: BTreeMap<Shape, u64>,
-    /// What all sends so far have cost.
+    /// The cost of all sends so far.
     entered: u64,
-    /// What of that has left.
+    /// How much of that has left.
     left: u64,
 }
 
-/// Who counts what is held.
+/// The source of the count.
 #[derive(Debug)]
 enum Count {
     Kernel(OwnedFd),
-    /// The emulator counts payload, and what it has freed; `sent` is what it has got.
+    /// The emulator's count of freed payload; `sent` is the payload passed to it.
     Emulated {
         freed: Arc<Freed>,
         sent: u64,
     },
-    /// The socket is given up.
+    /// The socket has been given up.
     Closed,
 }
 
 impl OutQueue {
-    /// The queue of a socket, by the kernel's count or by what the emulator frees of its port.
+    /// The queue of a socket, by the kernel's count or by the emulator's for its port.
     ///
     /// # Errors
-    /// Where the kernel does not count.
+    /// If the kernel does not count.
     pub fn of(socket: &UdpSocket, emulated: Option<Arc<Freed>>) -> io::Result<OutQueue> {
         held(socket.as_fd())?;
         let count = match emulated {
@@ -76,8 +77,8 @@ impl OutQueue {
         })
     }
 
-    /// Sends so many datagrams of `bytes` in all by `hand_over`. Returns the mark that [`OutQueue::left`] reaches once they
-    /// have left.
+    /// Sends `datagrams` datagrams, `bytes` in total, through `hand_over`. Returns the mark that [`OutQueue::left`]
+    /// reaches once they have left.
     pub fn send(
         &mut self,
         bytes: usize,
@@ -103,7 +104,7 @@ impl OutQueue {
     /// The mark up to which everything has left.
     pub fn left(&mut self) -> u64 {
         if let Count::Emulated { freed, sent } = &mut self.count {
-            // Something was given up and came after all.
+            // Something that was given up has arrived after all.
             *sent = freed.bytes().max(*sent);
         }
         let left = match self.held() {
@@ -114,14 +115,14 @@ impl OutQueue {
         self.left
     }
 
-    /// So many bytes of payload never came to the card, as far as anybody can tell. The kernel knows by itself.
+    /// This many bytes of payload presumably never reached the card. The kernel knows by itself.
     pub fn give_up(&mut self, bytes: u64) {
         if let Count::Emulated { freed, .. } = &self.count {
             freed.add(bytes);
         }
     }
 
-    /// Gives the socket up, so that its port is free once its owner has done so too. Nothing counts as held any more.
+    /// Gives the socket up, so that its port is free once its owner has done the same. Nothing counts as held any more.
     pub fn close(&mut self) {
         self.count = Count::Closed;
     }
@@ -129,21 +130,22 @@ impl OutQueue {
     fn held(&self) -> u64 {
         match &self.count {
             Count::Closed => 0,
-            // It has counted before, so it does now.
+            // It has counted before, so it still does.
             Count::Kernel(socket) => held(socket.as_fd()).unwrap_or(0),
             Count::Emulated { freed, sent } => sent.saturating_sub(freed.bytes()),
         }
     }
 }
 
-/// Bytes of a socket that the kernel holds, not sent yet.
+/// Returns the bytes of a socket that the kernel holds, not sent yet.
 ///
 /// # Errors
-/// Where the kernel does not count, as for sockets of another kind.
+/// If the kernel does not count, as for sockets of another kind.
 #[allow(unsafe_code)]
 pub fn held(socket: BorrowedFd<'_>) -> io::Result<u64> {
     let mut bytes: libc::c_int = 0;
-    // SAFETY: the descriptor is open while it is borrowed, and the kernel writes one live `c_int`. SIOCOUTQ is TIOCOUTQ.
+    // SAFETY: the descriptor is open while it is borrowed, and the kernel writes one live `c_int`. SIOCOUTQ is
+    // TIOCOUTQ.
     match unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) } {
         0 => Ok(u64::try_from(bytes).unwrap_or(0)),
         _ => Err(io::Error::last_os_error()),
@@ -154,7 +156,7 @@ pub fn held(socket: BorrowedFd<'_>) -> io::Result<u64> {
 mod tests {
     use super::*;
 
-    /// A queue by the emulator's count, which a test frees by hand.
+    /// A queue with the emulator's count, which the test frees by hand.
     pub fn by_hand() -> (OutQueue, Arc<Freed>) {
         let freed = Arc::new(Freed::default());
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -225,7 +227,7 @@ mod tests {
     fn an_empty_queue_mends_every_error() {
         let (mut queue, freed) = by_hand();
         send(&mut queue, 1_000);
-        // More is freed than went in, and then a send is lost on its way to the card.
+        // More is freed than was sent, and then a send is lost on its way to the card.
         freed.add(1_500);
         assert_eq!(queue.left(), queue.entered);
         let lost = send(&mut queue, 1_000);

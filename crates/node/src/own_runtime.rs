@@ -1,4 +1,4 @@
-//! A runtime of one's own: for control's QUIC, for bulk's, and for what Zenoh does not do in a caller's.
+//! A separate runtime: for control's QUIC, for bulk's, and for what Zenoh cannot do in a caller's.
 
 use std::future::Future;
 use std::io;
@@ -9,7 +9,7 @@ use tokio::runtime::{Builder, Handle, Runtime, RuntimeFlavor};
 
 use crate::sync::lock;
 
-/// Some threads. Dropped, they end by themselves: nobody is waited for, so that it may be in async code.
+/// Some threads. When dropped they end by themselves, without blocking, so that this works in async code.
 #[derive(Debug)]
 pub(crate) struct OwnRuntime {
     handle: Handle,
@@ -34,7 +34,7 @@ impl OwnRuntime {
         &self.handle
     }
 
-    /// Ends them. Outside async code it waits for `last`, and then a while for what they are at.
+    /// Ends them. Outside async code it waits for `last`, and then briefly for tasks in progress.
     pub fn end(&self, last: impl Future<Output = ()>, wait: Duration) {
         let Some(runtime) = lock(&self.runtime).take() else {
             return;
@@ -56,9 +56,9 @@ impl Drop for OwnRuntime {
     }
 }
 
-/// Does work in which Zenoh waits: opens sessions, closes them, asks for their links. Under tokio's current-thread runtime,
-/// which `#[tokio::test]` has, Zenoh panics there, so a plain thread does it, and the caller waits for that. Under others
-/// it must be the caller's own, as tokio then lets others of its threads go on, Zenoh's own included.
+/// Runs work in which Zenoh blocks: opening sessions, closing them, querying their links. Under tokio's current-thread
+/// runtime, which `#[tokio::test]` uses, Zenoh would panic, so a plain thread does the work while the caller waits.
+/// Under others it must be the caller's thread, because tokio then lets its other threads continue, including Zenoh's.
 pub(crate) fn waiting<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     let single = Handle::try_current().is_ok_and(|handle| handle.runtime_flavor() == RuntimeFlavor::CurrentThread);
     if !single {

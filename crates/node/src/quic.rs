@@ -1,5 +1,5 @@
-//! What this robot's QUIC endpoints share: who is at the other end, by the team's keys, how many may be there who have not
-//! proved it, how long datagrams are, and sockets of one interface.
+//! What this robot's QUIC endpoints share: the peer's identity by the team's keys, a limit on unauthenticated
+//! connections, the length of datagrams, and sockets bound to one interface.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -27,27 +27,28 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::keys::{self, Identity, SERVER_NAME};
 use crate::Error;
 
-/// Datagrams that go to the kernel in one call at most, and the longest: so many of them are what the kernel takes.
+/// The maximum number of datagrams per call to the kernel, and their maximum length: the kernel accepts this many of
+/// them.
 pub(crate) const TOGETHER_MAX: usize = 8;
 const DATAGRAM_BYTES_MAX: u16 = 8_152;
-/// What may wait in the kernel until a thread comes to take it.
+/// The receive buffer of a socket, for datagrams that no thread has taken yet, bytes.
 const RECEIVE_BUFFER_BYTES: usize = 4 << 20;
-/// On interfaces that take no more than this the usual bound stays, which leaves room for tunnels on the way.
+/// Interfaces with at most this MTU keep the usual bound, which leaves room for tunnels on the way.
 const ETHERNET_BYTES: u16 = 1_500;
 const DATAGRAM_BYTES_USUAL: u16 = 1_452;
-/// Of an IPv6 packet with a datagram, which has the longer ones.
+/// The headers of an IPv6 packet with a datagram, the longer ones.
 const HEADERS_BYTES: u16 = 48;
-/// Connections of an endpoint whose other end has not proved who it is, at most; from some on it must prove its address
-/// first.
+/// The maximum number of unauthenticated connections of an endpoint; above the second number, the peer must prove its
+/// address first.
 const HALF_OPEN_MAX: usize = 64;
 const HALF_OPEN_UNPROVED: usize = 8;
 /// QUIC's codes (RFC 9001, 4.8) of TLS's alerts about certificates (RFC 8446, 6.2): bad, unsupported, revoked, expired,
 /// unknown, of an unknown authority, denied, not its owner's, missing.
 const CERTIFICATE_ALERTS: [u64; 9] = [0x12a, 0x12b, 0x12c, 0x12d, 0x12e, 0x130, 0x131, 0x133, 0x174];
 
-/// What a robot proves itself with, and whom it lets in.
+/// A robot's proof of identity, and the peers that it admits.
 pub(crate) struct Credentials {
-    /// Whoever this authority has signed; `None`: anybody, by whatever name.
+    /// Admits the peers that this authority has signed; `None`: anybody, under any name.
     roots: Option<Arc<RootCertStore>>,
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
@@ -76,7 +77,7 @@ impl Credentials {
         })
     }
 
-    /// A robot's word for its name, where there are no keys; everybody's word is taken.
+    /// The claimed name of a robot without keys; every claim is accepted.
     pub fn of_anybody(name: &str) -> Result<Credentials, Error> {
         let (certificate, key) = keys::unsigned(name)?;
         Ok(Credentials {
@@ -87,10 +88,11 @@ impl Credentials {
         })
     }
 
-    /// How an endpoint is set up on a socket, alike in all starts of this robot.
+    /// The configuration of an endpoint on a socket, the same in all starts of this robot.
     pub fn endpoint(&self, socket: &UdpSocket) -> quinn::EndpointConfig {
         let mut config = crate::resets::endpoint(self.key.secret_der());
-        // Linux says twice what it was asked for. Where little may wait a few long datagrams are too much at once, so that others are not told to send them.
+        // Linux reports twice the requested size. In a small buffer, a few long datagrams are too much at once, so then
+        // others are not told to send them.
         let roomy = SockRef::from(socket).recv_buffer_size();
         if roomy.is_ok_and(|bytes| bytes >= 2 * RECEIVE_BUFFER_BYTES) {
             if let Err(error) = config.max_udp_payload_size(DATAGRAM_BYTES_MAX) {
@@ -100,7 +102,7 @@ impl Credentials {
         config
     }
 
-    /// How connections are taken for a protocol: from whoever is let in.
+    /// The server configuration for a protocol: accepts admitted peers.
     pub fn server(&self, protocol: &[u8]) -> Result<quinn::ServerConfig, Error> {
         let verifier = match &self.roots {
             Some(roots) => WebPkiClientVerifier::builder_with_provider(roots.clone(), self.provider.clone())
@@ -120,7 +122,7 @@ impl Credentials {
         Ok(quinn::ServerConfig::with_crypto(Arc::new(config)))
     }
 
-    /// How connections are made for a protocol: to whoever is let in.
+    /// The client configuration for a protocol: connects to admitted peers.
     pub fn client(&self, protocol: &[u8]) -> Result<quinn::ClientConfig, Error> {
         let config = ClientConfig::builder_with_provider(self.provider.clone())
             .with_safe_default_protocol_versions()
@@ -144,7 +146,7 @@ fn unusable(error: impl std::fmt::Display) -> Error {
     Error::Crypto(format!("the keys cannot be used: {error}"))
 }
 
-/// Lets anybody in who has the key of the certificate that it shows.
+/// Admits anybody who has the key of the certificate that it shows.
 #[derive(Debug)]
 struct Anybody(Arc<CryptoProvider>);
 
@@ -164,7 +166,7 @@ impl Anybody {
     }
 }
 
-/// QUIC is TLS 1.3 alone.
+/// QUIC uses only TLS 1.3.
 fn not_in_quic() -> rustls::Error {
     rustls::Error::General("QUIC has no TLS 1.2".to_owned())
 }
@@ -241,7 +243,7 @@ impl ClientCertVerifier for Anybody {
     }
 }
 
-/// Which robot is at the other end, by its certificate.
+/// Returns the robot at the other end, by its certificate.
 pub(crate) fn peer(team: &Team, connection: &Connection) -> Option<RobotId> {
     let chain = connection
         .peer_identity()?
@@ -273,8 +275,7 @@ pub(crate) async fn connect(
     Ok(connection)
 }
 
-/// Whether a connection did not come about because of who is at its ends: a certificate was missing or not taken, be it
-/// there or here.
+/// Returns whether a connection failed because of an identity: a certificate was missing or rejected, at either end.
 pub(crate) fn is_over_certificates(error: &ConnectionError) -> bool {
     let code = match error {
         ConnectionError::TransportError(error) => u64::from(error.code),
@@ -284,7 +285,7 @@ pub(crate) fn is_over_certificates(error: &ConnectionError) -> bool {
     CERTIFICATE_ALERTS.contains(&code)
 }
 
-/// Bounds the connections to an endpoint whose other end has not proved who it is.
+/// Bounds the unauthenticated connections to an endpoint.
 #[derive(Debug)]
 pub(crate) struct Door(Arc<Semaphore>);
 
@@ -295,7 +296,7 @@ impl Default for Door {
 }
 
 impl Door {
-    /// Lets a try in, with the place that it takes until who it is has been proved; or sends it away.
+    /// Admits an attempt, with the slot that it occupies until the peer is authenticated, or rejects it.
     pub fn admit(&self, incoming: Incoming) -> Option<(Incoming, OwnedSemaphorePermit)> {
         let Ok(place) = self.0.clone().try_acquire_owned() else {
             incoming.refuse();
@@ -311,8 +312,8 @@ impl Door {
     }
 }
 
-/// How long datagrams to an address may become, from sockets bound so: as long as the interface on the way takes them, which
-/// is more than usual on loopback and with jumbo frames. What lies beyond the interface QUIC finds out by trying.
+/// The maximum length of datagrams to an address, from sockets bound this way: as long as the interface on the way
+/// allows, which is more than usual on loopback and with jumbo frames. QUIC probes what lies beyond the interface.
 pub(crate) fn lengths(to: SocketAddr, outlet: (IpAddr, Option<&String>)) -> MtuDiscoveryConfig {
     let mut lengths = MtuDiscoveryConfig::default();
     if let Some(mtu) = mtu(to, outlet) {
@@ -326,16 +327,16 @@ pub(crate) fn lengths(to: SocketAddr, outlet: (IpAddr, Option<&String>)) -> MtuD
     lengths
 }
 
-/// Of the interface on the way to an address, bytes; `None` where the kernel does not know a way. Nothing is sent.
+/// The MTU of the interface on the way to an address, bytes; `None` if the kernel knows no route. Sends nothing.
 fn mtu(to: SocketAddr, (address, interface): (IpAddr, Option<&String>)) -> Option<u16> {
     let socket = socket(SocketAddr::new(address, 0), interface).ok()?;
     socket.connect(to).ok()?;
     let mtu = getsockopt(&socket, sockopt::IpMtu).ok()?;
-    // Loopback takes more than a u16 counts.
+    // Loopback's MTU exceeds a u16.
     u32::try_from(mtu).ok().map(|mtu| mtu.min(u16::MAX.into()) as u16)
 }
 
-/// A UDP socket at an address, and of an interface alone where one is given; `what` it is for.
+/// A UDP socket at an address, bound to an interface if one is given; `what` names its purpose.
 pub(crate) fn bind(what: &str, address: SocketAddr, interface: Option<&String>) -> Result<UdpSocket, Error> {
     let over = interface
         .map(|interface| format!(" on {interface}"))
@@ -344,10 +345,10 @@ pub(crate) fn bind(what: &str, address: SocketAddr, interface: Option<&String>) 
         .map_err(|error| Error::Socket(format!("cannot use the address {address}{over} for {what}"), error))
 }
 
-/// The same, for who asks why there is none.
+/// The same, with the plain error.
 pub(crate) fn socket(address: SocketAddr, interface: Option<&String>) -> io::Result<UdpSocket> {
     let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
-    // As much of it as the system allows.
+    // As large as the system allows.
     socket.set_recv_buffer_size(RECEIVE_BUFFER_BYTES)?;
     socket.bind_device(interface.map(String::as_bytes))?;
     socket.bind(&address.into())?;

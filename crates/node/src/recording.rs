@@ -1,12 +1,12 @@
-//! All that a robot decides, as MCAP: permits, who leads, windows, gates, paths, and its status once a second.
+//! Everything that a robot decides, as MCAP: permits, the leader, windows, gates, paths, and its status once a second.
 //!
-//! Each kind is a channel of JSON with its JSON schema, so that Foxglove, the `mcap` libraries and a text editor read it.
-//! A thread takes the robot's journal and writes; the robot never waits for the disk. Every two seconds a chunk is
-//! finished and given to the kernel, so that a process that is killed leaves all up to then. A disk that takes no more
-//! ends the recording, which the log says, and the robot goes on.
+//! Each kind is a channel of JSON with its JSON schema, so that Foxglove, the `mcap` libraries and a text editor can
+//! read it. A thread takes the robot's journal and writes; the robot never waits for the disk. Every two seconds a
+//! chunk is finished and given to the kernel, so that a killed process leaves everything up to then. A full disk ends
+//! the recording with a log message, and the robot continues.
 //!
-//! Left out: what messages contain, which a recording of the program's own has; compression, as it is a few kilobytes a
-//! second. MCAP's index is kept in memory until the end: some 5 MB a day.
+//! Left out: message contents, which a program can record itself; compression, because the data is a few kilobytes per
+//! second. MCAP's index is kept in memory until the end: some 5 MB per day.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -30,15 +30,15 @@ use crate::member::Member;
 use crate::sync::{lock, spawn};
 use crate::{status, Error};
 
-/// Between two looks at what was decided.
+/// The interval at which the journal is read.
 const TAKE_EVERY: StdDuration = StdDuration::from_millis(50);
-/// Status is recorded after so many looks, and a chunk is finished.
+/// After this many intervals, the status is recorded and a chunk is finished.
 const STATUS_LOOKS: u64 = 20;
 const CHUNK_LOOKS: u64 = 40;
 /// A chunk that grows larger is finished earlier, bytes.
 const CHUNK_BYTES: u64 = 4 << 20;
 
-/// A recording under way. Dropped, it is finished.
+/// A recording in progress. Dropping it finishes it.
 #[derive(Debug)]
 pub struct Recording {
     path: PathBuf,
@@ -95,7 +95,7 @@ impl Recording {
     /// Ends it, with its index.
     ///
     /// # Errors
-    /// Where not all could be written.
+    /// If not everything could be written.
     pub fn finish(mut self) -> Result<(), Error> {
         self.end();
         self.failed().map_or(Ok(()), |text| Err(Error::Recording(text)))
@@ -115,7 +115,7 @@ impl Drop for Recording {
     }
 }
 
-/// What went wrong, without the library's words around it.
+/// The cause of an error, without the library's words around it.
 fn plain(error: &McapError) -> String {
     match error {
         McapError::Io(error) => error.to_string(),
@@ -200,10 +200,10 @@ struct Recorder {
     writer: Writer<NoSeek<BufWriter<File>>>,
     channels: Vec<u16>,
     sequences: Vec<u32>,
-    /// What the robot's clock and Unix time were at the beginning: a clock that is set meanwhile does not tear it.
+    /// The robot's clock and Unix time at the beginning: setting the clock meanwhile does not disrupt the recording.
     began: (Instant, u64),
     lost: u64,
-    /// The paths where there is a choice, as they were recorded last.
+    /// The paths to robots with several, as last recorded.
     paths: Vec<status::Path>,
 }
 
@@ -217,7 +217,7 @@ impl Recorder {
         );
         let failed =
             |error: McapError| Error::Recording(format!("cannot record to {}: {}", path.display(), plain(&error)));
-        // Chunks are put together in memory: a file never holds half of one's length.
+        // Chunks are assembled in memory: a file never contains half of a chunk's length.
         let options = WriteOptions::new()
             .compression(None)
             .chunk_size(Some(CHUNK_BYTES))
@@ -247,7 +247,7 @@ impl Recorder {
         })
     }
 
-    /// Records until it is ended, or the node is gone.
+    /// Records until it is stopped, or the node is gone.
     fn run(&mut self, ended: &Receiver<()>) -> Result<(), McapError> {
         let mut last = false;
         for look in 0u64.. {
@@ -271,13 +271,13 @@ impl Recorder {
             if last {
                 return Ok(());
             }
-            // What was decided until it was ended belongs to it: one more look.
+            // Decisions until the stop belong to it, so it reads the journal once more.
             last = ended.recv_timeout(TAKE_EVERY) != Err(RecvTimeoutError::Timeout);
         }
         Ok(())
     }
 
-    /// The index.
+    /// Writes the index.
     fn finish(&mut self) -> Result<(), McapError> {
         self.writer.finish().map(drop)
     }
@@ -289,7 +289,7 @@ impl Recorder {
         self.write(Kind::Status, at, &status)
     }
 
-    /// Those paths whose part has changed since the last look.
+    /// Returns the paths whose state has changed since the last time.
     fn paths(&mut self, agent: &Agent) -> Result<(), McapError> {
         let (now, paths) = agent.robot.ask(|robot, now| (now, robot.paths(now)));
         let paths: Vec<_> = paths.into_iter().map(status::Path::from).collect();
@@ -327,7 +327,7 @@ impl Recorder {
     }
 }
 
-/// A new file; or what is no file but can be written to, such as a pipe.
+/// Opens a new file, or something writable that is no file, such as a pipe.
 fn open(path: &Path) -> Result<File, Error> {
     match OpenOptions::new().write(true).create_new(true).open(path) {
         Ok(file) => Ok(file),
@@ -342,7 +342,7 @@ fn open(path: &Path) -> Result<File, Error> {
     }
 }
 
-/// A decision as its channel has it.
+/// A decision in its channel's form.
 fn said(member: &Member, at: Instant, event: &Event) -> (Kind, Value) {
     let name = |robot: RobotId| member.name_of(robot);
     match event {

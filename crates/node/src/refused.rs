@@ -1,4 +1,4 @@
-//! Counts what a robot refuses, as it comes and from any thread, and says so in the log.
+//! Counts what a robot refuses, from any thread, and logs it.
 
 use std::net::SocketAddr;
 use std::sync::Mutex;
@@ -16,9 +16,9 @@ use crate::wire::{self, Frame, Refusal};
 pub(crate) struct RefusedCounts(Mutex<Refused>);
 
 impl RefusedCounts {
-    /// The frame in a payload; counts it where it is refused. `what` it should be.
+    /// Decodes the frame in a payload; counts it if it is refused. `what` names the expected frame.
     pub fn decode<F: Frame>(&self, what: &str, payload: &ZBytes) -> Option<F> {
-        // Not put together where it is too long anyway.
+        // Not assembled if it is too long anyway.
         let frame = if payload.len() > F::BYTES_MAX {
             Err(Refusal::Oversized)
         } else {
@@ -27,7 +27,7 @@ impl RefusedCounts {
         frame.map_err(|refusal| self.count(what, refusal)).ok()
     }
 
-    /// Counts a frame that was refused. `what` it should have been.
+    /// Counts a refused frame. `what` names the expected frame.
     pub fn count(&self, what: &str, refusal: Refusal) {
         let mut counts = lock(&self.0);
         let (counter, why) = match refusal {
@@ -44,13 +44,13 @@ impl RefusedCounts {
         tracing::debug!("refused a grant that was not asked for");
     }
 
-    /// Counts who was not let in; `address` it came from.
+    /// Counts a rejected peer; `address` is its origin.
     pub fn count_stranger(&self, address: SocketAddr) {
         lock(&self.0).strangers += 1;
         tracing::debug!("refused a stranger at {address}");
     }
 
-    /// A connection to this robot was not established, perhaps for a certificate; `what` it is for.
+    /// A connection to this robot was not established, perhaps because of a certificate; `what` names its purpose.
     pub fn on_not_connected(&self, what: &str, address: SocketAddr, error: &ConnectionError) {
         if is_over_certificates(error) {
             self.count_stranger(address);

@@ -1,7 +1,7 @@
-//! The robot that all threads and callbacks share: they tell it what happened, and ask it.
+//! The robot, shared by all threads and callbacks: they pass inputs to it, and query it.
 //!
-//! It stands behind one lock, which is never held while something is sent. One thread does what it wants done
-//! ([`SharedRobot::drive`]), and no other does, so that the order of its actions is the order on the wire.
+//! It is behind one lock, which is never held while something is sent. One thread carries out its actions
+//! ([`SharedRobot::drive`]) and no other does, so that the order of its actions is the order on the wire.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,22 +18,22 @@ use crate::flight::{About, Flown};
 use crate::sync::lock;
 use crate::Error;
 
-/// Where the robot's clock stands at its start: so long after zero that no offset reaches below it.
+/// The robot's time at its start: far enough above zero that no offset reaches below it.
 pub(crate) const STARTED: Instant = Instant::from_nanos(Duration::from_secs(1_000).as_nanos());
-/// The driver looks up at least this often, whatever the robot says.
+/// The driver wakes at least this often, whatever the robot's deadline.
 const LOOK_UP_EVERY: Duration = Duration::from_millis(500);
 
-/// A robot with its clock, its flight recorder and who drives it.
+/// A robot with its clock, its flight recorder and the state of its driver.
 pub(crate) struct SharedRobot {
     clock: Clock,
     robot: Arc<Mutex<Flown>>,
     wake: Condvar,
     stop: AtomicBool,
-    /// How many want bulk to be sent.
+    /// The number of wishes.
     wishes: Mutex<usize>,
 }
 
-/// Somebody wants bulk to be sent: while one is there, the robot asks for permits.
+/// A wish to send bulk: while there is one, the robot requests permits.
 #[derive(Debug)]
 pub struct Wish(Arc<SharedRobot>);
 
@@ -54,7 +54,7 @@ impl fmt::Debug for SharedRobot {
 }
 
 impl SharedRobot {
-    /// Begins to decide.
+    /// Creates the robot and its clock.
     pub fn start(team: &Team, config: RobotConfig) -> Result<Arc<Self>, Error> {
         let clock = Clock::start();
         let robot = Robot::new(config.clone(), STARTED).map_err(Error::Config)?;
@@ -79,10 +79,10 @@ impl SharedRobot {
         STARTED + self.clock.elapsed()
     }
 
-    /// Tells the robot something, and lets the driver do what comes of it.
+    /// Passes an input to the robot, and wakes the driver for its consequences.
     pub fn tell<T>(&self, what: impl FnOnce(&mut Flown, Instant) -> T) -> T {
         let mut robot = lock(&self.robot);
-        // Read under the lock, so that the robot never sees time go back.
+        // Read under the lock, so that the robot's time never goes back.
         let now = self.now();
         let before = robot.next_deadline();
         let told = what(&mut robot, now);
@@ -92,17 +92,17 @@ impl SharedRobot {
         told
     }
 
-    /// Asks the robot something that changes nothing.
+    /// Queries the robot without changing it.
     pub fn ask<T>(&self, what: impl FnOnce(&Robot, Instant) -> T) -> T {
         what(&lock(&self.robot), self.now())
     }
 
-    /// Where a clock is, if it is ours or was a leader's of late.
+    /// The offset of a clock, if it is this robot's or was a leader's recently.
     pub fn clock(&self, clock: ClockId) -> Option<Offset> {
         self.ask(|robot, now| robot.clock(clock, now))
     }
 
-    /// Somebody wants bulk to be sent.
+    /// Adds a wish to send bulk.
     pub fn wish(self: &Arc<Self>) -> Wish {
         let mut wishes = lock(&self.wishes);
         *wishes += 1;
@@ -112,12 +112,12 @@ impl SharedRobot {
         Wish(self.clone())
     }
 
-    /// What the flight recorder writes.
+    /// The robot with the notes that the flight recorder writes.
     pub fn flown(&self) -> Arc<Mutex<Flown>> {
         self.robot.clone()
     }
 
-    /// Calls the robot at its deadlines, and has `act` do what it wants done, until it is stopped.
+    /// Calls the robot at its deadlines, and carries out its actions with `act`, until it is stopped.
     pub fn drive(&self, act: impl Fn(Action)) {
         let mut robot = lock(&self.robot);
         loop {
@@ -139,7 +139,7 @@ impl SharedRobot {
         }
     }
 
-    /// Ends the driver, once nothing is left to be done.
+    /// Stops the driver, once no actions are left.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Release);
         self.wake.notify_all();

@@ -1,4 +1,4 @@
-//! The folder in which a robot keeps what outlives its starts.
+//! The folder in which a robot keeps what survives its restarts.
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, ErrorKind, Write};
@@ -8,12 +8,12 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::Error;
 
-/// Starts are told apart if they are this far apart, milliseconds.
+/// Starts this far apart can be told apart, milliseconds.
 const INCARNATION_TICK_MS: u128 = 250;
-/// From which incarnations are counted: 2025, in milliseconds of Unix time.
+/// The origin of incarnations: 2025, in milliseconds of Unix time.
 const INCARNATION_EPOCH_MS: u128 = 1_735_689_600_000;
 
-/// Where a robot keeps what it has received, unless it is told otherwise.
+/// The default folder for what a robot has received.
 pub(crate) fn folder(team: &str, robot: &str) -> PathBuf {
     let set = |name: &str| {
         std::env::var_os(name)
@@ -27,8 +27,8 @@ pub(crate) fn folder(team: &str, robot: &str) -> PathBuf {
         .join(robot)
 }
 
-/// A number that grows from each start of a robot to the next: kept on disk, and of the clock's time where that is ahead,
-/// so that a disk that was wiped does no harm.
+/// A number that grows with each start of a robot. It is kept on disk, and derived from the clock if that is ahead, so
+/// that a wiped disk does no harm.
 pub(crate) fn incarnation(state: &Path) -> Result<u32, Error> {
     let file = state.join("incarnation");
     let known = match fs::read_to_string(&file) {
@@ -47,7 +47,7 @@ pub(crate) fn incarnation(state: &Path) -> Result<u32, Error> {
     Ok(next)
 }
 
-/// Makes a folder that only this user reads, and those around it, where they are missing.
+/// Creates a folder that only this user can read, and its parents, if they are missing.
 pub(crate) fn make_private(folder: &Path) -> Result<(), Error> {
     let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
     made.map_err(|error| Error::at("make the folder", folder, error))

@@ -1,48 +1,49 @@
-//! What a robot says of itself to its operator: the answer to a status query, and its text for `coorp watch`.
+//! A robot's status for its operator: the answer to a status query, and its text for `coorp watch`.
 
 use coorp_core::robot::{self, PathStatus};
 use serde::{Deserialize, Serialize};
 
 use crate::wire::Frame;
 
-/// One robot as it is now. Times are relative to now, as clocks are not shared.
+/// One robot's current status. Times are relative to now, because clocks are not shared.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Status {
     /// Its name.
     pub robot: String,
-    /// Who leads, as far as it knows, by place in the team file.
+    /// The leader, as far as it knows, by index in the team file.
     pub leader: Option<u16>,
     /// Whether it leads.
     pub leads: bool,
-    /// Whether it takes part with keys.
+    /// Whether it runs with keys.
     pub secure: bool,
     /// The policy that it runs.
     pub policy: String,
-    /// How long it has been up, milliseconds.
+    /// Its uptime, milliseconds.
     pub up_ms: u64,
-    /// The robots that it can hear, by their place in the team file.
+    /// The robots that it can hear, by index in the team file.
     pub alive: Vec<u16>,
     /// Its permit.
     pub permit: Permit,
-    /// As the leader: who holds permits.
+    /// As the leader: the robots that hold permits.
     pub holders: Vec<u16>,
-    /// As the leader: who waits for one, the next first.
+    /// As the leader: the robots that wait for one, the next first.
     pub queue: Vec<u16>,
-    /// The window that it keeps bulk out of: its start from now (negative: it has begun) and length, microseconds.
+    /// The window that it keeps bulk out of: its start relative to now (negative: it has begun) and length,
+    /// microseconds.
     pub window_us: Option<(i64, u64)>,
-    /// The leader's clock minus its own and the bound of that, nanoseconds.
+    /// The leader's clock minus its own, and the error bound, nanoseconds.
     pub clock_ns: Option<(i64, u64)>,
-    /// The names of its paths, in their order.
+    /// The names of its paths, in order.
     pub paths: Vec<String>,
-    /// The paths to each robot to which there are several.
+    /// The paths to each robot that has several.
     pub choices: Vec<Path>,
-    /// Its bulk; `None` without keys, where there is none.
+    /// Its bulk; `None` without keys, which disable it.
     pub bulk: Option<Bulk>,
     /// The control topics that it publishes.
     pub published: Vec<Published>,
-    /// The control topics that it hears, one entry a sender.
+    /// The control topics that it receives, one entry per sender.
     pub heard: Vec<Heard>,
-    /// The states that it gathers, one entry a robot.
+    /// The states that it gathers, one entry per robot.
     pub gathered: Vec<Gathered>,
     /// Frames that it has refused, by reason.
     pub refused: Refused,
@@ -51,15 +52,15 @@ pub struct Status {
 /// One of several paths to another robot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Path {
-    /// The other robot, by its place in the team file.
+    /// The other robot, by index in the team file.
     pub to: u16,
-    /// Its place among this robot's paths.
+    /// Its index among this robot's paths.
     pub path: u64,
-    /// Whether it is there.
+    /// Whether it is alive.
     pub state: PathState,
-    /// The smoothed round trip, once there was one, microseconds.
+    /// The smoothed round trip, microseconds, once one was measured.
     pub round_trip_us: Option<u64>,
-    /// The share of what it carries that is lost or late, smoothed, in millionths.
+    /// The smoothed share of its messages that is lost or late, in millionths.
     pub failures_ppm: u32,
     /// What it carried of the newest control message.
     pub carries: Carries,
@@ -89,15 +90,15 @@ impl From<PathStatus> for Path {
     }
 }
 
-/// Whether a path is there.
+/// Whether a path is alive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PathState {
-    /// Nothing is sent to that robot, so nobody knows.
+    /// Unknown: nothing is sent to that robot.
     #[default]
     Resting,
     /// The other robot answers over it.
     Alive,
-    /// It does not.
+    /// The other robot does not answer over it.
     Dead,
 }
 
@@ -116,49 +117,49 @@ pub enum Carries {
 pub struct Published {
     /// Its name.
     pub topic: String,
-    /// Messages so far.
+    /// The number of messages so far.
     pub count: u64,
 }
 
-/// A control topic as a robot hears it from one sender.
+/// A control topic as received from one sender.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Heard {
     /// Its name.
     pub topic: String,
-    /// The sender, by its place in the team file.
+    /// The sender, by index in the team file.
     pub from: u16,
-    /// Messages that were newer than all before.
+    /// The number of messages that were newer than all before.
     pub count: u64,
-    /// Messages that never came, or only after a newer one.
+    /// The number of messages that never arrived, or only after a newer one.
     pub missed: u64,
-    /// Copies of messages that had come already, over another path.
+    /// The number of copies of messages that had already arrived over another path.
     pub duplicates: u64,
-    /// How long ago the newest came, microseconds.
+    /// The time since the newest arrived, microseconds.
     pub quiet_us: u64,
-    /// The path that brought the newest first.
+    /// The path that delivered the newest first.
     pub path: u64,
-    /// Messages that were taken and whose age was known then.
+    /// The number of messages that were taken and whose age was known then.
     pub aged: u64,
-    /// How old these were, added up, microseconds.
+    /// The sum of their ages, microseconds.
     pub ages_us: u64,
-    /// How many of them were older than the team's reaction bound; 0 where it has no control loop.
+    /// How many of them were older than the team's reaction bound; 0 without a control loop.
     pub late: u64,
 }
 
-/// How the states of one robot on a topic come in where they are gathered.
+/// Statistics of the states of one robot on a gathered topic.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gathered {
     /// The topic.
     pub topic: String,
-    /// The robot, by its place in the team file.
+    /// The robot, by index in the team file.
     pub from: u16,
-    /// Lists on which a fresh state was due.
+    /// The number of lists on which a fresh state was due.
     pub due: u64,
-    /// Lists among them that had none: missed updates.
+    /// The number of these lists without one: missed updates.
     pub missed: u64,
-    /// States that were older than one that had come, or copies.
+    /// The number of states that were older than one that had arrived, or copies.
     pub stale: u64,
-    /// How old the state on the last list is now and the bound of that, microseconds, where the clocks were compared.
+    /// The current age of the state on the last list, and the error bound, microseconds, if the clocks were compared.
     pub age_us: Option<(u64, u64)>,
 }
 
@@ -166,7 +167,7 @@ pub struct Gathered {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub enum Permit {
-    /// The policy has none.
+    /// The policy has no permits.
     #[default]
     NotNeeded,
     Idle,
@@ -180,18 +181,18 @@ pub enum Completions {
     /// Nothing was sent yet.
     #[default]
     Unknown,
-    /// mac80211 reports what the air made of each (`SO_WIFI_STATUS`).
+    /// mac80211 reports each datagram's fate on the air (`SO_WIFI_STATUS`).
     WifiStatus,
     /// The kernel counts what its driver has not freed yet (`SIOCOUTQ`).
     OutQueue,
-    /// Nobody below says; the receiver acknowledges.
+    /// No lower layer reports anything; the receiver acknowledges.
     Acknowledgements,
     /// `coorp emu` counts what its card has not freed yet.
     Emulated,
 }
 
 impl Completions {
-    /// The one of this number, in the order above.
+    /// The source with this number, in the order above.
     pub(crate) fn numbered(number: u8) -> Self {
         match number {
             1 => Completions::WifiStatus,
@@ -202,12 +203,12 @@ impl Completions {
         }
     }
 
-    /// Whether a count of what is held says what has left.
+    /// Whether a count of held bytes shows what has left.
     pub(crate) fn are_counted(self) -> bool {
         matches!(self, Completions::OutQueue | Completions::Emulated)
     }
 
-    /// Whether somebody below says what has left.
+    /// Whether a lower layer reports what has left.
     pub(crate) fn are_reported(self) -> bool {
         self.are_counted() || self == Completions::WifiStatus
     }
@@ -228,45 +229,45 @@ impl std::fmt::Display for Completions {
 /// Bulk, as one robot sees it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bulk {
-    /// Messages that wait to be delivered by it.
+    /// The number of its messages that wait to be delivered.
     pub waiting: u64,
-    /// Bytes that it has sent, repeated ones included.
+    /// The bytes that it has sent, including repeated ones.
     pub sent_bytes: u64,
-    /// Bytes that it has received.
+    /// The bytes that it has received.
     pub received_bytes: u64,
-    /// Messages that were delivered to it.
+    /// The number of messages delivered to it.
     pub delivered: u64,
-    /// Datagrams that the kernel has and did not report gone.
+    /// The number of datagrams that the kernel has and did not report as sent.
     pub in_flight: u64,
     /// Whether the gate holds bulk now.
     pub held: bool,
-    /// How often a datagram was held back, for want of a permit too.
+    /// How often a datagram was held back, including for lack of a permit.
     pub holds: u64,
-    /// Datagrams that the air has given up, as far as the interface tells.
+    /// The number of datagrams that the air has given up, as far as the interface reports that.
     pub given_up: u64,
-    /// Datagrams that nothing was heard of for half a second.
+    /// The number of datagrams without any report for half a second.
     pub unreported: u64,
     /// How it knows what has left.
     pub completions: Completions,
 }
 
-/// What was refused: frames, and who is of another team or of none.
+/// What was refused: frames, and members of another team or of none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refused {
-    /// Longer than their kind may be.
+    /// Frames longer than their kind allows.
     pub oversized: u64,
-    /// Of another version.
+    /// Frames of another version.
     pub version: u64,
-    /// No frames of the kind.
+    /// Frames that are not of the expected kind.
     pub malformed: u64,
-    /// Grants that nobody had asked for, or no longer.
+    /// Grants that were not requested, or no longer.
     pub stale_grants: u64,
-    /// Connections for control or bulk that did not come about because one end's certificate is not the other's team's.
+    /// Connections for control or bulk that failed because one end's certificate is not of the other's team.
     pub strangers: u64,
 }
 
 impl Refused {
-    /// All of them.
+    /// The sum of all counts.
     pub fn total(&self) -> u64 {
         self.oversized + self.version + self.malformed + self.stale_grants + self.strangers
     }

@@ -1,4 +1,4 @@
-//! What control and gathering have in common: the names of topics, and how old what arrives on them is.
+//! Shared by control and gathering: topic names, and the age of what arrives.
 
 use coorp_core::clock::Offset;
 use coorp_core::tracker::Stamps;
@@ -6,20 +6,20 @@ use coorp_core::{Duration, Instant};
 
 use crate::Error;
 
-/// Longest name of a topic, characters.
+/// The longest topic name, characters.
 const TOPIC_CHARS_MAX: usize = 64;
 
-/// How old a message is.
+/// The age of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Age {
-    /// Since it was made.
+    /// The time since it was made.
     pub is: Duration,
-    /// As this robot's clock is known; the sender's comes on top.
+    /// The error bound of this robot's clock; the sender's comes on top.
     pub within: Duration,
 }
 
 impl Age {
-    /// Of what was made at a time of a clock of which the offset to this robot's is known.
+    /// The age of something made at a time on a clock whose offset to this robot's is known.
     pub(crate) fn by(offset: Offset, made_at: Instant, now: Instant) -> Age {
         Age {
             is: offset.theirs(now).since(made_at),
@@ -27,7 +27,7 @@ impl Age {
         }
     }
 
-    /// Of a gathered state; `None` before the clocks were compared.
+    /// The age of a gathered state; `None` before the clocks were compared.
     pub(crate) fn of(stamps: &Stamps, now: Instant) -> Option<Age> {
         Some(Age {
             is: stamps.age(now)?,
@@ -36,7 +36,7 @@ impl Age {
     }
 }
 
-/// The topic, or a bulk message's name, where it may be called so.
+/// Returns the name of a topic or bulk message, if it is valid.
 pub(crate) fn checked(topic: &str) -> Result<&str, Error> {
     let fits = |c: char| c.is_alphanumeric() || matches!(c, '-' | '_' | '.');
     if topic.is_empty() || topic.chars().count() > TOPIC_CHARS_MAX || !topic.chars().all(fits) {

@@ -1,4 +1,4 @@
-//! The operator's look at a team: asks every robot that can be reached for its status.
+//! The operator's view of a team: queries every reachable robot for its status.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -17,23 +17,23 @@ use crate::{wire, Error};
 
 /// How long robots have to answer.
 const ANSWER_MAX: Duration = Duration::from_millis(500);
-/// Between two looks at who has answered.
+/// The interval at which answers are checked.
 const POLL_EVERY: Duration = Duration::from_millis(20);
 
-/// Looks at a team from outside it.
+/// Watches a team from outside it.
 #[derive(Debug)]
 pub struct Watch {
-    /// One a path, as some may be dead.
+    /// One per path, because some may be dead.
     sessions: Sessions,
     keyspace: KeySpace,
     team: Team,
 }
 
 impl Watch {
-    /// Opens the operator's session; robots are found while it lasts.
+    /// Opens the operator's session; robots are discovered while it lasts.
     ///
     /// # Errors
-    /// Where the operator's keys are missing or the network cannot be used.
+    /// If the operator's keys are missing or the network cannot be used.
     pub fn open(team: &Team, insecure: bool) -> Result<Watch, Error> {
         let team = network::placed(team.clone())?;
         let identity = if insecure {
@@ -53,7 +53,7 @@ impl Watch {
     /// The status of each robot that answers, in the team file's order.
     ///
     /// # Errors
-    /// Where the question cannot be put.
+    /// If the query cannot be sent.
     pub fn look(&self) -> Result<Vec<Status>, Error> {
         let answers: Arc<Mutex<Vec<Status>>> = Arc::default();
         let open = Arc::new(());

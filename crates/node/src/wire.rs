@@ -1,12 +1,13 @@
-//! Frames: what robots say to each other, in bytes. Versioned, bounded, and never a reason to panic.
+//! Frames: the bytes of messages between robots. Versioned, bounded, and never a reason to panic.
 //!
-//! A frame is two letters, the version, the kind, and a postcard body of that kind and nothing behind it. Whoever reads
-//! a frame names the kind that it expects, and gets the value or a [`Refusal`]. Versions are not mixed: a team runs one.
+//! A frame is two letters, the version, the kind, and a postcard body of that kind, with nothing behind it. Its reader
+//! names the expected kind, and gets the value or a [`Refusal`]. Versions are not mixed: a team runs one.
 //!
-//! What is said is `coorp-core`'s ([`robot::Message`], [`tracker::Message`]) and goes in the form that serde gives it there.
-//! Bytes cannot make a reader allocate more than they are: postcard reads no list that is longer than what is left.
+//! The messages are `coorp-core`'s ([`robot::Message`], [`tracker::Message`]), in the form that serde gives them there.
+//! A frame cannot make its reader allocate more than its own size: postcard reads no list longer than the remaining
+//! bytes.
 //!
-//! Left out: who sent it. Links are authenticated: over the fabric its keys name the sender, over others its certificate.
+//! Left out: the sender. Links are authenticated: the fabric's keys name the sender, other links have its certificate.
 
 use coorp_core::robot::{self, Stamp};
 use coorp_core::tracker::{self, StateHeader, TopicId};
@@ -20,26 +21,26 @@ pub const VERSION: u8 = 3;
 const MAGIC: [u8; 2] = *b"Co";
 const HEADER_BYTES: usize = 4;
 
-/// Why a frame was not taken.
+/// Why a frame was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// It is longer than anything of its kind.
+    /// It is longer than its kind allows.
     Oversized,
-    /// It is of another version.
+    /// It has another version.
     Version(u8),
-    /// It is no frame of the expected kind.
+    /// It is not of the expected kind.
     Malformed,
 }
 
-/// A value that goes over the wire as a frame of its own.
+/// A value with a frame of its own on the wire.
 pub trait Frame: Serialize + DeserializeOwned {
-    /// Tells the kinds apart; unique.
+    /// The unique number of the kind.
     const KIND: u8;
     /// The longest frame of this kind, bytes.
     const BYTES_MAX: usize;
 }
 
-/// The frame of a value. Empty where the value is longer than its kind allows, which no value of ours is.
+/// Encodes a value. Returns nothing if the value is longer than its kind allows, which no value of ours is.
 pub fn encode<F: Frame>(value: &F) -> Vec<u8> {
     let mut bytes = vec![MAGIC[0], MAGIC[1], VERSION, F::KIND];
     match postcard::to_extend(value, std::mem::take(&mut bytes)) {
@@ -48,7 +49,7 @@ pub fn encode<F: Frame>(value: &F) -> Vec<u8> {
     }
 }
 
-/// The value of a frame.
+/// Decodes a frame.
 ///
 /// # Errors
 /// For every frame that `encode` does not make of an `F`.
@@ -70,7 +71,7 @@ pub fn decode<F: Frame>(frame: &[u8]) -> Result<F, Refusal> {
 
 impl Frame for robot::Message {
     const KIND: u8 = 1;
-    /// The models of [`robot::FLOWS_MAX`] flows are the longest.
+    /// The longest is the models of [`robot::FLOWS_MAX`] flows.
     const BYTES_MAX: usize = 4_096;
 }
 
@@ -79,54 +80,54 @@ impl Frame for tracker::Message {
     const BYTES_MAX: usize = 64;
 }
 
-/// What a control message carries beside its content.
+/// The header of a control message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ControlHeader {
-    /// When its sender started; a later one starts its count anew.
+    /// The start of its sender; a later one restarts its count.
     pub incarnation: u32,
     /// Zero-based sequence number within the topic.
     pub sequence: u64,
-    /// What its sender's robot tells with it.
+    /// What the sender's robot adds for the receiver's.
     pub stamp: Stamp,
     /// When it was made, on the sender's clock.
     pub made_at: Instant,
-    /// Where there is a choice of paths: the number of this copy on its path to this receiver.
+    /// With a choice of paths: the number of this copy on its path to this receiver.
     pub copy: Option<u32>,
 }
 
-/// What a state carries beside its content.
+/// The header of a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct State {
-    /// What its receiver calls the topic for this sender.
+    /// The receiver's number of the topic for this sender.
     pub topic: TopicId,
-    /// Which state it is, and when it was made.
+    /// The state's number, and when it was made.
     pub header: StateHeader,
-    /// The number of this copy on its path, where there is a choice of paths.
+    /// With a choice of paths: the number of this copy on its path.
     pub copy: Option<u32>,
 }
 
-/// What goes over a link ahead of a message's content: see `links`.
+/// What precedes a message's content on a link: see `links`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Parcel {
     /// A control message.
     Control {
         /// Its topic.
         topic: String,
-        /// All else about it.
+        /// Its header.
         header: ControlHeader,
-        /// What its sender's robot says besides ([`robot::RIDERS_MAX`] at most).
+        /// Other messages of its sender's robot ([`robot::RIDERS_MAX`] at most).
         riders: Vec<robot::Message>,
     },
-    /// A state for the robot that gathers it.
+    /// A state for a robot that gathers it.
     State {
         /// Its topic.
         topic: String,
-        /// All else about it.
+        /// Its header.
         header: State,
     },
-    /// What the sender subscribes to: the content is topics, one a line. Said when a link is new, by both ends.
+    /// The sender's subscriptions: the content is topics, one per line. Both ends send it when a link is new.
     Subscriptions,
-    /// Something that robots say to each other over links. No content.
+    /// A message between robots. No content.
     Robot(robot::Message),
 }
 
@@ -142,17 +143,17 @@ impl Frame for Parcel {
 pub const PARCEL_BYTES_MAX: usize = Parcel::BYTES_MAX + LENGTH_BYTES;
 const LENGTH_BYTES: usize = 2;
 
-/// What stands ahead of a message's content on a link: a frame, and its length before it, little end first.
+/// Encodes the head of a message on a link: a frame, after its length in little-endian order.
 pub fn pack(parcel: &Parcel) -> Vec<u8> {
     let frame = encode(parcel);
     let length = u16::try_from(frame.len()).unwrap_or(0);
     [length.to_le_bytes().as_slice(), &frame].concat()
 }
 
-/// What a message on a link is, and where its content begins.
+/// Decodes the head of a message on a link, and returns where its content begins.
 ///
 /// # Errors
-/// For all that [`pack`] does not make.
+/// For everything that [`pack`] does not make.
 pub fn unpack(message: &[u8]) -> Result<(Parcel, usize), Refusal> {
     let (length, rest) = message.split_first_chunk::<LENGTH_BYTES>().ok_or(Refusal::Malformed)?;
     let length = usize::from(u16::from_le_bytes(*length));
@@ -163,13 +164,13 @@ pub fn unpack(message: &[u8]) -> Result<(Parcel, usize), Refusal> {
 /// A sender offers a bulk message.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Begin {
-    /// Tells the starts of senders apart.
+    /// Distinguishes the starts of senders.
     pub lineage: u64,
-    /// The how manieth message of this sender to this receiver.
+    /// Zero-based sequence number of this message from this sender to this receiver.
     pub sequence: u64,
-    /// What the sender calls it.
+    /// The sender's name for it.
     pub name: String,
-    /// Bytes.
+    /// The message's length, bytes.
     pub length: u64,
     /// BLAKE3 of all bytes.
     pub hash: [u8; 32],
@@ -180,23 +181,23 @@ impl Frame for Begin {
     const BYTES_MAX: usize = 384;
 }
 
-/// A receiver's word on a bulk message.
+/// A receiver's answer about a bulk message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Answer {
-    /// So much of it is here already.
+    /// A part of it has already arrived.
     Here {
-        /// Bytes.
+        /// The part's length, bytes.
         length: u64,
-        /// BLAKE3 of these.
+        /// BLAKE3 of that part.
         hash: [u8; 32],
     },
-    /// It is whole, on disk, and will be handed out once.
+    /// It is whole, on disk, and will be delivered once.
     Whole,
-    /// What came does not have the hash that was announced.
+    /// The bytes do not have the announced hash.
     Garbled,
     /// Too many messages wait to be taken; later, perhaps.
     Full,
-    /// It cannot be written down.
+    /// It cannot be written to disk.
     Disk,
 }
 
@@ -205,10 +206,10 @@ impl Frame for Answer {
     const BYTES_MAX: usize = 64;
 }
 
-/// From where on a sender sends: what is here, or nothing of it where it is not the message's beginning.
+/// Where a sender starts: behind the part that has arrived, or at 0 if that is not the message's beginning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Start {
-    /// Bytes that the receiver keeps.
+    /// The bytes that the receiver keeps.
     pub offset: u64,
 }
 

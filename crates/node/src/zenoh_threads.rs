@@ -1,12 +1,13 @@
-//! The threads that Zenoh runs on. It takes them from the variable `ZENOH_RUNTIME` at its first use, and in no other way.
+//! The threads that Zenoh runs on. It configures them from the variable `ZENOH_RUNTIME` at its first use, and in no
+//! other way.
 //!
-//! Zenoh 1.10 reads from a TLS session and writes to it in two tasks and nothing keeps them apart, so two threads corrupt
-//! it (eclipse-zenoh/zenoh#2557). So both are to run on one.
+//! Zenoh 1.10 reads from a TLS session and writes to it in two tasks without synchronisation, so two threads corrupt it
+//! (eclipse-zenoh/zenoh#2557). So both have to run on one thread.
 //!
-//! Where nobody has set the variable it is set here, once in a process, before the first session. Rust's own ways to the
-//! environment keep clear of each other, but C code that reads it in another thread at that moment does not keep clear of
-//! them. A program that has such code, or that uses Zenoh itself before it opens a node, sets the variable when it starts;
-//! what is set stays. Left out: to notice a program that has used Zenoh before without.
+//! If the variable is unset, it is set here, once per process, before the first session. Rust's own environment
+//! functions synchronise with each other, but C code that reads the environment in another thread at that moment does
+//! not. A program with such code, or one that uses Zenoh itself before it opens a node, sets the variable at its start;
+//! a value that is set stays. Left out: detecting a program that has used Zenoh before without it.
 
 use std::env::{self, VarError};
 use std::sync::Once;
@@ -19,7 +20,7 @@ use crate::Error;
 const VARIABLE: &str = "ZENOH_RUNTIME";
 const OURS: &str = "(rx: (worker_threads: 1), tx: (handover: rx))";
 
-/// Zenoh's five kinds of work, as the variable has them.
+/// Zenoh's five kinds of work, by their names in the variable.
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct Runtimes {
@@ -59,7 +60,7 @@ impl Runtimes {
         }
     }
 
-    /// Whether what comes in and what goes out is one thread's.
+    /// Whether one thread both receives and sends.
     fn is_one_thread(&self) -> bool {
         let at = |kind| self.of(kind).handover.unwrap_or(kind);
         let usual = if at(Kind::Rx) == Kind::Rx { 2 } else { 1 };
@@ -67,10 +68,10 @@ impl Runtimes {
     }
 }
 
-/// Sees to Zenoh's threads, before a session is opened; `secure` if over TLS.
+/// Configures Zenoh's threads before a session is opened; `secure` if over TLS.
 ///
 /// # Errors
-/// Where the variable is set to what Zenoh cannot read, or to what is not safe.
+/// If the variable has a value that Zenoh cannot read, or that is not safe.
 pub(crate) fn settle(secure: bool) -> Result<(), Error> {
     static SET: Once = Once::new();
     SET.call_once(|| {
@@ -80,7 +81,7 @@ pub(crate) fn settle(secure: bool) -> Result<(), Error> {
     });
     match env::var(VARIABLE) {
         Ok(text) => check(&text, secure),
-        // Somebody has taken it away again; Zenoh has read it by then, or goes by what it has without.
+        // Somebody has removed it again; Zenoh has read it by then, or runs without it.
         Err(VarError::NotPresent) => check("()", secure),
         Err(VarError::NotUnicode(text)) => Err(wrong(&text.to_string_lossy(), "is no text")),
     }

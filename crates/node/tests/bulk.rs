@@ -22,7 +22,7 @@ fn pattern(seed: u64, length: usize) -> Vec<u8> {
     bytes
 }
 
-/// A thread that waits for what becomes of a message.
+/// A thread that waits for the outcome of a message.
 fn waiting(delivery: Delivery) -> JoinHandle<String> {
     std::thread::spawn(move || {
         let outcome = delivery.wait();
@@ -53,7 +53,7 @@ fn robot() {
                     let mut stream = node.bulk_stream(to, "gradients").unwrap();
                     stream.write(&bytes).unwrap();
                     while let Err(unfinished) = stream.finish() {
-                        // One is taken up soon, and 64 wait.
+                        // One is taken from the queue soon, and 64 wait.
                         if number == 65 {
                             let why = unfinished.to_string();
                             kept.replace(Some(unfinished.stream));
@@ -99,7 +99,7 @@ fn robot() {
             ["sent"] => status.unwrap().sent_bytes.to_string(),
             ["completions"] => status.unwrap().completions.to_string(),
             ["publish"] => {
-                // Control every 10 ms for a second, in the robot's own time.
+                // Control every 10 ms for a second, by the robot's own clock.
                 let pose = node.control_publisher("pose", None).unwrap();
                 for _ in 0..100 {
                     pose.put(b"pose").unwrap();
@@ -135,7 +135,7 @@ fn a_message_arrives_whole_and_once_across_a_restart_of_its_receiver() {
     let again: usize = two.say("received").parse().unwrap();
     assert!(again < LONG, "it was resumed, not begun anew: {again}");
     assert_eq!(one.say("may"), "false", "the permit went back");
-    // What was handed out does not come again after another restart, and what was not does.
+    // Messages that were received do not come again after another restart, and others do.
     one.say("send two 2 1000");
     one.until("outcome", "whole");
     two.kill();
@@ -180,7 +180,7 @@ fn a_message_for_which_there_is_no_room_is_kept_and_goes_later() {
 fn whoever_has_taken_over_is_told_that_it_leads() {
     let fleet = Fleet::new(&["lead", "one", "two"], "");
     let (mut lead, mut one, mut two) = (fleet.robot("lead"), fleet.robot("one"), fleet.robot("two"));
-    // Of those that are up at first anyone may lead.
+    // Any of the robots that are up at first may lead.
     until(|| {
         let robots = [&mut lead, &mut one, &mut two];
         let refused = robots.into_iter().filter_map(|robot| {
@@ -214,12 +214,12 @@ fn the_files_leader_is_told_that_nobody_leads() {
 fn two_senders_take_turns_and_both_get_through() {
     let fleet = Fleet::new(&["lead", "one", "two"], "[policy]\nslice = \"100ms\"\n");
     let (mut lead, mut one, mut two) = (fleet.robot("lead"), fleet.robot("one"), fleet.robot("two"));
-    // The second one takes a while to make its message; the first one's takes many times that to go.
+    // The second one takes a while to make its message; the first one's takes many times as long to send.
     one.say(&format!("send lead 4 {}", 2 * LONG));
     two.say(&format!("send lead 5 {}", LONG / 8));
     let (mut both, mut outcomes) = (false, [String::new(), String::new()]);
     until(|| {
-        // Whoever leads knows; the others have nothing to say.
+        // The leader knows; the others return nothing.
         for robot in [&mut lead, &mut one, &mut two] {
             let holders = robot.say("holders");
             assert!(["[]", "[1]", "[2]"].contains(&holders.as_str()), "{holders}");
@@ -238,12 +238,12 @@ fn two_senders_take_turns_and_both_get_through() {
 #[test]
 fn bulk_is_held_for_the_robots_own_control_and_arrives_all_the_same() {
     let fleet = Fleet::new(&["lead", "one"], "");
-    // A policy with windows and without permits, so that whatever is held is held for control.
+    // A policy with windows and without permits, so that anything held is held for control.
     let mut one = common::Robot::start_with(&fleet.file, "one", "edca+local");
     let mut lead = common::Robot::start_with(&fleet.file, "lead", "edca+local");
     one.say("publish");
     assert_eq!(one.say("holds"), "0", "there was no bulk to hold");
-    // Control is known after a while, if this machine lets it be regular; until then there is to be bulk.
+    // Control is learnt after a while, if this machine lets it be regular; bulk has to last until then.
     until(|| {
         one.say(&format!("send lead 7 {}", 4 * LONG));
         one.say("publish");
@@ -263,7 +263,7 @@ fn a_full_inbox_holds_the_next_message_up_until_one_is_taken() {
     }
     one.say("send lead 8 100");
     one.say("send lead 9 100");
-    // They keep no permit from others meanwhile: it is there for a try now and then, and goes back.
+    // They keep no permit from others meanwhile: one is granted for an attempt now and then, and returned.
     std::thread::sleep(Duration::from_millis(1_500));
     one.until("may", "false");
     assert_eq!(one.say("outcome"), "pending");
@@ -277,7 +277,7 @@ fn a_full_inbox_holds_the_next_message_up_until_one_is_taken() {
     assert_eq!(lead.say("got 9"), "nothing");
 }
 
-/// A small disk, while it lasts.
+/// A small disk, for as long as this value lives.
 struct Disk(std::path::PathBuf);
 
 impl Disk {
@@ -361,7 +361,7 @@ fn bulk_that_makes_no_sense_is_refused_and_counted_and_the_rest_goes_on() {
     }
     let counted = "Refused { oversized: 1, version: 1, malformed: 4, stale_grants: 0, strangers: 0 }";
     lead.until("refused", counted);
-    // Other bytes than were announced, fewer, and more.
+    // Bytes other than announced, fewer, and more.
     for (sequence, bytes) in [(1, vec![8; 10]), (2, vec![7; 9]), (3, vec![7; 20])] {
         let offered = [head(&begin(sequence, "map", 10)), start(0), bytes].concat();
         let answer = member.offer(&fleet.team, 0, &offered);
@@ -371,14 +371,14 @@ fn bulk_that_makes_no_sense_is_refused_and_counted_and_the_rest_goes_on() {
     one.say("send lead 10 100000");
     one.until("outcome", "whole");
     assert_eq!(lead.say("got 10"), "1 gradients true");
-    // And what the member says in order is taken.
+    // A valid message from the member is accepted.
     let offered = [head(&begin(4, "map", 10)), start(0), vec![7; 10]].concat();
     let answer = member.offer(&fleet.team, 0, &offered);
     assert!(answer.ends_with(&whole), "{answer:?}");
 }
 
-/// Seeded bytes to every port of a robot: datagrams, some like the first of a QUIC connection, and TCP that is broken off or
-/// kept open.
+/// Seeded bytes to every port of a robot: datagrams, some like the first of a QUIC connection, and TCP connections that
+/// break off or stay open.
 #[test]
 fn garbage_at_every_port_disturbs_nothing() {
     let fleet = Fleet::new(&["lead", "one"], "");
@@ -397,7 +397,7 @@ fn garbage_at_every_port_disturbs_nothing() {
                 let length = head.len().min(bytes.len());
                 bytes[..length].copy_from_slice(&head[..length]);
             }
-            // Nobody listens at some; what the last datagram came to is told with the next.
+            // Nobody listens on some ports; the error of the last datagram is reported with the next.
             let _ = socket.send_to(&bytes, ("127.0.0.1", port));
             if let Ok(mut stream) = std::net::TcpStream::connect(("127.0.0.1", port)) {
                 let _ = stream.write_all(&bytes);
@@ -421,7 +421,7 @@ fn a_stranger_brings_no_bulk() {
     let port = |fleet: &Fleet, robot| fleet.team.port(coorp_core::RobotId(robot)).to_string();
     let text = std::fs::read_to_string(&fleet.file).unwrap();
     std::fs::write(&other.file, text.replace(&port(&fleet, 1), &port(&other, 1))).unwrap();
-    // A policy without permits: it asks nobody.
+    // A policy without permits: it requests none.
     let mut lead = fleet.robot("lead");
     let mut stranger = common::Robot::start_with(&other.file, "one", "edca");
     stranger.say("send lead 6 100000");

@@ -59,7 +59,7 @@ fn robot() {
                 let heard = node.status().heard.into_iter().find(|heard| heard.topic == *topic);
                 heard.map_or(0, |heard| heard.missed).to_string()
             }
-            // A status plans none: what is seen is what was planned last, unless it is over.
+            // A status plans no window: it shows the last planned one, unless it is over.
             ["windows"] => (0..200)
                 .any(|_| {
                     std::thread::sleep(Duration::from_millis(5));
@@ -78,7 +78,7 @@ fn the_newest_message_of_each_robot_arrives_with_its_age() {
     lead.say("subscribe pose");
     one.say("publish pose");
     two.say("publish pose");
-    // Until the links and what is subscribed to have been exchanged, messages go nowhere.
+    // Messages go nowhere until the links are up and subscriptions have been exchanged.
     common::until(|| {
         one.say("put pose hello");
         lead.say("take pose") == "1 hello aged true" && one.say("leader") == lead.say("leader")
@@ -87,7 +87,7 @@ fn the_newest_message_of_each_robot_arrives_with_its_age() {
         two.say("put pose hello");
         lead.say("take pose") == "2 hello aged true"
     });
-    // On a machine that is busy not all may be there in time.
+    // On a busy machine, not all may arrive in time.
     common::until(|| {
         while lead.say("take pose") != "nothing" {}
         for text in ["a", "b", "c"] {
@@ -95,7 +95,7 @@ fn the_newest_message_of_each_robot_arrives_with_its_age() {
         }
         two.say("put pose z");
         std::thread::sleep(Duration::from_millis(300));
-        // Of two robots whichever's came first: the newest, not the oldest.
+        // From whichever of the two robots sent first: the newest, not the oldest.
         let mut taken = [lead.say("take pose"), lead.say("take pose")];
         taken.sort();
         taken == ["1 c aged true", "2 z aged true"] && lead.say("take pose") == "nothing"
@@ -143,7 +143,7 @@ fn whoever_hears_of_a_flow_keeps_its_windows() {
     one.until("synchronised", "true");
     two.until("synchronised", "true");
     one.say("publish pose");
-    // A machine that stands still now and then makes times that nobody can learn from.
+    // A machine that stalls now and then makes times that nobody can learn from.
     common::until(|| {
         one.say("drive pose 20 100");
         one.say("windows") == "true"
@@ -186,7 +186,7 @@ fn who_says_something_is_told_by_the_key_and_without_one_nobody_says_anything() 
         Caller::new(&fleet, None),
         // The key of another team, which trusts nobody here.
         Caller::new(&fleet, Some((&other, "one"))),
-        // The operator may look, and not take part.
+        // The operator may look, but not take part.
         Caller::new(&fleet, Some((&fleet, "../operator"))),
     ];
     for over_stream in [false, true] {
@@ -249,10 +249,10 @@ fn a_robot_that_is_killed_and_starts_anew_is_heard_and_hears_at_once() {
         one.kill();
         one = fleet.robot("one");
     }
-    // Who no longer subscribes is no longer sent to.
+    // A robot that no longer subscribes is no longer sent to.
     lead.say("unsubscribe pose");
     one.say("publish pose");
-    // That takes a while to be known.
+    // It takes a while until that is known.
     common::until(|| {
         lead.say("unsubscribe pose");
         std::thread::sleep(Duration::from_millis(300));

@@ -1,5 +1,5 @@
 //! Robots without addresses find each other on a LAN: two network namespaces with a cable between them. Needs root, and
-//! passes without having looked where it is not.
+//! passes without a check otherwise.
 #![allow(clippy::unwrap_used)] // a test may fail by panicking
 
 mod common;
@@ -40,12 +40,12 @@ fn robot() {
     });
 }
 
-/// Two namespaces and a cable; gone when dropped.
+/// Two namespaces and a cable; removed when dropped.
 struct Lan([String; 2]);
 
 impl Lan {
     fn new(name: &str) -> Option<Lan> {
-        // Not by names that an emulator would take for what another one has left behind.
+        // Not names that an emulator would take for another one's leftovers.
         let names = ["a", "b"].map(|end| format!("found-{}-{name}-{end}", std::process::id()));
         let ip = |arguments: &str| {
             Command::new("ip")
@@ -86,7 +86,7 @@ impl Lan {
         }
     }
 
-    /// What a command says in the first of them.
+    /// The output of a command in the first of them.
     fn says(&self, command: &str) -> String {
         let mut ip = Command::new("ip");
         let output = ip.args(["netns", "exec", &self.0[0]]).args(command.split(' ')).output();
@@ -179,7 +179,7 @@ fn a_single_interface_is_used_and_no_other_one() {
     }
     let links = lan.says("ss -Htn state established");
     assert!(links.contains("10.99.0.") && !links.contains("10.98.0."), "{links}");
-    // The others are looked for there, and nowhere else.
+    // The others are searched for only there.
     assert!(lan.says("ip maddr show dev eth1").contains("224.0.0.224"));
     assert!(!lan.says("ip maddr show dev eth0").contains("224.0.0.224"));
 }

@@ -68,7 +68,7 @@ fn robot() {
     });
 }
 
-/// Has these robots put a state each until the table is this one.
+/// Makes these robots put a state each until the table is this one.
 fn table(lead: &mut Robot, robots: &mut [&mut Robot], text: &str, expected: &str) {
     let (began, mut said) = (std::time::Instant::now(), String::new());
     while began.elapsed() < common::SOON {
@@ -89,7 +89,7 @@ fn robots_come_and_go(fleet: &Fleet, topics: &str) {
     assert_eq!(lead.say(&format!("gather pose {topics}")), "ok");
     assert!(lead.say("gather pose own").contains("gathers \"pose\" already"));
     table(&mut lead, &mut [&mut one], "a", "1 a true");
-    // One that comes later, and the robot that gathers itself.
+    // One robot that joins later, and the gathering robot itself.
     let mut two = fleet.robot("two");
     two.say("publish pose");
     lead.say("publish pose");
@@ -98,19 +98,19 @@ fn robots_come_and_go(fleet: &Fleet, topics: &str) {
     let all = "0 own true, 1 c true, 2 c true";
     table(&mut lead, &mut [&mut one, &mut two], "c", all);
     lead.until("due 1", "true");
-    // A robot that dies leaves the list, and one that comes again is on it with what is new.
+    // A robot that dies leaves the list, and one that returns is on it with its new state.
     two.kill();
     lead.until("table pose", "0 own true, 1 c true");
     assert_eq!(lead.say("due 2"), "absent");
     let mut two = fleet.robot("two");
     two.say("publish pose");
     table(&mut lead, &mut [&mut two], "d", "0 own true, 1 c true, 2 d true");
-    // So does one that stops publishing, and publishes again.
+    // The same for one that stops publishing, and publishes again.
     one.say("unpublish pose");
     lead.until("table pose", "0 own true, 2 d true");
     one.say("publish pose");
     table(&mut lead, &mut [&mut one], "e", "0 own true, 1 e true, 2 d true");
-    // Who gathers may stop as well, and begin anew.
+    // The gathering robot may stop as well, and begin again.
     assert_eq!(lead.say("ungather pose"), "true");
     assert_eq!(lead.say("due 1"), "absent");
     assert_eq!(lead.say(&format!("gather pose {topics}")), "ok");
@@ -141,7 +141,7 @@ fn two_robots_gather_the_same_and_only_what_robots_say_of_themselves() {
     one.say("publish pose");
     table(&mut lead, &mut [&mut one], "a", "1 a true");
     table(&mut one, &mut [], "", "1 a true");
-    // The third robot has keys, and says what is not its own to say, or makes no sense.
+    // The third robot has keys, and sends what it may not, or what makes no sense.
     let keys = common::tls(&fleet, &fleet, "two");
     let forger = common::Caller::new(&fleet, Some((&fleet, "two")));
     let coordination = common::session(&fleet.team, 0, 0, "tls", keys);
@@ -176,7 +176,7 @@ fn two_robots_gather_the_same_and_only_what_robots_say_of_themselves() {
             .unwrap();
         !lead.say("refused").contains("malformed: 0")
     });
-    // It has a key, and never asked to be taken in; nor did it speak for the other.
+    // It has a key, but never asked to be admitted; nor did it speak for the other.
     lead.until("table pose", "1 a true");
     assert_eq!(lead.say("updates pose"), "1");
     table(&mut lead, &mut [&mut one], "b", "1 b true");

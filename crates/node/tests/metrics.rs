@@ -69,7 +69,7 @@ fn robot() {
     });
 }
 
-/// What comes back for these bytes.
+/// The response to these bytes.
 fn ask(port: &str, request: &str) -> String {
     let mut stream = TcpStream::connect(format!("127.0.0.1:{port}")).unwrap();
     stream.set_read_timeout(Some(common::SOON)).unwrap();
@@ -79,7 +79,7 @@ fn ask(port: &str, request: &str) -> String {
     answer
 }
 
-/// The samples of a page that has to be right in all its lines.
+/// The samples of a page whose lines must all be valid.
 fn scrape(port: &str) -> BTreeMap<String, f64> {
     let answer = ask(port, "GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n");
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
@@ -119,7 +119,7 @@ fn what_a_robot_knows_is_there_for_prometheus() {
     lead.say("listen");
     until(|| one.say("put") == "true" && lead.say("take") == "true");
     let name = |metric: &str| format!("coorp_control_{metric}{{topic=\"pose\",from=\"one\"}}");
-    // An age that is shorter than what is known of the clocks counts as none.
+    // An age that is shorter than the clocks' error counts as none.
     until(|| {
         one.say("put");
         lead.say("take") == "true" && scrape(&port)[&name("age_seconds_sum")] > 0.0
@@ -163,7 +163,7 @@ fn who_asks_wrongly_or_slowly_is_sent_away() {
     assert!(ask(&port, "POST /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 405"));
     assert!(ask(&port, "\r\n\r\n").starts_with("HTTP/1.1 405"));
     assert_eq!(ask(&port, &"x".repeat(100_000)), "", "too long");
-    // One that never ends its question, and one that says nothing: both are let go, and the next is answered.
+    // One connection never ends its request, and one sends nothing: both are dropped, and the next is answered.
     let mut slow = TcpStream::connect(format!("127.0.0.1:{port}")).unwrap();
     slow.write_all(b"GET /metr").unwrap();
     let _silent = TcpStream::connect(format!("127.0.0.1:{port}")).unwrap();

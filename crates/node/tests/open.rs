@@ -1,4 +1,4 @@
-//! Opening a node in this process: what it is refused for, and the runtimes that it may be opened under.
+//! Opening a node in this process: the reasons to refuse it, and the runtimes that it works under.
 #![allow(clippy::unwrap_used)] // a test may fail by panicking
 
 mod common;
@@ -21,7 +21,7 @@ fn options(fleet: &Fleet, robot: &str) -> Options {
     }
 }
 
-/// Why the first robot of a team is not opened, which is for the user to mend.
+/// Why the first robot of a team is not opened, which the user has to fix.
 fn refusal(options: Options) -> String {
     let error = Node::open(options).unwrap_err();
     assert!(error.is_input(), "not for the user to mend: {error}");
@@ -41,7 +41,7 @@ fn an_interface_that_is_not_here_is_named_with_those_that_are() {
         "mend `interfaces` of lead",
     ];
     assert!(parts.iter().all(|part| said.contains(part)), "{said}");
-    // Also where nothing is given but that.
+    // Even if nothing else is given.
     options.team.robots[0].addresses = Vec::new();
     assert!(refusal(options).contains("wlan77"));
 }
@@ -50,7 +50,7 @@ fn an_interface_that_is_not_here_is_named_with_those_that_are() {
 fn an_address_that_is_not_here_is_named_with_those_that_are() {
     let fleet = Fleet::new(&["lead", "one"], "");
     let mut options = options(&fleet, "lead");
-    // Kept for documentation: no machine has it.
+    // Reserved for documentation: no machine has it.
     options.team.robots[0].addresses = vec!["192.0.2.77".parse().unwrap()];
     let said = refusal(options.clone());
     let parts = [
@@ -59,7 +59,7 @@ fn an_address_that_is_not_here_is_named_with_those_that_are() {
         "mend `addresses` of lead",
     ];
     assert!(parts.iter().all(|part| said.contains(part)), "{said}");
-    // So is the second, where it is used, and its interface with it.
+    // The same for the second address, if it is used, and for its interface.
     options.team.robots[1].addresses = vec!["127.0.0.3".parse().unwrap(), "127.0.0.4".parse().unwrap()];
     options.team.robots[0].addresses = vec!["127.0.0.1".parse().unwrap(), "192.0.2.78".parse().unwrap()];
     options.team.robots[0].interfaces = vec!["lo".to_owned(), "lo".to_owned()];
@@ -67,7 +67,7 @@ fn an_address_that_is_not_here_is_named_with_those_that_are() {
     assert!(said.contains("192.0.2.78 on lo,"), "{said}");
 }
 
-/// Everything that a node has, in async code of one thread or several.
+/// Uses everything that a node has, in async code of one thread or several.
 async fn take_part(fleet: &Fleet) {
     let one = Node::open(options(fleet, "one")).unwrap();
     let lead = Node::open(options(fleet, "lead")).unwrap();
@@ -120,7 +120,7 @@ async fn take_part(fleet: &Fleet) {
         assert!(began.elapsed() < SOON, "the operator sees nobody");
     }
     drop(watch);
-    // Once the last of a node goes with what it has given out, once with the node.
+    // Once, what the node gave out is dropped last; once, the node itself.
     drop(one);
     drop(pose);
     drop((poses, table, received));

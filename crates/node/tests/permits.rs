@@ -1,4 +1,4 @@
-//! Permits between real processes: granted, handed on, freed by death; and what strangers and forgers get.
+//! Permits between real processes: granted, passed on, freed by death; and what strangers and forgers get.
 #![allow(clippy::unwrap_used)] // a test may fail by panicking
 
 mod common;
@@ -18,7 +18,7 @@ fn threads() -> String {
     names.collect::<Vec<_>>().join(" ").replace('\n', "")
 }
 
-/// Three robots, the one that leads first, and the places of all in the team file as `holders` prints them.
+/// Three robots, the leading one first, and the indices of all in the team file as `holders` prints them.
 fn three(fleet: &Fleet) -> ([Robot; 3], [String; 3]) {
     let robots = ["lead", "one", "two"].map(|name| fleet.robot(name));
     let mut robots: [Robot; 3] = agreed(robots.into()).try_into().ok().unwrap();

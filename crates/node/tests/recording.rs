@@ -1,4 +1,4 @@
-//! Recordings of real robots: complete when they end, readable when they are killed, harmless when the disk is full.
+//! Recordings of real robots: complete when they end, readable after a kill, harmless when the disk is full.
 #![allow(clippy::unwrap_used)] // a test may fail by panicking
 
 mod common;
@@ -54,7 +54,7 @@ fn robot() {
     });
 }
 
-/// The messages of a file by topic, as far as it goes, and whether it has its end.
+/// The messages of a file by topic, as far as they can be read, and whether it has its end.
 fn read(path: &Path) -> (BTreeMap<String, Vec<(u64, Value)>>, bool) {
     let bytes = std::fs::read(path).unwrap();
     let (mut messages, mut topics, mut left) = (BTreeMap::<String, Vec<_>>::new(), BTreeMap::new(), &bytes[..]);
@@ -98,7 +98,7 @@ fn events(messages: &[(u64, Value)]) -> Vec<&str> {
 
 fn work(lead: &mut Robot, one: &mut Robot) {
     one.until("windows", "true");
-    // Until a window has come while bulk was under way.
+    // Until a window has occurred while bulk was in progress.
     until(|| {
         assert_eq!(one.say("send lead"), "true");
         one.say("holds") != "0"
@@ -118,7 +118,7 @@ fn what_is_decided_is_recorded_and_no_file_is_written_over() {
     until(|| lead.say("leader") != "None" && one.say("leader") != "None");
     work(&mut lead, &mut one);
     assert_eq!(lead.say("finish"), "ok");
-    // Who leads is recorded as it changes; without the other one nobody does.
+    // The leader is recorded as it changes; without the other robot there is none.
     lead.kill();
     one.until("leader", "None");
     let _lead = fleet.robot("lead");
@@ -132,7 +132,7 @@ fn what_is_decided_is_recorded_and_no_file_is_written_over() {
         ([a.0, b.0], vec![a.1, b.1])
     };
     assert_eq!(whole, [true, true]);
-    // Both ends tell the same story of the permit.
+    // Both ends record the same story of the permit.
     for robot in [&lead, &one] {
         let said = events(&robot["/coorp/permits"]);
         let place = |event| {
@@ -209,7 +209,7 @@ fn a_disk_that_takes_no_more_ends_the_recording_and_nothing_else() {
     until(|| lead.say("leader") != "None" && one.say("leader") != "None");
     work(&mut lead, &mut one);
     assert!(one.say("finish").contains("ends here"));
-    // Another may begin.
+    // Another one may begin.
     assert_eq!(
         one.say(&format!("record {}", fleet.folder.join("new.mcap").display())),
         "ok"

@@ -1,4 +1,4 @@
-//! What those get who do not belong: without a key nothing, with one only what is theirs, with garbage a count.
+//! What strangers get: nothing without a key, only what is theirs with one, and a count for garbage.
 #![allow(clippy::unwrap_used)] // a test may fail by panicking
 
 mod common;
@@ -35,7 +35,7 @@ fn ask(session: &Session, key: &str, payload: Vec<u8>, wait: Duration) -> Vec<Ve
         .collect()
 }
 
-/// Asks until there is an answer.
+/// Queries until there is an answer.
 fn answer(session: &Session, key: &str, payload: &[u8]) -> Vec<u8> {
     let began = std::time::Instant::now();
     while began.elapsed() < SOON {
@@ -65,7 +65,7 @@ fn said(message: failover::Message) -> Vec<u8> {
     wire::encode(&Message::Coordination(message))
 }
 
-/// Some leadership; that of nobody.
+/// A forged leadership.
 const NOBODYS: Epoch = Epoch {
     round: 1,
     robot: RobotId(0),
@@ -110,7 +110,7 @@ fn a_stranger_is_not_let_in() {
     }
     assert_eq!(lead.say("queue"), "[]");
     assert_eq!(lead.say("holders"), "[]");
-    // Who belongs gets an answer on the same port.
+    // A member gets an answer on the same port.
     let one = session(&fleet.team, 0, 0, "tls", tls(&fleet, &fleet, "one"));
     let ours = epoch(&one);
     let grant = answer(&one, "coorp/team/permit/lead/one", &request(ours, 1, 1));
@@ -136,7 +136,7 @@ fn a_robot_speaks_for_itself_alone() {
     let place = lead.say("place");
     let port = if place == "[0]" { 0 } else { 1 };
     let two = session(&fleet.team, port, 0, "tls", tls(&fleet, &fleet, "two"));
-    // It belongs, and gets what is its own ...
+    // It is a member, and gets what is its own ...
     let ours = epoch(&two);
     let key = |robot: &str| format!("coorp/team/permit/{}/{robot}", lead.name);
     let (own, anothers) = (key("two"), key(&one.name));
@@ -144,7 +144,7 @@ fn a_robot_speaks_for_itself_alone() {
     lead.until("alive", "[0, 1, 2]");
     answer(&two, &own, &request(ours, 2, 1));
     assert_eq!(lead.say("holders"), "[2]");
-    // ... but no permit in another's name, no status, and nobody hears it as another.
+    // ... but no permit in another's name, no status, and nobody takes it for another.
     let nothing = Vec::<Vec<u8>>::new();
     assert_eq!(ask(&two, &anothers, request(ours, 1 - port, 1), A_WHILE / 4), nothing);
     assert_eq!(
@@ -212,7 +212,7 @@ fn a_replayed_grant_is_refused_and_counted() {
     // Only without keys can anyone answer for the leader at all.
     let mut one = fleet.insecure("one");
     let forger = session(&fleet.team, 1, 0, "tcp", json!({}));
-    // It says that it leads, and grants what was granted once.
+    // It claims to lead, and grants what was granted once.
     let epoch = Epoch {
         round: 1 << 40,
         robot: RobotId(0),

@@ -1,6 +1,6 @@
-//! Virtual seconds a wall second: the papers' team under `coorp`, and teams of 5 to 200 robots.
+//! Virtual seconds per wall-clock second: the papers' team under `coorp`, and teams of 5 to 200 robots.
 //!
-//! `cargo bench -p coorp-sim`. Throughput is given in elements a second, an element being a virtual second.
+//! `cargo bench -p coorp-sim`. Throughput is in elements per second; an element is a virtual second.
 #![allow(missing_docs)]
 
 use std::hint::black_box;

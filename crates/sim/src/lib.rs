@@ -1,7 +1,7 @@
-//! A team in virtual time: robots, the air and the decisions of `coorp-core`, to results.
+//! A team in virtual time, from its robots, the air and the decisions of `coorp-core` to results.
 //!
 //! One [`run`] is one team under one policy from one seed. It is deterministic and single-threaded: the same input
-//! gives the same output, bit for bit, whatever runs beside it.
+//! gives the same output, bit for bit, regardless of the machine's load.
 
 mod agent;
 mod delay;
@@ -32,44 +32,44 @@ pub use session::Session;
 /// Options of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options {
-    /// Virtual time to simulate. A [`Session`] may stop before or go on after; faults and the recorded second go by
-    /// this.
+    /// Virtual time to simulate. A [`Session`] may stop earlier or continue beyond it. Faults and the recorded second
+    /// depend on this value.
     pub duration: Duration,
-    /// Seed of every random draw.
+    /// The seed of every random draw.
     pub seed: u64,
-    /// Let robots die, restart and freeze, messages about permits get lost, doubled and delayed, and clocks step.
+    /// Makes robots die, restart and freeze, loses, duplicates and delays messages about permits, and steps clocks.
     pub faults: bool,
-    /// Sample bulk throughput every second, and give CDFs.
+    /// Samples bulk throughput every second, and returns CDFs.
     pub series: bool,
-    /// Record one second in detail for the report.
+    /// Records one second in detail for the report.
     pub timeline: bool,
-    /// Keep what happens, for [`Session::take_events`].
+    /// Keeps events for [`Session::take_events`].
     pub events: bool,
 }
 
 /// Why a run gave no results.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Error {
-    /// The team file has nothing that this policy would run.
+    /// The team file contains nothing that this policy would run.
     NothingToRun {
-        /// The policy asked for.
+        /// The requested policy.
         policy: String,
     },
     /// The policy cannot be applied to this team.
     Unfit {
-        /// The policy asked for.
+        /// The requested policy.
         policy: String,
-        /// Why, and what would mend it.
+        /// The reason, and a fix.
         reason: String,
     },
-    /// A rule that must always hold was broken: a defect of Coorp, replayed by the same team, policy and seed.
+    /// A rule that must always hold was broken. This is a defect of Coorp; the same team, policy and seed reproduce it.
     Broken {
-        /// Which rule, and when.
+        /// The rule, and when it was broken.
         rule: String,
     },
-    /// A session holds as many events as it can.
+    /// A session holds the maximum number of events.
     TooManyEvents {
-        /// So many.
+        /// The number of events.
         max: usize,
     },
 }
@@ -90,10 +90,10 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// Runs `team` under `policy`. `progress` is told the virtual time now and then.
+/// Runs `team` under `policy`. `progress` receives the virtual time now and then.
 ///
 /// # Errors
-/// [`Error::NothingToRun`] where policy and team have nothing in common; [`Error::Broken`] where an invariant fails.
+/// [`Error::NothingToRun`] if policy and team have nothing in common; [`Error::Broken`] if an invariant fails.
 pub fn run(team: &Team, policy: &Policy, options: &Options, progress: &(dyn Fn(Instant) + Sync)) -> Result<Run, Error> {
     let unlogged = Options {
         events: false,

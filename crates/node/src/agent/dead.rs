@@ -1,12 +1,12 @@
-//! Whether a robot whose links are gone has died, asked of its kernel.
+//! Finds out whether a robot whose links are gone has died, by asking its kernel.
 //!
-//! The fabric's tokens end with a link, and links break for many reasons: a robot may live, hold a permit and send. But
-//! where a process has ended its kernel refuses connections to its ports, and one that is frozen, cut off or merely slow
-//! does not answer or is connected. So a refusal frees a dead robot's permit at once, and for all else there is the
-//! lease. Left out: robots without known addresses, whose permits always end with their lease.
+//! The fabric's tokens end with a link, and links break for many reasons: a robot may be alive, hold a permit and send.
+//! But if a process has ended, its kernel refuses connections to its ports, whereas a frozen, disconnected or slow one
+//! does not answer or accepts. So a refusal frees a dead robot's permit at once, and the lease covers everything else.
+//! Left out: robots without known addresses, whose permits always end with their lease.
 //!
-//! It takes the ports of robots to be open to their team, as they have to be: a firewall that refuses for a robot that
-//! lives would speak for its kernel.
+//! This assumes that robots' ports are open to their team, as they have to be: a firewall that refuses connections to a
+//! live robot would speak for its kernel.
 
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpStream};
@@ -21,10 +21,10 @@ use crate::member::Member;
 use crate::shared_robot::SharedRobot;
 use crate::sync::spawn;
 
-/// No answer comes after so long: no permit lasts much longer anyway.
+/// How long to wait for an answer: no permit lasts much longer anyway.
 const ANSWER_MAX: Duration = Duration::from_millis(200);
 
-/// Finds out, in a thread that ends soon, and frees the robot's permit where it has died.
+/// Checks in a short-lived thread, and frees the robot's permit if it has died.
 pub(super) fn find_out(robot: &Arc<SharedRobot>, member: &Member, suspect: RobotId) {
     let Some(about) = member.team.robots.get(usize::from(suspect.0)) else {
         return;

@@ -1,4 +1,4 @@
-//! The driver: calls the robot at its deadlines and does what it wants done, and nothing else does.
+//! The driver: calls the robot at its deadlines and carries out its actions. Nothing else does.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use super::Agent;
 use crate::wire::{self, Parcel};
 
 impl Agent {
-    /// Does what the robot wants done.
+    /// Carries out one of the robot's actions.
     pub(super) fn act(self: &Arc<Self>, action: Action) {
         match action {
             Action::Send(to, route, message) => self.send_to(to, route, message),
@@ -36,21 +36,21 @@ impl Agent {
                 let state = if alive { "alive again" } else { "dead" };
                 tracing::info!("{path} to {} is {state}", self.member.name_of(robot));
             }
-            // The program owns its sensors; this library has no way yet to tell it.
+            // The program owns its sensors, and this library cannot tell it yet.
             Action::Shift(flow, later) => tracing::debug!("flow {} would do better {later} later", flow.0),
             Action::Report(report) => self.gatherings.report(report),
         }
     }
 
-    /// Sends to one robot, over the transport that such messages take. What a requester says is a query, which its
-    /// controller answers as soon as it has something to say.
+    /// Sends to one robot, over the transport of such messages. A requester's message is a query, which its controller
+    /// answers as soon as it has an answer.
     fn send_to(self: &Arc<Self>, to: RobotId, route: Route, message: Message) {
         let (name, me, keyspace) = (self.member.name_of(to), self.member.name(), &self.member.keyspace);
         match (route, &message) {
             (Route::Path(path), _) => self.send_over(to, path, message),
             (Route::Any, Message::Coordination(Coordinated::Permit { message: about, .. })) => match about {
                 permits::Message::Grant { .. } | permits::Message::Refuse { .. } => {
-                    // Where no query was kept, the question came with control.
+                    // If no query was kept, the question came with control.
                     if !self.coordination.answer_kept(to, Some(&wire::encode(&message))) {
                         self.send_over(to, PathId(0), message);
                     }

@@ -1,7 +1,7 @@
-//! What sockets bring: which transport carries which messages, what of it is refused, and what the robot is told.
+//! What arrives at sockets: which transport carries which messages, what is refused, and what goes to the robot.
 //!
-//! Callbacks of the coordination sessions and the links' tasks run this. The transport proves who the sender is: keys of
-//! the fabric hold the sender's name, which access rules enforce; a link has the sender's certificate.
+//! Callbacks of the coordination sessions and the links' tasks run this. The transport proves the sender's identity:
+//! keys of the fabric contain its name, which access rules enforce; a link has its certificate.
 
 use std::sync::Arc;
 
@@ -21,10 +21,10 @@ use crate::sync::lock;
 use crate::wire::{self, ControlHeader, Parcel, Refusal};
 use crate::Error;
 
-/// What carries a message between robots. Each carries only messages of its own.
+/// The transport of a message between robots. Each carries only its own kinds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Transport {
-    /// Keys for words on who leads.
+    /// Keys for messages about leadership.
     Lead,
     /// Queries for permits, and their answers.
     Permits,
@@ -34,7 +34,7 @@ pub(super) enum Transport {
     TimeReply,
     /// Keys for arrival models.
     Models,
-    /// Links, for what goes over one path.
+    /// Links, for messages tied to one path.
     Link,
 }
 
@@ -54,7 +54,7 @@ impl Transport {
         }
     }
 
-    /// What it carries, for the log.
+    /// The name of its messages, for the log.
     fn what(self) -> &'static str {
         match self {
             Transport::Lead => "a word on who leads",
@@ -68,7 +68,7 @@ impl Transport {
 }
 
 impl Agent {
-    /// Takes what comes over the fabric, as long as this is there.
+    /// Receives from the fabric for as long as this exists.
     pub fn listen(self: &Arc<Self>) -> Result<(), Error> {
         let (fabric, keyspace, name) = (&self.coordination, &self.member.keyspace, self.member.name());
         fabric.take_queries(&keyspace.status(name), self.with(Agent::on_status_query))?;
@@ -77,7 +77,7 @@ impl Agent {
         let on_lead = |agent: &Agent, sample: Sample| agent.on_published(Transport::Lead, &sample);
         fabric.subscribe(&keyspace.lead("*", name), self.with(on_lead))?;
         fabric.subscribe(&keyspace.lead_all("*"), self.with(on_lead))?;
-        // They are told to nobody where nobody listens, and without keys there is no bulk to keep out of their way.
+        // Without listeners nobody sends them, and without keys there is no bulk to keep out of their way.
         if self.member.secure {
             let on_models = |agent: &Agent, sample: Sample| agent.on_published(Transport::Models, &sample);
             fabric.subscribe(&keyspace.models("*"), self.with(on_models))?;
@@ -101,7 +101,7 @@ impl Agent {
         }
     }
 
-    /// The message in a payload, if this transport carries it; counts it if it is refused.
+    /// Decodes the message in a payload, if this transport carries it; counts it if it is refused.
     fn read_message(&self, over: Transport, payload: &ZBytes) -> Option<Message> {
         let message = self.member.refused.decode::<Message>(over.what(), payload)?;
         if Transport::of(&message) != over {
@@ -111,7 +111,7 @@ impl Agent {
         Some(message)
     }
 
-    /// A robot says something.
+    /// A message from a robot arrived.
     pub(super) fn on_said(&self, from: RobotId, over: Transport, payload: &ZBytes) {
         if let Some(message) = self.read_message(over, payload) {
             self.on_message(from, None, message);
@@ -123,7 +123,7 @@ impl Agent {
             .tell(|robot, now| robot.handle(Input::Message { from, path, message }, now));
     }
 
-    /// A robot publishes something under its name.
+    /// A robot has published under its name.
     fn on_published(&self, over: Transport, sample: &Sample) {
         match self.member.named_in(sample.key_expr().as_str(), 1) {
             Some(from) if from == self.member.me => {}
@@ -181,7 +181,7 @@ impl Agent {
     }
 
     fn on_time_query(&self, (path, query): (usize, Query)) {
-        // Before it is read: what that takes belongs to the way there.
+        // Before decoding, whose time belongs to the way there.
         let received_at = self.robot.now();
         let empty = ZBytes::new();
         let answer = match self.read_message(Transport::TimeQuery, query.payload().unwrap_or(&empty)) {
@@ -194,13 +194,13 @@ impl Agent {
         self.coordination.answer(path, query, answer);
     }
 
-    /// A session of a robot is there, or is gone.
+    /// A session of a robot appears or vanishes.
     fn on_token(&self, sample: Sample) {
         let (key, member) = (sample.key_expr().as_str(), &self.member);
         let (Some(peer), Some(session)) = (member.named_in(key, 1), member.keyspace.part(key, 2)) else {
             return;
         };
-        // Held until all that tells who is there agrees: each path's session calls from a thread of its own.
+        // Held until everything that tracks presence agrees, because each path's session calls from its own thread.
         let mut alive = lock(&self.coordination.alive);
         if sample.kind() == SampleKind::Put {
             let sessions = alive.entry(peer).or_default();
@@ -239,7 +239,7 @@ impl Agent {
     }
 }
 
-/// One of several copies of a message came, if it is one.
+/// One of several copies of a message arrived, if it is numbered.
 fn copy(from: RobotId, path: PathId, incarnation: u32, number: Option<u32>) -> Option<Input> {
     number.map(|number| Input::Copy {
         from,

@@ -1,4 +1,4 @@
-//! When QUIC makes packets of bulk at all: never without a permit and a turn.
+//! Decides when QUIC makes packets of bulk at all: never without a permit and a turn.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -9,9 +9,9 @@ use quinn::congestion::{Controller, ControllerFactory, Cubic, CubicConfig};
 use super::socket::GatedSocket;
 use super::turns::Turn;
 
-/// CUBIC, but that nothing goes without a permit and a turn, and that the gate hears of acknowledgements.
+/// CUBIC, except that nothing is sent without a permit and a turn, and that the gate learns of acknowledgements.
 ///
-/// QUIC asks it several times a packet, so it reads whether there is a permit without taking hold of the socket.
+/// QUIC queries it several times per packet, so it reads the permit without locking the socket.
 struct PermittedCubic {
     inner: Box<dyn Controller>,
     socket: Weak<GatedSocket>,
@@ -28,13 +28,13 @@ pub(super) struct PermittedCubicConfig {
     pub coordinated: bool,
 }
 
-/// What a connection sends at once before the first acknowledgement, where bulk is coordinated: few others send, and the
-/// gate bounds what is below it.
+/// A connection's first flight before the first acknowledgement, if bulk is coordinated: few others send, and the gate
+/// bounds what is below it.
 const FIRST_WINDOW_BYTES: u64 = 256 << 10;
 
 impl ControllerFactory for PermittedCubicConfig {
     fn build(self: Arc<Self>, now: Instant, current_mtu: u16) -> Box<dyn Controller> {
-        // Of a socket that is gone nothing is permitted.
+        // A socket that is gone permits nothing.
         let permitted = self.socket.upgrade().map(|socket| socket.permitted());
         let mut cubic = CubicConfig::default();
         if self.coordinated {
@@ -51,7 +51,7 @@ impl ControllerFactory for PermittedCubicConfig {
 }
 
 impl PermittedCubic {
-    /// So many bytes are off the network; acknowledgements come with the shortest round trip.
+    /// This many bytes have left the network; acknowledgements come with the shortest round trip.
     fn acknowledged(&self, bytes: u64, round_trip: Option<Duration>) {
         if let Some(socket) = self.socket.upgrade() {
             socket.on_acknowledged(bytes, round_trip);
@@ -85,11 +85,11 @@ impl Controller for PermittedCubic {
     }
 
     fn window(&self) -> u64 {
-        // Without a word from the other end there is no connection yet: nobody could tell it of a permit that comes.
+        // Without any packet from the other end there is no connection yet, and nothing to wake when a permit arrives.
         if !self.heard || self.permitted.load(Ordering::Acquire) && self.turn.has() {
             self.inner.window()
         } else {
-            // No packet fits into it. Not 0, which quinn's pacing takes for a mistake where a permit goes meanwhile.
+            // No packet fits into it. Not 0, which quinn's pacing takes for a mistake if a permit is lost meanwhile.
             1
         }
     }

@@ -1,14 +1,16 @@
-//! What a robot has received of bulk, on disk, so that a restart loses nothing and delivers nothing twice.
+//! The bulk that a robot has received, on disk, so that a restart loses nothing and delivers nothing twice.
 //!
-//! For each sender there is a folder: `part` with the bytes of the message that is on its way and `part.head` with what
-//! it will be, `delivered` with the newest message that is whole, and `whole/` with messages that nobody has taken yet.
-//! A sender numbers its messages, and sends one at a time to one receiver; each start of a sender has a lineage of its
-//! own. So one entry a sender tells whether a message was delivered: its lineage, and a number not below its own.
+//! Each sender has a folder: `part` with the bytes of the message in progress and `part.head` with its description,
+//! `delivered` with the newest message that is whole, and `whole/` with messages that nobody has taken yet. A sender
+//! numbers its messages and sends one at a time to one receiver; each start of a sender has its own lineage. So one
+//! entry per sender, a lineage and a number, shows whether a message was delivered: its lineage is the same and its
+//! number is not greater.
 //!
-//! A message becomes whole in this order: its hash is right, its bytes and its head are on the disk, it is renamed into `whole/`,
-//! `delivered` says so, the sender is told. A crash between any two of these is mended by the sender's asking again, but for
-//! one between the renaming and `delivered`: the message would be handed out at the next start, and asked for again too. So
-//! that start puts `delivered` right first ([`Inbox::mend`]), by `part.head`, which still says what was on its way.
+//! A message becomes whole in this order: its hash is right, its bytes and its head are on the disk, it is renamed into
+//! `whole/`, `delivered` records it, the sender is told. The sender's retry repairs a crash between any two of these,
+//! except between the renaming and `delivered`. Then the message would be delivered at the next start, and requested
+//! again too. So that start first corrects `delivered` ([`Inbox::mend`]) from `part.head`, which still describes the
+//! message.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -17,25 +19,25 @@ use std::path::{Path, PathBuf};
 use crate::state::replace;
 use crate::wire::{self, Begin};
 
-/// Messages of one sender that wait to be taken at most; the next one is refused until some are.
+/// The maximum number of untaken messages of one sender; more are refused until some are taken.
 const WHOLE_MAX: usize = 256;
-/// So many bytes are given to the disk while more come, so that the end of a message has little to wait for.
+/// Bytes are synced in batches of this size while more arrive, so that the end of a message has little to wait for.
 const SYNC_BYTES: u64 = 32 << 20;
-/// Read from disk at once.
+/// The size of reads from disk, bytes.
 const CHUNK_BYTES: usize = 256 << 10;
 
-/// What is known of a message that a sender offers.
+/// The state of a message that a sender offers.
 #[derive(Debug)]
 pub(crate) enum Offer {
-    /// It is delivered already.
+    /// It was delivered already.
     Delivered,
-    /// So much of it is here.
+    /// This much of it has arrived.
     Part(Box<Part>),
-    /// Too many wait to be taken.
+    /// Too many messages wait to be taken.
     Full,
 }
 
-/// A message on its way.
+/// A message in progress.
 #[derive(Debug)]
 pub(crate) struct Part {
     begin: Begin,
@@ -43,7 +45,7 @@ pub(crate) struct Part {
     file: File,
     hasher: blake3::Hasher,
     length: u64,
-    /// Of it, what the disk was given.
+    /// How much of it was synced.
     synced: u64,
 }
 
@@ -55,22 +57,22 @@ pub(crate) struct Whole {
     pub path: PathBuf,
 }
 
-/// What has come from one sender.
+/// The messages from one sender.
 #[derive(Clone, Debug)]
 pub(crate) struct Inbox {
     folder: PathBuf,
 }
 
 impl Inbox {
-    /// What has come from a sender, below a robot's folder.
+    /// Opens a sender's folder, below a robot's.
     pub fn open(robot: &Path, sender: &str) -> io::Result<Inbox> {
         let folder = robot.join(sender);
         fs::create_dir_all(folder.join("whole"))?;
         Ok(Inbox { folder })
     }
 
-    /// To be called at a start, before a message is handed out: one that is whole is delivered, whether the start before
-    /// came to write that down or not.
+    /// Must be called at a start, before a message is delivered: a message that is whole counts as delivered, whether
+    /// or not the previous start recorded that.
     pub fn mend(&self) -> io::Result<()> {
         let known = fs::read(self.folder.join("part.head")).unwrap_or_default();
         let Ok(begin) = wire::decode::<Begin>(&known) else {
@@ -88,20 +90,20 @@ impl Inbox {
         delivered.is_ok_and(|known| known.lineage == begin.lineage && known.sequence >= begin.sequence)
     }
 
-    /// Where a message stands once it is whole.
+    /// The path of a whole message.
     fn place_of(&self, begin: &Begin) -> PathBuf {
         let name = format!("{:016x}+{:016x}+{}", begin.lineage, begin.sequence, begin.name);
         self.folder.join("whole").join(name)
     }
 
-    /// Messages that are whole and not taken, in the order of their coming.
+    /// Returns the whole messages that were not taken, in order of arrival.
     pub fn whole(&self) -> io::Result<Vec<Whole>> {
         let mut found = Vec::new();
         for entry in fs::read_dir(self.folder.join("whole"))? {
             let entry = entry?;
             let about = entry.metadata()?;
             let file_name = entry.file_name();
-            // What is called otherwise was not put there by us.
+            // Files with other names are not ours.
             let name = file_name.to_str().and_then(|name| name.splitn(3, '+').nth(2));
             if let (Some(name), true) = (name, about.is_file()) {
                 let whole = Whole {
@@ -116,7 +118,7 @@ impl Inbox {
         Ok(found.into_iter().map(|(_, _, whole)| whole).collect())
     }
 
-    /// A sender offers a message: what is here of it already, with its hash worked out from the disk.
+    /// A sender offers a message: returns what has arrived of it, with its hash computed from the disk.
     pub fn offer(&self, begin: &Begin) -> io::Result<Offer> {
         if self.is_delivered(begin) {
             return Ok(Offer::Delivered);
@@ -128,8 +130,8 @@ impl Inbox {
         let same = wire::decode::<Begin>(&known).is_ok_and(|known| known == *begin);
         let path = self.folder.join("part");
         if !same {
-            // Nothing waits for the disk, which may still be busy with the message before: what is here is compared with
-            // what the sender has, so that a head for other bytes does no harm.
+            // This does not wait for the disk, which may still be busy with the previous message. What has arrived is
+            // compared with what the sender has, so that a head for other bytes does no harm.
             remove(&path)?;
             write(&self.folder, "part.head", &wire::encode(begin))?;
         }
@@ -166,22 +168,22 @@ impl Inbox {
 }
 
 impl Part {
-    /// Bytes that are here.
+    /// The number of bytes that have arrived.
     pub fn length(&self) -> u64 {
         self.length
     }
 
-    /// Bytes that are still to come.
+    /// The number of bytes that are still missing.
     pub fn missing(&self) -> u64 {
         self.begin.length - self.length
     }
 
-    /// The hash of the bytes that are here.
+    /// The hash of the bytes that have arrived.
     pub fn hash(&self) -> [u8; 32] {
         *self.hasher.finalize().as_bytes()
     }
 
-    /// Forgets the bytes that are here.
+    /// Discards the bytes that have arrived.
     pub fn restart(&mut self) -> io::Result<()> {
         self.file.set_len(0)?;
         self.file.seek(SeekFrom::Start(0))?;
@@ -190,7 +192,7 @@ impl Part {
         Ok(())
     }
 
-    /// More bytes. Beyond the message's length there are none.
+    /// Appends bytes. Ignores those beyond the message's length.
     pub fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
         if bytes.len() as u64 > self.missing() {
             return Err(io::Error::new(
@@ -204,8 +206,8 @@ impl Part {
         Ok(())
     }
 
-    /// The file, where enough has come since this was last asked that it should be synced now. Whoever does has to hear
-    /// what comes of it before the message is finished.
+    /// Returns the file if enough has arrived since the last call that it should be synced now. The caller must report
+    /// the result before the message is finished.
     pub fn unsynced(&mut self) -> io::Result<Option<File>> {
         if self.length - self.synced < SYNC_BYTES {
             return Ok(None);
@@ -214,14 +216,14 @@ impl Part {
         self.file.try_clone().map(Some)
     }
 
-    /// All bytes are here. `None` where they are not those that were announced: then they are forgotten.
+    /// All bytes have arrived. Returns `None`, and discards them, if they are not the announced ones.
     pub fn finish(mut self) -> io::Result<Option<Whole>> {
         if self.missing() > 0 || self.hash() != self.begin.hash {
             self.restart()?;
             return Ok(None);
         }
         self.file.sync_all()?;
-        // The next start goes by it once the message is whole.
+        // The next start relies on it once the message is whole.
         File::open(self.inbox.folder.join("part.head"))?.sync_all()?;
         File::open(&self.inbox.folder)?.sync_all()?;
         let (folder, path) = (&self.inbox.folder, self.inbox.place_of(&self.begin));
@@ -243,8 +245,8 @@ fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Moves a message to another file, so that this is the message or what it was before. On another disk it has to be copied:
-/// after a crash it may then be in both places, and never in none.
+/// Moves a message to another file, which then is the message or what it was before. To another disk, it has to be
+/// copied: after a crash it may then be in both places, and never in none.
 pub(super) fn move_to(from: &Path, to: &Path) -> io::Result<()> {
     match fs::rename(from, to) {
         Err(error) if error.kind() == io::ErrorKind::CrossesDevices => {
@@ -258,8 +260,8 @@ pub(super) fn move_to(from: &Path, to: &Path) -> io::Result<()> {
 fn copy_to(from: &Path, to: &Path) -> io::Result<()> {
     let folder = to.parent().filter(|folder| !folder.as_os_str().is_empty());
     let folder = folder.unwrap_or(Path::new("."));
-    // Not the other name with something added, which might be too long; the same each time, so that what a crash has left
-    // does not stay.
+    // Not derived from the other name, which might become too long; the same each time, so that a crash leaves nothing
+    // behind for long.
     let name = blake3::hash(to.file_name().unwrap_or_default().as_encoded_bytes()).to_hex();
     let new = folder.join(format!(".coorp-{}", &name[..16]));
     let _ = fs::remove_file(&new);
@@ -276,7 +278,7 @@ fn copy_to(from: &Path, to: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()
 }
 
-/// Replaces a small file, so that whoever reads it while the machine is up sees the old or the new one.
+/// Replaces a small file, so that its readers see the old or the new one while the machine is up.
 fn write(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
     let new = folder.join(format!("{name}.new"));
     fs::write(&new, bytes)?;

@@ -1,31 +1,31 @@
-//! A message as its sender has it: hashed as it is written, in pieces that never move.
+//! A message at its sender: hashed as it is written, in pieces that never move.
 //!
-//! Large pieces are asked of the kernel in huge pages: the thousands of small ones under a message of hundreds of megabytes
-//! cost as much time as sending it.
+//! Large pieces use huge pages: the thousands of small ones under a message of hundreds of megabytes cost as much time
+//! as sending it.
 
 use blake3::Hasher;
 use bytes::{Buf, Bytes};
 use memmap2::{Advice, MmapMut};
 
-/// Copied and hashed at once, while it is in the processor's cache.
+/// The size that is copied and hashed together, while it is in the processor's cache, bytes.
 const WRITE_BYTES: usize = 256 << 10;
-/// The shortest piece and the longest; in between each is as long as all before it, or as what is written.
+/// The shortest piece and the longest; in between, each is as long as all before it, or as the write.
 const PIECE_BYTES_MIN: usize = 16 << 10;
 const PIECE_BYTES_MAX: usize = 64 << 20;
-/// From this length on a piece is of huge pages.
+/// Pieces from this length on use huge pages, bytes.
 const HUGE_BYTES: usize = 4 << 20;
 
-/// What there is of a message.
+/// The message so far.
 #[derive(Debug, Default)]
 pub(crate) struct Written {
     pieces: Vec<Bytes>,
     open: Piece,
     length: usize,
-    /// Boxed, as it takes two kilobytes.
+    /// Boxed, because it takes two kilobytes.
     hasher: Box<Hasher>,
 }
 
-/// One that is being filled.
+/// A piece that is being filled.
 #[derive(Debug)]
 enum Piece {
     Small(Vec<u8>),
@@ -44,7 +44,7 @@ impl Piece {
         let Some(pages) = pages else {
             return Piece::Small(Vec::with_capacity(bytes));
         };
-        // Where there are none small ones do.
+        // If there are none, small ones serve.
         let _ = pages.advise(Advice::HugePage);
         Piece::Huge { pages, filled: 0 }
     }
@@ -56,7 +56,7 @@ impl Piece {
         }
     }
 
-    /// Adds what there is room for.
+    /// Appends as much as there is room for.
     fn add(&mut self, more: &[u8]) {
         match self {
             Piece::Small(bytes) => bytes.extend_from_slice(more),
@@ -76,7 +76,7 @@ impl Piece {
 }
 
 impl Written {
-    /// More of the message.
+    /// Appends to the message.
     pub fn write(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             if self.open.room() == 0 {
@@ -91,7 +91,7 @@ impl Written {
         }
     }
 
-    /// Bytes that were written.
+    /// The number of bytes written.
     pub(super) fn length(&self) -> u64 {
         self.length as u64
     }
@@ -107,17 +107,17 @@ impl Written {
     }
 }
 
-/// A message that is all there.
+/// A complete message.
 #[derive(Debug)]
 pub(super) struct Message {
     pub hash: [u8; 32],
-    /// Bytes.
+    /// Its length, bytes.
     pub length: usize,
     pieces: Vec<Bytes>,
 }
 
 impl Message {
-    /// The hash of its first bytes, if it has so many.
+    /// Returns the hash of its first bytes, if it has this many.
     pub fn hash_of_first(&self, bytes: u64) -> Option<[u8; 32]> {
         let mut left = usize::try_from(bytes).ok().filter(|bytes| *bytes <= self.length)?;
         let mut hasher = Hasher::new();
@@ -129,7 +129,7 @@ impl Message {
         Some(*hasher.finalize().as_bytes())
     }
 
-    /// What comes after its first bytes, so many at a time at most.
+    /// Returns what follows its first bytes, in chunks of at most this size.
     pub fn after(&self, bytes: usize, at_once: usize) -> impl Iterator<Item = Bytes> + '_ {
         let mut left_out = bytes;
         let rests = self.pieces.iter().map(move |piece| {

@@ -1,15 +1,17 @@
-//! Bulk: messages of many megabytes, as permits and the gate allow, each delivered whole and once or reported failed.
+//! Bulk: messages of many megabytes, sent as permits and the gate allow, each delivered whole and once or reported
+//! failed.
 //!
-//! Messages go over QUIC, one connection a receiver while there is something to send. `socket.rs` is where the gate
-//! decides, `under.rs` what is below it, `cubic.rs` when packets are made at all, `reports.rs` how it is known what has
-//! left, `message.rs` what a sender has, `send.rs` and `receive.rs` the two ends of a message, `inbox.rs` what a receiver
-//! keeps on disk, `transport.rs` how QUIC is set up, `turns.rs` which of several receivers is sent to.
+//! Messages go over QUIC, with one connection per receiver while there is something to send. `socket.rs` asks the gate,
+//! `under.rs` tracks what is below it, `cubic.rs` decides when packets are made at all, and `reports.rs` reads what has
+//! left. `message.rs` is a message at its sender, `send.rs` and `receive.rs` are the two ends of a transfer, and
+//! `inbox.rs` is what a receiver keeps on disk. `transport.rs` configures QUIC, and `turns.rs` chooses among several
+//! receivers.
 //!
-//! Each path has sockets of its own. A message goes over one path; when that dies a new connection over another one goes
-//! on where the receiver's disk ends. QUIC's own migration would keep the connection, but moves one end alone: the address
-//! that it sends to is the dead interface's.
+//! Each path has its own sockets. A message goes over one path; if that dies, a new connection over another one resumes
+//! where the receiver's disk ends. QUIC's own migration would keep the connection, but it moves only one end: the
+//! destination address would still be the dead interface's.
 //!
-//! A message is in its sender's memory until it is delivered; a sender that dies has failed to send it. Left out:
+//! A message is in its sender's memory until it is delivered; if the sender dies, the message has failed. Left out:
 //! sending while it is still being written, and splitting a message over paths.
 
 mod cubic;
@@ -58,43 +60,43 @@ use crate::{status, Error};
 
 /// The largest bulk message, bytes.
 pub const BULK_BYTES_MAX: u64 = 64 << 30;
-/// Messages to one receiver that may wait.
+/// The number of messages to one receiver that may wait.
 const QUEUE_MAX: usize = 64;
-/// How long closing waits for what is under way.
+/// How long closing waits for tasks in progress.
 const CLOSE_MAX: Duration = Duration::from_secs(1);
 /// Threads for QUIC; sealing packets is most of their work.
 const THREADS: usize = 2;
 
-/// What a node has for bulk.
+/// A node's bulk state.
 #[derive(Debug)]
 pub(crate) struct Bulk {
     member: Arc<Member>,
     robot: Arc<SharedRobot>,
     coordination: Arc<Coordination>,
     threads: OwnRuntime,
-    /// One a path.
+    /// One per path.
     lanes: Vec<Lane>,
     state: PathBuf,
     lineage: u64,
     queues: Mutex<BTreeMap<RobotId, Queue>>,
     /// Bounded by what a sender may have on this disk.
     delivered: Mailbox<BulkMessage>,
-    /// A permit has come.
+    /// Notified when a permit arrives.
     permitted: Notify,
-    /// Looks at who leads, one every [`LOOK_AT_LEADER_EVERY`], since there was somebody.
+    /// The number of checks, one every [`LOOK_AT_LEADER_EVERY`], since there was last a leader.
     unled: AtomicU32,
-    /// What is counted of messages; of datagrams the sockets count.
+    /// Counters of messages; the sockets count datagrams.
     counts: Mutex<status::Bulk>,
 }
 
-/// What goes out and comes in over one path.
+/// Sending and receiving over one path.
 #[derive(Debug)]
 struct Lane {
-    /// Taken when the node closes, as the one that receives: their sockets end with them.
+    /// Both endpoints are taken when the node closes: their sockets end with them.
     sender: Mutex<Option<Endpoint>>,
     client: quinn::ClientConfig,
     socket: Arc<GatedSocket>,
-    /// The connections on which something is being sent.
+    /// The connections that have something to send.
     turns: Arc<Turns<quinn::Connection>>,
     receiver: Mutex<Option<Endpoint>>,
 }
@@ -106,7 +108,7 @@ struct Queue {
 }
 
 impl Bulk {
-    /// Listens for bulk and takes up what was received before.
+    /// Listens for bulk and loads what was received before.
     pub fn open(
         member: &Arc<Member>,
         robot: &Arc<SharedRobot>,
@@ -125,7 +127,7 @@ impl Bulk {
             robot: robot.clone(),
             coordination: coordination.clone(),
             state: state.to_owned(),
-            // No two starts share one, and it need not be kept.
+            // Unique to each start, and need not be kept.
             lineage: RandomState::new().hash_one(std::process::id()),
             queues: Mutex::default(),
             delivered: Mailbox::new(),
@@ -167,12 +169,12 @@ impl Bulk {
         Ok(())
     }
 
-    /// The permit has come or gone.
+    /// The permit has been granted or lost.
     pub fn set_permitted(&self, permitted: bool) {
         self.lanes.iter().for_each(|lane| lane.socket.set_permitted(permitted));
         if permitted {
             self.permitted.notify_waiters();
-            // A connection that made no packets waits for nothing; being told its window again, it looks.
+            // A connection that made no packets waits for nothing; setting its window again makes it check.
             let first = self.lanes.iter().filter_map(|lane| lane.turns.first());
             first.for_each(|connection| transport::wake(&connection));
         }
@@ -183,7 +185,7 @@ impl Bulk {
         self.lanes.iter().for_each(|lane| lane.socket.wake());
     }
 
-    /// Takes what is written where there is room for it, and else leaves it.
+    /// Takes the written message if there is room for it; otherwise leaves it.
     pub fn send(self: &Arc<Self>, to: RobotId, name: &str, written: &mut Written) -> Result<Delivery, Error> {
         let name = checked(name)?.to_owned();
         checked_length(&name, written.length())?;
@@ -218,7 +220,7 @@ impl Bulk {
     }
 
     pub fn status(&self) -> status::Bulk {
-        // Before what is counted here is held: whoever sends asks the robot while holding that.
+        // Before locking the counts: a sender queries the robot while holding that lock.
         let held = self.robot.ask(|robot, _| robot.is_held());
         let mut status = status::Bulk {
             held,
@@ -228,7 +230,7 @@ impl Bulk {
         status
     }
 
-    /// Ends all of it. Waits a moment for the sockets to be gone, where it is not called from async code.
+    /// Ends everything. Outside async code, it waits briefly for the sockets to be gone.
     pub fn close(&self) {
         for lane in &self.lanes {
             for endpoint in [&lane.sender, &lane.receiver] {
@@ -246,7 +248,7 @@ impl Lane {
         let failed = |what: &str, error| Error::Socket(format!("cannot {what} for bulk"), error);
         let (address, interface) = member.outlet(path);
         let quic = Arc::new(quinn::TokioRuntime);
-        // Receiving has a socket of its own: what goes back to a sender needs no permit.
+        // Receiving has its own socket: what goes back to a sender needs no permit.
         let at = SocketAddr::new(address, member.team.port(member.me) + PORT_BULK);
         let socket = bind("bulk", at, interface)?;
         let server = Some(transport::server(credentials)?);
@@ -276,7 +278,7 @@ fn checked_length(name: &str, bytes: u64) -> Result<(), Error> {
     Ok(())
 }
 
-/// Counts a message among those that wait.
+/// Counts a waiting message.
 #[derive(Debug)]
 struct Waiting(Arc<Bulk>);
 
@@ -293,7 +295,7 @@ impl Drop for Waiting {
     }
 }
 
-/// A bulk message that is being written. Dropped, it is not sent.
+/// A bulk message that is being written. Dropping it discards the message.
 #[derive(Debug)]
 pub struct BulkStream {
     pub(crate) bulk: Arc<Bulk>,
@@ -303,20 +305,20 @@ pub struct BulkStream {
 }
 
 impl BulkStream {
-    /// More of the message.
+    /// Appends to the message.
     ///
     /// # Errors
-    /// Where it would be longer than [`BULK_BYTES_MAX`]; then nothing of this is written.
+    /// If it would be longer than [`BULK_BYTES_MAX`]; then nothing of this is written.
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
         checked_length(&self.name, self.written.length().saturating_add(bytes.len() as u64))?;
         self.written.write(bytes);
         Ok(())
     }
 
-    /// That was all: the message goes as soon as it may.
+    /// Completes the message, which goes as soon as it may.
     ///
     /// # Errors
-    /// Where too many wait already, or the node has closed. The error has the message, to be finished later.
+    /// If too many wait already, or the node has closed. The error contains the message, to be finished later.
     pub fn finish(mut self) -> Result<Delivery, Unfinished> {
         let sent = self.bulk.send(self.to, &self.name, &mut self.written);
         sent.map_err(|error| Unfinished {
@@ -326,12 +328,12 @@ impl BulkStream {
     }
 }
 
-/// Why a bulk message could not be finished, and the message, with all that was written.
+/// Why a bulk message could not be finished, and the message with everything written.
 #[derive(Debug)]
 pub struct Unfinished {
-    /// Why.
+    /// The reason.
     pub error: Error,
-    /// What may be finished later.
+    /// The message, which can be finished later.
     pub stream: Box<BulkStream>,
 }
 
@@ -349,18 +351,18 @@ impl fmt::Display for Unfinished {
 
 impl std::error::Error for Unfinished {}
 
-/// What becomes of a bulk message. Dropped, the message goes on its way all the same.
+/// The outcome of a bulk message. Dropping it does not stop the message.
 #[derive(Debug)]
 pub struct Delivery {
     outcome: oneshot::Receiver<Result<(), Error>>,
 }
 
 impl Delivery {
-    /// Waits until the message is delivered: whole, checked, and on its receiver's disk. Not for use in async code,
-    /// where a `Delivery` is awaited.
+    /// Waits until the message is delivered: whole, checked, and on its receiver's disk. Not for async code; `await`
+    /// the `Delivery` there.
     ///
     /// # Errors
-    /// Where it has failed; then it may have arrived only if its receiver fell silent at the very end.
+    /// If it has failed. It may have arrived all the same, but only if its receiver fell silent at the very end.
     pub fn wait(self) -> Result<(), Error> {
         self.outcome.blocking_recv().unwrap_or(Err(Error::Closed))
     }
@@ -376,14 +378,14 @@ impl Future for Delivery {
     }
 }
 
-/// A bulk message that has arrived whole. It stays on disk until it is taken, over restarts too.
+/// A bulk message that has arrived whole. It stays on disk until it is taken, across restarts too.
 #[derive(Debug)]
 pub struct BulkMessage {
     /// The robot that sent it.
     pub from: RobotId,
-    /// What its sender calls it.
+    /// The sender's name for it.
     pub name: String,
-    /// Bytes.
+    /// Its length, bytes.
     pub length: u64,
     path: PathBuf,
 }
@@ -398,26 +400,26 @@ impl BulkMessage {
         }
     }
 
-    /// The file that it is in, until it is taken.
+    /// The file that contains it, until it is taken.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Takes it into memory, off the disk.
+    /// Takes it from disk into memory.
     ///
     /// # Errors
-    /// Where it cannot be read or removed; then it is still there, and may be taken again. Where it was taken before.
+    /// If it cannot be read or removed; then it is still there, and can be taken again. Also if it was taken before.
     pub fn take(&self) -> io::Result<Vec<u8>> {
         let bytes = std::fs::read(&self.path)?;
         std::fs::remove_file(&self.path)?;
         Ok(bytes)
     }
 
-    /// Takes it to a file of the caller's, which is replaced. To another disk it is copied; until all of it is there, the
-    /// copy has a name of its own beside that file's.
+    /// Moves it to the caller's file, which is replaced. To another disk it is copied; until the copy is complete, it
+    /// has another name beside that file.
     ///
     /// # Errors
-    /// Where it cannot be moved; then it is still there, and may be taken again. Where it was taken before.
+    /// If it cannot be moved; then it is still there, and can be taken again. Also if it was taken before.
     pub fn take_to(&self, path: &Path) -> io::Result<()> {
         inbox::move_to(&self.path, path)
     }
@@ -430,7 +432,7 @@ pub struct BulkReceiver {
 }
 
 impl BulkReceiver {
-    /// The oldest message that nobody has received, if there is one.
+    /// Returns the oldest message that nobody has received, if any.
     pub fn try_recv(&self) -> Option<BulkMessage> {
         self.bulk.delivered.try_recv()
     }

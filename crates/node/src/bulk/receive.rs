@@ -1,4 +1,4 @@
-//! A receiver's end: connections of the team's robots, one message at a time from each.
+//! The receiving end: connections of the team's robots, one message at a time from each.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -18,15 +18,15 @@ use crate::sync::lock;
 use crate::topic::checked;
 use crate::wire::{self, Answer, Begin, Frame, Refusal, Start};
 
-/// Pieces taken from QUIC at once, each a packet's.
+/// The number of pieces taken from QUIC at once, each a packet's.
 const CHUNKS: usize = 64;
-/// Written and hashed at once. Little beside the window, so that QUIC does not wait for it.
+/// The size of writes and hashes, bytes. Little compared with the window, so that QUIC does not wait for it.
 const WRITE_BYTES: usize = 1 << 20;
 
-/// The newest connection of each robot over any path. An older one is closed: its other end has started anew, or moved.
+/// The newest connection of each robot over any path. An older one is closed: its other end has restarted, or moved.
 pub(super) type Connections = std::sync::Mutex<BTreeMap<RobotId, (Connection, Arc<tokio::sync::Mutex<()>>)>>;
 
-/// Takes connections over one path until its endpoint closes.
+/// Accepts connections over one path until its endpoint closes.
 pub(super) async fn accept(bulk: Weak<Bulk>, endpoint: Endpoint, connections: Arc<Connections>) {
     let door = Door::default();
     while let Some(incoming) = endpoint.accept().await {
@@ -61,7 +61,7 @@ pub(super) async fn accept(bulk: Weak<Bulk>, endpoint: Endpoint, connections: Ar
     }
 }
 
-/// Closes what the robot had open before. Returns the lock that its connections take turns by.
+/// Closes the robot's earlier connection. Returns the lock with which its connections take turns.
 fn take_over(connections: &Connections, from: RobotId, connection: &Connection) -> Arc<tokio::sync::Mutex<()>> {
     let mut connections = lock(connections);
     let turn = match connections.get(&from) {
@@ -75,7 +75,7 @@ fn take_over(connections: &Connections, from: RobotId, connection: &Connection) 
     turn
 }
 
-/// Takes one message.
+/// Receives one message.
 async fn take(bulk: &Bulk, from: RobotId, mut send: SendStream, mut receive: RecvStream) -> Result<(), String> {
     let member = &bulk.member;
     let begin = match read::<Begin>(&mut receive).await {
@@ -85,7 +85,7 @@ async fn take(bulk: &Bulk, from: RobotId, mut send: SendStream, mut receive: Rec
             return Err("its head is not in order".to_owned());
         }
         Err(why) => {
-            // A stream that broke off is no bad frame.
+            // A stream that broke off is not a bad frame.
             if let Some(refusal) = why.1 {
                 member.refused.count("the head of a bulk message", refusal);
             }
@@ -117,7 +117,7 @@ async fn take(bulk: &Bulk, from: RobotId, mut send: SendStream, mut receive: Rec
     };
     write(&mut send, &answer).await?;
     send.finish().map_err(|error| error.to_string())?;
-    // The answer has arrived, or the other end has gone.
+    // Until the answer has arrived, or the other end is gone.
     let _ = send.stopped().await;
     Ok(())
 }
@@ -159,10 +159,10 @@ async fn take_rest(
     }
 }
 
-/// Takes bytes into a part until their stream ends. Where it breaks off, what came is kept.
+/// Reads bytes into a part until their stream ends. If it breaks off, what has arrived is kept.
 ///
-/// They are hashed and written by the megabyte: QUIC hands them over packet by packet, and a system call and a thread's
-/// handing on its work for each takes longer than QUIC itself. The disk takes them on while more come.
+/// They are hashed and written by the megabyte: QUIC delivers them packet by packet, and a system call and a thread
+/// handover for each would take longer than QUIC itself. The disk writes while more arrive.
 async fn fill(bulk: &Bulk, part: &mut Part, receive: &mut RecvStream) -> Result<io::Result<()>, String> {
     let mut chunks = [const { Bytes::new() }; CHUNKS];
     let mut gathered = Vec::with_capacity(WRITE_BYTES + WRITE_BYTES / 4);
@@ -195,19 +195,19 @@ async fn fill(bulk: &Bulk, part: &mut Part, receive: &mut RecvStream) -> Result<
             }
         }
     };
-    // The kernel tells of a disk's failure once: who syncs at the end would not hear of it.
+    // The kernel reports a disk's failure once: a sync only at the end would miss it.
     let synced = synced(syncing).await;
     ended.map_err(|error| error.to_string())?;
     Ok(synced)
 }
 
-/// What the disk below a folder still takes of this user's.
+/// The space that this user has left on the disk below a folder.
 fn free_bytes(folder: &Path) -> io::Result<u64> {
     let disk = nix::sys::statvfs::statvfs(folder)?;
     Ok(disk.blocks_available().saturating_mul(disk.fragment_size()))
 }
 
-/// What came of a sync that was under way.
+/// The result of a sync in progress.
 async fn synced(syncing: Option<JoinHandle<io::Result<()>>>) -> io::Result<()> {
     match syncing {
         Some(syncing) => syncing.await.map_err(io::Error::other)?,
@@ -215,7 +215,7 @@ async fn synced(syncing: Option<JoinHandle<io::Result<()>>>) -> io::Result<()> {
     }
 }
 
-/// Why a frame was not read: in words, and, where it was there, what was wrong with it.
+/// Why a frame was not read: a text, and the defect if there was a frame.
 #[derive(Debug)]
 pub(super) struct Unread(String, Option<Refusal>);
 
@@ -225,7 +225,7 @@ impl From<Unread> for String {
     }
 }
 
-/// Reads a frame off a stream: two bytes with its length, then itself.
+/// Reads a frame from a stream: two bytes with its length, then the frame.
 pub(super) async fn read<F: Frame>(receive: &mut RecvStream) -> Result<F, Unread> {
     let broken = |error: quinn::ReadExactError| Unread(error.to_string(), None);
     let mut length = [0; 2];

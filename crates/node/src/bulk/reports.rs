@@ -1,15 +1,15 @@
-//! Transmit status from the kernel: which datagrams of a UDP socket the air has carried, read off its error queue.
+//! Transmit status from the kernel: which datagrams of a UDP socket the air has carried, read from its error queue.
 //!
-//! With `SO_WIFI_STATUS` mac80211 reports each datagram once the air has carried it, or given it up (Linux's
-//! Documentation/networking does not have it; `net/core/skbuff.c` and `net/mac80211/status.c` do). To ask for it is not
-//! harmless with every driver: [`crate::card`] says with which.
+//! With `SO_WIFI_STATUS`, mac80211 reports each datagram once the air has carried it or given it up. It is not in
+//! Linux's Documentation/networking; see `net/core/skbuff.c` and `net/mac80211/status.c`. Requesting it is harmless
+//! only with some drivers: see [`crate::card`].
 //!
-//! The report carries no number but the frame itself, which is known by its end: each of QUIC's packets has a
-//! seal of its own there. Reports do not come in the order of sending where one datagram is repeated on the air, or
-//! goes to another robot. Several datagrams in one send call are reported one by one by kernel 7.3, and cannot be sent
-//! over a WiFi card without checksums of its own by 6.1; so one call is to send one datagram.
+//! The report has no number but the frame itself, which is identified by its end: each of QUIC's packets has its own
+//! seal there. Reports do not come in the order of sending if one datagram is repeated on the air, or goes to another
+//! robot. Several datagrams in one send call are reported one by one by kernel 7.3, and cannot be sent by 6.1 over a
+//! WiFi card without checksums of its own. So each call has to send one datagram.
 //!
-//! A room with unsafe code: no safe crate sets the option or reads these messages.
+//! Contains unsafe code: no safe crate sets the option or reads these messages.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -17,31 +17,31 @@ use std::mem::{size_of, zeroed, MaybeUninit};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
 
-/// `SO_WIFI_STATUS` and the message by the same number; libc does not have it.
+/// The option `SO_WIFI_STATUS`, and the message with the same number; libc lacks it.
 const SO_WIFI_STATUS: libc::c_int = 41;
-/// Reports read at once, so that a flood of them does not keep their reader.
+/// The number of reports read at once, so that a flood of them does not keep their reader.
 const READ_MAX: usize = 256;
-/// Room for the control messages and the address, and then some.
+/// Room for the control messages and the address, with some to spare.
 const CONTROL_BYTES: usize = 512;
 /// Room for a frame; QUIC sends none longer over any WiFi.
 const FRAME_BYTES: usize = 4_096;
-/// What the reports of one socket may fill before they are read. The kernel drops more without a word, and the default
-/// is full with some 90 of them.
+/// The space for unread reports of one socket. The kernel drops more silently, and the default is full with some 90 of
+/// them.
 const QUEUE_BYTES: libc::c_int = 4 << 20;
 
-/// The last bytes of a datagram, which tell one from all others.
+/// The last bytes of a datagram, which identify it.
 pub(crate) type Tail = [u8; 16];
 
 /// The air has carried a datagram, or given it up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Report {
-    /// Which one.
+    /// The datagram's last bytes.
     pub tail: Tail,
     /// Whether the next station has acknowledged it.
     pub acknowledged: bool,
 }
 
-/// The end of a datagram.
+/// Returns the last bytes of a datagram.
 pub(crate) fn tail(datagram: &[u8]) -> Tail {
     let mut tail = Tail::default();
     let length = datagram.len().min(tail.len());
@@ -50,8 +50,8 @@ pub(crate) fn tail(datagram: &[u8]) -> Tail {
     tail
 }
 
-/// Asks for what the air makes of each datagram from now on, and makes room for it as far as the machine allows; or asks no
-/// longer.
+/// Requests reports of each datagram's fate from now on, and makes room for them as far as the machine allows; or stops
+/// requesting them.
 pub(crate) fn ask_for_wifi_status(socket: BorrowedFd<'_>, wanted: bool) -> io::Result<()> {
     set(socket, libc::SOL_SOCKET, SO_WIFI_STATUS, wanted.into())?;
     if wanted {
@@ -73,7 +73,7 @@ fn set(socket: BorrowedFd<'_>, level: libc::c_int, option: libc::c_int, value: l
 
 /// Waits until there are reports, for `timeout` at most.
 pub(crate) fn wait(socket: BorrowedFd<'_>, timeout: Duration) -> io::Result<bool> {
-    // Nothing is asked for: that the error queue has something is always told.
+    // No events are requested: an error queue that is not empty is always reported.
     let mut poll = libc::pollfd {
         fd: socket.as_raw_fd(),
         events: 0,
@@ -87,7 +87,7 @@ pub(crate) fn wait(socket: BorrowedFd<'_>, timeout: Duration) -> io::Result<bool
     }
 }
 
-/// Reads the reports that are there, some hundred at most.
+/// Reads the available reports, some hundred at most.
 pub(crate) fn read(socket: BorrowedFd<'_>, reports: &mut Vec<Report>) -> io::Result<()> {
     for _ in 0..READ_MAX {
         match read_one(socket) {
@@ -100,11 +100,11 @@ pub(crate) fn read(socket: BorrowedFd<'_>, reports: &mut Vec<Report>) -> io::Res
     Ok(())
 }
 
-/// A buffer for control messages, aligned as they need it.
+/// A buffer for control messages, with their alignment.
 #[repr(C, align(8))]
 struct Control([MaybeUninit<u8>; CONTROL_BYTES]);
 
-/// Takes one message off the error queue. `None`: it is about something else, an unreachable port say.
+/// Takes one message off the error queue. `None`: it is about something else, such as an unreachable port.
 fn read_one(socket: BorrowedFd<'_>) -> io::Result<Option<Report>> {
     let mut frame = [MaybeUninit::<u8>::uninit(); FRAME_BYTES];
     let mut part = libc::iovec {
@@ -134,7 +134,7 @@ fn read_one(socket: BorrowedFd<'_>) -> io::Result<Option<Report>> {
             header = libc::CMSG_NXTHDR(&raw const message, header);
         }
     }
-    // SAFETY: the kernel has written so many bytes, and no more than there is room.
+    // SAFETY: the kernel has written this many bytes, and no more than there is room.
     let frame = unsafe { std::slice::from_raw_parts(frame.as_ptr().cast::<u8>(), length.min(FRAME_BYTES)) };
     Ok(acknowledged.map(|acknowledged| Report {
         tail: tail(frame),
@@ -142,13 +142,13 @@ fn read_one(socket: BorrowedFd<'_>) -> io::Result<Option<Report>> {
     }))
 }
 
-/// The value of a control message, where it is long enough for one.
+/// Returns the value of a control message, if it is long enough for one.
 ///
 /// # Safety
 /// `header` is a whole control message, and any bytes make a `T`.
 unsafe fn value<T: Copy>(header: *const libc::cmsghdr) -> Option<T> {
-    // SAFETY: the header is whole; the macros compute a length, and a place behind the header. The value may stand at any
-    // address.
+    // SAFETY: the header is whole; the macros compute a length, and a place behind the header. The value may be at
+    // any address.
     unsafe {
         let needed = libc::CMSG_LEN(size_of::<T>() as u32);
         ((*header).cmsg_len >= needed as _).then(|| libc::CMSG_DATA(header).cast::<T>().read_unaligned())

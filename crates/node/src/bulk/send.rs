@@ -1,4 +1,4 @@
-//! A sender's end: messages to one receiver, one after another, each until it is delivered or has failed.
+//! The sending end: messages to one receiver, one after another, each until it is delivered or has failed.
 
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
@@ -21,24 +21,24 @@ use crate::sync::lock;
 use crate::wire::{Answer, Begin, Start};
 use crate::Error;
 
-/// A receiver that says nothing for so long, while we may send, has failed; one that has no room for so long as well.
+/// A receiver that is silent for this long, while we may send, has failed; so has one without room for this long.
 const GIVE_UP: Duration = Duration::from_secs(60);
-/// While nobody leads nobody gives permits. Messages fail after so many looks, a minute; looks and not time, as this
-/// process may have stood still.
+/// Without a leader nobody grants permits. Messages fail after this many checks, a minute. It counts checks and not
+/// time, because this process may have been suspended.
 const LOOK_AT_LEADER_EVERY: Duration = Duration::from_millis(500);
 const UNLED_MAX: u32 = 120;
-/// Between two tries, and where the receiver has no room for the message.
+/// The retry interval, and the longer one if the receiver has no room for the message.
 const RETRY: Duration = Duration::from_millis(200);
 const RETRY_NO_ROOM: Duration = Duration::from_secs(1);
-/// Between two looks at whether there is a permit, besides when it comes.
+/// The interval at which the permit is checked, besides its notification.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// Between two looks at whether a path is still there.
+/// The interval at which the path is checked.
 const LOOK_AT_PATH_EVERY: Duration = Duration::from_millis(20);
-/// How long a connection may take to come about. A new try begins again with short waits for an answer.
+/// How long establishing a connection may take. A new attempt begins again with short waits for an answer.
 pub(super) const CONNECT_MAX: Duration = Duration::from_secs(2);
-/// A message that arrives garbled so often has failed.
+/// A message that arrives garbled this often has failed.
 const GARBLED_MAX: u32 = 3;
-/// Given to QUIC at once.
+/// The size of the pieces given to QUIC, bytes.
 const CHUNK_BYTES: usize = 64 << 10;
 
 /// A message to be delivered.
@@ -50,7 +50,7 @@ pub(super) struct Job {
     pub done: oneshot::Sender<Result<(), Error>>,
 }
 
-/// A connection, and the path that it goes over.
+/// A connection, and its path.
 struct Open {
     connection: Connection,
     path: usize,
@@ -59,7 +59,7 @@ struct Open {
     every: Option<u32>,
 }
 
-/// After how many datagrams a receiver speaks up, where the gate knows by itself what has left; `None`: at once.
+/// After how many datagrams a receiver acknowledges, if the gate has another source of completions; `None`: at once.
 fn acknowledged_every(bulk: &Bulk, lane: &Lane) -> Option<u32> {
     let reported = lane.socket.completions().are_reported();
     reported.then_some(bulk.member.policy.ack_every)
@@ -67,7 +67,7 @@ fn acknowledged_every(bulk: &Bulk, lane: &Lane) -> Option<u32> {
 
 /// Delivers the messages to one receiver.
 pub(super) async fn deliver_all(bulk: Arc<Bulk>, to: RobotId, mut jobs: mpsc::Receiver<Job>) {
-    // While the wish lasts the robot wants a permit.
+    // The robot requests a permit while the wish exists.
     let (mut connection, mut wish) = (None, None);
     let mut first = jobs.recv().await;
     while let Some(job) = first {
@@ -82,10 +82,10 @@ pub(super) async fn deliver_all(bulk: Arc<Bulk>, to: RobotId, mut jobs: mpsc::Re
                     .get(open.path)
                     .and_then(|lane| acknowledged_every(&bulk, lane))
         };
-        // Before anybody hears that this one is through: then there is a place.
+        // Before this message's outcome is reported: then there is a slot.
         let next = jobs.try_recv().ok();
         if next.is_none() || connection.as_ref().is_some_and(learnt) {
-            // An open connection would be kept alive over the air; and what it is set up for stays.
+            // An open connection would send keep-alives over the air, and its settings are fixed.
             hang_up(&bulk, to, connection.take());
         }
         if next.is_none() {
@@ -97,7 +97,7 @@ pub(super) async fn deliver_all(bulk: Arc<Bulk>, to: RobotId, mut jobs: mpsc::Re
             ..
         } = job;
         drop(waiting);
-        // Nobody may be waiting to hear it.
+        // Nobody may be waiting for it.
         let _ = done.send(outcome);
         first = match next {
             Some(next) => Some(next),
@@ -106,14 +106,14 @@ pub(super) async fn deliver_all(bulk: Arc<Bulk>, to: RobotId, mut jobs: mpsc::Re
     }
 }
 
-/// How long a receiver may go on without taking the message.
+/// How long a receiver may go without taking the message.
 #[derive(Debug)]
 struct Patience {
-    /// When it last said anything.
+    /// When it last answered.
     heard: Instant,
     /// Since when it has had no room, and whether for any message or for the rest of this one.
     no_room: Option<(Instant, NoRoom)>,
-    /// What it kept of the message when it last said so.
+    /// How much of the message it had when it last answered.
     kept: u64,
 }
 
@@ -121,7 +121,7 @@ struct Patience {
 enum NoRoom {
     /// Too many messages wait there.
     Full,
-    /// It cannot write.
+    /// It cannot write to disk.
     Disk,
 }
 
@@ -142,7 +142,7 @@ impl Patience {
         }
     }
 
-    /// It takes the message, and has so much of it.
+    /// It accepts the message, and has this much of it.
     fn on_here(&mut self, length: u64) {
         if length != self.kept || matches!(self.no_room, Some((_, NoRoom::Full))) {
             self.no_room = None;
@@ -150,14 +150,14 @@ impl Patience {
         self.kept = length;
     }
 
-    /// It has no room. Answers whether it had none for too long.
+    /// It has no room. Returns whether it has had none for too long.
     fn on_no_room(&mut self, why: NoRoom, now: Instant) -> bool {
         let since = self.no_room.map_or(now, |(since, _)| since);
         self.no_room = Some((since, why));
         now.saturating_duration_since(since) > GIVE_UP
     }
 
-    /// Whether it has said nothing for too long.
+    /// Returns whether it has been silent for too long.
     fn is_silent(&self, now: Instant) -> bool {
         now.saturating_duration_since(self.heard) > GIVE_UP
     }
@@ -247,7 +247,7 @@ fn failed(job: &Job, to: &str, why: &str) -> Error {
     ))
 }
 
-/// Counts, while the node is there, the looks at who leads at which nobody did.
+/// Counts the checks that found no leader, for as long as the node exists.
 pub(super) async fn look_at_leader(bulk: Weak<Bulk>) {
     loop {
         tokio::time::sleep(LOOK_AT_LEADER_EVERY).await;
@@ -260,20 +260,20 @@ pub(super) async fn look_at_leader(bulk: Weak<Bulk>) {
     }
 }
 
-/// Waits until nobody has led for too long, perhaps for ever.
+/// Waits until there has been no leader for too long, perhaps forever.
 async fn unled(bulk: &Bulk) {
     while bulk.unled.load(Ordering::Relaxed) < UNLED_MAX {
         tokio::time::sleep(LOOK_AT_LEADER_EVERY).await;
     }
 }
 
-/// Waits for a permit; returns for how long.
+/// Waits for a permit; returns how long that took.
 async fn permitted(bulk: &Bulk) -> Duration {
     let began = Instant::now();
     loop {
-        // Before the look, so that none comes unnoticed between the two.
+        // Before the check, so that none is missed between the two.
         let comes = bulk.permitted.notified();
-        // QUIC hears of it a moment after the robot: what began in between would wait for the next permit.
+        // QUIC hears of it a moment after the robot: anything begun in between would wait for the next permit.
         let told = bulk.lanes.iter().all(|lane| lane.socket.is_permitted());
         if told && bulk.robot.ask(|robot, now| robot.is_permitted(now)) {
             return began.elapsed();
@@ -282,7 +282,7 @@ async fn permitted(bulk: &Bulk) -> Duration {
     }
 }
 
-/// Waits until bulk has to leave its path, perhaps for ever.
+/// Waits until bulk has to leave its path, perhaps forever.
 async fn moves(bulk: &Bulk, to: RobotId, path: usize) {
     loop {
         tokio::time::sleep(LOOK_AT_PATH_EVERY).await;
@@ -293,7 +293,7 @@ async fn moves(bulk: &Bulk, to: RobotId, path: usize) {
     }
 }
 
-/// One try: what the receiver says in the end.
+/// One attempt: returns the receiver's final answer.
 async fn attempt(
     bulk: &Bulk,
     (to, path): (RobotId, usize),
@@ -349,7 +349,7 @@ async fn connect(bulk: &Bulk, to: RobotId, path: usize) -> Result<Open, String> 
     let address = SocketAddr::new(address, member.team.port(to) + PORT_BULK);
     let lane = bulk.lanes.get(path).ok_or("there is no such path")?;
     let sender = lock(&lane.sender).clone().ok_or("the node has closed")?;
-    // Plain QUIC, where nobody asks for more.
+    // Plain QUIC, if nothing else is requested.
     let coordinated = robot.ask(|robot, _| robot.coordinates_bulk());
     let turn = Arc::<Turn>::default();
     let permitted = PermittedCubicConfig {
@@ -369,7 +369,7 @@ async fn connect(bulk: &Bulk, to: RobotId, path: usize) -> Result<Open, String> 
     if coordinated && lane.turns.join(&turn, connection.clone()) {
         tokio::spawn(take_turns(lane.turns.clone()));
     }
-    // A permit that came meanwhile was told to those that were there.
+    // A permit that arrived meanwhile was announced to the connections that existed then.
     transport::wake(&connection);
     robot.tell(|robot, now| robot.handle(Input::Bulk { to, path: Some(path) }, now));
     Ok(Open {
@@ -380,7 +380,7 @@ async fn connect(bulk: &Bulk, to: RobotId, path: usize) -> Result<Open, String> 
     })
 }
 
-/// Tells each whose turn begins, while there are several.
+/// Announces each turn, while there are several receivers.
 async fn take_turns(turns: Arc<Turns<Connection>>) {
     loop {
         tokio::time::sleep(turns::LOOK_EVERY).await;

@@ -1,18 +1,18 @@
 //! The socket under bulk: the gate decides about every datagram that QUIC wants to send.
 //!
-//! A datagram that may not go is kept by QUIC, whose task is woken when the gate opens, a permit comes or something has
-//! left. What has been handed to the kernel and has not left is counted, and the gate learns when each datagram does; by
-//! that it knows what will have left when a window begins. While there is no permit QUIC is
-//! given a congestion window of nothing, so that it makes no packets whose time would then be taken for the network's:
-//! a stream that is paused sends nothing and keeps its congestion state.
+//! QUIC keeps a datagram that may not go, and its task is woken when the gate opens, a permit arrives or something has
+//! left. Datagrams that the kernel has and that have not left are counted, and the gate learns when each one leaves.
+//! From that it knows what will have left when a window begins. Without a permit, QUIC gets a congestion window of
+//! zero, so that it makes no packets whose delay would count as the network's. A paused stream sends nothing and keeps
+//! its congestion state.
 //!
-//! Small datagrams (acknowledgements and the like) and those of a handshake pass at all times: a connection stays alive
-//! while it is paused.
+//! Small datagrams (such as acknowledgements) and those of a handshake always pass: a connection stays alive while it
+//! is paused.
 //!
-//! What has left is known by the socket's send queue ([`crate::outqueue`]): a thread looks at it while something is below
-//! the gate, more often while the gate waits for it. Only where the driver is known to give transmit status without harm
-//! ([`crate::card`]) that is asked for instead, and read off the error queue. Acknowledgements have to do where neither
-//! says anything.
+//! What has left is known from the socket's send queue ([`crate::outqueue`]). A thread reads it while something is
+//! below the gate, more often while the gate waits for it. If the driver is known to give transmit status without harm
+//! ([`crate::card`]), that is requested instead, and read from the error queue. Acknowledgements serve if neither
+//! reports anything.
 
 use std::fmt;
 use std::io::{self, IoSliceMut};
@@ -42,30 +42,30 @@ use crate::sync::lock;
 
 /// Datagrams up to this size are not bulk.
 const SMALL_BYTES: usize = 256;
-/// What was not reported for so long never will be.
+/// What was not reported for this long never will be.
 const REPORT_LATE: Duration = Duration::from_millis(500);
-/// A kernel that still holds a datagram after so long counts wrongly: its driver has lost the frame.
+/// A kernel that still holds a datagram after this time counts wrongly: its driver has lost the frame.
 const HELD_MAX: Duration = Duration::from_secs(10);
-/// After so many datagrams without any report there will be none.
+/// After this many datagrams without any report, there will be none.
 const UNREPORTED_MAX: u32 = 64;
-/// Between two looks at whether the node is still there.
+/// The interval at which the thread checks whether the node still exists.
 const LOOK_UP_EVERY: StdDuration = StdDuration::from_millis(200);
-/// Between two looks at the send queue: while the gate waits for it, and while something is in it. What leaves within such a
-/// time counts as one aggregate.
+/// The interval at which the send queue is read: while the gate waits for it, and while something is in it. What leaves
+/// within such an interval counts as one aggregate.
 const LOOK_CLOSED: StdDuration = StdDuration::from_micros(200);
 const LOOK_OPEN: StdDuration = StdDuration::from_micros(500);
-/// Between two looks at which interface datagrams leave by.
+/// The interval at which the outgoing interface is looked up.
 const FIND_EVERY: Duration = Duration::from_secs(10);
 
-/// Who decides about each bulk datagram, and learns from those that have left.
+/// Decides about each bulk datagram, and learns from those that have left.
 pub(crate) trait Gatekeeper: fmt::Debug + Send + Sync {
-    /// The time, on the clock that all here is told by.
+    /// The time, on the clock used throughout.
     fn now(&self) -> Instant;
-    /// Whether a datagram may go over a path where `n` are on their way, and when that was decided.
+    /// Returns whether a datagram may go over a path with `n` on their way, and when that was decided.
     fn may_pass(&self, path: usize, n: usize) -> (bool, Instant);
-    /// How many datagrams, `most` at most, may go together where `n` are on their way.
+    /// Returns how many datagrams, `most` at most, may go together with `n` on their way.
     fn room(&self, path: usize, n: usize, most: usize) -> usize;
-    /// What has left, and when; small datagrams too.
+    /// Reports what has left, and when; small datagrams too.
     fn on_gone(&self, path: usize, gone: &[(SendCall, Instant)]);
 }
 
@@ -105,24 +105,24 @@ pub(crate) struct GatedSocket {
     /// The path that it sends over.
     path: usize,
     under: Mutex<Under>,
-    /// How completions are known, as [`Completions`] numbers them.
+    /// The source of completions, as [`Completions`] numbers them.
     completions: AtomicU8,
     permitted: Arc<AtomicBool>,
-    /// The kernel's own end, to ask for reports.
+    /// The kernel's socket, to request reports.
     descriptor: OwnedFd,
-    /// Who looks at the send queue.
+    /// The thread that reads the send queue.
     looker: OnceLock<Thread>,
-    /// The shortest round trip that acknowledgements have shown, nanoseconds.
+    /// The shortest round trip of acknowledgements, nanoseconds.
     round_trip_ns: AtomicU64,
 }
 
 impl GatedSocket {
-    /// Wraps a bound socket that sends over a path, and looks at what has left in a thread of its own.
+    /// Wraps a bound socket that sends over a path, and starts a thread that checks what has left.
     pub fn new(socket: UdpSocket, path: usize, gatekeeper: Arc<dyn Gatekeeper>) -> io::Result<Arc<GatedSocket>> {
         GatedSocket::with(socket, path, gatekeeper, Completions::Unknown)
     }
 
-    /// The same, by a given source; by an unknown one, that of the card which datagrams go to.
+    /// The same, with a given source of completions; an unknown one is that of the card which datagrams go to.
     fn with(
         socket: UdpSocket,
         path: usize,
@@ -161,17 +161,17 @@ impl GatedSocket {
         Ok(gated)
     }
 
-    /// How completions are known.
+    /// The source of completions.
     pub fn completions(&self) -> Completions {
         Completions::numbered(self.completions.load(Ordering::Relaxed))
     }
 
-    /// Datagrams below the gate.
+    /// The number of datagrams below the gate.
     pub fn in_flight(&self) -> usize {
         lock(&self.under).datagrams
     }
 
-    /// Adds what it counts to a status.
+    /// Adds its counters to a status.
     pub fn add_to(&self, status: &mut status::Bulk) {
         let under = lock(&self.under);
         status.in_flight += under.datagrams as u64;
@@ -183,17 +183,17 @@ impl GatedSocket {
         }
     }
 
-    /// Where it can be read whether a permit allows bulk.
+    /// The flag that a permit allows bulk.
     pub fn permitted(&self) -> Arc<AtomicBool> {
         self.permitted.clone()
     }
 
-    /// Whether QUIC has been told that a permit allows bulk.
+    /// Returns whether QUIC has been told that a permit allows bulk.
     pub fn is_permitted(&self) -> bool {
         self.permitted.load(Ordering::Acquire)
     }
 
-    /// Whether a permit allows bulk; without one QUIC makes no packets.
+    /// Sets whether a permit allows bulk; without one, QUIC makes no packets.
     pub fn set_permitted(&self, permitted: bool) {
         self.permitted.store(permitted, Ordering::Release);
         self.wake();
@@ -215,7 +215,7 @@ impl GatedSocket {
         !long_header && size > SMALL_BYTES
     }
 
-    /// Reports came; the gate learns from them.
+    /// The gate learns from arrived reports.
     fn on_reports(&self, came: &[Report]) {
         let now = self.gatekeeper.now();
         let mut gone = Vec::new();
@@ -231,7 +231,7 @@ impl GatedSocket {
         self.learn(&gone);
     }
 
-    /// Looks at the send queue; the gate learns from what has left. Returns when to look again.
+    /// Reads the send queue; the gate learns from what has left. Returns when to read it again.
     fn look(&self) -> StdDuration {
         let mut gone = Vec::new();
         let next = {
@@ -252,7 +252,7 @@ impl GatedSocket {
         next
     }
 
-    /// Finds out, now and then, by which interface datagrams leave, and goes by the source that its card has.
+    /// From time to time, looks up the interface that datagrams leave by, and selects its card's source of completions.
     pub fn find_source(&self, to: SocketAddr) {
         let now = self.gatekeeper.now();
         let known = {
@@ -266,7 +266,7 @@ impl GatedSocket {
         let device = SockRef::from(&self.descriptor).device().ok().flatten();
         let device = device.and_then(|name| String::from_utf8(name).ok());
         let from = self.inner.local_addr().map(|address| address.ip());
-        // Where it is not known, as without a route, every card's source has to do.
+        // If it is unknown, for example without a route, the source that every card has must do.
         let found = from
             .and_then(|from| card::towards(to, from, device))
             .unwrap_or_default();
@@ -276,13 +276,13 @@ impl GatedSocket {
         }
     }
 
-    /// QUIC's acknowledgements, where the kernel reports nothing: so many bytes have arrived, with the shortest round trip, or
-    /// are lost.
+    /// QUIC's acknowledgements, if the kernel reports nothing: this many bytes have arrived, with the shortest round
+    /// trip, or are lost.
     ///
-    /// What was acknowledged has left the shortest round trip earlier. Whatever else it took it has waited, below the
-    /// gate or anywhere on its way. What is not acknowledged counts as below the gate: some of it has left, and the gate
-    /// learns how soon so many are acknowledged, which makes up for it. To leave out the newest would let any number go
-    /// at once.
+    /// An acknowledged datagram left the shortest round trip ago. Any additional time it has waited, below the gate or
+    /// anywhere on its way. Unacknowledged datagrams count as below the gate. Some of them have left, but the gate
+    /// learns how soon so many are acknowledged, which compensates. Leaving out the newest would admit any number at
+    /// once.
     pub fn on_acknowledged(&self, mut bytes: u64, round_trip: Option<StdDuration>) {
         if self.completions().are_reported() {
             return;
@@ -308,7 +308,7 @@ impl GatedSocket {
         self.learn(&gone);
     }
 
-    /// What has left, and when.
+    /// Passes on what has left, and when.
     fn learn(&self, gone: &[(SendCall, Instant)]) {
         if !gone.is_empty() {
             self.gatekeeper.on_gone(self.path, gone);
@@ -329,14 +329,14 @@ impl GatedSocket {
         self.kick();
     }
 
-    /// Whoever looks at the send queue does so now.
+    /// Makes the thread read the send queue now.
     fn kick(&self) {
         if let Some(looker) = self.looker.get() {
             looker.unpark();
         }
     }
 
-    /// Gives up on what is overdue, and on its source altogether where nothing leaves, or leaves no longer.
+    /// Gives up on overdue datagrams, and on the source altogether if nothing leaves, or no longer.
     fn on_silence(&self) {
         let now = self.gatekeeper.now();
         let by = self.completions();
@@ -368,7 +368,7 @@ impl GatedSocket {
     }
 }
 
-/// Looks at what has left as long as the socket is there. `errors` is its error queue.
+/// Checks what has left for as long as the socket exists. `errors` is its error queue.
 fn look_on(socket: &Weak<GatedSocket>, errors: &OwnedFd) {
     let mut looked = StdInstant::now();
     loop {
@@ -378,7 +378,7 @@ fn look_on(socket: &Weak<GatedSocket>, errors: &OwnedFd) {
             gated.on_silence();
         }
         let by = gated.completions();
-        // Whoever reads what the emulator tells looks by itself.
+        // The thread that follows the emulator checks by itself.
         let rest = if by == Completions::OutQueue {
             gated.look()
         } else {
@@ -393,7 +393,7 @@ fn look_on(socket: &Weak<GatedSocket>, errors: &OwnedFd) {
     }
 }
 
-/// Waits a while for reports, and takes them.
+/// Waits a while for reports, and passes them on.
 fn read_reports(socket: &Weak<GatedSocket>, errors: &OwnedFd) {
     let waited = reports::wait(errors.as_fd(), LOOK_UP_EVERY);
     let Some(socket) = socket.upgrade() else { return };
@@ -406,7 +406,7 @@ fn read_reports(socket: &Weak<GatedSocket>, errors: &OwnedFd) {
     socket.on_reports(&came);
 }
 
-/// Takes what the emulator tells as long as it tells anything.
+/// Follows the emulator's reports until they end.
 fn follow(mut emulated: Emulated, socket: &Weak<GatedSocket>) {
     while let Some(freed) = emulated.read() {
         let Some(socket) = socket.upgrade() else { return };
@@ -437,7 +437,7 @@ impl AsyncUdpSocket for GatedSocket {
         let datagrams = transmit
             .segment_size
             .map_or(1, |size| transmit.contents.len().div_ceil(size.max(1)));
-        // Held while the datagram goes in, so that nobody is told to ask again between the answer and the wait.
+        // Locked while the datagram is sent, so that no wake-up is missed between the answer and the wait.
         let mut under = lock(&self.under);
         let n = under.datagrams;
         let (pass, at) = if bulk {
@@ -465,7 +465,7 @@ impl AsyncUdpSocket for GatedSocket {
             mark,
         });
         drop(under);
-        // Loopback has let go of it already.
+        // Loopback has freed it already.
         if first && self.completions() == Completions::OutQueue && self.look() < LOOK_UP_EVERY {
             self.kick();
         }
@@ -490,8 +490,8 @@ impl AsyncUdpSocket for GatedSocket {
     }
 
     fn max_transmit_segments(&self) -> usize {
-        // Of several that go in together WiFi's reports are another matter on each kernel, and the emulator's count would
-        // wait for those that a TAP does not take so.
+        // Kernels differ in how they report several datagrams of one call over WiFi. The emulator's count would wait
+        // for those that a TAP does not take that way.
         let alone = matches!(
             self.completions(),
             Completions::Unknown | Completions::WifiStatus | Completions::Emulated

@@ -1,4 +1,4 @@
-//! How QUIC carries bulk.
+//! QUIC's configuration for bulk.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,22 +10,22 @@ use crate::quic::Credentials;
 use crate::Error;
 
 pub(super) const PROTOCOL: &[u8] = b"coorp-bulk/1";
-/// An end that says nothing for so long is gone.
+/// A peer that is silent for this long is gone.
 const IDLE_MS: u32 = 3_000;
-/// What a round trip is taken for before one was measured: a few of what WiFi takes when it is busy. A handshake that
-/// meets a path that is cut off is repeated after three of them, then after twice as long and so on.
+/// The assumed round trip before one is measured: a few times what a busy WiFi takes. A handshake over a path that is
+/// down is repeated after three of them, then after twice as long and so on.
 const ROUND_TRIP_FIRST: Duration = Duration::from_millis(50);
-/// The receiver speaks up this often: a sender without a permit may not.
+/// How often the receiver sends a keep-alive: a sender without a permit may not.
 const KEEP_ALIVE: Duration = Duration::from_millis(500);
-/// A datagram that nothing follows is acknowledged after so long.
+/// The acknowledgement delay of a datagram that nothing follows.
 const ACKNOWLEDGE_WITHIN: Duration = Duration::from_millis(2);
-/// An acknowledgement is a frame on the air, against the stream. Where the gate does without, the receiver is asked for
-/// one after as many datagrams as the policy says, or so long after the first.
+/// An acknowledgement is a frame on the air, against the stream. If the gate does not need them, the receiver is asked
+/// for one after as many datagrams as the policy says, or this long after the first.
 const ACKNOWLEDGE_THIN_WITHIN: Duration = Duration::from_millis(8);
-/// What a receiver takes ahead of its disk, and a sender keeps ready.
+/// How much a receiver buffers ahead of its disk, and a sender keeps ready, bytes.
 const WINDOW_BYTES: u32 = 8 << 20;
 
-/// How bulk is received: from whoever is of the team.
+/// The receiving configuration: accepts members of the team.
 pub(crate) fn server(credentials: &Credentials) -> Result<quinn::ServerConfig, Error> {
     let mut config = credentials.server(PROTOCOL)?;
     let mut transport = transport();
@@ -37,8 +37,8 @@ pub(crate) fn server(credentials: &Credentials) -> Result<quinn::ServerConfig, E
     Ok(config)
 }
 
-/// How bulk is sent over one connection: in datagrams of these lengths, as its turns and permits allow. `every` so many datagrams it is acknowledged;
-/// `None`: as soon as can be.
+/// The sending configuration of one connection: datagrams of these lengths, as its turns and permits allow. They are
+/// acknowledged after `every` of them; `None`: as soon as possible.
 pub(super) fn sender(
     lengths: MtuDiscoveryConfig,
     permitted: PermittedCubicConfig,
@@ -51,7 +51,7 @@ pub(super) fn sender(
             .ack_eliciting_threshold(VarInt::from_u32(every.saturating_sub(1)))
             .max_ack_delay(Some(ACKNOWLEDGE_THIN_WITHIN));
     } else {
-        // What the receiver keeps back looks to the gate as if it had not left.
+        // An acknowledgement that the receiver delays looks to the gate like a datagram that has not left.
         acknowledgements.max_ack_delay(Some(ACKNOWLEDGE_WITHIN));
     }
     transport.ack_frequency_config(Some(acknowledgements));
@@ -75,7 +75,7 @@ fn transport() -> TransportConfig {
     transport
 }
 
-/// Lets a connection look whether it may send.
+/// Makes a connection check whether it may send.
 pub(crate) fn wake(connection: &quinn::Connection) {
     connection.set_send_window(u64::from(WINDOW_BYTES));
 }

@@ -1,9 +1,9 @@
-//! Turns: of several receivers, one at a time is sent to.
+//! Turns: with several receivers, one at a time is sent to.
 //!
-//! An aggregate on WiFi goes to one station. Of datagrams that go to several stations in turn a few go to each, so that
-//! a queue that is kept short makes short aggregates: four receivers at once got a third of what one gets. So each has
-//! the path to itself for [`TURN`], or until it has nothing more to send. Who has not makes no packets, as without a
-//! permit. Left out: shares other than equal ones.
+//! An aggregate on WiFi goes to one station. If datagrams alternate between stations, each gets only a few, so a queue
+//! that is kept short makes short aggregates: four receivers at once got a third of what one gets. So each receiver has
+//! the path to itself for [`TURN`], or until there is nothing more to send to it. The others make no packets, as
+//! without a permit. Left out: unequal shares.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,12 +14,12 @@ use crate::sync::lock;
 
 /// How long one receiver is sent to while others wait.
 const TURN: Duration = Duration::from_millis(50);
-/// Between two looks at whether it sends.
+/// The interval at which sending is checked.
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(5);
-/// Looks without anything sent after which its turn is over: a window of the gate is hardly longer.
+/// The number of checks without sending that end a turn: a window of the gate is hardly longer.
 const IDLE_LOOKS: u32 = 2;
 
-/// What one connection sends. Until it joins others it has a turn of its own.
+/// The sending state of one connection. It has the turn by itself until it joins others.
 #[derive(Debug)]
 pub(crate) struct Turn {
     has: AtomicBool,
@@ -36,7 +36,7 @@ impl Default for Turn {
 }
 
 impl Turn {
-    /// Whether it may send now.
+    /// Returns whether it may send now.
     pub fn has(&self) -> bool {
         self.has.load(Ordering::Acquire)
     }
@@ -47,28 +47,28 @@ impl Turn {
     }
 }
 
-/// Those that have something to send over one path; the first has the turn.
+/// The connections with something to send over one path; the first has the turn.
 #[derive(Debug)]
 pub(super) struct Turns<C>(Mutex<Queue<C>>);
 
 #[derive(Debug)]
 struct Queue<C> {
     senders: VecDeque<(Arc<Turn>, C)>,
-    /// Somebody calls [`Turns::look`].
+    /// Whether somebody calls [`Turns::look`].
     watched: bool,
     looks: u32,
     idle: u32,
     sent: u64,
 }
 
-/// What a look has shown.
+/// The result of a check.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Look<C> {
-    /// There is nobody to take turns with: no more looks until [`Turns::join`] asks for them.
+    /// No others are left to take turns with: stop checking until [`Turns::join`] requests it.
     Alone,
-    /// The same one goes on.
+    /// The same connection continues.
     GoesOn,
-    /// The turn of this one begins, which is to be told.
+    /// This connection's turn begins and must be announced.
     Begins(C),
 }
 
@@ -83,7 +83,7 @@ impl<C: Clone> Turns<C> {
         }))
     }
 
-    /// A connection joins the others, behind them. Answers whether looks have to begin.
+    /// A connection joins behind the others. Returns whether checks have to begin.
     #[must_use]
     pub fn join(&self, turn: &Arc<Turn>, connection: C) -> bool {
         let mut queue = lock(&self.0);
@@ -96,12 +96,12 @@ impl<C: Clone> Turns<C> {
         !std::mem::replace(&mut queue.watched, true)
     }
 
-    /// Whose turn it is.
+    /// Returns the connection that has the turn.
     pub fn first(&self) -> Option<C> {
         lock(&self.0).senders.front().map(|(_, connection)| connection.clone())
     }
 
-    /// A connection has no more to send. Answers with the one whose turn begins, if that is another.
+    /// A connection has no more to send. Returns the one whose turn begins, if it is another.
     pub fn leave(&self, turn: &Arc<Turn>) -> Option<C> {
         let mut queue = lock(&self.0);
         let had = queue.senders.front().is_some_and(|(first, _)| Arc::ptr_eq(first, turn));
@@ -110,7 +110,7 @@ impl<C: Clone> Turns<C> {
         had.then(|| queue.begin()).flatten()
     }
 
-    /// To be called every [`LOOK_EVERY`] from when [`Turns::join`] asks for it on, until nobody is left to take turns with.
+    /// Call this every [`LOOK_EVERY`] once [`Turns::join`] requests it, until no others are left to take turns with.
     pub fn look(&self) -> Look<C> {
         let mut queue = lock(&self.0);
         if queue.senders.len() < 2 {

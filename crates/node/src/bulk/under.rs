@@ -8,49 +8,49 @@ use coorp_core::Instant;
 use super::reports::Tail;
 use crate::outqueue::OutQueue;
 
-/// Sends that are followed at most; more than any queue below holds.
+/// The maximum number of tracked sends; more than any queue below holds.
 const FOLLOWED_MAX: usize = 4_096;
 
-/// What is below the gate, and who waits above it.
+/// What is below the gate, and the senders that wait above it.
 #[derive(Debug)]
 pub(super) struct Under {
     pub queue: OutQueue,
     /// The interface that datagrams leave by, and when to look it up.
     pub outlet: Option<String>,
     pub find_at: Instant,
-    /// Handed to the kernel and not reported gone, in the order of sending.
+    /// Handed to the kernel and not reported as sent, in the order of sending.
     pub sends: VecDeque<SendCall>,
-    /// Datagrams in them.
+    /// The number of datagrams in them.
     pub datagrams: usize,
-    /// Datagrams that have left.
+    /// The number of datagrams that have left.
     pub left: u64,
-    /// Send calls since the last report.
+    /// The number of send calls since the last report.
     pub silent_for: u32,
-    /// The gate has held a datagram since waiters were last woken.
+    /// Whether the gate has held a datagram since waiters were last woken.
     pub closed: bool,
     pub waiters: Vec<Waker>,
     /// How often a datagram was held back.
     pub holds: u64,
-    /// Datagrams that the air has given up, as far as the kernel reports that.
+    /// The number of datagrams that the air has given up, as far as the kernel reports that.
     pub given_up: u64,
-    /// Datagrams that should have been reported and were not.
+    /// The number of datagrams without the report that they should have had.
     pub unreported: u64,
 }
 
 /// One or several datagrams handed to the kernel together.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SendCall {
-    /// When it went in.
+    /// When it was handed over.
     pub at: Instant,
     pub datagrams: usize,
     pub bytes: u64,
-    /// Datagrams that had left when it went in, and once it has left itself.
+    /// The number of datagrams that had left when it was handed over, and once it has left itself.
     pub left_before: u64,
     pub left_by: u64,
     /// Whether the gate decided about it, and learns from it.
     pub bulk: bool,
     pub tail: Tail,
-    /// Where it ends in the send queue.
+    /// Its end in the send queue.
     pub mark: u64,
 }
 
@@ -86,7 +86,7 @@ impl Under {
         Some(self.gone(send))
     }
 
-    /// The one with this end, most often the oldest.
+    /// Takes the one with these last bytes, most often the oldest.
     pub fn take(&mut self, tail: &Tail) -> Option<SendCall> {
         let place = self.sends.iter().position(|send| send.tail == *tail)?;
         let send = self.sends.remove(place)?;
@@ -105,13 +105,13 @@ impl Under {
 
 #[cfg(test)]
 impl SendCall {
-    /// The number at its end, which tests put there.
+    /// The number in its last bytes, which tests put there.
     pub fn number(&self) -> u32 {
         let [.., a, b, c, d] = self.tail;
         u32::from_le_bytes([a, b, c, d])
     }
 
-    /// Datagrams before its last one, once it has left: those that left from its coming to its leaving.
+    /// The number of datagrams that left between its handover and its own departure, without its last one.
     pub fn ahead(&self) -> usize {
         (self.left_by - self.left_before) as usize - 1
     }

@@ -21,7 +21,7 @@ fn flown() -> Flown {
     Flown::new(Robot::new(config, at(1_000)).unwrap(), about)
 }
 
-/// Control at 50 Hz, and deadlines; returns how many inputs there were.
+/// Control at 50 Hz, and deadlines; returns the number of inputs.
 fn fly(flown: &mut Flown, span_ms: std::ops::Range<u64>) -> u64 {
     let mut count = 0;
     for ms in span_ms {
@@ -49,7 +49,7 @@ fn written(flown: &mut Flown, folder: &Path) -> Vec<PathBuf> {
     files(folder).unwrap()
 }
 
-/// Tells a segment's robot all of it again.
+/// Repeats all inputs of a segment to its robot.
 fn replay(segment: Segment) -> Robot {
     let mut robot = segment.header.robot;
     for record in segment.records {
@@ -142,7 +142,7 @@ fn what_is_no_recording_is_refused_in_words() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 16, ..ProptestConfig::default() })]
 
-    /// A file of which a byte is changed or the end is missing is refused, or gives less of the same.
+    /// A file with a changed byte or a missing end is refused, or yields less of the same.
     #[test]
     fn damage_is_noticed(place in any::<prop::sample::Index>(), bit in 0u8..8, cut in any::<bool>()) {
         let (mut flown, folder) = (flown(), folder(&format!("damage-{bit}-{cut}")));

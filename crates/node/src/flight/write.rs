@@ -1,6 +1,6 @@
-//! The thread that writes what the recorder has noted, into a ring of files.
+//! The thread that writes the recorder's notes into a ring of files.
 //!
-//! The robot never waits for it. A disk that takes no more ends the recorder, which the log says, and the robot goes on.
+//! The robot never waits for it. A full disk ends the recorder with a log message, and the robot continues.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -14,12 +14,12 @@ use super::{Flown, Part, BLOCK_HEAD_BYTES, FOLDER, HASH_BYTES, LAYOUT, MAGIC, SU
 use crate::sync::{lock, spawn};
 use crate::Error;
 
-/// Between two looks at what was noted. A process that is killed loses no more than that.
+/// The interval at which notes are written. A killed process loses no more than that.
 const TAKE_EVERY: Duration = Duration::from_millis(100);
-/// Files that are kept, those of earlier starts included.
+/// The number of files to keep, including those of earlier starts.
 const FILES_MAX: usize = 16;
 
-/// The recorder's thread. Dropped, it writes what is left and ends.
+/// The recorder's thread. When dropped, it writes what is left and ends.
 #[derive(Debug)]
 pub(crate) struct Recorder {
     end: Option<Sender<()>>,
@@ -27,12 +27,12 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    /// Begins to write below a robot's state folder.
+    /// Starts writing below a robot's state folder.
     pub fn start(robot: Arc<Mutex<Flown>>, incarnation: u32, state: &Path) -> Result<Recorder, Error> {
         let mut ring = Ring::new(state.join(FOLDER), incarnation);
         let (end, ended) = channel::<()>();
         let thread = spawn("coorp-flight", move || loop {
-            // What was noted until it was ended belongs to it: one more look.
+            // Notes until the end belong to it, so it writes once more.
             let last = ended.recv_timeout(TAKE_EVERY) != Err(RecvTimeoutError::Timeout);
             if !look(&robot, &mut ring) || last {
                 return;
@@ -54,7 +54,7 @@ impl Drop for Recorder {
     }
 }
 
-/// Writes what was noted. Returns whether it can go on.
+/// Writes the notes. Returns whether it can continue.
 fn look(robot: &Mutex<Flown>, ring: &mut Ring) -> bool {
     let parts = lock(robot).take();
     let written = parts.into_iter().try_for_each(|part| ring.write(part));
@@ -99,11 +99,11 @@ impl Ring {
         bytes.extend_from_slice(&length.to_le_bytes());
         bytes.extend_from_slice(&blake3::hash(&body).as_bytes()[..HASH_BYTES]);
         bytes.extend_from_slice(&body);
-        // At once, so that a process that is killed leaves whole blocks.
+        // At once, so that a killed process leaves whole blocks.
         self.file.as_mut().map_or(Ok(()), |file| file.write_all(&bytes))
     }
 
-    /// The next file; the oldest ones make room for it. Their names order them.
+    /// The next file; the oldest ones make room for it. Their names are in order.
     fn open(&mut self) -> io::Result<File> {
         fs::create_dir_all(&self.folder)?;
         let mut files = Vec::new();

@@ -1,18 +1,18 @@
-//! Links: what carries control from one robot to another, over one path.
+//! Links carry control from one robot to another, over one path.
 //!
-//! A link is a QUIC connection between two robots, made by the first that has something to say and used by both: what one
-//! says acknowledges the other. Of two that were made at once that of the robot earlier in the team file stays in use.
-//! What fits into a datagram goes as one: the newest counts, and what is lost is not worth waiting for.
-//! What is larger goes over a stream of its own, so that a lost datagram delays its own message and no other. Few
-//! messages of a topic are on their way at once; of those that wait behind them the newest stays. Answers to probes come
-//! back over the same link. Each path has its own socket, marked for AC_VO (`socket.rs`), at both ends.
+//! A link is a QUIC connection between two robots, opened by the first that has something to send and used by both, so
+//! that the traffic of one acknowledges the other's. If both open one at once, that of the robot earlier in the team
+//! file stays in use. A message that fits goes as a datagram: the newest counts, and a lost one is not worth waiting
+//! for. A larger one goes over its own stream, so that a lost datagram delays only its own message. Few messages of a
+//! topic are in flight at once; of those that wait behind them, the newest stays. Echoes of probes return over the same
+//! link. Each path has its own socket, marked for AC_VO (`socket.rs`), at both ends.
 //!
-//! Control is not held back by a congestion window: it is small, comes at a period, and what is late is of no use. The
-//! fabric does not carry it, as its QUIC links cannot be marked on Linux and its TCP links let one lost segment hold up
-//! all that comes after it (decision 13).
+//! No congestion window holds control back: it is small and periodic, and of no use when late. The fabric does not
+//! carry it, because its QUIC links cannot be marked on Linux, and a lost segment on its TCP links delays everything
+//! after it (decision 13).
 //!
-//! Whom to send to is known from tokens on the fabric (`subscriptions.rs`), who is at the other end from its certificate. Left
-//! out: resuming without a new handshake.
+//! Tokens on the fabric name the receivers (`subscriptions.rs`), and certificates identify the peers. Left out:
+//! resumption without a new handshake.
 
 mod socket;
 mod subscriptions;
@@ -46,22 +46,22 @@ use crate::sync::lock;
 use crate::wire::{self, Parcel};
 use crate::Error;
 
-/// A try to connect ends after so long, and the next begins.
+/// An attempt to connect ends after this time, and the next begins.
 const CONNECT_MAX: Duration = Duration::from_secs(1);
 const RETRY: Duration = Duration::from_millis(100);
-/// Nobody has sent anything for so long: it is no longer tried.
+/// After this time without anything to send, no more attempts are made.
 const WANTED: Duration = Duration::from_secs(5);
-/// Topics whose newest message waits for a link.
+/// The number of topics whose newest message waits for a link.
 const WAITING_MAX: usize = 256;
-/// Closing waits so long for the others to be told, and then for the thread.
+/// How long closing waits for the others to be told, and then for the thread.
 const GOODBYE_MAX: Duration = Duration::from_millis(50);
 const CLOSE_MAX: Duration = Duration::from_secs(1);
 
-/// Takes what comes over links.
+/// Receives messages from links.
 pub(crate) trait Receiver: Send + Sync {
-    /// A message came from a robot.
+    /// A message from a robot arrived.
     fn on_parcel(&self, from: RobotId, path: PathId, message: Bytes);
-    /// What the other end of a new link is told: the topics that this robot subscribes to, a line each.
+    /// The subscriptions announced to the other end of a new link: this robot's topics, one per line.
     fn subscribed_topics(&self) -> String;
 }
 
@@ -71,10 +71,10 @@ pub(crate) struct Links {
     member: Arc<Member>,
     robot: Arc<SharedRobot>,
     coordination: Arc<Coordination>,
-    /// There once the node is open.
+    /// Set once the node is open.
     receiver: OnceLock<Weak<dyn Receiver>>,
     threads: OwnRuntime,
-    /// One a path; taken when the node closes.
+    /// One per path; taken when the node closes.
     endpoints: Mutex<Vec<Endpoint>>,
     /// What the socket of each path has handed over.
     handed: Vec<Arc<Handed>>,
@@ -82,9 +82,9 @@ pub(crate) struct Links {
     server: quinn::ServerConfig,
     /// By robot, then by path.
     out: Vec<Vec<Mutex<Link>>>,
-    /// The connection to each robot over each path that was established last.
+    /// The newest connection to each robot over each path.
     newest: Mutex<BTreeMap<(RobotId, PathId), Connection>>,
-    /// Tries to open a link so far.
+    /// The number of attempts to open a link so far.
     tries: AtomicU64,
 }
 
@@ -92,17 +92,17 @@ pub(crate) struct Links {
 enum Link {
     Down,
     Opening {
-        /// Which try it is: one that was overtaken by another robot's link says nothing any more.
+        /// The number of the attempt: one that another robot's link has overtaken has no effect.
         number: u64,
         waiting: BTreeMap<Slot, Message>,
-        /// When somebody last sent something.
+        /// When something was last sent.
         wanted: Instant,
     },
     Up(Arc<Up>),
 }
 
 impl Links {
-    /// Binds the sockets of all paths. Connections are taken once there is a receiver.
+    /// Binds the sockets of all paths. Connections are accepted once there is a receiver.
     pub fn open(
         member: &Arc<Member>,
         robot: &Arc<SharedRobot>,
@@ -152,9 +152,9 @@ impl Links {
         }))
     }
 
-    /// Takes connections from now on, and hands over what comes as long as the receiver is there.
+    /// Accepts connections from now on, and passes on messages for as long as the receiver exists.
     pub fn receive(self: &Arc<Self>, receiver: Weak<dyn Receiver>) {
-        // Nobody else sets it.
+        // Set only here.
         let _ = self.receiver.set(receiver);
         for (path, endpoint) in lock(&self.endpoints).iter().enumerate() {
             let taking = accept(Arc::downgrade(self), endpoint.clone(), path);
@@ -162,8 +162,8 @@ impl Links {
         }
     }
 
-    /// Sends a message to a robot, or drops it where it cannot go. Does not wait. Returns what tells when it has left, unless
-    /// it has to wait for a link.
+    /// Sends a message to a robot, or drops it if it cannot go. Does not block. Returns the target by which to tell
+    /// when it has left, unless it has to wait for a link.
     pub fn send(self: &Arc<Self>, to: RobotId, path: PathId, parcel: &Parcel, content: &Bytes) -> Option<Target> {
         let slot = match parcel {
             Parcel::Control { topic, .. } => Some((false, topic.clone())),
@@ -184,7 +184,7 @@ impl Links {
                 let up = up.clone();
                 drop(link);
                 let bytes = message.head.len() + message.content.len();
-                // Before it goes, as it may be handed over at once.
+                // Before the message goes, because it may be handed over at once.
                 let target = message.slot.as_ref().and(self.handed.get(usize::from(path.0)));
                 let target = target.map(|socket| socket.expect(bytes));
                 up.send(self.threads.handle(), message);
@@ -202,8 +202,8 @@ impl Links {
         None
     }
 
-    /// Sends an answer back over the link that the robot made last, which is the one that it speaks by. Returns whether
-    /// there is one.
+    /// Sends an answer over the newest link that the robot has opened, which is the one that it sends over. Returns
+    /// whether there is one.
     fn answer(&self, to: RobotId, path: PathId, message: &Message) -> bool {
         let newest = lock(&self.newest).get(&(to, path)).cloned();
         let Some(connection) = newest.filter(|connection| connection.close_reason().is_none()) else {
@@ -213,7 +213,7 @@ impl Links {
         true
     }
 
-    /// Makes the links to a robot that is about to be sent to.
+    /// Opens the links to a robot that is about to be sent to.
     pub fn warm(self: &Arc<Self>, to: RobotId) {
         for path in 0..self.out.get(usize::from(to.0)).map_or(0, Vec::len) {
             let Some(mut link) = self.link(to, path) else { continue };
@@ -224,8 +224,8 @@ impl Links {
         }
     }
 
-    /// A robot was away, since `gone_at` at the latest, and may have started anew: what is said over links from before may
-    /// reach nobody.
+    /// A robot was away, since `gone_at` at the latest, and may have restarted: messages over earlier links may reach
+    /// nobody.
     pub fn renew(self: &Arc<Self>, robot: RobotId, gone_at: CoreInstant) {
         let mut known = false;
         for link in self.out.get(usize::from(robot.0)).into_iter().flatten() {
@@ -244,7 +244,7 @@ impl Links {
         }
     }
 
-    /// Another robot has made a link: this one goes by it too, unless it has one that is to stay.
+    /// Another robot has opened a link: this one uses it too, unless its own has precedence.
     fn adopt(&self, from: RobotId, path: usize, connection: &Connection) {
         let Some(link) = self.link(from, path) else { return };
         let stays = match &*link {
@@ -254,7 +254,7 @@ impl Links {
         };
         if !stays || from < self.member.me {
             if let Some(before) = self.put_up(link, connection) {
-                // Once what is on its way there has arrived.
+                // Once messages in flight over it have arrived.
                 self.threads.handle().spawn(async move {
                     tokio::time::sleep(STREAM_MAX).await;
                     before.connection.close(0u8.into(), b"another one is in use");
@@ -263,7 +263,7 @@ impl Links {
         }
     }
 
-    /// Goes by this connection from now on, and sends what has waited for one. Returns the one that it went by before.
+    /// Uses this connection from now on, and sends the waiting messages. Returns the previous one.
     fn put_up(&self, mut link: MutexGuard<'_, Link>, connection: &Connection) -> Option<Arc<Up>> {
         let up = Up::new(connection, self.robot.now());
         let before = std::mem::replace(&mut *link, Link::Up(up.clone()));
@@ -310,7 +310,7 @@ impl Links {
         connect(&endpoint, client, (&member.team, to), address, CONNECT_MAX).await
     }
 
-    /// What a try to connect has come to; sends what has waited.
+    /// Handles the result of an attempt to connect; sends the waiting messages.
     fn settle(&self, to: RobotId, path: usize, tried: u64, connected: Result<Connection, String>) -> Opened {
         let Some(mut link) = self.link(to, path) else {
             return Opened::GivenUp;
@@ -334,13 +334,13 @@ impl Links {
         Opened::Up(connection)
     }
 
-    /// Ends all of it. Waits a moment for the sockets to be gone, where it is not called from async code.
+    /// Ends everything. Outside async code, it waits briefly for the sockets to be gone.
     pub fn close(&self) {
         let endpoints = std::mem::take(&mut *lock(&self.endpoints));
         for endpoint in &endpoints {
             endpoint.close(0u8.into(), b"closed");
         }
-        // So that the others are told; whoever is out of reach is not waited for.
+        // So that the others are told; unreachable ones are not waited for.
         let told = async {
             for endpoint in &endpoints {
                 let _ = tokio::time::timeout(GOODBYE_MAX, endpoint.wait_idle()).await;
@@ -351,13 +351,13 @@ impl Links {
     }
 }
 
-/// Where a robot takes control over a path.
+/// The port on which a robot receives control over a path.
 fn port(member: &Member, robot: RobotId, path: usize) -> u16 {
     // A team file has no more paths than there are ports.
     member.team.port(robot) + PORT_CONTROL + u16::try_from(path).unwrap_or(0)
 }
 
-/// Opens a link, and tries again while somebody wants to send.
+/// Opens a link, and retries while there is something to send.
 async fn open(links: Arc<Links>, to: RobotId, path: usize, number: u64) {
     loop {
         let connected = links.connect(to, path).await;
@@ -371,14 +371,14 @@ async fn open(links: Arc<Links>, to: RobotId, path: usize, number: u64) {
     }
 }
 
-/// What came of a try to open a link.
+/// The result of an attempt to open a link.
 enum Opened {
     Up(Connection),
     NotYet,
     GivenUp,
 }
 
-/// Takes links over one path until its endpoint closes: one of each robot, its newest, as it opens no more.
+/// Accepts links over one path until its endpoint closes: one per robot, its newest, because it opens no more.
 async fn accept(links: Weak<Links>, endpoint: Endpoint, path: usize) {
     let door = Door::default();
     let taken: Arc<Mutex<BTreeMap<RobotId, Connection>>> = Arc::default();
@@ -418,19 +418,19 @@ async fn accept(links: Weak<Links>, endpoint: Endpoint, path: usize) {
     }
 }
 
-/// Takes what a robot says over a link until it ends.
+/// Receives a robot's messages over a link until it ends.
 async fn listen(links: Arc<Links>, connection: Connection, from: RobotId, path: usize) {
     let path = PathId(u8::try_from(path).unwrap_or(u8::MAX));
     lock(&links.newest).insert((from, path), connection.clone());
     let (Some(receiver), member) = (links.receiver.get().cloned(), links.member.clone()) else {
         return;
     };
-    // Whoever only listens must not keep the links.
+    // A mere listener must not keep the links alive.
     drop(links);
     if let Some(receiver) = receiver.upgrade() {
         let mut told = wire::pack(&Parcel::Subscriptions);
         told.extend_from_slice(receiver.subscribed_topics().as_bytes());
-        // Where it does not fit, tokens tell as well.
+        // If it does not fit, the tokens announce the same.
         let _ = connection.send_datagram(told.into());
     }
     loop {
@@ -454,7 +454,7 @@ async fn listen(links: Arc<Links>, connection: Connection, from: RobotId, path: 
                         Ok(Err(ReadToEndError::TooLong)) => {
                             member.refused.count("a control message", wire::Refusal::Oversized);
                         }
-                        // It was given up, or the link has ended.
+                        // The message was abandoned, or the link has ended.
                         Ok(Err(ReadToEndError::Read(_))) | Err(_) => {}
                     }
                 });

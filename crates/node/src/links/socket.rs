@@ -1,8 +1,8 @@
 //! The socket under control: every datagram is marked for AC_VO.
 //!
-//! quinn's own way to send writes the TOS byte of each datagram for ECN, and so takes off the mark that a socket has. Here
-//! datagrams are sent without, so the socket's mark stays. Those of a large message that are ready together go to the
-//! kernel in one call, which parts them again. Left out, as control has no use for it: ECN.
+//! quinn's own way to send writes the TOS byte of each datagram for ECN, which removes a socket's mark. Here datagrams
+//! are sent without ECN, so the socket's mark stays. Those of a large message that are ready together go to the kernel
+//! in one call, which segments them again. Left out, because control has no use for it: ECN.
 
 use std::fmt;
 use std::future::Future;
@@ -26,24 +26,24 @@ use crate::fabric::TOS_VOICE;
 use crate::outqueue::{Emulated, Handed};
 use crate::quic::TOGETHER_MAX;
 
-/// A UDP socket whose datagrams go AC_VO.
+/// A UDP socket whose datagrams go to AC_VO.
 #[derive(Debug)]
 pub(crate) struct MarkedSocket {
     io: tokio::net::UdpSocket,
     receiving: UdpSocketState,
-    /// The interface does not take several datagrams in one call.
+    /// Whether the interface refuses several datagrams in one call.
     one_by_one: AtomicBool,
     /// What of it has left.
     handed: Arc<Handed>,
 }
 
-/// Reading what the emulator tells ends in time for the socket to go.
+/// Reading the emulator's reports ends in time for the socket to be closed.
 const LOOK_UP_EVERY: Duration = Duration::from_millis(200);
 
 impl MarkedSocket {
-    /// Marks a bound socket. Called where there is an async runtime.
+    /// Marks a bound socket. Must be called within an async runtime.
     pub fn new(socket: UdpSocket) -> io::Result<Arc<MarkedSocket>> {
-        // First, as it sets up the socket.
+        // First, because it configures the socket.
         let receiving = UdpSocketState::new((&socket).into())?;
         let marked = SockRef::from(&socket);
         if socket.local_addr()?.is_ipv6() {
@@ -73,12 +73,12 @@ impl MarkedSocket {
         }))
     }
 
-    /// What it has handed over, to follow messages to where that has left.
+    /// What the socket has handed over, to follow messages until that has left.
     pub fn handed(&self) -> Arc<Handed> {
         self.handed.clone()
     }
 
-    /// Hands datagrams of so many bytes each, the last perhaps with fewer, to the kernel.
+    /// Hands datagrams to the kernel, of `each` bytes, the last perhaps with fewer.
     fn send(&self, to: SocketAddr, datagrams: &[u8], each: u16) -> io::Result<()> {
         let to = SockaddrStorage::from(to);
         let together = [ControlMessage::UdpGsoSegments(&each)];
@@ -105,7 +105,7 @@ impl AsyncUdpSocket for MarkedSocket {
 
     fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
         let (to, all) = (transmit.destination, transmit.contents);
-        // A datagram has no more bytes than a u16 counts.
+        // A datagram's length fits a u16.
         let each = transmit.segment_size.map_or(u16::MAX, |size| size as u16).max(1);
         let mut sent = self.send(to, all, each);
         // A card that leaves checksums to the kernel takes them one by one.
@@ -118,7 +118,7 @@ impl AsyncUdpSocket for MarkedSocket {
         }
         match sent {
             Err(error) if error.kind() != io::ErrorKind::WouldBlock => {
-                // A network that is down or parted has lost the datagram; QUIC learns by itself whether that lasts.
+                // A network that is down or partitioned has lost the datagram; QUIC finds out whether that lasts.
                 tracing::trace!("a datagram to {to} was not sent: {error}");
                 Ok(())
             }

@@ -1,42 +1,42 @@
-//! Which robots subscribe to which topics, as their tokens on the fabric say.
+//! Which robots subscribe to which topics, according to their tokens on the fabric.
 //!
-//! A robot that vanishes may only be out of reach. Its tokens end with the link to it, and come back seconds after it
-//! does; control, whose links need no such time, is to go on at once. So a robot that vanished while it subscribed to a
-//! topic counts as a subscriber for a while longer; one that only ends a subscription does not. No I/O.
+//! A robot that vanishes may only be out of reach. Its tokens end with the link to it, and return seconds after it
+//! does; control, whose links need no such time, has to resume at once. So a robot that vanished while it subscribed to
+//! a topic counts as a subscriber for a while longer; one that only ends a subscription does not. No I/O.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use coorp_core::{Duration, Instant, RobotId};
 
-/// Topics that are known at most; subscriptions to more are ignored.
+/// The maximum number of known topics; subscriptions to more are ignored.
 const TOPICS_MAX: usize = 4_096;
-/// Subscriptions of a robot to one topic, each once a path.
+/// The maximum number of a robot's subscriptions to one topic, each counted once per path.
 const TOKENS_MAX: usize = 256;
-/// A robot's tokens vanish within so long of each other.
+/// A robot's tokens all vanish within this time.
 const TOGETHER: Duration = Duration::from_millis(500);
-/// What was told over a link counts for so long.
+/// How long an announcement over a link counts.
 const TOLD: Duration = Duration::from_secs(5);
-/// Who vanished is sent to for so long.
+/// How long a vanished robot is still sent to.
 const LINGER: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Default)]
 pub(crate) struct Subscriptions {
     topics: BTreeMap<String, BTreeMap<RobotId, Subscription>>,
-    /// Robots that are not there, since when.
+    /// The robots that are away, since when.
     gone: BTreeMap<RobotId, Instant>,
 }
 
 #[derive(Debug)]
 struct Subscription {
     tokens: BTreeSet<String>,
-    /// When there was last a token.
+    /// When a token was last present.
     subscribed_at: Instant,
-    /// When it was told over a link.
+    /// When it was announced over a link.
     told_at: Option<Instant>,
 }
 
 impl Subscriptions {
-    /// A token says that a robot subscribes to a topic, or no longer does.
+    /// A token appears or vanishes: a robot subscribes to a topic, or no longer does.
     pub fn on_token(&mut self, robot: RobotId, topic: &str, token: &str, here: bool, now: Instant) {
         if !here {
             if let Some(subscription) = self.topics.get_mut(topic).and_then(|robots| robots.get_mut(&robot)) {
@@ -53,7 +53,7 @@ impl Subscriptions {
         }
     }
 
-    /// A robot tells over a new link that it subscribes to a topic.
+    /// A robot announces over a new link that it subscribes to a topic.
     pub fn on_told(&mut self, robot: RobotId, topic: &str, now: Instant) {
         if let Some(subscription) = self.subscription(robot, topic, now) {
             subscription.told_at = Some(now);
@@ -80,7 +80,8 @@ impl Subscriptions {
         self.gone.insert(robot, now);
     }
 
-    /// A robot is there. Its subscriptions from before count until its tokens can have come. Returns since when it was away.
+    /// A robot is present. Its earlier subscriptions count until its tokens can have arrived. Returns since when it was
+    /// away.
     pub fn on_here(&mut self, robot: RobotId, now: Instant) -> Option<Instant> {
         let gone_at = self.gone.remove(&robot);
         let of_robot = self.topics.values_mut().filter_map(|robots| robots.get_mut(&robot));
@@ -107,7 +108,7 @@ impl Subscriptions {
 }
 
 impl Subscription {
-    /// Whether it counts, of a robot that is away since `gone_at`.
+    /// Returns whether it counts, for a robot that is away since `gone_at`.
     fn counts(&self, gone_at: Option<Instant>, now: Instant) -> bool {
         let vanished = |gone_at| self.subscribed_at + TOGETHER >= gone_at && now < gone_at + LINGER;
         let told = self.told_at.is_some_and(|told_at| now < told_at + TOLD);
@@ -141,7 +142,7 @@ mod tests {
 
     #[test]
     fn who_vanishes_is_sent_to_for_a_while_and_who_unsubscribed_before_is_not() {
-        // Tokens and the robot itself vanish in any order.
+        // The tokens and the robot itself vanish in any order.
         for token_first in [true, false] {
             let mut subscriptions = Subscriptions::default();
             subscriptions.on_token(ONE, "pose", "s.1", true, at(0));

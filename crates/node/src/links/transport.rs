@@ -1,4 +1,4 @@
-//! How QUIC carries control.
+//! QUIC's configuration for control.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -8,28 +8,28 @@ use quinn::congestion::{Controller, ControllerFactory};
 use quinn::{AckFrequencyConfig, IdleTimeout, MtuDiscoveryConfig, TransportConfig, VarInt};
 
 pub(super) const PROTOCOL: &[u8] = b"coorp-control/1";
-/// An end that says nothing for so long is gone.
+/// A peer that is silent for this long is gone.
 const IDLE_MS: u32 = 3_000;
-/// Whoever opened a link keeps it.
+/// How often the end that opened a link keeps it alive.
 const KEEP_ALIVE: Duration = Duration::from_secs(1);
-/// Before the first round trip is known: a lost first datagram of a handshake is sent again after three of these.
+/// The assumed first round trip: a lost first datagram of a handshake is sent again after three of these.
 const ROUND_TRIP_FIRST: Duration = Duration::from_millis(50);
-/// Large messages that are taken at once over a link. [`RECEIVE_BYTES`] bounds what they have in memory; more of them are
-/// allowed, in a frame of its own, whenever an eighth has come.
+/// The number of large messages received at once over a link. [`RECEIVE_BYTES`] bounds their memory; more of them are
+/// allowed, in a frame of its own, whenever an eighth has arrived.
 const STREAMS_MAX: u32 = 64;
-/// An acknowledgement is a frame on the air that control may have to wait for. So the receiver is asked for one after so
-/// many datagrams, or so long after the first: where control goes both ways 30 times a second or more often, it rides on
-/// what goes back anyway. A datagram that is missing between others is told of at once. quinn asks for
-/// no more than the round trip, or 25 ms where that is shorter.
+/// An acknowledgement is a frame on the air that control may have to wait for. So the receiver is asked for one after
+/// this many datagrams, or this long after the first. If control goes both ways at least 30 times a second, it rides on
+/// the traffic going back. A missing datagram between others is reported at once. quinn asks for no more than the round
+/// trip, or 25 ms if that is shorter.
 const ACKNOWLEDGE_EVERY: u32 = 64;
 const ACKNOWLEDGE_WITHIN: Duration = Duration::from_millis(50);
-/// What is under way on one link at most.
+/// The most that is in flight on one link, bytes.
 const WINDOW_BYTES: u64 = 1 << 20;
 const RECEIVE_BYTES: u32 = 32 << 20;
-/// Datagrams that wait to be sent, and to be taken; older ones make room.
+/// The size of the queues of datagrams to send and to receive; older ones make room.
 const DATAGRAMS_BYTES: usize = 256 << 10;
 
-/// How a link is set up by who `opens` it or by the other one, with datagrams of these lengths.
+/// The configuration of a link, for the end that `opens` it or the other one, with datagrams of these lengths.
 pub(super) fn transport(opens: bool, lengths: MtuDiscoveryConfig) -> Arc<TransportConfig> {
     let mut transport = TransportConfig::default();
     transport
@@ -53,7 +53,7 @@ pub(super) fn transport(opens: bool, lengths: MtuDiscoveryConfig) -> Arc<Transpo
     Arc::new(transport)
 }
 
-/// Always the same window.
+/// A constant window.
 #[derive(Clone, Debug)]
 struct Steady;
 

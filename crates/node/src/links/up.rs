@@ -1,4 +1,4 @@
-//! A link that is up: what goes as a datagram, and what over streams of its own.
+//! A link that is up: sends datagrams, and larger messages over their own streams.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
@@ -14,18 +14,19 @@ use tokio::runtime::Handle;
 
 use crate::sync::lock;
 
-/// Large messages of a topic that are on their way, the ones included that have arrived and are not acknowledged yet; and
-/// while the oldest is on its way for longer than acknowledgements take, as when nothing gets through.
+/// The number of large messages of a topic in flight, including those that have arrived and are not acknowledged yet.
+/// The second limit holds while the oldest is in flight for longer than acknowledgements take, for example because
+/// nothing gets through.
 const FLYING_MAX: usize = 32;
 const FLYING_LATE_MAX: usize = 4;
 const LATE: Duration = Duration::from_millis(100);
-/// A large message that takes longer is given up.
+/// A large message that takes longer is abandoned.
 pub(super) const STREAM_MAX: Duration = Duration::from_secs(5);
 
-/// Newer messages of a slot take the place of older ones.
+/// A newer message replaces an older one in the same slot.
 pub(super) type Slot = (bool, String);
 
-/// A message: what it is, and its content.
+/// A message: its head and its content.
 #[derive(Clone, Debug)]
 pub(super) struct Message {
     /// `None`: of no use later.
@@ -34,7 +35,7 @@ pub(super) struct Message {
     pub content: Bytes,
 }
 
-/// A connection that a robot is sent to by.
+/// The connection over which a robot is sent to.
 #[derive(Debug)]
 pub(super) struct Up {
     pub connection: Connection,
@@ -43,12 +44,12 @@ pub(super) struct Up {
     large: Mutex<BTreeMap<Slot, Large>>,
 }
 
-/// A large message on its way.
+/// A large message in flight.
 type Sending = Pin<Box<dyn Future<Output = Result<(), String>> + Send>>;
 
 #[derive(Debug, Default)]
 struct Large {
-    /// Since when, the oldest first.
+    /// The start of each, the oldest first.
     flying: VecDeque<Instant>,
     next: Option<Message>,
 }
@@ -73,14 +74,14 @@ impl Up {
         self.connection.close_reason().is_none()
     }
 
-    /// Sends a message, or drops it where it cannot go. Does not wait.
+    /// Sends a message, or drops it if it cannot go. Does not block.
     pub fn send(self: &Arc<Self>, on: &Handle, message: Message) {
         let length = message.head.len() + message.content.len();
         if self.connection.max_datagram_size().is_some_and(|most| length <= most) {
             let mut whole = message.head.clone();
             whole.extend_from_slice(&message.content);
             match self.connection.send_datagram(whole.into()) {
-                // A path that has just become narrower.
+                // The path has just become narrower.
                 Err(SendDatagramError::TooLarge) => {}
                 Err(error) => return tracing::trace!("a control message was not sent: {error}"),
                 Ok(()) => return,
@@ -97,14 +98,14 @@ impl Up {
         large.flying.push_back(since);
         drop(all);
         let mut sending: Sending = Box::pin(self.clone().send_stream(message));
-        // What QUIC has room for is given to it here and now, without the way over another thread.
+        // Whatever QUIC has room for goes to it directly, without a detour over another thread.
         if let Poll::Ready(sent) = sending.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             sending = Box::pin(std::future::ready(sent));
         }
         on.spawn(self.clone().fly(slot, sending, since));
     }
 
-    /// Ends the sending of a large message, and then sends whatever has come to wait behind it.
+    /// Waits for the end of a large message, and then sends the message that waits behind it, if any.
     async fn fly(self: Arc<Self>, slot: Slot, mut sending: Sending, mut since: Instant) {
         loop {
             let sent = tokio::time::timeout(STREAM_MAX, sending).await;
@@ -117,7 +118,7 @@ impl Up {
                 entry.flying.remove(place);
             }
             if !entry.flying.is_empty() && !entry.may_fly() {
-                return; // One of the others takes what waits.
+                return; // Another one sends what waits.
             }
             let Some(next) = entry.next.take() else {
                 if entry.flying.is_empty() {
@@ -140,18 +141,18 @@ impl Up {
             .await
             .map_err(|error| error.to_string())?;
         stream.0.finish().map_err(|error| error.to_string())?;
-        // Until it is there.
+        // Until it has arrived.
         stream.0.stopped().await.map_err(|error| error.to_string())?;
         Ok(())
     }
 }
 
-/// A stream that is given up unless it is whole: whoever receives half a message must not take it for one.
+/// A stream that is reset unless it is whole: nobody may take half a message for a whole one.
 struct Unfinished(SendStream);
 
 impl Drop for Unfinished {
     fn drop(&mut self) {
-        // Of no effect once all has arrived.
+        // Without effect once everything has arrived.
         let _ = self.0.reset(0u8.into());
     }
 }

@@ -1,11 +1,13 @@
-//! When control messages have left: what a transport hands over later, followed to the card's letting go of it.
+//! When control messages have left, although a transport hands them over later: follows them until the card has freed
+//! them.
 //!
 //! QUIC takes a message at once and hands it to the socket a moment later, sealed and perhaps in parts. So a message is
-//! followed by the bytes of its socket: it has left once the socket has handed over what was waiting before it and its own
-//! bytes, and the card has let go of those ([`Handed`]). Acknowledgements in between make a message seem to leave one small
-//! datagram early. One that is never handed over, as the transport drops it, counts as left after [`LEFT_MAX`].
+//! tracked by the bytes of its socket. It has left once the socket has handed over what was waiting before it and its
+//! own bytes, and the card has freed those ([`Handed`]). Acknowledgements in between make a message seem to leave one
+//! small datagram early. One that is never handed over, because the transport drops it, counts as left after
+//! [`LEFT_MAX`].
 //!
-//! A thread looks while a message is under way and sleeps otherwise ([`Departures`]).
+//! A thread checks while a message is in progress and sleeps otherwise ([`Departures`]).
 
 use std::collections::VecDeque;
 use std::io;
@@ -19,17 +21,17 @@ use coorp_core::FlowId;
 use super::{Freed, OutQueue};
 use crate::sync::lock;
 
-/// A message counts as left after so long, whatever the card says.
+/// A message counts as left after this time, whatever the card reports.
 const LEFT_MAX: Duration = Duration::from_millis(100);
-/// Between two looks while something is under way, and while nothing is.
+/// The interval of checks while a message is in progress, and otherwise.
 const LOOK_EVERY: Duration = Duration::from_micros(200);
 const REST: Duration = Duration::from_millis(200);
-/// Sends that are followed at most; more than any queue below control holds.
+/// The maximum number of tracked sends; more than any queue below control holds.
 const SENDS_MAX: usize = 1_024;
-/// Messages that are followed at most.
+/// The maximum number of tracked messages.
 const MESSAGES_MAX: usize = 1_024;
 
-/// What one socket has handed over and what of it has left, bytes of payload.
+/// What one socket has handed over, and how much of it has left, bytes of payload.
 #[derive(Debug)]
 pub(crate) struct Handed(Mutex<State>);
 
@@ -38,13 +40,13 @@ struct State {
     queue: OutQueue,
     handed: u64,
     gone: u64,
-    /// What messages so far will have handed over.
+    /// What the messages so far will have handed over.
     owed: u64,
     /// The mark of each send, and what had been handed over with it.
     sends: VecDeque<(u64, u64)>,
 }
 
-/// What a socket must have let go of for a message to have left.
+/// What a socket's card must have freed for a message to have left.
 #[derive(Clone, Debug)]
 pub(crate) struct Target {
     pub socket: Arc<Handed>,
@@ -62,21 +64,21 @@ impl Handed {
         }))))
     }
 
-    /// Sends so many datagrams of `bytes` in all by `hand_over`.
+    /// Sends `datagrams` datagrams, `bytes` in total, through `hand_over`.
     pub fn send(&self, bytes: usize, datagrams: usize, hand_over: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
         let mut state = lock(&self.0);
         let mark = state.queue.send(bytes, datagrams, hand_over)?;
         state.handed += bytes as u64;
         let handed = state.handed;
         if state.sends.len() >= SENDS_MAX {
-            // The next one stands for it.
+            // The next one covers it.
             state.sends.pop_front();
         }
         state.sends.push_back((mark, handed));
         Ok(())
     }
 
-    /// A message of so many bytes is about to be handed over. Where nothing of it has left yet.
+    /// A message of this many bytes is about to be handed over. Returns its target; none of it may have left yet.
     pub fn expect(self: &Arc<Self>, bytes: usize) -> Target {
         let mut state = lock(&self.0);
         state.owed = state.owed.max(state.handed) + bytes as u64;
@@ -86,7 +88,7 @@ impl Handed {
         }
     }
 
-    /// Whether it has let go of so much.
+    /// Returns whether the card has freed this much.
     fn has_let_go_of(&self, bytes: u64) -> bool {
         let mut state = lock(&self.0);
         let left = state.queue.left();
@@ -102,24 +104,24 @@ impl Handed {
         lock(&self.0).queue.close();
     }
 
-    /// What was expected does not come.
+    /// The expected bytes are not coming.
     fn forget(&self) {
         let mut state = lock(&self.0);
         state.owed = state.handed;
-        // Whatever the emulator has lost before its card is lost for the count, too.
+        // Frames that the emulator has lost before its card are lost to the count, too.
         let missing = state.handed.saturating_sub(state.gone);
         state.queue.give_up(missing);
     }
 }
 
 impl Target {
-    /// Whether the message has left by this socket.
+    /// Returns whether the message has left by this socket.
     pub fn is_reached(&self) -> bool {
         self.socket.has_let_go_of(self.bytes)
     }
 }
 
-/// The messages under way.
+/// The messages in progress.
 #[derive(Debug, Default)]
 pub(crate) struct Departures {
     messages: Mutex<VecDeque<Message>>,
@@ -129,13 +131,13 @@ pub(crate) struct Departures {
 #[derive(Debug)]
 struct Message {
     flow: FlowId,
-    /// One a copy.
+    /// One per copy.
     targets: Vec<Target>,
     since: Instant,
 }
 
 impl Departures {
-    /// A message of a flow is under way to these. False where too many are followed already.
+    /// A message of a flow is on its way to these targets. Returns false if too many are tracked already.
     pub fn follow(&self, flow: FlowId, targets: Vec<Target>) -> bool {
         let mut messages = lock(&self.messages);
         if messages.len() >= MESSAGES_MAX {
@@ -150,7 +152,7 @@ impl Departures {
         true
     }
 
-    /// The flows of messages that have left since the last look, in their order of sending.
+    /// Returns the flows of messages that have left since the last check, in their order of sending.
     fn look(&self) -> Vec<FlowId> {
         let mut left = Vec::new();
         lock(&self.messages).retain(|message| {
@@ -167,7 +169,7 @@ impl Departures {
         left
     }
 
-    /// Tells what has left, from the calling thread, until `on_left` returns false. It is called without news at times.
+    /// Reports what has left, from the calling thread, until `on_left` returns false. Some calls have no news.
     pub fn run(&self, on_left: impl Fn(&[FlowId]) -> bool) {
         let _ = self.thread.set(std::thread::current());
         loop {

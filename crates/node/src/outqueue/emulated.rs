@@ -1,5 +1,5 @@
-//! The send queue under `coorp emu`: a TAP lets go of each frame at once, so the emulator tells by sockets of its own, one
-//! an interface, what its card has freed.
+//! The send queue under `coorp emu`: a TAP frees each frame at once, so the emulator reports what its card has freed,
+//! over a socket of its own for each interface.
 //!
 //! The emulator names the interfaces in `COORP_OUTQUEUE`. The records are described in `coorp-emu`'s `outqueue.rs`.
 
@@ -15,18 +15,18 @@ use socket2::SockRef;
 
 /// Set by `coorp emu`: the names of the robot's interfaces.
 const VARIABLE: &str = "COORP_OUTQUEUE";
-/// Interfaces at most; a robot has fewer.
+/// The maximum number of interfaces; a robot has fewer.
 const INTERFACES_MAX: usize = 8;
 /// A source port and the length of a datagram's payload, both big-endian.
 const RECORD_BYTES: usize = 4;
-/// Records read at once.
+/// The number of records read at once.
 const READ_MAX: usize = 256;
 
 /// What the emulator's card has freed of one socket, bytes of payload.
 #[derive(Debug, Default)]
 pub(crate) struct Freed {
     bytes: AtomicU64,
-    /// Nothing more is told.
+    /// Whether the reports have ended.
     over: AtomicBool,
 }
 
@@ -59,7 +59,7 @@ pub(crate) struct Emulated {
 }
 
 impl Emulated {
-    /// One for each interface that the socket sends over; none where this is no emulation. Reading waits for `timeout` at
+    /// Connects to each interface that the socket sends over; empty without emulation. Reads block for `timeout` at
     /// most.
     pub fn connect(socket: &UdpSocket, timeout: Duration) -> Vec<Emulated> {
         let names = std::env::var(VARIABLE).unwrap_or_default();
@@ -103,7 +103,7 @@ impl Emulated {
         self.freed.clone()
     }
 
-    /// Reads what has come, or waits for it. Returns whether anything of the socket was freed; `None` once no more comes.
+    /// Reads what has arrived, or waits for it. Returns whether anything of the socket was freed; `None` at the end.
     pub fn read(&mut self) -> Option<bool> {
         match self.stream.read(&mut self.buffer[self.filled..]) {
             Ok(0) => return None,

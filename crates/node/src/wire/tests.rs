@@ -45,7 +45,7 @@ fn what_is_not_a_frame_is_refused_for_what_it_is() {
 fn a_list_that_says_it_is_longer_than_its_frame_is_refused() {
     let header = [b'C', b'o', VERSION, robot::Message::KIND];
     for kind in [3, 4] {
-        // So many models, or arrivals, of a clock 0.
+        // This many models, or arrivals, of clock 0.
         for length in [[0xff, 0xff, 0xff, 0xff, 0x0f].as_slice(), &[9]] {
             let frame = [&header, [kind, 0].as_slice(), length, &[0; 6]].concat();
             assert_eq!(decode::<robot::Message>(&frame), Err(Refusal::Malformed));
@@ -185,7 +185,7 @@ fn a_message_on_a_link_is_read_as_it_was_written() {
     assert_eq!(unpack(&long), Err(Refusal::Oversized));
 }
 
-/// What reads frames of one kind: the kind's name in the source and its number, and how.
+/// The decoder of one kind of frame, with the kind's name in the source and its number.
 type Reader = (&'static str, u8, fn(&[u8]));
 
 macro_rules! readers {

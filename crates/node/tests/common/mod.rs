@@ -1,6 +1,6 @@
-//! Robots as processes of their own, told by lines what to do.
+//! Robots as separate processes that take commands line by line.
 //!
-//! Such a process is this test program again, running the ignored test `robot` alone: it opens a node and answers each
+//! Such a process is this test program again, running only the ignored test `robot`. It opens a node and answers each
 //! line that it reads with one line.
 
 #![allow(dead_code)] // each test program uses its part
@@ -36,7 +36,7 @@ pub struct Fleet {
 }
 
 impl Fleet {
-    /// A team whose first robot leads; `more` is added to the file. Its keys are made.
+    /// A team whose first robot leads, with `more` added to the file and with keys.
     pub fn new(robots: &[&str], more: &str) -> Fleet {
         let network = |_| format!("addresses = [\"127.0.0.1\"]\nport = {}\n", free_ports());
         Fleet::with(robots, network, more)
@@ -48,7 +48,7 @@ impl Fleet {
         Fleet::with(robots, network, "")
     }
 
-    /// A team that has to find each other, on machines of their own.
+    /// A team whose robots have to find each other, on machines of their own.
     pub fn without_addresses(robots: &[&str]) -> Fleet {
         Fleet::with(robots, |_| String::new(), "")
     }
@@ -94,7 +94,7 @@ impl Drop for Fleet {
     }
 }
 
-/// The first of 16 ports that are free now, and that no other robot of this program was given.
+/// The first of 16 ports that are free now, and that no other robot of this program uses.
 fn free_ports() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     loop {
@@ -108,7 +108,7 @@ fn free_ports() -> u16 {
     }
 }
 
-/// A robot in a process of its own. It is killed when dropped.
+/// A robot in its own process. It is killed when dropped.
 pub struct Robot {
     pub name: String,
     child: Child,
@@ -157,7 +157,7 @@ impl Robot {
         let (sender, answers) = channel();
         std::thread::spawn(move || {
             for line in output.lines().map_while(Result::ok) {
-                // The test harness prints on this stream as well, also in front of a line.
+                // The test harness also prints on this stream, even in front of a line.
                 if let Some((_, answer)) = line.split_once(ANSWER) {
                     let _ = sender.send(answer.to_owned());
                 }
@@ -177,14 +177,14 @@ impl Robot {
         robot
     }
 
-    /// Tells it to do something, and returns what it says.
+    /// Sends it a command, and returns its answer.
     pub fn say(&mut self, line: &str) -> String {
         writeln!(self.input, "{line}").unwrap();
         let answer = self.answers.recv_timeout(SOON);
         answer.unwrap_or_else(|_| panic!("{} does not answer to '{line}'", self.name))
     }
 
-    /// Says the same until the answer is this one.
+    /// Repeats a command until the answer is this one.
     pub fn until(&mut self, line: &str, answer: &str) {
         let (began, mut said) = (Instant::now(), String::new());
         while began.elapsed() < SOON {
@@ -197,7 +197,7 @@ impl Robot {
         panic!("{} answers '{said}' to '{line}', not '{answer}'", self.name);
     }
 
-    /// As `kill -9` does.
+    /// Like `kill -9`.
     pub fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
@@ -211,7 +211,7 @@ impl Drop for Robot {
     }
 }
 
-/// What a robot's process does.
+/// The main loop of a robot's process.
 pub fn be_a_robot(answer_to: impl Fn(&Node, &[&str]) -> Option<String>) {
     let Ok(robot) = std::env::var("COORP_TEST_ROBOT") else {
         return;
@@ -257,8 +257,8 @@ pub fn be_a_robot(answer_to: impl Fn(&Node, &[&str]) -> Option<String>) {
     }
 }
 
-/// Waits until all of these robots agree on which of them leads, and puts that one first. Whoever is up first mostly
-/// leads, but on a busy machine anyone may.
+/// Waits until all of these robots agree on which of them leads, and puts that one first. Mostly the first one up
+/// leads, but on a busy machine any may.
 pub fn agreed(mut robots: Vec<Robot>) -> Vec<Robot> {
     let mut place = None;
     until(|| {
@@ -271,7 +271,7 @@ pub fn agreed(mut robots: Vec<Robot>) -> Vec<Robot> {
     robots
 }
 
-/// Does something again and again until it is so.
+/// Repeats something until it succeeds.
 pub fn until(mut so: impl FnMut() -> bool) {
     let began = Instant::now();
     while !so() {
@@ -279,7 +279,7 @@ pub fn until(mut so: impl FnMut() -> bool) {
     }
 }
 
-/// A session of nobody's, to a robot's coordination port, with these keys.
+/// A stranger's session to a robot's coordination port, with these keys.
 pub fn session(team: &Team, robot: u16, place: u16, protocol: &str, tls: Value) -> Session {
     let port = team.port(RobotId(robot)) + place;
     let config = json!({
@@ -297,7 +297,7 @@ pub fn session(team: &Team, robot: u16, place: u16, protocol: &str, tls: Value) 
     zenoh::open(config).wait().unwrap()
 }
 
-/// The configuration of a link with the keys that `keys` has for a robot.
+/// The configuration of a link with a robot's keys from `keys`.
 pub fn tls(fleet: &Fleet, keys: &Fleet, name: &str) -> Value {
     let (mine, trusted) = (&keys.team.live.keys, &fleet.team.live.keys);
     json!({
@@ -309,7 +309,7 @@ pub fn tls(fleet: &Fleet, keys: &Fleet, name: &str) -> Value {
     })
 }
 
-/// The leadership that a session hears of.
+/// The leadership messages that a session receives.
 pub fn epoch(session: &Session) -> Epoch {
     let beats = session.declare_subscriber("coorp/team/lead-all/*").wait().unwrap();
     let began = Instant::now();
@@ -324,14 +324,14 @@ pub fn epoch(session: &Session) -> Epoch {
     panic!("nobody leads");
 }
 
-/// Whoever tries to take part in control: a QUIC endpoint of nobody's.
+/// A stranger that tries to take part in control: a bare QUIC endpoint.
 pub struct Caller {
     runtime: tokio::runtime::Runtime,
     endpoint: quinn::Endpoint,
 }
 
 impl Caller {
-    /// With the keys that `keys` has for a robot, or none, and trust in the authority of `fleet`; for control.
+    /// With a robot's keys from `keys`, or none, and trust in the authority of `fleet`; for control.
     pub fn new(fleet: &Fleet, keys: Option<(&Fleet, &str)>) -> Caller {
         Caller::of("coorp-control/1", fleet, keys)
     }
@@ -375,7 +375,7 @@ impl Caller {
         Caller { runtime, endpoint }
     }
 
-    /// Says something to a robot as bulk; what it answers.
+    /// Sends a robot a bulk message; returns its answer.
     pub fn offer(&self, team: &Team, robot: u16, message: &[u8]) -> Vec<u8> {
         let address = ([127, 0, 0, 1], team.port(RobotId(robot)) + 1).into();
         self.runtime.block_on(async {
@@ -390,7 +390,7 @@ impl Caller {
         })
     }
 
-    /// Says something to a robot as control: as a datagram, or over a stream. Whether that reached it is not known.
+    /// Sends a robot a control message: as a datagram, or over a stream. Whether it arrived is not known.
     pub fn say(&self, team: &Team, robot: u16, message: &[u8], over_stream: bool) {
         let port = team.port(RobotId(robot)) + 2;
         let address = ([127, 0, 0, 1], port).into();

@@ -67,7 +67,7 @@ fn what_is_whole_is_delivered_though_a_crash_came_before_that_was_written_down()
     fs::remove_file(folder.join("one/delivered")).unwrap();
     let inbox = Inbox::open(&folder, "one").unwrap();
     inbox.mend().unwrap();
-    // The program that takes the message removes it from the disk before the sender asks again.
+    // The program that takes the message removes it from disk before the sender asks again.
     fs::remove_file(&whole.path).unwrap();
     assert!(matches!(inbox.offer(&begin(1, &bytes)).unwrap(), Offer::Delivered));
     // An incomplete message still does not count as delivered.
@@ -77,7 +77,7 @@ fn what_is_whole_is_delivered_though_a_crash_came_before_that_was_written_down()
     fs::remove_dir_all(folder).unwrap();
 }
 
-/// A message that has come to a folder.
+/// A message that has arrived in a folder.
 fn came(folder: &Path, bytes: &[u8]) -> BulkMessage {
     let inbox = Inbox::open(folder, "one").unwrap();
     let mut whole = part(&inbox, &begin(1, bytes));
@@ -126,7 +126,7 @@ fn a_message_goes_to_another_disk_or_stays_whole_here() {
     let target = other.join("map");
     let missing = message.take_to(&target).unwrap_err();
     assert_eq!(missing.kind(), io::ErrorKind::NotFound);
-    // Where a folder has the name, the copy is made and cannot take it.
+    // If a folder has the name, the copy is made but cannot be renamed to it.
     fs::create_dir_all(&target).unwrap();
     assert!(message.take_to(&target).is_err());
     assert_eq!(fs::read_dir(&other).unwrap().count(), 1, "the copy is gone");
@@ -158,7 +158,7 @@ proptest! {
     // Each writes to the disk and waits for it.
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// However often either end stops, and whatever it had written: each message comes whole and once.
+    /// However often either end stops, and whatever it had written: each message arrives whole and once.
     #[test]
     fn every_message_comes_whole_and_once(
         cuts in prop::collection::vec((0usize..40, any::<bool>()), 0..12),

@@ -1,5 +1,5 @@
-//! The socket on a real WiFi stack: a test that runs others of this file in the lab (`kernel/lab`), which the lab's
-//! script calls one by one, each in the namespace of a robot.
+//! The socket on a real WiFi stack: a test that runs others of this file in the lab (`kernel/lab`). The lab's script
+//! calls them one by one, each in the namespace of a robot.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -19,7 +19,7 @@ const AP: &str = "10.0.0.1:5000";
 const STATION: &str = "10.0.0.2:5000";
 const BULK_BYTES: usize = 1_200;
 
-/// What happens in the lab. `$1` runs a test of this file, `$2` is a team file.
+/// The lab's script. `$1` runs a test of this file, `$2` is a team file.
 const SCRIPT: &str = r#"
 set -e
 . "$LAB/wifi"
@@ -50,7 +50,7 @@ inside ap "$1" what_nobody_acknowledges_is_given_up
 echo "== the end"
 "#;
 
-/// Whether a test that needs qemu can run. In CI it has to.
+/// Returns whether a test that needs qemu can run. In CI it has to.
 fn possible() -> bool {
     let qemu = Command::new("qemu-system-x86_64")
         .arg("--version")
@@ -65,11 +65,12 @@ fn possible() -> bool {
     there
 }
 
-/// Tries in the lab. Its machine is emulated: where that stands still for seconds, as on a busy host, a station loses its
+/// The number of attempts in the lab. Its machine is emulated: if it stalls for seconds, as on a busy host, a station
+/// loses its access point and with it what was queued. A real defect fails each time.
 /// access point and with it what was queued. What is broken fails each time.
 const TRIES: usize = 3;
 
-/// Runs a script in the lab, with this program and `arguments`, and returns what it says.
+/// Runs a script in the lab, with this program and `arguments`, and returns its output.
 fn in_the_lab_runs(script: &str, arguments: &[&std::ffi::OsStr]) -> String {
     /// Each takes a core, and is slow enough alone.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -78,7 +79,7 @@ fn in_the_lab_runs(script: &str, arguments: &[&std::ffi::OsStr]) -> String {
     tries.find_map(|said| said).expect("the lab's script failed each time")
 }
 
-/// What the script says, if it succeeds.
+/// The script's output, if it succeeds.
 fn try_in_the_lab(script: &str, arguments: &[&std::ffi::OsStr]) -> Option<String> {
     let lab = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernel/lab/run");
     let output = Command::new(lab)
@@ -111,7 +112,7 @@ fn in_the_lab() {
     assert_eq!(said.matches("1 passed").count(), 6, "each ran, but for the receiver");
 }
 
-/// A network whose long frames are done when the test says so. `$1` runs a test of this file, `$2` is how it is secured.
+/// A network whose long frames complete when the test says so. `$1` runs a test of this file, `$2` is its security.
 const SCRIPT_WITH_MEDIUM: &str = r#"
 set -e
 . "$LAB/wifi"
@@ -132,7 +133,7 @@ fn in_the_lab_the_send_queue_tells_what_the_air_has_done() {
     }
 }
 
-/// When the medium was done with each long frame, on the clock of [`monotonic`].
+/// When the medium completed each long frame, on the clock of [`monotonic`].
 fn done_by_the_medium() -> Vec<u64> {
     let text = std::fs::read_to_string("/run/done").unwrap();
     text.lines().map(|line| line.parse().unwrap()).collect()
@@ -143,7 +144,7 @@ fn monotonic() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// Lets the air be done with one more long frame.
+/// Lets the air complete one more long frame.
 fn allow_one() {
     std::fs::OpenOptions::new()
         .write(true)
@@ -155,16 +156,16 @@ fn allow_one() {
 #[test]
 #[ignore = "in the lab"]
 fn the_send_queue_tells_when_the_air_is_done() {
-    // As many as the gate lets into a card of which nothing is known.
+    // As many as the gate admits to an unknown card.
     const DATAGRAMS: usize = 8;
     let mut bench = Bench::by(Completions::OutQueue, None);
-    // In this order, so that a pause between the two makes nothing seem earlier than it was.
+    // In this order, so that a pause between the two makes nothing seem too early.
     let (began, clock) = (bench.door.now(), monotonic());
     for _ in 0..DATAGRAMS {
         bench.send(AP, BULK_BYTES);
     }
     for left in 0..DATAGRAMS {
-        // Some looks at the queue.
+        // Time to read the queue several times.
         std::thread::sleep(StdDuration::from_millis(5));
         assert_eq!(
             bench.socket.in_flight(),
@@ -188,7 +189,7 @@ fn the_send_queue_tells_when_the_air_is_done() {
     println!("learnt so long after the air was done, ns: {late:?}");
     assert!(late.is_some(), "one has left before the air was done with it");
 
-    // A message of control's, which is handed over some time after it was expected.
+    // A control message that is handed over some time after it was expected.
     let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
     let handed = Handed::of(&socket, None).unwrap();
     let message = handed.expect(BULK_BYTES);
@@ -250,9 +251,9 @@ fn what_nobody_acknowledges_is_given_up() {
     assert_eq!(lock(&bench.socket.under).given_up, 20);
 }
 
-/// Where the receiver keeps the number of each datagram and when it came, in nanoseconds of Unix time.
+/// The file with each datagram's number and arrival, in nanoseconds of Unix time.
 const ARRIVALS: &str = "/run/arrivals";
-/// The number after which no more come.
+/// The number of the last datagram.
 const LAST: u32 = u32::MAX;
 
 #[test]
@@ -326,7 +327,7 @@ fn robot(name: &str) -> Node {
     Node::open(Options {
         team: coorp_team::load(&file).unwrap(),
         robot: name.to_owned(),
-        // Without permits: in the lab all is too slow for a leader's times.
+        // Without permits: in the lab, everything is too slow for a leader's deadlines.
         policy: Policy::named("edca+local").unwrap(),
         insecure: false,
         state: Some(PathBuf::from("/run/state").join(name)),

@@ -1,4 +1,4 @@
-//! The socket with a gate of its own, on interfaces that every machine has.
+//! The socket with a test gate, on interfaces that every machine has.
 
 use coorp_core::gate::{CompletionTable, Gate, Verdict};
 
@@ -7,7 +7,7 @@ use super::*;
 /// How long anything may take that should happen at once.
 pub const SOON: StdDuration = StdDuration::from_secs(60);
 
-/// A gate by itself, which keeps what it learns from.
+/// A test gate, which keeps what it learns from.
 #[derive(Debug)]
 pub struct Door {
     began: StdInstant,
@@ -37,7 +37,7 @@ impl Gatekeeper for Door {
     }
 }
 
-/// A socket with a gate of its own.
+/// A socket with a test gate.
 pub struct Bench {
     pub door: Arc<Door>,
     pub socket: Arc<GatedSocket>,
@@ -46,7 +46,7 @@ pub struct Bench {
 }
 
 impl Bench {
-    /// By the source that its card has.
+    /// With its card's source of completions.
     pub fn new(backlog_max: Option<Duration>) -> Bench {
         Bench::by(Completions::Unknown, backlog_max)
     }
@@ -76,13 +76,13 @@ impl Bench {
         self.sent += 1;
     }
 
-    /// What looks like a datagram of QUIC's with a short header, no two numbers alike.
+    /// Looks like a QUIC datagram with a short header; no two numbers give the same one.
     fn contents(number: u32, bytes: usize) -> Vec<u8> {
         let number = number.to_le_bytes();
         [&[0x40][..], &vec![0; bytes - 5], &number].concat()
     }
 
-    /// Hands a datagram to the kernel, as soon as that and the gate take it.
+    /// Hands a datagram to the kernel, as soon as the kernel and the gate accept it.
     pub fn hand_over(&self, to: &str, number: u32, bytes: usize) {
         let contents = Bench::contents(number, bytes);
         let transmit = Transmit {
@@ -119,7 +119,7 @@ pub fn until(what: &str, mut so: impl FnMut() -> bool) {
     }
 }
 
-/// Somewhere to send to; nobody reads it.
+/// A destination that nobody reads.
 fn sink() -> (UdpSocket, String) {
     let sink = UdpSocket::bind("127.0.0.1:0").unwrap();
     let address = sink.local_addr().unwrap().to_string();
