@@ -24,7 +24,7 @@ const ABOUT: [(&str, &str); 9] = [
     ("coorp-paper", "permits and gates together, exactly as in the paper"),
     (
         "coorp",
-        "the same, improved: shared windows, steered phases, fewer acknowledgements, RTS before long frames",
+        "the same, improved: windows shared by all robots, also for commands, and only while bulk makes control late",
     ),
 ];
 
