@@ -98,8 +98,9 @@ pub struct Outcome {
     pub seed: u64,
     /// The faults, in words.
     pub schedule: Vec<String>,
-    /// Whether the machine was fast enough to judge the rules about time.
-    pub kept_up: bool,
+    /// Whether the run proves anything. It does not if the machine was too slow and only a rule about time was broken,
+    /// or the robots were not up before the first fault.
+    pub judged: bool,
     /// The broken rules that count.
     pub broken: Vec<Broken>,
     pub figures: Figures,
@@ -109,13 +110,6 @@ pub struct Outcome {
     pub repeats: usize,
     /// The folder of the records, if they were kept.
     pub records: Option<PathBuf>,
-}
-
-impl Outcome {
-    /// Whether the run proves anything. It does not if the machine was too slow and no rule was broken.
-    fn is_judged(&self) -> bool {
-        self.kept_up || !self.broken.is_empty()
-    }
 }
 
 /// Runs one seed in an existing, empty folder.
@@ -187,12 +181,12 @@ fn one(file: &Path, team: &Team, seed: u64, folders: &Folders) -> Result<Outcome
             what: format!("{}: the program {}", robot.name, robot.program),
         });
     }
-    let kept_up = report.kept_up && report.timing.max_us <= rules::STOOD_STILL_MAX_MS * 1e3 && figures.kept_up();
-    rules_broken.retain(|broken| kept_up || broken.always_counts());
+    let kept_up = report.timing.max_us <= rules::STOOD_STILL_MAX_MS * 1e3 && figures.kept_up();
+    let (rules_broken, judged) = rules::count(rules_broken, &figures, kept_up);
     Ok(Outcome {
         seed,
         schedule: schedule.lines(),
-        kept_up,
+        judged,
         broken: rules_broken,
         figures,
         emulator_p99_us: report.timing.p99_us,

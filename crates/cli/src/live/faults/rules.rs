@@ -11,8 +11,9 @@
 //! 4. **Never more holders than the limit.** At no instant do more robots know that they may send. While as many as the
 //!    limit do, no other robot's bulk reaches its card.
 //!
-//! Rules 1 and 4 hold on any machine, however slow. Rules 2 and 3 are about time, and are judged only if the machine
-//! kept up.
+//! Rules 1 and 4 hold on any machine, however slow. Rules 2 and 3 are about time: their bounds are a second and more, so
+//! a machine that is some milliseconds late matters to neither. If it was slower than that, a violation proves nothing,
+//! but a run without one does.
 //!
 //! A robot counts as a holder when it was asked and said so, and between two such instants that are close together. So
 //! a frozen robot is not a holder while it stands still, although it may believe so. It cannot send then, and it checks
@@ -107,9 +108,9 @@ pub struct Broken {
 }
 
 impl Broken {
-    /// Whether it counts even if the machine did not keep up.
-    pub fn always_counts(&self) -> bool {
-        matches!(self.rule, 1 | 4)
+    /// Whether it is about time, so that it counts only if the machine kept up.
+    fn is_about_time(&self) -> bool {
+        matches!(self.rule, 2 | 3)
     }
 }
 
@@ -149,6 +150,17 @@ impl Figures {
             && self.stood_still_share <= STOOD_STILL_SHARE_MAX
             && self.up_ms <= UP_MAX_MS
     }
+}
+
+/// The violations that count, and whether the run proves anything: only a rule about time that was broken on a slow
+/// machine does not count, and only that leaves a run without a verdict, or robots that were not up before the first
+/// fault.
+pub fn count(broken: Vec<Broken>, figures: &Figures, kept_up: bool) -> (Vec<Broken>, bool) {
+    let (count, open): (Vec<Broken>, Vec<Broken>) = broken
+        .into_iter()
+        .partition(|broken| kept_up || !broken.is_about_time());
+    let judged = !count.is_empty() || (open.is_empty() && figures.up_ms <= UP_MAX_MS);
+    (count, judged)
 }
 
 struct Judge<'s> {

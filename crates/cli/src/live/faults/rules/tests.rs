@@ -264,6 +264,35 @@ fn bulk_beside_a_holder_is_told_of_but_for_what_a_stop_had_caught() {
 }
 
 #[test]
+fn on_a_slow_machine_only_a_broken_rule_about_time_proves_nothing() {
+    let broken = |rules: &[u8]| {
+        let what = |rule: &u8| Broken {
+            rule: *rule,
+            what: String::new(),
+        };
+        rules.iter().map(what).collect::<Vec<_>>()
+    };
+    let figures = Figures::default();
+    let counted = |rules: &[u8], kept_up| {
+        let (counted, judged) = count(broken(rules), &figures, kept_up);
+        (counted.iter().map(|broken| broken.rule).collect::<Vec<_>>(), judged)
+    };
+    assert_eq!(counted(&[], false), (vec![], true));
+    assert_eq!(counted(&[2, 3], false), (vec![], false));
+    assert_eq!(counted(&[0, 1, 2, 4], false), (vec![0, 1, 4], true));
+    assert_eq!(counted(&[2, 3], true), (vec![2, 3], true));
+    let late = Figures {
+        up_ms: UP_MAX_MS + 1.0,
+        ..figures
+    };
+    assert_eq!(
+        count(vec![], &late, false),
+        (vec![], false),
+        "the first fault came too early"
+    );
+}
+
+#[test]
 fn a_slow_machine_is_noticed_and_a_freeze_is_none() {
     let gap = |from, to| Line::Gap { from, to };
     let mut frozen = run();
