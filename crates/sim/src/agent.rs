@@ -59,6 +59,8 @@ pub(crate) struct Agent {
     wants_bulk: bool,
     permitted: bool,
     held: bool,
+    /// Whether it did so with an empty WNIC.
+    held_empty: bool,
     /// Packets that the gate let pass.
     passed: u64,
     window: Window,
@@ -97,6 +99,7 @@ impl Agent {
             wants_bulk: false,
             permitted: true,
             held: false,
+            held_empty: false,
             passed: 0,
             window: Window::NONE,
             windows_over: timeline.then(Vec::new),
@@ -243,9 +246,10 @@ impl Agent {
         robot.map_or(0, |robot| robot.granted().0.len())
     }
 
-    /// How many packets the gate had let pass, if it holds one now.
+    /// How many packets the gate had let pass, if it holds one now although the WNIC has none: one that the air keeps
+    /// from leaving is no fault of the gate's.
     pub fn held_after(&self) -> Option<u64> {
-        (self.held && self.robot.as_ref().is_some_and(Robot::is_held)).then_some(self.passed)
+        (self.held_empty && self.robot.as_ref().is_some_and(Robot::is_held)).then_some(self.passed)
     }
 
     /// Bulk waits to be sent, or none is left.
@@ -312,6 +316,7 @@ impl Agent {
         self.passed += u64::from(pass);
         let changed = pass == self.held;
         self.held = !pass;
+        self.held_empty = !pass && load.unsent == 0;
         self.follow_window(now);
         (pass, changed)
     }

@@ -135,7 +135,7 @@ struct Robot {
 pub(crate) struct State {
     pub wants_bulk: bool,
     pub may_send: bool,
-    /// Packets that the gate had let pass when it held the one it holds; `None` if it holds none.
+    /// Packets that the gate had let pass when it held the one it holds; `None` if it holds none, or something is on its way.
     pub held_after: Option<u64>,
     pub up: bool,
 }
