@@ -350,6 +350,20 @@ impl ArrivalModel {
         }
     }
 
+    /// The flow sent a message at `now` that had to wait for something else, such as the end of a late loop. It tells
+    /// nothing about when other messages are due.
+    pub fn on_put_off(&mut self, now: Instant) {
+        let (Some(last), Some(fit)) = (self.last, self.fit) else {
+            return self.learn(now);
+        };
+        let period = self.reference.period_ns as f64 + fit.slope;
+        let along = (signed_ns(now, self.reference.at) as f64 - fit.offset) / period;
+        let k = self.reference.k0.saturating_add(along.round() as i64);
+        if now >= last.at && k > last.k {
+            self.last = Some(Sample { k, at: now });
+        }
+    }
+
     /// The next message that has not come yet and whose interval ends after `after`.
     ///
     /// `None` while too little is known, once the flow has fallen silent, and if it is too irregular for an interval to be of

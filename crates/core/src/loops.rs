@@ -2,9 +2,9 @@
 //!
 //! A loop's time is that of perceptions on the air, inference, and commands on the air. Bulk can only lengthen the first
 //! and the last. So a late loop counts against bulk if it would have been in time with messages as fast as those of the
-//! quieter loops; but not if most loops are late, as then care is of no use. A robot that does not know when all perceptions
-//! were in cannot tell the parts apart and does not judge. While bulk has no regard for loops there are no quieter ones: then
-//! each late loop counts whose inference alone was in time.
+//! quieter loops; but not if most loops are late, as then care is of no use. Where it is unknown when all perceptions
+//! were in, the parts cannot be told apart, and bulk is not blamed. While bulk has no regard for loops there are no quieter ones: then
+//! each late loop counts unless its inference alone was late.
 
 use std::collections::VecDeque;
 
@@ -76,10 +76,16 @@ impl Loops {
         let current = self.current.take()?;
         let time = current.through?.since(current.began);
         keep(&mut self.times, time);
-        let inference = current.commanded?.since(current.all_in?);
+        let late = time > bound;
+        let (Some(commanded), Some(all_in)) = (current.commanded, current.all_in) else {
+            return Some(Ended {
+                late,
+                by_bulk: late && calm,
+            });
+        };
+        let inference = commanded.since(all_in);
         let on_the_air = time.saturating_sub(inference);
         keep(&mut self.on_the_air, on_the_air);
-        let late = time > bound;
         if calm {
             let by_bulk = late && inference <= bound;
             return Some(Ended { late, by_bulk });
@@ -142,15 +148,21 @@ mod tests {
     }
 
     #[test]
-    fn who_was_not_told_that_all_is_in_does_not_judge() {
+    fn where_it_is_unknown_whether_all_is_in_bulk_is_blamed_in_calm_only() {
         let mut loops = Loops::default();
         let start = Instant::from_nanos(1_000_000_000);
-        loops.begin(start, None);
-        loops.on_commanded(start + Duration::from_millis(40));
-        loops.on_through(start + Duration::from_millis(45));
-        assert_eq!(loops.end(BOUND, false), None);
-        assert_eq!(loops.end(BOUND, false), None, "it is over");
+        for (took_ms, calm, expected) in [
+            (45, false, (true, false)),
+            (45, true, (true, true)),
+            (30, true, (false, false)),
+        ] {
+            loops.begin(start, None);
+            loops.on_through(start + Duration::from_millis(took_ms));
+            let ended = loops.end(BOUND, calm).map(|ended| (ended.late, ended.by_bulk));
+            assert_eq!(ended, Some(expected));
+            assert_eq!(loops.end(BOUND, false), None, "it is over");
+        }
         loops.begin(start, Some(start));
-        assert_eq!(loops.end(BOUND, false), None, "no command came");
+        assert_eq!(loops.end(BOUND, false), None, "no command came through");
     }
 }

@@ -116,6 +116,8 @@ pub struct Robot {
     /// loop took.
     loop_began: Option<Instant>,
     last_loop: Option<Duration>,
+    /// When that ended.
+    loop_ended: Option<Instant>,
     notices: Notices,
     /// Messages with a bound that the leader was not told of.
     judge: Judge,
@@ -169,6 +171,7 @@ impl Robot {
             caution_told_at: now,
             loop_began: None,
             last_loop: None,
+            loop_ended: None,
             judge: Judge::new(),
             notices: Notices::new(now),
             peers: Peers::new(me, &config.paths_to, &config.path, incarnation, now)?,

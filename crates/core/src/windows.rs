@@ -354,6 +354,15 @@ impl<K: Copy + Ord> WindowPlanner<K> {
 
     /// The flow's message came to the WNIC (or, for another robot's flow, was heard). Unknown flows are ignored.
     pub fn on_message(&mut self, flow: K, now: Instant) {
+        self.came(flow, false, now);
+    }
+
+    /// The same for a message that had to wait for something else ([`ArrivalModel::on_put_off`]).
+    pub fn on_put_off(&mut self, flow: K, now: Instant) {
+        self.came(flow, true, now);
+    }
+
+    fn came(&mut self, flow: K, put_off: bool, now: Instant) {
         self.follow_clock(now);
         let Ok(at) = self.find(flow) else { return };
         self.change(at, |entry| {
@@ -361,6 +370,7 @@ impl<K: Copy + Ord> WindowPlanner<K> {
             entry.in_wnic = entry.in_wnic.saturating_add(1);
         });
         match &mut self.flows[at].source {
+            Source::Own(model) if put_off => model.on_put_off(now),
             Source::Own(model) => model.on_sample(now),
             Source::Announced(arrival) => *arrival = None,
             Source::Shared {

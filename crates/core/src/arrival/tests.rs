@@ -69,6 +69,29 @@ fn a_model_that_was_told_is_compared_across_periods() {
     assert_eq!(told.end_of(Instant::from_nanos(60 * MS)), Instant::from_nanos(60 * MS));
 }
 
+#[test]
+fn messages_that_were_put_off_widen_nothing() {
+    let mut widths = [true, false].map(|told| {
+        let (mut noise, mut model) = (Noise(7), model(Deviation::Quantile));
+        for k in 1..=200 {
+            let late_ns = if k % 8 == 0 { 3 * MS } else { 0 };
+            let at = noise.message(k * PERIOD_NS + late_ns, 0.1 * MS as f64);
+            if told && late_ns > 0 {
+                model.on_put_off(at);
+            } else {
+                model.on_sample(at);
+            }
+            let next = model.predict(at);
+            assert!(next.is_none_or(|next| next.expected > at), "that one came, at {k}");
+        }
+        let next = model.time_model().unwrap();
+        next.early + next.late
+    });
+    widths.sort_unstable();
+    assert!(widths[0] < Duration::from_nanos(MS), "{widths:?}");
+    assert!(widths[1] > Duration::from_nanos(5 * MS / 2), "{widths:?}");
+}
+
 /// Feeds messages and gives the share that came within the interval predicted just after the one before.
 fn coverage(model: &mut ArrivalModel, times: impl Iterator<Item = Instant>) -> f64 {
     let (mut within, mut all, mut last) = (0, 0, Instant::ZERO);

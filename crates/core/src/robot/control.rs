@@ -22,6 +22,10 @@ use super::{Action, Arrived, FlowKey, Judged, Message, Robot, Route, Stamp, ARRI
 
 /// Arrivals at the leader within this time of the first are told together, as each notice is a frame on the air.
 const ARRIVED_TOGETHER: Duration = Duration::from_micros(500);
+/// A message that begins a loop was put off if it is made this soon after the command that ended the loop before; at most
+/// so many in a row.
+const PUT_OFF_BY: Duration = Duration::from_millis(1);
+const PUT_OFF_MAX: u8 = 4;
 /// While windows are off, what has arrived is of no use; a robot that has not heard that they are off soon does.
 const TELL_CALM_EVERY: Duration = Duration::from_millis(500);
 
@@ -83,7 +87,7 @@ impl Robot {
         self.flows[free] = OwnFlow {
             taken: true,
             period,
-            bound: None,
+            ..OwnFlow::default()
         };
         Some(FlowId(free as u32))
     }
@@ -110,7 +114,8 @@ impl Robot {
     /// This robot makes a control message. Returns what it tells with it.
     pub fn on_control(&mut self, flow: FlowId, now: Instant) -> Stamp {
         let flow = flow.0 as u8;
-        self.local.on_message(flow, now);
+        let put_off = self.is_put_off(flow, now);
+        self.local.on_message(flow, put_off, now);
         if self.leader(now) == Some(self.me) {
             self.end_loops(now, now);
             if let Some(lead) = &mut self.lead {
@@ -127,6 +132,19 @@ impl Robot {
             last_loop: self.last_loop,
             bound: self.flows.get(usize::from(flow)).and_then(|own| own.bound),
         }
+    }
+
+    /// Returns whether a message that is made now had to wait for the end of a late loop, as the command has only just come.
+    /// If many in a row look so, they are the flow's usual ones.
+    fn is_put_off(&mut self, flow: u8, now: Instant) -> bool {
+        let begins_loops = self.local.has_end(FlowKey::LoopEnd(self.me, flow));
+        let just_ended = self.loop_ended.is_some_and(|at| now.since(at) <= PUT_OFF_BY);
+        let Some(own) = self.flows.get_mut(usize::from(flow)) else {
+            return false;
+        };
+        let put_off = begins_loops && just_ended && own.put_off < PUT_OFF_MAX;
+        own.put_off = if put_off { own.put_off + 1 } else { 0 };
+        put_off
     }
 
     /// A control message of this robot has left its WNIC, delivered or given up.
@@ -157,7 +175,9 @@ impl Robot {
         };
         let leader = self.leader(now);
         if leader == Some(from) {
-            self.last_loop = self.loop_began.take().map(|began| now.since(began)).or(self.last_loop);
+            if let Some(began) = self.loop_began.take() {
+                (self.last_loop, self.loop_ended) = (Some(now.since(began)), Some(now));
+            }
         } else if leader == Some(self.me) {
             self.judge_loop(message, stamp.last_loop, now);
         }

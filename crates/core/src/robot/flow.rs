@@ -30,6 +30,8 @@ pub(super) struct OwnFlow {
     pub period: Option<Duration>,
     /// The age at which its messages are late, if its publisher stated one.
     pub bound: Option<Duration>,
+    /// How many of its newest messages in a row were put off.
+    pub put_off: u8,
 }
 
 /// When loops are at risk.

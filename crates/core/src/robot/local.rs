@@ -198,9 +198,12 @@ impl Local {
         self.ends.remove(&end);
     }
 
-    /// An own flow's message is made.
-    pub fn on_message(&mut self, flow: u8, now: Instant) {
-        if let Some(planner) = self.planner_mut() {
+    /// An own flow's message is made; `put_off` if that had to wait for something else.
+    pub fn on_message(&mut self, flow: u8, put_off: bool, now: Instant) {
+        let Some(planner) = self.planner_mut() else { return };
+        if put_off {
+            planner.on_put_off(FlowKey::Own(flow), now);
+        } else {
             planner.on_message(FlowKey::Own(flow), now);
         }
     }

@@ -393,3 +393,44 @@ fn a_grant_that_nobody_asked_for_is_no_permit() {
     assert!(!robot.may_pass(0, 0, at(401)));
     assert_eq!(robot.permit(at(401)), PermitState::Idle);
 }
+
+#[test]
+fn a_message_made_as_its_late_loop_ends_was_put_off() {
+    let policy = Policy::named("coorp").unwrap();
+    let mut config = RobotConfig::new(&policy, RobotId(1), 2, RobotId(0), 1);
+    let period = Duration::from_millis(20);
+    let bound = period;
+    config.control = Some(ControlLoop { period, bound });
+    config.permits = None;
+    let mut robot = Robot::new(config, at(0)).unwrap();
+    let flow = robot.add_flow(Some(period)).unwrap();
+    let mut width = |range: std::ops::RangeInclusive<u64>, late: fn(u64) -> bool| {
+        for message in range {
+            let due = at(20 * message);
+            let made = if late(message) {
+                due + Duration::from_millis(6)
+            } else {
+                due
+            };
+            run(&mut robot, made);
+            // The command of the loop before: just before a message that waited for it.
+            let command = if late(message) {
+                made
+            } else {
+                due - Duration::from_millis(5)
+            };
+            arrive(
+                &mut robot,
+                RobotId(0),
+                0,
+                command,
+                command.max(made - Duration::from_millis(5)),
+            );
+            make(&mut robot, flow, made);
+        }
+        let model = robot.local.model(0).expect("it is regular");
+        model.early + model.late
+    };
+    let usual = width(1..=60, |_| false);
+    assert_eq!(width(61..=300, |message| message % 8 == 0), usual);
+}
