@@ -26,6 +26,7 @@ use crate::links::{Links, Subscriptions};
 use crate::mailbox::Mailbox;
 use crate::member::Member;
 use crate::outqueue::{Departures, Target};
+use crate::rank::real_time;
 use crate::shared_robot::SharedRobot;
 use crate::status::{Heard, Published};
 use crate::sync::{lock, spawn};
@@ -73,7 +74,10 @@ impl Control {
                 }
                 true
             };
-            spawn("coorp-left", move || departures.run(on_left))?;
+            spawn("coorp-left", move || {
+                real_time();
+                departures.run(on_left);
+            })?;
         }
         Ok(Arc::new(Control {
             member: member.clone(),

@@ -23,6 +23,7 @@ use crate::links::Links;
 use crate::member::{robot_named, Member};
 use crate::metrics::Metrics;
 use crate::quic::Credentials;
+use crate::rank::real_time;
 use crate::recording::Recording;
 use crate::refused::RefusedCounts;
 use crate::shared_robot::{SharedRobot, Wish};
@@ -127,7 +128,10 @@ impl Node {
             .declare_tokens(|session| keyspace.alive(&name, session))?;
         let recorder = Recorder::start(agent.robot.flown(), incarnation, &state)?;
         let driven = agent.clone();
-        let driver = spawn("coorp-driver", move || driven.drive())?;
+        let driver = spawn("coorp-driver", move || {
+            real_time();
+            driven.drive();
+        })?;
         Ok(Node {
             agent,
             driver: Some(driver),

@@ -18,10 +18,12 @@ pub(crate) struct OwnRuntime {
 }
 
 impl OwnRuntime {
-    pub fn start(count: usize, name: &str) -> io::Result<OwnRuntime> {
+    /// Starts `count` threads of this name, each of which begins with `first`.
+    pub fn start(count: usize, name: &str, first: fn()) -> io::Result<OwnRuntime> {
         let runtime = Builder::new_multi_thread()
             .worker_threads(count)
             .thread_name(name)
+            .on_thread_start(first)
             .enable_all()
             .build()?;
         Ok(OwnRuntime {
@@ -74,11 +76,11 @@ mod tests {
 
     #[test]
     fn they_end_in_async_code_too() {
-        let outer = OwnRuntime::start(1, "outer").unwrap();
-        let in_async = async { drop(OwnRuntime::start(1, "inner").unwrap()) };
+        let outer = OwnRuntime::start(1, "outer", || ()).unwrap();
+        let in_async = async { drop(OwnRuntime::start(1, "inner", || ()).unwrap()) };
         outer.handle().block_on(in_async);
         let in_async = async {
-            OwnRuntime::start(1, "inner")
+            OwnRuntime::start(1, "inner", || ())
                 .unwrap()
                 .end(async {}, Duration::from_secs(1))
         };

@@ -441,7 +441,7 @@ fn priority(machine: &Machine<'_>) -> Finding {
         let mend = "run as root or with CAP_SYS_NICE, or raise rtprio in /etc/security/limits.conf".to_owned();
         ("may not be set", Note(mend))
     };
-    let means = "'coorp emu' needs it to keep time on a busy machine; robots do not need it";
+    let means = "'coorp emu' needs it to keep time on a busy machine, and a robot's control to have cores first";
     finding("real-time priority", found, means, grade)
 }
 

@@ -117,7 +117,8 @@ impl Bulk {
         state: &Path,
     ) -> Result<Arc<Bulk>, Error> {
         let failed = |what: &str, error| Error::Socket(format!("cannot {what} for bulk"), error);
-        let threads = OwnRuntime::start(THREADS, "coorp-bulk").map_err(|error| failed("start threads", error))?;
+        let threads =
+            OwnRuntime::start(THREADS, "coorp-bulk", || ()).map_err(|error| failed("start threads", error))?;
         let handle = threads.handle().clone();
         let entered = handle.enter();
         let lanes = (0..member.paths).map(|path| Lane::open(member, robot, credentials, path));

@@ -41,6 +41,7 @@ use crate::member::Member;
 use crate::outqueue::{Handed, Target};
 use crate::own_runtime::OwnRuntime;
 use crate::quic::{bind, connect, lengths, peer, Credentials, Door};
+use crate::rank::real_time;
 use crate::shared_robot::SharedRobot;
 use crate::sync::lock;
 use crate::wire::{self, Parcel};
@@ -110,7 +111,8 @@ impl Links {
         credentials: &Credentials,
     ) -> Result<Arc<Links>, Error> {
         let failed = |what: &str, error| Error::Socket(format!("cannot {what} for control"), error);
-        let threads = OwnRuntime::start(1, "coorp-control").map_err(|error| failed("start a thread", error))?;
+        let threads = OwnRuntime::start(1, "coorp-control", || _ = real_time())
+            .map_err(|error| failed("start a thread", error))?;
         let entered = threads.handle().enter();
         let server = credentials.server(PROTOCOL)?;
         let mut endpoints = Vec::with_capacity(member.paths);

@@ -25,6 +25,7 @@ use tokio::io::Interest;
 use crate::fabric::TOS_VOICE;
 use crate::outqueue::{Emulated, Handed};
 use crate::quic::TOGETHER_MAX;
+use crate::rank::real_time;
 
 /// A UDP socket whose datagrams go to AC_VO.
 #[derive(Debug)]
@@ -57,6 +58,7 @@ impl MarkedSocket {
             let socket = Arc::downgrade(&handed);
             let thread = std::thread::Builder::new().name("coorp-left".to_owned());
             thread.spawn(move || {
+                real_time();
                 while emulated.read().is_some() {
                     if socket.strong_count() == 0 {
                         return;

@@ -13,7 +13,7 @@ use std::time::Duration as Time;
 use coorp_core::{Duration, Instant, RobotId};
 use coorp_node::control::{Message, Publisher};
 use coorp_node::status::Completions;
-use coorp_node::{Error, Node};
+use coorp_node::{real_time, Error, Node};
 use coorp_sim::drlc::{Drlc, DrlcAction};
 use coorp_sim::mpc::{Command, Leader, LeaderAction, Perception, Worker};
 use coorp_team::{Control, Learning, Team};
@@ -175,6 +175,7 @@ impl Run<'_> {
         let perceptions = self.part.node.control_subscriber("perception")?;
         let publisher = |robot| Ok::<_, Error>((robot, self.part.node.control_publisher(&command(robot), None)?));
         let publishers: BTreeMap<RobotId, Publisher> = self.others().map(publisher).collect::<Result<_, _>>()?;
+        real_time();
         // Sleeps stand for work, which ends on time; so the timer slack must not prolong them.
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         let mut leader = Leader::new(self.part.team, control, self.start);
@@ -218,6 +219,7 @@ impl Run<'_> {
     fn follow(&self, control: Control) -> Result<Noted, Failure> {
         let perceptions = self.part.node.control_publisher("perception", Some(control.period))?;
         let commands = self.part.node.control_subscriber(&command(self.part.me))?;
+        real_time();
         let start = Instant::from_nanos(self.start);
         let mut worker = Worker::new(self.part.team, control, self.part.me, start, self.start);
         let mut noted = Noted::default();
