@@ -2,16 +2,18 @@
 //!
 //! An exchange has four times: sent here, received there, answered there, returned here. If both directions took
 //! equally long, the offset would be the mean of the two differences. The error is at most half of the round trip (as
-//! in NTP, RFC 5905; Dust calls the stamps T1 to T4). Of the newest exchanges, the one with the shortest round trip is
-//! used, and its error bound grows with age, because clocks drift.
+//! in NTP, RFC 5905; Dust calls the stamps T1 to T4). So each exchange tells two bounds on the offset. Quick exchanges that
+//! are far apart also bound the rate at which one clock gains on the other. With that, the newest exchanges are narrowed to
+//! what all of them allow. Bounds widen with age by what is not known of the rate.
 //!
-//! Left out: estimating the drift itself.
+//! Left out: rates that change within the time that exchanges are remembered, unless they contradict each other.
 
 use crate::{Duration, Instant};
 use serde::{Deserialize, Serialize};
+use std::collections::VecDeque;
 
-/// Number of exchanges to remember.
-const KEPT: usize = 8;
+/// Number of exchanges to remember: half a minute's.
+const KEPT: usize = 64;
 /// Bound on the error of a clock's rate against true time, in millionths, for what must never happen: two robots that grant
 /// the same permit. A crystal is off by at most 100, with its age and heat; the kernel slews a clock by up to 500 for NTP; the
 /// rest is room.
@@ -51,11 +53,74 @@ impl Offset {
     }
 }
 
+/// What one exchange tells: the other clock was between these two ahead of ours, in nanoseconds.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Exchange {
-    ahead_ns: i64,
-    round_trip: Duration,
+    low_ns: i64,
+    high_ns: i64,
     at: Instant,
+}
+
+impl Exchange {
+    fn width_ns(&self) -> i64 {
+        self.high_ns.saturating_sub(self.low_ns)
+    }
+}
+
+/// Bounds that hold at `at` and those of the rate at which the other clock gains on ours, a share of 1.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct Bounds {
+    low_ns: i64,
+    high_ns: i64,
+    slowest: f64,
+    fastest: f64,
+    at: Instant,
+}
+
+impl Bounds {
+    /// Both clocks may be off by as much as crystals are, each to its side.
+    fn of(exchange: Exchange) -> Self {
+        let drift = 2.0 * f64::from(DRIFT_USUAL_PPM) / 1e6;
+        Bounds {
+            low_ns: exchange.low_ns,
+            high_ns: exchange.high_ns,
+            slowest: -drift,
+            fastest: drift,
+            at: exchange.at,
+        }
+    }
+
+    /// Narrows the rate by two exchanges, one of them before the other. Returns `None` if they do not go together.
+    fn narrowed(mut self, before: &Exchange, after: &Exchange) -> Option<Self> {
+        let apart_ns = after.at.since(before.at).as_nanos() as f64;
+        if apart_ns > 0.0 {
+            let rate = |from: i64, to: i64| to.saturating_sub(from) as f64 / apart_ns;
+            self.slowest = self.slowest.max(rate(before.high_ns, after.low_ns));
+            self.fastest = self.fastest.min(rate(before.low_ns, after.high_ns));
+        }
+        (self.slowest <= self.fastest).then_some(self)
+    }
+
+    /// Narrows the bounds by an earlier exchange. Returns `None` if it does not go together with them.
+    fn and(mut self, earlier: &Exchange) -> Option<Self> {
+        let ago_ns = self.at.since(earlier.at).as_nanos() as f64;
+        let gained = |rate: f64| (rate * ago_ns) as i64;
+        self.low_ns = self.low_ns.max(earlier.low_ns.saturating_add(gained(self.slowest)));
+        self.high_ns = self.high_ns.min(earlier.high_ns.saturating_add(gained(self.fastest)));
+        (self.low_ns <= self.high_ns).then_some(self)
+    }
+
+    fn offset(&self, now: Instant) -> Offset {
+        let ago_ns = now.since(self.at).as_nanos() as f64;
+        let gained = |rate: f64| (rate * ago_ns) as i64;
+        let low_ns = self.low_ns.saturating_add(gained(self.slowest));
+        let high_ns = self.high_ns.saturating_add(gained(self.fastest));
+        let width_ns = low_ns.abs_diff(high_ns);
+        Offset {
+            ahead_ns: low_ns.saturating_add_unsigned(width_ns / 2),
+            within: Duration::from_nanos(width_ns.div_ceil(2)),
+        }
+    }
 }
 
 /// Estimates one other clock.
@@ -63,13 +128,15 @@ struct Exchange {
 pub struct ClockEstimate {
     /// Identifies the other clock, as that robot names it.
     clock: Option<u64>,
-    exchanges: [Option<Exchange>; KEPT],
-    next: usize,
+    /// The oldest first.
+    exchanges: VecDeque<Exchange>,
+    bounds: Option<Bounds>,
 }
 
 impl ClockEstimate {
     /// Records an exchange that ended at `back_at`: sent and returned on our clock, received and answered on theirs.
-    /// Inconsistent times are ignored. A different `clock` discards all earlier exchanges.
+    /// Inconsistent times are ignored. A different `clock` discards all earlier exchanges, as does one that has been set or
+    /// runs at another rate than before.
     pub fn on_exchange(
         &mut self,
         clock: u64,
@@ -81,39 +148,50 @@ impl ClockEstimate {
         if back_at < sent_at || answered_at < received_at {
             return;
         }
-        let round_trip = back_at.since(sent_at).saturating_sub(answered_at.since(received_at));
-        let there = i128::from(received_at.as_nanos()) - i128::from(sent_at.as_nanos());
-        let back = i128::from(answered_at.as_nanos()) - i128::from(back_at.as_nanos());
-        let Ok(ahead_ns) = i64::try_from((there + back) / 2) else {
+        let ahead = |theirs: Instant, ours: Instant| i128::from(theirs.as_nanos()) - i128::from(ours.as_nanos());
+        let (high, low) = (ahead(received_at, sent_at), ahead(answered_at, back_at));
+        let (Ok(high_ns), Ok(low_ns)) = (i64::try_from(high), i64::try_from(low)) else {
             return;
         };
-        if self.clock != Some(clock) {
-            *self = ClockEstimate {
-                clock: Some(clock),
-                ..ClockEstimate::default()
-            };
+        if high_ns < low_ns {
+            return;
         }
-        self.exchanges[self.next] = Some(Exchange {
-            ahead_ns,
-            round_trip,
+        if self.clock != Some(clock) {
+            (self.clock, self.bounds) = (Some(clock), None);
+            self.exchanges.clear();
+        }
+        let exchange = Exchange {
+            low_ns,
+            high_ns,
             at: back_at,
-        });
-        self.next = (self.next + 1) % KEPT;
+        };
+        if self.exchanges.len() == KEPT {
+            self.exchanges.pop_front();
+        }
+        self.exchanges.push_back(exchange);
+        self.bounds = self.together();
+        if self.bounds.is_none() {
+            self.exchanges.clear();
+            self.exchanges.push_back(exchange);
+            self.bounds = Some(Bounds::of(exchange));
+        }
+    }
+
+    /// What all exchanges tell together; `None` if they contradict each other.
+    fn together(&self) -> Option<Bounds> {
+        let newest = self.exchanges.back()?;
+        let quickest = |range| self.exchanges.range(range).min_by_key(|exchange| exchange.width_ns());
+        let middle = self.exchanges.len() / 2;
+        let mut bounds = Bounds::of(*newest);
+        if let (Some(before), Some(after)) = (quickest(0..middle), quickest(middle..self.exchanges.len())) {
+            bounds = bounds.narrowed(before, after)?;
+        }
+        self.exchanges.iter().try_fold(bounds, |bounds, earlier| bounds.and(earlier))
     }
 
     /// The other clock's name and offset, once there has been an exchange with it.
     pub fn offset(&self, now: Instant) -> Option<(u64, Offset)> {
-        let within = |exchange: &Exchange| exchange.round_trip / 2 + drift_between(now.since(exchange.at));
-        let best = self
-            .exchanges
-            .iter()
-            .flatten()
-            .min_by_key(|exchange| within(exchange))?;
-        let offset = Offset {
-            ahead_ns: best.ahead_ns,
-            within: within(best),
-        };
-        Some((self.clock?, offset))
+        Some((self.clock?, self.bounds?.offset(now)))
     }
 }
 

@@ -15,7 +15,7 @@ use crate::{Duration, Instant};
 
 /// Interval between two queries for the leader's clock; shorter for the first few. In this time two clocks part by at
 /// most 0.1 ms, by which shared windows are wider on both sides.
-const ASK_EVERY: Duration = Duration::from_millis(500);
+const ASK_EVERY: Duration = Duration::from_secs(1);
 const ASK_FIRST: Duration = Duration::from_millis(50);
 const ASKED_QUICKLY: u32 = 8;
 /// Leaders whose clocks are remembered.
