@@ -43,7 +43,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// The maximum number of voters, so that beats cost a large team no more than a small one.
-pub const VOTERS_MAX: usize = 7;
+pub const VOTERS_MAX: usize = 5;
 /// The largest drift that may be configured: a tenth.
 const DRIFT_PPM_MAX: u32 = 100_000;
 
@@ -70,7 +70,7 @@ impl FailoverConfig {
         let order = (leader.0..robots).chain(0..leader.0.min(robots)).map(RobotId);
         FailoverConfig {
             voters: order.take(VOTERS_MAX).collect(),
-            beat: Duration::from_millis(75),
+            beat: Duration::from_millis(100),
             lease: Duration::from_millis(300),
             stagger: Duration::from_millis(75),
             drift_ppm: DRIFT_PPM,

@@ -8,6 +8,9 @@ use std::collections::VecDeque;
 /// After each failed attempt, a robot waits one more stagger, up to this many.
 const PATIENCE_MAX: u64 = 4;
 
+/// Robots that do not vote hear one beat in so many, and miss a leader only after so many leases.
+const UNHEARD: u32 = 4;
+
 /// A promise that this robot gave, also to itself.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Bond {
@@ -23,6 +26,8 @@ struct Claim {
     given: Vec<Option<Instant>>,
     /// When to send the next beat or ask.
     send_at: Instant,
+    /// How many of them were sent.
+    sent: u32,
     /// Until when a quorum's promises are certainly running.
     lease_until: Instant,
     /// When an attempt is given up.
@@ -104,7 +109,8 @@ impl Member {
 
     /// Whether the leader of [`Member::epoch`] was heard within the lease.
     pub fn hears(&self, now: Instant) -> bool {
-        self.leads(now).is_some() || (self.fence.is_some() && now < self.heard_at + self.config.lease)
+        let leases = if self.seat.is_some() { 1 } else { u64::from(UNHEARD) };
+        self.leads(now).is_some() || (self.fence.is_some() && now < self.heard_at + self.config.lease * leases)
     }
 
     pub fn poll(&mut self) -> Option<Action> {
@@ -293,6 +299,7 @@ impl Member {
             epoch,
             given,
             send_at: now + self.config.retry(),
+            sent: 0,
             lease_until: now,
             ends_at: now + self.config.lease,
         });
@@ -309,10 +316,21 @@ impl Member {
             epoch: claim.epoch,
             until,
         });
+        let claim_sent = claim.sent;
+        claim.sent = claim.sent.wrapping_add(1);
         if let Some(own) = self.seat.and_then(|seat| claim.given.get_mut(seat)) {
             *own = Some(now);
         }
-        self.push(Action::Broadcast(message));
+        let to_all = matches!(message, Message::Ask { .. }) || claim_sent % UNHEARD == 0;
+        if to_all {
+            self.push(Action::Broadcast(message));
+        } else {
+            for voter in self.config.voters.clone() {
+                if voter != self.me {
+                    self.send(voter, message);
+                }
+            }
+        }
         self.count(now);
     }
 
@@ -340,6 +358,7 @@ impl Member {
                 let epoch = claim.epoch;
                 self.role = Role::Leader(Claim {
                     send_at: now + self.config.beat,
+                    sent: 0,
                     ..claim.clone()
                 });
                 self.fence = Some(epoch);

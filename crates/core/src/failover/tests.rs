@@ -134,15 +134,15 @@ fn a_leader_that_was_frozen_grants_nothing() {
 #[test]
 fn promises_count_from_when_they_were_asked_for() {
     let mut it = leader();
-    it.on_deadline(at(377));
+    it.on_deadline(at(402));
     let epoch = epoch(1, 0);
     // A late one and a forged one.
     it.on_message(RobotId(1), Message::Promise { epoch, echo: at(300) }, at(590));
     it.on_message(RobotId(2), Message::Promise { epoch, echo: at(9_000) }, at(590));
     it.on_message(RobotId(9), Message::Promise { epoch, echo: at(590) }, at(590));
     assert!(it.is_leading(at(590)) && !it.is_leading(at(600)));
-    it.on_message(RobotId(2), Message::Promise { epoch, echo: at(377) }, at(591));
-    assert!(it.is_leading(at(675)) && !it.is_leading(at(677)));
+    it.on_message(RobotId(2), Message::Promise { epoch, echo: at(402) }, at(591));
+    assert!(it.is_leading(at(700)) && !it.is_leading(at(702)));
 }
 
 #[test]
