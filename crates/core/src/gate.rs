@@ -262,7 +262,7 @@ fn bounded(percentile: f64) -> f64 {
 }
 
 /// How careful the gate is. The level rises quickly with each loop that bulk made late and falls slowly with each other one,
-/// so it settles where bulk makes one loop in eighty late, or at its minimum or maximum.
+/// so it settles where bulk makes one loop in 130 late, or at its minimum or maximum.
 ///
 /// First p_prot rises, from the policy's to its highest; then bulk also keeps a distance from the window that the longest
 /// PPDU does not bridge. If fewer loops than that are late without any care, windows hold no bulk at all (first do no harm).
@@ -276,7 +276,7 @@ pub struct Caution {
 
 impl Caution {
     const UP: f64 = 0.04;
-    const DOWN: f64 = 0.000_5;
+    const DOWN: f64 = 0.000_3;
     /// Below 0: windows are off after 250 loops in time at most, and a late one brings them back for 125.
     const UP_CALM: f64 = 0.25;
     const DOWN_CALM: f64 = 0.002;
@@ -612,9 +612,9 @@ mod tests {
             percentile == 0.95 && distance > us(200) && distance < us(800),
             "{distance:?}"
         );
-        assert!(loops(&mut caution, 1_000, 250).1 < distance, "fewer than one in 80");
+        assert!(loops(&mut caution, 1_000, 250).1 < distance, "fewer than one in 130");
         assert_eq!(loops(&mut caution, 100, 1).1, us(2_000));
-        assert_eq!(loops(&mut caution, 5_000, 5_001), (0.5, Duration::ZERO));
+        assert_eq!(loops(&mut caution, 8_000, 8_001), (0.5, Duration::ZERO));
         assert!(caution.is_calm(), "nobody is late");
         caution.on_loop(true);
         loops(&mut caution, 124, 125);

@@ -32,7 +32,25 @@ pub struct Loops {
     current: Option<Current>,
     /// How long the newest loops took, and how much of that their messages.
     times: VecDeque<Duration>,
-    on_the_air: VecDeque<Duration>,
+    on_the_air: Quiet,
+}
+
+/// The newest of some times that bulk can only lengthen, and how long they are without it.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Quiet(VecDeque<Duration>);
+
+impl Quiet {
+    /// Adds a time.
+    pub fn add(&mut self, time: Duration) {
+        keep(&mut self.0, time);
+    }
+
+    /// What one in eight of the newest 64 is below; zero if there is none.
+    pub fn get(&self) -> Duration {
+        let mut sorted: Vec<Duration> = self.0.iter().copied().collect();
+        sorted.sort_unstable();
+        sorted.get(sorted.len() / QUIET_RANK).copied().unwrap_or(Duration::ZERO)
+    }
 }
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -85,21 +103,15 @@ impl Loops {
         };
         let inference = commanded.since(all_in);
         let on_the_air = time.saturating_sub(inference);
-        keep(&mut self.on_the_air, on_the_air);
+        self.on_the_air.add(on_the_air);
         if calm {
             let by_bulk = late && inference <= bound;
             return Some(Ended { late, by_bulk });
         }
-        let by_messages = on_the_air.saturating_sub(self.quiet()) > time.saturating_sub(bound);
+        let by_messages = on_the_air.saturating_sub(self.on_the_air.get()) > time.saturating_sub(bound);
         let others = self.times.iter().filter(|time| **time > bound).count();
         let by_bulk = late && by_messages && others * 2 <= self.times.len();
         Some(Ended { late, by_bulk })
-    }
-
-    fn quiet(&self) -> Duration {
-        let mut sorted: Vec<Duration> = self.on_the_air.iter().copied().collect();
-        sorted.sort_unstable();
-        sorted.get(sorted.len() / QUIET_RANK).copied().unwrap_or(Duration::ZERO)
     }
 }
 

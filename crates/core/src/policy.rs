@@ -79,6 +79,9 @@ pub struct LocalConfig {
     /// Windows for commands: once only a free channel can get a loop's commands out before its bound, the leader and
     /// every robot that waits for one hold bulk back.
     pub command_windows: bool,
+    /// The longest that bulk on its way holds up a loop's commands. For so long before the last moment at which commands
+    /// can be made in time, bulk is held back.
+    pub command_delay: Duration,
     /// Windows for the messages of other robots hold a permit holder's bulk too.
     pub shared_windows: bool,
     /// Share of the time that windows may take; 1 for no bound.
@@ -121,6 +124,7 @@ impl Default for LocalConfig {
             protection_percentile_max: None,
             early_release: false,
             command_windows: false,
+            command_delay: Duration::from_millis(4),
             shared_windows: false,
             window_share_max: 1.0,
             steered_phases: false,

@@ -8,6 +8,7 @@
 //! | --- | --- |
 //! | `global` | whether this robot may send bulk at all: permits and their leader |
 //! | `local` | whether a bulk packet may go over a path now: windows and gates |
+//! | `ends` | when a loop's commands are at risk |
 //! | `control` | what follows from each control message, made or arrived |
 //! | `models` | which arrival models robots tell each other |
 //! | `lead` | on the leader: how careful bulk has to be, and sensors' phases |
@@ -21,6 +22,7 @@
 mod clocks;
 mod config;
 mod control;
+mod ends;
 mod flow;
 mod global;
 mod input;
@@ -118,6 +120,8 @@ pub struct Robot {
     last_loop: Option<Duration>,
     /// When that ended.
     loop_ended: Option<Instant>,
+    /// Control messages that it made as the leader and that have not left yet.
+    commands_waiting: u32,
     notices: Notices,
     /// Messages with a bound that the leader was not told of.
     judge: Judge,
@@ -172,6 +176,7 @@ impl Robot {
             loop_began: None,
             last_loop: None,
             loop_ended: None,
+            commands_waiting: 0,
             judge: Judge::new(),
             notices: Notices::new(now),
             peers: Peers::new(me, &config.paths_to, &config.path, incarnation, now)?,

@@ -95,8 +95,6 @@ enum Source {
     Shared {
         model: TimeModel,
         uncertainty: Duration,
-        /// Whether a window goes on for a late message.
-        outlasts: bool,
         seen_until: Instant,
     },
     /// Announced from its cause, one message at a time.
@@ -226,38 +224,14 @@ impl<K: Copy + Ord> WindowPlanner<K> {
         uncertainty: Duration,
         now: Instant,
     ) -> Result<(), TooManyFlows> {
-        self.set_source(flow, model, uncertainty, true, now)
-    }
-
-    /// As [`WindowPlanner::set_shared`], for messages that are useless once their interval is over: no window goes on for
-    /// them.
-    pub fn set_bounded(
-        &mut self,
-        flow: K,
-        model: TimeModel,
-        uncertainty: Duration,
-        now: Instant,
-    ) -> Result<(), TooManyFlows> {
-        self.set_source(flow, model, uncertainty, false, now)
-    }
-
-    fn set_source(
-        &mut self,
-        flow: K,
-        model: TimeModel,
-        uncertainty: Duration,
-        outlasts: bool,
-        now: Instant,
-    ) -> Result<(), TooManyFlows> {
         if let Ok(at) = self.find(flow) {
             if let Source::Shared {
                 model: old,
                 uncertainty: old_uncertainty,
-                outlasts: old_outlasts,
                 ..
             } = &mut self.flows[at].source
             {
-                (*old, *old_uncertainty, *old_outlasts) = (model, uncertainty, outlasts);
+                (*old, *old_uncertainty) = (model, uncertainty);
                 self.advance(at, now);
                 return Ok(());
             }
@@ -267,7 +241,6 @@ impl<K: Copy + Ord> WindowPlanner<K> {
             Source::Shared {
                 model,
                 uncertainty,
-                outlasts,
                 seen_until: Instant::ZERO,
             },
         )?;
@@ -297,6 +270,21 @@ impl<K: Copy + Ord> WindowPlanner<K> {
         Ok(())
     }
 
+    /// The announced message is through, or not coming.
+    pub fn withdraw(&mut self, flow: K, now: Instant) {
+        self.follow_clock(now);
+        let Ok(at) = self.find(flow) else { return };
+        if let Source::Announced(arrival) = &mut self.flows[at].source {
+            *arrival = None;
+            self.change(at, |entry| entry.seen = true);
+            let begun = self.window.is_some_and(|window| now >= window.start);
+            let covered = self.flows[at].covered.is_some();
+            if (covered && !begun) || self.is_nothing_due(now) {
+                self.plan(now);
+            }
+        }
+    }
+
     /// As [`WindowPlanner::set_shared`] for many flows at once, whose messages, made at the given instants of this
     /// robot's clock, have been heard. Plans at most once.
     pub fn hear_shared(
@@ -317,7 +305,6 @@ impl<K: Copy + Ord> WindowPlanner<K> {
                     Source::Shared {
                         model,
                         uncertainty,
-                        outlasts: true,
                         seen_until,
                     },
                 )?;
@@ -338,7 +325,7 @@ impl<K: Copy + Ord> WindowPlanner<K> {
             });
         }
         let begun = self.window.is_some_and(|window| now >= window.start);
-        if !begun || (self.config.early_release && self.all_through()) {
+        if !begun || self.is_nothing_due(now) {
             self.plan(now);
         }
         Ok(())
@@ -388,7 +375,7 @@ impl<K: Copy + Ord> WindowPlanner<K> {
         self.follow_clock(now);
         let Ok(at) = self.find(flow) else { return };
         self.change(at, |entry| entry.in_wnic = entry.in_wnic.saturating_sub(1));
-        if self.config.early_release && self.window.is_some() && self.all_through() {
+        if self.window.is_some() && self.is_nothing_due(now) {
             self.plan(now);
         }
     }
@@ -405,7 +392,7 @@ impl<K: Copy + Ord> WindowPlanner<K> {
     fn end_window(&mut self, now: Instant) {
         if let Some(window) = self.window.filter(|_| self.config.early_release && self.waited_for > 0) {
             let on_its_way = |flow: &Flow<K>| {
-                let unheard = flow.missed < MISSED_MAX && matches!(flow.source, Source::Shared { outlasts: true, .. });
+                let unheard = flow.missed < MISSED_MAX && matches!(flow.source, Source::Shared { .. });
                 flow.covered.is_some() && !flow.is_through() && (flow.seen || unheard)
             };
             if now < self.limit && self.flows.iter().any(on_its_way) {
@@ -480,9 +467,13 @@ impl<K: Copy + Ord> WindowPlanner<K> {
         Ok(())
     }
 
-    /// Whether the window covers some flow and all of them are through.
-    fn all_through(&self) -> bool {
-        self.covered > 0 && self.waited_for == 0
+    /// Whether the window may end early: it covers some flow, and each that is not through is due later than now.
+    fn is_nothing_due(&self, now: Instant) -> bool {
+        let due = |flow: &Flow<K>| {
+            let due = flow.covered.is_some_and(|arrival| arrival.start() <= now);
+            due && !flow.is_through()
+        };
+        self.config.early_release && self.covered > 0 && !self.flows.iter().any(due)
     }
 
     /// Changes a flow's state and updates the counts of flows that the window covers and waits for.
@@ -536,7 +527,9 @@ impl<K: Copy + Ord> WindowPlanner<K> {
             }
             (flow.covered, flow.seen) = (None, false);
             if let Some(arrival) = flow.next(now) {
-                let (start, end) = (arrival.start().max(from), arrival.end() + self.config.extension);
+                let announced = matches!(flow.source, Source::Announced(_));
+                let extension = if announced { Duration::ZERO } else { self.config.extension };
+                let (start, end) = (arrival.start().max(from), arrival.end() + extension);
                 if start < end || from == now {
                     self.expected.push(Expected {
                         start,
@@ -713,13 +706,11 @@ mod tests {
             late: ms(3),
         };
         p.announce(FlowId(1), arrival, at(2)).expect("room");
-        assert_eq!(
-            p.window(),
-            Some(Window {
-                start: at(9),
-                end: at(15)
-            })
-        );
+        let exactly = Window {
+            start: at(9),
+            end: at(13),
+        };
+        assert_eq!(p.window(), Some(exactly), "no extension");
         p.on_message(FlowId(1), at(11));
         p.on_message(FlowId(1), at(11));
         p.on_message_sent(FlowId(1), at(12));
@@ -736,6 +727,37 @@ mod tests {
         )
         .expect("room");
         assert_eq!(p.window().map(|w| w.start), Some(at(39)));
+    }
+
+    #[test]
+    fn a_withdrawn_message_needs_no_window() {
+        let mut p = planner(true);
+        let arrival = Arrival {
+            expected: at(10),
+            early: ms(2),
+            late: ms(0),
+        };
+        p.announce(FlowId(1), arrival, at(2)).expect("room");
+        p.withdraw(FlowId(1), at(5));
+        assert_eq!(p.window(), None, "it has not begun");
+        p.announce(FlowId(1), arrival, at(6)).expect("room");
+        p.on_deadline(at(8));
+        assert!(p.window().is_some());
+        p.withdraw(FlowId(1), at(9));
+        assert_eq!(p.window(), None);
+        p.withdraw(FlowId(7), at(9));
+    }
+
+    #[test]
+    fn bulk_goes_on_until_the_rest_of_a_merged_window_is_due() {
+        let mut p = planner(true);
+        shared(&mut p, 1, 10, 2);
+        shared(&mut p, 2, 14, 2);
+        assert_eq!(set(&mut p).start, at(8));
+        p.hear_shared([(FlowId(1), None, at(9))], Duration::ZERO, at(9)).unwrap();
+        assert_eq!(p.window().map(|window| window.start), Some(at(12)), "the second one's");
+        p.hear_shared([(FlowId(2), None, at(13))], Duration::ZERO, at(13)).unwrap();
+        assert_eq!(p.window().map(|window| window.start), Some(at(38)));
     }
 
     #[test]

@@ -360,7 +360,7 @@ impl Names {
         match flow {
             FlowKey::Own(number) => format!("its own flow {number}"),
             FlowKey::Of(robot, number) => format!("{}'s flow {number}", self.robot(robot)),
-            FlowKey::LoopEnd(robot, number) => format!("loops that {}'s flow {number} begins", self.robot(robot)),
+            FlowKey::LoopEnd => "the end of the control loop".to_owned(),
         }
     }
 }

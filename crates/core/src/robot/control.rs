@@ -20,8 +20,9 @@ use super::flow::OwnFlow;
 use super::lead::{level_from_wire, level_to_wire, BLIND_AFTER};
 use super::{Action, Arrived, FlowKey, Judged, Message, Robot, Route, Stamp, ARRIVED_MAX};
 
-/// Arrivals at the leader within this time of the first are told together, as each notice is a frame on the air.
-const ARRIVED_TOGETHER: Duration = Duration::from_micros(500);
+/// Each notice is a frame on the air. So arrivals at the leader are told together: once no more are due, and after this time
+/// in any case.
+const ARRIVED_TOGETHER: Duration = Duration::from_micros(1_500);
 /// A message that begins a loop was put off if it is made this soon after the command that ended the loop before; at most
 /// so many in a row.
 const PUT_OFF_BY: Duration = Duration::from_millis(1);
@@ -47,7 +48,7 @@ impl Notices {
         }
     }
 
-    fn add(&mut self, message: Arrived, calm: bool, now: Instant) {
+    fn add(&mut self, message: Arrived, calm: bool, at_once: bool, now: Instant) {
         let of_use = !calm || now >= self.calm_until;
         if !of_use || self.arrived.len() >= ARRIVED_MAX || self.arrived.contains(&message) {
             return;
@@ -56,6 +57,9 @@ impl Notices {
             self.tell_at = now + ARRIVED_TOGETHER;
         }
         self.arrived.push(message);
+        if at_once {
+            self.tell_at = now;
+        }
     }
 
     /// Tells how careful to be, whether or not anything has arrived.
@@ -107,7 +111,10 @@ impl Robot {
         };
         own.taken = false;
         let flow = flow.0 as u8;
-        self.local.remove(FlowKey::Own(flow), FlowKey::LoopEnd(self.me, flow));
+        self.local.remove(FlowKey::Own(flow));
+        if let Some(ends) = self.local.ends_mut() {
+            ends.set_start((self.me, flow), false);
+        }
         self.gather();
     }
 
@@ -117,12 +124,13 @@ impl Robot {
         let put_off = self.is_put_off(flow, now);
         self.local.on_message(flow, put_off, now);
         if self.leader(now) == Some(self.me) {
-            self.end_loops(now, now);
+            self.commands_waiting = self.commands_waiting.saturating_add(1);
             if let Some(lead) = &mut self.lead {
                 lead.on_commanded(now);
             }
-        } else if self.local.has_end(FlowKey::LoopEnd(self.me, flow)) {
+        } else if self.begins_loops(flow) {
             self.loop_began = Some(now);
+            self.see_start((self.me, flow), now, now);
         }
         self.gather();
         let clock = self.team_clock(now);
@@ -137,7 +145,7 @@ impl Robot {
     /// Returns whether a message that is made now had to wait for the end of a late loop, as the command has only just come.
     /// If many in a row look so, they are the flow's usual ones.
     fn is_put_off(&mut self, flow: u8, now: Instant) -> bool {
-        let begins_loops = self.local.has_end(FlowKey::LoopEnd(self.me, flow));
+        let begins_loops = self.begins_loops(flow);
         let just_ended = self.loop_ended.is_some_and(|at| now.since(at) <= PUT_OFF_BY);
         let Some(own) = self.flows.get_mut(usize::from(flow)) else {
             return false;
@@ -150,6 +158,12 @@ impl Robot {
     /// A control message of this robot has left its WNIC, delivered or given up.
     pub fn on_control_left(&mut self, flow: FlowId, now: Instant) {
         self.local.on_message_sent(flow.0 as u8, now);
+        if self.commands_waiting > 0 {
+            self.commands_waiting -= 1;
+            if self.commands_waiting == 0 {
+                self.end_loop(now, now);
+            }
+        }
         self.gather();
     }
 
@@ -181,13 +195,19 @@ impl Robot {
         } else if leader == Some(self.me) {
             self.judge_loop(message, stamp.last_loop, now);
         }
+        self.see_start((from, message.flow), made_at, now);
         self.release([message], now);
         if leader == Some(from) {
-            self.end_loops(made_at, now);
+            if let Some(ends) = self.local.ends_mut() {
+                ends.on_took(now.since(made_at));
+            }
+            self.end_loop(made_at, now);
         } else if leader == Some(self.me) && self.holders().any(|holder| holder != self.me) {
             let told = self.local.policy().is_some_and(|policy| policy.early_release);
             if told {
-                self.notices.add(message, self.local.caution().is_calm(), now);
+                let calm = self.local.caution().is_calm();
+                let at_once = !calm && self.local.is_nothing_due(now);
+                self.notices.add(message, calm, at_once, now);
             }
         }
         self.gather();
@@ -233,7 +253,7 @@ impl Robot {
         }
     }
 
-    /// On the leader: a robot may send bulk, or this one wants to.
+    /// This robot wants to send bulk or, on the leader, another one may.
     fn is_bulk_around(&self) -> bool {
         self.wants_bulk || self.holders().next().is_some()
     }
@@ -242,7 +262,11 @@ impl Robot {
         let bulk = self.is_bulk_around();
         let Some(lead) = &mut self.lead else { return };
         let flow = (message.robot, message.flow);
-        if let Some(caution) = lead.on_arrived(flow, message.made_at, last_loop, bulk, now) {
+        let caution = lead.on_arrived(flow, message.made_at, last_loop, bulk, now);
+        if let (Some(took), Some(ends)) = (lead.take_commands_took(), self.local.ends_mut()) {
+            ends.on_took(took);
+        }
+        if let Some(caution) = caution {
             self.set_caution(caution);
         }
     }
@@ -253,14 +277,28 @@ impl Robot {
 
     /// Control has arrived: its window need not wait for it.
     fn release(&mut self, messages: impl IntoIterator<Item = Arrived>, now: Instant) {
-        if self.wants_bulk {
+        if self.is_bulk_around() {
+            self.local.plan(now, &mut self.journal);
             self.local.hear(messages, now);
         }
     }
 
-    fn end_loops(&mut self, made_at: Instant, now: Instant) {
-        if self.wants_bulk {
-            self.local.end_loops(made_at, now);
+    fn begins_loops(&self, flow: u8) -> bool {
+        self.local.ends().is_some_and(|ends| ends.starts((self.me, flow)))
+    }
+
+    /// A control message of any robot was made at `made_at`, which may begin a loop.
+    fn see_start(&mut self, flow: (RobotId, u8), made_at: Instant, now: Instant) {
+        let changes = self.local.ends_mut().is_some_and(|ends| ends.on_message(flow, made_at));
+        if changes && self.wants_bulk {
+            self.local.plan_end(now);
+        }
+    }
+
+    /// The commands made at `made_at` are out.
+    fn end_loop(&mut self, made_at: Instant, now: Instant) {
+        if self.local.ends_mut().is_some_and(|ends| ends.on_commands(made_at)) {
+            self.local.end_loop(now);
         }
     }
 
@@ -288,6 +326,10 @@ impl Robot {
             made_at: offset.ours(message.made_at),
             ..*message
         });
+        let messages: Vec<Arrived> = messages.collect();
+        for message in &messages {
+            self.see_start((message.robot, message.flow), message.made_at.min(now), now);
+        }
         self.release(messages, now);
     }
 

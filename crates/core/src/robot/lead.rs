@@ -121,6 +121,8 @@ pub(super) struct Lead {
     loops: Loops,
     current: Option<Seen>,
     previous: Option<Seen>,
+    /// How long the commands of the newest judged loop took.
+    commands_took: Option<Duration>,
     caution: Option<Caution>,
     /// When a loop was last judged; at first, when it began to look.
     judged_at: Instant,
@@ -142,6 +144,7 @@ impl Lead {
             loops: Loops::default(),
             current: None,
             previous: None,
+            commands_took: None,
             caution,
             judged_at: now,
             worth: Worth::NEW,
@@ -207,12 +210,18 @@ impl Lead {
         }
     }
 
+    /// How long the commands of a loop took, once for each loop.
+    pub fn take_commands_took(&mut self) -> Option<Duration> {
+        self.commands_took.take()
+    }
+
     fn end_previous(&mut self, bound: Duration, bulk: bool, now: Instant) -> Option<Caution> {
         let ended = self.previous?;
         let took = ended.took?;
         self.loops.begin(ended.began, ended.all_in);
         if let Some(commanded) = ended.commanded {
             self.loops.on_commanded(commanded);
+            self.commands_took = Some((ended.began + took).since(commanded));
         }
         self.loops.on_through(ended.began + took);
         let calm = self.caution.is_some_and(|caution| caution.is_calm());

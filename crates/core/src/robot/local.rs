@@ -5,16 +5,14 @@
 //! ([`crate::gate`]) for each path, as each leads into a card of its own. Every window goes to all gates. While no loop is
 //! late there are none ([`Caution::is_calm`]).
 //!
-//! Windows for commands go by the times at which loops begin, which all robots know of each other: each loop's last
-//! moments before its bound are kept clear, unless the leader's commands are out by then ([`LoopEnds`], decision 4).
+//! Windows for commands go by when the current loop began: its last moments before its bound are kept clear, unless the
+//! leader's commands are out by then ([`LoopEnds`], decision 4).
 //!
 //! Left out: permits, which `global` keeps, and how careful to be, which the leader decides (`lead`).
 
-use std::collections::BTreeSet;
-
 use serde::{Deserialize, Serialize};
 
-use super::flow::LoopEnds;
+use super::ends::LoopEnds;
 use super::{Action, Arrived, Event, FlowKey, Journal, Robot, RobotConfig, Windows, FLOWS_MAX};
 use crate::aggregates::Aggregates;
 use crate::arrival::{ArrivalConfig, TimeModel};
@@ -71,9 +69,7 @@ enum Source {
 pub(super) struct Local {
     source: Source,
     /// Set if windows are kept for the ends of loops too.
-    loops: Option<LoopEnds>,
-    /// The planner's flows that stand for these.
-    ends: BTreeSet<FlowKey>,
+    ends: Option<LoopEnds>,
     caution: Caution,
     /// One for each path; none if the policy has none.
     gates: Vec<Gate>,
@@ -102,8 +98,7 @@ impl Local {
         };
         let mut local = Local {
             source,
-            loops: None,
-            ends: BTreeSet::new(),
+            ends: None,
             caution: Caution::new(0.0, 0.0),
             aggregates: vec![Aggregates::new(TOGETHER); gates.len()],
             gates,
@@ -112,12 +107,12 @@ impl Local {
             local.plan(now, &mut Journal::default());
             return local;
         };
-        let (at_risk, ends_too) = (policy.extension, policy.command_windows);
+        let (delay, ends_too) = (policy.command_delay, policy.command_windows);
         let percentile = policy.protection_percentile;
         let caution = Caution::new(percentile, policy.protection_percentile_max.unwrap_or(percentile));
         let judged = config.judged && policy.shared_windows;
-        let loops = config.control.map(|control| LoopEnds { control, at_risk });
-        local.loops = loops.filter(|_| ends_too);
+        let ends = config.control.map(|control| LoopEnds::new(control, delay));
+        local.ends = ends.filter(|_| ends_too);
         // If control is judged, windows begin with the first late message.
         local.caution = if judged { caution.calm() } else { caution };
         for gate in &mut local.gates {
@@ -190,12 +185,11 @@ impl Local {
         planner.add_flow(FlowKey::Own(flow), config).is_ok()
     }
 
-    /// Plans no longer for a flow or the ends of its loops.
-    pub fn remove(&mut self, flow: FlowKey, end: FlowKey) {
-        let Some(planner) = self.planner_mut() else { return };
-        planner.remove_flow(flow);
-        planner.remove_flow(end);
-        self.ends.remove(&end);
+    /// Plans no longer for a flow.
+    pub fn remove(&mut self, flow: FlowKey) {
+        if let Some(planner) = self.planner_mut() {
+            planner.remove_flow(flow);
+        }
     }
 
     /// An own flow's message is made; `put_off` if that had to wait for something else.
@@ -228,30 +222,29 @@ impl Local {
         }
     }
 
-    /// When the loops that a flow's messages begin are at risk; `None` if they begin none or no windows are kept for them.
-    pub fn end_of(&self, model: &TimeModel) -> Option<TimeModel> {
-        self.loops?.end(model)
+    /// How the team's loops end; `None` if it has none or no windows are kept for them.
+    pub fn ends(&self) -> Option<&LoopEnds> {
+        self.ends.as_ref()
     }
 
-    /// Plans for the ends of the loops that a flow's messages begin, or no longer if they begin none.
-    pub fn set_end(&mut self, key: FlowKey, end: Option<TimeModel>, within: Duration, now: Instant) {
-        let Source::Predicted(planner, _) = &mut self.source else {
-            return;
-        };
-        match end {
-            Some(end) => {
-                // The planner has room for every flow of every robot.
-                let _ = planner.set_bounded(key, end, within, now);
-                self.ends.insert(key);
-            }
-            None if self.ends.remove(&key) => planner.remove_flow(key),
-            None => {}
+    pub fn ends_mut(&mut self) -> Option<&mut LoopEnds> {
+        self.ends.as_mut()
+    }
+
+    /// Plans for the end of the current loop.
+    pub fn plan_end(&mut self, now: Instant) {
+        let at_risk = self.ends.as_ref().and_then(LoopEnds::at_risk);
+        if let (Some(planner), Some(at_risk)) = (self.planner_mut(), at_risk) {
+            // The planner has room for it.
+            let _ = planner.announce(FlowKey::LoopEnd, at_risk, now);
         }
     }
 
-    /// Returns whether windows are kept for these ends of loops.
-    pub fn has_end(&self, key: FlowKey) -> bool {
-        self.ends.contains(&key)
+    /// The current loop needs no window any more.
+    pub fn end_loop(&mut self, now: Instant) {
+        if let Some(planner) = self.planner_mut() {
+            planner.withdraw(FlowKey::LoopEnd, now);
+        }
     }
 
     /// Other robots' control has arrived: its window need not wait for it.
@@ -265,12 +258,10 @@ impl Local {
         let _ = planner.hear_shared(messages, Duration::ZERO, now);
     }
 
-    /// The commands made at `made_at` are out: the ends of their loops need no window any more.
-    pub fn end_loops(&mut self, made_at: Instant, now: Instant) {
-        if let Source::Predicted(planner, _) = &mut self.source {
-            let ends = self.ends.iter().map(|end| (*end, None, made_at));
-            let _ = planner.hear_shared(ends, Duration::ZERO, now);
-        }
+    /// Returns whether no control is awaited now.
+    pub fn is_nothing_due(&self, now: Instant) -> bool {
+        let window = self.planner().and_then(WindowPlanner::window);
+        window.is_none_or(|window| now < window.start || window.end <= now)
     }
 
     // --- gates ------------------------------------------------------------------------------------------------

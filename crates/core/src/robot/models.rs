@@ -81,8 +81,8 @@ impl Robot {
         if let Some(lead) = &mut self.lead {
             lead.set_flow((robot, flow), None);
         }
-        self.local
-            .remove(FlowKey::Of(robot, flow), FlowKey::LoopEnd(robot, flow));
+        self.local.remove(FlowKey::Of(robot, flow));
+        self.set_start((robot, flow), false);
     }
 
     /// Another robot tells when its control messages are due, all of them, by a clock that is `offset` from this one's.
@@ -100,13 +100,12 @@ impl Robot {
             let phase = offset.ours(model.phase);
             let model = TimeModel { phase, ..*model };
             // Commands end loops.
-            let end = if commands { None } else { self.local.end_of(&model) };
+            let starts = !commands && self.local.ends().is_some_and(|ends| ends.is_start(&model));
+            self.set_start((from, flow), starts);
             if let Some(lead) = &mut self.lead {
-                lead.set_flow((from, flow), end.map(|_| model));
+                lead.set_flow((from, flow), starts.then_some(model));
             }
-            let within = offset.within;
-            self.local.set_shared(FlowKey::Of(from, flow), model, within, now);
-            self.local.set_end(FlowKey::LoopEnd(from, flow), end, within, now);
+            self.local.set_shared(FlowKey::Of(from, flow), model, offset.within, now);
         }
     }
 
@@ -118,7 +117,7 @@ impl Robot {
         }
         self.told.check_at = now + CHECK_EVERY;
         let models = self.own_models();
-        self.plan_own_ends(&models, now);
+        self.see_own_starts(&models, now);
         self.look_whether_calm(now);
         self.steer(now);
         if !self.told.is_due(&models, now) {
@@ -142,17 +141,24 @@ impl Robot {
         models.collect()
     }
 
-    fn plan_own_ends(&mut self, models: &[(u8, TimeModel)], now: Instant) {
+    fn set_start(&mut self, flow: (RobotId, u8), starts: bool) {
+        if let Some(ends) = self.local.ends_mut() {
+            ends.set_start(flow, starts);
+        }
+    }
+
+    /// Finds out which of this robot's flows begin loops.
+    fn see_own_starts(&mut self, models: &[(u8, TimeModel)], now: Instant) {
         let leads = self.leader(now) == Some(self.me);
         for flow in 0..FLOWS_MAX as u8 {
-            // A flow that is not taken has no ends.
+            // A flow that is not taken begins none.
             if !self.flows[usize::from(flow)].taken {
                 continue;
             }
-            let model = models.iter().find(|(told, _)| *told == flow);
-            let end = model.filter(|_| !leads).and_then(|(_, model)| self.local.end_of(model));
-            let key = FlowKey::LoopEnd(self.me, flow);
-            self.local.set_end(key, end, Duration::ZERO, now);
+            let model = models.iter().find(|(told, _)| *told == flow).filter(|_| !leads);
+            let ends = self.local.ends();
+            let starts = model.is_some_and(|(_, model)| ends.is_some_and(|ends| ends.is_start(model)));
+            self.set_start((self.me, flow), starts);
         }
     }
 

@@ -200,21 +200,6 @@ fn a_window_ends_when_the_leader_tells_that_its_message_has_come() {
         said(failover::Message::Permit { epoch, message }),
         at(910),
     );
-    arrive(&mut leader, RobotId(2), 3, at(1_000), at(1_001));
-    arrive(&mut leader, RobotId(1), 4, at(1_000), at(1_001));
-    assert_eq!(told_arrived(run(&mut leader, at(1_001))), []);
-    let arrived = |robot, flow| Arrived {
-        robot: RobotId(robot),
-        flow,
-        made_at: at(1_000),
-    };
-    let heard = vec![arrived(2, 3), arrived(1, 4)];
-    assert_eq!(told_arrived(run(&mut leader, at(1_002))), [(RobotId(1), heard.clone())]);
-    assert_eq!(told_arrived(run(&mut leader, at(1_020))), []);
-
-    policy.global = None;
-    let mut holder = member(&policy, 1, 3);
-    holder.want_bulk(true, at(0));
     let ms = Duration::from_millis;
     let model = TimeModel {
         period: ms(100),
@@ -223,6 +208,29 @@ fn a_window_ends_when_the_leader_tells_that_its_message_has_come() {
         early: ms(5),
         late: ms(10),
     };
+    for (robot, flow) in [(2, 3), (1, 4)] {
+        leader.on_models(RobotId(robot), &[(flow, model)], Offset::NONE, at(920));
+    }
+    run(&mut leader, at(1_000));
+    arrive(&mut leader, RobotId(2), 3, at(1_000), at(1_001));
+    assert_eq!(told_arrived(run(&mut leader, at(1_001))), [], "another one is due");
+    arrive(&mut leader, RobotId(1), 4, at(1_000), at(1_001));
+    let arrived = |robot, flow| Arrived {
+        robot: RobotId(robot),
+        flow,
+        made_at: at(1_000),
+    };
+    let heard = vec![arrived(2, 3), arrived(1, 4)];
+    assert_eq!(told_arrived(run(&mut leader, at(1_001))), [(RobotId(1), heard.clone())]);
+    assert_eq!(told_arrived(run(&mut leader, at(1_020))), []);
+    run(&mut leader, at(1_100));
+    arrive(&mut leader, RobotId(2), 3, at(1_100), at(1_100));
+    assert_eq!(told_arrived(run(&mut leader, at(1_101))), []);
+    assert_eq!(told_arrived(run(&mut leader, at(1_102))).len(), 1, "the other one is late");
+
+    policy.global = None;
+    let mut holder = member(&policy, 1, 3);
+    holder.want_bulk(true, at(0));
     holder.on_models(RobotId(2), &[(3, model)], Offset::NONE, at(90));
     assert!(!holder.may_pass(0, 0, at(999)), "it may come at any time");
     // The clock is known: one exchange that took no time.
