@@ -51,6 +51,7 @@ PARTS = {
     "command windows": ("command_windows", "false", "true"),
     "shared windows": ("shared_windows", "false", "true"),
     "steered phases": ("steered_phases", "false", "true"),
+    "turns": ("turns", "false", "true"),
     "the send queue as source": ("completions", '"acknowledgements"', '"out-queue"'),
     "median completion": ("protection_percentile", "0.9499", "0.5"),
     "caution": ("protection_percentile_max", "0.5", "0.95"),

@@ -28,6 +28,8 @@ pub struct Policy {
     pub access: Access,
     /// Global preemption: permits for bulk.
     pub global: Option<PermitConfig>,
+    /// With several receivers, a robot sends bulk to one at a time.
+    pub turns: bool,
     /// Local preemption: arrival models, protection windows and the gate.
     pub local: Option<LocalConfig>,
     /// SchedWiFi's ST windows in place of predicted ones.
@@ -167,6 +169,7 @@ impl Policy {
             bulk: true,
             access: Access::Edca,
             global: None,
+            turns: false,
             local: None,
             schedwifi: None,
             ack_every: 2,
@@ -188,6 +191,7 @@ impl Policy {
             }
             "coorp" => {
                 policy.global = Some(PermitConfig::default());
+                policy.turns = true;
                 policy.local = Some(LocalConfig {
                     deviation: Deviation::Quantile,
                     completions_stale: Some(Duration::from_secs(4)),

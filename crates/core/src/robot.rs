@@ -14,6 +14,7 @@
 //! | `lead` | on the leader: how careful bulk has to be, and sensors' phases |
 //! | `clocks` | where the leaders' clocks are |
 //! | `riders` | which words wait for a control message |
+//! | `turns` | which receiver bulk goes to |
 //! | `peers` | which paths carry control and bulk |
 //! | `reports` | which states go to the robots that gather them |
 //!
@@ -35,6 +36,7 @@ mod models;
 mod peers;
 mod reports;
 mod riders;
+mod turns;
 
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
@@ -63,6 +65,7 @@ use local::Local;
 use models::Told;
 use peers::Peers;
 use riders::Riders;
+use turns::Turns;
 
 /// The way that a message takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -82,6 +85,13 @@ pub enum Action {
     Broadcast(Message),
     /// Bulk may, or may no longer, be sent.
     Permitted(bool),
+    /// Of the receivers of bulk over this path, only this one is sent to from now on.
+    Turn {
+        /// The path's index.
+        path: usize,
+        /// The receiver.
+        to: RobotId,
+    },
     /// The gate has opened: ask [`Robot::may_pass`] again.
     Resume,
     /// This robot leads from now on.
@@ -133,6 +143,7 @@ pub struct Robot {
     #[serde(skip)]
     pub journal: Journal,
     wants_bulk: bool,
+    turns: Turns,
     /// By number, this robot's control flows.
     flows: Vec<OwnFlow>,
     told: Told,
@@ -184,6 +195,7 @@ impl Robot {
             reporters: Reporters::new(incarnation),
             journal: Journal::default(),
             wants_bulk: false,
+            turns: Turns::new(if config.turns { config.paths } else { 0 }),
             flows: vec![OwnFlow::default(); FLOWS_MAX],
             told: Told::new(now),
             clocks: Clocks::new(if config.team_time { now } else { Instant::FAR_FUTURE }),
@@ -278,12 +290,6 @@ impl Robot {
         !self.peers.is_alive(to, from) && self.peers.is_alive(to, better)
     }
 
-    /// Bulk to a robot starts to go over a path, or stops.
-    pub fn on_bulk(&mut self, to: RobotId, path: Option<usize>) {
-        let path = path.map(|path| PathId(u8::try_from(path).unwrap_or(u8::MAX)));
-        self.peers.set_bulk(to, path);
-    }
-
     /// The paths to robots that several paths lead to.
     pub fn paths(&self, now: Instant) -> Vec<PathStatus> {
         self.peers.status(now)
@@ -348,6 +354,7 @@ impl Robot {
             self.tell_arrived(now);
         }
         self.tell_judged(now);
+        self.take_turns(now);
         if self.clocks.on_deadline(now) {
             if let Some(leader) = self.leader(now).filter(|leader| *leader != self.me) {
                 let query = Message::TimeQuery { sent_at: now };
@@ -372,7 +379,8 @@ impl Robot {
             .min(self.notices.next_deadline())
             .min(self.judge.next_deadline())
             .min(self.peers.next_deadline())
-            .min(self.riders.next_deadline());
+            .min(self.riders.next_deadline())
+            .min(self.turns.next_deadline());
         deadlines.into_iter().flatten().fold(own, Instant::min)
     }
 

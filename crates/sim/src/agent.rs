@@ -57,6 +57,8 @@ pub(crate) struct Agent {
     late: Duration,
     up: bool,
     wants_bulk: bool,
+    /// How many streams and flows of bulk to each robot have something left.
+    receivers: BTreeMap<RobotId, u32>,
     permitted: bool,
     held: bool,
     /// Whether it did so with an empty WNIC.
@@ -97,6 +99,7 @@ impl Agent {
             late: Duration::ZERO,
             up: true,
             wants_bulk: false,
+            receivers: BTreeMap::new(),
             permitted: true,
             held: false,
             held_empty: false,
@@ -143,6 +146,9 @@ impl Agent {
         self.robot = robot.transpose()?;
         self.permitted = self.may_send(now);
         self.add_flows(team, policy);
+        for to in self.receivers.keys().copied().collect::<Vec<_>>() {
+            self.tell(now, |robot, local| robot.on_bulk(to, Some(0), local));
+        }
         self.follow_window(now);
         Ok(())
     }
@@ -257,6 +263,27 @@ impl Agent {
         self.spend(now);
         self.wants_bulk = wants;
         self.tell(now, |robot, local| robot.want_bulk(wants, local));
+    }
+
+    /// One more, or one less, stream or flow of bulk to a robot has something left.
+    pub fn count_receiver(&mut self, to: RobotId, more: bool, now: Instant) {
+        let streams = self.receivers.entry(to).or_default();
+        *streams = if more { *streams + 1 } else { streams.saturating_sub(1) };
+        let path = (*streams > 0).then_some(0);
+        if path.is_none() {
+            self.receivers.remove(&to);
+        }
+        self.tell(now, |robot, local| robot.on_bulk(to, path, local));
+    }
+
+    /// Bulk to a robot was handed to the stack.
+    pub fn on_bulk_sent(&mut self, to: RobotId, now: Instant) {
+        self.tell(now, |robot, local| robot.on_bulk_sent(to, 0, local));
+    }
+
+    /// Whether bulk to a robot may be sent now as far as turns go.
+    pub fn has_turn(&self, to: RobotId) -> bool {
+        self.robot.as_ref().is_none_or(|robot| robot.has_turn(to, 0))
     }
 
     /// A message of another robot arrived, with its control or by itself.

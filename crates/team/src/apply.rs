@@ -12,6 +12,7 @@ impl PolicyOverrides {
         replace(&mut policy.sight.completions, self.completions);
         replace(&mut policy.sight.scheduling_delay, self.scheduling_delay);
         if let Some(global) = &mut policy.global {
+            replace(&mut policy.turns, self.turns);
             replace(&mut global.limit, self.limit);
             replace(&mut global.slice, self.slice);
             replace(&mut global.lease, self.lease);

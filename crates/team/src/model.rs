@@ -452,6 +452,8 @@ pub struct PolicyOverrides {
     pub shared_windows: Option<bool>,
     /// Steer sensor phases so that windows coincide.
     pub steered_phases: Option<bool>,
+    /// Send bulk to one receiver at a time.
+    pub turns: Option<bool>,
     /// Maximum share of the time taken by windows.
     pub window_share_max: Option<f64>,
     /// PPDUs longer than this are preceded by RTS/CTS.

@@ -207,6 +207,7 @@ const TABLES: [(&str, &[&str]); 11] = [
             "command_windows",
             "shared_windows",
             "steered_phases",
+            "turns",
         ],
     ),
 ];

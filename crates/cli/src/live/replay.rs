@@ -391,7 +391,11 @@ fn name(input: &Input) -> &'static str {
         Input::Copy { .. } => "copy",
         Input::State(_) => "state",
         Input::Message { .. } | Input::Gathering { .. } => "message",
-        Input::WantBulk(_) | Input::BulkPath(_) | Input::BulkMoves { .. } | Input::Bulk { .. } => "bulk",
+        Input::WantBulk(_)
+        | Input::BulkPath(_)
+        | Input::BulkMoves { .. }
+        | Input::Bulk { .. }
+        | Input::BulkSent { .. } => "bulk",
         Input::AddFlow(_) | Input::RemoveFlow(_) | Input::SetBound(..) | Input::Publish(_) | Input::Unpublish(_) => {
             "flows"
         }

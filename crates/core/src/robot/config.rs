@@ -91,6 +91,8 @@ pub struct RobotConfig {
     pub paths_to: Vec<usize>,
     /// The number of this robot's paths, each with a gate of its own.
     pub paths: usize,
+    /// Whether bulk goes to one receiver at a time.
+    pub turns: bool,
     /// How control is spread over paths.
     pub path: PathConfig,
     /// How much it sees of its traffic.
@@ -118,6 +120,7 @@ impl RobotConfig {
             judged: false,
             paths_to: vec![1; usize::from(robots)],
             paths: 1,
+            turns: policy.turns,
             path: PathConfig::default(),
             sight: policy.sight,
             team_time: policy.global.is_some() || policy.local.as_ref().is_some_and(|local| local.shared_windows),

@@ -100,6 +100,13 @@ pub enum Input {
         /// Over which path, if it goes.
         path: Option<usize>,
     },
+    /// [`Robot::on_bulk_sent`].
+    BulkSent {
+        /// To which robot.
+        to: RobotId,
+        /// Over which path.
+        path: usize,
+    },
     /// [`Robot::add_flow`], answered by [`Answer::Flow`].
     AddFlow(Option<Duration>),
     /// [`Robot::remove_flow`].
@@ -270,7 +277,8 @@ impl Robot {
             Input::WantBulk(wants) => self.want_bulk(wants, now),
             Input::BulkPath(to) => return Answer::Path(self.bulk_path(to, now)),
             Input::BulkMoves { to, from } => return Answer::of(self.bulk_moves(to, from, now)),
-            Input::Bulk { to, path } => self.on_bulk(to, path),
+            Input::Bulk { to, path } => self.on_bulk(to, path, now),
+            Input::BulkSent { to, path } => self.on_bulk_sent(to, path, now),
             Input::AddFlow(period) => return Answer::Flow(self.add_flow(period)),
             Input::RemoveFlow(flow) => self.remove_flow(flow),
             Input::SetBound(flow, bound) => self.set_bound(flow, bound),

@@ -126,7 +126,8 @@ impl Peers {
     }
 
     /// Notes which path carries bulk to a robot now, for a status page.
-    pub fn set_bulk(&mut self, to: RobotId, path: Option<PathId>) {
+    pub fn set_bulk(&mut self, to: RobotId, path: Option<usize>) {
+        let path = path.map(|path| PathId(u8::try_from(path).unwrap_or(u8::MAX)));
         if let Some(Some(peer)) = self.peers.get_mut(usize::from(to.0)) {
             peer.bulk = path;
         }
@@ -298,7 +299,7 @@ mod tests {
         let (mut it, mut other) = (peers(0, Duplicate::Adaptive), peers(1, Duplicate::Adaptive));
         run(&mut it, &mut other, 0..10_000, [true, true]);
         assert_eq!(it.bulk_path(RobotId(1), at(10_000)), PathId(0));
-        it.set_bulk(RobotId(1), Some(PathId(0)));
+        it.set_bulk(RobotId(1), Some(0));
         let seen = it.status(at(10_000));
         assert_eq!(seen.len(), 2);
         assert_eq!(

@@ -26,6 +26,11 @@ impl Agent {
                     bulk.set_permitted(permitted);
                 }
             }
+            Action::Turn { path, to } => {
+                if let Some(bulk) = &self.bulk {
+                    bulk.set_turn(path, to);
+                }
+            }
             Action::Resume => {
                 if let Some(bulk) = &self.bulk {
                     bulk.wake();

@@ -4,10 +4,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use coorp_core::robot::Input;
+use coorp_core::RobotId;
 use quinn::congestion::{Controller, ControllerFactory, Cubic, CubicConfig};
 
 use super::socket::GatedSocket;
 use super::turns::Turn;
+use crate::shared_robot::SharedRobot;
 
 /// CUBIC, except that nothing is sent without a permit and a turn, and that the gate learns of acknowledgements.
 ///
@@ -16,7 +19,13 @@ struct PermittedCubic {
     inner: Box<dyn Controller>,
     socket: Weak<GatedSocket>,
     permitted: Arc<AtomicBool>,
+    robot: Arc<SharedRobot>,
+    /// The receiver, and the path to it.
+    to: RobotId,
+    path: usize,
     turn: Arc<Turn>,
+    /// When the robot was last told that something is sent.
+    told_at: Option<Instant>,
     /// The other end has acknowledged something.
     heard: bool,
 }
@@ -24,6 +33,10 @@ struct PermittedCubic {
 /// Makes [`PermittedCubic`]s of one connection.
 pub(super) struct PermittedCubicConfig {
     pub socket: Weak<GatedSocket>,
+    pub robot: Arc<SharedRobot>,
+    /// The receiver, and the path to it.
+    pub to: RobotId,
+    pub path: usize,
     pub turn: Arc<Turn>,
     pub coordinated: bool,
 }
@@ -31,6 +44,8 @@ pub(super) struct PermittedCubicConfig {
 /// A connection's first flight before the first acknowledgement, if bulk is coordinated: few others send, and the gate
 /// bounds what is below it.
 const FIRST_WINDOW_BYTES: u64 = 256 << 10;
+/// The robot is told no more often that something is sent.
+const TELL_SENT_EVERY: Duration = Duration::from_millis(3);
 
 impl ControllerFactory for PermittedCubicConfig {
     fn build(self: Arc<Self>, now: Instant, current_mtu: u16) -> Box<dyn Controller> {
@@ -44,7 +59,11 @@ impl ControllerFactory for PermittedCubicConfig {
             inner: Box::new(Cubic::new(Arc::new(cubic), now, current_mtu)),
             socket: self.socket.clone(),
             permitted: permitted.unwrap_or_default(),
+            robot: self.robot.clone(),
+            to: self.to,
+            path: self.path,
             turn: self.turn.clone(),
+            told_at: None,
             heard: false,
         })
     }
@@ -61,7 +80,12 @@ impl PermittedCubic {
 
 impl Controller for PermittedCubic {
     fn on_sent(&mut self, now: Instant, bytes: u64, last_packet_number: u64) {
-        self.turn.on_sent();
+        if self.told_at.is_none_or(|at| now.saturating_duration_since(at) >= TELL_SENT_EVERY) {
+            self.told_at = Some(now);
+            let (to, path) = (self.to, self.path);
+            self.robot
+                .tell(|robot, now| robot.handle(Input::BulkSent { to, path }, now));
+        }
         self.inner.on_sent(now, bytes, last_packet_number);
     }
 
@@ -99,7 +123,11 @@ impl Controller for PermittedCubic {
             inner: self.inner.clone_box(),
             socket: self.socket.clone(),
             permitted: self.permitted.clone(),
+            robot: self.robot.clone(),
+            to: self.to,
+            path: self.path,
             turn: self.turn.clone(),
+            told_at: self.told_at,
             heard: self.heard,
         })
     }

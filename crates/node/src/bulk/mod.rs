@@ -46,7 +46,7 @@ use self::inbox::{Inbox, Whole};
 pub(crate) use self::message::Written;
 use self::send::Job;
 use self::socket::GatedSocket;
-use self::turns::Turns;
+use self::turns::Receivers;
 use crate::coordination::Coordination;
 use crate::fabric::PORT_BULK;
 use crate::mailbox::Mailbox;
@@ -96,8 +96,7 @@ struct Lane {
     sender: Mutex<Option<Endpoint>>,
     client: quinn::ClientConfig,
     socket: Arc<GatedSocket>,
-    /// The connections that have something to send.
-    turns: Arc<Turns<quinn::Connection>>,
+    receivers: Receivers,
     receiver: Mutex<Option<Endpoint>>,
 }
 
@@ -175,9 +174,14 @@ impl Bulk {
         self.lanes.iter().for_each(|lane| lane.socket.set_permitted(permitted));
         if permitted {
             self.permitted.notify_waiters();
-            // A connection that made no packets waits for nothing; setting its window again makes it check.
-            let first = self.lanes.iter().filter_map(|lane| lane.turns.first());
-            first.for_each(|connection| transport::wake(&connection));
+            self.lanes.iter().for_each(|lane| lane.receivers.wake());
+        }
+    }
+
+    /// Of the receivers over a path, only this one is sent to from now on.
+    pub fn set_turn(&self, path: usize, to: RobotId) {
+        if let Some(lane) = self.lanes.get(path) {
+            lane.receivers.set_turn(to);
         }
     }
 
@@ -264,7 +268,7 @@ impl Lane {
             sender: Mutex::new(Some(sender.map_err(|error| failed("open QUIC", error))?)),
             client: credentials.client(transport::PROTOCOL)?,
             socket,
-            turns: Arc::new(Turns::new()),
+            receivers: Receivers::default(),
             receiver: Mutex::new(Some(receiver)),
         })
     }

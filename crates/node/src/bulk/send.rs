@@ -12,7 +12,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::cubic::PermittedCubicConfig;
 use super::message::Message;
-use super::turns::{self, Look, Turn, Turns};
+use super::turns::Turn;
 use super::{receive, transport, Bulk, Lane, Waiting};
 use crate::fabric::PORT_BULK;
 use crate::quic;
@@ -351,9 +351,12 @@ async fn connect(bulk: &Bulk, to: RobotId, path: usize) -> Result<Open, String> 
     let sender = lock(&lane.sender).clone().ok_or("the node has closed")?;
     // Plain QUIC, if nothing else is requested.
     let coordinated = robot.ask(|robot, _| robot.coordinates_bulk());
-    let turn = Arc::<Turn>::default();
+    let turn = Arc::new(Turn::new(!member.policy.turns));
     let permitted = PermittedCubicConfig {
         socket: Arc::downgrade(&lane.socket),
+        robot: robot.clone(),
+        to,
+        path,
         turn: turn.clone(),
         coordinated,
     };
@@ -366,9 +369,7 @@ async fn connect(bulk: &Bulk, to: RobotId, path: usize) -> Result<Open, String> 
         every,
     ));
     let connection = quic::connect(&sender, client, (&member.team, to), address, CONNECT_MAX).await?;
-    if coordinated && lane.turns.join(&turn, connection.clone()) {
-        tokio::spawn(take_turns(lane.turns.clone()));
-    }
+    lane.receivers.add(to, &turn, &connection);
     // A permit that arrived meanwhile was announced to the connections that existed then.
     transport::wake(&connection);
     robot.tell(|robot, now| robot.handle(Input::Bulk { to, path: Some(path) }, now));
@@ -380,28 +381,17 @@ async fn connect(bulk: &Bulk, to: RobotId, path: usize) -> Result<Open, String> 
     })
 }
 
-/// Announces each turn, while there are several receivers.
-async fn take_turns(turns: Arc<Turns<Connection>>) {
-    loop {
-        tokio::time::sleep(turns::LOOK_EVERY).await;
-        match turns.look() {
-            Look::Alone => return,
-            Look::GoesOn => {}
-            Look::Begins(connection) => transport::wake(&connection),
-        }
-    }
-}
-
 fn hang_up(bulk: &Bulk, to: RobotId, open: Option<Open>) {
     if let Some(Open {
         connection, path, turn, ..
     }) = open
     {
+        connection.close(0u8.into(), b"done");
+        if let Some(lane) = bulk.lanes.get(path) {
+            lane.receivers.remove(to, &turn);
+        }
         bulk.robot
             .tell(|robot, now| robot.handle(Input::Bulk { to, path: None }, now));
-        connection.close(0u8.into(), b"done");
-        let next = bulk.lanes.get(path).and_then(|lane| lane.turns.leave(&turn));
-        next.iter().for_each(transport::wake);
     }
 }
 

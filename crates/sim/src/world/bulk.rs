@@ -21,25 +21,38 @@ impl World {
 
     pub(super) fn pump(&mut self, place: u32) {
         let now = self.now;
+        self.follow_pending(place);
         let stream = &mut self.streams[place as usize];
         stream.dirty = false;
+        let before = self.outbox.len();
         stream.pump(now, &mut self.outbox);
+        if stream.bulk && self.outbox.len() > before {
+            self.agents[usize::from(stream.from.0)].on_bulk_sent(robot(stream.to), now);
+        }
         if let Some(deadline) = stream.sender.next_deadline() {
             stream
                 .sender_armed
                 .arm(deadline.max(now), Timer::Sender(place), &mut self.timers);
         }
+        self.follow_pending(place);
+    }
+
+    /// Tells the sender's robot whether a stream has something left.
+    fn follow_pending(&mut self, place: u32) {
+        let stream = &self.streams[place as usize];
         let pending = stream.is_pending();
         if pending != self.stream_pending[place as usize] {
             self.stream_pending[place as usize] = pending;
-            if self.streams[place as usize].bulk {
-                self.count_pending(robot(self.streams[place as usize].from), pending);
+            if stream.bulk {
+                let ends = (robot(stream.from), robot(stream.to));
+                self.count_pending(ends, pending);
             }
         }
     }
 
     /// A robot has one more, or one less, stream or flow of bulk with something left to send.
-    pub(super) fn count_pending(&mut self, robot: RobotId, more: bool) {
+    pub(super) fn count_pending(&mut self, (robot, to): (RobotId, RobotId), more: bool) {
+        self.agents[usize::from(robot.0)].count_receiver(to, more, self.now);
         let pending = &mut self.bulk_pending[usize::from(robot.0)];
         *pending = if more { *pending + 1 } else { pending.saturating_sub(1) };
         let wants = *pending > 0;
@@ -47,6 +60,11 @@ impl World {
         let active = self.bulk_pending.iter().any(|pending| *pending > 0);
         self.counts.bulk_active.set(active, self.now);
         self.run_agent(robot);
+        if self.policy.turns {
+            // One that has just come waits for its turn.
+            let permitted = self.agents[usize::from(robot.0)].is_permitted();
+            self.permit_streams(robot, permitted);
+        }
     }
 
     pub(super) fn arm_receiver(&mut self, place: u32) {
@@ -126,7 +144,7 @@ impl World {
     pub(super) fn on_flow_start(&mut self, place: u32) {
         let plain = &mut self.plains[place as usize];
         plain.running = true;
-        let (sender, bulk) = (plain.flow.from, plain.flow.bulk);
+        let (ends, bulk) = ((plain.flow.from, plain.flow.to), plain.flow.bulk);
         let saturated = matches!(plain.flow.traffic, Traffic::Saturated { .. });
         match (plain.carrier, saturated) {
             (Carrier::Stream(stream), true) => {
@@ -136,7 +154,7 @@ impl World {
             (Carrier::Saturated, _) => {
                 plain.fill(self.now, &mut self.outbox);
                 if bulk {
-                    self.count_pending(sender, true);
+                    self.count_pending(ends, true);
                 }
             }
             _ => {
@@ -150,9 +168,9 @@ impl World {
     pub(super) fn on_flow_stop(&mut self, place: u32) {
         let plain = &mut self.plains[place as usize];
         plain.running = false;
-        let (sender, bulk) = (plain.flow.from, plain.flow.bulk);
+        let (ends, bulk) = ((plain.flow.from, plain.flow.to), plain.flow.bulk);
         match plain.carrier {
-            Carrier::Saturated if bulk => self.count_pending(sender, false),
+            Carrier::Saturated if bulk => self.count_pending(ends, false),
             Carrier::Stream(stream) => {
                 self.streams[stream as usize].stop(self.now);
                 self.mark(stream);

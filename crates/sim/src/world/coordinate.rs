@@ -3,7 +3,7 @@
 use super::{word_bytes, Content, Delayed, World};
 use crate::agent::ControlFlow;
 use crate::results::SpanKind;
-use crate::setup::station;
+use crate::setup::{self, station};
 use crate::timers::Timer;
 use coorp_core::robot::{Action, Message};
 use coorp_core::{Duration, RobotId};
@@ -26,6 +26,10 @@ impl World {
                     }
                 }
                 Action::Permitted(permitted) => self.set_permitted(robot, permitted),
+                Action::Turn { .. } => {
+                    let permitted = self.agents[place].is_permitted();
+                    self.permit_streams(robot, permitted);
+                }
                 Action::Resume => self.kicks.push(station(robot)),
                 Action::Shift(flow, later) => {
                     if let (Some(ControlFlow::Perception), Some(mpc)) = (self.agents[place].flow(flow), &mut self.mpc) {
@@ -84,19 +88,26 @@ impl World {
     }
 
     pub(super) fn set_permitted(&mut self, robot: RobotId, permitted: bool) {
-        let place = usize::from(robot.0);
-        for index in 0..self.streams_from[place].len() {
-            let stream = self.streams_from[place][index];
-            self.streams[stream as usize].set_permitted(permitted, self.now);
-            self.mark(stream);
-        }
-        for index in 0..self.saturated_from[place].len() {
-            let plain = self.saturated_from[place][index];
-            self.plains[plain as usize].permitted = permitted;
-            self.plains[plain as usize].fill(self.now, &mut self.outbox);
-        }
+        self.permit_streams(robot, permitted);
         if let Some(recorder) = &mut self.recorder {
             recorder.state(robot, SpanKind::Permit, permitted, self.now);
+        }
+    }
+
+    /// A robot's streams run if it is permitted to send and it is their receivers' turn.
+    pub(super) fn permit_streams(&mut self, robot: RobotId, permitted: bool) {
+        let place = usize::from(robot.0);
+        for index in 0..self.streams_from[place].len() {
+            let place = self.streams_from[place][index];
+            let stream = &mut self.streams[place as usize];
+            let has_turn = self.agents[usize::from(robot.0)].has_turn(setup::robot(stream.to));
+            stream.set_permitted(permitted && has_turn, self.now);
+            self.mark(place);
+        }
+        for index in 0..self.saturated_from[place].len() {
+            let plain = &mut self.plains[self.saturated_from[place][index] as usize];
+            plain.permitted = permitted && self.agents[place].has_turn(plain.flow.to);
+            plain.fill(self.now, &mut self.outbox);
         }
     }
 }

@@ -153,6 +153,9 @@ impl World {
                 let plain = &mut self.plains[plain as usize];
                 plain.outstanding -= 1;
                 plain.fill(now, &mut self.outbox);
+                if plain.permitted {
+                    self.agents[usize::from(plain.flow.from.0)].on_bulk_sent(plain.flow.to, now);
+                }
             }
         }
     }

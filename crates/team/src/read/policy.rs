@@ -36,6 +36,7 @@ pub(super) fn overrides(root: &mut Sheet<'_>) -> PolicyOverrides {
         command_windows: sheet.flag("command_windows"),
         shared_windows: sheet.flag("shared_windows"),
         steered_phases: sheet.flag("steered_phases"),
+        turns: sheet.flag("turns"),
         completions: sheet.choice("completions", &COMPLETIONS),
         scheduling_delay: sheet.duration("scheduling_delay", Duration::ZERO..=SECOND),
         window_share_max: sheet.number("window_share_max", 0.01..=1.0),

@@ -157,6 +157,7 @@ fn input() -> impl Strategy<Value = Input> {
         1 => peer().prop_map(Input::BulkPath),
         1 => (peer(), 0usize..2).prop_map(|(to, from)| Input::BulkMoves { to, from }),
         1 => (peer(), prop::option::of(0usize..2)).prop_map(|(to, path)| Input::Bulk { to, path }),
+        1 => (peer(), 0usize..2).prop_map(|(to, path)| Input::BulkSent { to, path }),
         2 => prop::option::of(span()).prop_map(Input::AddFlow),
         1 => flow().prop_map(Input::RemoveFlow),
         1 => (flow(), prop::option::of(span())).prop_map(|(flow, bound)| Input::SetBound(flow, bound)),

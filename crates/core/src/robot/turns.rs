@@ -1,0 +1,251 @@
+//! Whom bulk goes to: with several receivers, one at a time (decision 15).
+//!
+//! A PPDU goes to one station. If packets for several alternate, each PPDU has only the few for one of them: an access
+//! point that sends to four robots at once moves a fifth less than to one. So on each path, one receiver has the *turn* for
+//! [`TURN`], or until nothing more is sent to it; the others wait, as without a permit.
+//!
+//! Left out: unequal shares.
+
+use std::collections::VecDeque;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Action, Robot};
+use crate::{Duration, Instant, RobotId};
+
+/// How long one receiver is sent to while others wait.
+const TURN: Duration = Duration::from_millis(250);
+/// A turn in which nothing is sent for this long is over. A window of the gate is hardly longer.
+const IDLE_MAX: Duration = Duration::from_millis(10);
+
+/// The receivers of this robot's bulk.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Turns {
+    /// One for each path; none if the policy has no turns.
+    paths: Vec<Queue>,
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+struct Queue {
+    /// The first has the turn.
+    receivers: VecDeque<RobotId>,
+    began: Instant,
+    sent_at: Instant,
+    /// When to see whether the turn is over.
+    look_at: Option<Instant>,
+}
+
+impl Queue {
+    fn begin(&mut self, now: Instant) {
+        (self.began, self.sent_at) = (now, now);
+        self.look_later();
+    }
+
+    fn look_later(&mut self) {
+        let over = (self.began + TURN).min(self.sent_at + IDLE_MAX);
+        self.look_at = (self.receivers.len() > 1).then_some(over);
+    }
+
+    /// Returns whether another receiver has the turn now.
+    fn look(&mut self, now: Instant) -> bool {
+        if self.look_at.is_none_or(|at| now < at) {
+            return false;
+        }
+        let over = now >= self.began + TURN || now >= self.sent_at + IDLE_MAX;
+        if over {
+            self.receivers.rotate_left(1);
+            self.begin(now);
+        } else {
+            self.look_later();
+        }
+        over
+    }
+}
+
+impl Turns {
+    pub fn new(paths: usize) -> Self {
+        Turns {
+            paths: vec![Queue::default(); paths],
+        }
+    }
+
+    fn first(&self, path: usize) -> Option<RobotId> {
+        self.paths.get(path)?.receivers.front().copied()
+    }
+
+    /// Bulk to a robot waits for this path, or for none any more. Returns the paths whose turn has changed.
+    fn set_path(&mut self, to: RobotId, path: Option<usize>, now: Instant) -> Vec<usize> {
+        let mut changed = Vec::new();
+        for (number, queue) in self.paths.iter_mut().enumerate() {
+            let before = queue.receivers.front().copied();
+            let joins = path == Some(number);
+            if joins && !queue.receivers.contains(&to) {
+                queue.receivers.push_back(to);
+                queue.look_later();
+            } else if !joins {
+                queue.receivers.retain(|receiver| *receiver != to);
+            }
+            if queue.receivers.front().copied() != before {
+                queue.begin(now);
+                changed.push(number);
+            }
+        }
+        changed
+    }
+
+    /// Returns whether bulk to a robot may be sent over a path as far as turns go.
+    fn has(&self, path: usize, to: RobotId) -> bool {
+        self.first(path).is_none_or(|first| first == to)
+    }
+
+    fn on_sent(&mut self, path: usize, to: RobotId, now: Instant) {
+        if let Some(queue) = self.paths.get_mut(path) {
+            if queue.receivers.front() == Some(&to) {
+                queue.sent_at = queue.sent_at.max(now);
+            }
+        }
+    }
+
+    /// When to call [`Robot::on_deadline`].
+    pub fn next_deadline(&self) -> Instant {
+        let looks = self.paths.iter().filter_map(|queue| queue.look_at);
+        looks.min().unwrap_or(Instant::FAR_FUTURE)
+    }
+
+    fn look(&mut self, now: Instant) -> Vec<usize> {
+        let queues = self.paths.iter_mut().enumerate();
+        queues.filter_map(|(path, queue)| queue.look(now).then_some(path)).collect()
+    }
+
+    /// Turns begin anew, as this robot may send from now on.
+    fn restart(&mut self, now: Instant) {
+        self.paths.iter_mut().for_each(|queue| queue.begin(now));
+    }
+}
+
+impl Robot {
+    /// Bulk to a robot goes over a path from now on, or waits to; `None` if there is no more.
+    pub fn on_bulk(&mut self, to: RobotId, path: Option<usize>, now: Instant) {
+        self.peers.set_bulk(to, path);
+        let changed = self.turns.set_path(to, path, now);
+        self.tell_turns(changed);
+    }
+
+    /// A bulk packet to a robot was made. May be told less often: once in a few milliseconds is enough.
+    pub fn on_bulk_sent(&mut self, to: RobotId, path: usize, now: Instant) {
+        self.turns.on_sent(path, to, now);
+    }
+
+    /// Returns whether bulk to a robot may be sent over a path as far as turns go.
+    pub fn has_turn(&self, to: RobotId, path: usize) -> bool {
+        self.turns.has(path, to)
+    }
+
+    /// Looks whether turns are over. Without a permit nothing is sent, which ends none.
+    pub(super) fn take_turns(&mut self, now: Instant) {
+        if now < self.turns.next_deadline() {
+            return;
+        }
+        if self.is_permitted(now) {
+            let changed = self.turns.look(now);
+            self.tell_turns(changed);
+        } else {
+            self.turns.restart(now);
+        }
+    }
+
+    fn tell_turns(&mut self, paths: Vec<usize>) {
+        let turns = paths.into_iter().filter_map(|path| Some((path, self.turns.first(path)?)));
+        let actions = turns.map(|(path, to)| Action::Turn { path, to });
+        self.actions.extend(actions);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn at(ms: u64) -> Instant {
+        Instant::from_nanos(ms * 1_000_000)
+    }
+
+    fn turns(receivers: u16) -> Turns {
+        let mut turns = Turns::new(1);
+        for receiver in 1..=receivers {
+            let changed = turns.set_path(RobotId(receiver), Some(0), at(0));
+            assert_eq!(!changed.is_empty(), receiver == 1);
+        }
+        turns
+    }
+
+    #[test]
+    fn each_has_the_path_to_itself_for_as_long() {
+        let mut turns = turns(3);
+        let mut order = Vec::new();
+        for ms in 0..1_300 {
+            let first = turns.first(0).unwrap();
+            let having = (1..=3).filter(|receiver| turns.has(0, RobotId(*receiver)));
+            assert_eq!(having.collect::<Vec<_>>(), [first.0]);
+            turns.on_sent(0, first, at(ms));
+            if !turns.look(at(ms)).is_empty() {
+                order.push((ms, turns.first(0).unwrap().0));
+            }
+        }
+        assert_eq!(order, [(250, 2), (500, 3), (750, 1), (1_000, 2), (1_250, 3)]);
+    }
+
+    #[test]
+    fn who_sends_nothing_makes_room_and_who_is_alone_keeps_it() {
+        let mut turns = turns(2);
+        assert_eq!(turns.next_deadline(), at(10));
+        assert_eq!((turns.look(at(9)), turns.look(at(10))), (vec![], vec![0]));
+        assert!(turns.has(0, RobotId(2)));
+        turns.on_sent(0, RobotId(1), at(15));
+        assert_eq!(turns.set_path(RobotId(1), None, at(16)), [0; 0]);
+        assert_eq!(turns.next_deadline(), at(20), "it looks once more");
+        assert_eq!(turns.set_path(RobotId(2), None, at(17)), [0]);
+        assert!(turns.has(0, RobotId(1)) && turns.has(0, RobotId(7)), "nobody waits");
+    }
+
+    #[test]
+    fn who_leaves_or_changes_its_path_hands_on() {
+        let mut turns = turns(3);
+        assert_eq!(turns.set_path(RobotId(1), Some(1), at(1)), [0], "there is no path 1");
+        assert_eq!(turns.first(0), Some(RobotId(2)));
+        let mut two = Turns::new(2);
+        for receiver in [1, 2] {
+            two.set_path(RobotId(receiver), Some(0), at(0));
+        }
+        assert_eq!(two.set_path(RobotId(1), Some(1), at(1)), [0, 1]);
+        assert!(two.has(0, RobotId(2)) && two.has(1, RobotId(1)));
+    }
+
+    proptest! {
+        #[test]
+        fn one_of_those_who_wait_has_the_turn_and_it_goes_round(
+            steps in prop::collection::vec((0..4u16, any::<bool>(), 0..20u64), 1..200)
+        ) {
+            let mut turns = Turns::new(1);
+            let (mut now, mut waiting) = (0, Vec::new());
+            for (robot, joins, wait_ms) in steps {
+                now += wait_ms;
+                let had = turns.first(0);
+                let changed = turns.set_path(RobotId(robot), joins.then_some(0), at(now));
+                waiting.retain(|other| *other != robot);
+                waiting.extend(joins.then_some(robot));
+                prop_assert_eq!(!changed.is_empty(), turns.first(0) != had);
+                prop_assert_eq!(turns.first(0).is_some(), !waiting.is_empty());
+                prop_assert!(turns.first(0).is_none_or(|first| waiting.contains(&first.0)));
+                if waiting.len() > 1 {
+                    let due = turns.next_deadline();
+                    prop_assert!(due <= at(now) + TURN);
+                    let before = turns.first(0);
+                    now = now.max(due.as_nanos() / 1_000_000 + 1);
+                    prop_assert_eq!(turns.look(at(now)), vec![0]);
+                    prop_assert!(turns.first(0) != before);
+                }
+            }
+        }
+    }
+}
