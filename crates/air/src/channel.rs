@@ -327,7 +327,7 @@ impl Air {
                     }
                     let taken = queues.take(category, now, &mut |dropped| host.dropped(station, &dropped, now));
                     let Some(packet) = taken else { break };
-                    host.enqueued(station, &packet, now);
+                    host.enqueued(station, packet, now);
                 }
             }
             // Frames that move to the commit stage make room for more.

@@ -120,6 +120,8 @@ pub struct FqCodel {
     backlogs: Vec<u32>,
     /// First flow of each bucket; their number is a power of two.
     buckets: Vec<u32>,
+    /// The flow found last and its key: packets come in bursts of one flow.
+    recent: (u64, u32),
     destinations: Vec<Destination>,
     /// The index of each station in `destinations`, by station number.
     by_station: Vec<u32>,
@@ -142,6 +144,7 @@ impl FqCodel {
             flows: Vec::new(),
             backlogs: Vec::new(),
             buckets: vec![NONE; 16],
+            recent: (u64::MAX, NONE),
             destinations: Vec::new(),
             by_station: Vec::new(),
             turns: List::EMPTY,
@@ -202,9 +205,7 @@ impl FqCodel {
         let destination = self.find_destination(to)?;
         while let Some((flow, standing)) = self.first_flow(destination) {
             if self.flows[flow as usize].deficit <= 0 {
-                self.flows[flow as usize].deficit += i32::from(self.config.quantum_bytes);
-                self.remove_first_flow(destination, standing);
-                self.append_flow(destination, flow, Standing::Old);
+                self.end_round(destination, flow, standing);
                 continue;
             }
             if let Some(packet) = self.take(flow, now, dropped) {
@@ -220,6 +221,23 @@ impl FqCodel {
             }
         }
         None
+    }
+
+    /// The destination's first flow has sent what it may, and goes behind the others. One without others gets all the
+    /// rounds that it needs at once.
+    fn end_round(&mut self, destination: u32, flow: u32, standing: Standing) {
+        let quantum = i32::from(self.config.quantum_bytes);
+        let Destination { old_flows, .. } = &self.destinations[destination as usize];
+        let entry = &mut self.flows[flow as usize];
+        entry.deficit += quantum;
+        if standing == Standing::Old && old_flows.head == old_flows.tail {
+            while entry.deficit <= 0 {
+                entry.deficit += quantum;
+            }
+        } else {
+            self.remove_first_flow(destination, standing);
+            self.append_flow(destination, flow, Standing::Old);
+        }
     }
 
     /// The destination whose turn it is; passes the turn on to the next one with packets.
@@ -264,6 +282,7 @@ impl FqCodel {
     }
 
     /// Takes the flow's next packet that CoDel does not drop.
+    #[inline]
     fn take(&mut self, flow: u32, now: Instant, dropped: &mut impl FnMut(Packet)) -> Option<Packet> {
         loop {
             let (packet, queued_at) = self.unlink(flow)?;
@@ -277,20 +296,20 @@ impl FqCodel {
     }
 
     /// Removes the flow's oldest packet from the slab, and returns it with its arrival time.
+    #[inline]
     fn unlink(&mut self, flow: u32) -> Option<(Packet, Instant)> {
-        let queue = &mut self.flows[flow as usize].packets;
-        if queue.head == NONE {
+        let Flow {
+            packets, destination, ..
+        } = &mut self.flows[flow as usize];
+        if packets.head == NONE {
             return None;
         }
-        let at = queue.head;
-        let node = self.nodes[at as usize];
-        queue.head = node.next;
-        self.nodes[at as usize].next = self.free;
-        self.free = at;
+        let node = &mut self.nodes[packets.head as usize];
+        let next = std::mem::replace(&mut node.next, self.free);
+        self.free = std::mem::replace(&mut packets.head, next);
         self.len -= 1;
         self.backlogs[flow as usize] -= cost_bytes(&node.packet);
-        let destination = self.flows[flow as usize].destination;
-        self.destinations[destination as usize].packets -= 1;
+        self.destinations[*destination as usize].packets -= 1;
         Some((node.packet, node.queued_at))
     }
 
@@ -351,10 +370,14 @@ impl FqCodel {
     /// The index of the packet's flow, which is created if new.
     fn flow_of(&mut self, packet: &Packet, destination: u32) -> u32 {
         let key = u64::from(packet.to.0) << 32 | u64::from(packet.flow.0);
+        if self.recent.0 == key {
+            return self.recent.1;
+        }
         let mut at = self.buckets[self.bucket(key)];
         while at != NONE {
             let flow = &self.flows[at as usize];
             if flow.key == key {
+                self.recent = (key, at);
                 return at;
             }
             at = flow.chain;

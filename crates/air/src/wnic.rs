@@ -118,20 +118,29 @@ struct Lane {
 }
 
 /// One access category's hardware queue.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct HardwareQueue {
     lanes: Vec<Lane>,
     /// The index of each station in `lanes`, or `NO_LANE`.
     lane_of: Vec<u16>,
     /// Lanes with frames, in the order of service.
     order: VecDeque<u16>,
-    /// How many more packets the driver takes from this destination before it moves to the next.
-    burst: Option<(StationId, u16)>,
+    /// The destination that the driver takes packets for, its lane, and how many more it takes before it moves to the
+    /// next.
+    burst: (StationId, u16, u16),
     /// How many more frames may move from the head lane into the commit stage before the next lane's turn.
     commit_burst: u16,
 }
 
 impl HardwareQueue {
+    const EMPTY: HardwareQueue = HardwareQueue {
+        lanes: Vec::new(),
+        lane_of: Vec::new(),
+        order: VecDeque::new(),
+        burst: (StationId::GROUP, NO_LANE, 0),
+        commit_burst: 0,
+    };
+
     fn lane(&mut self, to: StationId) -> u16 {
         let station = usize::from(to.0);
         if self.lane_of.len() <= station {
@@ -171,7 +180,7 @@ impl Queues {
             wnic,
             hop,
             host,
-            hardware: Default::default(),
+            hardware: [HardwareQueue::EMPTY; 4],
             commit: VecDeque::new(),
             in_wnic: [Load::default(); 4],
         }
@@ -199,24 +208,28 @@ impl Queues {
         self.in_wnic[category.index()].incomplete < self.wnic.queue_frames && !self.host[category.index()].is_empty()
     }
 
-    /// The driver's dequeue and enqueue: moves one packet from the host queue into its lane.
-    pub fn take(&mut self, category: AccessCategory, now: Instant, dropped: &mut impl FnMut(Packet)) -> Option<Packet> {
-        let via = self.hop;
+    /// The driver's dequeue and enqueue: moves one packet from the host queue into its lane, and shows it.
+    #[inline]
+    pub fn take(&mut self, category: AccessCategory, now: Instant, dropped: &mut impl FnMut(Packet)) -> Option<&Packet> {
         let host = &mut self.host[category.index()];
         let queue = &mut self.hardware[category.index()];
-        let burst = match queue.burst {
-            Some((to, left)) if left > 0 => host.pop_for(to, now, dropped).map(|packet| (packet, left - 1)),
-            _ => None,
+        let load = &mut self.in_wnic[category.index()];
+        let (to, mut lane, left) = queue.burst;
+        let of_burst = if left > 0 { host.pop_for(to, now, dropped) } else { None };
+        let packet = match of_burst {
+            Some(packet) => {
+                queue.burst.2 -= 1;
+                packet
+            }
+            None => {
+                let packet = host.pop(now, dropped)?;
+                let hop = self.hop.filter(|_| packet.to != StationId::GROUP).unwrap_or(packet.to);
+                lane = queue.lane(hop);
+                queue.burst = (hop, lane, self.wnic.burst_frames.saturating_sub(1));
+                packet
+            }
         };
-        let (packet, left) = match burst {
-            Some(next) => next,
-            None => (host.pop(now, dropped)?, self.wnic.burst_frames.saturating_sub(1)),
-        };
-        let hop = via.filter(|_| packet.to != StationId::GROUP).unwrap_or(packet.to);
-        queue.burst = Some((hop, left));
-        let lane = queue.lane(hop);
         let target = &mut queue.lanes[usize::from(lane)];
-        let ahead = self.in_wnic[category.index()].incomplete;
         let sequence = target.sequence_next;
         target.sequence_next += 1;
         if target.frames.is_empty() {
@@ -227,40 +240,44 @@ impl Queues {
             queued_at: now,
             sequence,
             lane,
-            ahead,
+            ahead: load.incomplete,
             tries: 0,
             received: false,
             acknowledged: false,
         });
-        let load = &mut self.in_wnic[category.index()];
         (load.incomplete, load.unsent) = (load.incomplete + 1, load.unsent + 1);
-        Some(packet)
+        target.frames.back().map(|frame| &frame.packet)
     }
 
     /// Moves frames from the lanes into the commit stage while it has room, highest category first. Calls `released`
-    /// for each if the driver completes it at that point. Returns whether any frame moved.
+    /// for each if the driver completes it at that point. Returns whether it did so for any.
     pub fn commit(&mut self, mut released: impl FnMut(&Frame)) -> bool {
         let Some(commit_max) = self.wnic.commit_frames else {
             return false;
         };
         let on_transfer = self.wnic.completes_on_transfer;
         let mut any = false;
+        let mut room = usize::from(commit_max).saturating_sub(self.commit.len());
         let burst_frames = self.wnic.burst_frames.max(1);
         for (queue, in_wnic) in self.hardware.iter_mut().zip(&mut self.in_wnic) {
-            while self.commit.len() < usize::from(commit_max) {
-                let Some(&head) = queue.order.front() else { break };
+            while let Some(&head) = queue.order.front().filter(|_| room > 0) {
                 let lane = &mut queue.lanes[usize::from(head)];
                 if queue.commit_burst == 0 {
                     queue.commit_burst = burst_frames;
                 }
-                let Some(frame) = lane.frames.pop_front() else { break };
-                self.commit.push_back(frame);
-                if on_transfer {
-                    in_wnic.incomplete -= 1;
-                    any = true;
-                    released(&frame);
+                let count = lane.frames.len().min(room).min(usize::from(queue.commit_burst));
+                for frame in lane.frames.drain(..count) {
+                    if on_transfer {
+                        released(&frame);
+                    }
+                    self.commit.push_back(frame);
                 }
-                queue.commit_burst -= 1;
+                if on_transfer {
+                    in_wnic.incomplete -= count as u16;
+                    any = true;
+                }
+                room -= count;
+                queue.commit_burst -= count as u16;
                 if lane.frames.is_empty() {
                     queue.order.pop_front();
                     queue.commit_burst = 0;
@@ -422,20 +439,28 @@ impl Queues {
         let in_wnic = &mut self.in_wnic[category.index()];
         let mut kept = 0;
         let mut dropped_any = false;
-        // Frames that stay are moved behind the examined ones and then rotated back to the front, in order.
-        for _ in 0..frames {
-            let Some(mut frame) = buffer.pop_front() else { break };
-            if !frame.acknowledged && retries_max.is_none_or(|most| frame.tries < most) {
-                frame.tries += u8::from(retries_max.is_some());
-                buffer.push_back(frame);
-                kept += 1;
-                continue;
-            }
+        let stays = |frame: &Frame| !frame.acknowledged && retries_max.is_none_or(|most| frame.tries < most);
+        let mut leave = |mut frame: Frame| {
             frame.acknowledged = frame.received;
             dropped_any |= !frame.received;
             in_wnic.incomplete -= u16::from(on_air);
             in_wnic.unsent -= 1;
             completed(&frame);
+        };
+        // In most exchanges all leave.
+        let examined = buffer.iter().take(usize::from(frames));
+        let leaving = examined.take_while(|frame| !stays(frame)).count();
+        buffer.drain(..leaving).for_each(&mut leave);
+        // Frames that stay are moved behind the examined ones and then rotated back to the front, in order.
+        for _ in leaving..usize::from(frames) {
+            let Some(mut frame) = buffer.pop_front() else { break };
+            if stays(&frame) {
+                frame.tries += u8::from(retries_max.is_some());
+                buffer.push_back(frame);
+                kept += 1;
+            } else {
+                leave(frame);
+            }
         }
         buffer.rotate_right(usize::from(kept));
         if dropped_any {
