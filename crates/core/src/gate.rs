@@ -426,6 +426,7 @@ impl Gate {
     }
 
     /// A bulk packet is through; it had found `n_at_enqueue` before it at `enqueued_at`.
+    #[inline]
     pub fn on_complete(&mut self, n_at_enqueue: usize, enqueued_at: Instant, now: Instant) {
         // A clock that stepped back since would teach that packets take no time.
         if now >= enqueued_at {
@@ -435,6 +436,7 @@ impl Gate {
     }
 
     /// Something has left the WNIC, whether or not there is a sample in it: a hold for the backlog alone ends.
+    #[inline]
     pub fn on_left(&mut self, now: Instant) {
         if self.paused_until.is_some() && !self.window_holds(now) {
             self.resume();
@@ -468,6 +470,7 @@ impl Gate {
     }
 
     /// The next thing to do, until `None`.
+    #[inline]
     pub fn poll(&mut self) -> Option<GateAction> {
         std::mem::take(&mut self.resume).then_some(GateAction::Resume)
     }
@@ -478,6 +481,7 @@ impl Gate {
     }
 
     /// The window that is kept clear.
+    #[inline]
     pub fn window(&self) -> Window {
         self.window
     }

@@ -390,9 +390,15 @@ impl Robot {
         self.actions.pop_front().or_else(report)
     }
 
+    /// Returns whether there is an action to take.
+    #[inline]
+    pub fn has_actions(&self) -> bool {
+        !self.actions.is_empty() || self.reporters.is_pressing()
+    }
+
     /// Returns whether there is an action to take, or a deadline before `at`.
     pub fn is_pressing(&self, at: Instant) -> bool {
-        !self.actions.is_empty() || self.reporters.is_pressing() || self.next_deadline() < at
+        self.has_actions() || self.next_deadline() < at
     }
 
     /// Collects the actions of all parts except the coordinator.

@@ -408,6 +408,7 @@ impl<K: Copy + Ord> WindowPlanner<K> {
     }
 
     /// When the current window ends.
+    #[inline]
     pub fn next_deadline(&self) -> Option<Instant> {
         self.window.map(|w| w.end)
     }

@@ -50,6 +50,8 @@ pub(crate) struct Agent {
     robot: Option<Robot>,
     flows: BTreeMap<ControlFlow, FlowId>,
     log: Log,
+    /// The robot was told something since its actions were last taken: it may have new ones, or an earlier deadline.
+    touched: bool,
     /// Packets of the log that have left.
     left: u64,
     skew_ns: i64,
@@ -94,6 +96,7 @@ impl Agent {
             robot: None,
             flows: BTreeMap::new(),
             log: Log::Driver,
+            touched: true,
             left: 0,
             skew_ns: team.robots[usize::from(me.0)].clock_skew_ns,
             late: Duration::ZERO,
@@ -125,7 +128,7 @@ impl Agent {
         now: Instant,
     ) -> Result<(), String> {
         self.spend(now);
-        self.up = true;
+        (self.up, self.touched) = (true, true);
         self.flows.clear();
         let mut config = team.robot_config(policy, self.me, incarnation);
         // One channel is simulated, of everybody's first interface.
@@ -202,6 +205,7 @@ impl Agent {
         let local = self.local(now);
         let robot = self.robot.as_mut().filter(|_| self.up)?;
         let told = what(robot, local);
+        self.touched = true;
         self.follow_window(now);
         Some(told)
     }
@@ -329,27 +333,33 @@ impl Agent {
     // --- the gate ---------------------------------------------------------------------------------------------
 
     /// The driver wants to take a bulk packet. Answers whether it may, and whether that differs from last time.
+    #[inline]
     pub fn may_dequeue(&mut self, load: Load, now: Instant) -> (bool, bool) {
+        let local = self.local(now);
+        let Some(robot) = self.robot.as_mut() else {
+            return (true, false);
+        };
         let on_their_way = match &self.log {
             Log::Driver => usize::from(load.incomplete),
             Log::Status(log) => log.len(),
             Log::Segments(log) => log.len(),
-        };
-        let local = self.local(now);
-        let Some(robot) = self.robot.as_mut() else {
-            return (true, false);
         };
         let pass = robot.passes_gate(0, on_their_way, local);
         self.passed += u64::from(pass);
         let changed = pass == self.held;
         self.held = !pass;
         self.held_empty = !pass && load.unsent == 0;
+        self.touched |= !pass;
         self.follow_window(now);
         (pass, changed)
     }
 
     /// The WNIC got a bulk packet; `segment` names its stream and its place there if it will be acknowledged.
+    #[inline]
     pub fn on_enqueued(&mut self, segment: Option<(u32, u64)>, now: Instant) {
+        if let Log::Driver = self.log {
+            return;
+        }
         let local = self.local(now);
         match (&mut self.log, segment) {
             (Log::Status(log), _) if log.len() < LOG_MAX => log.push_back((self.left, local)),
@@ -360,17 +370,17 @@ impl Agent {
         }
     }
 
-    /// The driver counts a bulk packet as complete.
+    /// The driver counts a bulk packet as complete. The robot changes no window for it, and asks for no earlier deadline.
+    #[inline]
     pub fn on_released(&mut self, ahead: u16, queued_at: Instant, now: Instant) {
-        if let Log::Driver = self.log {
-            let entered_at = self.local(queued_at);
-            self.tell(now, |robot, local| {
-                robot.on_completed(0, usize::from(ahead), entered_at, local)
-            });
+        let (entered_at, local) = (self.local(queued_at), self.local(now));
+        if let (Log::Driver, true, Some(robot)) = (&self.log, self.up, &mut self.robot) {
+            robot.on_completed(0, usize::from(ahead), entered_at, local);
         }
     }
 
     /// A bulk packet has its transmit status.
+    #[inline]
     pub fn on_status(&mut self, now: Instant) {
         if let Log::Status(log) = &mut self.log {
             if let Some(entered) = log.pop_front() {
@@ -380,7 +390,11 @@ impl Agent {
     }
 
     /// A stream's receiver acknowledges segments; those that arrived out of order have left as well.
+    #[inline]
     pub fn on_acknowledged(&mut self, stream: u32, ack: &Ack, now: Instant) {
+        if !matches!(self.log, Log::Segments(_)) {
+            return;
+        }
         self.take_acknowledged((stream, 0)..(stream, ack.next), now);
         for range in ack.sack.iter().filter(|range| range.start < range.end) {
             self.take_acknowledged((stream, range.start)..(stream, range.end), now);
@@ -421,6 +435,12 @@ impl Agent {
         self.late = late;
     }
 
+    /// Whether there may be actions to take or an earlier deadline, since the last call.
+    #[inline]
+    pub fn take_touched(&mut self) -> bool {
+        std::mem::take(&mut self.touched) || self.robot.as_ref().is_some_and(Robot::has_actions)
+    }
+
     /// The next thing to do, until `None`.
     pub fn poll(&mut self, now: Instant) -> Option<Action> {
         let action = self.robot.as_mut().filter(|_| self.up)?.poll()?;
@@ -438,13 +458,17 @@ impl Agent {
 
     // --- accounts ---------------------------------------------------------------------------------------------
 
-    /// Books the time before the window changed.
+    /// Books the time before the window changed, if it has.
+    #[inline]
     fn follow_window(&mut self, now: Instant) {
-        let Some(robot) = &self.robot else { return };
-        let window = robot.window();
-        if window == self.window {
-            return;
+        let window = self.robot.as_ref().map(Robot::window);
+        if let Some(window) = window.filter(|window| *window != self.window) {
+            self.set_window(window, now);
         }
+    }
+
+    fn set_window(&mut self, window: Window, now: Instant) {
+        self.touched = true;
         self.spend(now);
         let (start, end) = (self.global(self.window.start), self.global(self.window.end).min(now));
         if let Some(over) = self.windows_over.as_mut().filter(|_| end > start) {

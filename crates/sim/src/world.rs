@@ -53,9 +53,17 @@ enum Cargo {
     Plain(u32),
 }
 
-/// Where a packet's flow leads to, by `FlowId`.
+/// What a packet's flow tells of it, by `FlowId`.
 #[derive(Clone, Copy, Debug)]
-enum Slot {
+struct Slot {
+    leads_to: Way,
+    /// Whether its packets belong to bulk; the acknowledgements of bulk do.
+    bulk: bool,
+}
+
+/// Where a flow leads to.
+#[derive(Clone, Copy, Debug)]
+enum Way {
     Message(u32),
     Data(u32),
     Acks(u32),
@@ -335,15 +343,5 @@ impl World {
             charts.timeline = recorder.timeline(robots);
         }
         Run { result, charts }
-    }
-}
-
-impl Channel {
-    /// Whether its messages count as control. Those about permits do.
-    fn role_is_control(&self, plains: &[Plain]) -> bool {
-        match self.role {
-            Role::Plain(place) => !plains[place as usize].flow.bulk,
-            _ => true,
-        }
     }
 }

@@ -132,8 +132,15 @@ impl Journal {
     }
 
     /// Notes the gate's answer about a datagram, if it differs from the last.
+    #[inline]
     pub fn gate(&mut self, path: usize, open: bool, for_window: bool, in_flight: usize) {
-        let Some(closed) = self.closed.get_mut(path).filter(|closed| self.on && **closed == open) else {
+        if self.on {
+            self.note_gate(path, open, for_window, in_flight);
+        }
+    }
+
+    fn note_gate(&mut self, path: usize, open: bool, for_window: bool, in_flight: usize) {
+        let Some(closed) = self.closed.get_mut(path).filter(|closed| **closed == open) else {
             return;
         };
         *closed = !open;

@@ -305,6 +305,7 @@ impl Local {
     }
 
     /// When the window ends.
+    #[inline]
     pub fn window_deadline(&self) -> Option<Instant> {
         match &self.source {
             Source::None => None,
@@ -327,6 +328,7 @@ impl Robot {
     }
 
     /// As [`Robot::may_pass`], if permits are kept elsewhere, such as where streams are paused.
+    #[inline]
     pub fn passes_gate(&mut self, path: usize, n: usize, now: Instant) -> bool {
         // Planned when bulk asks: doing so at each window's end would wake a robot without bulk for every control message.
         if self.local.window_deadline().is_some_and(|due| now >= due) {
@@ -367,6 +369,7 @@ impl Robot {
     }
 
     /// The driver's hook tells that a bulk packet, which entered at `entered_at` behind `ahead` others, has left.
+    #[inline]
     pub fn on_completed(&mut self, path: usize, ahead: usize, entered_at: Instant, left_at: Instant) {
         if let Some(gate) = self.local.gates.get_mut(path) {
             gate.on_complete(ahead, entered_at, left_at);
@@ -375,6 +378,7 @@ impl Robot {
     }
 
     /// Collects what one gate wants done; when packets leave, no other part wants anything.
+    #[inline]
     fn gather_gate(&mut self, path: usize) {
         if self.local.gates.get_mut(path).and_then(Gate::poll).is_some() {
             self.actions.push_back(Action::Resume);
@@ -382,6 +386,7 @@ impl Robot {
     }
 
     /// The window that bulk keeps out of, on all paths alike. For a status page: plans nothing.
+    #[inline]
     pub fn window(&self) -> Window {
         self.local.gates.first().map_or(Window::NONE, Gate::window)
     }

@@ -161,6 +161,7 @@ impl Reporters {
     }
 
     /// Whether there is an action to take.
+    #[inline]
     pub fn is_pressing(&self) -> bool {
         !self.actions.is_empty()
     }

@@ -16,6 +16,9 @@ impl World {
     /// Carries out a robot's actions and arms its next timer. Effects on other robots are queued, so this never recurses.
     pub(super) fn run_agent(&mut self, robot: RobotId) {
         let place = usize::from(robot.0);
+        if !self.agents[place].take_touched() {
+            return;
+        }
         let now = self.now;
         while let Some(action) = self.agents[place].poll(now) {
             match action {

@@ -1,7 +1,7 @@
 //! Calls from the air: the driver's hooks, arrivals, drops.
 
 use super::control::control_flow;
-use super::{Slot, World};
+use super::{Slot, Way, World};
 use crate::messages::MessageFlow;
 use crate::results::SpanKind;
 use crate::setup::robot;
@@ -31,20 +31,17 @@ impl Host for World {
 
     fn enqueued(&mut self, station: StationId, packet: &Packet, now: Instant) {
         let place = usize::from(station.0);
+        let slot = self.slot(packet);
         if packet.category >= AccessCategory::BestEffort {
-            let segment = match self.slots[packet.flow.0 as usize] {
-                Slot::Data(stream) if station == packet.from => Some((stream, packet.tag)),
+            let segment = match slot.leads_to {
+                Way::Data(stream) if station == packet.from => Some((stream, packet.tag)),
                 _ => None,
             };
             self.agents[place].on_enqueued(segment, now);
         }
-        match self.slots[packet.flow.0 as usize] {
-            Slot::Message(channel) if self.channels[channel as usize].role_is_control(&self.plains) => {
-                if MessageFlow::is_first(packet) {
-                    self.counts.ahead.record(self.bulk_in_wnic[place]);
-                }
-            }
-            _ => self.bulk_in_wnic[place] += u32::from(self.is_bulk(packet)),
+        self.bulk_in_wnic[place] += u32::from(slot.bulk);
+        if matches!(slot.leads_to, Way::Message(_)) && !slot.bulk && MessageFlow::is_first(packet) {
+            self.counts.ahead.record(self.bulk_in_wnic[place]);
         }
     }
 
@@ -68,7 +65,7 @@ impl Host for World {
         if packet.category >= AccessCategory::BestEffort {
             self.agents[place].on_status(now);
         }
-        self.bulk_in_wnic[place] -= u32::from(self.is_bulk(packet));
+        self.bulk_in_wnic[place] -= u32::from(self.slot(packet).bulk);
         if station == packet.from {
             self.on_left(packet, acknowledged);
         } else if !acknowledged {
@@ -77,15 +74,15 @@ impl Host for World {
     }
 
     fn delivered(&mut self, packet: &Packet, now: Instant) {
-        match self.slots[packet.flow.0 as usize] {
-            Slot::Message(channel) => {
+        match self.slot(packet).leads_to {
+            Way::Message(channel) => {
                 let fate = self.channels[channel as usize].flow.on_delivered(packet, now);
                 if let Some((number, fate)) = fate {
                     self.on_message_fate(channel, number, fate);
                 }
             }
-            Slot::Data(stream) => self.on_stream_data(stream, packet),
-            Slot::Acks(stream) => {
+            Way::Data(stream) => self.on_stream_data(stream, packet),
+            Way::Acks(stream) => {
                 if let Some(ack) = self.streams[stream as usize].on_ack(packet, now) {
                     let sender = self.streams[stream as usize].from;
                     self.agents[usize::from(sender.0)].on_acknowledged(stream, &ack, now);
@@ -93,7 +90,7 @@ impl Host for World {
                 }
                 self.mark(stream);
             }
-            Slot::Saturated(plain) => {
+            Way::Saturated(plain) => {
                 let plain = &mut self.plains[plain as usize];
                 plain.on_packet(packet, now);
                 if plain.flow.bulk {
@@ -123,7 +120,7 @@ impl World {
     /// The kernel of a control packet's sender has freed it: the driver counts it as complete, or the host queue dropped
     /// it.
     fn on_freed(&mut self, packet: &Packet) {
-        let Slot::Message(channel) = self.slots[packet.flow.0 as usize] else {
+        let Way::Message(channel) = self.slot(packet).leads_to else {
             return;
         };
         let state = &mut self.channels[channel as usize];
@@ -136,20 +133,20 @@ impl World {
     /// A packet has left its sender: the WNIC is done with it, or the host queue dropped it.
     fn on_left(&mut self, packet: &Packet, acknowledged: bool) {
         let now = self.now;
-        match self.slots[packet.flow.0 as usize] {
-            Slot::Message(channel) => {
+        match self.slot(packet).leads_to {
+            Way::Message(channel) => {
                 let state = &mut self.channels[channel as usize];
                 if let Some((number, fate)) = state.flow.on_left(packet, acknowledged, now) {
                     self.on_message_fate(channel, number, fate);
                 }
             }
-            Slot::Data(stream) => {
+            Way::Data(stream) => {
                 let payload = packet.bytes - tcp::HEADER_BYTES;
                 self.streams[stream as usize].sender.on_departed(payload);
                 self.mark(stream);
             }
-            Slot::Acks(_) => {}
-            Slot::Saturated(plain) => {
+            Way::Acks(_) => {}
+            Way::Saturated(plain) => {
                 let plain = &mut self.plains[plain as usize];
                 plain.outstanding -= 1;
                 plain.fill(now, &mut self.outbox);
@@ -162,7 +159,7 @@ impl World {
 
     /// The access point lost a packet that it was to pass on; its sender takes it for arrived.
     fn on_lost_underway(&mut self, packet: &Packet) {
-        if let Slot::Message(channel) = self.slots[packet.flow.0 as usize] {
+        if let Way::Message(channel) = self.slot(packet).leads_to {
             let fate = self.channels[channel as usize].flow.on_lost_underway(packet, self.now);
             if let Some((number, fate)) = fate {
                 self.on_message_fate(channel, number, fate);
@@ -170,12 +167,7 @@ impl World {
         }
     }
 
-    /// Whether a packet belongs to bulk; the acknowledgements of bulk do.
-    fn is_bulk(&self, packet: &Packet) -> bool {
-        match self.slots[packet.flow.0 as usize] {
-            Slot::Message(channel) => !self.channels[channel as usize].role_is_control(&self.plains),
-            Slot::Data(stream) | Slot::Acks(stream) => self.streams[stream as usize].bulk,
-            Slot::Saturated(plain) => self.plains[plain as usize].flow.bulk,
-        }
+    fn slot(&self, packet: &Packet) -> Slot {
+        self.slots[packet.flow.0 as usize]
     }
 }

@@ -1,6 +1,6 @@
 //! Before a run: the flows that team and policy ask for are opened, and what starts is started.
 
-use super::{Cargo, Channel, Counts, Role, Slot, World};
+use super::{Cargo, Channel, Counts, Role, Slot, Way, World};
 use crate::agent::Agent;
 use crate::delay::Delay;
 use crate::drlc::Drlc;
@@ -104,8 +104,8 @@ impl World {
         for id in others {
             let place = usize::from(id.0);
             if self.mpc.is_some() {
-                self.perception[place] = Some(self.open_channel(id, leader, voice, Role::Perception(id)));
-                self.command[place] = Some(self.open_channel(leader, id, voice, Role::Command(id)));
+                self.perception[place] = Some(self.open_channel((id, leader), voice, Role::Perception(id), false));
+                self.command[place] = Some(self.open_channel((leader, id), voice, Role::Command(id), false));
             }
             if self.drlc.is_some() {
                 let config = tcp::Config {
@@ -140,7 +140,7 @@ impl World {
         let pairs = robots().flat_map(|from| robots().map(move |to| (from, to)));
         let pairs: Vec<_> = pairs.filter(|(from, to)| from != to).collect();
         for (from, to) in pairs {
-            let channel = self.open_channel(from, to, category, Role::Word(from, to));
+            let channel = self.open_channel((from, to), category, Role::Word(from, to), false);
             self.words.insert((from, to), channel);
         }
     }
@@ -168,10 +168,20 @@ impl World {
         FlowId(self.slots.len() as u32)
     }
 
-    fn open_channel(&mut self, from: RobotId, to: RobotId, category: AccessCategory, role: Role) -> u32 {
+    fn open_slot(&mut self, leads_to: Way, bulk: bool) {
+        self.slots.push(Slot { leads_to, bulk });
+    }
+
+    fn open_channel(
+        &mut self,
+        (from, to): (RobotId, RobotId),
+        category: AccessCategory,
+        role: Role,
+        bulk: bool,
+    ) -> u32 {
         let place = self.channels.len() as u32;
         let flow = MessageFlow::new(self.next_flow(), station(from), station(to), category);
-        self.slots.push(Slot::Message(place));
+        self.open_slot(Way::Message(place), bulk);
         self.channels.push(Channel {
             flow,
             role,
@@ -193,7 +203,8 @@ impl World {
         let mut stream = Stream::new(self.next_flow(), ends, category, bulk, config);
         let held = bulk && self.agents[usize::from(from.0)].needs_permit();
         stream.set_permitted(!held, Instant::ZERO);
-        self.slots.extend([Slot::Data(place), Slot::Acks(place)]);
+        self.open_slot(Way::Data(place), bulk);
+        self.open_slot(Way::Acks(place), bulk);
         self.streams.push(stream);
         self.cargo.push(cargo);
         self.stream_pending.push(false);
@@ -226,10 +237,10 @@ impl World {
                 Carrier::Stream(self.open_stream((from, to), category, Cargo::Plain(place), flow.bulk, config))
             }
             (coorp_team::Transport::Udp, false) => {
-                Carrier::Messages(self.open_channel(from, to, category, Role::Plain(place)))
+                Carrier::Messages(self.open_channel((from, to), category, Role::Plain(place), flow.bulk))
             }
             (coorp_team::Transport::Udp, true) => {
-                self.slots.push(Slot::Saturated(place));
+                self.open_slot(Way::Saturated(place), flow.bulk);
                 if flow.bulk {
                     self.saturated_from[usize::from(from.0)].push(place);
                 }
