@@ -45,9 +45,16 @@ use crate::wnic::{Aggregate, AggregateLimit, Load, Queues};
 /// Called from within [`Air`]'s methods; answers to them go through [`Air::send`] afterwards. The driver's hooks name
 /// the station whose driver it is: the packet's sender, or the access point that passes it on.
 pub trait Host {
-    /// The driver is about to take a packet of `category` from the host queue, with `load` of it in the WNIC. False
-    /// holds it until [`Air::kick`].
-    fn may_dequeue(&mut self, station: StationId, category: AccessCategory, load: Load, now: Instant) -> bool;
+    /// The driver is about to take packets of `category` from the host queue, with `load` of it in the WNIC and `most` to
+    /// take. Returns how many it may take before it asks again; zero holds them until [`Air::kick`].
+    fn may_dequeue(
+        &mut self,
+        station: StationId,
+        category: AccessCategory,
+        load: Load,
+        most: u16,
+        now: Instant,
+    ) -> u16;
     /// The driver handed `packet` to the WNIC.
     fn enqueued(&mut self, station: StationId, packet: &Packet, now: Instant);
     /// The driver's completion hook: it counts `packet`, which the WNIC got at `queued_at` behind `ahead` others, as
@@ -321,10 +328,16 @@ impl Air {
         let queues = &mut self.stations[usize::from(station.0)];
         loop {
             for category in AccessCategory::ALL {
-                while queues.wants(category) {
-                    if !host.may_dequeue(station, category, queues.in_wnic[category.index()], now) {
+                let mut may = 0;
+                loop {
+                    let wanted = queues.wanted(category);
+                    if may == 0 && wanted > 0 {
+                        may = host.may_dequeue(station, category, queues.in_wnic[category.index()], wanted, now);
+                    }
+                    if may == 0 || wanted == 0 {
                         break;
                     }
+                    may -= 1;
                     let taken = queues.take(category, now, &mut |dropped| host.dropped(station, &dropped, now));
                     let Some(packet) = taken else { break };
                     host.enqueued(station, packet, now);

@@ -73,6 +73,53 @@ impl List {
     const EMPTY: List = List { head: NONE, tail: NONE };
 }
 
+/// The packets of all flows.
+#[derive(Clone, Debug)]
+struct Slab {
+    nodes: Vec<Node>,
+    free: u32,
+    len: usize,
+}
+
+impl Slab {
+    #[inline]
+    fn append(&mut self, list: &mut List, packet: Packet, queued_at: Instant) {
+        let next = NONE;
+        let node = Node {
+            packet,
+            queued_at,
+            next,
+        };
+        let at = self.free;
+        if at == NONE {
+            self.nodes.push(node);
+        } else {
+            self.free = std::mem::replace(&mut self.nodes[at as usize], node).next;
+        }
+        let at = if at == NONE { self.nodes.len() as u32 - 1 } else { at };
+        if list.head == NONE {
+            list.head = at;
+        } else {
+            self.nodes[list.tail as usize].next = at;
+        }
+        list.tail = at;
+        self.len += 1;
+    }
+
+    /// Removes the list's first packet; returns it with its arrival time.
+    #[inline]
+    fn remove_first(&mut self, list: &mut List) -> Option<(Packet, Instant)> {
+        if list.head == NONE {
+            return None;
+        }
+        let node = &mut self.nodes[list.head as usize];
+        let next = std::mem::replace(&mut node.next, self.free);
+        self.free = std::mem::replace(&mut list.head, next);
+        self.len -= 1;
+        Some((node.packet, node.queued_at))
+    }
+}
+
 /// Which of its destination's lists contains the flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Standing {
@@ -108,13 +155,21 @@ struct Destination {
     shared_flow: u32,
 }
 
+impl Destination {
+    #[inline]
+    fn first_flow(&self) -> Option<(u32, Standing)> {
+        if self.new_flows.head != NONE {
+            return Some((self.new_flows.head, Standing::New));
+        }
+        (self.old_flows.head != NONE).then_some((self.old_flows.head, Standing::Old))
+    }
+}
+
 /// The queue of one station and access category.
 #[derive(Clone, Debug)]
 pub struct FqCodel {
     config: Config,
-    nodes: Vec<Node>,
-    free: u32,
-    len: usize,
+    slab: Slab,
     flows: Vec<Flow>,
     /// Queued bytes of each flow; separate from `flows`, so that finding the fattest reads little memory.
     backlogs: Vec<u32>,
@@ -138,9 +193,11 @@ impl FqCodel {
         };
         FqCodel {
             config,
-            nodes: Vec::new(),
-            free: NONE,
-            len: 0,
+            slab: Slab {
+                nodes: Vec::new(),
+                free: NONE,
+                len: 0,
+            },
             flows: Vec::new(),
             backlogs: Vec::new(),
             buckets: vec![NONE; 16],
@@ -161,31 +218,20 @@ impl FqCodel {
     pub fn push_via(&mut self, hop: StationId, packet: Packet, now: Instant) -> Option<Packet> {
         let destination = self.destination_of(hop);
         let flow = self.flow_of(&packet, destination);
-        let node = self.allocate(packet, now);
-
-        let queue = &mut self.flows[flow as usize].packets;
-        if queue.head == NONE {
-            queue.head = node;
-        } else {
-            self.nodes[queue.tail as usize].next = node;
-        }
-        queue.tail = node;
+        let entry = &mut self.flows[flow as usize];
+        self.slab.append(&mut entry.packets, packet, now);
         self.backlogs[flow as usize] += cost_bytes(&packet);
-        self.len += 1;
-
-        if self.flows[flow as usize].standing == Standing::Out {
-            self.flows[flow as usize].deficit = i32::from(self.config.quantum_bytes);
+        if entry.standing == Standing::Out {
+            entry.deficit = i32::from(self.config.quantum_bytes);
             self.append_flow(destination, flow, Standing::New);
         }
         self.destinations[destination as usize].packets += 1;
         self.take_turn(destination);
 
-        if self.len <= self.config.packet_limit {
+        if self.slab.len <= self.config.packet_limit {
             return None;
         }
-        self.fattest()
-            .and_then(|fat| self.unlink(fat))
-            .map(|(oldest, _)| oldest)
+        self.fattest().and_then(|fat| self.remove_oldest(fat))
     }
 
     /// Dequeues the next packet, from the destination whose turn it is, and passes the turn on. Calls `dropped` for
@@ -203,24 +249,28 @@ impl FqCodel {
     /// [`FqCodel::pop`].
     pub fn pop_for(&mut self, to: StationId, now: Instant, dropped: &mut impl FnMut(Packet)) -> Option<Packet> {
         let destination = self.find_destination(to)?;
-        while let Some((flow, standing)) = self.first_flow(destination) {
-            if self.flows[flow as usize].deficit <= 0 {
-                self.end_round(destination, flow, standing);
+        while let Some((at, standing)) = self.destinations[destination as usize].first_flow() {
+            if self.flows[at as usize].deficit <= 0 {
+                self.end_round(destination, at, standing);
                 continue;
             }
-            if let Some(packet) = self.take(flow, now, dropped) {
-                self.flows[flow as usize].deficit -= i32::from(packet.bytes);
-                return Some(packet);
-            }
-            self.remove_first_flow(destination, standing);
-            // A new flow that ran empty waits one round behind the old ones. Otherwise it could count as new again at
-            // once and starve them.
-            let old_wait = self.destinations[destination as usize].old_flows.head != NONE;
-            if standing == Standing::New && old_wait {
-                self.append_flow(destination, flow, Standing::Old);
+            match self.take(destination, at, now) {
+                Some((packet, false)) => return Some(packet),
+                Some((packet, true)) => dropped(packet),
+                None => self.run_empty(destination, at, standing),
             }
         }
         None
+    }
+
+    /// The destination's first flow has nothing left. A new one then waits one round behind the old ones: otherwise it
+    /// could count as new again at once and starve them.
+    fn run_empty(&mut self, destination: u32, flow: u32, standing: Standing) {
+        self.remove_first_flow(destination, standing);
+        let old_wait = self.destinations[destination as usize].old_flows.head != NONE;
+        if standing == Standing::New && old_wait {
+            self.append_flow(destination, flow, Standing::Old);
+        }
     }
 
     /// The destination's first flow has sent what it may, and goes behind the others. One without others gets all the
@@ -258,7 +308,7 @@ impl FqCodel {
 
     /// The number of packets in the queue.
     pub fn len(&self) -> usize {
-        self.len
+        self.slab.len
     }
 
     /// The number of packets in the queue to this destination.
@@ -269,64 +319,43 @@ impl FqCodel {
 
     /// Whether the queue is empty.
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.slab.len == 0
     }
 
     /// Drops everything; calls `dropped` for each packet.
     pub fn purge(&mut self, dropped: &mut impl FnMut(Packet)) {
         for flow in 0..self.flows.len() as u32 {
-            while let Some((packet, _)) = self.unlink(flow) {
+            while let Some(packet) = self.remove_oldest(flow) {
                 dropped(packet);
             }
         }
     }
 
-    /// Takes the flow's next packet that CoDel does not drop.
+    /// Takes the flow's next packet, and tells whether CoDel drops it.
     #[inline]
-    fn take(&mut self, flow: u32, now: Instant, dropped: &mut impl FnMut(Packet)) -> Option<Packet> {
-        loop {
-            let (packet, queued_at) = self.unlink(flow)?;
-            let left = self.backlogs[flow as usize];
-            let codel = &mut self.flows[flow as usize].codel;
-            if !self.config.codel || !codel.drops(now.since(queued_at), left, now, &self.config) {
-                return Some(packet);
-            }
-            dropped(packet);
+    fn take(&mut self, destination: u32, at: u32, now: Instant) -> Option<(Packet, bool)> {
+        let flow = &mut self.flows[at as usize];
+        let (packet, queued_at) = self.slab.remove_first(&mut flow.packets)?;
+        self.destinations[destination as usize].packets -= 1;
+        let backlog = &mut self.backlogs[at as usize];
+        *backlog -= cost_bytes(&packet);
+        let wait = now.since(queued_at);
+        let drops = self.config.codel && flow.codel.drops(wait, *backlog, now, &self.config);
+        if !drops {
+            flow.deficit -= i32::from(packet.bytes);
         }
+        Some((packet, drops))
     }
 
-    /// Removes the flow's oldest packet from the slab, and returns it with its arrival time.
-    #[inline]
-    fn unlink(&mut self, flow: u32) -> Option<(Packet, Instant)> {
+    /// Removes the flow's oldest packet.
+    fn remove_oldest(&mut self, flow: u32) -> Option<Packet> {
         let Flow {
             packets, destination, ..
         } = &mut self.flows[flow as usize];
-        if packets.head == NONE {
-            return None;
-        }
-        let node = &mut self.nodes[packets.head as usize];
-        let next = std::mem::replace(&mut node.next, self.free);
-        self.free = std::mem::replace(&mut packets.head, next);
-        self.len -= 1;
-        self.backlogs[flow as usize] -= cost_bytes(&node.packet);
+        let (packet, _) = self.slab.remove_first(packets)?;
+        self.backlogs[flow as usize] -= cost_bytes(&packet);
         self.destinations[*destination as usize].packets -= 1;
-        Some((node.packet, node.queued_at))
-    }
-
-    fn allocate(&mut self, packet: Packet, queued_at: Instant) -> u32 {
-        let node = Node {
-            packet,
-            queued_at,
-            next: NONE,
-        };
-        if self.free == NONE {
-            self.nodes.push(node);
-            return (self.nodes.len() - 1) as u32;
-        }
-        let at = self.free;
-        self.free = self.nodes[at as usize].next;
-        self.nodes[at as usize] = node;
-        at
+        Some(packet)
     }
 
     /// The flow with the most bytes; the first one of equals.
@@ -448,14 +477,6 @@ impl FqCodel {
             self.destinations[self.turns.tail as usize].next = at;
         }
         self.turns.tail = at;
-    }
-
-    fn first_flow(&self, destination: u32) -> Option<(u32, Standing)> {
-        let destination = &self.destinations[destination as usize];
-        if destination.new_flows.head != NONE {
-            return Some((destination.new_flows.head, Standing::New));
-        }
-        (destination.old_flows.head != NONE).then_some((destination.old_flows.head, Standing::Old))
     }
 
     fn remove_first_flow(&mut self, destination: u32, standing: Standing) {

@@ -203,9 +203,11 @@ impl Queues {
         }
     }
 
-    /// Whether the driver would take a packet of this category: one waits and the WNIC has room.
-    pub fn wants(&self, category: AccessCategory) -> bool {
-        self.in_wnic[category.index()].incomplete < self.wnic.queue_frames && !self.host[category.index()].is_empty()
+    /// How many packets of this category the driver would take: those that wait and that the WNIC has room for.
+    #[inline]
+    pub fn wanted(&self, category: AccessCategory) -> u16 {
+        let room = self.wnic.queue_frames.saturating_sub(self.in_wnic[category.index()].incomplete);
+        usize::from(room).min(self.host[category.index()].len()) as u16
     }
 
     /// The driver's dequeue and enqueue: moves one packet from the host queue into its lane, and shows it.

@@ -264,8 +264,8 @@ impl<O: Outlet> Cards<O> {
 }
 
 impl<O: Outlet> Host for Cards<O> {
-    fn may_dequeue(&mut self, _: StationId, _: AccessCategory, _: Load, _: Instant) -> bool {
-        true
+    fn may_dequeue(&mut self, _: StationId, _: AccessCategory, _: Load, most: u16, _: Instant) -> u16 {
+        most
     }
 
     fn enqueued(&mut self, _: StationId, _: &Packet, _: Instant) {}

@@ -332,12 +332,12 @@ impl Agent {
 
     // --- the gate ---------------------------------------------------------------------------------------------
 
-    /// The driver wants to take a bulk packet. Answers whether it may, and whether that differs from last time.
-    #[inline]
-    pub fn may_dequeue(&mut self, load: Load, now: Instant) -> (bool, bool) {
+    /// The driver wants to take `most` bulk packets. Answers how many it may before it asks again, and whether it is held
+    /// now and was not last time, or the reverse.
+    pub fn may_dequeue(&mut self, load: Load, most: u16, now: Instant) -> (u16, bool) {
         let local = self.local(now);
         let Some(robot) = self.robot.as_mut() else {
-            return (true, false);
+            return (most, false);
         };
         let on_their_way = match &self.log {
             Log::Driver => usize::from(load.incomplete),
@@ -345,13 +345,19 @@ impl Agent {
             Log::Segments(log) => log.len(),
         };
         let pass = robot.passes_gate(0, on_their_way, local);
-        self.passed += u64::from(pass);
+        let may = match &self.log {
+            _ if !pass => 0,
+            Log::Driver => robot.room(0, on_their_way, usize::from(most), local) as u16,
+            // What these count need not be one more after each packet.
+            Log::Status(_) | Log::Segments(_) => 1,
+        };
+        self.passed += u64::from(may);
         let changed = pass == self.held;
         self.held = !pass;
         self.held_empty = !pass && load.unsent == 0;
         self.touched |= !pass;
         self.follow_window(now);
-        (pass, changed)
+        (may, changed)
     }
 
     /// The WNIC got a bulk packet; `segment` names its stream and its place there if it will be acknowledged.

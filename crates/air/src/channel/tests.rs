@@ -19,8 +19,9 @@ struct Recorder {
 }
 
 impl Host for Recorder {
-    fn may_dequeue(&mut self, _: StationId, category: AccessCategory, _: Load, _: Instant) -> bool {
-        !self.hold || category == AccessCategory::Voice
+    fn may_dequeue(&mut self, _: StationId, category: AccessCategory, _: Load, most: u16, _: Instant) -> u16 {
+        let passes = !self.hold || category == AccessCategory::Voice;
+        most * u16::from(passes)
     }
     fn enqueued(&mut self, _: StationId, _: &Packet, _: Instant) {}
     fn released(&mut self, _: StationId, _: &Packet, _: u16, _: Instant, _: Instant) {

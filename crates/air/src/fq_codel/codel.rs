@@ -27,9 +27,19 @@ pub(super) struct Codel {
 
 impl Codel {
     /// Whether to drop the packet at the head, which waited `wait` and leaves `backlog_bytes` behind it.
+    #[inline]
     pub(super) fn drops(&mut self, wait: Duration, backlog_bytes: u32, now: Instant, config: &Config) -> bool {
-        let standing = self.stands(wait, backlog_bytes, now, config);
-        if !standing {
+        if wait < config.target || backlog_bytes == 0 {
+            (self.drop_from, self.dropping) = (None, false);
+            return false;
+        }
+        self.drops_of_standing(now, config)
+    }
+
+    #[cold]
+    fn drops_of_standing(&mut self, now: Instant, config: &Config) -> bool {
+        let from = *self.drop_from.get_or_insert(now + config.interval);
+        if now <= from {
             self.dropping = false;
             return false;
         }
@@ -43,20 +53,6 @@ impl Codel {
         self.count = self.count.saturating_add(1);
         self.drop_next += self.spacing(config);
         true
-    }
-
-    fn stands(&mut self, wait: Duration, backlog_bytes: u32, now: Instant, config: &Config) -> bool {
-        if wait < config.target || backlog_bytes == 0 {
-            self.drop_from = None;
-            return false;
-        }
-        match self.drop_from {
-            None => {
-                self.drop_from = Some(now + config.interval);
-                false
-            }
-            Some(from) => now > from,
-        }
     }
 
     fn begin(&mut self, now: Instant, config: &Config) {

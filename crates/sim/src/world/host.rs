@@ -11,22 +11,29 @@ use coorp_air::{AccessCategory, Host, Load, Packet, StationId, Transmission};
 use coorp_core::Instant;
 
 impl Host for World {
-    fn may_dequeue(&mut self, station: StationId, category: AccessCategory, load: Load, now: Instant) -> bool {
+    fn may_dequeue(
+        &mut self,
+        station: StationId,
+        category: AccessCategory,
+        load: Load,
+        most: u16,
+        now: Instant,
+    ) -> u16 {
         if category < AccessCategory::BestEffort {
-            return true;
+            return most;
         }
         let robot = robot(station);
         let agent = &mut self.agents[usize::from(robot.0)];
-        let (pass, changed) = agent.may_dequeue(load, now);
+        let (may, changed) = agent.may_dequeue(load, most, now);
         if changed {
             if let Some(deadline) = agent.next_deadline() {
                 self.agents_armed[usize::from(robot.0)].arm(deadline.max(now), Timer::Agent(robot), &mut self.timers);
             }
             if let Some(recorder) = &mut self.recorder {
-                recorder.state(robot, SpanKind::Hold, !pass, now);
+                recorder.state(robot, SpanKind::Hold, may == 0, now);
             }
         }
-        pass
+        may
     }
 
     fn enqueued(&mut self, station: StationId, packet: &Packet, now: Instant) {
