@@ -138,11 +138,12 @@ impl Stream {
         }
     }
 
-    /// A data packet arrived: acknowledges what is due. Returns how many transfers this completed.
+    /// A data packet arrived: acknowledges what is due. Returns how many bytes are new in order, and how many transfers
+    /// they completed.
     ///
     /// Where acknowledgements are to be few, the sender asks for at least four in a window, so that it keeps growing,
     /// and for one at once at the end of a transfer; QUIC has both as an extension.
-    pub fn on_data(&mut self, packet: &Packet, now: Instant, out: &mut Vec<Packet>) -> usize {
+    pub fn on_data(&mut self, packet: &Packet, now: Instant, out: &mut Vec<Packet>) -> (u64, usize) {
         let payload = packet.bytes.saturating_sub(tcp::HEADER_BYTES);
         let before = self.receiver.delivered_bytes();
         let few = self.ack_every > ACK_EVERY_OF_TCP;
@@ -154,7 +155,12 @@ impl Stream {
             self.acknowledge(ack, now, out);
         }
         let delivered = self.receiver.delivered_bytes();
-        self.segments_delivered += (delivered - before).div_ceil(self.mss);
+        let gained = delivered - before;
+        self.segments_delivered += match gained {
+            0 => 0,
+            one if one <= self.mss => 1,
+            more => more.div_ceil(self.mss),
+        };
         let mut completed = 0;
         while self.transfers.front().is_some_and(|end| *end <= delivered) {
             self.transfers.pop_front();
@@ -165,7 +171,7 @@ impl Stream {
                 self.acknowledge(ack, now, out);
             }
         }
-        completed
+        (gained, completed)
     }
 
     /// The receiver's delayed acknowledgement is due.

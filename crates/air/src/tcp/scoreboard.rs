@@ -168,6 +168,7 @@ impl Scoreboard {
     }
 
     /// The next segment to retransmit.
+    #[inline]
     pub(super) fn next_to_resend(&mut self) -> Option<u64> {
         while let Some(&number) = self.to_resend.front() {
             if number >= self.first && self.slot(number).state == State::Lost {
@@ -220,6 +221,10 @@ impl Scoreboard {
         // If the first copy may have been the one that arrived, the round trip is ambiguous (Karn).
         if resent_acked {
             news.rtt = None;
+        }
+        if ack.sack.iter().all(|range| range.start >= range.end) {
+            self.known = [SackRange::default(); 3];
+            return news;
         }
         let mut known = [SackRange::default(); 3];
         for (range, kept) in ack.sack.iter().zip(&mut known) {

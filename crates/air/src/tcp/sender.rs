@@ -78,6 +78,8 @@ struct Usage {
 struct Stack {
     bytes: u64,
     bytes_max: u64,
+    /// The limit is to be set anew: acknowledgements come in bursts, and it is needed only after the last one.
+    outdated: bool,
     /// Transmissions handed over and departed, wrapping. They depart in order.
     handed: u32,
     departed: u32,
@@ -105,6 +107,7 @@ impl Sender {
             stack: Stack {
                 bytes: 0,
                 bytes_max: STACK_BYTES_MAX,
+                outdated: false,
                 handed: 0,
                 departed: 0,
             },
@@ -144,6 +147,7 @@ impl Sender {
         if self.paused_at.is_some() {
             return None;
         }
+        self.allow_stack();
         let again = self.board.next_to_resend();
         let fresh_bytes = match again {
             Some(_) => 0,
@@ -214,7 +218,7 @@ impl Sender {
             let running = self.running(now);
             self.cubic.on_acked(news.delivered, running, srtt);
         }
-        self.allow_stack();
+        self.stack.outdated = true;
     }
 
     /// When to call [`Sender::on_deadline`]; never while paused.
@@ -234,6 +238,7 @@ impl Sender {
         if self.paused_at.is_some() {
             return;
         }
+        self.allow_stack();
         if self.look_again_at.is_some_and(|at| at <= now) {
             self.detect_losses(now);
             if self.phase == Phase::Open && self.board.lost() > 0 {
@@ -426,8 +431,12 @@ impl Sender {
         self.look_again_at = None;
     }
 
-    /// TCP small queues: sets the limit for the local stack from the pacing rate.
+    /// TCP small queues: sets the limit for the local stack from the pacing rate, as of the last acknowledgement.
+    #[inline]
     fn allow_stack(&mut self) {
+        if !std::mem::take(&mut self.stack.outdated) {
+            return;
+        }
         if let Some(srtt) = self.rtt.smoothed() {
             let rate = self.cubic.pacing_rate(self.config.mss, srtt);
             let least = 2 * u64::from(self.config.mss);

@@ -77,25 +77,19 @@ impl World {
     }
 
     pub(super) fn on_stream_data(&mut self, place: u32, packet: &Packet) {
-        let cargo = self.cargo[place as usize];
         let stream = &mut self.streams[place as usize];
-        let bulk = stream.bulk;
-        let before = stream.receiver.delivered_bytes();
-        let completed = stream.on_data(packet, self.now, &mut self.outbox);
-        let gained = stream.receiver.delivered_bytes() - before;
-        if bulk {
+        let (gained, completed) = stream.on_data(packet, self.now, &mut self.outbox);
+        if stream.bulk {
             self.counts.bulk_bytes += gained;
         }
         self.arm_receiver(place);
-        if let Cargo::Plain(flow) = cargo {
-            self.on_plain_stream(place, flow, gained, completed);
-            return;
-        }
-        for _ in 0..completed {
-            match cargo {
-                Cargo::ToWorker(robot) => self.with_drlc(|drlc| drlc.on_arrived_at_worker(robot)),
-                Cargo::ToLeader(robot) => self.with_drlc(|drlc| drlc.on_arrived_at_leader(robot)),
-                Cargo::Plain(_) => {}
+        match self.cargo[place as usize] {
+            Cargo::Plain(flow) => self.on_plain_stream(place, flow, gained, completed),
+            Cargo::ToWorker(robot) => {
+                (0..completed).for_each(|_| self.with_drlc(|drlc| drlc.on_arrived_at_worker(robot)));
+            }
+            Cargo::ToLeader(robot) => {
+                (0..completed).for_each(|_| self.with_drlc(|drlc| drlc.on_arrived_at_leader(robot)));
             }
         }
     }

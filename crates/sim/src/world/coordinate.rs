@@ -14,11 +14,15 @@ const ENVELOPE_BYTES: u64 = 36;
 
 impl World {
     /// Carries out a robot's actions and arms its next timer. Effects on other robots are queued, so this never recurses.
+    #[inline]
     pub(super) fn run_agent(&mut self, robot: RobotId) {
-        let place = usize::from(robot.0);
-        if !self.agents[place].take_touched() {
-            return;
+        if self.agents[usize::from(robot.0)].take_touched() {
+            self.take_actions(robot);
         }
+    }
+
+    fn take_actions(&mut self, robot: RobotId) {
+        let place = usize::from(robot.0);
         let now = self.now;
         while let Some(action) = self.agents[place].poll(now) {
             match action {

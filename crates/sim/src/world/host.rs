@@ -36,6 +36,7 @@ impl Host for World {
         may
     }
 
+    #[inline]
     fn enqueued(&mut self, station: StationId, packet: &Packet, now: Instant) {
         let place = usize::from(station.0);
         let slot = self.slot(packet);
@@ -52,6 +53,7 @@ impl Host for World {
         }
     }
 
+    #[inline]
     fn released(&mut self, station: StationId, packet: &Packet, ahead: u16, queued_at: Instant, now: Instant) {
         if packet.category >= AccessCategory::BestEffort {
             self.agents[usize::from(station.0)].on_released(ahead, queued_at, now);
@@ -60,6 +62,7 @@ impl Host for World {
         }
     }
 
+    #[inline]
     fn completed(
         &mut self,
         station: StationId,
@@ -80,6 +83,7 @@ impl Host for World {
         }
     }
 
+    #[inline]
     fn delivered(&mut self, packet: &Packet, now: Instant) {
         match self.slot(packet).leads_to {
             Way::Message(channel) => {
@@ -89,13 +93,14 @@ impl Host for World {
                 }
             }
             Way::Data(stream) => self.on_stream_data(stream, packet),
-            Way::Acks(stream) => {
-                if let Some(ack) = self.streams[stream as usize].on_ack(packet, now) {
-                    let sender = self.streams[stream as usize].from;
-                    self.agents[usize::from(sender.0)].on_acknowledged(stream, &ack, now);
+            Way::Acks(place) => {
+                let stream = &mut self.streams[place as usize];
+                if let Some(ack) = stream.on_ack(packet, now) {
+                    let sender = stream.from;
+                    self.agents[usize::from(sender.0)].on_acknowledged(place, &ack, now);
                     self.run_agent(robot(sender));
                 }
-                self.mark(stream);
+                self.mark(place);
             }
             Way::Saturated(plain) => {
                 let plain = &mut self.plains[plain as usize];
@@ -138,15 +143,11 @@ impl World {
     }
 
     /// A packet has left its sender: the WNIC is done with it, or the host queue dropped it.
+    #[inline]
     fn on_left(&mut self, packet: &Packet, acknowledged: bool) {
         let now = self.now;
         match self.slot(packet).leads_to {
-            Way::Message(channel) => {
-                let state = &mut self.channels[channel as usize];
-                if let Some((number, fate)) = state.flow.on_left(packet, acknowledged, now) {
-                    self.on_message_fate(channel, number, fate);
-                }
-            }
+            Way::Message(channel) => self.on_message_left(channel, packet, acknowledged),
             Way::Data(stream) => {
                 let payload = packet.bytes - tcp::HEADER_BYTES;
                 self.streams[stream as usize].sender.on_departed(payload);
@@ -161,6 +162,13 @@ impl World {
                     self.agents[usize::from(plain.flow.from.0)].on_bulk_sent(plain.flow.to, now);
                 }
             }
+        }
+    }
+
+    fn on_message_left(&mut self, channel: u32, packet: &Packet, acknowledged: bool) {
+        let flow = &mut self.channels[channel as usize].flow;
+        if let Some((number, fate)) = flow.on_left(packet, acknowledged, self.now) {
+            self.on_message_fate(channel, number, fate);
         }
     }
 
