@@ -35,11 +35,12 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 
 use crate::channel::links::Links;
 use crate::config::{Config, Edca};
+use crate::fq_codel::Node;
 use crate::link::Link;
 use crate::packet::{AccessCategory, Packet, StationId};
 use crate::phy::{block_ack_bytes, ControlRate, Standard, ACK_BYTES, BLOCK_ACK_REQUEST_BYTES, CTS_BYTES, RTS_BYTES};
 use crate::phy::{PPDU_MAX, SIFS, SLOT};
-use crate::wnic::{Aggregate, AggregateLimit, Load, Queues};
+use crate::wnic::{Aggregate, AggregateLimit, Dequeued, Load, Queues};
 
 /// Calls from the air to the layer above: the driver's three hooks (001, section V), and arrivals.
 /// Called from within [`Air`]'s methods; answers to them go through [`Air::send`] afterwards. The driver's hooks name
@@ -47,14 +48,8 @@ use crate::wnic::{Aggregate, AggregateLimit, Load, Queues};
 pub trait Host {
     /// The driver is about to take packets of `category` from the host queue, with `load` of it in the WNIC and `most` to
     /// take. Returns how many it may take before it asks again; zero holds them until [`Air::kick`].
-    fn may_dequeue(
-        &mut self,
-        station: StationId,
-        category: AccessCategory,
-        load: Load,
-        most: u16,
-        now: Instant,
-    ) -> u16;
+    fn may_dequeue(&mut self, station: StationId, category: AccessCategory, load: Load, most: u16, now: Instant)
+        -> u16;
     /// The driver handed `packet` to the WNIC.
     fn enqueued(&mut self, station: StationId, packet: &Packet, now: Instant);
     /// The driver's completion hook: it counts `packet`, which the WNIC got at `queued_at` behind `ahead` others, as
@@ -328,23 +323,23 @@ impl Air {
         let queues = &mut self.stations[usize::from(station.0)];
         loop {
             for category in AccessCategory::ALL {
-                let mut may = 0;
                 loop {
                     let wanted = queues.wanted(category);
-                    if may == 0 && wanted > 0 {
-                        may = host.may_dequeue(station, category, queues.in_wnic[category.index()], wanted, now);
-                    }
-                    if may == 0 || wanted == 0 {
+                    if wanted == 0 {
                         break;
                     }
-                    may -= 1;
-                    let taken = queues.take(category, now, &mut |dropped| host.dropped(station, &dropped, now));
-                    let Some(packet) = taken else { break };
-                    host.enqueued(station, packet, now);
+                    let may = host.may_dequeue(station, category, queues.in_wnic[category.index()], wanted, now);
+                    let taken = queues.take(category, may.min(wanted), now, &mut |dequeued| match dequeued {
+                        Dequeued::Enqueued(packet) => host.enqueued(station, packet, now),
+                        Dequeued::Dropped(packet) => host.dropped(station, &packet, now),
+                    });
+                    if taken == 0 || taken < may {
+                        break;
+                    }
                 }
             }
             // Frames that move to the commit stage make room for more.
-            if !queues.commit(|frame| host.released(station, &frame.packet, frame.ahead, frame.queued_at, now)) {
+            if !queues.commit(|node| host.released(station, &node.packet, node.frame.ahead, node.queued_at, now)) {
                 return;
             }
         }
@@ -947,11 +942,17 @@ impl Air {
             category,
             frames,
             retries_max,
-            |frame| {
+            |node| {
+                let Node {
+                    packet,
+                    queued_at,
+                    frame,
+                    ..
+                } = node;
                 if on_air {
-                    host.released(station, &frame.packet, frame.ahead, frame.queued_at, now);
+                    host.released(station, packet, frame.ahead, *queued_at, now);
                 }
-                host.completed(station, &frame.packet, frame.queued_at, frame.acknowledged, now);
+                host.completed(station, packet, *queued_at, frame.acknowledged, now);
             },
             |packet| in_sequence.push(*packet),
         );

@@ -9,11 +9,13 @@
 //! airtime queue limits, the memory limit in addition to the packet limit, hash collisions between flows (up to
 //! [`MAX_FLOWS`] flows have separate queues), and sharing the packet limit between all categories of a radio.
 //!
-//! Packets live in one slab, and queues are linked lists through it, so nothing is allocated per packet.
+//! Packets live in one slab, and queues are linked lists through it, so nothing is allocated per packet. The WNIC leaves
+//! them there until it is done with them, so they are not copied either.
 
 mod codel;
 
 use crate::packet::{Packet, StationId};
+use crate::wnic::Frame;
 use codel::Codel;
 use coorp_core::{Duration, Instant};
 
@@ -54,12 +56,21 @@ impl Default for Config {
     }
 }
 
-/// A queued packet. `next` also links the free nodes of the slab.
+/// A packet in the queue or in the WNIC. `next` also links the free nodes of the slab.
 #[derive(Clone, Copy, Debug)]
-struct Node {
-    packet: Packet,
-    queued_at: Instant,
+pub(crate) struct Node {
+    pub packet: Packet,
+    /// When it entered the queue, then when it entered the WNIC.
+    pub queued_at: Instant,
     next: u32,
+    /// What the WNIC knows of it.
+    pub frame: Frame,
+}
+
+/// A packet that leaves the queue: with its place in the slab for the WNIC, or dropped by CoDel.
+pub(crate) enum Taken<'a> {
+    Next(u32, &'a mut Node),
+    Dropped(Packet),
 }
 
 /// A linked list: nodes of a flow, flows of a round, or destinations in turn.
@@ -78,25 +89,26 @@ impl List {
 struct Slab {
     nodes: Vec<Node>,
     free: u32,
+    /// How many are on lists.
     len: usize,
 }
 
 impl Slab {
     #[inline]
     fn append(&mut self, list: &mut List, packet: Packet, queued_at: Instant) {
-        let next = NONE;
         let node = Node {
             packet,
             queued_at,
-            next,
+            next: NONE,
+            frame: Frame::default(),
         };
-        let at = self.free;
+        let mut at = self.free;
         if at == NONE {
+            at = self.nodes.len() as u32;
             self.nodes.push(node);
         } else {
             self.free = std::mem::replace(&mut self.nodes[at as usize], node).next;
         }
-        let at = if at == NONE { self.nodes.len() as u32 - 1 } else { at };
         if list.head == NONE {
             list.head = at;
         } else {
@@ -106,17 +118,26 @@ impl Slab {
         self.len += 1;
     }
 
-    /// Removes the list's first packet; returns it with its arrival time.
+    /// Takes the list's first packet off it; it stays in the slab.
     #[inline]
-    fn remove_first(&mut self, list: &mut List) -> Option<(Packet, Instant)> {
-        if list.head == NONE {
+    fn take_first(&mut self, list: &mut List) -> Option<(u32, &Node)> {
+        let at = list.head;
+        if at == NONE {
             return None;
         }
-        let node = &mut self.nodes[list.head as usize];
-        let next = std::mem::replace(&mut node.next, self.free);
-        self.free = std::mem::replace(&mut list.head, next);
+        let node = &self.nodes[at as usize];
+        list.head = node.next;
         self.len -= 1;
-        Some((node.packet, node.queued_at))
+        Some((at, node))
+    }
+
+    /// Frees a packet that is on no list.
+    #[inline]
+    fn release(&mut self, at: u32) -> Packet {
+        let node = &mut self.nodes[at as usize];
+        node.next = self.free;
+        self.free = at;
+        node.packet
     }
 }
 
@@ -248,19 +269,63 @@ impl FqCodel {
     /// Dequeues the next packet to this destination, even out of turn, to fill an aggregate. `dropped` is as in
     /// [`FqCodel::pop`].
     pub fn pop_for(&mut self, to: StationId, now: Instant, dropped: &mut impl FnMut(Packet)) -> Option<Packet> {
-        let destination = self.find_destination(to)?;
-        while let Some((at, standing)) = self.destinations[destination as usize].first_flow() {
+        let mut next = None;
+        self.take_burst(to, 1, now, &mut |taken| match taken {
+            Taken::Next(place, _) => next = Some(place),
+            Taken::Dropped(packet) => dropped(packet),
+        });
+        next.map(|place| self.release(place))
+    }
+
+    /// Dequeues up to `most` packets to this destination, which stay in the slab until [`FqCodel::release`]. Returns how
+    /// many.
+    #[inline]
+    pub(crate) fn take_burst(
+        &mut self,
+        to: StationId,
+        most: u16,
+        now: Instant,
+        taken: &mut impl FnMut(Taken<'_>),
+    ) -> u16 {
+        let Some(destination) = self.find_destination(to) else {
+            return 0;
+        };
+        let mut count = 0;
+        while count < most && !self.is_empty() {
+            let Some((at, standing)) = self.destinations[destination as usize].first_flow() else {
+                break;
+            };
             if self.flows[at as usize].deficit <= 0 {
                 self.end_round(destination, at, standing);
                 continue;
             }
             match self.take(destination, at, now) {
-                Some((packet, false)) => return Some(packet),
-                Some((packet, true)) => dropped(packet),
+                Some((place, false)) => {
+                    taken(Taken::Next(place, &mut self.slab.nodes[place as usize]));
+                    count += 1;
+                }
+                Some((place, true)) => taken(Taken::Dropped(self.release(place))),
                 None => self.run_empty(destination, at, standing),
             }
         }
-        None
+        count
+    }
+
+    /// A packet that was taken and not released.
+    #[inline]
+    pub(crate) fn node(&self, node: u32) -> &Node {
+        &self.slab.nodes[node as usize]
+    }
+
+    #[inline]
+    pub(crate) fn node_mut(&mut self, node: u32) -> &mut Node {
+        &mut self.slab.nodes[node as usize]
+    }
+
+    /// Forgets a packet that was taken.
+    #[inline]
+    pub(crate) fn release(&mut self, node: u32) -> Packet {
+        self.slab.release(node)
     }
 
     /// The destination's first flow has nothing left. A new one then waits one round behind the old ones: otherwise it
@@ -333,18 +398,18 @@ impl FqCodel {
 
     /// Takes the flow's next packet, and tells whether CoDel drops it.
     #[inline]
-    fn take(&mut self, destination: u32, at: u32, now: Instant) -> Option<(Packet, bool)> {
+    fn take(&mut self, destination: u32, at: u32, now: Instant) -> Option<(u32, bool)> {
         let flow = &mut self.flows[at as usize];
-        let (packet, queued_at) = self.slab.remove_first(&mut flow.packets)?;
+        let (place, node) = self.slab.take_first(&mut flow.packets)?;
         self.destinations[destination as usize].packets -= 1;
         let backlog = &mut self.backlogs[at as usize];
-        *backlog -= cost_bytes(&packet);
-        let wait = now.since(queued_at);
+        *backlog -= cost_bytes(&node.packet);
+        let wait = now.since(node.queued_at);
         let drops = self.config.codel && flow.codel.drops(wait, *backlog, now, &self.config);
         if !drops {
-            flow.deficit -= i32::from(packet.bytes);
+            flow.deficit -= i32::from(node.packet.bytes);
         }
-        Some((packet, drops))
+        Some((place, drops))
     }
 
     /// Removes the flow's oldest packet.
@@ -352,7 +417,8 @@ impl FqCodel {
         let Flow {
             packets, destination, ..
         } = &mut self.flows[flow as usize];
-        let (packet, _) = self.slab.remove_first(packets)?;
+        let (node, _) = self.slab.take_first(packets)?;
+        let packet = self.slab.release(node);
         self.backlogs[flow as usize] -= cost_bytes(&packet);
         self.destinations[*destination as usize].packets -= 1;
         Some(packet)

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use coorp_core::Instant;
 
 use crate::config::Wnic;
-use crate::fq_codel::{self, FqCodel};
+use crate::fq_codel::{self, FqCodel, Node, Taken};
 use crate::packet::{AccessCategory, Packet, StationId};
 
 /// MAC header of a QoS data frame, LLC/SNAP and frame check sequence, in bytes.
@@ -20,11 +20,9 @@ const DELIMITER_BYTES: u32 = 4;
 /// A station to which nothing was ever sent.
 const NO_LANE: u16 = u16::MAX;
 
-/// A packet inside the WNIC.
-#[derive(Clone, Copy, Debug)]
+/// What the WNIC knows of a packet inside it.
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Frame {
-    pub packet: Packet,
-    pub queued_at: Instant,
     pub sequence: u32,
     pub lane: u16,
     /// Packets of its category that the driver had not completed when it entered.
@@ -36,6 +34,13 @@ pub(crate) struct Frame {
     pub acknowledged: bool,
 }
 
+/// A packet inside the WNIC: its category, and its place in the slab of that category's host queue.
+#[derive(Clone, Copy, Debug)]
+struct Handle {
+    category: AccessCategory,
+    node: u32,
+}
+
 /// Packets of one category in a WNIC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Load {
@@ -43,6 +48,12 @@ pub struct Load {
     pub incomplete: u16,
     /// Handed over, and without a transmit status so far.
     pub unsent: u16,
+}
+
+/// A packet that the driver has dequeued: it is in the WNIC, or the host queue dropped it.
+pub(crate) enum Dequeued<'a> {
+    Enqueued(&'a Packet),
+    Dropped(Packet),
 }
 
 /// The limits of one PPDU.
@@ -74,10 +85,11 @@ struct Reorder {
 }
 
 impl Reorder {
-    fn accept(&mut self, sequence: u32, packet: Packet, up: &mut impl FnMut(&Packet)) {
+    #[inline]
+    fn accept(&mut self, sequence: u32, packet: &Packet, up: &mut impl FnMut(&Packet)) {
         if sequence == self.expected && self.held.is_empty() {
             self.expected += 1;
-            up(&packet);
+            up(packet);
             return;
         }
         let place = sequence.wrapping_sub(self.expected) as usize;
@@ -85,7 +97,7 @@ impl Reorder {
         if self.held.len() <= place {
             self.held.resize(place + 1, None);
         }
-        self.held[place] = Some(packet);
+        self.held[place] = Some(*packet);
         self.release(up);
     }
 
@@ -112,9 +124,28 @@ impl Reorder {
 /// The frames waiting for one destination, and the state of its receiver.
 #[derive(Debug, Default)]
 struct Lane {
-    frames: VecDeque<Frame>,
+    frames: VecDeque<Handle>,
     sequence_next: u32,
     reorder: Reorder,
+}
+
+impl Lane {
+    /// A packet enters it, and the WNIC.
+    #[inline]
+    fn enter(&mut self, node: &mut Node, lane: u16, load: &mut Load, order: &mut VecDeque<u16>, handle: Handle) {
+        node.frame = Frame {
+            sequence: self.sequence_next,
+            lane,
+            ahead: load.incomplete,
+            ..Frame::default()
+        };
+        self.sequence_next += 1;
+        if self.frames.is_empty() {
+            order.push_back(lane);
+        }
+        self.frames.push_back(handle);
+        (load.incomplete, load.unsent) = (load.incomplete + 1, load.unsent + 1);
+    }
 }
 
 /// One access category's hardware queue.
@@ -162,7 +193,7 @@ pub(crate) struct Queues {
     hop: Option<StationId>,
     host: [FqCodel; 4],
     hardware: [HardwareQueue; 4],
-    commit: VecDeque<Frame>,
+    commit: VecDeque<Handle>,
     /// The packets in the WNIC, by category.
     pub in_wnic: [Load; 4],
 }
@@ -206,54 +237,50 @@ impl Queues {
     /// How many packets of this category the driver would take: those that wait and that the WNIC has room for.
     #[inline]
     pub fn wanted(&self, category: AccessCategory) -> u16 {
-        let room = self.wnic.queue_frames.saturating_sub(self.in_wnic[category.index()].incomplete);
+        let room = self
+            .wnic
+            .queue_frames
+            .saturating_sub(self.in_wnic[category.index()].incomplete);
         usize::from(room).min(self.host[category.index()].len()) as u16
     }
 
-    /// The driver's dequeue and enqueue: moves one packet from the host queue into its lane, and shows it.
-    #[inline]
-    pub fn take(&mut self, category: AccessCategory, now: Instant, dropped: &mut impl FnMut(Packet)) -> Option<&Packet> {
+    /// The driver's dequeue and enqueue: moves up to `most` packets from the host queue into their lanes. Tells of each, and
+    /// of those that the host queue drops meanwhile. Returns how many.
+    pub fn take(
+        &mut self,
+        category: AccessCategory,
+        most: u16,
+        now: Instant,
+        tell: &mut impl FnMut(Dequeued<'_>),
+    ) -> u16 {
         let host = &mut self.host[category.index()];
         let queue = &mut self.hardware[category.index()];
         let load = &mut self.in_wnic[category.index()];
-        let (to, mut lane, left) = queue.burst;
-        let of_burst = if left > 0 { host.pop_for(to, now, dropped) } else { None };
-        let packet = match of_burst {
-            Some(packet) => {
-                queue.burst.2 -= 1;
-                packet
+        let mut total = 0;
+        while total < most && !host.is_empty() {
+            let (to, lane, left) = queue.burst;
+            let (lanes, order) = (&mut queue.lanes, &mut queue.order);
+            let count = host.take_burst(to, left.min(most - total), now, &mut |taken| match taken {
+                Taken::Next(node, entry) => {
+                    entry.queued_at = now;
+                    lanes[usize::from(lane)].enter(entry, lane, load, order, Handle { category, node });
+                    tell(Dequeued::Enqueued(&entry.packet));
+                }
+                Taken::Dropped(packet) => tell(Dequeued::Dropped(packet)),
+            });
+            queue.burst.2 -= count;
+            total += count;
+            if count == 0 {
+                let Some(to) = host.next_destination() else { break };
+                queue.burst = (to, queue.lane(to), self.wnic.burst_frames.max(1));
             }
-            None => {
-                let packet = host.pop(now, dropped)?;
-                let hop = self.hop.filter(|_| packet.to != StationId::GROUP).unwrap_or(packet.to);
-                lane = queue.lane(hop);
-                queue.burst = (hop, lane, self.wnic.burst_frames.saturating_sub(1));
-                packet
-            }
-        };
-        let target = &mut queue.lanes[usize::from(lane)];
-        let sequence = target.sequence_next;
-        target.sequence_next += 1;
-        if target.frames.is_empty() {
-            queue.order.push_back(lane);
         }
-        target.frames.push_back(Frame {
-            packet,
-            queued_at: now,
-            sequence,
-            lane,
-            ahead: load.incomplete,
-            tries: 0,
-            received: false,
-            acknowledged: false,
-        });
-        (load.incomplete, load.unsent) = (load.incomplete + 1, load.unsent + 1);
-        target.frames.back().map(|frame| &frame.packet)
+        total
     }
 
     /// Moves frames from the lanes into the commit stage while it has room, highest category first. Calls `released`
     /// for each if the driver completes it at that point. Returns whether it did so for any.
-    pub fn commit(&mut self, mut released: impl FnMut(&Frame)) -> bool {
+    pub fn commit(&mut self, mut released: impl FnMut(&Node)) -> bool {
         let Some(commit_max) = self.wnic.commit_frames else {
             return false;
         };
@@ -261,18 +288,19 @@ impl Queues {
         let mut any = false;
         let mut room = usize::from(commit_max).saturating_sub(self.commit.len());
         let burst_frames = self.wnic.burst_frames.max(1);
-        for (queue, in_wnic) in self.hardware.iter_mut().zip(&mut self.in_wnic) {
+        let queues = self.hardware.iter_mut().zip(&self.host);
+        for ((queue, host), in_wnic) in queues.zip(&mut self.in_wnic) {
             while let Some(&head) = queue.order.front().filter(|_| room > 0) {
                 let lane = &mut queue.lanes[usize::from(head)];
                 if queue.commit_burst == 0 {
                     queue.commit_burst = burst_frames;
                 }
                 let count = lane.frames.len().min(room).min(usize::from(queue.commit_burst));
-                for frame in lane.frames.drain(..count) {
+                for handle in lane.frames.drain(..count) {
                     if on_transfer {
-                        released(&frame);
+                        released(host.node(handle.node));
                     }
-                    self.commit.push_back(frame);
+                    self.commit.push_back(handle);
                 }
                 if on_transfer {
                     in_wnic.incomplete -= count as u16;
@@ -299,15 +327,12 @@ impl Queues {
     /// Whether this category has a frame to contend for.
     pub fn ready(&self, category: AccessCategory) -> bool {
         if self.wnic.commit_frames.is_some() {
-            return self
-                .commit
-                .front()
-                .is_some_and(|frame| frame.packet.category == category);
+            return self.commit.front().is_some_and(|head| head.category == category);
         }
         !self.hardware[category.index()].order.is_empty()
     }
 
-    fn buffer(&self, category: AccessCategory) -> Option<&VecDeque<Frame>> {
+    fn buffer(&self, category: AccessCategory) -> Option<&VecDeque<Handle>> {
         if self.wnic.commit_frames.is_some() {
             return Some(&self.commit);
         }
@@ -315,23 +340,34 @@ impl Queues {
         Some(&queue.lanes[usize::from(*queue.order.front()?)].frames)
     }
 
+    #[inline]
+    fn node(&self, handle: Handle) -> &Node {
+        self.host[handle.category.index()].node(handle.node)
+    }
+
     /// The destination of this category's next PPDU.
     pub fn destination(&self, category: AccessCategory) -> Option<StationId> {
-        Some(self.hop(self.buffer(category)?.front()?.packet.to))
+        Some(self.hop(self.node(*self.buffer(category)?.front()?).packet.to))
     }
 
     /// The next PPDU of this category within `limit`; at least one frame if any is ready.
     pub fn aggregate(&self, category: AccessCategory, limit: &AggregateLimit) -> Option<Aggregate> {
         let frames = self.buffer(category)?;
-        let head = frames.front().filter(|frame| frame.packet.category == category)?;
+        let head = frames.front().filter(|head| head.category == category)?;
+        let host = &self.host[category.index()];
+        let head = host.node(head.node);
+        let (lane, window) = (head.frame.lane, u32::from(limit.window.max(1)));
         let mut bytes = 0;
         let mut count = 0;
-        for frame in frames.iter().take(usize::from(limit.frames.max(1))) {
-            let fits_run = frame.lane == head.lane && frame.packet.category == category;
-            if !fits_run || frame.sequence - head.sequence >= u32::from(limit.window.max(1)) {
+        for handle in frames.iter().take(usize::from(limit.frames.max(1))) {
+            if handle.category != category {
                 break;
             }
-            let mpdu = u32::from(frame.packet.bytes) + MPDU_OVERHEAD_BYTES;
+            let Node { packet, frame, .. } = host.node(handle.node);
+            if frame.lane != lane || frame.sequence - head.frame.sequence >= window {
+                break;
+            }
+            let mpdu = u32::from(packet.bytes) + MPDU_OVERHEAD_BYTES;
             let subframe = (DELIMITER_BYTES + mpdu)
                 .next_multiple_of(4)
                 .max(limit.subframe_bytes_min);
@@ -366,24 +402,26 @@ impl Queues {
         mut up: impl FnMut(&Packet),
     ) -> u16 {
         let queue = &mut self.hardware[category.index()];
+        let host = &mut self.host[category.index()];
         let mut survivors = 0;
         let head = match self.wnic.commit_frames {
-            Some(_) => self.commit.front().map(|frame| frame.lane),
+            Some(_) => self.commit.front().map(|head| host.node(head.node).frame.lane),
             None => queue.order.front().copied(),
         };
         let Some(lane) = head.and_then(|place| queue.lanes.get_mut(usize::from(place))) else {
             return 0;
         };
         let buffer = if self.wnic.commit_frames.is_some() {
-            &mut self.commit
+            &self.commit
         } else {
-            &mut lane.frames
+            &lane.frames
         };
-        for frame in buffer.iter_mut().take(usize::from(frames)) {
+        for handle in buffer.iter().take(usize::from(frames)) {
             if survives() {
                 survivors += 1;
+                let Node { packet, frame, .. } = host.node_mut(handle.node);
                 if !std::mem::replace(&mut frame.received, true) {
-                    lane.reorder.accept(frame.sequence, frame.packet, &mut up);
+                    lane.reorder.accept(frame.sequence, packet, &mut up);
                 }
             }
         }
@@ -392,13 +430,14 @@ impl Queues {
 
     /// The receiver of the next PPDU's first `frames` frames has told which of them it has.
     pub fn acknowledge(&mut self, category: AccessCategory, frames: u16) {
-        let queue = &mut self.hardware[category.index()];
+        let queue = &self.hardware[category.index()];
         let buffer = match (self.wnic.commit_frames, queue.order.front()) {
-            (Some(_), _) => &mut self.commit,
-            (None, Some(lane)) => &mut queue.lanes[usize::from(*lane)].frames,
+            (Some(_), _) => &self.commit,
+            (None, Some(lane)) => &queue.lanes[usize::from(*lane)].frames,
             (None, None) => return,
         };
-        for frame in buffer.iter_mut().take(usize::from(frames)) {
+        for handle in buffer.iter().take(usize::from(frames)) {
+            let frame = &mut self.host[category.index()].node_mut(handle.node).frame;
             frame.acknowledged = frame.received;
         }
     }
@@ -406,9 +445,12 @@ impl Queues {
     /// How many frames at the head of the next PPDU's lane were sent before, with those between them.
     pub fn sent_before(&self, category: AccessCategory) -> u16 {
         let Some(frames) = self.buffer(category) else { return 0 };
-        let lane = frames.front().map(|frame| frame.lane);
-        let of_lane = |frame: &&Frame| Some(frame.lane) == lane && frame.packet.category == category;
-        let tried = frames.iter().take_while(of_lane).map(|frame| frame.tries > 0);
+        let lane = frames.front().map(|head| self.node(*head).frame.lane);
+        let of_category = frames.iter().take_while(|handle| handle.category == category);
+        let frames = of_category.map(|handle| self.node(*handle).frame);
+        let tried = frames
+            .take_while(|frame| Some(frame.lane) == lane)
+            .map(|frame| frame.tries > 0);
         tried
             .enumerate()
             .filter(|(_, tried)| *tried)
@@ -424,14 +466,15 @@ impl Queues {
         category: AccessCategory,
         frames: u16,
         retries_max: Option<u8>,
-        mut completed: impl FnMut(&Frame),
+        mut completed: impl FnMut(&Node),
         mut up: impl FnMut(&Packet),
     ) -> u16 {
         let on_air = self.completes_on_air();
         let queue = &mut self.hardware[category.index()];
+        let host = &mut self.host[category.index()];
         let committed = self.wnic.commit_frames.is_some();
         let head = if committed {
-            self.commit.front().map(|frame| frame.lane)
+            self.commit.front().map(|head| host.node(head.node).frame.lane)
         } else {
             queue.order.front().copied()
         };
@@ -441,36 +484,30 @@ impl Queues {
         let in_wnic = &mut self.in_wnic[category.index()];
         let mut kept = 0;
         let mut dropped_any = false;
-        let stays = |frame: &Frame| !frame.acknowledged && retries_max.is_none_or(|most| frame.tries < most);
-        let mut leave = |mut frame: Frame| {
+        // Frames that stay are moved behind the examined ones and then rotated back to the front, in order.
+        for _ in 0..frames {
+            let Some(handle) = buffer.pop_front() else { break };
+            let node = host.node_mut(handle.node);
+            let frame = &mut node.frame;
+            if !frame.acknowledged && retries_max.is_none_or(|most| frame.tries < most) {
+                frame.tries += u8::from(retries_max.is_some());
+                buffer.push_back(handle);
+                kept += 1;
+                continue;
+            }
             frame.acknowledged = frame.received;
             dropped_any |= !frame.received;
             in_wnic.incomplete -= u16::from(on_air);
             in_wnic.unsent -= 1;
-            completed(&frame);
-        };
-        // In most exchanges all leave.
-        let examined = buffer.iter().take(usize::from(frames));
-        let leaving = examined.take_while(|frame| !stays(frame)).count();
-        buffer.drain(..leaving).for_each(&mut leave);
-        // Frames that stay are moved behind the examined ones and then rotated back to the front, in order.
-        for _ in leaving..usize::from(frames) {
-            let Some(mut frame) = buffer.pop_front() else { break };
-            if stays(&frame) {
-                frame.tries += u8::from(retries_max.is_some());
-                buffer.push_back(frame);
-                kept += 1;
-            } else {
-                leave(frame);
-            }
+            completed(node);
+            host.release(handle.node);
         }
         buffer.rotate_right(usize::from(kept));
         if dropped_any {
-            let oldest = buffer
-                .iter()
-                .find(|frame| frame.lane == place && frame.packet.category == category);
-            let oldest = oldest.map(|frame| frame.sequence);
-            let in_lane = lane.frames.front().map(|frame| frame.sequence);
+            let sequence = |handle: &Handle| host.node(handle.node).frame.sequence;
+            let of_lane = |handle: &&Handle| handle.category == category && host.node(handle.node).frame.lane == place;
+            let oldest = buffer.iter().find(of_lane).map(sequence);
+            let in_lane = lane.frames.front().map(sequence);
             lane.reorder
                 .skip_to(oldest.or(in_lane).unwrap_or(lane.sequence_next), &mut up);
         }
