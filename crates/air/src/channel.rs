@@ -291,6 +291,7 @@ impl Air {
 
     /// Puts `packet` into its sender's host queue without waking the driver: for many packets at once, followed by
     /// one [`Air::kick`]. Gives back the packet that the queue dropped for it, if any.
+    #[inline]
     pub fn queue(&mut self, packet: Packet, now: Instant) -> Option<Packet> {
         self.stations[usize::from(packet.from.0)].push(packet, now)
     }

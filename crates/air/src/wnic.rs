@@ -218,6 +218,7 @@ impl Queues {
     }
 
     /// The stack hands over a packet. Returns the packet that no longer fits, if any.
+    #[inline]
     pub fn push(&mut self, packet: Packet, now: Instant) -> Option<Packet> {
         self.host[packet.category.index()].push_via(self.hop(packet.to), packet, now)
     }

@@ -139,8 +139,10 @@ impl CompletionTable {
         (sorted[place], ring[next]) = (value, value);
         row.next = if next + 1 == self.samples_max { 0 } else { row.next + 1 };
         row.newest = self.busy;
-        self.seen[n / 64] |= 1 << (n % 64);
-        self.seen_end = self.seen_end.max(n + 1);
+        if len == 0 {
+            self.seen[n / 64] |= 1 << (n % 64);
+            self.seen_end = self.seen_end.max(n + 1);
+        }
     }
 
     /// How long `n + 1` packets take, or zero if the table is empty.

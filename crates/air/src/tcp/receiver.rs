@@ -54,6 +54,7 @@ impl Receiver {
 
     /// A segment with `bytes` of payload arrived. The returned acknowledgement is to be sent at once. A segment without
     /// payload or beyond the window is ignored.
+    #[inline]
     pub fn on_segment(&mut self, number: u64, bytes: u16, now: Instant) -> Option<Ack> {
         if bytes == 0 {
             return None;

@@ -143,6 +143,7 @@ impl Sender {
 
     /// The next segment for the host queue. Call it until it returns `None` after a write, an acknowledgement, a
     /// departure, a deadline or a resumption.
+    #[inline]
     pub fn poll_transmit(&mut self, now: Instant) -> Option<Segment> {
         if self.paused_at.is_some() {
             return None;
@@ -363,6 +364,7 @@ impl Sender {
     }
 
     /// Returns whether more segments are lost than before.
+    #[inline]
     fn detect_losses(&mut self, now: Instant) -> bool {
         let before = self.board.lost();
         let recovering = self.phase != Phase::Open;

@@ -76,6 +76,7 @@ impl World {
         }
     }
 
+    #[inline]
     pub(super) fn on_stream_data(&mut self, place: u32, packet: &Packet) {
         let stream = &mut self.streams[place as usize];
         let (gained, completed) = stream.on_data(packet, self.now, &mut self.outbox);

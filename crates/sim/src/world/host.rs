@@ -143,7 +143,7 @@ impl World {
     }
 
     /// A packet has left its sender: the WNIC is done with it, or the host queue dropped it.
-    #[inline]
+    #[inline(always)]
     fn on_left(&mut self, packet: &Packet, acknowledged: bool) {
         let now = self.now;
         match self.slot(packet).leads_to {
