@@ -40,7 +40,7 @@ use crate::link::Link;
 use crate::packet::{AccessCategory, Packet, StationId};
 use crate::phy::{block_ack_bytes, ControlRate, Standard, ACK_BYTES, BLOCK_ACK_REQUEST_BYTES, CTS_BYTES, RTS_BYTES};
 use crate::phy::{PPDU_MAX, SIFS, SLOT};
-use crate::wnic::{Aggregate, AggregateLimit, Dequeued, Load, Queues};
+use crate::wnic::{Aggregate, AggregateLimit, Dequeued, Ended, Load, Queues};
 
 /// Calls from the air to the layer above: the driver's three hooks (001, section V), and arrivals.
 /// Called from within [`Air`]'s methods; answers to them go through [`Air::send`] afterwards. The driver's hooks name
@@ -227,6 +227,9 @@ pub struct Air {
     links: Links,
     /// Packets that the access point has received and not relayed yet.
     to_relay: Vec<Packet>,
+    /// Kept between contentions for their memory.
+    winners: Vec<(StationId, AccessCategory)>,
+    sending: Vec<(StationId, AccessCategory, Aggregate)>,
     rng: Xoshiro256PlusPlus,
     counters: MacCounters,
 }
@@ -260,6 +263,8 @@ impl Air {
             deadline: Instant::FAR_FUTURE,
             links: Links::new(&config),
             to_relay: Vec::new(),
+            winners: Vec::new(),
+            sending: Vec::new(),
             rng: Xoshiro256PlusPlus::seed_from_u64(seed),
             counters: MacCounters::default(),
             config,
@@ -439,7 +444,7 @@ impl Air {
 
     fn on_contention_end<H: Host>(&mut self, since: Instant, now: Instant, host: &mut H) {
         let boundary = now.since(since + SIFS).as_nanos() / SLOT.as_nanos();
-        let mut winners: Vec<(StationId, AccessCategory)> = Vec::new();
+        let mut winners = std::mem::take(&mut self.winners);
         for category in AccessCategory::ALL {
             while self.boundary(category) == Some(boundary) {
                 let Some(Reverse((_, station))) = self.waiting[category.index()].pop() else {
@@ -452,8 +457,8 @@ impl Air {
         winners.extend(ahead.map(|(station, category, _)| (station, category)));
         self.count_down(boundary, &winners);
         winners.sort_unstable_by_key(|(station, category)| (category.index(), *station));
-        let mut sending: Vec<(StationId, AccessCategory, Aggregate)> = Vec::with_capacity(winners.len());
-        for (station, category) in winners {
+        let mut sending = std::mem::take(&mut self.sending);
+        for (station, category) in winners.drain(..) {
             let internal = sending.iter().any(|(other, ..)| *other == station);
             if internal {
                 // A lower category of a station that sends anyway: as after a collision (10.23.2.4).
@@ -483,6 +488,8 @@ impl Air {
             }
             _ => self.collide(&sending, now, host),
         }
+        sending.clear();
+        (self.winners, self.sending) = (winners, sending);
     }
 
     /// Somebody sends at this boundary. Backoffs count down at every boundary from AIFS on, this one included, at
@@ -720,20 +727,20 @@ impl Air {
             let end = exchange.start + self.links.get(station, aggregate.to).control.rts();
             host.transmitted(&exchange.transmission(end, Outcome::Lost));
         }
-        let queues = &mut self.stations[usize::from(station.0)];
+        let queues = &self.stations[usize::from(station.0)];
         let frames = match aggregate.frames {
             // The answer to a BlockAckReq tells of all frames that may have been sent.
             0 if answer == Answer::Heard => queues.sent_before(category),
             frames => frames,
         };
-        if answer == Answer::Heard {
-            queues.acknowledge(category, frames);
-        }
         let mut again = 0;
         if frames > 0 {
             let tried = aggregate.frames > 0;
-            let retries_max = tried.then_some(self.config.retries_max);
-            again = self.settle(station, category, frames, retries_max, now, host);
+            let ended = Ended {
+                answered: answer == Answer::Heard,
+                retries_max: tried.then_some(self.config.retries_max),
+            };
+            again = self.settle(station, category, frames, ended, now, host);
             self.counters.retries += again * u64::from(tried && answer != Answer::NoCts);
         }
         match answer {
@@ -875,10 +882,13 @@ impl Air {
             ..
         } in parties
         {
-            let retries_max = if *retried { self.config.retries_max } else { 0 };
+            let ended = Ended {
+                answered: false,
+                retries_max: Some(if *retried { self.config.retries_max } else { 0 }),
+            };
             let again = match aggregate.frames {
                 0 => 0,
-                frames => self.settle(*station, *category, frames, Some(retries_max), now, host),
+                frames => self.settle(*station, *category, frames, ended, now, host),
             };
             if !announced {
                 self.counters.retries += again;
@@ -924,14 +934,13 @@ impl Air {
         }
     }
 
-    /// Settles an exchange's frames, which were sent and may be so `retries_max` times again, or just asked about.
-    /// Returns how many MPDUs have to be sent again.
+    /// Settles an exchange's frames. Returns how many MPDUs have to be sent again.
     fn settle<H: Host>(
         &mut self,
         station: StationId,
         category: AccessCategory,
         frames: u16,
-        retries_max: Option<u8>,
+        ended: Ended,
         now: Instant,
         host: &mut H,
     ) -> u64 {
@@ -942,7 +951,7 @@ impl Air {
         let retried = self.stations[usize::from(station.0)].settle(
             category,
             frames,
-            retries_max,
+            ended,
             |node| {
                 let Node {
                     packet,

@@ -56,6 +56,15 @@ pub(crate) enum Dequeued<'a> {
     Dropped(Packet),
 }
 
+/// How an exchange ended for its sender.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ended {
+    /// The receiver has told which frames it has.
+    pub answered: bool,
+    /// How often each frame may be sent again; `None` where they were just asked about.
+    pub retries_max: Option<u8>,
+}
+
 /// The limits of one PPDU.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AggregateLimit {
@@ -429,20 +438,6 @@ impl Queues {
         survivors
     }
 
-    /// The receiver of the next PPDU's first `frames` frames has told which of them it has.
-    pub fn acknowledge(&mut self, category: AccessCategory, frames: u16) {
-        let queue = &self.hardware[category.index()];
-        let buffer = match (self.wnic.commit_frames, queue.order.front()) {
-            (Some(_), _) => &self.commit,
-            (None, Some(lane)) => &queue.lanes[usize::from(*lane)].frames,
-            (None, None) => return,
-        };
-        for handle in buffer.iter().take(usize::from(frames)) {
-            let frame = &mut self.host[category.index()].node_mut(handle.node).frame;
-            frame.acknowledged = frame.received;
-        }
-    }
-
     /// How many frames at the head of the next PPDU's lane were sent before, with those between them.
     pub fn sent_before(&self, category: AccessCategory) -> u16 {
         let Some(frames) = self.buffer(category) else { return 0 };
@@ -459,14 +454,14 @@ impl Queues {
             .map_or(0, |(place, _)| place as u16 + 1)
     }
 
-    /// The exchange of a PPDU of `frames` frames has ended, or they were asked about where there is no `retries_max`.
+    /// The exchange of a PPDU of `frames` frames has ended, or they were asked about.
     /// Acknowledged frames and those tried too often leave; the others stay at the head, in sequence. Returns how many
     /// will be sent again.
     pub fn settle(
         &mut self,
         category: AccessCategory,
         frames: u16,
-        retries_max: Option<u8>,
+        ended: Ended,
         mut completed: impl FnMut(&Node),
         mut up: impl FnMut(&Packet),
     ) -> u16 {
@@ -490,8 +485,9 @@ impl Queues {
             let Some(handle) = buffer.pop_front() else { break };
             let node = host.node_mut(handle.node);
             let frame = &mut node.frame;
-            if !frame.acknowledged && retries_max.is_none_or(|most| frame.tries < most) {
-                frame.tries += u8::from(retries_max.is_some());
+            frame.acknowledged |= ended.answered && frame.received;
+            if !frame.acknowledged && ended.retries_max.is_none_or(|most| frame.tries < most) {
+                frame.tries += u8::from(ended.retries_max.is_some());
                 buffer.push_back(handle);
                 kept += 1;
                 continue;
