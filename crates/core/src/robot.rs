@@ -212,8 +212,9 @@ impl Robot {
                 self.on_coordination(from, message, now);
             }
             Message::TimeQuery { sent_at } => {
-                let reply = self.time_reply(sent_at, now, now);
-                self.actions.push_back(Action::Send(from, Route::Any, reply));
+                let reply = self.time_reply(sent_at, now);
+                let route = path.map_or(Route::Any, Route::Path);
+                self.actions.push_back(Action::Send(from, route, reply));
             }
             Message::TimeReply {
                 clock,
@@ -357,8 +358,10 @@ impl Robot {
         self.take_turns(now);
         if self.clocks.on_deadline(now) {
             if let Some(leader) = self.leader(now).filter(|leader| *leader != self.me) {
+                // As control goes: what waits longer tells less of the clock, and shared windows are wider by that.
+                let route = Route::Path(self.peers.bulk_path(leader, now));
                 let query = Message::TimeQuery { sent_at: now };
-                self.actions.push_back(Action::Send(leader, Route::Any, query));
+                self.actions.push_back(Action::Send(leader, route, query));
             }
         }
         self.gather_words(now);

@@ -130,10 +130,6 @@ impl KeySpace {
         format!("coorp/{}/status/{robot}", self.team)
     }
 
-    pub fn time(&self, robot: &str) -> String {
-        format!("coorp/{}/time/{robot}", self.team)
-    }
-
     /// The key on which a robot says when its control messages are due.
     pub fn models(&self, robot: &str) -> String {
         format!("coorp/{}/models/{robot}", self.team)
@@ -438,8 +434,8 @@ fn connect(team: &Team, who: Who, link: &Link) -> Vec<String> {
 /// announces that it is alive and what it gathers, requests its own permits, and answers for itself.
 const OF_ROBOT: &str = "\
 own liveliness_token alive/ME/* subscribes/ME/*/* gathers/ME/*/*/*
-ask query permit/*/ME time/*
-answer declare_queryable+reply permit/ME/* status/ME time/ME
+ask query permit/*/ME
+answer declare_queryable+reply permit/ME/* status/ME
 say put models/ME lead/ME/* lead-all/ME fleet/ME/*/*
 listen declare_subscriber models/* lead/*/ME lead-all/* fleet/*/ME/*
 watch liveliness_query+declare_liveliness_subscriber alive/*/* subscribes/*/*/* gathers/*/*/*/*";

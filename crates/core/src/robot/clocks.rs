@@ -84,12 +84,12 @@ impl Robot {
         self.clock
     }
 
-    /// The answer to a [`Message::TimeQuery`] that was sent at `echo` and received at `received_at`.
-    pub fn time_reply(&self, echo: Instant, received_at: Instant, now: Instant) -> Message {
+    /// The answer to a [`Message::TimeQuery`] that was sent at `echo` and received just now.
+    pub(super) fn time_reply(&self, echo: Instant, now: Instant) -> Message {
         Message::TimeReply {
             clock: self.clock,
             echo,
-            received_at,
+            received_at: now,
             sent_at: now,
         }
     }

@@ -442,3 +442,33 @@ fn a_message_made_as_its_late_loop_ends_was_put_off() {
     let usual = width(1..=60, |_| false);
     assert_eq!(width(61..=300, |message| message % 8 == 0), usual);
 }
+
+#[test]
+fn clocks_are_asked_for_as_control_goes() {
+    let policy = Policy::named("coorp").unwrap();
+    let (mut leader, mut one) = (member(&policy, 0, 2), member(&policy, 1, 2));
+    run(&mut leader, at(1_000));
+    let said = run(&mut leader, at(1_100));
+    let word = |action: &Action| match action {
+        Action::Send(_, _, message) | Action::Broadcast(message) => Some(message.clone()),
+        _ => None,
+    };
+    for message in said.iter().filter_map(word) {
+        one.on_message(RobotId(0), None, message, at(1_100));
+    }
+    let asked = run(&mut one, at(1_200));
+    let query = |action: &Action| match action {
+        Action::Send(to, route, message @ Message::TimeQuery { .. }) => Some((*to, *route, message.clone())),
+        _ => None,
+    };
+    let (to, route, query) = asked.iter().find_map(query).expect("it asks for the leader's clock");
+    assert_eq!((to, route), (RobotId(0), Route::Path(PathId(0))));
+    leader.on_message(RobotId(1), Some(PathId(0)), query, at(1_200));
+    let answered = std::iter::from_fn(|| leader.poll()).any(|action| {
+        let Action::Send(to, route, Message::TimeReply { .. }) = action else {
+            return false;
+        };
+        (to, route) == (RobotId(1), Route::Path(PathId(0)))
+    });
+    assert!(answered, "over the path of the question");
+}

@@ -63,12 +63,9 @@ impl Agent {
                 permits::Message::Request { .. }
                 | permits::Message::Release { .. }
                 | permits::Message::Renew { .. } => {
-                    self.query(&keyspace.permit(name, me), &message, to, Transport::Permits);
+                    self.query(&keyspace.permit(name, me), &message, to);
                 }
             },
-            (Route::Any, Message::TimeQuery { .. }) => {
-                self.query(&keyspace.time(name), &message, to, Transport::TimeReply);
-            }
             (Route::Any, _) => self.coordination.put(&keyspace.lead(me, name), &message),
         }
     }
@@ -87,9 +84,9 @@ impl Agent {
         self.coordination.put(&key, message);
     }
 
-    fn query(self: &Arc<Self>, key: &str, message: &Message, to: RobotId, answers: Transport) {
+    fn query(self: &Arc<Self>, key: &str, message: &Message, to: RobotId) {
         let agent = self.clone();
-        let on_answer = move |payload: &_| agent.on_said(to, answers, payload);
+        let on_answer = move |payload: &_| agent.on_said(to, Transport::Permits, payload);
         self.coordination.query(key, message, on_answer);
     }
 }

@@ -28,10 +28,6 @@ pub(super) enum Transport {
     Lead,
     /// Queries for permits, and their answers.
     Permits,
-    /// Queries for the leader's time.
-    TimeQuery,
-    /// Their answers.
-    TimeReply,
     /// Keys for arrival models.
     Models,
     /// Links, for messages tied to one path.
@@ -43,10 +39,10 @@ impl Transport {
         match message {
             Message::Coordination(Coordinated::Permit { .. }) => Transport::Permits,
             Message::Coordination(_) => Transport::Lead,
-            Message::TimeQuery { .. } => Transport::TimeQuery,
-            Message::TimeReply { .. } => Transport::TimeReply,
             Message::Models { .. } => Transport::Models,
-            Message::Arrived { .. }
+            Message::TimeQuery { .. }
+            | Message::TimeReply { .. }
+            | Message::Arrived { .. }
             | Message::Shift { .. }
             | Message::Probe(_)
             | Message::Echo(_)
@@ -59,8 +55,6 @@ impl Transport {
         match self {
             Transport::Lead => "a word on who leads",
             Transport::Permits => "a word on permits",
-            Transport::TimeQuery => "a question for the time",
-            Transport::TimeReply => "an answer about the time",
             Transport::Models => "when control messages are due",
             Transport::Link => "a word about a path",
         }
@@ -73,7 +67,6 @@ impl Agent {
         let (fabric, keyspace, name) = (&self.coordination, &self.member.keyspace, self.member.name());
         fabric.take_queries(&keyspace.status(name), self.with(Agent::on_status_query))?;
         fabric.take_queries(&keyspace.permit(name, "*"), self.with(Agent::on_permit_query))?;
-        fabric.take_queries(&keyspace.time(name), self.with(Agent::on_time_query))?;
         let on_lead = |agent: &Agent, sample: Sample| agent.on_published(Transport::Lead, &sample);
         fabric.subscribe(&keyspace.lead("*", name), self.with(on_lead))?;
         fabric.subscribe(&keyspace.lead_all("*"), self.with(on_lead))?;
@@ -178,20 +171,6 @@ impl Agent {
         let payload = query.payload().cloned().unwrap_or_default();
         self.coordination.keep_query(from, path, query);
         self.on_said(from, Transport::Permits, &payload);
-    }
-
-    fn on_time_query(&self, (path, query): (usize, Query)) {
-        // Before decoding, whose time belongs to the way there.
-        let received_at = self.robot.now();
-        let empty = ZBytes::new();
-        let answer = match self.read_message(Transport::TimeQuery, query.payload().unwrap_or(&empty)) {
-            Some(Message::TimeQuery { sent_at }) => {
-                let reply = self.robot.ask(|robot, now| robot.time_reply(sent_at, received_at, now));
-                Some(wire::encode(&reply))
-            }
-            _ => None,
-        };
-        self.coordination.answer(path, query, answer);
     }
 
     /// A session of a robot appears or vanishes.
