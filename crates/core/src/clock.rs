@@ -186,7 +186,9 @@ impl ClockEstimate {
         if let (Some(before), Some(after)) = (quickest(0..middle), quickest(middle..self.exchanges.len())) {
             bounds = bounds.narrowed(before, after)?;
         }
-        self.exchanges.iter().try_fold(bounds, |bounds, earlier| bounds.and(earlier))
+        self.exchanges
+            .iter()
+            .try_fold(bounds, |bounds, earlier| bounds.and(earlier))
     }
 
     /// The other clock's name and offset, once there has been an exchange with it.

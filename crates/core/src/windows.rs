@@ -529,7 +529,11 @@ impl<K: Copy + Ord> WindowPlanner<K> {
             (flow.covered, flow.seen) = (None, false);
             if let Some(arrival) = flow.next(now) {
                 let announced = matches!(flow.source, Source::Announced(_));
-                let extension = if announced { Duration::ZERO } else { self.config.extension };
+                let extension = if announced {
+                    Duration::ZERO
+                } else {
+                    self.config.extension
+                };
                 let (start, end) = (arrival.start().max(from), arrival.end() + extension);
                 if start < end || from == now {
                     self.expected.push(Expected {
@@ -755,9 +759,11 @@ mod tests {
         shared(&mut p, 1, 10, 2);
         shared(&mut p, 2, 14, 2);
         assert_eq!(set(&mut p).start, at(8));
-        p.hear_shared([(FlowId(1), None, at(9))], Duration::ZERO, at(9)).unwrap();
+        p.hear_shared([(FlowId(1), None, at(9))], Duration::ZERO, at(9))
+            .unwrap();
         assert_eq!(p.window().map(|window| window.start), Some(at(12)), "the second one's");
-        p.hear_shared([(FlowId(2), None, at(13))], Duration::ZERO, at(13)).unwrap();
+        p.hear_shared([(FlowId(2), None, at(13))], Duration::ZERO, at(13))
+            .unwrap();
         assert_eq!(p.window().map(|window| window.start), Some(at(38)));
     }
 

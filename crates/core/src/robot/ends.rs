@@ -140,7 +140,10 @@ mod tests {
         let mut ends = ends();
         assert!(!ends.on_message((RobotId(3), 0), at(99)), "it begins no loop");
         assert!(ends.on_message(FLOW, at(102)));
-        assert!(ends.on_message((RobotId(2), 0), at(100)), "an earlier one of the same loop");
+        assert!(
+            ends.on_message((RobotId(2), 0), at(100)),
+            "an earlier one of the same loop"
+        );
         assert!(!ends.on_message(FLOW, at(103)));
         assert_eq!(span(&ends), Some((126, 130)));
         assert!(!ends.on_commands(at(98)), "those of the loop before");

@@ -105,7 +105,8 @@ impl Robot {
             if let Some(lead) = &mut self.lead {
                 lead.set_flow((from, flow), starts.then_some(model));
             }
-            self.local.set_shared(FlowKey::Of(from, flow), model, offset.within, now);
+            self.local
+                .set_shared(FlowKey::Of(from, flow), model, offset.within, now);
         }
     }
 

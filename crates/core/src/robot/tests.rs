@@ -226,7 +226,11 @@ fn a_window_ends_when_the_leader_tells_that_its_message_has_come() {
     run(&mut leader, at(1_100));
     arrive(&mut leader, RobotId(2), 3, at(1_100), at(1_100));
     assert_eq!(told_arrived(run(&mut leader, at(1_101))), []);
-    assert_eq!(told_arrived(run(&mut leader, at(1_102))).len(), 1, "the other one is late");
+    assert_eq!(
+        told_arrived(run(&mut leader, at(1_102))).len(),
+        1,
+        "the other one is late"
+    );
 
     policy.global = None;
     let mut holder = member(&policy, 1, 3);

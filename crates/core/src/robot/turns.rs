@@ -114,7 +114,9 @@ impl Turns {
 
     fn look(&mut self, now: Instant) -> Vec<usize> {
         let queues = self.paths.iter_mut().enumerate();
-        queues.filter_map(|(path, queue)| queue.look(now).then_some(path)).collect()
+        queues
+            .filter_map(|(path, queue)| queue.look(now).then_some(path))
+            .collect()
     }
 
     /// Turns begin anew, as this robot may send from now on.
@@ -155,7 +157,9 @@ impl Robot {
     }
 
     fn tell_turns(&mut self, paths: Vec<usize>) {
-        let turns = paths.into_iter().filter_map(|path| Some((path, self.turns.first(path)?)));
+        let turns = paths
+            .into_iter()
+            .filter_map(|path| Some((path, self.turns.first(path)?)));
         let actions = turns.map(|(path, to)| Action::Turn { path, to });
         self.actions.extend(actions);
     }

@@ -80,7 +80,10 @@ impl PermittedCubic {
 
 impl Controller for PermittedCubic {
     fn on_sent(&mut self, now: Instant, bytes: u64, last_packet_number: u64) {
-        if self.told_at.is_none_or(|at| now.saturating_duration_since(at) >= TELL_SENT_EVERY) {
+        if self
+            .told_at
+            .is_none_or(|at| now.saturating_duration_since(at) >= TELL_SENT_EVERY)
+        {
             self.told_at = Some(now);
             let (to, path) = (self.to, self.path);
             self.robot
