@@ -159,7 +159,7 @@ pub enum ConfigError {
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            ConfigError::Voters => "failover: list between one and seven voters, each exactly once",
+            ConfigError::Voters => "failover: list between one and five voters, each exactly once",
             ConfigError::Lease => {
                 "failover: set the lease to at least three beats, or one lost beat deposes the leader"
             }
