@@ -314,6 +314,6 @@ fn the_bound_for_permits_follows_from_leases_and_turns() {
         ..PermitConfig::default()
     });
     let bound = permit_within(&failover, &permits, 3);
-    // 1 s until all are up, 0.3 s of silence, 0.9375 s to take over, and 0.75 s of turns.
-    assert_eq!(bound, Duration::from_micros(2_987_500));
+    // 1 s until all are up, 0.3 s of silence, 0.95 s to take over, and 0.75 s of turns.
+    assert_eq!(bound, Duration::from_micros(3_000_000));
 }
