@@ -290,7 +290,12 @@ impl Robot {
     /// A control message of any robot was made at `made_at`, which may begin a loop.
     fn see_start(&mut self, flow: (RobotId, u8), made_at: Instant, now: Instant) {
         let changes = self.local.ends_mut().is_some_and(|ends| ends.on_message(flow, made_at));
-        if changes && self.wants_bulk {
+        if !changes {
+            return;
+        }
+        // Commands of earlier loops whose departure nobody tells of do not count for ever.
+        self.commands_waiting = 0;
+        if self.wants_bulk {
             self.local.plan_end(now);
         }
     }

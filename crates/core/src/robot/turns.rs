@@ -73,7 +73,8 @@ impl Turns {
         self.paths.get(path)?.receivers.front().copied()
     }
 
-    /// Bulk to a robot waits for this path, or for none any more. Returns the paths whose turn has changed.
+    /// Bulk to a robot waits for this path, or for none any more. Returns the paths whose turn has changed, or is to be told
+    /// again because its receiver came anew.
     fn set_path(&mut self, to: RobotId, path: Option<usize>, now: Instant) -> Vec<usize> {
         let mut changed = Vec::new();
         for (number, queue) in self.paths.iter_mut().enumerate() {
@@ -87,6 +88,8 @@ impl Turns {
             }
             if queue.receivers.front().copied() != before {
                 queue.begin(now);
+                changed.push(number);
+            } else if joins && before == Some(to) {
                 changed.push(number);
             }
         }
@@ -238,7 +241,8 @@ mod tests {
                 let changed = turns.set_path(RobotId(robot), joins.then_some(0), at(now));
                 waiting.retain(|other| *other != robot);
                 waiting.extend(joins.then_some(robot));
-                prop_assert_eq!(!changed.is_empty(), turns.first(0) != had);
+                let again = joins && had == Some(RobotId(robot));
+                prop_assert_eq!(!changed.is_empty(), turns.first(0) != had || again);
                 prop_assert_eq!(turns.first(0).is_some(), !waiting.is_empty());
                 prop_assert!(turns.first(0).is_none_or(|first| waiting.contains(&first.0)));
                 if waiting.len() > 1 {
