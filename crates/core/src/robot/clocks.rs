@@ -17,7 +17,9 @@ use crate::{Duration, Instant};
 /// most 0.1 ms, by which shared windows are wider on both sides.
 const ASK_EVERY: Duration = Duration::from_secs(1);
 const ASK_FIRST: Duration = Duration::from_millis(50);
-const ASKED_QUICKLY: u32 = 8;
+/// The first few are asked quickly, until so many were answered; or so many were not.
+const ANSWERED_QUICKLY: u32 = 8;
+const ASKED_QUICKLY_MAX: u32 = 200;
 /// Leaders whose clocks are remembered.
 const CLOCKS_KEPT: usize = 4;
 
@@ -28,6 +30,7 @@ pub(super) struct Clocks {
     known: VecDeque<(ClockId, ClockEstimate)>,
     ask_at: Instant,
     asked: u32,
+    answered: u32,
 }
 
 impl Clocks {
@@ -37,12 +40,14 @@ impl Clocks {
             known: VecDeque::new(),
             ask_at,
             asked: 0,
+            answered: 0,
         }
     }
 
     /// A leader told its time: sent, received there, answered there, back here.
     pub fn on_time(&mut self, clock: ClockId, times: [Instant; 4]) {
         let [sent_at, received_at, answered_at, back_at] = times;
+        self.answered = self.answered.saturating_add(1);
         if !self.known.iter().any(|(known, _)| *known == clock) {
             self.known.truncate(CLOCKS_KEPT - 1);
             self.known.push_front((clock, ClockEstimate::default()));
@@ -54,18 +59,15 @@ impl Clocks {
 
     /// Another robot leads, so another clock counts: asks for it at once.
     pub fn ask_anew(&mut self) {
-        (self.ask_at, self.asked) = (Instant::ZERO, 0);
+        (self.ask_at, self.asked, self.answered) = (Instant::ZERO, 0, 0);
     }
 
     /// Returns whether the leader is to be asked now.
     pub fn on_deadline(&mut self, now: Instant) -> bool {
         let due = now >= self.ask_at;
         if due {
-            let every = if self.asked >= ASKED_QUICKLY {
-                ASK_EVERY
-            } else {
-                ASK_FIRST
-            };
+            let known = self.answered >= ANSWERED_QUICKLY || self.asked >= ASKED_QUICKLY_MAX;
+            let every = if known { ASK_EVERY } else { ASK_FIRST };
             self.ask_at = now + every;
             self.asked = self.asked.saturating_add(1);
         }
