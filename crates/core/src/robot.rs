@@ -85,7 +85,7 @@ pub enum Action {
     Broadcast(Message),
     /// Bulk may, or may no longer, be sent.
     Permitted(bool),
-    /// Of the receivers of bulk over this path, only this one is sent to from now on.
+    /// From now on, send bulk over this path to this receiver only.
     Turn {
         /// The path's index.
         path: usize,

@@ -13,11 +13,10 @@ use super::{ClockId, Message, Robot};
 use crate::clock::{ClockEstimate, Offset};
 use crate::{Duration, Instant};
 
-/// Interval between two queries for the leader's clock; shorter for the first few. In this time two clocks part by at
-/// most 0.1 ms, by which shared windows are wider on both sides.
+/// Interval between two queries for the leader's clock, and between the first ones.
 const ASK_EVERY: Duration = Duration::from_secs(1);
 const ASK_FIRST: Duration = Duration::from_millis(50);
-/// The first few are asked quickly, until so many were answered; or so many were not.
+/// Queries are quick until this many were answered, or this many were asked.
 const ANSWERED_QUICKLY: u32 = 8;
 const ASKED_QUICKLY_MAX: u32 = 200;
 /// Leaders whose clocks are remembered.

@@ -4,8 +4,8 @@
 //! Messages go over QUIC, with one connection per receiver while there is something to send. `socket.rs` asks the gate,
 //! `under.rs` tracks what is below it, `cubic.rs` decides when packets are made at all, and `reports.rs` reads what has
 //! left. `message.rs` is a message at its sender, `send.rs` and `receive.rs` are the two ends of a transfer, and
-//! `inbox.rs` is what a receiver keeps on disk. `transport.rs` configures QUIC, and `turns.rs` chooses among several
-//! receivers.
+//! `inbox.rs` is what a receiver keeps on disk. `transport.rs` configures QUIC, and `turns.rs` keeps the
+//! connections and whose turn it is.
 //!
 //! Each path has its own sockets. A message goes over one path; if that dies, a new connection over another one resumes
 //! where the receiver's disk ends. QUIC's own migration would keep the connection, but it moves only one end: the
@@ -178,7 +178,7 @@ impl Bulk {
         }
     }
 
-    /// Of the receivers over a path, only this one is sent to from now on.
+    /// Sends bulk over a path to this receiver only, until the next call.
     pub fn set_turn(&self, path: usize, to: RobotId) {
         if let Some(lane) = self.lanes.get(path) {
             lane.receivers.set_turn(to);

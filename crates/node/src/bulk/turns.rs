@@ -45,7 +45,7 @@ impl Receivers {
         }
     }
 
-    /// Only this receiver is sent to from now on.
+    /// Gives the turn to one receiver and takes it from all others.
     pub fn set_turn(&self, to: RobotId) {
         let receivers = lock(&self.0);
         for (receiver, (turn, _)) in receivers.iter() {
