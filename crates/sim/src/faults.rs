@@ -118,6 +118,8 @@ pub(crate) struct Watch {
     /// How long a living robot may wait for a permit while nothing goes wrong.
     wait_max: Duration,
     hold_max: Duration,
+    /// Words between robots that are older than this on arrival are of no use.
+    lease: Duration,
     robots: Vec<Robot>,
     /// The last time that something went wrong.
     troubled_at: Instant,
@@ -145,7 +147,7 @@ impl Watch {
         let robots = team.robots.len() as u64;
         let (limit, turn, lease) = match &policy.global {
             Some(global) => (usize::from(global.limit), global.slice + global.grace, global.lease),
-            None => (usize::MAX, Duration::ZERO, Duration::ZERO),
+            None => (usize::MAX, Duration::ZERO, Duration::from_secs(1)),
         };
         Watch {
             limit,
@@ -155,6 +157,7 @@ impl Watch {
             } else {
                 HOLD_MAX
             },
+            lease,
             robots: vec![Robot::default(); team.robots.len()],
             troubled_at: Instant::ZERO,
         }
@@ -162,6 +165,14 @@ impl Watch {
 
     pub fn on_trouble(&mut self, now: Instant) {
         self.troubled_at = now;
+    }
+
+    /// A word between robots arrived after `latency`, or was lost. Where the channel cannot carry them in time, permits
+    /// and windows can do nothing for bulk.
+    pub fn on_word(&mut self, latency: Option<Duration>, now: Instant) {
+        if latency.is_none_or(|latency| latency > self.lease) {
+            self.on_trouble(now);
+        }
     }
 
     /// Checks the rules. `holders` is how many there are by the leader's book.
@@ -204,5 +215,38 @@ impl Watch {
             return Err(format!("never more than LIMIT senders: {senders}"));
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    #[test]
+    fn a_robot_starves_only_where_words_arrive_in_time() {
+        let text = "robot = [{ name = 'base', leader = true }, { name = 'a' }]";
+        let team = coorp_team::parse(text, "test.toml", Path::new(".")).unwrap();
+        let policy = Policy::named("coorp").unwrap();
+        let waits = State {
+            wants_bulk: true,
+            may_send: false,
+            held_after: None,
+            up: true,
+        };
+        let starves = |latency: Option<Duration>| {
+            let mut watch = Watch::new(&team, &policy);
+            let checked: Vec<_> = (0..120)
+                .map(|second| {
+                    let now = Instant::ZERO + Duration::from_secs(second);
+                    watch.on_word(latency, now);
+                    watch.check(0, [waits; 2].into_iter(), now)
+                })
+                .collect();
+            checked.iter().any(Result::is_err)
+        };
+        assert!(starves(Some(Duration::from_millis(20))));
+        assert!(!starves(Some(Duration::from_secs(5))), "late");
+        assert!(!starves(None), "lost");
     }
 }

@@ -197,7 +197,9 @@ impl World {
                 self.log(EventKind::CommandLost, robot, command.round);
                 self.on_command_decided(command.round, true);
             }
-            (Role::Word(from, to), Fate::Arrived(_), Some(Content::Word(message))) => {
+            (Role::Word(..), Fate::Lost, _) => self.watch.on_word(None, self.now),
+            (Role::Word(from, to), Fate::Arrived(latency), Some(Content::Word(message))) => {
+                self.watch.on_word(Some(latency), self.now);
                 self.agents[usize::from(to.0)].on_message(from, message, false, self.now);
                 self.run_agent(to);
             }
