@@ -338,14 +338,15 @@ impl Robot {
         self.release(messages, now);
     }
 
-    /// Gives up being calm where this robot neither judges loops nor hears of them: bulk may be doing harm unseen.
+    /// Gives up being calm where this robot neither judges loops nor hears of them although it may send bulk, which may be
+    /// doing harm unseen.
     pub(super) fn look_whether_calm(&mut self, now: Instant) {
         let caution = self.local.caution();
         let blind = if self.leader(now) == Some(self.me) {
             self.lead.as_mut().and_then(|lead| lead.look(now))
         } else {
-            let blind = caution.is_calm() && now.since(self.caution_told_at) >= BLIND_AFTER;
-            blind.then(|| caution.at_level(0.0))
+            let unheard = self.is_permitted(now) && now.since(self.caution_told_at) >= BLIND_AFTER;
+            (unheard && caution.is_calm()).then(|| caution.at_level(0.0))
         };
         if let Some(caution) = blind {
             self.set_caution(caution);

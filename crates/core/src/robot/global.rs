@@ -122,7 +122,11 @@ impl Robot {
             match action {
                 failover::Action::Send { to, message } => self.say(to, message, now),
                 failover::Action::Broadcast(message) => self.say_to_all(message, now),
-                failover::Action::Started => self.actions.push_back(Action::Permitted(true)),
+                failover::Action::Started => {
+                    // The leader tells holders alone how careful to be: this robot has heard nothing since its last permit.
+                    self.caution_told_at = now;
+                    self.actions.push_back(Action::Permitted(true));
+                }
                 failover::Action::Stopped => self.actions.push_back(Action::Permitted(false)),
                 failover::Action::Leads(epoch) => self.actions.push_back(Action::Led(epoch.robot)),
                 failover::Action::Follows(epoch) => {

@@ -178,6 +178,44 @@ fn the_end_of_a_loop_holds_bulk_too() {
     assert!(robot.may_pass(0, 0, at(338)), "who is told of no flow knows no loop");
 }
 
+/// Runs two robots for a time; what they say to each other arrives within a millisecond.
+fn run_pair(robots: &mut [Robot; 2], from_ms: u64, until_ms: u64) {
+    for now in (from_ms..until_ms).map(at) {
+        for me in 0..2 {
+            if robots[me].next_deadline() <= now {
+                robots[me].on_deadline(now);
+            }
+            while let Some(action) = robots[me].poll() {
+                if let Action::Send(_, _, message) | Action::Broadcast(message) = action {
+                    robots[1 - me].on_message(RobotId(me as u16), None, message, now);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_robot_that_hears_nothing_gives_up_being_calm_only_where_it_may_send() {
+    let policy = Policy::named("coorp").unwrap();
+    let mut robots = [0, 1].map(|me| {
+        let mut config = RobotConfig::new(&policy, RobotId(me), 2, RobotId(0), 1);
+        config.judged = true;
+        Robot::new(config, at(0)).unwrap()
+    });
+    run_pair(&mut robots, 0, 20_000);
+    assert!(robots[1].local.caution().is_calm(), "it has sent nothing");
+    robots[1].want_bulk(true, at(20_000));
+    run_pair(&mut robots, 20_000, 24_000);
+    assert!(robots[1].is_permitted(at(24_000)));
+    assert!(
+        robots[1].local.caution().is_calm(),
+        "it holds the permit for four seconds"
+    );
+    robots[1].want_bulk(false, at(24_000));
+    run_pair(&mut robots, 24_000, 40_000);
+    assert!(robots[1].local.caution().is_calm(), "it holds none");
+}
+
 #[test]
 fn a_window_ends_when_the_leader_tells_that_its_message_has_come() {
     let mut policy = Policy::named("coorp").unwrap();
