@@ -140,6 +140,12 @@ impl Schedule {
         &self.slots
     }
 
+    /// The same plan on another clock, which shows `origin` where the plan's own shows its origin.
+    #[must_use]
+    pub fn with_origin(self, origin: Instant) -> Self {
+        Schedule { origin, ..self }
+    }
+
     /// The period after which the windows repeat.
     pub fn cycle(&self) -> Duration {
         self.cycle

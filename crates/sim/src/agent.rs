@@ -10,7 +10,7 @@ use coorp_air::tcp::Ack;
 use coorp_air::Load;
 use coorp_core::paths::PathId;
 use coorp_core::policy::Policy;
-use coorp_core::robot::{Action, Completions, Message, Robot, Stamp, Windows};
+use coorp_core::robot::{Action, Completions, Message, Robot, Stamp, Windows, LOOK_HELD, LOOK_OPEN};
 use coorp_core::schedwifi::Schedule;
 use coorp_core::windows::Window;
 use coorp_core::{Duration, FlowId, Instant, RobotId};
@@ -20,6 +20,8 @@ use coorp_team::{Team, Traffic};
 pub(crate) const CLOCK_ORIGIN: Duration = Duration::from_secs(1_000);
 /// Packets that a log follows at most; no WNIC and no window of TCP holds more.
 const LOG_MAX: usize = 1 << 16;
+/// By so much robots look at their send queues apart from each other.
+const LOOKS_APART: Duration = Duration::from_micros(37);
 
 /// A control flow that a robot sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -37,6 +39,9 @@ pub(crate) enum ControlFlow {
 enum Log {
     /// The driver's count is the robot's.
     Driver,
+    /// Those that have entered the WNIC, in order, until the robot sees that the kernel has freed them; and how many
+    /// the kernel has freed since it last looked.
+    OutQueue(VecDeque<(u64, Instant)>, usize),
     /// Those that have entered the WNIC, in order, until their transmit status.
     Status(VecDeque<(u64, Instant)>),
     /// Those that have entered the WNIC, by stream and segment, until they are acknowledged.
@@ -47,6 +52,8 @@ enum Log {
 #[derive(Debug)]
 pub(crate) struct Agent {
     me: RobotId,
+    /// Robots in the team.
+    robots: u16,
     robot: Option<Robot>,
     flows: BTreeMap<ControlFlow, FlowId>,
     log: Log,
@@ -54,6 +61,10 @@ pub(crate) struct Agent {
     touched: bool,
     /// Packets of the log that have left.
     left: u64,
+    /// Control messages that the kernel has freed since the robot last looked.
+    control_freed: Vec<FlowId>,
+    /// When it next looks at its send queues; what they have not freed by then needs no look.
+    look_at: Instant,
     skew_ns: i64,
     /// Delay of its next deadline until it gets a core.
     late: Duration,
@@ -93,11 +104,14 @@ impl Agent {
     ) -> Result<Self, String> {
         let mut agent = Agent {
             me,
+            robots: team.robots.len() as u16,
             robot: None,
             flows: BTreeMap::new(),
             log: Log::Driver,
             touched: true,
             left: 0,
+            control_freed: Vec::new(),
+            look_at: Instant::FAR_FUTURE,
             skew_ns: team.robots[usize::from(me.0)].clock_skew_ns,
             late: Duration::ZERO,
             up: true,
@@ -130,6 +144,8 @@ impl Agent {
         self.spend(now);
         (self.up, self.touched) = (true, true);
         self.flows.clear();
+        self.control_freed.clear();
+        self.look_at = Instant::FAR_FUTURE;
         let mut config = team.robot_config(policy, self.me, incarnation);
         // One channel is simulated, of everybody's first interface.
         config.paths_to.fill(1);
@@ -137,10 +153,13 @@ impl Agent {
         config.permits = config.permits.filter(|_| policy.bulk);
         config.control = config.control.filter(|_| policy.control);
         if let (Some(schedwifi), Some(schedule)) = (&policy.schedwifi, schedule) {
-            config.windows = Windows::Scheduled(schedule.clone(), schedwifi.shaper.clone());
+            // The plan's clock is the leader's, which all know to within its bound on skew, whatever their own show.
+            let schedule = schedule.clone().with_origin(self.local(Instant::ZERO));
+            config.windows = Windows::Scheduled(schedule, schedwifi.shaper.clone());
         }
         self.log = match policy.sight.completions {
-            Completions::Hook | Completions::OutQueue => Log::Driver,
+            Completions::Hook => Log::Driver,
+            Completions::OutQueue => Log::OutQueue(VecDeque::new(), 0),
             Completions::Status => Log::Status(VecDeque::new()),
             Completions::Acknowledgements => Log::Segments(BTreeMap::new()),
         };
@@ -231,6 +250,11 @@ impl Agent {
             self.permitted = self.may_send(now);
             // Bulk may have come or gone meanwhile.
             self.set_bulk(self.wants_bulk, now);
+            let me = self.me;
+            for to in (0..self.robots).map(RobotId).filter(|to| *to != me) {
+                let path = self.receivers.contains_key(&to).then_some(0);
+                self.tell(now, |robot, local| robot.on_bulk(to, path, local));
+            }
         }
     }
 
@@ -310,10 +334,43 @@ impl Agent {
             .unwrap_or_default()
     }
 
-    /// A control message has left, all of it, as far as its sender sees.
-    pub fn on_control_left(&mut self, flow: ControlFlow, now: Instant) {
-        if let Some(id) = self.flows.get(&flow).copied() {
+    /// The kernel has freed a control message, all of it. A driver's hook tells at once.
+    pub fn on_control_freed(&mut self, flow: ControlFlow, now: Instant) {
+        let Some(id) = self.flows.get(&flow).copied() else {
+            return;
+        };
+        if let Log::Driver = self.log {
             self.tell(now, |robot, local| robot.on_control_left(id, local));
+        } else {
+            self.control_freed.push(id);
+            self.look_within(LOOK_HELD, now);
+        }
+    }
+
+    // --- the send queues --------------------------------------------------------------------------------------
+
+    /// Something was freed, and is seen when the robot next looks. Returns whether that is earlier than known so far.
+    fn look_within(&mut self, interval: Duration, now: Instant) -> bool {
+        let phase = (now + LOOKS_APART * u64::from(self.me.0)).as_nanos() % interval.as_nanos();
+        let at = now + Duration::from_nanos(interval.as_nanos() - phase);
+        let earlier = at < self.look_at;
+        if earlier {
+            (self.look_at, self.touched) = (at, true);
+        }
+        earlier
+    }
+
+    fn look(&mut self, now: Instant) {
+        self.look_at = Instant::FAR_FUTURE;
+        for id in std::mem::take(&mut self.control_freed) {
+            self.tell(now, |robot, local| robot.on_control_left(id, local));
+        }
+        let Log::OutQueue(log, freed) = &mut self.log else {
+            return;
+        };
+        let seen = log.drain(..std::mem::take(freed).min(log.len())).collect::<Vec<_>>();
+        for entered in seen {
+            self.on_left(entered, now);
         }
     }
 
@@ -341,13 +398,13 @@ impl Agent {
         };
         let on_their_way = match &self.log {
             Log::Driver => usize::from(load.incomplete),
-            Log::Status(log) => log.len(),
+            Log::OutQueue(log, _) | Log::Status(log) => log.len(),
             Log::Segments(log) => log.len(),
         };
         let pass = robot.passes_gate(0, on_their_way, local);
         let may = match &self.log {
             _ if !pass => 0,
-            Log::Driver => robot.room(0, on_their_way, usize::from(most), local) as u16,
+            Log::Driver | Log::OutQueue(..) => robot.room(0, on_their_way, usize::from(most), local) as u16,
             // What these count need not be one more after each packet.
             Log::Status(_) | Log::Segments(_) => 1,
         };
@@ -368,7 +425,7 @@ impl Agent {
         }
         let local = self.local(now);
         match (&mut self.log, segment) {
-            (Log::Status(log), _) if log.len() < LOG_MAX => log.push_back((self.left, local)),
+            (Log::OutQueue(log, _) | Log::Status(log), _) if log.len() < LOG_MAX => log.push_back((self.left, local)),
             (Log::Segments(log), Some(segment)) if log.len() < LOG_MAX => {
                 log.insert(segment, (self.left, local));
             }
@@ -376,13 +433,21 @@ impl Agent {
         }
     }
 
-    /// The driver counts a bulk packet as complete. The robot changes no window for it, and asks for no earlier deadline.
+    /// The driver counts a bulk packet as complete, and the kernel frees it. Returns whether there is an earlier deadline:
+    /// a hook makes none, and changes no window.
     #[inline]
-    pub fn on_released(&mut self, ahead: u16, queued_at: Instant, now: Instant) {
+    pub fn on_released(&mut self, ahead: u16, queued_at: Instant, now: Instant) -> bool {
         let (entered_at, local) = (self.local(queued_at), self.local(now));
-        if let (Log::Driver, true, Some(robot)) = (&self.log, self.up, &mut self.robot) {
-            robot.on_completed(0, usize::from(ahead), entered_at, local);
+        match (&mut self.log, self.up, &mut self.robot) {
+            (Log::Driver, true, Some(robot)) => robot.on_completed(0, usize::from(ahead), entered_at, local),
+            (Log::OutQueue(_, freed), _, Some(robot)) => {
+                *freed += 1;
+                let held = robot.is_held();
+                return self.look_within(if held { LOOK_HELD } else { LOOK_OPEN }, now);
+            }
+            _ => {}
         }
+        false
     }
 
     /// A bulk packet has its transmit status.
@@ -427,13 +492,16 @@ impl Agent {
     // --- being driven -----------------------------------------------------------------------------------------
 
     pub fn on_deadline(&mut self, now: Instant) {
+        if now >= self.look_at {
+            self.look(now);
+        }
         self.tell(now, Robot::on_deadline);
     }
 
     /// When to call [`Agent::on_deadline`]: later than the robot asked for where its programs wait for a core.
     pub fn next_deadline(&self) -> Option<Instant> {
         let robot = self.robot.as_ref().filter(|_| self.up)?;
-        Some(self.global(robot.next_deadline()) + self.late)
+        Some(self.global(robot.next_deadline()).min(self.look_at) + self.late)
     }
 
     /// Sets the delay of the next deadline.

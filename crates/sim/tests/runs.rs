@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use coorp_core::policy::Policy;
+use coorp_core::policy::{Policy, Sight};
 use coorp_core::Duration;
 use coorp_sim::results::PolicyResult;
 use coorp_sim::{Error, Options};
@@ -352,6 +352,34 @@ fn any_team() -> impl Strategy<Value = String> {
             text
         },
     )
+}
+
+/// A robot with a control loop and bulk, whose clock shows so much more than the others'.
+fn with_skew(skew: &str) -> Team {
+    team(&format!(
+        "robot = [{{ name = 'base', leader = true }}, {{ name = 'a', clock_skew = '{skew}' }}]\n\
+         [control]\nrate_hz = 30\nbound = '33ms'\nperception = '12KiB'\ninference = '20ms'\n\
+         [[flow]]\nname = 'bulk'\nfrom = 'a'\nto = 'base'\nsaturated = true\ntransport = 'tcp'\n"
+    ))
+}
+
+/// SchedWiFi assumes clocks that agree to within a bound, so what a robot's own clock shows must not hurt the baseline.
+#[test]
+fn a_plan_does_not_depend_on_what_clocks_show() {
+    let of = |skew| json(&run(&with_skew(skew), "schedwifi", &options(5, 1)));
+    assert_eq!(of("0us"), of("20ms"));
+}
+
+/// A stock kernel's send queue is polled: what it shows is not what a hook in the driver shows.
+#[test]
+fn a_stock_kernel_does_not_see_what_a_hook_sees() {
+    let of = |sight| {
+        let mut policy = Policy::named("edca+local").expect("a preset");
+        policy.sight = sight;
+        let run = coorp_sim::run(&with_skew("0us"), &policy, &options(5, 1), &|_| {});
+        run.expect("an unbroken run").result.bulk_mbps
+    };
+    assert_ne!(of(Sight::STOCK), of(Sight::PAPER));
 }
 
 /// A plan may leave no gap that a slow packet fits into, above all when clocks are set. That is its price, not a broken

@@ -11,6 +11,12 @@ use serde::{Deserialize, Serialize};
 /// The maximum number of robots in one team.
 pub const ROBOTS_MAX: u16 = 1 << 10;
 
+/// The interval at which a robot without a driver's hook reads its sockets' send queues while something is in them and
+/// the gate is open. What leaves within it counts as one aggregate.
+pub const LOOK_OPEN: Duration = Duration::from_micros(500);
+/// The same while the gate holds bulk, or a control message is on its way.
+pub const LOOK_HELD: Duration = Duration::from_micros(200);
+
 /// How a robot learns that a bulk packet has left it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Completions {
@@ -18,7 +24,8 @@ pub enum Completions {
     Hook,
     /// A transmit status for each frame (`SO_WIFI_STATUS`), after the frame was on the air.
     Status,
-    /// The bytes of its sockets that the kernel still holds (`SIOCOUTQ`), which fall when the driver frees a frame.
+    /// The bytes of its sockets that the kernel still holds (`SIOCOUTQ`), which fall when the driver frees a frame. They
+    /// are read every [`LOOK_OPEN`], every [`LOOK_HELD`] while the gate holds bulk.
     OutQueue,
     /// The receiver's end-to-end acknowledgements.
     Acknowledgements,

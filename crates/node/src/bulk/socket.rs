@@ -25,7 +25,7 @@ use std::task::{Context, Poll, Waker};
 use std::thread::Thread;
 use std::time::{Duration as StdDuration, Instant as StdInstant};
 
-use coorp_core::robot::Input;
+use coorp_core::robot::{Input, LOOK_HELD, LOOK_OPEN};
 use coorp_core::{Duration, Instant};
 use quinn::udp::{RecvMeta, Transmit};
 use quinn::{AsyncUdpSocket, Runtime, UdpPoller};
@@ -50,10 +50,6 @@ const HELD_MAX: Duration = Duration::from_secs(10);
 const UNREPORTED_MAX: u32 = 64;
 /// The interval at which the thread checks whether the node still exists.
 const LOOK_UP_EVERY: StdDuration = StdDuration::from_millis(200);
-/// The interval at which the send queue is read: while the gate waits for it, and while something is in it. What leaves
-/// within such an interval counts as one aggregate.
-const LOOK_CLOSED: StdDuration = StdDuration::from_micros(200);
-const LOOK_OPEN: StdDuration = StdDuration::from_micros(500);
 /// The interval at which the outgoing interface is looked up.
 const FIND_EVERY: Duration = Duration::from_secs(10);
 
@@ -244,8 +240,8 @@ impl GatedSocket {
             }
             match (under.sends.is_empty(), under.closed) {
                 (true, _) => LOOK_UP_EVERY,
-                (false, true) => LOOK_CLOSED,
-                (false, false) => LOOK_OPEN,
+                (false, true) => StdDuration::from_nanos(LOOK_HELD.as_nanos()),
+                (false, false) => StdDuration::from_nanos(LOOK_OPEN.as_nanos()),
             }
         };
         self.learn(&gone);

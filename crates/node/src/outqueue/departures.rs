@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
+use coorp_core::robot::LOOK_HELD;
 use coorp_core::FlowId;
 
 use super::{Freed, OutQueue};
@@ -24,7 +25,7 @@ use crate::sync::lock;
 /// A message counts as left after this time, whatever the card reports.
 const LEFT_MAX: Duration = Duration::from_millis(100);
 /// The interval of checks while a message is in progress, and otherwise.
-const LOOK_EVERY: Duration = Duration::from_micros(200);
+const LOOK_EVERY: Duration = Duration::from_nanos(LOOK_HELD.as_nanos());
 const REST: Duration = Duration::from_millis(200);
 /// The maximum number of tracked sends; more than any queue below control holds.
 const SENDS_MAX: usize = 1_024;

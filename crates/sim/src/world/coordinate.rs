@@ -52,8 +52,14 @@ impl World {
                 recorder.span(robot, SpanKind::Window, start, end, 0);
             }
         }
+        self.arm_agent(robot);
+    }
+
+    /// Arms the timer for a robot's next deadline.
+    pub(super) fn arm_agent(&mut self, robot: RobotId) {
+        let place = usize::from(robot.0);
         if let Some(deadline) = self.agents[place].next_deadline() {
-            self.agents_armed[place].arm(deadline.max(now), Timer::Agent(robot), &mut self.timers);
+            self.agents_armed[place].arm(deadline.max(self.now), Timer::Agent(robot), &mut self.timers);
         }
     }
 

@@ -5,7 +5,6 @@ use super::{Slot, Way, World};
 use crate::messages::MessageFlow;
 use crate::results::SpanKind;
 use crate::setup::robot;
-use crate::timers::Timer;
 use coorp_air::tcp;
 use coorp_air::{AccessCategory, Host, Load, Packet, StationId, Transmission};
 use coorp_core::Instant;
@@ -26,9 +25,7 @@ impl Host for World {
         let agent = &mut self.agents[usize::from(robot.0)];
         let (may, changed) = agent.may_dequeue(load, most, now);
         if changed {
-            if let Some(deadline) = agent.next_deadline() {
-                self.agents_armed[usize::from(robot.0)].arm(deadline.max(now), Timer::Agent(robot), &mut self.timers);
-            }
+            self.arm_agent(robot);
             if let Some(recorder) = &mut self.recorder {
                 recorder.state(robot, SpanKind::Hold, may == 0, now);
             }
@@ -56,7 +53,9 @@ impl Host for World {
     #[inline]
     fn released(&mut self, station: StationId, packet: &Packet, ahead: u16, queued_at: Instant, now: Instant) {
         if packet.category >= AccessCategory::BestEffort {
-            self.agents[usize::from(station.0)].on_released(ahead, queued_at, now);
+            if self.agents[usize::from(station.0)].on_released(ahead, queued_at, now) {
+                self.arm_agent(robot(station));
+            }
         } else if station == packet.from {
             self.on_freed(packet);
         }
@@ -137,7 +136,7 @@ impl World {
         };
         let state = &mut self.channels[channel as usize];
         if let (true, Some(control)) = (state.flow.on_freed(packet), control_flow(state.role)) {
-            self.agents[usize::from(packet.from.0)].on_control_left(control, self.now);
+            self.agents[usize::from(packet.from.0)].on_control_freed(control, self.now);
             self.run_agent(robot(packet.from));
         }
     }
