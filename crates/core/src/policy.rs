@@ -9,10 +9,10 @@ pub use crate::robot::{Completions, Sight};
 use crate::time::Duration;
 use serde::{Deserialize, Serialize};
 
-/// The most bulk in the WNIC under `coorp`, and in that of a live robot under any policy that leaves it open: the aggregate
-/// on the air, the next one, which a card makes as long as its queue, and the time until the first is known to have left.
-/// With 3 ms aggregates were short and bulk lost a tenth. Windows keep bulk out whatever this bound is; but an unpredicted
-/// message waits for the backlog, and so does a permit that is lost without notice.
+/// The most bulk in the WNIC under `coorp` once control was late (`gate` allows four times as much before): the aggregate on
+/// the air, the next one, which a card makes as long as its queue, and the time until the first is known to have left. With
+/// 3 ms, aggregates were short and bulk lost a tenth. Windows keep bulk out whatever this bound is. But an unpredicted message
+/// waits for the backlog, and the backlog still leaves after a permit is lost without notice. Other presets have no bound.
 pub const BACKLOG_MAX: Duration = Duration::from_millis(8);
 
 /// Which traffic runs and what coordinates it.

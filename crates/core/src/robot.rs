@@ -13,7 +13,7 @@
 //! | `models` | which arrival models robots tell each other |
 //! | `lead` | on the leader: how careful bulk has to be, and sensors' phases |
 //! | `clocks` | where the leaders' clocks are |
-//! | `riders` | which words wait for a control message |
+//! | `riders` | which coordination messages wait for control |
 //! | `turns` | which receiver bulk goes to |
 //! | `peers` | which paths carry control and bulk |
 //! | `reports` | which states go to the robots that gather them |
@@ -255,7 +255,7 @@ impl Robot {
         self.gather();
     }
 
-    /// The words that go with a control message to a robot, made after [`Robot::on_control`]; its receiver takes them as
+    /// The messages that go with a control message to a robot, made after [`Robot::on_control`]; its receiver takes them as
     /// messages of their own.
     pub fn riders(&mut self, to: RobotId, now: Instant) -> Vec<Message> {
         self.riders.take(to, now)

@@ -328,7 +328,7 @@ impl Agent {
         self.tell(now, |robot, local| robot.on_control(id, local))
     }
 
-    /// The words that go with a control message to a robot.
+    /// The messages that go with a control message to a robot.
     pub fn riders(&mut self, to: RobotId, now: Instant) -> Vec<Message> {
         self.tell(now, |robot, local| robot.riders(to, local))
             .unwrap_or_default()

@@ -87,12 +87,12 @@ enum Content {
 #[derive(Clone, Debug)]
 struct Told {
     stamp: Stamp,
-    /// Words that need no frame of their own.
+    /// Messages that need no frame of their own.
     riders: Vec<Message>,
 }
 
 impl Told {
-    /// Bytes that its words add to the message.
+    /// Bytes that its riders add to the message.
     fn bytes(&self) -> u64 {
         self.riders.iter().map(word_bytes).sum()
     }

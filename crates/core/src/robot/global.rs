@@ -1,4 +1,4 @@
-//! Global preemption: whether this robot may send bulk at all, and how the words about that go out (001, algorithm 1).
+//! Global preemption: whether this robot may send bulk at all, and how the messages about that go out (001, algorithm 1).
 //!
 //! [`crate::failover`] and [`crate::permits`] decide; here their [`Coordinator`] is told what happened, and what it wants
 //! said goes with control or by itself ([`super::riders`]). A robot without permits may always send, and its leader is that

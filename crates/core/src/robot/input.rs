@@ -165,7 +165,7 @@ pub enum Answer {
     Stamp(Stamp),
     /// The copies of a control message.
     Copies(Vec<Copy>),
-    /// The words that go with a control message.
+    /// The messages that go with a control message.
     Riders(Vec<Message>),
     /// The copies of a state.
     States(Vec<StateCopy>),
@@ -198,7 +198,7 @@ impl Answer {
         }
     }
 
-    /// The words that go with a control message; none for any other answer.
+    /// The messages that go with a control message; none for any other answer.
     pub fn riders(self) -> Vec<Message> {
         match self {
             Answer::Riders(riders) => riders,

@@ -1,17 +1,17 @@
-//! Which words between robots wait for a control message to the same robot, and go out with it instead of in a frame of
-//! their own.
+//! Which coordination messages wait for control to the same robot, and go out with it instead of in a frame of their own.
 //!
 //! A frame of a few bytes costs a hundred times the airtime of its bytes. Beats, promises and renewals go to and from each
-//! robot several times a second, and control goes between the same robots more often. A word that may be late waits for
+//! robot several times a second, and control goes between the same robots more often. A message that may be late waits for
 //! control, at most [`WAIT_MAX`]; after that, or if no control went to its receiver recently, it goes by itself. All such
-//! words may be late or lost without harm: promises and grants count from when the message that they answer was made
+//! messages may be late or lost without harm: promises and grants count from when the message that they answer was made
 //! (`failover`, `permits`).
 //!
-//! Control may be lost when words are not: it has links of its own, and a newer message replaces one that has not gone. So
-//! an answer goes the way its question came, and after [`UNANSWERED_MAX`] unanswered questions the next goes by itself.
+//! Control may be lost when coordination is not: it has links of its own, and a newer control message replaces one that has
+//! not gone. So an answer takes the route of its question, and after [`UNANSWERED_MAX`] unanswered questions the next goes by
+//! itself.
 //!
-//! Left out: peers with several paths, as words go over every path and control does not; and queries for the time, whose
-//! way there and back should be alike.
+//! Left out: peers with several paths, as coordination goes over every path and control does not; and queries for the time,
+//! whose way there and back should be alike.
 
 use std::collections::VecDeque;
 
@@ -21,16 +21,16 @@ use super::Message;
 use crate::permits::{self, Token};
 use crate::{failover, Duration, Instant, RobotId};
 
-/// The maximum number of words that go with one control message.
+/// The maximum number of messages that go with one control message.
 pub const RIDERS_MAX: usize = 2;
-/// How long a word waits: at 30 control messages a second, one comes in this time.
+/// How long a message waits: at 30 control messages a second, one comes in this time.
 const WAIT_MAX: Duration = Duration::from_millis(40);
-/// If no control has gone for this long, words do not wait for it.
+/// If no control has gone for this long, messages do not wait for it.
 const REGULAR: Duration = Duration::from_millis(100);
 /// How many questions in a row go with control without an answer. One is often still on its way when the next is asked.
 const UNANSWERED_MAX: u32 = 2;
 
-/// The words that wait, by receiver.
+/// The messages that wait, by receiver.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Riders {
     seats: Vec<Seat>,
@@ -51,7 +51,7 @@ struct Seat {
     /// Beats and renewals sent there since it last answered one.
     beats: u32,
     renewals: u32,
-    /// Whether its newest word came with control.
+    /// Whether its newest message came with control.
     came_along: bool,
     /// The last permit granted to it.
     granted: Option<Token>,
@@ -77,7 +77,7 @@ impl Riders {
         }
     }
 
-    /// Takes a word for a robot. Returns the message if it is to go at once.
+    /// Takes a message for a robot. Returns it if it is to go at once.
     pub fn offer(&mut self, to: RobotId, word: failover::Message, now: Instant) -> Option<Message> {
         let message = Message::Coordination(word);
         let Some(seat) = self.seats.get_mut(usize::from(to.0)) else {
@@ -94,7 +94,7 @@ impl Riders {
         None
     }
 
-    /// A word came from a robot, with its control or by itself.
+    /// A message came from a robot, with its control or by itself.
     pub fn on_word(&mut self, from: RobotId, word: &failover::Message, with_control: bool) {
         let Some(seat) = self.seats.get_mut(usize::from(from.0)) else {
             return;
@@ -107,7 +107,7 @@ impl Riders {
         }
     }
 
-    /// A control message for a robot was made. Returns the words that go with it.
+    /// A control message for a robot was made. Returns the messages that go with it.
     pub fn take(&mut self, to: RobotId, now: Instant) -> Vec<Message> {
         let Some(seat) = self.seats.get_mut(usize::from(to.0)) else {
             return Vec::new();
@@ -121,7 +121,7 @@ impl Riders {
         words
     }
 
-    /// Returns the words that have waited long enough.
+    /// Returns the messages that have waited long enough.
     pub fn on_deadline(&mut self, now: Instant) -> Vec<(RobotId, Message)> {
         if now < self.due {
             return Vec::new();
@@ -146,7 +146,7 @@ impl Riders {
 }
 
 impl Seat {
-    /// Whether the word may wait and go with control: neither bulk nor an election begins or ends with it.
+    /// Whether the message may wait and go with control: neither bulk nor an election begins or ends with it.
     fn may_wait(&mut self, word: &failover::Message) -> bool {
         match word {
             failover::Message::Beat { .. } => {

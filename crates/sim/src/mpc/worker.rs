@@ -34,7 +34,7 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// `robot` of a team whose loops begin at `start`. Who gives the same seed gets the same phases and jitter.
+    /// `robot` of a team whose loops begin at `start`. The same seed gives the same phases and jitter.
     pub fn new(team: &Team, control: Control, robot: RobotId, start: Instant, seed: u64) -> Self {
         let place = usize::from(robot.0);
         let own = seed ^ 0x7365_6e73_6500 ^ u64::from(robot.0).wrapping_mul(0x9e37_79b9_7f4a_7c15);
