@@ -221,7 +221,7 @@ impl Robot {
                 echo,
                 received_at,
                 sent_at,
-            } => self.clocks.on_time(clock, [echo, received_at, sent_at, now]),
+            } => self.on_time_reply(from, clock, [echo, received_at, sent_at, now]),
             Message::Models { clock, models } => {
                 // If that clock is not known yet it soon will be, and newcomers are told again.
                 let Some(offset) = self.clock(clock, now) else { return };

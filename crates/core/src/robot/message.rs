@@ -24,6 +24,11 @@ impl ClockId {
     pub fn of(robot: RobotId, incarnation: u32) -> Self {
         ClockId(u64::from(robot.0) << 32 | u64::from(incarnation))
     }
+
+    /// Returns whether it names a clock of this robot.
+    pub fn is_of(self, robot: RobotId) -> bool {
+        self.0 >> 32 == u64::from(robot.0)
+    }
 }
 
 /// A control message that arrived.

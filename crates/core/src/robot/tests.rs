@@ -478,3 +478,51 @@ fn clocks_are_asked_for_as_control_goes() {
     });
     assert!(answered, "over the path of the question");
 }
+
+/// Once, the clock of a robot that led again stayed behind that of the leader in between, which nobody asked any more.
+#[test]
+fn the_clock_of_a_leader_that_leads_again_is_the_teams() {
+    let mut robot = member(&Policy::named("coorp").unwrap(), 2, 3);
+    let led_by = |robot: &mut Robot, leader: u16, round, ms| {
+        let epoch = failover::Epoch {
+            round,
+            robot: RobotId(leader),
+            incarnation: 1,
+        };
+        run(robot, at(ms));
+        let beat = said(failover::Message::Beat { epoch, sent_at: at(ms) });
+        robot.on_message(RobotId(leader), None, beat, at(ms));
+        assert_eq!(robot.leader(at(ms)), Some(RobotId(leader)));
+    };
+    let reply = |robot: &mut Robot, from: u16, of: u16, ms| {
+        let answered = Message::TimeReply {
+            clock: ClockId::of(RobotId(of), 1),
+            echo: at(ms),
+            received_at: at(ms),
+            sent_at: at(ms),
+        };
+        robot.on_message(RobotId(from), None, answered, at(ms + 2));
+        let (clock, offset) = robot.team_clock(at(ms + 2))?;
+        Some((clock, offset.within))
+    };
+    let clock = |of, ms| Some((ClockId::of(RobotId(of), 1), Duration::from_millis(ms)));
+    led_by(&mut robot, 0, 1, 1_000);
+    assert_eq!(reply(&mut robot, 1, 1, 1_000), None, "it does not lead");
+    assert_eq!(reply(&mut robot, 0, 1, 1_000), None, "it is not its clock");
+    assert_eq!(reply(&mut robot, 0, 0, 1_001), clock(0, 1));
+    led_by(&mut robot, 1, 2, 2_000);
+    assert_eq!(reply(&mut robot, 1, 1, 2_000), clock(1, 1));
+    assert_eq!(
+        reply(&mut robot, 0, 0, 2_001).unwrap().0,
+        ClockId::of(RobotId(1), 1),
+        "too late"
+    );
+    led_by(&mut robot, 0, 3, 3_000);
+    let (again, within) = reply(&mut robot, 0, 0, 3_000).unwrap();
+    assert_eq!(again, ClockId::of(RobotId(0), 1));
+    assert!(within <= Duration::from_millis(1), "{within}");
+    assert!(
+        robot.clock(ClockId::of(RobotId(1), 1), at(3_010)).is_some(),
+        "messages may bear it still"
+    );
+}
