@@ -127,6 +127,47 @@ fn what_others_say_is_due_holds_bulk_until_they_say_otherwise() {
     assert!(robot.may_pass(0, 0, at(200)), "who is gone sends nothing");
 }
 
+/// Once, a period of a nanosecond was believed, and so was an interval longer than the period.
+#[test]
+fn a_model_of_no_use_holds_no_bulk() {
+    let us = Duration::from_micros;
+    let model = |period, early, late| TimeModel {
+        period,
+        phase: at(100),
+        sigma: Duration::ZERO,
+        early,
+        late,
+    };
+    let useless = [
+        model(Duration::from_nanos(1), Duration::ZERO, Duration::ZERO),
+        model(us(9), us(1), us(1)),
+        model(Duration::MAX, us(1), us(1)),
+        model(us(20_000), us(10_000), us(10_001)),
+        model(us(20_000), Duration::MAX, Duration::MAX),
+    ];
+    for useless in useless {
+        for policy in ["edca+local", "coorp"] {
+            let mut robot = robot(policy);
+            robot.begin_journal();
+            robot.on_models(RobotId(0), &[(3, useless)], Offset::NONE, at(90));
+            run(&mut robot, at(99));
+            let mut wakes = 0;
+            while robot.next_deadline() <= at(101) {
+                robot.on_deadline(robot.next_deadline());
+                wakes += 1;
+                assert!(wakes < 10, "{policy}: {useless:?}");
+            }
+            let free = (101..200).all(|ms| robot.passes_gate(0, 0, at(ms)));
+            assert!(free, "{policy}: {useless:?}");
+        }
+    }
+    let mut robot = robot("edca+local");
+    let widest = model(us(20_000), us(10_000), us(10_000));
+    robot.on_models(RobotId(0), &[(3, widest)], Offset::NONE, at(90));
+    run(&mut robot, at(100));
+    assert!(!robot.passes_gate(0, 0, at(100)), "as wide as can be");
+}
+
 #[test]
 fn the_end_of_a_loop_holds_bulk_too() {
     let mut policy = Policy::named("coorp").unwrap();
