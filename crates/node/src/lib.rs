@@ -54,6 +54,7 @@ mod network;
 mod node;
 pub mod outqueue;
 mod own_runtime;
+mod policy;
 mod quic;
 mod rank;
 pub mod recording;

@@ -22,6 +22,7 @@ use crate::keys::Identity;
 use crate::links::Links;
 use crate::member::{robot_named, Member};
 use crate::metrics::Metrics;
+use crate::policy::as_run;
 use crate::quic::Credentials;
 use crate::rank::real_time;
 use crate::recording::Recording;
@@ -81,7 +82,7 @@ impl Node {
         } = options;
         let team = network::placed(team)?;
         let me = robot_named(&team, &name)?;
-        let policy = team.policy.apply(&policy);
+        let policy = as_run(team.policy.apply(&policy));
         let identity = if insecure {
             tracing::warn!(target: "coorp_node::insecure", "{name} is insecure: {INSECURE}");
             None

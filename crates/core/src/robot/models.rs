@@ -179,9 +179,12 @@ impl Robot {
     }
 
     /// The leader tells a flow to sample later. Its messages are about to come at another phase, so its model starts anew.
+    /// A flow that has ended in the meantime stays ended.
     pub(super) fn on_shift(&mut self, flow: u8, later: Duration) {
-        let period = self.flows.get(usize::from(flow)).and_then(|flow| flow.period);
-        self.local.add_flow(flow, period);
+        let Some(own) = self.flows.get(usize::from(flow)).filter(|own| own.taken) else {
+            return;
+        };
+        self.local.add_flow(flow, own.period);
         self.actions.push_back(Action::Shift(FlowId(u32::from(flow)), later));
     }
 }

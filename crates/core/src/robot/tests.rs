@@ -567,3 +567,26 @@ fn the_clock_of_a_leader_that_leads_again_is_the_teams() {
         "messages may bear it still"
     );
 }
+
+#[test]
+fn only_a_flow_that_there_is_can_be_shifted() {
+    let mut robot = robot("edca+local");
+    let later = Duration::from_millis(5);
+    let flow = robot.add_flow(None).unwrap();
+    let ended = robot.add_flow(None).unwrap();
+    robot.remove_flow(ended);
+    let shifted = |robot: &mut Robot, flow| {
+        robot.on_message(RobotId(0), None, Message::Shift { flow, later }, at(1));
+        std::iter::from_fn(|| robot.poll()).collect::<Vec<_>>()
+    };
+    let before = postcard::to_allocvec(&robot).unwrap();
+    for flow in [1, 2, FLOWS_MAX as u8, u8::MAX] {
+        assert_eq!(shifted(&mut robot, flow), []);
+        assert_eq!(
+            postcard::to_allocvec(&robot).unwrap(),
+            before,
+            "nothing is planned for flow {flow}"
+        );
+    }
+    assert_eq!(shifted(&mut robot, 0), [Action::Shift(flow, later)]);
+}
