@@ -343,6 +343,52 @@ fn messages_with_a_bound_are_judged_where_they_arrive_and_weighed_by_the_leader(
     assert!(stranger.local.caution().is_calm(), "it does not lead");
 }
 
+/// Once, what was due while there was no leader was lost.
+#[test]
+fn judged_messages_wait_for_a_leader() {
+    let mut config = RobotConfig::new(&Policy::named("coorp").unwrap(), RobotId(1), 3, RobotId(0), 1);
+    config.judged = true;
+    let mut robot = Robot::new(config, at(0)).unwrap();
+    let bound = Some(Duration::from_millis(20));
+    for made_at in [30, 0] {
+        let stamp = Stamp {
+            flow: 0,
+            made_at: Some((robot.clock_id(), at(made_at))),
+            last_loop: None,
+            bound,
+        };
+        robot.on_arrived(RobotId(2), stamp, at(40));
+    }
+    let told = |actions: Vec<Action>| {
+        let told = actions.into_iter().filter_map(|action| match action {
+            Action::Send(to, _, Message::Judged(judged)) => Some((to, judged)),
+            _ => None,
+        });
+        told.collect::<Vec<_>>()
+    };
+    assert_eq!((robot.leader(at(300)), told(run(&mut robot, at(300)))), (None, vec![]));
+    let mut leads = robot.clone();
+    let epoch = failover::Epoch {
+        round: 1,
+        robot: RobotId(0),
+        incarnation: 1,
+    };
+    let beat = failover::Message::Beat { epoch, sent_at: at(1) };
+    robot.on_message(RobotId(0), None, said(beat), at(301));
+    robot.on_deadline(at(301));
+    let both = Judged { in_time: 1, late: 1 };
+    assert_eq!(told(run(&mut robot, at(500))), [(RobotId(0), both)]);
+    assert_eq!(told(run(&mut robot, at(600))), [], "all is told");
+    // A robot that comes to lead weighs its own.
+    leads.coordinator = None;
+    leads.leader = RobotId(1);
+    leads.want_bulk(true, at(301));
+    assert!(leads.local.caution().is_calm());
+    leads.judge.on_message(true, at(301));
+    assert_eq!(told(run(&mut leads, at(500))), []);
+    assert!(!leads.local.caution().is_calm(), "two were late");
+}
+
 fn told_arrived(actions: Vec<Action>) -> Vec<(RobotId, Vec<Arrived>)> {
     let told = actions.into_iter().filter_map(|action| match action {
         Action::Send(to, _, Message::Arrived { messages, .. }) => Some((to, messages)),
