@@ -122,7 +122,10 @@ impl Robot {
             match action {
                 failover::Action::Send { to, message } => self.say(to, message, now),
                 failover::Action::Broadcast(message) => self.say_to_all(message, now),
-                failover::Action::Started => self.actions.push_back(Action::Permitted(true)),
+                failover::Action::Started => {
+                    self.turns.restart(now);
+                    self.actions.push_back(Action::Permitted(true));
+                }
                 failover::Action::Stopped => self.actions.push_back(Action::Permitted(false)),
                 failover::Action::Leads(epoch) => self.actions.push_back(Action::Led(epoch.robot)),
                 failover::Action::Follows(epoch) => {

@@ -636,3 +636,47 @@ fn only_a_flow_that_there_is_can_be_shifted() {
     }
     assert_eq!(shifted(&mut robot, 0), [Action::Shift(flow, later)]);
 }
+
+/// Once, turns began anew every ten milliseconds for as long as a robot waited for a permit.
+#[test]
+fn turns_wait_for_the_permit() {
+    let mut robot = member(&Policy::named("coorp").unwrap(), 1, 3);
+    let epoch = failover::Epoch {
+        round: 1,
+        robot: RobotId(0),
+        incarnation: 1,
+    };
+    let hear = |robot: &mut Robot, message, ms| {
+        robot.on_message(RobotId(0), None, said(message), at(ms));
+        robot.on_deadline(at(ms));
+        std::iter::from_fn(|| robot.poll()).collect::<Vec<_>>()
+    };
+    let beat = failover::Message::Beat { epoch, sent_at: at(1) };
+    hear(&mut robot, beat, 400);
+    robot.on_bulk(RobotId(0), Some(0), at(400));
+    robot.on_bulk(RobotId(2), Some(0), at(400));
+    robot.want_bulk(true, at(400));
+    assert_eq!(robot.turns.next_deadline(), Instant::FAR_FUTURE);
+    robot.on_deadline(at(410));
+    let asked = std::iter::from_fn(|| robot.poll()).find_map(|action| match action {
+        Action::Send(_, _, Message::Coordination(failover::Message::Permit { message, .. })) => Some(message),
+        _ => None,
+    });
+    let Some(permits::Message::Request { request, sent_at, .. }) = asked else {
+        panic!("it asks: {asked:?}");
+    };
+    let grant = permits::Message::Grant {
+        request,
+        token: permits::Token(1),
+        slice: Duration::from_secs(1),
+        echo: sent_at,
+    };
+    let granted = hear(&mut robot, failover::Message::Permit { epoch, message: grant }, 430);
+    assert!(granted.contains(&Action::Permitted(true)), "{granted:?}");
+    assert!(robot.has_turn(RobotId(0), 0), "the first of them");
+    assert_eq!(robot.turns.next_deadline(), at(440), "its turn began with the permit");
+    robot.want_bulk(false, at(435));
+    robot.on_deadline(at(440));
+    assert_eq!(robot.turns.next_deadline(), Instant::FAR_FUTURE);
+    assert!(robot.has_turn(RobotId(0), 0), "nothing was sent in its turn");
+}
