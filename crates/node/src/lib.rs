@@ -76,5 +76,6 @@ pub use coorp_team::{load, LoadError, Team};
 pub use error::Error;
 pub use fabric::MESSAGE_BYTES_MAX;
 pub use node::{Node, Options, INSECURE};
+pub use policy::{live_policies, why_not_live};
 pub use rank::real_time;
 pub use shared_robot::Wish;
