@@ -1,8 +1,10 @@
 //! The policies on the command line: each name with one line that describes it (Deng 2022, section VI, for the systems
-//! compared there). `coorp_core::policy` defines the policies; nothing is decided here.
+//! compared there). `coorp_core::policy` defines the policies and `coorp_node` knows which run live; nothing is decided here.
 
 use clap::builder::{PossibleValue, PossibleValuesParser};
-use coorp_core::policy::{Access, Policy};
+use coorp_core::policy::Policy;
+#[cfg(feature = "live")]
+use coorp_node::live_policies;
 
 use crate::failure::Failure;
 
@@ -33,18 +35,12 @@ pub fn parser() -> PossibleValuesParser {
     PossibleValuesParser::new(ABOUT.map(|(name, about)| PossibleValue::new(name).help(about)))
 }
 
-/// Parses the name of a policy that a live robot implements.
+/// Parses the name of a policy that a live robot runs.
+#[cfg(feature = "live")]
 pub fn live_parser() -> PossibleValuesParser {
-    let live = ABOUT
-        .into_iter()
-        .filter(|(name, _)| Policy::named(name).is_some_and(|policy| is_live(&policy)));
+    let names: Vec<&str> = live_policies().collect();
+    let live = ABOUT.into_iter().filter(|(name, _)| names.contains(name));
     PossibleValuesParser::new(live.map(|(name, about)| PossibleValue::new(name).help(about)))
-}
-
-/// Whether a robot on real sockets can implement the policy. It has no fixed windows, always marks control, and lets
-/// programs decide whether control or bulk runs.
-fn is_live(policy: &Policy) -> bool {
-    policy.control && policy.bulk && policy.access == Access::Edca && policy.schedwifi.is_none()
 }
 
 /// The policy of this name.
@@ -66,14 +62,5 @@ mod tests {
     fn every_policy_is_explained_in_a_line() {
         assert_eq!(ABOUT.map(|(name, _)| name), Policy::NAMES);
         assert!(ABOUT.iter().all(|(_, about)| !about.is_empty() && about.len() < 110));
-    }
-
-    #[test]
-    fn a_live_robot_is_offered_what_it_implements() {
-        let live = Policy::NAMES
-            .into_iter()
-            .filter(|name| Policy::named(name).is_some_and(|policy| is_live(&policy)));
-        let wanted = ["edca", "edca+global", "edca+local", "coorp-paper", "coorp"];
-        assert_eq!(live.collect::<Vec<_>>(), wanted);
     }
 }

@@ -141,6 +141,11 @@ pub struct TimeModel {
 }
 
 impl TimeModel {
+    /// Returns whether it can be of use: the period is one that is predicted, and bulk has time between two intervals.
+    pub fn is_usable(&self) -> bool {
+        (PERIOD_MIN..=PERIOD_MAX).contains(&self.period) && self.early + self.late <= self.period
+    }
+
     /// The first message, from `phase` on, whose interval ends after `after`. `None` without a period.
     pub fn next_after(&self, after: Instant) -> Option<Arrival> {
         if self.period == Duration::ZERO {

@@ -12,7 +12,7 @@ use crate::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
-/// Number of exchanges to remember: half a minute's.
+/// Number of exchanges to remember: about a minute's, at one a second.
 const KEPT: usize = 64;
 /// Bound on the error of a clock's rate against true time, in millionths, for what must never happen: two robots that grant
 /// the same permit. A crystal is off by at most 100, with its age and heat; the kernel slews a clock by up to 500 for NTP; the
@@ -251,7 +251,7 @@ mod tests {
             }
         }
 
-        /// Nor where both clocks are as wrong as they usually may be, each to its side, and the exchange is old.
+        /// Holds even if both clocks drift apart at the usual bound and the exchange is old.
         #[test]
         fn the_bound_holds_while_clocks_run_apart(age in 0..3_600_000_000_000u64, ours_fast: bool) {
             let at = |true_ns: u64, fast: bool| {

@@ -31,7 +31,7 @@ mod receiver;
 mod sender;
 
 pub use receiver::{Deduplicator, Delivery, Listener, Verdict};
-pub use sender::{Class, Copy, Health, PathAction, Sender};
+pub use sender::{Class, Health, PathAction, PathCopy, Sender};
 
 use crate::{Duration, Instant};
 use serde::{Deserialize, Serialize};

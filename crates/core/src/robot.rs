@@ -54,7 +54,7 @@ pub use reports::{Report, ReportAction, Reporters, Session, StateCopy};
 pub use riders::RIDERS_MAX;
 
 use crate::failover::Coordinator;
-use crate::paths::{Copy, PathAction, PathId};
+use crate::paths::{PathAction, PathCopy, PathId};
 use crate::{Duration, FlowId, Instant, RobotId};
 use clocks::Clocks;
 use control::Notices;
@@ -221,7 +221,7 @@ impl Robot {
                 echo,
                 received_at,
                 sent_at,
-            } => self.clocks.on_time(clock, [echo, received_at, sent_at, now]),
+            } => self.on_time_reply(from, clock, [echo, received_at, sent_at, now]),
             Message::Models { clock, models } => {
                 // If that clock is not known yet it soon will be, and newcomers are told again.
                 let Some(offset) = self.clock(clock, now) else { return };
@@ -264,7 +264,7 @@ impl Robot {
     // --- paths ------------------------------------------------------------------------------------------------
 
     /// Returns the copies of a control message to a robot; none if there is no choice of paths to it.
-    pub fn assign(&mut self, to: RobotId, now: Instant) -> Vec<Copy> {
+    pub fn assign(&mut self, to: RobotId, now: Instant) -> Vec<PathCopy> {
         let copies = self.peers.assign(to, now);
         self.gather();
         copies

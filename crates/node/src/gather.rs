@@ -468,7 +468,7 @@ impl Gatherings {
 
     /// A message about gathering arrived from a robot.
     pub fn on_fleet(&self, sample: &Sample) {
-        let (what, key, member) = ("a word on being gathered", sample.key_expr().as_str(), &self.member);
+        let (what, key, member) = ("a message about gathering", sample.key_expr().as_str(), &self.member);
         let (Some(from), Some(topic)) = (member.named_in(key, 1), member.keyspace.part(key, 3)) else {
             return member.refused.count(what, Refusal::Malformed);
         };

@@ -22,6 +22,7 @@ use crate::keys::Identity;
 use crate::links::Links;
 use crate::member::{robot_named, Member};
 use crate::metrics::Metrics;
+use crate::policy::as_run;
 use crate::quic::Credentials;
 use crate::rank::real_time;
 use crate::recording::Recording;
@@ -69,8 +70,8 @@ impl Node {
     /// `coorp_node::insecure`.
     ///
     /// # Errors
-    /// If the team has no such robot, its keys are missing, this machine lacks its interfaces or addresses, or its
-    /// ports are taken.
+    /// If the policy does not run on real sockets, the team has no such robot, its keys are missing, this machine lacks its
+    /// interfaces or addresses, or its ports are taken.
     pub fn open(options: Options) -> Result<Node, Error> {
         let Options {
             team,
@@ -79,9 +80,9 @@ impl Node {
             insecure,
             state,
         } = options;
+        let policy = as_run(team.policy.apply(&policy))?;
         let team = network::placed(team)?;
         let me = robot_named(&team, &name)?;
-        let policy = team.policy.apply(&policy);
         let identity = if insecure {
             tracing::warn!(target: "coorp_node::insecure", "{name} is insecure: {INSECURE}");
             None

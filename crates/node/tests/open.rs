@@ -67,6 +67,22 @@ fn an_address_that_is_not_here_is_named_with_those_that_are() {
     assert!(said.contains("192.0.2.78 on lo,"), "{said}");
 }
 
+/// Once, it was opened and ran as plain EDCA.
+#[test]
+fn a_policy_that_does_not_run_live_is_refused_with_those_that_run_live() {
+    let fleet = Fleet::new(&["lead", "one"], "");
+    for name in ["schedwifi", "best-effort", "mpc-only", "bulk-only"] {
+        let mut options = options(&fleet, "lead");
+        options.policy = Policy::named(name).unwrap();
+        let said = refusal(options);
+        let parts = [
+            &format!("policy '{name}' does not run on real sockets: "),
+            "choose one of edca, edca+global, edca+local, coorp-paper, coorp",
+        ];
+        assert!(parts.iter().all(|part| said.contains(part)), "{said}");
+    }
+}
+
 /// Uses everything that a node has, in async code of one thread or several.
 async fn take_part(fleet: &Fleet) {
     let one = Node::open(options(fleet, "one")).unwrap();

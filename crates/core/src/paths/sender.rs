@@ -39,7 +39,7 @@ pub enum Class {
 
 /// One copy of a message: send it over `path` with `number` in its header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Copy {
+pub struct PathCopy {
     /// Over which path.
     pub path: PathId,
     /// The copy's number on that path. Bulk has none of its own: its transport knows what was lost.
@@ -158,24 +158,24 @@ impl Sender {
     }
 
     /// Chooses the paths for a message to be sent, the original's first. Never empty, even if all paths seem dead.
-    pub fn assign(&mut self, class: Class, now: Instant) -> Vec<Copy> {
+    pub fn assign(&mut self, class: Class, now: Instant) -> Vec<PathCopy> {
         self.follow_clock(now);
         self.wake(now);
         let order = self.order();
         if class == Class::Bulk {
             let path = PathId(order[0] as u8);
-            return vec![Copy { path, number: None }];
+            return vec![PathCopy { path, number: None }];
         }
         self.copies = match self.config.duplicate {
             Duplicate::Always => 2,
             Duplicate::Never => 1,
             Duplicate::Adaptive => self.copies_needed(&order),
         };
-        let copies = order.into_iter().take(self.copies).map(|at| Copy {
+        let copies = order.into_iter().take(self.copies).map(|at| PathCopy {
             path: PathId(at as u8),
             number: Some(self.paths[at].number(now, false)),
         });
-        let copies: Vec<Copy> = copies.collect();
+        let copies: Vec<PathCopy> = copies.collect();
         self.carriers.clear();
         self.carriers.extend(copies.iter().map(|copy| copy.path));
         copies

@@ -76,7 +76,7 @@ struct Pair {
 
 #[derive(Clone, Copy)]
 enum Mail {
-    Control(Sequence, Copy),
+    Control(Sequence, PathCopy),
     Probe(Probe),
     Echo(Echo),
 }

@@ -3,7 +3,7 @@
 //! The whole team keeps to one clock, the leader's. Each robot asks for it often at first and then every
 //! [`ASK_EVERY`]; [`crate::clock`] estimates the offset from the four times of each exchange (Dust, T1 to T4).
 //!
-//! Left out: the clocks of robots that do not lead. Nothing is stamped by them.
+//! Left out: the clocks of robots that do not lead. Nothing is stamped by them, and their answers are dropped.
 
 use std::collections::VecDeque;
 
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{ClockId, Message, Robot};
 use crate::clock::{ClockEstimate, Offset};
-use crate::{Duration, Instant};
+use crate::{Duration, Instant, RobotId};
 
 /// Interval between two queries for the leader's clock, and between the first ones.
 const ASK_EVERY: Duration = Duration::from_secs(1);
@@ -25,7 +25,7 @@ const CLOCKS_KEPT: usize = 4;
 /// The clocks of the last leaders, other than this robot.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Clocks {
-    /// The newest first: messages stamped by an older one may still be on their way.
+    /// The one that answered last comes first: messages stamped by an older one may still be on their way.
     known: VecDeque<(ClockId, ClockEstimate)>,
     ask_at: Instant,
     asked: u32,
@@ -43,17 +43,17 @@ impl Clocks {
         }
     }
 
-    /// A leader told its time: sent, received there, answered there, back here.
+    /// The leader told its time: sent, received there, answered there, back here.
     pub fn on_time(&mut self, clock: ClockId, times: [Instant; 4]) {
         let [sent_at, received_at, answered_at, back_at] = times;
         self.answered = self.answered.saturating_add(1);
-        if !self.known.iter().any(|(known, _)| *known == clock) {
-            self.known.truncate(CLOCKS_KEPT - 1);
-            self.known.push_front((clock, ClockEstimate::default()));
-        }
-        if let Some((_, estimate)) = self.known.iter_mut().find(|(known, _)| *known == clock) {
-            estimate.on_exchange(clock.0, sent_at, received_at, answered_at, back_at);
-        }
+        // A robot that leads again is known already.
+        let place = self.known.iter().position(|(known, _)| *known == clock);
+        let before = place.and_then(|place| self.known.remove(place));
+        let mut estimate = before.map(|(_, estimate)| estimate).unwrap_or_default();
+        estimate.on_exchange(clock.0, sent_at, received_at, answered_at, back_at);
+        self.known.truncate(CLOCKS_KEPT - 1);
+        self.known.push_front((clock, estimate));
     }
 
     /// Another robot leads, so another clock counts: asks for it at once.
@@ -92,6 +92,15 @@ impl Robot {
             echo,
             received_at: now,
             sent_at: now,
+        }
+    }
+
+    /// A robot answers a query with the times of the exchange. Only the leader's own clock counts: an answer that has
+    /// overtaken a change of leader comes too late, and no robot speaks for another one's clock.
+    pub(super) fn on_time_reply(&mut self, from: RobotId, clock: ClockId, times: [Instant; 4]) {
+        let [.., now] = times;
+        if clock.is_of(from) && self.leader(now) == Some(from) {
+            self.clocks.on_time(clock, times);
         }
     }
 

@@ -32,6 +32,12 @@ pub enum Completions {
 }
 
 /// How much a robot can see of its own traffic. A stock kernel's is [`Sight::STOCK`].
+///
+/// Left out, as they are the same on every ground:
+/// - Whether a robot learns when its own control has left. It always does: on real sockets from the send queue of
+///   control's socket, in the simulator when the sender's kernel frees the last packet.
+/// - Whether it knows a message's role in the loop. No ground tells it: a flow begins loops if its arrival model has the
+///   loop's period, and all control that the leader makes counts as commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Sight {
     /// How it learns that bulk has left.

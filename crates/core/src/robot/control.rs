@@ -243,14 +243,18 @@ impl Robot {
         }
     }
 
-    /// Tells the leader which messages with a bound arrived here in time, once that is due.
+    /// Tells the leader which messages with a bound arrived here in time, once that is due and there is a leader.
     pub(super) fn tell_judged(&mut self, now: Instant) {
-        let leader = self.leader(now).filter(|leader| *leader != self.me);
-        if let (Some(judged), Some(leader)) = (self.judge.take(now), leader) {
-            let route = Route::Path(self.peers.bulk_path(leader, now));
-            let message = Message::Judged(judged);
-            self.actions.push_back(Action::Send(leader, route, message));
+        let Some(leader) = self.leader(now) else {
+            return self.judge.put_off(now);
+        };
+        let Some(judged) = self.judge.take(now) else { return };
+        if leader == self.me {
+            return self.on_judged_elsewhere(judged, now);
         }
+        let route = Route::Path(self.peers.bulk_path(leader, now));
+        let message = Message::Judged(judged);
+        self.actions.push_back(Action::Send(leader, route, message));
     }
 
     /// This robot wants to send bulk or, on the leader, another one may.

@@ -125,6 +125,7 @@ impl Robot {
                 failover::Action::Started => {
                     // The leader tells holders alone how careful to be: this robot has heard nothing since its last permit.
                     self.caution_told_at = now;
+                    self.turns.restart(now);
                     self.actions.push_back(Action::Permitted(true));
                 }
                 failover::Action::Stopped => self.actions.push_back(Action::Permitted(false)),

@@ -8,7 +8,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Action, Message, Report, Robot, Session, Stamp, StateCopy};
-use crate::paths::{Copy, PathId};
+use crate::paths::{PathCopy, PathId};
 use crate::{tracker, Duration, FlowId, Instant, RobotId};
 
 /// Something that a driver tells a robot. The fields are those of the method that the text names.
@@ -164,7 +164,7 @@ pub enum Answer {
     /// The stamp of a control message.
     Stamp(Stamp),
     /// The copies of a control message.
-    Copies(Vec<Copy>),
+    Copies(Vec<PathCopy>),
     /// The messages that go with a control message.
     Riders(Vec<Message>),
     /// The copies of a state.
@@ -191,7 +191,7 @@ impl Answer {
     }
 
     /// The copies of a control message; none for any other answer.
-    pub fn copies(self) -> Vec<Copy> {
+    pub fn copies(self) -> Vec<PathCopy> {
         match self {
             Answer::Copies(copies) => copies,
             _ => Vec::new(),

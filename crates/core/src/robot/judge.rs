@@ -2,8 +2,8 @@
 //! bulk has to be ([`Caution`](crate::gate::Caution)), for control outside the control loop.
 //!
 //! A sender states the bound of a flow in each message's stamp. The receiver compares it with the message's age on the
-//! leader's clock and tells the leader the counts: soon after a late message, else now and then. The leader weighs them in
-//! [`super::lead`], as it does loops.
+//! leader's clock and tells the leader the counts: soon after a late message, else now and then. While there is no leader, the
+//! counts wait for one. The leader weighs them in [`super::lead`], as it does loops.
 //!
 //! Left out: lost messages, of which the receiver learns nothing; and messages whose age is unknown, since their sender or
 //! receiver does not know the leader's clock yet.
@@ -16,6 +16,8 @@ use crate::{Duration, Instant};
 const LATE_TOGETHER: Duration = Duration::from_millis(20);
 /// Interval between two tellings of messages in time.
 const TELL_EVERY: Duration = Duration::from_millis(500);
+/// Interval between two looks for a leader to tell.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// Messages with a bound that arrived.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -67,6 +69,13 @@ impl Judge {
         }
         self.tell_at = Instant::FAR_FUTURE;
         Some(std::mem::take(&mut self.judged))
+    }
+
+    /// Nobody is there to be told: the counts that are due stay for later.
+    pub fn put_off(&mut self, now: Instant) {
+        if now >= self.tell_at {
+            self.tell_at = now + LOOK_EVERY;
+        }
     }
 
     pub fn next_deadline(&self) -> Instant {

@@ -20,9 +20,10 @@
 //! Control messages outside the loop count like loops if their sender states a bound ([`super::judge`]): each one that is
 //! late raises the caution, unless most of them are late whatever windows do.
 //!
-//! Left out: robots that do not tell how long their loops took, whose loops count as in time.
+//! Left out: robots that do not tell how long their loops took. Next to robots that tell, theirs count as in time; a loop
+//! of which no robot tells is not judged at all.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -57,10 +58,11 @@ const JUDGED_MAX: u16 = 1_000;
 const LEVEL_PARTS: f64 = 50.0;
 
 /// One loop as the leader sees it.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct Seen {
     began: Instant,
-    arrived: usize,
+    /// The flows whose messages have arrived; a message may do so twice, over two paths.
+    arrived: BTreeSet<(RobotId, u8)>,
     all_in: Option<Instant>,
     commanded: Option<Instant>,
     /// How long it took, as reported by the slowest robot.
@@ -160,7 +162,12 @@ impl Lead {
     pub fn set_flow(&mut self, flow: (RobotId, u8), model: Option<TimeModel>) {
         match model {
             Some(model) => _ = self.flows.insert(flow, model),
-            None => _ = self.flows.remove(&flow),
+            None => {
+                self.flows.remove(&flow);
+                if let Some(current) = &mut self.current {
+                    current.arrived.remove(&flow);
+                }
+            }
         }
     }
 
@@ -177,6 +184,7 @@ impl Lead {
         let control = self.control.filter(|_| self.flows.contains_key(&flow))?;
         let begins = self
             .current
+            .as_ref()
             .is_none_or(|current| current.commanded.is_some() || made_at >= current.began + control.period / 2);
         let mut changed = None;
         if begins {
@@ -184,7 +192,7 @@ impl Lead {
             self.previous = self.current.take();
             self.current = Some(Seen {
                 began: made_at,
-                arrived: 0,
+                arrived: BTreeSet::new(),
                 all_in: None,
                 commanded: None,
                 took: None,
@@ -195,8 +203,7 @@ impl Lead {
         }
         if let Some(current) = &mut self.current {
             current.began = current.began.min(made_at);
-            current.arrived += 1;
-            if current.arrived == self.flows.len() {
+            if current.arrived.insert(flow) && current.arrived.len() == self.flows.len() {
                 current.all_in = Some(now);
             }
         }
@@ -216,7 +223,7 @@ impl Lead {
     }
 
     fn end_previous(&mut self, bound: Duration, bulk: bool, now: Instant) -> Option<Caution> {
-        let ended = self.previous?;
+        let ended = self.previous.as_ref()?;
         let took = ended.took?;
         self.loops.begin(ended.began, ended.all_in);
         if let Some(commanded) = ended.commanded {
@@ -371,6 +378,28 @@ mod tests {
         assert!(run(&mut lead, 35, 5, 28, false).is_none(), "nobody sends bulk");
         let stranger = lead.on_arrived((RobotId(7), 0), at(2_000), None, true, at(2_001));
         assert!(stranger.is_none(), "it begins no loop");
+    }
+
+    /// Once, a perception that arrived over two paths counted for the missing one.
+    #[test]
+    fn inference_begins_when_each_flow_has_arrived() {
+        let mut lead = lead();
+        let mut arrive = |robot, ms| {
+            lead.on_arrived((RobotId(robot), 0), at(33), None, false, at(ms));
+            lead.current.as_ref().unwrap().all_in
+        };
+        assert_eq!([arrive(1, 34), arrive(1, 35)], [None, None], "the other one is missing");
+        assert_eq!([arrive(2, 40), arrive(2, 41)], [Some(at(40)); 2]);
+        lead.set_flow((RobotId(3), 0), Some(model(0)));
+        lead.on_commanded(at(60));
+        for robot in [1, 3] {
+            lead.on_arrived((RobotId(robot), 0), at(66), None, false, at(67));
+        }
+        lead.set_flow((RobotId(3), 0), None);
+        let all_in = |lead: &Lead| lead.current.as_ref().unwrap().all_in;
+        assert_eq!(all_in(&lead), None, "who is gone stands for nobody");
+        lead.on_arrived((RobotId(2), 0), at(66), None, false, at(68));
+        assert_eq!(all_in(&lead), Some(at(68)));
     }
 
     #[test]

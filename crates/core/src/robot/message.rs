@@ -24,6 +24,11 @@ impl ClockId {
     pub fn of(robot: RobotId, incarnation: u32) -> Self {
         ClockId(u64::from(robot.0) << 32 | u64::from(incarnation))
     }
+
+    /// Returns whether it names a clock of this robot.
+    pub fn is_of(self, robot: RobotId) -> bool {
+        self.0 >> 32 == u64::from(robot.0)
+    }
 }
 
 /// A control message that arrived.
@@ -145,7 +150,12 @@ mod tests {
             sent_at: at(6),
         };
         let clock = ClockId(8);
-        let golden: [(Message, &[u8]); 9] = [
+        let echo = Echo {
+            probe,
+            newest: 3,
+            seen: 5,
+        };
+        let golden: [(Message, &[u8]); 10] = [
             (
                 Message::Coordination(failover::Message::Beat {
                     epoch,
@@ -197,8 +207,11 @@ mod tests {
                 &[5, 1, 3],
             ),
             (Message::Probe(probe), &[6, 1, 7, 2, 9]),
+            (Message::Echo(echo), &[7, 1, 7, 2, 9, 3, 5]),
             (Message::Judged(Judged { in_time: 3, late: 1 }), &[8, 3, 1]),
         ];
+        let kinds: Vec<u8> = golden.iter().map(|(_, bytes)| bytes[0]).collect();
+        assert!((0..=8).all(|kind| kinds.contains(&kind)), "one is missing: {kinds:?}");
         for (message, bytes) in golden {
             assert_eq!(postcard::to_allocvec(&message).unwrap(), bytes, "{message:?}");
             assert_eq!(postcard::from_bytes::<Message>(bytes).unwrap(), message);

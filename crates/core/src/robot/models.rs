@@ -5,8 +5,8 @@
 //! have moved, when a robot may not know them, and every [`TELL_EVERY`], as a frame may have been lost. On the leader, models
 //! also show which sensors sample at another phase than the rest.
 //!
-//! Left out: flows beyond the limit, and models from a robot whose clock is not known yet; it soon is, and newcomers are
-//! told again.
+//! Left out: flows beyond the limit; models that are of no use, as their period is out of bounds or shorter than their
+//! interval; and models from a robot whose clock is not known yet. It soon is, and newcomers are told again.
 
 use serde::{Deserialize, Serialize};
 
@@ -93,7 +93,8 @@ impl Robot {
         let commands = self.leader(now) == Some(from);
         for flow in 0..FLOWS_MAX as u8 {
             let told = models.iter().find(|(told, _)| *told == flow);
-            let Some((_, model)) = told.filter(|(_, model)| model.period > Duration::ZERO) else {
+            // Another one would hold bulk all the time, or wake this robot for every nanosecond.
+            let Some((_, model)) = told.filter(|(_, model)| model.is_usable()) else {
                 self.forget_shared(from, flow);
                 continue;
             };
@@ -178,9 +179,12 @@ impl Robot {
     }
 
     /// The leader tells a flow to sample later. Its messages are about to come at another phase, so its model starts anew.
+    /// A flow that has ended in the meantime stays ended.
     pub(super) fn on_shift(&mut self, flow: u8, later: Duration) {
-        let period = self.flows.get(usize::from(flow)).and_then(|flow| flow.period);
-        self.local.add_flow(flow, period);
+        let Some(own) = self.flows.get(usize::from(flow)).filter(|own| own.taken) else {
+            return;
+        };
+        self.local.add_flow(flow, own.period);
         self.actions.push_back(Action::Shift(FlowId(u32::from(flow)), later));
     }
 }

@@ -9,7 +9,7 @@
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
-use crate::paths::{Class, Copy, Echo, InterfaceId, Listener, PathAction, PathConfig, PathId, Probe, Sender};
+use crate::paths::{Class, Echo, InterfaceId, Listener, PathAction, PathConfig, PathCopy, PathId, Probe, Sender};
 use crate::{Duration, Instant, RobotId};
 
 /// The status of one path to another robot, for a status page.
@@ -111,7 +111,7 @@ impl Peers {
     }
 
     /// Returns the copies of a control message to a robot; none if there is no choice of paths.
-    pub fn assign(&mut self, to: RobotId, now: Instant) -> Vec<Copy> {
+    pub fn assign(&mut self, to: RobotId, now: Instant) -> Vec<PathCopy> {
         self.with(to, |peer| peer.sender.assign(Class::Control, now))
             .unwrap_or_default()
     }

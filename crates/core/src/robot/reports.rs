@@ -7,7 +7,7 @@
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use crate::paths::Copy;
+use crate::paths::PathCopy;
 use crate::tracker::{Message, Reporter, ReporterAction, StateHeader, TopicId, TrackerConfig};
 use crate::{Instant, RobotId};
 
@@ -32,7 +32,7 @@ pub struct StateCopy {
     /// Its header.
     pub header: StateHeader,
     /// The path and number of this copy, if there is a choice of paths.
-    pub copy: Option<Copy>,
+    pub copy: Option<PathCopy>,
 }
 
 /// An action for the driver.

@@ -127,6 +127,47 @@ fn what_others_say_is_due_holds_bulk_until_they_say_otherwise() {
     assert!(robot.may_pass(0, 0, at(200)), "who is gone sends nothing");
 }
 
+/// Once, a period of a nanosecond was believed, and so was an interval longer than the period.
+#[test]
+fn a_model_of_no_use_holds_no_bulk() {
+    let us = Duration::from_micros;
+    let model = |period, early, late| TimeModel {
+        period,
+        phase: at(100),
+        sigma: Duration::ZERO,
+        early,
+        late,
+    };
+    let useless = [
+        model(Duration::from_nanos(1), Duration::ZERO, Duration::ZERO),
+        model(us(9), us(1), us(1)),
+        model(Duration::MAX, us(1), us(1)),
+        model(us(20_000), us(10_000), us(10_001)),
+        model(us(20_000), Duration::MAX, Duration::MAX),
+    ];
+    for useless in useless {
+        for policy in ["edca+local", "coorp"] {
+            let mut robot = robot(policy);
+            robot.begin_journal();
+            robot.on_models(RobotId(0), &[(3, useless)], Offset::NONE, at(90));
+            run(&mut robot, at(99));
+            let mut wakes = 0;
+            while robot.next_deadline() <= at(101) {
+                robot.on_deadline(robot.next_deadline());
+                wakes += 1;
+                assert!(wakes < 10, "{policy}: {useless:?}");
+            }
+            let free = (101..200).all(|ms| robot.passes_gate(0, 0, at(ms)));
+            assert!(free, "{policy}: {useless:?}");
+        }
+    }
+    let mut robot = robot("edca+local");
+    let widest = model(us(20_000), us(10_000), us(10_000));
+    robot.on_models(RobotId(0), &[(3, widest)], Offset::NONE, at(90));
+    run(&mut robot, at(100));
+    assert!(!robot.passes_gate(0, 0, at(100)), "as wide as can be");
+}
+
 #[test]
 fn the_end_of_a_loop_holds_bulk_too() {
     let mut policy = Policy::named("coorp").unwrap();
@@ -340,6 +381,52 @@ fn messages_with_a_bound_are_judged_where_they_arrive_and_weighed_by_the_leader(
     assert!(stranger.local.caution().is_calm(), "it does not lead");
 }
 
+/// Once, what was due while there was no leader was lost.
+#[test]
+fn judged_messages_wait_for_a_leader() {
+    let mut config = RobotConfig::new(&Policy::named("coorp").unwrap(), RobotId(1), 3, RobotId(0), 1);
+    config.judged = true;
+    let mut robot = Robot::new(config, at(0)).unwrap();
+    let bound = Some(Duration::from_millis(20));
+    for made_at in [30, 0] {
+        let stamp = Stamp {
+            flow: 0,
+            made_at: Some((robot.clock_id(), at(made_at))),
+            last_loop: None,
+            bound,
+        };
+        robot.on_arrived(RobotId(2), stamp, at(40));
+    }
+    let told = |actions: Vec<Action>| {
+        let told = actions.into_iter().filter_map(|action| match action {
+            Action::Send(to, _, Message::Judged(judged)) => Some((to, judged)),
+            _ => None,
+        });
+        told.collect::<Vec<_>>()
+    };
+    assert_eq!((robot.leader(at(300)), told(run(&mut robot, at(300)))), (None, vec![]));
+    let mut leads = robot.clone();
+    let epoch = failover::Epoch {
+        round: 1,
+        robot: RobotId(0),
+        incarnation: 1,
+    };
+    let beat = failover::Message::Beat { epoch, sent_at: at(1) };
+    robot.on_message(RobotId(0), None, said(beat), at(301));
+    robot.on_deadline(at(301));
+    let both = Judged { in_time: 1, late: 1 };
+    assert_eq!(told(run(&mut robot, at(500))), [(RobotId(0), both)]);
+    assert_eq!(told(run(&mut robot, at(600))), [], "all is told");
+    // A robot that comes to lead weighs its own.
+    leads.coordinator = None;
+    leads.leader = RobotId(1);
+    leads.want_bulk(true, at(301));
+    assert!(leads.local.caution().is_calm());
+    leads.judge.on_message(true, at(301));
+    assert_eq!(told(run(&mut leads, at(500))), []);
+    assert!(!leads.local.caution().is_calm(), "two were late");
+}
+
 fn told_arrived(actions: Vec<Action>) -> Vec<(RobotId, Vec<Arrived>)> {
     let told = actions.into_iter().filter_map(|action| match action {
         Action::Send(to, _, Message::Arrived { messages, .. }) => Some((to, messages)),
@@ -515,4 +602,119 @@ fn clocks_are_asked_for_as_control_goes() {
         (to, route) == (RobotId(1), Route::Path(PathId(0)))
     });
     assert!(answered, "over the path of the question");
+}
+
+/// Once, the clock of a robot that led again stayed behind that of the leader in between, which nobody asked any more.
+#[test]
+fn the_clock_of_a_leader_that_leads_again_is_the_teams() {
+    let mut robot = member(&Policy::named("coorp").unwrap(), 2, 3);
+    let led_by = |robot: &mut Robot, leader: u16, round, ms| {
+        let epoch = failover::Epoch {
+            round,
+            robot: RobotId(leader),
+            incarnation: 1,
+        };
+        run(robot, at(ms));
+        let beat = said(failover::Message::Beat { epoch, sent_at: at(ms) });
+        robot.on_message(RobotId(leader), None, beat, at(ms));
+        assert_eq!(robot.leader(at(ms)), Some(RobotId(leader)));
+    };
+    let reply = |robot: &mut Robot, from: u16, of: u16, ms| {
+        let answered = Message::TimeReply {
+            clock: ClockId::of(RobotId(of), 1),
+            echo: at(ms),
+            received_at: at(ms),
+            sent_at: at(ms),
+        };
+        robot.on_message(RobotId(from), None, answered, at(ms + 2));
+        let (clock, offset) = robot.team_clock(at(ms + 2))?;
+        Some((clock, offset.within))
+    };
+    let clock = |of, ms| Some((ClockId::of(RobotId(of), 1), Duration::from_millis(ms)));
+    led_by(&mut robot, 0, 1, 1_000);
+    assert_eq!(reply(&mut robot, 1, 1, 1_000), None, "it does not lead");
+    assert_eq!(reply(&mut robot, 0, 1, 1_000), None, "it is not its clock");
+    assert_eq!(reply(&mut robot, 0, 0, 1_001), clock(0, 1));
+    led_by(&mut robot, 1, 2, 2_000);
+    assert_eq!(reply(&mut robot, 1, 1, 2_000), clock(1, 1));
+    assert_eq!(
+        reply(&mut robot, 0, 0, 2_001).unwrap().0,
+        ClockId::of(RobotId(1), 1),
+        "too late"
+    );
+    led_by(&mut robot, 0, 3, 3_000);
+    let (again, within) = reply(&mut robot, 0, 0, 3_000).unwrap();
+    assert_eq!(again, ClockId::of(RobotId(0), 1));
+    assert!(within <= Duration::from_millis(1), "{within}");
+    assert!(
+        robot.clock(ClockId::of(RobotId(1), 1), at(3_010)).is_some(),
+        "messages may bear it still"
+    );
+}
+
+#[test]
+fn only_a_flow_that_there_is_can_be_shifted() {
+    let mut robot = robot("edca+local");
+    let later = Duration::from_millis(5);
+    let flow = robot.add_flow(None).unwrap();
+    let ended = robot.add_flow(None).unwrap();
+    robot.remove_flow(ended);
+    let shifted = |robot: &mut Robot, flow| {
+        robot.on_message(RobotId(0), None, Message::Shift { flow, later }, at(1));
+        std::iter::from_fn(|| robot.poll()).collect::<Vec<_>>()
+    };
+    let before = postcard::to_allocvec(&robot).unwrap();
+    for flow in [1, 2, FLOWS_MAX as u8, u8::MAX] {
+        assert_eq!(shifted(&mut robot, flow), []);
+        assert_eq!(
+            postcard::to_allocvec(&robot).unwrap(),
+            before,
+            "nothing is planned for flow {flow}"
+        );
+    }
+    assert_eq!(shifted(&mut robot, 0), [Action::Shift(flow, later)]);
+}
+
+/// Once, turns began anew every ten milliseconds for as long as a robot waited for a permit.
+#[test]
+fn turns_wait_for_the_permit() {
+    let mut robot = member(&Policy::named("coorp").unwrap(), 1, 3);
+    let epoch = failover::Epoch {
+        round: 1,
+        robot: RobotId(0),
+        incarnation: 1,
+    };
+    let hear = |robot: &mut Robot, message, ms| {
+        robot.on_message(RobotId(0), None, said(message), at(ms));
+        robot.on_deadline(at(ms));
+        std::iter::from_fn(|| robot.poll()).collect::<Vec<_>>()
+    };
+    let beat = failover::Message::Beat { epoch, sent_at: at(1) };
+    hear(&mut robot, beat, 400);
+    robot.on_bulk(RobotId(0), Some(0), at(400));
+    robot.on_bulk(RobotId(2), Some(0), at(400));
+    robot.want_bulk(true, at(400));
+    assert_eq!(robot.turns.next_deadline(), Instant::FAR_FUTURE);
+    robot.on_deadline(at(410));
+    let asked = std::iter::from_fn(|| robot.poll()).find_map(|action| match action {
+        Action::Send(_, _, Message::Coordination(failover::Message::Permit { message, .. })) => Some(message),
+        _ => None,
+    });
+    let Some(permits::Message::Request { request, sent_at, .. }) = asked else {
+        panic!("it asks: {asked:?}");
+    };
+    let grant = permits::Message::Grant {
+        request,
+        token: permits::Token(1),
+        slice: Duration::from_secs(1),
+        echo: sent_at,
+    };
+    let granted = hear(&mut robot, failover::Message::Permit { epoch, message: grant }, 430);
+    assert!(granted.contains(&Action::Permitted(true)), "{granted:?}");
+    assert!(robot.has_turn(RobotId(0), 0), "the first of them");
+    assert_eq!(robot.turns.next_deadline(), at(440), "its turn began with the permit");
+    robot.want_bulk(false, at(435));
+    robot.on_deadline(at(440));
+    assert_eq!(robot.turns.next_deadline(), Instant::FAR_FUTURE);
+    assert!(robot.has_turn(RobotId(0), 0), "nothing was sent in its turn");
 }

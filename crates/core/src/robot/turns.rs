@@ -122,8 +122,13 @@ impl Turns {
             .collect()
     }
 
+    /// No turn ends for now, as this robot may not send.
+    fn pause(&mut self) {
+        self.paths.iter_mut().for_each(|queue| queue.look_at = None);
+    }
+
     /// Turns begin anew, as this robot may send from now on.
-    fn restart(&mut self, now: Instant) {
+    pub fn restart(&mut self, now: Instant) {
         self.paths.iter_mut().for_each(|queue| queue.begin(now));
     }
 }
@@ -133,6 +138,9 @@ impl Robot {
     pub fn on_bulk(&mut self, to: RobotId, path: Option<usize>, now: Instant) {
         self.peers.set_bulk(to, path);
         let changed = self.turns.set_path(to, path, now);
+        if !self.is_permitted(now) {
+            self.turns.pause();
+        }
         self.tell_turns(changed);
     }
 
@@ -146,7 +154,7 @@ impl Robot {
         self.turns.has(path, to)
     }
 
-    /// Looks whether turns are over. Without a permit nothing is sent, which ends none.
+    /// Looks whether turns are over. Without a permit nothing is sent, which ends none; they begin anew with the next permit.
     pub(super) fn take_turns(&mut self, now: Instant) {
         if now < self.turns.next_deadline() {
             return;
@@ -155,7 +163,7 @@ impl Robot {
             let changed = self.turns.look(now);
             self.tell_turns(changed);
         } else {
-            self.turns.restart(now);
+            self.turns.pause();
         }
     }
 

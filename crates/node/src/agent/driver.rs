@@ -41,7 +41,7 @@ impl Agent {
                 let state = if alive { "alive again" } else { "dead" };
                 tracing::info!("{path} to {} is {state}", self.member.name_of(robot));
             }
-            // The program owns its sensors, and this library cannot tell it yet.
+            // No leader of this version asks for it (`policy.rs`).
             Action::Shift(flow, later) => tracing::debug!("flow {} would do better {later} later", flow.0),
             Action::Report(report) => self.gatherings.report(report),
         }

@@ -53,10 +53,10 @@ impl Transport {
     /// The name of its messages, for the log.
     fn what(self) -> &'static str {
         match self {
-            Transport::Lead => "a word on who leads",
-            Transport::Permits => "a word on permits",
-            Transport::Models => "when control messages are due",
-            Transport::Link => "a word about a path",
+            Transport::Lead => "a leadership message",
+            Transport::Permits => "a permit message",
+            Transport::Models => "arrival models",
+            Transport::Link => "a link message",
         }
     }
 }
@@ -250,7 +250,7 @@ impl Receiver for Agent {
             }
             Parcel::Robot(_) => refuse(Transport::Link.what(), Refusal::Malformed),
             Parcel::Subscriptions => {
-                let what = "a word on subscriptions";
+                let what = "a list of subscriptions";
                 if content.len() > wire::SUBSCRIPTIONS_BYTES_MAX {
                     return refuse(what, Refusal::Oversized);
                 }

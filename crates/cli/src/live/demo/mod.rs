@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use coorp_core::policy::Policy;
 use coorp_core::Duration;
 use coorp_emu::Stream;
-use coorp_node::{keys, Node, Options};
+use coorp_node::{keys, why_not_live, Node, Options};
 use coorp_sim::results::PolicyResult;
 use coorp_team::Team;
 use serde::Serialize;
@@ -101,11 +101,11 @@ pub fn run(demo: &Demo<'_>) -> Result<(), Failure> {
     let (mut results, mut unfit, mut reports, mut notes) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for (place, name) in names.iter().enumerate() {
         let policy = policies::named(name)?;
-        if let Some(why) = not_live(&policy) {
+        if let Some(why) = why_not_live(&of_nodes(&policy)) {
             unfit.push(Unfit {
                 place,
                 policy: (*name).to_owned(),
-                why,
+                why: format!("{name} is only simulated: {why}"),
             });
             continue;
         }
@@ -161,16 +161,13 @@ fn measured(result: &PolicyResult) -> serde_json::Value {
     value
 }
 
-/// Why a policy cannot run live, if it cannot.
-fn not_live(policy: &Policy) -> Option<String> {
-    let lacks = if policy.schedwifi.is_some() {
-        "only the simulator has its windows"
-    } else if policy.access == coorp_core::policy::Access::BestEffort {
-        "control is always marked on real sockets"
-    } else {
-        return None;
-    };
-    Some(format!("{} is only simulated: {lacks}", policy.name))
+/// The policy as the robots' nodes run it. Whether control and bulk run is up to their programs, which the demo has.
+fn of_nodes(policy: &Policy) -> Policy {
+    Policy {
+        control: true,
+        bulk: true,
+        ..policy.clone()
+    }
 }
 
 /// Runs one policy. Also returns the source of completions that its gates learned from, if it has gates.
@@ -268,11 +265,10 @@ pub fn take_part(args: &RobotArgs) -> Result<(), Failure> {
     let mut team = load(&args.file)?;
     team.live.keys = args.folder.join("keys");
     let policy = policies::named(&args.policy)?;
-    let (control, bulk) = (policy.control, policy.bulk);
     let node = Node::open(Options {
         team: team.clone(),
         robot: name.clone(),
-        policy,
+        policy: of_nodes(&policy),
         insecure: false,
         state: Some(args.folder.join("state").join(&name)),
     })?;
@@ -280,8 +276,8 @@ pub fn take_part(args: &RobotArgs) -> Result<(), Failure> {
         node: &node,
         team: &team,
         me: node.place(),
-        control,
-        bulk,
+        control: policy.control,
+        bulk: policy.bulk,
         length: args.length,
     })?;
     let path = args.folder.join(format!("{name}.json"));

@@ -61,8 +61,13 @@ fn permit() -> impl Strategy<Value = permits::Message> {
     ]
 }
 
+/// One that a robot may tell, or one of any values.
 fn model() -> impl Strategy<Value = TimeModel> {
-    (span(), instant(), span()).prop_map(|(period, phase, late)| TimeModel {
+    let usual = (span(), instant(), span());
+    let odd_span = || prop_oneof![0u64..100, any::<u64>()].prop_map(Duration::from_nanos);
+    let odd_instant = any::<u64>().prop_map(Instant::from_nanos);
+    let odd = (odd_span(), prop_oneof![instant(), odd_instant], odd_span());
+    prop_oneof![3 => usual.boxed(), 1 => odd.boxed()].prop_map(|(period, phase, late)| TimeModel {
         period,
         phase,
         sigma: late / 4,

@@ -67,7 +67,6 @@ fn possible() -> bool {
 
 /// The number of attempts in the lab. Its machine is emulated: if it stalls for seconds, as on a busy host, a station
 /// loses its access point and with it what was queued. A real defect fails each time.
-/// access point and with it what was queued. What is broken fails each time.
 const TRIES: usize = 3;
 
 /// Runs a script in the lab, with this program and `arguments`, and returns its output.
