@@ -11,6 +11,9 @@ about their errors.
 (3 x 192 + 20) / 4, so every robot always had something to send. Here too, a saturated TCP uplink from each of the four
 robots replaces learning; the control loop stays. A low robot sends at MCS 0 on one stream.
 
+All published policies ran on the papers' patched driver and have its completion hook here. `coorp` sees what a stock
+kernel shows.
+
 If the `coorp` binary is missing, the study says so and succeeds. It exits with 1 if a calibrated figure has moved away
 from its published value, or if an order that the papers report and the simulator showed so far is lost.
 """
@@ -101,6 +104,13 @@ def with_sync(team: Team, sync: str) -> Team:
     )
 
 
+def on_testbed(team: Team, policy: str) -> Team:
+    """The team with what a policy saw there: all published policies ran on the patched driver."""
+    if policy == "coorp":
+        return team
+    return Team(f"{team.name}-hook", replaced(team.text, "[policy]\n", '[policy]\ncompletions = "hook"\n'))
+
+
 def low(team: Team, name: str, slow: tuple[str, ...]) -> Team:
     """Saturated uplinks instead of learning, and these robots at the lowest rate."""
     text = without_table(team.text, "learning")
@@ -123,16 +133,17 @@ class Testbed:
     def prepare(self, teams: list[Team], policies: tuple[str, ...]) -> None:
         """Runs everything that a table needs at once, so that runs execute in parallel."""
         effort = self._effort
-        self._simulator.run(Job(t, p, s, effort.duration_s) for t in teams for p in policies for s in effort.seeds)
+        runs = [(on_testbed(team, policy), policy) for team in teams for policy in policies]
+        self._simulator.run(Job(t, p, s, effort.duration_s) for t, p in runs for s in effort.seeds)
 
     def figure(self, team: Team, policy: str, of: Callable[[Result], float]) -> Spread:
-        return self._simulator.over_seeds(team, policy, self._effort.seeds, self._effort.duration_s, of)
+        return self._simulator.over_seeds(on_testbed(team, policy), policy, self._effort.seeds, self._effort.duration_s, of)
 
     def relative(self, team: Team, policy: str, of: Callable[[Result], float]) -> Spread:
         """A figure relative to `edca` with the same seed."""
         values: list[float] = []
         for seed in self._effort.seeds:
-            own, base = (Job(team, p, seed, self._effort.duration_s) for p in (policy, "edca"))
+            own, base = (Job(on_testbed(team, p), p, seed, self._effort.duration_s) for p in (policy, "edca"))
             found = self._simulator.run([own, base])
             values.append(of(found[own]) / of(found[base]))
         return Spread.of(values)
