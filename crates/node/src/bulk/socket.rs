@@ -406,9 +406,11 @@ fn read_reports(socket: &Weak<GatedSocket>, errors: &OwnedFd) {
 fn follow(mut emulated: Emulated, socket: &Weak<GatedSocket>) {
     while let Some(freed) = emulated.read() {
         let Some(socket) = socket.upgrade() else { return };
-        if freed {
-            socket.look();
-        }
+        let open = StdDuration::from_nanos(LOOK_OPEN.as_nanos());
+        let rest = if freed { socket.look().min(open) } else { open };
+        drop(socket);
+        // A kernel's count is polled as well; waking up for each frame would cost more than it tells.
+        std::thread::sleep(rest);
     }
     emulated.freed().end();
     if let Some(socket) = socket.upgrade() {

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::task::{ready, Context, Poll};
 use std::time::Duration;
 
+use coorp_core::robot::LOOK_HELD;
 use nix::errno::Errno;
 use nix::sys::socket::{sendmsg, ControlMessage, MsgFlags, SockaddrStorage};
 use quinn::udp::{RecvMeta, Transmit, UdpSocketState};
@@ -63,6 +64,8 @@ impl MarkedSocket {
                     if socket.strong_count() == 0 {
                         return;
                     }
+                    // As often as a kernel's count would be read.
+                    std::thread::sleep(Duration::from_nanos(LOOK_HELD.as_nanos()));
                 }
                 emulated.freed().end();
             })?;
