@@ -27,6 +27,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from lib.edit import replaced, without_table
+from lib.published import on_testbed
 from lib.simulator import REPOSITORY, Job, Result, Simulator, Spread, Team, binary
 from lib.table import number, percent, show
 
@@ -104,13 +105,6 @@ def with_sync(team: Team, sync: str) -> Team:
     )
 
 
-def on_testbed(team: Team, policy: str) -> Team:
-    """The team with what a policy saw there: all published policies ran on the patched driver."""
-    if policy == "coorp":
-        return team
-    return Team(f"{team.name}-hook", replaced(team.text, "[policy]\n", '[policy]\ncompletions = "hook"\n'))
-
-
 def low(team: Team, name: str, slow: tuple[str, ...]) -> Team:
     """Saturated uplinks instead of learning, and these robots at the lowest rate."""
     text = without_table(team.text, "learning")
@@ -137,7 +131,9 @@ class Testbed:
         self._simulator.run(Job(t, p, s, effort.duration_s) for t, p in runs for s in effort.seeds)
 
     def figure(self, team: Team, policy: str, of: Callable[[Result], float]) -> Spread:
-        return self._simulator.over_seeds(on_testbed(team, policy), policy, self._effort.seeds, self._effort.duration_s, of)
+        return self._simulator.over_seeds(
+            on_testbed(team, policy), policy, self._effort.seeds, self._effort.duration_s, of
+        )
 
     def relative(self, team: Team, policy: str, of: Callable[[Result], float]) -> Spread:
         """A figure relative to `edca` with the same seed."""
