@@ -403,9 +403,11 @@ fn an_interrupt_ends_programs_that_do_not_want_to() {
     }
     let (folder, file) = team("interrupt", "");
     let mark = folder.path("running");
-    let script = format!("trap '' TERM INT; echo here; case $COORP_ROBOT in scout) touch {mark};; esac; sleep 1000");
+    let script = format!("trap '' TERM INT; echo here; touch {mark}-$COORP_ROBOT; sleep 1000");
     let emulator = start(&["emu", &file, "--", "sh", "-c", &script]);
-    await_file(&mark);
+    for robot in ["base", "scout", "rover"] {
+        await_file(&format!("{mark}-{robot}"));
+    }
     let process = emulator.id();
     let asked = Command::new("sh")
         .args(["-c", &format!("kill -INT {process}")])
