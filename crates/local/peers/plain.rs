@@ -113,8 +113,13 @@ impl scenarios::Sender for Sender {
     }
 
     fn prepare(&mut self, bytes: usize) {
-        let sample = self.publisher.loan_slice_uninit(bytes).unwrap();
-        self.prepared = Some(sample.write_from_fn(|_| 1));
+        let mut sample = self.publisher.loan_slice_uninit(bytes).unwrap();
+        let payload = sample.payload_mut().iter_mut().step_by(4096);
+        payload.for_each(|byte| {
+            byte.write(1);
+        });
+        // SAFETY: Shared memory is zero from the start, and bytes have no invalid values.
+        self.prepared = Some(unsafe { sample.assume_init() });
     }
 
     fn send_prepared(&mut self, stamp: u64) {

@@ -70,6 +70,8 @@ struct Link {
     socket: OwnedFd,
     death: Option<OwnedFd>,
     stage: Stage,
+    /// Whether nobody who opens the endpoint waits for it any more.
+    settled: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -404,9 +406,13 @@ impl Attendant {
     }
 
     fn introduced(&mut self, endpoint: EndpointId, peer: EndpointId, socket: OwnedFd) {
-        // A new host introduces again those that it does not know to be linked.
-        if self.link_between(endpoint, peer).is_some() {
-            return;
+        // A new host introduces again those that are linked. If the old one died between its words to one and to the other,
+        // the link is dead, and that may not have been noticed yet.
+        if let Some(id) = self.link_between(endpoint, peer) {
+            self.hear_peer(id);
+            if self.links.contains_key(&id) {
+                return;
+            }
         }
         let stage = match self.endpoints.get(&endpoint) {
             Some(Endpoint::Sender(outgoing)) => match self.offer(outgoing, &socket) {
@@ -417,16 +423,15 @@ impl Attendant {
             None => return,
         };
         self.next_link += 1;
-        self.links.insert(
-            self.next_link,
-            Link {
-                endpoint,
-                peer,
-                socket,
-                death: None,
-                stage,
-            },
-        );
+        let link = Link {
+            endpoint,
+            peer,
+            socket,
+            death: None,
+            stage,
+            settled: false,
+        };
+        self.links.insert(self.next_link, link);
         self.shared.linking(endpoint, 1);
     }
 
@@ -484,9 +489,9 @@ impl Attendant {
                 outgoing.add(Reader::new(link.peer, pid, ring, Bell::of_peer(bell).ok()?));
                 socket::send(link.socket.as_fd(), &wire::encode(&OnLink::Ready), &[]).ok()?;
                 link.death = death;
-                shared.linking(link.endpoint, -1);
+                Self::settle(shared, link);
             }
-            (OnLink::Ready, Endpoint::Receiver(_), Stage::Accepted) => shared.linking(link.endpoint, -1),
+            (OnLink::Ready, Endpoint::Receiver(_), Stage::Accepted) => Self::settle(shared, link),
             _ => return None,
         }
         Some(())
@@ -494,13 +499,18 @@ impl Attendant {
 
     /// The single clean-up after a peer: it died, closed its end, or broke the rules.
     fn peer_gone(&mut self, id: u64) {
-        let Some(link) = self.links.remove(&id) else { return };
+        let Some(mut link) = self.links.remove(&id) else { return };
         match self.endpoints.get(&link.endpoint) {
             Some(Endpoint::Sender(outgoing)) => outgoing.reader_gone(link.peer),
             Some(Endpoint::Receiver(incoming)) => incoming.sender_gone(link.peer),
             None => {}
         }
-        let unfinished = !matches!(link.stage, Stage::Ready);
-        self.shared.linking(link.endpoint, if unfinished { -1 } else { 0 });
+        Self::settle(&self.shared, &mut link);
+    }
+
+    /// The link is complete, or never will be. Wakes those who wait for it, or for a change.
+    fn settle(shared: &Shared, link: &mut Link) {
+        let first = !std::mem::replace(&mut link.settled, true);
+        shared.linking(link.endpoint, if first { -1 } else { 0 });
     }
 }

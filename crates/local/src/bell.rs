@@ -63,6 +63,12 @@ pub(crate) fn wait_any(descriptors: &[BorrowedFd<'_>], deadline: Option<Instant>
     }
 }
 
+/// When so much time will have passed. Times beyond a program's life are as good as for ever.
+pub(crate) fn after(time: Duration) -> Instant {
+    const LONGEST: Duration = Duration::from_secs(1 << 30);
+    Instant::now() + time.min(LONGEST)
+}
+
 /// The longest time that `poll` takes is far beyond any that a program waits.
 pub(crate) fn timespec(time: Duration) -> Timespec {
     const SECONDS_MAX: u64 = 1 << 30;

@@ -10,7 +10,7 @@ use rustix::rand::{getrandom, GetRandomFlags};
 use serde::{Deserialize, Serialize};
 
 use crate::attendant::Attendant;
-use crate::bell::Bell;
+use crate::bell::{after, Bell};
 use crate::name::Name;
 use crate::receiver::{Incoming, Receiver, ReceiverOptions};
 use crate::sender::{Outgoing, Sender, SenderOptions};
@@ -124,6 +124,7 @@ impl Domain {
     ///
     /// As for [`Domain::sender`].
     pub fn receiver(&self, channel: &str, options: ReceiverOptions) -> Result<Receiver, Error> {
+        options.check()?;
         let id = EndpointId::random()?;
         let incoming = Arc::new(Incoming::new(id, Name::new(channel)?)?);
         self.core.open(id, Command::OpenReceiver(incoming.clone()))?;
@@ -270,7 +271,7 @@ impl Core {
     }
 
     fn await_joined(&self) -> Result<(), Error> {
-        let deadline = Instant::now() + self.options.timeout;
+        let deadline = after(self.options.timeout);
         let outcome = self.shared.wait(deadline, |board| match board.refusal.take() {
             Some(refusal) => Some(Err(refusal)),
             None => board.joined.then_some(Ok(())),
@@ -291,21 +292,28 @@ impl Core {
         if self.is_forked() {
             return Err(Error::Forked);
         }
-        let deadline = Instant::now() + self.options.timeout;
+        let deadline = after(self.options.timeout);
         lock(&self.shared.board).opening.insert(id, Opening::default());
         self.shared.command(command);
         let complete = self.shared.wait(deadline, |board| {
-            let opening = board.opening.get(&id)?;
-            (opening.error.is_some() || opening.answered && opening.linking <= 0).then_some(())
+            let opening = board.opening.get_mut(&id)?;
+            match board.refusal.take().or(opening.error.take()) {
+                Some(error) => Some(Err(error)),
+                None => (opening.answered && opening.linking <= 0).then_some(Ok(())),
+            }
         });
         let opening = lock(&self.shared.board).opening.remove(&id).unwrap_or_default();
-        match opening.error {
-            None if complete.is_some() || opening.answered => Ok(()),
-            error => {
-                self.close(id);
-                Err(error.unwrap_or_else(|| self.unreachable()))
+        let outcome = complete.unwrap_or_else(|| {
+            if opening.answered {
+                Ok(())
+            } else {
+                Err(self.unreachable())
             }
+        });
+        if outcome.is_err() {
+            self.close(id);
         }
+        outcome
     }
 }
 

@@ -131,6 +131,19 @@ pub enum Shortage {
 }
 
 impl Error {
+    pub(crate) fn unless_within(setting: &'static str, value: u64, allowed: (u64, u64)) -> Result<(), Self> {
+        let (least, most) = allowed;
+        if (least..=most).contains(&value) {
+            Ok(())
+        } else {
+            Err(Self::Setting {
+                setting,
+                value,
+                allowed,
+            })
+        }
+    }
+
     pub(crate) fn memory(bytes: usize, source: io::Error) -> Self {
         Self::Memory { bytes, source }
     }

@@ -78,7 +78,11 @@ impl Directory {
         let Some(ends) = self.channels.get_mut(&channel) else {
             return;
         };
-        ends.of(role).0.remove(&endpoint);
+        // Another member may have opened it by the same id since, as an impostor would.
+        let own = ends.of(role).0;
+        if own.get(&endpoint) == Some(&member) {
+            own.remove(&endpoint);
+        }
         if ends.senders.is_empty() && ends.receivers.is_empty() {
             self.channels.remove(&channel);
         }

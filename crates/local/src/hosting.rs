@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
+use rustix::io::Errno;
 use rustix::process::geteuid;
 
 use crate::domain::EndpointId;
@@ -12,6 +14,8 @@ use crate::wire::{self, FromHost, Misunderstood, Role, ToHost};
 
 /// Packets taken from one member before the others have their turn.
 const BURST: usize = 64;
+/// How long to wait for descriptors when there are none for another member.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 
 #[derive(Debug)]
 struct Connection {
@@ -53,7 +57,13 @@ impl Hosting {
 
     /// Accepts whoever knocks, if of the same user.
     pub fn accept(&mut self) {
-        while let Ok(socket) = socket::accept(self.listener.as_fd()) {
+        loop {
+            let socket = match socket::accept(self.listener.as_fd()) {
+                Ok(socket) => socket,
+                Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return,
+                // No descriptors are left. Who knocks is still there, so it would be tried again at once.
+                Err(_) => return std::thread::sleep(ACCEPT_PAUSE),
+            };
             if socket::peer(socket.as_fd()).map(|(_, uid)| uid) != Ok(geteuid().as_raw()) {
                 continue;
             }

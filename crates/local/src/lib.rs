@@ -1,4 +1,4 @@
-//! Inside one robot: payloads of any size from process to process without a copy (Kwok 2024, IV-C).
+//! Inside one robot: payloads of any size from process to process without a copy (Kwok, section IV-C).
 //!
 //! ```
 //! use coorp_local::{Domain, DomainOptions, ReceiverOptions, SenderOptions};
@@ -58,6 +58,9 @@ mod socket;
 mod store;
 mod sync;
 mod wire;
+
+#[cfg(test)]
+mod tests;
 
 pub use domain::{Domain, DomainOptions, EndpointId};
 pub use error::{Error, Shortage};

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use crate::bell::{self, Bell};
+use crate::bell::{self, after, Bell};
 use crate::domain::{Core, EndpointId};
 use crate::layout::{self, Shape};
 use crate::memory::View;
@@ -14,6 +14,9 @@ use crate::name::Name;
 use crate::ring::{Entry, Ring};
 use crate::sync::lock;
 use crate::Error;
+
+/// The longest spin; whoever waits longer is better off asleep.
+const SPIN_US_MAX: u64 = 100_000;
 
 /// How a receiver waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,6 +38,13 @@ impl Default for ReceiverOptions {
                 Duration::from_micros(100)
             },
         }
+    }
+}
+
+impl ReceiverOptions {
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        let spin_us = u64::try_from(self.spin.as_micros()).unwrap_or(u64::MAX);
+        Error::unless_within("spin, in microseconds,", spin_us, (0, SPIN_US_MAX))
     }
 }
 
@@ -131,6 +141,8 @@ impl Incoming {
 }
 
 /// Receives the payloads of every sender of a channel. A channel may have many receivers, and each receives all.
+///
+/// A sender that is gone is forgotten, and its memory unmapped, when the receiver is next used and has its last payload.
 #[derive(Debug)]
 pub struct Receiver {
     incoming: Arc<Incoming>,
@@ -171,8 +183,17 @@ impl Receiver {
     ///
     /// # Errors
     ///
-    /// If a sender wrote nonsense. It is cut off, and the next call receives from the others.
+    /// If a sender wrote nonsense: it is cut off, and the next call receives from the others. Or if the process was forked
+    /// since.
     pub fn try_recv(&mut self) -> Result<Option<Payload>, Error> {
+        if self.core.is_forked() {
+            return Err(Error::Forked);
+        }
+        self.take()
+    }
+
+    #[inline]
+    fn take(&mut self) -> Result<Option<Payload>, Error> {
         self.look_for_changes();
         let count = self.sources.len();
         for turn in 0..count {
@@ -195,13 +216,13 @@ impl Receiver {
     ///
     /// # Errors
     ///
-    /// As for [`Receiver::try_recv`], or if the process was forked since.
+    /// As for [`Receiver::try_recv`].
     pub fn recv(&mut self, timeout: Option<Duration>) -> Result<Option<Payload>, Error> {
         if let Some(payload) = self.try_recv()? {
             return Ok(Some(payload));
         }
-        match wait_any(&mut [&mut *self], timeout)? {
-            Some(_) => self.try_recv(),
+        match wait(&mut [&mut *self], timeout)? {
+            Some(_) => self.take(),
             None => Ok(None),
         }
     }
@@ -216,8 +237,7 @@ impl Receiver {
 
     /// Waits until there are at least so many senders. Returns whether there were before the time was over.
     pub fn wait_for_senders(&self, senders: usize, timeout: Duration) -> bool {
-        self.core
-            .wait_until(Instant::now() + timeout, || self.senders() >= senders)
+        self.core.wait_until(after(timeout), || self.senders() >= senders)
     }
 
     /// Asks senders to make the descriptor ([`AsFd`]) readable when something comes, for an event loop of the caller's.
@@ -294,11 +314,15 @@ impl Drop for Receiver {
 ///
 /// If the system refuses to wait, or the process was forked since.
 pub fn wait_any(receivers: &mut [&mut Receiver], timeout: Option<Duration>) -> Result<Option<usize>, Error> {
-    let began = Instant::now();
-    let deadline = timeout.and_then(|timeout| began.checked_add(timeout));
     if receivers.iter().any(|receiver| receiver.core.is_forked()) {
         return Err(Error::Forked);
     }
+    wait(receivers, timeout)
+}
+
+fn wait(receivers: &mut [&mut Receiver], timeout: Option<Duration>) -> Result<Option<usize>, Error> {
+    let began = Instant::now();
+    let deadline = timeout.and_then(|timeout| began.checked_add(timeout));
     let ready = wait_until(receivers, began, deadline)?;
     let waited = began.elapsed();
     for receiver in receivers {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use crate::bell::Bell;
+use crate::bell::{after, Bell};
 use crate::domain::{Core, EndpointId};
 use crate::error::Shortage;
 use crate::layout::{self, Shape};
@@ -59,21 +59,17 @@ impl Default for SenderOptions {
 
 impl SenderOptions {
     fn check(&self) -> Result<(), Error> {
-        let within = |setting, value: usize, least: u64, most: u64| {
-            let value = value as u64;
-            if (least..=most).contains(&value) {
-                Ok(())
-            } else {
-                Err(Error::Setting {
-                    setting,
-                    value,
-                    allowed: (least, most),
-                })
-            }
-        };
-        within("store_bytes", self.store_bytes, 1 << 16, ARENA_BYTES_MAX / 4)?;
-        within("queue_messages", self.queue_messages, 1, QUEUE_MESSAGES_MAX as u64)?;
-        within("held_messages", self.held_messages, 1, HELD_MESSAGES_MAX as u64)
+        Error::unless_within("store_bytes", self.store_bytes as u64, (1 << 16, ARENA_BYTES_MAX / 4))?;
+        Error::unless_within(
+            "queue_messages",
+            self.queue_messages as u64,
+            (1, QUEUE_MESSAGES_MAX as u64),
+        )?;
+        Error::unless_within(
+            "held_messages",
+            self.held_messages as u64,
+            (1, HELD_MESSAGES_MAX as u64),
+        )
     }
 }
 
@@ -240,8 +236,7 @@ impl Sender {
 
     /// Waits until there are at least so many readers. Returns whether there were before the time was over.
     pub fn wait_for_readers(&self, readers: usize, timeout: Duration) -> bool {
-        self.core
-            .wait_until(Instant::now() + timeout, || self.readers() >= readers)
+        self.core.wait_until(after(timeout), || self.readers() >= readers)
     }
 
     /// Bytes that are loaned, queued or held by readers now.

@@ -1,7 +1,7 @@
 //! A sender's payload memory: the small ones in pages that are there from the start, the large ones in pages that are
 //! allocated before they are first used and returned to the kernel when much of it lies idle.
 //!
-//! The eager path of Kwok 2024, IV-C3: up to [`EAGER_BYTES_MAX`] a payload needs no allocation and no page fault.
+//! The eager path (Kwok, section IV-C3): up to [`EAGER_BYTES_MAX`] a payload needs no allocation and no page fault.
 
 use std::io;
 use std::sync::Arc;

@@ -420,7 +420,13 @@ fn bad_input_is_refused_with_what_is_wrong() {
         };
         assert_eq!(setting, name);
     }
+    let patient = ReceiverOptions { spin: Duration::MAX };
+    assert!(matches!(
+        domain.receiver("x", patient),
+        Err(Error::Setting { value: u64::MAX, .. })
+    ));
     let mut sent = sender(&domain, FOUR);
+    assert!(!sent.wait_for_readers(1, Duration::ZERO));
     assert!(matches!(sent.loan(1 << 21), Err(Error::TooLarge { .. })));
     assert!(matches!(
         sent.loan(usize::MAX),

@@ -78,7 +78,8 @@ fn say(what: &str) {
 }
 
 fn join(domain: &str) -> Domain {
-    Domain::join(domain, DomainOptions { timeout: BOUND }).unwrap()
+    // Without a limit here, so that the library's hides no hang.
+    Domain::join(domain, DomainOptions { timeout: Duration::MAX }).unwrap()
 }
 
 fn until(what: &str, mut condition: impl FnMut() -> bool) {
@@ -459,7 +460,7 @@ fn a_stopped_host_holds_up_newcomers_only_and_is_named() {
         Some(b"goes on".as_slice())
     );
     let brief = DomainOptions {
-        timeout: Duration::from_millis(100),
+        timeout: Duration::from_secs(1),
     };
     let Err(Error::Unreachable { problem, .. }) = Domain::join(&domain, brief) else {
         panic!("joined")

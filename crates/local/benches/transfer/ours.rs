@@ -39,7 +39,7 @@ impl scenarios::Sender for Sender {
 
     fn prepare(&mut self, bytes: usize) {
         let mut loan = self.0.loan_parts(8, &[bytes]).unwrap();
-        loan.part_mut(0).fill(1);
+        loan.part_mut(0).iter_mut().step_by(4096).for_each(|byte| *byte = 1);
         self.1 = Some(loan);
     }
 

@@ -22,7 +22,7 @@ pub trait Transport {
 pub trait Sender {
     fn wait_for_readers(&mut self, readers: usize);
     fn send_copy(&mut self, stamp: u64, bytes: &[u8]);
-    /// Gets memory, and fills it.
+    /// Gets memory, and fills it as a camera does: without emptying the processor's caches. A byte of each page stands for all.
     fn prepare(&mut self, bytes: usize);
     fn send_prepared(&mut self, stamp: u64);
 }
