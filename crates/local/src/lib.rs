@@ -26,16 +26,15 @@
 //!
 //! A **payload** is a header and parts, in its sender's memory. Readers see it read-only. The sender may write there again
 //! when the last reader has dropped it, or was killed. All memory is memfds and all sockets are abstract: there is no
-//! file, so nothing remains of processes that were killed, not even of the last one ([decision 19]).
+//! file, so nothing remains of processes that were killed, not even of the last one
+//! (`docs/decisions/0019-memory-without-files.md`).
 //!
 //! Begin at `domain.rs`. `sender.rs` and `receiver.rs` are what users hold, `outbox.rs` decides what a sender may use
 //! again, `ring.rs` is what a sender and a receiver share, `layout.rs` how a payload lies in memory. `attendant.rs` connects
 //! processes and notices who is gone; `host.rs` decides who is introduced to whom. All unsafe code is in `memory.rs`.
 //!
-//! Left out: other systems than Linux 5.1; payloads between users, or between containers that do not share a network
+//! Left out: other systems than Linux 5.3; payloads between users, or between containers that do not share a network
 //! namespace; history for receivers that come late.
-//!
-//! [decision 19]: https://github.com/hku-systems/Coorp/blob/main/docs/decisions/0019-memory-without-files.md
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
