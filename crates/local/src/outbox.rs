@@ -1,0 +1,300 @@
+//! Decides who holds which payload of one sender, and what makes room. No I/O but on the rings.
+//!
+//! Only this table counts references, and only its process sees it. A reference is made before its entry enters a
+//! reader's queue. It ends in one of three ways: the reader released the slot, the sender took the entry back, or the
+//! reader is gone, and with it all that it held ([`Outbox::reader_gone`], which may be called any number of times).
+
+use std::sync::Arc;
+
+use crate::bell::Bell;
+use crate::error::Shortage;
+use crate::memory::Arena;
+use crate::ranges::Claim;
+use crate::ring::{Entry, Ring};
+use crate::store::Store;
+use crate::{EndpointId, Error};
+
+/// A payload in readers' hands or queues.
+#[derive(Debug)]
+struct Chunk {
+    claim: Claim,
+    references: usize,
+}
+
+/// What a slot refers to.
+#[derive(Debug, Clone, Copy)]
+struct Reference {
+    chunk: usize,
+    /// Counts the payloads sent, to find the oldest of several readers.
+    number: u64,
+}
+
+/// A reader, as its sender sees it.
+#[derive(Debug)]
+pub(crate) struct Reader {
+    id: EndpointId,
+    pid: u32,
+    ring: Ring,
+    bell: Bell,
+    /// Entries ever put.
+    tail: u64,
+    /// Entries taken, when it was last looked.
+    head: u64,
+    /// The slot of each entry of the queue.
+    queued: Box<[u16]>,
+    slots: Box<[Option<Reference>]>,
+    vacant: Vec<u16>,
+}
+
+impl Reader {
+    pub fn new(id: EndpointId, pid: u32, ring: Ring, bell: Bell) -> Self {
+        let slots = ring.slots();
+        let queued = vec![0; ring.queue()].into();
+        Self {
+            id,
+            pid,
+            ring,
+            bell,
+            tail: 0,
+            head: 0,
+            queued,
+            slots: vec![None; slots].into(),
+            vacant: (0..slots as u16).collect(),
+        }
+    }
+
+    fn queue_full(&mut self) -> bool {
+        if self.tail.saturating_sub(self.head) < self.queued.len() as u64 {
+            return false;
+        }
+        self.head = self.ring.head();
+        self.tail.saturating_sub(self.head) >= self.queued.len() as u64
+    }
+
+    /// Returns why this reader can be sent nothing now.
+    fn shortage(&mut self) -> Option<Shortage> {
+        if self.queue_full() {
+            Some(Shortage::Queue { pid: self.pid })
+        } else {
+            self.vacant.is_empty().then_some(Shortage::Held { pid: self.pid })
+        }
+    }
+
+    fn queued_at(&self, position: u64) -> u16 {
+        self.queued[(position % self.queued.len() as u64) as usize]
+    }
+
+    /// The number of the oldest payload that the reader has not taken yet.
+    fn oldest(&self) -> Option<u64> {
+        let head = self.ring.head();
+        let slot = (head < self.tail).then(|| self.queued_at(head))?;
+        self.slots[usize::from(slot)].map(|reference| reference.number)
+    }
+
+    /// Takes the oldest entry back, and returns its slot's reference. The reader may be faster.
+    fn take_back(&mut self) -> Option<Reference> {
+        let head = self.ring.head();
+        if head >= self.tail || !self.ring.take_at(head) {
+            return None;
+        }
+        let slot = self.queued_at(head);
+        self.vacant.push(slot);
+        self.slots[usize::from(slot)].take()
+    }
+
+    /// Ends the references that came back. Returns whether all of it made sense.
+    fn reclaim(&mut self, mut ended: impl FnMut(Reference)) -> bool {
+        let Self {
+            ring, slots, vacant, ..
+        } = self;
+        let mut sound = ring.head() <= self.tail;
+        ring.reclaim(|slot| match slots.get_mut(slot).and_then(Option::take) {
+            Some(reference) => {
+                vacant.push(slot as u16);
+                ended(reference);
+            }
+            None => sound = false,
+        });
+        sound
+    }
+}
+
+/// All payloads of one sender.
+#[derive(Debug)]
+pub(crate) struct Outbox {
+    store: Store,
+    chunks: Vec<Option<Chunk>>,
+    vacant: Vec<usize>,
+    readers: Vec<Reader>,
+    sent: u64,
+    dropped: u64,
+}
+
+impl Outbox {
+    pub fn new(store: Store) -> Self {
+        Self {
+            store,
+            chunks: Vec::new(),
+            vacant: Vec::new(),
+            readers: Vec::new(),
+            sent: 0,
+            dropped: 0,
+        }
+    }
+
+    pub fn arena(&self) -> &Arc<Arena> {
+        self.store.arena()
+    }
+
+    pub fn readers(&self) -> usize {
+        self.readers.len()
+    }
+
+    /// How many queued payloads were dropped, each for one reader.
+    pub fn dropped(&self) -> u64 {
+        self.dropped
+    }
+
+    pub fn used_bytes(&self) -> usize {
+        self.store.used_bytes()
+    }
+
+    pub fn committed_bytes(&self) -> usize {
+        self.store.committed_bytes()
+    }
+
+    pub fn add(&mut self, reader: Reader) {
+        self.readers.push(reader);
+    }
+
+    /// The single clean-up after a reader, however it went.
+    pub fn reader_gone(&mut self, id: EndpointId) {
+        while let Some(index) = self.readers.iter().position(|reader| reader.id == id) {
+            let reader = self.readers.swap_remove(index);
+            for reference in reader.slots.iter().flatten() {
+                self.end(*reference);
+            }
+        }
+    }
+
+    /// Ends what readers have released. Returns the readers that were cut off because they wrote nonsense.
+    pub fn reclaim(&mut self) -> Vec<(EndpointId, u32)> {
+        let mut corrupt = Vec::new();
+        let Self {
+            readers,
+            chunks,
+            vacant,
+            store,
+            ..
+        } = self;
+        for reader in readers {
+            if !reader.reclaim(|reference| end(chunks, vacant, store, reference)) {
+                corrupt.push((reader.id, reader.pid));
+            }
+        }
+        for (id, _) in &corrupt {
+            self.reader_gone(*id);
+        }
+        corrupt
+    }
+
+    /// Claims memory for a payload.
+    pub fn claim(&mut self, bytes: usize) -> Result<Result<Claim, Shortage>, Error> {
+        let claim = self.store.claim(bytes)?;
+        Ok(claim.ok_or(Shortage::Store {
+            bytes,
+            used: self.store.used_bytes(),
+        }))
+    }
+
+    /// Ends a claim that was not sent.
+    pub fn give_back(&mut self, claim: Claim) {
+        self.store.give_back(claim);
+    }
+
+    /// Returns what keeps a payload from being sent to every reader.
+    pub fn shortage(&mut self) -> Option<Shortage> {
+        self.readers.iter_mut().find_map(Reader::shortage)
+    }
+
+    /// Sends a payload to every reader, and returns how many. There is room, [`Outbox::shortage`] said so.
+    pub fn send(&mut self, claim: Claim) -> usize {
+        let references = self.readers.len();
+        if references == 0 {
+            self.store.give_back(claim);
+            return 0;
+        }
+        let offset = claim.start() as u64;
+        let chunk = self.vacant.pop().unwrap_or_else(|| {
+            self.chunks.push(None);
+            self.chunks.len() - 1
+        });
+        self.chunks[chunk] = Some(Chunk { claim, references });
+        let reference = Reference {
+            chunk,
+            number: self.sent,
+        };
+        self.sent += 1;
+        for reader in &mut self.readers {
+            let slot = reader
+                .vacant
+                .pop()
+                .expect("a payload is sent only where `shortage` found a slot");
+            reader.slots[usize::from(slot)] = Some(reference);
+            let length = reader.queued.len() as u64;
+            reader.queued[(reader.tail % length) as usize] = slot;
+            reader.ring.put(reader.tail, Entry { slot, offset });
+            reader.tail += 1;
+            if reader.ring.must_wake_receiver() {
+                reader.bell.ring();
+            }
+        }
+        references
+    }
+
+    /// Drops the oldest payload that stands in the way. Returns whether there was one.
+    pub fn drop_oldest(&mut self, shortage: Shortage) -> bool {
+        let everywhere = matches!(shortage, Shortage::Store { .. });
+        let candidates = self.readers.iter_mut().filter_map(|reader| {
+            let stands_in_the_way = everywhere || reader.shortage().is_some();
+            stands_in_the_way
+                .then(|| reader.oldest().map(|number| (number, reader)))
+                .flatten()
+        });
+        let oldest = candidates.min_by_key(|(number, _)| *number);
+        let Some((_, reader)) = oldest else { return false };
+        // If the reader was faster, there may be room as well.
+        if let Some(reference) = reader.take_back() {
+            self.dropped += 1;
+            self.end(reference);
+        }
+        true
+    }
+
+    /// Asks every reader to ring when it makes room.
+    pub fn wait_for_room(&self) {
+        self.readers.iter().for_each(|reader| reader.ring.sender_waits());
+    }
+
+    /// Returns idle memory to the kernel. Returns whether it is to be called again some time later.
+    pub fn tend(&mut self) -> bool {
+        self.store.trim();
+        self.store.used_bytes() > 0
+    }
+
+    fn end(&mut self, reference: Reference) {
+        end(&mut self.chunks, &mut self.vacant, &mut self.store, reference);
+    }
+}
+
+/// Ends one reference, and with the last one the payload.
+fn end(chunks: &mut [Option<Chunk>], vacant: &mut Vec<usize>, store: &mut Store, reference: Reference) {
+    let chunk = chunks[reference.chunk].as_mut().expect("a reference keeps its payload");
+    chunk.references -= 1;
+    if chunk.references == 0 {
+        if let Some(chunk) = chunks[reference.chunk].take() {
+            store.give_back(chunk.claim);
+        }
+        vacant.push(reference.chunk);
+    }
+}

@@ -1,0 +1,409 @@
+//! The writing end of a channel: memory to write into, and sending it to every reader.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use crate::bell::{after, Bell};
+use crate::domain::{Core, EndpointId};
+use crate::error::Shortage;
+use crate::layout::{self, Shape};
+use crate::memory::Arena;
+use crate::name::Name;
+use crate::outbox::{Outbox, Reader};
+use crate::ranges::Claim;
+use crate::ring::{ARENA_BYTES_MAX, HELD_MESSAGES_MAX, QUEUE_MESSAGES_MAX};
+use crate::store::{Store, EAGER_BYTES_MAX};
+use crate::sync::lock;
+use crate::Error;
+
+/// What a sender does when its store, or a reader's queue, is full.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WhenFull {
+    /// Wait this long, then return [`Error::Deadline`].
+    Block(Duration),
+    /// Drop the oldest payloads that readers have not received yet; [`Error::Full`] if they hold all of it.
+    DropOldest,
+    /// Return [`Error::Full`].
+    Fail,
+}
+
+/// How a sender stores and queues.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SenderOptions {
+    /// How many bytes of payloads may be loaned, queued or held by readers at once. Addresses are reserved for all of it,
+    /// memory only for what was used.
+    pub store_bytes: usize,
+    /// How many free bytes are kept allocated for the next payloads. The kernel gets the rest back within a second.
+    pub idle_bytes: usize,
+    /// How many payloads each reader can be behind.
+    pub queue_messages: usize,
+    /// How many payloads each reader can hold besides.
+    pub held_messages: usize,
+    /// What happens if any of this is exhausted.
+    pub when_full: WhenFull,
+}
+
+impl Default for SenderOptions {
+    fn default() -> Self {
+        Self {
+            store_bytes: 1 << 30,
+            idle_bytes: 256 << 20,
+            queue_messages: 16,
+            held_messages: 48,
+            when_full: WhenFull::Block(Duration::from_secs(1)),
+        }
+    }
+}
+
+impl SenderOptions {
+    fn check(&self) -> Result<(), Error> {
+        Error::unless_within("store_bytes", self.store_bytes as u64, (1 << 16, ARENA_BYTES_MAX / 4))?;
+        Error::unless_within(
+            "queue_messages",
+            self.queue_messages as u64,
+            (1, QUEUE_MESSAGES_MAX as u64),
+        )?;
+        Error::unless_within(
+            "held_messages",
+            self.held_messages as u64,
+            (1, HELD_MESSAGES_MAX as u64),
+        )
+    }
+}
+
+/// What the sender, its loans and the attendant share.
+#[derive(Debug)]
+pub(crate) struct Outgoing {
+    pub id: EndpointId,
+    pub channel: Name,
+    pub options: SenderOptions,
+    pub outbox: Mutex<Outbox>,
+    /// Rung by readers that made room.
+    pub room: Bell,
+    pub arena: Arc<Arena>,
+    /// Whether the attendant comes by to return idle memory.
+    pub tended: AtomicBool,
+}
+
+impl Outgoing {
+    pub fn new(id: EndpointId, channel: Name, options: SenderOptions, memory_name: &str) -> Result<Self, Error> {
+        options.check()?;
+        let outbox = Outbox::new(Store::new(memory_name, options.store_bytes, options.idle_bytes)?);
+        let room = Bell::new().map_err(|source| Error::System {
+            what: "create an eventfd",
+            source,
+        })?;
+        let (arena, outbox) = (outbox.arena().clone(), Mutex::new(outbox));
+        Ok(Self {
+            id,
+            channel,
+            options,
+            outbox,
+            room,
+            arena,
+            tended: AtomicBool::new(false),
+        })
+    }
+
+    pub fn add(&self, reader: Reader) {
+        lock(&self.outbox).add(reader);
+    }
+
+    /// Ends all that a reader held. May be called for readers that are gone already.
+    pub fn reader_gone(&self, reader: EndpointId) {
+        lock(&self.outbox).reader_gone(reader);
+        self.room.ring();
+    }
+
+    /// Reclaims, and returns idle memory. Returns whether there is more to come.
+    pub fn tend(&self) -> bool {
+        let mut outbox = lock(&self.outbox);
+        let corrupt = outbox.reclaim();
+        let again = outbox.tend() || !corrupt.is_empty();
+        self.tended.store(again, SeqCst);
+        again
+    }
+}
+
+/// Sends payloads to every reader of a channel. A channel may have many senders.
+#[derive(Debug)]
+pub struct Sender {
+    outgoing: Arc<Outgoing>,
+    core: Arc<Core>,
+}
+
+/// A payload in the making: shared memory that only its holder can see and write.
+///
+/// Dropped, it is given back. Its bytes are those of earlier payloads until they are written.
+pub struct Loan {
+    outgoing: Arc<Outgoing>,
+    /// Taken when it is sent.
+    claim: Option<Claim>,
+}
+
+/// A payload that was not sent, and why.
+#[derive(Debug)]
+pub struct Unsent {
+    /// Why it was not sent.
+    pub error: Error,
+    /// The payload, to be sent again.
+    pub loan: Loan,
+}
+
+impl Sender {
+    pub(crate) fn new(outgoing: Arc<Outgoing>, core: Arc<Core>) -> Self {
+        Self { outgoing, core }
+    }
+
+    /// Loans memory for a payload of one part without a header.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Sender::loan_parts`].
+    pub fn loan(&mut self, bytes: usize) -> Result<Loan, Error> {
+        self.loan_parts(0, &[bytes])
+    }
+
+    /// Loans memory for a payload: a header of so many bytes, and parts of these lengths, each at a multiple of 64.
+    ///
+    /// # Errors
+    ///
+    /// If the payload is beyond the limits, the store is full and stays so, or the kernel has no memory.
+    pub fn loan_parts(&mut self, header: usize, parts: &[usize]) -> Result<Loan, Error> {
+        let store_bytes = self.outgoing.options.store_bytes;
+        let bytes = match layout::bytes_needed(header, parts) {
+            Ok(bytes) if bytes <= store_bytes.max(EAGER_BYTES_MAX) => bytes,
+            Ok(bytes) | Err(Error::TooLarge { bytes, .. }) => return Err(Error::TooLarge { bytes, store_bytes }),
+            Err(error) => return Err(error),
+        };
+        let mut claim = self.when_possible(|outbox| outbox.claim(bytes))?;
+        layout::write_table(self.outgoing.arena.bytes_mut(&mut claim), header, parts);
+        Ok(Loan {
+            outgoing: self.outgoing.clone(),
+            claim: Some(claim),
+        })
+    }
+
+    /// Sends a loan of this sender to all current readers, all of them or none, and returns how many they are. Copies
+    /// nothing.
+    ///
+    /// # Errors
+    ///
+    /// If a reader's queue is full and stays so. The payload comes back with the error.
+    ///
+    /// # Panics
+    ///
+    /// If the loan is another sender's.
+    // The payload is in the error so that 50 MB need not be written again.
+    #[allow(clippy::result_large_err)]
+    pub fn send(&mut self, mut loan: Loan) -> Result<usize, Unsent> {
+        assert!(
+            Arc::ptr_eq(&loan.outgoing, &self.outgoing),
+            "a loan is sent by the sender that made it"
+        );
+        let sent = self.when_possible(|outbox| {
+            if let Some(shortage) = outbox.shortage() {
+                return Ok(Err(shortage));
+            }
+            Ok(Ok(loan.claim.take().map_or(0, |claim| outbox.send(claim))))
+        });
+        match sent {
+            Ok(readers) => {
+                self.have_tended();
+                Ok(readers)
+            }
+            Err(error) => Err(Unsent { error, loan }),
+        }
+    }
+
+    /// Sends a copy of these bytes, as [`Sender::loan`] and [`Sender::send`] do.
+    ///
+    /// # Errors
+    ///
+    /// As for both.
+    pub fn send_copy(&mut self, bytes: &[u8]) -> Result<usize, Error> {
+        let mut loan = self.loan(bytes.len())?;
+        loan.part_mut(0).copy_from_slice(bytes);
+        Ok(self.send(loan)?)
+    }
+
+    /// How many readers there are.
+    pub fn readers(&self) -> usize {
+        lock(&self.outgoing.outbox).readers()
+    }
+
+    /// Waits until there are at least so many readers. Returns whether there were before the time was over.
+    pub fn wait_for_readers(&self, readers: usize, timeout: Duration) -> bool {
+        self.core.wait_until(after(timeout), || self.readers() >= readers)
+    }
+
+    /// Bytes that are loaned, queued or held by readers now.
+    pub fn used_bytes(&self) -> usize {
+        let mut outbox = lock(&self.outgoing.outbox);
+        self.cut_off(outbox.reclaim());
+        outbox.used_bytes()
+    }
+
+    /// Bytes of large payloads' memory that the kernel has allocated, in use or idle.
+    pub fn committed_bytes(&self) -> usize {
+        lock(&self.outgoing.outbox).committed_bytes()
+    }
+
+    /// How many queued payloads [`WhenFull::DropOldest`] has dropped, counted per reader.
+    pub fn dropped(&self) -> u64 {
+        lock(&self.outgoing.outbox).dropped()
+    }
+
+    /// Tries until there is room, as the policy says.
+    fn when_possible<T>(
+        &mut self,
+        mut attempt: impl FnMut(&mut Outbox) -> Result<Result<T, Shortage>, Error>,
+    ) -> Result<T, Error> {
+        if self.core.is_forked() {
+            return Err(Error::Forked);
+        }
+        let channel = || self.outgoing.channel.as_str().to_owned();
+        let mut began = None;
+        loop {
+            let mut outbox = lock(&self.outgoing.outbox);
+            self.cut_off(outbox.reclaim());
+            let shortage = match attempt(&mut outbox)? {
+                Ok(done) => return Ok(done),
+                Err(shortage) => shortage,
+            };
+            match self.outgoing.options.when_full {
+                WhenFull::DropOldest if outbox.drop_oldest(shortage) => {}
+                WhenFull::DropOldest | WhenFull::Fail => {
+                    return Err(Error::Full {
+                        channel: channel(),
+                        shortage,
+                    })
+                }
+                WhenFull::Block(time) => {
+                    let began = *began.get_or_insert_with(Instant::now);
+                    let waited = began.elapsed();
+                    if waited >= time {
+                        return Err(Error::Deadline {
+                            channel: channel(),
+                            waited,
+                            shortage,
+                        });
+                    }
+                    // Dekker's rule: ask to be rung, look again, then sleep.
+                    outbox.wait_for_room();
+                    self.cut_off(outbox.reclaim());
+                    if let Ok(done) = attempt(&mut outbox)? {
+                        return Ok(done);
+                    }
+                    drop(outbox);
+                    let wait = self.outgoing.room.wait(began.checked_add(time));
+                    wait.map_err(|source| Error::System {
+                        what: "wait for room",
+                        source,
+                    })?;
+                    self.outgoing.room.silence();
+                }
+            }
+        }
+    }
+
+    /// Closes the connections to readers that wrote nonsense.
+    fn cut_off(&self, corrupt: Vec<(EndpointId, u32)>) {
+        for (reader, _) in corrupt {
+            self.core.close_link(self.outgoing.id, reader);
+        }
+    }
+
+    /// Has the attendant come by while there are payloads whose memory may fall idle.
+    fn have_tended(&self) {
+        if !self.outgoing.tended.load(SeqCst) && !self.outgoing.tended.swap(true, SeqCst) {
+            self.core.wake();
+        }
+    }
+}
+
+impl Drop for Sender {
+    fn drop(&mut self) {
+        self.core.close(self.outgoing.id);
+    }
+}
+
+impl Loan {
+    /// The bytes of the header.
+    pub fn header_mut(&mut self) -> &mut [u8] {
+        let payload = self.payload();
+        let (start, length) = shape(payload).header();
+        &mut payload[start..start + length]
+    }
+
+    /// The bytes of a part.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such part.
+    pub fn part_mut(&mut self, index: usize) -> &mut [u8] {
+        let payload = self.payload();
+        let (start, length) = shape(payload)
+            .part(payload, index)
+            .expect("a loan has the parts that it was made with");
+        &mut payload[start..start + length]
+    }
+
+    /// The bytes of all parts.
+    pub fn parts_mut(&mut self) -> Vec<&mut [u8]> {
+        let mut rest = self.payload();
+        let (shape, mut begin) = (shape(rest), 0);
+        let places: Vec<_> = (0..shape.parts).filter_map(|index| shape.part(rest, index)).collect();
+        let cut = places.into_iter().map(|(start, length)| {
+            let (part, after) = std::mem::take(&mut rest)[start - begin..].split_at_mut(length);
+            (rest, begin) = (after, start + length);
+            part
+        });
+        cut.collect()
+    }
+
+    fn payload(&mut self) -> &mut [u8] {
+        let claim = self.claim.as_mut().expect("a loan has its memory until it is sent");
+        self.outgoing.arena.bytes_mut(claim)
+    }
+}
+
+fn shape(payload: &[u8]) -> Shape {
+    Shape::read(payload).expect("a loan begins with the table that was written when it was made")
+}
+
+impl Drop for Loan {
+    fn drop(&mut self) {
+        if let Some(claim) = self.claim.take() {
+            lock(&self.outgoing.outbox).give_back(claim);
+        }
+    }
+}
+
+impl fmt::Debug for Loan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Loan")
+            .field("bytes", &self.claim.as_ref().map_or(0, Claim::len))
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Display for Unsent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl std::error::Error for Unsent {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.error.source()
+    }
+}
+
+impl From<Unsent> for Error {
+    fn from(unsent: Unsent) -> Self {
+        unsent.error
+    }
+}

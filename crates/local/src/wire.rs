@@ -1,0 +1,134 @@
+//! What processes tell each other to get connected. Payloads never come this way.
+//!
+//! A packet is `b"cpl"`, the protocol's version (16 bits, little endian) and a message in postcard. Descriptors travel
+//! beside it.
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::domain::EndpointId;
+
+/// The version of the protocol, and of what lies in shared memory.
+pub(crate) const VERSION: u16 = 1;
+/// The longest packet.
+pub(crate) const PACKET_BYTES_MAX: usize = 512;
+const MAGIC: &[u8] = b"cpl";
+
+/// Which end of a channel an endpoint is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Role {
+    Sender,
+    Receiver,
+}
+
+/// From a member to the host.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum ToHost {
+    /// The first packet. Carries a pidfd.
+    Hello,
+    Open {
+        endpoint: EndpointId,
+        role: Role,
+        channel: String,
+    },
+    Close {
+        endpoint: EndpointId,
+    },
+}
+
+/// From the host to a member.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum FromHost {
+    Welcome,
+    /// There are as many members as can be.
+    Full,
+    /// A peer of an endpoint. Carries a socket whose other end the peer gets.
+    Introduce {
+        endpoint: EndpointId,
+        peer: EndpointId,
+    },
+    /// Follows the introductions to all peers that were there before.
+    Opened {
+        endpoint: EndpointId,
+    },
+    Refused {
+        endpoint: EndpointId,
+        what: Limit,
+    },
+}
+
+/// A limit of the host's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Limit {
+    Endpoints,
+    Peers,
+}
+
+/// Between a sender and a receiver. Either closes the socket to end it.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum OnLink {
+    /// From the sender, with its arena, the ring, its bell and a pidfd.
+    Offer { pid: u32 },
+    /// From the receiver, with its bell and a pidfd.
+    Accept { pid: u32 },
+    /// From the sender: the next payload comes through the ring.
+    Ready,
+}
+
+/// Why a packet was not understood.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Misunderstood {
+    OtherVersion(u16),
+    Garbled,
+}
+
+pub(crate) fn encode(message: &impl Serialize) -> Vec<u8> {
+    let mut packet = MAGIC.to_vec();
+    packet.extend(VERSION.to_le_bytes());
+    postcard::to_extend(message, packet).expect("messages have no maps of unknown length, which alone postcard refuses")
+}
+
+pub(crate) fn decode<T: DeserializeOwned>(packet: &[u8]) -> Result<T, Misunderstood> {
+    let rest = packet.strip_prefix(MAGIC).ok_or(Misunderstood::Garbled)?;
+    let (version, message) = rest.split_first_chunk().ok_or(Misunderstood::Garbled)?;
+    match u16::from_le_bytes(*version) {
+        VERSION => postcard::from_bytes(message).map_err(|_| Misunderstood::Garbled),
+        other => Err(Misunderstood::OtherVersion(other)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn every_packet_fits_and_keeps_its_bytes() {
+        let endpoint = EndpointId::of(u128::MAX);
+        let longest = ToHost::Open {
+            endpoint,
+            role: Role::Receiver,
+            channel: "c".repeat(crate::NAME_BYTES_MAX),
+        };
+        let packet = encode(&longest);
+        assert!(packet.len() <= PACKET_BYTES_MAX);
+        assert_eq!(decode(&packet), Ok(longest));
+        // What another version must be able to read: the magic and the version.
+        assert_eq!(encode(&FromHost::Welcome), [b'c', b'p', b'l', 1, 0, 0]);
+        assert_eq!(
+            decode::<FromHost>(&[b'c', b'p', b'l', 7, 2, 9]),
+            Err(Misunderstood::OtherVersion(519))
+        );
+        assert_eq!(decode::<FromHost>(b"GET / HTTP/1.1"), Err(Misunderstood::Garbled));
+    }
+
+    proptest! {
+        #[test]
+        fn no_packet_panics(mut packet in prop::collection::vec(any::<u8>(), 0..64), sound in any::<bool>()) {
+            if sound {
+                packet.splice(0..0, [b'c', b'p', b'l', 1, 0]);
+            }
+            let _ = (decode::<ToHost>(&packet), decode::<FromHost>(&packet), decode::<OnLink>(&packet));
+        }
+    }
+}

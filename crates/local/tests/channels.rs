@@ -1,0 +1,482 @@
+//! What a user relies on, within one process. `faults.rs` does it between processes that are killed.
+
+#![allow(missing_docs, clippy::unwrap_used)]
+
+use std::time::{Duration, Instant};
+
+use coorp_local::{
+    wait_any, Domain, DomainOptions, Error, Payload, Receiver, ReceiverOptions, Sender, SenderOptions, Shortage,
+    WhenFull, EAGER_BYTES_MAX, PARTS_MAX,
+};
+use rustix::time::{clock_gettime, ClockId};
+
+const SECOND: Duration = Duration::from_secs(1);
+/// For what must come.
+const PATIENCE: Option<Duration> = Some(Duration::from_secs(20));
+
+fn domain() -> Domain {
+    let time = clock_gettime(ClockId::Monotonic);
+    let name = format!("test-{}-{}-{}", std::process::id(), time.tv_sec, time.tv_nsec);
+    Domain::join(&name, DomainOptions::default()).unwrap()
+}
+
+fn sender(domain: &Domain, options: SenderOptions) -> Sender {
+    domain.sender("channel", options).unwrap()
+}
+
+fn receiver(domain: &Domain) -> Receiver {
+    domain.receiver("channel", ReceiverOptions::default()).unwrap()
+}
+
+fn next(receiver: &mut Receiver) -> Payload {
+    receiver.recv(PATIENCE).unwrap().expect("a payload was sent")
+}
+
+fn first_byte(receiver: &mut Receiver) -> u8 {
+    next(receiver).part(0).unwrap()[0]
+}
+
+/// A store for exactly four payloads of this size.
+const PAYLOAD: usize = 250_000;
+const FOUR: SenderOptions = SenderOptions {
+    store_bytes: 1 << 20,
+    idle_bytes: 0,
+    queue_messages: 8,
+    held_messages: 8,
+    when_full: WhenFull::Fail,
+};
+
+#[test]
+fn every_receiver_gets_all_of_every_sender_in_its_order() {
+    let domain = domain();
+    let mut receivers = [receiver(&domain), receiver(&domain), receiver(&domain)];
+    let mut senders = [
+        sender(&domain, SenderOptions::default()),
+        sender(&domain, SenderOptions::default()),
+    ];
+    let lengths = [
+        0,
+        1,
+        64,
+        EAGER_BYTES_MAX - 200,
+        EAGER_BYTES_MAX,
+        EAGER_BYTES_MAX + 1,
+        3_000_000,
+    ];
+    for (number, &length) in lengths.iter().enumerate() {
+        for (which, sender) in senders.iter_mut().enumerate() {
+            let mut loan = sender.loan_parts(3, &[length, 0, 5]).unwrap();
+            loan.header_mut().copy_from_slice(&[which as u8, number as u8, 7]);
+            loan.part_mut(0).fill(number as u8);
+            loan.parts_mut()[2].copy_from_slice(b"parts");
+            assert_eq!(sender.send(loan).unwrap(), 3);
+        }
+    }
+    for receiver in &mut receivers {
+        let mut seen = [0; 2];
+        for _ in 0..2 * lengths.len() {
+            let payload = next(receiver);
+            let [which, number, 7] = *payload.header() else {
+                panic!("{:?}", payload.header())
+            };
+            assert_eq!(number, seen[usize::from(which)]);
+            seen[usize::from(which)] += 1;
+            let parts: Vec<_> = payload.parts().collect();
+            assert_eq!(parts[0], vec![number; lengths[usize::from(number)]]);
+            assert_eq!(parts[1..], [b"".as_slice(), b"parts"]);
+            assert!(parts.iter().all(|part| part.as_ptr().align_offset(64) == 0));
+            assert_eq!((payload.len(), payload.part(3)), (3, None));
+        }
+        assert!(receiver.try_recv().unwrap().is_none());
+    }
+}
+
+#[test]
+fn channels_and_domains_are_apart() {
+    let (one, other) = (domain(), domain());
+    let mut sent = one.sender("a", SenderOptions::default()).unwrap();
+    let mut near = one.receiver("b", ReceiverOptions::default()).unwrap();
+    let mut far = other.receiver("a", ReceiverOptions::default()).unwrap();
+    assert_eq!(sent.send_copy(b"x").unwrap(), 0);
+    assert!(near.try_recv().unwrap().is_none() && far.try_recv().unwrap().is_none());
+    assert_eq!(sent.used_bytes(), 0);
+}
+
+#[test]
+fn memory_is_free_when_the_last_reader_drops_it_in_any_order_and_thread() {
+    let domain = domain();
+    let (mut one, mut two) = (receiver(&domain), receiver(&domain));
+    let mut sent = sender(&domain, SenderOptions::default());
+    for length in [10, PAYLOAD, 3 * PAYLOAD, 20] {
+        sent.send_copy(&vec![1; length]).unwrap();
+    }
+    let used = sent.used_bytes();
+    assert!(used > 4 * PAYLOAD);
+    let mut held: Vec<_> = (0..4).flat_map(|_| [next(&mut one), next(&mut two)]).collect();
+    held.swap(0, 5);
+    held.swap(3, 6);
+    let last = held.pop().unwrap();
+    std::thread::spawn(move || drop(held)).join().unwrap();
+    assert!(sent.used_bytes() > 0 && sent.used_bytes() < used);
+    assert_eq!(last.part(0).unwrap()[0], 1);
+    drop(last);
+    assert_eq!(sent.used_bytes(), 0);
+}
+
+#[test]
+fn idle_memory_goes_back_to_the_kernel() {
+    let domain = domain();
+    let mut read = receiver(&domain);
+    let mut sent = sender(
+        &domain,
+        SenderOptions {
+            idle_bytes: 0,
+            ..SenderOptions::default()
+        },
+    );
+    sent.send_copy(&vec![1; 10 * PAYLOAD]).unwrap();
+    let held = next(&mut read);
+    assert!(sent.committed_bytes() >= 10 * PAYLOAD);
+    drop(held);
+    let began = Instant::now();
+    while sent.committed_bytes() > 0 {
+        assert!(
+            began.elapsed() < 20 * SECOND,
+            "{} bytes are still allocated",
+            sent.committed_bytes()
+        );
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    // And it can be had again.
+    sent.send_copy(&vec![2; 10 * PAYLOAD]).unwrap();
+    assert_eq!(first_byte(&mut read), 2);
+}
+
+#[test]
+fn what_a_sender_left_can_be_received_and_read() {
+    let domain = domain();
+    let mut read = receiver(&domain);
+    let mut sent = sender(&domain, SenderOptions::default());
+    sent.send_copy(&[1; PAYLOAD]).unwrap();
+    sent.send_copy(&[2; PAYLOAD]).unwrap();
+    let first = next(&mut read);
+    drop(sent);
+    let second = next(&mut read);
+    assert_eq!(
+        (first.part(0).unwrap(), second.part(0).unwrap()),
+        ([1; PAYLOAD].as_slice(), [2; PAYLOAD].as_slice())
+    );
+    assert!(read.recv(Some(Duration::from_millis(1))).unwrap().is_none());
+    assert_eq!(read.senders(), 0);
+    drop(read);
+    assert_eq!(first.part(0).unwrap(), [1; PAYLOAD]);
+}
+
+#[test]
+fn a_receiver_that_leaves_gives_back_what_was_queued_for_it() {
+    let domain = domain();
+    let read = receiver(&domain);
+    let mut sent = sender(&domain, SenderOptions::default());
+    for _ in 0..10 {
+        sent.send_copy(&[0; 1000]).unwrap();
+    }
+    drop(read);
+    let began = Instant::now();
+    while sent.used_bytes() > 0 || sent.readers() > 0 {
+        assert!(began.elapsed() < 20 * SECOND);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_loan_that_is_not_sent_is_given_back() {
+    let domain = domain();
+    let mut sent = sender(&domain, SenderOptions::default());
+    drop(sent.loan(PAYLOAD).unwrap());
+    let loan = sent.loan(PAYLOAD).unwrap();
+    assert!(sent.used_bytes() >= PAYLOAD);
+    let readers = sent.send(loan).unwrap();
+    assert_eq!((readers, sent.used_bytes()), (0, 0));
+    // A loan outlives its sender, to no effect.
+    let loan = sent.loan(10).unwrap();
+    drop(sent);
+    drop(loan);
+}
+
+#[test]
+fn fail_says_what_is_full_and_keeps_the_payload() {
+    let domain = domain();
+    let mut read = receiver(&domain);
+    let mut sent = sender(
+        &domain,
+        SenderOptions {
+            queue_messages: 2,
+            held_messages: 1,
+            ..FOUR
+        },
+    );
+    sent.send_copy(b"1").unwrap();
+    sent.send_copy(b"2").unwrap();
+    let mut loan = sent.loan(1).unwrap();
+    loan.part_mut(0)[0] = b'3';
+    let unsent = sent.send(loan).unwrap_err();
+    let pid = std::process::id();
+    let Error::Full { shortage, channel } = &unsent.error else {
+        panic!("{unsent}")
+    };
+    assert_eq!((*shortage, channel.as_str()), (Shortage::Queue { pid }, "channel"));
+    let held = next(&mut read);
+    assert_eq!(sent.send(unsent.loan).unwrap(), 1);
+    let again = next(&mut read);
+    assert_eq!(
+        (held.part(0).unwrap(), again.part(0).unwrap()),
+        (b"1".as_slice(), b"2".as_slice())
+    );
+    // One is queued and two are held: there is no slot for a fourth.
+    let Err(Error::Full { shortage, .. }) = sent.send_copy(b"4") else {
+        panic!("sent")
+    };
+    assert_eq!(shortage, Shortage::Held { pid });
+    drop(held);
+    assert_eq!(sent.send_copy(b"4").unwrap(), 1);
+}
+
+#[test]
+fn a_full_store_fails_or_waits_or_drops_the_oldest() {
+    let domain = domain();
+    let mut read = receiver(&domain);
+    let fill =
+        |sent: &mut Sender, count: u8| (0..count).try_for_each(|byte| sent.send_copy(&[byte; PAYLOAD]).map(|_| ()));
+
+    let mut failing = sender(&domain, FOUR);
+    fill(&mut failing, 4).unwrap();
+    let Err(Error::Full {
+        shortage: Shortage::Store { bytes, used },
+        ..
+    }) = fill(&mut failing, 1)
+    else {
+        panic!()
+    };
+    assert!(bytes > PAYLOAD && used > 4 * PAYLOAD);
+    (0..4).for_each(|byte| assert_eq!(first_byte(&mut read), byte));
+    drop(failing);
+
+    let time = Duration::from_millis(20);
+    let mut waiting = sender(
+        &domain,
+        SenderOptions {
+            when_full: WhenFull::Block(time),
+            ..FOUR
+        },
+    );
+    fill(&mut waiting, 4).unwrap();
+    let Err(Error::Deadline { waited, .. }) = fill(&mut waiting, 1) else {
+        panic!()
+    };
+    assert!(waited >= time);
+    (0..4).for_each(|byte| assert_eq!(first_byte(&mut read), byte));
+    drop(waiting);
+
+    let mut dropping = sender(
+        &domain,
+        SenderOptions {
+            when_full: WhenFull::DropOldest,
+            ..FOUR
+        },
+    );
+    fill(&mut dropping, 1).unwrap();
+    let held = next(&mut read);
+    fill(&mut dropping, 7).unwrap();
+    assert_eq!(dropping.dropped(), 4);
+    (4..7).for_each(|byte| assert_eq!(first_byte(&mut read), byte));
+    assert_eq!(held.part(0).unwrap(), [0; PAYLOAD]);
+    // What is held cannot be dropped.
+    fill(&mut dropping, 3).unwrap();
+    let all: Vec<_> = (0..3).map(|_| next(&mut read)).collect();
+    assert!(matches!(fill(&mut dropping, 1), Err(Error::Full { .. })));
+    drop((all, held));
+    fill(&mut dropping, 4).unwrap();
+}
+
+#[test]
+fn a_full_queue_drops_the_oldest_of_the_slow_reader_only() {
+    let domain = domain();
+    let (mut slow, mut fast) = (receiver(&domain), receiver(&domain));
+    let mut sent = sender(
+        &domain,
+        SenderOptions {
+            queue_messages: 3,
+            when_full: WhenFull::DropOldest,
+            ..FOUR
+        },
+    );
+    for byte in 0..100 {
+        sent.send_copy(&[byte]).unwrap();
+        assert_eq!(first_byte(&mut fast), byte);
+    }
+    assert_eq!(sent.dropped(), 97);
+    (97..100).for_each(|byte| assert_eq!(first_byte(&mut slow), byte));
+}
+
+#[test]
+fn a_blocked_sender_wakes_when_a_reader_makes_room_or_leaves() {
+    let domain = domain();
+    let mut read = receiver(&domain);
+    let options = SenderOptions {
+        queue_messages: 1,
+        when_full: WhenFull::Block(20 * SECOND),
+        ..FOUR
+    };
+    let mut sent = sender(&domain, options);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for byte in 0..200 {
+                sent.send_copy(&[byte; PAYLOAD]).unwrap();
+            }
+            // The reader has left by now, or does while this one is blocked.
+            while sent.send_copy(&[0; PAYLOAD]).unwrap() > 0 {}
+        });
+        scope.spawn(move || {
+            let mut held = std::collections::VecDeque::new();
+            for byte in 0..200 {
+                held.push_back(next(&mut read));
+                assert_eq!(held.back().unwrap().part(0).unwrap(), [byte; PAYLOAD]);
+                if held.len() > 2 {
+                    held.pop_front();
+                }
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        });
+    });
+}
+
+#[test]
+fn one_wait_covers_many_channels_and_has_a_deadline() {
+    let domain = domain();
+    let names: Vec<_> = (0..20).map(|number| format!("channel-{number}")).collect();
+    let open = |name: &String| domain.receiver(name, ReceiverOptions { spin: Duration::ZERO }).unwrap();
+    let mut receivers: Vec<_> = names.iter().map(open).collect();
+    let mut all: Vec<_> = receivers.iter_mut().collect();
+    assert_eq!(wait_any(&mut all, Some(Duration::from_millis(5))).unwrap(), None);
+    let (channel, other) = (names[13].clone(), &domain);
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let mut sent = other.sender(&channel, SenderOptions::default()).unwrap();
+            for _ in 0..50 {
+                std::thread::sleep(Duration::from_millis(1));
+                sent.send_copy(b"wake").unwrap();
+            }
+        });
+        for _ in 0..50 {
+            assert_eq!(wait_any(&mut all, PATIENCE).unwrap(), Some(13));
+            assert_eq!(all[13].try_recv().unwrap().unwrap().part(0).unwrap(), b"wake");
+        }
+    });
+    assert_eq!(wait_any(&mut [], Some(Duration::from_millis(1))).unwrap(), None);
+}
+
+#[test]
+fn bad_input_is_refused_with_what_is_wrong() {
+    let domain = domain();
+    let join = |name| Domain::join(name, DomainOptions::default()).map(|_| ());
+    assert!(matches!(join("no spaces"), Err(Error::Name { .. })));
+    assert!(matches!(
+        domain.receiver("", ReceiverOptions::default()),
+        Err(Error::Name { .. })
+    ));
+    let open = |options| domain.sender("x", options).map(|_| ());
+    for (options, name) in [
+        (
+            SenderOptions {
+                store_bytes: 10,
+                ..FOUR
+            },
+            "store_bytes",
+        ),
+        (
+            SenderOptions {
+                store_bytes: usize::MAX,
+                ..FOUR
+            },
+            "store_bytes",
+        ),
+        (
+            SenderOptions {
+                queue_messages: 0,
+                ..FOUR
+            },
+            "queue_messages",
+        ),
+        (
+            SenderOptions {
+                held_messages: 1 << 20,
+                ..FOUR
+            },
+            "held_messages",
+        ),
+    ] {
+        let Err(Error::Setting { setting, .. }) = open(options) else {
+            panic!("{options:?}")
+        };
+        assert_eq!(setting, name);
+    }
+    let patient = ReceiverOptions { spin: Duration::MAX };
+    assert!(matches!(
+        domain.receiver("x", patient),
+        Err(Error::Setting { value: u64::MAX, .. })
+    ));
+    let mut sent = sender(&domain, FOUR);
+    assert!(!sent.wait_for_readers(1, Duration::ZERO));
+    assert!(matches!(sent.loan(1 << 21), Err(Error::TooLarge { .. })));
+    assert!(matches!(
+        sent.loan(usize::MAX),
+        Err(Error::TooLarge {
+            store_bytes: 0x10_0000,
+            ..
+        })
+    ));
+    assert!(matches!(
+        sent.loan_parts(0, &[0; PARTS_MAX + 1]),
+        Err(Error::TooManyParts(_))
+    ));
+    assert!(matches!(sent.loan_parts(1 << 24, &[]), Err(Error::HeaderTooLong(_))));
+    let error = sent.loan(1 << 21).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "a payload of 2097216 bytes never fits into a store of 1048576; enlarge `store_bytes`"
+    );
+}
+
+/// More memory than the machine has is an error before it is touched, and not the end of some process.
+#[test]
+fn exhausted_memory_is_an_error() {
+    let domain = domain();
+    let mut sent = sender(
+        &domain,
+        SenderOptions {
+            store_bytes: 1 << 39,
+            ..SenderOptions::default()
+        },
+    );
+    let Err(Error::Memory { bytes, .. }) = sent.loan(1 << 38) else {
+        panic!("a machine with 256 GiB free")
+    };
+    assert!(bytes > 1 << 38);
+    // What fits is had all the same.
+    assert_eq!(sent.used_bytes(), 0);
+    drop(sent.loan(PAYLOAD).unwrap());
+}
+
+#[test]
+fn a_channel_has_limits() {
+    let domain = domain();
+    let open = |_| domain.receiver("crowded", ReceiverOptions::default());
+    let opened: Result<Vec<_>, _> = (0..=coorp_local::PEERS_MAX).map(open).collect();
+    assert!(matches!(
+        opened,
+        Err(Error::TooMany {
+            limit: coorp_local::PEERS_MAX,
+            ..
+        })
+    ));
+}
