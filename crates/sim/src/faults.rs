@@ -226,8 +226,8 @@ mod tests {
     #[test]
     fn a_robot_starves_only_where_words_arrive_in_time() {
         let text = "robot = [{ name = 'base', leader = true }, { name = 'a' }]";
-        let team = coorp_team::parse(text, "test.toml", Path::new(".")).unwrap();
-        let policy = Policy::named("coorp").unwrap();
+        let team = coorp_team::parse(text, "test.toml", Path::new(".")).expect("a team");
+        let policy = Policy::named("coorp").expect("a preset");
         let waits = State {
             wants_bulk: true,
             may_send: false,
