@@ -389,7 +389,7 @@ def test_whoever_is_wrong_is_told_what_to_mend(fleet: Fleet) -> None:
         coorp.Node("nowhere.toml", robot="r1")
     with pytest.raises(coorp.InputError, match="there is no policy 'fast'"):
         coorp.Node(fleet.file, robot="r1", policy="fast")
-    with pytest.raises(coorp.InputError, match="'schedwifi' does not run on real sockets: .*; choose one of edca, "):
+    with pytest.raises(coorp.InputError, match=r"'schedwifi' does not run on real sockets: .*; choose one of edca, "):
         coorp.Node(fleet.file, robot="r1", policy="schedwifi")
     with fleet.node("r1") as node:
         with pytest.raises(coorp.NodeError, match=r"port \d+ is taken"):
