@@ -1,0 +1,14 @@
+//! Logical time and its coordination: in which order the reactions of a program run, on one robot or on many.
+//!
+//! The reactor model as HPRM uses it (Kwok, sections III-B and IV). A program is a set of reactors, placed on
+//! *federates*: processes or robots. Every event has a tag, and every federate handles its events in the order of their
+//! tags. So the result depends on neither placement, delays nor the order of arrival.
+//!
+//! - [`tag`]: superdense time, and what delays do to it.
+//!
+//! Left out: payloads, which the driver moves, and their types, which the front end checks. Ports of nested reactors
+//! are flattened by the front end.
+
+pub mod tag;
+
+pub use tag::{Delay, Tag};
