@@ -5,10 +5,16 @@
 //! tags. So the result depends on neither placement, delays nor the order of arrival.
 //!
 //! - [`tag`]: superdense time, and what delays do to it.
+//! - [`program`]: a program as the front end describes it.
+//! - [`graph`]: the same program checked; its levels, and its delays between federates.
 //!
 //! Left out: payloads, which the driver moves, and their types, which the front end checks. Ports of nested reactors
 //! are flattened by the front end.
 
+pub mod graph;
+pub mod program;
 pub mod tag;
 
+pub use graph::{ElementId, Graph, ReactionId};
+pub use program::{FederateId, Program};
 pub use tag::{Delay, Tag};
