@@ -7,14 +7,20 @@
 //! - [`tag`]: superdense time, and what delays do to it.
 //! - [`program`]: a program as the front end describes it.
 //! - [`graph`]: the same program checked; its levels, and its delays between federates.
+//! - [`scheduler`]: in which order the reactions of one federate run.
 //!
 //! Left out: payloads, which the driver moves, and their types, which the front end checks. Ports of nested reactors
 //! are flattened by the front end.
 
 pub mod graph;
 pub mod program;
+pub mod scheduler;
 pub mod tag;
 
 pub use graph::{ElementId, Graph, ReactionId};
 pub use program::{FederateId, Program};
+pub use scheduler::{Effects, Scheduler, SchedulerConfig, Step};
 pub use tag::{Delay, Tag};
+
+#[cfg(test)]
+mod reference;
