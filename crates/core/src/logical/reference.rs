@@ -4,7 +4,7 @@
 //! in an order found by comparing reactions pair by pair. Each value is a hash of everything that the reaction saw, so
 //! two runs with equal records did the same.
 
-use super::graph::{ElementKind, Problem};
+use super::graph::{ElementKind, Link, Problem};
 use super::program::{Action, ActionKind, Connection, FederateId, Program, Reaction, Reactor, Timer, Trigger};
 use super::{Delay, Effects, ElementId, Graph, ReactionId, Tag};
 use crate::Duration;
@@ -83,10 +83,9 @@ impl Brains {
             let dice = mix(seen, 100 + at as u64);
             match graph.element(*effect).unwrap().kind {
                 ElementKind::Output if dice % 4 > 0 => effects.sets.push((*effect, dice)),
-                ElementKind::Logical(_) if dice % 2 > 0 => {
-                    // Loops without a delay end.
-                    let steps = if tag.microstep() > 3 { 1 } else { (dice >> 8) % 3 };
-                    let delay = Duration::from_millis(steps);
+                // Loops without a delay end.
+                ElementKind::Logical(_) if dice % 2 > 0 && tag.microstep() < 4 => {
+                    let delay = Duration::from_millis((dice >> 8) % 3);
                     effects.schedules.push((*effect, delay, Some(dice)));
                     if dice % 8 == 1 {
                         effects.schedules.push((*effect, delay, None));
@@ -107,13 +106,29 @@ pub type Outside = (Tag, ElementId, Option<u64>);
 pub struct Death {
     /// What it ran.
     pub ran: BTreeSet<(Tag, ReactionId)>,
-    /// Which of its messages arrived.
-    pub arrived: BTreeSet<(Tag, ElementId)>,
+    /// Which messages from it or to it arrived.
+    pub arrived: BTreeMap<(Tag, ElementId), usize>,
+    /// Whether it knew the last tag.
+    pub knew_stop: bool,
 }
 
 /// Runs the whole program up to and including `stop`.
 pub fn run(graph: &Graph, stop: Tag, outside: &[Outside], deaths: &BTreeMap<FederateId, Death>) -> Vec<Record> {
     let order = order(graph);
+    // If all died, nobody knows of a last tag.
+    let all_died = deaths.len() == graph.federates().len();
+    let latest = || {
+        deaths
+            .values()
+            .filter_map(|death| death.ran.last())
+            .map(|(tag, _)| *tag)
+            .max()
+    };
+    let until = if all_died {
+        latest().unwrap_or(Tag::NEVER).min(stop)
+    } else {
+        stop
+    };
     let mut queue: BTreeMap<Tag, BTreeMap<ElementId, Option<u64>>> = BTreeMap::new();
     let insert = |queue: &mut BTreeMap<_, BTreeMap<_, _>>, mut tag: Tag, element, value, free| {
         while free && queue.get(&tag).is_some_and(|at| at.contains_key(&element)) {
@@ -121,11 +136,14 @@ pub fn run(graph: &Graph, stop: Tag, outside: &[Outside], deaths: &BTreeMap<Fede
         }
         queue.entry(tag).or_default().insert(element, value);
     };
+    let knew_stop = |federate| deaths.get(&federate).is_none_or(|death| death.knew_stop);
     for (id, element) in graph.elements().iter().enumerate() {
         let id = ElementId(id as u32);
         match element.kind {
             ElementKind::Startup => insert(&mut queue, Tag::START, id, None, false),
-            ElementKind::Shutdown => insert(&mut queue, stop, id, None, false),
+            ElementKind::Shutdown if stop.time().is_some() && knew_stop(element.federate) => {
+                insert(&mut queue, stop, id, None, false)
+            }
             ElementKind::Timer { offset, .. } => insert(&mut queue, Tag::at(offset, 0), id, None, false),
             _ => {}
         }
@@ -133,9 +151,10 @@ pub fn run(graph: &Graph, stop: Tag, outside: &[Outside], deaths: &BTreeMap<Fede
     for (tag, element, value) in outside {
         insert(&mut queue, *tag, *element, *value, false);
     }
+    let mut left: BTreeMap<_, _> = deaths.iter().map(|(id, death)| (*id, death.arrived.clone())).collect();
     let mut brains = Brains::new();
     while let Some((tag, mut present)) = queue.pop_first() {
-        if tag > stop {
+        if tag > until {
             break;
         }
         for id in present.keys() {
@@ -146,6 +165,21 @@ pub fn run(graph: &Graph, stop: Tag, outside: &[Outside], deaths: &BTreeMap<Fede
                 insert(&mut queue, tag + Delay::of_connection(period), *id, None, false);
             }
         }
+        // Which messages from the dead or to them arrive, decided once a tag.
+        let mut decided = BTreeMap::new();
+        let mut arrives = |from: FederateId, link: &Link, tag: Tag| {
+            let message = (tag, link.other);
+            *decided.entry(message).or_insert_with(|| {
+                let dead = [from, link.federate].into_iter().find(|id| left.contains_key(id));
+                let Some(left) = dead.filter(|_| from != link.federate).and_then(|id| left.get_mut(&id)) else {
+                    return true;
+                };
+                let left = left.entry(message).or_insert(0);
+                let any = *left > 0;
+                *left = left.saturating_sub(1);
+                any
+            })
+        };
         for reaction in &order {
             let info = graph.reaction(*reaction).unwrap();
             let cut = deaths
@@ -170,18 +204,19 @@ pub fn run(graph: &Graph, stop: Tag, outside: &[Outside], deaths: &BTreeMap<Fede
             for (output, value) in effects.sets {
                 present.insert(output, Some(value));
                 for link in &graph.element(output).unwrap().to {
-                    let arrival = tag + link.delay();
-                    let lost = deaths.get(&info.federate).is_some_and(|death| {
-                        link.federate != info.federate && !death.arrived.contains(&(arrival, link.other))
-                    });
-                    if link.physical || lost {
-                        continue;
-                    }
-                    if link.is_direct() {
+                    if link.is_direct() && arrives(info.federate, link, tag) {
                         present.insert(link.other, Some(value));
-                    } else {
-                        insert(&mut queue, arrival, link.other, Some(value), false);
                     }
+                }
+            }
+        }
+        // The last value that was set goes over a delay.
+        for (output, value) in &present {
+            let element = graph.element(*output).unwrap();
+            for link in element.to.iter().filter(|link| !link.is_direct() && !link.physical) {
+                let arrival = tag + link.delay();
+                if arrives(element.federate, link, arrival) {
+                    insert(&mut queue, arrival, link.other, *value, true);
                 }
             }
         }

@@ -11,8 +11,9 @@
 //!   wait. Outputs that are final meanwhile are sent or reported absent, which is how federates of a zero-delay cycle
 //!   make progress. The tag is complete once all inputs are known. A provisional grant makes no input known.
 //! - A reaction that would begin later than its tag and its deadline runs its late handler. With `fast`, none is late.
-//! - An action that is scheduled twice for one tag is present at the next microstep too; nothing is overwritten. The
-//!   last value that is set on an output counts.
+//! - An action that is scheduled twice for one tag is present at the next microstep too; nothing is overwritten. So are
+//!   the values of a delayed connection whose sender set them at several microsteps of one time. The last value that is
+//!   set on an output at one tag counts.
 //! - Physical actions get the time of the clock, yet never a tag that is open, complete, or promised to be empty. The
 //!   clock is guarded: a time before the latest one counts as the latest one.
 //!
@@ -38,6 +39,30 @@ use std::sync::Arc;
 enum Presence<V> {
     Absent,
     Present(Option<V>),
+}
+
+/// Up to which tags an input is known.
+#[derive(Clone, Copy, Debug, Hash)]
+struct Known {
+    /// By what its sender did.
+    told: Tag,
+    /// By what was foreseen.
+    promised: Tag,
+}
+
+impl Default for Known {
+    fn default() -> Self {
+        Known {
+            told: Tag::NEVER,
+            promised: Tag::NEVER,
+        }
+    }
+}
+
+impl Known {
+    fn through(self) -> Tag {
+        self.told.max(self.promised)
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -75,8 +100,8 @@ pub struct Scheduler<V> {
     running: usize,
     /// Of the plan's outputs, how many are final at the open tag.
     outputs_final: usize,
-    /// Per waiting input of the plan, the tag up to which it is known.
-    known: Vec<Tag>,
+    /// Per waiting input of the plan.
+    known: Vec<Known>,
     outbox: VecDeque<Step<V>>,
 }
 
@@ -121,7 +146,7 @@ impl<V: Clone> Scheduler<V> {
             progress: vec![Progress::Idle; graph.reactions().len()],
             running: 0,
             outputs_final: 0,
-            known: vec![Tag::NEVER; plan.waiting.len()],
+            known: vec![Known::default(); plan.waiting.len()],
             outbox: VecDeque::new(),
             graph,
             plan,
@@ -178,6 +203,9 @@ impl<V: Clone> Scheduler<V> {
     /// # Errors
     /// If that tag is already complete, or open: it cannot become the last one any more.
     pub fn stop_at(&mut self, tag: Tag) -> Result<(), Refused> {
+        if tag == self.stop {
+            return Ok(());
+        }
         if tag <= self.reached() || self.stop < tag {
             return Err(Refused::Stopped);
         }
@@ -185,6 +213,25 @@ impl<V: Clone> Scheduler<V> {
         self.barrier = Tag::FOREVER;
         self.queue.split_off(&(tag.next(), ElementId(0)));
         Ok(())
+    }
+
+    /// Grants from `tag` on do not hold any more, nor do promises; at the last tag, everybody has an event that nobody
+    /// foresaw. What senders told holds.
+    ///
+    /// Does nothing if the tag is open or complete.
+    pub fn revoke_from(&mut self, tag: Tag) {
+        if tag <= self.reached() {
+            return;
+        }
+        self.granted = self.granted.min(tag.before());
+        if self.provisional >= tag {
+            self.provisional = Tag::NEVER;
+        }
+        for known in &mut self.known {
+            if known.promised != Tag::FOREVER {
+                known.promised = tag.before().min(known.promised);
+            }
+        }
     }
 
     /// Promises that no physical action gets a tag before `tag` any more.
@@ -198,13 +245,15 @@ impl<V: Clone> Scheduler<V> {
     /// If there is no such input, it comes too late, or the queue is full.
     pub fn on_message(&mut self, input: ElementId, tag: Tag, value: V, now: Instant) -> Result<(), Refused> {
         let link = self.link_to(input)?;
+        self.clock = self.clock.max(now);
         if link.physical {
             return self.schedule_at_clock(input, link.after, Some(value), now).map(|_| ());
         }
         if self.start.is_none() {
             return Err(Refused::NotStarted);
         }
-        if tag.time().is_none() || self.queue.contains_key(&(tag, input)) {
+        let again = link.is_direct() && self.queue.contains_key(&(tag, input));
+        if tag.time().is_none() || again {
             return Err(Refused::BadTag { input, tag });
         }
         if tag > self.stop {
@@ -220,7 +269,7 @@ impl<V: Clone> Scheduler<V> {
             let meant = tag;
             return Err(Refused::Tardy { input, meant, reached });
         }
-        self.insert(tag, input, Some(value))?;
+        self.insert_free(tag, input, Some(value))?;
         self.set_known(input, tag);
         Ok(())
     }
@@ -239,7 +288,26 @@ impl<V: Clone> Scheduler<V> {
     pub fn on_settled(&mut self, federate: FederateId, tag: Tag) {
         for (waiting, known) in self.plan.waiting.iter().zip(&mut self.known) {
             if waiting.from == federate {
-                *known = tag.max(*known);
+                known.promised = tag.max(known.promised);
+            }
+        }
+    }
+
+    /// `input` receives nothing up to `tag` any more, as far as its sender can foresee.
+    pub fn on_promise(&mut self, input: ElementId, tag: Tag) {
+        for (waiting, known) in self.plan.waiting.iter().zip(&mut self.known) {
+            if waiting.input == input {
+                known.promised = tag.max(known.promised);
+            }
+        }
+    }
+
+    /// `federate` takes part again, from `first` on: nothing of it is known there.
+    pub fn on_back(&mut self, federate: FederateId, first: Tag) {
+        for (waiting, known) in self.plan.waiting.iter().zip(&mut self.known) {
+            if waiting.from == federate {
+                known.told = first.before().min(known.told);
+                known.promised = first.before().min(known.promised);
             }
         }
     }
@@ -361,6 +429,21 @@ impl<V: Clone> Scheduler<V> {
         self.open.unwrap_or(self.completed)
     }
 
+    /// Whether no tag is open, and everything before is told.
+    pub fn is_between_tags(&self) -> bool {
+        self.open.is_none() && self.outbox.is_empty()
+    }
+
+    /// Whether a tag is open, or the next one is granted and due.
+    pub fn has_work(&self) -> bool {
+        self.open.is_some() || self.opens_next().is_some_and(|tag| self.is_due(tag))
+    }
+
+    /// The number of events in the queue.
+    pub fn events(&self) -> usize {
+        self.queue.len()
+    }
+
     /// The tag up to which it may advance, and the one that it may open provisionally.
     pub fn grants(&self) -> (Tag, Tag) {
         (self.granted, self.provisional)
@@ -371,9 +454,9 @@ impl<V: Clone> Scheduler<V> {
         self.stop
     }
 
-    /// The time since the program's start; `None` before.
+    /// The time since the program's start; `None` while that is unknown, and zero before it.
     pub fn elapsed(&self, now: Instant) -> Option<Duration> {
-        self.start.filter(|start| *start <= now).map(|start| now.since(start))
+        self.start.map(|start| now.max(self.clock).since(start))
     }
 
     /// When the program started or will.
@@ -454,7 +537,7 @@ impl<V: Clone> Scheduler<V> {
             .waiting
             .iter()
             .zip(&self.known)
-            .filter(|(_, known)| **known < tag);
+            .filter(|(_, known)| known.through() < tag);
         unknown.map(|(waiting, _)| waiting.level).min()
     }
 
@@ -534,7 +617,7 @@ impl<V: Clone> Scheduler<V> {
             self.schedule_at_clock(input, link.after, Some(value), self.clock)
                 .map(|_| ())
         } else {
-            self.insert(arrival, input, Some(value))
+            self.insert_free(arrival, input, Some(value)).map(|_| ())
         };
         match kept {
             Ok(()) | Err(Refused::Stopped) => None,
@@ -590,14 +673,14 @@ impl<V: Clone> Scheduler<V> {
 
     fn is_unknown(&self, input: ElementId, tag: Tag) -> bool {
         let waiting = self.plan.waiting.iter().zip(&self.known);
-        let mut unknown = waiting.filter(|(waiting, known)| waiting.input == input && **known < tag);
+        let mut unknown = waiting.filter(|(waiting, known)| waiting.input == input && known.through() < tag);
         self.granted < tag && unknown.next().is_some()
     }
 
     fn set_known(&mut self, input: ElementId, tag: Tag) {
         for (waiting, known) in self.plan.waiting.iter().zip(&mut self.known) {
             if waiting.input == input {
-                *known = tag.max(*known);
+                known.told = tag.max(known.told);
             }
         }
     }
@@ -611,10 +694,7 @@ impl<V: Clone> Scheduler<V> {
         now: Instant,
     ) -> Result<Tag, Refused> {
         self.clock = self.clock.max(now);
-        let start = self
-            .start
-            .filter(|start| *start <= self.clock)
-            .ok_or(Refused::NotStarted)?;
+        let start = self.start.ok_or(Refused::NotStarted)?;
         let tag = Tag::at(self.clock.since(start), 0) + Delay::of_connection(delay);
         self.insert_free(tag.max(self.promised).max(self.reached().next()), element, value)
     }

@@ -112,6 +112,28 @@ impl Delay {
         Delay::of_connection(delay)
     }
 
+    /// The earliest tag that this delay moves past `reached`; [`Tag::FOREVER`] if there is none.
+    pub fn first_past(self, reached: Tag) -> Tag {
+        let Tag::At { time, microstep } = reached else {
+            return if reached == Tag::NEVER {
+                Tag::START
+            } else {
+                Tag::FOREVER
+            };
+        };
+        if self.time == Duration::ZERO {
+            return match microstep.checked_sub(self.microstep) {
+                Some(kept) => Tag::at(time, kept).next(),
+                None => Tag::at(time, 0),
+            };
+        }
+        let Some(ns) = time.as_nanos().checked_sub(self.time.as_nanos()) else {
+            return Tag::START;
+        };
+        let lands_past = self.microstep > microstep;
+        Tag::at(Duration::from_nanos(ns.saturating_add(u64::from(!lands_past))), 0)
+    }
+
     /// This delay, and then `later`.
     #[must_use]
     pub fn then(self, later: Delay) -> Delay {

@@ -92,6 +92,13 @@ proptest! {
     }
 
     #[test]
+    fn the_first_tag_past_another_is_past_it_and_none_before_is(reached in tags(), delay in delays()) {
+        let first = delay.first_past(reached);
+        prop_assert!(first + delay > reached || reached == Tag::FOREVER);
+        prop_assert!(first.before() + delay <= reached);
+    }
+
+    #[test]
     fn next_and_before_are_inverse(tag in tags()) {
         prop_assert!(tag.before() <= tag && tag <= tag.next());
         prop_assert_eq!(tag.next().before(), tag);
