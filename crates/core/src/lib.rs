@@ -24,6 +24,7 @@
 //! - 002, Dust: 'Quantitative analysis of communication handling for centralized multi-agent robot systems using ROS2'.
 //! - 004, Lee (DupCon): 'Improving Reliability of Real-Time Remote Vehicle Control through Duplicating Control
 //!   Packets'.
+//! - 003, Kwok (HPRM): 'HPRM: High-Performance Robotic Middleware for Intelligent Autonomous Systems'.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
@@ -34,6 +35,7 @@ pub mod clock;
 pub mod failover;
 pub mod gate;
 pub mod id;
+pub mod logical;
 pub mod loops;
 pub mod normal;
 pub mod paths;

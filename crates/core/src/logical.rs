@@ -1,0 +1,49 @@
+//! Logical time and its coordination: in which order the reactions of a program run, on one robot or on many.
+//!
+//! The reactor model as HPRM uses it (Kwok, sections III-B and IV). A program is a set of reactors, placed on
+//! *federates*: processes or robots. Every event has a tag, and every federate handles its events in the order of their
+//! tags. So the result depends on neither placement, delays nor the order of arrival.
+//!
+//! - [`tag`]: superdense time, and what delays do to it.
+//! - [`program`]: a program as the front end describes it.
+//! - [`graph`]: the same program checked; its levels, and its delays between federates.
+//! - [`scheduler`]: in which order the reactions of one federate run.
+//! - [`rti`] and [`federate`]: centralised coordination, over the messages of [`protocol`].
+//!
+//! Left out: payloads, which the driver moves, and their types, which the front end checks. Ports of nested reactors
+//! are flattened by the front end.
+
+pub mod federate;
+pub mod graph;
+pub mod program;
+pub mod protocol;
+pub mod rti;
+pub mod scheduler;
+pub mod tag;
+
+pub use federate::{Federate, FederateAction, FederateConfig};
+pub use graph::{ElementId, Graph, ReactionId};
+pub use program::{FederateId, Program};
+pub use rti::{Rti, RtiAction, RtiConfig};
+pub use scheduler::{Effects, Scheduler, SchedulerConfig, Step};
+pub use tag::{Delay, Tag};
+
+#[cfg(test)]
+mod explore;
+#[cfg(test)]
+mod reference;
+#[cfg(test)]
+mod world;
+
+/// The epoch of the RTI with this number.
+#[cfg(test)]
+fn failover_epoch(round: u64) -> crate::failover::Epoch {
+    crate::failover::Epoch {
+        round,
+        robot: crate::RobotId(0),
+        incarnation: 0,
+    }
+}
+
+#[cfg(test)]
+mod tests;

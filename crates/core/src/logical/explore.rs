@@ -1,0 +1,476 @@
+//! Searches exhaustively in which order things can happen to small programs under centralised coordination.
+//!
+//! Each step delivers the next message of one link. Once each, at any moment and if the bounds allow it: somebody asks for
+//! the end, the RTI is replaced and everything in flight is lost, a federate dies with what it has in flight. Because
+//! messages can be delivered before, every prefix of what is in flight can survive. States seen before are not searched
+//! again. Wherever nothing more can happen, all must have ended, and the records must equal the reference.
+
+use super::failover_epoch as epoch;
+use super::program::{ActionKind, Connection, Program, Reaction, Reactor};
+use super::protocol::{Down, Envelope, Up};
+use super::reference::{self, Brains, Death, Kinds, Random};
+use super::*;
+use crate::{Duration, Instant};
+use std::collections::hash_map::DefaultHasher;
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
+use std::hash::{Hash, Hasher};
+use std::rc::Rc;
+use std::sync::Arc;
+
+const NOW: Instant = Instant::from_nanos(1_000_000_000);
+
+#[derive(Clone, Hash)]
+struct Site {
+    federate: Federate<u64>,
+    brains: Brains,
+    up: VecDeque<Envelope<Up<u64>>>,
+    down: VecDeque<Envelope<Down<u64>>>,
+    is_alive: bool,
+    /// The end of its link has still to be noticed.
+    is_leaving: bool,
+    has_ended: bool,
+    arrived: BTreeMap<(Tag, ElementId), usize>,
+    received: BTreeSet<(FederateId, u64)>,
+}
+
+/// Sites are shared between states, because a step changes few.
+#[derive(Clone, Hash)]
+struct State {
+    sites: Vec<Rc<Site>>,
+    rti: Rc<Rti<u64>>,
+    round: u64,
+    stops: u8,
+    takeovers: u8,
+    deaths: u8,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Bounds {
+    stops: u8,
+    takeovers: u8,
+    deaths: u8,
+    states_max: usize,
+}
+
+#[derive(Debug, Default)]
+struct Found {
+    states: usize,
+    ends: usize,
+    records: usize,
+    cut_short: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Move {
+    Up(usize),
+    Down(usize),
+    Stop(usize),
+    Takeover,
+    Die(usize),
+    NoticeEnd(usize),
+}
+
+impl State {
+    fn new(graph: &Arc<Graph>, bounds: Bounds) -> Self {
+        let config = || FederateConfig {
+            scheduler: SchedulerConfig {
+                fast: true,
+                ..SchedulerConfig::default()
+            },
+            ..FederateConfig::default()
+        };
+        let site = |id| Site {
+            federate: Federate::new(Arc::clone(graph), id, config()),
+            brains: Brains::new(),
+            up: VecDeque::new(),
+            down: VecDeque::new(),
+            is_alive: true,
+            is_leaving: false,
+            has_ended: false,
+            arrived: BTreeMap::new(),
+            received: BTreeSet::new(),
+        };
+        let mut state = State {
+            sites: graph.federate_ids().map(|id| Rc::new(site(id))).collect(),
+            rti: Rc::new(Rti::new(Arc::clone(graph), epoch(1), RtiConfig::default(), NOW)),
+            round: 1,
+            stops: bounds.stops,
+            takeovers: bounds.takeovers,
+            deaths: bounds.deaths,
+        };
+        state.connect();
+        state
+    }
+
+    fn connect(&mut self) {
+        for at in 0..self.sites.len() {
+            let id = FederateId(at as u16);
+            let rti = Rc::make_mut(&mut self.rti);
+            if self.sites[at].is_alive {
+                rti.on_connected(id, NOW);
+            } else {
+                rti.on_gone(id, NOW);
+            }
+        }
+        self.drive_rti();
+    }
+
+    fn moves(&self) -> Vec<Move> {
+        let mut moves = Vec::new();
+        for (at, site) in self.sites.iter().enumerate() {
+            if !site.up.is_empty() {
+                moves.push(Move::Up(at));
+            } else if site.is_leaving {
+                moves.push(Move::NoticeEnd(at));
+            }
+            if !site.is_alive || site.has_ended {
+                continue;
+            }
+            if !site.down.is_empty() {
+                moves.push(Move::Down(at));
+            }
+            if site.federate.scheduler().started_at().is_some() {
+                if self.stops > 0 {
+                    moves.push(Move::Stop(at));
+                }
+                if self.deaths > 0 {
+                    moves.push(Move::Die(at));
+                }
+            }
+        }
+        let runs = self
+            .sites
+            .iter()
+            .all(|site| site.federate.scheduler().started_at().is_some());
+        if self.takeovers > 0 && runs {
+            moves.push(Move::Takeover);
+        }
+        moves
+    }
+
+    fn after(&self, graph: &Arc<Graph>, step: Move) -> State {
+        let mut next = self.clone();
+        match step {
+            Move::Up(at) => {
+                let envelope = Rc::make_mut(&mut next.sites[at]).up.pop_front().unwrap();
+                Rc::make_mut(&mut next.rti).on_message(FederateId(at as u16), envelope, NOW);
+                next.drive_rti();
+            }
+            Move::Down(at) => {
+                let site = Rc::make_mut(&mut next.sites[at]);
+                let envelope = site.down.pop_front().unwrap();
+                if let Down::Message(message) = &envelope.body {
+                    let is_new = site.received.insert((message.from, message.number));
+                    let from = usize::from(message.from.0);
+                    if is_new && message.value.is_some() {
+                        let sender = Rc::make_mut(&mut next.sites[from]);
+                        *sender.arrived.entry((message.tag, message.input)).or_insert(0) += 1;
+                    }
+                }
+                let site = Rc::make_mut(&mut next.sites[at]);
+                site.federate.on_message(envelope, NOW);
+                site.drive(graph, next.round);
+            }
+            Move::Stop(at) => {
+                next.stops -= 1;
+                let site = Rc::make_mut(&mut next.sites[at]);
+                site.federate.request_stop();
+                site.drive(graph, next.round);
+            }
+            Move::Takeover => {
+                next.takeovers -= 1;
+                next.round += 1;
+                let graph = Arc::clone(graph);
+                next.rti = Rc::new(Rti::new(graph, epoch(next.round), RtiConfig::default(), NOW));
+                for site in &mut next.sites {
+                    let site = Rc::make_mut(site);
+                    site.up.clear();
+                    site.down.clear();
+                    site.is_leaving = false;
+                }
+                next.connect();
+            }
+            Move::Die(at) => {
+                next.deaths -= 1;
+                let site = Rc::make_mut(&mut next.sites[at]);
+                site.is_alive = false;
+                site.is_leaving = true;
+                site.up.clear();
+                site.down.clear();
+            }
+            Move::NoticeEnd(at) => {
+                Rc::make_mut(&mut next.sites[at]).is_leaving = false;
+                Rc::make_mut(&mut next.rti).on_gone(FederateId(at as u16), NOW);
+                next.drive_rti();
+            }
+        }
+        next
+    }
+
+    fn drive_rti(&mut self) {
+        let rti = Rc::make_mut(&mut self.rti);
+        while let Some(action) = rti.poll() {
+            match action {
+                RtiAction::Send { to, envelope } => {
+                    let site = &mut self.sites[usize::from(to.0)];
+                    if site.is_alive {
+                        Rc::make_mut(site).down.push_back(envelope);
+                    }
+                }
+                RtiAction::Runs(_) | RtiAction::Gone(_) | RtiAction::Over => {}
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    /// Checks an end: nothing is left to happen.
+    fn check(&self, graph: &Graph, bounds: Bounds) -> usize {
+        let alive = || self.sites.iter().filter(|site| site.is_alive);
+        // A request can die with whoever asked.
+        let decided = alive().any(|site| site.federate.scheduler().stop() != Tag::FOREVER);
+        if decided || (bounds.stops > 0 && bounds.deaths == 0) {
+            assert!(alive().all(|site| site.has_ended), "hangs: {:?}", self.describe());
+        }
+        let stops: BTreeSet<_> = alive().map(|site| site.federate.scheduler().stop()).collect();
+        assert!(stops.len() <= 1, "two last tags: {stops:?}");
+        let stop = stops.first().copied().unwrap_or(Tag::FOREVER);
+        let mut records: Vec<_> = self.sites.iter().flat_map(|site| site.brains.records.clone()).collect();
+        records.sort_unstable();
+        let dead = self.sites.iter().enumerate().filter(|(_, site)| !site.is_alive);
+        let deaths = dead.map(|(at, site)| {
+            let ran = site
+                .brains
+                .records
+                .iter()
+                .map(|(tag, reaction, _)| (*tag, *reaction))
+                .collect();
+            let arrived = self.sites.iter().flat_map(|site| site.arrived.clone()).collect();
+            (
+                FederateId(at as u16),
+                Death {
+                    ran,
+                    arrived,
+                    knew_stop: site.federate.scheduler().stop() == stop,
+                },
+            )
+        });
+        let expected = reference::run(graph, stop, &[], &deaths.collect());
+        assert_eq!(records, expected, "{:?}", self.describe());
+        records.len()
+    }
+
+    fn describe(&self) -> Vec<String> {
+        let describe = |site: &Rc<Site>| {
+            let s = site.federate.scheduler();
+            let (tags, open) = ((s.reached(), s.next_tag(), s.grants(), s.stop()), !s.is_between_tags());
+            format!("alive {} ended {} open {open} {tags:?}", site.is_alive, site.has_ended)
+        };
+        self.sites.iter().map(describe).collect()
+    }
+}
+
+impl Site {
+    fn drive(&mut self, graph: &Graph, round: u64) {
+        while let Some(action) = self.federate.poll(NOW) {
+            match action {
+                FederateAction::Send(envelope) if envelope.epoch == epoch(round) => self.up.push_back(envelope),
+                FederateAction::Send(_) => {}
+                FederateAction::Run { tag, reactions, .. } => {
+                    for ready in reactions {
+                        let s = self.federate.scheduler();
+                        let read = |element| s.is_present(element).then(|| s.value(element).copied());
+                        let effects = self.brains.run(graph, ready.reaction, tag, read);
+                        self.federate.finish(ready.reaction, effects, NOW).unwrap();
+                    }
+                }
+                FederateAction::Ended => self.has_ended = true,
+                FederateAction::Started(_) | FederateAction::Gone(_) => {}
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}
+
+fn digest(what: &impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    what.hash(&mut hasher);
+    hasher.finish()
+}
+
+fn explore(program: &Program, bounds: Bounds) -> Found {
+    let graph = Arc::new(Graph::new(program).unwrap());
+    let (mut seen, mut found) = (HashSet::new(), Found::default());
+    let mut stack = vec![State::new(&graph, bounds)];
+    while let Some(state) = stack.pop() {
+        found.states += 1;
+        if found.states > bounds.states_max {
+            found.cut_short = true;
+            break;
+        }
+        let moves = state.moves();
+        let left = moves
+            .iter()
+            .any(|step| !matches!(step, Move::Stop(_) | Move::Takeover | Move::Die(_)));
+        if !left && (state.stops == 0 || state.sites.iter().all(|site| !site.is_alive)) {
+            found.ends += 1;
+            found.records += state.check(&graph, bounds);
+        }
+        for step in moves {
+            let next = state.after(&graph, step);
+            if seen.insert(digest(&next)) {
+                stack.push(next);
+            }
+        }
+    }
+    found
+}
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+fn program(federates: u16, reactors: Vec<Reactor>, connections: Vec<Connection>) -> Program {
+    Program {
+        federates: (0..federates).map(|at| format!("f{at}")).collect(),
+        reactors,
+        connections,
+    }
+}
+
+fn once(name: &str, at: u16, offset: Duration) -> Reactor {
+    Reactor::new(name, FederateId(at))
+        .output("out")
+        .timer("t", offset, None)
+}
+
+/// Two federates that ask each other and read the answers within the tag, and act on them after a step.
+fn asking() -> Program {
+    let asks = once("a", 0, ms(0))
+        .input("in")
+        .action("x", ActionKind::Logical, ms(0))
+        .reaction(Reaction::new("ask").on("t").on("x").effect("out"))
+        .reaction(Reaction::new("read").on("in").effect("x"));
+    let answers = once("b", 1, ms(0))
+        .input("in")
+        .reaction(Reaction::new("answer").on("in").on("t").effect("out"));
+    let connections = vec![Connection::new("a.out", "b.in"), Connection::new("b.out", "a.in")];
+    program(2, vec![asks, answers], connections)
+}
+
+/// A chain of three with a delay and a shortcut without one.
+fn chain() -> Program {
+    let source = once("a", 0, ms(0))
+        .action("x", ActionKind::Logical, ms(0))
+        .reaction(Reaction::new("tick").on("t").on("x").effect("out").effect("x"));
+    let relay = Reactor::new("b", FederateId(1))
+        .input("in")
+        .output("out")
+        .reaction(Reaction::new("pass").on("in").effect("out"));
+    let sink = once("c", 2, ms(1))
+        .input("in")
+        .input("short")
+        .reaction(Reaction::new("join").on("in").on("short").on("t").on_shutdown());
+    let connections = vec![
+        Connection::new("a.out", "b.in").after(ms(1)),
+        Connection::new("b.out", "c.in"),
+        Connection::new("a.out", "c.short"),
+    ];
+    program(3, vec![source, relay, sink], connections)
+}
+
+const NORMAL: Bounds = Bounds {
+    stops: 0,
+    takeovers: 0,
+    deaths: 0,
+    states_max: 60_000,
+};
+
+fn check(name: &str, program: &Program, bounds: Bounds) -> Found {
+    let found = explore(program, bounds);
+    println!("{name}: {bounds:?} {found:?}");
+    found
+}
+
+#[test]
+fn small_programs_do_the_same_in_every_order() {
+    for (name, program) in [("asking", asking()), ("chain", chain())] {
+        for (stops, takeovers, deaths) in [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)] {
+            let found = check(
+                name,
+                &program,
+                Bounds {
+                    stops,
+                    takeovers,
+                    deaths,
+                    ..NORMAL
+                },
+            );
+            assert!(found.records > 0 && !found.cut_short, "{found:?}");
+        }
+    }
+}
+
+fn random_small(seed: u64) -> Program {
+    let mut random = Random::new(seed);
+    let kinds = Kinds {
+        federates: 2 + random.below(2) as u16,
+        physical_actions: false,
+        physical_connections: false,
+        shutdown: random.one_in(2),
+    };
+    let mut program = reference::random_program(&mut random, kinds);
+    for timer in program.reactors.iter_mut().flat_map(|reactor| &mut reactor.timers) {
+        timer.period = None;
+    }
+    program
+}
+
+#[test]
+fn random_small_programs_do_the_same_in_every_order() {
+    for seed in 0..12 {
+        let stops = (seed % 2) as u8;
+        check(
+            "random",
+            &random_small(seed),
+            Bounds {
+                stops,
+                states_max: 3_000,
+                ..NORMAL
+            },
+        );
+    }
+}
+
+/// `cargo test --release -p coorp-core deep_search_of_coordination -- --ignored --nocapture`
+#[test]
+#[ignore = "takes minutes"]
+fn the_deep_search_of_coordination_finds_nothing() {
+    let deep = Bounds {
+        states_max: 3_000_000,
+        ..NORMAL
+    };
+    for (name, program) in [("asking", asking()), ("chain", chain())] {
+        for (stops, takeovers, deaths) in [(0, 0, 0), (1, 0, 0), (1, 1, 0), (1, 0, 1), (1, 1, 1)] {
+            check(
+                name,
+                &program,
+                Bounds {
+                    stops,
+                    takeovers,
+                    deaths,
+                    ..deep
+                },
+            );
+        }
+    }
+    for seed in 0..200 {
+        let (stops, takeovers, deaths) = ((seed % 2) as u8, (seed / 2 % 2) as u8, (seed / 4 % 2) as u8);
+        let bounds = Bounds {
+            stops,
+            takeovers,
+            deaths,
+            states_max: 50_000,
+        };
+        check("random", &random_small(seed), bounds);
+    }
+}

@@ -1,0 +1,286 @@
+use super::super::failover_epoch as epoch;
+use super::super::program::{ActionKind, Connection, Program, Reaction, Reactor};
+use super::*;
+
+const A: FederateId = FederateId(0);
+const B: FederateId = FederateId(1);
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+fn at(ms: u64) -> Instant {
+    Instant::from_nanos(ms * 1_000_000)
+}
+
+fn tag(ms: u64, microstep: u32) -> Tag {
+    Tag::at(Duration::from_millis(ms), microstep)
+}
+
+/// a ticks and has a button, b reads.
+fn graph() -> Arc<Graph> {
+    let a = Reactor::new("a", A)
+        .output("out")
+        .timer("t", ms(0), Some(ms(20)))
+        .action("button", ActionKind::Physical, ms(2))
+        .reaction(Reaction::new("tick").on("t").on("button").effect("out"));
+    let b = Reactor::new("b", B)
+        .input("in")
+        .timer("t", ms(10), Some(ms(10)))
+        .reaction(Reaction::new("read").on("in").on("t").on_shutdown());
+    let program = Program {
+        federates: vec!["a".into(), "b".into()],
+        reactors: vec![a, b],
+        connections: vec![Connection::new("a.out", "b.in").after(ms(1))],
+    };
+    Arc::new(Graph::new(&program).unwrap())
+}
+
+fn tell(federate: &mut Federate<u64>, body: Down<u64>, now: Instant) {
+    let (epoch, received) = (federate.epoch.unwrap_or(epoch(1)), 0);
+    federate.on_message(Envelope { epoch, received, body }, now);
+}
+
+/// What it sends; its reactions run at once and set `out` to 1 if there is one.
+fn sends(federate: &mut Federate<u64>, now: Instant) -> Vec<Up<u64>> {
+    let mut sent = Vec::new();
+    while let Some(action) = federate.poll(now) {
+        match action {
+            FederateAction::Send(envelope) => sent.push(envelope.body),
+            FederateAction::Run { reactions, .. } => {
+                for ready in reactions {
+                    let declared = &federate.graph.reaction(ready.reaction).unwrap().effects;
+                    let sets = declared.iter().map(|output| (*output, 1)).collect();
+                    let effects = Effects {
+                        sets,
+                        ..Effects::default()
+                    };
+                    federate.finish(ready.reaction, effects, now).unwrap();
+                }
+            }
+            FederateAction::Started(_) | FederateAction::Ended | FederateAction::Gone(_) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    sent
+}
+
+/// A federate that starts at zero.
+fn started(graph: &Arc<Graph>, id: FederateId, config: FederateConfig) -> Federate<u64> {
+    let mut federate = Federate::new(Arc::clone(graph), id, config);
+    tell(&mut federate, Down::Hello, at(0));
+    assert!(matches!(sends(&mut federate, at(0))[..], [Up::Report(_)]));
+    let (at_zero, first, sent) = (at(0), Tag::START, vec![]);
+    tell(
+        &mut federate,
+        Down::Start {
+            at: at_zero,
+            first,
+            sent,
+        },
+        at(0),
+    );
+    federate
+}
+
+fn net(tag: Tag, is_bound: bool) -> Up<u64> {
+    Up::NextEvent { tag, is_bound }
+}
+
+fn value(graph: &Graph, number: u64, tag: Tag) -> Down<u64> {
+    let (from, to, input, value) = (A, B, graph.find("b.in").unwrap(), Some(number));
+    Down::Message(Message {
+        from,
+        to,
+        number,
+        input,
+        tag,
+        value,
+    })
+}
+
+#[test]
+fn rule_2_while_it_waits_each_change_of_its_queue_is_told() {
+    let graph = graph();
+    let mut b = started(&graph, B, FederateConfig::default());
+    assert_eq!(sends(&mut b, at(0)), [net(tag(10, 0), false)]);
+    assert_eq!(sends(&mut b, at(1)), [], "once");
+    tell(&mut b, value(&graph, 1, tag(7, 0)), at(1));
+    assert_eq!(sends(&mut b, at(1)), [net(tag(7, 0), false)]);
+    tell(&mut b, Down::Grant(tag(8, 0)), at(2));
+    assert_eq!(sends(&mut b, at(7)), [Up::Completed(tag(7, 0)), net(tag(10, 0), false)]);
+}
+
+#[test]
+fn rule_6_physical_actions_bound_the_next_event_by_the_clock() {
+    let graph = graph();
+    let button = graph.find("a.button").unwrap();
+    let mut a = started(&graph, A, FederateConfig::default());
+    let first = sends(&mut a, at(0));
+    assert_eq!(
+        first.last(),
+        Some(&net(tag(2, 0), true)),
+        "now and the least delay, not the timer's 20 ms: {first:?}"
+    );
+    assert_eq!(a.next_deadline(), Some(at(10)), "a null message after the interval");
+    assert_eq!(sends(&mut a, at(9)), []);
+    assert_eq!(sends(&mut a, at(10)), [net(tag(12, 0), true)]);
+    assert!(
+        a.on_physical(button, None, at(10)).unwrap() >= tag(12, 0),
+        "a promise is kept"
+    );
+    let mut a = started(&graph, A, FederateConfig::default());
+    sends(&mut a, at(0));
+    assert_eq!(
+        sends(&mut a, at(19)),
+        [net(tag(20, 0), false)],
+        "the clock has passed the timer's event"
+    );
+}
+
+#[test]
+fn rule_6_without_downstream_nobody_needs_null_messages() {
+    let reader = Reactor::new("b", B)
+        .input("in")
+        .action("button", ActionKind::Physical, ms(0))
+        .reaction(Reaction::new("read").on("in").on("button"));
+    let source = Reactor::new("a", A)
+        .output("out")
+        .reaction(Reaction::new("go").on_startup().effect("out"));
+    let program = Program {
+        federates: vec!["a".into(), "b".into()],
+        reactors: vec![source, reader],
+        connections: vec![Connection::new("a.out", "b.in")],
+    };
+    let graph = Arc::new(Graph::new(&program).unwrap());
+    let mut b = started(&graph, B, FederateConfig::default());
+    assert_eq!(sends(&mut b, at(0)), [net(Tag::FOREVER, false)]);
+    assert_eq!(b.next_deadline(), None);
+    let button = graph.find("b.button").unwrap();
+    assert_eq!(
+        b.on_physical(button, None, at(3)),
+        Ok(tag(3, 0)),
+        "and it promised nothing"
+    );
+    assert_eq!(sends(&mut b, at(3)), [net(tag(3, 0), false)]);
+}
+
+#[test]
+fn rule_10_a_reply_raises_a_barrier_and_the_last_tag_is_told_before_it_leaves() {
+    let graph = graph();
+    let mut b = started(&graph, B, FederateConfig::default());
+    tell(&mut b, Down::Grant(tag(10, 5)), at(0));
+    sends(&mut b, at(9));
+    tell(&mut b, Down::StopRequest, at(9));
+    assert_eq!(sends(&mut b, at(9)), [Up::StopReply(Tag::START)]);
+    assert_eq!(sends(&mut b, at(30)), [], "it holds, although it is granted 10 ms");
+    tell(&mut b, Down::Stop(tag(11, 0)), at(30));
+    assert_eq!(
+        sends(&mut b, at(30)),
+        [Up::Completed(tag(10, 0)), net(tag(11, 0), false)]
+    );
+    tell(&mut b, Down::Grant(tag(11, 0)), at(31));
+    assert_eq!(sends(&mut b, at(31)), [Up::Completed(tag(11, 0)), Up::Resign]);
+}
+
+#[test]
+fn a_new_rti_is_told_everything_and_an_old_one_is_ignored() {
+    let graph = graph();
+    let mut a = started(&graph, A, FederateConfig::default());
+    let mut b = started(&graph, B, FederateConfig::default());
+    let sent = sends(&mut a, at(0));
+    let message = sent.iter().find_map(|up| match up {
+        Up::Message(message) => Some(message.clone()),
+        _ => None,
+    });
+    let message = message.unwrap();
+    tell(&mut b, Down::Message(message.clone()), at(1));
+    tell(&mut b, Down::Grant(tag(1, 0)), at(1));
+    sends(&mut b, at(1));
+
+    let hello = |round| Envelope {
+        epoch: epoch(round),
+        received: 0,
+        body: Down::Hello,
+    };
+    let report = |federate: &mut Federate<u64>| match sends(federate, at(2)).into_iter().next() {
+        Some(Up::Report(report)) => *report,
+        other => panic!("{other:?}"),
+    };
+    a.on_message(hello(2), at(2));
+    b.on_message(hello(2), at(2));
+    let (of_a, of_b) = (report(&mut a), report(&mut b));
+    assert_eq!(
+        (of_a.completed, of_a.start, &of_a.retained[..]),
+        (Tag::START, Some(at(0)), &[message.clone()][..])
+    );
+    assert_eq!(
+        (of_b.completed, of_b.granted, of_b.next),
+        (tag(1, 0), tag(1, 0), tag(10, 0))
+    );
+    assert_eq!(of_b.received, [(A, 1)]);
+
+    let old = Envelope {
+        epoch: epoch(1),
+        received: 0,
+        body: Down::Grant(tag(90, 0)),
+    };
+    b.on_message(old, at(3));
+    b.on_message(hello(1), at(3));
+    assert_eq!(b.scheduler().grants().0, tag(1, 0));
+    // The new RTI delivers the message again; it takes no effect again.
+    tell(&mut b, Down::Message(message), at(3));
+    assert_eq!(sends(&mut b, at(3)), []);
+    assert_eq!(b.scheduler().next_tag(), tag(10, 0));
+}
+
+#[test]
+fn a_fast_sender_waits_for_messages_to_arrive() {
+    let graph = graph();
+    let outstanding_max = 64;
+    let scheduler = SchedulerConfig {
+        fast: true,
+        ..SchedulerConfig::default()
+    };
+    let config = FederateConfig {
+        scheduler,
+        outstanding_max,
+        ..FederateConfig::default()
+    };
+    let mut a = started(&graph, A, config);
+    let messages = |sent: &[Up<u64>]| sent.iter().filter(|up| matches!(up, Up::Message(_))).count();
+    assert_eq!(messages(&sends(&mut a, at(0))), 64);
+    let (to, number) = (B, 32);
+    tell(&mut a, Down::Delivered { to, number }, at(0));
+    assert_eq!(messages(&sends(&mut a, at(0))), 32);
+}
+
+#[test]
+fn a_receiver_with_much_to_do_acknowledges_later() {
+    let graph = graph();
+    let scheduler = SchedulerConfig {
+        events_max: 100,
+        ..SchedulerConfig::default()
+    };
+    let mut b = started(
+        &graph,
+        B,
+        FederateConfig {
+            scheduler,
+            ..FederateConfig::default()
+        },
+    );
+    sends(&mut b, at(0));
+    tell(&mut b, Down::Grant(tag(1, 0)), at(0));
+    for number in 1..=80 {
+        tell(&mut b, value(&graph, number, tag(number, 0)), at(9));
+    }
+    let acknowledged = b.received.1;
+    assert!(
+        (30..=60).contains(&acknowledged),
+        "about half of the queue: {acknowledged}"
+    );
+    tell(&mut b, Down::Grant(tag(80, 0)), at(90));
+    sends(&mut b, at(90));
+    assert_eq!(b.received.1, 80);
+}

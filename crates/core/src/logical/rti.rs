@@ -1,0 +1,486 @@
+//! Which federate may advance, and how far: the run-time infrastructure of centralised coordination (Kwok, section IV-A).
+//!
+//! Of each federate, [`Rti`] knows the next event tag (NET) and the completed tag (LTC). It forwards all messages, so it
+//! also knows what is in transit. From these follows the earliest tag at which a federate can still receive a message:
+//! the least, over all federates upstream, of their next event and the least delay from there. What it decides:
+//!
+//! - **Grants.** A federate is granted all tags before that one, if its own next event is among them.
+//! - **Provisional grants**, in zero-delay cycles only. If the next event in a cycle cannot be granted, but nothing from
+//!   outside of the cycle can come up to its tag, all members may open this tag. They then wait for each other's inputs
+//!   level by level. To members that wait, the RTI says from whom nothing more will come.
+//! - **Messages.** A forwarded message lowers the receiver's next event. It is in transit until the receiver has
+//!   acknowledged it, and no earlier next event tag of the receiver can raise that again.
+//! - **Start.** The program starts once all federates have reported. If one does not report in time, none starts.
+//! - **Death.** A dead federate sends nothing more: its next event is never. Its messages were forwarded before. The
+//!   others are told. It may return at a tag that nobody has gone beyond in the belief that it is dead. While one is dead,
+//!   grants stay as short as possible.
+//! - **Stop.** The last tag is the latest that any federate proposes; the dead count as having replied. A federate that
+//!   does not reply in time counts as dead. All hold before the last tag, so it is granted anew, with everybody's shutdown
+//!   as an event there. A federate that has completed it stays until all have: nobody else may know what it sent there.
+//! - **Takeover.** An RTI that starts anew asks all federates what they know, and decides nothing before it has heard
+//!   them. Nothing granted before is taken back: grants only grow, and follow from the same facts. Federates that do not
+//!   report in time count as dead.
+//!
+//! A message's value passes through untouched, and may be a reference. The number of messages in transit is bounded by
+//! what their senders may have outstanding.
+//!
+//! Left out: telling federates which next event tags nobody waits for (downstream next event tags). Liveness of links:
+//! the driver knows. Whether this RTI is the only one: the epochs of [`failover`](crate::failover) see to that.
+
+mod gather;
+mod node;
+mod stop;
+
+use super::graph::Graph;
+use super::program::FederateId;
+use super::protocol::{Down, Envelope, Message, Up};
+use super::Tag;
+use crate::failover::Epoch;
+use crate::{Duration, Instant};
+use node::{Node, Status};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use stop::Stop;
+
+/// A sender is told what has arrived at least every this many messages.
+const DELIVERED_EVERY: u64 = 32;
+
+/// The settings of an RTI.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct RtiConfig {
+    /// How long to wait for all federates to report.
+    pub report_max: Duration,
+    /// The time from the last report to the start of the program.
+    pub start_delay: Duration,
+    /// How long to wait for replies to a stop request.
+    pub stop_reply_max: Duration,
+}
+
+impl Default for RtiConfig {
+    fn default() -> Self {
+        RtiConfig {
+            report_max: Duration::from_secs(30),
+            start_delay: Duration::from_millis(100),
+            stop_reply_max: Duration::from_secs(30),
+        }
+    }
+}
+
+/// An action for the RTI's driver.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum RtiAction<V> {
+    /// Send to a federate. Without a link to it, drop this.
+    Send {
+        /// The receiver.
+        to: FederateId,
+        /// The message.
+        envelope: Envelope<Down<V>>,
+    },
+    /// The program starts then, or continues under this RTI.
+    Runs(Instant),
+    /// Nothing was started: these federates did not report in time.
+    StartFailed(Vec<FederateId>),
+    /// A federate counts as dead.
+    Gone(FederateId),
+    /// A federate sent something that no federate of this program sends; it was dropped.
+    Nonsense(FederateId),
+    /// A federate was granted the tag of this message before. Its result is no longer that of the program.
+    Tardy(FederateId, Tag),
+    /// A later RTI exists. This one does nothing any more.
+    Deposed(Epoch),
+    /// All federates have left or died.
+    Over,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Phase {
+    Gathering { until: Instant },
+    Running { start: Instant },
+    Over,
+}
+
+/// The coordinator of one program, for as long as it lives.
+#[derive(Clone, Debug, Hash)]
+pub struct Rti<V> {
+    graph: Arc<Graph>,
+    config: RtiConfig,
+    epoch: Epoch,
+    phase: Phase,
+    nodes: Vec<Node<V>>,
+    stop: Stop,
+    outbox: VecDeque<RtiAction<V>>,
+}
+
+impl<V: Clone> Rti<V> {
+    /// An RTI for a program, whether or not that runs already. `epoch` must be greater than that of every earlier one.
+    pub fn new(graph: Arc<Graph>, epoch: Epoch, config: RtiConfig, now: Instant) -> Self {
+        let nodes = graph.federates().iter().map(|_| Node::new()).collect();
+        let until = now + config.report_max;
+        Rti {
+            graph,
+            config,
+            epoch,
+            phase: Phase::Gathering { until },
+            nodes,
+            stop: Stop::None,
+            outbox: VecDeque::new(),
+        }
+    }
+
+    /// A link to a federate is there, for the first time or anew.
+    pub fn on_connected(&mut self, federate: FederateId, now: Instant) {
+        if self.phase == Phase::Over || usize::from(federate.0) >= self.nodes.len() {
+            return;
+        }
+        // What was on its way over an earlier link is lost.
+        self.on_gone(federate, now);
+        self.node_mut(federate).connect();
+        self.send(federate, Down::Hello);
+    }
+
+    /// The link to a federate ended, and everything that came over it was handled. Unless it resigned, that is a fault.
+    pub fn on_gone(&mut self, federate: FederateId, now: Instant) {
+        if usize::from(federate.0) >= self.nodes.len() {
+            return;
+        }
+        match self.phase {
+            Phase::Gathering { .. } => {
+                self.node_mut(federate).die();
+                self.gather(now);
+            }
+            Phase::Running { .. } => self.bury(federate, now),
+            Phase::Over => {}
+        }
+    }
+
+    /// A federate said something.
+    pub fn on_message(&mut self, from: FederateId, envelope: Envelope<Up<V>>, now: Instant) {
+        if usize::from(from.0) >= self.nodes.len() || self.phase == Phase::Over {
+            return;
+        }
+        if envelope.epoch != self.epoch {
+            if envelope.epoch > self.epoch {
+                self.phase = Phase::Over;
+                self.outbox.push_back(RtiAction::Deposed(envelope.epoch));
+            }
+            return;
+        }
+        if let Up::Report(report) = envelope.body {
+            return self.on_report(from, *report, now);
+        }
+        if self.node(from).status != Status::Present {
+            return;
+        }
+        self.on_received(from, envelope.received);
+        match envelope.body {
+            Up::Report(_) | Up::Received => {}
+            Up::NextEvent { tag, is_bound } => {
+                self.node_mut(from).on_next(tag, is_bound);
+                self.settle(from);
+            }
+            Up::Completed(tag) => {
+                self.node_mut(from).on_completed(tag);
+                self.settle(from);
+            }
+            Up::Message(message) => self.on_value(from, message),
+            // While others may still report, it only counts as part of the report.
+            Up::StopRequest(tag) | Up::StopReply(tag) => match &mut self.node_mut(from).report {
+                Some(report) => report.stop_proposal = Some(tag),
+                None => self.on_stop_proposal(from, tag, now),
+            },
+            Up::Resign => {
+                self.node_mut(from).status = Status::Resigned;
+                self.settle(from);
+                self.look_for_the_end();
+            }
+        }
+    }
+
+    /// The time returned by [`Rti::next_deadline`] has come. Harmless at any other time.
+    pub fn on_deadline(&mut self, now: Instant) {
+        match self.phase {
+            Phase::Gathering { until } if until <= now => self.finish_gathering(now),
+            Phase::Running { .. } => self.check_stop(now),
+            Phase::Gathering { .. } | Phase::Over => {}
+        }
+    }
+
+    /// When to call [`Rti::on_deadline`] next.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        match self.phase {
+            Phase::Gathering { until } => Some(until),
+            Phase::Running { .. } => self.stop.deadline(),
+            Phase::Over => None,
+        }
+    }
+
+    /// The next thing to do, until `None`.
+    pub fn poll(&mut self) -> Option<RtiAction<V>> {
+        self.outbox.pop_front()
+    }
+
+    /// The tag up to which a federate may advance, and the one that it may open provisionally.
+    pub fn grants(&self, federate: FederateId) -> Option<(Tag, Tag)> {
+        let node = self.nodes.get(usize::from(federate.0))?;
+        Some((node.granted, node.provisional))
+    }
+
+    fn node(&self, federate: FederateId) -> &Node<V> {
+        &self.nodes[usize::from(federate.0)]
+    }
+
+    fn node_mut(&mut self, federate: FederateId) -> &mut Node<V> {
+        &mut self.nodes[usize::from(federate.0)]
+    }
+
+    fn send(&mut self, to: FederateId, body: Down<V>) {
+        let (epoch, received) = (self.epoch, 0);
+        let envelope = Envelope { epoch, received, body };
+        self.outbox.push_back(RtiAction::Send { to, envelope });
+    }
+
+    fn send_to_present(&mut self, except: FederateId, body: &Down<V>) {
+        for to in self.graph.federate_ids() {
+            if to != except && self.node(to).status == Status::Present {
+                self.send(to, body.clone());
+            }
+        }
+    }
+
+    /// `from` has received this many messages of its link. Tells their senders, once it is worth it.
+    fn on_received(&mut self, from: FederateId, count: u64) {
+        for (sender, number) in self.node_mut(from).acknowledge(count) {
+            self.send(sender, Down::Delivered { to: from, number });
+        }
+    }
+
+    fn on_value(&mut self, from: FederateId, message: Message<V>) {
+        let to = message.to;
+        let element = self
+            .graph
+            .element(message.input)
+            .filter(|element| element.federate == to);
+        let link = element.and_then(|element| element.from);
+        let Some(link) = link.filter(|link| link.federate == from && message.from == from && to != from) else {
+            self.outbox.push_back(RtiAction::Nonsense(from));
+            return;
+        };
+        let is_physical = link.physical;
+        if matches!(self.phase, Phase::Gathering { .. }) && self.node(to).status == Status::Absent {
+            // Until it has reported, nobody knows what the receiver has.
+            self.node_mut(to).held.push(message);
+            return;
+        }
+        self.forward(message, is_physical);
+    }
+
+    fn forward(&mut self, message: Message<V>, is_physical: bool) {
+        let (from, to, number, tag) = (message.from, message.to, message.number, message.tag);
+        let last = self.node_mut(to).last_from.entry(from).or_insert(0);
+        let is_new = number > *last;
+        *last = number.max(*last);
+        // An absent input, or a message without a tag of its own, is no event that could come too early.
+        let lowers = message.value.is_some() && !is_physical;
+        let node = self.node(to);
+        // What comes before the tag at which it returned counts as sent while it was dead.
+        let takes_part = node.status == Status::Present && (is_physical || tag >= node.first);
+        if !takes_part {
+            self.node_mut(to).drop_message(tag);
+        }
+        if !is_new || !takes_part {
+            return self.send(from, Down::Delivered { to, number });
+        }
+        // Before all have reported, the last tag may be decided, but unknown here; it makes grants void.
+        let runs = matches!(self.phase, Phase::Running { .. });
+        if runs && lowers && tag <= self.node(to).granted {
+            self.outbox.push_back(RtiAction::Tardy(to, tag));
+        }
+        self.node_mut(to).on_forwarded(from, number, lowers.then_some(tag));
+        self.send(to, Down::Message(message));
+        if lowers {
+            self.settle(to);
+        }
+    }
+
+    /// The earliest tag at which a message can still come to `to`, over all that is upstream, or only from outside of
+    /// its zero-delay cycle.
+    fn earliest_message(&self, to: FederateId, from_outside: bool) -> Tag {
+        let Some(federate) = self.graph.federate(to) else {
+            return Tag::NEVER;
+        };
+        let cycle = |id: FederateId| self.graph.federate(id).and_then(|federate| federate.cycle);
+        let own = federate.cycle;
+        let upstream = federate.upstream.iter();
+        let counts = upstream.filter(|(from, _)| !from_outside || own.is_none() || cycle(*from) != own);
+        let arrivals = counts.map(|(from, delay)| self.node(*from).next() + *delay);
+        arrivals.min().unwrap_or(Tag::FOREVER)
+    }
+
+    /// Grants what follows from a change of `changed`.
+    fn settle(&mut self, changed: FederateId) {
+        if !matches!(self.phase, Phase::Running { .. }) {
+            return;
+        }
+        let graph = Arc::clone(&self.graph);
+        let Some(federate) = graph.federate(changed) else {
+            return;
+        };
+        let mut touched: BTreeSet<_> = federate.downstream.iter().copied().chain([changed]).collect();
+        let cycles: BTreeSet<_> = touched.iter().filter_map(|id| graph.federate(*id)?.cycle).collect();
+        if !cycles.is_empty() {
+            let in_one = |id: &FederateId| {
+                graph
+                    .federate(*id)
+                    .and_then(|f| f.cycle)
+                    .is_some_and(|c| cycles.contains(&c))
+            };
+            touched.extend(graph.federate_ids().filter(in_one));
+        }
+        for federate in touched {
+            if self.node(federate).status == Status::Present {
+                self.grant(federate);
+            }
+        }
+    }
+
+    fn settle_all(&mut self) {
+        for federate in self.graph.federate_ids() {
+            if self.node(federate).status == Status::Present {
+                self.grant(federate);
+            }
+        }
+    }
+
+    fn grant(&mut self, federate: FederateId) {
+        let graph = Arc::clone(&self.graph);
+        let Some(info) = graph.federate(federate) else { return };
+        // Without upstream it never asks.
+        if info.upstream.is_empty() {
+            return;
+        }
+        let (next, earliest) = (self.node(federate).next(), self.earliest_message(federate, false));
+        let mut tag = earliest.before();
+        if info
+            .upstream
+            .iter()
+            .any(|(from, _)| self.node(*from).status == Status::Absent)
+        {
+            tag = tag.min(next);
+        }
+        if next < earliest {
+            if tag > self.node(federate).granted {
+                self.node_mut(federate).granted = tag;
+                self.send(federate, Down::Grant(tag));
+            }
+        } else if let Some(tag) = info.cycle.and_then(|cycle| self.next_in_cycle(cycle)) {
+            let node = self.node(federate);
+            // One at a time: until that is complete, it may wait there.
+            let is_waiting = node.provisional > node.granted.max(node.completed);
+            let is_new = tag > node.granted.max(node.completed) && !is_waiting;
+            if is_new && earliest == tag && self.earliest_message(federate, true) > tag {
+                self.node_mut(federate).provisional = tag;
+                self.send(federate, Down::Provisional(tag));
+            }
+        }
+        self.tell_settled(federate);
+    }
+
+    /// The tag of the next event of a zero-delay cycle, if that is certain to be one.
+    fn next_in_cycle(&self, cycle: u16) -> Option<Tag> {
+        let members = self
+            .graph
+            .federates()
+            .iter()
+            .zip(&self.nodes)
+            .filter(|(info, _)| info.cycle == Some(cycle));
+        let (tag, is_bound) = members.map(|(_, node)| node.event()).min()?;
+        tag.time().filter(|_| !is_bound)?;
+        Some(tag)
+    }
+
+    /// Tells a member that waits within a tag from which others nothing more comes.
+    fn tell_settled(&mut self, federate: FederateId) {
+        let graph = Arc::clone(&self.graph);
+        let node = self.node(federate);
+        let waits_at = node.provisional;
+        if waits_at <= node.completed.max(node.granted) {
+            return;
+        }
+        let inputs = graph.federate(federate).map_or(&[][..], |info| &info.cycle_inputs);
+        let link = |input: &_| graph.element(*input).and_then(|element| element.from);
+        let senders: BTreeSet<_> = inputs.iter().filter_map(link).map(|link| link.federate).collect();
+        for sender in senders {
+            let node = self.node(sender);
+            // What it was granted, it cannot receive any more, whatever others may do at earlier tags meanwhile.
+            let granted = node.granted >= waits_at || node.provisional > waits_at;
+            let nothing_comes = || granted || self.earliest_message(sender, false) > waits_at;
+            let is_done = node.completed >= waits_at || (node.next() > waits_at && nothing_comes());
+            let told = self.node(federate).settled.get(&sender).copied().unwrap_or(Tag::NEVER);
+            if is_done && told < waits_at {
+                self.node_mut(federate).settled.insert(sender, waits_at);
+                let (federate, through, to) = (sender, waits_at, federate);
+                self.send(to, Down::Settled { federate, through });
+            }
+        }
+    }
+
+    fn bury(&mut self, federate: FederateId, now: Instant) {
+        if self.node(federate).status != Status::Present {
+            return;
+        }
+        let lost = self.node_mut(federate).die();
+        // What it had not received, it will not need.
+        for (sender, number) in lost {
+            self.send(sender, Down::Delivered { to: federate, number });
+        }
+        self.outbox.push_back(RtiAction::Gone(federate));
+        self.send_to_present(federate, &Down::Gone(federate));
+        self.settle(federate);
+        self.check_stop(now);
+        self.look_for_the_end();
+    }
+
+    fn look_for_the_end(&mut self) {
+        let runs = matches!(self.phase, Phase::Running { .. });
+        if runs && self.nodes.iter().all(|node| node.status != Status::Present) {
+            self.phase = Phase::Over;
+            for to in self.graph.federate_ids() {
+                if self.node(to).status == Status::Resigned {
+                    self.send(to, Down::Over);
+                }
+            }
+            self.outbox.push_back(RtiAction::Over);
+        }
+    }
+
+    /// The federates that take part, in order.
+    fn present(&self) -> impl Iterator<Item = FederateId> + '_ {
+        self.graph
+            .federate_ids()
+            .filter(|id| self.node(*id).status == Status::Present)
+    }
+}
+
+#[cfg(test)]
+impl<V: Clone> Rti<V> {
+    /// What it knows of each federate, for failed tests.
+    pub(super) fn describe(&self) -> Vec<String> {
+        let describe = |id: FederateId| {
+            let (node, info) = (self.node(id), &self.graph.federates()[usize::from(id.0)]);
+            let (event, earliest) = (node.event(), self.earliest_message(id, false));
+            let (upstream, cycle) = (&info.upstream, info.cycle);
+            let grants = (node.completed, node.granted, node.provisional);
+            format!(
+                "{:?} {event:?} {earliest} {grants:?} {cycle:?} {upstream:?}\n",
+                node.status
+            )
+        };
+        self.graph.federate_ids().map(describe).collect()
+    }
+}
+
+/// The highest number of each sender.
+type Numbers = BTreeMap<FederateId, u64>;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,209 @@
+//! Starting a program, taking over a running one, and letting single federates in.
+
+use super::super::program::FederateId;
+use super::super::protocol::{Down, Report};
+use super::super::Tag;
+use super::stop::Stop;
+use super::{Phase, Rti, RtiAction, Status};
+use crate::Instant;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+impl<V: Clone> Rti<V> {
+    pub(super) fn on_report(&mut self, from: FederateId, report: Report<V>, now: Instant) {
+        match self.phase {
+            Phase::Gathering { .. } => {
+                self.take_in(from, report);
+                self.gather(now);
+            }
+            Phase::Running { .. } if self.node(from).status != Status::Absent => {}
+            // The others have gone on without what it knows.
+            Phase::Running { .. } if report.start.is_some() => self.send(from, Down::Expelled),
+            Phase::Running { start } => {
+                let first = self.first_open_to(from, true).max(Tag::at(now.since(start), 0));
+                if self.let_in(from, first, start) {
+                    let dead: Vec<_> = self.absent().collect();
+                    for other in dead {
+                        self.send(from, Down::Gone(other));
+                    }
+                }
+            }
+            Phase::Over => {}
+        }
+    }
+
+    /// Takes a report as the state of its federate.
+    fn take_in(&mut self, from: FederateId, mut report: Report<V>) {
+        let retained = std::mem::take(&mut report.retained);
+        let node = self.node_mut(from);
+        for (sender, number) in &report.received {
+            let last = node.last_from.entry(*sender).or_insert(0);
+            *last = number.max(last).to_owned();
+        }
+        if report.start.is_some() {
+            node.resume(&report);
+        }
+        node.report = Some(Box::new(report));
+        if self.node(from).status == Status::Present {
+            self.release_held(from);
+        }
+        for message in retained {
+            self.on_value(from, message);
+        }
+    }
+
+    /// Goes on if nobody is left to wait for. Before a start, those who are gone may come back.
+    pub(super) fn gather(&mut self, now: Instant) {
+        let mut reports = self.nodes.iter().filter_map(|node| node.report.as_deref());
+        let runs = reports.any(|report| report.start.is_some());
+        if self
+            .nodes
+            .iter()
+            .all(|node| node.report.is_some() || (runs && node.is_gone))
+        {
+            self.finish_gathering(now);
+        }
+    }
+
+    /// All have reported, or the time is over.
+    pub(super) fn finish_gathering(&mut self, now: Instant) {
+        let reports: Vec<_> = self.nodes.iter_mut().map(|node| node.report.take()).collect();
+        let ids = || self.graph.federate_ids().zip(&reports);
+        let missing: Vec<_> = ids().filter(|(_, report)| report.is_none()).map(|(id, _)| id).collect();
+        let all = || reports.iter().flatten();
+        let Some(start) = all().filter_map(|report| report.start).max() else {
+            let latest = all().map(|report| report.now).max().unwrap_or(now);
+            return self.start_or_fail(latest, missing);
+        };
+        let fresh: Vec<_> = ids()
+            .filter(|(_, report)| report.as_ref().is_some_and(|report| report.start.is_none()))
+            .map(|(id, _)| id)
+            .collect();
+        let stop = all().filter_map(|report| report.stop).max();
+        let proposal =
+            |(id, report): (FederateId, &Option<Box<Report<V>>>)| Some((id, report.as_ref()?.stop_proposal?));
+        let proposals: Vec<_> = ids().filter_map(proposal).collect();
+
+        self.outbox.push_back(RtiAction::Runs(start));
+        let gone: BTreeSet<_> = reports
+            .iter()
+            .flatten()
+            .flat_map(|report| report.gone.iter().copied())
+            .collect();
+        for federate in fresh {
+            // If it only missed the start, neither the clock counts nor that others wait for it.
+            let first = self.first_open_to(federate, gone.contains(&federate));
+            self.let_in(federate, first, start);
+        }
+        // Nothing is granted before all are in.
+        self.phase = Phase::Running { start };
+        for federate in missing {
+            self.drop_held(federate);
+            self.outbox.push_back(RtiAction::Gone(federate));
+            self.send_to_present(federate, &Down::Gone(federate));
+        }
+        if let Some(tag) = stop {
+            self.decide_stop(tag);
+        } else {
+            for (federate, tag) in proposals {
+                self.on_stop_proposal(federate, tag, now);
+            }
+        }
+        self.settle_all();
+        self.look_for_the_end();
+    }
+
+    fn start_or_fail(&mut self, latest: Instant, missing: Vec<FederateId>) {
+        let graph = Arc::clone(&self.graph);
+        if !missing.is_empty() {
+            self.phase = Phase::Over;
+            for federate in graph.federate_ids().filter(|id| !missing.contains(id)) {
+                let missing = missing.clone();
+                self.send(federate, Down::StartFailed { missing });
+            }
+            self.outbox.push_back(RtiAction::StartFailed(missing));
+            return;
+        }
+        let at = latest + self.config.start_delay;
+        self.phase = Phase::Running { start: at };
+        self.outbox.push_back(RtiAction::Runs(at));
+        for federate in graph.federate_ids() {
+            self.node_mut(federate).join(Tag::START);
+            let (first, sent) = (Tag::START, Vec::new());
+            self.send(federate, Down::Start { at, first, sent });
+        }
+    }
+
+    /// Lets a federate in while the program runs. Returns whether that is possible.
+    fn let_in(&mut self, federate: FederateId, first: Tag, start: Instant) -> bool {
+        if first == Tag::FOREVER || matches!(self.stop, Stop::Decided(stop) if stop < first) {
+            self.send(federate, Down::Expelled);
+            self.drop_held(federate);
+            return false;
+        }
+        self.node_mut(federate).join(first);
+        let receivers = self.graph.federate_ids().zip(&self.nodes);
+        let sent = receivers.filter_map(|(to, node)| Some((to, *node.last_from.get(&federate)?)));
+        let sent = sent.collect();
+        self.send(federate, Down::Start { at: start, first, sent });
+        self.send_to_present(federate, &Down::Back { federate, first });
+        for node in &mut self.nodes {
+            node.settled.remove(&federate);
+        }
+        match self.stop {
+            Stop::None => {}
+            Stop::Asking { .. } => self.send(federate, Down::StopRequest),
+            Stop::Decided(tag) => {
+                self.node_mut(federate).stop_at(tag);
+                self.send(federate, Down::Stop(tag));
+            }
+        }
+        self.release_held(federate);
+        self.settle(federate);
+        true
+    }
+
+    /// After all that the federate did in an earlier life, all that was dropped or in flight to it, and all that others
+    /// were granted, and at provisional tags what they took for absent, if it counted as dead.
+    fn first_open_to(&self, federate: FederateId, was_dead: bool) -> Tag {
+        let node = self.node(federate);
+        let reached = node.completed.max(node.granted).max(node.provisional).max(node.dropped);
+        let mut first = reached.next().max(Tag::START);
+        let downstream = self.graph.federate(federate).map_or(&[][..], |info| &info.downstream);
+        for other in downstream.iter().filter(|other| **other != federate) {
+            let node = self.node(*other);
+            let provisional = if was_dead {
+                node.provisional
+            } else {
+                node.provisional.before()
+            };
+            let relied_on = node.granted.max(provisional).max(node.completed);
+            let delay = self
+                .graph
+                .delay(federate, *other)
+                .filter(|_| node.status == Status::Present);
+            first = first.max(delay.map_or(Tag::START, |delay| delay.first_past(relied_on)));
+        }
+        first
+    }
+
+    fn release_held(&mut self, federate: FederateId) {
+        for message in std::mem::take(&mut self.node_mut(federate).held) {
+            self.on_value(message.from, message);
+        }
+    }
+
+    /// Messages for a federate that does not take part.
+    fn drop_held(&mut self, federate: FederateId) {
+        for message in std::mem::take(&mut self.node_mut(federate).held) {
+            let (from, to, number) = (message.from, message.to, message.number);
+            self.node_mut(federate).drop_message(message.tag);
+            self.send(from, Down::Delivered { to, number });
+        }
+    }
+
+    fn absent(&self) -> impl Iterator<Item = FederateId> + '_ {
+        let ids = self.graph.federate_ids();
+        ids.filter(|id| self.node(*id).status == Status::Absent)
+    }
+}

@@ -1,0 +1,173 @@
+//! What a scheduler is told and tells.
+
+use super::super::graph::{ElementId, ReactionId};
+use super::super::program::FederateId;
+use super::super::Tag;
+use crate::Duration;
+use std::fmt;
+
+/// The settings of a scheduler.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct SchedulerConfig {
+    /// Do not wait for the clock, and take no reaction for late.
+    pub fast: bool,
+    /// The most events in the queue.
+    pub events_max: usize,
+    /// The greatest microstep. Beyond it, time stands still: two actions schedule each other without a delay, say.
+    pub microstep_max: u32,
+}
+
+impl Default for SchedulerConfig {
+    fn default() -> Self {
+        SchedulerConfig {
+            fast: false,
+            events_max: 65_536,
+            microstep_max: 65_536,
+        }
+    }
+}
+
+/// On which inputs a federate may have to wait within a tag.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Waits {
+    /// Those of its zero-delay cycle. A grant covers all others.
+    InCycles,
+    /// Those of all connections without a delay.
+    OnAll,
+}
+
+/// A reaction to run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Ready {
+    /// The reaction.
+    pub reaction: ReactionId,
+    /// Whether its deadline has passed, so that its late handler runs in its place.
+    pub late: bool,
+}
+
+/// What the driver has to do, in this order.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Step<V> {
+    /// Run these reactions, in any order or in parallel, and tell [`Scheduler::finish`] the effects of each.
+    Run {
+        /// Their tag.
+        tag: Tag,
+        /// How far the clock is ahead of the tag; zero with `fast`.
+        lag: Duration,
+        /// The reactions, in order of their ids.
+        reactions: Vec<Ready>,
+    },
+    /// Send a value to another federate.
+    Send {
+        /// The receiver.
+        to: FederateId,
+        /// Its input.
+        input: ElementId,
+        /// The tag at the receiver. On a physical connection, the tag at the sender.
+        tag: Tag,
+        /// The value; `None` says that the input stays absent at this tag.
+        value: Option<V>,
+    },
+    /// A reaction wants the program to end, at this tag at the earliest.
+    StopRequested(Tag),
+    /// Everything at this tag, and before it, is done and sent.
+    Completed(Tag),
+    /// The last tag is complete.
+    Ended,
+    /// The result is no longer that of the program.
+    Fault(Refused),
+}
+
+/// What a reaction did.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Effects<V> {
+    /// Outputs with their values.
+    pub sets: Vec<(ElementId, V)>,
+    /// Actions, each with a delay on top of its least one, and a value.
+    pub schedules: Vec<(ElementId, Duration, Option<V>)>,
+    /// Whether the program has to end.
+    pub stop: bool,
+}
+
+impl<V> Default for Effects<V> {
+    fn default() -> Self {
+        Effects {
+            sets: Vec::new(),
+            schedules: Vec::new(),
+            stop: false,
+        }
+    }
+}
+
+/// Why something was not accepted.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Refused {
+    /// The program has not started.
+    NotStarted,
+    /// The program has ended, or will before this tag.
+    Stopped,
+    /// This federate has no such input or action.
+    Unknown(ElementId),
+    /// The reaction was not to be run.
+    NotRunning(ReactionId),
+    /// The reaction does not declare this effect.
+    Undeclared {
+        /// The reaction.
+        reaction: ReactionId,
+        /// What it would affect.
+        element: ElementId,
+    },
+    /// A message came after its tag.
+    Tardy {
+        /// Its input.
+        input: ElementId,
+        /// The tag that was meant.
+        meant: Tag,
+        /// The tag that had been reached.
+        reached: Tag,
+    },
+    /// A second message for one input and tag, or an infinite tag.
+    BadTag {
+        /// Its input.
+        input: ElementId,
+        /// Its tag.
+        tag: Tag,
+    },
+    /// The queue is full.
+    QueueFull(ElementId),
+    /// An action would be present at too many microsteps of one time.
+    TooManyMicrosteps(ElementId),
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Refused::NotStarted => f.write_str("the program has not started"),
+            Refused::Stopped => f.write_str("the program ends before this tag"),
+            Refused::Unknown(element) => write!(f, "element {} is no such input or action of this federate", element.0),
+            Refused::NotRunning(reaction) => write!(f, "reaction {} was not to be run", reaction.0),
+            Refused::Undeclared { reaction, element } => {
+                write!(
+                    f,
+                    "reaction {} does not declare its effect on element {}",
+                    reaction.0, element.0
+                )
+            }
+            Refused::Tardy { input, meant, reached } => {
+                write!(f, "a message for input {} at {meant} came at {reached}", input.0)
+            }
+            Refused::BadTag { input, tag } => write!(f, "input {} cannot receive another message at {tag}", input.0),
+            Refused::QueueFull(element) => write!(f, "the event queue is full, at an event of element {}", element.0),
+            Refused::TooManyMicrosteps(element) => {
+                write!(
+                    f,
+                    "element {} recurs without a delay; give an action in that loop one",
+                    element.0
+                )
+            }
+        }
+    }
+}
+
+impl std::error::Error for Refused {}

@@ -1,0 +1,101 @@
+//! Whole programs under coordination, compared with the single-threaded reference.
+
+use super::reference::{self, Kinds, Random};
+use super::world::{Scenario, World};
+use super::*;
+use proptest::prelude::*;
+use std::sync::Arc;
+
+const MS: u64 = 1_000_000;
+
+fn random_run(seed: u64, adjust: impl Fn(&mut Random, &mut Kinds, &mut Scenario)) -> Result<(), String> {
+    let mut random = Random::new(seed);
+    let mut kinds = Kinds {
+        federates: 1 + random.below(4) as u16,
+        physical_actions: false,
+        physical_connections: false,
+        shutdown: true,
+    };
+    let mut scenario = Scenario {
+        fast: random.one_in(2),
+        delay_max_ns: [0, MS, 20 * MS][random.below(3) as usize],
+        reaction_max_ns: [0, MS][random.below(2) as usize],
+        clock_error_ns: [0, 3 * MS][random.below(2) as usize],
+        deaths: 0,
+        new_rtis: 0,
+        rtis_survive: false,
+        stop_at_ns: 40 * MS,
+    };
+    adjust(&mut random, &mut kinds, &mut scenario);
+    if scenario.fast {
+        // Federates without upstream run far ahead meanwhile.
+        scenario.stop_at_ns /= 4;
+        scenario.delay_max_ns = scenario.delay_max_ns.min(MS);
+    }
+    let program = reference::random_program(&mut random, kinds);
+    let graph = Arc::new(Graph::new(&program).map_err(|e| e.to_string())?);
+    let outcome = World::new(Arc::clone(&graph), scenario, random)
+        .run()
+        .map_err(|e| format!("{scenario:?} {e}"))?;
+    let expected = reference::run(&graph, outcome.stop, &outcome.outside, &outcome.deaths);
+    if outcome.records == expected {
+        return Ok(());
+    }
+    let pairs = outcome.records.iter().zip(&expected);
+    let at = pairs.take_while(|(a, b)| a == b).count();
+    let show = |record: Option<&reference::Record>| {
+        record.map(|(tag, reaction, hash)| format!("{tag} {} {hash:x}", graph.reaction(*reaction).unwrap().name))
+    };
+    Err(format!(
+        "{scenario:?} sent {:?} stop {} deaths {:?} takeovers {}\nat {at} of {} and {}: {:?} and not {:?}\n{program:#?}",
+        outcome.counts,
+        outcome.stop,
+        outcome.deaths.keys(),
+        outcome.takeovers,
+        outcome.records.len(),
+        expected.len(),
+        show(outcome.records.get(at)),
+        show(expected.get(at)),
+    ))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { max_shrink_iters: 0, ..ProptestConfig::default() })]
+
+    #[test]
+    fn many_federates_do_what_the_reference_does(seed in any::<u64>()) {
+        let result = random_run(seed, |_, _, _| {});
+        prop_assert!(result.is_ok(), "{}", result.unwrap_err());
+    }
+
+    #[test]
+    fn physical_events_keep_their_tags_everywhere(seed in any::<u64>()) {
+        let result = random_run(seed, |random, kinds, scenario| {
+            kinds.physical_actions = true;
+            kinds.physical_connections = random.one_in(2);
+            scenario.fast = random.one_in(4);
+        });
+        prop_assert!(result.is_ok(), "{}", result.unwrap_err());
+    }
+
+    #[test]
+    fn a_new_rti_takes_nothing_back_and_loses_nothing(seed in any::<u64>()) {
+        let result = random_run(seed, |random, kinds, scenario| {
+            kinds.physical_actions = random.one_in(2);
+            scenario.new_rtis = 1 + random.below(3);
+            scenario.rtis_survive = random.one_in(2);
+        });
+        prop_assert!(result.is_ok(), "{}", result.unwrap_err());
+    }
+
+    #[test]
+    fn a_death_cuts_what_the_dead_sent_and_nothing_else(seed in any::<u64>()) {
+        let result = random_run(seed, |random, kinds, scenario| {
+            kinds.federates = 2 + random.below(3) as u16;
+            kinds.physical_actions = random.one_in(2);
+            scenario.deaths = 1 + random.below(2);
+            scenario.new_rtis = random.below(2);
+        });
+        prop_assert!(result.is_ok(), "{}", result.unwrap_err());
+    }
+}

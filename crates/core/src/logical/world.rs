@@ -1,0 +1,518 @@
+//! A program on federates under RTIs, in virtual time: random delays, clocks with errors, and deaths from a seed.
+//!
+//! Each link delivers in order, as the protocol demands; between links, anything may overtake. What the reactions saw
+//! is recorded, to be compared with the reference.
+
+use super::failover_epoch as epoch;
+use super::graph::ElementKind;
+use super::protocol::{Down, Envelope, Up};
+use super::reference::{Brains, Death, Outside, Random, Record};
+use super::scheduler::Refused;
+use super::*;
+use crate::{Duration, Instant};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::sync::Arc;
+
+const MS: u64 = 1_000_000;
+
+/// What happens when.
+#[derive(Clone, Debug)]
+enum Event {
+    Wake(usize),
+    WakeRti(usize),
+    Finish(usize, ReactionId, Effects<u64>),
+    Physical(usize, ElementId, u64),
+    ToFederate(usize, usize, Envelope<Down<u64>>),
+    ToRti(usize, usize, Envelope<Up<u64>>),
+    RequestStop(usize),
+    Kill(usize),
+    KillRti(usize),
+    NewRti,
+    Gone(usize, usize),
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Scenario {
+    pub fast: bool,
+    /// The longest time on a link.
+    pub delay_max_ns: u64,
+    /// The longest time that a reaction takes.
+    pub reaction_max_ns: u64,
+    /// The greatest offset of a clock.
+    pub clock_error_ns: u64,
+    pub deaths: u64,
+    pub new_rtis: u64,
+    /// Whether an RTI lives on when there is a new one.
+    pub rtis_survive: bool,
+    /// When somebody asks for the end.
+    pub stop_at_ns: u64,
+}
+
+struct Site {
+    federate: Federate<u64>,
+    brains: Brains,
+    offset_ns: u64,
+    is_alive: bool,
+    has_ended: bool,
+    wake_at: u64,
+}
+
+struct Center {
+    rti: Rti<u64>,
+    is_alive: bool,
+    wake_at: u64,
+}
+
+/// When the last message of a link arrives, and when the link breaks.
+#[derive(Clone, Copy)]
+struct Link {
+    last: u64,
+    cut: u64,
+}
+
+pub struct World {
+    pub graph: Arc<Graph>,
+    scenario: Scenario,
+    random: Random,
+    now: u64,
+    events: BinaryHeap<Reverse<(u64, u64)>>,
+    queue: BTreeMap<u64, Event>,
+    event_next: u64,
+    sites: Vec<Site>,
+    centers: Vec<Center>,
+    links: BTreeMap<(usize, usize, bool), Link>,
+    outside: BTreeSet<Outside>,
+    arrived: BTreeMap<(Tag, ElementId), usize>,
+    /// (receiver, sender, number)
+    seen: BTreeSet<(usize, FederateId, u64)>,
+    /// Somebody died before the start.
+    start_failed: bool,
+    /// How many messages were sent, by kind.
+    pub counts: BTreeMap<&'static str, u64>,
+}
+
+/// What a run came to.
+pub struct Outcome {
+    pub records: Vec<Record>,
+    pub outside: Vec<Outside>,
+    pub deaths: BTreeMap<FederateId, Death>,
+    pub stop: Tag,
+    pub takeovers: usize,
+    pub counts: BTreeMap<&'static str, u64>,
+}
+
+impl World {
+    pub fn new(graph: Arc<Graph>, scenario: Scenario, mut random: Random) -> Self {
+        let sites = graph.federate_ids().map(|id| {
+            let config = FederateConfig {
+                scheduler: SchedulerConfig {
+                    fast: scenario.fast,
+                    ..SchedulerConfig::default()
+                },
+                null_interval: Duration::from_millis(2),
+                ..FederateConfig::default()
+            };
+            Site {
+                federate: Federate::new(Arc::clone(&graph), id, config),
+                brains: Brains::new(),
+                offset_ns: random.below(scenario.clock_error_ns + 1),
+                is_alive: true,
+                has_ended: false,
+                wake_at: u64::MAX,
+            }
+        });
+        let mut world = World {
+            sites: sites.collect(),
+            graph,
+            scenario,
+            random,
+            now: 0,
+            events: BinaryHeap::new(),
+            queue: BTreeMap::new(),
+            event_next: 0,
+            centers: Vec::new(),
+            links: BTreeMap::new(),
+            outside: BTreeSet::new(),
+            arrived: BTreeMap::new(),
+            seen: BTreeSet::new(),
+            start_failed: false,
+            counts: BTreeMap::new(),
+        };
+        world.plan();
+        world
+    }
+
+    fn plan(&mut self) {
+        let (count, stop_at) = (self.sites.len() as u64, self.scenario.stop_at_ns);
+        self.at(0, Event::NewRti);
+        let asks = self.random.below(count) as usize;
+        self.at(stop_at, Event::RequestStop(asks));
+        // Somebody else asks in the end, in case that one is dead.
+        for site in 0..self.sites.len() {
+            self.at(stop_at * 2, Event::RequestStop(site));
+            self.at(stop_at * 2 + 700 * MS, Event::RequestStop(site));
+        }
+        for _ in 0..self.scenario.deaths {
+            let (at, site) = (self.random.below(stop_at * 3 / 2), self.random.below(count) as usize);
+            self.at(at, Event::Kill(site));
+        }
+        for _ in 0..self.scenario.new_rtis {
+            let at = self.random.below(stop_at * 3 / 2);
+            self.at(at, Event::NewRti);
+        }
+        let elements: Vec<_> = self.graph.elements().iter().map(|e| (e.kind, e.federate)).collect();
+        for (id, (kind, federate)) in elements.into_iter().enumerate() {
+            if matches!(kind, ElementKind::Physical(_)) {
+                for _ in 0..self.random.below(6) {
+                    let (at, value) = (self.random.below(stop_at * 5 / 4), self.random.below(1000));
+                    let id = ElementId(id as u32);
+                    self.at(at, Event::Physical(usize::from(federate.0), id, value));
+                }
+            }
+        }
+    }
+
+    fn at(&mut self, at: u64, event: Event) {
+        self.events.push(Reverse((at.max(self.now), self.event_next)));
+        self.queue.insert(self.event_next, event);
+        self.event_next += 1;
+    }
+
+    fn clock(&self, site: usize) -> Instant {
+        Instant::from_nanos(1_000_000 * MS + self.now + self.sites[site].offset_ns)
+    }
+
+    fn rti_clock(&self) -> Instant {
+        Instant::from_nanos(1_000_000 * MS + self.now)
+    }
+
+    /// Runs until all have ended.
+    pub fn run(mut self) -> Result<Outcome, String> {
+        let limit = 30_000 * MS;
+        let mut at_once = 0;
+        while let Some(Reverse((at, id))) = self.events.pop() {
+            at_once = if at == self.now { at_once + 1 } else { 0 };
+            if at_once > 200_000 {
+                return Err(format!("spins: {:?}", self.queue.get(&id)));
+            }
+            self.now = at;
+            if self.start_failed || self.sites.iter().all(|site| site.has_ended || !site.is_alive) {
+                return Ok(self.outcome());
+            }
+            if at > limit {
+                break;
+            }
+            if let Some(event) = self.queue.remove(&id) {
+                self.handle(event)?;
+            }
+        }
+        let states = self.sites.iter().map(|site| {
+            let s = site.federate.scheduler();
+            (
+                site.is_alive,
+                s.is_between_tags(),
+                s.reached(),
+                s.next_tag(),
+                s.grants(),
+                s.stop(),
+            )
+        });
+        let rti = self.centers.last().map(|center| center.rti.describe());
+        let events = self.queue.len();
+        Err(format!(
+            "hangs: {:?}\nrti {rti:#?} {events}",
+            states.collect::<Vec<_>>()
+        ))
+    }
+
+    fn handle(&mut self, event: Event) -> Result<(), String> {
+        match event {
+            Event::Wake(site) => {
+                if self.sites[site].wake_at <= self.now {
+                    self.sites[site].wake_at = u64::MAX;
+                }
+                self.drive(site)
+            }
+            Event::Finish(site, reaction, effects) => {
+                let now = self.clock(site);
+                let finished = self.sites[site].federate.finish(reaction, effects, now);
+                finished.map_err(|e| e.to_string())?;
+                self.drive(site)
+            }
+            Event::Physical(site, action, value) => {
+                let now = self.clock(site);
+                match self.sites[site].federate.on_physical(action, Some(value), now) {
+                    Ok(_) | Err(Refused::NotStarted | Refused::Stopped) => self.drive(site),
+                    Err(refused) => Err(refused.to_string()),
+                }
+            }
+            Event::ToFederate(_, site, envelope) => {
+                let counts = self.sites[site].federate.epoch() == Some(envelope.epoch);
+                if let Down::Message(message) = &envelope.body {
+                    if counts && message.value.is_some() && self.seen.insert((site, message.from, message.number)) {
+                        *self.arrived.entry((message.tag, message.input)).or_insert(0) += 1;
+                    }
+                }
+                let now = self.clock(site);
+                self.sites[site].federate.on_message(envelope, now);
+                self.drive(site)
+            }
+            Event::RequestStop(site) => {
+                self.sites[site].federate.request_stop();
+                self.drive(site)
+            }
+            Event::Kill(site) => {
+                self.kill(site);
+                Ok(())
+            }
+            Event::NewRti => self.new_rti(),
+            Event::KillRti(center) => {
+                self.centers[center].is_alive = false;
+                Ok(())
+            }
+            Event::WakeRti(center) => {
+                if self.centers[center].wake_at <= self.now {
+                    self.centers[center].wake_at = u64::MAX;
+                }
+                let now = self.rti_clock();
+                self.centers[center].rti.on_deadline(now);
+                self.drive_rti(center)
+            }
+            Event::ToRti(center, site, envelope) => {
+                let now = self.rti_clock();
+                let from = FederateId(site as u16);
+                self.centers[center].rti.on_message(from, envelope, now);
+                self.drive_rti(center)
+            }
+            Event::Gone(center, site) => {
+                let now = self.rti_clock();
+                self.centers[center].rti.on_gone(FederateId(site as u16), now);
+                self.drive_rti(center)
+            }
+        }
+    }
+
+    fn delay(&mut self, max_ns: u64) -> u64 {
+        // Mostly short, sometimes long.
+        if self.random.one_in(3) {
+            self.random.below(max_ns + 1)
+        } else {
+            self.random.below(max_ns / 10 + 1)
+        }
+    }
+
+    /// When the next message of a link arrives; `None` if the link breaks before.
+    fn deliver(&mut self, center: usize, site: usize, up: bool) -> Option<u64> {
+        let delay = self.delay(self.scenario.delay_max_ns);
+        let now = self.now;
+        let link = self
+            .links
+            .entry((center, site, up))
+            .or_insert(Link { last: 0, cut: u64::MAX });
+        link.last = link.last.max(now + delay);
+        (link.last < link.cut).then_some(link.last)
+    }
+
+    fn drive(&mut self, site: usize) -> Result<(), String> {
+        let now = self.clock(site);
+        if !self.sites[site].is_alive || self.sites[site].has_ended {
+            return Ok(());
+        }
+        while let Some(action) = self.sites[site].federate.poll(now) {
+            match action {
+                FederateAction::Send(envelope) => {
+                    *self.counts.entry(kind_of(&envelope.body)).or_insert(0) += 1;
+                    let center = envelope.epoch.round as usize - 1;
+                    if let Some(at) = self.deliver(center, site, true) {
+                        self.at(at, Event::ToRti(center, site, envelope));
+                    }
+                }
+                FederateAction::Run { tag, reactions, .. } => {
+                    self.note_outside(site, tag);
+                    for ready in reactions {
+                        let Site { federate, brains, .. } = &mut self.sites[site];
+                        let s = federate.scheduler();
+                        let read = |element| s.is_present(element).then(|| s.value(element).copied());
+                        let effects = brains.run(&self.graph, ready.reaction, tag, read);
+                        // Without the clock, only reactions take time.
+                        let least = if self.scenario.fast { MS / 10 } else { 0 };
+                        let at = self.now + least + self.delay(self.scenario.reaction_max_ns);
+                        self.at(at, Event::Finish(site, ready.reaction, effects));
+                    }
+                }
+                FederateAction::Ended => self.sites[site].has_ended = true,
+                FederateAction::Started(_) | FederateAction::Gone(_) | FederateAction::Back(_) => {}
+                FederateAction::StartFailed(_) => {}
+                other => return Err(format!("federate {site}: {other:?}")),
+            }
+        }
+        if let Some(at) = self.sites[site].federate.next_deadline() {
+            let at = at
+                .as_nanos()
+                .saturating_sub(1_000_000 * MS + self.sites[site].offset_ns)
+                .max(self.now);
+            if at < self.sites[site].wake_at {
+                self.sites[site].wake_at = at;
+                self.at(at, Event::Wake(site));
+            }
+        }
+        Ok(())
+    }
+
+    /// Physical events that are present now; the reference cannot know them.
+    fn note_outside(&mut self, site: usize, tag: Tag) {
+        let s = self.sites[site].federate.scheduler();
+        for (id, element) in self.graph.elements().iter().enumerate() {
+            let id = ElementId(id as u32);
+            let physical = matches!(element.kind, ElementKind::Physical(_)) || element.from.is_some_and(|l| l.physical);
+            if usize::from(element.federate.0) == site && physical && s.is_present(id) {
+                self.outside.insert((tag, id, s.value(id).copied()));
+            }
+        }
+    }
+
+    fn drive_rti(&mut self, center: usize) -> Result<(), String> {
+        if !self.centers[center].is_alive {
+            return Ok(());
+        }
+        while let Some(action) = self.centers[center].rti.poll() {
+            match action {
+                RtiAction::Send { to, envelope } => {
+                    *self.counts.entry("down").or_insert(0) += 1;
+                    let site = usize::from(to.0);
+                    if let Some(at) = self.deliver(center, site, false) {
+                        self.at(at, Event::ToFederate(center, site, envelope));
+                    }
+                }
+                RtiAction::Runs(_) | RtiAction::Gone(_) | RtiAction::Over | RtiAction::Deposed(_) => {}
+                RtiAction::StartFailed(_) if center + 1 < self.centers.len() => {}
+                RtiAction::StartFailed(_) if self.sites.iter().any(|site| !site.is_alive) => self.start_failed = true,
+                other => return Err(format!("rti {center}: {other:?}")),
+            }
+        }
+        if let Some(at) = self.centers[center].rti.next_deadline() {
+            let at = at.as_nanos().saturating_sub(1_000_000 * MS).max(self.now);
+            if at < self.centers[center].wake_at {
+                self.centers[center].wake_at = at;
+                self.at(at, Event::WakeRti(center));
+            }
+        }
+        Ok(())
+    }
+
+    fn kill(&mut self, site: usize) {
+        if !self.sites[site].is_alive || self.sites[site].has_ended {
+            return;
+        }
+        self.sites[site].is_alive = false;
+        for center in 0..self.centers.len() {
+            // Some of what it sent last still arrives.
+            let cut = self.now + self.random.below(self.scenario.delay_max_ns + 1);
+            self.cut(center, site, true, cut);
+            let noticed = cut.max(self.now) + self.random.below(2 * MS);
+            self.at(noticed, Event::Gone(center, site));
+        }
+    }
+
+    /// Breaks a link: what would arrive from then on never does.
+    fn cut(&mut self, center: usize, site: usize, up: bool, cut: u64) {
+        let link = self.links.entry((center, site, up)).or_insert(Link { last: 0, cut });
+        link.cut = cut.min(link.cut);
+        let lost: Vec<_> = self
+            .events
+            .iter()
+            .filter(|Reverse((at, _))| *at >= cut)
+            .map(|Reverse((_, id))| *id)
+            .collect();
+        for id in lost {
+            let hit = match self.queue.get(&id) {
+                Some(Event::ToRti(c, s, _)) => up && (*c, *s) == (center, site),
+                Some(Event::ToFederate(c, s, _)) => !up && (*c, *s) == (center, site),
+                _ => false,
+            };
+            if hit {
+                self.queue.remove(&id);
+            }
+        }
+    }
+
+    fn new_rti(&mut self) -> Result<(), String> {
+        let old = self.centers.len().checked_sub(1);
+        if let Some(old) = old.filter(|_| !self.scenario.rtis_survive) {
+            for site in 0..self.sites.len() {
+                for up in [false, true] {
+                    let cut = self.now + self.random.below(self.scenario.delay_max_ns + 1);
+                    self.cut(old, site, up, cut);
+                }
+            }
+            self.at(self.now, Event::KillRti(old));
+        }
+        let center = self.centers.len();
+        let config = RtiConfig {
+            report_max: Duration::from_millis(300),
+            start_delay: Duration::from_millis(5),
+            stop_reply_max: Duration::from_millis(500),
+        };
+        let now = self.rti_clock();
+        self.centers.push(Center {
+            rti: Rti::new(Arc::clone(&self.graph), epoch(center as u64 + 1), config, now),
+            is_alive: true,
+            wake_at: u64::MAX,
+        });
+        for site in 0..self.sites.len() {
+            if self.sites[site].is_alive {
+                self.centers[center].rti.on_connected(FederateId(site as u16), now);
+            } else if self.random.one_in(2) {
+                self.centers[center].rti.on_gone(FederateId(site as u16), now);
+            }
+        }
+        self.drive_rti(center)
+    }
+
+    fn outcome(&self) -> Outcome {
+        let mut records: Vec<_> = self.sites.iter().flat_map(|site| site.brains.records.clone()).collect();
+        records.sort_unstable();
+        let stops = self.sites.iter().map(|site| site.federate.scheduler().stop());
+        let stop = stops.min().filter(|_| !self.start_failed).unwrap_or(Tag::NEVER);
+        // The dead may have been ahead.
+        records.retain(|(tag, ..)| *tag <= stop);
+        let dead = self.sites.iter().enumerate().filter(|(_, site)| !site.is_alive);
+        let deaths = dead.map(|(at, site)| {
+            let ran = site
+                .brains
+                .records
+                .iter()
+                .map(|(tag, reaction, _)| (*tag, *reaction))
+                .collect();
+            let arrived = self.arrived.clone();
+            (
+                FederateId(at as u16),
+                Death {
+                    ran,
+                    arrived,
+                    knew_stop: site.federate.scheduler().stop() == stop,
+                },
+            )
+        });
+        Outcome {
+            records,
+            outside: self.outside.iter().copied().collect(),
+            deaths: deaths.collect(),
+            stop,
+            takeovers: self.centers.len() - 1,
+            counts: self.counts.clone(),
+        }
+    }
+}
+
+fn kind_of(up: &Up<u64>) -> &'static str {
+    match up {
+        Up::NextEvent { is_bound: true, .. } => "null",
+        Up::NextEvent { .. } => "next",
+        Up::Completed(_) => "completed",
+        Up::Message(message) if message.value.is_none() => "absent",
+        Up::Message(_) => "message",
+        _ => "other",
+    }
+}
