@@ -155,7 +155,7 @@ pub struct FederateInfo {
     pub downstream: Vec<FederateId>,
     /// The zero-delay cycle that it is part of. Federates with the same number are in the same one.
     pub cycle: Option<u16>,
-    /// The inputs that other federates set, over logical connections.
+    /// The inputs that reactions of other federates may set, over logical connections.
     pub inputs: Vec<ElementId>,
     /// Of these, the ones set without a delay from within the zero-delay cycle.
     pub cycle_inputs: Vec<ElementId>,

@@ -162,8 +162,11 @@ fn set_ends(graph: &mut Graph) {
         let physical = match (element.kind, from_outside) {
             (ElementKind::Physical(delay), _) => Some(delay),
             (_, Some(link)) if link.physical => Some(link.after),
-            (_, Some(_)) => {
-                federate.inputs.push(id);
+            (_, Some(link)) => {
+                // Nobody waits for an output that no reaction sets.
+                if graph.elements[link.other.0 as usize].level.is_some() {
+                    federate.inputs.push(id);
+                }
                 None
             }
             _ => None,

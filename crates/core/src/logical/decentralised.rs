@@ -1,0 +1,465 @@
+//! One federate's part in decentralised coordination (Kwok, section IV-B).
+//!
+//! Federates send to each other directly, and none grants anything. [`Decentralised`] opens a tag as soon as all inputs
+//! are known up to it, or the clock has passed it by the *safe-to-process offset*. In doubt it therefore assumes that
+//! nothing more comes. If something does, that is a **violation**: it is reported with the tag that was meant and with its
+//! value, and changes nothing. Without violations, the result is that of centralised coordination.
+//!
+//! - By default there is no offset: a federate waits until its inputs are known, for ever if need be. It skips what is
+//!   left of an offset once they are.
+//! - What makes an input known: a message, and the promise of its sender. A promise follows from the sender's next
+//!   event, its own inputs and its clock; it is sent with each tag, and at an interval while the sender waits.
+//! - An input with a delay is known for that long from the start. At an open tag, inputs without one may still be unknown;
+//!   then their level waits, up to the offset and the offset within a tag.
+//! - A link that ends before its federate has resigned is a fault: it is reported, and its inputs stay absent.
+//!
+//! In a zero-delay cycle nobody can promise anything, so its members need an offset. Left out: agreeing on the start and
+//! on the last tag, which takes the RTI. Negative offsets: logical time is never ahead of the clock.
+
+use super::graph::{ElementId, Graph, Link, ReactionId};
+use super::program::FederateId;
+use super::scheduler::{Effects, Ready, Refused, Scheduler, SchedulerConfig, Step, Waits};
+use super::{Delay, Tag};
+use crate::{Duration, Instant};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::sync::Arc;
+
+/// The settings of a federate.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct DecentralisedConfig {
+    /// Those of its scheduler.
+    pub scheduler: SchedulerConfig,
+    /// How long after a tag everything for it has surely come: more than the delays of messages, the errors of clocks and
+    /// the durations of reactions upstream together. `None` to wait until everything is known.
+    pub offset: Option<Duration>,
+    /// How much longer to wait at an open tag, for inputs without a delay. In a zero-delay cycle, all members may open a
+    /// tag only at their offsets, and send to each other at that tag from then on: use more than one round of messages.
+    pub offset_within_tag: Duration,
+    /// The least time between two promises to one input while no tag completes.
+    pub null_interval: Duration,
+    /// The most messages that are kept before the start.
+    pub early_max: usize,
+}
+
+impl Default for DecentralisedConfig {
+    fn default() -> Self {
+        DecentralisedConfig {
+            scheduler: SchedulerConfig::default(),
+            offset: None,
+            offset_within_tag: Duration::ZERO,
+            null_interval: Duration::from_millis(10),
+            early_max: 4096,
+        }
+    }
+}
+
+/// A federate of a zero-delay cycle without an offset would wait for ever.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NeedsOffset {
+    /// The name of the federate.
+    pub federate: String,
+}
+
+impl fmt::Display for NeedsOffset {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = &self.federate;
+        write!(
+            f,
+            "{name} is part of a zero-delay cycle: give it an offset, or a connection of the cycle a delay"
+        )
+    }
+}
+
+impl std::error::Error for NeedsOffset {}
+
+/// From one federate to another, for one of the receiver's inputs. In order and without loss.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum PeerMessage<V> {
+    /// A value.
+    Value {
+        /// The input.
+        input: ElementId,
+        /// The tag at the receiver. On a physical connection, the tag at the sender.
+        tag: Tag,
+        /// The value.
+        value: V,
+    },
+    /// A promise: no more values with a tag up to this one.
+    Known {
+        /// The input.
+        input: ElementId,
+        /// The tag.
+        through: Tag,
+    },
+}
+
+/// An action for the driver.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum DecentralisedAction<V> {
+    /// Send to another federate.
+    Send {
+        /// The receiver.
+        to: FederateId,
+        /// The message.
+        message: PeerMessage<V>,
+    },
+    /// Run these reactions, and tell [`Decentralised::finish`] the effects of each.
+    Run {
+        /// Their tag.
+        tag: Tag,
+        /// How far the clock is ahead of the tag.
+        lag: Duration,
+        /// The reactions.
+        reactions: Vec<Ready>,
+    },
+    /// A message came after its tag. It takes no effect.
+    Violation {
+        /// Its input.
+        input: ElementId,
+        /// The tag that was meant.
+        meant: Tag,
+        /// The tag that had been reached.
+        reached: Tag,
+        /// Its value.
+        value: V,
+    },
+    /// A reaction wants the program to end, at this tag at the earliest.
+    StopRequested(Tag),
+    /// The link to a federate ended before it resigned. Its outputs stay absent from now on.
+    Gone(FederateId),
+    /// The result is no longer that of the program.
+    Fault(Refused),
+    /// The last tag is complete and told.
+    Ended,
+}
+
+/// What is known of an input from another federate, over a logical connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Known {
+    from: FederateId,
+    is_direct: bool,
+    /// Nothing more comes up to this tag.
+    through: Tag,
+}
+
+/// A scheduler under decentralised coordination.
+#[derive(Clone, Debug, Hash)]
+pub struct Decentralised<V> {
+    graph: Arc<Graph>,
+    id: FederateId,
+    config: DecentralisedConfig,
+    scheduler: Scheduler<V>,
+    known: BTreeMap<ElementId, Known>,
+    /// Per input of another federate, what it was promised.
+    promised: BTreeMap<ElementId, Tag>,
+    promised_at: Instant,
+    early: Vec<PeerMessage<V>>,
+    outbox: VecDeque<DecentralisedAction<V>>,
+}
+
+impl<V: Clone> Decentralised<V> {
+    /// A federate of a program.
+    ///
+    /// # Errors
+    /// If it would wait for ever.
+    pub fn new(graph: Arc<Graph>, id: FederateId, config: DecentralisedConfig) -> Result<Self, NeedsOffset> {
+        let info = graph.federate(id);
+        if let Some(info) = info.filter(|info| info.cycle.is_some() && config.offset.is_none()) {
+            let federate = info.name.clone();
+            return Err(NeedsOffset { federate });
+        }
+        let scheduler = Scheduler::new(Arc::clone(&graph), id, Waits::OnAll, config.scheduler.clone());
+        let inputs = info.map_or(&[][..], |info| &info.inputs).iter().filter_map(|input| {
+            let link = graph.element(*input)?.from?;
+            // Nothing is sent before the start, so nothing arrives before the delay.
+            let through = (Tag::START + link.delay()).before();
+            let (from, is_direct) = (link.federate, link.is_direct());
+            Some((
+                *input,
+                Known {
+                    from,
+                    is_direct,
+                    through,
+                },
+            ))
+        });
+        Ok(Decentralised {
+            known: inputs.collect(),
+            id,
+            config,
+            scheduler,
+            promised: BTreeMap::new(),
+            promised_at: Instant::ZERO,
+            early: Vec::new(),
+            outbox: VecDeque::new(),
+            graph,
+        })
+    }
+
+    /// The scheduler: for reading ports, tags and the clock.
+    pub fn scheduler(&self) -> &Scheduler<V> {
+        &self.scheduler
+    }
+
+    /// Tags count from `start`.
+    pub fn start(&mut self, start: Instant, now: Instant) {
+        self.scheduler.start(start, Tag::START);
+        for message in std::mem::take(&mut self.early) {
+            self.on_message(message, now);
+        }
+    }
+
+    /// `tag` is the program's last tag.
+    ///
+    /// # Errors
+    /// As in [`Scheduler::stop_at`].
+    pub fn stop_at(&mut self, tag: Tag) -> Result<(), Refused> {
+        if self.scheduler.stop() == tag {
+            return Ok(());
+        }
+        self.scheduler.stop_at(tag)?;
+        self.scheduler.revoke_from(tag);
+        // Whoever promised more did not know that everybody has an event at the last tag.
+        for known in self
+            .known
+            .values_mut()
+            .filter(|known| known.is_direct && known.through < Tag::FOREVER)
+        {
+            known.through = tag.before().min(known.through);
+        }
+        for promised in self.promised.values_mut() {
+            *promised = tag.before().min(*promised);
+        }
+        Ok(())
+    }
+
+    /// Another federate said something. Before the start, it is kept.
+    pub fn on_message(&mut self, message: PeerMessage<V>, now: Instant) {
+        if self.scheduler.started_at().is_none() {
+            if self.early.len() < self.config.early_max {
+                self.early.push(message);
+            } else {
+                self.outbox.push_back(DecentralisedAction::Fault(Refused::NotStarted));
+            }
+            return;
+        }
+        match message {
+            PeerMessage::Value { input, tag, value } => {
+                match self.scheduler.on_message(input, tag, value.clone(), now) {
+                    Ok(()) | Err(Refused::Stopped) => {}
+                    Err(Refused::Tardy { input, meant, reached }) => {
+                        self.outbox.push_back(DecentralisedAction::Violation {
+                            input,
+                            meant,
+                            reached,
+                            value,
+                        });
+                    }
+                    Err(refused) => self.outbox.push_back(DecentralisedAction::Fault(refused)),
+                }
+                // Over a delay, several microsteps of the sender arrive at one tag.
+                let is_direct = self.known.get(&input).is_some_and(|known| known.is_direct);
+                self.note_known(input, if is_direct { tag } else { tag.before() });
+            }
+            PeerMessage::Known { input, through } => self.note_known(input, through),
+        }
+    }
+
+    /// The link to a federate ended. After its last promise, this is no news.
+    pub fn on_gone(&mut self, federate: FederateId) {
+        let from_it = self.known.iter().filter(|(_, known)| known.from == federate);
+        let unknown: Vec<_> = from_it
+            .filter(|(_, known)| known.through < Tag::FOREVER)
+            .map(|(input, _)| *input)
+            .collect();
+        if unknown.is_empty() {
+            return;
+        }
+        self.outbox.push_back(DecentralisedAction::Gone(federate));
+        for input in unknown {
+            self.note_known(input, Tag::FOREVER);
+        }
+    }
+
+    /// A physical action happened. Returns its tag.
+    ///
+    /// # Errors
+    /// If there is no such action, the program does not run, or the queue is full.
+    pub fn on_physical(&mut self, action: ElementId, value: Option<V>, now: Instant) -> Result<Tag, Refused> {
+        self.scheduler.on_physical(action, value, now)
+    }
+
+    /// A reaction has run, or its late handler.
+    ///
+    /// # Errors
+    /// As in [`Scheduler::finish`].
+    pub fn finish(&mut self, reaction: ReactionId, effects: Effects<V>, now: Instant) -> Result<(), Refused> {
+        self.scheduler.finish(reaction, effects, now)
+    }
+
+    /// The next thing to do at `now`, until `None`.
+    pub fn poll(&mut self, now: Instant) -> Option<DecentralisedAction<V>> {
+        loop {
+            if let Some(action) = self.outbox.pop_front() {
+                return Some(action);
+            }
+            self.permit(now);
+            match self.scheduler.poll(now) {
+                Some(Step::Run { tag, lag, reactions }) => {
+                    return Some(DecentralisedAction::Run { tag, lag, reactions })
+                }
+                Some(Step::Send { to, input, tag, value }) => {
+                    let message = match value {
+                        Some(value) => PeerMessage::Value { input, tag, value },
+                        None => PeerMessage::Known { input, through: tag },
+                    };
+                    return Some(DecentralisedAction::Send { to, message });
+                }
+                Some(Step::StopRequested(tag)) => return Some(DecentralisedAction::StopRequested(tag)),
+                Some(Step::Completed(_)) => self.promise(now),
+                Some(Step::Ended) => {
+                    self.promise_up_to(Tag::FOREVER, now);
+                    self.outbox.push_back(DecentralisedAction::Ended);
+                }
+                Some(Step::Fault(refused)) => return Some(DecentralisedAction::Fault(refused)),
+                None => {
+                    if now >= self.promised_at + self.config.null_interval {
+                        self.promise(now);
+                    }
+                    return self.outbox.pop_front();
+                }
+            }
+        }
+    }
+
+    /// When to call [`Decentralised::poll`] again, if nothing happens before.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        let start = self.scheduler.started_at()?;
+        let next = self.scheduler.next_tag();
+        let (granted, provisional) = self.scheduler.grants();
+        let waits = next.time().filter(|_| granted < next).zip(self.config.offset);
+        let more = if provisional < next {
+            Duration::ZERO
+        } else {
+            self.config.offset_within_tag
+        };
+        let expires = waits.map(|(time, offset)| start + (time + offset + more));
+        let promise = self
+            .would_promise()
+            .then(|| self.promised_at + self.config.null_interval);
+        expires
+            .into_iter()
+            .chain(self.scheduler.next_deadline())
+            .chain(promise)
+            .min()
+    }
+
+    fn note_known(&mut self, input: ElementId, through: Tag) {
+        let Some(known) = self.known.get_mut(&input) else {
+            return;
+        };
+        // A promise beyond the last tag, but not for ever, is older than the decision.
+        let stop = self.scheduler.stop();
+        let is_old = known.is_direct && stop < through && through < Tag::FOREVER;
+        known.through = known.through.max(if is_old { stop.before() } else { through });
+        self.scheduler.on_promise(input, known.through);
+    }
+
+    /// Lets the scheduler advance as far as is known or assumed.
+    fn permit(&mut self, now: Instant) {
+        let next = self.scheduler.next_tag();
+        let (Some(time), Some(elapsed)) = (next.time(), self.scheduler.elapsed(now)) else {
+            return;
+        };
+        let waited = |more: Duration| self.config.offset.is_some_and(|offset| elapsed >= time + offset + more);
+        let known = |by: fn(&Known) -> bool, through: Tag| {
+            let inputs = self.known.values().filter(|known| by(known));
+            inputs.map(|known| known.through).all(|known| known >= through)
+        };
+        if known(|_| true, next) || waited(self.config.offset_within_tag) {
+            self.scheduler.advance_to(next);
+        } else if known(|k| k.is_direct, next.before()) && known(|k| !k.is_direct, next) || waited(Duration::ZERO) {
+            self.scheduler.advance_provisionally(next);
+        }
+    }
+
+    /// The earliest tag at which this federate may still do anything.
+    fn earliest(&self, now: Instant) -> Tag {
+        let inputs = self
+            .known
+            .values()
+            .map(|known| known.through.next())
+            .min()
+            .unwrap_or(Tag::FOREVER);
+        let physical = self
+            .graph
+            .federate(self.id)
+            .and_then(|federate| federate.physical_delay);
+        let elapsed = self.scheduler.elapsed(now).unwrap_or(Duration::ZERO);
+        let physical = physical.map_or(Tag::FOREVER, |delay| Tag::at(elapsed, 0) + Delay::of_connection(delay));
+        let reached = self.scheduler.reached();
+        self.scheduler
+            .next_tag()
+            .min(inputs.max(reached.next()))
+            .min(physical.max(reached.next()))
+    }
+
+    fn promise(&mut self, now: Instant) {
+        if self.scheduler.started_at().is_some() {
+            let earliest = self.earliest(now);
+            self.scheduler.promise(earliest);
+            self.promise_up_to(earliest, now);
+        }
+    }
+
+    /// Whether time alone, or what has come, would allow a further promise.
+    fn would_promise(&self) -> bool {
+        let has_clock = self
+            .graph
+            .federate(self.id)
+            .is_some_and(|federate| federate.physical_delay.is_some());
+        let earliest = self.earliest(Instant::ZERO);
+        let mut links = self.links();
+        links.any(|link| has_clock || self.promise_to(&link, earliest).is_some())
+    }
+
+    /// The connections to other federates that carry an order.
+    fn links(&self) -> impl Iterator<Item = Link> + '_ {
+        let outputs = self
+            .graph
+            .federate(self.id)
+            .map_or(&[][..], |federate| &federate.outputs);
+        let elements = outputs.iter().filter_map(|output| self.graph.element(*output));
+        let links = elements.flat_map(|element| element.to.iter().copied());
+        links.filter(|link| !link.physical && link.federate != self.id)
+    }
+
+    /// What can be promised over a connection, if that is news.
+    fn promise_to(&self, link: &Link, earliest: Tag) -> Option<Tag> {
+        let through = (earliest + link.delay()).before();
+        let before = self
+            .promised
+            .get(&link.other)
+            .copied()
+            .unwrap_or((Tag::START + link.delay()).before());
+        (through > before && before < Tag::FOREVER).then_some(through)
+    }
+
+    fn promise_up_to(&mut self, earliest: Tag, now: Instant) {
+        self.promised_at = now;
+        let links: Vec<_> = self.links().collect();
+        for link in links {
+            if let Some(through) = self.promise_to(&link, earliest) {
+                self.promised.insert(link.other, through);
+                let (to, input) = (link.federate, link.other);
+                let message = PeerMessage::Known { input, through };
+                self.outbox.push_back(DecentralisedAction::Send { to, message });
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,201 @@
+//! What comes to a federate from outside, and what is known of what will come.
+
+use super::super::graph::{ElementId, ElementKind, Link};
+use super::super::program::FederateId;
+use super::super::{Delay, Tag};
+use super::{Refused, Scheduler};
+use crate::{Duration, Instant};
+
+/// Up to which tags an input is known.
+#[derive(Clone, Copy, Debug, Hash)]
+pub(super) struct Known {
+    /// By what its sender did.
+    pub told: Tag,
+    /// By what was foreseen.
+    pub promised: Tag,
+}
+
+impl Default for Known {
+    fn default() -> Self {
+        Known {
+            told: Tag::NEVER,
+            promised: Tag::NEVER,
+        }
+    }
+}
+
+impl Known {
+    pub fn through(self) -> Tag {
+        self.told.max(self.promised)
+    }
+}
+
+impl<V: Clone> Scheduler<V> {
+    /// Grants from `tag` on do not hold any more, nor do promises; at the last tag, everybody has an event that nobody
+    /// foresaw. What senders told holds.
+    ///
+    /// Does nothing if the tag is open or complete.
+    pub fn revoke_from(&mut self, tag: Tag) {
+        if tag <= self.reached() {
+            return;
+        }
+        self.granted = self.granted.min(tag.before());
+        if self.provisional >= tag {
+            self.provisional = Tag::NEVER;
+        }
+        for known in &mut self.known {
+            if known.promised != Tag::FOREVER {
+                known.promised = tag.before().min(known.promised);
+            }
+        }
+    }
+
+    /// A message for `input` has come, with its tag. On a physical connection it gets the time of its arrival instead.
+    ///
+    /// # Errors
+    /// If there is no such input, it comes too late, or the queue is full.
+    pub fn on_message(&mut self, input: ElementId, tag: Tag, value: V, now: Instant) -> Result<(), Refused> {
+        let link = self.link_to(input)?;
+        self.clock = self.clock.max(now);
+        if link.physical {
+            return self.schedule_at_clock(input, link.after, Some(value), now).map(|_| ());
+        }
+        if self.start.is_none() {
+            return Err(Refused::NotStarted);
+        }
+        let again = link.is_direct() && self.queue.contains_key(&(tag, input));
+        if tag.time().is_none() || again {
+            return Err(Refused::BadTag { input, tag });
+        }
+        if tag > self.stop {
+            return Ok(());
+        }
+        if self.open == Some(tag) && self.is_unknown(input, tag) {
+            self.set_known(input, tag);
+            self.set(input, Some(value));
+            return Ok(());
+        }
+        let reached = self.reached();
+        if tag <= reached {
+            let meant = tag;
+            return Err(Refused::Tardy { input, meant, reached });
+        }
+        self.insert_free(tag, input, Some(value))?;
+        self.set_known(input, tag);
+        Ok(())
+    }
+
+    /// `input` stays absent at `tag`, and receives nothing before it any more.
+    ///
+    /// # Errors
+    /// If there is no such input.
+    pub fn on_absent(&mut self, input: ElementId, tag: Tag) -> Result<(), Refused> {
+        self.link_to(input)?;
+        self.set_known(input, tag);
+        Ok(())
+    }
+
+    /// No input from `federate` receives anything up to `tag` any more.
+    pub fn on_settled(&mut self, federate: FederateId, tag: Tag) {
+        for (waiting, known) in self.plan.waiting.iter().zip(&mut self.known) {
+            if waiting.from == federate {
+                known.promised = tag.max(known.promised);
+            }
+        }
+    }
+
+    /// `input` receives nothing up to `tag` any more, as far as its sender can foresee.
+    pub fn on_promise(&mut self, input: ElementId, tag: Tag) {
+        for (waiting, known) in self.plan.waiting.iter().zip(&mut self.known) {
+            if waiting.input == input {
+                known.promised = tag.max(known.promised);
+            }
+        }
+    }
+
+    /// `federate` takes part again, from `first` on: nothing of it is known there.
+    pub fn on_back(&mut self, federate: FederateId, first: Tag) {
+        for (waiting, known) in self.plan.waiting.iter().zip(&mut self.known) {
+            if waiting.from == federate {
+                known.told = first.before().min(known.told);
+                known.promised = first.before().min(known.promised);
+            }
+        }
+    }
+
+    /// A physical action happened. Returns its tag.
+    ///
+    /// # Errors
+    /// If there is no such action, the program does not run, or the queue is full.
+    pub fn on_physical(&mut self, action: ElementId, value: Option<V>, now: Instant) -> Result<Tag, Refused> {
+        match self.graph.element(action) {
+            Some(element) if element.federate == self.federate => match element.kind {
+                ElementKind::Physical(delay_min) => self.schedule_at_clock(action, delay_min, value, now),
+                _ => Err(Refused::Unknown(action)),
+            },
+            _ => Err(Refused::Unknown(action)),
+        }
+    }
+
+    /// The link to one of this federate's inputs from another federate.
+    fn link_to(&self, input: ElementId) -> Result<Link, Refused> {
+        let element = self
+            .graph
+            .element(input)
+            .filter(|element| element.federate == self.federate);
+        let link = element.and_then(|element| element.from);
+        link.filter(|link| link.federate != self.federate)
+            .ok_or(Refused::Unknown(input))
+    }
+
+    fn is_unknown(&self, input: ElementId, tag: Tag) -> bool {
+        let waiting = self.plan.waiting.iter().zip(&self.known);
+        let mut unknown = waiting.filter(|(waiting, known)| waiting.input == input && known.through() < tag);
+        self.granted < tag && unknown.next().is_some()
+    }
+
+    fn set_known(&mut self, input: ElementId, tag: Tag) {
+        for (waiting, known) in self.plan.waiting.iter().zip(&mut self.known) {
+            if waiting.input == input {
+                known.told = tag.max(known.told);
+            }
+        }
+    }
+
+    /// Inserts an event at the clock's time, and after everything that is fixed already.
+    pub(super) fn schedule_at_clock(
+        &mut self,
+        element: ElementId,
+        delay: Duration,
+        value: Option<V>,
+        now: Instant,
+    ) -> Result<Tag, Refused> {
+        self.clock = self.clock.max(now);
+        let start = self.start.ok_or(Refused::NotStarted)?;
+        let tag = Tag::at(self.clock.since(start), 0) + Delay::of_connection(delay);
+        self.insert_free(tag.max(self.promised).max(self.reached().next()), element, value)
+    }
+
+    /// Inserts an event at `tag`, or at the first microstep after it at which the element is not yet present.
+    pub(super) fn insert_free(&mut self, mut tag: Tag, element: ElementId, value: Option<V>) -> Result<Tag, Refused> {
+        while self.queue.contains_key(&(tag, element)) {
+            tag = tag.next();
+        }
+        if tag.microstep() > self.config.microstep_max {
+            return Err(Refused::TooManyMicrosteps(element));
+        }
+        self.insert(tag, element, value)?;
+        Ok(tag)
+    }
+
+    pub(super) fn insert(&mut self, tag: Tag, element: ElementId, value: Option<V>) -> Result<(), Refused> {
+        if tag > self.stop || tag == Tag::FOREVER {
+            return Err(Refused::Stopped);
+        }
+        if self.queue.len() >= self.config.events_max {
+            return Err(Refused::QueueFull(element));
+        }
+        self.queue.insert((tag, element), value);
+        Ok(())
+    }
+}
