@@ -28,7 +28,7 @@ pub use federate::{Federate, FederateAction, FederateConfig};
 pub use graph::{ElementId, Graph, ReactionId};
 pub use program::{FederateId, Program};
 pub use rti::{Rti, RtiAction, RtiConfig};
-pub use scheduler::{Effects, Scheduler, SchedulerConfig, Step};
+pub use scheduler::{Effects, Scheduler, SchedulerConfig, Step, Value};
 pub use tag::{Delay, Tag};
 
 #[cfg(test)]

@@ -18,7 +18,7 @@
 
 use super::graph::{ElementId, Graph, Link, ReactionId};
 use super::program::FederateId;
-use super::scheduler::{Effects, Ready, Refused, Scheduler, SchedulerConfig, Step, Waits};
+use super::scheduler::{Effects, Ready, Refused, Scheduler, SchedulerConfig, Step, Value, Waits};
 use super::{Delay, Tag};
 use crate::{Duration, Instant};
 use serde::{Deserialize, Serialize};
@@ -159,7 +159,7 @@ pub struct Decentralised<V> {
     outbox: VecDeque<DecentralisedAction<V>>,
 }
 
-impl<V: Clone> Decentralised<V> {
+impl<V: Value> Decentralised<V> {
     /// A federate of a program.
     ///
     /// # Errors

@@ -22,7 +22,7 @@
 use super::graph::{ElementId, Graph, ReactionId};
 use super::program::FederateId;
 use super::protocol::{Down, Envelope, Message, Report, Up};
-use super::scheduler::{Effects, Ready, Refused, Scheduler, SchedulerConfig, Step, Waits};
+use super::scheduler::{Effects, Ready, Refused, Scheduler, SchedulerConfig, Step, Value, Waits};
 use super::{Delay, Tag};
 use crate::failover::Epoch;
 use crate::{Duration, Instant};
@@ -112,7 +112,7 @@ pub struct Federate<V> {
     outbox: VecDeque<FederateAction<V>>,
 }
 
-impl<V: Clone> Federate<V> {
+impl<V: Value> Federate<V> {
     /// A federate of a program. It waits for the RTI's [`Down::Hello`].
     pub fn new(graph: Arc<Graph>, id: FederateId, config: FederateConfig) -> Self {
         let scheduler = Scheduler::new(Arc::clone(&graph), id, Waits::InCycles, config.scheduler.clone());

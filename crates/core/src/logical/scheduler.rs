@@ -24,7 +24,7 @@ mod inputs;
 mod plan;
 mod step;
 
-pub use step::{Effects, Ready, Refused, SchedulerConfig, Step, Waits};
+pub use step::{Effects, Ready, Refused, SchedulerConfig, Step, Value, Waits};
 
 use super::graph::{ElementId, ElementKind, Graph, Link, ReactionId};
 use super::program::FederateId;
@@ -100,7 +100,7 @@ impl<V: Hash> Hash for Scheduler<V> {
     }
 }
 
-impl<V: Clone> Scheduler<V> {
+impl<V: Value> Scheduler<V> {
     /// The scheduler of one federate. It does nothing before [`Scheduler::start`].
     pub fn new(graph: Arc<Graph>, federate: FederateId, waits: Waits, config: SchedulerConfig) -> Self {
         let plan = Arc::new(Plan::new(&graph, federate, waits));
@@ -457,7 +457,8 @@ impl<V: Clone> Scheduler<V> {
             self.outputs_final += 1;
             for link in &output.links {
                 let value = match &self.values[output.element.0 as usize] {
-                    Presence::Present(Some(value)) => Some(value.clone()),
+                    Presence::Present(Some(value)) if link.federate == self.federate => Some(value.clone()),
+                    Presence::Present(Some(value)) => Some(value.to_send()),
                     _ => None,
                 };
                 if let Some(step) = self.deliver(tag, link, value) {

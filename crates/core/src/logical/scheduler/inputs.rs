@@ -3,7 +3,7 @@
 use super::super::graph::{ElementId, ElementKind, Link};
 use super::super::program::FederateId;
 use super::super::{Delay, Tag};
-use super::{Refused, Scheduler};
+use super::{Refused, Scheduler, Value};
 use crate::{Duration, Instant};
 
 /// Up to which tags an input is known.
@@ -30,7 +30,7 @@ impl Known {
     }
 }
 
-impl<V: Clone> Scheduler<V> {
+impl<V: Value> Scheduler<V> {
     /// Grants from `tag` on do not hold any more, nor do promises; at the last tag, everybody has an event that nobody
     /// foresaw. What senders told holds.
     ///

@@ -6,6 +6,22 @@ use super::super::Tag;
 use crate::Duration;
 use std::fmt;
 
+/// What reactions give to each other.
+pub trait Value: Clone {
+    /// What goes to another federate in its place, and is kept until it has arrived: a reference to a payload, say,
+    /// where readers of this federate get the object itself.
+    #[must_use]
+    fn to_send(&self) -> Self {
+        self.clone()
+    }
+}
+
+impl Value for u8 {}
+impl Value for u32 {}
+impl Value for u64 {}
+impl Value for i64 {}
+impl Value for String {}
+
 /// The settings of a scheduler.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SchedulerConfig {

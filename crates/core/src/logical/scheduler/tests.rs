@@ -285,6 +285,49 @@ fn values_for_other_federates_are_sent_once_they_are_final() {
     assert_eq!(s.poll(at(0)), Some(Step::Completed(Tag::START)));
 }
 
+/// A value of which other federates get only a part.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Seen {
+    Whole,
+    Reference,
+}
+
+impl Value for Seen {
+    fn to_send(&self) -> Self {
+        Seen::Reference
+    }
+}
+
+#[test]
+fn only_what_leaves_for_another_federate_is_replaced_by_what_travels() {
+    let connections = [("b.in", ms(0)), ("c.in", ms(0)), ("d.in", ms(5))]
+        .map(|(to, after)| Connection::new("a.out", to).after(after))
+        .to_vec();
+    let reactors = vec![ticking("a", A), reading("b", B), reading("c", A), reading("d", A)];
+    let graph = graph(2, reactors, connections);
+    let mut s = Scheduler::new(Arc::clone(&graph), A, Waits::InCycles, SchedulerConfig::default());
+    s.start(at(0), Tag::START);
+    s.advance_to(Tag::FOREVER);
+    let (mut sent, mut read) = (Vec::new(), Vec::new());
+    while let Some(step) = s.poll(at(5)) {
+        match step {
+            Step::Send { value, .. } => sent.push(value),
+            Step::Run { reactions, .. } => {
+                for Ready { reaction, .. } in reactions {
+                    let info = graph.reaction(reaction).unwrap();
+                    read.extend(info.triggers.iter().filter_map(|input| s.value(*input).cloned()));
+                    let sets = info.effects.iter().map(|output| (*output, Seen::Whole)).collect();
+                    let (schedules, stop) = (Vec::new(), false);
+                    s.finish(reaction, Effects { sets, schedules, stop }, at(5)).unwrap();
+                }
+            }
+            _ => {}
+        }
+    }
+    assert_eq!(sent, [Some(Seen::Reference)]);
+    assert_eq!(read, [Seen::Whole, Seen::Whole], "c at once, d over a delay");
+}
+
 #[test]
 fn the_last_tag_runs_shutdown_and_nothing_comes_after_it() {
     let reactor = ticking("a", A).reaction(Reaction::new("bye").on_shutdown());
