@@ -3,7 +3,8 @@
 //! Each step delivers the next message of one link. Once each, at any moment and if the bounds allow it: somebody asks for
 //! the end, the RTI is replaced and everything in flight is lost, a federate dies with what it has in flight. Because
 //! messages can be delivered before, every prefix of what is in flight can survive. States seen before are not searched
-//! again. Wherever nothing more can happen, all must have ended, and the records must equal the reference.
+//! again. Wherever nothing more has to happen, all must have ended, and the records must equal the reference. These
+//! programs end by a request, by their time limit, or by themselves, once nobody has an event.
 
 use super::failover_epoch as epoch;
 use super::program::{ActionKind, Connection, Program, Reaction, Reactor};
@@ -49,6 +50,7 @@ struct Bounds {
     stops: u8,
     takeovers: u8,
     deaths: u8,
+    timeout: Option<Duration>,
     states_max: usize,
 }
 
@@ -75,6 +77,7 @@ impl State {
         let config = || FederateConfig {
             scheduler: SchedulerConfig {
                 fast: true,
+                timeout: bounds.timeout,
                 ..SchedulerConfig::default()
             },
             ..FederateConfig::default()
@@ -106,7 +109,7 @@ impl State {
         for at in 0..self.sites.len() {
             let id = FederateId(at as u16);
             let rti = Rc::make_mut(&mut self.rti);
-            if self.sites[at].is_alive {
+            if self.sites[at].is_alive && !self.sites[at].has_ended {
                 rti.on_connected(id, NOW);
             } else {
                 rti.on_gone(id, NOW);
@@ -226,14 +229,15 @@ impl State {
     /// Checks an end: nothing is left to happen.
     fn check(&self, graph: &Graph, bounds: Bounds) -> usize {
         let alive = || self.sites.iter().filter(|site| site.is_alive);
-        // A request can die with whoever asked.
-        let decided = alive().any(|site| site.federate.scheduler().stop() != Tag::FOREVER);
-        if decided || (bounds.stops > 0 && bounds.deaths == 0) {
-            assert!(alive().all(|site| site.has_ended), "hangs: {:?}", self.describe());
-        }
-        let stops: BTreeSet<_> = alive().map(|site| site.federate.scheduler().stop()).collect();
+        assert!(alive().all(|site| site.has_ended), "hangs: {:?}", self.describe());
+        let stops: BTreeSet<_> = alive().map(|site| site.federate.scheduler().last()).collect();
         assert!(stops.len() <= 1, "two last tags: {stops:?}");
         let stop = stops.first().copied().unwrap_or(Tag::FOREVER);
+        if self.stops == bounds.stops && self.deaths == bounds.deaths {
+            let limit = bounds.timeout.map(|time| Tag::at(time, 0));
+            let end = limit.or_else(|| reference::end(graph));
+            assert_eq!(Some(stop), end, "{:?}", self.describe());
+        }
         let mut records: Vec<_> = self.sites.iter().flat_map(|site| site.brains.records.clone()).collect();
         records.sort_unstable();
         let dead = self.sites.iter().enumerate().filter(|(_, site)| !site.is_alive);
@@ -250,7 +254,7 @@ impl State {
                 Death {
                     ran,
                     arrived,
-                    knew_stop: site.federate.scheduler().stop() == stop,
+                    knew_stop: site.federate.scheduler().last() == stop,
                 },
             )
         });
@@ -262,7 +266,7 @@ impl State {
     fn describe(&self) -> Vec<String> {
         let describe = |site: &Rc<Site>| {
             let s = site.federate.scheduler();
-            let (tags, open) = ((s.reached(), s.next_tag(), s.grants(), s.stop()), !s.is_between_tags());
+            let (tags, open) = ((s.reached(), s.next_tag(), s.grants(), s.last()), !s.is_between_tags());
             format!("alive {} ended {} open {open} {tags:?}", site.is_alive, site.has_ended)
         };
         self.sites.iter().map(describe).collect()
@@ -311,7 +315,7 @@ fn explore(program: &Program, bounds: Bounds) -> Found {
         let left = moves
             .iter()
             .any(|step| !matches!(step, Move::Stop(_) | Move::Takeover | Move::Die(_)));
-        if !left && (state.stops == 0 || state.sites.iter().all(|site| !site.is_alive)) {
+        if !left {
             found.ends += 1;
             found.records += state.check(&graph, bounds);
         }
@@ -382,6 +386,7 @@ const NORMAL: Bounds = Bounds {
     stops: 0,
     takeovers: 0,
     deaths: 0,
+    timeout: None,
     states_max: 60_000,
 };
 
@@ -395,17 +400,20 @@ fn check(name: &str, program: &Program, bounds: Bounds) -> Found {
 fn small_programs_do_the_same_in_every_order() {
     for (name, program) in [("asking", asking()), ("chain", chain())] {
         for (stops, takeovers, deaths) in [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)] {
-            let found = check(
-                name,
-                &program,
-                Bounds {
-                    stops,
-                    takeovers,
-                    deaths,
-                    ..NORMAL
-                },
-            );
-            assert!(found.records > 0 && !found.cut_short, "{found:?}");
+            for timeout in [None, Some(ms(1))] {
+                let found = check(
+                    name,
+                    &program,
+                    Bounds {
+                        stops,
+                        takeovers,
+                        deaths,
+                        timeout,
+                        ..NORMAL
+                    },
+                );
+                assert!(found.records > 0 && !found.cut_short, "{found:?}");
+            }
         }
     }
 }
@@ -417,12 +425,9 @@ fn random_small(seed: u64) -> Program {
         physical_actions: false,
         physical_connections: false,
         shutdown: random.one_in(2),
+        periodic: false,
     };
-    let mut program = reference::random_program(&mut random, kinds);
-    for timer in program.reactors.iter_mut().flat_map(|reactor| &mut reactor.timers) {
-        timer.period = None;
-    }
-    program
+    reference::random_program(&mut random, kinds)
 }
 
 #[test]
@@ -450,7 +455,8 @@ fn the_deep_search_of_coordination_finds_nothing() {
         ..NORMAL
     };
     for (name, program) in [("asking", asking()), ("chain", chain())] {
-        for (stops, takeovers, deaths) in [(0, 0, 0), (1, 0, 0), (1, 1, 0), (1, 0, 1), (1, 1, 1)] {
+        let bounds = [(0, 0, 0), (1, 0, 0), (1, 1, 0), (1, 0, 1), (1, 1, 1)];
+        for ((stops, takeovers, deaths), timeout) in bounds.into_iter().flat_map(|b| [(b, None), (b, Some(ms(1)))]) {
             check(
                 name,
                 &program,
@@ -458,6 +464,7 @@ fn the_deep_search_of_coordination_finds_nothing() {
                     stops,
                     takeovers,
                     deaths,
+                    timeout,
                     ..deep
                 },
             );
@@ -469,6 +476,7 @@ fn the_deep_search_of_coordination_finds_nothing() {
             stops,
             takeovers,
             deaths,
+            timeout: (seed % 3 == 0).then_some(ms(2)),
             states_max: 50_000,
         };
         check("random", &random_small(seed), bounds);

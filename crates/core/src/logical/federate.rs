@@ -265,7 +265,7 @@ impl<V: Value> Federate<V> {
                     // A message may have lowered what the RTI takes for the next event, for this tag only.
                     self.announced = None;
                     // One tag at a time, so that a fast federate still takes what comes.
-                    if self.scheduler.stop() != tag {
+                    if self.scheduler.last() != tag {
                         return;
                     }
                 }
@@ -316,6 +316,10 @@ impl<V: Value> Federate<V> {
 
     fn on_start(&mut self, at: Instant, first: Tag, sent: Vec<(FederateId, u64)>) {
         if self.scheduler.started_at().is_some() {
+            return;
+        }
+        if self.scheduler.limit() < first {
+            self.outbox.push_back(FederateAction::Expelled);
             return;
         }
         self.scheduler.start(at, first);
@@ -375,7 +379,9 @@ impl<V: Value> Federate<V> {
 
     fn request_stop_at(&mut self, tag: Tag) {
         let decided = self.scheduler.stop() != Tag::FOREVER;
-        if self.scheduler.started_at().is_some() && self.stop_proposal.is_none() && !decided {
+        // At its time limit it ends without being asked.
+        let is_earlier = self.scheduler.reached().next() < self.scheduler.limit();
+        if self.scheduler.started_at().is_some() && self.stop_proposal.is_none() && !decided && is_earlier {
             let proposal = self.propose_stop(tag);
             self.send(Up::StopRequest(proposal));
         }
@@ -385,7 +391,7 @@ impl<V: Value> Federate<V> {
     fn propose_stop(&mut self, tag: Tag) -> Tag {
         let proposal = *self
             .stop_proposal
-            .get_or_insert(tag.max(self.scheduler.reached().next()));
+            .get_or_insert(tag.max(self.scheduler.reached().next()).min(self.scheduler.limit()));
         self.scheduler.hold(proposal);
         proposal
     }

@@ -114,6 +114,18 @@ pub struct Death {
 
 /// Runs the whole program up to and including `stop`.
 pub fn run(graph: &Graph, stop: Tag, outside: &[Outside], deaths: &BTreeMap<FederateId, Death>) -> Vec<Record> {
+    simulate(graph, stop, outside, deaths).0
+}
+
+/// The tag at which a program ends by itself: the one after its last event. `None` if it goes on and on.
+pub fn end(graph: &Graph) -> Option<Tag> {
+    let long = Duration::from_millis(200);
+    let (_, last) = simulate(graph, Tag::at(long, 0), &[], &BTreeMap::new());
+    (last < Tag::at(long / 2, 0)).then(|| Delay::NONE.first_past(last))
+}
+
+/// The records, and the tag of the last event before `stop`.
+fn simulate(graph: &Graph, stop: Tag, outside: &[Outside], deaths: &BTreeMap<FederateId, Death>) -> (Vec<Record>, Tag) {
     let order = order(graph);
     // If all died, nobody knows of a last tag.
     let all_died = deaths.len() == graph.federates().len();
@@ -140,6 +152,7 @@ pub fn run(graph: &Graph, stop: Tag, outside: &[Outside], deaths: &BTreeMap<Fede
     for (id, element) in graph.elements().iter().enumerate() {
         let id = ElementId(id as u32);
         match element.kind {
+            ElementKind::Startup | ElementKind::Timer { .. } if element.triggers.is_empty() => {}
             ElementKind::Startup => insert(&mut queue, Tag::START, id, None, false),
             ElementKind::Shutdown if stop.time().is_some() && knew_stop(element.federate) => {
                 insert(&mut queue, stop, id, None, false)
@@ -152,10 +165,13 @@ pub fn run(graph: &Graph, stop: Tag, outside: &[Outside], deaths: &BTreeMap<Fede
         insert(&mut queue, *tag, *element, *value, false);
     }
     let mut left: BTreeMap<_, _> = deaths.iter().map(|(id, death)| (*id, death.arrived.clone())).collect();
-    let mut brains = Brains::new();
+    let (mut brains, mut last) = (Brains::new(), Tag::NEVER);
     while let Some((tag, mut present)) = queue.pop_first() {
         if tag > until {
             break;
+        }
+        if tag < stop {
+            last = tag;
         }
         for id in present.keys() {
             if let ElementKind::Timer {
@@ -222,7 +238,7 @@ pub fn run(graph: &Graph, stop: Tag, outside: &[Outside], deaths: &BTreeMap<Fede
         }
     }
     brains.records.sort_unstable();
-    brains.records
+    (brains.records, last)
 }
 
 /// An order in which every reaction comes after those that it depends on.
@@ -260,6 +276,8 @@ pub struct Kinds {
     pub physical_actions: bool,
     pub physical_connections: bool,
     pub shutdown: bool,
+    /// Whether timers go on for ever.
+    pub periodic: bool,
 }
 
 /// A random program that is correct.
@@ -280,7 +298,7 @@ pub fn random_program(random: &mut Random, kinds: Kinds) -> Program {
             reactor.timers.push(Timer {
                 name: "t".into(),
                 offset: Duration::from_millis(random.below(3)),
-                period: Some(Duration::from_millis(1 + random.below(4))),
+                period: Some(Duration::from_millis(1 + random.below(4))).filter(|_| kinds.periodic),
             });
         }
         for (name, kind, wanted) in [

@@ -17,6 +17,9 @@
 //! - **Stop.** The last tag is the latest that any federate proposes; the dead count as having replied. A federate that
 //!   does not reply in time counts as dead. All hold before the last tag, so it is granted anew, with everybody's shutdown
 //!   as an event there. A federate that has completed it stays until all have: nobody else may know what it sent there.
+//! - **Starvation.** When nobody has an event, no message is on its way and no federate has physical actions or physical
+//!   connections, the RTI asks for the end itself. So the last tag is the one after the latest that anybody has reached.
+//!   With a time limit, everybody has an event there, so nobody starves.
 //! - **Takeover.** An RTI that starts anew asks all federates what they know, and decides nothing before it has heard
 //!   them. Nothing granted before is taken back: grants only grow, and follow from the same facts. Federates that do not
 //!   report in time count as dead.
@@ -177,6 +180,7 @@ impl<V: Clone> Rti<V> {
             Up::NextEvent { tag, is_bound } => {
                 self.node_mut(from).on_next(tag, is_bound);
                 self.settle(from);
+                self.check_starved(now);
             }
             Up::Completed(tag) => {
                 self.node_mut(from).on_completed(tag);
@@ -191,6 +195,7 @@ impl<V: Clone> Rti<V> {
             Up::Resign => {
                 self.node_mut(from).status = Status::Resigned;
                 self.settle(from);
+                self.check_stop(now);
                 self.look_for_the_end();
             }
         }
@@ -239,9 +244,9 @@ impl<V: Clone> Rti<V> {
         self.outbox.push_back(RtiAction::Send { to, envelope });
     }
 
-    fn send_to_present(&mut self, except: FederateId, body: &Down<V>) {
+    fn send_to_present(&mut self, except: Option<FederateId>, body: &Down<V>) {
         for to in self.graph.federate_ids() {
-            if to != except && self.node(to).status == Status::Present {
+            if Some(to) != except && self.node(to).status == Status::Present {
                 self.send(to, body.clone());
             }
         }
@@ -434,10 +439,11 @@ impl<V: Clone> Rti<V> {
             self.send(sender, Down::Delivered { to: federate, number });
         }
         self.outbox.push_back(RtiAction::Gone(federate));
-        self.send_to_present(federate, &Down::Gone(federate));
+        self.send_to_present(Some(federate), &Down::Gone(federate));
         self.settle(federate);
         self.check_stop(now);
         self.look_for_the_end();
+        self.check_starved(now);
     }
 
     fn look_for_the_end(&mut self) {

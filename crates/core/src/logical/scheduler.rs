@@ -169,9 +169,9 @@ impl<V: Value> Scheduler<V> {
         self.provisional = self.provisional.max(tag);
     }
 
-    /// Does not open `tag`, nor any later one, until a stop is decided.
+    /// Does not open `tag`, nor any later one, until a stop is decided. The tag of the time limit needs no decision.
     pub fn hold(&mut self, tag: Tag) {
-        if self.stop == Tag::FOREVER {
+        if self.stop == Tag::FOREVER && tag < self.limit() {
             self.barrier = self.barrier.min(tag);
         }
     }
@@ -184,7 +184,8 @@ impl<V: Value> Scheduler<V> {
         if tag == self.stop {
             return Ok(());
         }
-        if tag <= self.reached() || self.stop < tag {
+        let is_reached = tag <= self.reached() && tag != self.last();
+        if is_reached || self.last() < tag {
             return Err(Refused::Stopped);
         }
         self.stop = tag;
@@ -283,12 +284,8 @@ impl<V: Value> Scheduler<V> {
             return tag;
         }
         let event = self.queue.first_key_value().map_or(Tag::FOREVER, |((tag, _), _)| *tag);
-        let last = if self.completed < self.stop {
-            self.stop
-        } else {
-            Tag::FOREVER
-        };
-        event.min(last)
+        let last = Some(self.last()).filter(|last| self.completed < *last);
+        event.min(last.unwrap_or(Tag::FOREVER))
     }
 
     /// The tag up to which everything is done.
@@ -321,9 +318,27 @@ impl<V: Value> Scheduler<V> {
         (self.granted, self.provisional)
     }
 
-    /// The last tag; [`Tag::FOREVER`] until it is decided.
+    /// The last tag that was decided; [`Tag::FOREVER`] until then.
     pub fn stop(&self) -> Tag {
         self.stop
+    }
+
+    /// The tag of the time limit; [`Tag::FOREVER`] without one.
+    pub fn limit(&self) -> Tag {
+        self.config.timeout.map_or(Tag::FOREVER, |time| Tag::at(time, 0))
+    }
+
+    /// The last tag, by decision or by the time limit.
+    pub fn last(&self) -> Tag {
+        self.stop.min(self.limit())
+    }
+
+    /// Whether it waits for nothing but messages: no event is left, and no physical action can bring one. A federate
+    /// without others then ends at the next tag. Others leave that to the RTI.
+    pub fn is_starved(&self) -> bool {
+        let federate = self.graph.federate(self.federate);
+        let is_physical = federate.is_none_or(|federate| federate.physical_delay.is_some());
+        self.start.is_some() && self.is_between_tags() && self.next_tag() == Tag::FOREVER && !is_physical
     }
 
     /// The time since the program's start; `None` while that is unknown, and zero before it.
@@ -359,7 +374,7 @@ impl<V: Value> Scheduler<V> {
         let next = self.next_tag();
         let provisional = self.provisional > self.granted.max(self.completed) && self.provisional <= next;
         let tag = if provisional { self.provisional } else { next };
-        let may_open = (provisional || tag <= self.granted) && tag < self.barrier && tag <= self.stop;
+        let may_open = (provisional || tag <= self.granted) && tag < self.barrier && tag <= self.last();
         tag.time().filter(|_| may_open)?;
         Some(tag)
     }
@@ -385,13 +400,13 @@ impl<V: Value> Scheduler<V> {
             } = self.graph.elements()[element.0 as usize].kind
             {
                 let next = tag + Delay::of_connection(period);
-                if next <= self.stop && next != Tag::FOREVER {
+                if next <= self.last() && next != Tag::FOREVER {
                     self.queue.insert((next, element), None);
                 }
             }
             self.set(element, value);
         }
-        if tag == self.stop {
+        if tag == self.last() {
             let plan = Arc::clone(&self.plan);
             for shutdown in &plan.shutdowns {
                 self.set(*shutdown, None);
@@ -484,7 +499,7 @@ impl<V: Value> Scheduler<V> {
         if to != self.federate {
             let tag = if link.physical { tag } else { arrival };
             let value = Some(value);
-            return (tag <= self.stop && tag != Tag::FOREVER).then_some(Step::Send { to, input, tag, value });
+            return (tag <= self.last() && tag != Tag::FOREVER).then_some(Step::Send { to, input, tag, value });
         }
         let kept = if link.physical {
             self.schedule_at_clock(input, link.after, Some(value), self.clock)
@@ -511,7 +526,7 @@ impl<V: Value> Scheduler<V> {
         self.open = None;
         self.completed = tag;
         self.outbox.push_back(Step::Completed(tag));
-        if tag == self.stop {
+        if tag == self.last() {
             self.queue.clear();
             self.outbox.push_back(Step::Ended);
         }

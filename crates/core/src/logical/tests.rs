@@ -3,6 +3,7 @@
 use super::reference::{self, Kinds, Random};
 use super::world::{Scenario, World};
 use super::*;
+use crate::Duration;
 use proptest::prelude::*;
 use std::sync::Arc;
 
@@ -15,6 +16,7 @@ fn random_run(seed: u64, adjust: impl Fn(&mut Random, &mut Kinds, &mut Scenario)
         physical_actions: false,
         physical_connections: false,
         shutdown: true,
+        periodic: true,
     };
     let mut scenario = Scenario {
         fast: random.one_in(2),
@@ -25,6 +27,8 @@ fn random_run(seed: u64, adjust: impl Fn(&mut Random, &mut Kinds, &mut Scenario)
         new_rtis: 0,
         rtis_survive: false,
         stop_at_ns: 40 * MS,
+        somebody_asks: true,
+        timeout: None,
     };
     adjust(&mut random, &mut kinds, &mut scenario);
     if scenario.fast {
@@ -34,9 +38,16 @@ fn random_run(seed: u64, adjust: impl Fn(&mut Random, &mut Kinds, &mut Scenario)
     }
     let program = reference::random_program(&mut random, kinds);
     let graph = Arc::new(Graph::new(&program).map_err(|e| e.to_string())?);
+    let limit = scenario.timeout.map(|time| Tag::at(time, 0));
+    let end = limit.or_else(|| reference::end(&graph).filter(|_| !kinds.periodic));
+    // What goes on and on ends only if somebody asks.
+    scenario.somebody_asks |= end.is_none();
     let outcome = World::new(Arc::clone(&graph), scenario, random)
         .run()
         .map_err(|e| format!("{scenario:?} {e}"))?;
+    if !scenario.somebody_asks && scenario.deaths == 0 && end != Some(outcome.stop) {
+        return Err(format!("{scenario:?} ends at {} and not {end:?}", outcome.stop));
+    }
     let expected = reference::run(&graph, outcome.stop, &outcome.outside, &outcome.deaths);
     if outcome.records == expected {
         return Ok(());
@@ -95,6 +106,34 @@ proptest! {
             kinds.physical_actions = random.one_in(2);
             scenario.deaths = 1 + random.below(2);
             scenario.new_rtis = random.below(2);
+        });
+        prop_assert!(result.is_ok(), "{}", result.unwrap_err());
+    }
+
+    #[test]
+    fn a_program_without_events_ends_by_itself(seed in any::<u64>()) {
+        let result = random_run(seed, |random, kinds, scenario| {
+            kinds.periodic = false;
+            scenario.somebody_asks = random.one_in(4);
+            scenario.deaths = random.below(2);
+            scenario.new_rtis = random.below(3);
+            scenario.rtis_survive = random.one_in(2);
+            scenario.stop_at_ns /= [1, 8][random.below(2) as usize];
+        });
+        prop_assert!(result.is_ok(), "{}", result.unwrap_err());
+    }
+
+    #[test]
+    fn a_program_ends_at_its_time_limit_unless_somebody_asks_before(seed in any::<u64>()) {
+        let result = random_run(seed, |random, kinds, scenario| {
+            kinds.periodic = random.one_in(2);
+            kinds.physical_actions = random.one_in(2);
+            scenario.timeout = Some(Duration::from_millis(random.below(12)));
+            scenario.somebody_asks = random.one_in(2);
+            scenario.deaths = random.below(2);
+            scenario.new_rtis = random.below(3);
+            scenario.rtis_survive = random.one_in(2);
+            scenario.stop_at_ns /= [1, 4, 8][random.below(3) as usize];
         });
         prop_assert!(result.is_ok(), "{}", result.unwrap_err());
     }

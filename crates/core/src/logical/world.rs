@@ -45,8 +45,10 @@ pub struct Scenario {
     pub new_rtis: u64,
     /// Whether an RTI lives on when there is a new one.
     pub rtis_survive: bool,
-    /// When somebody asks for the end.
+    /// When somebody asks for the end, if anybody does.
     pub stop_at_ns: u64,
+    pub somebody_asks: bool,
+    pub timeout: Option<Duration>,
 }
 
 struct Site {
@@ -108,6 +110,7 @@ impl World {
             let config = FederateConfig {
                 scheduler: SchedulerConfig {
                     fast: scenario.fast,
+                    timeout: scenario.timeout,
                     ..SchedulerConfig::default()
                 },
                 null_interval: Duration::from_millis(2),
@@ -147,11 +150,13 @@ impl World {
         let (count, stop_at) = (self.sites.len() as u64, self.scenario.stop_at_ns);
         self.at(0, Event::NewRti);
         let asks = self.random.below(count) as usize;
-        self.at(stop_at, Event::RequestStop(asks));
-        // Somebody else asks in the end, in case that one is dead.
-        for site in 0..self.sites.len() {
-            self.at(stop_at * 2, Event::RequestStop(site));
-            self.at(stop_at * 2 + 700 * MS, Event::RequestStop(site));
+        if self.scenario.somebody_asks {
+            self.at(stop_at, Event::RequestStop(asks));
+            // Somebody else asks in the end, in case that one is dead.
+            for site in 0..self.sites.len() {
+                self.at(stop_at * 2, Event::RequestStop(site));
+                self.at(stop_at * 2 + 700 * MS, Event::RequestStop(site));
+            }
         }
         for _ in 0..self.scenario.deaths {
             let (at, site) = (self.random.below(stop_at * 3 / 2), self.random.below(count) as usize);
@@ -215,7 +220,7 @@ impl World {
                 s.reached(),
                 s.next_tag(),
                 s.grants(),
-                s.stop(),
+                s.last(),
             )
         });
         let rti = self.centers.last().map(|center| center.rti.describe());
@@ -473,7 +478,7 @@ impl World {
     fn outcome(&self) -> Outcome {
         let mut records: Vec<_> = self.sites.iter().flat_map(|site| site.brains.records.clone()).collect();
         records.sort_unstable();
-        let stops = self.sites.iter().map(|site| site.federate.scheduler().stop());
+        let stops = self.sites.iter().map(|site| site.federate.scheduler().last());
         let stop = stops.min().filter(|_| !self.start_failed).unwrap_or(Tag::NEVER);
         // The dead may have been ahead.
         records.retain(|(tag, ..)| *tag <= stop);
@@ -491,7 +496,7 @@ impl World {
                 Death {
                     ran,
                     arrived,
-                    knew_stop: site.federate.scheduler().stop() == stop,
+                    knew_stop: site.federate.scheduler().last() == stop,
                 },
             )
         });

@@ -288,7 +288,7 @@ proptest! {
     fn without_a_violation_the_result_is_that_of_the_reference(seed in any::<u64>()) {
         let mut random = Random::new(seed);
         let federates = 1 + random.below(4) as u16;
-        let kinds = Kinds { federates, physical_actions: false, physical_connections: false, shutdown: true };
+        let kinds = Kinds { federates, physical_actions: false, physical_connections: false, shutdown: true, periodic: true };
         let graph = Arc::new(Graph::new(&reference::random_program(&mut random, kinds)).unwrap());
         let (offset, waits) = (ms(random.below(12)), random.one_in(2));
         let offset = |id| Some(offset).filter(|_| !waits || graph.federate(id).unwrap().cycle.is_some());
@@ -313,6 +313,7 @@ fn short_offsets_are_violated_more_often_than_long_ones() {
                 physical_actions: false,
                 physical_connections: false,
                 shutdown: true,
+                periodic: true,
             };
             let graph = Arc::new(Graph::new(&reference::random_program(&mut random, kinds)).unwrap());
             let (_, violations) = run(&graph, |_| Some(offset), &mut random);

@@ -184,6 +184,40 @@ fn rule_10_a_reply_raises_a_barrier_and_the_last_tag_is_told_before_it_leaves() 
 }
 
 #[test]
+fn before_a_time_limit_a_request_is_clipped_to_it_and_at_the_limit_it_changes_nothing() {
+    let graph = graph();
+    let limited = |timeout| {
+        let scheduler = SchedulerConfig {
+            timeout: Some(timeout),
+            ..SchedulerConfig::default()
+        };
+        let config = FederateConfig {
+            scheduler,
+            ..FederateConfig::default()
+        };
+        let mut b = started(&graph, B, config);
+        tell(&mut b, Down::Grant(tag(30, 0)), at(0));
+        b
+    };
+    let mut b = limited(ms(15));
+    assert_eq!(
+        sends(&mut b, at(10)),
+        [Up::Completed(tag(10, 0)), net(tag(15, 0), false)]
+    );
+    b.request_stop_at(tag(40, 0));
+    assert_eq!(sends(&mut b, at(14)), [Up::StopRequest(tag(15, 0))]);
+    assert_eq!(
+        sends(&mut b, at(15)),
+        [Up::Completed(tag(15, 0)), Up::Resign],
+        "it need not wait for the answer"
+    );
+    let mut b = limited(ms(0));
+    assert_eq!(sends(&mut b, at(0)), [Up::Completed(Tag::START), Up::Resign]);
+    b.request_stop();
+    assert_eq!(sends(&mut b, at(1)), []);
+}
+
+#[test]
 fn a_new_rti_is_told_everything_and_an_old_one_is_ignored() {
     let graph = graph();
     let mut a = started(&graph, A, FederateConfig::default());

@@ -44,7 +44,7 @@ impl<V: Clone> Rti<V> {
             node.resume(&report);
         }
         node.report = Some(Box::new(report));
-        if self.node(from).status == Status::Present {
+        if self.node(from).status != Status::Absent {
             self.release_held(from);
         }
         for message in retained {
@@ -100,7 +100,7 @@ impl<V: Clone> Rti<V> {
         for federate in missing {
             self.drop_held(federate);
             self.outbox.push_back(RtiAction::Gone(federate));
-            self.send_to_present(federate, &Down::Gone(federate));
+            self.send_to_present(Some(federate), &Down::Gone(federate));
         }
         if let Some(tag) = stop {
             self.decide_stop(tag);
@@ -111,6 +111,7 @@ impl<V: Clone> Rti<V> {
         }
         self.settle_all();
         self.look_for_the_end();
+        self.check_starved(now);
     }
 
     fn start_or_fail(&mut self, latest: Instant, missing: Vec<FederateId>) {
@@ -146,7 +147,7 @@ impl<V: Clone> Rti<V> {
         let sent = receivers.filter_map(|(to, node)| Some((to, *node.last_from.get(&federate)?)));
         let sent = sent.collect();
         self.send(federate, Down::Start { at: start, first, sent });
-        self.send_to_present(federate, &Down::Back { federate, first });
+        self.send_to_present(Some(federate), &Down::Back { federate, first });
         for node in &mut self.nodes {
             node.settled.remove(&federate);
         }

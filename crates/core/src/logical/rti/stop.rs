@@ -1,9 +1,10 @@
 //! Agreeing on the last tag.
 
+use super::super::graph::FederateInfo;
 use super::super::program::FederateId;
 use super::super::protocol::Down;
 use super::super::Tag;
-use super::{Rti, Status};
+use super::{Node, Phase, Rti, Status};
 use crate::Instant;
 use std::collections::BTreeMap;
 
@@ -31,10 +32,7 @@ impl<V: Clone> Rti<V> {
     pub(super) fn on_stop_proposal(&mut self, from: FederateId, tag: Tag, now: Instant) {
         match &mut self.stop {
             Stop::None => {
-                let proposals = BTreeMap::from([(from, tag)]);
-                let until = now + self.config.stop_reply_max;
-                self.stop = Stop::Asking { proposals, until };
-                self.send_to_present(from, &Down::StopRequest);
+                self.ask_for_stop(BTreeMap::from([(from, tag)]), Some(from), now);
             }
             Stop::Asking { proposals, .. } => {
                 proposals.insert(from, tag);
@@ -52,13 +50,33 @@ impl<V: Clone> Rti<V> {
         let silent = self.present().find(|federate| !proposals.contains_key(federate));
         match silent {
             None => {
-                let latest = proposals.values().max().copied();
+                // Who has left completed the tag of the time limit, which no proposal exceeds.
+                let left = self.nodes.iter().filter(|node| node.status == Status::Resigned);
+                let latest = proposals.values().copied().chain(left.map(|node| node.completed)).max();
                 self.decide_stop(latest.unwrap_or(Tag::START));
             }
             // Comes back here for the next one.
             Some(federate) if *until <= now => self.bury(federate, now),
             Some(_) => {}
         }
+    }
+
+    /// Asks all for the end once nobody has an event, nothing is on its way, and no clock can bring an event.
+    pub(super) fn check_starved(&mut self, now: Instant) {
+        let runs = matches!(self.phase, Phase::Running { .. }) && self.stop == Stop::None;
+        let waits = |(info, node): (&FederateInfo, &Node<V>)| {
+            node.status == Status::Present && (node.next() < Tag::FOREVER || info.physical_delay.is_some())
+        };
+        if runs && !self.graph.federates().iter().zip(&self.nodes).any(waits) {
+            self.ask_for_stop(BTreeMap::new(), None, now);
+        }
+    }
+
+    /// All but `asking` have to hold and reply.
+    fn ask_for_stop(&mut self, proposals: BTreeMap<FederateId, Tag>, asking: Option<FederateId>, now: Instant) {
+        let until = now + self.config.stop_reply_max;
+        self.stop = Stop::Asking { proposals, until };
+        self.send_to_present(asking, &Down::StopRequest);
     }
 
     pub(super) fn decide_stop(&mut self, tag: Tag) {

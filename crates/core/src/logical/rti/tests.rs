@@ -414,6 +414,47 @@ fn rule_14_who_returns_does_so_after_everything_that_others_relied_on() {
 }
 
 #[test]
+fn a_program_ends_once_nobody_has_an_event_and_nothing_is_on_its_way() {
+    let graph = chain(ms(0), ms(0));
+    let input = graph.find("b.in").unwrap();
+    let mut rti = started(&graph);
+    for federate in [B, C] {
+        next(&mut rti, federate, Tag::FOREVER);
+    }
+    tell(&mut rti, A, Up::Message(value(A, B, 1, input, tag(5, 0))), at(5));
+    tell(&mut rti, A, Up::Completed(tag(5, 0)), at(5));
+    next(&mut rti, A, Tag::FOREVER);
+    let asked = |rti: &mut Rti<u64>| {
+        let asked = sent(rti).into_iter().filter(|(_, body)| *body == Down::StopRequest);
+        asked.map(|(to, _)| to).collect::<Vec<_>>()
+    };
+    assert_eq!(asked(&mut rti), [], "a message is on its way");
+    let mut dies = rti.clone();
+    tell_received(&mut rti, B, 1, Up::Completed(tag(5, 0)), at(6));
+    assert_eq!(asked(&mut rti), [], "its next event is not known");
+    next(&mut rti, B, Tag::FOREVER);
+    assert_eq!(asked(&mut rti), [A, B, C]);
+    for (federate, tag) in [(A, tag(5, 1)), (B, tag(5, 1)), (C, Tag::START)] {
+        tell(&mut rti, federate, Up::StopReply(tag), at(7));
+    }
+    assert!(sent_to(&mut rti, C).contains(&Down::Stop(tag(5, 1))));
+
+    dies.on_gone(B, at(6));
+    assert_eq!(asked(&mut dies), [A, C]);
+}
+
+#[test]
+fn who_has_left_at_the_time_limit_raises_a_requested_last_tag_to_it() {
+    let graph = chain(ms(0), ms(0));
+    let mut rti = started::<u64>(&graph);
+    tell(&mut rti, B, Up::StopRequest(tag(4, 1)), at(4));
+    tell(&mut rti, C, Up::StopReply(tag(6, 0)), at(5));
+    tell(&mut rti, A, Up::Completed(tag(50, 0)), at(50));
+    tell(&mut rti, A, Up::Resign, at(50));
+    assert!(sent_to(&mut rti, C).contains(&Down::Stop(tag(50, 0))));
+}
+
+#[test]
 fn who_was_taken_for_dead_is_expelled_and_an_old_rti_stops() {
     let graph = chain(ms(0), ms(0));
     let mut rti = started::<u64>(&graph);

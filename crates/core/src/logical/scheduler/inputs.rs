@@ -67,7 +67,7 @@ impl<V: Value> Scheduler<V> {
         if tag.time().is_none() || again {
             return Err(Refused::BadTag { input, tag });
         }
-        if tag > self.stop {
+        if tag > self.last() {
             return Ok(());
         }
         if self.open == Some(tag) && self.is_unknown(input, tag) {
@@ -189,7 +189,7 @@ impl<V: Value> Scheduler<V> {
     }
 
     pub(super) fn insert(&mut self, tag: Tag, element: ElementId, value: Option<V>) -> Result<(), Refused> {
-        if tag > self.stop || tag == Tag::FOREVER {
+        if tag > self.last() || tag == Tag::FOREVER {
             return Err(Refused::Stopped);
         }
         if self.queue.len() >= self.config.events_max {

@@ -27,6 +27,8 @@ impl Value for String {}
 pub struct SchedulerConfig {
     /// Do not wait for the clock, and take no reaction for late.
     pub fast: bool,
+    /// The time of the last tag, unless an earlier one is decided. The same on all federates.
+    pub timeout: Option<Duration>,
     /// The most events in the queue.
     pub events_max: usize,
     /// The greatest microstep. Beyond it, time stands still: two actions schedule each other without a delay, say.
@@ -37,6 +39,7 @@ impl Default for SchedulerConfig {
     fn default() -> Self {
         SchedulerConfig {
             fast: false,
+            timeout: None,
             events_max: 65_536,
             microstep_max: 65_536,
         }

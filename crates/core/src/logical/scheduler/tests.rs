@@ -352,6 +352,88 @@ fn the_last_tag_runs_shutdown_and_nothing_comes_after_it() {
     assert_eq!(s.stop_at(tag(20, 0)), Err(Refused::Stopped));
 }
 
+fn limited(graph: &Arc<Graph>, timeout: Duration) -> Scheduler<u64> {
+    let config = SchedulerConfig {
+        fast: true,
+        timeout: Some(timeout),
+        ..SchedulerConfig::default()
+    };
+    let mut s = Scheduler::new(Arc::clone(graph), A, Waits::InCycles, config);
+    s.start(at(0), Tag::START);
+    s.advance_to(Tag::FOREVER);
+    s
+}
+
+/// The tags at which it runs something, until it ends.
+fn runs(s: &mut Scheduler<u64>) -> Vec<Tag> {
+    let mut tags = Vec::new();
+    loop {
+        match s.poll(at(0)) {
+            Some(Step::Run { tag, reactions, .. }) => {
+                tags.extend(Some(tag).filter(|tag| tags.last() != Some(tag)));
+                for ready in reactions {
+                    s.finish(ready.reaction, Effects::default(), at(0)).unwrap();
+                }
+            }
+            Some(Step::Completed(_)) => {}
+            Some(Step::Ended) => return tags,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_time_limit_is_the_last_tag_unless_an_earlier_one_is_decided() {
+    let reactor = ticking("a", A).reaction(Reaction::new("bye").on_shutdown());
+    let graph = graph(1, vec![reactor], vec![]);
+    let mut s = limited(&graph, ms(25));
+    assert_eq!(runs(&mut s), [tag(0, 0), tag(10, 0), tag(20, 0), tag(25, 0)]);
+
+    let mut s = limited(&graph, ms(25));
+    assert_eq!(s.stop_at(tag(26, 0)), Err(Refused::Stopped));
+    s.hold(tag(25, 0));
+    assert!(s.stop_at(tag(12, 0)).is_ok());
+    assert_eq!((s.stop(), s.last()), (tag(12, 0), tag(12, 0)));
+    assert_eq!(runs(&mut s), [tag(0, 0), tag(10, 0), tag(12, 0)]);
+
+    let mut s = limited(&graph, ms(0));
+    s.hold(Tag::START);
+    assert_eq!(runs(&mut s), [Tag::START], "startup, the timer and shutdown");
+    assert_eq!(s.stop_at(Tag::START), Ok(()), "which has come already");
+}
+
+#[test]
+fn a_federate_without_events_is_starved_unless_a_clock_can_bring_one() {
+    let starting = |name: &str| Reactor::new(name, A).reaction(Reaction::new("go").on_startup());
+    let start = |reactor: Reactor, timeout| {
+        let graph = graph(1, vec![reactor], vec![]);
+        let mut s = Scheduler::<u64>::new(
+            Arc::clone(&graph),
+            A,
+            Waits::InCycles,
+            SchedulerConfig {
+                timeout,
+                ..SchedulerConfig::default()
+            },
+        );
+        assert!(!s.is_starved(), "it has not started");
+        s.start(at(0), Tag::START);
+        s.advance_to(Tag::FOREVER);
+        assert!(!s.is_starved(), "startup is an event");
+        names(&graph, s.poll(at(0)));
+        finish(&mut s, "a.go", Effects::default());
+        assert!(!s.is_starved(), "the tag is open");
+        assert_eq!(s.poll(at(0)), Some(Step::Completed(Tag::START)));
+        s
+    };
+    assert!(start(starting("a"), None).is_starved());
+    assert!(!start(starting("a"), Some(ms(5))).is_starved(), "shutdown is an event");
+    let button = starting("a")
+        .action("p", ActionKind::Physical, ms(0))
+        .reaction(Reaction::new("see").on("p"));
+    assert!(!start(button, None).is_starved());
+}
+
 #[test]
 fn a_reaction_asks_for_the_end_once_and_a_hold_keeps_its_tag_free() {
     let graph = graph(1, vec![ticking("a", A)], vec![]);
@@ -581,7 +663,7 @@ proptest! {
     #[test]
     fn one_federate_does_what_the_reference_does(seed in any::<u64>()) {
         let mut random = Random::new(seed);
-        let kinds = Kinds { federates: 1, physical_actions: false, physical_connections: false, shutdown: true };
+        let kinds = Kinds { federates: 1, physical_actions: false, physical_connections: false, shutdown: true, periodic: true };
         let program = reference::random_program(&mut random, kinds);
         let graph = Arc::new(Graph::new(&program).unwrap());
         let stop = tag(20, 0);
