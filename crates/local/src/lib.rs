@@ -29,6 +29,8 @@
 //! file, so nothing remains of processes that were killed, not even of the last one
 //! (`docs/decisions/0019-memory-without-files.md`).
 //!
+//! [`run`] is the second storey: programs of reactors in logical time, whose values travel this way.
+//!
 //! Begin at `domain.rs`. `sender.rs` and `receiver.rs` are what users hold, `outbox.rs` decides what a sender may use
 //! again, `ring.rs` is what a sender and a receiver share, `layout.rs` how a payload lies in memory. `attendant.rs` connects
 //! processes and notices who is gone; `host.rs` decides who is introduced to whom. All unsafe code is in `memory.rs`.
@@ -52,6 +54,7 @@ mod outbox;
 mod ranges;
 mod receiver;
 mod ring;
+pub mod run;
 mod sender;
 mod socket;
 mod store;

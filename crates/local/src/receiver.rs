@@ -212,6 +212,13 @@ impl Receiver {
         Ok(None)
     }
 
+    /// Whether there is a payload to receive.
+    #[inline]
+    pub fn has_payload(&mut self) -> bool {
+        self.look_for_changes();
+        self.sources.iter().any(|source| source.ring.has_entry())
+    }
+
     /// Returns the next payload, or nothing if none came in time. `None` waits for ever.
     ///
     /// # Errors
@@ -387,10 +394,7 @@ fn wait_until(
 
 #[inline]
 fn first_ready(receivers: &mut [&mut Receiver]) -> Option<usize> {
-    receivers.iter_mut().position(|receiver| {
-        receiver.look_for_changes();
-        receiver.sources.iter().any(|source| source.ring.has_entry())
-    })
+    receivers.iter_mut().position(|receiver| receiver.has_payload())
 }
 
 impl Payload {

@@ -188,6 +188,15 @@ impl<V: Value> Federate<V> {
         }
     }
 
+    /// Whether [`Federate::on_message`] would take a message in this envelope: it is from the RTI that it follows, and new.
+    pub fn takes(&self, envelope: &Envelope<Down<V>>) -> bool {
+        let Down::Message(message) = &envelope.body else {
+            return false;
+        };
+        let last = self.received_from.get(&message.from).copied().unwrap_or(0);
+        self.epoch == Some(envelope.epoch) && message.number > last
+    }
+
     /// A physical action happened. Returns its tag.
     ///
     /// # Errors

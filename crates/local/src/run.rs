@@ -1,0 +1,123 @@
+//! Runs one federate of a program: its reactions, its clock, and its links to the others (Kwok, sections III-B and IV-A).
+//!
+//! What happens in which order is decided in [`coorp_core::logical`]. Here are the clock, the links, and the code of the
+//! reactions, which the front end supplies as [`Reactions`].
+//!
+//! - A program of a single federate needs nobody else: no domain, no RTI.
+//! - Otherwise each federate has an inbox, a channel of the [`Domain`](crate::Domain); so has the RTI. They carry the
+//!   messages of [`coorp_core::logical::protocol`], with values of up to [`INLINE_BYTES_MAX`] in them: the eager path of
+//!   section IV-C3.
+//! - A larger value goes over the channel of its output, into shared memory, before the message that refers to it leaves. So
+//!   it is there when the reference arrives, and it outlives its sender. Each value is written once, whatever the number of
+//!   receivers.
+//! - **The RTI** is [`coordinate`], called by a process of its own and by every federate's process on a thread. Whoever
+//!   binds its address coordinates; the kernel lets only one, and the others wait for its end. No time passes but for the
+//!   kernel to notice.
+//!
+//! Begin at `driver.rs`; `coordinator.rs` is the RTI's driver, `frames.rs` the links, `carried.rs` the values.
+//!
+//! Left out: federates on several machines. Federates that come back. Reactions of one level in parallel, which
+//! [`Reactions::run`] may do.
+
+mod carried;
+mod coordinator;
+mod driver;
+mod failure;
+mod frames;
+mod handle;
+
+#[cfg(test)]
+mod tests;
+
+pub use carried::{Received, INLINE_BYTES_MAX};
+pub use coordinator::{coordinate, CoordinatorSettings, Standby};
+pub use driver::{run, Report, Settings};
+pub use failure::Failure;
+pub use handle::Handle;
+
+use crate::Sender;
+use coorp_core::logical::scheduler::{Effects, Ready};
+use coorp_core::logical::{ElementId, Tag};
+use coorp_core::{Duration, Instant};
+
+/// The tag at which reactions run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moment {
+    /// The tag.
+    pub tag: Tag,
+    /// How far the clock is ahead of the tag.
+    pub lag: Duration,
+}
+
+/// A value that a reaction reads.
+#[derive(Debug)]
+pub enum Input<'a, T> {
+    /// An object of this process.
+    Here(&'a T),
+    /// From another federate.
+    From(&'a Received),
+    /// Present, without a value: a timer, or an action that was scheduled without one.
+    Present,
+}
+
+/// What the reactions of a level can read.
+pub trait Inputs<T> {
+    /// The port or action, if it is present.
+    fn get(&self, element: ElementId) -> Option<Input<'_, T>>;
+}
+
+/// A value in the form in which it leaves the process.
+#[derive(Debug)]
+pub enum Encoded {
+    /// Small enough for the message: a header, and parts.
+    Inline(Vec<u8>, Vec<Vec<u8>>),
+    /// In memory that the output's sender loaned, with [`HEADER_RESERVED`] bytes left free at the start of the header.
+    Loan(crate::Loan),
+}
+
+/// The first bytes of the header of a payload, which belong to the runtime.
+pub const HEADER_RESERVED: usize = 8;
+
+/// The code of a federate's reactions.
+pub trait Reactions {
+    /// A value within the process; a handle that is cheap to clone.
+    type Object: Clone;
+
+    /// Runs reactions that are independent of each other, and returns the effects of each, in their order.
+    ///
+    /// # Errors
+    /// What ends the program.
+    fn run(
+        &mut self,
+        moment: Moment,
+        ready: &[Ready],
+        inputs: &dyn Inputs<Self::Object>,
+    ) -> Result<Vec<Effects<Self::Object>>, String>;
+
+    /// Puts a value into the form in which it leaves the process, over the sender of its output.
+    ///
+    /// # Errors
+    /// What ends the program.
+    fn encode(&mut self, object: &Self::Object, sender: &mut Sender) -> Result<Encoded, String>;
+
+    /// Called at least every 50 ms while it waits: whether the program has to end.
+    fn is_interrupted(&mut self) -> bool {
+        false
+    }
+
+    /// Another federate died.
+    fn on_gone(&mut self, federate: &str) {
+        let _ = federate;
+    }
+
+    /// The program has started, at this time of [`now`].
+    fn on_started(&mut self, at: Instant) {
+        let _ = at;
+    }
+}
+
+/// The clock of all federates of one machine, which nobody sets.
+pub fn now() -> Instant {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    Instant::from_nanos(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
+}

@@ -1,0 +1,115 @@
+//! Values: an object for readers here, bytes or a reference for readers elsewhere.
+
+use crate::Payload;
+use coorp_core::logical::{ElementId, Value};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use std::sync::Arc;
+
+/// The largest value that travels in a message. Kwok, section IV-C1: larger ones go into the object store.
+pub const INLINE_BYTES_MAX: usize = 64 * 1024;
+
+/// How a value travels.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Wire {
+    Inline {
+        header: Vec<u8>,
+        parts: Vec<Vec<u8>>,
+    },
+    /// In the channel of this output, as the payload with this number.
+    Payload {
+        output: ElementId,
+        number: u64,
+    },
+}
+
+/// A value of the scheduler.
+#[derive(Clone, Debug)]
+pub(super) enum Carried<T> {
+    /// For readers of this federate only.
+    Here(T),
+    /// For readers of this federate and of others.
+    Both(T, Arc<Wire>),
+    /// On its way to another federate.
+    Away(Arc<Wire>),
+    /// From another federate.
+    From(Received),
+}
+
+impl<T: Clone> Value for Carried<T> {
+    fn to_send(&self) -> Self {
+        match self {
+            Carried::Both(_, wire) => Carried::Away(Arc::clone(wire)),
+            other => other.clone(),
+        }
+    }
+}
+
+impl<T> Serialize for Carried<T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Carried::Away(wire) | Carried::Both(_, wire) => wire.serialize(serializer),
+            Carried::Here(_) | Carried::From(_) => {
+                Err(serde::ser::Error::custom("an object of this process does not leave it"))
+            }
+        }
+    }
+}
+
+impl<'de, T> Deserialize<'de> for Carried<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Ok(Carried::Away(Arc::new(Wire::deserialize(deserializer)?)))
+    }
+}
+
+/// A value from another federate: a header and parts.
+#[derive(Clone, Debug)]
+pub struct Received(pub(super) Kept);
+
+#[derive(Clone, Debug)]
+pub(super) enum Kept {
+    Inline(Arc<Wire>),
+    Payload(Arc<Payload>),
+}
+
+impl Received {
+    /// The header, as its sender wrote it.
+    pub fn header(&self) -> &[u8] {
+        match &self.0 {
+            Kept::Inline(wire) => match &**wire {
+                Wire::Inline { header, .. } => header,
+                Wire::Payload { .. } => &[],
+            },
+            Kept::Payload(payload) => payload.header().get(super::HEADER_RESERVED..).unwrap_or_default(),
+        }
+    }
+
+    /// How many parts it has.
+    pub fn parts(&self) -> usize {
+        match &self.0 {
+            Kept::Inline(wire) => match &**wire {
+                Wire::Inline { parts, .. } => parts.len(),
+                Wire::Payload { .. } => 0,
+            },
+            Kept::Payload(payload) => payload.len(),
+        }
+    }
+
+    /// A part, if there are as many.
+    pub fn part(&self, index: usize) -> Option<&[u8]> {
+        match &self.0 {
+            Kept::Inline(wire) => match &**wire {
+                Wire::Inline { parts, .. } => parts.get(index).map(Vec::as_slice),
+                Wire::Payload { .. } => None,
+            },
+            Kept::Payload(payload) => payload.part(index),
+        }
+    }
+
+    /// The shared memory that it lies in, if it came that way.
+    pub fn payload(&self) -> Option<&Arc<Payload>> {
+        match &self.0 {
+            Kept::Inline(_) => None,
+            Kept::Payload(payload) => Some(payload),
+        }
+    }
+}

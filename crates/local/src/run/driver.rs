@@ -1,0 +1,671 @@
+//! Drives one federate: takes what its state machine decides, and tells it what happens.
+
+use super::carried::{Carried, Kept, Wire};
+use super::coordinator::{federate_channel, names, ToFederate, ToRti, RTI_CHANNEL};
+use super::frames::{decode, inbox, Outbound, RETRY};
+use super::{now, Encoded, Failure, Handle, Input, Inputs, Moment, Reactions, Received, HEADER_RESERVED};
+use crate::bell::wait_any;
+use crate::{Domain, DomainOptions, Error, Payload, Receiver, ReceiverOptions, Sender, SenderOptions, WhenFull};
+use coorp_core::logical::protocol::{Down, Envelope};
+use coorp_core::logical::scheduler::{Effects, Ready, Refused, Waits};
+use coorp_core::logical::{
+    ElementId, Federate, FederateAction, FederateConfig, FederateId, Graph, Scheduler, SchedulerConfig, Step, Tag,
+};
+use coorp_core::{Duration, Instant};
+use std::collections::BTreeMap;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time;
+
+/// The longest it sleeps before it looks whether the program was interrupted.
+const SLICE: time::Duration = time::Duration::from_millis(50);
+/// After a short wait, it spins so long before it sleeps.
+const SPIN: time::Duration = time::Duration::from_micros(100);
+
+/// How a federate runs.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The name of the program's domain: the same for all its federates, and for no other program.
+    pub domain: String,
+    /// Do not wait for the clock.
+    pub fast: bool,
+    /// The time of the last tag, unless the program ends before.
+    pub timeout: Option<Duration>,
+    /// Whether the program ends when another federate dies. Otherwise its outputs stay absent.
+    pub stop_on_death: bool,
+    /// How its large outputs are stored.
+    pub store: SenderOptions,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings {
+            domain: String::new(),
+            fast: false,
+            timeout: None,
+            stop_on_death: true,
+            store: SenderOptions {
+                queue_messages: 1024,
+                held_messages: 1024,
+                when_full: WhenFull::Block(time::Duration::from_secs(5)),
+                ..SenderOptions::default()
+            },
+        }
+    }
+}
+
+/// What a federate did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// The last tag that was complete.
+    pub completed: Option<Tag>,
+    /// How many reactions ran.
+    pub reactions: u64,
+    /// How many of them were late.
+    pub late: u64,
+    /// How far behind its tag a reaction began, at most.
+    pub lag_max: Duration,
+    /// Per input from another federate: how many values came, and how long after the sender's tag the last of them to
+    /// arrive did: E + L of Kwok, section IV-A.
+    pub arrivals: BTreeMap<ElementId, (u64, Duration)>,
+    /// The federates that died.
+    pub gone: Vec<String>,
+}
+
+/// Runs one federate until the program's end.
+///
+/// # Errors
+/// If the program does not run to its end. After [`Failure::Died`] and [`Failure::Reaction`], shutdown reactions have run.
+pub fn run<R: Reactions>(
+    graph: &Arc<Graph>,
+    federate: FederateId,
+    settings: &Settings,
+    reactions: &mut R,
+    handle: &Handle<R::Object>,
+) -> Result<Report, Failure> {
+    if graph.federate(federate).is_none() {
+        return Err(Failure::Settings("the program has no federate with this number"));
+    }
+    let mut driver = Driver::open(graph, federate, settings, reactions, handle)?;
+    let outcome = driver.run();
+    driver.flush_at_end();
+    outcome?;
+    match (driver.failure, driver.report) {
+        (Some(failure), _) => Err(failure),
+        (None, report) if settings.stop_on_death && !report.gone.is_empty() => Err(Failure::Died(report.gone)),
+        (None, report) => Ok(report),
+    }
+}
+
+type Value<R> = Carried<<R as Reactions>::Object>;
+
+/// Who decides when to advance.
+enum Mode<V> {
+    Alone(Box<Scheduler<V>>),
+    Centralised {
+        federate: Box<Federate<V>>,
+        rti: Outbound,
+        inbox: Receiver,
+    },
+}
+
+/// What the driver has to do next.
+enum Next<V> {
+    Run(Tag, Duration, Vec<Ready>),
+    Federate(FederateAction<V>),
+    Fault(Refused),
+    Ended,
+}
+
+/// The channel of an output that others read.
+struct Outlet {
+    sender: Sender,
+    sent: u64,
+}
+
+/// The channel of an output that this federate reads.
+struct Inlet {
+    receiver: Receiver,
+    /// How many inputs here are connected to it.
+    links: usize,
+    /// The latest payload, for the inputs that have not got it yet.
+    latest: Option<(u64, Arc<Payload>, usize)>,
+}
+
+struct Driver<'a, R: Reactions> {
+    graph: &'a Arc<Graph>,
+    id: FederateId,
+    settings: &'a Settings,
+    reactions: &'a mut R,
+    handle: &'a Handle<R::Object>,
+    mode: Mode<Value<R>>,
+    outlets: BTreeMap<ElementId, Outlet>,
+    inlets: BTreeMap<ElementId, Inlet>,
+    report: Report,
+    failure: Option<Failure>,
+    has_stopped: bool,
+    is_flushed: bool,
+    spins: bool,
+    checked: time::Instant,
+}
+
+struct Reads<'a, T>(&'a Scheduler<Carried<T>>);
+
+impl<T: Clone> Inputs<T> for Reads<'_, T> {
+    fn get(&self, element: ElementId) -> Option<Input<'_, T>> {
+        if !self.0.is_present(element) {
+            return None;
+        }
+        match self.0.value(element) {
+            Some(Carried::Here(object) | Carried::Both(object, _)) => Some(Input::Here(object)),
+            Some(Carried::From(received)) => Some(Input::From(received)),
+            // `resolve` leaves nothing of this kind.
+            Some(Carried::Away(_)) | None => Some(Input::Present),
+        }
+    }
+}
+
+impl<V: coorp_core::logical::Value> Mode<V> {
+    fn scheduler(&self) -> &Scheduler<V> {
+        match self {
+            Mode::Alone(scheduler) => scheduler,
+            Mode::Centralised { federate, .. } => federate.scheduler(),
+        }
+    }
+
+    fn poll(&mut self, now: Instant) -> Option<Next<V>> {
+        let scheduler = match self {
+            Mode::Alone(scheduler) => scheduler,
+            Mode::Centralised { federate, .. } => {
+                return Some(match federate.poll(now)? {
+                    FederateAction::Run { tag, lag, reactions } => Next::Run(tag, lag, reactions),
+                    FederateAction::Fault(refused) => Next::Fault(refused),
+                    FederateAction::Ended => Next::Ended,
+                    other => Next::Federate(other),
+                })
+            }
+        };
+        loop {
+            match scheduler.poll(now) {
+                Some(Step::Run { tag, lag, reactions }) => return Some(Next::Run(tag, lag, reactions)),
+                Some(Step::Fault(refused)) => return Some(Next::Fault(refused)),
+                Some(Step::Ended) => return Some(Next::Ended),
+                Some(Step::StopRequested(tag)) => Self::stop(scheduler, tag),
+                // Nobody to tell.
+                Some(Step::Completed(_) | Step::Send { .. }) => {}
+                None if scheduler.is_starved() => Self::stop(scheduler, Tag::START),
+                None => return None,
+            }
+        }
+    }
+
+    /// A federate alone ends as soon as it can.
+    fn stop(scheduler: &mut Scheduler<V>, tag: Tag) {
+        // A refusal says that it ends before.
+        let _ = scheduler.stop_at(tag.max(scheduler.reached().next()));
+    }
+
+    fn request_stop(&mut self) {
+        match self {
+            Mode::Alone(scheduler) => Self::stop(scheduler, Tag::START),
+            Mode::Centralised { federate, .. } => federate.request_stop(),
+        }
+    }
+
+    fn finish(
+        &mut self,
+        reaction: coorp_core::logical::ReactionId,
+        effects: Effects<V>,
+        now: Instant,
+    ) -> Result<(), Refused> {
+        match self {
+            Mode::Alone(scheduler) => scheduler.finish(reaction, effects, now),
+            Mode::Centralised { federate, .. } => federate.finish(reaction, effects, now),
+        }
+    }
+
+    fn on_physical(&mut self, action: ElementId, value: Option<V>, now: Instant) -> Result<Tag, Refused> {
+        match self {
+            Mode::Alone(scheduler) => scheduler.on_physical(action, value, now),
+            Mode::Centralised { federate, .. } => federate.on_physical(action, value, now),
+        }
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        match self {
+            Mode::Alone(scheduler) => scheduler.next_deadline(),
+            Mode::Centralised { federate, .. } => federate.next_deadline(),
+        }
+    }
+}
+
+impl<'a, R: Reactions> Driver<'a, R> {
+    fn open(
+        graph: &'a Arc<Graph>,
+        id: FederateId,
+        settings: &'a Settings,
+        reactions: &'a mut R,
+        handle: &'a Handle<R::Object>,
+    ) -> Result<Self, Failure> {
+        let scheduler = SchedulerConfig {
+            fast: settings.fast,
+            timeout: settings.timeout,
+            ..SchedulerConfig::default()
+        };
+        let (mut outlets, mut inlets) = (BTreeMap::new(), BTreeMap::new());
+        let mode = if graph.federates().len() == 1 {
+            Mode::Alone(Box::new(Scheduler::new(
+                Arc::clone(graph),
+                id,
+                Waits::InCycles,
+                scheduler,
+            )))
+        } else {
+            let domain = Domain::join(&settings.domain, DomainOptions::default())?;
+            outlets = open_outlets(graph, id, &domain, settings.store)?;
+            inlets = open_inlets(graph, id, &domain)?;
+            let config = FederateConfig {
+                scheduler,
+                ..FederateConfig::default()
+            };
+            // The inbox is last: once it is there, the RTI says hello, and the answer means that all channels are.
+            Mode::Centralised {
+                federate: Box::new(Federate::new(Arc::clone(graph), id, config)),
+                rti: Outbound::open(&domain, RTI_CHANNEL)?,
+                inbox: inbox(&domain, &federate_channel(id))?,
+            }
+        };
+        Ok(Driver {
+            graph,
+            id,
+            settings,
+            reactions,
+            handle,
+            mode,
+            outlets,
+            inlets,
+            report: Report::default(),
+            failure: None,
+            has_stopped: false,
+            is_flushed: true,
+            spins: false,
+            checked: time::Instant::now(),
+        })
+    }
+
+    fn run(&mut self) -> Result<(), Failure> {
+        if let Mode::Alone(scheduler) = &mut self.mode {
+            let start = now();
+            scheduler.start(start, Tag::START);
+            scheduler.advance_to(Tag::FOREVER);
+            self.reactions.on_started(start);
+        }
+        loop {
+            self.take_requests();
+            while let Some(next) = self.mode.poll(now()) {
+                match next {
+                    Next::Run(tag, lag, ready) => self.react(Moment { tag, lag }, &ready)?,
+                    Next::Federate(action) => self.act(action)?,
+                    Next::Fault(refused) => self.fail(Failure::Fault(self.describe(&refused))),
+                    Next::Ended => {
+                        self.report.completed = Some(self.mode.scheduler().completed());
+                        return Ok(());
+                    }
+                }
+                self.take_requests();
+                self.look_for_interrupts()?;
+            }
+            if !self.read()? {
+                self.wait()?;
+                self.look_for_interrupts()?;
+            }
+        }
+    }
+
+    /// What other threads asked for.
+    fn take_requests(&mut self) {
+        if !self.handle.is_rung() {
+            return;
+        }
+        let (scheduled, stop) = self.handle.take();
+        for (action, object) in scheduled {
+            // Before the start and after the end, nothing happens.
+            match self.mode.on_physical(action, object.map(Carried::Here), now()) {
+                Ok(_) | Err(Refused::NotStarted | Refused::Stopped) => {}
+                Err(refused) => self.fail(Failure::Fault(self.describe(&refused))),
+            }
+        }
+        if stop {
+            self.mode.request_stop();
+        }
+    }
+
+    fn look_for_interrupts(&mut self) -> Result<(), Failure> {
+        if self.checked.elapsed() < SLICE / 2 {
+            return Ok(());
+        }
+        self.checked = time::Instant::now();
+        if !self.reactions.is_interrupted() {
+            return Ok(());
+        }
+        if self.has_stopped {
+            return Err(Failure::Interrupted);
+        }
+        self.has_stopped = true;
+        self.mode.request_stop();
+        Ok(())
+    }
+
+    fn react(&mut self, moment: Moment, ready: &[Ready]) -> Result<(), Failure> {
+        self.report.reactions += ready.len() as u64;
+        self.report.late += ready.iter().filter(|ready| ready.late).count() as u64;
+        self.report.lag_max = self.report.lag_max.max(moment.lag);
+        let reads = Reads(self.mode.scheduler());
+        let effects = match self.reactions.run(moment, ready, &reads) {
+            Ok(effects) => effects,
+            Err(what) => {
+                self.fail(Failure::Reaction(what));
+                Vec::new()
+            }
+        };
+        let mut effects = effects.into_iter();
+        for ready in ready {
+            let effects = effects.next().unwrap_or_default();
+            let mut sets = Vec::with_capacity(effects.sets.len());
+            for (output, object) in effects.sets {
+                sets.push((output, self.carry(output, object)?));
+            }
+            let effects = Effects {
+                sets,
+                schedules: effects
+                    .schedules
+                    .into_iter()
+                    .map(|(action, delay, object)| (action, delay, object.map(Carried::Here)))
+                    .collect(),
+                stop: effects.stop,
+            };
+            if let Err(refused) = self.mode.finish(ready.reaction, effects, now()) {
+                self.fail(Failure::Fault(self.describe(&refused)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends the value of an output ahead, if other federates read it.
+    fn carry(&mut self, output: ElementId, object: R::Object) -> Result<Value<R>, Failure> {
+        let Some(outlet) = self.outlets.get_mut(&output) else {
+            return Ok(Carried::Here(object));
+        };
+        let wire = match self.reactions.encode(&object, &mut outlet.sender) {
+            Ok(Encoded::Inline(header, parts)) => Wire::Inline { header, parts },
+            Ok(Encoded::Loan(mut loan)) => {
+                outlet.sent += 1;
+                let number = outlet.sent;
+                if let Some(reserved) = loan.header_mut().get_mut(..HEADER_RESERVED) {
+                    reserved.copy_from_slice(&number.to_le_bytes());
+                }
+                outlet.sender.send(loan).map_err(Error::from)?;
+                Wire::Payload { output, number }
+            }
+            Err(what) => {
+                self.fail(Failure::Reaction(what));
+                return Ok(Carried::Here(object));
+            }
+        };
+        Ok(Carried::Both(object, Arc::new(wire)))
+    }
+
+    fn act(&mut self, action: FederateAction<Value<R>>) -> Result<(), Failure> {
+        match action {
+            FederateAction::Send(envelope) => {
+                if let Mode::Centralised { rti, .. } = &mut self.mode {
+                    let from = self.id;
+                    rti.send(&ToRti { from, envelope })?;
+                    self.is_flushed = false;
+                }
+            }
+            FederateAction::Started(at) => self.reactions.on_started(at),
+            FederateAction::Gone(federate) => {
+                for name in names(self.graph, &[federate]) {
+                    self.reactions.on_gone(&name);
+                    self.report.gone.push(name);
+                }
+                if self.settings.stop_on_death {
+                    self.mode.request_stop();
+                }
+            }
+            FederateAction::StartFailed(missing) => return Err(Failure::Missing(names(self.graph, &missing))),
+            FederateAction::Expelled => return Err(Failure::Expelled),
+            // No federate comes back here. The rest is taken out by `Mode::poll`.
+            FederateAction::Back(_) | FederateAction::Run { .. } | FederateAction::Fault(_) | FederateAction::Ended => {
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes one message, if there is one.
+    fn read(&mut self) -> Result<bool, Failure> {
+        let Mode::Centralised { inbox, rti, .. } = &mut self.mode else {
+            return Ok(false);
+        };
+        if !self.is_flushed {
+            self.is_flushed = rti.flush()? || !rti.is_connected();
+        }
+        let Some(payload) = inbox.try_recv()? else {
+            return Ok(false);
+        };
+        match decode::<ToFederate<Value<R>>>(&payload) {
+            Some(ToFederate::Rti(envelope)) => {
+                let now = now();
+                let envelope = self.resolve(envelope, now)?;
+                if let Mode::Centralised { federate, .. } = &mut self.mode {
+                    federate.on_message(envelope, now);
+                }
+            }
+            Some(ToFederate::Stop) => self.mode.request_stop(),
+            // Only processes of the same user and version are here.
+            None => self.fail(Failure::Fault("a message that no coordinator writes".to_owned())),
+        }
+        Ok(true)
+    }
+
+    /// Finds the payload to which a message refers, and notes how long the message took.
+    fn resolve(
+        &mut self,
+        mut envelope: Envelope<Down<Value<R>>>,
+        now: Instant,
+    ) -> Result<Envelope<Down<Value<R>>>, Failure> {
+        // A payload is taken once: not by what is dropped, from an earlier RTI or for the second time.
+        let takes = match &self.mode {
+            Mode::Alone(_) => false,
+            Mode::Centralised { federate, .. } => federate.takes(&envelope),
+        };
+        let Down::Message(message) = &mut envelope.body else {
+            return Ok(envelope);
+        };
+        if !takes {
+            return Ok(envelope);
+        }
+        self.note_arrival(message.input, message.tag, now);
+        let Some(Carried::Away(wire)) = &message.value else {
+            return Ok(envelope);
+        };
+        let wire = Arc::clone(wire);
+        let kept = match &*wire {
+            Wire::Inline { .. } => Some(Kept::Inline(Arc::clone(&wire))),
+            Wire::Payload { output, number } => match self.inlets.get_mut(output) {
+                Some(inlet) => inlet.payload(*number)?.map(Kept::Payload),
+                None => None,
+            },
+        };
+        match kept {
+            Some(kept) => message.value = Some(Carried::From(Received(kept))),
+            None => self.fail(Failure::Fault(
+                "a payload that its message refers to is lost".to_owned(),
+            )),
+        }
+        Ok(envelope)
+    }
+
+    fn note_arrival(&mut self, input: ElementId, tag: Tag, now: Instant) {
+        let link = self.graph.element(input).and_then(|element| element.from);
+        let times = self.mode.scheduler().elapsed(now).zip(tag.time()).zip(link);
+        if let Some(((elapsed, time), link)) = times.filter(|_| !self.settings.fast) {
+            let sent = if link.physical {
+                time
+            } else {
+                time.saturating_sub(link.after)
+            };
+            let arrival = self.report.arrivals.entry(input).or_default();
+            arrival.0 += 1;
+            arrival.1 = arrival.1.max(elapsed.saturating_sub(sent));
+        }
+    }
+
+    /// Sleeps until something comes or is due.
+    fn wait(&mut self) -> Result<(), Failure> {
+        let began = time::Instant::now();
+        let longest = if self.is_flushed { SLICE } else { RETRY };
+        let due = self.mode.next_deadline().map(|at| at.since(now()).as_nanos());
+        let longest = due.map_or(longest, |due| longest.min(time::Duration::from_nanos(due)));
+        let until = began + longest;
+        if self.spins {
+            while began.elapsed() < SPIN.min(longest) {
+                if self.is_ready() {
+                    return Ok(());
+                }
+                std::thread::yield_now();
+            }
+        }
+        let inbox = match &mut self.mode {
+            Mode::Alone(_) => None,
+            Mode::Centralised { inbox, .. } => Some(inbox),
+        };
+        let is_ready = inbox.map(|inbox| (inbox.arm(), inbox));
+        if is_ready.as_ref().is_none_or(|(is_ready, _)| !is_ready) && !self.handle.is_rung() {
+            let watched = [self.handle.as_fd()].into_iter();
+            let watched: Vec<_> = watched.chain(is_ready.iter().map(|(_, inbox)| inbox.as_fd())).collect();
+            wait_any(&watched, Some(until)).map_err(|source| Error::System {
+                what: "wait for messages",
+                source,
+            })?;
+        }
+        self.spins = began.elapsed() <= SPIN;
+        Ok(())
+    }
+
+    fn is_ready(&mut self) -> bool {
+        let has_message = match &mut self.mode {
+            Mode::Alone(_) => false,
+            Mode::Centralised { inbox, .. } => inbox.has_payload(),
+        };
+        has_message || self.handle.is_rung()
+    }
+
+    /// Ends the program because of this, if nothing else did before.
+    fn fail(&mut self, failure: Failure) {
+        self.failure.get_or_insert(failure);
+        self.mode.request_stop();
+    }
+
+    /// What was decided last has to reach the RTI.
+    fn flush_at_end(&mut self) {
+        let until = time::Instant::now() + SLICE;
+        if let Mode::Centralised { rti, .. } = &mut self.mode {
+            while time::Instant::now() < until && matches!(rti.flush(), Ok(false)) {
+                std::thread::sleep(RETRY);
+            }
+        }
+    }
+
+    /// The text of a refusal, with names.
+    fn describe(&self, refused: &Refused) -> String {
+        let element = match refused {
+            Refused::Unknown(element)
+            | Refused::QueueFull(element)
+            | Refused::TooManyMicrosteps(element)
+            | Refused::Undeclared { element, .. }
+            | Refused::Tardy { input: element, .. }
+            | Refused::BadTag { input: element, .. } => self.graph.element(*element),
+            _ => None,
+        };
+        match element {
+            Some(element) => format!("{}: {refused}", element.name),
+            None => refused.to_string(),
+        }
+    }
+}
+
+impl Inlet {
+    /// The payload with this number; none if it was taken before.
+    fn payload(&mut self, number: u64) -> Result<Option<Arc<Payload>>, Failure> {
+        loop {
+            match &mut self.latest {
+                Some((latest, ..)) if *latest > number => return Ok(None),
+                Some((latest, payload, left)) if *latest == number => {
+                    let payload = Arc::clone(payload);
+                    *left -= 1;
+                    if *left == 0 {
+                        self.latest = None;
+                    }
+                    return Ok(Some(payload));
+                }
+                _ => {}
+            }
+            let Some(payload) = self.receiver.try_recv()? else {
+                return Ok(None);
+            };
+            let reserved = payload
+                .header()
+                .get(..HEADER_RESERVED)
+                .and_then(|bytes| bytes.try_into().ok());
+            let latest = reserved.map_or(0, u64::from_le_bytes);
+            self.latest = Some((latest, Arc::new(payload), self.links));
+        }
+    }
+}
+
+fn open_outlets(
+    graph: &Graph,
+    id: FederateId,
+    domain: &Domain,
+    options: SenderOptions,
+) -> Result<BTreeMap<ElementId, Outlet>, Error> {
+    let ids = (0..).map(ElementId);
+    let elements = ids.zip(graph.elements());
+    let left = elements
+        .filter(|(_, element)| element.federate == id && element.to.iter().any(|link| link.federate != id))
+        .map(|(output, _)| {
+            let sender = domain.sender(&output_channel(output), options)?;
+            Ok((output, Outlet { sender, sent: 0 }))
+        });
+    left.collect()
+}
+
+fn open_inlets(graph: &Graph, id: FederateId, domain: &Domain) -> Result<BTreeMap<ElementId, Inlet>, Error> {
+    let mut links: BTreeMap<ElementId, usize> = BTreeMap::new();
+    let elements = graph.elements().iter().filter(|element| element.federate == id);
+    for link in elements.filter_map(|element| element.from.filter(|link| link.federate != id)) {
+        *links.entry(link.other).or_default() += 1;
+    }
+    let opened = links.into_iter().map(|(output, links)| {
+        let options = ReceiverOptions {
+            spin: time::Duration::ZERO,
+        };
+        let receiver = domain.receiver(&output_channel(output), options)?;
+        let latest = None;
+        Ok((
+            output,
+            Inlet {
+                receiver,
+                links,
+                latest,
+            },
+        ))
+    });
+    opened.collect()
+}
+
+fn output_channel(output: ElementId) -> String {
+    format!("output/{}", output.0)
+}

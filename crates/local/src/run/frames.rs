@@ -1,0 +1,100 @@
+//! Messages between federates and the RTI, in order and without loss, over the channels of a domain.
+
+use crate::{Domain, Error, Payload, Receiver, ReceiverOptions, Sender, SenderOptions, WhenFull};
+use serde::{de::DeserializeOwned, Serialize};
+use std::collections::VecDeque;
+use std::time::Duration;
+
+/// The most messages that wait for a receiver that does not keep up, besides those in its queue.
+const BACKLOG_MAX: usize = 65_536;
+/// How many messages a receiver can be behind before they wait here.
+const QUEUE_MESSAGES: usize = 1024;
+/// How soon to try again while messages wait.
+pub(super) const RETRY: Duration = Duration::from_millis(1);
+
+/// The sending end of a link. Never blocks: what does not fit waits here.
+#[derive(Debug)]
+pub(super) struct Outbound {
+    sender: Sender,
+    backlog: VecDeque<Vec<u8>>,
+}
+
+impl Outbound {
+    pub fn open(domain: &Domain, channel: &str) -> Result<Self, Error> {
+        let options = SenderOptions {
+            store_bytes: 256 << 20,
+            idle_bytes: 1 << 20,
+            queue_messages: QUEUE_MESSAGES,
+            held_messages: 16,
+            when_full: WhenFull::Fail,
+        };
+        Ok(Outbound {
+            sender: domain.sender(channel, options)?,
+            backlog: VecDeque::new(),
+        })
+    }
+
+    /// Whether somebody is at the other end.
+    pub fn is_connected(&self) -> bool {
+        self.sender.readers() > 0
+    }
+
+    /// Sends a message. Without anybody at the other end it is dropped.
+    ///
+    /// # Errors
+    /// If too many messages wait already, or the system refuses.
+    pub fn send(&mut self, message: &impl Serialize) -> Result<(), Error> {
+        let bytes = encode(message)?;
+        if !self.backlog.is_empty() {
+            if self.backlog.len() >= BACKLOG_MAX {
+                return Err(Error::TooMany {
+                    what: "messages for a federate that does not read them",
+                    limit: BACKLOG_MAX,
+                });
+            }
+            self.backlog.push_back(bytes);
+            return Ok(());
+        }
+        if !self.put(&bytes)? {
+            self.backlog.push_back(bytes);
+        }
+        Ok(())
+    }
+
+    /// Sends what waits, as far as it fits. Returns whether nothing waits any more.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    pub fn flush(&mut self) -> Result<bool, Error> {
+        while let Some(bytes) = self.backlog.pop_front() {
+            if !self.put(&bytes)? {
+                self.backlog.push_front(bytes);
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn put(&mut self, bytes: &[u8]) -> Result<bool, Error> {
+        match self.sender.send_copy(bytes) {
+            Ok(_) => Ok(true),
+            Err(Error::Full { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+pub(super) fn inbox(domain: &Domain, channel: &str) -> Result<Receiver, Error> {
+    domain.receiver(channel, ReceiverOptions::default())
+}
+
+pub(super) fn decode<M: DeserializeOwned>(payload: &Payload) -> Option<M> {
+    postcard::from_bytes(payload.part(0)?).ok()
+}
+
+fn encode(message: &impl Serialize) -> Result<Vec<u8>, Error> {
+    postcard::to_allocvec(message).map_err(|error| Error::System {
+        what: "encode a message",
+        source: std::io::Error::other(error.to_string()),
+    })
+}

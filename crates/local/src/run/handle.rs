@@ -1,0 +1,97 @@
+//! What other threads may ask of a running federate.
+
+use crate::bell::Bell;
+use crate::sync::lock;
+use crate::Error;
+use coorp_core::logical::ElementId;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+
+/// The most physical actions that wait for the federate.
+const WAITING_MAX: usize = 65_536;
+
+/// Schedules physical actions and asks for the end, from any thread.
+#[derive(Debug)]
+pub struct Handle<T> {
+    shared: Arc<Shared<T>>,
+}
+
+#[derive(Debug)]
+struct Shared<T> {
+    bell: Bell,
+    scheduled: Mutex<Vec<(ElementId, Option<T>)>>,
+    rung: AtomicBool,
+    stop: AtomicBool,
+}
+
+impl<T> Clone for Handle<T> {
+    fn clone(&self) -> Self {
+        Handle {
+            shared: Arc::clone(&self.shared),
+        }
+    }
+}
+
+impl<T> Handle<T> {
+    /// A handle for one call of [`run`](super::run()).
+    ///
+    /// # Errors
+    /// If the system has no descriptor left.
+    pub fn new() -> Result<Self, Error> {
+        let bell = Bell::new().map_err(|source| Error::System {
+            what: "create an eventfd",
+            source,
+        })?;
+        let shared = Arc::new(Shared {
+            bell,
+            scheduled: Mutex::new(Vec::new()),
+            rung: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+        });
+        Ok(Handle { shared })
+    }
+
+    /// A physical action happened. Returns whether there was room for it.
+    pub fn schedule(&self, action: ElementId, value: Option<T>) -> bool {
+        let mut scheduled = lock(&self.shared.scheduled);
+        if scheduled.len() >= WAITING_MAX {
+            return false;
+        }
+        scheduled.push((action, value));
+        drop(scheduled);
+        self.ring();
+        true
+    }
+
+    /// Asks for the end of the program, as soon as possible.
+    pub fn request_stop(&self) {
+        self.shared.stop.store(true, SeqCst);
+        self.ring();
+    }
+
+    fn ring(&self) {
+        self.shared.rung.store(true, SeqCst);
+        self.shared.bell.ring();
+    }
+
+    pub(super) fn is_rung(&self) -> bool {
+        self.shared.rung.load(SeqCst)
+    }
+
+    /// What was scheduled since the last call, and whether the end was asked for.
+    pub(super) fn take(&self) -> (Vec<(ElementId, Option<T>)>, bool) {
+        if !self.shared.rung.swap(false, SeqCst) {
+            return (Vec::new(), false);
+        }
+        self.shared.bell.silence();
+        let scheduled = std::mem::take(&mut *lock(&self.shared.scheduled));
+        (scheduled, self.shared.stop.swap(false, SeqCst))
+    }
+}
+
+impl<T> AsFd for Handle<T> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.shared.bell.as_fd()
+    }
+}
