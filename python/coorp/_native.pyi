@@ -4,7 +4,7 @@ import os
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, Literal, TypeVar, final
+from typing import Any, Generic, Literal, TypedDict, TypeVar, final
 
 import numpy as np
 import numpy.typing as npt
@@ -440,6 +440,32 @@ class RobotState:
 
 def close_all() -> None:
     """Closes every open node."""
+
+# The checks of coorp.reactor
+
+class ProgramError(ValueError):
+    """A reactor program that cannot run. The text names each problem, with the line of the file where there is one."""
+
+@final
+class ReactorGraph:
+    """A checked reactor program. Its ids are those of the native runtime."""
+
+    def __init__(self, program: str) -> None:
+        """`program` is the JSON of `coorp_core::logical::Program`; durations in ns. ProgramError if it cannot run."""
+    def element(self, name: str) -> int:
+        """The id of a port, timer or action, by its full name ("camera.frame"); KeyError if there is none."""
+    def reaction(self, name: str) -> int:
+        """The id of a reaction, by its full name; KeyError if there is none."""
+    def levels(self) -> list[int]:
+        """The level of each reaction, by id. At one tag, reactions of one level are independent of each other."""
+
+class _ProgramProblem(TypedDict):
+    kind: str
+    message: str
+    names: list[str]
+
+def check_program(program: str) -> list[_ProgramProblem]:
+    """Every problem of a program, at most 100: its kind ("CausalityCycle"), a message, and the full names involved."""
 
 # The hot parts of coorp.envs
 

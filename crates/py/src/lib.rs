@@ -4,6 +4,7 @@
 //! documents the Python API; `python/tests` tests it.
 
 mod error;
+mod graph;
 mod input;
 #[cfg(feature = "live")]
 mod live;
@@ -39,6 +40,9 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(session::event_dtype, module)?)?;
     #[cfg(feature = "live")]
     live::register(module)?;
+    module.add("ProgramError", module.py().get_type::<graph::ProgramError>())?;
+    module.add_class::<graph::ReactorGraph>()?;
+    module.add_function(wrap_pyfunction!(graph::check_program, module)?)?;
     module.add_class::<motion::NavigationDynamics>()?;
     module.add_function(wrap_pyfunction!(raster::perceive, module)?)?;
     Ok(())
