@@ -202,6 +202,12 @@ impl Graph {
         self.federates.get(usize::from(id.0))
     }
 
+    /// All reactors: their names and where they run.
+    pub fn reactors(&self) -> impl Iterator<Item = (ReactorId, &str, FederateId)> {
+        let reactors = (0..).map(ReactorId).zip(&self.reactors);
+        reactors.map(|(id, (name, federate))| (id, name.as_str(), *federate))
+    }
+
     /// The name of a reactor.
     pub fn reactor_name(&self, id: ReactorId) -> Option<&str> {
         self.reactors.get(id.0 as usize).map(|(name, _)| name.as_str())

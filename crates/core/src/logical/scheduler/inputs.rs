@@ -137,6 +137,28 @@ impl<V: Value> Scheduler<V> {
         }
     }
 
+    /// In a replay: the physical action, or the input of a physical connection, was present at this tag.
+    ///
+    /// # Errors
+    /// If there is no such element, the tag is over, or the queue is full.
+    pub fn on_recorded(&mut self, element: ElementId, tag: Tag, value: Option<V>) -> Result<(), Refused> {
+        let info = self
+            .graph
+            .element(element)
+            .filter(|info| info.federate == self.federate);
+        let is_physical = info.is_some_and(|info| {
+            matches!(info.kind, ElementKind::Physical(_)) || info.from.is_some_and(|link| link.physical)
+        });
+        if !is_physical {
+            return Err(Refused::Unknown(element));
+        }
+        if tag <= self.reached() {
+            let input = element;
+            return Err(Refused::BadTag { input, tag });
+        }
+        self.insert(tag, element, value)
+    }
+
     /// The link to one of this federate's inputs from another federate.
     fn link_to(&self, input: ElementId) -> Result<Link, Refused> {
         let element = self
@@ -172,6 +194,9 @@ impl<V: Value> Scheduler<V> {
     ) -> Result<Tag, Refused> {
         self.clock = self.clock.max(now);
         let start = self.start.ok_or(Refused::NotStarted)?;
+        if self.config.replay {
+            return Ok(Tag::NEVER);
+        }
         let tag = Tag::at(self.clock.since(start), 0) + Delay::of_connection(delay);
         self.insert_free(tag.max(self.promised).max(self.reached().next()), element, value)
     }

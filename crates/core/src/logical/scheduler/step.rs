@@ -27,6 +27,10 @@ impl Value for String {}
 pub struct SchedulerConfig {
     /// Do not wait for the clock, and take no reaction for late.
     pub fast: bool,
+    /// What is physical comes from a recording: of actions and physical connections, only [`Scheduler::on_recorded`] counts.
+    ///
+    /// [`Scheduler::on_recorded`]: super::Scheduler::on_recorded
+    pub replay: bool,
     /// The time of the last tag, unless an earlier one is decided. The same on all federates.
     pub timeout: Option<Duration>,
     /// The most events in the queue.
@@ -39,6 +43,7 @@ impl Default for SchedulerConfig {
     fn default() -> Self {
         SchedulerConfig {
             fast: false,
+            replay: false,
             timeout: None,
             events_max: 65_536,
             microstep_max: 65_536,

@@ -671,3 +671,24 @@ proptest! {
         prop_assert_eq!(run_alone(&graph, stop, &mut random), expected);
     }
 }
+
+#[test]
+fn a_replay_takes_what_is_physical_from_the_recording_only() {
+    let reactor = ticking("a", A)
+        .action("p", ActionKind::Physical, ms(0))
+        .reaction(Reaction::new("see").on("p"));
+    let graph = graph(1, vec![reactor], vec![]);
+    let (p, tick) = (graph.find("a.p").unwrap(), graph.find("a.t").unwrap());
+    let mut s = free(&graph, true);
+    s.config.replay = true;
+    s.on_physical(p, Some(7), at(3)).unwrap();
+    s.on_recorded(p, tag(2, 5), Some(8)).unwrap();
+    assert_eq!(s.on_recorded(tick, tag(2, 0), None), Err(Refused::Unknown(tick)));
+    assert_eq!(names(&graph, s.poll(at(0))), ["a.tick"]);
+    finish(&mut s, "a.tick", Effects::default());
+    assert_eq!(s.poll(at(0)), Some(Step::Completed(Tag::START)));
+    assert_eq!(names(&graph, s.poll(at(0))), ["a.see"]);
+    assert_eq!(s.value(p), Some(&8));
+    let early = s.on_recorded(p, tag(2, 5), None);
+    assert!(matches!(early, Err(Refused::BadTag { .. })), "it is over: {early:?}");
+}
