@@ -14,7 +14,8 @@
 //!   binds its address coordinates; the kernel lets only one, and the others wait for its end. No time passes but for the
 //!   kernel to notice.
 //!
-//! Begin at `driver.rs`; `coordinator.rs` is the RTI's driver, `frames.rs` the links, `carried.rs` the values.
+//! Begin at `driver.rs`; `coordinator.rs` is the RTI's driver, `frames.rs` the links, `carried.rs` the values. `trace.rs`
+//! keeps what happened when, `journal.rs` what reactions did, for comparison and replay.
 //!
 //! Left out: federates on several machines. Federates that come back. Reactions of one level in parallel, which
 //! [`Reactions::run`] may do.
@@ -25,15 +26,21 @@ mod driver;
 mod failure;
 mod frames;
 mod handle;
+mod journal;
+mod report;
+mod trace;
 
 #[cfg(test)]
 mod tests;
 
 pub use carried::{Received, INLINE_BYTES_MAX};
 pub use coordinator::{coordinate, CoordinatorSettings, Standby};
-pub use driver::{run, Report, Settings};
+pub use driver::{run, Settings};
 pub use failure::Failure;
 pub use handle::Handle;
+pub use journal::{Bytes, Digest, Journal, Record, Writer};
+pub use report::{Arrivals, Report, Spent};
+pub use trace::{Chrome, Event, Trace};
 
 use crate::Sender;
 use coorp_core::logical::scheduler::{Effects, Ready};
@@ -60,6 +67,20 @@ pub enum Input<'a, T> {
     Present,
 }
 
+/// A physical action, or an input of a physical connection, that was present at a tag, with its value.
+pub type Recorded<T> = (Tag, ElementId, Option<T>);
+
+/// What a reaction did.
+#[derive(Debug)]
+pub struct Ran<T> {
+    /// Its effects.
+    pub effects: Effects<T>,
+    /// When it began, on the clock of [`now`].
+    pub began: Instant,
+    /// When it ended.
+    pub ended: Instant,
+}
+
 /// What the reactions of a level can read.
 pub trait Inputs<T> {
     /// The port or action, if it is present.
@@ -83,7 +104,7 @@ pub trait Reactions {
     /// A value within the process; a handle that is cheap to clone.
     type Object: Clone;
 
-    /// Runs reactions that are independent of each other, and returns the effects of each, in their order.
+    /// Runs reactions that are independent of each other, and returns what each did, in their order.
     ///
     /// # Errors
     /// What ends the program.
@@ -92,7 +113,7 @@ pub trait Reactions {
         moment: Moment,
         ready: &[Ready],
         inputs: &dyn Inputs<Self::Object>,
-    ) -> Result<Vec<Effects<Self::Object>>, String>;
+    ) -> Result<Vec<Ran<Self::Object>>, String>;
 
     /// Puts a value into the form in which it leaves the process, over the sender of its output.
     ///
@@ -103,6 +124,11 @@ pub trait Reactions {
     /// Called at least every 50 ms while it waits: whether the program has to end.
     fn is_interrupted(&mut self) -> bool {
         false
+    }
+
+    /// In a replay, what came next from the physical world, in order of tags.
+    fn next_recorded(&mut self) -> Option<Recorded<Self::Object>> {
+        None
     }
 
     /// Another federate died.

@@ -3,7 +3,10 @@
 use super::carried::{Carried, Kept, Wire};
 use super::coordinator::{federate_channel, names, ToFederate, ToRti, RTI_CHANNEL};
 use super::frames::{decode, inbox, Outbound, RETRY};
-use super::{now, Encoded, Failure, Handle, Input, Inputs, Moment, Reactions, Received, HEADER_RESERVED};
+use super::trace::{Event, Trace};
+use super::{
+    now, Encoded, Failure, Handle, Input, Inputs, Moment, Reactions, Received, Recorded, Report, Spent, HEADER_RESERVED,
+};
 use crate::bell::wait_any;
 use crate::{Domain, DomainOptions, Error, Payload, Receiver, ReceiverOptions, Sender, SenderOptions, WhenFull};
 use coorp_core::logical::protocol::{Down, Envelope};
@@ -35,6 +38,10 @@ pub struct Settings {
     pub stop_on_death: bool,
     /// How its large outputs are stored.
     pub store: SenderOptions,
+    /// Runs a recording again up to this tag, with what [`Reactions::next_recorded`] says. For a federate alone.
+    pub replay: Option<Tag>,
+    /// Whether to keep a trace.
+    pub trace: bool,
 }
 
 impl Default for Settings {
@@ -50,26 +57,10 @@ impl Default for Settings {
                 when_full: WhenFull::Block(time::Duration::from_secs(5)),
                 ..SenderOptions::default()
             },
+            replay: None,
+            trace: false,
         }
     }
-}
-
-/// What a federate did.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Report {
-    /// The last tag that was complete.
-    pub completed: Option<Tag>,
-    /// How many reactions ran.
-    pub reactions: u64,
-    /// How many of them were late.
-    pub late: u64,
-    /// How far behind its tag a reaction began, at most.
-    pub lag_max: Duration,
-    /// Per input from another federate: how many values came, and how long after the sender's tag the last of them to
-    /// arrive did: E + L of Kwok, section IV-A.
-    pub arrivals: BTreeMap<ElementId, (u64, Duration)>,
-    /// The federates that died.
-    pub gone: Vec<String>,
 }
 
 /// Runs one federate until the program's end.
@@ -96,6 +87,9 @@ pub fn run<R: Reactions>(
         (None, report) => Ok(report),
     }
 }
+
+/// A replay tells the scheduler so many events ahead.
+const AHEAD: usize = 1024;
 
 type Value<R> = Carried<<R as Reactions>::Object>;
 
@@ -143,6 +137,8 @@ struct Driver<'a, R: Reactions> {
     inlets: BTreeMap<ElementId, Inlet>,
     report: Report,
     failure: Option<Failure>,
+    /// What a replay tells the scheduler next.
+    recorded: Option<Recorded<R::Object>>,
     has_stopped: bool,
     is_flushed: bool,
     spins: bool,
@@ -249,6 +245,7 @@ impl<'a, R: Reactions> Driver<'a, R> {
     ) -> Result<Self, Failure> {
         let scheduler = SchedulerConfig {
             fast: settings.fast,
+            replay: settings.replay.is_some(),
             timeout: settings.timeout,
             ..SchedulerConfig::default()
         };
@@ -284,8 +281,13 @@ impl<'a, R: Reactions> Driver<'a, R> {
             mode,
             outlets,
             inlets,
-            report: Report::default(),
+            report: Report {
+                reactions: vec![Spent::default(); graph.reactions().len()],
+                trace: settings.trace.then(Trace::default),
+                ..Report::default()
+            },
             failure: None,
+            recorded: None,
             has_stopped: false,
             is_flushed: true,
             spins: false,
@@ -298,10 +300,14 @@ impl<'a, R: Reactions> Driver<'a, R> {
             let start = now();
             scheduler.start(start, Tag::START);
             scheduler.advance_to(Tag::FOREVER);
+            if let Some(last) = self.settings.replay {
+                Mode::stop(scheduler, last);
+            }
             self.reactions.on_started(start);
         }
         loop {
             self.take_requests();
+            self.feed();
             while let Some(next) = self.mode.poll(now()) {
                 match next {
                     Next::Run(tag, lag, ready) => self.react(Moment { tag, lag }, &ready)?,
@@ -313,11 +319,37 @@ impl<'a, R: Reactions> Driver<'a, R> {
                     }
                 }
                 self.take_requests();
+                self.feed();
                 self.look_for_interrupts()?;
             }
             if !self.read()? {
                 self.wait()?;
                 self.look_for_interrupts()?;
+            }
+        }
+    }
+
+    /// In a replay, tells the scheduler what was recorded, some way ahead.
+    fn feed(&mut self) {
+        if self.settings.replay.is_none() {
+            return;
+        }
+        let Mode::Alone(scheduler) = &mut self.mode else { return };
+        loop {
+            if self.recorded.is_none() {
+                self.recorded = self.reactions.next_recorded();
+            }
+            let is_next =
+                |(tag, ..): &mut Recorded<R::Object>| scheduler.events() < AHEAD || *tag <= scheduler.next_tag();
+            let Some((tag, element, object)) = self.recorded.take_if(is_next) else {
+                return;
+            };
+            match scheduler.on_recorded(element, tag, object.map(Carried::Here)) {
+                Ok(()) | Err(Refused::Stopped) => {}
+                Err(refused) => {
+                    let failure = Failure::Fault(self.describe(&refused));
+                    return self.fail(failure);
+                }
             }
         }
     }
@@ -357,20 +389,24 @@ impl<'a, R: Reactions> Driver<'a, R> {
     }
 
     fn react(&mut self, moment: Moment, ready: &[Ready]) -> Result<(), Failure> {
-        self.report.reactions += ready.len() as u64;
-        self.report.late += ready.iter().filter(|ready| ready.late).count() as u64;
         self.report.lag_max = self.report.lag_max.max(moment.lag);
         let reads = Reads(self.mode.scheduler());
-        let effects = match self.reactions.run(moment, ready, &reads) {
-            Ok(effects) => effects,
+        let ran = match self.reactions.run(moment, ready, &reads) {
+            Ok(ran) => ran,
             Err(what) => {
                 self.fail(Failure::Reaction(what));
                 Vec::new()
             }
         };
-        let mut effects = effects.into_iter();
+        let mut ran = ran.into_iter();
         for ready in ready {
-            let effects = effects.next().unwrap_or_default();
+            let effects = match ran.next() {
+                Some(ran) => {
+                    self.note_reaction(moment.tag, *ready, ran.began, ran.ended);
+                    ran.effects
+                }
+                None => Effects::default(),
+            };
             let mut sets = Vec::with_capacity(effects.sets.len());
             for (output, object) in effects.sets {
                 sets.push((output, self.carry(output, object)?));
@@ -391,19 +427,46 @@ impl<'a, R: Reactions> Driver<'a, R> {
         Ok(())
     }
 
+    fn note_reaction(&mut self, tag: Tag, ready: Ready, began: Instant, ended: Instant) {
+        let Ready { reaction, late } = ready;
+        if let Some(spent) = self.report.reactions.get_mut(reaction.0 as usize) {
+            spent.add(ended.since(began), late);
+        }
+        self.trace(
+            began,
+            Event::Reaction {
+                reaction,
+                tag,
+                late,
+                ended,
+            },
+        );
+    }
+
+    fn trace(&mut self, at: Instant, event: Event) {
+        if let Some(trace) = &mut self.report.trace {
+            trace.push(at, event);
+        }
+    }
+
     /// Sends the value of an output ahead, if other federates read it.
     fn carry(&mut self, output: ElementId, object: R::Object) -> Result<Value<R>, Failure> {
         let Some(outlet) = self.outlets.get_mut(&output) else {
             return Ok(Carried::Here(object));
         };
+        let bytes;
         let wire = match self.reactions.encode(&object, &mut outlet.sender) {
-            Ok(Encoded::Inline(header, parts)) => Wire::Inline { header, parts },
+            Ok(Encoded::Inline(header, parts)) => {
+                bytes = header.len() + parts.iter().map(Vec::len).sum::<usize>();
+                Wire::Inline { header, parts }
+            }
             Ok(Encoded::Loan(mut loan)) => {
                 outlet.sent += 1;
                 let number = outlet.sent;
                 if let Some(reserved) = loan.header_mut().get_mut(..HEADER_RESERVED) {
                     reserved.copy_from_slice(&number.to_le_bytes());
                 }
+                bytes = loan.parts_mut().iter().map(|part| part.len()).sum();
                 outlet.sender.send(loan).map_err(Error::from)?;
                 Wire::Payload { output, number }
             }
@@ -412,6 +475,9 @@ impl<'a, R: Reactions> Driver<'a, R> {
                 return Ok(Carried::Here(object));
             }
         };
+        if self.report.trace.is_some() {
+            self.trace(now(), Event::Sent { output, bytes });
+        }
         Ok(Carried::Both(object, Arc::new(wire)))
     }
 
@@ -458,6 +524,9 @@ impl<'a, R: Reactions> Driver<'a, R> {
             Some(ToFederate::Rti(envelope)) => {
                 let now = now();
                 let envelope = self.resolve(envelope, now)?;
+                if let Down::Grant(tag) | Down::Provisional(tag) = envelope.body {
+                    self.trace(now, Event::Granted(tag));
+                }
                 if let Mode::Centralised { federate, .. } = &mut self.mode {
                     federate.on_message(envelope, now);
                 }
@@ -486,7 +555,8 @@ impl<'a, R: Reactions> Driver<'a, R> {
         if !takes {
             return Ok(envelope);
         }
-        self.note_arrival(message.input, message.tag, now);
+        let (input, tag) = (message.input, message.tag);
+        self.note_arrival(input, tag, now);
         let Some(Carried::Away(wire)) = &message.value else {
             return Ok(envelope);
         };
@@ -499,7 +569,15 @@ impl<'a, R: Reactions> Driver<'a, R> {
             },
         };
         match kept {
-            Some(kept) => message.value = Some(Carried::From(Received(kept))),
+            Some(kept) => {
+                let received = Received(kept);
+                let bytes = (0..received.parts())
+                    .filter_map(|index| received.part(index))
+                    .map(<[u8]>::len);
+                let bytes = bytes.sum::<usize>() + received.header().len();
+                message.value = Some(Carried::From(received));
+                self.trace(now, Event::Arrived { input, tag, bytes });
+            }
             None => self.fail(Failure::Fault(
                 "a payload that its message refers to is lost".to_owned(),
             )),
@@ -516,9 +594,8 @@ impl<'a, R: Reactions> Driver<'a, R> {
             } else {
                 time.saturating_sub(link.after)
             };
-            let arrival = self.report.arrivals.entry(input).or_default();
-            arrival.0 += 1;
-            arrival.1 = arrival.1.max(elapsed.saturating_sub(sent));
+            let lag = elapsed.saturating_sub(sent);
+            self.report.arrivals.entry(input).or_default().add(lag);
         }
     }
 

@@ -97,7 +97,7 @@ impl Reactions for Diamond {
         moment: Moment,
         ready: &[Ready],
         inputs: &dyn Inputs<Self::Object>,
-    ) -> Result<Vec<Effects<Self::Object>>, String> {
+    ) -> Result<Vec<Ran<Self::Object>>, String> {
         let graph = Arc::clone(&self.graph);
         let mut all = Vec::new();
         for ready in ready {
@@ -119,10 +119,12 @@ impl Reactions for Diamond {
                 }
             };
             let set = sets.map(|(output, number)| (graph.find(output).unwrap(), self.value(number)));
-            all.push(Effects {
+            let effects = Effects {
                 sets: set.into_iter().collect(),
                 ..Effects::default()
-            });
+            };
+            let (began, ended) = (now(), now());
+            all.push(Ran { effects, began, ended });
         }
         Ok(all)
     }
@@ -233,7 +235,7 @@ fn logical_time_is_never_ahead_of_the_clock() {
     let settings = settings(&domain(), Duration::from_millis(50), false);
     let began = time::Instant::now();
     for (outcome, _) in run_all(&program, &settings, |graph| Diamond::new(graph, 8)) {
-        assert!(outcome.unwrap().reactions > 0);
+        assert!(outcome.unwrap().reactions() > 0);
     }
     assert!(began.elapsed() >= time::Duration::from_millis(50));
 }
@@ -267,7 +269,7 @@ fn a_program_without_events_ends_by_itself() {
     let mut alone = diamond([0; 4]);
     alone.reactors[0].timers[0].period = None;
     for (outcome, host) in run_all(&alone, &settings, |graph| Diamond::new(graph, 8)) {
-        assert_eq!((outcome.unwrap().reactions, host.log.len()), (5, 2));
+        assert_eq!((outcome.unwrap().reactions(), host.log.len()), (5, 2));
     }
 }
 
