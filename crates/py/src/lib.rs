@@ -10,6 +10,7 @@ mod input;
 mod live;
 mod motion;
 mod raster;
+mod reactor;
 mod result;
 mod session;
 mod team;
@@ -44,6 +45,9 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<graph::ReactorGraph>()?;
     module.add_function(wrap_pyfunction!(graph::check_program, module)?)?;
     module.add_class::<motion::NavigationDynamics>()?;
+    module.add("RunError", module.py().get_type::<reactor::RunError>())?;
+    module.add_class::<reactor::Runner>()?;
+    module.add_class::<reactor::Coordinator>()?;
     module.add_function(wrap_pyfunction!(raster::perceive, module)?)?;
     Ok(())
 }

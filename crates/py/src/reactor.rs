@@ -1,0 +1,807 @@
+//! Runs the reactions of `coorp.reactor`, and the coordinator of a program on several processes.
+//!
+//! [`Runner`] drives one federate ([`coorp_local::run`]): it sets the ports that a reaction reads, calls it, and takes the
+//! effects that its calls have noted. The GIL is held only meanwhile. What the front end and it agree on is documented in
+//! `python/coorp/_native.pyi`.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::io::{BufReader, BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use coorp_core::logical::graph::ElementKind;
+use coorp_core::logical::scheduler::{Effects, Ready};
+use coorp_core::logical::{ElementId, FederateId, Graph, ReactionId, RtiConfig, Tag};
+use coorp_core::Duration;
+use coorp_local::run::{
+    coordinate, now, run, Bytes, CoordinatorSettings, Digest, Encoded, Failure, Handle, Input, Inputs, Journal, Moment,
+    Ran, Reactions, Received, Record, Recorded, Report, Settings, Standby, Writer, HEADER_RESERVED, INLINE_BYTES_MAX,
+};
+use coorp_local::{Payload, Sender};
+use numpy::{PyArray1, PyArrayMethods, PyReadonlyArray1};
+use pyo3::exceptions::{PyKeyboardInterrupt, PyOSError, PyRuntimeError, PyTypeError, PyValueError};
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
+
+use crate::graph::ReactorGraph;
+
+pyo3::create_exception!(
+    coorp,
+    RunError,
+    PyRuntimeError,
+    "A program did not run to its end. The text says why, and what to do."
+);
+
+/// An object of this process. Arrays in it are not written any more.
+type Object = Arc<Py<PyAny>>;
+
+/// How many values are decoded and kept for other reactions at the same tag.
+const DECODED_MAX: usize = 1024;
+
+/// One reaction, as the front end bound it.
+struct Code {
+    body: Py<PyAny>,
+    late: Option<Py<PyAny>>,
+    reads: Vec<(ElementId, Py<PyAny>)>,
+    effects: Py<PyList>,
+    moment: Py<PyAny>,
+}
+
+/// Runs one federate of a program.
+#[pyclass(frozen, module = "coorp._native")]
+pub struct Runner {
+    graph: Arc<Graph>,
+    federate: FederateId,
+    settings: Settings,
+    options: Options,
+    handle: Handle<Object>,
+    bound: Mutex<Vec<Option<Code>>>,
+}
+
+/// What to do besides running.
+#[derive(Clone, Debug)]
+struct Options {
+    pickle: bool,
+    /// Whether to hash what each reaction does.
+    digest: bool,
+    /// The file to record it in.
+    record: Option<PathBuf>,
+    /// The recordings to run again.
+    replay: Vec<PathBuf>,
+    /// The file for the trace's events, one JSON object a line.
+    trace: Option<PathBuf>,
+}
+
+fn optional<'py, T>(settings: &Bound<'py, PyDict>, key: &str) -> PyResult<Option<T>>
+where
+    T: for<'a> FromPyObject<'a, 'py>,
+{
+    match settings.get_item(key)? {
+        Some(value) if !value.is_none() => value.extract().map(Some).map_err(Into::into),
+        _ => Ok(None),
+    }
+}
+
+fn failed(failure: &Failure) -> PyErr {
+    RunError::new_err(failure.to_string())
+}
+
+#[pymethods]
+impl Runner {
+    #[new]
+    fn new(graph: &ReactorGraph, federate: u16, settings: &Bound<'_, PyDict>) -> PyResult<Self> {
+        let graph = Arc::clone(&graph.graph);
+        let federate = FederateId(federate);
+        if graph.federate(federate).is_none() {
+            return Err(PyValueError::new_err("the program has no federate with this number"));
+        }
+        let mut run_settings = Settings {
+            domain: optional(settings, "domain")?.unwrap_or_default(),
+            fast: optional(settings, "fast")?.unwrap_or(false),
+            timeout: optional(settings, "timeout_ns")?.map(Duration::from_nanos),
+            ..Settings::default()
+        };
+        let options = Options {
+            pickle: optional(settings, "pickle")?.unwrap_or(false),
+            digest: optional(settings, "digest")?.unwrap_or(false),
+            record: optional(settings, "record")?,
+            replay: optional(settings, "replay")?.unwrap_or_default(),
+            trace: optional(settings, "trace")?,
+        };
+        run_settings.trace = options.trace.is_some();
+        if !options.replay.is_empty() && graph.federates().len() > 1 {
+            return Err(PyValueError::new_err("a replay runs in one process"));
+        }
+        if let Some(bytes) = optional(settings, "store_bytes")? {
+            run_settings.store.store_bytes = bytes;
+        }
+        let bound = (0..graph.reactions().len()).map(|_| None).collect();
+        Ok(Runner {
+            federate,
+            settings: run_settings,
+            options,
+            handle: Handle::new().map_err(|error| RunError::new_err(error.to_string()))?,
+            bound: Mutex::new(bound),
+            graph,
+        })
+    }
+
+    /// The code of a reaction. `late` runs instead of `body` if the deadline has passed.
+    fn bind(
+        &self,
+        reaction: u32,
+        body: Py<PyAny>,
+        late: Option<Py<PyAny>>,
+        reads: Vec<(u32, Py<PyAny>)>,
+        effects: Py<PyList>,
+        moment: Py<PyAny>,
+    ) -> PyResult<()> {
+        let mut bound = self.bound.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = bound.get_mut(reaction as usize);
+        let place = place.ok_or_else(|| PyValueError::new_err("the program has no reaction with this number"))?;
+        *place = Some(Code {
+            body,
+            late,
+            reads: reads
+                .into_iter()
+                .map(|(element, port)| (ElementId(element), port))
+                .collect(),
+            effects,
+            moment,
+        });
+        Ok(())
+    }
+
+    /// A physical action happens now. From any thread.
+    #[pyo3(signature = (action, value=None))]
+    fn schedule(&self, action: u32, value: Option<Py<PyAny>>) -> PyResult<()> {
+        if self.handle.schedule(ElementId(action), value.map(Arc::new)) {
+            return Ok(());
+        }
+        Err(RunError::new_err(
+            "too many physical actions wait for their reactions; schedule fewer, or make the reactions faster",
+        ))
+    }
+
+    /// Asks for the end of the program. From any thread.
+    fn request_stop(&self) {
+        self.handle.request_stop();
+    }
+
+    /// Runs until the end of the program, and returns what was counted.
+    fn run<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let bound = {
+            let mut bound = self.bound.lock().unwrap_or_else(PoisonError::into_inner);
+            std::mem::take(&mut *bound)
+        };
+        let mut host = Host::new(py, &self.graph, bound, &self.options)?;
+        let mut settings = self.settings.clone();
+        settings.replay = host.replay.as_ref().map(|replay| replay.last);
+        let outcome = py.detach(|| self.drive(&settings, &mut host));
+        if let Some(writer) = host.writer.take() {
+            writer
+                .finish()
+                .map_err(|error| unwritten(&self.options.record, &error))?;
+        }
+        if let Some(error) = host.error.take() {
+            return Err(error);
+        }
+        match outcome {
+            Ok(report) => {
+                self.write_trace(&report)
+                    .map_err(|error| unwritten(&self.options.trace, &error))?;
+                let dict = counters(py, &self.graph, &report)?;
+                host.add_counters(&dict)?;
+                Ok(dict)
+            }
+            Err(Failure::Interrupted) => Err(PyKeyboardInterrupt::new_err(())),
+            Err(failure) => Err(failed(&failure)),
+        }
+    }
+}
+
+impl Runner {
+    /// Runs the federate, with a coordinator beside it that takes over if another one dies.
+    fn drive(&self, settings: &Settings, host: &mut Host) -> Result<Report, Failure> {
+        if self.graph.federates().len() == 1 {
+            return run(&self.graph, self.federate, settings, host, &self.handle);
+        }
+        let standby = Standby::new()?;
+        let coordinator_settings = CoordinatorSettings {
+            domain: settings.domain.clone(),
+            rti: RtiConfig::default(),
+        };
+        std::thread::scope(|scope| {
+            let coordinator = scope.spawn(|| coordinate(&self.graph, &coordinator_settings, &standby));
+            let outcome = run(&self.graph, self.federate, settings, host, &self.handle);
+            standby.quit();
+            // Why nothing was started is said by the federate too.
+            let _ = coordinator.join();
+            outcome
+        })
+    }
+
+    fn write_trace(&self, report: &Report) -> std::io::Result<()> {
+        let (Some(path), Some(trace)) = (&self.options.trace, &report.trace) else {
+            return Ok(());
+        };
+        let mut file = BufWriter::new(File::create(path)?);
+        for event in trace.chrome(&self.graph, self.federate.0) {
+            serde_json::to_writer(&mut file, &event)?;
+            file.write_all(b"\n")?;
+        }
+        file.flush()
+    }
+}
+
+fn unwritten(path: &Option<PathBuf>, error: &std::io::Error) -> PyErr {
+    let path = path.as_deref().unwrap_or(Path::new(""));
+    PyOSError::new_err(format!("{}: {error}", path.display()))
+}
+
+/// What a federate counted, by name.
+fn counters<'py>(py: Python<'py>, graph: &Graph, report: &Report) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    dict.set_item(
+        "completed_ns",
+        report.completed.and_then(Tag::time).map(Duration::as_nanos),
+    )?;
+    let reactions = PyDict::new(py);
+    for (info, spent) in graph
+        .reactions()
+        .iter()
+        .zip(&report.reactions)
+        .filter(|(_, spent)| spent.count > 0)
+    {
+        let counts = PyDict::new(py);
+        counts.set_item("count", spent.count)?;
+        counts.set_item("late", spent.late)?;
+        counts.set_item("total_ns", spent.total.as_nanos())?;
+        counts.set_item("longest_ns", spent.longest.as_nanos())?;
+        reactions.set_item(&info.name, counts)?;
+    }
+    dict.set_item("reactions", reactions)?;
+    dict.set_item("lag_max_ns", report.lag_max.as_nanos())?;
+    let arrivals = PyDict::new(py);
+    for (input, times) in &report.arrivals {
+        let name = graph.element(*input).map_or("", |element| element.name.as_str());
+        let counts = PyDict::new(py);
+        counts.set_item("count", times.count())?;
+        for (key, share) in [("p50_ns", 0.5), ("p99_ns", 0.99), ("p999_ns", 0.999), ("max_ns", 1.0)] {
+            counts.set_item(key, times.quantile(share).as_nanos())?;
+        }
+        arrivals.set_item(name, counts)?;
+    }
+    dict.set_item("arrivals", arrivals)?;
+    dict.set_item("gone", &report.gone)?;
+    Ok(dict)
+}
+
+/// Calls the reactions of one federate.
+struct Host {
+    graph: Arc<Graph>,
+    bound: Vec<Option<Code>>,
+    encode: Py<PyAny>,
+    decode: Py<PyAny>,
+    frombuffer: Py<PyAny>,
+    pickle: bool,
+    digest: Option<Digest>,
+    writer: Option<Writer<BufWriter<File>>>,
+    replay: Option<Replay>,
+    /// Values of other federates that were read at the latest tag.
+    decoded: (Tag, HashMap<ElementId, Py<PyAny>>),
+    error: Option<PyErr>,
+}
+
+/// A recording that runs again.
+struct Replay {
+    journal: Journal,
+    physical: std::vec::IntoIter<Recorded<Bytes>>,
+    last: Tag,
+    /// The reactions that did something else than recorded: how often, and at which tag first.
+    different: BTreeMap<String, (u64, Tag)>,
+}
+
+impl Replay {
+    fn open(graph: &Graph, paths: &[PathBuf]) -> PyResult<Option<Self>> {
+        if paths.is_empty() {
+            return Ok(None);
+        }
+        let mut journal = Journal::default();
+        for path in paths {
+            let read = File::open(path).and_then(|file| journal.read(BufReader::new(file)));
+            read.map_err(|error| unwritten(&Some(path.clone()), &error))?;
+        }
+        let physical = journal.physical(graph).map_err(|failure| failed(&failure))?.into_iter();
+        let last = journal.last().unwrap_or(Tag::START);
+        let different = BTreeMap::new();
+        Ok(Some(Replay {
+            journal,
+            physical,
+            last,
+            different,
+        }))
+    }
+}
+
+impl Host {
+    fn new(py: Python<'_>, graph: &Arc<Graph>, bound: Vec<Option<Code>>, options: &Options) -> PyResult<Self> {
+        let writer = options
+            .record
+            .as_ref()
+            .map(|path| Writer::new(BufWriter::new(File::create(path)?)));
+        let writer = writer.transpose().map_err(|error| unwritten(&options.record, &error))?;
+        let codec = py.import("coorp.reactor.codec")?;
+        Ok(Host {
+            graph: Arc::clone(graph),
+            bound,
+            encode: codec.getattr("encode")?.unbind(),
+            decode: codec.getattr("decode")?.unbind(),
+            frombuffer: py.import("numpy")?.getattr("frombuffer")?.unbind(),
+            pickle: options.pickle,
+            digest: options.digest.then(Digest::default),
+            writer,
+            replay: Replay::open(graph, &options.replay)?,
+            decoded: (Tag::NEVER, HashMap::new()),
+            error: None,
+        })
+    }
+
+    /// Notes the error that ends the program, with the reaction in which it happened.
+    fn fail(&mut self, py: Python<'_>, error: PyErr, name: &str) -> String {
+        let what = format!("{name}: {error}");
+        // Python 3.11 shows notes.
+        let _ = error
+            .value(py)
+            .call_method1(intern!(py, "add_note"), (format!("in the reaction {name}"),));
+        self.error.get_or_insert(error);
+        what
+    }
+
+    fn name(&self, reaction: ReactionId) -> String {
+        let info = self.graph.reaction(reaction);
+        info.map(|info| info.name.clone()).unwrap_or_default()
+    }
+
+    /// Runs a reaction, and notes or compares what it did.
+    fn react(
+        &mut self,
+        py: Python<'_>,
+        moment: Moment,
+        mut ready: Ready,
+        inputs: &dyn Inputs<Object>,
+    ) -> PyResult<Ran<Object>> {
+        let replay = self.replay.as_mut();
+        let recorded = replay.and_then(|replay| replay.journal.next(&self.graph, ready.reaction, moment.tag));
+        if let Some(recorded) = &recorded {
+            ready.late = recorded.late;
+        }
+        let began = now();
+        let mut effects = self.call(py, moment, ready, inputs)?;
+        let ended = now();
+        if self.digest.is_none() && self.writer.is_none() && self.replay.is_none() {
+            return Ok(Ran { effects, began, ended });
+        }
+        let mut record = self.record(py, moment.tag, ready, inputs, &effects)?;
+        if let Some(replay) = &mut self.replay {
+            if recorded.as_ref() != Some(&record) {
+                let first = (0, moment.tag);
+                replay.different.entry(record.reaction.clone()).or_insert(first).0 += 1;
+            }
+        }
+        if let Some(recorded) = recorded.filter(|recorded| *recorded != record) {
+            // What followed in the recorded run followed from this.
+            effects = self.recorded_effects(py, &recorded)?;
+            record = recorded;
+        }
+        if let Some(digest) = &mut self.digest {
+            digest.add(&record);
+        }
+        if let Some(writer) = &mut self.writer {
+            writer
+                .add(&record)
+                .map_err(|error| PyOSError::new_err(format!("the recording: {error}")))?;
+        }
+        Ok(Ran { effects, began, ended })
+    }
+
+    fn record(
+        &self,
+        py: Python<'_>,
+        tag: Tag,
+        ready: Ready,
+        inputs: &dyn Inputs<Object>,
+        effects: &Effects<Object>,
+    ) -> PyResult<Record> {
+        let name = |id: ElementId| {
+            self.graph
+                .element(id)
+                .map_or(String::new(), |element| element.name.clone())
+        };
+        let info = self.graph.reaction(ready.reaction);
+        let reads = info
+            .into_iter()
+            .flat_map(|info| info.triggers.iter().chain(&info.sources));
+        let mut physical = Vec::new();
+        for id in reads.filter(|id| self.is_physical(**id)) {
+            let bytes = match inputs.get(*id) {
+                None => continue,
+                Some(Input::Present) => None,
+                Some(Input::Here(object)) => Some(self.bytes(py, object)?),
+                Some(Input::From(received)) => Some(Bytes {
+                    header: received.header().to_vec(),
+                    parts: (0..received.parts())
+                        .filter_map(|at| received.part(at))
+                        .map(<[u8]>::to_vec)
+                        .collect(),
+                }),
+            };
+            physical.push((name(*id), bytes));
+        }
+        let sets = effects
+            .sets
+            .iter()
+            .map(|(id, object)| Ok((name(*id), self.bytes(py, object)?)));
+        let schedules = effects.schedules.iter().map(|(id, delay, object)| {
+            let bytes = object.as_ref().map(|object| self.bytes(py, object)).transpose()?;
+            Ok((name(*id), delay.as_nanos(), bytes))
+        });
+        Ok(Record {
+            reaction: self.name(ready.reaction),
+            tag,
+            late: ready.late,
+            physical,
+            sets: sets.collect::<PyResult<_>>()?,
+            schedules: schedules.collect::<PyResult<_>>()?,
+            stop: effects.stop,
+        })
+    }
+
+    fn is_physical(&self, id: ElementId) -> bool {
+        self.graph.element(id).is_some_and(|element| {
+            matches!(element.kind, ElementKind::Physical(_)) || element.from.is_some_and(|link| link.physical)
+        })
+    }
+
+    fn bytes(&self, py: Python<'_>, object: &Object) -> PyResult<Bytes> {
+        let (header, parts) = encoded(py, &self.encode, &self.frombuffer, object, self.pickle)?;
+        let parts = parts.iter().map(|part| Ok(part.as_slice()?.to_vec()));
+        Ok(Bytes {
+            header,
+            parts: parts.collect::<PyResult<_>>()?,
+        })
+    }
+
+    fn object(&self, py: Python<'_>, bytes: &Bytes) -> PyResult<Object> {
+        let parts = bytes.parts.iter().map(|part| PyBytes::new(py, part));
+        decode(py, &self.decode, &bytes.header, PyList::new(py, parts)?, self.pickle).map(Arc::new)
+    }
+
+    fn recorded_effects(&self, py: Python<'_>, record: &Record) -> PyResult<Effects<Object>> {
+        let find = |name: &str| {
+            let other =
+                || PyValueError::new_err(format!("the recording is of another program: this one has no `{name}`"));
+            self.graph.find(name).ok_or_else(other)
+        };
+        let sets = record
+            .sets
+            .iter()
+            .map(|(name, bytes)| Ok((find(name)?, self.object(py, bytes)?)));
+        let schedules = record.schedules.iter().map(|(name, delay, bytes)| {
+            let object = bytes.as_ref().map(|bytes| self.object(py, bytes)).transpose()?;
+            Ok((find(name)?, Duration::from_nanos(*delay), object))
+        });
+        Ok(Effects {
+            sets: sets.collect::<PyResult<_>>()?,
+            schedules: schedules.collect::<PyResult<_>>()?,
+            stop: record.stop,
+        })
+    }
+
+    /// What this host counted, besides the driver.
+    fn add_counters(&self, dict: &Bound<'_, PyDict>) -> PyResult<()> {
+        if let Some(digest) = &self.digest {
+            dict.set_item("digest", digest.reactions().clone())?;
+        }
+        if let Some(replay) = &self.replay {
+            let different = replay
+                .different
+                .iter()
+                .map(|(name, (count, tag))| (name, (*count, tag.to_string())));
+            dict.set_item("different", different.collect::<BTreeMap<_, _>>())?;
+            dict.set_item("unplayed", replay.journal.len())?;
+        }
+        Ok(())
+    }
+
+    fn call(
+        &mut self,
+        py: Python<'_>,
+        moment: Moment,
+        ready: Ready,
+        inputs: &dyn Inputs<Object>,
+    ) -> PyResult<Effects<Object>> {
+        let Some(bound) = self.bound.get(ready.reaction.0 as usize).and_then(Option::as_ref) else {
+            return Err(PyValueError::new_err("this reaction is not bound"));
+        };
+        let (value, present) = (intern!(py, "_value"), intern!(py, "_present"));
+        for (element, port) in &bound.reads {
+            let read = inputs.get(*element);
+            port.setattr(py, present, read.is_some())?;
+            match read {
+                Some(Input::Here(object)) => port.setattr(py, value, object.as_ref())?,
+                Some(Input::From(received)) => {
+                    let known = self.decoded.1.get(element);
+                    let object = match known {
+                        Some(object) => object.clone_ref(py),
+                        None => {
+                            let parts = parts(py, received)?;
+                            let object = decode(py, &self.decode, received.header(), parts, self.pickle)?;
+                            if self.decoded.1.len() < DECODED_MAX {
+                                self.decoded.1.insert(*element, object.clone_ref(py));
+                            }
+                            object
+                        }
+                    };
+                    port.setattr(py, value, object)?;
+                }
+                Some(Input::Present) | None => port.setattr(py, value, py.None())?,
+            }
+        }
+        let tag = moment.tag;
+        bound
+            .moment
+            .setattr(py, intern!(py, "time_ns"), tag.time().map_or(0, Duration::as_nanos))?;
+        bound.moment.setattr(py, intern!(py, "microstep"), tag.microstep())?;
+        bound.moment.setattr(py, intern!(py, "lag_ns"), moment.lag.as_nanos())?;
+        let late = bound.late.as_ref().filter(|_| ready.late);
+        let returned = late.unwrap_or(&bound.body).call0(py);
+        let noted = bound.effects.bind(py);
+        let mut effects = match &returned {
+            Ok(_) => effects(noted)?,
+            Err(_) => Effects::default(),
+        };
+        noted.del_slice(0, noted.len())?;
+        if let Err(error) = returned {
+            if !error.is_instance_of::<PyKeyboardInterrupt>(py) {
+                return Err(error);
+            }
+            effects.stop = true;
+        }
+        // A reaction's port says nothing after it, and keeps no memory.
+        for (_, port) in &bound.reads {
+            port.setattr(py, value, py.None())?;
+            port.setattr(py, present, false)?;
+        }
+        Ok(effects)
+    }
+}
+
+/// What the calls of a reaction noted.
+fn effects(noted: &Bound<'_, PyList>) -> PyResult<Effects<Object>> {
+    let mut effects = Effects::default();
+    for item in noted.iter() {
+        if item.is_none() {
+            effects.stop = true;
+            continue;
+        }
+        let item = item.cast_into::<PyTuple>()?;
+        let element = ElementId(item.get_item(0)?.extract()?);
+        match item.len() {
+            2 => effects.sets.push((element, Arc::new(item.get_item(1)?.unbind()))),
+            3 => {
+                let delay = Duration::from_nanos(item.get_item(1)?.extract()?);
+                let value = item.get_item(2)?;
+                let value = (!value.is_none()).then(|| Arc::new(value.unbind()));
+                effects.schedules.push((element, delay, value));
+            }
+            _ => return Err(PyTypeError::new_err("an effect has two or three fields")),
+        }
+    }
+    Ok(effects)
+}
+
+fn parts<'py>(py: Python<'py>, received: &Received) -> PyResult<Bound<'py, PyList>> {
+    let parts = PyList::empty(py);
+    match received.payload() {
+        Some(payload) => {
+            for index in 0..payload.len() {
+                let payload = Arc::clone(payload);
+                parts.append(Py::new(py, Part { payload, index })?)?;
+            }
+        }
+        None => {
+            for part in (0..received.parts()).filter_map(|index| received.part(index)) {
+                parts.append(PyBytes::new(py, part))?;
+            }
+        }
+    }
+    Ok(parts)
+}
+
+fn decode(
+    py: Python<'_>,
+    decode: &Py<PyAny>,
+    header: &[u8],
+    parts: Bound<'_, PyList>,
+    pickle: bool,
+) -> PyResult<Py<PyAny>> {
+    let options = PyDict::new(py);
+    options.set_item(intern!(py, "pickle"), pickle)?;
+    decode.call(py, (PyBytes::new(py, header), parts), Some(&options))
+}
+
+impl Reactions for Host {
+    type Object = Object;
+
+    fn run(
+        &mut self,
+        moment: Moment,
+        ready: &[Ready],
+        inputs: &dyn Inputs<Object>,
+    ) -> Result<Vec<Ran<Object>>, String> {
+        Python::attach(|py| {
+            if self.decoded.0 != moment.tag {
+                self.decoded.0 = moment.tag;
+                self.decoded.1.clear();
+            }
+            let mut all = Vec::with_capacity(ready.len());
+            for ready in ready {
+                match self.react(py, moment, *ready, inputs) {
+                    Ok(ran) => all.push(ran),
+                    Err(error) => {
+                        let name = self.name(ready.reaction);
+                        return Err(self.fail(py, error, &name));
+                    }
+                }
+            }
+            Ok(all)
+        })
+    }
+
+    fn encode(&mut self, object: &Object, sender: &mut Sender) -> Result<Encoded, String> {
+        Python::attach(|py| {
+            let encoded = encode(py, &self.encode, &self.frombuffer, object, sender, self.pickle);
+            encoded.map_err(|error| self.fail(py, error, "sending a value"))
+        })
+    }
+
+    fn next_recorded(&mut self) -> Option<Recorded<Object>> {
+        let (tag, element, bytes) = self.replay.as_mut()?.physical.next()?;
+        let object = bytes.map(|bytes| Python::attach(|py| self.object(py, &bytes)));
+        match object.transpose() {
+            Ok(object) => Some((tag, element, object)),
+            Err(error) => {
+                self.error.get_or_insert(error);
+                None
+            }
+        }
+    }
+
+    fn is_interrupted(&mut self) -> bool {
+        Python::attach(|py| match py.check_signals() {
+            Ok(()) => false,
+            Err(error) if error.is_instance_of::<PyKeyboardInterrupt>(py) => true,
+            Err(error) => {
+                self.fail(py, error, "a signal handler");
+                true
+            }
+        })
+    }
+}
+
+/// A value's header and parts. The parts keep the memory that they are of.
+fn encoded<'py>(
+    py: Python<'py>,
+    encode: &Py<PyAny>,
+    frombuffer: &Py<PyAny>,
+    object: &Object,
+    pickle: bool,
+) -> PyResult<(Vec<u8>, Vec<PyReadonlyArray1<'py, u8>>)> {
+    let options = PyDict::new(py);
+    options.set_item(intern!(py, "pickle"), pickle)?;
+    let (header, parts): (Vec<u8>, Vec<Py<PyAny>>) =
+        encode.call(py, (object.as_ref(),), Some(&options))?.extract(py)?;
+    let bytes_type = BYTES.get_or_try_init(py, || Ok::<_, PyErr>(py.import("numpy")?.getattr("uint8")?.unbind()))?;
+    let parts = parts.into_iter().map(|part| {
+        let array = frombuffer.call1(py, (part, bytes_type))?.into_bound(py);
+        Ok(array.cast_into::<PyArray1<u8>>()?.readonly())
+    });
+    Ok((header, parts.collect::<PyResult<_>>()?))
+}
+
+fn encode(
+    py: Python<'_>,
+    encode: &Py<PyAny>,
+    frombuffer: &Py<PyAny>,
+    object: &Object,
+    sender: &mut Sender,
+    pickle: bool,
+) -> PyResult<Encoded> {
+    let (header, parts) = encoded(py, encode, frombuffer, object, pickle)?;
+    let views: Vec<&[u8]> = parts.iter().map(|part| part.as_slice()).collect::<Result<_, _>>()?;
+    let total: usize = header.len() + views.iter().map(|part| part.len()).sum::<usize>();
+    if total <= INLINE_BYTES_MAX {
+        let parts = views.iter().map(|part| part.to_vec()).collect();
+        return Ok(Encoded::Inline(header, parts));
+    }
+    let lengths: Vec<usize> = views.iter().map(|part| part.len()).collect();
+    let refused = |error: coorp_local::Error| RunError::new_err(error.to_string());
+    let mut loan = sender
+        .loan_parts(HEADER_RESERVED + header.len(), &lengths)
+        .map_err(refused)?;
+    loan.header_mut()[HEADER_RESERVED..].copy_from_slice(&header);
+    for (index, part) in views.iter().enumerate() {
+        loan.part_mut(index).copy_from_slice(part);
+    }
+    Ok(Encoded::Loan(loan))
+}
+
+static BYTES: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+
+/// One part of a payload, as an array for NumPy. It keeps the payload.
+#[pyclass(frozen, module = "coorp._native")]
+struct Part {
+    payload: Arc<Payload>,
+    index: usize,
+}
+
+#[pymethods]
+impl Part {
+    #[getter]
+    fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let bytes = self.payload.part(self.index).unwrap_or_default();
+        let dict = PyDict::new(py);
+        dict.set_item("version", 3)?;
+        dict.set_item("shape", (bytes.len(),))?;
+        dict.set_item("typestr", "|u1")?;
+        dict.set_item("data", (bytes.as_ptr() as usize, true))?;
+        Ok(dict)
+    }
+}
+
+/// Coordinates a program on several processes.
+#[pyclass(frozen, module = "coorp._native")]
+pub struct Coordinator {
+    graph: Arc<Graph>,
+    settings: CoordinatorSettings,
+    standby: Standby,
+}
+
+#[pymethods]
+impl Coordinator {
+    #[new]
+    fn new(graph: &ReactorGraph, settings: &Bound<'_, PyDict>) -> PyResult<Self> {
+        let mut rti = RtiConfig::default();
+        if let Some(longest) = optional(settings, "report_max_ns")? {
+            rti.report_max = Duration::from_nanos(longest);
+        }
+        Ok(Coordinator {
+            graph: Arc::clone(&graph.graph),
+            settings: CoordinatorSettings {
+                domain: optional(settings, "domain")?.unwrap_or_default(),
+                rti,
+            },
+            standby: Standby::new().map_err(|error| RunError::new_err(error.to_string()))?,
+        })
+    }
+
+    /// Blocks until the program is over, or [`Coordinator::quit`].
+    fn run(&self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| coordinate(&self.graph, &self.settings, &self.standby))
+            .map_err(|failure| failed(&failure))
+    }
+
+    /// Asks for the end of the program. From any thread.
+    fn request_stop(&self) {
+        self.standby.request_stop();
+    }
+
+    /// Has `run` return. From any thread.
+    fn quit(&self) {
+        self.standby.quit();
+    }
+}
