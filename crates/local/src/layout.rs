@@ -61,6 +61,13 @@ pub(crate) fn write_table(payload: &mut [u8], header: usize, parts: &[usize]) {
     }
 }
 
+/// Makes the header of a payload no longer than this.
+pub(crate) fn truncate_header(payload: &mut [u8], header: usize) {
+    if word(payload, 8).is_some_and(|length| header < length) {
+        payload[8..16].copy_from_slice(&(header as u64).to_le_bytes());
+    }
+}
+
 /// What the table's fixed part says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Shape {

@@ -71,5 +71,5 @@ pub use layout::{HEADER_BYTES_MAX, PARTS_MAX};
 pub use name::NAME_BYTES_MAX;
 pub use receiver::{wait_any, Payload, Receiver, ReceiverOptions};
 pub use ring::{HELD_MESSAGES_MAX, QUEUE_MESSAGES_MAX};
-pub use sender::{Loan, Sender, SenderOptions, Unsent, WhenFull};
+pub use sender::{Kept, Loan, Sender, SenderOptions, Unsent, WhenFull};
 pub use store::EAGER_BYTES_MAX;

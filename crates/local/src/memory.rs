@@ -8,6 +8,7 @@
 //! the mapping's length here. What other modules must keep:
 //!
 //! - A [`Claim`] is the only right to write its bytes; `ranges` hands out claims that do not overlap.
+//! - Claimed bytes are read by [`Arena::bytes`] only after the claim lies with the outbox, for a reference to them.
 //! - A reader's [`View`] is read only where its writer has promised not to write, until the reader gives the bytes back.
 //!   This promise is kept by the peer's process, which runs this crate under the same user.
 #![allow(unsafe_code)]
@@ -148,6 +149,17 @@ impl Arena {
         // cloned, and this one is borrowed mutably, so this process has no other reference to these bytes. No reader has
         // access to a claimed range before it is sent, and sending takes the claim away.
         unsafe { std::slice::from_raw_parts_mut(self.map.as_mut_ptr().add(start), length) }
+    }
+
+    /// The bytes of a payload that this process keeps after it was sent, if they lie within the memory.
+    #[inline]
+    pub fn bytes(&self, start: usize, length: usize) -> Option<&[u8]> {
+        if start.checked_add(length)? > self.map.len() {
+            return None;
+        }
+        // SAFETY: The range lies in the mapping, which `self` keeps. Its claim lies with the outbox for references, of which
+        // the caller has one. So nobody has the claim to write there until that reference ends.
+        Some(unsafe { std::slice::from_raw_parts(self.map.as_ptr().add(start), length) })
     }
 }
 

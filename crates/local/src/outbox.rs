@@ -3,6 +3,7 @@
 //! Only this table counts references, and only its process sees it. A reference is made before its entry enters a
 //! reader's queue. It ends in one of three ways: the reader released the slot, the sender took the entry back, or the
 //! reader is gone, and with it all that it held ([`Outbox::reader_gone`], which may be called any number of times).
+//! The sender's process may have references of its own ([`Outbox::keep`]), made before the payload is sent.
 
 use std::sync::Arc;
 
@@ -14,12 +15,17 @@ use crate::ring::{Entry, Ring};
 use crate::store::Store;
 use crate::{EndpointId, Error};
 
-/// A payload in readers' hands or queues.
+/// A payload in readers' hands or queues, or kept by the sender's process.
 #[derive(Debug)]
 struct Chunk {
-    claim: Claim,
+    /// With its loan until that ends; the loan is one of the references then.
+    claim: Option<Claim>,
     references: usize,
 }
+
+/// A payload that the sender's process keeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ChunkId(usize);
 
 /// What a slot refers to.
 #[derive(Debug, Clone, Copy)]
@@ -128,6 +134,8 @@ pub(crate) struct Outbox {
     readers: Vec<Reader>,
     sent: u64,
     dropped: u64,
+    /// Whether the sender may be asleep until there is room.
+    waits: bool,
 }
 
 impl Outbox {
@@ -139,6 +147,7 @@ impl Outbox {
             readers: Vec::new(),
             sent: 0,
             dropped: 0,
+            waits: false,
         }
     }
 
@@ -172,7 +181,7 @@ impl Outbox {
         while let Some(index) = self.readers.iter().position(|reader| reader.id == id) {
             let reader = self.readers.swap_remove(index);
             for reference in reader.slots.iter().flatten() {
-                self.end(*reference);
+                self.end(reference.chunk);
             }
         }
     }
@@ -188,7 +197,7 @@ impl Outbox {
             ..
         } = self;
         for reader in readers {
-            if !reader.reclaim(|reference| end(chunks, vacant, store, reference)) {
+            if !reader.reclaim(|reference| end(chunks, vacant, store, reference.chunk)) {
                 corrupt.push((reader.id, reader.pid));
             }
         }
@@ -207,9 +216,39 @@ impl Outbox {
         }))
     }
 
-    /// Ends a claim that was not sent.
-    pub fn give_back(&mut self, claim: Claim) {
-        self.store.give_back(claim);
+    /// Ends a claim that was not sent. Returns whether the sender is to be woken.
+    pub fn give_back(&mut self, claim: Claim, kept: Option<ChunkId>) -> bool {
+        match kept {
+            Some(chunk) => {
+                self.hand_over(claim, chunk, 0);
+                self.end(chunk.0);
+            }
+            None => self.store.give_back(claim),
+        }
+        std::mem::take(&mut self.waits)
+    }
+
+    /// Makes a reference of this process to a loan's memory, which outlasts the loan.
+    pub fn keep(&mut self, loaned: Option<ChunkId>) -> ChunkId {
+        let chunk = loaned.unwrap_or_else(|| {
+            ChunkId(self.insert(Chunk {
+                claim: None,
+                references: 1,
+            }))
+        });
+        self.chunk_mut(chunk.0).references += 1;
+        chunk
+    }
+
+    /// Ends a reference of this process. Returns whether the sender is to be woken.
+    pub fn end_kept(&mut self, chunk: ChunkId) -> bool {
+        self.end(chunk.0);
+        std::mem::take(&mut self.waits)
+    }
+
+    /// Whether nobody can write to a payload any more that this process keeps.
+    pub fn is_final(&mut self, chunk: ChunkId) -> bool {
+        self.chunk_mut(chunk.0).claim.is_some()
     }
 
     /// Returns what keeps a payload from being sent to every reader.
@@ -218,18 +257,24 @@ impl Outbox {
     }
 
     /// Sends a payload to every reader, and returns how many. There is room, [`Outbox::shortage`] said so.
-    pub fn send(&mut self, claim: Claim) -> usize {
+    pub fn send(&mut self, claim: Claim, kept: Option<ChunkId>) -> usize {
         let references = self.readers.len();
-        if references == 0 {
-            self.store.give_back(claim);
-            return 0;
-        }
         let offset = claim.start() as u64;
-        let chunk = self.vacant.pop().unwrap_or_else(|| {
-            self.chunks.push(None);
-            self.chunks.len() - 1
-        });
-        self.chunks[chunk] = Some(Chunk { claim, references });
+        let chunk = match kept {
+            Some(chunk) => {
+                self.hand_over(claim, chunk, references);
+                self.end(chunk.0);
+                chunk.0
+            }
+            None if references == 0 => {
+                self.store.give_back(claim);
+                return 0;
+            }
+            None => self.insert(Chunk {
+                claim: Some(claim),
+                references,
+            }),
+        };
         let reference = Reference {
             chunk,
             number: self.sent,
@@ -252,6 +297,26 @@ impl Outbox {
         references
     }
 
+    fn insert(&mut self, chunk: Chunk) -> usize {
+        let index = self.vacant.pop().unwrap_or_else(|| {
+            self.chunks.push(None);
+            self.chunks.len() - 1
+        });
+        self.chunks[index] = Some(chunk);
+        index
+    }
+
+    fn chunk_mut(&mut self, index: usize) -> &mut Chunk {
+        self.chunks[index].as_mut().expect("a reference keeps its payload")
+    }
+
+    /// Takes a kept payload's memory from its loan, for so many references more.
+    fn hand_over(&mut self, claim: Claim, chunk: ChunkId, references: usize) {
+        let chunk = self.chunk_mut(chunk.0);
+        chunk.claim = Some(claim);
+        chunk.references += references;
+    }
+
     /// Drops the oldest payload that stands in the way. Returns whether there was one.
     pub fn drop_oldest(&mut self, shortage: Shortage) -> bool {
         let everywhere = matches!(shortage, Shortage::Store { .. });
@@ -266,13 +331,14 @@ impl Outbox {
         // If the reader was faster, there may be room as well.
         if let Some(reference) = reader.take_back() {
             self.dropped += 1;
-            self.end(reference);
+            self.end(reference.chunk);
         }
         true
     }
 
-    /// Asks every reader to ring when it makes room.
-    pub fn wait_for_room(&self) {
+    /// Asks every reader, and who drops something in this process, to ring when there is room.
+    pub fn wait_for_room(&mut self) {
+        self.waits = true;
         self.readers.iter().for_each(|reader| reader.ring.sender_waits());
     }
 
@@ -282,19 +348,19 @@ impl Outbox {
         self.store.used_bytes() > 0
     }
 
-    fn end(&mut self, reference: Reference) {
-        end(&mut self.chunks, &mut self.vacant, &mut self.store, reference);
+    fn end(&mut self, chunk: usize) {
+        end(&mut self.chunks, &mut self.vacant, &mut self.store, chunk);
     }
 }
 
 /// Ends one reference, and with the last one the payload.
-fn end(chunks: &mut [Option<Chunk>], vacant: &mut Vec<usize>, store: &mut Store, reference: Reference) {
-    let chunk = chunks[reference.chunk].as_mut().expect("a reference keeps its payload");
+fn end(chunks: &mut [Option<Chunk>], vacant: &mut Vec<usize>, store: &mut Store, index: usize) {
+    let chunk = chunks[index].as_mut().expect("a reference keeps its payload");
     chunk.references -= 1;
     if chunk.references == 0 {
-        if let Some(chunk) = chunks[reference.chunk].take() {
-            store.give_back(chunk.claim);
+        if let Some(claim) = chunks[index].take().and_then(|chunk| chunk.claim) {
+            store.give_back(claim);
         }
-        vacant.push(reference.chunk);
+        vacant.push(index);
     }
 }

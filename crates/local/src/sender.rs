@@ -11,7 +11,7 @@ use crate::error::Shortage;
 use crate::layout::{self, Shape};
 use crate::memory::Arena;
 use crate::name::Name;
-use crate::outbox::{Outbox, Reader};
+use crate::outbox::{ChunkId, Outbox, Reader};
 use crate::ranges::Claim;
 use crate::ring::{ARENA_BYTES_MAX, HELD_MESSAGES_MAX, QUEUE_MESSAGES_MAX};
 use crate::store::{Store, EAGER_BYTES_MAX};
@@ -32,7 +32,7 @@ pub enum WhenFull {
 /// How a sender stores and queues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SenderOptions {
-    /// How many bytes of payloads may be loaned, queued or held by readers at once. Addresses are reserved for all of it,
+    /// How many bytes of payloads may be loaned, queued, held by readers or kept at once. Addresses are reserved for all of it,
     /// memory only for what was used.
     pub store_bytes: usize,
     /// How many free bytes are kept allocated for the next payloads. The kernel gets the rest back within a second.
@@ -85,6 +85,8 @@ pub(crate) struct Outgoing {
     pub arena: Arc<Arena>,
     /// Whether the attendant comes by to return idle memory.
     pub tended: AtomicBool,
+    /// This process, for a child that was forked from it must not give back what is not its own.
+    process: u32,
 }
 
 impl Outgoing {
@@ -104,6 +106,7 @@ impl Outgoing {
             room,
             arena,
             tended: AtomicBool::new(false),
+            process: std::process::id(),
         })
     }
 
@@ -115,6 +118,17 @@ impl Outgoing {
     pub fn reader_gone(&self, reader: EndpointId) {
         lock(&self.outbox).reader_gone(reader);
         self.room.ring();
+    }
+
+    /// Gives something back, and wakes the sender if it waits for that.
+    fn give_back(&self, what: impl FnOnce(&mut Outbox) -> bool) {
+        if self.process != std::process::id() {
+            return;
+        }
+        let wake = what(&mut lock(&self.outbox));
+        if wake {
+            self.room.ring();
+        }
     }
 
     /// Reclaims, and returns idle memory. Returns whether there is more to come.
@@ -141,6 +155,19 @@ pub struct Loan {
     outgoing: Arc<Outgoing>,
     /// Taken when it is sent.
     claim: Option<Claim>,
+    /// If this process keeps it.
+    kept: Option<ChunkId>,
+}
+
+/// Keeps a loan's memory in the sender's process, so that it can be read there after it was sent.
+///
+/// The memory is used again once every reader, and every one of these, has dropped it: from any thread, in any order, and
+/// after the sender has gone too.
+pub struct Kept {
+    outgoing: Arc<Outgoing>,
+    chunk: ChunkId,
+    start: usize,
+    len: usize,
 }
 
 /// A payload that was not sent, and why.
@@ -183,6 +210,7 @@ impl Sender {
         Ok(Loan {
             outgoing: self.outgoing.clone(),
             claim: Some(claim),
+            kept: None,
         })
     }
 
@@ -207,7 +235,7 @@ impl Sender {
             if let Some(shortage) = outbox.shortage() {
                 return Ok(Err(shortage));
             }
-            Ok(Ok(loan.claim.take().map_or(0, |claim| outbox.send(claim))))
+            Ok(Ok(loan.claim.take().map_or(0, |claim| outbox.send(claim, loan.kept))))
         });
         match sent {
             Ok(readers) => {
@@ -239,7 +267,7 @@ impl Sender {
         self.core.wait_until(after(timeout), || self.readers() >= readers)
     }
 
-    /// Bytes that are loaned, queued or held by readers now.
+    /// Bytes that are loaned, queued, held by readers or kept now.
     pub fn used_bytes(&self) -> usize {
         let mut outbox = lock(&self.outgoing.outbox);
         self.cut_off(outbox.reclaim());
@@ -331,6 +359,24 @@ impl Drop for Sender {
 }
 
 impl Loan {
+    /// Keeps the memory readable here after the loan was sent or dropped. May be called more than once.
+    pub fn keep(&mut self) -> Kept {
+        let claim = self.claim.as_ref().expect("a loan has its memory until it is sent");
+        let chunk = lock(&self.outgoing.outbox).keep(self.kept);
+        self.kept = Some(chunk);
+        Kept {
+            outgoing: self.outgoing.clone(),
+            chunk,
+            start: claim.start(),
+            len: claim.len(),
+        }
+    }
+
+    /// Leaves only the first bytes of the header, for a header whose length was not known when the memory was loaned.
+    pub fn truncate_header(&mut self, bytes: usize) {
+        layout::truncate_header(self.payload(), bytes);
+    }
+
     /// The bytes of the header.
     pub fn header_mut(&mut self) -> &mut [u8] {
         let payload = self.payload();
@@ -377,8 +423,43 @@ fn shape(payload: &[u8]) -> Shape {
 impl Drop for Loan {
     fn drop(&mut self) {
         if let Some(claim) = self.claim.take() {
-            lock(&self.outgoing.outbox).give_back(claim);
+            self.outgoing.give_back(|outbox| outbox.give_back(claim, self.kept));
         }
+    }
+}
+
+impl Kept {
+    /// The header, once the loan was sent or dropped.
+    pub fn header(&self) -> Option<&[u8]> {
+        let payload = self.payload()?;
+        let (start, length) = shape(payload).header();
+        Some(&payload[start..start + length])
+    }
+
+    /// A part, if there are as many, once the loan was sent or dropped.
+    pub fn part(&self, index: usize) -> Option<&[u8]> {
+        let payload = self.payload()?;
+        let (start, length) = shape(payload).part(payload, index)?;
+        Some(&payload[start..start + length])
+    }
+
+    fn payload(&self) -> Option<&[u8]> {
+        let is_final = lock(&self.outgoing.outbox).is_final(self.chunk);
+        is_final
+            .then(|| self.outgoing.arena.bytes(self.start, self.len))
+            .flatten()
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        self.outgoing.give_back(|outbox| outbox.end_kept(self.chunk));
+    }
+}
+
+impl fmt::Debug for Kept {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Kept").field("bytes", &self.len).finish_non_exhaustive()
     }
 }
 

@@ -480,3 +480,163 @@ fn a_channel_has_limits() {
         })
     ));
 }
+
+/// Whatever ends last, the readers, the sender's own handles or the sender.
+#[test]
+fn a_kept_payload_stays_until_its_readers_and_its_keeper_have_dropped_it() {
+    let domain = domain();
+    let mut read = receiver(&domain);
+    let mut sent = sender(&domain, FOUR);
+    for keeper_is_last in [true, false] {
+        let mut loan = sent.loan_parts(9, &[PAYLOAD]).unwrap();
+        loan.part_mut(0).fill(7);
+        let (kept, twice) = (loan.keep(), loan.keep());
+        assert_eq!((kept.header(), kept.part(0)), (None, None), "it can still be written");
+        loan.header_mut().copy_from_slice(b"shortened");
+        loan.truncate_header(5);
+        loan.truncate_header(9);
+        assert_eq!(sent.send(loan).unwrap(), 1);
+        drop(twice);
+        let payload = next(&mut read);
+        assert_eq!(payload.header(), b"short");
+        if keeper_is_last {
+            drop(payload);
+        } else {
+            std::thread::spawn(move || drop(kept)).join().unwrap();
+            assert!(sent.used_bytes() > PAYLOAD);
+            drop(payload);
+            assert_eq!(sent.used_bytes(), 0);
+            continue;
+        }
+        // What is sent meanwhile lies elsewhere.
+        for byte in 0..20 {
+            sent.send_copy(&[byte; PAYLOAD]).unwrap();
+            assert_eq!(first_byte(&mut read), byte);
+        }
+        assert_eq!(kept.header(), Some(b"short".as_slice()));
+        assert_eq!(kept.part(0), Some([7; PAYLOAD].as_slice()));
+        assert_eq!(kept.part(1), None);
+        assert!(sent.used_bytes() > PAYLOAD);
+        drop(kept);
+        assert_eq!(sent.used_bytes(), 0);
+    }
+}
+
+#[test]
+fn a_kept_payload_needs_no_reader_no_send_and_no_sender() {
+    let domain = domain();
+    let mut sent = sender(&domain, FOUR);
+    let mut loan = sent.loan(PAYLOAD).unwrap();
+    loan.part_mut(0).fill(1);
+    let unread = loan.keep();
+    assert_eq!(sent.send(loan).unwrap(), 0);
+    let mut loan = sent.loan(PAYLOAD).unwrap();
+    loan.part_mut(0).fill(2);
+    let unsent = loan.keep();
+    drop(loan);
+    let last = sent.loan(PAYLOAD).unwrap();
+    assert_eq!(unread.part(0), Some([1; PAYLOAD].as_slice()));
+    assert_eq!(unsent.part(0), Some([2; PAYLOAD].as_slice()));
+    drop(unread);
+    // The loan's own reference, and then the keeper's.
+    let mut loan = sent.loan(PAYLOAD).unwrap();
+    drop(loan.keep());
+    drop((loan, last));
+    drop(sent);
+    assert_eq!(unsent.part(0), Some([2; PAYLOAD].as_slice()));
+    std::thread::spawn(move || drop(unsent)).join().unwrap();
+}
+
+#[test]
+fn a_payload_that_could_not_be_sent_can_be_written_again_though_it_is_kept() {
+    let domain = domain();
+    let mut read = receiver(&domain);
+    let options = SenderOptions {
+        queue_messages: 1,
+        ..FOUR
+    };
+    let mut sent = sender(&domain, options);
+    sent.send_copy(b"first").unwrap();
+    let mut loan = sent.loan(1).unwrap();
+    let kept = loan.keep();
+    let mut loan = sent.send(loan).unwrap_err().loan;
+    assert_eq!(kept.part(0), None);
+    loan.part_mut(0)[0] = 5;
+    drop(next(&mut read));
+    assert_eq!(sent.send(loan).unwrap(), 1);
+    assert_eq!(kept.part(0), Some([5].as_slice()));
+}
+
+#[test]
+fn a_sender_that_waits_for_memory_wakes_when_it_is_no_longer_kept_or_loaned() {
+    let domain = domain();
+    let options = SenderOptions {
+        when_full: WhenFull::Block(60 * SECOND),
+        ..FOUR
+    };
+    let mut sent = sender(&domain, options);
+    for keeps in [true, false] {
+        let mut loan = sent.loan(3 * PAYLOAD).unwrap();
+        let kept = keeps.then(|| loan.keep());
+        let loan = if keeps {
+            assert_eq!(sent.send(loan).unwrap(), 0);
+            None
+        } else {
+            Some(loan)
+        };
+        let began = Instant::now();
+        let dropped = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(30));
+            drop((kept, loan));
+        });
+        drop(sent.loan(2 * PAYLOAD).unwrap());
+        assert!(began.elapsed() < 20 * SECOND, "it was not woken");
+        dropped.join().unwrap();
+    }
+}
+
+#[test]
+fn random_loans_sends_and_drops_lose_nothing_and_overwrite_nothing() {
+    let domain = domain();
+    let (mut one, mut two) = (receiver(&domain), receiver(&domain));
+    let mut sent = sender(&domain, FOUR);
+    let mut random = 1_u64;
+    let mut below = |limit: u64| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (random >> 33) % limit
+    };
+    let (mut payloads, mut kept) = (Vec::new(), Vec::new());
+    for byte in (0..=250).cycle().take(4000) {
+        if let Ok(mut loan) = sent.loan(1 + below(PAYLOAD as u64) as usize) {
+            loan.part_mut(0).fill(byte);
+            for _ in 0..below(3) {
+                kept.push((byte, loan.keep()));
+            }
+            if below(4) > 0 {
+                // If a queue is full, the loan ends here.
+                let _ = sent.send(loan);
+            }
+        }
+        for read in [&mut one, &mut two] {
+            if below(2) == 0 {
+                payloads.extend(read.try_recv().unwrap());
+            }
+        }
+        for _ in 0..below(4) {
+            if !payloads.is_empty() {
+                let payload = payloads.swap_remove(below(payloads.len() as u64) as usize);
+                let part = payload.part(0).unwrap();
+                assert!(part.iter().all(|found| *found == part[0]), "torn");
+            }
+            if !kept.is_empty() {
+                let (byte, kept) = kept.swap_remove(below(kept.len() as u64) as usize);
+                assert!(kept.part(0).unwrap().iter().all(|found| *found == byte), "overwritten");
+            }
+        }
+    }
+    drop((payloads, kept));
+    for mut read in [one, two] {
+        while read.try_recv().unwrap().is_some() {}
+    }
+    assert_eq!(sent.used_bytes(), 0);
+}
