@@ -14,7 +14,8 @@
 //!   binds its address coordinates; the kernel lets only one, and the others wait for its end. No time passes but for the
 //!   kernel to notice.
 //!
-//! Begin at `driver.rs`; `coordinator.rs` is the RTI's driver, `frames.rs` the links, `carried.rs` the values. `trace.rs`
+//! Begin at `driver.rs`; `coordinator.rs` is the RTI's driver, `frames.rs` the links, `carried.rs` the values,
+//! `outlets.rs` the channels of large ones. `trace.rs`
 //! keeps what happened when, `journal.rs` what reactions did, for comparison and replay.
 //!
 //! Left out: federates on several machines. Federates that come back. Reactions of one level in parallel, which
@@ -27,6 +28,7 @@ mod failure;
 mod frames;
 mod handle;
 mod journal;
+mod outlets;
 mod report;
 mod trace;
 

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io::{BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use coorp_core::logical::graph::ElementKind;
 use coorp_core::logical::scheduler::{Effects, Ready};
@@ -18,7 +18,7 @@ use coorp_local::run::{
     coordinate, now, run, Bytes, CoordinatorSettings, Digest, Encoded, Failure, Handle, Input, Inputs, Journal, Moment,
     Ran, Reactions, Received, Record, Recorded, Report, Settings, Standby, Writer, HEADER_RESERVED, INLINE_BYTES_MAX,
 };
-use coorp_local::{Payload, Sender};
+use coorp_local::{Kept, Loan, Payload, Sender};
 use numpy::{PyArray1, PyArrayMethods, PyReadonlyArray1};
 use pyo3::exceptions::{PyKeyboardInterrupt, PyOSError, PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::intern;
@@ -37,6 +37,26 @@ pyo3::create_exception!(
 
 /// An object of this process. Arrays in it are not written any more.
 type Object = Arc<Py<PyAny>>;
+
+/// The most loans of one federate that are neither sent nor dropped.
+const LOANS_MAX: usize = 1024;
+/// Room for the header of a loaned array.
+const LOAN_HEADER_BYTES: usize = 512;
+
+/// Memory that an output's readers will read, and that is not sent yet.
+struct Lent {
+    loan: Mutex<Option<Loan>>,
+    /// Keeps it for the arrays of this process.
+    _kept: Kept,
+    start: usize,
+    bytes: usize,
+}
+
+type Loans = Arc<Mutex<Vec<Weak<Lent>>>>;
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// How many values are decoded and kept for other reactions at the same tag.
 const DECODED_MAX: usize = 1024;
@@ -59,6 +79,7 @@ pub struct Runner {
     options: Options,
     handle: Handle<Object>,
     bound: Mutex<Vec<Option<Code>>>,
+    loans: Loans,
 }
 
 /// What to do besides running.
@@ -125,6 +146,7 @@ impl Runner {
             options,
             handle: Handle::new().map_err(|error| RunError::new_err(error.to_string()))?,
             bound: Mutex::new(bound),
+            loans: Loans::default(),
             graph,
         })
     }
@@ -139,7 +161,7 @@ impl Runner {
         effects: Py<PyList>,
         moment: Py<PyAny>,
     ) -> PyResult<()> {
-        let mut bound = self.bound.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut bound = lock(&self.bound);
         let place = bound.get_mut(reaction as usize);
         let place = place.ok_or_else(|| PyValueError::new_err("the program has no reaction with this number"))?;
         *place = Some(Code {
@@ -166,6 +188,31 @@ impl Runner {
         ))
     }
 
+    /// Memory for a value of this output, or `None` if no other process reads it.
+    fn loan(&self, py: Python<'_>, output: u32, bytes: usize) -> PyResult<Option<Writable>> {
+        let loan = || self.handle.loan(ElementId(output), LOAN_HEADER_BYTES, &[bytes]);
+        let Some(mut loan) = py.detach(loan).map_err(|error| RunError::new_err(error.to_string()))? else {
+            return Ok(None);
+        };
+        let start = loan.part_mut(0).as_ptr() as usize;
+        let kept = loan.keep();
+        let mut loans = lock(&self.loans);
+        loans.retain(|lent| lent.strong_count() > 0);
+        if loans.len() >= LOANS_MAX {
+            return Err(RunError::new_err(
+                "too many loans are neither set on their outputs nor dropped",
+            ));
+        }
+        let lent = Arc::new(Lent {
+            loan: Mutex::new(Some(loan)),
+            _kept: kept,
+            start,
+            bytes,
+        });
+        loans.push(Arc::downgrade(&lent));
+        Ok(Some(Writable { lent }))
+    }
+
     /// Asks for the end of the program. From any thread.
     fn request_stop(&self) {
         self.handle.request_stop();
@@ -174,10 +221,10 @@ impl Runner {
     /// Runs until the end of the program, and returns what was counted.
     fn run<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let bound = {
-            let mut bound = self.bound.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut bound = lock(&self.bound);
             std::mem::take(&mut *bound)
         };
-        let mut host = Host::new(py, &self.graph, bound, &self.options)?;
+        let mut host = Host::new(py, &self.graph, bound, &self.options, &self.loans)?;
         let mut settings = self.settings.clone();
         settings.replay = host.replay.as_ref().map(|replay| replay.last);
         let outcome = py.detach(|| self.drive(&settings, &mut host));
@@ -288,6 +335,7 @@ struct Host {
     decode: Py<PyAny>,
     frombuffer: Py<PyAny>,
     pickle: bool,
+    loans: Loans,
     digest: Option<Digest>,
     writer: Option<Writer<BufWriter<File>>>,
     replay: Option<Replay>,
@@ -328,7 +376,13 @@ impl Replay {
 }
 
 impl Host {
-    fn new(py: Python<'_>, graph: &Arc<Graph>, bound: Vec<Option<Code>>, options: &Options) -> PyResult<Self> {
+    fn new(
+        py: Python<'_>,
+        graph: &Arc<Graph>,
+        bound: Vec<Option<Code>>,
+        options: &Options,
+        loans: &Loans,
+    ) -> PyResult<Self> {
         let writer = options
             .record
             .as_ref()
@@ -342,6 +396,7 @@ impl Host {
             decode: codec.getattr("decode")?.unbind(),
             frombuffer: py.import("numpy")?.getattr("frombuffer")?.unbind(),
             pickle: options.pickle,
+            loans: Arc::clone(loans),
             digest: options.digest.then(Digest::default),
             writer,
             replay: Replay::open(graph, &options.replay)?,
@@ -578,6 +633,42 @@ impl Host {
         }
         Ok(effects)
     }
+
+    /// The loan of which these bytes are the whole part, if it was not sent yet.
+    fn lent(&self, bytes: &[u8]) -> Option<Loan> {
+        let loans = lock(&self.loans);
+        let mut lent = loans.iter().filter_map(Weak::upgrade);
+        let lent = lent.find(|lent| (lent.start, lent.bytes) == (bytes.as_ptr() as usize, bytes.len()))?;
+        let loan = lock(&lent.loan).take();
+        loan
+    }
+
+    fn encode_for(&self, py: Python<'_>, object: &Object, sender: &mut Sender) -> PyResult<Encoded> {
+        let (header, parts) = encoded(py, &self.encode, &self.frombuffer, object, self.pickle)?;
+        let views: Vec<&[u8]> = parts.iter().map(|part| part.as_slice()).collect::<Result<_, _>>()?;
+        let total: usize = header.len() + views.iter().map(|part| part.len()).sum::<usize>();
+        if total <= INLINE_BYTES_MAX {
+            let parts = views.iter().map(|part| part.to_vec()).collect();
+            return Ok(Encoded::Inline(header, parts));
+        }
+        if let [view] = views[..] {
+            if let Some(mut loan) = self.lent(view).filter(|_| header.len() <= LOAN_HEADER_BYTES) {
+                loan.truncate_header(HEADER_RESERVED + header.len());
+                loan.header_mut()[HEADER_RESERVED..].copy_from_slice(&header);
+                return Ok(Encoded::Loan(loan));
+            }
+        }
+        let lengths: Vec<usize> = views.iter().map(|part| part.len()).collect();
+        let refused = |error: coorp_local::Error| RunError::new_err(error.to_string());
+        let mut loan = sender
+            .loan_parts(HEADER_RESERVED + header.len(), &lengths)
+            .map_err(refused)?;
+        loan.header_mut()[HEADER_RESERVED..].copy_from_slice(&header);
+        for (index, part) in views.iter().enumerate() {
+            loan.part_mut(index).copy_from_slice(part);
+        }
+        Ok(Encoded::Loan(loan))
+    }
 }
 
 /// What the calls of a reaction noted.
@@ -664,7 +755,7 @@ impl Reactions for Host {
 
     fn encode(&mut self, object: &Object, sender: &mut Sender) -> Result<Encoded, String> {
         Python::attach(|py| {
-            let encoded = encode(py, &self.encode, &self.frombuffer, object, sender, self.pickle);
+            let encoded = self.encode_for(py, object, sender);
             encoded.map_err(|error| self.fail(py, error, "sending a value"))
         })
     }
@@ -713,34 +804,30 @@ fn encoded<'py>(
     Ok((header, parts.collect::<PyResult<_>>()?))
 }
 
-fn encode(
-    py: Python<'_>,
-    encode: &Py<PyAny>,
-    frombuffer: &Py<PyAny>,
-    object: &Object,
-    sender: &mut Sender,
-    pickle: bool,
-) -> PyResult<Encoded> {
-    let (header, parts) = encoded(py, encode, frombuffer, object, pickle)?;
-    let views: Vec<&[u8]> = parts.iter().map(|part| part.as_slice()).collect::<Result<_, _>>()?;
-    let total: usize = header.len() + views.iter().map(|part| part.len()).sum::<usize>();
-    if total <= INLINE_BYTES_MAX {
-        let parts = views.iter().map(|part| part.to_vec()).collect();
-        return Ok(Encoded::Inline(header, parts));
-    }
-    let lengths: Vec<usize> = views.iter().map(|part| part.len()).collect();
-    let refused = |error: coorp_local::Error| RunError::new_err(error.to_string());
-    let mut loan = sender
-        .loan_parts(HEADER_RESERVED + header.len(), &lengths)
-        .map_err(refused)?;
-    loan.header_mut()[HEADER_RESERVED..].copy_from_slice(&header);
-    for (index, part) in views.iter().enumerate() {
-        loan.part_mut(index).copy_from_slice(part);
-    }
-    Ok(Encoded::Loan(loan))
+static BYTES: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+
+/// Loaned memory, as an array for NumPy that can be written until it is sent.
+#[pyclass(frozen, module = "coorp._native")]
+struct Writable {
+    lent: Arc<Lent>,
 }
 
-static BYTES: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+#[pymethods]
+impl Writable {
+    #[getter]
+    fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        array_interface(py, self.lent.start, self.lent.bytes, false)
+    }
+}
+
+fn array_interface(py: Python<'_>, start: usize, bytes: usize, is_readonly: bool) -> PyResult<Bound<'_, PyDict>> {
+    let dict = PyDict::new(py);
+    dict.set_item("version", 3)?;
+    dict.set_item("shape", (bytes,))?;
+    dict.set_item("typestr", "|u1")?;
+    dict.set_item("data", (start, is_readonly))?;
+    Ok(dict)
+}
 
 /// One part of a payload, as an array for NumPy. It keeps the payload.
 #[pyclass(frozen, module = "coorp._native")]
@@ -754,12 +841,7 @@ impl Part {
     #[getter]
     fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let bytes = self.payload.part(self.index).unwrap_or_default();
-        let dict = PyDict::new(py);
-        dict.set_item("version", 3)?;
-        dict.set_item("shape", (bytes.len(),))?;
-        dict.set_item("typestr", "|u1")?;
-        dict.set_item("data", (bytes.as_ptr() as usize, true))?;
-        Ok(dict)
+        array_interface(py, bytes.as_ptr() as usize, bytes.len(), true)
     }
 }
 

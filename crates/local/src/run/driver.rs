@@ -3,12 +3,13 @@
 use super::carried::{Carried, Kept, Wire};
 use super::coordinator::{federate_channel, names, ToFederate, ToRti, RTI_CHANNEL};
 use super::frames::{decode, inbox, Outbound, RETRY};
+use super::outlets::{output_channel, Outlets};
 use super::trace::{Event, Trace};
 use super::{
-    now, Encoded, Failure, Handle, Input, Inputs, Moment, Reactions, Received, Recorded, Report, Spent, HEADER_RESERVED,
+    now, Failure, Handle, Input, Inputs, Moment, Reactions, Received, Recorded, Report, Spent, HEADER_RESERVED,
 };
 use crate::bell::wait_any;
-use crate::{Domain, DomainOptions, Error, Payload, Receiver, ReceiverOptions, Sender, SenderOptions, WhenFull};
+use crate::{Domain, DomainOptions, Error, Payload, Receiver, ReceiverOptions, SenderOptions, WhenFull};
 use coorp_core::logical::protocol::{Down, Envelope};
 use coorp_core::logical::scheduler::{Effects, Ready, Refused, Waits};
 use coorp_core::logical::{
@@ -80,6 +81,7 @@ pub fn run<R: Reactions>(
     let mut driver = Driver::open(graph, federate, settings, reactions, handle)?;
     let outcome = driver.run();
     driver.flush_at_end();
+    handle.set_outlets(None);
     outcome?;
     match (driver.failure, driver.report) {
         (Some(failure), _) => Err(failure),
@@ -111,12 +113,6 @@ enum Next<V> {
     Ended,
 }
 
-/// The channel of an output that others read.
-struct Outlet {
-    sender: Sender,
-    sent: u64,
-}
-
 /// The channel of an output that this federate reads.
 struct Inlet {
     receiver: Receiver,
@@ -133,7 +129,7 @@ struct Driver<'a, R: Reactions> {
     reactions: &'a mut R,
     handle: &'a Handle<R::Object>,
     mode: Mode<Value<R>>,
-    outlets: BTreeMap<ElementId, Outlet>,
+    outlets: Arc<Outlets>,
     inlets: BTreeMap<ElementId, Inlet>,
     report: Report,
     failure: Option<Failure>,
@@ -249,7 +245,7 @@ impl<'a, R: Reactions> Driver<'a, R> {
             timeout: settings.timeout,
             ..SchedulerConfig::default()
         };
-        let (mut outlets, mut inlets) = (BTreeMap::new(), BTreeMap::new());
+        let (mut outlets, mut inlets) = (Outlets::default(), BTreeMap::new());
         let mode = if graph.federates().len() == 1 {
             Mode::Alone(Box::new(Scheduler::new(
                 Arc::clone(graph),
@@ -259,7 +255,7 @@ impl<'a, R: Reactions> Driver<'a, R> {
             )))
         } else {
             let domain = Domain::join(&settings.domain, DomainOptions::default())?;
-            outlets = open_outlets(graph, id, &domain, settings.store)?;
+            outlets = Outlets::open(graph, id, &domain, settings.store)?;
             inlets = open_inlets(graph, id, &domain)?;
             let config = FederateConfig {
                 scheduler,
@@ -272,6 +268,8 @@ impl<'a, R: Reactions> Driver<'a, R> {
                 inbox: inbox(&domain, &federate_channel(id))?,
             }
         };
+        let outlets = Arc::new(outlets);
+        handle.set_outlets(Some(Arc::clone(&outlets)));
         Ok(Driver {
             graph,
             id,
@@ -451,29 +449,15 @@ impl<'a, R: Reactions> Driver<'a, R> {
 
     /// Sends the value of an output ahead, if other federates read it.
     fn carry(&mut self, output: ElementId, object: R::Object) -> Result<Value<R>, Failure> {
-        let Some(outlet) = self.outlets.get_mut(&output) else {
-            return Ok(Carried::Here(object));
-        };
-        let bytes;
-        let wire = match self.reactions.encode(&object, &mut outlet.sender) {
-            Ok(Encoded::Inline(header, parts)) => {
-                bytes = header.len() + parts.iter().map(Vec::len).sum::<usize>();
-                Wire::Inline { header, parts }
-            }
-            Ok(Encoded::Loan(mut loan)) => {
-                outlet.sent += 1;
-                let number = outlet.sent;
-                if let Some(reserved) = loan.header_mut().get_mut(..HEADER_RESERVED) {
-                    reserved.copy_from_slice(&number.to_le_bytes());
-                }
-                bytes = loan.parts_mut().iter().map(|part| part.len()).sum();
-                outlet.sender.send(loan).map_err(Error::from)?;
-                Wire::Payload { output, number }
-            }
-            Err(what) => {
+        let reactions = &mut *self.reactions;
+        let (wire, bytes) = match self.outlets.send(output, |sender| reactions.encode(&object, sender)) {
+            Ok(Some(sent)) => sent,
+            Ok(None) => return Ok(Carried::Here(object)),
+            Err(Failure::Reaction(what)) => {
                 self.fail(Failure::Reaction(what));
                 return Ok(Carried::Here(object));
             }
+            Err(failure) => return Err(failure),
         };
         if self.report.trace.is_some() {
             self.trace(now(), Event::Sent { output, bytes });
@@ -702,23 +686,6 @@ impl Inlet {
     }
 }
 
-fn open_outlets(
-    graph: &Graph,
-    id: FederateId,
-    domain: &Domain,
-    options: SenderOptions,
-) -> Result<BTreeMap<ElementId, Outlet>, Error> {
-    let ids = (0..).map(ElementId);
-    let elements = ids.zip(graph.elements());
-    let left = elements
-        .filter(|(_, element)| element.federate == id && element.to.iter().any(|link| link.federate != id))
-        .map(|(output, _)| {
-            let sender = domain.sender(&output_channel(output), options)?;
-            Ok((output, Outlet { sender, sent: 0 }))
-        });
-    left.collect()
-}
-
 fn open_inlets(graph: &Graph, id: FederateId, domain: &Domain) -> Result<BTreeMap<ElementId, Inlet>, Error> {
     let mut links: BTreeMap<ElementId, usize> = BTreeMap::new();
     let elements = graph.elements().iter().filter(|element| element.federate == id);
@@ -741,8 +708,4 @@ fn open_inlets(graph: &Graph, id: FederateId, domain: &Domain) -> Result<BTreeMa
         ))
     });
     opened.collect()
-}
-
-fn output_channel(output: ElementId) -> String {
-    format!("output/{}", output.0)
 }

@@ -1,8 +1,9 @@
 //! What other threads may ask of a running federate.
 
+use super::outlets::Outlets;
 use crate::bell::Bell;
 use crate::sync::lock;
-use crate::Error;
+use crate::{Error, Loan};
 use coorp_core::logical::ElementId;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -11,7 +12,7 @@ use std::sync::{Arc, Mutex};
 /// The most physical actions that wait for the federate.
 const WAITING_MAX: usize = 65_536;
 
-/// Schedules physical actions and asks for the end, from any thread.
+/// Schedules physical actions, loans memory for outputs and asks for the end, from any thread.
 #[derive(Debug)]
 pub struct Handle<T> {
     shared: Arc<Shared<T>>,
@@ -23,6 +24,7 @@ struct Shared<T> {
     scheduled: Mutex<Vec<(ElementId, Option<T>)>>,
     rung: AtomicBool,
     stop: AtomicBool,
+    outlets: Mutex<Option<Arc<Outlets>>>,
 }
 
 impl<T> Clone for Handle<T> {
@@ -48,6 +50,7 @@ impl<T> Handle<T> {
             scheduled: Mutex::new(Vec::new()),
             rung: AtomicBool::new(false),
             stop: AtomicBool::new(false),
+            outlets: Mutex::new(None),
         });
         Ok(Handle { shared })
     }
@@ -64,10 +67,26 @@ impl<T> Handle<T> {
         true
     }
 
+    /// Memory in which a value of this output can be written where its readers read it: a header with
+    /// [`HEADER_RESERVED`](super::HEADER_RESERVED) bytes more than `header`, and parts of these lengths. Nothing if no other
+    /// federate reads the output.
+    ///
+    /// # Errors
+    /// As in [`Sender::loan_parts`](crate::Sender::loan_parts).
+    pub fn loan(&self, output: ElementId, header: usize, parts: &[usize]) -> Result<Option<Loan>, Error> {
+        let outlets = lock(&self.shared.outlets).clone();
+        let loan = outlets.and_then(|outlets| outlets.loan(output, header, parts));
+        loan.transpose()
+    }
+
     /// Asks for the end of the program, as soon as possible.
     pub fn request_stop(&self) {
         self.shared.stop.store(true, SeqCst);
         self.ring();
+    }
+
+    pub(super) fn set_outlets(&self, outlets: Option<Arc<Outlets>>) {
+        *lock(&self.shared.outlets) = outlets;
     }
 
     fn ring(&self) {
