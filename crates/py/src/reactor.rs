@@ -8,12 +8,13 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io::{BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use coorp_core::logical::graph::ElementKind;
 use coorp_core::logical::scheduler::{Effects, Ready};
 use coorp_core::logical::{ElementId, FederateId, Graph, ReactionId, RtiConfig, Tag};
-use coorp_core::Duration;
+use coorp_core::{Duration, Instant};
 use coorp_local::run::{
     coordinate, now, run, Bytes, CoordinatorSettings, Digest, Encoded, Failure, Handle, Input, Inputs, Journal, Moment,
     Ran, Reactions, Received, Record, Recorded, Report, Settings, Standby, Writer, HEADER_RESERVED, INLINE_BYTES_MAX,
@@ -86,6 +87,8 @@ pub struct Runner {
 #[derive(Clone, Debug)]
 struct Options {
     pickle: bool,
+    /// On how many threads independent reactions run.
+    threads: usize,
     /// Whether to hash what each reaction does.
     digest: bool,
     /// The file to record it in.
@@ -127,6 +130,7 @@ impl Runner {
         };
         let options = Options {
             pickle: optional(settings, "pickle")?.unwrap_or(false),
+            threads: optional(settings, "threads")?.unwrap_or(1).max(1),
             digest: optional(settings, "digest")?.unwrap_or(false),
             record: optional(settings, "record")?,
             replay: optional(settings, "replay")?.unwrap_or_default(),
@@ -335,6 +339,7 @@ struct Host {
     decode: Py<PyAny>,
     frombuffer: Py<PyAny>,
     pickle: bool,
+    threads: usize,
     loans: Loans,
     digest: Option<Digest>,
     writer: Option<Writer<BufWriter<File>>>,
@@ -396,6 +401,7 @@ impl Host {
             decode: codec.getattr("decode")?.unbind(),
             frombuffer: py.import("numpy")?.getattr("frombuffer")?.unbind(),
             pickle: options.pickle,
+            threads: options.threads,
             loans: Arc::clone(loans),
             digest: options.digest.then(Digest::default),
             writer,
@@ -421,29 +427,59 @@ impl Host {
         info.map(|info| info.name.clone()).unwrap_or_default()
     }
 
-    /// Runs a reaction, and notes or compares what it did.
+    /// Runs reactions one after the other, or on several threads, and notes or compares what they did.
     fn react(
         &mut self,
         py: Python<'_>,
         moment: Moment,
-        mut ready: Ready,
+        ready: &[Ready],
         inputs: &dyn Inputs<Object>,
+    ) -> Result<Vec<Ran<Object>>, (ReactionId, PyErr)> {
+        let mut recorded = Vec::with_capacity(ready.len());
+        let mut calls = Vec::with_capacity(ready.len());
+        for ready in ready {
+            let replay = self.replay.as_mut();
+            let known = replay.and_then(|replay| replay.journal.next(&self.graph, ready.reaction, moment.tag));
+            let late = known.as_ref().map_or(ready.late, |known| known.late);
+            recorded.push(known);
+            let call = self.prepare(py, moment, Ready { late, ..*ready }, inputs);
+            calls.push(call.map_err(|error| (ready.reaction, error))?);
+        }
+        let outcomes = if self.threads == 1 || calls.len() == 1 {
+            calls.iter().map(|call| invoke(py, call)).collect()
+        } else {
+            invoke_on_threads(py, &calls, self.threads)
+        };
+        let mut all = Vec::with_capacity(ready.len());
+        for ((ready, recorded), outcome) in ready.iter().zip(recorded).zip(outcomes) {
+            let ran = self.conclude(py, moment.tag, *ready, recorded, inputs, outcome);
+            all.push(ran.map_err(|error| (ready.reaction, error))?);
+        }
+        Ok(all)
+    }
+
+    /// Takes the effects of a reaction that was called, and notes or compares them.
+    fn conclude(
+        &mut self,
+        py: Python<'_>,
+        tag: Tag,
+        mut ready: Ready,
+        recorded: Option<Record>,
+        inputs: &dyn Inputs<Object>,
+        outcome: Outcome,
     ) -> PyResult<Ran<Object>> {
-        let replay = self.replay.as_mut();
-        let recorded = replay.and_then(|replay| replay.journal.next(&self.graph, ready.reaction, moment.tag));
         if let Some(recorded) = &recorded {
             ready.late = recorded.late;
         }
-        let began = now();
-        let mut effects = self.call(py, moment, ready, inputs)?;
-        let ended = now();
+        let Outcome { began, ended, .. } = outcome;
+        let mut effects = self.take(py, ready, outcome.returned)?;
         if self.digest.is_none() && self.writer.is_none() && self.replay.is_none() {
             return Ok(Ran { effects, began, ended });
         }
-        let mut record = self.record(py, moment.tag, ready, inputs, &effects)?;
+        let mut record = self.record(py, tag, ready, inputs, &effects)?;
         if let Some(replay) = &mut self.replay {
             if recorded.as_ref() != Some(&record) {
-                let first = (0, moment.tag);
+                let first = (0, tag);
                 replay.different.entry(record.reaction.clone()).or_insert(first).0 += 1;
             }
         }
@@ -572,16 +608,21 @@ impl Host {
         Ok(())
     }
 
-    fn call(
+    fn code(&self, reaction: ReactionId) -> PyResult<&Code> {
+        let code = self.bound.get(reaction.0 as usize).and_then(Option::as_ref);
+        code.ok_or_else(|| PyValueError::new_err("this reaction is not bound"))
+    }
+
+    /// Sets what a reaction reads, and returns what to call.
+    fn prepare(
         &mut self,
         py: Python<'_>,
         moment: Moment,
         ready: Ready,
         inputs: &dyn Inputs<Object>,
-    ) -> PyResult<Effects<Object>> {
-        let Some(bound) = self.bound.get(ready.reaction.0 as usize).and_then(Option::as_ref) else {
-            return Err(PyValueError::new_err("this reaction is not bound"));
-        };
+    ) -> PyResult<Py<PyAny>> {
+        let bound = self.bound.get(ready.reaction.0 as usize).and_then(Option::as_ref);
+        let bound = bound.ok_or_else(|| PyValueError::new_err("this reaction is not bound"))?;
         let (value, present) = (intern!(py, "_value"), intern!(py, "_present"));
         for (element, port) in &bound.reads {
             let read = inputs.get(*element);
@@ -613,7 +654,12 @@ impl Host {
         bound.moment.setattr(py, intern!(py, "microstep"), tag.microstep())?;
         bound.moment.setattr(py, intern!(py, "lag_ns"), moment.lag.as_nanos())?;
         let late = bound.late.as_ref().filter(|_| ready.late);
-        let returned = late.unwrap_or(&bound.body).call0(py);
+        Ok(late.unwrap_or(&bound.body).clone_ref(py))
+    }
+
+    /// Takes the effects that the calls of a reaction noted.
+    fn take(&self, py: Python<'_>, ready: Ready, returned: PyResult<()>) -> PyResult<Effects<Object>> {
+        let bound = self.code(ready.reaction)?;
         let noted = bound.effects.bind(py);
         let mut effects = match &returned {
             Ok(_) => effects(noted)?,
@@ -628,8 +674,8 @@ impl Host {
         }
         // A reaction's port says nothing after it, and keeps no memory.
         for (_, port) in &bound.reads {
-            port.setattr(py, value, py.None())?;
-            port.setattr(py, present, false)?;
+            port.setattr(py, intern!(py, "_value"), py.None())?;
+            port.setattr(py, intern!(py, "_present"), false)?;
         }
         Ok(effects)
     }
@@ -669,6 +715,45 @@ impl Host {
         }
         Ok(Encoded::Loan(loan))
     }
+}
+
+/// What became of a call.
+struct Outcome {
+    began: Instant,
+    ended: Instant,
+    returned: PyResult<()>,
+}
+
+fn invoke(py: Python<'_>, call: &Py<PyAny>) -> Outcome {
+    let began = now();
+    let returned = call.call0(py).map(drop);
+    let ended = now();
+    Outcome { began, ended, returned }
+}
+
+/// Calls on so many threads at most, each taking the next call. They run in parallel where they release the GIL.
+fn invoke_on_threads(py: Python<'_>, calls: &[Py<PyAny>], threads: usize) -> Vec<Outcome> {
+    let next = AtomicUsize::new(0);
+    let outcomes: Vec<_> = calls.iter().map(|_| Mutex::new(None)).collect();
+    let work = || loop {
+        let at = next.fetch_add(1, Relaxed);
+        let (Some(call), Some(outcome)) = (calls.get(at), outcomes.get(at)) else {
+            return;
+        };
+        *lock(outcome) = Some(Python::attach(|py| invoke(py, call)));
+    };
+    py.detach(|| {
+        std::thread::scope(|scope| {
+            for _ in 1..threads.min(calls.len()) {
+                scope.spawn(work);
+            }
+            work();
+        });
+    });
+    let outcomes = outcomes.into_iter();
+    outcomes
+        .filter_map(|outcome| outcome.into_inner().unwrap_or_else(PoisonError::into_inner))
+        .collect()
 }
 
 /// What the calls of a reaction noted.
@@ -739,17 +824,11 @@ impl Reactions for Host {
                 self.decoded.0 = moment.tag;
                 self.decoded.1.clear();
             }
-            let mut all = Vec::with_capacity(ready.len());
-            for ready in ready {
-                match self.react(py, moment, *ready, inputs) {
-                    Ok(ran) => all.push(ran),
-                    Err(error) => {
-                        let name = self.name(ready.reaction);
-                        return Err(self.fail(py, error, &name));
-                    }
-                }
-            }
-            Ok(all)
+            let ran = self.react(py, moment, ready, inputs);
+            ran.map_err(|(reaction, error)| {
+                let name = self.name(reaction);
+                self.fail(py, error, &name)
+            })
         })
     }
 
