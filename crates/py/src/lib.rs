@@ -3,10 +3,14 @@
 //! A thin layer: it converts values and decides nothing. Slow operations release the GIL. `python/coorp/_native.pyi`
 //! documents the Python API; `python/tests` tests it.
 
+mod buffer;
 mod error;
+mod header;
 mod input;
 #[cfg(feature = "live")]
 mod live;
+#[cfg(target_os = "linux")]
+mod local;
 mod motion;
 mod raster;
 mod result;
@@ -39,6 +43,9 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(session::event_dtype, module)?)?;
     #[cfg(feature = "live")]
     live::register(module)?;
+    #[cfg(target_os = "linux")]
+    local::register(module)?;
+    module.add_function(wrap_pyfunction!(header::check_header, module)?)?;
     module.add_class::<motion::NavigationDynamics>()?;
     module.add_function(wrap_pyfunction!(raster::perceive, module)?)?;
     Ok(())
