@@ -492,3 +492,113 @@ def perceive(
     only: int | None = None,
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32]]:
     """Images (n, 64, 64, 3) and vectors (n, 9) of all robots, or of `only` one; radii of a robot and a goal."""
+
+# Payloads between the processes of one robot. Private: `coorp.reactor` is their user. Every class may be used from any
+# thread. Blocking calls release the GIL, and Ctrl-C interrupts them within 100 ms.
+
+class ChannelError(RuntimeError):
+    """The machine or another process of this robot failed. The text says what happened."""
+
+@final
+class Domain:
+    """Membership of a domain: the processes of one application, one user and one machine. The first to join makes it.
+
+    Raises InputError for a name that cannot be one, and ChannelError if the others are not reached in time.
+    """
+
+    def __new__(cls, name: str, *, timeout: float = 5.0) -> Domain: ...
+    def sender(
+        self,
+        channel: str,
+        *,
+        when_full: Literal["block", "drop-oldest", "fail"] = "block",
+        timeout: float = 1.0,
+        store_bytes: int | None = None,
+        idle_bytes: int | None = None,
+        queue: int | None = None,
+        held: int | None = None,
+    ) -> Sender:
+        """Opens the writing end of a channel, with its own memory of up to `store_bytes` (1 GiB).
+
+        Each reader can be `queue` payloads behind (16), and hold `held` payloads besides (48). If any of it is
+        exhausted, the sender blocks for `timeout` seconds and raises TimeoutError, drops the oldest payload that was
+        not received yet, or fails with ChannelError. Up to `idle_bytes` (256 MiB) stay allocated for the next payloads.
+        """
+    def receiver(self, channel: str, *, spin: float | None = None) -> Receiver:
+        """Opens the reading end of a channel. It spins for `spin` seconds (100 us) before it sleeps."""
+
+@final
+class Sender:
+    """The writing end of a channel."""
+
+    def loan(self, parts: Sequence[int], *, header_bytes: int = 4096) -> Loan:
+        """Loans memory for parts of these lengths, in bytes, and a header of up to `header_bytes`."""
+    def send(self, header: Buffer, parts: Loan | Sequence[Buffer | npt.NDArray[Any]]) -> int:
+        """Sends a payload to all current readers, or to none, and returns how many they are.
+
+        Copies nothing if `parts` is a loan, or if they are whole arrays over all parts of one loan in their order.
+        Otherwise copies all. After an error a loan can be sent again.
+        """
+    @property
+    def readers(self) -> int:
+        """How many readers there are."""
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of payloads that are loaned, queued, held by readers, or viewed by arrays of this process."""
+    @property
+    def dropped(self) -> int:
+        """How many payloads were dropped because they were the oldest, counted per reader."""
+    def wait_for_readers(self, readers: int, timeout: float | None = None) -> bool:
+        """Waits until there are at least so many readers. Returns whether there were before the time was over."""
+
+@final
+class Receiver:
+    """The reading end of a channel: the payloads of all its senders, each sender's in order."""
+
+    def recv(self, timeout: float | None = None) -> Payload:
+        """Waits for a payload; TimeoutError after `timeout` seconds."""
+    def try_recv(self) -> Payload | None:
+        """The next payload, if it has arrived."""
+    @property
+    def senders(self) -> int:
+        """How many senders there are."""
+    def wait_for_senders(self, senders: int, timeout: float | None = None) -> bool:
+        """Waits until there are at least so many senders. Returns whether there were before the time was over."""
+
+@final
+class Loan:
+    """A payload in the making: memory in which readers will read. Its first bytes may be those of earlier payloads.
+
+    Send it before anything else changes the arrays over it: NumPy cannot be kept from writing to views that were made
+    before the send, and readers would see it. The memory is used again when all readers and all views are gone.
+    """
+
+    def parts(self) -> list[Part]:
+        """The parts; ValueError once it was sent."""
+    def array(
+        self, dtype: npt.DTypeLike, shape: int | Sequence[int], *, part: int = 0
+    ) -> np.ndarray[Any, np.dtype[Any]]:
+        """A part as an array, to be filled. When the loan is sent, the array becomes read-only."""
+    @property
+    def sent(self) -> bool:
+        """Whether it was sent."""
+
+@final
+class Payload:
+    """A received payload. Its memory is its sender's until this, its parts and all arrays over them are gone."""
+
+    def header(self) -> bytes:
+        """A copy of the header."""
+    def parts(self) -> list[Part]:
+        """The parts, without a copy."""
+
+@final
+class Part:
+    """Memory of a loan or a payload. `numpy.asarray` of it is a view, which keeps the memory; a payload's is read-only."""
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]: ...
+    def __len__(self) -> int: ...
+
+def check_header(header: Buffer, depth_max: int, extension_max: int) -> None:
+    """Raises ValueError unless this is one complete MessagePack object, not nested deeper, without other extensions."""

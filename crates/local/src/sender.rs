@@ -227,10 +227,7 @@ impl Sender {
     // The payload is in the error so that 50 MB need not be written again.
     #[allow(clippy::result_large_err)]
     pub fn send(&mut self, mut loan: Loan) -> Result<usize, Unsent> {
-        assert!(
-            Arc::ptr_eq(&loan.outgoing, &self.outgoing),
-            "a loan is sent by the sender that made it"
-        );
+        assert!(self.has_loaned(&loan), "a loan is sent by the sender that made it");
         let sent = self.when_possible(|outbox| {
             if let Some(shortage) = outbox.shortage() {
                 return Ok(Err(shortage));
@@ -244,6 +241,11 @@ impl Sender {
             }
             Err(error) => Err(Unsent { error, loan }),
         }
+    }
+
+    /// Whether a loan is of this sender.
+    pub fn has_loaned(&self, loan: &Loan) -> bool {
+        Arc::ptr_eq(&loan.outgoing, &self.outgoing)
     }
 
     /// Sends a copy of these bytes, as [`Sender::loan`] and [`Sender::send`] do.

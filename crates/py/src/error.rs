@@ -17,6 +17,13 @@ create_exception!(
     PyRuntimeError,
     "The network, the machine or another robot did not do its part. The text says what happened."
 );
+#[cfg(target_os = "linux")]
+create_exception!(
+    coorp,
+    ChannelError,
+    PyRuntimeError,
+    "The machine or another process of this robot did not do its part. The text says what happened."
+);
 create_exception!(
     coorp,
     BrokenRuleError,

@@ -108,3 +108,12 @@ pub fn until(seconds: f64, now: Instant) -> PyResult<Instant> {
     }
     Ok(until)
 }
+
+/// A timeout in seconds.
+pub fn timeout(given: f64) -> PyResult<std::time::Duration> {
+    std::time::Duration::try_from_secs_f64(given).map_err(|_| {
+        input(format_args!(
+            "timeout = {given}: give seconds, at least 0; None waits forever"
+        ))
+    })
+}

@@ -3,11 +3,15 @@
 //! A thin layer: it converts values and decides nothing. Slow operations release the GIL. `python/coorp/_native.pyi`
 //! documents the Python API; `python/tests` tests it.
 
+mod buffer;
 mod error;
 mod graph;
+mod header;
 mod input;
 #[cfg(feature = "live")]
 mod live;
+#[cfg(target_os = "linux")]
+mod local;
 mod motion;
 mod raster;
 mod reactor;
@@ -44,6 +48,9 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("ProgramError", module.py().get_type::<graph::ProgramError>())?;
     module.add_class::<graph::ReactorGraph>()?;
     module.add_function(wrap_pyfunction!(graph::check_program, module)?)?;
+    #[cfg(target_os = "linux")]
+    local::register(module)?;
+    module.add_function(wrap_pyfunction!(header::check_header, module)?)?;
     module.add_class::<motion::NavigationDynamics>()?;
     module.add("RunError", module.py().get_type::<reactor::RunError>())?;
     module.add_class::<reactor::Runner>()?;

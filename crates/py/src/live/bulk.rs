@@ -14,7 +14,8 @@ use pyo3::exceptions::{PyFileNotFoundError, PyOSError};
 use pyo3::prelude::*;
 
 use super::wait::{lock, with, Came, Coming, Waiting};
-use super::{buffer, failed, Shared};
+use super::{failed, Shared};
+use crate::buffer;
 use crate::error::NodeError;
 
 /// A bulk message being written.

@@ -8,7 +8,8 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::PyBytes;
 
 use super::wait::{lock, with, Came, Coming, Waiting};
-use super::{buffer, failed, Shared};
+use super::{failed, Shared};
+use crate::buffer;
 use crate::error::NodeError;
 
 /// Publishes the messages of one topic.

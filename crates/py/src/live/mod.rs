@@ -1,6 +1,5 @@
 //! A robot of a live team in Python: `coorp.Node` and the objects it returns. Behind the feature `live`.
 
-mod buffer;
 mod bulk;
 mod control;
 mod gather;
@@ -74,7 +73,7 @@ impl Shared {
 
     /// Blocks until the result arrives; raises `TimeoutError` if it does not arrive in time.
     fn block(&self, py: Python<'_>, coming: Coming, timeout: Option<f64>, what: &str) -> PyResult<Py<PyAny>> {
-        let limit = timeout.map(seconds).transpose()?;
+        let limit = timeout.map(input::timeout).transpose()?;
         let came = block(py, or_closed(coming, self.closing.clone()), limit)?;
         came.ok_or_else(|| PyTimeoutError::new_err(format!("{what} within {} s", timeout.unwrap_or_default())))
     }
@@ -291,15 +290,6 @@ fn failed(error: Error) -> PyErr {
     } else {
         NodeError::new_err(error.to_string())
     }
-}
-
-/// A timeout in seconds.
-fn seconds(given: f64) -> PyResult<Duration> {
-    Duration::try_from_secs_f64(given).map_err(|_| {
-        mend(format_args!(
-            "timeout = {given}: give seconds, at least 0; None waits forever"
-        ))
-    })
 }
 
 /// A span of time, the argument `name`: a text with a unit, or a number of seconds.
