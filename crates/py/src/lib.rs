@@ -9,6 +9,7 @@ mod input;
 #[cfg(feature = "live")]
 mod live;
 mod motion;
+mod placement;
 mod raster;
 mod reactor;
 mod result;
@@ -44,6 +45,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("ProgramError", module.py().get_type::<graph::ProgramError>())?;
     module.add_class::<graph::ReactorGraph>()?;
     module.add_function(wrap_pyfunction!(graph::check_program, module)?)?;
+    module.add_function(wrap_pyfunction!(placement::placement_entries, module)?)?;
     module.add_class::<motion::NavigationDynamics>()?;
     module.add("RunError", module.py().get_type::<reactor::RunError>())?;
     module.add_class::<reactor::Runner>()?;
