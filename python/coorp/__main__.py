@@ -1,4 +1,4 @@
-"""The command `coorp`: `learn` is Python, everything else is the native command line."""
+"""The command `coorp`: `learn` and `run` are Python, everything else is the native command line."""
 
 import signal
 import sys
@@ -14,6 +14,10 @@ def main() -> int:
         from coorp.learn.main import main as learn
 
         return learn(arguments[1:])
+    if arguments[:1] == ["run"]:
+        from coorp.reactor.main import main as run
+
+        return run(arguments[1:])
     # The native code does not return to Python to check for Ctrl-C, so let the system end the process.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     return _native.main(arguments)

@@ -1,7 +1,7 @@
 """The simulator, live robots and the command line, native (crates/py)."""
 
 import os
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Literal, TypedDict, TypeVar, final
@@ -466,6 +466,50 @@ class _ProgramProblem(TypedDict):
 
 def check_program(program: str) -> list[_ProgramProblem]:
     """Every problem of a program, at most 100: its kind ("CausalityCycle"), a message, and the full names involved."""
+
+class RunError(RuntimeError):
+    """A program did not run to its end. The text says why, and what to do."""
+
+@final
+class Runner:
+    """Runs one federate of a program."""
+
+    def __init__(self, graph: ReactorGraph, federate: int, settings: dict[str, Any]) -> None: ...
+    def bind(
+        self,
+        reaction: int,
+        body: Callable[[], object],
+        late: Callable[[], object] | None,
+        reads: list[tuple[int, Any]],
+        effects: list[Any],
+        moment: object,
+    ) -> None:
+        """The code of a reaction, what to set before it, and where its calls note their effects."""
+    def loan(self, output: int, size: int) -> Loan | None:
+        """Memory for a value of this output, or None if no other process reads it."""
+    def schedule(self, action: int, value: object = None) -> None:
+        """A physical action happens now. From any thread."""
+    def request_stop(self) -> None:
+        """Asks for the end of the program. From any thread."""
+    def run(self) -> dict[str, Any]:
+        """Runs until the end of the program, and returns what was counted."""
+
+@final
+class Coordinator:
+    """Coordinates a program on several processes."""
+
+    def __init__(self, graph: ReactorGraph, settings: dict[str, Any]) -> None: ...
+    def run(self) -> None:
+        """Blocks until the program is over, or `quit`."""
+    def request_stop(self) -> None:
+        """Asks for the end of the program. From any thread."""
+    def quit(self) -> None:
+        """Has `run` return. From any thread."""
+
+def placement_entries(
+    text: str,
+) -> tuple[list[tuple[str | None, str, int, list[tuple[str, int]]]], list[tuple[int, str]]]:
+    """A placement file: robot, process, line, reactors with their lines; and problems with their lines."""
 
 # The hot parts of coorp.envs
 

@@ -13,7 +13,9 @@ mod live;
 #[cfg(target_os = "linux")]
 mod local;
 mod motion;
+mod placement;
 mod raster;
+#[cfg(target_os = "linux")]
 mod reactor;
 mod result;
 mod session;
@@ -50,11 +52,11 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(graph::check_program, module)?)?;
     #[cfg(target_os = "linux")]
     local::register(module)?;
+    #[cfg(target_os = "linux")]
+    reactor::register(module)?;
     module.add_function(wrap_pyfunction!(header::check_header, module)?)?;
+    module.add_function(wrap_pyfunction!(placement::placement_entries, module)?)?;
     module.add_class::<motion::NavigationDynamics>()?;
-    module.add("RunError", module.py().get_type::<reactor::RunError>())?;
-    module.add_class::<reactor::Runner>()?;
-    module.add_class::<reactor::Coordinator>()?;
     module.add_function(wrap_pyfunction!(raster::perceive, module)?)?;
     Ok(())
 }

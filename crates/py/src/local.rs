@@ -534,7 +534,7 @@ impl Payload {
         PyBytes::new(py, self.held.header())
     }
 
-    fn parts<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+    pub fn parts<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let parts = (0..self.held.parts()).filter_map(|index| self.held.part(index));
         let parts = parts.map(|part| Part {
             address: part.as_ptr() as usize,

@@ -9,7 +9,7 @@ use std::fs::File;
 use std::io::{BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use coorp_core::logical::graph::ElementKind;
 use coorp_core::logical::scheduler::{Effects, Ready};
@@ -17,17 +17,18 @@ use coorp_core::logical::{ElementId, FederateId, Graph, ReactionId, RtiConfig, T
 use coorp_core::{Duration, Instant};
 use coorp_local::run::{
     coordinate, now, run, Bytes, CoordinatorSettings, Digest, Encoded, Failure, Handle, Input, Inputs, Journal, Moment,
-    Ran, Reactions, Received, Record, Recorded, Report, Settings, Standby, Writer, HEADER_RESERVED, INLINE_BYTES_MAX,
+    Ran, Reactions, Record, Recorded, Report, Settings, Standby, Writer, HEADER_RESERVED, INLINE_BYTES_MAX,
 };
-use coorp_local::{Kept, Loan, Payload, Sender};
-use numpy::{PyArray1, PyArrayMethods, PyReadonlyArray1};
+use coorp_local::Sender;
 use pyo3::exceptions::{PyKeyboardInterrupt, PyOSError, PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
+use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 
+use crate::buffer::Contents;
 use crate::graph::ReactorGraph;
+use crate::local::{find_loan, Loan, Payload};
 
 pyo3::create_exception!(
     coorp,
@@ -39,21 +40,15 @@ pyo3::create_exception!(
 /// An object of this process. Arrays in it are not written any more.
 type Object = Arc<Py<PyAny>>;
 
-/// The most loans of one federate that are neither sent nor dropped.
-const LOANS_MAX: usize = 1024;
 /// Room for the header of a loaned array.
 const LOAN_HEADER_BYTES: usize = 512;
 
-/// Memory that an output's readers will read, and that is not sent yet.
-struct Lent {
-    loan: Mutex<Option<Loan>>,
-    /// Keeps it for the arrays of this process.
-    _kept: Kept,
-    start: usize,
-    bytes: usize,
+/// Adds the classes.
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("RunError", module.py().get_type::<RunError>())?;
+    module.add_class::<Runner>()?;
+    module.add_class::<Coordinator>()
 }
-
-type Loans = Arc<Mutex<Vec<Weak<Lent>>>>;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -80,7 +75,6 @@ pub struct Runner {
     options: Options,
     handle: Handle<Object>,
     bound: Mutex<Vec<Option<Code>>>,
-    loans: Loans,
 }
 
 /// What to do besides running.
@@ -150,7 +144,6 @@ impl Runner {
             options,
             handle: Handle::new().map_err(|error| RunError::new_err(error.to_string()))?,
             bound: Mutex::new(bound),
-            loans: Loans::default(),
             graph,
         })
     }
@@ -193,28 +186,10 @@ impl Runner {
     }
 
     /// Memory for a value of this output, or `None` if no other process reads it.
-    fn loan(&self, py: Python<'_>, output: u32, bytes: usize) -> PyResult<Option<Writable>> {
+    fn loan(&self, py: Python<'_>, output: u32, bytes: usize) -> PyResult<Option<Loan>> {
         let loan = || self.handle.loan(ElementId(output), LOAN_HEADER_BYTES, &[bytes]);
-        let Some(mut loan) = py.detach(loan).map_err(|error| RunError::new_err(error.to_string()))? else {
-            return Ok(None);
-        };
-        let start = loan.part_mut(0).as_ptr() as usize;
-        let kept = loan.keep();
-        let mut loans = lock(&self.loans);
-        loans.retain(|lent| lent.strong_count() > 0);
-        if loans.len() >= LOANS_MAX {
-            return Err(RunError::new_err(
-                "too many loans are neither set on their outputs nor dropped",
-            ));
-        }
-        let lent = Arc::new(Lent {
-            loan: Mutex::new(Some(loan)),
-            _kept: kept,
-            start,
-            bytes,
-        });
-        loans.push(Arc::downgrade(&lent));
-        Ok(Some(Writable { lent }))
+        let loan = py.detach(loan).map_err(|error| RunError::new_err(error.to_string()))?;
+        Ok(loan.map(|loan| Loan::new(loan, vec![bytes])))
     }
 
     /// Asks for the end of the program. From any thread.
@@ -228,7 +203,7 @@ impl Runner {
             let mut bound = lock(&self.bound);
             std::mem::take(&mut *bound)
         };
-        let mut host = Host::new(py, &self.graph, bound, &self.options, &self.loans)?;
+        let mut host = Host::new(py, &self.graph, bound, &self.options)?;
         let mut settings = self.settings.clone();
         settings.replay = host.replay.as_ref().map(|replay| replay.last);
         let outcome = py.detach(|| self.drive(&settings, &mut host));
@@ -337,10 +312,8 @@ struct Host {
     bound: Vec<Option<Code>>,
     encode: Py<PyAny>,
     decode: Py<PyAny>,
-    frombuffer: Py<PyAny>,
     pickle: bool,
     threads: usize,
-    loans: Loans,
     digest: Option<Digest>,
     writer: Option<Writer<BufWriter<File>>>,
     replay: Option<Replay>,
@@ -381,13 +354,7 @@ impl Replay {
 }
 
 impl Host {
-    fn new(
-        py: Python<'_>,
-        graph: &Arc<Graph>,
-        bound: Vec<Option<Code>>,
-        options: &Options,
-        loans: &Loans,
-    ) -> PyResult<Self> {
+    fn new(py: Python<'_>, graph: &Arc<Graph>, bound: Vec<Option<Code>>, options: &Options) -> PyResult<Self> {
         let writer = options
             .record
             .as_ref()
@@ -399,10 +366,8 @@ impl Host {
             bound,
             encode: codec.getattr("encode")?.unbind(),
             decode: codec.getattr("decode")?.unbind(),
-            frombuffer: py.import("numpy")?.getattr("frombuffer")?.unbind(),
             pickle: options.pickle,
             threads: options.threads,
-            loans: Arc::clone(loans),
             digest: options.digest.then(Digest::default),
             writer,
             replay: Replay::open(graph, &options.replay)?,
@@ -558,8 +523,8 @@ impl Host {
     }
 
     fn bytes(&self, py: Python<'_>, object: &Object) -> PyResult<Bytes> {
-        let (header, parts) = encoded(py, &self.encode, &self.frombuffer, object, self.pickle)?;
-        let parts = parts.iter().map(|part| Ok(part.as_slice()?.to_vec()));
+        let (header, parts) = self.encoded(py, object)?;
+        let parts = parts.iter().map(|part| Ok(Contents::of(part)?.as_slice().to_vec()));
         Ok(Bytes {
             header,
             parts: parts.collect::<PyResult<_>>()?,
@@ -568,7 +533,14 @@ impl Host {
 
     fn object(&self, py: Python<'_>, bytes: &Bytes) -> PyResult<Object> {
         let parts = bytes.parts.iter().map(|part| PyBytes::new(py, part));
-        decode(py, &self.decode, &bytes.header, PyList::new(py, parts)?, self.pickle).map(Arc::new)
+        decode(
+            py,
+            &self.decode,
+            PyBytes::new(py, &bytes.header),
+            PyList::new(py, parts)?,
+            self.pickle,
+        )
+        .map(Arc::new)
     }
 
     fn recorded_effects(&self, py: Python<'_>, record: &Record) -> PyResult<Effects<Object>> {
@@ -634,8 +606,9 @@ impl Host {
                     let object = match known {
                         Some(object) => object.clone_ref(py),
                         None => {
-                            let parts = parts(py, received)?;
-                            let object = decode(py, &self.decode, received.header(), parts, self.pickle)?;
+                            let header = PyBytes::new(py, received.header());
+                            let parts = Payload::new(received.clone()).parts(py)?;
+                            let object = decode(py, &self.decode, header, parts, self.pickle)?;
                             if self.decoded.1.len() < DECODED_MAX {
                                 self.decoded.1.insert(*element, object.clone_ref(py));
                             }
@@ -680,40 +653,42 @@ impl Host {
         Ok(effects)
     }
 
-    /// The loan of which these bytes are the whole part, if it was not sent yet.
-    fn lent(&self, bytes: &[u8]) -> Option<Loan> {
-        let loans = lock(&self.loans);
-        let mut lent = loans.iter().filter_map(Weak::upgrade);
-        let lent = lent.find(|lent| (lent.start, lent.bytes) == (bytes.as_ptr() as usize, bytes.len()))?;
-        let loan = lock(&lent.loan).take();
-        loan
-    }
-
     fn encode_for(&self, py: Python<'_>, object: &Object, sender: &mut Sender) -> PyResult<Encoded> {
-        let (header, parts) = encoded(py, &self.encode, &self.frombuffer, object, self.pickle)?;
-        let views: Vec<&[u8]> = parts.iter().map(|part| part.as_slice()).collect::<Result<_, _>>()?;
-        let total: usize = header.len() + views.iter().map(|part| part.len()).sum::<usize>();
-        if total <= INLINE_BYTES_MAX {
+        let (header, parts) = self.encoded(py, object)?;
+        let contents = parts.iter().map(Contents::of).collect::<PyResult<Vec<_>>>()?;
+        let views: Vec<&[u8]> = contents.iter().map(Contents::as_slice).collect();
+        let lengths: Vec<usize> = views.iter().map(|part| part.len()).collect();
+        if header.len() + lengths.iter().sum::<usize>() <= INLINE_BYTES_MAX {
             let parts = views.iter().map(|part| part.to_vec()).collect();
             return Ok(Encoded::Inline(header, parts));
         }
-        if let [view] = views[..] {
-            if let Some(mut loan) = self.lent(view).filter(|_| header.len() <= LOAN_HEADER_BYTES) {
-                loan.truncate_header(HEADER_RESERVED + header.len());
-                loan.header_mut()[HEADER_RESERVED..].copy_from_slice(&header);
-                return Ok(Encoded::Loan(loan));
+        if header.len() <= LOAN_HEADER_BYTES {
+            // A loan that was sent before, or belongs to another output, is copied like any memory.
+            if let Some(memory) = find_loan(&parts)? {
+                if let Ok(loan) = memory.take(sender, HEADER_RESERVED, &header) {
+                    memory.seal(py)?;
+                    return Ok(Encoded::Loan(loan));
+                }
             }
         }
-        let lengths: Vec<usize> = views.iter().map(|part| part.len()).collect();
         let refused = |error: coorp_local::Error| RunError::new_err(error.to_string());
         let mut loan = sender
             .loan_parts(HEADER_RESERVED + header.len(), &lengths)
             .map_err(refused)?;
         loan.header_mut()[HEADER_RESERVED..].copy_from_slice(&header);
-        for (index, part) in views.iter().enumerate() {
-            loan.part_mut(index).copy_from_slice(part);
+        for (to, from) in loan.parts_mut().into_iter().zip(views) {
+            to.copy_from_slice(from);
         }
         Ok(Encoded::Loan(loan))
+    }
+
+    /// A value's header, and its parts as arrays or bytes.
+    fn encoded<'py>(&self, py: Python<'py>, object: &Object) -> PyResult<(Vec<u8>, Vec<Bound<'py, PyAny>>)> {
+        let options = PyDict::new(py);
+        options.set_item(intern!(py, "pickle"), self.pickle)?;
+        let encoded = self.encode.bind(py).call((object.as_ref(),), Some(&options))?;
+        let (header, parts): (PyBackedBytes, _) = encoded.extract()?;
+        Ok((header.to_vec(), parts))
     }
 }
 
@@ -780,34 +755,16 @@ fn effects(noted: &Bound<'_, PyList>) -> PyResult<Effects<Object>> {
     Ok(effects)
 }
 
-fn parts<'py>(py: Python<'py>, received: &Received) -> PyResult<Bound<'py, PyList>> {
-    let parts = PyList::empty(py);
-    match received.payload() {
-        Some(payload) => {
-            for index in 0..payload.len() {
-                let payload = Arc::clone(payload);
-                parts.append(Py::new(py, Part { payload, index })?)?;
-            }
-        }
-        None => {
-            for part in (0..received.parts()).filter_map(|index| received.part(index)) {
-                parts.append(PyBytes::new(py, part))?;
-            }
-        }
-    }
-    Ok(parts)
-}
-
 fn decode(
     py: Python<'_>,
     decode: &Py<PyAny>,
-    header: &[u8],
+    header: Bound<'_, PyBytes>,
     parts: Bound<'_, PyList>,
     pickle: bool,
 ) -> PyResult<Py<PyAny>> {
     let options = PyDict::new(py);
     options.set_item(intern!(py, "pickle"), pickle)?;
-    decode.call(py, (PyBytes::new(py, header), parts), Some(&options))
+    decode.call(py, (header, parts), Some(&options))
 }
 
 impl Reactions for Host {
@@ -860,67 +817,6 @@ impl Reactions for Host {
                 true
             }
         })
-    }
-}
-
-/// A value's header and parts. The parts keep the memory that they are of.
-fn encoded<'py>(
-    py: Python<'py>,
-    encode: &Py<PyAny>,
-    frombuffer: &Py<PyAny>,
-    object: &Object,
-    pickle: bool,
-) -> PyResult<(Vec<u8>, Vec<PyReadonlyArray1<'py, u8>>)> {
-    let options = PyDict::new(py);
-    options.set_item(intern!(py, "pickle"), pickle)?;
-    let (header, parts): (Vec<u8>, Vec<Py<PyAny>>) =
-        encode.call(py, (object.as_ref(),), Some(&options))?.extract(py)?;
-    let bytes_type = BYTES.get_or_try_init(py, || Ok::<_, PyErr>(py.import("numpy")?.getattr("uint8")?.unbind()))?;
-    let parts = parts.into_iter().map(|part| {
-        let array = frombuffer.call1(py, (part, bytes_type))?.into_bound(py);
-        Ok(array.cast_into::<PyArray1<u8>>()?.readonly())
-    });
-    Ok((header, parts.collect::<PyResult<_>>()?))
-}
-
-static BYTES: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-
-/// Loaned memory, as an array for NumPy that can be written until it is sent.
-#[pyclass(frozen, module = "coorp._native")]
-struct Writable {
-    lent: Arc<Lent>,
-}
-
-#[pymethods]
-impl Writable {
-    #[getter]
-    fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        array_interface(py, self.lent.start, self.lent.bytes, false)
-    }
-}
-
-fn array_interface(py: Python<'_>, start: usize, bytes: usize, is_readonly: bool) -> PyResult<Bound<'_, PyDict>> {
-    let dict = PyDict::new(py);
-    dict.set_item("version", 3)?;
-    dict.set_item("shape", (bytes,))?;
-    dict.set_item("typestr", "|u1")?;
-    dict.set_item("data", (start, is_readonly))?;
-    Ok(dict)
-}
-
-/// One part of a payload, as an array for NumPy. It keeps the payload.
-#[pyclass(frozen, module = "coorp._native")]
-struct Part {
-    payload: Arc<Payload>,
-    index: usize,
-}
-
-#[pymethods]
-impl Part {
-    #[getter]
-    fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let bytes = self.payload.part(self.index).unwrap_or_default();
-        array_interface(py, bytes.as_ptr() as usize, bytes.len(), true)
     }
 }
 

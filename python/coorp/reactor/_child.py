@@ -1,0 +1,74 @@
+"""The main function of a process that runs one federate. Started by `launch.py`."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import traceback
+from typing import Any
+
+PR_SET_PDEATHSIG = 1
+
+
+def main() -> int:
+    """Runs the federate, reports to the launcher, and returns the exit code."""
+    federate, common, pipe = map(int, sys.argv[1:4])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    for descriptor in (common, pipe):
+        os.set_inheritable(descriptor, False)
+    given = json.loads(os.pread(common, os.fstat(common).st_size, 0))
+    os.close(common)
+    if os.getppid() != given["launcher"]:
+        # It died before it could be told to the kernel.
+        return 1
+    with os.fdopen(pipe, "w", encoding="utf-8") as reports:
+        return _run(federate, given, reports)
+
+
+def _run(federate: int, given: dict[str, Any], reports: Any) -> int:  # noqa: ANN401
+    from coorp.reactor.federate import Failed, runner
+
+    def report(**what: object) -> None:
+        reports.write(json.dumps(what, default=str) + "\n")
+        reports.flush()
+
+    failed = Failed()
+    try:
+        sys.path[:], sys.argv[:] = given["path"], given["argv"]
+        built = _same_program(given)
+        made = runner(built, federate, given["settings"][federate], failed)
+        built.program.running = made
+        report(running=True)
+        counters = made.run()
+    except BaseException as problem:
+        lines = traceback.format_exception(type(problem), problem, problem.__traceback__)
+        report(failed={"reaction": failed.reaction, "at_ns": failed.at_ns, "text": "".join(lines)})
+        return 1
+    report(result=counters)
+    return 0
+
+
+def _same_program(given: dict[str, Any]) -> Any:  # noqa: ANN401
+    from coorp._native import ProgramError
+    from coorp.reactor.build import build
+    from coorp.reactor.load import found
+    from coorp.reactor.place import Placement
+
+    program = found(given["location"])
+    if list(program.added) == list(given["of"]):
+        built = build(program, Placement(tuple(given["federates"]), given["of"]))
+        if built.text == given["program"]:
+            return built
+    raise ProgramError(
+        f"{program.where}: the program differs from process to process; build it without randomness, time, or what "
+        'only `if __name__ == "__main__":` runs'
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,301 @@
+"""Checks a program and flattens it for the native runtime.
+
+What depends on order and delays is checked natively (`check_program`). Here its answers get the user's lines.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from coorp._native import ReactorGraph, check_program
+from coorp.reactor.declare import Declaration, Input, LogicalAction, Moments, Output, PhysicalAction, Reaction, Timer
+from coorp.reactor.place import Placement, placed
+from coorp.reactor.port_types import declared_type, fits, type_name
+from coorp.reactor.reactor import KINDS, Reactor
+from coorp.reactor.where import Problem, Where, all_refused
+
+if TYPE_CHECKING:
+    from coorp.reactor.program import Added, Connection, Program
+
+RESERVED = {name for name, value in vars(Reactor).items() if isinstance(value, property) or callable(value)}
+"""What a reactor has by itself."""
+
+
+@dataclass(frozen=True)
+class Built:
+    """A program that can run."""
+
+    program: Program
+    placement: Placement
+    text: str
+    """The JSON of the native `Program`."""
+    graph: ReactorGraph
+    loose: frozenset[str]
+    """The full names of the optional inputs that are not connected."""
+
+
+@dataclass
+class _Lines:
+    """Where the full names of a program come from."""
+
+    of: dict[str, Where] = field(default_factory=dict)
+    kinds: dict[str, str] = field(default_factory=dict)
+    added: dict[str, Where] = field(default_factory=dict)
+    into: dict[str, list[Connection]] = field(default_factory=dict)
+
+
+def build(program: Program, place: str | os.PathLike[str] | Placement | None = None) -> Built:
+    """Raises ProgramError with every problem that can be found at once."""
+    problems = _own_problems(program)
+    if problems:
+        raise all_refused(problems)
+    placement = placed(program, place)
+    loose = frozenset(_loose(program))
+    text = json.dumps(_flat(program, placement, loose), separators=(",", ":"))
+    problems = _native_problems(program, text)
+    if problems:
+        raise all_refused(problems)
+    return Built(program, placement, text, ReactorGraph(text), loose)
+
+
+def full_name(port: Any) -> str:  # noqa: ANN401
+    """The full name of a port of an added reactor."""
+    return f"{port._reactor._parts.name}.{port._name}"
+
+
+def live_reactions(built: Built, added: Added) -> list[tuple[int, Reaction]]:
+    """The reactions that can run, with their places in the class. What only unconnected inputs trigger cannot."""
+    reactions = enumerate(added.reactor._parts.reactions)
+    return [(at, reaction) for at, reaction in reactions if _triggers(reaction, added.name, built.loose)]
+
+
+# What the native code cannot see.
+
+
+def _own_problems(program: Program) -> list[Problem]:
+    problems: list[Problem] = []
+    if not program.added:
+        problems.append(Problem(program.where, "the program has no reactors; add some"))
+    seen: set[type[Reactor]] = set()
+    for added in program.added.values():
+        if type(added.reactor) not in seen:
+            seen.add(type(added.reactor))
+            problems += _of_class(type(added.reactor), added)
+        problems += _of_instance(added)
+    for connection in program.connections:
+        problems += _of_connection(program, connection)
+    return problems
+
+
+def _of_class(cls: type[Reactor], added: Added) -> Iterable[Problem]:
+    parts = added.reactor._parts.declared
+    for name, part in parts.items():
+        if part.second_name and part.name == name:
+            yield Problem(part.where, f"{cls.__name__}.{part.name} is also {part.second_name}; declare each by itself")
+        if name in RESERVED or name == "_parts":
+            yield Problem(part.where, f"{cls.__name__}.{name} hides Reactor.{name}; rename it")
+        if isinstance(part, Reaction):
+            yield from _of_reaction(cls, parts, part)
+
+
+def _of_reaction(cls: type[Reactor], parts: dict[str, Declaration], reaction: Reaction) -> Iterable[Problem]:
+    title = f"{cls.__name__}.{reaction.name}"
+    named = {"trigger": reaction.triggers, "use": reaction.uses, "effect": reaction.effects}
+    for what, given in named.items():
+        for part in given:
+            if isinstance(part, Moments):
+                continue
+            if not part.name:
+                yield Problem(reaction.where, f"{title}: its {what} {KINDS[type(part)]} is no attribute of the class")
+            elif type(parts.get(part.name)) is not type(part) or not issubclass(cls, part.owner or cls):
+                owner = part.owner.__name__ if part.owner else cls.__name__
+                yield Problem(
+                    reaction.where,
+                    f"{title}: its {what} {owner}.{part.name} ({part.where}) is not declared in {cls.__name__}",
+                )
+        for name, count in Counter(part.name for part in given).items():
+            if count > 1:
+                yield Problem(reaction.where, f"{title}: {name} stands twice among its {what}s")
+    if reaction.deadline_ns is not None and reaction.late is None:
+        yield Problem(reaction.where, f'{title} has a deadline and nothing to run when it is missed; add late="method"')
+    if reaction.late is not None:
+        if reaction.deadline_ns is None:
+            yield Problem(reaction.where, f"{title} has late={reaction.late!r} and no deadline; add one")
+        if not callable(getattr(cls, reaction.late, None)):
+            methods = [name for name in dir(cls) if callable(getattr(cls, name)) and not name.startswith("_")]
+            near = difflib.get_close_matches(reaction.late, methods, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            yield Problem(reaction.where, f"{title}: {cls.__name__} has no method {reaction.late!r}{hint}")
+
+
+def _of_instance(added: Added) -> Iterable[Problem]:
+    attributes = vars(added.reactor)
+    for name, part in added.reactor._parts.declared.items():
+        bound = added.reactor._parts.bound.get(name)
+        if attributes.get(name) is not bound:
+            text = f"an attribute of {added.name} has replaced its {KINDS[type(part)]} {name}; rename the attribute"
+            yield Problem(part.where, text)
+
+
+def _of_connection(program: Program, connection: Connection) -> Iterable[Problem]:
+    at_home = True
+    for port in (connection.source, connection.sink):
+        name = port._reactor._parts.name
+        added = program.added.get(name)
+        if added is None or added.reactor is not port._reactor:
+            at_home = False
+            why = "belongs to another program" if name else "is not in the program; add it first"
+            yield Problem(connection.where, f"the reactor of {type(port._reactor).__name__}.{port._name} {why}")
+    if not at_home:
+        return
+    declared = [port._reactor._parts.declared[port._name] for port in (connection.source, connection.sink)]
+    given, wanted = map(declared_type, declared)
+    if not fits(given, wanted):
+        yield Problem(
+            connection.where,
+            f"{full_name(connection.source)} sends {type_name(given)} ({declared[0].where}), but "
+            f"{full_name(connection.sink)} takes {type_name(wanted)} ({declared[1].where})",
+        )
+
+
+# From objects to names.
+
+
+def _loose(program: Program) -> Iterable[str]:
+    connected = {full_name(connection.sink) for connection in program.connections}
+    for added in program.added.values():
+        for name, part in added.reactor._parts.declared.items():
+            if isinstance(part, Input) and part.optional and f"{added.name}.{name}" not in connected:
+                yield f"{added.name}.{name}"
+
+
+def _flat(program: Program, placement: Placement, loose: frozenset[str]) -> dict[str, Any]:
+    return {
+        "federates": list(placement.federates),
+        "reactors": [_flat_reactor(added, placement.of[name], loose) for name, added in program.added.items()],
+        "connections": [
+            {
+                "from": full_name(connection.source),
+                "to": full_name(connection.sink),
+                "after": connection.after_ns,
+                "physical": connection.physical,
+            }
+            for connection in program.connections
+        ],
+    }
+
+
+def _flat_reactor(added: Added, federate: int, loose: frozenset[str]) -> dict[str, Any]:
+    parts = added.reactor._parts.declared
+
+    def of(kind: type[Declaration]) -> list[str]:
+        return [name for name, part in parts.items() if isinstance(part, kind) and f"{added.name}.{name}" not in loose]
+
+    timers = [(name, part) for name, part in parts.items() if isinstance(part, Timer)]
+    actions = [(name, part) for name, part in parts.items() if isinstance(part, LogicalAction | PhysicalAction)]
+    return {
+        "name": added.name,
+        "federate": federate,
+        "inputs": of(Input),
+        "outputs": of(Output),
+        "timers": [{"name": name, "offset": part.offset_ns, "period": part.period_ns} for name, part in timers],
+        "actions": [
+            {
+                "name": name,
+                "kind": "Logical" if isinstance(part, LogicalAction) else "Physical",
+                "delay_min": part.delay_min_ns,
+            }
+            for name, part in actions
+        ],
+        "reactions": [
+            {
+                "name": reaction.name,
+                "triggers": triggers,
+                "sources": [part.name for part in reaction.uses if f"{added.name}.{part.name}" not in loose],
+                "effects": [part.name for part in reaction.effects],
+                "deadline": reaction.deadline_ns,
+            }
+            for reaction in added.reactor._parts.reactions
+            if (triggers := _triggers(reaction, added.name, loose))
+        ],
+    }
+
+
+def _triggers(reaction: Reaction, reactor: str, loose: frozenset[str]) -> list[object]:
+    named: list[object] = []
+    for trigger in reaction.triggers:
+        if isinstance(trigger, Moments):
+            named.append(trigger.name.capitalize())
+        elif f"{reactor}.{trigger.name}" not in loose:
+            named.append({"Element": trigger.name})
+    return named
+
+
+# From names back to lines.
+
+
+def _native_problems(program: Program, text: str) -> list[Problem]:
+    found = check_program(text)
+    if not found:
+        return []
+    lines = _lines(program)
+    explain: dict[str, Callable[[list[str], str], Problem]] = {
+        "CausalityCycle": lambda names, _: _cycle(names, lines),
+        "DoubleWriter": lambda names, _: _double(names[0], lines),
+        "UnconnectedInput": lambda names, _: Problem(
+            lines.added[names[0].rpartition(".")[0]],
+            f"{names[0]} ({lines.of[names[0]]}) is not connected; connect it, or declare Input(optional=True)",
+        ),
+    }
+    problems = []
+    for problem in found:
+        names = problem["names"]
+        if problem["kind"] in explain:
+            problems.append(explain[problem["kind"]](names, problem["message"]))
+        else:
+            where = lines.of.get(names[0]) or lines.added.get(names[0]) if names else None
+            problems.append(Problem(where, problem["message"]))
+    return problems
+
+
+def _lines(program: Program) -> _Lines:
+    lines = _Lines()
+    for added in program.added.values():
+        lines.added[added.name] = added.where
+        for name, part in added.reactor._parts.declared.items():
+            lines.of[f"{added.name}.{name}"] = part.where
+            lines.kinds[f"{added.name}.{name}"] = KINDS[type(part)]
+    for connection in program.connections:
+        lines.into.setdefault(full_name(connection.sink), []).append(connection)
+    return lines
+
+
+def _double(sink: str, lines: _Lines) -> Problem:
+    first, second, *rest = lines.into[sink]
+    # The native code names an input once for each connection too many.
+    lines.into[sink] = [first, *rest]
+    text = f"{sink} is connected already, to {full_name(first.source)} ({first.where}); remove one connection"
+    return Problem(second.where, text)
+
+
+def _cycle(names: list[str], lines: _Lines) -> Problem:
+    where = None
+    steps = []
+    for name, after in zip(names, [*names[1:], None], strict=True):
+        steps.append(f"{name} ({lines.kinds.get(name, '?')}, {lines.of.get(name, '?')})")
+        for connection in lines.into.get(after or "", ()):
+            if full_name(connection.source) == name:
+                where = where or connection.where
+                steps[-1] += f", connected at {connection.where}"
+    text = "\n    -> ".join(steps)
+    return Problem(
+        where or lines.of.get(names[0]),
+        "causality cycle: each waits for the one before it at the same tag. Give a connection of it a delay "
+        f'(after="1ms"), or reorder reactions\n       {text}',
+    )

@@ -1,0 +1,99 @@
+"""Runs one federate of a program in this process: gives the native runtime the code of its reactions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from coorp._native import Runner
+from coorp.reactor.build import live_reactions
+from coorp.reactor.declare import Moments
+from coorp.reactor.ports import (
+    OUTSIDE,
+    BoundLogicalAction,
+    BoundPhysicalAction,
+    Moment,
+    OutputPort,
+    _Readable,
+)
+
+if TYPE_CHECKING:
+    from coorp.reactor.build import Built
+    from coorp.reactor.declare import Reaction
+    from coorp.reactor.program import Added
+
+
+@dataclass
+class Failed:
+    """The reaction that ended the program, by its full name."""
+
+    reaction: str = ""
+    at_ns: int = 0
+
+
+def runner(built: Built, federate: int, settings: Mapping[str, Any], failed: Failed) -> Runner:
+    """A runner with all reactions of the federate."""
+    made = Runner(built.graph, federate, dict(settings))
+    for name, added in built.program.added.items():
+        if built.placement.of[name] == federate:
+            _bind(made, built, added, failed)
+    return made
+
+
+def _bind(made: Runner, built: Built, added: Added, failed: Failed) -> None:
+    parts = added.reactor._parts
+    live = live_reactions(built, added)
+    for name, bound in parts.bound.items():
+        full = f"{added.name}.{name}"
+        if isinstance(bound, _Readable):
+            bound._readers = frozenset(at for at, reaction in live if name in _read(reaction))
+        if isinstance(bound, OutputPort | BoundLogicalAction):
+            bound._element = built.graph.element(full)
+            bound._writers = frozenset(at for at, reaction in live if name in _written(reaction))
+        if isinstance(bound, OutputPort):
+            bound._loan = made.loan
+        if isinstance(bound, BoundPhysicalAction):
+            bound._element = built.graph.element(full)
+            bound._schedule = made.schedule
+    for at, reaction in live:
+        full = f"{added.name}.{reaction.name}"
+        reads = [
+            (built.graph.element(f"{added.name}.{name}"), parts.bound[name])
+            for name in _read(reaction)
+            if f"{added.name}.{name}" not in built.loose
+        ]
+        late = None if reaction.late is None else getattr(added.reactor, reaction.late)
+        made.bind(
+            built.graph.reaction(full),
+            _guarded(getattr(added.reactor, reaction.name), parts.moment, at, full, failed),
+            None if late is None else _guarded(late, parts.moment, at, full, failed),
+            reads,
+            parts.effects,
+            parts.moment,
+        )
+
+
+def _read(reaction: Reaction) -> list[str]:
+    return [part.name for part in (*reaction.triggers, *reaction.uses) if not isinstance(part, Moments)]
+
+
+def _written(reaction: Reaction) -> list[str]:
+    return [part.name for part in reaction.effects]
+
+
+def _guarded(method: Callable[[], object], moment: Moment, at: int, name: str, failed: Failed) -> Callable[[], None]:
+    """The method, as the reaction with the number `at`: ports allow what this reaction has declared."""
+
+    def run() -> None:
+        moment.reaction = at
+        try:
+            method()
+        except BaseException:
+            if not failed.reaction:
+                failed.reaction, failed.at_ns = name, moment.time_ns
+            raise
+        finally:
+            moment.reaction = OUTSIDE
+
+    return run

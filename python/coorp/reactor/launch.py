@@ -1,0 +1,301 @@
+"""Runs a program: in this process if it has one federate, otherwise in a new process for each.
+
+The processes are fresh interpreters that import the user's file (`_child.py`). They ignore Ctrl-C: the launcher asks
+all of them to stop at the same tag, or kills them at the second Ctrl-C. They die with the launcher. Values never pass
+through the launcher; each process returns its counters as JSON when it ends.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import secrets
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from coorp.reactor.build import Built, build
+from coorp.reactor.load import Location, locate, refuse_while_loading
+from coorp.reactor.signals import Signals, Watch
+from coorp.reactor.trace import gathered
+
+if TYPE_CHECKING:
+    from coorp._native import Coordinator
+    from coorp.reactor.program import Program
+
+GRACE_S = 5.0
+"""How long the other processes have for their reactions to `shutdown` after one has failed."""
+MESSAGE_BYTES_MAX = 64 << 20
+"""The most that a process may report."""
+
+
+class ReactorError(RuntimeError):
+    """A process of the program failed. The text says which reactor, and how."""
+
+
+class Stoppable(Protocol):
+    """What `Program.stop` ends."""
+
+    def request_stop(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a program did. Times are in ns."""
+
+    federates: Mapping[str, Mapping[str, Any]]
+    """By federate, what it counted."""
+    interrupted: bool
+    """Whether it ended by Ctrl-C or SIGTERM."""
+
+    @property
+    def reactions(self) -> dict[str, dict[str, int]]:
+        """By reaction that ran: "count", "late", "total_ns", "longest_ns"."""
+        return {name: counts for federate in self.federates.values() for name, counts in federate["reactions"].items()}
+
+    @property
+    def arrivals(self) -> dict[str, dict[str, int]]:
+        """By input from another federate: "count", and quantiles of the time since the sender's tag."""
+        return {name: counts for federate in self.federates.values() for name, counts in federate["arrivals"].items()}
+
+    @property
+    def lag_max_ns(self) -> int:
+        """How far behind its tag a reaction began, at most."""
+        return max(federate["lag_max_ns"] for federate in self.federates.values())
+
+
+def launch(program: Program, place: str | os.PathLike[str] | None, options: Mapping[str, Any]) -> Result:
+    """Runs the program to its end. `options` are settings of the native runtime."""
+    refuse_while_loading()
+    if program.running is not None:
+        raise RuntimeError("the program is running already")
+    built = build(program, place)
+    federates = len(built.placement.federates)
+    location = locate(program) if federates > 1 else None
+    with gathered(options, federates) as settings, Signals() as signals:
+        if location is None:
+            return _run_here(built, settings[0], signals)
+        return _Launcher(built, settings, location, signals).run()
+
+
+def _run_here(built: Built, settings: Mapping[str, Any], signals: Signals) -> Result:
+    from coorp.reactor.federate import Failed, runner
+
+    program = built.program
+    made = runner(built, 0, settings, Failed())
+    program.running = made
+    try:
+        with Watch(signals, made.request_stop) as watch:
+            counters = made.run()
+    finally:
+        program.running = None
+    return Result({built.placement.federates[0]: counters}, interrupted=watch.count > 0)
+
+
+@dataclass
+class _Process:
+    federate: str
+    reactors: list[str]
+    process: subprocess.Popen[bytes]
+    pidfd: int
+    pipe: int
+    text: bytearray = field(default_factory=bytearray)
+    ended: bool = False
+    killed: bool = False
+    """Whether the launcher killed it."""
+
+    def messages(self) -> dict[str, Any]:
+        """All that it reported."""
+        merged: dict[str, Any] = {}
+        for line in bytes(self.text).splitlines():
+            merged.update(json.loads(line))
+        return merged
+
+    def title(self) -> str:
+        shown = ", ".join(self.reactors[:5]) + (", ..." if len(self.reactors) > 5 else "")
+        return f"the process of {shown}" + (f" ({self.federate})" if self.federate not in self.reactors else "")
+
+
+@dataclass(frozen=True)
+class _Failure:
+    rank: int
+    """Causes before consequences: killed, an exception in a reaction, everything else."""
+    text: str
+
+
+class _Launcher:
+    def __init__(self, built: Built, settings: list[dict[str, Any]], location: Location, signals: Signals) -> None:
+        self.built = built
+        domain = f"coorp-{os.getpid()}-{secrets.token_hex(8)}"
+        self.settings = [{**of_one, "domain": domain} for of_one in settings]
+        self.location = location
+        self.signals = signals
+        self.processes: list[_Process] = []
+        self.failures: list[_Failure] = []
+        self.results: dict[str, Mapping[str, Any]] = {}
+        self.signals_seen = 0
+        self.kill_at: float | None = None
+        self.selector = selectors.DefaultSelector()
+
+    def run(self) -> Result:
+        from coorp._native import Coordinator
+
+        coordinator = Coordinator(self.built.graph, self.settings[0])
+        self.built.program.running = coordinator
+        thread = threading.Thread(target=self._coordinate, args=(coordinator,), name="coorp coordinator", daemon=True)
+        try:
+            thread.start()
+            self._start()
+            self._attend(coordinator)
+        finally:
+            self._close()
+            coordinator.quit()
+            thread.join()
+            self.built.program.running = None
+        if self.failures:
+            first, *others = sorted(self.failures, key=lambda failure: failure.rank)
+            raise ReactorError("\n".join([first.text, *(other.text.strip().splitlines()[0] for other in others)]))
+        return Result(
+            {name: self.results[name] for name in self.built.placement.federates}, interrupted=self.signals_seen > 0
+        )
+
+    def _coordinate(self, coordinator: Coordinator) -> None:
+        try:
+            coordinator.run()
+        except Exception as problem:
+            # A process that runs takes over; if none can, they fail and say so.
+            self.failures.append(_Failure(3, f"the coordinator failed: {problem}"))
+
+    def _start(self) -> None:
+        content = json.dumps(
+            {
+                "launcher": os.getpid(),
+                "location": self.location,
+                "program": self.built.text,
+                "federates": self.built.placement.federates,
+                "of": self.built.placement.of,
+                "settings": self.settings,
+                "path": sys.path,
+                "argv": sys.argv,
+            }
+        ).encode()
+        common = os.memfd_create("coorp-program", os.MFD_CLOEXEC)
+        try:
+            with os.fdopen(os.dup(common), "wb") as file:
+                file.write(content)
+            for number, federate in enumerate(self.built.placement.federates):
+                self._start_one(number, federate, common)
+        finally:
+            os.close(common)
+        self.selector.register(self.signals.read_fd, selectors.EVENT_READ, None)
+
+    def _start_one(self, number: int, federate: str, common: int) -> None:
+        pipe, theirs = os.pipe2(os.O_CLOEXEC)
+        command = [sys.executable, "-m", "coorp.reactor._child", *map(str, (number, common, theirs))]
+        # A new process begins with this mask, so that it can ignore Ctrl-C before the first one comes.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            child = subprocess.Popen(command, pass_fds=(common, theirs))
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            os.close(theirs)
+        of = self.built.placement.of
+        reactors = [name for name in self.built.program.added if of[name] == number]
+        process = _Process(federate, reactors, child, os.pidfd_open(child.pid), pipe)
+        self.processes.append(process)
+        self.selector.register(process.pipe, selectors.EVENT_READ, process)
+        self.selector.register(process.pidfd, selectors.EVENT_READ, process)
+
+    def _attend(self, coordinator: Coordinator) -> None:
+        while not all(process.ended for process in self.processes):
+            wait = None if self.kill_at in (None, math.inf) else max(0.0, self.kill_at - time.monotonic())
+            for key, _ in self.selector.select(wait):
+                if key.data is None:
+                    self._signalled(coordinator)
+                elif key.fd == key.data.pipe:
+                    self._read(key.data)
+                else:
+                    self._ended(key.data, coordinator)
+            if self.kill_at is not None and time.monotonic() >= self.kill_at:
+                self._kill()
+                self.kill_at = math.inf
+
+    def _signalled(self, coordinator: Coordinator) -> None:
+        for _ in range(self.signals.taken()):
+            self.signals_seen += 1
+            if self.signals_seen > 1:
+                raise KeyboardInterrupt
+            coordinator.request_stop()
+
+    def _read(self, process: _Process) -> None:
+        chunk = os.read(process.pipe, 1 << 16)
+        process.text += chunk
+        if not chunk or len(process.text) > MESSAGE_BYTES_MAX:
+            self._close_pipe(process)
+
+    def _close_pipe(self, process: _Process) -> None:
+        if process.pipe >= 0:
+            self.selector.unregister(process.pipe)
+            os.close(process.pipe)
+            process.pipe = -1
+
+    def _ended(self, process: _Process, coordinator: Coordinator) -> None:
+        self.selector.unregister(process.pidfd)
+        os.close(process.pidfd)
+        status = process.process.wait()
+        # What it wrote before its end is in the pipe, and nobody else has the other end.
+        while process.pipe >= 0:
+            self._read(process)
+        process.ended = True
+        messages = process.messages()
+        if status == 0 and "result" in messages:
+            self.results[process.federate] = messages["result"]
+            return
+        if process.killed:
+            return
+        self.failures.append(_failure(process, status, messages))
+        if self.kill_at is None:
+            # Without this process the others could not even start.
+            grace = GRACE_S if "running" in messages else 0.0
+            self.kill_at = time.monotonic() + grace
+            coordinator.request_stop()
+
+    def _close(self) -> None:
+        self._kill()
+        for process in self.processes:
+            if not process.ended:
+                process.process.wait()
+                os.close(process.pidfd)
+            self._close_pipe(process)
+        self.selector.close()
+
+    def _kill(self) -> None:
+        for process in self.processes:
+            if not process.ended:
+                process.killed = True
+                process.process.kill()
+
+
+def _failure(process: _Process, status: int, messages: Mapping[str, Any]) -> _Failure:
+    failed = messages.get("failed")
+    if status < 0:
+        try:
+            name = signal.Signals(-status).name
+        except ValueError:
+            name = f"signal {-status}"
+        return _Failure(0, f"{process.title()} was killed by {name}")
+    if failed is None:
+        return _Failure(0, f"{process.title()} ended by itself, with exit status {status}")
+    if failed["reaction"]:
+        at = f"{failed['at_ns'] / 1e9:.9f} s of logical time"
+        return _Failure(1, f"the reaction {failed['reaction']} failed, at {at}\n\n{failed['text']}")
+    if "running" not in messages:
+        return _Failure(2, f"{process.title()} could not start\n\n{failed['text']}")
+    return _Failure(3, f"{process.title()} failed\n\n{failed['text']}")

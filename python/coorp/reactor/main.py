@@ -1,0 +1,92 @@
+"""`coorp run`: options, error messages and exit codes.
+
+Exit codes: 0 the program ended, 1 it failed, 2 bad input, 130 ended by Ctrl-C or SIGTERM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from coorp._native import ProgramError, RunError
+from coorp.reactor.duration import nanoseconds
+from coorp.reactor.launch import ReactorError
+from coorp.reactor.load import load_file, only_program
+from coorp.reactor.program import COORDINATIONS, Program
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs `coorp run` with these arguments and returns the exit code."""
+    try:
+        options = _parser().parse_args(arguments)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 2
+    file: Path = options.file
+    if not file.is_file():
+        return _say(f"error: {file}: no such file", 2)
+    sys.argv[:] = [str(file), *options.arguments]
+    sys.path.insert(0, os.path.dirname(os.path.abspath(file)))
+    try:
+        program = only_program(load_file(os.path.abspath(file)))
+        return _run(program, options)
+    except ProgramError as problem:
+        return _say(f"error: {problem}", 2)
+    except (ReactorError, RunError) as problem:
+        return _say(f"failed: {problem}", 1)
+    except OSError as problem:
+        if problem.filename != options.trace:
+            raise
+        return _say(f"error: {problem.filename}: {problem.strerror}", 2)
+    except KeyboardInterrupt:
+        return _say("killed", 130)
+    except Exception:
+        # The user's own code, in its file or in a reaction.
+        traceback.print_exc()
+        return 1
+
+
+def _run(program: Program, options: argparse.Namespace) -> int:
+    result = program.run(
+        coordination=options.coordination,
+        place=options.place,
+        fast=options.fast,
+        timeout=options.timeout,
+        trace=options.trace,
+    )
+    return 130 if result.interrupted else 0
+
+
+def _say(text: str, code: int) -> int:
+    print(text, file=sys.stderr)
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="coorp run",
+        description="Run a reactor program: the only Program of a Python file.",
+        epilog="Ctrl-C runs the reactions to shutdown; a second one kills. Exit codes: 0 the program ended, 1 it "
+        "failed, 2 bad input, 130 ended by Ctrl-C or SIGTERM.",
+    )
+    parser.add_argument("file", type=Path, help="Python file with one Program")
+    parser.add_argument("arguments", nargs="*", help="the program's sys.argv, after --")
+    parser.add_argument("--coordination", choices=COORDINATIONS, default="centralised", help="[centralised]")
+    parser.add_argument(
+        "--place", metavar="WHERE", help="one (process), processes (one each), or a placement file [what the file says]"
+    )
+    parser.add_argument("--fast", action="store_true", help="do not wait for the clock")
+    parser.add_argument("--timeout", type=_duration, metavar="TIME", help="end at this logical time, such as 10s")
+    parser.add_argument("--trace", metavar="FILE", help="write a trace for Perfetto")
+    return parser
+
+
+def _duration(text: str) -> str:
+    try:
+        nanoseconds(text)
+    except ValueError as problem:
+        raise argparse.ArgumentTypeError(str(problem)) from None
+    return text

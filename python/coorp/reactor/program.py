@@ -1,0 +1,162 @@
+"""A program: reactors, their connections, and where they run."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+
+from coorp.reactor.declare import duration
+from coorp.reactor.ports import Bound, InputPort, OutputPort
+from coorp.reactor.reactor import Reactor
+from coorp.reactor.where import Where, here, here_module, refused
+
+if TYPE_CHECKING:
+    from coorp.reactor.launch import Result, Stoppable
+
+R = TypeVar("R", bound=Reactor)
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+T_contra = TypeVar("T_contra", contravariant=True)
+
+Coordination = Literal["centralised", "decentralised"]
+COORDINATIONS: tuple[Coordination, ...] = ("centralised", "decentralised")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,99}")
+
+
+class _Gives(Protocol[T_co]):
+    def _gives(self) -> T_co: ...
+
+
+class _Takes(Protocol[T_contra]):
+    def _takes(self, value: T_contra, /) -> None: ...
+
+
+@dataclass(frozen=True)
+class Added:
+    """A reactor of a program."""
+
+    reactor: Reactor
+    name: str
+    place: str | None
+    where: Where
+
+
+@dataclass(frozen=True)
+class Connection:
+    """A connection of a program."""
+
+    source: OutputPort[Any]
+    sink: InputPort[Any]
+    after_ns: int
+    physical: bool
+    where: Where
+
+
+class Program:
+    """Reactors and their connections. Its result depends on neither placement nor coordination.
+
+    app = Program()
+    camera = app.add(Camera())
+    viewer = app.add(Viewer())
+    app.connect(camera.frame, viewer.image, after="5ms")
+
+    if __name__ == "__main__":
+        app.run()
+    """
+
+    def __init__(self) -> None:
+        self.where: Where = here()
+        self.module: str = here_module()
+        self.added: dict[str, Added] = {}
+        self.connections: list[Connection] = []
+        self.running: Stoppable | None = None
+
+    def add(self, reactor: R, name: str | None = None, place: str | None = None) -> R:
+        """Adds a reactor and returns it. `name` is unique in the program; by default it is that of the class.
+
+        Reactors of one `place` share a process, unless `run` is told another placement.
+        """
+        if not isinstance(reactor, Reactor):
+            raise refused(f"add: {reactor!r} is no reactor; add an instance of a subclass of Reactor")
+        if reactor._parts.name:
+            raise refused(f"add: this reactor has been added already, as {reactor._parts.name}; create another")
+        name = self._free_name(type(reactor).__name__) if name is None else name
+        for what, given in (("name", name), ("place", place)):
+            if given is not None and not (isinstance(given, str) and _NAME.fullmatch(given)):
+                raise refused(f"add: {given!r} is not a {what}; use letters, digits, '_' and '-', a letter first")
+        if name in self.added:
+            raise refused(f"add: {name} is the name of the reactor added at {self.added[name].where}; choose another")
+        reactor._parts.name = name
+        self.added[name] = Added(reactor, name, place, here())
+        return reactor
+
+    def _free_name(self, cls: str) -> str:
+        base = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", cls).lower()
+        if base not in self.added:
+            return base
+        number = 2
+        while f"{base}_{number}" in self.added:
+            number += 1
+        return f"{base}_{number}"
+
+    def connect(
+        self,
+        source: _Gives[T],
+        sink: _Takes[T],
+        after: str | timedelta | None = None,
+        physical: bool = False,
+    ) -> None:
+        """Connects an output to an input. Values arrive with the tag at which they are set, or `after` later.
+
+        A physical connection instead gives them the time at which they arrive.
+        """
+        for what, port, kind in (("output", source, OutputPort), ("input", sink, InputPort)):
+            if not isinstance(port, kind):
+                given = f"the {type(port).__name__}" if isinstance(port, Bound) else repr(port)
+                raise refused(f"connect: {given} is not an {what} of a reactor; connect(output, input)")
+        assert isinstance(source, OutputPort) and isinstance(sink, InputPort)
+        delay = 0 if after is None else duration("connect: after", after)
+        self.connections.append(Connection(source, sink, delay, bool(physical), here()))
+
+    def check(self, place: str | os.PathLike[str] | None = None) -> None:
+        """Raises ProgramError, naming the lines of the user's file, if the program cannot run."""
+        from coorp.reactor.build import build
+
+        build(self, place)
+
+    def run(
+        self,
+        *,
+        coordination: Coordination = "centralised",
+        place: str | os.PathLike[str] | None = None,
+        fast: bool = False,
+        timeout: str | timedelta | None = None,
+        trace: str | os.PathLike[str] | None = None,
+    ) -> Result:
+        """Runs the program to its end: a reaction calls `stop`, nothing is left to do, `timeout`, or Ctrl-C.
+
+        `place`: "one" process, "processes" for one each, or a file; by default what `add` was told. `fast` does not
+        wait for the clock. `timeout` is in logical time. `trace` is a file for Perfetto (https://ui.perfetto.dev).
+        """
+        from coorp.reactor.launch import launch
+
+        if coordination not in COORDINATIONS:
+            raise refused(f"run: coordination={coordination!r} is unknown; use {' or '.join(map(repr, COORDINATIONS))}")
+        options: Mapping[str, Any] = {
+            "coordination": coordination,
+            "fast": bool(fast),
+            "timeout_ns": None if timeout is None else duration("run: timeout", timeout),
+            "trace": None if trace is None else os.path.abspath(trace),
+        }
+        return launch(self, place, options)
+
+    def stop(self) -> None:
+        """Ends the running program from outside of its reactions, from any thread. Reactions to `shutdown` run."""
+        running = self.running
+        if running is None:
+            raise RuntimeError("the program is not running")
+        running.request_stop()
