@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
     except (ReactorError, RunError) as problem:
         return _say(f"failed: {problem}", 1)
     except OSError as problem:
-        if problem.filename != options.trace:
+        if problem.filename not in (options.trace, options.diagram):
             raise
         return _say(f"error: {problem.filename}: {problem.strerror}", 2)
     except KeyboardInterrupt:
@@ -51,6 +51,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _run(program: Program, options: argparse.Namespace) -> int:
+    if options.diagram is not None:
+        program.diagram(options.diagram, options.place)
+        return 0
     result = program.run(
         coordination=options.coordination,
         place=options.place,
@@ -84,6 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--fast", action="store_true", help="do not wait for the clock")
     parser.add_argument("--timeout", type=_duration, metavar="TIME", help="end at this logical time, such as 10s")
     parser.add_argument("--trace", metavar="FILE", help="write a trace for Perfetto")
+    parser.add_argument("--diagram", metavar="FILE", help="write the dataflow as SVG, and do not run")
     return parser
 
 
