@@ -143,6 +143,7 @@ def test_a_physical_action_from_a_thread() -> None:
         sensor.came.schedule(1)
     app.run(timeout="20s")
     assert sensor.seen == [7]
+    sensor.came.schedule(1)
 
 
 def test_a_late_reaction_runs_its_handler() -> None:

@@ -86,7 +86,7 @@ def launch(program: Program, place: str | os.PathLike[str] | None, options: Mapp
 
 
 def _run_here(built: Built, settings: Mapping[str, Any], signals: Signals) -> Result:
-    from coorp.reactor.federate import Failed, runner
+    from coorp.reactor.federate import Failed, release, runner
 
     program = built.program
     made = runner(built, 0, settings, Failed())
@@ -96,6 +96,7 @@ def _run_here(built: Built, settings: Mapping[str, Any], signals: Signals) -> Re
             counters = made.run()
     finally:
         program.running = None
+        release(built)
     return Result({built.placement.federates[0]: counters}, interrupted=watch.count > 0)
 
 
