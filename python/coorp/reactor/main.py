@@ -14,7 +14,6 @@ from pathlib import Path
 
 from coorp._native import ProgramError, RunError
 from coorp.reactor.duration import nanoseconds
-from coorp.reactor.launch import ReactorError
 from coorp.reactor.load import load_file, only_program
 from coorp.reactor.program import COORDINATIONS, Program
 
@@ -36,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
         return _run(program, options)
     except ProgramError as problem:
         return _say(f"error: {problem}", 2)
-    except (ReactorError, RunError) as problem:
+    except RunError as problem:
         return _say(f"failed: {problem}", 1)
     except OSError as problem:
         if problem.filename not in (options.trace, options.diagram):
