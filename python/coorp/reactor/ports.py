@@ -111,8 +111,8 @@ class OutputPort(Bound, Generic[T]):
     def loan(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> np.ndarray:
         """An array to fill and set: it lies where the receivers read, so even a large one is sent without a copy.
 
-        Its contents are undefined. It becomes read-only when it is set. Raises RunError if the receivers hold all of the
-        memory there is for this output.
+        Its contents are undefined. It becomes read-only when it is set. Raises RunError if the receivers hold all
+        memory of this output.
         """
         kind = np.dtype(dtype)
         size = int(np.prod(shape)) * kind.itemsize
