@@ -25,11 +25,11 @@ from ipc.place import BROADCAST, SHORT_BYTES, START_S, Place
 from ipc.processes import Memory
 
 STUDIES = Path(__file__).resolve().parents[1]
-HELLO_S = 0.3
-"""How long the study waits for replies before it greets again."""
+HELLO_S, LATE_HELLO_S = 0.3, 0.1
+"""How long the study waits for replies before it greets again, and for late ones at the end."""
 MESSAGE_S = 60.0
 """A message that takes longer is a failure."""
-WARM_UP, WARM_UP_S = 5, 0.3
+WARM_UP, WARM_UP_S = 5, 0.2
 """Messages before each block, or fewer if they take too long."""
 LOG_LINES = 12
 
@@ -142,7 +142,7 @@ class Group:
             while (left := soon - time.monotonic()) > 0 and len(met) < len(self._senders) * len(self._receivers):
                 met |= {(sender, receiver) for receiver, sender in self._read(left)}
         # Late replies to earlier greetings.
-        while self._read(HELLO_S):
+        while self._read(LATE_HELLO_S):
             pass
 
     def block(self, size: int, clock: Clock, *, count: int, limit_s: float) -> Block:

@@ -13,7 +13,7 @@ from pathlib import Path
 PR_SET_CHILD_SUBREAPER = 36
 PROCESS_CPU_CLOCK = 2
 SHARED = Path("/dev/shm")
-END_S = 3.0
+END_S = 1.0
 """How long processes may take to end when asked."""
 
 

@@ -40,7 +40,7 @@ def show_all(found: Found, modules: list[str], effort: Effort, *, markdown: bool
     show_memory(found, modules, effort, markdown=markdown)
     show_hops(found, modules, markdown=markdown)
     show_writing(found, modules, effort, markdown=markdown)
-    show_serialisation(markdown=markdown)
+    show_serialisation(effort, markdown=markdown)
     for claim in claims(found, modules, effort):
         print(f"{claim.verdict}: {claim.what} ({claim.found})")
     for module, why in found.failures.items():
@@ -132,9 +132,9 @@ def write_new_ms(size: int) -> float:
     return statistics.median(took)
 
 
-def show_serialisation(*, markdown: bool) -> None:
+def show_serialisation(effort: Effort, *, markdown: bool) -> None:
     """Figure 3."""
-    speeds = serialisation.measure()
+    speeds = serialisation.measure(effort.block_s)
     best = speeds[serialisation.BEST]
     rows = []
     for name, speed in speeds.items():

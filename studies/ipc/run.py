@@ -37,8 +37,8 @@ from ipc.place import BROADCAST, GATHER, HOP
 from ipc.published import MB
 from ipc.transports import MODULES
 
-FULL = Effort(rounds=3, counts={MB: 80, 10 * MB: 60, 50 * MB: 40}, block_s=1.2, hops=700)
-QUICK = Effort(rounds=1, counts={MB: 8}, block_s=0.3, hops=100)
+FULL = Effort(rounds=3, counts={MB: 80, 10 * MB: 60, 50 * MB: 40}, block_s=0.8, hops=700)
+QUICK = Effort(rounds=1, counts={MB: 8}, block_s=0.1, hops=100)
 
 
 def measure_all(modules: dict[str, str], effort: Effort) -> Found:
