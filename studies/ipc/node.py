@@ -6,9 +6,9 @@ read a byte of every page, or the first bytes of its view. The receiver checks t
 little before it checks and reports, so that the study's own work does not run beside another receiver's reading.
 Where several send, it reports once all messages have come.
 
-Filling a large buffer leaves nothing else in the caches, and even a view then takes longer. So that sizes differ only
-by their transport, the sender of a loaned buffer first reads as much memory as the largest message has, whatever the
-size.
+Filling a large buffer leaves nothing else in the caches, and lets receivers sleep more deeply; even a view then takes
+longer. So that sizes differ only by their transport, the sender of a loaned buffer first reads as much memory as the
+largest message has, and waits until a fixed time has passed. Nor are all pages checked where only a view is timed.
 
 Hops are short messages from one node to another, each sent a moment after the receiver has confirmed the last one by
 a pipe.
@@ -37,6 +37,8 @@ READ, VIEW, HOLD, HOPS, HOPS_END, HELLO, END = range(7)
 """Modes: read every page; take a view; keep the view for `HOLD_S`; hops and their last; are you there; stop."""
 HOLD_S = 0.25
 PAUSE_S = 0.002
+LOAN_S = 0.05
+"""From asking for a loaned message until it may be sent."""
 HOP_PAUSE_S = 200e-6
 
 
@@ -95,7 +97,7 @@ class Reports:
         complete = len(self._taken) == self._senders
         if complete:
             time.sleep(PAUSE_S)
-        if read != sum_ or (complete and total(view) != sum_):
+        if read != sum_ or view[-1] != number & 0xFF:
             raise ValueError(f"message {number} of sender {sender} is damaged")
         if complete:
             self._report()
@@ -151,6 +153,7 @@ class Sending:
             self._sender.load(array)
             took = time.monotonic_ns() - begun
             self._others.sum()
+            time.sleep(max(0.0, LOAN_S - 1e-9 * (time.monotonic_ns() - begun)))
         return took, time.process_time_ns() - cpu
 
     def _go(self) -> tuple[int, int]:
