@@ -74,7 +74,7 @@ def memory(processes: list[int], shared_before_mb: float) -> Memory:
             for line in Path(f"/proc/{process}/smaps_rollup").read_text().splitlines():
                 if line.startswith("Pss:"):
                     pss += int(line.split()[1])
-    return Memory(pss * 1024 / 1e6, shared_mb() - shared_before_mb)
+    return Memory(pss * 1024 / 1e6, max(0.0, shared_mb() - shared_before_mb))
 
 
 def shared_files(processes: list[int], name: str) -> set[Path]:

@@ -1,4 +1,4 @@
-"""Figures of Kwok 2024 (HPRM), as its text gives them."""
+"""Figures of Kwok (HPRM), as its text gives them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Large arrays between the processes of one robot: figures 2, 3 and 4 of Kwok 2024 here, with peers in the same run.
+"""Large arrays between the processes of one robot: figures 2, 3 and 4 of Kwok (HPRM), with peers in the same run.
 
     python studies/ipc/run.py [--quick] [--markdown]
     python studies/ipc/run.py --install
