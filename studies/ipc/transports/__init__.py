@@ -5,7 +5,7 @@ To add a transport, derive three small classes from those in `ipc/place.py`:
 - `Transport` says what it is called and needs (`name`, `module`, `packages`, `interpreter`), whether a user can fill
   the buffer that is sent (`loans`), whether it is `ours`, and makes the other two, each in a process of its own. If
   something else must start the nodes, such as a daemon or a launcher, it overrides `commands`, and `environment` for
-  variables.
+  variables. Nodes that do not come from `python -m ipc.node` use its `Sending` and `Reports`, as in `ray_store.py`.
 - `Sender` has `send(array)` for a private array; if the transport loans, `load(array)`, which fills a loaned buffer,
   and `send_loaded()`. A sender that runs user code later than its call, as in a reaction, sets `begun_ns` to that
   moment.
