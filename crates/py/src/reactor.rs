@@ -302,6 +302,13 @@ fn counters<'py>(py: Python<'py>, graph: &Graph, report: &Report) -> PyResult<Bo
         arrivals.set_item(name, counts)?;
     }
     dict.set_item("arrivals", arrivals)?;
+    let name = |id: ElementId| graph.element(id).map_or("", |element| element.name.as_str());
+    let violations: BTreeMap<_, _> = report
+        .violations
+        .iter()
+        .map(|(input, count)| (name(*input), *count))
+        .collect();
+    dict.set_item("violations", violations)?;
     dict.set_item("gone", &report.gone)?;
     Ok(dict)
 }
