@@ -151,7 +151,7 @@ pub(super) fn set_delays(graph: &mut Graph) {
         for (to, delay) in graph.federate_ids().zip(&mut search.arrivals) {
             if let Some(delay) = delay.take() {
                 graph.federates[usize::from(to.0)].upstream.push((from, delay));
-                graph.federates[usize::from(from.0)].downstream.push(to);
+                graph.federates[usize::from(from.0)].downstream.push((to, delay));
             }
         }
     }

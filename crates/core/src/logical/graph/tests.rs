@@ -181,7 +181,8 @@ fn delays_add_up_along_a_path() {
     assert_eq!(graph.delay(A, C), Some(Delay::of_connection(ms(5))));
     assert_eq!(graph.delay(B, C), Some(Delay::of_connection(ms(3))));
     assert_eq!(graph.delay(C, A), None);
-    assert_eq!(graph.federate(A).unwrap().downstream, [B, C]);
+    let downstream = graph.federate(A).unwrap().downstream.iter();
+    assert_eq!(downstream.map(|(to, _)| *to).collect::<Vec<_>>(), [B, C]);
     assert!(graph.federates().iter().all(|federate| federate.cycle.is_none()));
 }
 
@@ -343,7 +344,7 @@ fn delays_and_cycles_are_as_defined() {
         let ids: Vec<_> = graph.federate_ids().collect();
         for from in &ids {
             let defined = delays_by_definition(&graph, *from);
-            let downstream: Vec<_> = defined.keys().copied().collect();
+            let downstream: Vec<_> = defined.clone().into_iter().collect();
             assert_eq!(graph.federate(*from).unwrap().downstream, downstream, "seed {seed}");
             for to in &ids {
                 assert_eq!(graph.delay(*from, *to), defined.get(to).copied(), "seed {seed}");
