@@ -24,6 +24,9 @@
 //!   them. Nothing granted before is taken back: grants only grow, and follow from the same facts. Federates that do not
 //!   report in time count as dead.
 //!
+//! **Decentralised coordination** ([`decentralised`](super::decentralised)) needs of this the start, death, the stop and
+//! takeovers. Federates then tell no next event but the end of all events, and nothing is granted.
+//!
 //! A message's value passes through untouched, and may be a reference. The number of messages in transit is bounded by
 //! what their senders may have outstanding.
 //!
@@ -59,6 +62,8 @@ pub struct RtiConfig {
     pub start_delay: Duration,
     /// How long to wait for replies to a stop request.
     pub stop_reply_max: Duration,
+    /// Whether the federates advance by themselves. Then nothing is granted, and nobody can return.
+    pub is_decentralised: bool,
 }
 
 impl Default for RtiConfig {
@@ -67,6 +72,7 @@ impl Default for RtiConfig {
             report_max: Duration::from_secs(30),
             start_delay: Duration::from_millis(100),
             stop_reply_max: Duration::from_secs(30),
+            is_decentralised: false,
         }
     }
 }
@@ -159,7 +165,14 @@ impl<V: Clone> Rti<V> {
                 self.node_mut(federate).die();
                 self.gather(now);
             }
-            Phase::Running { .. } => self.bury(federate, now),
+            Phase::Running { .. } => {
+                let has_resigned = self.node(federate).status == Status::Resigned;
+                if has_resigned && self.config.is_decentralised {
+                    // What it sent last may not arrive.
+                    self.send_to_present(Some(federate), &Down::Gone(federate));
+                }
+                self.bury(federate, now);
+            }
             Phase::Over => {}
         }
     }
@@ -363,6 +376,9 @@ impl<V: Clone> Rti<V> {
     fn grant_each(&mut self, touched: &[FederateId]) {
         #[cfg(test)]
         self.horizon.check(self.nodes.iter().map(Node::event));
+        if self.config.is_decentralised {
+            return;
+        }
         for federate in touched {
             if self.node(*federate).status == Status::Present {
                 self.grant(*federate);

@@ -171,6 +171,10 @@ impl<V: Clone> Rti<V> {
     /// After all that the federate did in an earlier life, all that was dropped or in flight to it, and all that others
     /// were granted, and at provisional tags what they took for absent, if it counted as dead.
     fn first_open_to(&self, federate: FederateId, was_dead: bool) -> Tag {
+        if self.config.is_decentralised {
+            // How far others have gone is not known here. Who only missed the start, others still wait for.
+            return if was_dead { Tag::FOREVER } else { Tag::START };
+        }
         let node = self.node(federate);
         let reached = node.completed.max(node.granted).max(node.provisional).max(node.dropped);
         let mut first = reached.next().max(Tag::START);

@@ -83,8 +83,8 @@ impl Horizon {
             }
         }
         for id in graph.federate_ids() {
-            self.all[usize::from(id.0)] = self.look(id, false);
-            self.outside[usize::from(id.0)] = self.look(id, true);
+            self.all[usize::from(id.0)] = self.look(id, false, Tag::NEVER);
+            self.outside[usize::from(id.0)] = self.look(id, true, Tag::NEVER);
         }
     }
 
@@ -128,7 +128,7 @@ impl Horizon {
         let new = if arrival < tag {
             (arrival, Some(changed))
         } else if from == Some(changed) && arrival > tag {
-            self.look(to, from_outside)
+            self.look(to, from_outside, tag)
         } else {
             return false;
         };
@@ -141,7 +141,8 @@ impl Horizon {
         &mut of[usize::from(to.0)]
     }
 
-    fn look(&self, to: FederateId, from_outside: bool) -> Rest {
+    /// Looks for the horizon of `to`, which is not before `floor`.
+    fn look(&self, to: FederateId, from_outside: bool, floor: Tag) -> Rest {
         let (graph, mut earliest) = (&self.graph, (Tag::FOREVER, None));
         let Some(info) = graph.federate(to) else {
             return earliest;
@@ -160,7 +161,7 @@ impl Horizon {
             return earliest;
         }
         for (next, from) in &self.order {
-            if earliest.0 <= *next {
+            if earliest.0 <= floor.max(*next) {
                 break;
             }
             if let Some(delay) = graph.delay(*from, to).filter(|_| counts(*from)) {
