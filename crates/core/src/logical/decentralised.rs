@@ -13,6 +13,9 @@
 //!   then their level waits, up to the offset and the offset within a tag.
 //! - A link that ends before its federate has resigned is a fault: it is reported, and its inputs stay absent.
 //!
+//! - Nobody foresees the last tag, at which everybody has an event. So promises of it are void once it is decided, while
+//!   what a sender did there holds.
+//!
 //! In a zero-delay cycle nobody can promise anything, so its members need an offset. The start and the last tag are agreed
 //! on over the RTI, by [`Federate`](super::Federate). Left out: negative offsets, because logical time is never ahead of
 //! the clock.

@@ -1,4 +1,4 @@
-//! One federate's part in centralised coordination (Kwok, section IV-A).
+//! One federate's part in coordination by an RTI (Kwok, section IV-A).
 //!
 //! [`Federate`] is a [`Scheduler`] that asks the RTI before it advances. It decides when the RTI has to hear what:
 //!
@@ -15,6 +15,11 @@
 //!
 //! **Back pressure.** It opens no tag while a receiver has too many messages outstanding. It does not acknowledge
 //! messages while its own queue is more than half full and it has work, so fast senders wait for it.
+//!
+//! **Decentralised coordination.** [`Federate::decentralised`] is driven in the same way, and reports, starts, holds and
+//! resigns as above. It tells the RTI neither tags nor values: those go directly to other federates, for their
+//! [`Federate::on_peer_message`]. Of the next event it tells only that there is none any more. It resigns once all that it
+//! listens to have ended or died, so that a message that comes after the last tag is still reported as a violation.
 //!
 //! A federate that dies says nothing: its driver's peers notice. Left out: choosing the next RTI, which
 //! [`failover`](crate::failover) does between robots.
@@ -643,6 +648,9 @@ impl<V: Value> Federate<V> {
             return;
         }
         let next = self.next_event(now);
+        if matches!(self.core, Core::Alone(_)) && next.1 {
+            return;
+        }
         let repeats = self.announced.is_some_and(|(_, was_bound)| was_bound && next.1);
         let too_soon = repeats && now < self.announced_at + self.config.null_interval;
         if too_soon {
