@@ -27,6 +27,7 @@ from coorp.reactor.build import Built, build
 from coorp.reactor.load import Location, locate, refuse_while_loading
 from coorp.reactor.settings import gathered
 from coorp.reactor.signals import Signals, Watch
+from coorp.reactor.where import refused
 
 if TYPE_CHECKING:
     from coorp._native import Coordinator
@@ -103,6 +104,8 @@ def launch(program: Program, place: str | os.PathLike[str] | None, options: Mapp
         raise RuntimeError("the program is running already")
     built = build(program, place)
     federates = len(built.placement.federates)
+    if federates > 1 and options["fast"] and options["coordination"] == "decentralised":
+        raise refused("run: fast needs centralised coordination: without the clock, nothing holds back a fast sender")
     location = locate(program) if federates > 1 else None
     with gathered(options, built) as settings, Signals() as signals:
         if location is None:
