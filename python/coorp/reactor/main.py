@@ -16,7 +16,7 @@ from coorp._native import ProgramError, RunError
 from coorp.reactor.duration import nanoseconds
 from coorp.reactor.load import load_file, only_program
 from coorp.reactor.program import COORDINATIONS, Program
-from coorp.reactor.report import advice, summary
+from coorp.reactor.report import advice, summary, warnings
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -67,7 +67,12 @@ def _run(program: Program, options: argparse.Namespace) -> int:
         record=options.record,
         replay=options.replay,
     )
-    print(summary(result), file=sys.stderr)
+    if sys.stderr.isatty():
+        print(summary(result), file=sys.stderr)
+    for warning in warnings(result):
+        print(warning, file=sys.stderr)
+    if result.digest is not None:
+        print(f"digest {result.digest}")
     if options.advise:
         print(advice(program, result))
     return 130 if result.interrupted else 0

@@ -1,9 +1,9 @@
 """What `coorp run` says at the end: what happened, and which delays and offsets would fit what was measured.
 
-A value with the tag t - a arrives E + L after it was due to be sent: E is the difference of the clocks and L the latency,
-both of which the measurement contains (Kwok, section IV-A). With a delay `after` of at least E + L it arrives before its
-tag, t, and its receiver never waits. Decentralised coordination without a promise needs an offset of at least E + L -
-`after` (section IV-B). Both are taken from a quantile of the measured times, not guessed.
+A value arrives E + L after the tag at which it was set: E is the difference of the clocks and L the latency, and the
+measurement contains both (Kwok, section IV-A). With a delay `after` of at least E + L it arrives before its own tag,
+and its receiver never waits. Decentralised coordination without a promise needs an offset of at least E + L - `after`
+(section IV-B). Both are taken from a quantile of the measured times, not guessed.
 """
 
 from __future__ import annotations
@@ -44,19 +44,18 @@ def delay(ns: float) -> str:
 
 
 def summary(result: Result) -> str:
-    """One line for what happened, and one for each thing that is wrong."""
+    """What happened, in one line."""
     count = sum(counts["count"] for counts in result.reactions.values())
-    lines = [f"{shown(result.completed_ns)} of logical time, {count} reactions, lag at most {shown(result.lag_max_ns)}"]
+    return f"{shown(result.completed_ns)} of logical time, {count} reactions, lag at most {shown(result.lag_max_ns)}"
+
+
+def warnings(result: Result) -> list[str]:
+    """A line for each kind of thing that is wrong."""
     late = [(name, counts) for name, counts in result.reactions.items() if counts["late"]]
-    lines += _some("late", [f"{name}: {counts['late']} of {counts['count']}" for name, counts in late])
+    lines = _some("late", [f"{name}: {counts['late']} of {counts['count']}" for name, counts in late])
     lines += _some("came after their tag", [f"{name}: {number}" for name, number in result.violations.items()])
-    different = result.different.items()
-    lines += _some(
-        "other than recorded", [f"{name}: {number} times, first at {tag}" for name, (number, tag) in different]
-    )
-    if result.digest is not None:
-        lines.append(f"digest {result.digest}")
-    return "\n".join(lines)
+    different = [f"{name}: {number} times, first at {tag}" for name, (number, tag) in result.different.items()]
+    return lines + _some("other than recorded", different)
 
 
 def _some(title: str, items: list[str]) -> list[str]:
