@@ -265,3 +265,34 @@ def test_a_loaned_array_is_sent_as_it_is_and_locked() -> None:
     app.run()
     assert viewer.seen is not None and viewer.seen.dtype == np.float32
     assert (viewer.seen == 7).all() and not viewer.seen.flags.writeable
+
+
+def test_a_type_that_cannot_be_sent_is_refused_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "app.py"
+    file.write_text(
+        """import socket
+from dataclasses import dataclass
+from coorp.reactor import Input, Output, Program, Reactor
+
+@dataclass
+class Link:
+    name: str
+    connections: list[socket.socket]
+
+class Source(Reactor):
+    out = Output[Link]()
+
+class Sink(Reactor):
+    i = Input[Link]()
+
+app = Program()
+source, sink = app.add(Source()), app.add(Sink())
+app.connect(source.out, sink.i)
+"""
+    )
+    assert coorp(file, "--place", "one").returncode == 0
+    refused = coorp(file, "--place", "processes")
+    assert refused.returncode == 2
+    assert f"{file}:18: source.out ({file}:11) and sink.i are in different processes" in refused.stderr
+    assert "socket.socket cannot be sent" in refused.stderr
+    assert coorp(file, "--place", "processes", "--pickle").returncode == 0
