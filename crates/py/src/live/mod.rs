@@ -8,7 +8,6 @@ mod wait;
 use std::ffi::CString;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, Weak};
-use std::time::Duration;
 
 use coorp_cli::policies;
 use coorp_core::tracker::Topics;
