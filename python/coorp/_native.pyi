@@ -472,7 +472,8 @@ class RunError(RuntimeError):
 
 @final
 class Runner:
-    """Runs one federate of a program."""
+    """Runs one federate of a program. With the setting `time_of_day`, its clock is the time of day, as it has to be on
+    several robots; otherwise that of the machine."""
 
     def __init__(self, graph: ReactorGraph, federate: int, settings: dict[str, Any]) -> None: ...
     def bind(

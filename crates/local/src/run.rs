@@ -22,6 +22,7 @@
 //! [`Reactions::run`] may do.
 
 mod carried;
+mod clock;
 mod coordinator;
 mod driver;
 mod failure;
@@ -36,6 +37,7 @@ mod trace;
 mod tests;
 
 pub use carried::{Received, INLINE_BYTES_MAX};
+pub use clock::Clock;
 pub use coordinator::{coordinate, CoordinatorSettings, Standby};
 pub use driver::{run, Settings};
 pub use failure::Failure;
@@ -77,7 +79,7 @@ pub type Recorded<T> = (Tag, ElementId, Option<T>);
 pub struct Ran<T> {
     /// Its effects.
     pub effects: Effects<T>,
-    /// When it began, on the clock of [`now`].
+    /// When it began, on the program's clock.
     pub began: Instant,
     /// When it ended.
     pub ended: Instant,
@@ -138,14 +140,8 @@ pub trait Reactions {
         let _ = federate;
     }
 
-    /// The program has started, at this time of [`now`].
+    /// The program has started, at this time of its clock.
     fn on_started(&mut self, at: Instant) {
         let _ = at;
     }
-}
-
-/// The clock of all federates of one machine, which nobody sets.
-pub fn now() -> Instant {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    Instant::from_nanos(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
 }

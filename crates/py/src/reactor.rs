@@ -16,8 +16,8 @@ use coorp_core::logical::scheduler::{Effects, Ready};
 use coorp_core::logical::{ElementId, FederateId, Graph, ReactionId, RtiConfig, Tag};
 use coorp_core::{Duration, Instant};
 use coorp_local::run::{
-    coordinate, now, run, Bytes, CoordinatorSettings, Digest, Encoded, Failure, Handle, Input, Inputs, Journal, Moment,
-    Ran, Reactions, Record, Recorded, Report, Settings, Standby, Writer, HEADER_RESERVED, INLINE_BYTES_MAX,
+    coordinate, run, Bytes, Clock, CoordinatorSettings, Digest, Encoded, Failure, Handle, Input, Inputs, Journal,
+    Moment, Ran, Reactions, Record, Recorded, Report, Settings, Standby, Writer, HEADER_RESERVED, INLINE_BYTES_MAX,
 };
 use coorp_local::Sender;
 use pyo3::exceptions::{PyKeyboardInterrupt, PyOSError, PyRuntimeError, PyTypeError, PyValueError};
@@ -103,6 +103,12 @@ where
     }
 }
 
+/// The clock of the program's federates.
+fn clock(settings: &Bound<'_, PyDict>) -> PyResult<Clock> {
+    let is_of_day = optional(settings, "time_of_day")?.unwrap_or(false);
+    Ok(if is_of_day { Clock::TimeOfDay } else { Clock::Machine })
+}
+
 fn failed(failure: &Failure) -> PyErr {
     RunError::new_err(failure.to_string())
 }
@@ -118,6 +124,7 @@ impl Runner {
         }
         let mut run_settings = Settings {
             domain: optional(settings, "domain")?.unwrap_or_default(),
+            clock: clock(settings)?,
             fast: optional(settings, "fast")?.unwrap_or(false),
             timeout: optional(settings, "timeout_ns")?.map(Duration::from_nanos),
             ..Settings::default()
@@ -203,7 +210,7 @@ impl Runner {
             let mut bound = lock(&self.bound);
             std::mem::take(&mut *bound)
         };
-        let mut host = Host::new(py, &self.graph, bound, &self.options)?;
+        let mut host = Host::new(py, &self.graph, bound, self.settings.clock, &self.options)?;
         let mut settings = self.settings.clone();
         settings.replay = host.replay.as_ref().map(|replay| replay.last);
         let outcome = py.detach(|| self.drive(&settings, &mut host));
@@ -238,6 +245,7 @@ impl Runner {
         let standby = Standby::new()?;
         let coordinator_settings = CoordinatorSettings {
             domain: settings.domain.clone(),
+            clock: settings.clock,
             rti: RtiConfig::default(),
         };
         std::thread::scope(|scope| {
@@ -310,6 +318,7 @@ fn counters<'py>(py: Python<'py>, graph: &Graph, report: &Report) -> PyResult<Bo
 struct Host {
     graph: Arc<Graph>,
     bound: Vec<Option<Code>>,
+    clock: Clock,
     encode: Py<PyAny>,
     decode: Py<PyAny>,
     pickle: bool,
@@ -354,7 +363,13 @@ impl Replay {
 }
 
 impl Host {
-    fn new(py: Python<'_>, graph: &Arc<Graph>, bound: Vec<Option<Code>>, options: &Options) -> PyResult<Self> {
+    fn new(
+        py: Python<'_>,
+        graph: &Arc<Graph>,
+        bound: Vec<Option<Code>>,
+        clock: Clock,
+        options: &Options,
+    ) -> PyResult<Self> {
         let writer = options
             .record
             .as_ref()
@@ -364,6 +379,7 @@ impl Host {
         Ok(Host {
             graph: Arc::clone(graph),
             bound,
+            clock,
             encode: codec.getattr("encode")?.unbind(),
             decode: codec.getattr("decode")?.unbind(),
             pickle: options.pickle,
@@ -411,9 +427,9 @@ impl Host {
             calls.push(call.map_err(|error| (ready.reaction, error))?);
         }
         let outcomes = if self.threads == 1 || calls.len() == 1 {
-            calls.iter().map(|call| invoke(py, call)).collect()
+            calls.iter().map(|call| invoke(py, self.clock, call)).collect()
         } else {
-            invoke_on_threads(py, &calls, self.threads)
+            invoke_on_threads(py, self.clock, &calls, self.threads)
         };
         let mut all = Vec::with_capacity(ready.len());
         for ((ready, recorded), outcome) in ready.iter().zip(recorded).zip(outcomes) {
@@ -699,15 +715,15 @@ struct Outcome {
     returned: PyResult<()>,
 }
 
-fn invoke(py: Python<'_>, call: &Py<PyAny>) -> Outcome {
-    let began = now();
+fn invoke(py: Python<'_>, clock: Clock, call: &Py<PyAny>) -> Outcome {
+    let began = clock.now();
     let returned = call.call0(py).map(drop);
-    let ended = now();
+    let ended = clock.now();
     Outcome { began, ended, returned }
 }
 
 /// Calls on so many threads at most, each taking the next call. They run in parallel where they release the GIL.
-fn invoke_on_threads(py: Python<'_>, calls: &[Py<PyAny>], threads: usize) -> Vec<Outcome> {
+fn invoke_on_threads(py: Python<'_>, clock: Clock, calls: &[Py<PyAny>], threads: usize) -> Vec<Outcome> {
     let next = AtomicUsize::new(0);
     let outcomes: Vec<_> = calls.iter().map(|_| Mutex::new(None)).collect();
     let work = || loop {
@@ -715,7 +731,7 @@ fn invoke_on_threads(py: Python<'_>, calls: &[Py<PyAny>], threads: usize) -> Vec
         let (Some(call), Some(outcome)) = (calls.get(at), outcomes.get(at)) else {
             return;
         };
-        *lock(outcome) = Some(Python::attach(|py| invoke(py, call)));
+        *lock(outcome) = Some(Python::attach(|py| invoke(py, clock, call)));
     };
     py.detach(|| {
         std::thread::scope(|scope| {
@@ -840,6 +856,7 @@ impl Coordinator {
             graph: Arc::clone(&graph.graph),
             settings: CoordinatorSettings {
                 domain: optional(settings, "domain")?.unwrap_or_default(),
+                clock: clock(settings)?,
                 rti,
             },
             standby: Standby::new().map_err(|error| RunError::new_err(error.to_string()))?,

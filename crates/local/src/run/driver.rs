@@ -6,7 +6,7 @@ use super::frames::{decode, inbox, Outbound, RETRY};
 use super::outlets::{output_channel, Outlets};
 use super::trace::{Event, Trace};
 use super::{
-    now, Failure, Handle, Input, Inputs, Moment, Reactions, Received, Recorded, Report, Spent, HEADER_RESERVED,
+    Clock, Failure, Handle, Input, Inputs, Moment, Reactions, Received, Recorded, Report, Spent, HEADER_RESERVED,
 };
 use crate::bell::wait_any;
 use crate::{Domain, DomainOptions, Error, Payload, Receiver, ReceiverOptions, SenderOptions, WhenFull};
@@ -31,6 +31,8 @@ const SPIN: time::Duration = time::Duration::from_micros(100);
 pub struct Settings {
     /// The name of the program's domain: the same for all its federates, and for no other program.
     pub domain: String,
+    /// The program's clock.
+    pub clock: Clock,
     /// Do not wait for the clock.
     pub fast: bool,
     /// The time of the last tag, unless the program ends before.
@@ -49,6 +51,7 @@ impl Default for Settings {
     fn default() -> Self {
         Settings {
             domain: String::new(),
+            clock: Clock::default(),
             fast: false,
             timeout: None,
             stop_on_death: true,
@@ -295,7 +298,7 @@ impl<'a, R: Reactions> Driver<'a, R> {
 
     fn run(&mut self) -> Result<(), Failure> {
         if let Mode::Alone(scheduler) = &mut self.mode {
-            let start = now();
+            let start = self.settings.clock.now();
             scheduler.start(start, Tag::START);
             scheduler.advance_to(Tag::FOREVER);
             if let Some(last) = self.settings.replay {
@@ -306,7 +309,7 @@ impl<'a, R: Reactions> Driver<'a, R> {
         loop {
             self.take_requests();
             self.feed();
-            while let Some(next) = self.mode.poll(now()) {
+            while let Some(next) = self.mode.poll(self.settings.clock.now()) {
                 match next {
                     Next::Run(tag, lag, ready) => self.react(Moment { tag, lag }, &ready)?,
                     Next::Federate(action) => self.act(action)?,
@@ -360,7 +363,10 @@ impl<'a, R: Reactions> Driver<'a, R> {
         let (scheduled, stop) = self.handle.take();
         for (action, object) in scheduled {
             // Before the start and after the end, nothing happens.
-            match self.mode.on_physical(action, object.map(Carried::Here), now()) {
+            match self
+                .mode
+                .on_physical(action, object.map(Carried::Here), self.settings.clock.now())
+            {
                 Ok(_) | Err(Refused::NotStarted | Refused::Stopped) => {}
                 Err(refused) => self.fail(Failure::Fault(self.describe(&refused))),
             }
@@ -418,7 +424,7 @@ impl<'a, R: Reactions> Driver<'a, R> {
                     .collect(),
                 stop: effects.stop,
             };
-            if let Err(refused) = self.mode.finish(ready.reaction, effects, now()) {
+            if let Err(refused) = self.mode.finish(ready.reaction, effects, self.settings.clock.now()) {
                 self.fail(Failure::Fault(self.describe(&refused)));
             }
         }
@@ -460,7 +466,7 @@ impl<'a, R: Reactions> Driver<'a, R> {
             Err(failure) => return Err(failure),
         };
         if self.report.trace.is_some() {
-            self.trace(now(), Event::Sent { output, bytes });
+            self.trace(self.settings.clock.now(), Event::Sent { output, bytes });
         }
         Ok(Carried::Both(object, Arc::new(wire)))
     }
@@ -506,7 +512,7 @@ impl<'a, R: Reactions> Driver<'a, R> {
         };
         match decode::<ToFederate<Value<R>>>(&payload) {
             Some(ToFederate::Rti(envelope)) => {
-                let now = now();
+                let now = self.settings.clock.now();
                 let envelope = self.resolve(envelope, now)?;
                 if let Down::Grant(tag) | Down::Provisional(tag) = envelope.body {
                     self.trace(now, Event::Granted(tag));
@@ -587,7 +593,10 @@ impl<'a, R: Reactions> Driver<'a, R> {
     fn wait(&mut self) -> Result<(), Failure> {
         let began = time::Instant::now();
         let longest = if self.is_flushed { SLICE } else { RETRY };
-        let due = self.mode.next_deadline().map(|at| at.since(now()).as_nanos());
+        let due = self
+            .mode
+            .next_deadline()
+            .map(|at| at.since(self.settings.clock.now()).as_nanos());
         let longest = due.map_or(longest, |due| longest.min(time::Duration::from_nanos(due)));
         let until = began + longest;
         if self.spins {

@@ -123,7 +123,8 @@ impl Reactions for Diamond {
                 sets: set.into_iter().collect(),
                 ..Effects::default()
             };
-            let (began, ended) = (now(), now());
+            let now = Clock::default().now();
+            let (began, ended) = (now, now);
             all.push(Ran { effects, began, ended });
         }
         Ok(all)
@@ -161,6 +162,7 @@ fn settings(domain: &str, timeout: Duration, fast: bool) -> Settings {
 fn coordinator(domain: &str) -> CoordinatorSettings {
     CoordinatorSettings {
         domain: domain.into(),
+        clock: Clock::default(),
         rti: RtiConfig {
             start_delay: Duration::from_millis(20),
             report_max: Duration::from_secs(20),
