@@ -21,6 +21,7 @@
 //! Left out: federates on several machines. Federates that come back. Reactions of one level in parallel, which
 //! [`Reactions::run`] may do.
 
+mod bridge;
 mod carried;
 mod clock;
 mod coordinator;
@@ -36,6 +37,7 @@ mod trace;
 #[cfg(test)]
 mod tests;
 
+pub use bridge::{Arrivals as BridgeArrivals, Bridge, BridgeSettings, Link};
 pub use carried::{Received, INLINE_BYTES_MAX};
 pub use clock::Clock;
 pub use coordinator::{coordinate, CoordinatorSettings, Standby};
