@@ -507,6 +507,25 @@ class Coordinator:
     def quit(self) -> None:
         """Has `run` return. From any thread."""
 
+@final
+class Bridge:
+    """Spreads a program over robots. Each needs one, opened before its federates start; the federates' domain is its own.
+
+    `robots` are the names of the robot of each federate. Settings: `domain`, this robot's; `rti`, the robot with the
+    coordinator, by default that of the first federate; `silence_max_ns`, after which a robot is gone (5 s);
+    `start_max_ns`, how long to wait for the coordinator's robot (30 s); `store_bytes`. Values of more than 64 KiB are
+    bulk, so the node needs its keys. The federates' clock has to be the setting `time_of_day`.
+
+    Raises RunError if a federate runs already.
+    """
+
+    def __init__(self, graph: ReactorGraph, robots: list[str], node: Node, settings: dict[str, Any]) -> None: ...
+    def run(self) -> None:
+        """Blocks until the federates here, and with the coordinator those elsewhere, have come and gone. RunError if the
+        coordinator's robot cannot be reached; then a federate here coordinates those that are left."""
+    def quit(self) -> None:
+        """Has `run` return. From any thread."""
+
 def placement_entries(
     text: str,
 ) -> tuple[list[tuple[str | None, str, int, list[tuple[str, int]]]], list[tuple[int, str]]]:

@@ -93,7 +93,8 @@ struct Options {
     trace: Option<PathBuf>,
 }
 
-fn optional<'py, T>(settings: &Bound<'py, PyDict>, key: &str) -> PyResult<Option<T>>
+/// A setting, if it is there.
+pub(crate) fn optional<'py, T>(settings: &Bound<'py, PyDict>, key: &str) -> PyResult<Option<T>>
 where
     T: for<'a> FromPyObject<'a, 'py>,
 {
@@ -109,7 +110,8 @@ fn clock(settings: &Bound<'_, PyDict>) -> PyResult<Clock> {
     Ok(if is_of_day { Clock::TimeOfDay } else { Clock::Machine })
 }
 
-fn failed(failure: &Failure) -> PyErr {
+/// The exception for a program that did not run to its end.
+pub(crate) fn unrun(failure: &Failure) -> PyErr {
     RunError::new_err(failure.to_string())
 }
 
@@ -231,7 +233,7 @@ impl Runner {
                 Ok(dict)
             }
             Err(Failure::Interrupted) => Err(PyKeyboardInterrupt::new_err(())),
-            Err(failure) => Err(failed(&failure)),
+            Err(failure) => Err(unrun(&failure)),
         }
     }
 }
@@ -350,7 +352,7 @@ impl Replay {
             let read = File::open(path).and_then(|file| journal.read(BufReader::new(file)));
             read.map_err(|error| unwritten(&Some(path.clone()), &error))?;
         }
-        let physical = journal.physical(graph).map_err(|failure| failed(&failure))?.into_iter();
+        let physical = journal.physical(graph).map_err(|failure| unrun(&failure))?.into_iter();
         let last = journal.last().unwrap_or(Tag::START);
         let different = BTreeMap::new();
         Ok(Some(Replay {
@@ -866,7 +868,7 @@ impl Coordinator {
     /// Blocks until the program is over, or [`Coordinator::quit`].
     fn run(&self, py: Python<'_>) -> PyResult<()> {
         py.detach(|| coordinate(&self.graph, &self.settings, &self.standby))
-            .map_err(|failure| failed(&failure))
+            .map_err(|failure| unrun(&failure))
     }
 
     /// Asks for the end of the program. From any thread.

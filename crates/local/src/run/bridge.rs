@@ -125,6 +125,9 @@ struct Arrived {
 }
 
 impl Arrivals {
+    /// How the names of a bridge's bulk messages begin.
+    pub const BULK_PREFIX: &str = NAME_PREFIX;
+
     fn new() -> Result<Self, Error> {
         let bell = Bell::new().map_err(|source| Error::System {
             what: "create an eventfd",
@@ -136,11 +139,6 @@ impl Arrivals {
             arrived: Mutex::default(),
         });
         Ok(Arrivals { shared })
-    }
-
-    /// Whether bulk with this name is a bridge's.
-    pub fn is_bulk(name: &str) -> bool {
-        name.starts_with(NAME_PREFIX)
     }
 
     /// A packet arrived.
