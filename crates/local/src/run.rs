@@ -18,7 +18,9 @@
 //! `outlets.rs` the channels of large ones. `trace.rs`
 //! keeps what happened when, `journal.rs` what reactions did, for comparison and replay.
 //!
-//! Left out: federates on several machines. Federates that come back. Reactions of one level in parallel, which
+//! On several robots, `bridge.rs` stands in on each for what is elsewhere.
+//!
+//! Left out: federates that come back. Reactions of one level in parallel, which
 //! [`Reactions::run`] may do.
 
 mod bridge;
