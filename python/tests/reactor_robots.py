@@ -12,8 +12,9 @@ import sys
 import threading
 from pathlib import Path
 
-import coorp
 import numpy as np
+
+import coorp
 from coorp._native import Bridge, Coordinator
 from coorp.reactor import Input, Output, Program, Reactor, Timer, reaction
 from coorp.reactor.build import build

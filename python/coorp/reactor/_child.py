@@ -61,8 +61,9 @@ def _same_program(given: dict[str, Any]) -> Any:  # noqa: ANN401
     from coorp.reactor.place import Placement
 
     program = found(given["location"])
-    if list(program.added) == list(given["of"]):
-        built = build(program, Placement(tuple(given["federates"]), given["of"]))
+    if set(program.added) == set(given["of"]):
+        # The launcher has found what cannot be sent.
+        built = build(program, Placement(tuple(given["federates"]), given["of"]), pickle=True)
         if built.text == given["program"]:
             return built
     raise ProgramError(

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::run::tests::{coordinator, diamond, domain, log_of, settings, Diamond, Log};
-use crate::run::{coordinate, run, CoordinatorSettings, Handle, Report, Settings, Standby};
+use crate::run::{coordinate, run, Coordination, CoordinatorSettings, Handle, Report, Settings, Standby};
 use coorp_core::logical::Tag;
 use std::sync::atomic::AtomicUsize;
 use std::thread;
@@ -127,7 +127,7 @@ fn spread(robots: [u16; 4], bytes: usize, timeout_ms: u64, faults: Faults) -> Ou
     let standby = Standby::new().unwrap();
     let coordinator_of = |name: &str| CoordinatorSettings {
         clock: Clock::TimeOfDay,
-        ..coordinator(name)
+        ..coordinator(name, Coordination::Centralised)
     };
     thread::scope(|scope| {
         let mut bridges = Vec::new();
@@ -191,7 +191,7 @@ fn spread(robots: [u16; 4], bytes: usize, timeout_ms: u64, faults: Faults) -> Ou
 
 #[test]
 fn the_result_does_not_depend_on_robots() {
-    let alone = log_of([0; 4], 8, true);
+    let alone = log_of([0; 4], 8, true, Coordination::Centralised);
     for robots in [[0, 1, 0, 1], [1, 0, 0, 1], [1, 1, 1, 1], [1, 0, 2, 2], [1, 2, 0, 2]] {
         for (bytes, loss) in [(8, 0), (8, 20), (100_000, 0), (100_000, 20)] {
             let faults = Faults {
