@@ -472,7 +472,8 @@ class RunError(RuntimeError):
 
 @final
 class Runner:
-    """Runs one federate of a program."""
+    """Runs one federate of a program. With the setting `time_of_day`, its clock is the time of day, as it has to be on
+    several robots; otherwise that of the machine."""
 
     def __init__(self, graph: ReactorGraph, federate: int, settings: dict[str, Any]) -> None: ...
     def bind(
@@ -503,6 +504,25 @@ class Coordinator:
         """Blocks until the program is over, or `quit`."""
     def request_stop(self) -> None:
         """Asks for the end of the program. From any thread."""
+    def quit(self) -> None:
+        """Has `run` return. From any thread."""
+
+@final
+class Bridge:
+    """Spreads a program over robots. Each needs one, opened before its federates start; the federates' domain is its own.
+
+    `robots` are the names of the robot of each federate. Settings: `domain`, this robot's; `rti`, the robot with the
+    coordinator, by default that of the first federate; `silence_max_ns`, after which a robot is gone (5 s);
+    `start_max_ns`, how long to wait for the coordinator's robot (30 s); `store_bytes`. Values of more than 64 KiB are
+    bulk, so the node needs its keys. The federates' clock has to be the setting `time_of_day`.
+
+    Raises RunError if a federate runs already.
+    """
+
+    def __init__(self, graph: ReactorGraph, robots: list[str], node: Node, settings: dict[str, Any]) -> None: ...
+    def run(self) -> None:
+        """Blocks until the federates here, and with the coordinator those elsewhere, have come and gone. RunError if the
+        coordinator's robot cannot be reached; then a federate here coordinates those that are left."""
     def quit(self) -> None:
         """Has `run` return. From any thread."""
 

@@ -19,10 +19,14 @@
 //! `outlets.rs` the channels of large ones. `trace.rs`
 //! keeps what happened when, `journal.rs` what reactions did, for comparison and replay.
 //!
-//! Left out: federates on several machines. Federates that come back. Reactions of one level in parallel, which
+//! On several robots, `bridge.rs` stands in on each for what is elsewhere.
+//!
+//! Left out: federates that come back. Reactions of one level in parallel, which
 //! [`Reactions::run`] may do.
 
+mod bridge;
 mod carried;
+mod clock;
 mod coordinator;
 mod driver;
 mod failure;
@@ -36,7 +40,9 @@ mod trace;
 #[cfg(test)]
 mod tests;
 
+pub use bridge::{Arrivals as BridgeArrivals, Bridge, BridgeSettings, Link};
 pub use carried::{Received, INLINE_BYTES_MAX};
+pub use clock::Clock;
 pub use coordinator::{coordinate, CoordinatorSettings, Standby};
 pub use driver::{run, Coordination, Settings};
 pub use failure::Failure;
@@ -89,7 +95,7 @@ pub type Recorded<T> = (Tag, ElementId, Option<T>);
 pub struct Ran<T> {
     /// Its effects.
     pub effects: Effects<T>,
-    /// When it began, on the clock of [`now`].
+    /// When it began, on the program's clock.
     pub began: Instant,
     /// When it ended.
     pub ended: Instant,
@@ -155,14 +161,8 @@ pub trait Reactions {
         let _ = federate;
     }
 
-    /// The program has started, at this time of [`now`].
+    /// The program has started, at this time of its clock.
     fn on_started(&mut self, at: Instant) {
         let _ = at;
     }
-}
-
-/// The clock of all federates of one machine, which nobody sets.
-pub fn now() -> Instant {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    Instant::from_nanos(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
 }

@@ -12,7 +12,7 @@ use coorp_core::logical::program::{Connection, Program, Reaction, Reactor};
 use coorp_core::logical::scheduler::{Effects, Ready};
 use coorp_core::logical::{FederateId, Graph, RtiConfig, Tag};
 use coorp_local::run::{
-    coordinate, now, run, CoordinatorSettings, Encoded, Failure, Handle, Input, Inputs, Moment, Ran, Reactions,
+    coordinate, run, Clock, CoordinatorSettings, Encoded, Failure, Handle, Input, Inputs, Moment, Ran, Reactions,
     Settings, Standby, HEADER_RESERVED, INLINE_BYTES_MAX,
 };
 use coorp_local::Sender;
@@ -143,7 +143,7 @@ impl Reactions for Host {
                 sets: set.into_iter().collect(),
                 ..Effects::default()
             };
-            let (began, ended) = (now(), now());
+            let (began, ended) = (Clock::default().now(), Clock::default().now());
             Ran { effects, began, ended }
         };
         Ok(ready.iter().map(react).collect())
@@ -164,6 +164,7 @@ impl Reactions for Host {
 fn coordinator(domain: &str) -> CoordinatorSettings {
     CoordinatorSettings {
         domain: domain.into(),
+        clock: Clock::default(),
         rti: RtiConfig {
             start_delay: coorp_core::Duration::from_millis(20),
             report_max: coorp_core::Duration::from_secs(3),

@@ -185,9 +185,16 @@ impl Node {
     /// # Errors
     /// If bulk is disabled for lack of keys.
     pub fn bulk_receiver(&self) -> Result<BulkReceiver, Error> {
-        Ok(BulkReceiver {
-            bulk: self.bulk()?.clone(),
-        })
+        Ok(self.bulk()?.receiver())
+    }
+
+    /// Receives the bulk messages whose name begins with `prefix`, including those that arrived before. As long as the
+    /// receiver exists, others do not receive them.
+    ///
+    /// # Errors
+    /// If bulk is disabled for lack of keys.
+    pub fn bulk_receiver_of(&self, prefix: &str) -> Result<BulkReceiver, Error> {
+        Ok(self.bulk()?.receiver_of(prefix))
     }
 
     fn bulk(&self) -> Result<&Arc<Bulk>, Error> {

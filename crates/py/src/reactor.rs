@@ -16,7 +16,7 @@ use coorp_core::logical::scheduler::{Effects, Ready};
 use coorp_core::logical::{ElementId, FederateId, Graph, ReactionId, RtiConfig, Tag};
 use coorp_core::{Duration, Instant};
 use coorp_local::run::{
-    coordinate, now, run, Bytes, Coordination, CoordinatorSettings, Digest, Encoded, Failure, Handle, Input, Inputs,
+    coordinate, run, Bytes, Clock, Coordination, CoordinatorSettings, Digest, Encoded, Failure, Handle, Input, Inputs,
     Journal, Moment, Ran, Reactions, Record, Recorded, Report, Settings, Standby, Writer, HEADER_RESERVED,
     INLINE_BYTES_MAX,
 };
@@ -94,7 +94,8 @@ struct Options {
     trace: Option<PathBuf>,
 }
 
-fn optional<'py, T>(settings: &Bound<'py, PyDict>, key: &str) -> PyResult<Option<T>>
+/// A setting, if it is there.
+pub(crate) fn optional<'py, T>(settings: &Bound<'py, PyDict>, key: &str) -> PyResult<Option<T>>
 where
     T: for<'a> FromPyObject<'a, 'py>,
 {
@@ -102,6 +103,12 @@ where
         Some(value) if !value.is_none() => value.extract().map(Some).map_err(Into::into),
         _ => Ok(None),
     }
+}
+
+/// The clock of the program's federates.
+fn clock(settings: &Bound<'_, PyDict>) -> PyResult<Clock> {
+    let is_of_day = optional(settings, "time_of_day")?.unwrap_or(false);
+    Ok(if is_of_day { Clock::TimeOfDay } else { Clock::Machine })
 }
 
 fn is_decentralised(settings: &Bound<'_, PyDict>) -> PyResult<bool> {
@@ -112,7 +119,8 @@ fn is_decentralised(settings: &Bound<'_, PyDict>) -> PyResult<bool> {
     }
 }
 
-fn failed(failure: &Failure) -> PyErr {
+/// The exception for a program that did not run to its end.
+pub(crate) fn unrun(failure: &Failure) -> PyErr {
     RunError::new_err(failure.to_string())
 }
 
@@ -134,6 +142,7 @@ impl Runner {
         let mut run_settings = Settings {
             coordination,
             domain: optional(settings, "domain")?.unwrap_or_default(),
+            clock: clock(settings)?,
             fast: optional(settings, "fast")?.unwrap_or(false),
             timeout: optional(settings, "timeout_ns")?.map(Duration::from_nanos),
             ..Settings::default()
@@ -219,7 +228,7 @@ impl Runner {
             let mut bound = lock(&self.bound);
             std::mem::take(&mut *bound)
         };
-        let mut host = Host::new(py, &self.graph, bound, &self.options)?;
+        let mut host = Host::new(py, &self.graph, bound, self.settings.clock, &self.options)?;
         let mut settings = self.settings.clone();
         settings.replay = host.replay.as_ref().map(|replay| replay.last);
         let outcome = py.detach(|| self.drive(&settings, &mut host));
@@ -240,7 +249,7 @@ impl Runner {
                 Ok(dict)
             }
             Err(Failure::Interrupted) => Err(PyKeyboardInterrupt::new_err(())),
-            Err(failure) => Err(failed(&failure)),
+            Err(failure) => Err(unrun(&failure)),
         }
     }
 }
@@ -254,6 +263,7 @@ impl Runner {
         let standby = Standby::new()?;
         let coordinator_settings = CoordinatorSettings {
             domain: settings.domain.clone(),
+            clock: settings.clock,
             rti: RtiConfig {
                 is_decentralised: settings.coordination != Coordination::Centralised,
                 ..RtiConfig::default()
@@ -336,6 +346,7 @@ fn counters<'py>(py: Python<'py>, graph: &Graph, report: &Report) -> PyResult<Bo
 struct Host {
     graph: Arc<Graph>,
     bound: Vec<Option<Code>>,
+    clock: Clock,
     encode: Py<PyAny>,
     decode: Py<PyAny>,
     pickle: bool,
@@ -367,7 +378,7 @@ impl Replay {
             let read = File::open(path).and_then(|file| journal.read(BufReader::new(file)));
             read.map_err(|error| unwritten(&Some(path.clone()), &error))?;
         }
-        let physical = journal.physical(graph).map_err(|failure| failed(&failure))?.into_iter();
+        let physical = journal.physical(graph).map_err(|failure| unrun(&failure))?.into_iter();
         let last = journal.last().unwrap_or(Tag::START);
         let different = BTreeMap::new();
         Ok(Some(Replay {
@@ -380,7 +391,13 @@ impl Replay {
 }
 
 impl Host {
-    fn new(py: Python<'_>, graph: &Arc<Graph>, bound: Vec<Option<Code>>, options: &Options) -> PyResult<Self> {
+    fn new(
+        py: Python<'_>,
+        graph: &Arc<Graph>,
+        bound: Vec<Option<Code>>,
+        clock: Clock,
+        options: &Options,
+    ) -> PyResult<Self> {
         let writer = options
             .record
             .as_ref()
@@ -390,6 +407,7 @@ impl Host {
         Ok(Host {
             graph: Arc::clone(graph),
             bound,
+            clock,
             encode: codec.getattr("encode")?.unbind(),
             decode: codec.getattr("decode")?.unbind(),
             pickle: options.pickle,
@@ -437,9 +455,9 @@ impl Host {
             calls.push(call.map_err(|error| (ready.reaction, error))?);
         }
         let outcomes = if self.threads == 1 || calls.len() == 1 {
-            calls.iter().map(|call| invoke(py, call)).collect()
+            calls.iter().map(|call| invoke(py, self.clock, call)).collect()
         } else {
-            invoke_on_threads(py, &calls, self.threads)
+            invoke_on_threads(py, self.clock, &calls, self.threads)
         };
         let mut all = Vec::with_capacity(ready.len());
         for ((ready, recorded), outcome) in ready.iter().zip(recorded).zip(outcomes) {
@@ -725,15 +743,15 @@ struct Outcome {
     returned: PyResult<()>,
 }
 
-fn invoke(py: Python<'_>, call: &Py<PyAny>) -> Outcome {
-    let began = now();
+fn invoke(py: Python<'_>, clock: Clock, call: &Py<PyAny>) -> Outcome {
+    let began = clock.now();
     let returned = call.call0(py).map(drop);
-    let ended = now();
+    let ended = clock.now();
     Outcome { began, ended, returned }
 }
 
 /// Calls on so many threads at most, each taking the next call. They run in parallel where they release the GIL.
-fn invoke_on_threads(py: Python<'_>, calls: &[Py<PyAny>], threads: usize) -> Vec<Outcome> {
+fn invoke_on_threads(py: Python<'_>, clock: Clock, calls: &[Py<PyAny>], threads: usize) -> Vec<Outcome> {
     let next = AtomicUsize::new(0);
     let outcomes: Vec<_> = calls.iter().map(|_| Mutex::new(None)).collect();
     let work = || loop {
@@ -741,7 +759,7 @@ fn invoke_on_threads(py: Python<'_>, calls: &[Py<PyAny>], threads: usize) -> Vec
         let (Some(call), Some(outcome)) = (calls.get(at), outcomes.get(at)) else {
             return;
         };
-        *lock(outcome) = Some(Python::attach(|py| invoke(py, call)));
+        *lock(outcome) = Some(Python::attach(|py| invoke(py, clock, call)));
     };
     py.detach(|| {
         std::thread::scope(|scope| {
@@ -869,6 +887,7 @@ impl Coordinator {
             graph: Arc::clone(&graph.graph),
             settings: CoordinatorSettings {
                 domain: optional(settings, "domain")?.unwrap_or_default(),
+                clock: clock(settings)?,
                 rti,
             },
             standby: Standby::new().map_err(|error| RunError::new_err(error.to_string()))?,
@@ -878,7 +897,7 @@ impl Coordinator {
     /// Blocks until the program is over, or [`Coordinator::quit`].
     fn run(&self, py: Python<'_>) -> PyResult<()> {
         py.detach(|| coordinate(&self.graph, &self.settings, &self.standby))
-            .map_err(|failure| failed(&failure))
+            .map_err(|failure| unrun(&failure))
     }
 
     /// Asks for the end of the program. From any thread.

@@ -2,11 +2,11 @@
 //!
 //! An abstract Unix address is the office: whoever binds it coordinates, until its process ends or it returns. The others
 //! hold a connection to it, which nobody accepts and which the kernel closes with it. Each RTI's epoch begins with the
-//! time of the machine's clock at which it took the office, so it is greater than that of every earlier one.
+//! time of the program's clock at which it took the office, so it is greater than that of every earlier one.
 
 use super::carried::Carried;
 use super::frames::{decode, inbox, Outbound, RETRY};
-use super::{now, Failure};
+use super::{Clock, Failure};
 use crate::bell::{wait_any, Bell};
 use crate::name::Name;
 use crate::{socket, Domain, DomainOptions, Error, Receiver};
@@ -31,6 +31,8 @@ const ABSENCE_MAX: Duration = Duration::from_secs(2);
 const OFFICE_PAUSE: Duration = Duration::from_millis(5);
 /// How many messages are handled before the clock and the links are looked at again.
 const BURST: usize = 256;
+
+const TAKE_OFFICE: &str = "take the address of the program's coordinator";
 
 /// The channel on which the RTI of a program listens.
 pub(super) const RTI_CHANNEL: &str = "rti";
@@ -62,6 +64,8 @@ pub(super) enum ToFederate<V> {
 pub struct CoordinatorSettings {
     /// The name of the program's domain.
     pub domain: String,
+    /// The program's clock.
+    pub clock: Clock,
     /// Those of the RTI.
     pub rti: RtiConfig,
 }
@@ -125,20 +129,28 @@ pub fn coordinate(graph: &Arc<Graph>, settings: &CoordinatorSettings, standby: &
     Coordinator::open(graph, settings, standby)?.run()
 }
 
-/// Returns nothing if told to quit first.
-fn take_office(domain: &str, standby: &Standby) -> Result<Option<OwnedFd>, Error> {
+/// The address of a domain's coordinator.
+fn office_address(domain: &str) -> Result<SocketAddrUnix, Error> {
     let name = Name::new(domain)?;
     let address = format!("coorp-run/{}/{}", geteuid().as_raw(), name.as_str());
-    let system = Error::system("take the address of the program's coordinator");
-    let address = match SocketAddrUnix::new_abstract_name(address.as_bytes()) {
-        Ok(address) => address,
-        Err(error) => return Err(system(error)),
-    };
+    SocketAddrUnix::new_abstract_name(address.as_bytes()).map_err(Error::system(TAKE_OFFICE))
+}
+
+/// The office, unless somebody has it.
+pub(super) fn try_office(domain: &str) -> Result<Option<OwnedFd>, Error> {
+    match socket::listen(&office_address(domain)?) {
+        Ok(office) => Ok(Some(office)),
+        Err(Errno::ADDRINUSE) => Ok(None),
+        Err(error) => Err(Error::system(TAKE_OFFICE)(error)),
+    }
+}
+
+/// Returns nothing if told to quit first.
+fn take_office(domain: &str, standby: &Standby) -> Result<Option<OwnedFd>, Error> {
+    let address = office_address(domain)?;
     while !standby.is_over() {
-        match socket::listen(&address) {
-            Ok(office) => return Ok(Some(office)),
-            Err(Errno::ADDRINUSE) => {}
-            Err(error) => return Err(Error::system("take the address of the program's coordinator")(error)),
+        if let Some(office) = try_office(domain)? {
+            return Ok(Some(office));
         }
         let holder = socket::connect(&address).ok();
         let watched: Vec<_> = holder
@@ -159,6 +171,7 @@ fn take_office(domain: &str, standby: &Standby) -> Result<Option<OwnedFd>, Error
 struct Coordinator<'a> {
     graph: &'a Graph,
     standby: &'a Standby,
+    clock: Clock,
     rti: Rti<Carried<()>>,
     inbox: Receiver,
     links: Vec<Link>,
@@ -184,7 +197,7 @@ impl<'a> Coordinator<'a> {
             })
         });
         let links = links.collect::<Result<_, Error>>()?;
-        let now = now();
+        let now = settings.clock.now();
         let epoch = Epoch {
             round: now.as_nanos(),
             robot: RobotId(0),
@@ -193,6 +206,7 @@ impl<'a> Coordinator<'a> {
         Ok(Coordinator {
             graph,
             standby,
+            clock: settings.clock,
             rti: Rti::new(Arc::clone(graph), epoch, settings.rti.clone(), now),
             inbox,
             links,
@@ -208,9 +222,9 @@ impl<'a> Coordinator<'a> {
             // Whatever a dead federate sent has arrived by now.
             self.read()?;
             for federate in gone {
-                self.rti.on_gone(federate, now());
+                self.rti.on_gone(federate, self.clock.now());
             }
-            self.rti.on_deadline(now());
+            self.rti.on_deadline(self.clock.now());
             self.act()?;
             let is_flushed = self.flush()?;
             if self.standby.is_over() || (self.is_over && is_flushed) {
@@ -241,7 +255,7 @@ impl<'a> Coordinator<'a> {
         for (federate, link) in self.graph.federate_ids().zip(&mut self.links) {
             let is_connected = link.outbound.is_connected();
             if is_connected && !link.is_connected {
-                self.rti.on_connected(federate, now());
+                self.rti.on_connected(federate, self.clock.now());
             }
             if !is_connected && (link.is_connected || is_absence_over) {
                 gone.push(federate);
@@ -257,7 +271,7 @@ impl<'a> Coordinator<'a> {
                 return Ok(());
             };
             if let Some(ToRti { from, envelope }) = decode(&payload) {
-                self.rti.on_message(from, envelope, now());
+                self.rti.on_message(from, envelope, self.clock.now());
                 self.act()?;
             }
         }
@@ -297,7 +311,7 @@ impl<'a> Coordinator<'a> {
         let due = self
             .rti
             .next_deadline()
-            .map(|at| Duration::from_nanos(at.since(now()).as_nanos()));
+            .map(|at| Duration::from_nanos(at.since(self.clock.now()).as_nanos()));
         let longest = due.map_or(longest, |due| due.min(longest));
         crate::wait_any(&mut [&mut self.inbox], Some(longest))?;
         Ok(())

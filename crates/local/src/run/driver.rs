@@ -6,7 +6,7 @@ use super::frames::{decode, inbox, Outbound, RETRY};
 use super::outlets::{output_channel, Outlets};
 use super::trace::{Event, Trace};
 use super::{
-    now, Failure, Handle, Input, Inputs, Moment, Reactions, Received, Recorded, Report, Spent, Violation,
+    Clock, Failure, Handle, Input, Inputs, Moment, Reactions, Received, Recorded, Report, Spent, Violation,
     HEADER_RESERVED,
 };
 use crate::bell::wait_any;
@@ -50,6 +50,8 @@ pub struct Settings {
     pub coordination: Coordination,
     /// The name of the program's domain: the same for all its federates, and for no other program.
     pub domain: String,
+    /// The program's clock.
+    pub clock: Clock,
     /// Do not wait for the clock.
     pub fast: bool,
     /// The time of the last tag, unless the program ends before.
@@ -69,6 +71,7 @@ impl Default for Settings {
         Settings {
             coordination: Coordination::Centralised,
             domain: String::new(),
+            clock: Clock::default(),
             fast: false,
             timeout: None,
             stop_on_death: true,
@@ -359,7 +362,7 @@ impl<'a, R: Reactions> Driver<'a, R> {
 
     fn run(&mut self) -> Result<(), Failure> {
         if let Mode::Alone(scheduler) = &mut self.mode {
-            let start = now();
+            let start = self.settings.clock.now();
             scheduler.start(start, Tag::START);
             scheduler.advance_to(Tag::FOREVER);
             if let Some(last) = self.settings.replay {
@@ -423,7 +426,7 @@ impl<'a, R: Reactions> Driver<'a, R> {
                 return None;
             }
         }
-        self.mode.poll(now())
+        self.mode.poll(self.settings.clock.now())
     }
 
     /// What other threads asked for.
@@ -434,7 +437,10 @@ impl<'a, R: Reactions> Driver<'a, R> {
         let (scheduled, stop) = self.handle.take();
         for (action, object) in scheduled {
             // Before the start and after the end, nothing happens.
-            match self.mode.on_physical(action, object.map(Carried::Here), now()) {
+            match self
+                .mode
+                .on_physical(action, object.map(Carried::Here), self.settings.clock.now())
+            {
                 Ok(_) | Err(Refused::NotStarted | Refused::Stopped) => {}
                 Err(refused) => self.fail(Failure::Fault(self.describe(&refused))),
             }
@@ -492,7 +498,7 @@ impl<'a, R: Reactions> Driver<'a, R> {
                     .collect(),
                 stop: effects.stop,
             };
-            if let Err(refused) = self.mode.finish(ready.reaction, effects, now()) {
+            if let Err(refused) = self.mode.finish(ready.reaction, effects, self.settings.clock.now()) {
                 self.fail(Failure::Fault(self.describe(&refused)));
             }
         }
@@ -534,7 +540,7 @@ impl<'a, R: Reactions> Driver<'a, R> {
             Err(failure) => return Err(failure),
         };
         if self.report.trace.is_some() {
-            self.trace(now(), Event::Sent { output, bytes });
+            self.trace(self.settings.clock.now(), Event::Sent { output, bytes });
         }
         Ok(Carried::Both(object, Arc::new(wire)))
     }
@@ -561,7 +567,7 @@ impl<'a, R: Reactions> Driver<'a, R> {
                 input, meant, reached, ..
             } => {
                 *self.report.violations.entry(input).or_default() += 1;
-                self.trace(now(), Event::Violated { input, meant });
+                self.trace(self.settings.clock.now(), Event::Violated { input, meant });
                 self.reactions.on_violation(Violation { input, meant, reached });
             }
             FederateAction::Started(at) => {
@@ -599,7 +605,7 @@ impl<'a, R: Reactions> Driver<'a, R> {
         let Some(payload) = this.inbox.try_recv()? else {
             return Ok(false);
         };
-        let now = now();
+        let now = self.settings.clock.now();
         match decode::<ToFederate<Value<R>>>(&payload) {
             Some(ToFederate::Rti(mut envelope)) => {
                 self.complete(&mut envelope, now)?;
@@ -691,7 +697,10 @@ impl<'a, R: Reactions> Driver<'a, R> {
         } else {
             RETRY
         };
-        let due = self.mode.next_deadline().map(|at| at.since(now()).as_nanos());
+        let due = self
+            .mode
+            .next_deadline()
+            .map(|at| at.since(self.settings.clock.now()).as_nanos());
         let longest = due.map_or(longest, |due| longest.min(time::Duration::from_nanos(due)));
         let until = began + longest;
         if self.spins {

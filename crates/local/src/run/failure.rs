@@ -23,6 +23,10 @@ pub enum Failure {
     Fault(String),
     /// The program does not have this federate, or other federates on a machine of their own.
     Settings(&'static str),
+    /// The bridge to other robots failed.
+    Bridge(String),
+    /// The robot with this name was not heard for too long.
+    Unreachable(String),
     /// The program was interrupted a second time, before it came to its end.
     Interrupted,
 }
@@ -38,9 +42,13 @@ impl fmt::Display for Failure {
             ),
             Failure::Expelled => f.write_str("the others take this federate for dead; start the program anew"),
             Failure::Died(names) => write!(f, "{} died while the program ran", names.join(", ")),
-            Failure::Reaction(what) | Failure::NeedsOffset(what) => f.write_str(what),
+            Failure::Reaction(what) | Failure::NeedsOffset(what) | Failure::Bridge(what) => f.write_str(what),
             Failure::Fault(what) => write!(f, "the result is not that of the program: {what}"),
             Failure::Settings(what) => f.write_str(what),
+            Failure::Unreachable(robot) => write!(
+                f,
+                "{robot} cannot be reached; is it on, and does the program run there?"
+            ),
             Failure::Interrupted => f.write_str("interrupted before the program came to its end"),
         }
     }

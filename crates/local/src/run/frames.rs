@@ -44,7 +44,14 @@ impl Outbound {
     /// # Errors
     /// If too many messages wait already, or the system refuses.
     pub fn send(&mut self, message: &impl Serialize) -> Result<(), Error> {
-        let bytes = encode(message)?;
+        self.send_bytes(encode(message)?)
+    }
+
+    /// Sends a message that is encoded already.
+    ///
+    /// # Errors
+    /// As for [`Outbound::send`].
+    pub fn send_bytes(&mut self, bytes: Vec<u8>) -> Result<(), Error> {
         if !self.backlog.is_empty() {
             if self.backlog.len() >= BACKLOG_MAX {
                 return Err(Error::TooMany {
@@ -89,10 +96,14 @@ pub(super) fn inbox(domain: &Domain, channel: &str) -> Result<Receiver, Error> {
 }
 
 pub(super) fn decode<M: DeserializeOwned>(payload: &Payload) -> Option<M> {
-    postcard::from_bytes(payload.part(0)?).ok()
+    decode_bytes(payload.part(0)?)
 }
 
-fn encode(message: &impl Serialize) -> Result<Vec<u8>, Error> {
+pub(super) fn decode_bytes<M: DeserializeOwned>(bytes: &[u8]) -> Option<M> {
+    postcard::from_bytes(bytes).ok()
+}
+
+pub(super) fn encode(message: &impl Serialize) -> Result<Vec<u8>, Error> {
     postcard::to_allocvec(message).map_err(|error| Error::System {
         what: "encode a message",
         source: std::io::Error::other(error.to_string()),

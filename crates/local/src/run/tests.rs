@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::time;
 
 /// What a sink saw: the tag, and the number in each value.
-type Log = Vec<(Tag, Option<u64>, Option<u64>)>;
+pub(super) type Log = Vec<(Tag, Option<u64>, Option<u64>)>;
 
 /// Counts at each tick, and sends the count to both sides; `left` adds one and `right` doubles; `sink` sees both.
-fn diamond(place: [u16; 4]) -> Program {
+pub(super) fn diamond(place: [u16; 4]) -> Program {
     let on = |at: usize| FederateId(place[at]);
     let side = |name, at| {
         Reactor::new(name, on(at))
@@ -43,11 +43,11 @@ fn diamond(place: [u16; 4]) -> Program {
 }
 
 /// The reactions of the diamond. Values are a number, in the first bytes of `bytes`.
-struct Diamond {
+pub(super) struct Diamond {
     graph: Arc<Graph>,
     bytes: usize,
     count: u64,
-    log: Log,
+    pub log: Log,
     fails_at: u64,
     gone: Vec<String>,
     violations: u64,
@@ -58,7 +58,7 @@ fn number(bytes: &[u8]) -> u64 {
 }
 
 impl Diamond {
-    fn new(graph: &Arc<Graph>, bytes: usize) -> Self {
+    pub fn new(graph: &Arc<Graph>, bytes: usize) -> Self {
         Diamond {
             graph: Arc::clone(graph),
             bytes,
@@ -125,7 +125,8 @@ impl Reactions for Diamond {
                 sets: set.into_iter().collect(),
                 ..Effects::default()
             };
-            let (began, ended) = (now(), now());
+            let now = Clock::default().now();
+            let (began, ended) = (now, now);
             all.push(Ran { effects, began, ended });
         }
         Ok(all)
@@ -150,13 +151,13 @@ impl Reactions for Diamond {
     }
 }
 
-fn domain() -> String {
+pub(super) fn domain() -> String {
     let mut random = [0; 8];
     rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty()).unwrap();
     format!("run-test-{}", u64::from_le_bytes(random))
 }
 
-fn settings(domain: &str, timeout: Duration, fast: bool) -> Settings {
+pub(super) fn settings(domain: &str, timeout: Duration, fast: bool) -> Settings {
     Settings {
         domain: domain.into(),
         fast,
@@ -165,9 +166,10 @@ fn settings(domain: &str, timeout: Duration, fast: bool) -> Settings {
     }
 }
 
-fn coordinator(domain: &str, coordination: Coordination) -> CoordinatorSettings {
+pub(super) fn coordinator(domain: &str, coordination: Coordination) -> CoordinatorSettings {
     CoordinatorSettings {
         domain: domain.into(),
+        clock: Clock::default(),
         rti: RtiConfig {
             start_delay: Duration::from_millis(20),
             report_max: Duration::from_secs(20),
@@ -211,7 +213,7 @@ fn run_all(
     })
 }
 
-fn log_of(place: [u16; 4], bytes: usize, fast: bool, coordination: Coordination) -> Log {
+pub(super) fn log_of(place: [u16; 4], bytes: usize, fast: bool, coordination: Coordination) -> Log {
     let settings = Settings {
         coordination,
         ..settings(&domain(), Duration::from_millis(50), fast)

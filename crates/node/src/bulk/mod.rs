@@ -34,7 +34,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::atomic::AtomicU32;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -80,7 +80,9 @@ pub(crate) struct Bulk {
     lineage: u64,
     queues: Mutex<BTreeMap<RobotId, Queue>>,
     /// Bounded by what a sender may have on this disk.
-    delivered: Mailbox<BulkMessage>,
+    delivered: Arc<Mailbox<BulkMessage>>,
+    /// For messages whose name begins so, as long as their receiver exists.
+    reserved: Mutex<Vec<(String, Weak<Mailbox<BulkMessage>>)>>,
     /// Notified when a permit arrives.
     permitted: Notify,
     /// The number of checks, one every [`LOOK_AT_LEADER_EVERY`], since there was last a leader.
@@ -130,7 +132,8 @@ impl Bulk {
             // Unique to each start, and need not be kept.
             lineage: RandomState::new().hash_one(std::process::id()),
             queues: Mutex::default(),
-            delivered: Mailbox::new(),
+            delivered: Arc::new(Mailbox::new()),
+            reserved: Mutex::default(),
             permitted: Notify::new(),
             unled: AtomicU32::new(0),
             counts: Mutex::default(),
@@ -221,7 +224,34 @@ impl Bulk {
 
     fn hand_out(&self, from: RobotId, whole: Whole) {
         lock(&self.counts).delivered += 1;
-        self.delivered.put(BulkMessage::new(from, whole), |_| false);
+        self.mailbox_of(&whole.name)
+            .put(BulkMessage::new(from, whole), |_| false);
+    }
+
+    fn mailbox_of(&self, name: &str) -> Arc<Mailbox<BulkMessage>> {
+        let mut reserved = lock(&self.reserved);
+        reserved.retain(|(_, mailbox)| mailbox.strong_count() > 0);
+        let found = reserved.iter().find(|(prefix, _)| name.starts_with(prefix));
+        let found = found.and_then(|(_, mailbox)| mailbox.upgrade());
+        found.unwrap_or_else(|| self.delivered.clone())
+    }
+
+    /// Receives the messages that nobody else receives.
+    pub fn receiver(&self) -> BulkReceiver {
+        BulkReceiver {
+            mailbox: self.delivered.clone(),
+        }
+    }
+
+    /// Receives the messages whose name begins so, including those that nobody has received.
+    pub fn receiver_of(&self, prefix: &str) -> BulkReceiver {
+        let mailbox = Arc::new(Mailbox::new());
+        lock(&self.reserved).push((prefix.to_owned(), Arc::downgrade(&mailbox)));
+        let waiting: Vec<_> = std::iter::from_fn(|| self.delivered.try_recv()).collect();
+        for message in waiting {
+            self.mailbox_of(&message.name).put(message, |_| false);
+        }
+        BulkReceiver { mailbox }
     }
 
     pub fn status(&self) -> status::Bulk {
@@ -433,23 +463,23 @@ impl BulkMessage {
 /// Receives bulk messages, each once.
 #[derive(Debug)]
 pub struct BulkReceiver {
-    pub(crate) bulk: Arc<Bulk>,
+    mailbox: Arc<Mailbox<BulkMessage>>,
 }
 
 impl BulkReceiver {
     /// Returns the oldest message that nobody has received, if any.
     pub fn try_recv(&self) -> Option<BulkMessage> {
-        self.bulk.delivered.try_recv()
+        self.mailbox.try_recv()
     }
 
     /// Waits for a message until `timeout` has passed; without a timeout, forever.
     pub fn recv(&self, timeout: Option<Duration>) -> Option<BulkMessage> {
-        self.bulk.delivered.recv(timeout)
+        self.mailbox.recv(timeout)
     }
 
     /// Waits for a message.
     pub async fn next(&self) -> BulkMessage {
-        self.bulk.delivered.next().await
+        self.mailbox.next().await
     }
 }
 

@@ -11,7 +11,8 @@ use pyo3::types::{PyBytes, PyDict, PyString};
 
 use super::control::aged;
 use super::wait::{Came, Coming, Waiting, LOOK_EVERY};
-use super::{seconds, Shared};
+use super::Shared;
+use crate::input;
 
 /// Makes a list of all robots' states once per period.
 #[pyclass(module = "coorp", frozen)]
@@ -73,7 +74,7 @@ impl Names {
 impl Gather {
     #[pyo3(signature = (timeout = None))]
     fn recv<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyDict>> {
-        let limit = timeout.map(seconds).transpose()?;
+        let limit = timeout.map(input::timeout).transpose()?;
         let until = limit.and_then(|limit| Instant::now().checked_add(limit));
         loop {
             self.shared.closing.check()?;

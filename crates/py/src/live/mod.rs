@@ -1,5 +1,7 @@
 //! A robot of a live team in Python: `coorp.Node` and the objects it returns. Behind the feature `live`.
 
+#[cfg(target_os = "linux")]
+mod bridge;
 mod bulk;
 mod control;
 mod gather;
@@ -8,7 +10,6 @@ mod wait;
 use std::ffi::CString;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, Weak};
-use std::time::Duration;
 
 use coorp_cli::policies;
 use coorp_core::tracker::Topics;
@@ -29,6 +30,8 @@ use wait::{block, lock, or_closed, Closing, Coming, Waiting};
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("NodeError", module.py().get_type::<NodeError>())?;
     module.add_class::<Node>()?;
+    #[cfg(target_os = "linux")]
+    module.add_class::<bridge::Bridge>()?;
     module.add_class::<control::ControlPublisher>()?;
     module.add_class::<control::ControlSubscriber>()?;
     module.add_class::<control::Message>()?;
