@@ -509,7 +509,9 @@ def test_placements(team: Program, tmp_path: Path) -> None:
     assert placed(team, file) == Placement(("drive", "vision"), {"fusion": 0, "cam": 1, "detector": 1})
     file.write_text('[scout]\neyes = ["cam"]\nvision = ["detector"]\n[base]\neyes = ["fusion"]\n')
     assert placed(team, file) == Placement(
-        ("scout.eyes", "scout.vision", "base.eyes"), {"cam": 0, "detector": 1, "fusion": 2}
+        ("scout.eyes", "scout.vision", "base.eyes"),
+        {"cam": 0, "detector": 1, "fusion": 2},
+        ("scout", "scout", "base"),
     )
 
 

@@ -32,6 +32,7 @@ def main() -> int:
 
 def _run(federate: int, given: dict[str, Any], reports: Any) -> int:  # noqa: ANN401
     from coorp.reactor.federate import Failed, release, runner
+    from coorp.reactor.launch import STOP_SIGNAL
 
     def report(**what: object) -> None:
         reports.write(json.dumps(what, default=str) + "\n")
@@ -43,6 +44,7 @@ def _run(federate: int, given: dict[str, Any], reports: Any) -> int:  # noqa: AN
         built = _same_program(given)
         made = runner(built, federate, given["settings"][federate], failed)
         built.program.running = made
+        signal.signal(STOP_SIGNAL, lambda _number, _frame: made.request_stop())
         report(running=True)
         counters = made.run()
         release(built)

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from coorp._native import RunError
 from coorp.reactor.build import Built, build
 from coorp.reactor.load import Location, locate, refuse_while_loading
+from coorp.reactor.robots import Bridged, Robot, robot_of
 from coorp.reactor.settings import gathered
 from coorp.reactor.signals import Signals, Watch
 from coorp.reactor.where import refused
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 GRACE_S = 5.0
 """How long the other processes have for their reactions to `shutdown` after one has failed."""
+STOP_SIGNAL = signal.SIGUSR1
+"""Has a process ask for the end of the program."""
 MESSAGE_BYTES_MAX = 64 << 20
 """The most that a process may report."""
 
@@ -97,8 +100,14 @@ class Result:
         return max(federate["lag_max_ns"] for federate in self.federates.values())
 
 
-def launch(program: Program, place: str | os.PathLike[str] | None, options: Mapping[str, Any]) -> Result:
-    """Runs the program to its end. `options` are settings of the native runtime."""
+def launch(
+    program: Program,
+    place: str | os.PathLike[str] | None,
+    options: Mapping[str, Any],
+    team: str | None = None,
+    robot: str | None = None,
+) -> Result:
+    """Runs the program to its end, or this robot's part of it. `options` are settings of the native runtime."""
     refuse_while_loading()
     if program.running is not None:
         raise RuntimeError("the program is running already")
@@ -106,11 +115,12 @@ def launch(program: Program, place: str | os.PathLike[str] | None, options: Mapp
     federates = len(built.placement.federates)
     if federates > 1 and options["fast"] and options["coordination"] == "decentralised":
         raise refused("run: fast needs centralised coordination: without the clock, nothing holds back a fast sender")
+    here = robot_of(built, team, robot, options)
     location = locate(program) if federates > 1 else None
     with gathered(options, built) as settings, Signals() as signals:
         if location is None:
             return _run_here(built, settings[0], signals)
-        return _Launcher(built, settings, location, signals).run()
+        return _Launcher(built, settings, location, signals, here).run()
 
 
 def _run_here(built: Built, settings: Mapping[str, Any], signals: Signals) -> Result:
@@ -160,8 +170,18 @@ class _Failure:
 
 
 class _Launcher:
-    def __init__(self, built: Built, settings: list[dict[str, Any]], location: Location, signals: Signals) -> None:
+    def __init__(
+        self,
+        built: Built,
+        settings: list[dict[str, Any]],
+        location: Location,
+        signals: Signals,
+        robot: Robot | None,
+    ) -> None:
         self.built = built
+        self.robot = robot
+        every = range(len(settings))
+        self.federates = list(every) if robot is None else robot.federates
         domain = f"coorp-{os.getpid()}-{secrets.token_hex(8)}"
         self.settings = [{**of_one, "domain": domain} for of_one in settings]
         self.location = location
@@ -174,6 +194,35 @@ class _Launcher:
         self.selector = selectors.DefaultSelector()
 
     def run(self) -> Result:
+        if self.robot is None:
+            self._run()
+        else:
+            with Bridged(self.built, self.robot, self.settings[0], self._bridge_failed):
+                self._run()
+        if self.failures:
+            first, *others = sorted(self.failures, key=lambda failure: failure.rank)
+            raise ReactorError("\n".join([first.text, *(other.text.strip().splitlines()[0] for other in others)]))
+        names = [self.built.placement.federates[number] for number in self.federates]
+        return Result({name: self.results[name] for name in names}, interrupted=self.signals_seen > 0)
+
+    def request_stop(self) -> None:
+        """Asks for the end of the program, over the federates here."""
+        for process in self.processes:
+            if not process.ended:
+                # It handles the signal from when it runs.
+                runs = "running" in process.messages()
+                process.process.send_signal(STOP_SIGNAL if runs else signal.SIGTERM)
+
+    def _run(self) -> None:
+        if self.robot is not None and not self.robot.coordinates:
+            self.built.program.running = self
+            try:
+                self._start()
+                self._attend(self)
+            finally:
+                self._close()
+                self.built.program.running = None
+            return
         from coorp._native import Coordinator
 
         coordinator = Coordinator(self.built.graph, self.settings[0])
@@ -188,12 +237,9 @@ class _Launcher:
             coordinator.quit()
             thread.join()
             self.built.program.running = None
-        if self.failures:
-            first, *others = sorted(self.failures, key=lambda failure: failure.rank)
-            raise ReactorError("\n".join([first.text, *(other.text.strip().splitlines()[0] for other in others)]))
-        return Result(
-            {name: self.results[name] for name in self.built.placement.federates}, interrupted=self.signals_seen > 0
-        )
+
+    def _bridge_failed(self, text: str) -> None:
+        self.failures.append(_Failure(3, text))
 
     def _coordinate(self, coordinator: Coordinator) -> None:
         try:
@@ -219,8 +265,8 @@ class _Launcher:
         try:
             with os.fdopen(os.dup(common), "wb") as file:
                 file.write(content)
-            for number, federate in enumerate(self.built.placement.federates):
-                self._start_one(number, federate, common)
+            for number in self.federates:
+                self._start_one(number, self.built.placement.federates[number], common)
         finally:
             os.close(common)
         self.selector.register(self.signals.read_fd, selectors.EVENT_READ, None)
@@ -242,7 +288,7 @@ class _Launcher:
         self.selector.register(process.pipe, selectors.EVENT_READ, process)
         self.selector.register(process.pidfd, selectors.EVENT_READ, process)
 
-    def _attend(self, coordinator: Coordinator) -> None:
+    def _attend(self, coordinator: Stoppable) -> None:
         while not all(process.ended for process in self.processes):
             wait = None if self.kill_at in (None, math.inf) else max(0.0, self.kill_at - time.monotonic())
             for key, _ in self.selector.select(wait):
@@ -256,7 +302,7 @@ class _Launcher:
                 self._kill()
                 self.kill_at = math.inf
 
-    def _signalled(self, coordinator: Coordinator) -> None:
+    def _signalled(self, coordinator: Stoppable) -> None:
         for _ in range(self.signals.taken()):
             self.signals_seen += 1
             if self.signals_seen > 1:
@@ -275,7 +321,7 @@ class _Launcher:
             os.close(process.pipe)
             process.pipe = -1
 
-    def _ended(self, process: _Process, coordinator: Coordinator) -> None:
+    def _ended(self, process: _Process, coordinator: Stoppable) -> None:
         self.selector.unregister(process.pidfd)
         os.close(process.pidfd)
         status = process.process.wait()

@@ -66,6 +66,8 @@ def _run(program: Program, options: argparse.Namespace) -> int:
         digest=options.digest,
         record=options.record,
         replay=options.replay,
+        team=options.team,
+        robot=options.robot,
     )
     if sys.stderr.isatty():
         print(summary(result), file=sys.stderr)
@@ -109,6 +111,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--digest", action="store_true", help="print a hash of all that reactions did")
     parser.add_argument("--record", metavar="FOLDER", help="record all that reactions do")
     parser.add_argument("--replay", metavar="FOLDER", help="run a recorded run again, in this process")
+    parser.add_argument("--team", metavar="FILE", help="on several robots: the team file")
+    parser.add_argument("--robot", metavar="NAME", help="this robot [$COORP_ROBOT]")
     parser.add_argument("--trace", metavar="FILE", help="write a trace for Perfetto")
     parser.add_argument("--diagram", metavar="FILE", help="write the dataflow as SVG, and do not run")
     return parser

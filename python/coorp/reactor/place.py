@@ -42,6 +42,8 @@ class Placement:
 
     federates: tuple[str, ...]
     of: Mapping[str, int]
+    robots: tuple[str, ...] = ()
+    """The robot of each federate, if robots are named."""
 
 
 def placed(program: Program, place: str | os.PathLike[str] | Placement | None) -> Placement:
@@ -84,7 +86,7 @@ def _from_file(program: Program, path: Path) -> Placement:
         check.all_there()
     if check.problems:
         raise all_refused(sorted(check.problems, key=lambda problem: problem.where.line if problem.where else 0))
-    return Placement(tuple(check.federates), check.of)
+    return Placement(tuple(check.federates), check.of, tuple(check.robots))
 
 
 class _Check:
@@ -93,6 +95,7 @@ class _Check:
         self.file = file
         self.problems: list[Problem] = []
         self.federates: dict[str, int] = {}
+        self.robots: list[str] = []
         self.of: dict[str, int] = {}
         self.lines: dict[str, int] = {}
 
@@ -102,6 +105,10 @@ class _Check:
                 self._add(line, f"{name!r} is not the name of a {what}; use letters, digits, '_' and '-'")
         if not reactors:
             self._add(line, f"{process} has no reactors; name some or remove it")
+        if self.federates and (robot is None) == bool(self.robots):
+            self._add(line, f"{process}: only some processes are in a robot's table; put all there, or none")
+        if robot is not None:
+            self.robots.append(robot)
         federate = self.federates.setdefault(f"{robot}.{process}" if robot else process, len(self.federates))
         for name, at in reactors:
             if name not in self.program.added:

@@ -160,6 +160,8 @@ class Program:
         digest: bool = False,
         record: str | os.PathLike[str] | None = None,
         replay: str | os.PathLike[str] | None = None,
+        team: str | os.PathLike[str] | None = None,
+        robot: str | None = None,
     ) -> Result:
         """Runs the program to its end: a reaction calls `stop`, nothing is left to do, `timeout`, or Ctrl-C.
 
@@ -174,6 +176,8 @@ class Program:
         - `digest` hashes all that reactions do, so that two runs can be compared; it costs time for each byte.
         - `record` is a new folder for all that reactions do, and `replay` such a folder: the same program runs again in
           this process, step by step, with the recorded physical actions and the recorded outputs.
+        - `team` is the team file of several robots, and `place` a file with a table for each. Every robot runs the
+          program with its name as `robot`, by default $COORP_ROBOT, and gets the result of its own processes.
         """
         from coorp.reactor.launch import launch
         from coorp.reactor.recording import recorded
@@ -195,8 +199,10 @@ class Program:
             "digest": bool(digest),
             "record": None if record is None else os.path.abspath(record),
             "replay": None if replay is None else recorded(replay),
+            "time_of_day": team is not None,
         }
-        return launch(self, place if replay is None else "one", options)
+        team = None if team is None else os.path.abspath(team)
+        return launch(self, place if replay is None else "one", options, team, robot)
 
     def stop(self) -> None:
         """Ends the running program from outside of its reactions, from any thread. Reactions to `shutdown` run."""

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from coorp._native import ProgramError
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_COMMAND = os.path.join(os.path.dirname(os.path.dirname(_HERE)), "__main__.py")
 
 
 class Where(NamedTuple):
@@ -54,8 +55,11 @@ def _user_frame() -> FrameType:
 
 
 def refused(text: str) -> ProgramError:
-    """The error for what the user's code is doing now."""
-    return ProgramError(f"{here()}: {text}")
+    """The error for what the user's code is doing now, or the command line."""
+    place = here()
+    if place.file == _COMMAND:
+        return ProgramError(text.removeprefix("run: "))
+    return ProgramError(f"{place}: {text}")
 
 
 def all_refused(problems: Sequence[Problem]) -> ProgramError:
