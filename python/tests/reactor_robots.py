@@ -31,8 +31,8 @@ PLACES = {"camera": "rover.sense", "agent": "base.think", "log": "rover.act"}
 class Camera(Reactor):
     """Sends frames, and each one's number to the log."""
 
-    frame = Output()
-    number = Output()
+    frame = Output[np.ndarray]()
+    number = Output[int]()
     tick = Timer(period=f"{PERIOD_MS}ms")
 
     def __init__(self) -> None:
@@ -50,19 +50,21 @@ class Camera(Reactor):
 class Agent(Reactor):
     """Adds up each frame."""
 
-    frame = Input()
-    command = Output()
+    frame = Input[np.ndarray]()
+    command = Output[int]()
 
     @reaction(frame, effects=command)
     def decide(self) -> None:
-        self.command.set(int(self.frame.get().sum()))
+        frame = self.frame.get()
+        assert frame is not None
+        self.command.set(int(frame.sum()))
 
 
 class Log(Reactor):
     """Notes what arrives at which tag."""
 
-    number = Input()
-    command = Input()
+    number = Input[int]()
+    command = Input[int]()
 
     def __init__(self) -> None:
         self.lines: list[tuple[int, int, int | None, int | None]] = []
@@ -72,21 +74,21 @@ class Log(Reactor):
         self.lines.append((self.time, self.microstep, self.number.get(), self.command.get()))
 
 
-def program() -> Program:
-    """The program, which does not know where it runs."""
+def program() -> tuple[Program, Log]:
+    """The program, which does not know where it runs, and its log."""
     made = Program()
     camera, agent, log = made.add(Camera()), made.add(Agent()), made.add(Log())
     made.connect(camera.frame, agent.frame)
     made.connect(camera.number, log.number)
     made.connect(agent.command, log.command)
-    return made
+    return made, log
 
 
 def main() -> None:
     """Runs this robot's part."""
     folder, here = Path(sys.argv[1]), os.environ["COORP_ROBOT"]
     federates = tuple(ROBOTS)
-    made = program()
+    made, log = program()
     built = build(made, Placement(federates, {name: federates.index(place) for name, place in PLACES.items()}))
     settings = {"domain": f"robots-{folder.name}-{here}", "time_of_day": True}
     with coorp.Node(folder / "team.toml", here, state=folder / "state" / here) as node:
@@ -102,7 +104,7 @@ def main() -> None:
         for thread in threads:
             thread.join()
     if here == "rover":
-        (folder / "log.json").write_text(json.dumps(made.added["log"].reactor.lines))
+        (folder / "log.json").write_text(json.dumps(log.lines))
 
 
 if __name__ == "__main__":

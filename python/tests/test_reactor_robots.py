@@ -18,11 +18,10 @@ SCRIPT = Path(__file__).with_name("reactor_robots.py")
 
 def alone() -> list[list[int | None]]:
     """What the log notes in one process."""
-    made = program()
+    made, log = program()
     made.run(fast=True)
-    lines = made.added["log"].reactor.lines  # type: ignore[attr-defined]
-    assert len(lines) == FRAMES
-    return [list(line) for line in lines]
+    assert len(log.lines) == FRAMES
+    return [list(line) for line in log.lines]
 
 
 def free_port() -> int:

@@ -12,8 +12,8 @@
 //!   A message whose sender died before its value arrived says that the input stays absent.
 //! - **The clock** has to be that of all robots: [`Clock::TimeOfDay`](super::Clock::TimeOfDay), synchronised.
 //!
-//! Left out: decentralised coordination, whose federates send to each other. Choosing the RTI's robot anew; a robot that comes back; cutting what a robot may say. Robots of a team trust
-//! each other, and the link has to know who they are.
+//! Left out: decentralised coordination, whose federates send to each other. Choosing the RTI's robot anew; a robot that
+//! comes back. Checks of what a robot may say: robots of a team trust each other, and the link has to know who they are.
 
 mod frame;
 mod hub;

@@ -24,6 +24,8 @@ const PARTS_MAX: u32 = crate::PARTS_MAX as u32;
 struct Outgoing {
     output: ElementId,
     receiver: Receiver,
+    /// The sender counts the federates that read it, so there is a receiver for each; of all others, nothing is used.
+    others: Vec<Receiver>,
     robots: Vec<RobotId>,
 }
 
@@ -85,10 +87,13 @@ impl Payloads {
             let robots: Vec<_> = readers.into_iter().filter(|to| *to != place.here).collect();
             if robot == place.here && !robots.is_empty() {
                 let options = ReceiverOptions { spin: Duration::ZERO };
-                let receiver = domain.receiver(&output_channel(output), options)?;
+                let open = || domain.receiver(&output_channel(output), options);
+                let away = element.to.iter().map(|link| link.federate);
+                let away: BTreeSet<_> = away.filter(|to| place.of(*to) != place.here).collect();
                 payloads.outgoing.push(Outgoing {
                     output,
-                    receiver,
+                    receiver: open()?,
+                    others: away.iter().skip(1).map(|_| open()).collect::<Result<_, _>>()?,
                     robots,
                 });
             }
@@ -145,6 +150,9 @@ impl Payloads {
     /// Takes what was sent here, and sends it on as far as the link takes it.
     pub fn send(&mut self, link: &mut impl Link) -> Result<(), Failure> {
         for outgoing in &mut self.outgoing {
+            for other in &mut outgoing.others {
+                while other.try_recv()?.is_some() {}
+            }
             while let Some(payload) = outgoing.receiver.try_recv()? {
                 let payload = Arc::new(payload);
                 let number = number_of(&payload);
