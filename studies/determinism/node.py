@@ -1,4 +1,4 @@
-"""One node of the scenario over the middleware of others: `python -m determinism.node MODULE ROLE FOLDER ROUNDS PERIOD`.
+"""One node of the scenario over the middleware of others: `python -m determinism.node MODULE ROLE FOLDER N PERIOD`.
 
 The door prints `ready` when it has heard from both others, and at the end what it has handled. The cockpit waits for a
 line on its standard input before it begins. Until then it sends the number 0. The study ends the processes.

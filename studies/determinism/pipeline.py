@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+
 from coorp.reactor import Input, LogicalAction, Output, Program, Reactor, Timer, reaction, startup
 
 PIXELS = (200, 500)

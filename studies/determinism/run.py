@@ -34,11 +34,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from determinism.nodes import Found, RunFailedError, coorp, peer, scenario, stress
 from ipc.node import transport
 from ipc.peers import python as python_of
 from lib.simulator import MADE, REPOSITORY
 from lib.table import number, show
+
+from determinism.nodes import Found, RunFailedError, coorp, peer, scenario, stress
 
 PICTURE = MADE / "determinism" / "wrong.png"
 OFFSET = "2ms"
