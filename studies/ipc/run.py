@@ -47,7 +47,7 @@ def measure_all(modules: dict[str, str], effort: Effort) -> Found:
     for _ in range(effort.rounds):
         for pattern in (BROADCAST, GATHER, HOP):
             for module, python in modules.items():
-                if module not in found.failures:
+                if module not in found.failures and pattern in transport(module).patterns:
                     measure(found, module, pattern, effort, python)
     return found
 

@@ -18,6 +18,8 @@ processes of its nodes, because the study itself runs without these packages.
 """
 
 MODULES = (
+    "coorp_memory",
+    "coorp_spin",
     "iceoryx",
     "shared_block",
     "plasma",
