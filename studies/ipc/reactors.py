@@ -14,8 +14,8 @@ import threading
 import time
 
 import numpy as np
-from coorp.reactor import Input, Output, PhysicalAction, Program, Reactor, reaction, startup
 
+from coorp.reactor import Input, Output, PhysicalAction, Program, Reactor, reaction, startup
 from ipc.node import Reports, Sending
 from ipc.place import GATHER, Place, Sender
 
