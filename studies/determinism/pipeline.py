@@ -1,7 +1,7 @@
 """A program whose reactions do something in every way that reactors have: `python -m determinism.pipeline --place one`.
 
 Sensors with timers of different periods, arrays that pass between processes as shared memory, nested values, logical
-actions, delays, microsteps, several events at one tag, and a cycle with a delay. Its physical inputs are what its sensors
+actions, delays, microsteps, several events at one tag, and a cycle with a delay. Its physical inputs are what sensors
 read, which follows from `--seed`.
 
 Prints the digest of all that its reactions did, and how long the run took, as one line of JSON.
