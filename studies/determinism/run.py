@@ -6,9 +6,9 @@ Kwok (HPRM), section IV-B, cites a scenario of Bateni (2023): in each round, nod
 to node B, which passes it on to C. C must handle them in this order. ROS 2 got 600 of 300,000 rounds wrong, and a
 hundred times as many under stress. Here the three nodes are processes,
 
-- as a program of reactors: with an RTI, in real time and without waiting for the clock; and without one, with an offset,
-  after which a node takes a message for absent. What comes later is a violation, and is reported. An offset of 20 ms
-  covers what such a machine does to processes, one of 1 ms does not;
+- as a program of reactors: with an RTI, in real time and without waiting for the clock; and without an RTI, with an
+  offset, after which a node takes a message for absent. What comes later is a violation, and is reported. An offset of
+  20 ms covers what a shared machine does to processes, one of 1 ms does not;
 - over Zenoh (callbacks) and CycloneDDS (a wait set), from Python too, with everything reliable,
 
 each at several periods, alone and beside two busy loops. The tables count the doors that opened before they were
