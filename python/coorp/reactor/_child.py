@@ -62,7 +62,8 @@ def _same_program(given: dict[str, Any]) -> Any:  # noqa: ANN401
 
     program = found(given["location"])
     if set(program.added) == set(given["of"]):
-        built = build(program, Placement(tuple(given["federates"]), given["of"]))
+        # The launcher has found what cannot be sent.
+        built = build(program, Placement(tuple(given["federates"]), given["of"]), pickle=True)
         if built.text == given["program"]:
             return built
     raise ProgramError(

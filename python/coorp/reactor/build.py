@@ -18,6 +18,7 @@ from coorp.reactor.declare import Declaration, Input, LogicalAction, Moments, Ou
 from coorp.reactor.place import Placement, placed
 from coorp.reactor.port_types import declared_type, fits, type_name
 from coorp.reactor.reactor import KINDS, Reactor
+from coorp.reactor.sendable import unsendable
 from coorp.reactor.where import Problem, Where, all_refused
 
 if TYPE_CHECKING:
@@ -50,12 +51,15 @@ class _Lines:
     into: dict[str, list[Connection]] = field(default_factory=dict)
 
 
-def build(program: Program, place: str | os.PathLike[str] | Placement | None = None) -> Built:
-    """Raises ProgramError with every problem that can be found at once."""
+def build(program: Program, place: str | os.PathLike[str] | Placement | None = None, *, pickle: bool = False) -> Built:
+    """Raises ProgramError with every problem that can be found at once. With `pickle`, all values can be sent."""
     problems = _own_problems(program)
     if problems:
         raise all_refused(problems)
     placement = placed(program, place)
+    problems = [] if pickle else list(_unsendable(program, placement))
+    if problems:
+        raise all_refused(problems)
     loose = frozenset(_loose(program))
     text = json.dumps(_flat(program, placement, loose), separators=(",", ":"))
     problems = _native_problems(program, text)
@@ -162,6 +166,22 @@ def _of_connection(program: Program, connection: Connection) -> Iterable[Problem
             f"{full_name(connection.source)} sends {type_name(given)} ({declared[0].where}), but "
             f"{full_name(connection.sink)} takes {type_name(wanted)} ({declared[1].where})",
         )
+
+
+def _unsendable(program: Program, placement: Placement) -> Iterable[Problem]:
+    for connection in program.connections:
+        source, sink = full_name(connection.source), full_name(connection.sink)
+        home, away = (placement.of[port._reactor._parts.name] for port in (connection.source, connection.sink))
+        if home == away:
+            continue
+        declared = connection.source._reactor._parts.declared[connection.source._name]
+        kind = unsendable(declared_type(declared))
+        if kind is not None:
+            yield Problem(
+                connection.where,
+                f"{source} ({declared.where}) and {sink} are in different processes, and {type_name(kind)} cannot be "
+                "sent; send what it is made of, as a dataclass for example, or place both in one process",
+            )
 
 
 # From objects to names.

@@ -366,6 +366,13 @@ def _handler(kind: type) -> Handler:
     return _Encoder.other
 
 
+def can_encode(kind: type) -> bool:
+    """Whether objects of this very class can be encoded without pickle, as far as the class tells."""
+    if kind in _PLAIN or kind in (np.ndarray, bytes, dict, list, tuple):
+        return True
+    return _handler(kind) is not _Encoder.other
+
+
 def _is_named_tuple(kind: type) -> bool:
     return issubclass(kind, tuple) and isinstance(getattr(kind, "_fields", None), tuple)
 

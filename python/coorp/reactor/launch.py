@@ -102,7 +102,7 @@ def launch(program: Program, place: str | os.PathLike[str] | None, options: Mapp
     refuse_while_loading()
     if program.running is not None:
         raise RuntimeError("the program is running already")
-    built = build(program, place)
+    built = build(program, place, pickle=options["pickle"])
     federates = len(built.placement.federates)
     if federates > 1 and options["fast"] and options["coordination"] == "decentralised":
         raise refused("run: fast needs centralised coordination: without the clock, nothing holds back a fast sender")

@@ -53,9 +53,9 @@ def fits(given: Any, wanted: Any) -> bool:  # noqa: ANN401
     if isinstance(given, TypeVar) or isinstance(wanted, TypeVar):
         return True
     given, wanted = _none(given), _none(wanted)
-    if _is_union(given):
+    if is_union(given):
         return all(fits(part, wanted) for part in get_args(given))
-    if _is_union(wanted):
+    if is_union(wanted):
         return any(fits(given, part) for part in get_args(wanted))
     if get_origin(given) is Literal:
         if get_origin(wanted) is Literal:
@@ -88,7 +88,8 @@ def _none(hint: Any) -> Any:  # noqa: ANN401
     return type(None) if hint is None else hint
 
 
-def _is_union(hint: Any) -> bool:  # noqa: ANN401
+def is_union(hint: Any) -> bool:  # noqa: ANN401
+    """Whether a type is a union of others."""
     return get_origin(hint) in (Union, types.UnionType)
 
 
