@@ -22,7 +22,7 @@ from ipc.place import GATHER, Place, Sender
 coordination, places = sys.argv[1], [Place.load(path) for path in sys.argv[2:]]
 PROMISE = "20ms" if places[0].pattern == GATHER else "0s"
 """Twice the interval at which federates repeat their promises."""
-LOOK_S = 1e-3
+LOOK_S = 2e-3
 
 
 class FromReaction(Sender):

@@ -6,7 +6,8 @@
 Four nodes, each a process of its own: one sends to three (broadcast), or three send to one (gather). A message is
 timed from the call that sends a private array, or a filled, loaned buffer where a transport has one, until the
 receiver has read every page, or until it has a view (node.py). All transports have the same readers and counts, and
-wait without spinning. Rounds of transports are interleaved, so that noise hits all alike. Per transport the tables
+wait as they do by themselves: asleep, but for reactors, which spin for 100 us after a short wait. For hops there is one
+more of ours, which spins. Rounds of transports are interleaved, so that noise hits all alike. Per transport the tables
 show
 
 - p50 and p99 of the last receiver (broadcast) or of all messages (gather), in ms;
