@@ -1,6 +1,6 @@
 """Large arrays between the processes of one robot: figures 2, 3 and 4 of Kwok (HPRM), with peers in the same run.
 
-    python studies/ipc/run.py [--quick] [--markdown]
+    python studies/ipc/run.py [--quick] [--markdown] [--rounds 3]
     python studies/ipc/run.py --install
 
 Four nodes, each a process of its own: one sends to three (broadcast), or three send to one (gather). A message is
@@ -25,6 +25,7 @@ messages, for CI; its figures mean little.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import signal
 import sys
 from pathlib import Path
@@ -58,6 +59,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one short round of small messages, for CI")
     parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
+    parser.add_argument("--rounds", type=int, default=FULL.rounds, help="how often all is measured [%(default)s]")
     parser.add_argument("--install", action="store_true", help="install the peers, and measure nothing")
     arguments = parser.parse_args()
     if arguments.install:
@@ -66,7 +68,7 @@ def main() -> int:
     # Ends as Ctrl-C does: what runs is stopped and removed.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     processes.adopt_orphans()
-    effort = QUICK if arguments.quick else FULL
+    effort = QUICK if arguments.quick else dataclasses.replace(FULL, rounds=arguments.rounds)
     modules: dict[str, str] = {}
     for module in MODULES:
         if (python := peers.python(transport(module))) is not None:
