@@ -130,6 +130,8 @@ class Transport(ABC):
     """Whether a user can fill the buffer that is sent."""
     ours: bool = False
     """Whether it belongs to Coorp, so that the claims are about it."""
+    patterns: tuple[str, ...] = (BROADCAST, GATHER, HOP)
+    """What is measured with it."""
 
     @abstractmethod
     def sender(self, place: Place) -> Sender:

@@ -19,7 +19,7 @@ from ipc import published, serialisation
 from ipc.found import Effort, Found, quantile
 from ipc.group import Clock
 from ipc.node import READ, VIEW, transport
-from ipc.place import BROADCAST, GATHER
+from ipc.place import BROADCAST, GATHER, HOP
 from ipc.processes import Memory
 from ipc.published import MB
 
@@ -92,6 +92,8 @@ def show_memory(found: Found, modules: list[str], effort: Effort, *, markdown: b
     """What all processes of a transport hold."""
     rows = []
     for module in modules:
+        if transport(module).patterns == (HOP,):
+            continue
         both = [found.memory.get((module, pattern), Memory(math.nan, math.nan)) for pattern in PATTERNS]
         cells = (number(value, 0) for memory in both for value in (memory.pss_mb, memory.shared_mb))
         rows.append([transport(module).name, *cells])
@@ -168,6 +170,10 @@ def claims(found: Found, modules: list[str], effort: Effort) -> list[Claim]:
         name = transport(module).name
         if not transport(module).ours or module in found.failures:
             continue
+        hop = quantile(found.hops_us.get(module, []), 0.5)
+        said.append(Claim(f"{name}: a hop under {HOP_US:.0f} us", hop < HOP_US, f"{hop:.1f} us"))
+        if transport(module).patterns == (HOP,):
+            continue
         for clock, what in ((READ_PRIVATE, "private array, read"), (VIEW_LOANED, "loaned buffer, view")):
             for rivals, factor, claim in (
                 (peers, 1.0, "first among those with a Python API"),
@@ -188,8 +194,6 @@ def claims(found: Found, modules: list[str], effort: Effort) -> list[Claim]:
             growth = found.p50(module, pattern, most, VIEW_LOANED) / found.p50(module, pattern, least, VIEW_LOANED)
             claim = f"{name}: {label(most)} within {GROWTH_FACTOR} times of {label(least)}, {pattern}, loaned, view"
             said.append(Claim(claim, growth <= GROWTH_FACTOR, f"{growth:.2f} times"))
-        hop = quantile(found.hops_us.get(module, []), 0.5)
-        said.append(Claim(f"{name}: a hop under {HOP_US:.0f} us", hop < HOP_US, f"{hop:.1f} us"))
     return said
 
 

@@ -1,13 +1,23 @@
-//! Waiting and waking: an eventfd per endpoint, rung by the processes at the other ends.
+//! Waiting and waking: a pipe per endpoint, into which the processes at the other ends write.
 //!
 //! A bell is rung only for those who said that they sleep (in the ring), so a busy channel makes no system call.
+//!
+//! A pipe rather than an eventfd, since the kernel wakes its reader as one whose waker will soon sleep. It then prefers the
+//! waker's own core to an idle one, which on a virtual machine has to be woken through the hypervisor: 6 to 12 us instead
+//! of 13 to 28. All ends have the pipe open for both directions, so that writing to it never raises SIGPIPE.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags, Timespec};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
+use rustix::pipe::{pipe_with, PipeFlags};
+
+/// How many bytes of rings are forgotten at once, and how often: all that a pipe has.
+const RINGS_BYTES: usize = 4096;
+const READS_MAX: usize = 16;
 
 /// One end's bell, or another end's copy of it.
 #[derive(Debug)]
@@ -15,7 +25,14 @@ pub(crate) struct Bell(OwnedFd);
 
 impl Bell {
     pub fn new() -> io::Result<Self> {
-        Ok(Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
+        let (read, _write) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
+        let path = format!("/proc/self/fd/{}", read.as_raw_fd());
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        match rustix::fs::open(path, flags, Mode::empty()) {
+            Ok(both) => Ok(Self(both)),
+            // Nothing is mounted there.
+            Err(_) => Ok(Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)),
+        }
     }
 
     /// A bell that a peer sent. Reading or writing something else in its place harms only the peer.
@@ -31,7 +48,12 @@ impl Bell {
 
     /// Forgets earlier rings.
     pub fn silence(&self) {
-        let _ = rustix::io::read(&self.0, &mut [0; 8]);
+        let mut rings = [0; RINGS_BYTES];
+        for _ in 0..READS_MAX {
+            if rustix::io::read(&self.0, &mut rings) != Ok(RINGS_BYTES) {
+                return;
+            }
+        }
     }
 
     /// Sleeps until it is rung. Returns whether it was before the deadline.

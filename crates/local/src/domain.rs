@@ -76,7 +76,7 @@ impl Domain {
             source,
         })?;
         let wake = Bell::new().map_err(|source| Error::System {
-            what: "create an eventfd",
+            what: "create a pipe",
             source,
         })?;
         let shared = Arc::new(Shared {

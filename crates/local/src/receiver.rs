@@ -105,7 +105,7 @@ pub(crate) struct Incoming {
 impl Incoming {
     pub fn new(id: EndpointId, channel: Name) -> Result<Self, Error> {
         let bell = Bell::new().map_err(|source| Error::System {
-            what: "create an eventfd",
+            what: "create a pipe",
             source,
         })?;
         Ok(Self {

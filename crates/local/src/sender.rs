@@ -94,7 +94,7 @@ impl Outgoing {
         options.check()?;
         let outbox = Outbox::new(Store::new(memory_name, options.store_bytes, options.idle_bytes)?);
         let room = Bell::new().map_err(|source| Error::System {
-            what: "create an eventfd",
+            what: "create a pipe",
             source,
         })?;
         let (arena, outbox) = (outbox.arena().clone(), Mutex::new(outbox));

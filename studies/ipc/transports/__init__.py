@@ -18,6 +18,10 @@ processes of its nodes, because the study itself runs without these packages.
 """
 
 MODULES = (
+    "coorp_rti",
+    "coorp_direct",
+    "coorp_memory",
+    "coorp_spin",
     "iceoryx",
     "shared_block",
     "plasma",

@@ -2,18 +2,50 @@
 
 use crate::Payload;
 use coorp_core::logical::{ElementId, Value};
+use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use std::fmt;
 use std::sync::Arc;
 
 /// The largest value that travels in a message. Kwok, section IV-C1: larger ones go into the object store.
 pub const INLINE_BYTES_MAX: usize = 64 * 1024;
 
+/// Bytes that serde copies at once: it takes a `Vec<u8>` for a list, and each byte for an item.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Whole(pub Vec<u8>);
+
+impl Serialize for Whole {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_bytes(&self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for Whole {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Bytes;
+
+        impl Visitor<'_> for Bytes {
+            type Value = Whole;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("bytes")
+            }
+
+            fn visit_bytes<E: Error>(self, bytes: &[u8]) -> Result<Whole, E> {
+                Ok(Whole(bytes.to_vec()))
+            }
+        }
+
+        deserializer.deserialize_bytes(Bytes)
+    }
+}
+
 /// How a value travels.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Wire {
     Inline {
-        header: Vec<u8>,
-        parts: Vec<Vec<u8>>,
+        header: Whole,
+        parts: Vec<Whole>,
     },
     /// In the channel of this output, as the payload with this number.
     Payload {
@@ -76,7 +108,7 @@ impl Received {
     pub fn header(&self) -> &[u8] {
         match &self.0 {
             Kept::Inline(wire) => match &**wire {
-                Wire::Inline { header, .. } => header,
+                Wire::Inline { header, .. } => &header.0,
                 Wire::Payload { .. } => &[],
             },
             Kept::Payload(payload) => payload.header().get(super::HEADER_RESERVED..).unwrap_or_default(),
@@ -98,7 +130,7 @@ impl Received {
     pub fn part(&self, index: usize) -> Option<&[u8]> {
         match &self.0 {
             Kept::Inline(wire) => match &**wire {
-                Wire::Inline { parts, .. } => parts.get(index).map(Vec::as_slice),
+                Wire::Inline { parts, .. } => parts.get(index).map(|part| part.0.as_slice()),
                 Wire::Payload { .. } => None,
             },
             Kept::Payload(payload) => payload.part(index),

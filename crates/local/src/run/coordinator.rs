@@ -90,7 +90,7 @@ impl Standby {
     /// If the system has no descriptor left.
     pub fn new() -> Result<Self, Error> {
         let bell = Bell::new().map_err(|source| Error::System {
-            what: "create an eventfd",
+            what: "create a pipe",
             source,
         })?;
         let shared = Arc::new(Shared {

@@ -1,6 +1,6 @@
 //! The channels of a federate's outputs, for its driver and for those who loan memory of them.
 
-use super::carried::Wire;
+use super::carried::{Whole, Wire};
 use super::{Encoded, Failure, HEADER_RESERVED};
 use crate::sync::lock;
 use crate::{Domain, Error, Loan, Sender, SenderOptions};
@@ -80,6 +80,7 @@ impl Outlet {
         let mut loan = match encoded {
             Encoded::Inline(header, parts) => {
                 let bytes = header.len() + parts.iter().map(Vec::len).sum::<usize>();
+                let (header, parts) = (Whole(header), parts.into_iter().map(Whole).collect());
                 return Ok((Wire::Inline { header, parts }, bytes));
             }
             Encoded::Loan(loan) => loan,
