@@ -17,6 +17,8 @@ The simulator is native code and releases the GIL while it runs, so seeds can ru
 the same result here as in `coorp sim`, for any step sizes of a session. A node is a robot of a live team; docs/live.md
 describes it.
 
+`coorp.reactor` runs programs of reactors, inside one robot and between them.
+
 Modules that need more than NumPy are imported only on access: `coorp.envs`, `coorp.learn` and `coorp.record`
 (`pip install '.[learn]'` in Coorp's source).
 """
@@ -120,7 +122,7 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401
         from coorp._native import event_dtype
 
         return event_dtype()
-    if name in ("envs", "learn", "record"):
+    if name in ("envs", "learn", "reactor", "record"):
         return importlib.import_module(f"coorp.{name}")
     if name in __all__:
         from coorp import _native

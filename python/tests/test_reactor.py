@@ -355,6 +355,23 @@ def test_what_is_refused_at_once() -> None:
         assert line == do.__code__.co_firstlineno
 
 
+def test_a_reaction_that_hides_another() -> None:
+    def twice() -> None:
+        class Twice(Reactor):
+            tick = Timer(period="1s")
+
+            @reaction(tick)  # first of its name
+            def go(self) -> None: ...  # type: ignore
+
+            @reaction(tick)  # second of its name
+            def go(self) -> None: ...  # type: ignore  # noqa: F811
+
+    ((line, text),) = refused(twice)
+    assert line == line_of("second of its name")
+    assert text.startswith("go is declared already, at ")
+    assert f":{line_of('first of its name')};" in text
+
+
 def test_reactors_of_elsewhere() -> None:
     other = Program()
     foreign, loose = other.add(Camera()), Camera()

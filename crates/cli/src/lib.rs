@@ -36,9 +36,11 @@ use clap::{Parser, Subcommand};
 
 use failure::Failure;
 
-/// Printed if the program is not part of the Python package, which handles `learn` itself.
+/// Printed if the program is not part of the Python package, which handles `learn` and `run` itself.
 const LEARN_IS_ELSEWHERE: &str = "error: 'coorp learn' needs the Python package, which this program is not part of; \
                                   in Coorp's source: pip install '.[learn]'";
+const RUN_IS_ELSEWHERE: &str = "error: 'coorp run' needs the Python package, which this program is not part of; \
+                                in Coorp's source: pip install .";
 
 /// Control on time and bulk at full speed for robot teams on one WiFi channel.
 #[derive(Debug, Parser)]
@@ -91,6 +93,13 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
         _arguments: Vec<OsString>,
     },
+    /// Run a program of reactors (Python package only)
+    #[command(disable_help_flag = true)]
+    Run {
+        /// See 'coorp run --help' in the Python package
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
+        _arguments: Vec<OsString>,
+    },
 }
 
 /// Runs the command given by `arguments`, which exclude the program's name, and returns its exit code. All output has
@@ -127,6 +136,7 @@ pub fn run(arguments: &[OsString]) -> u8 {
         #[cfg(all(feature = "live", target_os = "linux"))]
         Command::FaultRobot(args) => live::faults::take_part(&args),
         Command::Learn { .. } => Err(Failure::Input(LEARN_IS_ELSEWHERE.to_owned())),
+        Command::Run { .. } => Err(Failure::Input(RUN_IS_ELSEWHERE.to_owned())),
     };
     match outcome {
         Ok(()) => 0,

@@ -29,7 +29,7 @@ Events have tags, and reactions run in the order of their tags. At one tag, a re
 reads. docs/reactor.md explains the rest.
 """
 
-from coorp._native import ProgramError
+from coorp._native import ProgramError, RunError
 from coorp.reactor.declare import Input, LogicalAction, Output, PhysicalAction, Timer, reaction, shutdown, startup
 from coorp.reactor.launch import ReactorError, Result
 from coorp.reactor.ports import InputPort, OutputPort, UndeclaredError
@@ -48,6 +48,7 @@ __all__ = [
     "Reactor",
     "ReactorError",
     "Result",
+    "RunError",
     "Timer",
     "UndeclaredError",
     "reaction",

@@ -31,7 +31,7 @@ def main() -> int:
 
 
 def _run(federate: int, given: dict[str, Any], reports: Any) -> int:  # noqa: ANN401
-    from coorp.reactor.federate import Failed, runner
+    from coorp.reactor.federate import Failed, release, runner
 
     def report(**what: object) -> None:
         reports.write(json.dumps(what, default=str) + "\n")
@@ -45,6 +45,7 @@ def _run(federate: int, given: dict[str, Any], reports: Any) -> int:  # noqa: AN
         built.program.running = made
         report(running=True)
         counters = made.run()
+        release(built)
     except BaseException as problem:
         lines = traceback.format_exception(type(problem), problem, problem.__traceback__)
         report(failed={"reaction": failed.reaction, "at_ns": failed.at_ns, "text": "".join(lines)})

@@ -5,6 +5,7 @@ A declaration is an attribute of the class. Each instance has its own port, time
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from inspect import iscoroutinefunction
@@ -171,6 +172,9 @@ class _Options:
     def __call__(self, body: F) -> F:
         if not isinstance(body, FunctionType) or iscoroutinefunction(body):
             raise refused(f"@reaction is for plain methods, and {body!r} is none")
+        earlier = sys._getframe(1).f_locals.get(body.__name__)
+        if isinstance(earlier, Declaration) and not earlier.name:
+            raise refused(f"{body.__name__} is declared already, at {earlier.where}; rename one")
         made = Reaction(body, Where(body.__code__.co_filename, body.__code__.co_firstlineno), self)
         # To a type checker it stays the method: it can be called, and overridden by one.
         return cast(F, made)

@@ -41,6 +41,18 @@ def runner(built: Built, federate: int, settings: Mapping[str, Any], failed: Fai
     return made
 
 
+def release(built: Built) -> None:
+    """Cuts physical actions off from the runner that has ended."""
+    for added in built.program.added.values():
+        for bound in added.reactor._parts.bound.values():
+            if isinstance(bound, BoundPhysicalAction) and bound._schedule is not None:
+                bound._schedule = _ignored
+
+
+def _ignored(_action: int, _value: object) -> None:
+    pass
+
+
 def _bind(made: Runner, built: Built, added: Added, failed: Failed) -> None:
     parts = added.reactor._parts
     live = live_reactions(built, added)

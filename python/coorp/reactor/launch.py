@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from coorp._native import RunError
 from coorp.reactor.build import Built, build
 from coorp.reactor.load import Location, locate, refuse_while_loading
 from coorp.reactor.signals import Signals, Watch
@@ -36,7 +37,7 @@ MESSAGE_BYTES_MAX = 64 << 20
 """The most that a process may report."""
 
 
-class ReactorError(RuntimeError):
+class ReactorError(RunError):
     """A process of the program failed. The text says which reactor, and how."""
 
 
@@ -86,7 +87,7 @@ def launch(program: Program, place: str | os.PathLike[str] | None, options: Mapp
 
 
 def _run_here(built: Built, settings: Mapping[str, Any], signals: Signals) -> Result:
-    from coorp.reactor.federate import Failed, runner
+    from coorp.reactor.federate import Failed, release, runner
 
     program = built.program
     made = runner(built, 0, settings, Failed())
@@ -96,6 +97,7 @@ def _run_here(built: Built, settings: Mapping[str, Any], signals: Signals) -> Re
             counters = made.run()
     finally:
         program.running = None
+        release(built)
     return Result({built.placement.federates[0]: counters}, interrupted=watch.count > 0)
 
 

@@ -14,31 +14,31 @@ from pathlib import Path
 
 from coorp._native import ProgramError, RunError
 from coorp.reactor.duration import nanoseconds
-from coorp.reactor.launch import ReactorError
 from coorp.reactor.load import load_file, only_program
 from coorp.reactor.program import COORDINATIONS, Program
 
 
 def main(arguments: Sequence[str]) -> int:
     """Runs `coorp run` with these arguments and returns the exit code."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
     try:
-        options = _parser().parse_args(arguments)
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else 2
+        options = _parser().parse_args(arguments[:end])
+    except SystemExit as exit:
+        return exit.code if isinstance(exit.code, int) else 2
     file: Path = options.file
     if not file.is_file():
         return _say(f"error: {file}: no such file", 2)
-    sys.argv[:] = [str(file), *options.arguments]
+    sys.argv[:] = [str(file), *arguments[end + 1 :]]
     sys.path.insert(0, os.path.dirname(os.path.abspath(file)))
     try:
         program = only_program(load_file(os.path.abspath(file)))
         return _run(program, options)
     except ProgramError as problem:
         return _say(f"error: {problem}", 2)
-    except (ReactorError, RunError) as problem:
+    except RunError as problem:
         return _say(f"failed: {problem}", 1)
     except OSError as problem:
-        if problem.filename != options.trace:
+        if problem.filename not in (options.trace, options.diagram):
             raise
         return _say(f"error: {problem.filename}: {problem.strerror}", 2)
     except KeyboardInterrupt:
@@ -50,6 +50,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _run(program: Program, options: argparse.Namespace) -> int:
+    if options.diagram is not None:
+        program.diagram(options.diagram, options.place)
+        return 0
     result = program.run(
         coordination=options.coordination,
         place=options.place,
@@ -68,12 +71,14 @@ def _say(text: str, code: int) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="coorp run",
+        usage="coorp run FILE [options] [-- argument ...]",
         description="Run a reactor program: the only Program of a Python file.",
         epilog="Ctrl-C runs the reactions to shutdown; a second one kills. Exit codes: 0 the program ended, 1 it "
         "failed, 2 bad input, 130 ended by Ctrl-C or SIGTERM.",
     )
-    parser.add_argument("file", type=Path, help="Python file with one Program")
-    parser.add_argument("arguments", nargs="*", help="the program's sys.argv, after --")
+    parser.add_argument(
+        "file", type=Path, metavar="FILE", help="Python file with one Program; its sys.argv is what follows --"
+    )
     parser.add_argument("--coordination", choices=COORDINATIONS, default="centralised", help="[centralised]")
     parser.add_argument(
         "--place", metavar="WHERE", help="one (process), processes (one each), or a placement file [what the file says]"
@@ -81,6 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--fast", action="store_true", help="do not wait for the clock")
     parser.add_argument("--timeout", type=_duration, metavar="TIME", help="end at this logical time, such as 10s")
     parser.add_argument("--trace", metavar="FILE", help="write a trace for Perfetto")
+    parser.add_argument("--diagram", metavar="FILE", help="write the dataflow as SVG, and do not run")
     return parser
 
 

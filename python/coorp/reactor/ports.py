@@ -111,8 +111,8 @@ class OutputPort(Bound, Generic[T]):
     def loan(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> np.ndarray:
         """An array to fill and set: it lies where the receivers read, so even a large one is sent without a copy.
 
-        Its contents are undefined. It becomes read-only when it is set. Raises RunError if the receivers hold all of the
-        memory there is for this output.
+        Its contents are undefined. It becomes read-only when it is set. Raises RunError if the receivers hold all
+        memory of this output.
         """
         kind = np.dtype(dtype)
         size = int(np.prod(shape)) * kind.itemsize
@@ -188,7 +188,10 @@ class BoundPhysicalAction(_BoundAction[T]):
         self._schedule: Callable[[int, object], None] | None = None
 
     def schedule(self, value: T | None = None) -> None:
-        """Schedules an event at the present physical time plus the action's least delay. From any thread."""
+        """Schedules an event at the present physical time plus the action's least delay. From any thread.
+
+        After the program's end it does nothing, so that a sensor's thread may end later.
+        """
         if self._schedule is None:
             raise RuntimeError(f"{self._name} can be scheduled only while the program runs, in its reactor's process")
         self._schedule(self._element, value)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from coorp.reactor.declare import duration
@@ -127,6 +128,13 @@ class Program:
         from coorp.reactor.build import build
 
         build(self, place)
+
+    def diagram(self, path: str | os.PathLike[str], place: str | os.PathLike[str] | None = None) -> None:
+        """Writes the dataflow as an SVG file."""
+        from coorp.reactor.build import build
+        from coorp.reactor.diagram import drawn
+
+        Path(path).write_text(drawn(build(self, place)), encoding="utf-8")
 
     def run(
         self,

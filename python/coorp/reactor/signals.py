@@ -7,6 +7,7 @@ at once, though (`signal.set_wakeup_fd`), and another thread or a selector can w
 from __future__ import annotations
 
 import os
+import select
 import signal
 import threading
 from collections.abc import Callable
@@ -74,8 +75,6 @@ class Watch:
         os.close(self._end_read)
 
     def _watch(self) -> None:
-        import select
-
         poll = select.poll()
         for descriptor in (self._signals.read_fd, self._end_read):
             poll.register(descriptor, select.POLLIN)

@@ -1,0 +1,153 @@
+"""What a node of the study knows, and what each transport provides. Runs under every interpreter of the study."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+BROADCAST, GATHER, HOP = "broadcast", "gather", "hop"
+"""One node sends to three, three send to one, one sends to one."""
+SENDERS = {BROADCAST: 1, GATHER: 3, HOP: 1}
+RECEIVERS = {BROADCAST: 3, GATHER: 1, HOP: 1}
+SHORT_BYTES = 64
+"""The length of a hop, and of what has no content."""
+START_S = 60.0
+"""How long the nodes of a transport may take to start and to find one another."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A node's identity."""
+
+    transport: str
+    pattern: str
+    role: str
+    """`sender` or `receiver`."""
+    index: int
+    """Zero-based index within its role."""
+    sizes: tuple[int, ...]
+    """How long messages with content are."""
+    folder: str
+    """A folder that the nodes of this group share, for sockets and files."""
+    name: str
+    """A word that no other group has, for names outside of the folder."""
+
+    @property
+    def senders(self) -> int:
+        """How many nodes send."""
+        return SENDERS[self.pattern]
+
+    @property
+    def receivers(self) -> int:
+        """How many nodes receive."""
+        return RECEIVERS[self.pattern]
+
+    @property
+    def lengths(self) -> list[int]:
+        """All lengths that a message can have."""
+        return sorted({SHORT_BYTES, *self.sizes})
+
+    @property
+    def bytes_max(self) -> int:
+        """The longest message."""
+        return max(self.sizes)
+
+    @property
+    def control(self) -> str:
+        """The socket of the study itself."""
+        return f"{self.folder}/control"
+
+    @property
+    def path(self) -> Path:
+        """The file that holds this place."""
+        return Path(self.folder) / f"{self.role}-{self.index}.json"
+
+    def store(self) -> Path:
+        """Writes the file."""
+        self.path.write_text(json.dumps(dataclasses.asdict(self)))
+        return self.path
+
+    @staticmethod
+    def load(path: str) -> Place:
+        """Reads the file."""
+        fields = json.loads(Path(path).read_text())
+        return Place(**{**fields, "sizes": tuple(fields["sizes"])})
+
+
+class Sender(ABC):
+    """One node's way to send arrays of bytes to all receivers."""
+
+    begun_ns = 0
+    """When the last message left the user's code, if that is later than the call, as from a reaction."""
+
+    @abstractmethod
+    def send(self, array: np.ndarray) -> None:
+        """Sends a private array, which the caller may change afterwards."""
+
+    def load(self, array: np.ndarray) -> None:
+        """Loans a buffer and fills it with the array. Only for transports with loans."""
+        raise NotImplementedError
+
+    def send_loaded(self) -> None:
+        """Sends the loaned buffer."""
+        raise NotImplementedError
+
+    def close(self) -> None:  # noqa: B027
+        """Releases everything."""
+
+
+class Receiver(ABC):
+    """One node's way to receive."""
+
+    @abstractmethod
+    def run(self, take: Callable[[np.ndarray], bool]) -> None:
+        """Calls `take` with each array until that returns False. `take` keeps no reference."""
+
+    def close(self) -> None:  # noqa: B027
+        """Releases everything."""
+
+
+class Transport(ABC):
+    """A way to move arrays between processes."""
+
+    name: str
+    """In tables."""
+    packages: tuple[str, ...] = ()
+    """Pinned requirements of its own."""
+    module: str = ""
+    """What must be importable."""
+    interpreter: str = "peers"
+    """`own`: the one that runs the study; `peers`: the environment of the peers, or the study's if it has the module;
+    any other word: an environment of that name."""
+    loans: bool = False
+    """Whether a user can fill the buffer that is sent."""
+    ours: bool = False
+    """Whether it belongs to Coorp, so that the claims are about it."""
+
+    @abstractmethod
+    def sender(self, place: Place) -> Sender:
+        """Makes a sender, in the node's process."""
+
+    @abstractmethod
+    def receiver(self, place: Place) -> Receiver:
+        """Makes a receiver, in the node's process."""
+
+    def environment(self, place: Place) -> dict[str, str]:
+        """Environment variables for all nodes."""
+        return {}
+
+    def commands(self, places: list[Place], python: str) -> list[list[str]]:
+        """The programs to start, in order."""
+        return [node_command(place, python) for place in places]
+
+
+def node_command(place: Place, python: str | None = None) -> list[str]:
+    """Runs a node in a process of its own."""
+    return [python or sys.executable, "-m", "ipc.node", str(place.path)]
