@@ -26,7 +26,7 @@ class Camera(Reactor):
     command = Input[Command]()
     view = Output[View]()
     frame = Output[Frame]()
-    tick = Timer(period="33ms", offset="33ms")
+    tick = Timer(period="33ms", offset="2s")  # the networks are loaded by then
 
     @reaction(startup)
     def open(self) -> None:

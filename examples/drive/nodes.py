@@ -9,8 +9,9 @@ from typing import TypedDict
 
 import numpy as np
 import torch
-from camera import FOCAL, COLUMNS, Camera, Frame
-from coorp.envs import Navigation
+from camera import COLUMNS, FOCAL, ROWS, Camera, Frame
+from coorp.envs import VECTOR_FIELDS, Navigation
+from coorp.envs.navigation import SIDE
 from coorp.learn.fit import fresh, velocities
 from detector import SECTORS, DetectorNetwork, Obstacles
 from numpy.typing import NDArray
@@ -80,10 +81,14 @@ class Agent:
         one_thread()
         self._network = fresh()
         load_weights(self._network, "agent")
+        # Torch takes long for the first time.
+        self.act({"image": np.zeros((SIDE, SIDE, 3), np.uint8), "vector": np.zeros(len(VECTOR_FIELDS), np.float32)})
 
     def act(self, view: View) -> Command:
         """The velocity that the policy wants."""
-        speed, turn = velocities(self._network.act(view["image"][None], view["vector"][None]))[0].tolist()
+        # Copied, because torch warns of arrays that are read-only.
+        action = self._network.act(view["image"][None].copy(), view["vector"][None].copy())
+        speed, turn = velocities(action)[0].tolist()
         return speed, turn
 
 
@@ -94,6 +99,7 @@ class Detector:
         one_thread()
         self._network = DetectorNetwork()
         load_weights(self._network, "detector")
+        self.find(np.zeros((COLUMNS, ROWS, 3), np.uint8))
 
     def find(self, frame: Frame) -> Obstacles:
         """The obstacles in a frame, by sector."""
@@ -132,7 +138,6 @@ class Digest:
 def one_thread() -> None:
     """Makes inference independent of the number of cores."""
     torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True)
 
 
 def load_weights(network: torch.nn.Module, name: str) -> None:

@@ -34,11 +34,11 @@ STEPS = 128
 BATCHES = 300
 PASSES = 3
 HYPER = Hyper(minibatch_loops=512)
-FRAMES, HELD_OUT = 8_000, 2_000
+FRAMES, HELD_OUT = 4_000, 1_000
 """For training and for validation."""
 BETWEEN_FRAMES = 7
 """Periods, so that frames differ."""
-EPOCHS, BATCH, RATE = 10, 64, 2e-3
+EPOCHS, BATCH, RATE = 6, 64, 2e-3
 TEST_SEEDS = range(9_001, 9_009)
 TEST_STEPS = 3_600
 """Two minutes of each."""
