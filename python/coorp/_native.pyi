@@ -638,7 +638,7 @@ class Payload:
 
 @final
 class Part:
-    """Memory of a loan or a payload. `numpy.asarray` of it is a view keeping the memory; a payload's is read-only."""
+    """Memory of a loan or a payload: `numpy.asarray` makes a view that keeps it. A payload's is read-only."""
 
     @property
     def __array_interface__(self) -> dict[str, Any]: ...

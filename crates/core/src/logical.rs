@@ -9,7 +9,7 @@
 //! - [`graph`]: the same program checked; its levels, and its delays between federates.
 //! - [`scheduler`]: in which order the reactions of one federate run.
 //! - [`rti`] and [`federate`]: centralised coordination, over the messages of [`protocol`].
-//! - [`decentralised`]: coordination without an RTI, by offsets.
+//! - [`decentralised`]: coordination by offsets and promises. The RTI sees to the start and the last tag only.
 //!
 //! Left out: payloads, which the driver moves, and their types, which the front end checks. Ports of nested reactors
 //! are flattened by the front end.
@@ -23,7 +23,7 @@ pub mod rti;
 pub mod scheduler;
 pub mod tag;
 
-pub use decentralised::{Decentralised, DecentralisedAction, DecentralisedConfig};
+pub use decentralised::{Decentralised, DecentralisedAction, DecentralisedConfig, NeedsOffset, PeerMessage};
 pub use federate::{Federate, FederateAction, FederateConfig};
 pub use graph::{ElementId, Graph, ReactionId};
 pub use program::{FederateId, Program};

@@ -10,6 +10,7 @@
 //! - A larger value goes over the channel of its output, into shared memory, before the message that refers to it leaves. So
 //!   it is there when the reference arrives, and it outlives its sender. Each value is written once, whatever the number of
 //!   receivers.
+//! - Under decentralised coordination, federates send the same to each other directly ([`Coordination`]).
 //! - **The RTI** is [`coordinate`], called by a process of its own and by every federate's process on a thread. Whoever
 //!   binds its address coordinates; the kernel lets only one, and the others wait for its end. No time passes but for the
 //!   kernel to notice.
@@ -37,7 +38,7 @@ mod tests;
 
 pub use carried::{Received, INLINE_BYTES_MAX};
 pub use coordinator::{coordinate, CoordinatorSettings, Standby};
-pub use driver::{run, Settings};
+pub use driver::{run, Coordination, Settings};
 pub use failure::Failure;
 pub use handle::Handle;
 pub use journal::{Bytes, Digest, Journal, Record, Writer};
@@ -67,6 +68,17 @@ pub enum Input<'a, T> {
     From(&'a Received),
     /// Present, without a value: a timer, or an action that was scheduled without one.
     Present,
+}
+
+/// A value that came after its tag, and is not used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Violation {
+    /// Its input.
+    pub input: ElementId,
+    /// The tag that was meant.
+    pub meant: Tag,
+    /// The tag that had been reached.
+    pub reached: Tag,
 }
 
 /// A physical action, or an input of a physical connection, that was present at a tag, with its value.
@@ -131,6 +143,11 @@ pub trait Reactions {
     /// In a replay, what came next from the physical world, in order of tags.
     fn next_recorded(&mut self) -> Option<Recorded<Self::Object>> {
         None
+    }
+
+    /// A value came after its tag: the offset is too short. Only under decentralised coordination.
+    fn on_violation(&mut self, violation: Violation) {
+        let _ = violation;
     }
 
     /// Another federate died.

@@ -16,8 +16,9 @@ use coorp_core::logical::scheduler::{Effects, Ready};
 use coorp_core::logical::{ElementId, FederateId, Graph, ReactionId, RtiConfig, Tag};
 use coorp_core::{Duration, Instant};
 use coorp_local::run::{
-    coordinate, now, run, Bytes, CoordinatorSettings, Digest, Encoded, Failure, Handle, Input, Inputs, Journal, Moment,
-    Ran, Reactions, Record, Recorded, Report, Settings, Standby, Writer, HEADER_RESERVED, INLINE_BYTES_MAX,
+    coordinate, now, run, Bytes, Coordination, CoordinatorSettings, Digest, Encoded, Failure, Handle, Input, Inputs,
+    Journal, Moment, Ran, Reactions, Record, Recorded, Report, Settings, Standby, Writer, HEADER_RESERVED,
+    INLINE_BYTES_MAX,
 };
 use coorp_local::Sender;
 use pyo3::exceptions::{PyKeyboardInterrupt, PyOSError, PyRuntimeError, PyTypeError, PyValueError};
@@ -103,6 +104,14 @@ where
     }
 }
 
+fn is_decentralised(settings: &Bound<'_, PyDict>) -> PyResult<bool> {
+    match optional::<String>(settings, "coordination")?.as_deref() {
+        None | Some("centralised") => Ok(false),
+        Some("decentralised") => Ok(true),
+        Some(other) => Err(PyValueError::new_err(format!("there is no coordination `{other}`"))),
+    }
+}
+
 fn failed(failure: &Failure) -> PyErr {
     RunError::new_err(failure.to_string())
 }
@@ -116,7 +125,14 @@ impl Runner {
         if graph.federate(federate).is_none() {
             return Err(PyValueError::new_err("the program has no federate with this number"));
         }
+        let coordination = if is_decentralised(settings)? {
+            let offset = optional(settings, "offset_ns")?.map(Duration::from_nanos);
+            Coordination::Decentralised { offset }
+        } else {
+            Coordination::Centralised
+        };
         let mut run_settings = Settings {
+            coordination,
             domain: optional(settings, "domain")?.unwrap_or_default(),
             fast: optional(settings, "fast")?.unwrap_or(false),
             timeout: optional(settings, "timeout_ns")?.map(Duration::from_nanos),
@@ -238,7 +254,10 @@ impl Runner {
         let standby = Standby::new()?;
         let coordinator_settings = CoordinatorSettings {
             domain: settings.domain.clone(),
-            rti: RtiConfig::default(),
+            rti: RtiConfig {
+                is_decentralised: settings.coordination != Coordination::Centralised,
+                ..RtiConfig::default()
+            },
         };
         std::thread::scope(|scope| {
             let coordinator = scope.spawn(|| coordinate(&self.graph, &coordinator_settings, &standby));
@@ -302,6 +321,13 @@ fn counters<'py>(py: Python<'py>, graph: &Graph, report: &Report) -> PyResult<Bo
         arrivals.set_item(name, counts)?;
     }
     dict.set_item("arrivals", arrivals)?;
+    let name = |id: ElementId| graph.element(id).map_or("", |element| element.name.as_str());
+    let violations: BTreeMap<_, _> = report
+        .violations
+        .iter()
+        .map(|(input, count)| (name(*input), *count))
+        .collect();
+    dict.set_item("violations", violations)?;
     dict.set_item("gone", &report.gone)?;
     Ok(dict)
 }
@@ -832,7 +858,10 @@ pub struct Coordinator {
 impl Coordinator {
     #[new]
     fn new(graph: &ReactorGraph, settings: &Bound<'_, PyDict>) -> PyResult<Self> {
-        let mut rti = RtiConfig::default();
+        let mut rti = RtiConfig {
+            is_decentralised: is_decentralised(settings)?,
+            ..RtiConfig::default()
+        };
         if let Some(longest) = optional(settings, "report_max_ns")? {
             rti.report_max = Duration::from_nanos(longest);
         }

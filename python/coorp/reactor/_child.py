@@ -61,7 +61,7 @@ def _same_program(given: dict[str, Any]) -> Any:  # noqa: ANN401
     from coorp.reactor.place import Placement
 
     program = found(given["location"])
-    if list(program.added) == list(given["of"]):
+    if set(program.added) == set(given["of"]):
         built = build(program, Placement(tuple(given["federates"]), given["of"]))
         if built.text == given["program"]:
             return built

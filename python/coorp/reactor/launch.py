@@ -7,6 +7,7 @@ through the launcher; each process returns its counters as JSON when it ends.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -24,8 +25,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from coorp._native import RunError
 from coorp.reactor.build import Built, build
 from coorp.reactor.load import Location, locate, refuse_while_loading
+from coorp.reactor.settings import gathered
 from coorp.reactor.signals import Signals, Watch
-from coorp.reactor.trace import gathered
+from coorp.reactor.where import refused
 
 if TYPE_CHECKING:
     from coorp._native import Coordinator
@@ -67,6 +69,29 @@ class Result:
         return {name: counts for federate in self.federates.values() for name, counts in federate["arrivals"].items()}
 
     @property
+    def violations(self) -> dict[str, int]:
+        """By input: how many values came after their tag. None has been used. Only under decentralised coordination."""
+        return {name: count for federate in self.federates.values() for name, count in federate["violations"].items()}
+
+    @property
+    def digest(self) -> str | None:
+        """A hash of what all reactions did, if it was asked for: the same over placements, processes and threads."""
+        if any("digest" not in federate for federate in self.federates.values()):
+            return None
+        pairs = [pair for federate in self.federates.values() for pair in federate["digest"].items()]
+        return hashlib.blake2b(repr(sorted(pairs)).encode(), digest_size=8).hexdigest()
+
+    @property
+    def different(self) -> dict[str, tuple[int, str]]:
+        """In a replay, by reaction: how often it did something else than recorded, and at which tag first."""
+        return {name: at for federate in self.federates.values() for name, at in federate.get("different", {}).items()}
+
+    @property
+    def completed_ns(self) -> int:
+        """The logical time of the last tag that is complete everywhere."""
+        return min(federate["completed_ns"] or 0 for federate in self.federates.values())
+
+    @property
     def lag_max_ns(self) -> int:
         """How far behind its tag a reaction began, at most."""
         return max(federate["lag_max_ns"] for federate in self.federates.values())
@@ -79,8 +104,10 @@ def launch(program: Program, place: str | os.PathLike[str] | None, options: Mapp
         raise RuntimeError("the program is running already")
     built = build(program, place)
     federates = len(built.placement.federates)
+    if federates > 1 and options["fast"] and options["coordination"] == "decentralised":
+        raise refused("run: fast needs centralised coordination: without the clock, nothing holds back a fast sender")
     location = locate(program) if federates > 1 else None
-    with gathered(options, federates) as settings, Signals() as signals:
+    with gathered(options, built) as settings, Signals() as signals:
         if location is None:
             return _run_here(built, settings[0], signals)
         return _Launcher(built, settings, location, signals).run()

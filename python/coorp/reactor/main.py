@@ -16,6 +16,7 @@ from coorp._native import ProgramError, RunError
 from coorp.reactor.duration import nanoseconds
 from coorp.reactor.load import load_file, only_program
 from coorp.reactor.program import COORDINATIONS, Program
+from coorp.reactor.report import advice, summary, warnings
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -58,8 +59,22 @@ def _run(program: Program, options: argparse.Namespace) -> int:
         place=options.place,
         fast=options.fast,
         timeout=options.timeout,
+        offset=options.offset,
+        threads=options.threads,
+        pickle=options.pickle,
         trace=options.trace,
+        digest=options.digest,
+        record=options.record,
+        replay=options.replay,
     )
+    if sys.stderr.isatty():
+        print(summary(result), file=sys.stderr)
+    for warning in warnings(result):
+        print(warning, file=sys.stderr)
+    if result.digest is not None:
+        print(f"digest {result.digest}")
+    if options.advise:
+        print(advice(program, result))
     return 130 if result.interrupted else 0
 
 
@@ -85,6 +100,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--fast", action="store_true", help="do not wait for the clock")
     parser.add_argument("--timeout", type=_duration, metavar="TIME", help="end at this logical time, such as 10s")
+    parser.add_argument(
+        "--offset", type=_duration, metavar="TIME", help="decentralised: take an input for absent so long after its tag"
+    )
+    parser.add_argument("--threads", type=int, default=1, metavar="N", help="for independent reactions [1]")
+    parser.add_argument("--pickle", action="store_true", help="let any value pass between processes")
+    parser.add_argument("--advise", action="store_true", help="propose `after` and offsets from what was measured")
+    parser.add_argument("--digest", action="store_true", help="print a hash of all that reactions did")
+    parser.add_argument("--record", metavar="FOLDER", help="record all that reactions do")
+    parser.add_argument("--replay", metavar="FOLDER", help="run a recorded run again, in this process")
     parser.add_argument("--trace", metavar="FILE", help="write a trace for Perfetto")
     parser.add_argument("--diagram", metavar="FILE", help="write the dataflow as SVG, and do not run")
     return parser

@@ -25,6 +25,7 @@ T_contra = TypeVar("T_contra", contravariant=True)
 
 Coordination = Literal["centralised", "decentralised"]
 COORDINATIONS: tuple[Coordination, ...] = ("centralised", "decentralised")
+THREADS_MAX = 256
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,99}")
 
 
@@ -43,6 +44,7 @@ class Added:
     reactor: Reactor
     name: str
     place: str | None
+    offset_ns: int | None
     where: Where
 
 
@@ -76,10 +78,17 @@ class Program:
         self.connections: list[Connection] = []
         self.running: Stoppable | None = None
 
-    def add(self, reactor: R, name: str | None = None, place: str | None = None) -> R:
+    def add(
+        self,
+        reactor: R,
+        name: str | None = None,
+        place: str | None = None,
+        offset: str | timedelta | None = None,
+    ) -> R:
         """Adds a reactor and returns it. `name` is unique in the program; by default it is that of the class.
 
-        Reactors of one `place` share a process, unless `run` is told another placement.
+        Reactors of one `place` share a process, unless `run` is told another placement. `offset` is for decentralised
+        coordination, see `run`; in a process with several reactors the longest counts.
         """
         if not isinstance(reactor, Reactor):
             raise refused(f"add: {reactor!r} is no reactor; add an instance of a subclass of Reactor")
@@ -92,7 +101,8 @@ class Program:
         if name in self.added:
             raise refused(f"add: {name} is the name of the reactor added at {self.added[name].where}; choose another")
         reactor._parts.name = name
-        self.added[name] = Added(reactor, name, place, here())
+        offset_ns = None if offset is None else duration("add: offset", offset)
+        self.added[name] = Added(reactor, name, place, offset_ns, here())
         return reactor
 
     def _free_name(self, cls: str) -> str:
@@ -143,24 +153,50 @@ class Program:
         place: str | os.PathLike[str] | None = None,
         fast: bool = False,
         timeout: str | timedelta | None = None,
+        offset: str | timedelta | None = None,
+        threads: int = 1,
+        pickle: bool = False,
         trace: str | os.PathLike[str] | None = None,
+        digest: bool = False,
+        record: str | os.PathLike[str] | None = None,
+        replay: str | os.PathLike[str] | None = None,
     ) -> Result:
         """Runs the program to its end: a reaction calls `stop`, nothing is left to do, `timeout`, or Ctrl-C.
 
-        `place`: "one" process, "processes" for one each, or a file; by default what `add` was told. `fast` does not
-        wait for the clock. `timeout` is in logical time. `trace` is a file for Perfetto (https://ui.perfetto.dev).
+        - `place`: "one" process, "processes" for one each, or a file; by default what `add` was told.
+        - `fast` does not wait for the clock. `timeout` is in logical time.
+        - `offset`: decentralised coordination takes an input for absent so long after its tag, as Lingua Franca's STP
+          offset; by default it waits until the input is known.
+        - `threads`: in each process, independent reactions run on so many threads. Those of one reactor may then run on
+          different ones, but never two at a time.
+        - `pickle` lets values that `coorp.reactor` cannot encode pass between processes.
+        - `trace` is a file for Perfetto (https://ui.perfetto.dev).
+        - `digest` hashes all that reactions do, so that two runs can be compared; it costs time for each byte.
+        - `record` is a new folder for all that reactions do, and `replay` such a folder: the same program runs again in
+          this process, step by step, with the recorded physical actions and the recorded outputs.
         """
         from coorp.reactor.launch import launch
+        from coorp.reactor.recording import recorded
 
         if coordination not in COORDINATIONS:
             raise refused(f"run: coordination={coordination!r} is unknown; use {' or '.join(map(repr, COORDINATIONS))}")
+        if not isinstance(threads, int) or not 1 <= threads <= THREADS_MAX:
+            raise refused(f"run: threads={threads!r} is not from 1 to {THREADS_MAX}")
+        if replay is not None and place not in (None, "one"):
+            raise refused("run: a replay runs in one process; leave out `place`")
         options: Mapping[str, Any] = {
             "coordination": coordination,
-            "fast": bool(fast),
+            "fast": bool(fast) or replay is not None,
             "timeout_ns": None if timeout is None else duration("run: timeout", timeout),
+            "offset_ns": None if offset is None else duration("run: offset", offset),
+            "threads": threads,
+            "pickle": bool(pickle),
             "trace": None if trace is None else os.path.abspath(trace),
+            "digest": bool(digest),
+            "record": None if record is None else os.path.abspath(record),
+            "replay": None if replay is None else recorded(replay),
         }
-        return launch(self, place, options)
+        return launch(self, place if replay is None else "one", options)
 
     def stop(self) -> None:
         """Ends the running program from outside of its reactions, from any thread. Reactions to `shutdown` run."""

@@ -13,8 +13,12 @@
 //!   then their level waits, up to the offset and the offset within a tag.
 //! - A link that ends before its federate has resigned is a fault: it is reported, and its inputs stay absent.
 //!
-//! In a zero-delay cycle nobody can promise anything, so its members need an offset. Left out: agreeing on the start and
-//! on the last tag, which takes the RTI. Negative offsets: logical time is never ahead of the clock.
+//! - Nobody foresees the last tag, at which everybody has an event. So promises of it are void once it is decided, while
+//!   what a sender did there holds.
+//!
+//! In a zero-delay cycle nobody can promise anything, so its members need an offset. The start and the last tag are agreed
+//! on over the RTI, by [`Federate`](super::Federate). Left out: negative offsets, because logical time is never ahead of
+//! the clock.
 
 use super::graph::{ElementId, Graph, Link, ReactionId};
 use super::program::FederateId;
@@ -86,7 +90,14 @@ pub enum PeerMessage<V> {
         /// The value.
         value: V,
     },
-    /// A promise: no more values with a tag up to this one.
+    /// No more values with a tag up to this one. From a federate that has ended, this is [`Tag::FOREVER`].
+    Absent {
+        /// The input.
+        input: ElementId,
+        /// The tag.
+        tag: Tag,
+    },
+    /// A promise: the same, as far as the sender can foresee. Nobody foresees the last tag.
     Known {
         /// The input.
         input: ElementId,
@@ -140,7 +151,9 @@ pub enum DecentralisedAction<V> {
 struct Known {
     from: FederateId,
     is_direct: bool,
-    /// Nothing more comes up to this tag.
+    /// By what its sender did, or died.
+    told: Tag,
+    /// Nothing more comes up to this tag, by what its sender did or foresaw.
     through: Tag,
 }
 
@@ -181,6 +194,7 @@ impl<V: Value> Decentralised<V> {
                 Known {
                     from,
                     is_direct,
+                    told: Tag::NEVER,
                     through,
                 },
             ))
@@ -203,6 +217,21 @@ impl<V: Value> Decentralised<V> {
         &self.scheduler
     }
 
+    /// Whether all federates that send to this one have ended or died, and all that they sent is here.
+    pub fn has_heard_all(&self) -> bool {
+        self.known.values().all(|known| known.told == Tag::FOREVER)
+    }
+
+    /// Opens neither `tag` nor any later one until a stop is decided.
+    pub fn hold(&mut self, tag: Tag) {
+        self.scheduler.hold(tag);
+    }
+
+    /// Whether nothing can happen here any more: no event is left, nothing can come, and no clock can bring anything.
+    pub fn is_done(&self) -> bool {
+        self.scheduler.is_starved() && self.known.values().all(|known| known.through == Tag::FOREVER)
+    }
+
     /// Tags count from `start`.
     pub fn start(&mut self, start: Instant, now: Instant) {
         self.scheduler.start(start, Tag::START);
@@ -222,12 +251,8 @@ impl<V: Value> Decentralised<V> {
         self.scheduler.stop_at(tag)?;
         self.scheduler.revoke_from(tag);
         // Whoever promised more did not know that everybody has an event at the last tag.
-        for known in self
-            .known
-            .values_mut()
-            .filter(|known| known.is_direct && known.through < Tag::FOREVER)
-        {
-            known.through = tag.before().min(known.through);
+        for known in self.known.values_mut().filter(|known| known.is_direct) {
+            known.through = tag.before().min(known.through).max(known.told);
         }
         for promised in self.promised.values_mut() {
             *promised = tag.before().min(*promised);
@@ -261,17 +286,18 @@ impl<V: Value> Decentralised<V> {
                 }
                 // Over a delay, several microsteps of the sender arrive at one tag.
                 let is_direct = self.known.get(&input).is_some_and(|known| known.is_direct);
-                self.note_known(input, if is_direct { tag } else { tag.before() });
+                self.note_told(input, if is_direct { tag } else { tag.before() });
             }
+            PeerMessage::Absent { input, tag } => self.note_told(input, tag),
             PeerMessage::Known { input, through } => self.note_known(input, through),
         }
     }
 
-    /// The link to a federate ended. After its last promise, this is no news.
+    /// A federate died, or the link to it ended. After it has ended, this is no news.
     pub fn on_gone(&mut self, federate: FederateId) {
         let from_it = self.known.iter().filter(|(_, known)| known.from == federate);
         let unknown: Vec<_> = from_it
-            .filter(|(_, known)| known.through < Tag::FOREVER)
+            .filter(|(_, known)| known.told < Tag::FOREVER)
             .map(|(input, _)| *input)
             .collect();
         if unknown.is_empty() {
@@ -279,7 +305,7 @@ impl<V: Value> Decentralised<V> {
         }
         self.outbox.push_back(DecentralisedAction::Gone(federate));
         for input in unknown {
-            self.note_known(input, Tag::FOREVER);
+            self.note_told(input, Tag::FOREVER);
         }
     }
 
@@ -313,14 +339,20 @@ impl<V: Value> Decentralised<V> {
                 Some(Step::Send { to, input, tag, value }) => {
                     let message = match value {
                         Some(value) => PeerMessage::Value { input, tag, value },
-                        None => PeerMessage::Known { input, through: tag },
+                        None => PeerMessage::Absent { input, tag },
                     };
                     return Some(DecentralisedAction::Send { to, message });
                 }
                 Some(Step::StopRequested(tag)) => return Some(DecentralisedAction::StopRequested(tag)),
                 Some(Step::Completed(_)) => self.promise(now),
                 Some(Step::Ended) => {
-                    self.promise_up_to(Tag::FOREVER, now);
+                    let links: Vec<_> = self.links().collect();
+                    for link in links {
+                        let (to, input, tag) = (link.federate, link.other, Tag::FOREVER);
+                        self.promised.insert(input, tag);
+                        let message = PeerMessage::Absent { input, tag };
+                        self.outbox.push_back(DecentralisedAction::Send { to, message });
+                    }
                     self.outbox.push_back(DecentralisedAction::Ended);
                 }
                 Some(Step::Fault(refused)) => return Some(DecentralisedAction::Fault(refused)),
@@ -356,15 +388,26 @@ impl<V: Value> Decentralised<V> {
             .min()
     }
 
+    fn note_told(&mut self, input: ElementId, through: Tag) {
+        if let Some(known) = self.known.get_mut(&input) {
+            known.told = known.told.max(through);
+            known.through = known.through.max(through);
+            // Of an input that it does not have, there is nothing to know.
+            let _ = self.scheduler.on_absent(input, through);
+        }
+    }
+
     fn note_known(&mut self, input: ElementId, through: Tag) {
         let Some(known) = self.known.get_mut(&input) else {
             return;
         };
-        // A promise beyond the last tag, but not for ever, is older than the decision.
+        // A promise of the last tag or more is older than the decision.
         let stop = self.scheduler.stop();
-        let is_old = known.is_direct && stop < through && through < Tag::FOREVER;
+        let is_old = known.is_direct && stop <= through;
         known.through = known.through.max(if is_old { stop.before() } else { through });
-        self.scheduler.on_promise(input, known.through);
+        // The scheduler revokes all but the infinite.
+        let through = known.through.min(Tag::at(Duration::MAX, u32::MAX));
+        self.scheduler.on_promise(input, through);
     }
 
     /// Lets the scheduler advance as far as is known or assumed.

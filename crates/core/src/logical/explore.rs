@@ -240,6 +240,8 @@ impl State {
         }
         let mut records: Vec<_> = self.sites.iter().flat_map(|site| site.brains.records.clone()).collect();
         records.sort_unstable();
+        // The dead may have been ahead.
+        records.retain(|(tag, ..)| *tag <= stop);
         let dead = self.sites.iter().enumerate().filter(|(_, site)| !site.is_alive);
         let deaths = dead.map(|(at, site)| {
             let ran = site

@@ -1,4 +1,4 @@
-//! One federate's part in centralised coordination (Kwok, section IV-A).
+//! One federate's part in coordination by an RTI (Kwok, section IV-A).
 //!
 //! [`Federate`] is a [`Scheduler`] that asks the RTI before it advances. It decides when the RTI has to hear what:
 //!
@@ -16,9 +16,15 @@
 //! **Back pressure.** It opens no tag while a receiver has too many messages outstanding. It does not acknowledge
 //! messages while its own queue is more than half full and it has work, so fast senders wait for it.
 //!
+//! **Decentralised coordination.** [`Federate::decentralised`] is driven in the same way, and reports, starts, holds and
+//! resigns as above. It tells the RTI neither tags nor values: those go directly to other federates, for their
+//! [`Federate::on_peer_message`]. Of the next event it tells only that there is none any more. It resigns once all that it
+//! listens to have ended or died, so that a message that comes after the last tag is still reported as a violation.
+//!
 //! A federate that dies says nothing: its driver's peers notice. Left out: choosing the next RTI, which
 //! [`failover`](crate::failover) does between robots.
 
+use super::decentralised::{Decentralised, DecentralisedAction, DecentralisedConfig, NeedsOffset, PeerMessage};
 use super::graph::{ElementId, Graph, ReactionId};
 use super::program::FederateId;
 use super::protocol::{Down, Envelope, Message, Report, Up};
@@ -71,6 +77,24 @@ pub enum FederateAction<V> {
         /// The reactions.
         reactions: Vec<Ready>,
     },
+    /// Send directly to another federate, in order and without loss. Only a decentralised federate wants this.
+    SendToPeer {
+        /// The receiver.
+        to: FederateId,
+        /// For its [`Federate::on_peer_message`].
+        message: PeerMessage<V>,
+    },
+    /// A message came after its tag. It takes no effect. Only to a decentralised federate.
+    Violation {
+        /// Its input.
+        input: ElementId,
+        /// The tag that was meant.
+        meant: Tag,
+        /// The tag that had been reached.
+        reached: Tag,
+        /// Its value.
+        value: V,
+    },
     /// The program starts then.
     Started(Instant),
     /// Another federate died. Its outputs stay absent from now on.
@@ -87,13 +111,31 @@ pub enum FederateAction<V> {
     Ended,
 }
 
+/// How a federate decides to advance.
+#[derive(Clone, Debug, Hash)]
+enum Core<V> {
+    /// The RTI grants tags.
+    Granted(Scheduler<V>),
+    /// It relies on offsets and promises.
+    Alone(Decentralised<V>),
+}
+
+impl<V: Value> Core<V> {
+    fn scheduler(&self) -> &Scheduler<V> {
+        match self {
+            Core::Granted(scheduler) => scheduler,
+            Core::Alone(decentralised) => decentralised.scheduler(),
+        }
+    }
+}
+
 /// A scheduler under an RTI's coordination.
 #[derive(Clone, Debug, Hash)]
 pub struct Federate<V> {
     graph: Arc<Graph>,
     id: FederateId,
     config: FederateConfig,
-    scheduler: Scheduler<V>,
+    core: Core<V>,
     epoch: Option<Epoch>,
     /// How many messages the link to the RTI has delivered, and how many of them are acknowledged.
     received: (u64, u64),
@@ -108,6 +150,7 @@ pub struct Federate<V> {
     gone: BTreeSet<FederateId>,
     /// When it completed the last tag.
     ended_at: Option<Instant>,
+    has_resigned: bool,
     is_over: bool,
     outbox: VecDeque<FederateAction<V>>,
 }
@@ -116,11 +159,35 @@ impl<V: Value> Federate<V> {
     /// A federate of a program. It waits for the RTI's [`Down::Hello`].
     pub fn new(graph: Arc<Graph>, id: FederateId, config: FederateConfig) -> Self {
         let scheduler = Scheduler::new(Arc::clone(&graph), id, Waits::InCycles, config.scheduler.clone());
+        Federate::over(graph, id, config, Core::Granted(scheduler))
+    }
+
+    /// A federate that advances by itself, as [`decentralised`](super::decentralised) says. Its RTI has to be
+    /// [decentralised](super::RtiConfig::is_decentralised) too. The settings that both have are taken from `config`.
+    ///
+    /// # Errors
+    /// If it would wait for ever.
+    pub fn decentralised(
+        graph: Arc<Graph>,
+        id: FederateId,
+        config: FederateConfig,
+        offsets: DecentralisedConfig,
+    ) -> Result<Self, NeedsOffset> {
+        let offsets = DecentralisedConfig {
+            scheduler: config.scheduler.clone(),
+            null_interval: config.null_interval,
+            ..offsets
+        };
+        let core = Core::Alone(Decentralised::new(Arc::clone(&graph), id, offsets)?);
+        Ok(Federate::over(graph, id, config, core))
+    }
+
+    fn over(graph: Arc<Graph>, id: FederateId, config: FederateConfig, core: Core<V>) -> Self {
         Federate {
             graph,
             id,
             config,
-            scheduler,
+            core,
             epoch: None,
             received: (0, 0),
             received_from: BTreeMap::new(),
@@ -132,6 +199,7 @@ impl<V: Value> Federate<V> {
             stop_proposal: None,
             gone: BTreeSet::new(),
             ended_at: None,
+            has_resigned: false,
             is_over: false,
             outbox: VecDeque::new(),
         }
@@ -139,7 +207,7 @@ impl<V: Value> Federate<V> {
 
     /// The scheduler: for reading ports, tags and the clock.
     pub fn scheduler(&self) -> &Scheduler<V> {
-        &self.scheduler
+        self.core.scheduler()
     }
 
     /// The RTI that it follows.
@@ -157,22 +225,18 @@ impl<V: Value> Federate<V> {
         }
         match envelope.body {
             Down::Hello => {}
-            Down::Start { at, first, sent } => self.on_start(at, first, sent),
+            Down::Start { at, first, sent } => self.on_start(at, first, sent, now),
             Down::StartFailed { missing } => self.outbox.push_back(FederateAction::StartFailed(missing)),
             Down::Expelled => self.outbox.push_back(FederateAction::Expelled),
-            Down::Grant(tag) => self.scheduler.advance_to(tag),
-            Down::Provisional(tag) => self.scheduler.advance_provisionally(tag),
-            Down::Message(message) => self.on_value(message, now),
-            Down::Settled { federate, through } => self.scheduler.on_settled(federate, through),
             Down::Gone(federate) => {
                 self.gone.insert(federate);
-                self.scheduler.on_settled(federate, Tag::FOREVER);
-                self.outbox.push_back(FederateAction::Gone(federate));
-            }
-            Down::Back { federate, first } => {
-                self.gone.remove(&federate);
-                self.scheduler.on_back(federate, first);
-                self.outbox.push_back(FederateAction::Back(federate));
+                match &mut self.core {
+                    Core::Granted(scheduler) => scheduler.on_settled(federate, Tag::FOREVER),
+                    Core::Alone(decentralised) => decentralised.on_gone(federate),
+                }
+                if self.ended_at.is_none() {
+                    self.outbox.push_back(FederateAction::Gone(federate));
+                }
             }
             Down::StopRequest => {
                 let proposal = self.propose_stop(Tag::START);
@@ -185,6 +249,35 @@ impl<V: Value> Federate<V> {
                     retained.retain(|message| message.number > number);
                 }
             }
+            Down::Message(message) => self.on_value(message, now),
+            Down::Grant(_) | Down::Provisional(_) | Down::Settled { .. } | Down::Back { .. } => {
+                self.on_grant(envelope.body);
+            }
+        }
+    }
+
+    /// What only a federate that is granted tags is told.
+    fn on_grant(&mut self, body: Down<V>) {
+        let Core::Granted(scheduler) = &mut self.core else {
+            return;
+        };
+        match body {
+            Down::Grant(tag) => scheduler.advance_to(tag),
+            Down::Provisional(tag) => scheduler.advance_provisionally(tag),
+            Down::Settled { federate, through } => scheduler.on_settled(federate, through),
+            Down::Back { federate, first } => {
+                self.gone.remove(&federate);
+                scheduler.on_back(federate, first);
+                self.outbox.push_back(FederateAction::Back(federate));
+            }
+            _ => {}
+        }
+    }
+
+    /// Another federate said something directly. Only decentralised federates do.
+    pub fn on_peer_message(&mut self, message: PeerMessage<V>, now: Instant) {
+        if let Core::Alone(decentralised) = &mut self.core {
+            decentralised.on_message(message, now);
         }
     }
 
@@ -202,7 +295,10 @@ impl<V: Value> Federate<V> {
     /// # Errors
     /// If there is no such action, the program does not run, or the queue is full.
     pub fn on_physical(&mut self, action: ElementId, value: Option<V>, now: Instant) -> Result<Tag, Refused> {
-        self.scheduler.on_physical(action, value, now)
+        match &mut self.core {
+            Core::Granted(scheduler) => scheduler.on_physical(action, value, now),
+            Core::Alone(decentralised) => decentralised.on_physical(action, value, now),
+        }
     }
 
     /// A reaction has run, or its late handler.
@@ -210,7 +306,10 @@ impl<V: Value> Federate<V> {
     /// # Errors
     /// As in [`Scheduler::finish`].
     pub fn finish(&mut self, reaction: ReactionId, effects: Effects<V>, now: Instant) -> Result<(), Refused> {
-        self.scheduler.finish(reaction, effects, now)
+        match &mut self.core {
+            Core::Granted(scheduler) => scheduler.finish(reaction, effects, now),
+            Core::Alone(decentralised) => decentralised.finish(reaction, effects, now),
+        }
     }
 
     /// Asks for the end of the program, as soon as possible.
@@ -231,7 +330,10 @@ impl<V: Value> Federate<V> {
 
     /// When to call [`Federate::poll`] again, if nothing happens before.
     pub fn next_deadline(&self) -> Option<Instant> {
-        let due = self.scheduler.next_deadline().filter(|_| !self.is_held_back());
+        let due = match &self.core {
+            Core::Granted(scheduler) => scheduler.next_deadline().filter(|_| !self.is_held_back()),
+            Core::Alone(decentralised) => decentralised.next_deadline().filter(|_| self.ended_at.is_none()),
+        };
         due.into_iter()
             .chain(self.repeats_at())
             .chain(self.lingers_until())
@@ -254,39 +356,95 @@ impl<V: Value> Federate<V> {
     /// Whether a receiver has too many messages outstanding for another tag to open.
     fn is_held_back(&self) -> bool {
         let max = self.config.outstanding_max;
-        self.scheduler.is_between_tags() && self.retained.values().any(|retained| retained.len() >= max)
+        self.scheduler().is_between_tags() && self.retained.values().any(|retained| retained.len() >= max)
     }
 
     /// Moves what the scheduler wants into the outbox, until it waits.
     fn advance(&mut self, now: Instant) {
         while !self.is_held_back() {
-            let Some(step) = self.scheduler.poll(now) else { break };
-            match step {
-                Step::Run { tag, lag, reactions } => {
-                    self.outbox.push_back(FederateAction::Run { tag, lag, reactions });
-                    return;
-                }
-                Step::Send { to, input, tag, value } => self.send_value(to, input, tag, value),
-                Step::StopRequested(tag) => self.request_stop_at(tag),
-                Step::Completed(tag) => {
-                    self.completed = tag;
-                    self.send(Up::Completed(tag));
-                    // A message may have lowered what the RTI takes for the next event, for this tag only.
-                    self.announced = None;
-                    // One tag at a time, so that a fast federate still takes what comes.
-                    if self.scheduler.last() != tag {
-                        return;
-                    }
-                }
-                Step::Ended => {
-                    self.ended_at = Some(now);
-                    self.send(Up::Resign);
-                }
-                Step::Fault(refused) => self.outbox.push_back(FederateAction::Fault(refused)),
+            let goes_on = match &mut self.core {
+                Core::Granted(scheduler) => scheduler.poll(now).map(|step| self.on_step(step, now)),
+                Core::Alone(decentralised) => decentralised.poll(now).map(|action| self.on_action(action, now)),
+            };
+            match goes_on {
+                Some(true) => {}
+                Some(false) => return,
+                None => break,
             }
         }
+        self.resign();
         self.announce(now);
         self.tell_received();
+    }
+
+    /// Returns whether to go on at once.
+    fn on_step(&mut self, step: Step<V>, now: Instant) -> bool {
+        match step {
+            Step::Run { tag, lag, reactions } => {
+                self.outbox.push_back(FederateAction::Run { tag, lag, reactions });
+                return false;
+            }
+            Step::Send { to, input, tag, value } => self.send_value(to, input, tag, value),
+            Step::StopRequested(tag) => self.request_stop_at(tag),
+            Step::Completed(tag) => {
+                self.completed = tag;
+                self.send(Up::Completed(tag));
+                // A message may have lowered what the RTI takes for the next event, for this tag only.
+                self.announced = None;
+                // One tag at a time, so that a fast federate still takes what comes.
+                return self.scheduler().last() == tag;
+            }
+            Step::Ended => self.ended_at = Some(now),
+            Step::Fault(refused) => self.outbox.push_back(FederateAction::Fault(refused)),
+        }
+        true
+    }
+
+    /// Returns whether to go on at once.
+    fn on_action(&mut self, action: DecentralisedAction<V>, now: Instant) -> bool {
+        self.completed = self.scheduler().completed();
+        match action {
+            DecentralisedAction::Run { tag, lag, reactions } => {
+                self.outbox.push_back(FederateAction::Run { tag, lag, reactions });
+                return false;
+            }
+            DecentralisedAction::Send { to, message } => {
+                self.outbox.push_back(FederateAction::SendToPeer { to, message });
+            }
+            DecentralisedAction::Violation {
+                input,
+                meant,
+                reached,
+                value,
+            } => self.outbox.push_back(FederateAction::Violation {
+                input,
+                meant,
+                reached,
+                value,
+            }),
+            DecentralisedAction::StopRequested(tag) => self.request_stop_at(tag),
+            // The RTI said so.
+            DecentralisedAction::Gone(_) => {}
+            DecentralisedAction::Fault(refused) => self.outbox.push_back(FederateAction::Fault(refused)),
+            DecentralisedAction::Ended => {
+                // The program's last tag is not before this one.
+                self.send(Up::Completed(self.completed));
+                self.ended_at = Some(now);
+            }
+        }
+        true
+    }
+
+    fn resign(&mut self) {
+        // What is still on its way from other federates may be a violation.
+        let has_heard = match &self.core {
+            Core::Granted(_) => true,
+            Core::Alone(decentralised) => decentralised.has_heard_all(),
+        };
+        if self.ended_at.is_some() && !self.has_resigned && has_heard {
+            self.has_resigned = true;
+            self.send(Up::Resign);
+        }
     }
 
     fn on_hello(&mut self, epoch: Epoch, now: Instant) {
@@ -300,10 +458,10 @@ impl<V: Value> Federate<V> {
         self.received = (0, 0);
         let (next, is_bound) = self.next_event(now);
         self.note_announced((next, is_bound), now);
-        let (granted, provisional) = self.scheduler.grants();
+        let (granted, provisional) = self.scheduler().grants();
         let report = Report {
             now,
-            start: self.scheduler.started_at(),
+            start: self.scheduler().started_at(),
             completed: self.completed,
             granted,
             provisional,
@@ -317,31 +475,33 @@ impl<V: Value> Federate<V> {
             gone: self.gone.iter().copied().collect(),
             retained: self.retained.values().flatten().cloned().collect(),
             stop_proposal: self.stop_proposal,
-            stop: Some(self.scheduler.stop()).filter(|stop| *stop != Tag::FOREVER),
-            has_ended: self.ended_at.is_some(),
+            stop: Some(self.scheduler().stop()).filter(|stop| *stop != Tag::FOREVER),
+            has_ended: self.has_resigned,
         };
         self.send(Up::Report(Box::new(report)));
     }
 
-    fn on_start(&mut self, at: Instant, first: Tag, sent: Vec<(FederateId, u64)>) {
-        if self.scheduler.started_at().is_some() {
+    fn on_start(&mut self, at: Instant, first: Tag, sent: Vec<(FederateId, u64)>, now: Instant) {
+        if self.scheduler().started_at().is_some() {
             return;
         }
-        if self.scheduler.limit() < first {
+        if self.scheduler().limit() < first {
             self.outbox.push_back(FederateAction::Expelled);
             return;
         }
-        self.scheduler.start(at, first);
-        self.completed = self.scheduler.completed();
+        let has_upstream = self.has_upstream();
+        match &mut self.core {
+            Core::Granted(scheduler) => {
+                scheduler.start(at, first);
+                if !has_upstream {
+                    scheduler.advance_to(Tag::FOREVER);
+                }
+            }
+            Core::Alone(decentralised) => decentralised.start(at, now),
+        }
+        self.completed = self.scheduler().completed();
         self.sent_to = sent.into_iter().collect();
         self.announced = None;
-        let upstream = self
-            .graph
-            .federate(self.id)
-            .map(|federate| federate.upstream.as_slice());
-        if upstream.is_none_or(<[_]>::is_empty) {
-            self.scheduler.advance_to(Tag::FOREVER);
-        }
         self.outbox.push_back(FederateAction::Started(at));
     }
 
@@ -351,26 +511,37 @@ impl<V: Value> Federate<V> {
     }
 
     fn on_stop(&mut self, tag: Tag) {
-        if self.scheduler.stop() == tag {
+        if self.scheduler().stop() == tag {
             return;
         }
-        if let Err(refused) = self.scheduler.stop_at(tag) {
+        let has_upstream = self.has_upstream();
+        let accepted = match &mut self.core {
+            Core::Granted(scheduler) => {
+                let accepted = scheduler.stop_at(tag);
+                if has_upstream {
+                    scheduler.revoke_from(tag);
+                }
+                accepted
+            }
+            Core::Alone(decentralised) => decentralised.stop_at(tag),
+        };
+        if let Err(refused) = accepted {
             self.outbox.push_back(FederateAction::Fault(refused));
-        }
-        if self.has_upstream() {
-            self.scheduler.revoke_from(tag);
         }
     }
 
     fn on_value(&mut self, message: Message<V>, now: Instant) {
+        let Core::Granted(scheduler) = &mut self.core else {
+            return;
+        };
         self.received.0 += 1;
         let last = self.received_from.entry(message.from).or_insert(0);
         let is_new = message.number > *last;
         *last = message.number.max(*last);
         if is_new {
             let accepted = match message.value {
-                Some(value) => self.scheduler.on_message(message.input, message.tag, value, now),
-                None => self.scheduler.on_absent(message.input, message.tag),
+                Some(value) => scheduler.on_message(message.input, message.tag, value, now),
+                None => scheduler.on_absent(message.input, message.tag),
             };
             match accepted {
                 Ok(()) | Err(Refused::Stopped) => {}
@@ -387,10 +558,10 @@ impl<V: Value> Federate<V> {
     }
 
     fn request_stop_at(&mut self, tag: Tag) {
-        let decided = self.scheduler.stop() != Tag::FOREVER;
+        let decided = self.scheduler().stop() != Tag::FOREVER;
         // At its time limit it ends without being asked.
-        let is_earlier = self.scheduler.reached().next() < self.scheduler.limit();
-        if self.scheduler.started_at().is_some() && self.stop_proposal.is_none() && !decided && is_earlier {
+        let is_earlier = self.scheduler().reached().next() < self.scheduler().limit();
+        if self.scheduler().started_at().is_some() && self.stop_proposal.is_none() && !decided && is_earlier {
             let proposal = self.propose_stop(tag);
             self.send(Up::StopRequest(proposal));
         }
@@ -400,8 +571,11 @@ impl<V: Value> Federate<V> {
     fn propose_stop(&mut self, tag: Tag) -> Tag {
         let proposal = *self
             .stop_proposal
-            .get_or_insert(tag.max(self.scheduler.reached().next()).min(self.scheduler.limit()));
-        self.scheduler.hold(proposal);
+            .get_or_insert(tag.max(self.scheduler().reached().next()).min(self.scheduler().limit()));
+        match &mut self.core {
+            Core::Granted(scheduler) => scheduler.hold(proposal),
+            Core::Alone(decentralised) => decentralised.hold(proposal),
+        }
         proposal
     }
 
@@ -422,18 +596,29 @@ impl<V: Value> Federate<V> {
 
     /// The tag before which no event comes by itself, and whether only the clock says so.
     fn next_event(&self, now: Instant) -> (Tag, bool) {
-        let next = self.scheduler.next_tag();
+        if let Core::Alone(decentralised) = &self.core {
+            // Of this, the RTI needs only the end.
+            return if decentralised.is_done() {
+                (Tag::FOREVER, false)
+            } else {
+                (Tag::START, true)
+            };
+        }
+        let next = self.scheduler().next_tag();
         let Some(delay) = self.promised_delay() else {
             return (next, false);
         };
-        let elapsed = self.scheduler.elapsed(now).unwrap_or(Duration::ZERO);
+        let elapsed = self.scheduler().elapsed(now).unwrap_or(Duration::ZERO);
         let bound = Tag::at(elapsed, 0) + Delay::of_connection(delay);
-        let bound = bound.max(self.scheduler.reached().next());
+        let bound = bound.max(self.scheduler().reached().next());
         (next.min(bound), bound < next)
     }
 
     /// The least delay of a physical action, if anyone depends on this federate's promises.
     fn promised_delay(&self) -> Option<Duration> {
+        if matches!(self.core, Core::Alone(_)) {
+            return None;
+        }
         let federate = self.graph.federate(self.id)?;
         federate.physical_delay.filter(|_| !federate.downstream.is_empty())
     }
@@ -441,19 +626,22 @@ impl<V: Value> Federate<V> {
     fn note_announced(&mut self, next: (Tag, bool), now: Instant) {
         self.announced = Some(next);
         self.announced_at = now;
-        if self.promised_delay().is_some() && self.scheduler.started_at().is_some() {
-            self.scheduler.promise(next.0);
+        let promises = self.promised_delay().is_some() && self.scheduler().started_at().is_some();
+        if let Core::Granted(scheduler) = &mut self.core {
+            if promises {
+                scheduler.promise(next.0);
+            }
         }
     }
 
     /// When to announce again although nothing happened: at the interval, or when the clock has passed the next event.
     fn repeats_at(&self) -> Option<Instant> {
-        let (start, delay) = (self.scheduler.started_at()?, self.promised_delay()?);
-        if self.ended_at.is_some() || !self.announced?.1 || !self.scheduler.is_between_tags() {
+        let (start, delay) = (self.scheduler().started_at()?, self.promised_delay()?);
+        if self.ended_at.is_some() || !self.announced?.1 || !self.scheduler().is_between_tags() {
             return None;
         }
         let interval = self.announced_at + self.config.null_interval;
-        let next = self.scheduler.next_tag().time();
+        let next = self.scheduler().next_tag().time();
         let passed = next.map(|time| start + time.saturating_sub(delay) + Duration::from_nanos(1));
         Some(
             passed
@@ -464,11 +652,14 @@ impl<V: Value> Federate<V> {
 
     /// Tells the RTI the next event, if that is news.
     fn announce(&mut self, now: Instant) {
-        let waits = self.scheduler.started_at().is_some() && self.scheduler.is_between_tags();
+        let waits = self.scheduler().started_at().is_some() && self.scheduler().is_between_tags();
         if !waits || self.ended_at.is_some() || self.epoch.is_none() {
             return;
         }
         let next = self.next_event(now);
+        if matches!(self.core, Core::Alone(_)) && next.1 {
+            return;
+        }
         let repeats = self.announced.is_some_and(|(_, was_bound)| was_bound && next.1);
         let too_soon = repeats && now < self.announced_at + self.config.null_interval;
         if too_soon {
@@ -486,9 +677,9 @@ impl<V: Value> Federate<V> {
 
     /// How many messages are acknowledged: all, unless there is enough to do first.
     fn acknowledged(&self) -> u64 {
-        let full = self.scheduler.events() > self.config.scheduler.events_max / 2;
+        let full = self.scheduler().events() > self.config.scheduler.events_max / 2;
         let (received, before) = self.received;
-        if full && self.scheduler.has_work() {
+        if full && self.scheduler().has_work() {
             before
         } else {
             received

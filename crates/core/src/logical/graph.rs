@@ -151,8 +151,8 @@ pub struct FederateInfo {
     /// The federates whose events can cause a message to this one, each with the least delay, in order. Contains the
     /// federate itself if its own messages can come back.
     pub upstream: Vec<(FederateId, Delay)>,
-    /// The federates that have this one upstream, in order.
-    pub downstream: Vec<FederateId>,
+    /// The same in the other direction: the federates that have this one upstream, with the delays to them, in order.
+    pub downstream: Vec<(FederateId, Delay)>,
     /// The zero-delay cycle that it is part of. Federates with the same number are in the same one.
     pub cycle: Option<u16>,
     /// The inputs that reactions of other federates may set, over logical connections.

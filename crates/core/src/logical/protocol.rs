@@ -68,7 +68,7 @@ pub struct Report<V> {
     pub stop_proposal: Option<Tag>,
     /// The last tag, if it was told.
     pub stop: Option<Tag>,
-    /// Whether it has completed the last tag.
+    /// Whether it has resigned.
     pub has_ended: bool,
 }
 

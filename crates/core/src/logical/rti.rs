@@ -24,6 +24,9 @@
 //!   them. Nothing granted before is taken back: grants only grow, and follow from the same facts. Federates that do not
 //!   report in time count as dead.
 //!
+//! **Decentralised coordination** ([`decentralised`](super::decentralised)) needs of this the start, death, the stop and
+//! takeovers. Federates then tell no next event but the end of all events, and nothing is granted.
+//!
 //! A message's value passes through untouched, and may be a reference. The number of messages in transit is bounded by
 //! what their senders may have outstanding.
 //!
@@ -31,6 +34,7 @@
 //! the driver knows. Whether this RTI is the only one: the epochs of [`failover`](crate::failover) see to that.
 
 mod gather;
+mod horizon;
 mod node;
 mod stop;
 
@@ -40,6 +44,7 @@ use super::protocol::{Down, Envelope, Message, Up};
 use super::Tag;
 use crate::failover::Epoch;
 use crate::{Duration, Instant};
+use horizon::Horizon;
 use node::{Node, Status};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -57,6 +62,8 @@ pub struct RtiConfig {
     pub start_delay: Duration,
     /// How long to wait for replies to a stop request.
     pub stop_reply_max: Duration,
+    /// Whether the federates advance by themselves. Then nothing is granted, and nobody can return.
+    pub is_decentralised: bool,
 }
 
 impl Default for RtiConfig {
@@ -65,6 +72,7 @@ impl Default for RtiConfig {
             report_max: Duration::from_secs(30),
             start_delay: Duration::from_millis(100),
             stop_reply_max: Duration::from_secs(30),
+            is_decentralised: false,
         }
     }
 }
@@ -110,6 +118,10 @@ pub struct Rti<V> {
     epoch: Epoch,
     phase: Phase,
     nodes: Vec<Node<V>>,
+    /// Follows from the nodes, while the program runs.
+    horizon: Horizon,
+    /// Those that are not present, and have not resigned.
+    absent: BTreeSet<FederateId>,
     stop: Stop,
     outbox: VecDeque<RtiAction<V>>,
 }
@@ -120,6 +132,8 @@ impl<V: Clone> Rti<V> {
         let nodes = graph.federates().iter().map(|_| Node::new()).collect();
         let until = now + config.report_max;
         Rti {
+            horizon: Horizon::new(Arc::clone(&graph)),
+            absent: BTreeSet::new(),
             graph,
             config,
             epoch,
@@ -151,7 +165,14 @@ impl<V: Clone> Rti<V> {
                 self.node_mut(federate).die();
                 self.gather(now);
             }
-            Phase::Running { .. } => self.bury(federate, now),
+            Phase::Running { .. } => {
+                let has_resigned = self.node(federate).status == Status::Resigned;
+                if has_resigned && self.config.is_decentralised {
+                    // What it sent last may not arrive.
+                    self.send_to_present(Some(federate), &Down::Gone(federate));
+                }
+                self.bury(federate, now);
+            }
             Phase::Over => {}
         }
     }
@@ -310,15 +331,17 @@ impl<V: Clone> Rti<V> {
     /// The earliest tag at which a message can still come to `to`, over all that is upstream, or only from outside of
     /// its zero-delay cycle.
     fn earliest_message(&self, to: FederateId, from_outside: bool) -> Tag {
-        let Some(federate) = self.graph.federate(to) else {
-            return Tag::NEVER;
-        };
-        let cycle = |id: FederateId| self.graph.federate(id).and_then(|federate| federate.cycle);
-        let own = federate.cycle;
-        let upstream = federate.upstream.iter();
-        let counts = upstream.filter(|(from, _)| !from_outside || own.is_none() || cycle(*from) != own);
-        let arrivals = counts.map(|(from, delay)| self.node(*from).next() + *delay);
-        arrivals.min().unwrap_or(Tag::FOREVER)
+        self.horizon.earliest(to, from_outside)
+    }
+
+    /// Takes the events of all federates into account, before anything is granted.
+    fn count_all(&mut self) {
+        self.horizon.set_all(self.nodes.iter().map(Node::event));
+        self.absent = self
+            .graph
+            .federate_ids()
+            .filter(|id| self.node(*id).status == Status::Absent)
+            .collect();
     }
 
     /// Grants what follows from a change of `changed`.
@@ -326,32 +349,45 @@ impl<V: Clone> Rti<V> {
         if !matches!(self.phase, Phase::Running { .. }) {
             return;
         }
-        let graph = Arc::clone(&self.graph);
-        let Some(federate) = graph.federate(changed) else {
-            return;
+        let mut touched = self.horizon.set(changed, self.node(changed).event());
+        touched.push(changed);
+        let is_absent = self.node(changed).status == Status::Absent;
+        let was_absent = if is_absent {
+            !self.absent.insert(changed)
+        } else {
+            self.absent.remove(&changed)
         };
-        let mut touched: BTreeSet<_> = federate.downstream.iter().copied().chain([changed]).collect();
-        let cycles: BTreeSet<_> = touched.iter().filter_map(|id| graph.federate(*id)?.cycle).collect();
-        if !cycles.is_empty() {
-            let in_one = |id: &FederateId| {
-                graph
-                    .federate(*id)
-                    .and_then(|f| f.cycle)
-                    .is_some_and(|c| cycles.contains(&c))
-            };
-            touched.extend(graph.federate_ids().filter(in_one));
+        if is_absent != was_absent {
+            let info = self.graph.federate(changed);
+            let downstream = info.map_or(&[][..], |info| &info.downstream).iter();
+            touched.extend(downstream.map(|(to, _)| *to));
         }
-        for federate in touched {
-            if self.node(federate).status == Status::Present {
-                self.grant(federate);
-            }
-        }
+        touched.sort_unstable();
+        touched.dedup();
+        self.grant_each(&touched);
     }
 
     fn settle_all(&mut self) {
-        for federate in self.graph.federate_ids() {
-            if self.node(federate).status == Status::Present {
-                self.grant(federate);
+        self.count_all();
+        let all: Vec<_> = self.graph.federate_ids().collect();
+        self.grant_each(&all);
+    }
+
+    fn grant_each(&mut self, touched: &[FederateId]) {
+        #[cfg(test)]
+        self.horizon.check(self.nodes.iter().map(Node::event));
+        if self.config.is_decentralised {
+            return;
+        }
+        for federate in touched {
+            if self.node(*federate).status == Status::Present {
+                self.grant(*federate);
+            }
+        }
+        for sender in touched {
+            for at in 0..self.horizon.receivers(*sender).len() {
+                let to = self.horizon.receivers(*sender)[at];
+                self.tell_settled(to, *sender);
             }
         }
     }
@@ -365,11 +401,7 @@ impl<V: Clone> Rti<V> {
         }
         let (next, earliest) = (self.node(federate).next(), self.earliest_message(federate, false));
         let mut tag = earliest.before();
-        if info
-            .upstream
-            .iter()
-            .any(|(from, _)| self.node(*from).status == Status::Absent)
-        {
+        if self.absent.iter().any(|from| graph.delay(*from, federate).is_some()) {
             tag = tag.min(next);
         }
         if next < earliest {
@@ -377,7 +409,7 @@ impl<V: Clone> Rti<V> {
                 self.node_mut(federate).granted = tag;
                 self.send(federate, Down::Grant(tag));
             }
-        } else if let Some(tag) = info.cycle.and_then(|cycle| self.next_in_cycle(cycle)) {
+        } else if let Some(tag) = info.cycle.and_then(|cycle| self.horizon.next_in_cycle(cycle)) {
             let node = self.node(federate);
             // One at a time: until that is complete, it may wait there.
             let is_waiting = node.provisional > node.granted.max(node.completed);
@@ -385,47 +417,31 @@ impl<V: Clone> Rti<V> {
             if is_new && earliest == tag && self.earliest_message(federate, true) > tag {
                 self.node_mut(federate).provisional = tag;
                 self.send(federate, Down::Provisional(tag));
+                for at in 0..self.horizon.senders(federate).len() {
+                    let sender = self.horizon.senders(federate)[at];
+                    self.tell_settled(federate, sender);
+                }
             }
         }
-        self.tell_settled(federate);
     }
 
-    /// The tag of the next event of a zero-delay cycle, if that is certain to be one.
-    fn next_in_cycle(&self, cycle: u16) -> Option<Tag> {
-        let members = self
-            .graph
-            .federates()
-            .iter()
-            .zip(&self.nodes)
-            .filter(|(info, _)| info.cycle == Some(cycle));
-        let (tag, is_bound) = members.map(|(_, node)| node.event()).min()?;
-        tag.time().filter(|_| !is_bound)?;
-        Some(tag)
-    }
-
-    /// Tells a member that waits within a tag from which others nothing more comes.
-    fn tell_settled(&mut self, federate: FederateId) {
-        let graph = Arc::clone(&self.graph);
+    /// Tells a member of a zero-delay cycle that waits within a tag whether nothing more comes from `sender`.
+    fn tell_settled(&mut self, federate: FederateId, sender: FederateId) {
         let node = self.node(federate);
         let waits_at = node.provisional;
-        if waits_at <= node.completed.max(node.granted) {
+        let told = node.settled.get(&sender).copied().unwrap_or(Tag::NEVER);
+        let is_waiting = node.status == Status::Present && waits_at > node.completed.max(node.granted);
+        if !is_waiting || told >= waits_at {
             return;
         }
-        let inputs = graph.federate(federate).map_or(&[][..], |info| &info.cycle_inputs);
-        let link = |input: &_| graph.element(*input).and_then(|element| element.from);
-        let senders: BTreeSet<_> = inputs.iter().filter_map(link).map(|link| link.federate).collect();
-        for sender in senders {
-            let node = self.node(sender);
-            // What it was granted, it cannot receive any more, whatever others may do at earlier tags meanwhile.
-            let granted = node.granted >= waits_at || node.provisional > waits_at;
-            let nothing_comes = || granted || self.earliest_message(sender, false) > waits_at;
-            let is_done = node.completed >= waits_at || (node.next() > waits_at && nothing_comes());
-            let told = self.node(federate).settled.get(&sender).copied().unwrap_or(Tag::NEVER);
-            if is_done && told < waits_at {
-                self.node_mut(federate).settled.insert(sender, waits_at);
-                let (federate, through, to) = (sender, waits_at, federate);
-                self.send(to, Down::Settled { federate, through });
-            }
+        let node = self.node(sender);
+        // What it was granted, it cannot receive any more, whatever others may do at earlier tags meanwhile.
+        let granted = node.granted >= waits_at || node.provisional > waits_at;
+        let nothing_comes = || granted || self.earliest_message(sender, false) > waits_at;
+        if node.completed >= waits_at || (node.next() > waits_at && nothing_comes()) {
+            self.node_mut(federate).settled.insert(sender, waits_at);
+            let (federate, through, to) = (sender, waits_at, federate);
+            self.send(to, Down::Settled { federate, through });
         }
     }
 
@@ -473,7 +489,7 @@ impl<V: Clone> Rti<V> {
     pub(super) fn describe(&self) -> Vec<String> {
         let describe = |id: FederateId| {
             let (node, info) = (self.node(id), &self.graph.federates()[usize::from(id.0)]);
-            let (event, earliest) = (node.event(), self.earliest_message(id, false));
+            let (event, earliest) = (node.event(), self.horizon.earliest(id, false));
             let (upstream, cycle) = (&info.upstream, info.cycle);
             let grants = (node.completed, node.granted, node.provisional);
             format!(

@@ -1,8 +1,10 @@
-//! A program on federates under RTIs, in virtual time: random delays, clocks with errors, and deaths from a seed.
+//! A program on federates under RTIs, in virtual time: random delays, clocks with errors, and deaths from a seed. The
+//! federates are granted tags, or advance by themselves.
 //!
 //! Each link delivers in order, as the protocol demands; between links, anything may overtake. What the reactions saw
 //! is recorded, to be compared with the reference.
 
+use super::decentralised::PeerMessage;
 use super::failover_epoch as epoch;
 use super::graph::ElementKind;
 use super::protocol::{Down, Envelope, Up};
@@ -25,6 +27,7 @@ enum Event {
     Physical(usize, ElementId, u64),
     ToFederate(usize, usize, Envelope<Down<u64>>),
     ToRti(usize, usize, Envelope<Up<u64>>),
+    ToPeer(usize, usize, PeerMessage<u64>),
     RequestStop(usize),
     Kill(usize),
     KillRti(usize),
@@ -49,6 +52,8 @@ pub struct Scenario {
     pub stop_at_ns: u64,
     pub somebody_asks: bool,
     pub timeout: Option<Duration>,
+    /// Of decentralised federates: that of members of zero-delay cycles, and that of the others.
+    pub offsets: Option<(Duration, Option<Duration>)>,
 }
 
 struct Site {
@@ -88,10 +93,27 @@ pub struct World {
     arrived: BTreeMap<(Tag, ElementId), usize>,
     /// (receiver, sender, number)
     seen: BTreeSet<(usize, FederateId, u64)>,
+    /// When the last message from one federate to another arrives.
+    peers: BTreeMap<(usize, usize), u64>,
+    violations: u64,
     /// Somebody died before the start.
     start_failed: bool,
     /// How many messages were sent, by kind.
     pub counts: BTreeMap<&'static str, u64>,
+}
+
+fn federate(graph: &Arc<Graph>, id: FederateId, config: FederateConfig, scenario: Scenario) -> Federate<u64> {
+    let Some((in_cycles, otherwise)) = scenario.offsets else {
+        return Federate::new(Arc::clone(graph), id, config);
+    };
+    let in_cycle = graph.federate(id).is_some_and(|info| info.cycle.is_some());
+    let offset = if in_cycle { Some(in_cycles) } else { otherwise };
+    let offsets = DecentralisedConfig {
+        offset,
+        offset_within_tag: offset.unwrap_or(Duration::ZERO) * 3,
+        ..DecentralisedConfig::default()
+    };
+    Federate::decentralised(Arc::clone(graph), id, config, offsets).unwrap()
 }
 
 /// What a run came to.
@@ -101,6 +123,7 @@ pub struct Outcome {
     pub deaths: BTreeMap<FederateId, Death>,
     pub stop: Tag,
     pub takeovers: usize,
+    pub violations: u64,
     pub counts: BTreeMap<&'static str, u64>,
 }
 
@@ -117,7 +140,7 @@ impl World {
                 ..FederateConfig::default()
             };
             Site {
-                federate: Federate::new(Arc::clone(&graph), id, config),
+                federate: federate(&graph, id, config, scenario),
                 brains: Brains::new(),
                 offset_ns: random.below(scenario.clock_error_ns + 1),
                 is_alive: true,
@@ -139,6 +162,8 @@ impl World {
             outside: BTreeSet::new(),
             arrived: BTreeMap::new(),
             seen: BTreeSet::new(),
+            peers: BTreeMap::new(),
+            violations: 0,
             start_failed: false,
             counts: BTreeMap::new(),
         };
@@ -203,6 +228,11 @@ impl World {
             }
             self.now = at;
             if self.start_failed || self.sites.iter().all(|site| site.has_ended || !site.is_alive) {
+                let ended = self.sites.iter().filter(|site| site.is_alive);
+                let stops: BTreeSet<_> = ended.map(|site| site.federate.scheduler().last()).collect();
+                if stops.len() > 1 && !self.start_failed {
+                    return Err(format!("two last tags: {stops:?}"));
+                }
                 return Ok(self.outcome());
             }
             if at > limit {
@@ -261,6 +291,16 @@ impl World {
                 }
                 let now = self.clock(site);
                 self.sites[site].federate.on_message(envelope, now);
+                self.drive(site)
+            }
+            Event::ToPeer(_, site, message) => {
+                if let PeerMessage::Value { input, tag, .. } = &message {
+                    if self.sites[site].is_alive && !self.sites[site].has_ended {
+                        *self.arrived.entry((*tag, *input)).or_insert(0) += 1;
+                    }
+                }
+                let now = self.clock(site);
+                self.sites[site].federate.on_peer_message(message, now);
                 self.drive(site)
             }
             Event::RequestStop(site) => {
@@ -346,6 +386,14 @@ impl World {
                         self.at(at, Event::Finish(site, ready.reaction, effects));
                     }
                 }
+                FederateAction::SendToPeer { to, message } => {
+                    let (delay, to) = (self.delay(self.scenario.delay_max_ns), usize::from(to.0));
+                    let last = self.peers.entry((site, to)).or_insert(0);
+                    *last = (self.now + delay).max(*last);
+                    let at = *last;
+                    self.at(at, Event::ToPeer(site, to, message));
+                }
+                FederateAction::Violation { .. } => self.violations += 1,
                 FederateAction::Ended => self.sites[site].has_ended = true,
                 FederateAction::Started(_) | FederateAction::Gone(_) | FederateAction::Back(_) => {}
                 FederateAction::StartFailed(_) => {}
@@ -418,12 +466,28 @@ impl World {
             let noticed = cut.max(self.now) + self.random.below(2 * MS);
             self.at(noticed, Event::Gone(center, site));
         }
+        for to in 0..self.sites.len() {
+            let cut = self.now + self.random.below(self.scenario.delay_max_ns + 1);
+            self.lose(
+                cut,
+                |event| matches!(event, Event::ToPeer(from, other, _) if (*from, *other) == (site, to)),
+            );
+        }
     }
 
     /// Breaks a link: what would arrive from then on never does.
     fn cut(&mut self, center: usize, site: usize, up: bool, cut: u64) {
         let link = self.links.entry((center, site, up)).or_insert(Link { last: 0, cut });
         link.cut = cut.min(link.cut);
+        self.lose(cut, |event| match event {
+            Event::ToRti(c, s, _) => up && (*c, *s) == (center, site),
+            Event::ToFederate(c, s, _) => !up && (*c, *s) == (center, site),
+            _ => false,
+        });
+    }
+
+    /// Removes such events from `cut` on.
+    fn lose(&mut self, cut: u64, is_hit: impl Fn(&Event) -> bool) {
         let lost: Vec<_> = self
             .events
             .iter()
@@ -431,12 +495,7 @@ impl World {
             .map(|Reverse((_, id))| *id)
             .collect();
         for id in lost {
-            let hit = match self.queue.get(&id) {
-                Some(Event::ToRti(c, s, _)) => up && (*c, *s) == (center, site),
-                Some(Event::ToFederate(c, s, _)) => !up && (*c, *s) == (center, site),
-                _ => false,
-            };
-            if hit {
+            if self.queue.get(&id).is_some_and(&is_hit) {
                 self.queue.remove(&id);
             }
         }
@@ -458,6 +517,7 @@ impl World {
             report_max: Duration::from_millis(300),
             start_delay: Duration::from_millis(5),
             stop_reply_max: Duration::from_millis(500),
+            is_decentralised: self.scenario.offsets.is_some(),
         };
         let now = self.rti_clock();
         self.centers.push(Center {
@@ -506,6 +566,7 @@ impl World {
             deaths: deaths.collect(),
             stop,
             takeovers: self.centers.len() - 1,
+            violations: self.violations,
             counts: self.counts.clone(),
         }
     }

@@ -12,7 +12,7 @@ use crate::name::Name;
 use crate::{socket, Domain, DomainOptions, Error, Receiver};
 use coorp_core::failover::Epoch;
 use coorp_core::logical::protocol::{Down, Envelope, Up};
-use coorp_core::logical::{FederateId, Graph, Rti, RtiAction, RtiConfig};
+use coorp_core::logical::{FederateId, Graph, PeerMessage, Rti, RtiAction, RtiConfig};
 use coorp_core::RobotId;
 use rustix::io::Errno;
 use rustix::net::SocketAddrUnix;
@@ -51,6 +51,8 @@ pub(super) struct ToRti<V> {
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum ToFederate<V> {
     Rti(Envelope<Down<V>>),
+    /// From another federate, without the RTI.
+    Peer(PeerMessage<V>),
     /// Somebody outside of the program wants it to end.
     Stop,
 }

@@ -6,29 +6,48 @@ use super::frames::{decode, inbox, Outbound, RETRY};
 use super::outlets::{output_channel, Outlets};
 use super::trace::{Event, Trace};
 use super::{
-    now, Failure, Handle, Input, Inputs, Moment, Reactions, Received, Recorded, Report, Spent, HEADER_RESERVED,
+    now, Failure, Handle, Input, Inputs, Moment, Reactions, Received, Recorded, Report, Spent, Violation,
+    HEADER_RESERVED,
 };
 use crate::bell::wait_any;
 use crate::{Domain, DomainOptions, Error, Payload, Receiver, ReceiverOptions, SenderOptions, WhenFull};
-use coorp_core::logical::protocol::{Down, Envelope};
+use coorp_core::logical::protocol::{Down, Envelope, Message};
 use coorp_core::logical::scheduler::{Effects, Ready, Refused, Waits};
 use coorp_core::logical::{
-    ElementId, Federate, FederateAction, FederateConfig, FederateId, Graph, Scheduler, SchedulerConfig, Step, Tag,
+    DecentralisedConfig, ElementId, Federate, FederateAction, FederateConfig, FederateId, Graph, PeerMessage,
+    Scheduler, SchedulerConfig, Step, Tag,
 };
 use coorp_core::{Duration, Instant};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time;
 
 /// The longest it sleeps before it looks whether the program was interrupted.
 const SLICE: time::Duration = time::Duration::from_millis(50);
+/// The longest it waits until its links are there.
+const CONNECTING_MAX: time::Duration = time::Duration::from_secs(5);
 /// After a short wait, it spins so long before it sleeps.
 const SPIN: time::Duration = time::Duration::from_micros(100);
+
+/// Who decides when a federate advances. The same for all federates of a program, and for their coordinators.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Coordination {
+    /// The RTI grants tags (Kwok, section IV-A).
+    #[default]
+    Centralised,
+    /// Each by itself (section IV-B). The RTI decides the start and the end only.
+    Decentralised {
+        /// How long after a tag an input that is unknown counts as absent; `None` to wait until it is known.
+        offset: Option<Duration>,
+    },
+}
 
 /// How a federate runs.
 #[derive(Clone, Debug)]
 pub struct Settings {
+    /// Who decides when it advances.
+    pub coordination: Coordination,
     /// The name of the program's domain: the same for all its federates, and for no other program.
     pub domain: String,
     /// Do not wait for the clock.
@@ -48,6 +67,7 @@ pub struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         Settings {
+            coordination: Coordination::Centralised,
             domain: String::new(),
             fast: false,
             timeout: None,
@@ -98,11 +118,41 @@ type Value<R> = Carried<<R as Reactions>::Object>;
 /// Who decides when to advance.
 enum Mode<V> {
     Alone(Box<Scheduler<V>>),
-    Centralised {
-        federate: Box<Federate<V>>,
-        rti: Outbound,
-        inbox: Receiver,
-    },
+    Coordinated(Box<Coordinated<V>>),
+}
+
+/// A federate with its links.
+struct Coordinated<V> {
+    federate: Federate<V>,
+    rti: Outbound,
+    inbox: Receiver,
+    /// To the federates that read its outputs, if it sends to them directly.
+    peers: BTreeMap<FederateId, Outbound>,
+    /// Until when links may still be on their way after the start.
+    connects_until: Option<time::Instant>,
+}
+
+impl<V> Coordinated<V> {
+    /// Sends what waits. Returns whether nothing waits any more.
+    fn flush(&mut self) -> Result<bool, Error> {
+        let mut is_flushed = true;
+        for link in self.peers.values_mut().chain([&mut self.rti]) {
+            is_flushed &= link.flush()? || !link.is_connected();
+        }
+        Ok(is_flushed)
+    }
+
+    /// Whether everything that it sends will arrive, or cannot.
+    fn is_connected(&mut self, outlets: &Outlets) -> bool {
+        let Some(until) = self.connects_until else {
+            return true;
+        };
+        let mut links = self.peers.values_mut().chain([&mut self.rti]);
+        if links.all(|link| link.is_connected()) && outlets.are_connected() || until <= time::Instant::now() {
+            self.connects_until = None;
+        }
+        self.connects_until.is_none()
+    }
 }
 
 /// What the driver has to do next.
@@ -161,15 +211,15 @@ impl<V: coorp_core::logical::Value> Mode<V> {
     fn scheduler(&self) -> &Scheduler<V> {
         match self {
             Mode::Alone(scheduler) => scheduler,
-            Mode::Centralised { federate, .. } => federate.scheduler(),
+            Mode::Coordinated(this) => this.federate.scheduler(),
         }
     }
 
     fn poll(&mut self, now: Instant) -> Option<Next<V>> {
         let scheduler = match self {
             Mode::Alone(scheduler) => scheduler,
-            Mode::Centralised { federate, .. } => {
-                return Some(match federate.poll(now)? {
+            Mode::Coordinated(this) => {
+                return Some(match this.federate.poll(now)? {
                     FederateAction::Run { tag, lag, reactions } => Next::Run(tag, lag, reactions),
                     FederateAction::Fault(refused) => Next::Fault(refused),
                     FederateAction::Ended => Next::Ended,
@@ -200,7 +250,7 @@ impl<V: coorp_core::logical::Value> Mode<V> {
     fn request_stop(&mut self) {
         match self {
             Mode::Alone(scheduler) => Self::stop(scheduler, Tag::START),
-            Mode::Centralised { federate, .. } => federate.request_stop(),
+            Mode::Coordinated(this) => this.federate.request_stop(),
         }
     }
 
@@ -212,21 +262,21 @@ impl<V: coorp_core::logical::Value> Mode<V> {
     ) -> Result<(), Refused> {
         match self {
             Mode::Alone(scheduler) => scheduler.finish(reaction, effects, now),
-            Mode::Centralised { federate, .. } => federate.finish(reaction, effects, now),
+            Mode::Coordinated(this) => this.federate.finish(reaction, effects, now),
         }
     }
 
     fn on_physical(&mut self, action: ElementId, value: Option<V>, now: Instant) -> Result<Tag, Refused> {
         match self {
             Mode::Alone(scheduler) => scheduler.on_physical(action, value, now),
-            Mode::Centralised { federate, .. } => federate.on_physical(action, value, now),
+            Mode::Coordinated(this) => this.federate.on_physical(action, value, now),
         }
     }
 
     fn next_deadline(&self) -> Option<Instant> {
         match self {
             Mode::Alone(scheduler) => scheduler.next_deadline(),
-            Mode::Centralised { federate, .. } => federate.next_deadline(),
+            Mode::Coordinated(this) => this.federate.next_deadline(),
         }
     }
 }
@@ -261,12 +311,26 @@ impl<'a, R: Reactions> Driver<'a, R> {
                 scheduler,
                 ..FederateConfig::default()
             };
+            let (federate, peers) = match settings.coordination {
+                Coordination::Centralised => (Federate::new(Arc::clone(graph), id, config), BTreeMap::new()),
+                Coordination::Decentralised { offset } => {
+                    let offsets = DecentralisedConfig {
+                        offset,
+                        ..DecentralisedConfig::default()
+                    };
+                    let federate = Federate::decentralised(Arc::clone(graph), id, config, offsets);
+                    let federate = federate.map_err(|needs| Failure::NeedsOffset(needs.to_string()))?;
+                    (federate, open_peers(graph, id, &domain)?)
+                }
+            };
             // The inbox is last: once it is there, the RTI says hello, and the answer means that all channels are.
-            Mode::Centralised {
-                federate: Box::new(Federate::new(Arc::clone(graph), id, config)),
+            Mode::Coordinated(Box::new(Coordinated {
+                federate,
                 rti: Outbound::open(&domain, RTI_CHANNEL)?,
                 inbox: inbox(&domain, &federate_channel(id))?,
-            }
+                peers,
+                connects_until: None,
+            }))
         };
         let outlets = Arc::new(outlets);
         handle.set_outlets(Some(Arc::clone(&outlets)));
@@ -306,7 +370,7 @@ impl<'a, R: Reactions> Driver<'a, R> {
         loop {
             self.take_requests();
             self.feed();
-            while let Some(next) = self.mode.poll(now()) {
+            while let Some(next) = self.next() {
                 match next {
                     Next::Run(tag, lag, ready) => self.react(Moment { tag, lag }, &ready)?,
                     Next::Federate(action) => self.act(action)?,
@@ -350,6 +414,16 @@ impl<'a, R: Reactions> Driver<'a, R> {
                 }
             }
         }
+    }
+
+    fn next(&mut self) -> Option<Next<Value<R>>> {
+        if let Mode::Coordinated(this) = &mut self.mode {
+            if !this.is_connected(&self.outlets) {
+                // What it sent now could be lost. All federates are there, so it is a matter of milliseconds.
+                return None;
+            }
+        }
+        self.mode.poll(now())
     }
 
     /// What other threads asked for.
@@ -468,13 +542,34 @@ impl<'a, R: Reactions> Driver<'a, R> {
     fn act(&mut self, action: FederateAction<Value<R>>) -> Result<(), Failure> {
         match action {
             FederateAction::Send(envelope) => {
-                if let Mode::Centralised { rti, .. } = &mut self.mode {
+                if let Mode::Coordinated(this) = &mut self.mode {
                     let from = self.id;
-                    rti.send(&ToRti { from, envelope })?;
+                    this.rti.send(&ToRti { from, envelope })?;
                     self.is_flushed = false;
                 }
             }
-            FederateAction::Started(at) => self.reactions.on_started(at),
+            FederateAction::SendToPeer { to, message } => {
+                let Mode::Coordinated(this) = &mut self.mode else {
+                    return Ok(());
+                };
+                if let Some(peer) = this.peers.get_mut(&to) {
+                    peer.send(&ToFederate::Peer(message))?;
+                    self.is_flushed = false;
+                }
+            }
+            FederateAction::Violation {
+                input, meant, reached, ..
+            } => {
+                *self.report.violations.entry(input).or_default() += 1;
+                self.trace(now(), Event::Violated { input, meant });
+                self.reactions.on_violation(Violation { input, meant, reached });
+            }
+            FederateAction::Started(at) => {
+                if let Mode::Coordinated(this) = &mut self.mode {
+                    this.connects_until = Some(time::Instant::now() + CONNECTING_MAX);
+                }
+                self.reactions.on_started(at);
+            }
             FederateAction::Gone(federate) => {
                 for name in names(self.graph, &[federate]) {
                     self.reactions.on_gone(&name);
@@ -495,24 +590,29 @@ impl<'a, R: Reactions> Driver<'a, R> {
 
     /// Takes one message, if there is one.
     fn read(&mut self) -> Result<bool, Failure> {
-        let Mode::Centralised { inbox, rti, .. } = &mut self.mode else {
+        let Mode::Coordinated(this) = &mut self.mode else {
             return Ok(false);
         };
         if !self.is_flushed {
-            self.is_flushed = rti.flush()? || !rti.is_connected();
+            self.is_flushed = this.flush()?;
         }
-        let Some(payload) = inbox.try_recv()? else {
+        let Some(payload) = this.inbox.try_recv()? else {
             return Ok(false);
         };
+        let now = now();
         match decode::<ToFederate<Value<R>>>(&payload) {
-            Some(ToFederate::Rti(envelope)) => {
-                let now = now();
-                let envelope = self.resolve(envelope, now)?;
-                if let Down::Grant(tag) | Down::Provisional(tag) = envelope.body {
-                    self.trace(now, Event::Granted(tag));
+            Some(ToFederate::Rti(mut envelope)) => {
+                self.complete(&mut envelope, now)?;
+                if let Mode::Coordinated(this) = &mut self.mode {
+                    this.federate.on_message(envelope, now);
                 }
-                if let Mode::Centralised { federate, .. } = &mut self.mode {
-                    federate.on_message(envelope, now);
+            }
+            Some(ToFederate::Peer(mut message)) => {
+                if let PeerMessage::Value { input, tag, value } = &mut message {
+                    self.arrive(*input, *tag, value, now)?;
+                }
+                if let Mode::Coordinated(this) = &mut self.mode {
+                    this.federate.on_peer_message(message, now);
                 }
             }
             Some(ToFederate::Stop) => self.mode.request_stop(),
@@ -522,51 +622,50 @@ impl<'a, R: Reactions> Driver<'a, R> {
         Ok(true)
     }
 
-    /// Finds the payload to which a message refers, and notes how long the message took.
-    fn resolve(
-        &mut self,
-        mut envelope: Envelope<Down<Value<R>>>,
-        now: Instant,
-    ) -> Result<Envelope<Down<Value<R>>>, Failure> {
-        // A payload is taken once: not by what is dropped, from an earlier RTI or for the second time.
-        let takes = match &self.mode {
-            Mode::Alone(_) => false,
-            Mode::Centralised { federate, .. } => federate.takes(&envelope),
-        };
-        let Down::Message(message) = &mut envelope.body else {
-            return Ok(envelope);
-        };
-        if !takes {
-            return Ok(envelope);
+    /// Completes the value of a message from the RTI, if this federate takes it: a payload is taken once, not by what is
+    /// dropped, from an earlier RTI or for the second time.
+    fn complete(&mut self, envelope: &mut Envelope<Down<Value<R>>>, now: Instant) -> Result<(), Failure> {
+        let takes = matches!(&self.mode, Mode::Coordinated(this) if this.federate.takes(envelope));
+        match &mut envelope.body {
+            Down::Message(Message {
+                input,
+                tag,
+                value: Some(value),
+                ..
+            }) if takes => self.arrive(*input, *tag, value, now),
+            Down::Grant(tag) | Down::Provisional(tag) => {
+                self.trace(now, Event::Granted(*tag));
+                Ok(())
+            }
+            _ => Ok(()),
         }
-        let (input, tag) = (message.input, message.tag);
+    }
+
+    /// Finds the payload to which a value refers, and notes how long it took.
+    fn arrive(&mut self, input: ElementId, tag: Tag, value: &mut Value<R>, now: Instant) -> Result<(), Failure> {
         self.note_arrival(input, tag, now);
-        let Some(Carried::Away(wire)) = &message.value else {
-            return Ok(envelope);
+        let Carried::Away(wire) = value else {
+            return Ok(());
         };
-        let wire = Arc::clone(wire);
-        let kept = match &*wire {
-            Wire::Inline { .. } => Some(Kept::Inline(Arc::clone(&wire))),
+        let kept = match &**wire {
+            Wire::Inline { .. } => Some(Kept::Inline(Arc::clone(wire))),
             Wire::Payload { output, number } => match self.inlets.get_mut(output) {
                 Some(inlet) => inlet.payload(*number)?.map(Kept::Payload),
                 None => None,
             },
         };
-        match kept {
-            Some(kept) => {
-                let received = Received(kept);
-                let bytes = (0..received.parts())
-                    .filter_map(|index| received.part(index))
-                    .map(<[u8]>::len);
-                let bytes = bytes.sum::<usize>() + received.header().len();
-                message.value = Some(Carried::From(received));
-                self.trace(now, Event::Arrived { input, tag, bytes });
-            }
-            None => self.fail(Failure::Fault(
-                "a payload that its message refers to is lost".to_owned(),
-            )),
+        let Some(received) = kept.map(Received) else {
+            let what = "a payload that its message refers to is lost".to_owned();
+            self.fail(Failure::Fault(what));
+            return Ok(());
+        };
+        if self.report.trace.is_some() {
+            let parts = (0..received.parts()).filter_map(|index| received.part(index));
+            let bytes = received.header().len() + parts.map(<[u8]>::len).sum::<usize>();
+            self.trace(now, Event::Arrived { input, tag, bytes });
         }
-        Ok(envelope)
+        *value = Carried::From(received);
+        Ok(())
     }
 
     fn note_arrival(&mut self, input: ElementId, tag: Tag, now: Instant) {
@@ -586,7 +685,12 @@ impl<'a, R: Reactions> Driver<'a, R> {
     /// Sleeps until something comes or is due.
     fn wait(&mut self) -> Result<(), Failure> {
         let began = time::Instant::now();
-        let longest = if self.is_flushed { SLICE } else { RETRY };
+        let is_connecting = matches!(&self.mode, Mode::Coordinated(this) if this.connects_until.is_some());
+        let longest = if self.is_flushed && !is_connecting {
+            SLICE
+        } else {
+            RETRY
+        };
         let due = self.mode.next_deadline().map(|at| at.since(now()).as_nanos());
         let longest = due.map_or(longest, |due| longest.min(time::Duration::from_nanos(due)));
         let until = began + longest;
@@ -600,7 +704,7 @@ impl<'a, R: Reactions> Driver<'a, R> {
         }
         let inbox = match &mut self.mode {
             Mode::Alone(_) => None,
-            Mode::Centralised { inbox, .. } => Some(inbox),
+            Mode::Coordinated(this) => Some(&mut this.inbox),
         };
         let is_ready = inbox.map(|inbox| (inbox.arm(), inbox));
         if is_ready.as_ref().is_none_or(|(is_ready, _)| !is_ready) && !self.handle.is_rung() {
@@ -618,7 +722,7 @@ impl<'a, R: Reactions> Driver<'a, R> {
     fn is_ready(&mut self) -> bool {
         let has_message = match &mut self.mode {
             Mode::Alone(_) => false,
-            Mode::Centralised { inbox, .. } => inbox.has_payload(),
+            Mode::Coordinated(this) => this.inbox.has_payload(),
         };
         has_message || self.handle.is_rung()
     }
@@ -632,8 +736,8 @@ impl<'a, R: Reactions> Driver<'a, R> {
     /// What was decided last has to reach the RTI.
     fn flush_at_end(&mut self) {
         let until = time::Instant::now() + SLICE;
-        if let Mode::Centralised { rti, .. } = &mut self.mode {
-            while time::Instant::now() < until && matches!(rti.flush(), Ok(false)) {
+        if let Mode::Coordinated(this) = &mut self.mode {
+            while time::Instant::now() < until && matches!(this.flush(), Ok(false)) {
                 std::thread::sleep(RETRY);
             }
         }
@@ -684,6 +788,17 @@ impl Inlet {
             self.latest = Some((latest, Arc::new(payload), self.links));
         }
     }
+}
+
+/// The links to the federates that read this one's outputs.
+fn open_peers(graph: &Graph, id: FederateId, domain: &Domain) -> Result<BTreeMap<FederateId, Outbound>, Error> {
+    let elements = graph.elements().iter().filter(|element| element.federate == id);
+    let readers = elements.flat_map(|element| &element.to).map(|link| link.federate);
+    let readers: BTreeSet<_> = readers.filter(|reader| *reader != id).collect();
+    let links = readers
+        .into_iter()
+        .map(|reader| Ok((reader, Outbound::open(domain, &federate_channel(reader))?)));
+    links.collect()
 }
 
 fn open_inlets(graph: &Graph, id: FederateId, domain: &Domain) -> Result<BTreeMap<ElementId, Inlet>, Error> {

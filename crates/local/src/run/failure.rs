@@ -13,6 +13,8 @@ pub enum Failure {
     Missing(Vec<String>),
     /// The others take this federate for dead.
     Expelled,
+    /// A federate of a zero-delay cycle has no offset, under decentralised coordination.
+    NeedsOffset(String),
     /// Federates died while the program ran.
     Died(Vec<String>),
     /// A reaction failed. Shutdown reactions have run.
@@ -36,7 +38,7 @@ impl fmt::Display for Failure {
             ),
             Failure::Expelled => f.write_str("the others take this federate for dead; start the program anew"),
             Failure::Died(names) => write!(f, "{} died while the program ran", names.join(", ")),
-            Failure::Reaction(what) => f.write_str(what),
+            Failure::Reaction(what) | Failure::NeedsOffset(what) => f.write_str(what),
             Failure::Fault(what) => write!(f, "the result is not that of the program: {what}"),
             Failure::Settings(what) => f.write_str(what),
             Failure::Interrupted => f.write_str("interrupted before the program came to its end"),

@@ -5,13 +5,15 @@ use super::{Encoded, Failure, HEADER_RESERVED};
 use crate::sync::lock;
 use crate::{Domain, Error, Loan, Sender, SenderOptions};
 use coorp_core::logical::{ElementId, FederateId, Graph};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
 
 /// The channel of an output that other federates read.
 #[derive(Debug)]
 struct Outlet {
     sender: Sender,
+    /// How many federates read it.
+    readers: usize,
     sent: u64,
 }
 
@@ -26,13 +28,29 @@ impl Outlets {
         let elements = (0..).map(ElementId).zip(graph.elements());
         let left = elements
             .filter(|(_, element)| element.federate == id && element.to.iter().any(|link| link.federate != id))
-            .map(|(output, _)| {
-                let sender = domain.sender(&output_channel(output), options)?;
-                Ok((output, Mutex::new(Outlet { sender, sent: 0 })))
+            .map(|(output, element)| {
+                let readers: BTreeSet<_> = element
+                    .to
+                    .iter()
+                    .map(|link| link.federate)
+                    .filter(|to| *to != id)
+                    .collect();
+                let outlet = Outlet {
+                    sender: domain.sender(&output_channel(output), options)?,
+                    readers: readers.len(),
+                    sent: 0,
+                };
+                Ok((output, Mutex::new(outlet)))
             });
         Ok(Outlets {
             outlets: left.collect::<Result<_, Error>>()?,
         })
+    }
+
+    /// Whether all federates that read an output are connected to it.
+    pub fn are_connected(&self) -> bool {
+        let mut outlets = self.outlets.values().map(lock);
+        outlets.all(|outlet| outlet.sender.readers() >= outlet.readers)
     }
 
     /// Nothing if no other federate reads the output.

@@ -17,6 +17,8 @@ pub struct Report {
     pub lag_max: Duration,
     /// Per input from another federate. Empty with `fast`.
     pub arrivals: BTreeMap<ElementId, Arrivals>,
+    /// Per input, how many values came after their tag, and were not used. Only under decentralised coordination.
+    pub violations: BTreeMap<ElementId, u64>,
     /// The federates that died.
     pub gone: Vec<String>,
     /// Everything that happened, if it was asked for.

@@ -50,6 +50,7 @@ struct Diamond {
     log: Log,
     fails_at: u64,
     gone: Vec<String>,
+    violations: u64,
 }
 
 fn number(bytes: &[u8]) -> u64 {
@@ -65,6 +66,7 @@ impl Diamond {
             log: Vec::new(),
             fails_at: u64::MAX,
             gone: Vec::new(),
+            violations: 0,
         }
     }
 
@@ -138,6 +140,11 @@ impl Reactions for Diamond {
         Ok(Encoded::Loan(loan))
     }
 
+    fn on_violation(&mut self, violation: Violation) {
+        assert!(violation.meant <= violation.reached);
+        self.violations += 1;
+    }
+
     fn on_gone(&mut self, federate: &str) {
         self.gone.push(federate.into());
     }
@@ -158,12 +165,13 @@ fn settings(domain: &str, timeout: Duration, fast: bool) -> Settings {
     }
 }
 
-fn coordinator(domain: &str) -> CoordinatorSettings {
+fn coordinator(domain: &str, coordination: Coordination) -> CoordinatorSettings {
     CoordinatorSettings {
         domain: domain.into(),
         rti: RtiConfig {
             start_delay: Duration::from_millis(20),
             report_max: Duration::from_secs(20),
+            is_decentralised: coordination != Coordination::Centralised,
             ..RtiConfig::default()
         },
     }
@@ -177,7 +185,10 @@ fn run_all(
 ) -> Vec<(Result<Report, Failure>, Diamond)> {
     let graph = Arc::new(Graph::new(program).unwrap());
     let hosts: Vec<_> = graph.federate_ids().map(|id| (id, host(&graph))).collect();
-    let (standby, coordinator) = (Standby::new().unwrap(), coordinator(&settings.domain));
+    let (standby, coordinator) = (
+        Standby::new().unwrap(),
+        coordinator(&settings.domain, settings.coordination),
+    );
     std::thread::scope(|scope| {
         let rti = (hosts.len() > 1).then(|| scope.spawn(|| coordinate(&graph, &coordinator, &standby)));
         let threads: Vec<_> = hosts
@@ -200,8 +211,11 @@ fn run_all(
     })
 }
 
-fn log_of(place: [u16; 4], bytes: usize, fast: bool) -> Log {
-    let settings = settings(&domain(), Duration::from_millis(50), fast);
+fn log_of(place: [u16; 4], bytes: usize, fast: bool, coordination: Coordination) -> Log {
+    let settings = Settings {
+        coordination,
+        ..settings(&domain(), Duration::from_millis(50), fast)
+    };
     let outcomes = run_all(&diamond(place), &settings, |graph| Diamond::new(graph, bytes));
     let mut logs = Vec::new();
     for (outcome, host) in outcomes {
@@ -213,20 +227,50 @@ fn log_of(place: [u16; 4], bytes: usize, fast: bool) -> Log {
 
 #[test]
 fn the_result_depends_on_neither_placement_nor_speed_nor_size() {
-    let alone = log_of([0; 4], 8, true);
+    let alone = log_of([0; 4], 8, true, Coordination::Centralised);
     // 51 counts at whole milliseconds from the left, 49 at half ones from the right.
     assert_eq!(alone.len(), 100);
     assert_eq!(alone[0], (Tag::START, Some(2), None));
     assert_eq!(alone[2], (Tag::at(Duration::from_micros(1500), 0), None, Some(2)));
     for place in [[0; 4], [0, 1, 1, 0], [0, 1, 2, 3]] {
         for (bytes, fast) in [(8, true), (8, false), (100_000, true), (100_000, false)] {
-            assert_eq!(
-                log_of(place, bytes, fast),
-                alone,
-                "{place:?}, {bytes} bytes, fast {fast}"
-            );
+            for coordination in [Coordination::Centralised, Coordination::Decentralised { offset: None }] {
+                if coordination != Coordination::Centralised && place == [0, 1, 1, 0] {
+                    // The two federates form a zero-delay cycle.
+                    continue;
+                }
+                let log = log_of(place, bytes, fast, coordination);
+                assert_eq!(log, alone, "{place:?}, {bytes} bytes, fast {fast}, {coordination:?}");
+            }
         }
     }
+}
+
+/// With an offset that is shorter than what a message takes, each late one is reported, and none is used.
+#[test]
+fn violations_are_reported_and_not_used() {
+    let program = diamond([0, 1, 2, 3]);
+    let settings = Settings {
+        coordination: Coordination::Decentralised {
+            offset: Some(Duration::ZERO),
+        },
+        ..settings(&domain(), Duration::from_millis(100), false)
+    };
+    let outcomes = run_all(&program, &settings, |graph| Diamond::new(graph, 8));
+    let (mut seen, mut violated, mut reported) = (0, 0, 0);
+    for (outcome, host) in outcomes {
+        let sides = host
+            .log
+            .iter()
+            .map(|(_, left, right)| u64::from(left.is_some()) + u64::from(right.is_some()));
+        seen += sides.sum::<u64>();
+        violated += outcome.unwrap().violations.values().sum::<u64>();
+        reported += host.violations;
+    }
+    assert_eq!(violated, reported);
+    assert!(violated > 0, "nobody is that fast");
+    // What one side does not use is missing at the sink: 101 values from the left, 99 from the right.
+    assert_eq!(seen + violated, 200);
 }
 
 #[test]
@@ -295,7 +339,7 @@ fn coordinators_come_and_go() {
     let settings = settings(&domain, Duration::from_millis(400), false);
     let graph = Arc::new(Graph::new(&program).unwrap());
     let is_over = std::sync::atomic::AtomicBool::new(false);
-    let coordinator = coordinator(&domain);
+    let coordinator = coordinator(&domain, Coordination::Centralised);
     let outcomes = std::thread::scope(|scope| {
         let (coordinator, is_over) = (&coordinator, &is_over);
         let graph = &graph;
@@ -355,7 +399,7 @@ fn a_federate_that_the_program_does_not_have() {
 #[test]
 fn a_missing_federate_is_named() {
     let (graph, domain) = (Arc::new(Graph::new(&diamond([0, 1, 1, 1])).unwrap()), domain());
-    let mut settings_of_rti = coordinator(&domain);
+    let mut settings_of_rti = coordinator(&domain, Coordination::Centralised);
     settings_of_rti.rti.report_max = Duration::from_millis(100);
     let settings = settings(&domain, Duration::from_secs(1), false);
     std::thread::scope(|scope| {

@@ -37,6 +37,13 @@ pub enum Event {
         /// Its size.
         bytes: usize,
     },
+    /// A value came after its tag, and is not used.
+    Violated {
+        /// The input.
+        input: ElementId,
+        /// The tag that was meant.
+        meant: Tag,
+    },
     /// It may advance up to this tag.
     Granted(Tag),
     /// Everything up to this tag is done and sent.
@@ -157,6 +164,11 @@ fn chrome<'a>(graph: &'a Graph, pid: u16, at: Instant, event: &Event) -> Chrome<
             (args.tag, args.bytes) = (Some(tag.to_string()), Some(bytes));
             let (name, tid) = of_element(input);
             (name, "arrived", tid)
+        }
+        Event::Violated { input, meant } => {
+            args.tag = Some(meant.to_string());
+            let (name, tid) = of_element(input);
+            (name, "violation", tid)
         }
         Event::Sent { output, bytes } => {
             args.bytes = Some(bytes);

@@ -158,8 +158,13 @@ fn rule_9_a_link_that_ends_before_its_federate_resigned_is_a_fault() {
     assert_eq!(b.poll(at(0)), Some(DecentralisedAction::Gone(A)));
     assert_eq!(runs(&mut b, at(0)), Some(tag(0)));
     let mut b = federate(&graph, B, None);
-    let through = Tag::FOREVER;
-    b.on_message(PeerMessage::Known { input, through }, at(0));
+    b.on_message(
+        PeerMessage::Absent {
+            input,
+            tag: Tag::FOREVER,
+        },
+        at(0),
+    );
     b.on_gone(A);
     assert_eq!(
         runs(&mut b, at(0)),

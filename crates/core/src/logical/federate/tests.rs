@@ -318,3 +318,85 @@ fn a_receiver_with_much_to_do_acknowledges_later() {
     sends(&mut b, at(90));
     assert_eq!(b.received.1, 80);
 }
+
+/// b alone, which joins what a sends within the tag with a tick at that tag.
+fn alone() -> (Arc<Graph>, Federate<u64>) {
+    let a = Reactor::new("a", A)
+        .output("out")
+        .timer("t", ms(0), Some(ms(10)))
+        .reaction(Reaction::new("tick").on("t").effect("out"));
+    let b = Reactor::new("b", B)
+        .input("in")
+        .timer("t", ms(0), Some(ms(10)))
+        .reaction(Reaction::new("join").on("in").on("t").on_shutdown());
+    let program = Program {
+        federates: vec!["a".into(), "b".into()],
+        reactors: vec![a, b],
+        connections: vec![Connection::new("a.out", "b.in")],
+    };
+    let graph = Arc::new(Graph::new(&program).unwrap());
+    let (config, offsets) = (FederateConfig::default(), DecentralisedConfig::default());
+    let mut b = Federate::decentralised(Arc::clone(&graph), B, config, offsets).unwrap();
+    tell(&mut b, Down::Hello, at(0));
+    assert!(matches!(sends(&mut b, at(0))[..], [Up::Report(_)]));
+    let (at_zero, first, sent) = (at(0), Tag::START, vec![]);
+    tell(
+        &mut b,
+        Down::Start {
+            at: at_zero,
+            first,
+            sent,
+        },
+        at(0),
+    );
+    (graph, b)
+}
+
+#[test]
+fn rule_9_decentralised_it_goes_on_without_a_federate_that_the_rti_calls_dead() {
+    let (_, mut b) = alone();
+    assert_eq!(
+        sends(&mut b, at(500)),
+        [],
+        "without an offset it waits for what a sends"
+    );
+    tell(&mut b, Down::Gone(A), at(500));
+    assert_eq!(sends(&mut b, at(500)), []);
+    assert_eq!(
+        b.scheduler().completed(),
+        tag(500, 0),
+        "from now on, the input is absent"
+    );
+}
+
+#[test]
+fn decentralised_it_holds_for_the_last_tag_and_resigns_once_it_has_heard_all() {
+    let (graph, mut b) = alone();
+    let input = graph.find("b.in").unwrap();
+    let known = |through| PeerMessage::Known { input, through };
+    b.on_peer_message(known(tag(50, 0)), at(5));
+    assert_eq!(sends(&mut b, at(5)), []);
+    tell(&mut b, Down::StopRequest, at(5));
+    assert_eq!(sends(&mut b, at(5)), [Up::StopReply(tag(0, 1))]);
+    assert_eq!(sends(&mut b, at(25)), [], "it holds");
+    tell(&mut b, Down::Stop(tag(20, 0)), at(25));
+    assert_eq!(
+        sends(&mut b, at(25)),
+        [],
+        "nobody foresaw the last tag, so the promise does not hold there"
+    );
+    assert_eq!(b.scheduler().reached(), tag(20, 0));
+    let (tag_last, value) = (tag(20, 0), 3);
+    let last = PeerMessage::Value {
+        input,
+        tag: tag_last,
+        value,
+    };
+    b.on_peer_message(last, at(26));
+    assert_eq!(sends(&mut b, at(26)), [Up::Completed(tag_last)]);
+    let tag = Tag::FOREVER;
+    b.on_peer_message(PeerMessage::Absent { input, tag }, at(27));
+    assert_eq!(sends(&mut b, at(27)), [Up::Resign]);
+    tell(&mut b, Down::Over, at(28));
+    assert_eq!(b.poll(at(28)), Some(FederateAction::Ended));
+}

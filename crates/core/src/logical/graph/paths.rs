@@ -2,7 +2,7 @@
 
 use super::super::program::FederateId;
 use super::super::Delay;
-use super::{ElementId, ElementKind, Graph};
+use super::{ElementId, ElementKind, Graph, ReactionId};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
@@ -145,10 +145,14 @@ fn cycles(graph: &Graph, nodes: &Nodes, after: &[Vec<usize>], waits: &[u32]) -> 
 /// Sets everything that is known of each federate and its neighbours. Expects that all ids are valid.
 pub(super) fn set_delays(graph: &mut Graph) {
     set_ends(graph);
+    let mut search = Search::new(graph);
     for from in graph.federate_ids() {
-        for (to, delay) in delays_from(graph, from) {
-            graph.federates[usize::from(to.0)].upstream.push((from, delay));
-            graph.federates[usize::from(from.0)].downstream.push(to);
+        search.run(from);
+        for (to, delay) in graph.federate_ids().zip(&mut search.arrivals) {
+            if let Some(delay) = delay.take() {
+                graph.federates[usize::from(to.0)].upstream.push((from, delay));
+                graph.federates[usize::from(from.0)].downstream.push((to, delay));
+            }
         }
     }
     set_cycles(graph);
@@ -178,101 +182,147 @@ fn set_ends(graph: &mut Graph) {
     }
 }
 
-/// The least delays from any event of `from` to messages of other federates and its own, by Dijkstra's algorithm. It
-/// applies because a longer path never has an earlier tag, whatever follows.
-fn delays_from(graph: &Graph, from: FederateId) -> BTreeMap<FederateId, Delay> {
-    let nodes = Nodes::of(graph);
-    let mut least = vec![None; nodes.count];
-    let mut heap = BinaryHeap::new();
-    let mut arrivals = BTreeMap::new();
-    for at in (0..nodes.reactions).filter(|at| graph.reactions[*at].federate == from) {
-        least[at] = Some(Delay::NONE);
-        heap.push(Reverse((Delay::NONE, at)));
-    }
-    while let Some(Reverse((delay, node))) = heap.pop() {
-        if least[node] != Some(delay) {
-            continue;
-        }
-        let mut reach = |next: usize, delay: Delay| {
-            if least[next].is_none_or(|known| delay < known) {
-                least[next] = Some(delay);
-                heap.push(Reverse((delay, next)));
-            }
+/// The least delays from any event of one federate to messages of other federates and its own, by Dijkstra's algorithm.
+/// It applies because a longer path never has an earlier tag, whatever follows.
+///
+/// An input has one connection, so paths go from outputs to reactions at once.
+struct Search {
+    /// Where the reactions of each federate begin.
+    starts: Vec<Vec<usize>>,
+    /// Per node, what it causes, and with which delay.
+    effects: Vec<Vec<(usize, Delay)>>,
+    /// Per node, the other federates that it sends to.
+    sends: Vec<Vec<(FederateId, Delay)>>,
+    /// Per node, the least delay found by this search.
+    least: Vec<Option<Delay>>,
+    reached: Vec<usize>,
+    heap: BinaryHeap<Reverse<(Delay, usize)>>,
+    /// The result, per federate.
+    arrivals: Vec<Option<Delay>>,
+}
+
+impl Search {
+    fn new(graph: &Graph) -> Self {
+        let nodes = Nodes::of(graph);
+        let mut search = Search {
+            starts: vec![Vec::new(); graph.federates.len()],
+            effects: vec![Vec::new(); nodes.count],
+            sends: vec![Vec::new(); nodes.count],
+            least: vec![None; nodes.count],
+            reached: Vec::new(),
+            heap: BinaryHeap::new(),
+            arrivals: vec![None; graph.federates.len()],
         };
-        let Some(element) = node.checked_sub(nodes.reactions) else {
-            for effect in &graph.reactions[node].effects {
+        for (at, reaction) in graph.reactions.iter().enumerate() {
+            search.starts[usize::from(reaction.federate.0)].push(at);
+            for effect in &reaction.effects {
                 let step = match graph.elements[effect.0 as usize].kind {
                     ElementKind::Logical(delay_min) => Delay::of_action(delay_min),
                     // Where logical time is ahead of the clock, a physical action comes at the next tag.
                     ElementKind::Physical(_) => Delay::MICROSTEP,
                     _ => Delay::NONE,
                 };
-                reach(nodes.element(*effect), delay.then(step));
+                search.effects[at].push((nodes.element(*effect), step));
             }
-            continue;
-        };
-        let element = &graph.elements[element];
-        for reaction in &element.triggers {
-            reach(reaction.0 as usize, delay);
         }
-        for link in &element.to {
-            let crosses = link.federate != element.federate;
-            if link.physical && crosses {
-                continue;
+        for (at, element) in graph.elements.iter().enumerate() {
+            let at = nodes.reactions + at;
+            if element.kind != ElementKind::Input {
+                search.add_triggers(at, &element.triggers, Delay::NONE);
             }
-            let step = if link.physical { Delay::MICROSTEP } else { link.delay() };
-            let arrival = delay.then(step);
-            if crosses {
-                let known = arrivals.entry(link.federate).or_insert(arrival);
-                *known = arrival.min(*known);
+            for link in &element.to {
+                let crosses = link.federate != element.federate;
+                if link.physical && crosses {
+                    continue;
+                }
+                let step = if link.physical { Delay::MICROSTEP } else { link.delay() };
+                if crosses {
+                    search.sends[at].push((link.federate, step));
+                }
+                search.add_triggers(at, &graph.elements[link.other.0 as usize].triggers, step);
             }
-            reach(nodes.element(link.other), arrival);
+        }
+        search
+    }
+
+    fn add_triggers(&mut self, at: usize, triggers: &[ReactionId], step: Delay) {
+        self.effects[at].extend(triggers.iter().map(|reaction| (reaction.0 as usize, step)));
+    }
+
+    /// Sets `arrivals`.
+    fn run(&mut self, from: FederateId) {
+        for node in self.reached.drain(..) {
+            self.least[node] = None;
+        }
+        // What is reached without a delay needs no order.
+        let mut stack = self.starts[usize::from(from.0)].clone();
+        for start in &stack {
+            self.least[*start] = Some(Delay::NONE);
+        }
+        self.reached.extend(&stack);
+        let mut delay = Delay::NONE;
+        loop {
+            while let Some(node) = stack.pop() {
+                for (to, step) in &self.sends[node] {
+                    let arrival = delay.then(*step);
+                    let known = self.arrivals[usize::from(to.0)].get_or_insert(arrival);
+                    *known = arrival.min(*known);
+                }
+                for (next, step) in &self.effects[node] {
+                    let arrival = delay.then(*step);
+                    let known = &mut self.least[*next];
+                    match *known {
+                        Some(known) if known <= arrival => continue,
+                        None => self.reached.push(*next),
+                        Some(_) => {}
+                    }
+                    *known = Some(arrival);
+                    if arrival == delay {
+                        stack.push(*next);
+                    } else {
+                        self.heap.push(Reverse((arrival, *next)));
+                    }
+                }
+            }
+            let Some(Reverse((next, node))) = self.heap.pop() else {
+                return;
+            };
+            delay = next;
+            if self.least[node] == Some(delay) {
+                stack.push(node);
+            }
         }
     }
-    arrivals
 }
 
 /// Finds the federates that can reach each other without a delay, and the inputs on which they may wait for each other.
 ///
 /// What one path needs of a federate may differ from what the next one gives to it. Such paths cause nothing together,
-/// but they wait for each other, so they count.
+/// but they wait for each other, so each connection counts that a reaction can send over.
 fn set_cycles(graph: &mut Graph) {
-    let count = graph.federates.len();
-    let direct = |graph: &Graph, node: usize, forwards: bool| -> Vec<usize> {
-        let (here, federate) = (FederateId(node as u16), &graph.federates[node]);
-        let is_direct = |from, to| graph.delay(from, to) == Some(Delay::NONE);
-        if forwards {
-            let next = federate.downstream.iter().filter(|to| is_direct(here, **to));
-            next.map(|to| usize::from(to.0)).collect()
-        } else {
-            let next = federate.upstream.iter().filter(|(_, delay)| *delay == Delay::NONE);
-            next.map(|(from, _)| usize::from(from.0)).collect()
-        }
-    };
-    let reached = |graph: &Graph, start: usize, forwards: bool| {
-        let (mut seen, mut stack) = (vec![false; count], vec![start]);
-        while let Some(node) = stack.pop() {
-            for next in direct(graph, node, forwards) {
-                if !std::mem::replace(&mut seen[next], true) {
-                    stack.push(next);
-                }
-            }
-        }
-        seen
-    };
-    let mut cycles = 0;
-    for node in 0..count {
-        if graph.federates[node].cycle.is_some() {
-            continue;
-        }
-        let (down, up) = (reached(graph, node, true), reached(graph, node, false));
-        let members: Vec<_> = (0..count).filter(|other| down[*other] && up[*other]).collect();
-        for member in &members {
-            graph.federates[*member].cycle = Some(cycles);
-        }
-        cycles += u16::from(!members.is_empty());
+    let mut next = vec![Vec::new(); graph.federates.len()];
+    let senders = graph.elements.iter().filter(|element| element.level.is_some());
+    for element in senders.filter(|element| element.kind == ElementKind::Output) {
+        let crossing = element.to.iter().filter(|link| link.is_direct());
+        next[usize::from(element.federate.0)].extend(crossing.map(|link| usize::from(link.federate.0)));
     }
-    for node in 0..count {
+    for next in &mut next {
+        next.sort_unstable();
+        next.dedup();
+    }
+    let component = components(&next);
+    let mut members = vec![0; next.len()];
+    for component in &component {
+        members[*component] += 1;
+    }
+    let mut numbers = BTreeMap::new();
+    for (federate, component) in graph.federates.iter_mut().zip(&component) {
+        if members[*component] > 1 {
+            let count = numbers.len() as u16;
+            federate.cycle = Some(*numbers.entry(*component).or_insert(count));
+        }
+    }
+    for node in 0..graph.federates.len() {
         let federate = &graph.federates[node];
         let waits = |input: &&ElementId| {
             let link = graph.elements[input.0 as usize].from;
@@ -283,4 +333,50 @@ fn set_cycles(graph: &mut Graph) {
         };
         graph.federates[node].cycle_inputs = federate.inputs.iter().filter(waits).copied().collect();
     }
+}
+
+/// Per node, the number of its strongly connected component, by Tarjan's algorithm without recursion.
+fn components(next: &[Vec<usize>]) -> Vec<usize> {
+    let (mut order, mut low) = (vec![usize::MAX; next.len()], vec![0; next.len()]);
+    let mut component = vec![usize::MAX; next.len()];
+    let (mut visited, mut found) = (0, 0);
+    let (mut open, mut path) = (Vec::new(), Vec::new());
+    for start in 0..next.len() {
+        if order[start] == usize::MAX {
+            path.push((start, 0));
+        }
+        while let Some((node, at)) = path.pop() {
+            if at == 0 {
+                (order[node], low[node]) = (visited, visited);
+                visited += 1;
+                open.push(node);
+            } else {
+                low[node] = low[node].min(low[next[node][at - 1]]);
+            }
+            let rest = next[node].iter().enumerate().skip(at);
+            let mut unseen = None;
+            for (at, other) in rest {
+                if order[*other] == usize::MAX {
+                    unseen = Some((at, *other));
+                    break;
+                }
+                if component[*other] == usize::MAX {
+                    low[node] = low[node].min(order[*other]);
+                }
+            }
+            if let Some((at, other)) = unseen {
+                path.push((node, at + 1));
+                path.push((other, 0));
+            } else if low[node] == order[node] {
+                while let Some(member) = open.pop() {
+                    component[member] = found;
+                    if member == node {
+                        break;
+                    }
+                }
+                found += 1;
+            }
+        }
+    }
+    component
 }

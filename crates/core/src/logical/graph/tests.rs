@@ -1,4 +1,5 @@
 use super::super::program::{ActionKind, Connection, Reaction, Reactor};
+use super::super::reference::{self, Kinds, Random};
 use super::*;
 
 const A: FederateId = FederateId(0);
@@ -180,7 +181,8 @@ fn delays_add_up_along_a_path() {
     assert_eq!(graph.delay(A, C), Some(Delay::of_connection(ms(5))));
     assert_eq!(graph.delay(B, C), Some(Delay::of_connection(ms(3))));
     assert_eq!(graph.delay(C, A), None);
-    assert_eq!(graph.federate(A).unwrap().downstream, [B, C]);
+    let downstream = graph.federate(A).unwrap().downstream.iter();
+    assert_eq!(downstream.map(|(to, _)| *to).collect::<Vec<_>>(), [B, C]);
     assert!(graph.federates().iter().all(|federate| federate.cycle.is_none()));
 }
 
@@ -276,4 +278,101 @@ fn traffic_both_ways_that_does_not_meet_is_no_path_but_may_be_a_wait() {
     assert_eq!(graph.delay(A, A), None);
     assert_eq!(graph.delay(A, B), Some(Delay::NONE));
     assert_eq!([A, B].map(|f| graph.federate(f).unwrap().cycle), [Some(0); 2]);
+}
+
+/// As defined: step by step from each federate's reactions, until nothing becomes shorter.
+fn delays_by_definition(graph: &Graph, from: FederateId) -> BTreeMap<FederateId, Delay> {
+    let (mut reactions, mut elements, mut arrivals) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+    for (at, reaction) in graph.reactions().iter().enumerate() {
+        if reaction.federate == from {
+            reactions.insert(ReactionId(at as u32), Delay::NONE);
+        }
+    }
+    fn lower<K: Ord>(known: &mut BTreeMap<K, Delay>, at: K, delay: Delay) -> bool {
+        let is_less = known.get(&at).is_none_or(|known| delay < *known);
+        if is_less {
+            known.insert(at, delay);
+        }
+        is_less
+    }
+    let mut changed = true;
+    while std::mem::take(&mut changed) {
+        for (reaction, delay) in reactions.clone() {
+            for effect in &graph.reaction(reaction).unwrap().effects {
+                let step = match graph.element(*effect).unwrap().kind {
+                    ElementKind::Logical(delay_min) => Delay::of_action(delay_min),
+                    ElementKind::Physical(_) => Delay::MICROSTEP,
+                    _ => Delay::NONE,
+                };
+                changed |= lower(&mut elements, *effect, delay.then(step));
+            }
+        }
+        for (id, delay) in elements.clone() {
+            let element = graph.element(id).unwrap();
+            for reaction in &element.triggers {
+                changed |= lower(&mut reactions, *reaction, delay);
+            }
+            for link in &element.to {
+                let crosses = link.federate != element.federate;
+                if link.physical && crosses {
+                    continue;
+                }
+                let step = if link.physical { Delay::MICROSTEP } else { link.delay() };
+                changed |= lower(&mut elements, link.other, delay.then(step));
+                if crosses {
+                    lower(&mut arrivals, link.federate, delay.then(step));
+                }
+            }
+        }
+    }
+    arrivals
+}
+
+#[test]
+fn delays_and_cycles_are_as_defined() {
+    let mut with_cycles = 0;
+    for seed in 0..1_000 {
+        let mut random = Random::new(seed);
+        let kinds = Kinds {
+            federates: 2 + random.below(6) as u16,
+            physical_actions: random.one_in(2),
+            physical_connections: random.one_in(2),
+            shutdown: true,
+            periodic: true,
+        };
+        let graph = Graph::new(&reference::random_program(&mut random, kinds)).unwrap();
+        let ids: Vec<_> = graph.federate_ids().collect();
+        for from in &ids {
+            let defined = delays_by_definition(&graph, *from);
+            let downstream: Vec<_> = defined.clone().into_iter().collect();
+            assert_eq!(graph.federate(*from).unwrap().downstream, downstream, "seed {seed}");
+            for to in &ids {
+                assert_eq!(graph.delay(*from, *to), defined.get(to).copied(), "seed {seed}");
+            }
+        }
+        // Whether one waits for another at the same tag, over any number of federates.
+        let direct = |from: FederateId, to| graph.delay(from, to) == Some(Delay::NONE);
+        let mut waits: Vec<Vec<_>> = ids
+            .iter()
+            .map(|from| ids.iter().map(|to| direct(*from, *to)).collect())
+            .collect();
+        for over in 0..ids.len() {
+            for from in 0..ids.len() {
+                for to in 0..ids.len() {
+                    waits[from][to] |= waits[from][over] && waits[over][to];
+                }
+            }
+        }
+        for (one, row) in waits.iter().enumerate() {
+            let cycle = |at: usize| graph.federates()[at].cycle;
+            assert_eq!(cycle(one).is_some(), row[one], "seed {seed}");
+            with_cycles += usize::from(row[one]);
+            for (other, waits_for) in row.iter().enumerate() {
+                let together = *waits_for && waits[other][one];
+                let same = cycle(one).is_some() && cycle(one) == cycle(other);
+                assert_eq!(same, together, "seed {seed}: {one} and {other}");
+            }
+        }
+    }
+    assert!(with_cycles > 100, "{with_cycles}");
 }

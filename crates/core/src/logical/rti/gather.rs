@@ -97,6 +97,7 @@ impl<V: Clone> Rti<V> {
         }
         // Nothing is granted before all are in.
         self.phase = Phase::Running { start };
+        self.count_all();
         for federate in missing {
             self.drop_held(federate);
             self.outbox.push_back(RtiAction::Gone(federate));
@@ -128,8 +129,11 @@ impl<V: Clone> Rti<V> {
         let at = latest + self.config.start_delay;
         self.phase = Phase::Running { start: at };
         self.outbox.push_back(RtiAction::Runs(at));
+        for node in &mut self.nodes {
+            node.join(Tag::START);
+        }
+        self.count_all();
         for federate in graph.federate_ids() {
-            self.node_mut(federate).join(Tag::START);
             let (first, sent) = (Tag::START, Vec::new());
             self.send(federate, Down::Start { at, first, sent });
         }
@@ -167,11 +171,15 @@ impl<V: Clone> Rti<V> {
     /// After all that the federate did in an earlier life, all that was dropped or in flight to it, and all that others
     /// were granted, and at provisional tags what they took for absent, if it counted as dead.
     fn first_open_to(&self, federate: FederateId, was_dead: bool) -> Tag {
+        if self.config.is_decentralised {
+            // How far others have gone is not known here. Who only missed the start, others still wait for.
+            return if was_dead { Tag::FOREVER } else { Tag::START };
+        }
         let node = self.node(federate);
         let reached = node.completed.max(node.granted).max(node.provisional).max(node.dropped);
         let mut first = reached.next().max(Tag::START);
         let downstream = self.graph.federate(federate).map_or(&[][..], |info| &info.downstream);
-        for other in downstream.iter().filter(|other| **other != federate) {
+        for (other, delay) in downstream.iter().filter(|(other, _)| *other != federate) {
             let node = self.node(*other);
             let provisional = if was_dead {
                 node.provisional
@@ -179,11 +187,9 @@ impl<V: Clone> Rti<V> {
                 node.provisional.before()
             };
             let relied_on = node.granted.max(provisional).max(node.completed);
-            let delay = self
-                .graph
-                .delay(federate, *other)
-                .filter(|_| node.status == Status::Present);
-            first = first.max(delay.map_or(Tag::START, |delay| delay.first_past(relied_on)));
+            if node.status == Status::Present {
+                first = first.max(delay.first_past(relied_on));
+            }
         }
         first
     }

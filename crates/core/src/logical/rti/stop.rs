@@ -64,10 +64,10 @@ impl<V: Clone> Rti<V> {
     /// Asks all for the end once nobody has an event, nothing is on its way, and no clock can bring an event.
     pub(super) fn check_starved(&mut self, now: Instant) {
         let runs = matches!(self.phase, Phase::Running { .. }) && self.stop == Stop::None;
-        let waits = |(info, node): (&FederateInfo, &Node<V>)| {
-            node.status == Status::Present && (node.next() < Tag::FOREVER || info.physical_delay.is_some())
-        };
-        if runs && !self.graph.federates().iter().zip(&self.nodes).any(waits) {
+        let has_clock =
+            |(info, node): (&FederateInfo, &Node<V>)| node.status == Status::Present && info.physical_delay.is_some();
+        let is_starved = runs && self.horizon.next() == Tag::FOREVER;
+        if is_starved && !self.graph.federates().iter().zip(&self.nodes).any(has_clock) {
             self.ask_for_stop(BTreeMap::new(), None, now);
         }
     }

@@ -72,7 +72,7 @@ pub struct Ready {
 /// What the driver has to do, in this order.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Step<V> {
-    /// Run these reactions, in any order or in parallel, and tell [`Scheduler::finish`] the effects of each.
+    /// Run these reactions, in any order or in parallel, and tell [`finish`](super::Scheduler::finish) the effects of each.
     Run {
         /// Their tag.
         tag: Tag,
