@@ -13,11 +13,12 @@ in four processes, unless a deadline is missed; with `--fast` none is. The last 
 
 from __future__ import annotations
 
-from coorp.reactor import Input, Output, Program, Reactor, Timer, reaction, shutdown, startup
-
-from camera import Frame
+import numpy as np
+from camera import FRAME_SHAPE, Frame
 from detector import Obstacles
 from nodes import BRAKE, Agent, Command, Detector, Digest, View, World, fuse
+
+from coorp.reactor import Input, Output, Program, Reactor, Timer, reaction, shutdown, startup
 
 
 class Camera(Reactor):
@@ -35,8 +36,8 @@ class Camera(Reactor):
     @reaction(tick, uses=command, effects=(view, frame))
     def grab(self) -> None:
         self.world.step(self.command.get())
-        view, frame = self.world.look()
-        self.view.set(view)
+        frame = self.frame.loan(FRAME_SHAPE, np.uint8)
+        self.view.set(self.world.look(frame))
         self.frame.set(frame)
 
     @reaction(shutdown)

@@ -8,10 +8,12 @@ it out: a column is contiguous, so that drawing one is a copy. Not modelled: noi
 from __future__ import annotations
 
 import numpy as np
-from coorp.envs import Navigation
 from numpy.typing import NDArray
 
+from coorp.envs import Navigation
+
 COLUMNS, ROWS = 1280, 800
+FRAME_SHAPE = (COLUMNS, ROWS, 3)
 FOCAL = COLUMNS / 2
 """In pixels: 90 degrees."""
 HEIGHT_M, OBSTACLE_M, WALL_M = 0.25, 0.4, 0.8
@@ -33,25 +35,25 @@ class Camera:
 
     def __init__(self, env: Navigation) -> None:
         self._env = env
-        self._slopes = (np.arange(COLUMNS) + 0.5 - COLUMNS / 2) / FOCAL
+        self._slopes: Floats = np.asarray((np.arange(COLUMNS) + 0.5 - COLUMNS / 2) / FOCAL, np.float64)
         """How far each column's ray goes to the right, per metre ahead."""
         self._strips = _strips()
 
-    def take(self) -> Frame:
-        """A frame of what robot 0 sees now, in memory of its own."""
+    def take(self, frame: Frame) -> None:
+        """Fills a frame with what robot 0 sees now."""
         task = self._env.task
         x, y, heading = self._env.poses[0]
         walls, depths = _walls(x, y, heading, self._slopes, task.width_m, task.height_m)
         # A wall's rows depend only on where it meets the floor, so its columns are copied from drawn ones.
         feet = np.minimum(np.rint(FOCAL * HEIGHT_M / depths), HORIZON).astype(np.intp)
-        frame = np.take(self._strips, walls * (HORIZON + 1) + feet, axis=0)
+        # With the mode "raise" NumPy would fill a copy first.
+        np.take(self._strips, walls * (HORIZON + 1) + feet, axis=0, out=frame, mode="clip")
         ahead, left = _seen_from(self._env.goals[:1], x, y, heading)
         self._draw_goal(frame, float(ahead[0]), float(left[0]), task.goal_radius_m)
         obstacles = self._env.obstacles
         ahead, left = _seen_from(obstacles[:, :2], x, y, heading)
         for i in np.argsort(-np.hypot(ahead, left)):
             self._draw_obstacle(frame, float(ahead[i]), float(left[i]), float(obstacles[i, 4]))
-        return frame
 
     def nearest(self) -> Floats:
         """By column, the distance of the nearest obstacle in m; infinite where there is none."""
@@ -119,7 +121,9 @@ def _row(height_m: float, depth: Floats) -> NDArray[np.intp]:
     return np.clip(rows, 0, ROWS).astype(np.intp)
 
 
-def _paint(frame: Frame, columns: NDArray[np.intp], top: NDArray[np.intp], bottom: NDArray[np.intp], colours: Frame) -> None:
+def _paint(
+    frame: Frame, columns: NDArray[np.intp], top: NDArray[np.intp], bottom: NDArray[np.intp], colours: Frame
+) -> None:
     """Fills rows `top` to `bottom` of each of these adjacent columns."""
     first, last = int(top.min()), int(bottom.max())
     part = frame[columns[0] : columns[-1] + 1, first:last]
@@ -132,9 +136,7 @@ def _strips() -> Frame:
     """Columns for each wall and each row at which it can meet the floor, one after another."""
     rows = np.arange(ROWS)
     fade = np.abs(rows - HORIZON)[:, None] / HORIZON
-    ceiling, floor = (
-        np.array(near) + fade * (np.array(far) - np.array(near)) for near, far in (CEILING, FLOOR)
-    )
+    ceiling, floor = (np.array(near) + fade * (np.array(far) - np.array(near)) for near, far in (CEILING, FLOOR))
     empty = np.where((rows < HORIZON)[:, None], ceiling, floor).astype(np.uint8)
     strips = np.tile(empty, (len(WALLS), HORIZON + 1, 1, 1))
     for foot in range(HORIZON + 1):

@@ -10,11 +10,12 @@ from typing import TypedDict
 import numpy as np
 import torch
 from camera import COLUMNS, FOCAL, ROWS, Camera, Frame
+from detector import SECTORS, DetectorNetwork, Obstacles
+from numpy.typing import NDArray
+
 from coorp.envs import VECTOR_FIELDS, Navigation
 from coorp.envs.navigation import SIDE
 from coorp.learn.fit import fresh, velocities
-from detector import SECTORS, DetectorNetwork, Obstacles
-from numpy.typing import NDArray
 
 PERIOD_NS = 33_000_000
 """A command takes effect one period after the frame that it answers."""
@@ -60,10 +61,11 @@ class World:
         if command is not None:
             self.env.set_velocity(0, command)
 
-    def look(self) -> tuple[View, Frame]:
-        """What the agent and the detector see now."""
+    def look(self, frame: Frame) -> View:
+        """What the agent sees now; what the detector sees is put into `frame`."""
         images, vectors = self.env.observe(0)
-        return {"image": images[0], "vector": vectors[0]}, self._camera.take()
+        self._camera.take(frame)
+        return {"image": images[0], "vector": vectors[0]}
 
     def summary(self) -> str:
         """How the drive went so far."""
@@ -143,5 +145,7 @@ def one_thread() -> None:
 def load_weights(network: torch.nn.Module, name: str) -> None:
     """Loads a network's part of the weights."""
     with np.load(WEIGHTS, allow_pickle=False) as file:
-        state = {key.removeprefix(f"{name}."): torch.from_numpy(file[key]) for key in file if key.startswith(f"{name}.")}
+        state = {
+            key.removeprefix(f"{name}."): torch.from_numpy(file[key]) for key in file if key.startswith(f"{name}.")
+        }
     network.load_state_dict(state)

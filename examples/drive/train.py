@@ -14,16 +14,17 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from camera import Camera, Floats, Frame
+from camera import FRAME_SHAPE, Camera, Floats, Frame
+from detector import RANGE_M, SMALL, DetectorNetwork, reduced, truth
+from nodes import LEVEL, PERIOD_NS, WEIGHTS, Agent, Command, Detector, View, World, fuse, load_weights, one_thread
+from torch.nn import functional
+
 from coorp.envs import Navigation
 from coorp.learn import ppo
 from coorp.learn.checkpoint import load_model
 from coorp.learn.fit import PRETRAINED, SHAPE, TASK, velocities
 from coorp.learn.network import Network, flat
 from coorp.learn.ppo import Hyper, Optimiser, Transitions
-from detector import RANGE_M, SMALL, DetectorNetwork, Obstacles, reduced, truth
-from nodes import LEVEL, PERIOD_NS, WEIGHTS, Agent, Command, Detector, View, World, fuse, load_weights, one_thread
-from torch.nn import functional
 
 SEED = 1
 TURN = TASK.max_turn_radps
@@ -106,14 +107,16 @@ def train_agent(network: Network, batches: int) -> None:
 
 
 def frames(seed: int, count: int) -> Iterator[tuple[Frame, Floats]]:
-    """Frames of a robot that drives at random, and the distances of the nearest obstacles by column."""
+    """Frames of a robot that drives at random, each in the same memory, and the distances of the nearest obstacles by
+    column."""
     env = Navigation(LEVEL, robots=1, endless=True)
     env.reset(seed=seed)
-    camera, rng = Camera(env), np.random.default_rng([seed, 0x66])
+    camera, frame, rng = Camera(env), np.empty(FRAME_SHAPE, np.uint8), np.random.default_rng([seed, 0x66])
     for number in range(1, count + 1):
         env.set_velocity(0, velocities(rng.uniform(-1, 1, (1, 2)).astype(np.float32))[0])
         env.advance_to_ns(number * BETWEEN_FRAMES * PERIOD_NS)
-        yield camera.take(), camera.nearest()
+        camera.take(frame)
+        yield frame, camera.nearest()
 
 
 def examples(seed: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -193,10 +196,10 @@ def check_drives() -> None:
     for name, decide in ways.items():
         reward, arrivals, collisions = 0.0, 0, 0
         for seed in TEST_SEEDS:
-            world, command = World(seed), None
+            world, command, frame = World(seed), None, np.empty(FRAME_SHAPE, np.uint8)
             for _ in range(TEST_STEPS):
                 world.step(command)
-                command = decide(*world.look())
+                command = decide(world.look(frame), frame)
             tally = world.env.tally()
             reward += float(world.env.take_rewards()[0])
             arrivals, collisions = arrivals + int(tally.arrivals[0]), collisions + int(tally.collisions[0])
@@ -210,7 +213,9 @@ def check_drives() -> None:
 def save(networks: dict[str, torch.nn.Module], path: Path) -> None:
     """Writes all weights into one file."""
     arrays = {
-        f"{name}.{key}": tensor.numpy() for name, network in networks.items() for key, tensor in network.state_dict().items()
+        f"{name}.{key}": tensor.numpy()
+        for name, network in networks.items()
+        for key, tensor in network.state_dict().items()
     }
     np.savez_compressed(path, **arrays)
     print(f"{path}: {path.stat().st_size:,} bytes")

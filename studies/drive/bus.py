@@ -46,6 +46,10 @@ class Bus(ABC):
     def send(self, topic: str, number: int, data: Bytes) -> None:
         """Sends; the caller keeps the data as they are."""
 
+    def buffer(self, number: int) -> Bytes:
+        """Memory for a frame to be sent; where the binding allows it, that which the receiver reads."""
+        return np.empty(SIZES[FRAME], np.uint8)
+
     @abstractmethod
     def receive(self, topic: str) -> Message:
         """Waits for the next message of a topic, without spinning."""
@@ -61,5 +65,5 @@ def pair_bytes(pair: tuple[float, float]) -> Bytes:
 
 def pair_of(data: Bytes) -> tuple[float, float]:
     """And back."""
-    first, second = _PAIR.unpack(data)
+    first, second = _PAIR.unpack(data.tobytes())
     return first, second

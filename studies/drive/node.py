@@ -16,6 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
+# The example's own modules.
+from nodes import PERIOD_NS, Agent, Command, Detector, View, World, fuse
+
 from drive.bus import (
     COMMAND,
     FRAME,
@@ -37,9 +40,6 @@ from drive.bus import (
 )
 from drive.over_cyclone import CycloneBus
 from drive.over_zenoh import ZenohBus
-
-# The example's own modules.
-from nodes import PERIOD_NS, Agent, Command, Detector, View, World, fuse
 
 TRANSPORTS = {
     "zenoh": lambda role, folder: ZenohBus(role, folder, shared=False),
@@ -85,10 +85,11 @@ def run_world(node: Node) -> None:
     for number in range(1, node.steps + 1):
         time.sleep(max(0.0, (begin + number * PERIOD_NS - time.monotonic_ns()) / 1e9))
         world.step(command)
-        view, frame = world.look()
+        frame = node.bus.buffer(number)
+        view = world.look(frame.reshape(FRAME_SHAPE))
         taken.append(time.monotonic_ns())
         node.bus.send(VIEW, number, np.concatenate((view["image"].reshape(-1), view["vector"].view(np.uint8))))
-        node.bus.send(FRAME, number, frame.reshape(-1))
+        node.bus.send(FRAME, number, frame)
         while (answer := node.bus.receive(COMMAND)).number == HELLO:
             pass
         command = pair_of(answer.data)

@@ -1,7 +1,7 @@
 """CycloneDDS, with frames in its messages, or with references to shared memory in them.
 
-The latter is what the paper calls ROS 2 with shared memory: the sender copies a frame into a block of
-`multiprocessing.shared_memory` and publishes its number; the reader looks into the block. Nothing but the reader's pace
+The latter is what the paper calls ROS 2 with shared memory, at its best: frames are drawn in blocks of
+`multiprocessing.shared_memory` that are made once, and messages have only their numbers. Nothing but the reader's pace
 keeps a block from being written to while it is read.
 """
 
@@ -60,10 +60,13 @@ class CycloneBus(Bus):
     def send(self, topic: str, number: int, data: Bytes) -> None:
         kind = self._types[topic]
         if topic == FRAME and self._blocks is not None:
-            self._blocks.view(number)[:] = data
+            # The data are in the block already.
             self._out[topic].write(kind(number=number))
         else:
             self._out[topic].write(kind(number=number, data=data.tobytes()))
+
+    def buffer(self, number: int) -> Bytes:
+        return super().buffer(number) if self._blocks is None else self._blocks.view(number)
 
     def receive(self, topic: str) -> Message:
         reader, waits, _ = self._in[topic]
@@ -104,7 +107,9 @@ class _Blocks:
     def view(self, number: int) -> Bytes:
         if not self._open:
             self._open = [self._found(name) for name in self._names]
-        return np.frombuffer(self._open[number % BLOCKS].buf, np.uint8, SIZES[FRAME])
+        memory = self._open[number % BLOCKS].buf
+        assert memory is not None
+        return np.frombuffer(memory, np.uint8, SIZES[FRAME])
 
     def close(self) -> None:
         if self._owner:

@@ -3,10 +3,11 @@
     pip install '.[learn]' eclipse-zenoh==1.10.2 cyclonedds==11.0.1
     python studies/drive/run.py [--quick] [--markdown]
 
-The four nodes of `examples/drive/app.py`, each a process of its own: the world makes a view of 12 KB and a camera's frame
-of 3 MB each 33 ms, the agent (PPO) and the obstacle detector work on them in parallel, and the fusion decides. The
-paper has CARLA, a larger policy, and YOLO on a GPU instead. Latency is from the moment when a frame is there, private
-to its process, to the fused command; simulating and rendering are left out, as in the paper. 400 frames after 100.
+The four nodes of `examples/drive/app.py`, each a process of its own: every 33 ms the world makes a view of 12 KB and a
+camera's frame of 3 MB, the agent (PPO) and the obstacle detector work on them in parallel, and the fusion decides. The
+paper has CARLA, a larger policy, and YOLO on a GPU instead. Latency is from the moment when a frame has been drawn to
+the fused command; simulating and drawing are left out, as in the paper. Frames are drawn in a loaned buffer, or in
+shared memory, where the user of a transport can do so; otherwise in private memory. 400 frames after 100.
 
 All transports run the same nodes on the same seed. As nothing is lost, each must give the same commands for the same
 frames, and the study fails if one of ours does not. CycloneDDS stands for ROS 2, since it is what carries ROS 2's
@@ -83,7 +84,11 @@ class Found:
 def run(transport: Transport, effort: Effort) -> Found:
     """Runs all nodes once."""
     with tempfile.TemporaryDirectory(prefix="coorp-drive-") as folder:
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (STUDIES, EXAMPLE))), "CYCLONEDDS_URI": CONFIG}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(map(str, (STUDIES, EXAMPLE))),
+            "CYCLONEDDS_URI": CONFIG,
+        }
         log = Path(folder) / "log"
         with log.open("wb") as out:
             nodes = [
