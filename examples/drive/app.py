@@ -3,7 +3,7 @@
     pip install 'coorp[learn]'
     coorp run examples/drive/app.py --timeout 60s
     coorp run examples/drive/app.py --timeout 60s --place processes --coordination decentralised
-    coorp run examples/drive/app.py --timeout 60s --fast
+    coorp run examples/drive/app.py --timeout 60s --place processes --fast
 
 The camera sends a view from above to the agent, a policy trained by PPO, and a frame of 3 MB to an obstacle detector.
 The fusion slows the agent's plan down for obstacles in the way, and brakes if the two took too long. The command takes

@@ -97,7 +97,7 @@ def test_training_learns_to_detect(example: dict[str, Any], capsys: pytest.Captu
 def test_every_placement_gives_the_same_commands() -> None:
     pytest.importorskip("msgpack")
     said = set()
-    for options in ("", "--place processes", "--place processes --coordination decentralised"):
+    for options in ("", "--place processes"):
         command = [sys.executable, "-m", "coorp", "run", str(EXAMPLE / "app.py"), "--fast", "--timeout", "4s"]
         got = subprocess.run([*command, *options.split()], capture_output=True, text=True, check=False, timeout=120)
         assert got.returncode == 0, got.stderr

@@ -65,7 +65,7 @@ class Effort:
         return self.warm_up + self.frames
 
 
-FULL = Effort(warm_up=100, frames=400, rounds=2)
+FULL = Effort(warm_up=100, frames=400, rounds=1)
 QUICK = Effort(warm_up=5, frames=20, rounds=1)
 
 
