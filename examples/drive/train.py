@@ -205,7 +205,7 @@ def check_drives() -> None:
             arrivals, collisions = arrivals + int(tally.arrivals[0]), collisions + int(tally.collisions[0])
         print(
             f"{name}: reward per second {reward / hours / 3600:.2f}, arrivals per hour {arrivals / hours:.0f}, "
-            f"collisions per hour {collisions / hours:.0f}, {collisions / max(1, arrivals):.2f} per arrival",
+            f"collisions per hour {collisions / hours:.0f}",
             flush=True,
         )
 

@@ -145,12 +145,12 @@ def quantile(values: list[float], share: float) -> float:
 
 
 def against(found: dict[Transport, Found], transport: Transport, key: str) -> str:
-    """A transport's mean latency against that of CycloneDDS in one of its forms, and the published figure."""
+    """A transport's median against that of CycloneDDS in one of its forms, and the published figure."""
     for other, theirs in found.items():
         if other.key == key and not transport.key.startswith("cyclone"):
-            mean, base = statistics.mean(found[transport].latencies_ms), statistics.mean(theirs.latencies_ms)
+            median, base = quantile(found[transport].latencies_ms, 0.5), quantile(theirs.latencies_ms, 0.5)
             published = PUBLISHED.get(transport.name, {}).get(key)
-            return percent(mean / base - 1.0, sign=True) + (f" ({published})" if published else "")
+            return percent(median / base - 1.0, sign=True) + (f" ({published})" if published else "")
     return "-"
 
 
@@ -165,7 +165,7 @@ def show_all(found: dict[Transport, Found], *, markdown: bool) -> None:
         relative = (against(found, transport, PLAIN), against(found, transport, SHARED))
         rows.append([transport.name, *(number(figure, 2) for figure in figures), *relative, same])
     print("Frame taken to fused command, ms; in parentheses, HPRM's published figures against ROS 2\n")
-    titles = ["transport", "p50", "p99", "mean", "mean against DDS", "against DDS and shared_memory", "commands"]
+    titles = ["transport", "p50", "p99", "mean", "p50 against DDS", "against DDS and shared_memory", "commands"]
     show(titles, rows, markdown=markdown)
 
 
