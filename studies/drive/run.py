@@ -28,6 +28,7 @@ import importlib.util
 import json
 import math
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -67,6 +68,7 @@ class Effort:
 
 FULL = Effort(warm_up=100, frames=400, rounds=1)
 QUICK = Effort(warm_up=5, frames=20, rounds=1)
+QUICK_WITHOUT = ("zenoh-shared", "cyclone-shared")
 
 
 class RunError(Exception):
@@ -215,6 +217,10 @@ def main() -> int:
             print(f"skipped: {transport.name} is not installed: pip install {transport.package}")
     load = os.getloadavg()[0]
     transports = [transport for transport in TRANSPORTS if transport.installed]
+    if arguments.quick:
+        transports = [transport for transport in transports if transport.key not in QUICK_WITHOUT]
+    # Ends as Ctrl-C does, so that the nodes end, too.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     found, failures = measure(transports, QUICK if arguments.quick else FULL)
     if found:
         show_all(found, markdown=arguments.markdown)
