@@ -7,7 +7,7 @@ use super::{Place, BURST};
 use crate::run::coordinator::{federate_channel, RTI_CHANNEL};
 use crate::run::frames::{inbox, Outbound};
 use crate::run::Failure;
-use crate::{Domain, Receiver};
+use crate::{Domain, EndpointId, Payload, Receiver};
 use coorp_core::logical::{FederateId, Graph};
 use coorp_core::RobotId;
 use std::collections::{BTreeMap, VecDeque};
@@ -29,6 +29,8 @@ struct StandIn {
     /// What waits for a payload, and everything after it.
     waiting: VecDeque<Told>,
     has_come: bool,
+    /// The RTI that spoke last.
+    rti: Option<EndpointId>,
 }
 
 #[derive(Debug)]
@@ -49,6 +51,7 @@ impl Hub {
                 inbox: None,
                 waiting: VecDeque::new(),
                 has_come: false,
+                rti: None,
             };
             (id, stand_in)
         });
@@ -152,11 +155,18 @@ impl Hub {
             let Some(pipe) = pipes.get_mut(&stand_in.robot) else {
                 continue;
             };
-            for _ in 0..BURST {
-                if !pipe.has_room() {
-                    break;
-                }
+            if !pipe.has_room() {
+                continue;
+            }
+            let mut burst = Vec::new();
+            while burst.len() < BURST {
                 let Some(payload) = inbox.try_recv()? else { break };
+                burst.push(payload);
+            }
+            // A new RTI must not overtake the end that the one before it told.
+            burst.sort_by_key(|payload| Some(payload.sender()) != stand_in.rti);
+            stand_in.rti = burst.last().map(Payload::sender).or(stand_in.rti);
+            for payload in burst {
                 let (federate, life) = (*federate, *life);
                 let message = payload.part(0).unwrap_or_default().to_vec();
                 let frame = Frame::Down {
