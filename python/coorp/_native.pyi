@@ -470,6 +470,9 @@ def check_program(program: str) -> list[_ProgramProblem]:
 class RunError(RuntimeError):
     """A program did not run to its end. The text says why, and what to do."""
 
+class PeerError(RunError):
+    """A program did not run to its end because another of its processes died."""
+
 @final
 class Runner:
     """Runs one federate of a program. With the setting `time_of_day`, its clock is the time of day, as it has to be on
@@ -509,7 +512,7 @@ class Coordinator:
 
 @final
 class Bridge:
-    """Spreads a program over robots. Each needs one, opened before its federates start; the federates' domain is its own.
+    """Spreads a program over robots. Each needs one, opened before its federates start; their domain is its own.
 
     `robots` are the names of the robot of each federate. Settings: `domain`, this robot's; `rti`, the robot with the
     coordinator, by default that of the first federate; `silence_max_ns`, after which a robot is gone (5 s);
@@ -521,8 +524,8 @@ class Bridge:
 
     def __init__(self, graph: ReactorGraph, robots: list[str], node: Node, settings: dict[str, Any]) -> None: ...
     def run(self) -> None:
-        """Blocks until the federates here, and with the coordinator those elsewhere, have come and gone. RunError if the
-        coordinator's robot cannot be reached; then a federate here coordinates those that are left."""
+        """Blocks until the federates here, and with the coordinator those elsewhere, have come and gone. RunError if
+        the coordinator's robot cannot be reached; then a federate here coordinates those that are left."""
     def quit(self) -> None:
         """Has `run` return. From any thread."""
 

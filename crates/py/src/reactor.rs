@@ -20,8 +20,8 @@ use coorp_local::run::{
     Journal, Moment, Ran, Reactions, Record, Recorded, Report, Settings, Standby, Writer, HEADER_RESERVED,
     INLINE_BYTES_MAX,
 };
-use coorp_local::Sender;
-use pyo3::exceptions::{PyKeyboardInterrupt, PyOSError, PyRuntimeError, PyTypeError, PyValueError};
+use coorp_local::{Sender, WhenFull};
+use pyo3::exceptions::{PyKeyboardInterrupt, PyOSError, PyRuntimeError, PySystemExit, PyTypeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
@@ -38,6 +38,13 @@ pyo3::create_exception!(
     "A program did not run to its end. The text says why, and what to do."
 );
 
+pyo3::create_exception!(
+    coorp,
+    PeerError,
+    RunError,
+    "A program did not run to its end because another of its processes died."
+);
+
 /// An object of this process. Arrays in it are not written any more.
 type Object = Arc<Py<PyAny>>;
 
@@ -47,6 +54,7 @@ const LOAN_HEADER_BYTES: usize = 512;
 /// Adds the classes.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("RunError", module.py().get_type::<RunError>())?;
+    module.add("PeerError", module.py().get_type::<PeerError>())?;
     module.add_class::<Runner>()?;
     module.add_class::<Coordinator>()
 }
@@ -121,7 +129,10 @@ fn is_decentralised(settings: &Bound<'_, PyDict>) -> PyResult<bool> {
 
 /// The exception for a program that did not run to its end.
 pub(crate) fn unrun(failure: &Failure) -> PyErr {
-    RunError::new_err(failure.to_string())
+    match failure {
+        Failure::Died(_) => PeerError::new_err(failure.to_string()),
+        _ => RunError::new_err(failure.to_string()),
+    }
 }
 
 #[pymethods]
@@ -161,6 +172,9 @@ impl Runner {
         }
         if let Some(bytes) = optional(settings, "store_bytes")? {
             run_settings.store.store_bytes = bytes;
+        }
+        if let Some(wait) = optional(settings, "store_wait_ns")? {
+            run_settings.store.when_full = WhenFull::Block(std::time::Duration::from_nanos(wait));
         }
         let bound = (0..graph.reactions().len()).map(|_| None).collect();
         Ok(Runner {
@@ -460,11 +474,15 @@ impl Host {
             invoke_on_threads(py, self.clock, &calls, self.threads)
         };
         let mut all = Vec::with_capacity(ready.len());
+        let mut failed = None;
         for ((ready, recorded), outcome) in ready.iter().zip(recorded).zip(outcomes) {
-            let ran = self.conclude(py, moment.tag, *ready, recorded, inputs, outcome);
-            all.push(ran.map_err(|error| (ready.reaction, error))?);
+            // The effects of every reaction are taken, so that none are left for a later tag.
+            match self.conclude(py, moment.tag, *ready, recorded, inputs, outcome) {
+                Ok(ran) => all.push(ran),
+                Err(error) => drop(failed.get_or_insert((ready.reaction, error))),
+            }
         }
-        Ok(all)
+        failed.map_or(Ok(all), Err)
     }
 
     /// Takes the effects of a reaction that was called, and notes or compares them.
@@ -481,7 +499,17 @@ impl Host {
             ready.late = recorded.late;
         }
         let Outcome { began, ended, .. } = outcome;
-        let mut effects = self.take(py, ready, outcome.returned)?;
+        let mut effects = match self.take(py, ready, outcome.returned) {
+            Ok(effects) => effects,
+            Err(error) => {
+                if self.writer.is_some() {
+                    // A replay comes to the same error.
+                    let record = self.record(py, tag, ready, inputs, &Effects::default())?;
+                    self.write(&record)?;
+                }
+                return Err(error);
+            }
+        };
         if self.digest.is_none() && self.writer.is_none() && self.replay.is_none() {
             return Ok(Ran { effects, began, ended });
         }
@@ -500,12 +528,16 @@ impl Host {
         if let Some(digest) = &mut self.digest {
             digest.add(&record);
         }
-        if let Some(writer) = &mut self.writer {
-            writer
-                .add(&record)
-                .map_err(|error| PyOSError::new_err(format!("the recording: {error}")))?;
-        }
+        self.write(&record)?;
         Ok(Ran { effects, began, ended })
+    }
+
+    fn write(&mut self, record: &Record) -> PyResult<()> {
+        let Some(writer) = &mut self.writer else {
+            return Ok(());
+        };
+        let written = writer.add(record);
+        written.map_err(|error| PyOSError::new_err(format!("the recording: {error}")))
     }
 
     fn record(
@@ -684,6 +716,11 @@ impl Host {
         };
         noted.del_slice(0, noted.len())?;
         if let Err(error) = returned {
+            if error.is_instance_of::<PySystemExit>(py) {
+                return Err(RunError::new_err(
+                    "a reaction called sys.exit(); call self.stop() to end the program",
+                ));
+            }
             if !error.is_instance_of::<PyKeyboardInterrupt>(py) {
                 return Err(error);
             }

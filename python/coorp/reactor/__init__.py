@@ -31,7 +31,7 @@ reads. docs/reactor.md explains the rest.
 
 from coorp._native import ProgramError, RunError
 from coorp.reactor.declare import Input, LogicalAction, Output, PhysicalAction, Timer, reaction, shutdown, startup
-from coorp.reactor.launch import ReactorError, Result
+from coorp.reactor.launch import ReactorError, Result, ViolationWarning
 from coorp.reactor.ports import InputPort, OutputPort, UndeclaredError
 from coorp.reactor.program import Program
 from coorp.reactor.reactor import Reactor
@@ -51,6 +51,7 @@ __all__ = [
     "RunError",
     "Timer",
     "UndeclaredError",
+    "ViolationWarning",
     "reaction",
     "shutdown",
     "startup",

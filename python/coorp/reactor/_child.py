@@ -10,14 +10,18 @@ import sys
 import traceback
 from typing import Any
 
+from coorp.reactor.signals import FOR_LAUNCHER, STOP_SIGNAL
+
 PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
     """Runs the federate, reports to the launcher, and returns the exit code."""
     federate, common, pipe = map(int, sys.argv[1:4])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    # They may go to all processes at once; the launcher asks for the end.
+    for number in FOR_LAUNCHER:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, FOR_LAUNCHER)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     for descriptor in (common, pipe):
         os.set_inheritable(descriptor, False)
@@ -31,8 +35,8 @@ def main() -> int:
 
 
 def _run(federate: int, given: dict[str, Any], reports: Any) -> int:  # noqa: ANN401
+    from coorp._native import PeerError
     from coorp.reactor.federate import Failed, release, runner
-    from coorp.reactor.launch import STOP_SIGNAL
 
     def report(**what: object) -> None:
         reports.write(json.dumps(what, default=str) + "\n")
@@ -50,7 +54,8 @@ def _run(federate: int, given: dict[str, Any], reports: Any) -> int:  # noqa: AN
         release(built)
     except BaseException as problem:
         lines = traceback.format_exception(type(problem), problem, problem.__traceback__)
-        report(failed={"reaction": failed.reaction, "at_ns": failed.at_ns, "text": "".join(lines)})
+        is_cause = not isinstance(problem, PeerError)
+        report(failed={"reaction": failed.reaction, "at_ns": failed.at_ns, "text": "".join(lines), "cause": is_cause})
         return 1
     report(result=counters)
     return 0

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -27,7 +28,7 @@ from coorp.reactor.build import Built, build
 from coorp.reactor.load import Location, locate, refuse_while_loading
 from coorp.reactor.robots import Bridged, Robot, robot_of
 from coorp.reactor.settings import gathered
-from coorp.reactor.signals import Signals, Watch
+from coorp.reactor.signals import FOR_LAUNCHER, STOP_SIGNAL, Signals, Watch
 from coorp.reactor.where import refused
 
 if TYPE_CHECKING:
@@ -36,14 +37,18 @@ if TYPE_CHECKING:
 
 GRACE_S = 5.0
 """How long the other processes have for their reactions to `shutdown` after one has failed."""
-STOP_SIGNAL = signal.SIGUSR1
-"""Has a process ask for the end of the program."""
+START_S = 600.0
+"""The longest that a process may take to import the program. One that ends is noticed at once."""
 MESSAGE_BYTES_MAX = 64 << 20
 """The most that a process may report."""
 
 
 class ReactorError(RunError):
     """A process of the program failed. The text says which reactor, and how."""
+
+
+class ViolationWarning(RuntimeWarning):
+    """Values came after their tag: the offset is too short."""
 
 
 class Stoppable(Protocol):
@@ -109,8 +114,24 @@ def launch(
 ) -> Result:
     """Runs the program to its end, or this robot's part of it. `options` are settings of the native runtime."""
     refuse_while_loading()
-    if program.running is not None:
+    if not program.one_run.acquire(blocking=False):
         raise RuntimeError("the program is running already")
+    try:
+        result = _launched(program, place, options, team, robot)
+    finally:
+        program.one_run.release()
+    for name, count in result.violations.items():
+        warnings.warn(f"{name}: {count} values came after their tag and were not used", ViolationWarning, stacklevel=3)
+    return result
+
+
+def _launched(
+    program: Program,
+    place: str | os.PathLike[str] | None,
+    options: Mapping[str, Any],
+    team: str | None,
+    robot: str | None,
+) -> Result:
     built = build(program, place, pickle=options["pickle"])
     federates = len(built.placement.federates)
     if federates > 1 and options["fast"] and options["coordination"] == "decentralised":
@@ -165,7 +186,7 @@ class _Process:
 @dataclass(frozen=True)
 class _Failure:
     rank: int
-    """Causes before consequences: killed, an exception in a reaction, everything else."""
+    """Causes before consequences: killed, an exception in a reaction, everything else, the death of another."""
     text: str
 
 
@@ -211,7 +232,7 @@ class _Launcher:
             if not process.ended:
                 # It handles the signal from when it runs.
                 runs = "running" in process.messages()
-                process.process.send_signal(STOP_SIGNAL if runs else signal.SIGTERM)
+                process.process.send_signal(STOP_SIGNAL if runs else signal.SIGKILL)
 
     def _run(self) -> None:
         if self.robot is not None and not self.robot.coordinates:
@@ -225,7 +246,8 @@ class _Launcher:
             return
         from coorp._native import Coordinator
 
-        coordinator = Coordinator(self.built.graph, self.settings[0])
+        settings = {**self.settings[0], "report_max_ns": int(START_S * 1e9)}
+        coordinator = Coordinator(self.built.graph, settings)
         self.built.program.running = coordinator
         thread = threading.Thread(target=self._coordinate, args=(coordinator,), name="coorp coordinator", daemon=True)
         try:
@@ -275,7 +297,7 @@ class _Launcher:
         pipe, theirs = os.pipe2(os.O_CLOEXEC)
         command = [sys.executable, "-m", "coorp.reactor._child", *map(str, (number, common, theirs))]
         # A new process begins with this mask, so that it can ignore Ctrl-C before the first one comes.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, FOR_LAUNCHER)
         try:
             child = subprocess.Popen(command, pass_fds=(common, theirs))
         finally:
@@ -373,4 +395,6 @@ def _failure(process: _Process, status: int, messages: Mapping[str, Any]) -> _Fa
         return _Failure(1, f"the reaction {failed['reaction']} failed, at {at}\n\n{failed['text']}")
     if "running" not in messages:
         return _Failure(2, f"{process.title()} could not start\n\n{failed['text']}")
+    if not failed["cause"]:
+        return _Failure(4, f"{process.title()} ended because of that")
     return _Failure(3, f"{process.title()} failed\n\n{failed['text']}")

@@ -9,14 +9,16 @@ import argparse
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 from coorp._native import ProgramError, RunError
 from coorp.reactor.duration import nanoseconds
+from coorp.reactor.launch import ViolationWarning
 from coorp.reactor.load import load_file, only_program
 from coorp.reactor.program import COORDINATIONS, Program
-from coorp.reactor.report import advice, summary, warnings
+from coorp.reactor.report import advice, problems, summary
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -54,6 +56,8 @@ def _run(program: Program, options: argparse.Namespace) -> int:
     if options.diagram is not None:
         program.diagram(options.diagram, options.place)
         return 0
+    # Said below, with the others.
+    warnings.simplefilter("ignore", ViolationWarning)
     result = program.run(
         coordination=options.coordination,
         place=options.place,
@@ -62,6 +66,8 @@ def _run(program: Program, options: argparse.Namespace) -> int:
         offset=options.offset,
         threads=options.threads,
         pickle=options.pickle,
+        store_bytes=options.store_bytes,
+        store_wait=options.store_wait,
         trace=options.trace,
         digest=options.digest,
         record=options.record,
@@ -71,8 +77,8 @@ def _run(program: Program, options: argparse.Namespace) -> int:
     )
     if sys.stderr.isatty():
         print(summary(result), file=sys.stderr)
-    for warning in warnings(result):
-        print(warning, file=sys.stderr)
+    for problem in problems(result):
+        print(problem, file=sys.stderr)
     if result.digest is not None:
         print(f"digest {result.digest}")
     if options.advise:
@@ -107,6 +113,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="for independent reactions [1]")
     parser.add_argument("--pickle", action="store_true", help="let any value pass between processes")
+    parser.add_argument("--store-bytes", type=int, metavar="N", help="memory for each output's values [1 GiB]")
+    parser.add_argument("--store-wait", type=_duration, metavar="TIME", help="how long to wait for it when full [5s]")
     parser.add_argument("--advise", action="store_true", help="propose `after` and offsets from what was measured")
     parser.add_argument("--digest", action="store_true", help="print a hash of all that reactions did")
     parser.add_argument("--record", metavar="FOLDER", help="record all that reactions do")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -62,6 +63,8 @@ class Connection:
 class Program:
     """Reactors and their connections. Its result depends on neither placement nor coordination.
 
+    One thing does: when `stop` ends a program of several processes, the last tag is the latest that one has reached.
+
     app = Program()
     camera = app.add(Camera())
     viewer = app.add(Viewer())
@@ -77,6 +80,7 @@ class Program:
         self.added: dict[str, Added] = {}
         self.connections: list[Connection] = []
         self.running: Stoppable | None = None
+        self.one_run = threading.Lock()
 
     def add(
         self,
@@ -156,6 +160,8 @@ class Program:
         offset: str | timedelta | None = None,
         threads: int = 1,
         pickle: bool = False,
+        store_bytes: int | None = None,
+        store_wait: str | timedelta | None = None,
         trace: str | os.PathLike[str] | None = None,
         digest: bool = False,
         record: str | os.PathLike[str] | None = None,
@@ -172,6 +178,8 @@ class Program:
         - `threads`: in each process, independent reactions run on so many threads. Those of one reactor may then run on
           different ones, but never two at a time.
         - `pickle` lets values that `coorp.reactor` cannot encode pass between processes.
+        - `store_bytes` is the memory for the values of one output that other processes hold, 1 GiB by default. If it is
+          full, its sender waits for `store_wait`, "5s" by default, and then the program fails.
         - `trace` is a file for Perfetto (https://ui.perfetto.dev).
         - `digest` hashes all that reactions do, so that two runs can be compared; it costs time for each byte.
         - `record` is a new folder for all that reactions do, and `replay` such a folder: the same program runs again in
@@ -186,6 +194,8 @@ class Program:
             raise refused(f"run: coordination={coordination!r} is unknown; use {' or '.join(map(repr, COORDINATIONS))}")
         if not isinstance(threads, int) or not 1 <= threads <= THREADS_MAX:
             raise refused(f"run: threads={threads!r} is not from 1 to {THREADS_MAX}")
+        if offset is not None and coordination != "decentralised":
+            raise refused("run: offset is for decentralised coordination")
         if replay is not None and place not in (None, "one"):
             raise refused("run: a replay runs in one process; leave out `place`")
         options: Mapping[str, Any] = {
@@ -195,6 +205,8 @@ class Program:
             "offset_ns": None if offset is None else duration("run: offset", offset),
             "threads": threads,
             "pickle": bool(pickle),
+            "store_bytes": store_bytes,
+            "store_wait_ns": None if store_wait is None else duration("run: store_wait", store_wait),
             "trace": None if trace is None else os.path.abspath(trace),
             "digest": bool(digest),
             "record": None if record is None else os.path.abspath(record),

@@ -49,7 +49,7 @@ def summary(result: Result) -> str:
     return f"{shown(result.completed_ns)} of logical time, {count} reactions, lag at most {shown(result.lag_max_ns)}"
 
 
-def warnings(result: Result) -> list[str]:
+def problems(result: Result) -> list[str]:
     """A line for each kind of thing that is wrong."""
     late = [(name, counts) for name, counts in result.reactions.items() if counts["late"]]
     lines = _some("late", [f"{name}: {counts['late']} of {counts['count']}" for name, counts in late])

@@ -10,6 +10,7 @@ import os
 import select
 import signal
 import threading
+import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,13 @@ ASKED = (signal.SIGINT, signal.SIGTERM)
 """The first of them asks for the program's end, the second ends the process."""
 
 
+STOP_SIGNAL = signal.SIGUSR1
+"""Has a process of a program ask for the end of the program."""
+AT_ONCE_S = 0.2
+FOR_LAUNCHER = frozenset((signal.SIGINT, signal.SIGTERM))
+"""What only the launcher of several processes handles."""
+
+
 class Signals:
     """Collects signals. Outside of the main thread Python allows no handlers, and there are none to collect."""
 
@@ -28,6 +36,7 @@ class Signals:
         self.read_fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._before: list[tuple[signal.Signals, Any]] = []
         self._fd_before = -1
+        self._taken_at = -AT_ONCE_S
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -46,11 +55,17 @@ class Signals:
         os.close(self.read_fd)
 
     def taken(self) -> int:
-        """How many of the signals have come since the last call."""
+        """How many of the signals have come since the last call. Those that come at once count as one: some programs
+        signal a process and its group."""
         try:
-            return sum(number in ASKED for number in os.read(self.read_fd, 4096))
+            came = any(number in ASKED for number in os.read(self.read_fd, 4096))
         except BlockingIOError:
             return 0
+        now = time.monotonic()
+        if not came or now < self._taken_at + AT_ONCE_S:
+            return 0
+        self._taken_at = now
+        return 1
 
 
 class Watch:

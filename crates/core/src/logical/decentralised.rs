@@ -8,7 +8,8 @@
 //! - By default there is no offset: a federate waits until its inputs are known, for ever if need be. It skips what is
 //!   left of an offset once they are.
 //! - What makes an input known: a message, and the promise of its sender. A promise follows from the sender's next
-//!   event, its own inputs and its clock; it is sent with each tag, and at an interval while the sender waits.
+//!   event, its own inputs and its clock. It is sent with each tag, as soon as more is known of the near future, and at an
+//!   interval while the sender waits.
 //! - An input with a delay is known for that long from the start. At an open tag, inputs without one may still be unknown;
 //!   then their level waits, up to the offset and the offset within a tag.
 //! - A link that ends before its federate has resigned is a fault: it is reported, and its inputs stay absent.
@@ -30,6 +31,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 
+/// Up to so many intervals of null messages ahead, a promise is sent as soon as more is known.
+const NEAR_INTERVALS: u64 = 10;
+
 /// The settings of a federate.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct DecentralisedConfig {
@@ -41,7 +45,7 @@ pub struct DecentralisedConfig {
     /// How much longer to wait at an open tag, for inputs without a delay. In a zero-delay cycle, all members may open a
     /// tag only at their offsets, and send to each other at that tag from then on: use more than one round of messages.
     pub offset_within_tag: Duration,
-    /// The least time between two promises to one input while no tag completes.
+    /// The least time between two promises to one input while no tag completes and no more is known of the near future.
     pub null_interval: Duration,
     /// The most messages that are kept before the start.
     pub early_max: usize,
@@ -168,6 +172,8 @@ pub struct Decentralised<V> {
     /// Per input of another federate, what it was promised.
     promised: BTreeMap<ElementId, Tag>,
     promised_at: Instant,
+    /// Whether more is known of the inputs since the last promise.
+    knows_more: bool,
     early: Vec<PeerMessage<V>>,
     outbox: VecDeque<DecentralisedAction<V>>,
 }
@@ -206,6 +212,7 @@ impl<V: Value> Decentralised<V> {
             scheduler,
             promised: BTreeMap::new(),
             promised_at: Instant::ZERO,
+            knows_more: false,
             early: Vec::new(),
             outbox: VecDeque::new(),
             graph,
@@ -357,7 +364,8 @@ impl<V: Value> Decentralised<V> {
                 }
                 Some(Step::Fault(refused)) => return Some(DecentralisedAction::Fault(refused)),
                 None => {
-                    if now >= self.promised_at + self.config.null_interval {
+                    let is_due = now >= self.promised_at + self.config.null_interval;
+                    if is_due || self.knows_more && self.is_near(now) {
                         self.promise(now);
                     }
                     return self.outbox.pop_front();
@@ -390,6 +398,7 @@ impl<V: Value> Decentralised<V> {
 
     fn note_told(&mut self, input: ElementId, through: Tag) {
         if let Some(known) = self.known.get_mut(&input) {
+            self.knows_more |= through > known.through;
             known.told = known.told.max(through);
             known.through = known.through.max(through);
             // Of an input that it does not have, there is nothing to know.
@@ -404,7 +413,9 @@ impl<V: Value> Decentralised<V> {
         // A promise of the last tag or more is older than the decision.
         let stop = self.scheduler.stop();
         let is_old = known.is_direct && stop <= through;
-        known.through = known.through.max(if is_old { stop.before() } else { through });
+        let through = known.through.max(if is_old { stop.before() } else { through });
+        self.knows_more |= through > known.through;
+        known.through = through;
         // The scheduler revokes all but the infinite.
         let through = known.through.min(Tag::at(Duration::MAX, u32::MAX));
         self.scheduler.on_promise(input, through);
@@ -457,6 +468,14 @@ impl<V: Value> Decentralised<V> {
         }
     }
 
+    /// Whether a promise would be about the near future. Then it is sent as soon as more is known: others may wait for it,
+    /// and around a loop of short delays each promise takes all of them. Far ahead, they would only chase each other.
+    fn is_near(&self, now: Instant) -> bool {
+        let elapsed = self.scheduler.elapsed(now).unwrap_or(Duration::ZERO);
+        let horizon = elapsed + self.config.null_interval * NEAR_INTERVALS;
+        self.earliest(now) <= Tag::at(horizon, 0)
+    }
+
     /// Whether time alone, or what has come, would allow a further promise.
     fn would_promise(&self) -> bool {
         let has_clock = self
@@ -492,6 +511,7 @@ impl<V: Value> Decentralised<V> {
 
     fn promise_up_to(&mut self, earliest: Tag, now: Instant) {
         self.promised_at = now;
+        self.knows_more = false;
         let links: Vec<_> = self.links().collect();
         for link in links {
             if let Some(through) = self.promise_to(&link, earliest) {

@@ -184,6 +184,7 @@ struct Coordinator<'a> {
 struct Link {
     outbound: Outbound,
     is_connected: bool,
+    is_told_to_stop: bool,
 }
 
 impl<'a> Coordinator<'a> {
@@ -194,6 +195,7 @@ impl<'a> Coordinator<'a> {
             Ok(Link {
                 outbound: Outbound::open(&domain, &federate_channel(federate))?,
                 is_connected: false,
+                is_told_to_stop: false,
             })
         });
         let links = links.collect::<Result<_, Error>>()?;
@@ -230,9 +232,15 @@ impl<'a> Coordinator<'a> {
             if self.standby.is_over() || (self.is_over && is_flushed) {
                 return Ok(());
             }
-            if self.standby.shared.stop.swap(false, SeqCst) {
-                for link in &mut self.links {
+            if self.standby.shared.stop.load(SeqCst) {
+                // Those who come later are told then.
+                for link in self
+                    .links
+                    .iter_mut()
+                    .filter(|link| link.is_connected && !link.is_told_to_stop)
+                {
                     link.outbound.send(&ToFederate::<Carried<()>>::Stop)?;
+                    link.is_told_to_stop = true;
                 }
             }
             self.wait(is_flushed)?;

@@ -27,6 +27,10 @@ use std::time;
 const SLICE: time::Duration = time::Duration::from_millis(50);
 /// The longest it waits until its links are there.
 const CONNECTING_MAX: time::Duration = time::Duration::from_secs(5);
+/// How many messages wait for a reader before the federate pauses.
+const WAITING_MAX: usize = 1024;
+/// With so many events in its queue, a federate under decentralised coordination reads no more before it has worked.
+const EVENTS_MAX: usize = 16_384;
 /// After a short wait, it spins so long before it sleeps.
 const SPIN: time::Duration = time::Duration::from_micros(100);
 
@@ -133,9 +137,11 @@ struct Coordinated<V> {
     peers: BTreeMap<FederateId, Outbound>,
     /// Until when links may still be on their way after the start.
     connects_until: Option<time::Instant>,
+    /// Whether the end was asked for before the start.
+    stops_at_start: bool,
 }
 
-impl<V> Coordinated<V> {
+impl<V: coorp_core::logical::Value> Coordinated<V> {
     /// Sends what waits. Returns whether nothing waits any more.
     fn flush(&mut self) -> Result<bool, Error> {
         let mut is_flushed = true;
@@ -143,6 +149,19 @@ impl<V> Coordinated<V> {
             is_flushed &= link.flush()? || !link.is_connected();
         }
         Ok(is_flushed)
+    }
+
+    /// How many messages wait, on the link where most do.
+    fn waiting(&self) -> usize {
+        let links = self.peers.values().chain([&self.rti]);
+        links.map(Outbound::waiting).max().unwrap_or(0)
+    }
+
+    /// Whether it has so much to do that its inbox waits, and with it those who send to it directly. An RTI's grants must
+    /// not wait; it has limits of its own.
+    fn is_behind(&self, settings: &Settings) -> bool {
+        let scheduler = self.federate.scheduler();
+        settings.coordination != Coordination::Centralised && scheduler.events() >= EVENTS_MAX && scheduler.has_work()
     }
 
     /// Whether everything that it sends will arrive, or cannot.
@@ -253,6 +272,7 @@ impl<V: coorp_core::logical::Value> Mode<V> {
     fn request_stop(&mut self) {
         match self {
             Mode::Alone(scheduler) => Self::stop(scheduler, Tag::START),
+            Mode::Coordinated(this) if this.federate.scheduler().started_at().is_none() => this.stops_at_start = true,
             Mode::Coordinated(this) => this.federate.request_stop(),
         }
     }
@@ -317,8 +337,12 @@ impl<'a, R: Reactions> Driver<'a, R> {
             let (federate, peers) = match settings.coordination {
                 Coordination::Centralised => (Federate::new(Arc::clone(graph), id, config), BTreeMap::new()),
                 Coordination::Decentralised { offset } => {
+                    let is_in_cycle = graph.federate(id).is_some_and(|info| info.cycle.is_some());
+                    let within = offset.filter(|_| is_in_cycle).unwrap_or(Duration::ZERO);
                     let offsets = DecentralisedConfig {
                         offset,
+                        // Others of the cycle open the tag up to an offset later, and answer after another one.
+                        offset_within_tag: within + within + within,
                         ..DecentralisedConfig::default()
                     };
                     let federate = Federate::decentralised(Arc::clone(graph), id, config, offsets);
@@ -333,6 +357,7 @@ impl<'a, R: Reactions> Driver<'a, R> {
                 inbox: inbox(&domain, &federate_channel(id))?,
                 peers,
                 connects_until: None,
+                stops_at_start: false,
             }))
         };
         let outlets = Arc::new(outlets);
@@ -386,6 +411,8 @@ impl<'a, R: Reactions> Driver<'a, R> {
                 self.take_requests();
                 self.feed();
                 self.look_for_interrupts()?;
+                // One that is always behind hears the others too.
+                self.read()?;
             }
             if !self.read()? {
                 self.wait()?;
@@ -423,6 +450,10 @@ impl<'a, R: Reactions> Driver<'a, R> {
         if let Mode::Coordinated(this) = &mut self.mode {
             if !this.is_connected(&self.outlets) {
                 // What it sent now could be lost. All federates are there, so it is a matter of milliseconds.
+                return None;
+            }
+            if !self.is_flushed && this.waiting() >= WAITING_MAX {
+                // Those who read are behind: this federate waits for them.
                 return None;
             }
         }
@@ -573,6 +604,9 @@ impl<'a, R: Reactions> Driver<'a, R> {
             FederateAction::Started(at) => {
                 if let Mode::Coordinated(this) = &mut self.mode {
                     this.connects_until = Some(time::Instant::now() + CONNECTING_MAX);
+                    if this.stops_at_start {
+                        this.federate.request_stop();
+                    }
                 }
                 self.reactions.on_started(at);
             }
@@ -601,6 +635,9 @@ impl<'a, R: Reactions> Driver<'a, R> {
         };
         if !self.is_flushed {
             self.is_flushed = this.flush()?;
+        }
+        if this.is_behind(self.settings) {
+            return Ok(false);
         }
         let Some(payload) = this.inbox.try_recv()? else {
             return Ok(false);

@@ -39,6 +39,11 @@ impl Outbound {
         self.sender.readers() > 0
     }
 
+    /// How many messages wait here.
+    pub fn waiting(&self) -> usize {
+        self.backlog.len()
+    }
+
     /// Sends a message. Without anybody at the other end it is dropped.
     ///
     /// # Errors
