@@ -7,9 +7,9 @@ What has no type of its own in MessagePack is a list that begins with an extensi
 ...]. Nobody else's list begins so, because extensions themselves cannot be sent. A type is named `module:QualName`.
 
 Headers come from other processes, so `decode` trusts none: whatever the bytes, it raises ValueError or TypeError, and
-allocates no more than a multiple of their length. It imports the modules that are named. It creates objects of the
-dataclasses, named tuples and enumerations there without calling their code, apart from enumerations of flags. Pickled
-values are the exception, hence on request only.
+allocates no more than a multiple of their length. It imports no module. It creates objects of dataclasses, named
+tuples and enumerations that are here without calling their code, apart from enumerations of flags. Pickled values are
+the exception, hence on request only.
 
 Left out: subclasses of dict, list and ndarray; arrays of objects, and dtypes from other packages. Attributes of a
 dataclass that are not fields. Tensors on a GPU. Strides other than those of C and Fortran, which are copied.
@@ -391,17 +391,17 @@ def _name(kind: type) -> str:
 
 
 def _candidates(name: str) -> list[object]:
-    """The objects of this name."""
+    """The objects of this name. Modules are not imported: what they run then must not be for a sender to choose."""
     module_name, _, path = name.partition(":")
     if not all(part.isidentifier() for part in (*module_name.split("."), *path.split("."))):
         return []
     found = []
     for module in (LOADED, "__main__") if module_name == "__main__" else (module_name,):
         try:
-            target = sys.modules.get(module) or (None if module == LOADED else importlib.import_module(module))
+            target: object = sys.modules.get(module)
             for part in path.split("."):
                 target = getattr(target, part)
-        except (Exception, SystemExit):
+        except Exception:
             continue
         found.append(target)
     return found
@@ -418,7 +418,8 @@ def _found(name: str, what: str) -> Any:  # noqa: ANN401
     for candidate in _candidates(name):
         if isinstance(candidate, type) and matches(candidate):
             return candidate
-    raise ValueError(f"{name[:_PATH_SHOWN_MAX]!r} is no {what} in this process")
+    shown = repr(name[:_PATH_SHOWN_MAX])
+    raise ValueError(f"{shown} is no {what} in this process; import its module in the program's file")
 
 
 # dtypes: NumPy's own text, or [itemsize, [name, offset, dtype, shape], ...].
