@@ -474,3 +474,15 @@ def test_many_threads_encode_at_once() -> None:
 def test_nothing_here_was_pickled() -> None:
     for value in VALUES:
         assert pickle.PROTO + b"\x05" not in encode(value)[0]
+
+
+def test_a_header_that_was_decoded_before_is_checked_too() -> None:
+    image = np.arange(1000, dtype=np.uint16).reshape(20, 50)
+    header, parts = encode(image)
+    for _ in range(3):
+        again = decode(header, parts)
+        assert again.dtype == image.dtype and np.array_equal(again, image)
+        assert not again.flags.writeable and np.shares_memory(again, image)
+    for wrong in ([], [bytes(1998)], [np.zeros(2002, np.uint8)]):
+        with pytest.raises(ValueError):
+            decode(header, wrong)

@@ -6,9 +6,11 @@ line on its standard input before it begins. Until then it sends the number 0. T
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import json
 import select
+import signal
 import sys
 import threading
 import time
@@ -16,6 +18,7 @@ import time
 from determinism.bus import COCKPIT, DOOR, RELAY, Bus
 
 HELLO_S = 0.1
+PR_SET_PDEATHSIG = 1
 QUIET_S = 2.0
 """After so long without a message, the rest is missing."""
 
@@ -80,7 +83,8 @@ class Door:
 
 
 def main() -> None:
-    """Plays one part."""
+    """Plays one part, and ends with the study."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     module, role, folder, rounds, period_s = sys.argv[1:6]
     bus: Bus = importlib.import_module(f"determinism.peers.{module}").open_bus(role, folder)
     if role == COCKPIT:

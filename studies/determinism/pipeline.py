@@ -16,11 +16,14 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from coorp.reactor import Input, LogicalAction, Output, Program, Reactor, Timer, reaction, startup
 
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 PIXELS = (200, 500)
 """100 KB: goes through shared memory."""
 
@@ -30,6 +33,19 @@ def seed() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seed", type=int, default=1)
     return parser.parse_known_args()[0].seed
+
+
+class Readable(Protocol[T_co]):
+    """An input or an action."""
+
+    def get(self) -> T_co | None: ...
+
+
+def present(port: Readable[T]) -> T:
+    """Its value, where it triggers the reaction or is known to be present."""
+    value = port.get()
+    assert value is not None
+    return value
 
 
 @dataclass
@@ -43,7 +59,7 @@ class Box:
 class Camera(Reactor):
     """Images, and which one."""
 
-    gain, image = Input[float](), Output[dict[str, object]]()
+    gain, image = Input[float](), Output[dict[str, Any]]()
     tick = Timer(period="4ms")
 
     def __init__(self, number: int) -> None:
@@ -53,7 +69,7 @@ class Camera(Reactor):
 
     @reaction(gain)
     def adjust(self) -> None:
-        self.factor = self.gain.get()
+        self.factor = present(self.gain)
 
     @reaction(tick, effects=image)
     def grab(self) -> None:
@@ -79,12 +95,12 @@ class Lidar(Reactor):
 class Detector(Reactor):
     """Finds boxes, some of them a while later."""
 
-    image, boxes = Input[dict[str, object]](), Output[list[Box]]()
+    image, boxes = Input[dict[str, Any]](), Output[list[Box]]()
     later = LogicalAction[list[Box]]()
 
     @reaction(image, effects=[boxes, later])
     def detect(self) -> None:
-        pixels = self.image.get()["pixels"]
+        pixels = present(self.image)["pixels"]
         brightest = int(pixels.argmax())
         found = [Box(divmod(brightest, PIXELS[1]), float(pixels.mean()))]
         self.boxes.set(found)
@@ -93,7 +109,7 @@ class Detector(Reactor):
 
     @reaction(later, effects=boxes)
     def repeat(self) -> None:
-        self.boxes.set(self.later.get())
+        self.boxes.set(present(self.later))
 
 
 class Fusion(Reactor):
@@ -109,24 +125,24 @@ class Fusion(Reactor):
 
     @reaction(left, effects=[command, again])
     def on_left(self) -> None:
-        self.state = (self.state * 1.37 + sum(box.brightness for box in self.left.get())) % 1.0
+        self.state = (self.state * 1.37 + sum(box.brightness for box in present(self.left))) % 1.0
         self.again.schedule(3)
         self.command.set((self.state, 1))
 
     @reaction(right, effects=command)
     def on_right(self) -> None:
-        self.state = (self.state * 1.71 + len(self.right.get())) % 1.0
+        self.state = (self.state * 1.71 + len(present(self.right))) % 1.0
         self.command.set((self.state, 2))
 
     @reaction(scan, uses=[left, right], effects=command)
     def on_scan(self) -> None:
         seen = self.left.is_present() + 2 * self.right.is_present()
-        self.state = (self.state * 1.13 + float(self.scan.get()[seen])) % 1.0
+        self.state = (self.state * 1.13 + float(present(self.scan)[seen])) % 1.0
         self.command.set((self.state, 3))
 
     @reaction(again, effects=[again, gain])
     def settle(self) -> None:
-        left = self.again.get()
+        left = present(self.again)
         self.state = (self.state * 1.9) % 1.0
         if left:
             self.again.schedule(left - 1)
@@ -149,7 +165,7 @@ class Motor(Reactor):
 
     @reaction(command, effects=moved)
     def move(self) -> None:
-        speed, kind = self.command.get()
+        speed, kind = present(self.command)
         self.place += speed / kind
         self.moved.set(self.place)
 

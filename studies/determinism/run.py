@@ -28,6 +28,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -286,6 +287,8 @@ def main() -> int:
         "--rounds", type=int, default=300_000, help="of the runs that a claim needs; others have a 30th"
     )
     arguments = parser.parse_args()
+    # Ends as Ctrl-C does: what runs is stopped.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     many = arguments.rounds
     full = Effort(rounds=many, others=max(1, many // 30), slow=max(1, many // 360), pipeline="5s")
     effort = QUICK if arguments.quick else full

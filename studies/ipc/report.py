@@ -209,8 +209,10 @@ def draw(found: Found, modules: list[str], effort: Effort) -> None:
             for index, module in enumerate(modules):
                 medians = [found.p50(module, pattern, size, clock) for size in effort.sizes]
                 style = {"linewidth": 2.5} if transport(module).ours else {"linewidth": 1.3}
+                # There are ten colours.
+                line = f"C{index}{'o-' if index < 10 else 's--'}"
                 if not all(map(math.isnan, medians)):
-                    panel.plot(megabytes, medians, f"C{index}o-", markersize=4, label=transport(module).name, **style)
+                    panel.plot(megabytes, medians, line, markersize=4, label=transport(module).name, **style)
             for name, means in published.MEAN_LATENCY_MS.items() if clock == READ_PRIVATE else ():
                 points = {size / MB: float(mean) for size, mean in means.items()}
                 marker = "x" if "HPRM" in name else "+"

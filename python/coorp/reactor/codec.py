@@ -54,6 +54,9 @@ _HEADER_BYTES_MAX = 512 << 10
 """A longer header is a part itself."""
 _SHAPE_MAX = 32
 _PATH_SHOWN_MAX = 200
+_KNOWN_MAX = 256
+_KNOWN_BYTES_MAX = 256
+"""Headers of arrays that are remembered, and their length."""
 
 (
     _TUPLE,
@@ -90,6 +93,10 @@ def encode(value: object, *, pickle: bool = False) -> tuple[bytes, list[Buffer]]
 
     Raises TypeError, with the place inside the value, for what cannot be sent. With `pickle`, what pickle takes can.
     """
+    if type(value) is np.ndarray and value.nbytes > _INLINE_ARRAY_BYTES_MAX and value.flags.c_contiguous:
+        header = _header_of_array(value.dtype, value.shape)
+        if header is not None:
+            return header, [cast("Any", value.reshape(-1).view(np.uint8))]
     encoder = _Encoder(pickle)
     try:
         plain = encoder.plain(value, 0)
@@ -116,6 +123,9 @@ def decode(header: bytes | memoryview, parts: Sequence[object], *, pickle: bool 
     decoder = _Decoder(parts, pickle)
     try:
         header = bytes(header)
+        known = _known_arrays.get(header)
+        if known is not None and len(parts) == 1:
+            return _array_of(decoder.data(0), *known)
         if header == _HEADER_AWAY:
             header = decoder.data(len(parts) - 1).tobytes()
         check_header(header, _WIRE_DEPTH_MAX, _INTEGER)
@@ -132,7 +142,41 @@ def decode(header: bytes | memoryview, parts: Sequence[object], *, pickle: bool 
         raise ValueError(f"not a value of this version: {error}") from error
     if decoder.marks:
         raise ValueError("not a value of this version: a mark where none belongs")
+    if type(value) is np.ndarray and len(header) <= _KNOWN_BYTES_MAX:
+        _note_known(header, value)
     return value
+
+
+@functools.lru_cache(maxsize=_KNOWN_MAX)
+def _header_of_array(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes | None:
+    """The header of an array in C order that is the only part; none if it needs more care.
+
+    Such arrays come by the thousand, and after each the caches are cold: the less code, the sooner they arrive.
+    """
+    if dtype.hasobject or not dtype.itemsize or dtype.fields is not None:
+        return None
+    try:
+        wire = _dtype_out(dtype)
+    except _RefusedError:
+        return None
+    return cast("bytes", _threads.packer.pack([_ARRAY, 0, wire, list(shape), False]))
+
+
+_known_arrays: dict[bytes, tuple[np.dtype[Any], tuple[int, ...]]] = {}
+"""What headers say that were decoded before, if they are `_header_of_array`."""
+
+
+def _note_known(header: bytes, array: npt.NDArray[Any]) -> None:
+    if len(_known_arrays) < _KNOWN_MAX and header == _header_of_array(array.dtype, array.shape):
+        _known_arrays[header] = array.dtype, array.shape
+
+
+def _array_of(data: npt.NDArray[np.uint8], dtype: np.dtype[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    if math.prod(shape) * dtype.itemsize != data.nbytes:
+        raise ValueError(f"an array of shape {shape} and {data.nbytes} bytes")
+    array = data.view(dtype).reshape(shape)
+    array.setflags(write=False)
+    return array
 
 
 class _Threads(threading.local):

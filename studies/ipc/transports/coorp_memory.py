@@ -34,8 +34,9 @@ class MemorySender(Sender):
         self._sender.send(b"", [array])
 
     def load(self, array: np.ndarray) -> None:
-        self._array = self._sender.loan([len(array)]).array(np.uint8, len(array))
-        self._array[:] = array
+        loaned = self._sender.loan([len(array)]).array(np.uint8, len(array))
+        loaned[:] = array
+        self._array = loaned
 
     def send_loaded(self) -> None:
         self._sender.send(b"", [self._array])
