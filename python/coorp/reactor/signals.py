@@ -24,7 +24,7 @@ ASKED = (signal.SIGINT, signal.SIGTERM)
 
 STOP_SIGNAL = signal.SIGUSR1
 """Has a process of a program ask for the end of the program."""
-AT_ONCE_S = 0.2
+AT_ONCE_S = 0.05
 FOR_LAUNCHER = frozenset((signal.SIGINT, signal.SIGTERM))
 """What only the launcher of several processes handles."""
 
