@@ -9,6 +9,12 @@ The camera sends a view from above to the agent, a policy trained by PPO, and a 
 The fusion slows the agent's plan down for obstacles in the way, and brakes if the two took too long. The command takes
 effect one period after the frame, in logical time. So the same frames give the same commands on one core, on two, or
 in four processes, unless a deadline is missed; with `--fast` none is. The last lines show a digest of all commands.
+
+On two robots over emulated WiFi, with the frames as bulk:
+
+    coorp keys init examples/drive/team.toml
+    sudo coorp emu examples/drive/team.toml -- coorp run examples/drive/app.py --fast --timeout 3s \\
+        --place examples/drive/robots.toml --team examples/drive/team.toml
 """
 
 from __future__ import annotations

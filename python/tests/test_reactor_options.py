@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import numbers
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import pytest
 
 from coorp.reactor import Input, Output, PhysicalAction, Program, ProgramError, Reactor, Timer, reaction, startup
+from coorp.reactor.sendable import unsendable
 
 LIMIT_S = 60.0
 APP = """
@@ -296,3 +300,27 @@ app.connect(source.out, sink.i)
     assert f"{file}:18: source.out ({file}:11) and sink.i are in different processes" in refused.stderr
     assert "socket.socket cannot be sent" in refused.stderr
     assert coorp(file, "--place", "processes", "--pickle").returncode == 0
+
+
+def test_types_that_may_be_sent_are_not_refused() -> None:
+    @dataclass
+    class Plain:
+        number: int
+
+    class Base:
+        pass
+
+    @dataclass
+    class Known(Base):
+        number: int
+
+    class Fields(TypedDict):
+        image: np.ndarray
+
+    class Locked(TypedDict):
+        lock: threading.Event
+
+    fine = (Any, object, int, None, Plain, Base, Fields, list[Plain], dict[str, Any], numbers.Number, Sequence[int])
+    assert [unsendable(kind) for kind in (*fine, int | threading.Event, Callable[[], int])] == [None] * 13
+    for kind in (threading.Event, list[threading.Event], Locked, tuple[int, threading.Event]):
+        assert unsendable(kind) is threading.Event

@@ -7,8 +7,8 @@ and is refused with its place in the value when it is sent.
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import typing
+from abc import ABCMeta
 from typing import Any, get_args, get_origin
 
 from coorp.reactor.codec import can_encode
@@ -29,8 +29,11 @@ def unsendable(hint: Any, depth: int = 0) -> Any:  # noqa: ANN401
         origin = get_origin(hint)
         within = (part for part in found if part is not None) if origin in (list, tuple, dict, set, frozenset) else ()
         return next(iter(within), None)
-    if hint in (Any, object) or not isinstance(hint, type) or inspect.isabstract(hint) or _is_protocol(hint):
+    if hint in (Any, object) or not isinstance(hint, type) or isinstance(hint, ABCMeta):
+        # Classes that are not subclasses may be registered with an abstract one, as `int` is with `numbers.Number`.
         return None
+    if typing.is_typeddict(hint):
+        return _in_fields(hint, depth)
     if not any(map(can_encode, _with_subclasses(hint))):
         return hint
     return _in_fields(hint, depth) if dataclasses.is_dataclass(hint) else None
@@ -42,7 +45,8 @@ def _in_fields(kind: type, depth: int) -> Any:  # noqa: ANN401
     except Exception:
         # Names that only a type checker sees.
         return None
-    found = (unsendable(hints.get(field.name, Any), depth + 1) for field in dataclasses.fields(kind))
+    names = [field.name for field in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else list(hints)
+    found = (unsendable(hints.get(name, Any), depth + 1) for name in names)
     return next((part for part in found if part is not None), None)
 
 
@@ -51,7 +55,3 @@ def _with_subclasses(kind: type) -> list[type]:
     for known in found:
         found += [each for each in type.__subclasses__(known) if each not in found]
     return found
-
-
-def _is_protocol(kind: type) -> bool:
-    return bool(getattr(kind, "_is_protocol", False))
