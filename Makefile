@@ -63,6 +63,7 @@ lab:
 
 studies: package build
 	@$(call live_faults,$(LIVE_FAULT_SEEDS_STUDIES))
+	COORP_LOCAL_FAULT_RUNS=200 cargo test --release --locked -p coorp-local --test faults --test run_deaths
 	@set -e; for study in $(STUDIES); do echo "== $$study"; $(PYTHON) $$study; done
 
 lint: package
