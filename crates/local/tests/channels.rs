@@ -508,7 +508,7 @@ fn a_kept_payload_stays_until_its_readers_and_its_keeper_have_dropped_it() {
             assert_eq!(sent.used_bytes(), 0);
             continue;
         }
-        // What is sent meanwhile lies elsewhere.
+        // Payloads sent in the meantime use other memory.
         for byte in 0..20 {
             sent.send_copy(&[byte; PAYLOAD]).unwrap();
             assert_eq!(first_byte(&mut read), byte);

@@ -436,7 +436,7 @@ impl<V: Value> Federate<V> {
     }
 
     fn resign(&mut self) {
-        // What is still on its way from other federates may be a violation.
+        // Messages still in flight from other federates may be violations.
         let has_heard = match &self.core {
             Core::Granted(_) => true,
             Core::Alone(decentralised) => decentralised.has_heard_all(),

@@ -34,7 +34,7 @@ const EVENTS_MAX: usize = 16_384;
 /// After a short wait, it spins so long before it sleeps.
 const SPIN: time::Duration = time::Duration::from_micros(100);
 
-/// Who decides when a federate advances. The same for all federates of a program, and for their coordinators.
+/// The kind of coordination. All federates of a program and their coordinators must use the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Coordination {
     /// The RTI grants tags (Kwok, section IV-A).
@@ -50,7 +50,7 @@ pub enum Coordination {
 /// How a federate runs.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Who decides when it advances.
+    /// The kind of coordination.
     pub coordination: Coordination,
     /// The name of the program's domain: the same for all its federates, and for no other program.
     pub domain: String,
@@ -122,7 +122,7 @@ const AHEAD: usize = 1024;
 
 type Value<R> = Carried<<R as Reactions>::Object>;
 
-/// Who decides when to advance.
+/// The state machine that lets this federate advance, and its links.
 enum Mode<V> {
     Alone(Box<Scheduler<V>>),
     Coordinated(Box<Coordinated<V>>),
@@ -779,7 +779,7 @@ impl<'a, R: Reactions> Driver<'a, R> {
         self.mode.request_stop();
     }
 
-    /// What was decided last has to reach the RTI.
+    /// Sends the last messages before the links close.
     fn flush_at_end(&mut self) {
         let until = time::Instant::now() + SLICE;
         if let Mode::Coordinated(this) = &mut self.mode {

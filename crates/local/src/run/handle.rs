@@ -98,7 +98,7 @@ impl<T> Handle<T> {
         self.shared.rung.load(SeqCst)
     }
 
-    /// What was scheduled since the last call, and whether the end was asked for.
+    /// Takes the physical actions scheduled since the last call, and whether a stop was requested.
     pub(super) fn take(&self) -> (Vec<(ElementId, Option<T>)>, bool) {
         if !self.shared.rung.swap(false, SeqCst) {
             return (Vec::new(), false);

@@ -173,7 +173,7 @@ impl Journal {
         }
     }
 
-    /// What came from the physical world, in order of tags, and each once.
+    /// The physical inputs of the run, each once and ordered by tag.
     ///
     /// # Errors
     /// If a name in it is not of this program.

@@ -163,7 +163,7 @@ impl Link for NodeLink {
     }
 
     fn send_bulk(&mut self, to: RobotId, name: &str, slices: &[&[u8]]) -> Result<bool, String> {
-        // What was refused is offered again before anything else.
+        // Bulk that the node refused goes first.
         let stream = match self.unfinished.remove(&to) {
             Some(stream) => stream,
             None => self.write(to, name, slices)?,

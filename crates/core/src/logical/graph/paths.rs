@@ -254,7 +254,7 @@ impl Search {
         for node in self.reached.drain(..) {
             self.least[node] = None;
         }
-        // What is reached without a delay needs no order.
+        // Nodes reached without a delay need no order.
         let mut stack = self.starts[usize::from(from.0)].clone();
         for start in &stack {
             self.least[*start] = Some(Delay::NONE);

@@ -27,7 +27,7 @@ impl Value for String {}
 pub struct SchedulerConfig {
     /// Do not wait for the clock, and take no reaction for late.
     pub fast: bool,
-    /// What is physical comes from a recording: of actions and physical connections, only [`Scheduler::on_recorded`] counts.
+    /// Physical actions and physical connections are taken from a recording, through [`Scheduler::on_recorded`] alone.
     ///
     /// [`Scheduler::on_recorded`]: super::Scheduler::on_recorded
     pub replay: bool,

@@ -101,7 +101,7 @@ impl Held {
         needs.is_some_and(|needed| !payloads.is_published(needed.output, needed.number))
     }
 
-    /// Whose payload it waits for.
+    /// The federate whose payload this message waits for.
     pub fn sender(&self) -> Option<FederateId> {
         self.needs.map(|needed| needed.sender)
     }

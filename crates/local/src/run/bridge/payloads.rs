@@ -51,7 +51,7 @@ pub(super) struct Payloads {
     incoming: BTreeMap<ElementId, Incoming>,
     /// What each robot has yet to get.
     unsent: BTreeMap<RobotId, VecDeque<(ElementId, u64, Arc<Payload>)>>,
-    /// What is not published yet, as there was no room.
+    /// Payloads that could not be published yet because the store was full.
     arrived: VecDeque<Arrived>,
     /// The run, once it is known.
     pub run: Option<u64>,

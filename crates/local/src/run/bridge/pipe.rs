@@ -294,7 +294,7 @@ impl Pipe {
             pieces,
             is_end,
         };
-        // What has no form is sent as nothing; a packet always has one.
+        // Encoding a packet cannot fail. If it did, the empty packet would count as lost.
         postcard::to_allocvec(&packet).unwrap_or_default()
     }
 

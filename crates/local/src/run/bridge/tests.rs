@@ -10,7 +10,7 @@ use std::thread;
 /// How long bulk takes, always.
 const BULK: time::Duration = time::Duration::from_millis(4);
 
-/// What is on its way.
+/// Packets and payloads in flight.
 enum Flying {
     Packet(Vec<u8>),
     Bulk(String, Vec<u8>),
