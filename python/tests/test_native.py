@@ -309,7 +309,8 @@ def test_the_stub_describes_the_module_as_it_is() -> None:
     def described(body: list[ast.stmt]) -> set[str]:
         return {node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
 
-    assert described(stub.body) == public(_native)
+    # Types of dictionaries are private: they exist in the stub alone.
+    assert {name for name in described(stub.body) if not name.startswith("_")} == public(_native)
     for node in stub.body:
         if isinstance(node, ast.ClassDef):
             kind = getattr(_native, node.name)
