@@ -50,6 +50,8 @@ pub(crate) struct Reader {
     queued: Box<[u16]>,
     slots: Box<[Option<Reference>]>,
     vacant: Vec<u16>,
+    /// Whether something was put since it was last looked whether the reader sleeps.
+    is_unaware: bool,
 }
 
 impl Reader {
@@ -66,6 +68,7 @@ impl Reader {
             queued,
             slots: vec![None; slots].into(),
             vacant: (0..slots as u16).collect(),
+            is_unaware: false,
         }
     }
 
@@ -256,7 +259,8 @@ impl Outbox {
         self.readers.iter_mut().find_map(Reader::shortage)
     }
 
-    /// Sends a payload to every reader, and returns how many. There is room, [`Outbox::shortage`] said so.
+    /// Sends a payload to every reader, and returns how many. There is room, [`Outbox::shortage`] said so. Readers that sleep
+    /// do so until [`Outbox::wake`].
     pub fn send(&mut self, claim: Claim, kept: Option<ChunkId>) -> usize {
         let references = self.readers.len();
         let offset = claim.start() as u64;
@@ -290,11 +294,20 @@ impl Outbox {
             reader.queued[(reader.tail % length) as usize] = slot;
             reader.ring.put(reader.tail, Entry { slot, offset });
             reader.tail += 1;
+            reader.is_unaware = true;
+        }
+        references
+    }
+
+    /// Wakes the readers that sleep and were sent something since.
+    pub fn wake(&mut self) {
+        let unaware = self.readers.iter_mut().filter(|reader| reader.is_unaware);
+        for reader in unaware {
+            reader.is_unaware = false;
             if reader.ring.must_wake_receiver() {
                 reader.bell.ring();
             }
         }
-        references
     }
 
     fn insert(&mut self, chunk: Chunk) -> usize {

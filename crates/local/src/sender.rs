@@ -226,7 +226,14 @@ impl Sender {
     /// If the loan is another sender's.
     // The payload is in the error so that 50 MB need not be written again.
     #[allow(clippy::result_large_err)]
-    pub fn send(&mut self, mut loan: Loan) -> Result<usize, Unsent> {
+    pub fn send(&mut self, loan: Loan) -> Result<usize, Unsent> {
+        let sent = self.queue(loan);
+        self.wake();
+        sent
+    }
+
+    #[allow(clippy::result_large_err)]
+    fn queue(&mut self, mut loan: Loan) -> Result<usize, Unsent> {
         assert!(self.has_loaned(&loan), "a loan is sent by the sender that made it");
         let sent = self.when_possible(|outbox| {
             if let Some(shortage) = outbox.shortage() {
@@ -254,9 +261,26 @@ impl Sender {
     ///
     /// As for both.
     pub fn send_copy(&mut self, bytes: &[u8]) -> Result<usize, Error> {
+        let sent = self.queue_copy(bytes);
+        self.wake();
+        sent
+    }
+
+    /// Sends a copy, but lets receivers that sleep do so until [`Sender::wake`]: several messages cost one wake, and the
+    /// woken do not take this core before the last message is sent.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Sender::send_copy`].
+    pub fn queue_copy(&mut self, bytes: &[u8]) -> Result<usize, Error> {
         let mut loan = self.loan(bytes.len())?;
         loan.part_mut(0).copy_from_slice(bytes);
-        Ok(self.send(loan)?)
+        Ok(self.queue(loan)?)
+    }
+
+    /// Wakes the receivers that sleep and were sent something since.
+    pub fn wake(&mut self) {
+        lock(&self.outgoing.outbox).wake();
     }
 
     /// How many readers there are.

@@ -400,7 +400,10 @@ impl<'a, R: Reactions> Driver<'a, R> {
             self.feed();
             while let Some(next) = self.next() {
                 match next {
-                    Next::Run(tag, lag, ready) => self.react(Moment { tag, lag }, &ready)?,
+                    Next::Run(tag, lag, ready) => {
+                        self.flush()?;
+                        self.react(Moment { tag, lag }, &ready)?;
+                    }
                     Next::Federate(action) => self.act(action)?,
                     Next::Fault(refused) => self.fail(Failure::Fault(self.describe(&refused))),
                     Next::Ended => {
@@ -414,6 +417,7 @@ impl<'a, R: Reactions> Driver<'a, R> {
                 // One that is always behind hears the others too.
                 self.read()?;
             }
+            self.flush()?;
             if !self.read()? {
                 self.wait()?;
                 self.look_for_interrupts()?;
@@ -628,14 +632,21 @@ impl<'a, R: Reactions> Driver<'a, R> {
         Ok(())
     }
 
+    /// Sends what waits, and wakes those who got something.
+    fn flush(&mut self) -> Result<(), Failure> {
+        if let Mode::Coordinated(this) = &mut self.mode {
+            if !self.is_flushed {
+                self.is_flushed = this.flush()?;
+            }
+        }
+        Ok(())
+    }
+
     /// Takes one message, if there is one.
     fn read(&mut self) -> Result<bool, Failure> {
         let Mode::Coordinated(this) = &mut self.mode else {
             return Ok(false);
         };
-        if !self.is_flushed {
-            self.is_flushed = this.flush()?;
-        }
         if this.is_behind(self.settings) {
             return Ok(false);
         }

@@ -12,11 +12,13 @@ const QUEUE_MESSAGES: usize = 1024;
 /// How soon to try again while messages wait.
 pub(super) const RETRY: Duration = Duration::from_millis(1);
 
-/// The sending end of a link. Never blocks: what does not fit waits here.
+/// The sending end of a link. Never blocks: what does not fit waits here. Its receiver is woken by [`Outbound::flush`] only,
+/// so that all that belongs together comes at once.
 #[derive(Debug)]
 pub(super) struct Outbound {
     sender: Sender,
     backlog: VecDeque<Vec<u8>>,
+    is_quiet: bool,
 }
 
 impl Outbound {
@@ -31,6 +33,7 @@ impl Outbound {
         Ok(Outbound {
             sender: domain.sender(channel, options)?,
             backlog: VecDeque::new(),
+            is_quiet: false,
         })
     }
 
@@ -73,7 +76,7 @@ impl Outbound {
         Ok(())
     }
 
-    /// Sends what waits, as far as it fits. Returns whether nothing waits any more.
+    /// Sends what waits, as far as it fits, and wakes the receiver. Returns whether nothing waits any more.
     ///
     /// # Errors
     /// If the system refuses.
@@ -81,14 +84,18 @@ impl Outbound {
         while let Some(bytes) = self.backlog.pop_front() {
             if !self.put(&bytes)? {
                 self.backlog.push_front(bytes);
-                return Ok(false);
+                break;
             }
         }
-        Ok(true)
+        if std::mem::take(&mut self.is_quiet) {
+            self.sender.wake();
+        }
+        Ok(self.backlog.is_empty())
     }
 
     fn put(&mut self, bytes: &[u8]) -> Result<bool, Error> {
-        match self.sender.send_copy(bytes) {
+        self.is_quiet = true;
+        match self.sender.queue_copy(bytes) {
             Ok(_) => Ok(true),
             Err(Error::Full { .. }) => Ok(false),
             Err(error) => Err(error),
