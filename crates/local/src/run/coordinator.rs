@@ -5,7 +5,7 @@
 //! time of the program's clock at which it took the office, so it is greater than that of every earlier one.
 
 use super::carried::Carried;
-use super::frames::{decode, inbox, Outbound, RETRY};
+use super::frames::{decode, inbox, Outbound, QUEUE_MESSAGES, RETRY};
 use super::{Clock, Failure};
 use crate::bell::{wait_any, Bell};
 use crate::name::Name;
@@ -221,8 +221,13 @@ impl<'a> Coordinator<'a> {
     fn run(mut self) -> Result<(), Failure> {
         loop {
             let gone = self.look()?;
-            // Whatever a dead federate sent has arrived by now.
-            self.read()?;
+            // Whatever a dead federate sent has arrived by now: no more than its queue holds.
+            let most = if gone.is_empty() {
+                BURST
+            } else {
+                QUEUE_MESSAGES * self.links.len()
+            };
+            self.read(most)?;
             for federate in gone {
                 self.rti.on_gone(federate, self.clock.now());
             }
@@ -273,8 +278,8 @@ impl<'a> Coordinator<'a> {
         Ok(gone)
     }
 
-    fn read(&mut self) -> Result<(), Failure> {
-        for _ in 0..BURST {
+    fn read(&mut self, most: usize) -> Result<(), Failure> {
+        for _ in 0..most {
             let Some(payload) = self.inbox.try_recv()? else {
                 return Ok(());
             };

@@ -8,7 +8,7 @@ use std::time::Duration;
 /// The most messages that wait for a receiver that does not keep up, besides those in its queue.
 const BACKLOG_MAX: usize = 65_536;
 /// How many messages a receiver can be behind before they wait here.
-const QUEUE_MESSAGES: usize = 1024;
+pub(super) const QUEUE_MESSAGES: usize = 1024;
 /// How soon to try again while messages wait.
 pub(super) const RETRY: Duration = Duration::from_millis(1);
 
