@@ -15,6 +15,8 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::pipe::{pipe_with, PipeFlags};
 
+use crate::Error;
+
 /// How many bytes of rings are forgotten at once, and how often: all that a pipe has.
 const RINGS_BYTES: usize = 4096;
 const READS_MAX: usize = 16;
@@ -24,15 +26,17 @@ const READS_MAX: usize = 16;
 pub(crate) struct Bell(OwnedFd);
 
 impl Bell {
-    pub fn new() -> io::Result<Self> {
+    pub fn new() -> Result<Self, Error> {
+        Self::open().map(Self).map_err(Error::system("create a pipe"))
+    }
+
+    fn open() -> Result<OwnedFd, Errno> {
         let (read, _write) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
         let path = format!("/proc/self/fd/{}", read.as_raw_fd());
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        match rustix::fs::open(path, flags, Mode::empty()) {
-            Ok(both) => Ok(Self(both)),
-            // Nothing is mounted there.
-            Err(_) => Ok(Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)),
-        }
+        // Nothing may be mounted there.
+        rustix::fs::open(path, flags, Mode::empty())
+            .or_else(|_| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK))
     }
 
     /// A bell that a peer sent. Reading or writing something else in its place harms only the peer.

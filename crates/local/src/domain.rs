@@ -75,10 +75,7 @@ impl Domain {
             what: "name a socket",
             source,
         })?;
-        let wake = Bell::new().map_err(|source| Error::System {
-            what: "create a pipe",
-            source,
-        })?;
+        let wake = Bell::new()?;
         let shared = Arc::new(Shared {
             wake,
             commands: Mutex::new(Vec::new()),

@@ -104,10 +104,7 @@ pub(crate) struct Incoming {
 
 impl Incoming {
     pub fn new(id: EndpointId, channel: Name) -> Result<Self, Error> {
-        let bell = Bell::new().map_err(|source| Error::System {
-            what: "create a pipe",
-            source,
-        })?;
+        let bell = Bell::new()?;
         Ok(Self {
             id,
             channel,

@@ -93,10 +93,7 @@ impl Outgoing {
     pub fn new(id: EndpointId, channel: Name, options: SenderOptions, memory_name: &str) -> Result<Self, Error> {
         options.check()?;
         let outbox = Outbox::new(Store::new(memory_name, options.store_bytes, options.idle_bytes)?);
-        let room = Bell::new().map_err(|source| Error::System {
-            what: "create a pipe",
-            source,
-        })?;
+        let room = Bell::new()?;
         let (arena, outbox) = (outbox.arena().clone(), Mutex::new(outbox));
         Ok(Self {
             id,

@@ -10,6 +10,7 @@ use super::failover_epoch as epoch;
 use super::program::{ActionKind, Connection, Program, Reaction, Reactor};
 use super::protocol::{Down, Envelope, Up};
 use super::reference::{self, Brains, Death, Kinds, Random};
+use super::tests::ms;
 use super::*;
 use crate::{Duration, Instant};
 use std::collections::hash_map::DefaultHasher;
@@ -329,10 +330,6 @@ fn explore(program: &Program, bounds: Bounds) -> Found {
         }
     }
     found
-}
-
-fn ms(ms: u64) -> Duration {
-    Duration::from_millis(ms)
 }
 
 fn program(federates: u16, reactors: Vec<Reactor>, connections: Vec<Connection>) -> Program {

@@ -3,11 +3,23 @@
 use super::reference::{self, Kinds, Random};
 use super::world::{Scenario, World};
 use super::*;
-use crate::Duration;
+use crate::{Duration, Instant};
 use proptest::prelude::*;
 use std::sync::Arc;
 
 const MS: u64 = 1_000_000;
+
+pub(super) fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+pub(super) fn at(ms: u64) -> Instant {
+    Instant::from_nanos(ms * MS)
+}
+
+pub(super) fn tag(time: u64, microstep: u32) -> Tag {
+    Tag::at(ms(time), microstep)
+}
 
 /// Returns the number of violations.
 fn random_run(seed: u64, adjust: impl Fn(&mut Random, &mut Kinds, &mut Scenario)) -> Result<u64, String> {

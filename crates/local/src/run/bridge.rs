@@ -129,10 +129,7 @@ impl Arrivals {
     pub const BULK_PREFIX: &str = NAME_PREFIX;
 
     fn new() -> Result<Self, Error> {
-        let bell = Bell::new().map_err(|source| Error::System {
-            what: "create an eventfd",
-            source,
-        })?;
+        let bell = Bell::new()?;
         let shared = Arc::new(Shared {
             bell,
             quit: AtomicBool::new(false),

@@ -89,10 +89,7 @@ impl Standby {
     /// # Errors
     /// If the system has no descriptor left.
     pub fn new() -> Result<Self, Error> {
-        let bell = Bell::new().map_err(|source| Error::System {
-            what: "create a pipe",
-            source,
-        })?;
+        let bell = Bell::new()?;
         let shared = Arc::new(Shared {
             bell,
             quit: AtomicBool::new(false),

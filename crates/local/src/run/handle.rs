@@ -41,10 +41,7 @@ impl<T> Handle<T> {
     /// # Errors
     /// If the system has no descriptor left.
     pub fn new() -> Result<Self, Error> {
-        let bell = Bell::new().map_err(|source| Error::System {
-            what: "create a pipe",
-            source,
-        })?;
+        let bell = Bell::new()?;
         let shared = Arc::new(Shared {
             bell,
             scheduled: Mutex::new(Vec::new()),

@@ -1,5 +1,6 @@
 use super::super::program::{ActionKind, Connection, Program, Reaction, Reactor};
 use super::super::reference::{self, Brains, Kinds, Random, Record};
+use super::super::tests::{at, ms, tag};
 use super::*;
 use proptest::prelude::*;
 use std::cmp::Reverse;
@@ -8,18 +9,6 @@ use std::collections::BinaryHeap;
 const MS: u64 = 1_000_000;
 const A: FederateId = FederateId(0);
 const B: FederateId = FederateId(1);
-
-fn ms(ms: u64) -> Duration {
-    Duration::from_millis(ms)
-}
-
-fn at(ms: u64) -> Instant {
-    Instant::from_nanos(ms * MS)
-}
-
-fn tag(ms: u64) -> Tag {
-    Tag::at(Duration::from_millis(ms), 0)
-}
 
 /// a ticks, b joins what a sends with ticks of its own.
 fn joining(after: Duration) -> Arc<Graph> {
@@ -78,7 +67,7 @@ fn rule_12_without_an_offset_it_waits_for_ever_and_with_one_it_does_not() {
     let mut hasty = federate(&graph, B, Some(ms(3)));
     assert_eq!(runs(&mut hasty, at(11)), None, "the tag is open, but its input unknown");
     assert_eq!(hasty.next_deadline(), Some(at(12)));
-    assert_eq!(runs(&mut hasty, at(12)), Some(tag(0)));
+    assert_eq!(runs(&mut hasty, at(12)), Some(tag(0, 0)));
     assert_eq!(runs(&mut hasty, at(12)), None);
     assert_eq!(
         hasty.next_deadline(),
@@ -86,18 +75,24 @@ fn rule_12_without_an_offset_it_waits_for_ever_and_with_one_it_does_not() {
         "the next tag, which nobody has promised anything of"
     );
     assert_eq!(runs(&mut hasty, at(21)), None);
-    assert_eq!(runs(&mut hasty, at(22)), Some(tag(10)));
+    assert_eq!(runs(&mut hasty, at(22)), Some(tag(10, 0)));
 }
 
 #[test]
 fn rule_12_what_is_left_of_an_offset_is_skipped_once_inputs_are_known() {
     let graph = joining(ms(0));
     let input = graph.find("b.in").unwrap();
-    for message in [value(&graph, tag(0)), PeerMessage::Known { input, through: tag(0) }] {
+    for message in [
+        value(&graph, tag(0, 0)),
+        PeerMessage::Known {
+            input,
+            through: tag(0, 0),
+        },
+    ] {
         let mut b = federate(&graph, B, Some(ms(50)));
         assert_eq!(runs(&mut b, at(1)), None);
         b.on_message(message, at(1));
-        assert_eq!(runs(&mut b, at(1)), Some(tag(0)));
+        assert_eq!(runs(&mut b, at(1)), Some(tag(0, 0)));
     }
 }
 
@@ -114,21 +109,21 @@ fn rule_12_messages_during_the_first_wait_and_before_the_start_are_accepted() {
     let graph = joining(ms(0));
     let mut b = federate(&graph, B, Some(ms(50)));
     assert_eq!(runs(&mut b, at(1)), None);
-    b.on_message(value(&graph, tag(0)), at(2));
-    assert_eq!(runs(&mut b, at(2)), Some(tag(0)));
+    b.on_message(value(&graph, tag(0, 0)), at(2));
+    assert_eq!(runs(&mut b, at(2)), Some(tag(0, 0)));
 
     let mut b = Decentralised::new(Arc::clone(&graph), B, DecentralisedConfig::default()).unwrap();
-    b.on_message(value(&graph, tag(0)), at(0));
+    b.on_message(value(&graph, tag(0, 0)), at(0));
     b.start(at(5), at(1));
     assert_eq!(runs(&mut b, at(4)), None);
-    assert_eq!(runs(&mut b, at(5)), Some(tag(0)));
+    assert_eq!(runs(&mut b, at(5)), Some(tag(0, 0)));
 }
 
 #[test]
 fn rule_12_delayed_inputs_are_known_from_the_start() {
     let graph = joining(ms(5));
     let mut b = federate(&graph, B, None);
-    assert_eq!(runs(&mut b, at(0)), Some(tag(0)), "nothing can arrive before 5 ms");
+    assert_eq!(runs(&mut b, at(0)), Some(tag(0, 0)), "nothing can arrive before 5 ms");
     assert_eq!(runs(&mut b, at(10)), None, "but before 10 ms it can");
 }
 
@@ -137,9 +132,9 @@ fn rule_12_what_is_tardy_is_reported_with_the_tag_that_was_meant() {
     let graph = joining(ms(0));
     let input = graph.find("b.in").unwrap();
     let mut b = federate(&graph, B, Some(ms(3)));
-    assert_eq!(runs(&mut b, at(12)), Some(tag(0)));
-    b.on_message(value(&graph, tag(0)), at(13));
-    let (meant, reached, value) = (tag(0), tag(0), 7);
+    assert_eq!(runs(&mut b, at(12)), Some(tag(0, 0)));
+    b.on_message(value(&graph, tag(0, 0)), at(13));
+    let (meant, reached, value) = (tag(0, 0), tag(0, 0), 7);
     let violation = DecentralisedAction::Violation {
         input,
         meant,
@@ -156,7 +151,7 @@ fn rule_9_a_link_that_ends_before_its_federate_resigned_is_a_fault() {
     let mut b = federate(&graph, B, None);
     b.on_gone(A);
     assert_eq!(b.poll(at(0)), Some(DecentralisedAction::Gone(A)));
-    assert_eq!(runs(&mut b, at(0)), Some(tag(0)));
+    assert_eq!(runs(&mut b, at(0)), Some(tag(0, 0)));
     let mut b = federate(&graph, B, None);
     b.on_message(
         PeerMessage::Absent {
@@ -168,7 +163,7 @@ fn rule_9_a_link_that_ends_before_its_federate_resigned_is_a_fault() {
     b.on_gone(A);
     assert_eq!(
         runs(&mut b, at(0)),
-        Some(tag(0)),
+        Some(tag(0, 0)),
         "it had resigned, so this is no fault"
     );
 }
@@ -178,10 +173,10 @@ fn a_source_promises_its_next_event() {
     let graph = joining(ms(0));
     let input = graph.find("b.in").unwrap();
     let mut a = federate(&graph, A, None);
-    assert_eq!(runs(&mut a, at(0)), Some(tag(0)));
+    assert_eq!(runs(&mut a, at(0)), Some(tag(0, 0)));
     let message = PeerMessage::Known {
         input,
-        through: tag(10).before(),
+        through: tag(10, 0).before(),
     };
     assert_eq!(a.poll(at(0)), Some(DecentralisedAction::Send { to: B, message }));
 }
@@ -227,7 +222,7 @@ fn run(graph: &Arc<Graph>, offset: impl Fn(FederateId) -> Option<Duration>, rand
     let (mut heap, mut events, mut last) = (BinaryHeap::new(), BTreeMap::new(), BTreeMap::new());
     let (mut violations, mut number) = (0, 0u64);
     for (site, federate) in federates.iter_mut().enumerate() {
-        federate.stop_at(tag(25)).unwrap();
+        federate.stop_at(tag(25, 0)).unwrap();
         heap.push(Reverse((0, number)));
         events.insert(number, Event::Wake(site));
         number += 1;
@@ -298,7 +293,7 @@ proptest! {
         let (offset, waits) = (ms(random.below(12)), random.one_in(2));
         let offset = |id| Some(offset).filter(|_| !waits || graph.federate(id).unwrap().cycle.is_some());
         let (records, violations) = run(&graph, offset, &mut random);
-        let expected = reference::run(&graph, tag(25), &[], &BTreeMap::new());
+        let expected = reference::run(&graph, tag(25, 0), &[], &BTreeMap::new());
         prop_assert!(violations > 0 || records == expected, "a silent violation");
         let in_cycles = graph.federates().iter().any(|federate| federate.cycle.is_some());
         prop_assert!(violations == 0 || !waits || in_cycles, "a violation without an offset");

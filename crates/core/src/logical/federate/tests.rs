@@ -1,21 +1,10 @@
 use super::super::failover_epoch as epoch;
 use super::super::program::{ActionKind, Connection, Program, Reaction, Reactor};
+use super::super::tests::{at, ms, tag};
 use super::*;
 
 const A: FederateId = FederateId(0);
 const B: FederateId = FederateId(1);
-
-fn ms(ms: u64) -> Duration {
-    Duration::from_millis(ms)
-}
-
-fn at(ms: u64) -> Instant {
-    Instant::from_nanos(ms * 1_000_000)
-}
-
-fn tag(ms: u64, microstep: u32) -> Tag {
-    Tag::at(Duration::from_millis(ms), microstep)
-}
 
 /// a ticks and has a button, b reads.
 fn graph() -> Arc<Graph> {

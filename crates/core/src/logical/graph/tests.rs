@@ -1,14 +1,11 @@
 use super::super::program::{ActionKind, Connection, Reaction, Reactor};
 use super::super::reference::{self, Kinds, Random};
+use super::super::tests::ms;
 use super::*;
 
 const A: FederateId = FederateId(0);
 const B: FederateId = FederateId(1);
 const C: FederateId = FederateId(2);
-
-fn ms(ms: u64) -> Duration {
-    Duration::from_millis(ms)
-}
 
 fn program(federates: usize, reactors: Vec<Reactor>, connections: Vec<Connection>) -> Program {
     Program {

@@ -3,6 +3,7 @@ use super::super::graph::ElementId;
 use super::super::program::{Connection, Program, Reaction, Reactor};
 use super::super::protocol::Report;
 use super::super::reference::Random;
+use super::super::tests::{at, ms, tag};
 use super::super::Delay;
 use super::*;
 use std::rc::Rc;
@@ -10,18 +11,6 @@ use std::rc::Rc;
 const A: FederateId = FederateId(0);
 const B: FederateId = FederateId(1);
 const C: FederateId = FederateId(2);
-
-fn ms(ms: u64) -> Duration {
-    Duration::from_millis(ms)
-}
-
-fn at(ms: u64) -> Instant {
-    Instant::from_nanos(ms * 1_000_000)
-}
-
-fn tag(ms: u64, microstep: u32) -> Tag {
-    Tag::at(Duration::from_millis(ms), microstep)
-}
 
 fn relay(name: &str, federate: FederateId) -> Reactor {
     Reactor::new(name, federate)

@@ -1,22 +1,11 @@
 use super::super::program::{ActionKind, Connection, Program, Reaction, Reactor};
 use super::super::reference::{self, Brains, Kinds, Random};
+use super::super::tests::{at, ms, tag};
 use super::*;
 use proptest::prelude::*;
 
 const A: FederateId = FederateId(0);
 const B: FederateId = FederateId(1);
-
-fn ms(ms: u64) -> Duration {
-    Duration::from_millis(ms)
-}
-
-fn at(ms: u64) -> Instant {
-    Instant::from_nanos(ms * 1_000_000)
-}
-
-fn tag(ms: u64, microstep: u32) -> Tag {
-    Tag::at(Duration::from_millis(ms), microstep)
-}
 
 fn graph(federates: usize, reactors: Vec<Reactor>, connections: Vec<Connection>) -> Arc<Graph> {
     let program = Program {
