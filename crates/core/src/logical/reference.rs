@@ -119,7 +119,7 @@ pub fn run(graph: &Graph, stop: Tag, outside: &[Outside], deaths: &BTreeMap<Fede
 
 /// The tag at which a program ends by itself: the one after its last event. `None` if it goes on and on.
 pub fn end(graph: &Graph) -> Option<Tag> {
-    let long = Duration::from_millis(200);
+    let long = Duration::from_millis(1_000);
     let (_, last) = simulate(graph, Tag::at(long, 0), &[], &BTreeMap::new());
     (last < Tag::at(long / 2, 0)).then(|| Delay::NONE.first_past(last))
 }
