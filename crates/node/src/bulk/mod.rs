@@ -1,7 +1,8 @@
 //! Bulk: messages of many megabytes, sent as permits and the gate allow, each delivered whole and once or reported
 //! failed.
 //!
-//! Messages go over QUIC, with one connection per receiver while there is something to send. `socket.rs` asks the gate,
+//! Messages go over QUIC, with one connection per receiver while there is something to send, and for a second after that.
+//! `socket.rs` asks the gate,
 //! `under.rs` tracks what is below it, `cubic.rs` decides when packets are made at all, and `reports.rs` reads what has
 //! left. `message.rs` is a message at its sender, `send.rs` and `receive.rs` are the two ends of a transfer, and
 //! `inbox.rs` is what a receiver keeps on disk. `transport.rs` configures QUIC, and `turns.rs` keeps the

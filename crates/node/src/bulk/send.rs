@@ -38,6 +38,8 @@ const LOOK_AT_PATH_EVERY: Duration = Duration::from_millis(20);
 pub(super) const CONNECT_MAX: Duration = Duration::from_secs(2);
 /// A message that arrives garbled this often has failed.
 const GARBLED_MAX: u32 = 3;
+/// How long a connection stays after its last message: small ones often follow one another, and a new one costs more.
+const LINGER: Duration = Duration::from_secs(1);
 /// The size of the pieces given to QUIC, bytes.
 const CHUNK_BYTES: usize = 64 << 10;
 
@@ -57,6 +59,8 @@ struct Open {
     turn: Arc<Turn>,
     /// See [`acknowledged_every`].
     every: Option<u32>,
+    /// The robot has been told that nothing waits for it.
+    rests: bool,
 }
 
 /// After how many datagrams a receiver acknowledges, if the gate has another source of completions; `None`: at once.
@@ -84,12 +88,18 @@ pub(super) async fn deliver_all(bulk: Arc<Bulk>, to: RobotId, mut jobs: mpsc::Re
         };
         // Before this message's outcome is reported: then there is a slot.
         let next = jobs.try_recv().ok();
-        if next.is_none() || connection.as_ref().is_some_and(learnt) {
-            // An open connection would send keep-alives over the air, and its settings are fixed.
+        if connection.as_ref().is_some_and(learnt) {
+            // Its settings are fixed.
             hang_up(&bulk, to, connection.take());
         }
         if next.is_none() {
+            // The permit goes back at once, and others have the turn.
             wish = None;
+            if let Some(open) = &mut connection {
+                open.rests = true;
+                bulk.robot
+                    .tell(|robot, now| robot.handle(Input::Bulk { to, path: None }, now));
+            }
         }
         let Job {
             _waiting: waiting,
@@ -99,9 +109,17 @@ pub(super) async fn deliver_all(bulk: Arc<Bulk>, to: RobotId, mut jobs: mpsc::Re
         drop(waiting);
         // Nobody may be waiting for it.
         let _ = done.send(outcome);
-        first = match next {
-            Some(next) => Some(next),
-            None => jobs.recv().await,
+        first = match (next, &connection) {
+            (Some(next), _) => Some(next),
+            (None, None) => jobs.recv().await,
+            (None, Some(_)) => match tokio::time::timeout(LINGER, jobs.recv()).await {
+                Ok(next) => next,
+                Err(_) => {
+                    // It would send keep-alives over the air.
+                    hang_up(&bulk, to, connection.take());
+                    jobs.recv().await
+                }
+            },
         };
     }
 }
@@ -313,6 +331,11 @@ async fn attempt(
         None => connect(bulk, to, path).await?,
     };
     let open = connection.insert(open);
+    if std::mem::take(&mut open.rests) {
+        let path = Some(path);
+        bulk.robot
+            .tell(|robot, now| robot.handle(Input::Bulk { to, path }, now));
+    }
     let (mut send, mut receive) = open.connection.open_bi().await.map_err(|error| error.to_string())?;
     receive::write(&mut send, begin).await?;
     let answer: Answer = receive::read(&mut receive).await?;
@@ -372,12 +395,12 @@ async fn connect(bulk: &Bulk, to: RobotId, path: usize) -> Result<Open, String> 
     lane.receivers.add(to, &turn, &connection);
     // A permit that arrived meanwhile was announced to the connections that existed then.
     transport::wake(&connection);
-    robot.tell(|robot, now| robot.handle(Input::Bulk { to, path: Some(path) }, now));
     Ok(Open {
         connection,
         path,
         turn,
         every,
+        rests: true,
     })
 }
 
