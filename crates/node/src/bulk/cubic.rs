@@ -93,12 +93,13 @@ impl Controller for PermittedCubic {
     }
 
     fn on_ack(&mut self, now: Instant, sent: Instant, bytes: u64, limited: bool, rtt: &quinn_proto::RttEstimator) {
-        self.heard = true;
         self.acknowledged(bytes, Some(rtt.min()));
         self.inner.on_ack(now, sent, bytes, limited, rtt);
     }
 
     fn on_end_acks(&mut self, now: Instant, in_flight: u64, app_limited: bool, largest: Option<u64>) {
+        // Not already in `on_ack`: QUIC also calls that for a Retry, after which the handshake begins anew.
+        self.heard = true;
         self.inner.on_end_acks(now, in_flight, app_limited, largest);
     }
 
