@@ -41,6 +41,7 @@ pub mod card;
 mod clock;
 pub mod control;
 mod coordination;
+mod door;
 mod error;
 mod fabric;
 pub mod flight;
