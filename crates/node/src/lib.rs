@@ -41,6 +41,7 @@ pub mod card;
 mod clock;
 pub mod control;
 mod coordination;
+mod descriptors;
 mod door;
 mod error;
 mod fabric;

@@ -16,6 +16,7 @@ use crate::agent::Agent;
 use crate::bulk::{Bulk, BulkReceiver, BulkStream, Written};
 use crate::control::{Control, Publisher, Subscriber};
 use crate::coordination::Coordination;
+use crate::descriptors;
 use crate::door::Door;
 use crate::fabric::KeySpace;
 use crate::flight::Recorder;
@@ -83,6 +84,7 @@ impl Node {
             state,
         } = options;
         let policy = as_run(team.policy.apply(&policy))?;
+        descriptors::raise();
         let team = network::placed(team)?;
         let me = robot_named(&team, &name)?;
         let identity = if insecure {
