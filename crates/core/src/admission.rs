@@ -6,7 +6,8 @@
 //! site gets.
 //!
 //! Addresses at which a member has recently shown its certificate, and those of the team file, have a share of their own,
-//! each by its whole address. So a flood from elsewhere takes nothing from them. If a share is full, its oldest handshake
+//! each by its whole address. So a flood from elsewhere takes nothing from them. One handshake at a time goes without proof
+//! there, and handshakes that succeed count against no share: robots open a connection for each burst of bulk. If a share is full, its oldest handshake
 //! makes room once it has had its time, as in a SYN cache: a member finishes within a few round trips, and what lingers is a
 //! stranger's. So a member at a new address gets in too.
 //!
@@ -153,10 +154,13 @@ impl Admission {
     /// Somebody attempts to connect. `proved` says whether the address is proved to be its own.
     pub fn on_attempt(&mut self, from: IpAddr, proved: bool, now: Instant) -> Verdict {
         let from = from.to_canonical();
+        let is_busy = self.members.unfinished.values().any(|(at, _)| *at == from);
         let is_in_use = self.connections.values().any(|(at, _)| *at == from);
         let known = self.members.entries.get_mut(&from);
         let known = known.filter(|entry| is_in_use || entry.until >= now);
-        if !proved {
+        // One handshake of a member's address goes without a proof, which saves a round trip. Whoever forges the address
+        // gets no more than that one.
+        if !proved && (known.is_none() || is_busy) {
             // A member's has its own budget, and the general one after that.
             let own = known.is_some_and(|entry| entry.proofs.take(self.limits.proofs, now));
             if own || self.proofs.take(self.limits.proofs, now) {
@@ -190,7 +194,15 @@ impl Admission {
 
     /// A handshake has ended with a robot's certificate. Returns whether the connection may stay; if not, it has ended.
     pub fn on_member(&mut self, ticket: Ticket, robot: RobotId, now: Instant) -> bool {
-        let Some(from) = self.finish(ticket) else { return false };
+        // Only handshakes that fail count against a share.
+        let of_member = self.members.unfinished.contains_key(&ticket);
+        let class = if of_member {
+            &mut self.members
+        } else {
+            &mut self.strangers
+        };
+        let Some(from) = class.finish(ticket) else { return false };
+        class.give_back(from);
         self.members.know(from, now);
         let of_robot = self.connections.values().filter(|(_, of)| *of == robot).count();
         let of_address = self.connections.values().filter(|(at, _)| *at == from).count();
@@ -239,9 +251,8 @@ impl Admission {
     }
 
     fn finish(&mut self, ticket: Ticket) -> Option<IpAddr> {
-        let of_member = self.members.unfinished.remove(&ticket);
-        let begun = of_member.or_else(|| self.strangers.unfinished.remove(&ticket));
-        begun.map(|(from, _)| from)
+        let of_member = self.members.finish(ticket);
+        of_member.or_else(|| self.strangers.finish(ticket))
     }
 }
 
@@ -334,6 +345,19 @@ impl Class {
         Ok(replaced)
     }
 
+    fn finish(&mut self, ticket: Ticket) -> Option<IpAddr> {
+        self.unfinished.remove(&ticket).map(|(from, _)| from)
+    }
+
+    /// A handshake does not count after all.
+    fn give_back(&mut self, from: IpAddr) {
+        self.all.give_back(self.share.all);
+        let key = self.key(from);
+        if let Some(entry) = self.entries.get_mut(&key) {
+            entry.attempts.give_back(self.share.each);
+        }
+    }
+
     /// Makes an entry for a stranger, in place of the one that was least active.
     fn remember(&mut self, key: IpAddr, now: Instant) {
         if let Some(entry) = self.entries.get_mut(&key) {
@@ -378,6 +402,11 @@ impl Bucket {
         }
         self.0 = full + rate.every;
         true
+    }
+
+    /// Puts a token back.
+    fn give_back(&mut self, rate: Rate) {
+        self.0 = self.0 - rate.every;
     }
 }
 
