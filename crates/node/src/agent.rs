@@ -49,6 +49,7 @@ impl Agent {
         let bulk = self.bulk.as_ref().map(|bulk| bulk.status());
         let (published, heard) = (self.control.published(), self.control.heard());
         let gathered = self.gatherings.gathered();
+        let door = member.door.status();
         self.robot.ask(|robot, now| {
             let (holders, queue) = robot.granted();
             let leader = robot.leader(now);
@@ -78,6 +79,7 @@ impl Agent {
                 heard,
                 gathered,
                 refused: member.refused.read(),
+                door,
             }
         })
     }

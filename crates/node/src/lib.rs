@@ -41,6 +41,8 @@ pub mod card;
 mod clock;
 pub mod control;
 mod coordination;
+mod descriptors;
+mod door;
 mod error;
 mod fabric;
 pub mod flight;

@@ -2,11 +2,13 @@
 //! except for the counts.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use coorp_core::policy::Policy;
 use coorp_core::RobotId;
 use coorp_team::Team;
 
+use crate::door::Door;
 use crate::fabric::KeySpace;
 use crate::refused::RefusedCounts;
 use crate::Error;
@@ -25,6 +27,7 @@ pub(crate) struct Member {
     pub secure: bool,
     pub keyspace: KeySpace,
     pub refused: RefusedCounts,
+    pub door: Arc<Door>,
 }
 
 impl Member {

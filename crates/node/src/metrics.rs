@@ -182,6 +182,13 @@ fn robot<'n>(page: &mut Page, status: &Status, name: impl Fn(u16) -> &'n str) {
         refusals.sample(&[("reason", reason)], count);
     }
     page.number("coorp_refused_strangers_total", status.refused.strangers);
+    // By reason only: addresses come and go, and a label's values must not.
+    let mut refusals = page.metric("coorp_refused_connections_total");
+    for (reason, count) in &status.door.totals {
+        refusals.sample(&[("reason", reason.name())], *count);
+    }
+    page.number("coorp_unfinished_handshakes", status.door.unfinished);
+    page.number("coorp_connections", status.door.connections);
 }
 
 /// The value of a metric in one entry of a status, if known.
@@ -309,6 +316,9 @@ coorp_clock_offset_seconds: The leader's clock minus this robot's.
 coorp_clock_error_seconds: By how much that may be off.
 coorp_refused_frames_total: Frames that were refused, by reason.
 coorp_refused_strangers_total: Connections that were refused for a certificate.
+coorp_refused_connections_total: Attempts to connect for control or bulk that were refused, by reason.
+coorp_unfinished_handshakes: Attempts to connect that have yet to show a certificate.
+coorp_connections: Connections for control or bulk that other robots have opened.
 coorp_control_published_total: Control messages that it has made.
 coorp_control_received_total: Control messages that were newer than all before.
 coorp_control_missed_total: Control messages that never came, or after a newer one.

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use coorp_core::admission::Limits;
 use coorp_core::policy::Policy;
 use coorp_core::robot::Input;
 use coorp_core::tracker::Topics;
@@ -15,6 +16,8 @@ use crate::agent::Agent;
 use crate::bulk::{Bulk, BulkReceiver, BulkStream, Written};
 use crate::control::{Control, Publisher, Subscriber};
 use crate::coordination::Coordination;
+use crate::descriptors;
+use crate::door::Door;
 use crate::fabric::KeySpace;
 use crate::flight::Recorder;
 use crate::gather::{Gather, Gatherings};
@@ -81,6 +84,7 @@ impl Node {
             state,
         } = options;
         let policy = as_run(team.policy.apply(&policy))?;
+        descriptors::raise();
         let team = network::placed(team)?;
         let me = robot_named(&team, &name)?;
         let identity = if insecure {
@@ -102,6 +106,10 @@ impl Node {
             secure: !insecure,
             keyspace: KeySpace::new(&team),
             refused: RefusedCounts::default(),
+            door: Door::new(
+                Limits::of_team(team.robots.len(), team.paths_used(me)),
+                team.robots.iter().flat_map(|robot| robot.addresses.iter().copied()),
+            ),
             team,
         });
         network::check_here(&member.team.robots[usize::from(me.0)], member.paths)?;

@@ -1,5 +1,5 @@
-//! What this robot's QUIC endpoints share: the peer's identity by the team's keys, a limit on unauthenticated
-//! connections, the length of datagrams, and sockets bound to one interface.
+//! What this robot's QUIC endpoints share: the peer's identity by the team's keys, the length of datagrams, and sockets
+//! bound to one interface.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -20,9 +20,8 @@ use quinn::rustls::server::WebPkiClientVerifier;
 use quinn::rustls::{
     self, ClientConfig, DigitallySignedStruct, DistinguishedName, RootCertStore, ServerConfig, SignatureScheme,
 };
-use quinn::{Connection, ConnectionError, Endpoint, Incoming, MtuDiscoveryConfig};
+use quinn::{Connection, ConnectionError, Endpoint, MtuDiscoveryConfig};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::keys::{self, Identity, SERVER_NAME};
 use crate::Error;
@@ -38,10 +37,11 @@ const ETHERNET_BYTES: u16 = 1_500;
 const DATAGRAM_BYTES_USUAL: u16 = 1_452;
 /// The headers of an IPv6 packet with a datagram, the longer ones.
 const HEADERS_BYTES: u16 = 48;
-/// The maximum number of unauthenticated connections of an endpoint; above the second number, the peer must prove its
-/// address first.
-const HALF_OPEN_MAX: usize = 64;
-const HALF_OPEN_UNPROVED: usize = 8;
+/// How many attempts of an endpoint wait until the door decides about them, which takes microseconds, and how many bytes
+/// that follow their first packet are kept meanwhile, of one and of all.
+const INCOMING_MAX: usize = 256;
+const INCOMING_BYTES_MAX: u64 = 16 << 10;
+const INCOMING_BYTES_ALL_MAX: u64 = 1 << 20;
 /// QUIC's codes (RFC 9001, 4.8) of TLS's alerts about certificates (RFC 8446, 6.2): bad, unsupported, revoked, expired,
 /// unknown, of an unknown authority, denied, not its owner's, missing.
 const CERTIFICATE_ALERTS: [u64; 9] = [0x12a, 0x12b, 0x12c, 0x12d, 0x12e, 0x130, 0x131, 0x133, 0x174];
@@ -119,7 +119,12 @@ impl Credentials {
             .map_err(unusable)?;
         config.alpn_protocols = vec![protocol.to_vec()];
         let config = QuicServerConfig::try_from(config).map_err(unusable)?;
-        Ok(quinn::ServerConfig::with_crypto(Arc::new(config)))
+        let mut config = quinn::ServerConfig::with_crypto(Arc::new(config));
+        config
+            .max_incoming(INCOMING_MAX)
+            .incoming_buffer_size(INCOMING_BYTES_MAX)
+            .incoming_buffer_size_total(INCOMING_BYTES_ALL_MAX);
+        Ok(config)
     }
 
     /// The client configuration for a protocol: connects to admitted peers.
@@ -283,33 +288,6 @@ pub(crate) fn is_over_certificates(error: &ConnectionError) -> bool {
         _ => return false,
     };
     CERTIFICATE_ALERTS.contains(&code)
-}
-
-/// Bounds the unauthenticated connections to an endpoint.
-#[derive(Debug)]
-pub(crate) struct Door(Arc<Semaphore>);
-
-impl Default for Door {
-    fn default() -> Self {
-        Door(Arc::new(Semaphore::new(HALF_OPEN_MAX)))
-    }
-}
-
-impl Door {
-    /// Admits an attempt, with the slot that it occupies until the peer is authenticated, or rejects it.
-    pub fn admit(&self, incoming: Incoming) -> Option<(Incoming, OwnedSemaphorePermit)> {
-        let Ok(place) = self.0.clone().try_acquire_owned() else {
-            incoming.refuse();
-            return None;
-        };
-        let many = self.0.available_permits() < HALF_OPEN_MAX - HALF_OPEN_UNPROVED;
-        if many && incoming.may_retry() && !incoming.remote_address_validated() {
-            // It comes again from the address that it has proved.
-            let _ = incoming.retry();
-            return None;
-        }
-        Some((incoming, place))
-    }
 }
 
 /// The maximum length of datagrams to an address, from sockets bound this way: as long as the interface on the way

@@ -51,7 +51,10 @@ impl RefusedCounts {
     }
 
     /// A connection to this robot was not established, perhaps because of a certificate; `what` names its purpose.
-    pub fn on_not_connected(&self, what: &str, address: SocketAddr, error: &ConnectionError) {
+    pub fn on_not_connected(&self, what: &str, address: SocketAddr, error: Option<&ConnectionError>) {
+        let Some(error) = error else {
+            return tracing::debug!("a connection for {what} from {address} was not established in time");
+        };
         if is_over_certificates(error) {
             self.count_stranger(address);
         }

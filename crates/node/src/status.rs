@@ -1,5 +1,6 @@
 //! A robot's status for its operator: the answer to a status query, and its text for `coorp watch`.
 
+use coorp_core::admission::{self, Reason};
 use coorp_core::robot::{self, PathStatus};
 use serde::{Deserialize, Serialize};
 
@@ -47,6 +48,8 @@ pub struct Status {
     pub gathered: Vec<Gathered>,
     /// Frames that it has refused, by reason.
     pub refused: Refused,
+    /// Attempts to connect for control or bulk.
+    pub door: Door,
 }
 
 /// One of several paths to another robot.
@@ -271,6 +274,21 @@ impl Refused {
     pub fn total(&self) -> u64 {
         self.oversized + self.version + self.malformed + self.stale_grants + self.strangers
     }
+}
+
+/// Attempts to connect to a robot for control or bulk, over all its paths.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Door {
+    /// The number of handshakes that are not finished.
+    pub unfinished: u64,
+    /// The number of connections that other robots have opened.
+    pub connections: u64,
+    /// The number of addresses that something is stored for.
+    pub addresses: u64,
+    /// How many were refused, by reason.
+    pub totals: Vec<(Reason, u64)>,
+    /// The same for the addresses at which most was refused, the highest counts first.
+    pub refused: Vec<admission::Refused>,
 }
 
 impl Frame for Status {

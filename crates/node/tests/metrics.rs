@@ -140,6 +140,8 @@ fn what_a_robot_knows_is_there_for_prometheus() {
     assert!(at["coorp_bulk_received_bytes_total"] >= 100_000.0);
     assert_eq!(at["coorp_bulk_delivered_total"], 1.0);
     assert_eq!(at["coorp_refused_frames_total{reason=\"malformed\"}"], 0.0);
+    assert_eq!(at["coorp_refused_connections_total{reason=\"no-certificate\"}"], 0.0);
+    assert!(at["coorp_connections"] >= 1.0);
     assert_eq!(
         at.iter()
             .filter(|(name, value)| name.starts_with("coorp_permit{") && **value == 1.0)

@@ -11,10 +11,13 @@ use coorp_team::Team;
 use super::{load, note_insecure};
 use crate::failure::Failure;
 use crate::output;
+use crate::summary::count;
 use crate::table::{terminal_width, Sheet, DASH};
 
 /// Time between two updates.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// How many lines about refused connections are shown of each robot.
+const REFUSED_MAX: usize = 4;
 /// How long `--once` waits for robots before missing ones count as absent.
 const FIND_MAX: Duration = Duration::from_secs(3);
 
@@ -110,8 +113,24 @@ fn view(team: &Team, here: &[Status]) -> String {
             text += &sheet.layout(terminal_width());
         }
     }
+    text += &refused(here);
     if here.iter().any(|status| !status.secure) {
         text += "WARNING: some robots run without keys (--insecure)\n";
+    }
+    text
+}
+
+/// What each robot refused most often of those who attempted to connect, one line each.
+fn refused(here: &[Status]) -> String {
+    let mut text = String::new();
+    for status in here {
+        for refused in status.door.refused.iter().take(REFUSED_MAX) {
+            let (robot, often) = (&status.robot, count(refused.count));
+            text += &format!(
+                "{robot} refused: {often} from {}, {}\n",
+                refused.address, refused.reason
+            );
+        }
     }
     text
 }
@@ -311,6 +330,9 @@ fn millis(us: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use coorp_core::admission::{Reason, Refused};
+    use coorp_node::status::Door;
+
     #[test]
     fn the_view_names_who_is_here_who_is_not_and_who_may_send() {
         let text =
@@ -354,6 +376,14 @@ mod tests {
                 age_us: Some((4_500, 200)),
                 ..Gathered::default()
             }],
+            door: Door {
+                refused: vec![Refused {
+                    address: [10, 0, 0, 9].into(),
+                    reason: Reason::NoCertificate,
+                    count: 1_503,
+                }],
+                ..Door::default()
+            },
             ..Status::default()
         };
         let scout = Status {
@@ -379,6 +409,7 @@ mod tests {
             "4.2 ms  62.5 %  duplicates, bulk",
             "waits",
             "absent",
+            "base refused: 1,503 from 10.0.0.9, no certificate",
             "--insecure",
         ] {
             assert!(shown.contains(part), "no '{part}' in\n{shown}");

@@ -93,12 +93,13 @@ impl Controller for PermittedCubic {
     }
 
     fn on_ack(&mut self, now: Instant, sent: Instant, bytes: u64, limited: bool, rtt: &quinn_proto::RttEstimator) {
-        self.heard = true;
         self.acknowledged(bytes, Some(rtt.min()));
         self.inner.on_ack(now, sent, bytes, limited, rtt);
     }
 
     fn on_end_acks(&mut self, now: Instant, in_flight: u64, app_limited: bool, largest: Option<u64>) {
+        // Not already in `on_ack`: QUIC also calls that for a Retry, after which the handshake begins anew.
+        self.heard = true;
         self.inner.on_end_acks(now, in_flight, app_limited, largest);
     }
 
@@ -141,5 +142,76 @@ impl Controller for PermittedCubic {
 
     fn into_any(self: Box<Self>) -> Box<dyn std::any::Any> {
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::BytesMut;
+    use coorp_core::policy::Policy;
+    use quinn::MtuDiscoveryConfig;
+    use quinn_proto::{DatagramEvent, Endpoint, EndpointConfig};
+
+    use super::super::transport::{sender, PROTOCOL};
+    use super::*;
+    use crate::keys::SERVER_NAME;
+    use crate::quic::Credentials;
+
+    /// What a connection has that has neither permit nor turn.
+    fn unpermitted() -> PermittedCubicConfig {
+        let text = "[[robot]]\nname = \"base\"\nleader = true\n[[robot]]\nname = \"one\"\n";
+        let team = coorp_team::parse(text, "t.toml", std::path::Path::new("")).unwrap();
+        let config = team.robot_config(&Policy::named("coorp").unwrap(), RobotId(1), 1);
+        PermittedCubicConfig {
+            socket: Weak::new(),
+            robot: SharedRobot::start(&team, config).unwrap(),
+            to: RobotId(0),
+            path: 0,
+            turn: Arc::new(Turn::new(false)),
+            coordinated: true,
+        }
+    }
+
+    #[test]
+    fn nothing_is_sent_without_a_permit_once_the_other_end_has_acknowledged() {
+        let (now, config) = (Instant::now(), Arc::new(unpermitted()));
+        let mut cubic = config.build(now, 1_200);
+        assert!(cubic.window() > 1);
+        cubic.on_end_acks(now, 0, false, Some(0));
+        assert_eq!(cubic.window(), 1);
+    }
+
+    #[test]
+    fn a_handshake_goes_on_after_a_retry() {
+        let endpoint = |server| Endpoint::new(Arc::new(EndpointConfig::default()), server, false, None);
+        let server = Credentials::of_anybody("base").unwrap().server(PROTOCOL).unwrap();
+        let (mut server, mut client) = (endpoint(Some(Arc::new(server))), endpoint(None));
+        let mut config = Credentials::of_anybody("one").unwrap().client(PROTOCOL).unwrap();
+        config.transport_config(sender(MtuDiscoveryConfig::default(), unpermitted(), None));
+        let (base, one) = (([10, 0, 0, 1], 1).into(), ([10, 0, 0, 2], 2).into());
+        let (now, mut sent, mut answer) = (Instant::now(), Vec::new(), Vec::new());
+        let (_, mut connection) = client.connect(now, config, base, SERVER_NAME).unwrap();
+        let size = connection.poll_transmit(now, 1, &mut sent).unwrap().size;
+        let arrived = server.handle(now, one, None, None, BytesMut::from(&sent[..size]), &mut answer);
+        let Some(DatagramEvent::NewConnection(incoming)) = arrived else {
+            panic!("no attempt arrived");
+        };
+        assert!(!incoming.remote_address_validated());
+        answer.clear();
+        let size = server.retry(incoming, &mut answer).unwrap().size;
+        let arrived = client.handle(now, base, None, None, BytesMut::from(&answer[..size]), &mut sent);
+        let Some(DatagramEvent::ConnectionEvent(_, event)) = arrived else {
+            panic!("no Retry arrived");
+        };
+        connection.handle_event(event);
+        sent.clear();
+        // At once, and not only when a timer has expired.
+        let size = connection.poll_transmit(now, 1, &mut sent).unwrap().size;
+        let arrived = server.handle(now, one, None, None, BytesMut::from(&sent[..size]), &mut answer);
+        let Some(DatagramEvent::NewConnection(incoming)) = arrived else {
+            panic!("no attempt arrived");
+        };
+        assert!(incoming.remote_address_validated());
+        server.ignore(incoming);
     }
 }

@@ -11,9 +11,8 @@ use quinn::{Connection, Endpoint, RecvStream, SendStream};
 use tokio::task::JoinHandle;
 
 use super::inbox::{Inbox, Offer, Part};
-use super::send::CONNECT_MAX;
 use super::{Bulk, BULK_BYTES_MAX};
-use crate::quic::{self, Door};
+use crate::quic;
 use crate::sync::lock;
 use crate::topic::checked;
 use crate::wire::{self, Answer, Begin, Frame, Refusal, Start};
@@ -28,27 +27,29 @@ pub(super) type Connections = std::sync::Mutex<BTreeMap<RobotId, (Connection, Ar
 
 /// Accepts connections over one path until its endpoint closes.
 pub(super) async fn accept(bulk: Weak<Bulk>, endpoint: Endpoint, connections: Arc<Connections>) {
-    let door = Door::default();
     while let Some(incoming) = endpoint.accept().await {
-        let Some((incoming, place)) = door.admit(incoming) else {
-            continue;
-        };
         let Some(member) = bulk.upgrade().map(|bulk| bulk.member.clone()) else {
             return;
+        };
+        let Some((incoming, place)) = member.door.admit(incoming) else {
+            continue;
         };
         let (bulk, connections) = (bulk.clone(), connections.clone());
         tokio::spawn(async move {
             let address = incoming.remote_address();
-            let connection = match tokio::time::timeout(CONNECT_MAX, incoming).await {
-                Ok(Ok(connection)) => connection,
-                Ok(Err(error)) => return member.refused.on_not_connected("bulk", address, &error),
-                Err(_) => return,
+            let connection = match place.shake_hands(incoming).await {
+                Ok(connection) => connection,
+                Err(error) => return member.refused.on_not_connected("bulk", address, error.as_ref()),
             };
             let Some(from) = quic::peer(&member.team, &connection) else {
                 member.refused.count_stranger(address);
+                place.is_strangers();
                 return connection.close(1u8.into(), b"not a robot of this team");
             };
-            drop((member, place));
+            if !place.is_robots(from) {
+                return connection.close(1u8.into(), b"too many connections");
+            }
+            drop(member);
             let turn = take_over(&connections, from, &connection);
             let _turn = turn.lock().await;
             while let Ok((send, receive)) = connection.accept_bi().await {

@@ -35,7 +35,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// The interval at which the path is checked.
 const LOOK_AT_PATH_EVERY: Duration = Duration::from_millis(20);
 /// How long establishing a connection may take. A new attempt begins again with short waits for an answer.
-pub(super) const CONNECT_MAX: Duration = Duration::from_secs(2);
+const CONNECT_MAX: Duration = Duration::from_secs(2);
 /// A message that arrives garbled this often has failed.
 const GARBLED_MAX: u32 = 3;
 /// How long a connection stays after its last message: small ones often follow one another, and a new one costs more.

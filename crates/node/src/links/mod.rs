@@ -40,7 +40,7 @@ use crate::fabric::{MESSAGE_BYTES_MAX, PORT_CONTROL};
 use crate::member::Member;
 use crate::outqueue::{Handed, Target};
 use crate::own_runtime::OwnRuntime;
-use crate::quic::{bind, connect, lengths, peer, Credentials, Door};
+use crate::quic::{bind, connect, lengths, peer, Credentials};
 use crate::rank::real_time;
 use crate::shared_robot::SharedRobot;
 use crate::sync::lock;
@@ -382,13 +382,12 @@ enum Opened {
 
 /// Accepts links over one path until its endpoint closes: one per robot, its newest, because it opens no more.
 async fn accept(links: Weak<Links>, endpoint: Endpoint, path: usize) {
-    let door = Door::default();
     let taken: Arc<Mutex<BTreeMap<RobotId, Connection>>> = Arc::default();
     while let Some(incoming) = endpoint.accept().await {
-        let Some((incoming, place)) = door.admit(incoming) else {
+        let Some(open) = links.upgrade() else { return };
+        let Some((incoming, place)) = open.member.door.admit(incoming) else {
             continue;
         };
-        let Some(open) = links.upgrade() else { return };
         let (links, taken, mut server) = (links.clone(), taken.clone(), open.server.clone());
         let address = incoming.remote_address();
         server.transport_config(transport(false, lengths(address, open.member.outlet(path))));
@@ -397,20 +396,21 @@ async fn accept(links: Weak<Links>, endpoint: Endpoint, path: usize) {
             continue;
         };
         tokio::spawn(async move {
-            let Ok(connected) = tokio::time::timeout(CONNECT_MAX, connecting).await else {
-                return;
-            };
+            let connected = place.shake_hands(connecting).await;
             let Some(links) = links.upgrade() else { return };
             let member = &links.member;
             let connection = match connected {
                 Ok(connection) => connection,
-                Err(error) => return member.refused.on_not_connected("control", address, &error),
+                Err(error) => return member.refused.on_not_connected("control", address, error.as_ref()),
             };
             let Some(from) = peer(&member.team, &connection).filter(|from| *from != member.me) else {
                 member.refused.count_stranger(address);
+                place.is_strangers();
                 return connection.close(1u8.into(), b"not a robot of this team");
             };
-            drop(place);
+            if !place.is_robots(from) {
+                return connection.close(1u8.into(), b"too many connections");
+            }
             if let Some(older) = lock(&taken).insert(from, connection.clone()) {
                 older.close(0u8.into(), b"a newer one came");
             }

@@ -342,27 +342,7 @@ impl Caller {
     }
 
     fn of(protocol: &str, fleet: &Fleet, keys: Option<(&Fleet, &str)>) -> Caller {
-        use quinn::rustls::pki_types::{pem::PemObject, CertificateDer, PrivateKeyDer};
-        use quinn::rustls::{crypto::ring, ClientConfig, RootCertStore};
-
-        let mut roots = RootCertStore::empty();
-        let authority = CertificateDer::from_pem_file(fleet.team.live.keys.join("ca.pem"));
-        roots.add(authority.unwrap()).unwrap();
-        let config = ClientConfig::builder_with_provider(std::sync::Arc::new(ring::default_provider()))
-            .with_safe_default_protocol_versions()
-            .unwrap()
-            .with_root_certificates(roots);
-        let mut config = match keys {
-            None => config.with_no_client_auth(),
-            Some((keys, name)) => {
-                let folder = keys.team.live.keys.join("robots");
-                let chain = CertificateDer::from_pem_file(folder.join(format!("{name}.pem"))).unwrap();
-                let key = PrivateKeyDer::from_pem_file(folder.join(format!("{name}.key"))).unwrap();
-                config.with_client_auth_cert(vec![chain], key).unwrap()
-            }
-        };
-        config.alpn_protocols = vec![protocol.as_bytes().to_vec()];
-        let config = quinn::crypto::rustls::QuicClientConfig::try_from(config).unwrap();
+        let config = client(protocol, fleet, keys);
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()
@@ -370,7 +350,7 @@ impl Caller {
             .unwrap();
         let entered = runtime.enter();
         let mut endpoint = quinn::Endpoint::client("127.0.0.1:0".parse().unwrap()).unwrap();
-        endpoint.set_default_client_config(quinn::ClientConfig::new(std::sync::Arc::new(config)));
+        endpoint.set_default_client_config(config);
         drop(entered);
         Caller { runtime, endpoint }
     }
@@ -412,4 +392,30 @@ impl Caller {
             let _ = tokio::time::timeout(Duration::from_millis(100), connection.closed()).await;
         });
     }
+}
+
+/// The configuration of a bare QUIC client of a protocol.
+pub fn client(protocol: &str, fleet: &Fleet, keys: Option<(&Fleet, &str)>) -> quinn::ClientConfig {
+    use quinn::rustls::pki_types::{pem::PemObject, CertificateDer, PrivateKeyDer};
+    use quinn::rustls::{crypto::ring, ClientConfig, RootCertStore};
+
+    let mut roots = RootCertStore::empty();
+    let authority = CertificateDer::from_pem_file(fleet.team.live.keys.join("ca.pem"));
+    roots.add(authority.unwrap()).unwrap();
+    let config = ClientConfig::builder_with_provider(std::sync::Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots);
+    let mut config = match keys {
+        None => config.with_no_client_auth(),
+        Some((keys, name)) => {
+            let folder = keys.team.live.keys.join("robots");
+            let chain = CertificateDer::from_pem_file(folder.join(format!("{name}.pem"))).unwrap();
+            let key = PrivateKeyDer::from_pem_file(folder.join(format!("{name}.key"))).unwrap();
+            config.with_client_auth_cert(vec![chain], key).unwrap()
+        }
+    };
+    config.alpn_protocols = vec![protocol.as_bytes().to_vec()];
+    let config = quinn::crypto::rustls::QuicClientConfig::try_from(config).unwrap();
+    quinn::ClientConfig::new(std::sync::Arc::new(config))
 }

@@ -1,0 +1,161 @@
+//! The door of all of a robot's QUIC endpoints: `core::admission` decides which attempts are taken up, and this carries
+//! it out. What is not taken up gets no answer, so that a stranger learns nothing and nobody is answered in its name.
+//!
+//! Left out: what QUIC answers before it shows an attempt to anybody (versions that it does not speak, tokens that are
+//! not its own, resets of unknown connections), each with one packet no longer than what it answers.
+
+use std::collections::BTreeMap;
+use std::future::IntoFuture;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use coorp_core::admission::{Admission, Limits, Reason, Ticket, Verdict, HANDSHAKE_MAX};
+use coorp_core::{Instant, RobotId};
+use quinn::{Connection, ConnectionError, Incoming};
+use tokio::sync::Notify;
+
+use crate::clock::Clock;
+use crate::quic::is_over_certificates;
+use crate::status;
+use crate::sync::lock;
+
+/// The state of all endpoints together.
+#[derive(Debug)]
+pub(crate) struct Door {
+    clock: Clock,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    admission: Admission,
+    /// Told when a handshake has to make room for another.
+    handshakes: BTreeMap<Ticket, Arc<Notify>>,
+}
+
+impl Door {
+    /// `addresses` are those of the team's robots.
+    pub fn new(limits: Limits, addresses: impl IntoIterator<Item = IpAddr>) -> Arc<Door> {
+        let inner = Inner {
+            admission: Admission::new(limits, addresses),
+            handshakes: BTreeMap::new(),
+        };
+        Arc::new(Door {
+            clock: Clock::start(),
+            inner: Mutex::new(inner),
+        })
+    }
+
+    /// Takes up an attempt, or demands the proof of its address, or leaves it without an answer.
+    pub fn admit(self: &Arc<Self>, incoming: Incoming) -> Option<(Incoming, Place)> {
+        let (from, proved) = (incoming.remote_address(), incoming.remote_address_validated());
+        let now = self.now();
+        let mut inner = lock(&self.inner);
+        match inner.admission.on_attempt(from.ip(), proved, now) {
+            Verdict::Prove => {
+                drop(inner);
+                // It comes again from the address that it has proved.
+                let _ = incoming.retry();
+                None
+            }
+            Verdict::Ignore(reason) => {
+                drop(inner);
+                tracing::trace!("ignored an attempt to connect from {from}: {reason}");
+                incoming.ignore();
+                None
+            }
+            Verdict::Begin { ticket, instead_of } => {
+                if let Some(other) = instead_of.and_then(|other| inner.handshakes.remove(&other)) {
+                    other.notify_one();
+                }
+                let replaced = Arc::new(Notify::new());
+                inner.handshakes.insert(ticket, replaced.clone());
+                drop(inner);
+                let place = Place {
+                    door: self.clone(),
+                    ticket,
+                    replaced,
+                };
+                Some((incoming, place))
+            }
+        }
+    }
+
+    pub fn status(&self) -> status::Door {
+        let inner = lock(&self.inner);
+        let refusals = inner.admission.refusals();
+        status::Door {
+            unfinished: inner.admission.unfinished() as u64,
+            connections: inner.admission.connections() as u64,
+            addresses: inner.admission.addresses() as u64,
+            totals: Reason::ALL.map(|reason| (reason, refusals.total(reason))).to_vec(),
+            refused: refusals.by_address(),
+        }
+    }
+
+    fn now(&self) -> Instant {
+        Instant::ZERO + self.clock.elapsed()
+    }
+}
+
+/// The place of an attempt that was taken up, until its connection ends.
+#[derive(Debug)]
+pub(crate) struct Place {
+    door: Arc<Door>,
+    ticket: Ticket,
+    replaced: Arc<Notify>,
+}
+
+impl Place {
+    /// Waits for the handshake, unless it takes too long or has to make room. A failure is counted; without an error, the
+    /// other end did not go on.
+    pub async fn shake_hands(
+        &self,
+        connecting: impl IntoFuture<Output = Result<Connection, ConnectionError>>,
+    ) -> Result<Connection, Option<ConnectionError>> {
+        let deadline = Duration::from_nanos(HANDSHAKE_MAX.as_nanos());
+        let shaken = tokio::select! {
+            shaken = tokio::time::timeout(deadline, connecting.into_future()) => shaken,
+            () = self.replaced.notified() => return Err(None),
+        };
+        let error = match shaken {
+            Ok(Ok(connection)) => return Ok(connection),
+            Ok(Err(error)) => Some(error),
+            Err(_) => None,
+        };
+        self.fail(match &error {
+            Some(error) if is_over_certificates(error) => Reason::NoCertificate,
+            _ => Reason::Unfinished,
+        });
+        Err(error)
+    }
+
+    /// The other end has shown the certificate of a robot. Returns whether its connection may stay.
+    pub fn is_robots(&self, robot: RobotId) -> bool {
+        let now = self.door.now();
+        let mut inner = lock(&self.door.inner);
+        inner.handshakes.remove(&self.ticket);
+        inner.admission.on_member(self.ticket, robot, now)
+    }
+
+    /// The other end has shown another certificate, or none.
+    pub fn is_strangers(&self) {
+        self.fail(Reason::NoCertificate);
+    }
+
+    fn fail(&self, reason: Reason) {
+        let mut inner = lock(&self.door.inner);
+        inner.handshakes.remove(&self.ticket);
+        inner.admission.on_failed(self.ticket, reason);
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let now = self.door.now();
+        let mut inner = lock(&self.door.inner);
+        inner.handshakes.remove(&self.ticket);
+        inner.admission.on_ended(self.ticket, now);
+    }
+}
