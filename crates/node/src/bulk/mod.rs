@@ -2,10 +2,9 @@
 //! failed.
 //!
 //! Messages go over QUIC, with one connection per receiver while there is something to send, and for a second after that.
-//! `socket.rs` asks the gate,
-//! `under.rs` tracks what is below it, `cubic.rs` decides when packets are made at all, and `reports.rs` reads what has
-//! left. `message.rs` is a message at its sender, `send.rs` and `receive.rs` are the two ends of a transfer, and
-//! `inbox.rs` is what a receiver keeps on disk. `transport.rs` configures QUIC, and `turns.rs` keeps the
+//! `socket.rs` asks the gate, `under.rs` tracks what is below it, `cubic.rs` decides when packets are made at all, and
+//! `reports.rs` reads what has left. `message.rs` is a message at its sender, `send.rs` and `receive.rs` are the two ends of
+//! a transfer, and `inbox.rs` is what a receiver keeps on disk. `transport.rs` configures QUIC, and `turns.rs` keeps the
 //! connections and whose turn it is.
 //!
 //! Each path has its own sockets. A message goes over one path; if that dies, a new connection over another one resumes
