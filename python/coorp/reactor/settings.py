@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TextIO
@@ -51,7 +51,7 @@ def offset_of(options: Mapping[str, Any], built: Built, federate: int) -> int | 
     return max((added.offset_ns for added in here if added.offset_ns is not None), default=options["offset_ns"])
 
 
-def _write(whole: TextIO, parts: list[TextIO]) -> None:
+def _write(whole: TextIO, parts: Sequence[TextIO]) -> None:
     whole.write('{"displayTimeUnit":"ns","traceEvents":[')
     separator = "\n"
     for event in chain.from_iterable(parts):
