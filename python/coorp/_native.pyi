@@ -456,6 +456,8 @@ class ReactorGraph:
         """The id of a port, timer or action, by its full name ("camera.frame"); KeyError if there is none."""
     def reaction(self, name: str) -> int:
         """The id of a reaction, by its full name; KeyError if there is none."""
+    def cycles(self) -> list[int | None]:
+        """For each federate, the zero-delay cycle that it is part of."""
     def levels(self) -> list[int]:
         """The level of each reaction, by id. At one tag, reactions of one level are independent of each other."""
 
@@ -487,8 +489,9 @@ class Runner:
         reads: list[tuple[int, Any]],
         effects: list[Any],
         moment: object,
+        title: str,
     ) -> None:
-        """The code of a reaction, what to set before it, and where its calls note their effects."""
+        """The code of a reaction, what to set before it, where its calls note their effects, and its name in errors."""
     def loan(self, output: int, size: int) -> Loan | None:
         """Memory for a value of this output, or None if no other process reads it."""
     def schedule(self, action: int, value: object = None) -> None:

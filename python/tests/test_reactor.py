@@ -346,7 +346,7 @@ def test_what_is_refused_at_once() -> None:
         (lambda: app.add(Camera(), name="camera"), "add: camera is the name of the reactor added at"),
         (lambda: app.add(Camera(), name="a b"), "add: 'a b' is not a name"),
         (lambda: app.add(Camera(), place="a.b"), "add: 'a.b' is not a place"),
-        (lambda: app.connect(given, camera.frame), "connect: the InputPort is not an output"),  # type: ignore
+        (lambda: app.connect(given, camera.frame), "connect: Viewer.image is not an output"),  # type: ignore
         (lambda: app.connect(camera.frame, viewer.image, after="soon"), "connect: after: 'soon' is not a duration"),
         (lambda: app.run(coordination="best"), "run: coordination='best' is unknown"),  # type: ignore
     ]:

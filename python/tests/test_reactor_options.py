@@ -215,8 +215,15 @@ def test_a_zero_delay_cycle_needs_an_offset_under_decentralised_coordination(app
     places.write_text('outer = ["camera", "log"]\ninner = ["mean"]\n')
     run = ("--place", places, "--coordination", "decentralised")
     refused = coorp(app, *run)
-    assert refused.returncode == 1
-    assert "is part of a zero-delay cycle: give it an offset" in refused.stderr
+    assert refused.returncode == 2
+    lines = refused.stderr.splitlines()
+    assert lines[0].startswith(f"error: {app}:38: zero-delay cycle of processes: decentralised, outer and the others")
+    assert 'after="1ms"' in lines[0] and "--offset" in lines[0]
+    assert [line.split(" (")[0].strip() for line in lines[1:]] == [
+        "camera.frame -> mean.image",
+        "mean.mean -> log.mean",
+    ]
+    assert coorp(app, *run, "--offset", "20ms").returncode == 0
 
 
 def test_advice_comes_from_what_was_measured(app: Path) -> None:

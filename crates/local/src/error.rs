@@ -144,6 +144,15 @@ impl Error {
         }
     }
 
+    /// The same error, with a name for the channel that a person knows.
+    #[must_use]
+    pub fn on_channel(mut self, name: &str) -> Self {
+        if let Self::Full { channel, .. } | Self::Deadline { channel, .. } | Self::Corrupt { channel, .. } = &mut self {
+            name.clone_into(channel);
+        }
+        self
+    }
+
     pub(crate) fn memory(bytes: usize, source: io::Error) -> Self {
         Self::Memory { bytes, source }
     }

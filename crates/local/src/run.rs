@@ -53,7 +53,7 @@ pub use trace::{Chrome, Event, Trace};
 
 use crate::Sender;
 use coorp_core::logical::scheduler::{Effects, Ready};
-use coorp_core::logical::{ElementId, Tag};
+use coorp_core::logical::{ElementId, ReactionId, Tag};
 use coorp_core::{Duration, Instant};
 
 /// The tag at which reactions run.
@@ -135,11 +135,17 @@ pub trait Reactions {
         inputs: &dyn Inputs<Self::Object>,
     ) -> Result<Vec<Ran<Self::Object>>, String>;
 
-    /// Puts a value into the form in which it leaves the process, over the sender of its output.
+    /// Puts a value into the form in which it leaves the process, over the sender of its output. This reaction has set it.
     ///
     /// # Errors
     /// What ends the program.
-    fn encode(&mut self, object: &Self::Object, sender: &mut Sender) -> Result<Encoded, String>;
+    fn encode(
+        &mut self,
+        reaction: ReactionId,
+        output: ElementId,
+        object: &Self::Object,
+        sender: &mut Sender,
+    ) -> Result<Encoded, String>;
 
     /// Called at least every 50 ms while it waits: whether the program has to end.
     fn is_interrupted(&mut self) -> bool {
@@ -164,5 +170,10 @@ pub trait Reactions {
     /// The program has started, at this time of its clock.
     fn on_started(&mut self, at: Instant) {
         let _ = at;
+    }
+
+    /// The program did not run to its end. This was counted until then.
+    fn on_failed(&mut self, report: Report) {
+        let _ = report;
     }
 }

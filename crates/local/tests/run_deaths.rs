@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use coorp_core::logical::program::{Connection, Program, Reaction, Reactor};
 use coorp_core::logical::scheduler::{Effects, Ready};
-use coorp_core::logical::{FederateId, Graph, RtiConfig, Tag};
+use coorp_core::logical::{ElementId, FederateId, Graph, ReactionId, RtiConfig, Tag};
 use coorp_local::run::{
     coordinate, run, Clock, CoordinatorSettings, Encoded, Failure, Handle, Input, Inputs, Moment, Ran, Reactions,
     Settings, Standby, HEADER_RESERVED, INLINE_BYTES_MAX,
@@ -149,7 +149,13 @@ impl Reactions for Host {
         Ok(ready.iter().map(react).collect())
     }
 
-    fn encode(&mut self, object: &Self::Object, sender: &mut Sender) -> Result<Encoded, String> {
+    fn encode(
+        &mut self,
+        _reaction: ReactionId,
+        _output: ElementId,
+        object: &Self::Object,
+        sender: &mut Sender,
+    ) -> Result<Encoded, String> {
         if object.len() <= INLINE_BYTES_MAX {
             return Ok(Encoded::Inline(Vec::new(), vec![object.to_vec()]));
         }

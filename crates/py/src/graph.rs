@@ -45,6 +45,11 @@ impl ReactorGraph {
         self.graph.reactions().iter().map(|reaction| reaction.level).collect()
     }
 
+    /// For each federate, the zero-delay cycle that it is part of.
+    fn cycles(&self) -> Vec<Option<u16>> {
+        self.graph.federates().iter().map(|federate| federate.cycle).collect()
+    }
+
     fn __repr__(&self) -> String {
         let [federates, reactions, elements] = [
             self.graph.federates().len(),

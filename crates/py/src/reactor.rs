@@ -73,6 +73,8 @@ struct Code {
     reads: Vec<(ElementId, Py<PyAny>)>,
     effects: Py<PyList>,
     moment: Py<PyAny>,
+    /// Its name and line, for errors.
+    title: String,
 }
 
 /// Runs one federate of a program.
@@ -131,8 +133,44 @@ fn is_decentralised(settings: &Bound<'_, PyDict>) -> PyResult<bool> {
 pub(crate) fn unrun(failure: &Failure) -> PyErr {
     match failure {
         Failure::Died(_) => PeerError::new_err(failure.to_string()),
+        Failure::Local(error) => RunError::new_err(no_room(error)),
         _ => RunError::new_err(failure.to_string()),
     }
+}
+
+/// The text of an error of an output's channel, with what to do about it here.
+fn no_room(error: &coorp_local::Error) -> String {
+    use coorp_local::{Error, Shortage};
+    let (channel, waited, shortage) = match error {
+        Error::Deadline {
+            channel,
+            waited,
+            shortage,
+        } => (
+            channel,
+            format!("waited {} ms, and still ", waited.as_millis()),
+            shortage,
+        ),
+        Error::Full { channel, shortage } => (channel, String::new(), shortage),
+        Error::TooLarge { bytes, store_bytes } => {
+            return format!("a value of {bytes} bytes never fits into {store_bytes}; raise --store-bytes")
+        }
+        _ => return error.to_string(),
+    };
+    let why = match shortage {
+        Shortage::Store { bytes, used } => format!(
+            "there is no room for {bytes} bytes: receivers hold {used}. Have them drop or copy what they keep, or raise \
+             --store-bytes or --store-wait"
+        ),
+        Shortage::Held { pid } => format!(
+            "process {pid} holds as many values as it may; have it drop or copy what it keeps, or raise --store-wait"
+        ),
+        Shortage::Queue { pid } => {
+            format!("process {pid} receives too slowly; have it do less for each value, or raise --store-wait")
+        }
+        _ => shortage.to_string(),
+    };
+    format!("{channel}: {waited}{why}")
 }
 
 #[pymethods]
@@ -188,6 +226,7 @@ impl Runner {
     }
 
     /// The code of a reaction. `late` runs instead of `body` if the deadline has passed.
+    #[allow(clippy::too_many_arguments)]
     fn bind(
         &self,
         reaction: u32,
@@ -196,6 +235,7 @@ impl Runner {
         reads: Vec<(u32, Py<PyAny>)>,
         effects: Py<PyList>,
         moment: Py<PyAny>,
+        title: String,
     ) -> PyResult<()> {
         let mut bound = lock(&self.bound);
         let place = bound.get_mut(reaction as usize);
@@ -209,6 +249,7 @@ impl Runner {
                 .collect(),
             effects,
             moment,
+            title,
         });
         Ok(())
     }
@@ -227,7 +268,7 @@ impl Runner {
     /// Memory for a value of this output, or `None` if no other process reads it.
     fn loan(&self, py: Python<'_>, output: u32, bytes: usize) -> PyResult<Option<Loan>> {
         let loan = || self.handle.loan(ElementId(output), LOAN_HEADER_BYTES, &[bytes]);
-        let loan = py.detach(loan).map_err(|error| RunError::new_err(error.to_string()))?;
+        let loan = py.detach(loan).map_err(|error| RunError::new_err(no_room(&error)))?;
         Ok(loan.map(|loan| Loan::new(loan, vec![bytes])))
     }
 
@@ -251,9 +292,11 @@ impl Runner {
                 .finish()
                 .map_err(|error| unwritten(&self.options.record, &error))?;
         }
+        let traced = host.failed.take().map_or(Ok(()), |report| self.write_trace(&report));
         if let Some(error) = host.error.take() {
             return Err(error);
         }
+        traced.map_err(|error| unwritten(&self.options.trace, &error))?;
         match outcome {
             Ok(report) => {
                 self.write_trace(&report)
@@ -371,6 +414,8 @@ struct Host {
     /// Values of other federates that were read at the latest tag.
     decoded: (Tag, HashMap<ElementId, Py<PyAny>>),
     error: Option<PyErr>,
+    /// What was counted, if the program failed.
+    failed: Option<Report>,
 }
 
 /// A recording that runs again.
@@ -431,6 +476,7 @@ impl Host {
             replay: Replay::open(graph, &options.replay)?,
             decoded: (Tag::NEVER, HashMap::new()),
             error: None,
+            failed: None,
         })
     }
 
@@ -443,6 +489,26 @@ impl Host {
             .call_method1(intern!(py, "add_note"), (format!("in the reaction {name}"),));
         self.error.get_or_insert(error);
         what
+    }
+
+    /// The name and line of a reaction.
+    fn title(&self, reaction: ReactionId) -> String {
+        let code = self.bound.get(reaction.0 as usize).and_then(Option::as_ref);
+        code.map_or_else(|| self.name(reaction), |code| code.title.clone())
+    }
+
+    /// The error for a value that has no bytes.
+    fn unsent(&self, py: Python<'_>, reaction: ReactionId, element: ElementId, error: PyErr) -> PyErr {
+        let name = self.graph.element(element).map_or("", |element| element.name.as_str());
+        let title = self.title(reaction);
+        let text = if error.is_instance_of::<RunError>(py) {
+            format!("{title}: {}", error.value(py))
+        } else {
+            format!("{title} gives {name} what cannot be sent: {}", error.value(py))
+        };
+        let told = RunError::new_err(text);
+        told.set_cause(py, Some(error));
+        told
     }
 
     fn name(&self, reaction: ReactionId) -> String {
@@ -573,12 +639,16 @@ impl Host {
             };
             physical.push((name(*id), bytes));
         }
+        let bytes = |id: ElementId, object: &Object| {
+            let bytes = self.bytes(py, object);
+            bytes.map_err(|error| self.unsent(py, ready.reaction, id, error))
+        };
         let sets = effects
             .sets
             .iter()
-            .map(|(id, object)| Ok((name(*id), self.bytes(py, object)?)));
+            .map(|(id, object)| Ok((name(*id), bytes(*id, object)?)));
         let schedules = effects.schedules.iter().map(|(id, delay, object)| {
-            let bytes = object.as_ref().map(|object| self.bytes(py, object)).transpose()?;
+            let bytes = object.as_ref().map(|object| bytes(*id, object)).transpose()?;
             Ok((name(*id), delay.as_nanos(), bytes))
         });
         Ok(Record {
@@ -717,9 +787,10 @@ impl Host {
         noted.del_slice(0, noted.len())?;
         if let Err(error) = returned {
             if error.is_instance_of::<PySystemExit>(py) {
-                return Err(RunError::new_err(
-                    "a reaction called sys.exit(); call self.stop() to end the program",
-                ));
+                let title = &bound.title;
+                return Err(RunError::new_err(format!(
+                    "{title} called sys.exit(); call self.stop() to end the program"
+                )));
             }
             if !error.is_instance_of::<PyKeyboardInterrupt>(py) {
                 return Err(error);
@@ -734,7 +805,7 @@ impl Host {
         Ok(effects)
     }
 
-    fn encode_for(&self, py: Python<'_>, object: &Object, sender: &mut Sender) -> PyResult<Encoded> {
+    fn encode_for(&self, py: Python<'_>, output: ElementId, object: &Object, sender: &mut Sender) -> PyResult<Encoded> {
         let (header, parts) = self.encoded(py, object)?;
         let contents = parts.iter().map(Contents::of).collect::<PyResult<Vec<_>>>()?;
         let views: Vec<&[u8]> = contents.iter().map(Contents::as_slice).collect();
@@ -752,7 +823,8 @@ impl Host {
                 }
             }
         }
-        let refused = |error: coorp_local::Error| RunError::new_err(error.to_string());
+        let name = self.graph.element(output).map_or("", |element| element.name.as_str());
+        let refused = |error: coorp_local::Error| RunError::new_err(no_room(&error.on_channel(name)));
         let mut loan = sender
             .loan_parts(HEADER_RESERVED + header.len(), &lengths)
             .map_err(refused)?;
@@ -864,17 +936,32 @@ impl Reactions for Host {
             }
             let ran = self.react(py, moment, ready, inputs);
             ran.map_err(|(reaction, error)| {
-                let name = self.name(reaction);
-                self.fail(py, error, &name)
+                let title = self.title(reaction);
+                self.fail(py, error, &title)
             })
         })
     }
 
-    fn encode(&mut self, object: &Object, sender: &mut Sender) -> Result<Encoded, String> {
+    fn encode(
+        &mut self,
+        reaction: ReactionId,
+        output: ElementId,
+        object: &Object,
+        sender: &mut Sender,
+    ) -> Result<Encoded, String> {
         Python::attach(|py| {
-            let encoded = self.encode_for(py, object, sender);
-            encoded.map_err(|error| self.fail(py, error, "sending a value"))
+            let encoded = self.encode_for(py, output, object, sender);
+            encoded.map_err(|error| {
+                let error = self.unsent(py, reaction, output, error);
+                let what = error.to_string();
+                self.error.get_or_insert(error);
+                what
+            })
         })
+    }
+
+    fn on_failed(&mut self, report: Report) {
+        self.failed = Some(report);
     }
 
     fn next_recorded(&mut self) -> Option<Recorded<Object>> {

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import sys
-import traceback
 from typing import Any
 
 from coorp.reactor.signals import FOR_LAUNCHER, STOP_SIGNAL
@@ -37,6 +36,7 @@ def main() -> int:
 def _run(federate: int, given: dict[str, Any], reports: Any) -> int:  # noqa: ANN401
     from coorp._native import PeerError
     from coorp.reactor.federate import Failed, release, runner
+    from coorp.reactor.where import told
 
     def report(**what: object) -> None:
         reports.write(json.dumps(what, default=str) + "\n")
@@ -46,16 +46,18 @@ def _run(federate: int, given: dict[str, Any], reports: Any) -> int:  # noqa: AN
     try:
         sys.path[:], sys.argv[:] = given["path"], given["argv"]
         built = _same_program(given)
-        made = runner(built, federate, given["settings"][federate], failed)
+        settings = given["settings"][federate]
+        if "trace_fd" in settings:
+            os.set_inheritable(settings["trace_fd"], False)
+        made = runner(built, federate, settings, failed)
         built.program.running = made
         signal.signal(STOP_SIGNAL, lambda _number, _frame: made.request_stop())
         report(running=True)
         counters = made.run()
         release(built)
     except BaseException as problem:
-        lines = traceback.format_exception(type(problem), problem, problem.__traceback__)
         is_cause = not isinstance(problem, PeerError)
-        report(failed={"reaction": failed.reaction, "at_ns": failed.at_ns, "text": "".join(lines), "cause": is_cause})
+        report(failed={"reaction": failed.reaction, "at_ns": failed.at_ns, "text": told(problem), "cause": is_cause})
         return 1
     report(result=counters)
     return 0

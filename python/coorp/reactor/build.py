@@ -9,7 +9,7 @@ import difflib
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +77,45 @@ def live_reactions(built: Built, added: Added) -> list[tuple[int, Reaction]]:
     """The reactions that can run, with their places in the class. What only unconnected inputs trigger cannot."""
     reactions = enumerate(added.reactor._parts.reactions)
     return [(at, reaction) for at, reaction in reactions if _triggers(reaction, added.name, built.loose)]
+
+
+def refuse_waiting_cycles(built: Built, offsets: Sequence[int | None]) -> None:
+    """Raises ProgramError if a federate would wait for ever, under decentralised coordination with these offsets."""
+    cycles = built.graph.cycles()
+    problems: dict[int, Problem] = {}
+    for federate, (cycle, offset) in enumerate(zip(cycles, offsets, strict=True)):
+        if cycle is not None and offset is None and cycle not in problems:
+            problems[cycle] = _waiting(built, federate)
+    if problems:
+        raise all_refused(list(problems.values()))
+
+
+def _waiting(built: Built, federate: int) -> Problem:
+    of = built.placement.of
+    after: dict[int, list[tuple[int, Connection]]] = {}
+    for connection in built.program.connections:
+        source, sink = (of[port._reactor._parts.name] for port in (connection.source, connection.sink))
+        if source != sink and connection.after_ns == 0 and not connection.physical:
+            after.setdefault(source, []).append((sink, connection))
+    # The shortest way from the federate back to it.
+    ways: dict[int, list[Connection]] = {}
+    queue: list[tuple[int, list[Connection]]] = [(federate, [])]
+    for at, way in queue:
+        for sink, connection in after.get(at, ()):
+            if sink not in ways:
+                ways[sink] = [*way, connection]
+                queue.append((sink, ways[sink]))
+    cycle = ways[federate]
+    steps = "\n       ".join(
+        f"{full_name(connection.source)} -> {full_name(connection.sink)} ({connection.where})" for connection in cycle
+    )
+    name = built.placement.federates[federate]
+    return Problem(
+        cycle[0].where,
+        f"zero-delay cycle of processes: decentralised, {name} and the others of it would wait for each other for "
+        'ever. Give a connection of it a delay (after="1ms"), or set --offset, or use centralised coordination'
+        f"\n       {steps}",
+    )
 
 
 # What the native code cannot see.

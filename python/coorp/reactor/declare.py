@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 from datetime import timedelta
-from inspect import iscoroutinefunction
+from inspect import iscoroutinefunction, signature
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Union, cast, overload
 
@@ -172,6 +172,12 @@ class _Options:
     def __call__(self, body: F) -> F:
         if not isinstance(body, FunctionType) or iscoroutinefunction(body):
             raise refused(f"@reaction is for plain methods, and {body!r} is none")
+        try:
+            signature(body).bind(None)
+        except TypeError:
+            raise refused(
+                f"{body.__name__} is called with self alone; get values from ports, as self.port.get()"
+            ) from None
         earlier = sys._getframe(1).f_locals.get(body.__name__)
         if isinstance(earlier, Declaration) and not earlier.name:
             raise refused(f"{body.__name__} is declared already, at {earlier.where}; rename one")

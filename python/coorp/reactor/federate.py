@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from operator import is_
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from coorp._native import Runner
+from coorp._native import RunError, Runner
 from coorp.reactor.build import live_reactions
 from coorp.reactor.declare import Moments
 from coorp.reactor.ports import (
     OUTSIDE,
     BoundLogicalAction,
     BoundPhysicalAction,
-    Moment,
     OutputPort,
     _Readable,
 )
+from coorp.reactor.reactor import KINDS
 
 if TYPE_CHECKING:
     from coorp.reactor.build import Built
     from coorp.reactor.declare import Reaction
     from coorp.reactor.program import Added
+    from coorp.reactor.reactor import Reactor
 
 
 @dataclass
@@ -78,11 +80,12 @@ def _bind(made: Runner, built: Built, added: Added, failed: Failed) -> None:
         late = None if reaction.late is None else getattr(added.reactor, reaction.late)
         made.bind(
             built.graph.reaction(full),
-            _guarded(getattr(added.reactor, reaction.name), parts.moment, at, full, failed),
-            None if late is None else _guarded(late, parts.moment, at, full, failed),
+            _guarded(added.reactor, getattr(added.reactor, reaction.name), at, full, failed),
+            None if late is None else _guarded(added.reactor, late, at, full, failed),
             reads,
             parts.effects,
             parts.moment,
+            f"{full} ({reaction.where})",
         )
 
 
@@ -94,13 +97,16 @@ def _written(reaction: Reaction) -> list[str]:
     return [part.name for part in reaction.effects]
 
 
-def _guarded(method: Callable[[], object], moment: Moment, at: int, name: str, failed: Failed) -> Callable[[], None]:
+def _guarded(reactor: Reactor, method: Callable[[], object], at: int, name: str, failed: Failed) -> Callable[[], None]:
     """The method, as the reaction with the number `at`: ports allow what this reaction has declared."""
+    moment, bound, attributes = reactor._parts.moment, reactor._parts.bound, vars(reactor)
 
     def run() -> None:
         moment.reaction = at
         try:
             method()
+            if not all(map(is_, bound.values(), map(attributes.get, bound))):
+                _refuse_assignment(reactor, at)
         except BaseException:
             if not failed.reaction:
                 failed.reaction, failed.at_ns = name, moment.time_ns
@@ -109,3 +115,14 @@ def _guarded(method: Callable[[], object], moment: Moment, at: int, name: str, f
             moment.reaction = OUTSIDE
 
     return run
+
+
+def _refuse_assignment(reactor: Reactor, at: int) -> NoReturn:
+    reaction = reactor._parts.reactions[at]
+    title = f"{reactor._parts.name}.{reaction.name} ({reaction.where})"
+    for part, bound in reactor._parts.bound.items():
+        if vars(reactor).get(part) is not bound:
+            hint = f"; call self.{part}.set(value)" if isinstance(bound, OutputPort) else "; rename the attribute"
+            kind = KINDS[type(reactor._parts.declared[part])]
+            raise RunError(f"{title} has assigned to self.{part}, which is its {kind}{hint}")
+    raise AssertionError("nothing was assigned")

@@ -24,10 +24,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from coorp._native import RunError
-from coorp.reactor.build import Built, build
+from coorp.reactor.build import Built, build, refuse_waiting_cycles
 from coorp.reactor.load import Location, locate, refuse_while_loading
 from coorp.reactor.robots import Bridged, Robot, robot_of
-from coorp.reactor.settings import gathered
+from coorp.reactor.settings import gathered, offset_of
 from coorp.reactor.signals import FOR_LAUNCHER, STOP_SIGNAL, Signals, Watch
 from coorp.reactor.where import refused
 
@@ -136,6 +136,8 @@ def _launched(
     federates = len(built.placement.federates)
     if federates > 1 and options["fast"] and options["coordination"] == "decentralised":
         raise refused("run: fast needs centralised coordination: without the clock, nothing holds back a fast sender")
+    if federates > 1 and options["coordination"] == "decentralised":
+        refuse_waiting_cycles(built, [offset_of(options, built, number) for number in range(federates)])
     here = robot_of(built, team, robot, options)
     location = locate(program) if federates > 1 else None
     with gathered(options, built) as settings, Signals() as signals:
@@ -296,10 +298,11 @@ class _Launcher:
     def _start_one(self, number: int, federate: str, common: int) -> None:
         pipe, theirs = os.pipe2(os.O_CLOEXEC)
         command = [sys.executable, "-m", "coorp.reactor._child", *map(str, (number, common, theirs))]
+        trace = [self.settings[number]["trace_fd"]] if "trace_fd" in self.settings[number] else []
         # A new process begins with this mask, so that it can ignore Ctrl-C before the first one comes.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, FOR_LAUNCHER)
         try:
-            child = subprocess.Popen(command, pass_fds=(common, theirs))
+            child = subprocess.Popen(command, pass_fds=(common, theirs, *trace))
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             os.close(theirs)

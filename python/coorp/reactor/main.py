@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import traceback
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from coorp.reactor.launch import ViolationWarning
 from coorp.reactor.load import load_file, only_program
 from coorp.reactor.program import COORDINATIONS, Program
 from coorp.reactor.report import advice, problems, summary
+from coorp.reactor.where import told
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str]) -> int:
         return exit.code if isinstance(exit.code, int) else 2
     file: Path = options.file
     if not file.is_file():
-        return _say(f"error: {file}: no such file", 2)
+        return _say(f"error: {file}: {'not a file' if file.exists() else 'no such file'}", 2)
     sys.argv[:] = [str(file), *arguments[end + 1 :]]
     sys.path.insert(0, os.path.dirname(os.path.abspath(file)))
     try:
@@ -40,16 +40,13 @@ def main(arguments: Sequence[str]) -> int:
         return _say(f"error: {problem}", 2)
     except RunError as problem:
         return _say(f"failed: {problem}", 1)
-    except OSError as problem:
-        if problem.filename not in (options.trace, options.diagram):
-            raise
-        return _say(f"error: {problem.filename}: {problem.strerror}", 2)
     except KeyboardInterrupt:
         return _say("killed", 130)
-    except Exception:
+    except Exception as problem:
+        if isinstance(problem, OSError) and problem.filename and problem.filename in (options.trace, options.diagram):
+            return _say(f"error: {problem.filename}: {problem.strerror}", 2)
         # The user's own code, in its file or in a reaction.
-        traceback.print_exc()
-        return 1
+        return _say(told(problem).rstrip("\n"), 1)
 
 
 def _run(program: Program, options: argparse.Namespace) -> int:

@@ -80,9 +80,7 @@ class _Readable(Bound):
         return self._present
 
 
-class InputPort(_Readable, Generic[T]):
-    """An input of one reactor."""
-
+class _Valued(_Readable, Generic[T]):
     __slots__ = ()
 
     def get(self) -> T | None:
@@ -90,6 +88,19 @@ class InputPort(_Readable, Generic[T]):
         if self._moment.reaction not in self._readers:
             self._refuse("read", "the triggers or `uses`")
         return cast("T | None", self._value)
+
+    @property
+    def value(self) -> T:
+        """The value at this tag. Raises LookupError if there is none, which cannot be where it is the only trigger."""
+        if not self.is_present():
+            raise LookupError(f"{self._name} has no value at this tag; ask is_present() first, or call get()")
+        return cast("T", self._value)
+
+
+class InputPort(_Valued[T]):
+    """An input of one reactor."""
+
+    __slots__ = ()
 
     if TYPE_CHECKING:
         # Lets a type checker accept a connection from an output of a narrower type, and from no other.
@@ -149,17 +160,7 @@ class BoundTimer(_Readable):
     __slots__ = ()
 
 
-class _BoundAction(_Readable, Generic[T]):
-    __slots__ = ()
-
-    def get(self) -> T | None:
-        """The value that was scheduled for this tag; None if there is none."""
-        if self._moment.reaction not in self._readers:
-            self._refuse("read", "the triggers or `uses`")
-        return cast("T | None", self._value)
-
-
-class BoundLogicalAction(_BoundAction[T]):
+class BoundLogicalAction(_Valued[T]):
     """A logical action of one reactor."""
 
     __slots__ = ("_effects", "_element", "_writers")
@@ -177,7 +178,7 @@ class BoundLogicalAction(_BoundAction[T]):
         self._effects.append((self._element, nanoseconds(after), value))
 
 
-class BoundPhysicalAction(_BoundAction[T]):
+class BoundPhysicalAction(_Valued[T]):
     """A physical action of one reactor."""
 
     __slots__ = ("_element", "_schedule")

@@ -11,10 +11,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
-from coorp.reactor.declare import duration
+from coorp.reactor.declare import Declaration, duration
 from coorp.reactor.ports import Bound, InputPort, OutputPort
 from coorp.reactor.reactor import Reactor
-from coorp.reactor.where import Where, here, here_module, refused
+from coorp.reactor.where import Where, here, here_module, refused, users_frames
 
 if TYPE_CHECKING:
     from coorp.reactor.launch import Result, Stoppable
@@ -95,7 +95,9 @@ class Program:
         coordination, see `run`; in a process with several reactors the longest counts.
         """
         if not isinstance(reactor, Reactor):
-            raise refused(f"add: {reactor!r} is no reactor; add an instance of a subclass of Reactor")
+            is_class = isinstance(reactor, type) and issubclass(reactor, Reactor)
+            hint = f"write add({reactor.__name__}())" if is_class else "add an instance of a subclass of Reactor"
+            raise refused(f"add: {reactor!r} is no reactor; {hint}")
         if reactor._parts.name:
             raise refused(f"add: this reactor has been added already, as {reactor._parts.name}; create another")
         name = self._free_name(type(reactor).__name__) if name is None else name
@@ -131,8 +133,13 @@ class Program:
         """
         for what, port, kind in (("output", source, OutputPort), ("input", sink, InputPort)):
             if not isinstance(port, kind):
-                given = f"the {type(port).__name__}" if isinstance(port, Bound) else repr(port)
-                raise refused(f"connect: {given} is not an {what} of a reactor; connect(output, input)")
+                given = repr(port)
+                if isinstance(port, Bound):
+                    given = f"{type(port._reactor).__name__}.{port._name}"
+                elif isinstance(port, Declaration):
+                    given = f"{port.owner.__name__}.{port.name} of the class" if port.owner else given
+                hint = "connect(output, input), each of a reactor that add() has returned"
+                raise refused(f"connect: {given} is not an {what} of a reactor; write {hint}")
         assert isinstance(source, OutputPort) and isinstance(sink, InputPort)
         delay = 0 if after is None else duration("connect: after", after)
         self.connections.append(Connection(source, sink, delay, bool(physical), here()))
@@ -214,7 +221,10 @@ class Program:
             "time_of_day": team is not None,
         }
         team = None if team is None else os.path.abspath(team)
-        return launch(self, place if replay is None else "one", options, team, robot)
+        try:
+            return launch(self, place if replay is None else "one", options, team, robot)
+        except BaseException as problem:
+            raise problem.with_traceback(users_frames(problem))  # noqa: B904 (it is the same one)
 
     def stop(self) -> None:
         """Ends the running program from outside of its reactions, from any thread. Reactions to `shutdown` run."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TextIO
 
 from coorp.reactor.recording import file_of, new_folder
@@ -24,33 +24,39 @@ def gathered(options: Mapping[str, Any], built: Built) -> Iterator[list[dict[str
     if path is None:
         yield settings
         return
-    with tempfile.TemporaryDirectory(prefix="coorp-trace-") as folder:
-        parts = [os.path.join(folder, f"{number}.jsonl") for number in range(len(settings))]
-        # Fails before the program runs rather than after it.
-        with open(path, "w", encoding="utf-8") as whole:
-            try:
-                yield [{**of_one, "trace": part} for of_one, part in zip(settings, parts, strict=True)]
-            finally:
-                _write(whole, parts)
+    # Fails before the program runs rather than after it.
+    with ExitStack() as files, open(path, "w", encoding="utf-8") as whole:
+        # These have no name, so nothing remains of them if this process is killed.
+        parts = [files.enter_context(tempfile.TemporaryFile("r", encoding="utf-8")) for _ in settings]
+        for of_one, part in zip(settings, parts, strict=True):
+            of_one["trace_fd"] = part.fileno()
+            of_one["trace"] = f"/proc/self/fd/{part.fileno()}"
+        try:
+            yield settings
+        finally:
+            _write(whole, parts)
 
 
 def _of_one(options: Mapping[str, Any], built: Built, federate: int) -> dict[str, Any]:
     of_one = dict(options)
     if options["record"] is not None:
         of_one["record"] = file_of(options["record"], built.placement.federates[federate])
-    here = (added for added in built.program.added.values() if built.placement.of[added.name] == federate)
-    offsets = [added.offset_ns for added in here if added.offset_ns is not None]
-    if offsets:
-        of_one["offset_ns"] = max(offsets)
+    of_one["offset_ns"] = offset_of(options, built, federate)
     return of_one
 
 
-def _write(whole: TextIO, parts: list[str]) -> None:
+def offset_of(options: Mapping[str, Any], built: Built, federate: int) -> int | None:
+    """The offset of a federate in ns, if it has one."""
+    here = (added for added in built.program.added.values() if built.placement.of[added.name] == federate)
+    return max((added.offset_ns for added in here if added.offset_ns is not None), default=options["offset_ns"])
+
+
+def _write(whole: TextIO, parts: Sequence[TextIO]) -> None:
     whole.write('{"displayTimeUnit":"ns","traceEvents":[')
     separator = "\n"
-    for part in filter(os.path.exists, parts):
-        with open(part, encoding="utf-8") as events:
-            for event in events:
-                whole.write(separator + event.rstrip("\n"))
-                separator = ",\n"
+    for event in chain.from_iterable(parts):
+        # A process that was killed while it wrote leaves a part of a line.
+        if event.endswith("\n"):
+            whole.write(separator + event.rstrip("\n"))
+            separator = ",\n"
     whole.write("\n]}\n")

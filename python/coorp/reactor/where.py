@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 import typing
 from collections.abc import Sequence
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import NamedTuple
 
-from coorp._native import ProgramError
+from coorp._native import ProgramError, RunError
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _COMMAND = os.path.join(os.path.dirname(os.path.dirname(_HERE)), "__main__.py")
@@ -52,6 +53,30 @@ def _user_frame() -> FrameType:
     while frame.f_back and (frame.f_code.co_filename.startswith(_HERE) or frame.f_code.co_filename == typing.__file__):
         frame = frame.f_back
     return frame
+
+
+def users_frames(problem: BaseException) -> TracebackType | None:
+    """The traceback without the frames of this package: those of the user's code, and of what that calls."""
+    frames: list[TracebackType] = []
+    rest = problem.__traceback__
+    while rest:
+        frames.append(rest)
+        rest = rest.tb_next
+    users = None
+    for frame in reversed(frames):
+        file = frame.tb_frame.f_code.co_filename
+        if not file.startswith((_HERE, "<frozen importlib")):
+            users = TracebackType(users, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    # What has none is told by its text, unless it comes from a mistake in this package.
+    return users if users or isinstance(problem, ProgramError | RunError | SyntaxError) else problem.__traceback__
+
+
+def told(problem: BaseException) -> str:
+    """The text of an exception, with the user's frames."""
+    frames = users_frames(problem)
+    if frames is None and isinstance(problem, ProgramError | RunError):
+        return f"{problem}\n"
+    return "".join(traceback.format_exception(type(problem), problem.with_traceback(frames), frames))
 
 
 def refused(text: str) -> ProgramError:

@@ -15,7 +15,7 @@ use coorp_core::logical::protocol::{Down, Envelope, Message};
 use coorp_core::logical::scheduler::{Effects, Ready, Refused, Waits};
 use coorp_core::logical::{
     DecentralisedConfig, ElementId, Federate, FederateAction, FederateConfig, FederateId, Graph, PeerMessage,
-    Scheduler, SchedulerConfig, Step, Tag,
+    ReactionId, Scheduler, SchedulerConfig, Step, Tag,
 };
 use coorp_core::{Duration, Instant};
 use std::collections::{BTreeMap, BTreeSet};
@@ -109,11 +109,19 @@ pub fn run<R: Reactions>(
     let outcome = driver.run();
     driver.flush_at_end();
     handle.set_outlets(None);
-    outcome?;
-    match (driver.failure, driver.report) {
-        (Some(failure), _) => Err(failure),
-        (None, report) if settings.stop_on_death && !report.gone.is_empty() => Err(Failure::Died(report.gone)),
-        (None, report) => Ok(report),
+    let Driver {
+        reactions,
+        failure,
+        report,
+        ..
+    } = driver;
+    let died = (settings.stop_on_death && !report.gone.is_empty()).then(|| Failure::Died(report.gone.clone()));
+    match outcome.err().or(failure).or(died) {
+        Some(failure) => {
+            reactions.on_failed(report);
+            Err(failure)
+        }
+        None => Ok(report),
     }
 }
 
@@ -277,12 +285,7 @@ impl<V: coorp_core::logical::Value> Mode<V> {
         }
     }
 
-    fn finish(
-        &mut self,
-        reaction: coorp_core::logical::ReactionId,
-        effects: Effects<V>,
-        now: Instant,
-    ) -> Result<(), Refused> {
+    fn finish(&mut self, reaction: ReactionId, effects: Effects<V>, now: Instant) -> Result<(), Refused> {
         match self {
             Mode::Alone(scheduler) => scheduler.finish(reaction, effects, now),
             Mode::Coordinated(this) => this.federate.finish(reaction, effects, now),
@@ -522,7 +525,7 @@ impl<'a, R: Reactions> Driver<'a, R> {
             };
             let mut sets = Vec::with_capacity(effects.sets.len());
             for (output, object) in effects.sets {
-                sets.push((output, self.carry(output, object)?));
+                sets.push((output, self.carry(ready.reaction, output, object)?));
             }
             let effects = Effects {
                 sets,
@@ -563,9 +566,10 @@ impl<'a, R: Reactions> Driver<'a, R> {
     }
 
     /// Sends the value of an output ahead, if other federates read it.
-    fn carry(&mut self, output: ElementId, object: R::Object) -> Result<Value<R>, Failure> {
+    fn carry(&mut self, reaction: ReactionId, output: ElementId, object: R::Object) -> Result<Value<R>, Failure> {
         let reactions = &mut *self.reactions;
-        let (wire, bytes) = match self.outlets.send(output, |sender| reactions.encode(&object, sender)) {
+        let encode = |sender: &mut _| reactions.encode(reaction, output, &object, sender);
+        let (wire, bytes) = match self.outlets.send(output, encode) {
             Ok(Some(sent)) => sent,
             Ok(None) => return Ok(Carried::Here(object)),
             Err(Failure::Reaction(what)) => {

@@ -11,6 +11,8 @@ use std::sync::Mutex;
 /// The channel of an output that other federates read.
 #[derive(Debug)]
 struct Outlet {
+    /// Of the output, for errors.
+    name: String,
     sender: Sender,
     /// How many federates read it.
     readers: usize,
@@ -36,6 +38,7 @@ impl Outlets {
                     .filter(|to| *to != id)
                     .collect();
                 let outlet = Outlet {
+                    name: element.name.clone(),
                     sender: domain.sender(&output_channel(output), options)?,
                     readers: readers.len(),
                     sent: 0,
@@ -55,8 +58,9 @@ impl Outlets {
 
     /// Nothing if no other federate reads the output.
     pub fn loan(&self, output: ElementId, header: usize, parts: &[usize]) -> Option<Result<Loan, Error>> {
-        let outlet = self.outlets.get(&output)?;
-        Some(lock(outlet).sender.loan_parts(HEADER_RESERVED + header, parts))
+        let mut outlet = lock(self.outlets.get(&output)?);
+        let loan = outlet.sender.loan_parts(HEADER_RESERVED + header, parts);
+        Some(loan.map_err(|error| error.on_channel(&outlet.name)))
     }
 
     /// Encodes a value of an output and sends it ahead of the message that refers to it, if it is large. Returns what the
@@ -91,7 +95,8 @@ impl Outlet {
             reserved.copy_from_slice(&number.to_le_bytes());
         }
         let bytes = loan.parts_mut().iter().map(|part| part.len()).sum();
-        self.sender.send(loan).map_err(Error::from)?;
+        let sent = self.sender.send(loan);
+        sent.map_err(|error| Error::from(error).on_channel(&self.name))?;
         Ok((Wire::Payload { output, number }, bytes))
     }
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 use coorp_core::logical::program::{Connection, Program, Reaction, Reactor};
-use coorp_core::logical::{FederateId, Graph, RtiConfig};
+use coorp_core::logical::{ElementId, FederateId, Graph, ReactionId, RtiConfig};
 use std::sync::Arc;
 use std::time;
 
@@ -132,7 +132,16 @@ impl Reactions for Diamond {
         Ok(all)
     }
 
-    fn encode(&mut self, object: &Self::Object, sender: &mut Sender) -> Result<Encoded, String> {
+    fn encode(
+        &mut self,
+        reaction: ReactionId,
+        output: ElementId,
+        object: &Self::Object,
+        sender: &mut Sender,
+    ) -> Result<Encoded, String> {
+        let reactor = |name: &str| name.split('.').next().map(str::to_owned);
+        let set_by = reactor(&self.graph.reaction(reaction).unwrap().name);
+        assert_eq!(set_by, reactor(&self.graph.element(output).unwrap().name));
         if object.len() <= INLINE_BYTES_MAX {
             return Ok(Encoded::Inline(vec![1, 2, 3], vec![object.to_vec()]));
         }
