@@ -117,11 +117,14 @@ pub fn run(graph: &Graph, stop: Tag, outside: &[Outside], deaths: &BTreeMap<Fede
     simulate(graph, stop, outside, deaths).0
 }
 
-/// The tag at which a program ends by itself: the one after its last event. `None` if it goes on and on.
+/// The latest end that [`end`] sees. In twice that time, the events of a program that multiplies them are not yet too many.
+pub const SIGHT: Duration = Duration::from_millis(100);
+
+/// The tag at which a program ends by itself: the one after its last event. `None` if that is beyond [`SIGHT`], as for one
+/// that goes on and on.
 pub fn end(graph: &Graph) -> Option<Tag> {
-    let long = Duration::from_millis(1_000);
-    let (_, last) = simulate(graph, Tag::at(long, 0), &[], &BTreeMap::new());
-    (last < Tag::at(long / 2, 0)).then(|| Delay::NONE.first_past(last))
+    let (_, last) = simulate(graph, Tag::at(SIGHT + SIGHT, 0), &[], &BTreeMap::new());
+    (last < Tag::at(SIGHT, 0)).then(|| Delay::NONE.first_past(last))
 }
 
 /// The records, and the tag of the last event before `stop`.
