@@ -472,13 +472,16 @@ fn the_deep_search_of_coordination_finds_nothing() {
     }
     for seed in 0..200 {
         let (stops, takeovers, deaths) = ((seed % 2) as u8, (seed / 2 % 2) as u8, (seed / 4 % 2) as u8);
+        let program = random_small(seed);
+        // Events that multiply without an end would fill the memory.
+        let ends = reference::end(&Graph::new(&program).unwrap()).is_some();
         let bounds = Bounds {
             stops,
             takeovers,
             deaths,
-            timeout: (seed % 3 == 0).then_some(ms(2)),
+            timeout: (seed % 3 == 0 || !ends).then_some(ms(2)),
             states_max: 50_000,
         };
-        check("random", &random_small(seed), bounds);
+        check("random", &program, bounds);
     }
 }
