@@ -1,4 +1,4 @@
-//! Whose connection attempts a robot takes up: a stranger gets little, and nothing that a member needs.
+//! Decides which connection attempts a robot accepts, so that strangers cannot starve members.
 //!
 //! An address has to prove itself first, by a Retry (RFC 9000, 8.1.2). Until then nothing is stored for it, because it
 //! may be forged. Each handshake after that costs signatures, so three shares bound them: how often an address may
@@ -7,9 +7,9 @@
 //!
 //! Addresses at which a member has recently shown its certificate, and those of the team file, have a share of their own,
 //! each by its whole address. So a flood from elsewhere takes nothing from them. One handshake at a time goes without proof
-//! there, and handshakes that succeed count against no share: robots open a connection for each burst of bulk. If a share is full, its oldest handshake
-//! makes room once it has had its time, as in a SYN cache: a member finishes within a few round trips, and what lingers is a
-//! stranger's. So a member at a new address gets in too.
+//! there, and handshakes that succeed count against no share: robots open a connection for each burst of bulk. If a share is
+//! full, its oldest handshake makes room once it has had its time, as in a SYN cache: a member finishes within a few round
+//! trips, and what lingers is a stranger's. So a member at a new address gets in too.
 //!
 //! Everything is bounded, and so are the counts of what was refused. Source: this project; the idea of proof before
 //! state is WireGuard's and QUIC's. Left out: shares of bytes and streams of established connections, which are members'
@@ -57,9 +57,9 @@ pub struct Share {
 /// All limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Of addresses at which no member was seen.
+    /// The share of addresses at which no member was seen.
     pub strangers: Share,
-    /// Of the team's addresses.
+    /// The share of the team's addresses.
     pub members: Share,
     /// How often any addresses are asked for their proof, and how often each of a member's is.
     pub proofs: Rate,
@@ -230,7 +230,7 @@ impl Admission {
         }
     }
 
-    /// What was refused so far.
+    /// The attempts refused so far.
     pub fn refusals(&self) -> &Refusals {
         &self.refusals
     }

@@ -414,7 +414,7 @@ struct Host {
     /// Values of other federates that were read at the latest tag.
     decoded: (Tag, HashMap<ElementId, Py<PyAny>>),
     error: Option<PyErr>,
-    /// What was counted, if the program failed.
+    /// The report of a program that failed.
     failed: Option<Report>,
 }
 

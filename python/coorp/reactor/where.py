@@ -67,7 +67,7 @@ def users_frames(problem: BaseException) -> TracebackType | None:
         file = frame.tb_frame.f_code.co_filename
         if not file.startswith((_HERE, "<frozen importlib")):
             users = TracebackType(users, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
-    # What has none is told by its text, unless it comes from a mistake in this package.
+    # An error without a line of the user's is reported by its text, unless this package itself is at fault.
     return users if users or isinstance(problem, ProgramError | RunError | SyntaxError) else problem.__traceback__
 
 

@@ -11,7 +11,7 @@ use std::sync::Mutex;
 /// The channel of an output that other federates read.
 #[derive(Debug)]
 struct Outlet {
-    /// Of the output, for errors.
+    /// The output's name, for errors.
     name: String,
     sender: Sender,
     /// How many federates read it.
