@@ -2,8 +2,9 @@
 //!
 //! Federates send to each other directly, and none grants anything. [`Decentralised`] opens a tag as soon as all inputs
 //! are known up to it, or the clock has passed it by the *safe-to-process offset*. In doubt it therefore assumes that
-//! nothing more comes. If something does, that is a **violation**: it is reported with the tag that was meant and with its
-//! value, and changes nothing. Without violations, the result is that of centralised coordination.
+//! nothing more comes. If something does, that is a **violation**: it is reported with the tag that was meant. Its value
+//! goes to the reactions that handle late values of its input, at the next tag that is still free; without any, it changes
+//! nothing. Without violations, the result is that of centralised coordination.
 //!
 //! - By default there is no offset: a federate waits until its inputs are known, for ever if need be. It skips what is
 //!   left of an offset once they are.
@@ -129,7 +130,7 @@ pub enum DecentralisedAction<V> {
         /// The reactions.
         reactions: Vec<Ready>,
     },
-    /// A message came after its tag. It takes no effect.
+    /// A message came after its tag.
     Violation {
         /// Its input.
         input: ElementId,
@@ -137,8 +138,8 @@ pub enum DecentralisedAction<V> {
         meant: Tag,
         /// The tag that had been reached.
         reached: Tag,
-        /// Its value.
-        value: V,
+        /// When the reactions that handle late values see it. `None` if there are none, or the program ends before.
+        handled: Option<Tag>,
     },
     /// A reaction wants the program to end, at this tag at the earliest.
     StopRequested(Tag),
@@ -282,12 +283,16 @@ impl<V: Value> Decentralised<V> {
                 match self.scheduler.on_message(input, tag, value.clone(), now) {
                     Ok(()) | Err(Refused::Stopped) => {}
                     Err(Refused::Tardy { input, meant, reached }) => {
-                        self.outbox.push_back(DecentralisedAction::Violation {
-                            input,
-                            meant,
-                            reached,
-                            value,
-                        });
+                        self.outbox
+                            .push_back(match self.scheduler.on_tardy(input, meant, value) {
+                                Ok(handled) => DecentralisedAction::Violation {
+                                    input,
+                                    meant,
+                                    reached,
+                                    handled,
+                                },
+                                Err(refused) => DecentralisedAction::Fault(refused),
+                            });
                     }
                     Err(refused) => self.outbox.push_back(DecentralisedAction::Fault(refused)),
                 }

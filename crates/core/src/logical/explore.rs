@@ -9,7 +9,7 @@
 use super::failover_epoch as epoch;
 use super::program::{ActionKind, Connection, Program, Reaction, Reactor};
 use super::protocol::{Down, Envelope, Up};
-use super::reference::{self, Brains, Death, Kinds, Random};
+use super::reference::{self, Brains, Death, Given, Kinds, Random};
 use super::tests::ms;
 use super::*;
 use crate::{Duration, Instant};
@@ -262,7 +262,14 @@ impl State {
                 },
             )
         });
-        let expected = reference::run(graph, stop, &[], &deaths.collect());
+        let expected = reference::run(
+            graph,
+            stop,
+            &Given {
+                deaths: deaths.collect(),
+                ..Given::default()
+            },
+        );
         assert_eq!(records, expected, "{:?}", self.describe());
         records.len()
     }

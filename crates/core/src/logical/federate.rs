@@ -84,7 +84,7 @@ pub enum FederateAction<V> {
         /// For its [`Federate::on_peer_message`].
         message: PeerMessage<V>,
     },
-    /// A message came after its tag. It takes no effect. Only to a decentralised federate.
+    /// A message came after its tag. Only to a decentralised federate.
     Violation {
         /// Its input.
         input: ElementId,
@@ -92,8 +92,8 @@ pub enum FederateAction<V> {
         meant: Tag,
         /// The tag that had been reached.
         reached: Tag,
-        /// Its value.
-        value: V,
+        /// When the reactions that handle late values see it; `None` if it is not used.
+        handled: Option<Tag>,
     },
     /// The program starts then.
     Started(Instant),
@@ -415,12 +415,12 @@ impl<V: Value> Federate<V> {
                 input,
                 meant,
                 reached,
-                value,
+                handled,
             } => self.outbox.push_back(FederateAction::Violation {
                 input,
                 meant,
                 reached,
-                value,
+                handled,
             }),
             DecentralisedAction::StopRequested(tag) => self.request_stop_at(tag),
             // The RTI said so.

@@ -46,7 +46,8 @@ pub struct ReactorId(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ReactionId(pub u32);
 
-/// Anything that can be present at a tag: a port, timer or action, or a reactor's startup or shutdown.
+/// Anything that can be present at a tag: a port, timer or action, a reactor's startup or shutdown, or the late values of
+/// an input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 pub struct ElementId(pub u32);
 
@@ -72,6 +73,8 @@ pub enum ElementKind {
     Logical(Duration),
     /// A physical action with its least delay.
     Physical(Duration),
+    /// The values of an input that came after their tag.
+    Tardy,
 }
 
 /// A connection as its output sees it.
@@ -120,6 +123,8 @@ pub struct Element {
     pub to: Vec<Link>,
     /// Of an input: where its values come from.
     pub from: Option<Link>,
+    /// Of an input: where its values go that came after their tag. `None` if no reaction handles them.
+    pub tardy: Option<ElementId>,
 }
 
 /// A reaction.

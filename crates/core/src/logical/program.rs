@@ -81,6 +81,9 @@ pub enum Trigger {
     Shutdown,
     /// An input, timer or action of the reactor.
     Element(String),
+    /// Values of this input that came after their tag, under decentralised coordination. The reaction reads them, and
+    /// never sees those that come in time.
+    Tardy(String),
 }
 
 /// Code that runs at a tag.
@@ -178,6 +181,13 @@ impl Reaction {
     #[must_use]
     pub fn on(mut self, name: &str) -> Self {
         self.triggers.push(Trigger::Element(name.into()));
+        self
+    }
+
+    /// Triggers it when a value of the input `name` has come after its tag.
+    #[must_use]
+    pub fn on_tardy(mut self, name: &str) -> Self {
+        self.triggers.push(Trigger::Tardy(name.into()));
         self
     }
 

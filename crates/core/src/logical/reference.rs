@@ -98,7 +98,7 @@ impl Brains {
     }
 }
 
-/// An event from outside: a physical action, or an arrival over a physical connection.
+/// An event from outside: a physical action, an arrival over a physical connection, or a late value.
 pub type Outside = (Tag, ElementId, Option<u64>);
 
 /// A federate that died, and what is known to have happened by then.
@@ -112,9 +112,18 @@ pub struct Death {
     pub knew_stop: bool,
 }
 
+/// What a run had that does not follow from its program.
+#[derive(Clone, Debug, Default)]
+pub struct Given {
+    pub outside: Vec<Outside>,
+    pub deaths: BTreeMap<FederateId, Death>,
+    /// Of the messages for an input and a tag of which some came late, how many came in time.
+    pub in_time: BTreeMap<(Tag, ElementId), usize>,
+}
+
 /// Runs the whole program up to and including `stop`.
-pub fn run(graph: &Graph, stop: Tag, outside: &[Outside], deaths: &BTreeMap<FederateId, Death>) -> Vec<Record> {
-    simulate(graph, stop, outside, deaths).0
+pub fn run(graph: &Graph, stop: Tag, given: &Given) -> Vec<Record> {
+    simulate(graph, stop, given).0
 }
 
 /// The latest end that [`end`] sees. In twice that time, the events of a program that multiplies them are not yet too many.
@@ -123,12 +132,13 @@ pub const SIGHT: Duration = Duration::from_millis(100);
 /// The tag at which a program ends by itself: the one after its last event. `None` if that is beyond [`SIGHT`], as for one
 /// that goes on and on.
 pub fn end(graph: &Graph) -> Option<Tag> {
-    let (_, last) = simulate(graph, Tag::at(SIGHT + SIGHT, 0), &[], &BTreeMap::new());
+    let (_, last) = simulate(graph, Tag::at(SIGHT + SIGHT, 0), &Given::default());
     (last < Tag::at(SIGHT, 0)).then(|| Delay::NONE.first_past(last))
 }
 
 /// The records, and the tag of the last event before `stop`.
-fn simulate(graph: &Graph, stop: Tag, outside: &[Outside], deaths: &BTreeMap<FederateId, Death>) -> (Vec<Record>, Tag) {
+fn simulate(graph: &Graph, stop: Tag, given: &Given) -> (Vec<Record>, Tag) {
+    let deaths = &given.deaths;
     let order = order(graph);
     // If all died, nobody knows of a last tag.
     let all_died = deaths.len() == graph.federates().len();
@@ -164,10 +174,11 @@ fn simulate(graph: &Graph, stop: Tag, outside: &[Outside], deaths: &BTreeMap<Fed
             _ => {}
         }
     }
-    for (tag, element, value) in outside {
+    for (tag, element, value) in &given.outside {
         insert(&mut queue, *tag, *element, *value, false);
     }
     let mut left: BTreeMap<_, _> = deaths.iter().map(|(id, death)| (*id, death.arrived.clone())).collect();
+    let mut in_time = given.in_time.clone();
     let (mut brains, mut last) = (Brains::new(), Tag::NEVER);
     while let Some((tag, mut present)) = queue.pop_first() {
         if tag > until {
@@ -184,16 +195,19 @@ fn simulate(graph: &Graph, stop: Tag, outside: &[Outside], deaths: &BTreeMap<Fed
                 insert(&mut queue, tag + Delay::of_connection(period), *id, None, false);
             }
         }
-        // Which messages from the dead or to them arrive, decided once a tag.
+        // Which messages from the dead or to them arrive, and which in time, decided once a tag.
         let mut decided = BTreeMap::new();
         let mut arrives = |from: FederateId, link: &Link, tag: Tag| {
             let message = (tag, link.other);
             *decided.entry(message).or_insert_with(|| {
                 let dead = [from, link.federate].into_iter().find(|id| left.contains_key(id));
-                let Some(left) = dead.filter(|_| from != link.federate).and_then(|id| left.get_mut(&id)) else {
-                    return true;
+                let dead = dead.filter(|_| from != link.federate).and_then(|id| left.get_mut(&id));
+                let left = match (in_time.get_mut(&message), dead) {
+                    // Those that come late are the last ones.
+                    (Some(left), _) => left,
+                    (None, Some(left)) => left.entry(message).or_insert(0),
+                    (None, None) => return true,
                 };
-                let left = left.entry(message).or_insert(0);
                 let any = *left > 0;
                 *left = left.saturating_sub(1);
                 any
@@ -330,7 +344,8 @@ pub fn random_program(random: &mut Random, kinds: Kinds) -> Program {
         program.connections.push(match random.below(8) {
             0 => connection.after(Duration::from_millis(1)),
             1 => connection.after(Duration::from_millis(2)),
-            2 if kinds.physical_connections => connection.physical(),
+            // In a loop, events at ever new times would multiply without end.
+            2 if kinds.physical_connections && from < to => connection.physical(),
             _ => connection,
         });
     }
@@ -375,6 +390,9 @@ fn add_reactions(random: &mut Random, kinds: Kinds, reactor: &mut Reactor) {
                 0 => reaction.triggers.push(Trigger::Element(cause.clone())),
                 1 if cause != "t" => reaction.sources.push(cause.clone()),
                 _ => {}
+            }
+            if reactor.inputs.contains(cause) && random.one_in(2) {
+                reaction.triggers.push(Trigger::Tardy(cause.clone()));
             }
         }
         if reaction.triggers.is_empty() || random.one_in(4) {

@@ -14,6 +14,8 @@
 //! - An action that is scheduled twice for one tag is present at the next microstep too; nothing is overwritten. So are
 //!   the values of a delayed connection whose sender set them at several microsteps of one time. The last value that is
 //!   set on an output at one tag counts.
+//! - A value that comes after its tag goes to the reactions that handle late values of its input, at the next tag that is
+//!   still free. It never counts as a value of the input itself.
 //! - Physical actions get the time of the clock, yet never a tag that is open, complete, or promised to be empty. The
 //!   clock is guarded: a time before the latest one counts as the latest one.
 //!
@@ -61,6 +63,8 @@ pub struct Scheduler<V> {
     /// The latest time passed in.
     clock: Instant,
     queue: BTreeMap<(Tag, ElementId), Option<V>>,
+    /// Of the late values in the queue and at the open tag, the tags that were meant.
+    meant: BTreeMap<(Tag, ElementId), Tag>,
     granted: Tag,
     provisional: Tag,
     /// Tags from here on do not open.
@@ -88,6 +92,7 @@ impl<V: Hash> Hash for Scheduler<V> {
     fn hash<H: Hasher>(&self, state: &mut H) {
         (self.start, self.clock, &self.queue, self.granted, self.provisional).hash(state);
         (
+            &self.meant,
             self.barrier,
             self.stop,
             self.stop_requested,
@@ -110,6 +115,7 @@ impl<V: Value> Scheduler<V> {
             start: None,
             clock: Instant::ZERO,
             queue: BTreeMap::new(),
+            meant: BTreeMap::new(),
             granted: Tag::NEVER,
             provisional: Tag::NEVER,
             barrier: Tag::FOREVER,
@@ -361,6 +367,11 @@ impl<V: Value> Scheduler<V> {
         self.presence(element).and_then(Option::as_ref)
     }
 
+    /// Of a late value at the open tag, the tag that was meant.
+    pub fn meant(&self, element: ElementId) -> Option<Tag> {
+        self.meant.get(&(self.open?, element)).copied()
+    }
+
     fn presence(&self, element: ElementId) -> Option<&Option<V>> {
         let kept = self.plan.kept.get(element.0 as usize)?;
         match &self.values[kept.0 as usize] {
@@ -523,6 +534,7 @@ impl<V: Value> Scheduler<V> {
         for element in self.present.drain(..) {
             self.values[element.0 as usize] = Presence::Absent;
         }
+        self.meant = self.meant.split_off(&(tag.next(), ElementId(0)));
         self.open = None;
         self.completed = tag;
         self.outbox.push_back(Step::Completed(tag));

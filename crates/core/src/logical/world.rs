@@ -8,7 +8,7 @@ use super::decentralised::PeerMessage;
 use super::failover_epoch as epoch;
 use super::graph::ElementKind;
 use super::protocol::{Down, Envelope, Up};
-use super::reference::{Brains, Death, Outside, Random, Record};
+use super::reference::{Brains, Death, Given, Outside, Random, Record};
 use super::scheduler::Refused;
 use super::*;
 use crate::{Duration, Instant};
@@ -95,7 +95,10 @@ pub struct World {
     seen: BTreeSet<(usize, FederateId, u64)>,
     /// When the last message from one federate to another arrives.
     peers: BTreeMap<(usize, usize), u64>,
-    violations: u64,
+    /// How many messages came after their tag.
+    late: BTreeMap<(Tag, ElementId), usize>,
+    /// When reactions have to handle some of these, per site.
+    handled: BTreeSet<(usize, Tag, ElementId)>,
     /// Somebody died before the start.
     start_failed: bool,
     /// How many messages were sent, by kind.
@@ -119,11 +122,11 @@ fn federate(graph: &Arc<Graph>, id: FederateId, config: FederateConfig, scenario
 /// What a run came to.
 pub struct Outcome {
     pub records: Vec<Record>,
-    pub outside: Vec<Outside>,
-    pub deaths: BTreeMap<FederateId, Death>,
+    pub given: Given,
     pub stop: Tag,
     pub takeovers: usize,
-    pub violations: u64,
+    pub violations: usize,
+    pub handled: usize,
     pub counts: BTreeMap<&'static str, u64>,
 }
 
@@ -163,7 +166,8 @@ impl World {
             arrived: BTreeMap::new(),
             seen: BTreeSet::new(),
             peers: BTreeMap::new(),
-            violations: 0,
+            late: BTreeMap::new(),
+            handled: BTreeSet::new(),
             start_failed: false,
             counts: BTreeMap::new(),
         };
@@ -232,6 +236,18 @@ impl World {
                 let stops: BTreeSet<_> = ended.map(|site| site.federate.scheduler().last()).collect();
                 if stops.len() > 1 && !self.start_failed {
                     return Err(format!("two last tags: {stops:?}"));
+                }
+                let unhandled = |(site, tag, tardy): &&(usize, Tag, ElementId)| {
+                    let site = &self.sites[*site];
+                    let is_over = !site.is_alive || *tag > site.federate.scheduler().last();
+                    !is_over
+                        && !self
+                            .outside
+                            .iter()
+                            .any(|(at, element, _)| (at, element) == (tag, tardy))
+                };
+                if let Some(unhandled) = self.handled.iter().find(unhandled) {
+                    return Err(format!("a late value was not handled: {unhandled:?}"));
                 }
                 return Ok(self.outcome());
             }
@@ -393,7 +409,14 @@ impl World {
                     let at = *last;
                     self.at(at, Event::ToPeer(site, to, message));
                 }
-                FederateAction::Violation { .. } => self.violations += 1,
+                FederateAction::Violation {
+                    input, meant, handled, ..
+                } => {
+                    *self.late.entry((meant, input)).or_insert(0) += 1;
+                    let tardy = self.graph.element(input).and_then(|element| element.tardy);
+                    self.handled
+                        .extend(handled.zip(tardy).map(|(tag, tardy)| (site, tag, tardy)));
+                }
                 FederateAction::Ended => self.sites[site].has_ended = true,
                 FederateAction::Started(_) | FederateAction::Gone(_) | FederateAction::Back(_) => {}
                 FederateAction::StartFailed(_) => {}
@@ -413,13 +436,14 @@ impl World {
         Ok(())
     }
 
-    /// Physical events that are present now; the reference cannot know them.
+    /// Physical events and late values that are present now; the reference cannot know them.
     fn note_outside(&mut self, site: usize, tag: Tag) {
         let s = self.sites[site].federate.scheduler();
         for (id, element) in self.graph.elements().iter().enumerate() {
             let id = ElementId(id as u32);
-            let physical = matches!(element.kind, ElementKind::Physical(_)) || element.from.is_some_and(|l| l.physical);
-            if usize::from(element.federate.0) == site && physical && s.is_present(id) {
+            let is_outside = matches!(element.kind, ElementKind::Physical(_) | ElementKind::Tardy)
+                || element.from.is_some_and(|link| link.physical);
+            if usize::from(element.federate.0) == site && is_outside && s.is_present(id) {
                 self.outside.insert((tag, id, s.value(id).copied()));
             }
         }
@@ -542,6 +566,12 @@ impl World {
         let stop = stops.min().filter(|_| !self.start_failed).unwrap_or(Tag::NEVER);
         // The dead may have been ahead.
         records.retain(|(tag, ..)| *tag <= stop);
+        let mut arrived = self.arrived.clone();
+        for (message, late) in &self.late {
+            if let Some(arrived) = arrived.get_mut(message) {
+                *arrived -= late;
+            }
+        }
         let dead = self.sites.iter().enumerate().filter(|(_, site)| !site.is_alive);
         let deaths = dead.map(|(at, site)| {
             let ran = site
@@ -550,7 +580,7 @@ impl World {
                 .iter()
                 .map(|(tag, reaction, _)| (*tag, *reaction))
                 .collect();
-            let arrived = self.arrived.clone();
+            let arrived = arrived.clone();
             (
                 FederateId(at as u16),
                 Death {
@@ -562,11 +592,19 @@ impl World {
         });
         Outcome {
             records,
-            outside: self.outside.iter().copied().collect(),
-            deaths: deaths.collect(),
+            given: Given {
+                outside: self.outside.iter().copied().collect(),
+                deaths: deaths.collect(),
+                in_time: self
+                    .late
+                    .keys()
+                    .map(|late| (*late, arrived.get(late).copied().unwrap_or(0)))
+                    .collect(),
+            },
             stop,
             takeovers: self.centers.len() - 1,
-            violations: self.violations,
+            violations: self.late.values().sum(),
+            handled: self.handled.len(),
             counts: self.counts.clone(),
         }
     }

@@ -156,6 +156,7 @@ impl Builder {
             level: None,
             to: Vec::new(),
             from: None,
+            tardy: None,
         });
         id
     }
@@ -172,6 +173,7 @@ impl Builder {
                 Trigger::Startup => Some(ends[0]),
                 Trigger::Shutdown => Some(ends[1]),
                 Trigger::Element(trigger) => self.resolve(reactor, trigger, Place::Triggers(name.clone())),
+                Trigger::Tardy(input) => self.tardy(reactor, of, input, name.clone()),
             });
         }
         let mut resolve_all = |names: &[String], place: fn(String) -> Place| {
@@ -197,6 +199,17 @@ impl Builder {
         });
     }
 
+    /// The late values of an input.
+    fn tardy(&mut self, reactor: &Reactor, of: ReactorId, input: &str, reaction: String) -> Option<ElementId> {
+        let id = self.resolve(reactor, input, Place::Tardy(reaction))?;
+        if let Some(tardy) = self.graph.elements[id.0 as usize].tardy {
+            return Some(tardy);
+        }
+        let tardy = self.add_element(reactor, of, Some(&format!("{input} (late)")), ElementKind::Tardy);
+        self.graph.elements[id.0 as usize].tardy = Some(tardy);
+        Some(tardy)
+    }
+
     fn resolve(&mut self, reactor: &Reactor, name: &str, place: Place) -> Option<ElementId> {
         let name = full(reactor, name);
         self.look_up(name, place)
@@ -212,6 +225,7 @@ impl Builder {
         let fits = match &place {
             Place::Triggers(_) => is_action || matches!(kind, ElementKind::Input | ElementKind::Timer { .. }),
             Place::Sources(_) => is_action || kind == ElementKind::Input,
+            Place::Tardy(_) => kind == ElementKind::Input,
             Place::Effects(_) => is_action || kind == ElementKind::Output,
             Place::From { .. } => kind == ElementKind::Output,
             Place::To { .. } => kind == ElementKind::Input,

@@ -8,6 +8,8 @@ use std::fmt;
 pub enum Place {
     /// The triggers of a reaction, by its full name.
     Triggers(String),
+    /// The inputs whose late values trigger a reaction.
+    Tardy(String),
     /// The sources of a reaction.
     Sources(String),
     /// The effects of a reaction.
@@ -100,6 +102,7 @@ impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Place::Triggers(reaction) => write!(f, "as a trigger of {reaction}"),
+            Place::Tardy(reaction) => write!(f, "as an input whose late values trigger {reaction}"),
             Place::Sources(reaction) => write!(f, "as a source of {reaction}"),
             Place::Effects(reaction) => write!(f, "as an effect of {reaction}"),
             Place::From { to } => write!(f, "as the start of the connection to {to}"),
@@ -112,6 +115,7 @@ impl Place {
     fn allowed(&self) -> &'static str {
         match self {
             Place::Triggers(_) => "use an input, a timer or an action of the same reactor",
+            Place::Tardy(_) => "use an input of the same reactor",
             Place::Sources(_) => "use an input or an action of the same reactor",
             Place::Effects(_) => "use an output or an action of the same reactor",
             Place::From { .. } => "use an output",

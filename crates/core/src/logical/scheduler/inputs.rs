@@ -85,6 +85,27 @@ impl<V: Value> Scheduler<V> {
         Ok(())
     }
 
+    /// A message for `input` came after its tag, `meant`. Returns at which tag its handlers run; `None` if no reaction
+    /// handles late values of this input, or not before the program's end.
+    ///
+    /// # Errors
+    /// If the queue is full.
+    pub fn on_tardy(&mut self, input: ElementId, meant: Tag, value: V) -> Result<Option<Tag>, Refused> {
+        let Some(tardy) = self.graph.element(input).and_then(|element| element.tardy) else {
+            return Ok(None);
+        };
+        // As for a physical action: nobody foresaw it.
+        let first = self.promised.max(self.reached().next());
+        match self.insert_free(first, tardy, Some(value)) {
+            Ok(tag) => {
+                self.meant.insert((tag, tardy), meant);
+                Ok(Some(tag))
+            }
+            Err(Refused::Stopped) => Ok(None),
+            Err(refused) => Err(refused),
+        }
+    }
+
     /// `input` stays absent at `tag`, and receives nothing before it any more.
     ///
     /// # Errors
@@ -137,7 +158,7 @@ impl<V: Value> Scheduler<V> {
         }
     }
 
-    /// In a replay: the physical action, or the input of a physical connection, was present at this tag.
+    /// In a replay: the physical action, the input of a physical connection, or a late value was present at this tag.
     ///
     /// # Errors
     /// If there is no such element, the tag is over, or the queue is full.
@@ -147,7 +168,8 @@ impl<V: Value> Scheduler<V> {
             .element(element)
             .filter(|info| info.federate == self.federate);
         let is_physical = info.is_some_and(|info| {
-            matches!(info.kind, ElementKind::Physical(_)) || info.from.is_some_and(|link| link.physical)
+            matches!(info.kind, ElementKind::Physical(_) | ElementKind::Tardy)
+                || info.from.is_some_and(|link| link.physical)
         });
         if !is_physical {
             return Err(Refused::Unknown(element));

@@ -656,7 +656,7 @@ proptest! {
         let program = reference::random_program(&mut random, kinds);
         let graph = Arc::new(Graph::new(&program).unwrap());
         let stop = tag(20, 0);
-        let expected = reference::run(&graph, stop, &[], &BTreeMap::new());
+        let expected = reference::run(&graph, stop, &reference::Given::default());
         prop_assert_eq!(run_alone(&graph, stop, &mut random), expected);
     }
 }
