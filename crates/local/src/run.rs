@@ -48,7 +48,7 @@ pub use driver::{run, Coordination, Settings};
 pub use failure::Failure;
 pub use handle::Handle;
 pub use journal::{Bytes, Digest, Journal, Record, Writer};
-pub use report::{Arrivals, Report, Spent};
+pub use report::{Arrivals, Report, Spent, Violations};
 pub use trace::{Chrome, Event, Trace};
 
 use crate::Sender;
@@ -76,7 +76,7 @@ pub enum Input<'a, T> {
     Present,
 }
 
-/// A value that came after its tag, and is not used.
+/// A value that came after its tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Violation {
     /// Its input.
@@ -85,9 +85,11 @@ pub struct Violation {
     pub meant: Tag,
     /// The tag that had been reached.
     pub reached: Tag,
+    /// When the reactions that handle late values see it; `None` if it is not used.
+    pub handled: Option<Tag>,
 }
 
-/// A physical action, or an input of a physical connection, that was present at a tag, with its value.
+/// A physical action, an input of a physical connection, or a late value, that was present at a tag, with its value.
 pub type Recorded<T> = (Tag, ElementId, Option<T>);
 
 /// What a reaction did.
@@ -105,6 +107,9 @@ pub struct Ran<T> {
 pub trait Inputs<T> {
     /// The port or action, if it is present.
     fn get(&self, element: ElementId) -> Option<Input<'_, T>>;
+
+    /// Of a late value that is present, the tag that was meant. `None` in a replay.
+    fn meant(&self, element: ElementId) -> Option<Tag>;
 }
 
 /// A value in the form in which it leaves the process.

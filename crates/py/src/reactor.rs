@@ -4,7 +4,7 @@
 //! effects that its calls have noted. The GIL is held only meanwhile. What the front end and it agree on is documented in
 //! `python/coorp/_native.pyi`.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
 use std::io::{BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -17,8 +17,8 @@ use coorp_core::logical::{ElementId, FederateId, Graph, ReactionId, RtiConfig, T
 use coorp_core::{Duration, Instant};
 use coorp_local::run::{
     coordinate, run, Bytes, Clock, Coordination, CoordinatorSettings, Digest, Encoded, Failure, Handle, Input, Inputs,
-    Journal, Moment, Ran, Reactions, Record, Recorded, Report, Settings, Standby, Writer, HEADER_RESERVED,
-    INLINE_BYTES_MAX,
+    Journal, Moment, Ran, Reactions, Record, Recorded, Report, Settings, Standby, Violation, Violations, Writer,
+    HEADER_RESERVED, INLINE_BYTES_MAX,
 };
 use coorp_local::{Sender, WhenFull};
 use pyo3::exceptions::{PyKeyboardInterrupt, PyOSError, PyRuntimeError, PySystemExit, PyTypeError, PyValueError};
@@ -349,6 +349,19 @@ impl Runner {
     }
 }
 
+fn unrecorded(error: &std::io::Error) -> PyErr {
+    PyOSError::new_err(format!("the recording: {error}"))
+}
+
+/// The reactions that start.
+fn started<'a>(ready: &'a [Ready], starts: &'a [bool]) -> impl Iterator<Item = &'a Ready> {
+    ready
+        .iter()
+        .zip(starts)
+        .filter(|(_, starts)| **starts)
+        .map(|(ready, _)| ready)
+}
+
 fn unwritten(path: &Option<PathBuf>, error: &std::io::Error) -> PyErr {
     let path = path.as_deref().unwrap_or(Path::new(""));
     PyOSError::new_err(format!("{}: {error}", path.display()))
@@ -389,12 +402,12 @@ fn counters<'py>(py: Python<'py>, graph: &Graph, report: &Report) -> PyResult<Bo
     }
     dict.set_item("arrivals", arrivals)?;
     let name = |id: ElementId| graph.element(id).map_or("", |element| element.name.as_str());
-    let violations: BTreeMap<_, _> = report
-        .violations
-        .iter()
-        .map(|(input, count)| (name(*input), *count))
-        .collect();
-    dict.set_item("violations", violations)?;
+    let violations = |of: fn(&Violations) -> u64| {
+        let counts = report.violations.iter().map(|(input, each)| (name(*input), of(each)));
+        counts.collect::<BTreeMap<_, _>>()
+    };
+    dict.set_item("violations", violations(|each| each.count))?;
+    dict.set_item("handled", violations(|each| each.handled))?;
     dict.set_item("gone", &report.gone)?;
     Ok(dict)
 }
@@ -423,6 +436,8 @@ struct Replay {
     journal: Journal,
     physical: std::vec::IntoIter<Recorded<Bytes>>,
     last: Tag,
+    /// The inputs of the recorded run that were absent at these tags, because their values came late.
+    late: BTreeSet<(Tag, ElementId)>,
     /// The reactions that did something else than recorded: how often, and at which tag first.
     different: BTreeMap<String, (u64, Tag)>,
 }
@@ -439,11 +454,13 @@ impl Replay {
         }
         let physical = journal.physical(graph).map_err(|failure| unrun(&failure))?.into_iter();
         let last = journal.last().unwrap_or(Tag::START);
+        let late = journal.late(graph).map_err(|failure| unrun(&failure))?;
         let different = BTreeMap::new();
         Ok(Some(Replay {
             journal,
             physical,
             last,
+            late,
             different,
         }))
     }
@@ -526,13 +543,18 @@ impl Host {
     ) -> Result<Vec<Ran<Object>>, (ReactionId, PyErr)> {
         let mut recorded = Vec::with_capacity(ready.len());
         let mut calls = Vec::with_capacity(ready.len());
-        for ready in ready {
+        // In a replay, a value that was late in the recorded run starts nothing.
+        let starts: Vec<_> = ready
+            .iter()
+            .map(|ready| self.starts(ready.reaction, moment.tag, inputs))
+            .collect();
+        for ready in started(ready, &starts) {
             let replay = self.replay.as_mut();
             let known = replay.and_then(|replay| replay.journal.next(&self.graph, ready.reaction, moment.tag));
             let late = known.as_ref().map_or(ready.late, |known| known.late);
-            recorded.push(known);
-            let call = self.prepare(py, moment, Ready { late, ..*ready }, inputs);
+            let call = self.prepare(py, moment, Ready { late, ..*ready }, inputs, known.as_ref());
             calls.push(call.map_err(|error| (ready.reaction, error))?);
+            recorded.push(known);
         }
         let outcomes = if self.threads == 1 || calls.len() == 1 {
             calls.iter().map(|call| invoke(py, self.clock, call)).collect()
@@ -541,14 +563,41 @@ impl Host {
         };
         let mut all = Vec::with_capacity(ready.len());
         let mut failed = None;
-        for ((ready, recorded), outcome) in ready.iter().zip(recorded).zip(outcomes) {
+        for ((ready, recorded), outcome) in started(ready, &starts).zip(recorded).zip(outcomes) {
             // The effects of every reaction are taken, so that none are left for a later tag.
             match self.conclude(py, moment.tag, *ready, recorded, inputs, outcome) {
                 Ok(ran) => all.push(ran),
                 Err(error) => drop(failed.get_or_insert((ready.reaction, error))),
             }
         }
-        failed.map_or(Ok(all), Err)
+        if let Some(failed) = failed {
+            return Err(failed);
+        }
+        let mut all = all.into_iter();
+        let ran = starts.iter().filter_map(|starts| match starts {
+            true => all.next(),
+            false => Some(Ran {
+                effects: Effects::default(),
+                began: self.clock.now(),
+                ended: self.clock.now(),
+            }),
+        });
+        Ok(ran.collect())
+    }
+
+    /// Whether a trigger is present that was present in the recorded run, if this is a replay.
+    fn starts(&self, reaction: ReactionId, tag: Tag, inputs: &dyn Inputs<Object>) -> bool {
+        if self.replay.as_ref().is_none_or(|replay| replay.late.is_empty()) {
+            return true;
+        }
+        let triggers = self.graph.reaction(reaction).map_or(&[][..], |info| &info.triggers);
+        let mut present = triggers.iter().filter(|id| inputs.get(**id).is_some());
+        present.any(|id| !self.was_late(tag, *id))
+    }
+
+    fn was_late(&self, tag: Tag, input: ElementId) -> bool {
+        let replay = self.replay.as_ref();
+        replay.is_some_and(|replay| replay.late.contains(&(tag, input)))
     }
 
     /// Takes the effects of a reaction that was called, and notes or compares them.
@@ -570,7 +619,7 @@ impl Host {
             Err(error) => {
                 if self.writer.is_some() {
                     // A replay comes to the same error.
-                    let record = self.record(py, tag, ready, inputs, &Effects::default())?;
+                    let record = self.record(py, tag, ready, recorded.as_ref(), inputs, &Effects::default())?;
                     self.write(&record)?;
                 }
                 return Err(error);
@@ -579,7 +628,7 @@ impl Host {
         if self.digest.is_none() && self.writer.is_none() && self.replay.is_none() {
             return Ok(Ran { effects, began, ended });
         }
-        let mut record = self.record(py, tag, ready, inputs, &effects)?;
+        let mut record = self.record(py, tag, ready, recorded.as_ref(), inputs, &effects)?;
         if let Some(replay) = &mut self.replay {
             if recorded.as_ref() != Some(&record) {
                 let first = (0, tag);
@@ -602,8 +651,7 @@ impl Host {
         let Some(writer) = &mut self.writer else {
             return Ok(());
         };
-        let written = writer.add(record);
-        written.map_err(|error| PyOSError::new_err(format!("the recording: {error}")))
+        writer.add(record).map_err(|error| unrecorded(&error))
     }
 
     fn record(
@@ -611,6 +659,7 @@ impl Host {
         py: Python<'_>,
         tag: Tag,
         ready: Ready,
+        recorded: Option<&Record>,
         inputs: &dyn Inputs<Object>,
         effects: &Effects<Object>,
     ) -> PyResult<Record> {
@@ -624,7 +673,9 @@ impl Host {
             .into_iter()
             .flat_map(|info| info.triggers.iter().chain(&info.sources));
         let mut physical = Vec::new();
+        let mut meant = Vec::new();
         for id in reads.filter(|id| self.is_physical(**id)) {
+            meant.extend(inputs.meant(*id).map(|tag| (name(*id), tag)));
             let bytes = match inputs.get(*id) {
                 None => continue,
                 Some(Input::Present) => None,
@@ -656,15 +707,24 @@ impl Host {
             tag,
             late: ready.late,
             physical,
+            // A replay does not come to it by itself.
+            meant: recorded.map_or(meant, |recorded| recorded.meant.clone()),
             sets: sets.collect::<PyResult<_>>()?,
             schedules: schedules.collect::<PyResult<_>>()?,
             stop: effects.stop,
         })
     }
 
+    /// The name of an element that stands for late values.
+    fn late_name(&self, id: ElementId) -> Option<&str> {
+        let info = self.graph.element(id).filter(|info| info.kind == ElementKind::Tardy);
+        info.map(|info| info.name.as_str())
+    }
+
     fn is_physical(&self, id: ElementId) -> bool {
         self.graph.element(id).is_some_and(|element| {
-            matches!(element.kind, ElementKind::Physical(_)) || element.from.is_some_and(|link| link.physical)
+            matches!(element.kind, ElementKind::Physical(_) | ElementKind::Tardy)
+                || element.from.is_some_and(|link| link.physical)
         })
     }
 
@@ -738,13 +798,21 @@ impl Host {
         moment: Moment,
         ready: Ready,
         inputs: &dyn Inputs<Object>,
+        recorded: Option<&Record>,
     ) -> PyResult<Py<PyAny>> {
         let bound = self.bound.get(ready.reaction.0 as usize).and_then(Option::as_ref);
         let bound = bound.ok_or_else(|| PyValueError::new_err("this reaction is not bound"))?;
         let (value, present) = (intern!(py, "_value"), intern!(py, "_present"));
         for (element, port) in &bound.reads {
-            let read = inputs.get(*element);
+            let read = inputs.get(*element).filter(|_| !self.was_late(moment.tag, *element));
             port.setattr(py, present, read.is_some())?;
+            if let Some(late) = self.late_name(*element) {
+                let recorded = recorded.into_iter().flat_map(|recorded| &recorded.meant);
+                let mut recorded = recorded.filter(|(name, _)| name == late).map(|(_, meant)| *meant);
+                let meant = inputs.meant(*element).or_else(|| recorded.next());
+                let meant = meant.and_then(Tag::time).map(Duration::as_nanos);
+                port.setattr(py, intern!(py, "_meant"), meant)?;
+            }
             match read {
                 Some(Input::Here(object)) => port.setattr(py, value, object.as_ref())?,
                 Some(Input::From(received)) => {
@@ -798,9 +866,12 @@ impl Host {
             effects.stop = true;
         }
         // A reaction's port says nothing after it, and keeps no memory.
-        for (_, port) in &bound.reads {
+        for (element, port) in &bound.reads {
             port.setattr(py, intern!(py, "_value"), py.None())?;
             port.setattr(py, intern!(py, "_present"), false)?;
+            if self.late_name(*element).is_some() {
+                port.setattr(py, intern!(py, "_meant"), py.None())?;
+            }
         }
         Ok(effects)
     }
@@ -940,6 +1011,15 @@ impl Reactions for Host {
                 self.fail(py, error, &title)
             })
         })
+    }
+
+    fn on_violation(&mut self, violation: Violation) {
+        let (Some(writer), Some(input)) = (&mut self.writer, self.graph.element(violation.input)) else {
+            return;
+        };
+        if let Err(error) = writer.add_late(&input.name, violation.meant) {
+            Python::attach(|py| self.fail(py, unrecorded(&error), "the recording"));
+        }
     }
 
     fn encode(

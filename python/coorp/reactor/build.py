@@ -167,14 +167,19 @@ def _of_reaction(cls: type[Reactor], parts: dict[str, Declaration], reaction: Re
                 yield Problem(reaction.where, f"{title}: {name} stands twice among its {what}s")
     if reaction.deadline_ns is not None and reaction.late is None:
         yield Problem(reaction.where, f'{title} has a deadline and nothing to run when it is missed; add late="method"')
-    if reaction.late is not None:
-        if reaction.deadline_ns is None:
-            yield Problem(reaction.where, f"{title} has late={reaction.late!r} and no deadline; add one")
-        if not callable(getattr(cls, reaction.late, None)):
+    if reaction.late is not None and reaction.deadline_ns is None:
+        yield Problem(reaction.where, f"{title} has late={reaction.late!r} and no deadline; add one")
+    if reaction.tardy is not None and not any(isinstance(part, Input) for part in reaction.triggers):
+        yield Problem(
+            reaction.where,
+            f"{title} has tardy={reaction.tardy!r} and no input among its triggers; only values of inputs can be tardy",
+        )
+    for method in (reaction.late, reaction.tardy):
+        if method is not None and not callable(getattr(cls, method, None)):
             methods = [name for name in dir(cls) if callable(getattr(cls, name)) and not name.startswith("_")]
-            near = difflib.get_close_matches(reaction.late, methods, n=1)
+            near = difflib.get_close_matches(method, methods, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            yield Problem(reaction.where, f"{title}: {cls.__name__} has no method {reaction.late!r}{hint}")
+            yield Problem(reaction.where, f"{title}: {cls.__name__} has no method {method!r}{hint}")
 
 
 def _of_instance(added: Added) -> Iterable[Problem]:
@@ -273,17 +278,32 @@ def _flat_reactor(added: Added, federate: int, loose: frozenset[str]) -> dict[st
             for name, part in actions
         ],
         "reactions": [
-            {
-                "name": reaction.name,
-                "triggers": triggers,
-                "sources": [part.name for part in reaction.uses if f"{added.name}.{part.name}" not in loose],
-                "effects": [part.name for part in reaction.effects],
-                "deadline": reaction.deadline_ns,
-            }
-            for reaction in added.reactor._parts.reactions
-            if (triggers := _triggers(reaction, added.name, loose))
+            flat for reaction in added.reactor._parts.reactions for flat in _flat_reaction(reaction, added.name, loose)
         ],
     }
+
+
+def _flat_reaction(reaction: Reaction, reactor: str, loose: frozenset[str]) -> Iterable[dict[str, Any]]:
+    triggers = _triggers(reaction, reactor, loose)
+    sources = [part.name for part in reaction.uses if f"{reactor}.{part.name}" not in loose]
+    effects = [part.name for part in reaction.effects]
+    flat = {"sources": sources, "effects": effects, "deadline": reaction.deadline_ns}
+    if triggers:
+        yield {"name": reaction.name, "triggers": triggers, **flat}
+    late = [{"Tardy": name} for name in late_inputs(reaction, reactor, loose)]
+    if late:
+        yield {**flat, "name": tardy_name(reaction), "triggers": late, "sources": [], "deadline": None}
+
+
+def late_inputs(reaction: Reaction, reactor: str, loose: frozenset[str]) -> list[str]:
+    """The inputs whose late values the reaction handles."""
+    inputs = [part.name for part in reaction.triggers if isinstance(part, Input)]
+    return [name for name in inputs if reaction.tardy is not None and f"{reactor}.{name}" not in loose]
+
+
+def tardy_name(reaction: Reaction) -> str:
+    """The name of the native reaction that gets the late values of this one."""
+    return f"{reaction.name}.{reaction.tardy}"
 
 
 def _triggers(reaction: Reaction, reactor: str, loose: frozenset[str]) -> list[object]:
@@ -330,6 +350,9 @@ def _lines(program: Program) -> _Lines:
         for name, part in added.reactor._parts.declared.items():
             lines.of[f"{added.name}.{name}"] = part.where
             lines.kinds[f"{added.name}.{name}"] = KINDS[type(part)]
+            if isinstance(part, Reaction) and part.tardy is not None:
+                lines.of[f"{added.name}.{tardy_name(part)}"] = part.where
+                lines.kinds[f"{added.name}.{tardy_name(part)}"] = KINDS[Reaction]
     for connection in program.connections:
         lines.into.setdefault(full_name(connection.sink), []).append(connection)
     return lines

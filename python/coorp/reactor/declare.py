@@ -148,6 +148,7 @@ class Reaction(Declaration):
         self.effects = options.effects
         self.deadline_ns = options.deadline_ns
         self.late = options.late
+        self.tardy = options.tardy
         self.__doc__ = body.__doc__
 
     def __get__(self, instance: Reactor | None, owner: type) -> Reaction | Callable[[], object]:
@@ -162,12 +163,14 @@ class _Options:
         effects: tuple[Effect, ...],
         deadline_ns: int | None,
         late: str | None,
+        tardy: str | None,
     ) -> None:
         self.triggers = triggers
         self.uses = uses
         self.effects = effects
         self.deadline_ns = deadline_ns
         self.late = late
+        self.tardy = tardy
 
     def __call__(self, body: F) -> F:
         if not isinstance(body, FunctionType) or iscoroutinefunction(body):
@@ -192,11 +195,17 @@ def reaction(
     effects: Effect | Iterable[Effect] = (),
     deadline: str | timedelta | None = None,
     late: str | None = None,
+    tardy: str | None = None,
 ) -> Callable[[F], F]:
     """Makes a method run when any of `triggers` is present.
 
     It may read its triggers and what it `uses`, and set or schedule its `effects`. If it would begin later than
     `deadline` after its tag, the method named `late` runs instead. Reactions of a reactor run in the class's order.
+
+    Under decentralised coordination, a value of an input may come after its tag, once the offset has passed. Then the
+    method named `tardy` gets the late values of the triggers, at the next free tag; `self.port.meant` is the time that
+    was meant. It may have the same effects as the reaction. Without it, such values are not used. They are counted and
+    reported either way.
     """
     if not triggers:
         raise refused("nothing triggers this reaction; write @reaction(trigger, ...)")
@@ -206,6 +215,7 @@ def reaction(
         _of("effects", effects, (Output, LogicalAction, PhysicalAction)),
         None if deadline is None else duration("deadline", deadline),
         late,
+        tardy,
     )
 
 

@@ -8,7 +8,7 @@ from operator import is_
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from coorp._native import RunError, Runner
-from coorp.reactor.build import live_reactions
+from coorp.reactor.build import late_inputs, live_reactions, tardy_name
 from coorp.reactor.declare import Moments
 from coorp.reactor.ports import (
     OUTSIDE,
@@ -87,6 +87,17 @@ def _bind(made: Runner, built: Built, added: Added, failed: Failed) -> None:
             parts.moment,
             f"{full} ({reaction.where})",
         )
+        if reaction.tardy is not None and (inputs := late_inputs(reaction, added.name, built.loose)):
+            full = f"{added.name}.{tardy_name(reaction)}"
+            made.bind(
+                built.graph.reaction(full),
+                _guarded(added.reactor, getattr(added.reactor, reaction.tardy), at, full, failed),
+                None,
+                [(built.graph.element(f"{added.name}.{name} (late)"), parts.bound[name]) for name in inputs],
+                parts.effects,
+                parts.moment,
+                f"{full} ({reaction.where})",
+            )
 
 
 def _read(reaction: Reaction) -> list[str]:

@@ -78,8 +78,13 @@ class Result:
 
     @property
     def violations(self) -> dict[str, int]:
-        """By input: how many values came after their tag. None has been used. Only under decentralised coordination."""
+        """By input: how many values came after their tag. Only under decentralised coordination."""
         return {name: count for federate in self.federates.values() for name, count in federate["violations"].items()}
+
+    @property
+    def handled(self) -> dict[str, int]:
+        """By input: how many of its `violations` went to the `tardy` method of a reaction. The others are not used."""
+        return {name: count for federate in self.federates.values() for name, count in federate["handled"].items()}
 
     @property
     def digest(self) -> str | None:
@@ -121,7 +126,10 @@ def launch(
     finally:
         program.one_run.release()
     for name, count in result.violations.items():
-        warnings.warn(f"{name}: {count} values came after their tag and were not used", ViolationWarning, stacklevel=3)
+        unused = count - result.handled[name]
+        if unused:
+            text = f"{name}: {unused} values came after their tag and were not used"
+            warnings.warn(text, ViolationWarning, stacklevel=3)
     return result
 
 

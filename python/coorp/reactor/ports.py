@@ -100,7 +100,16 @@ class _Valued(_Readable, Generic[T]):
 class InputPort(_Valued[T]):
     """An input of one reactor."""
 
-    __slots__ = ()
+    __slots__ = ("_meant",)
+
+    def __init__(self, reactor: Reactor, name: str, moment: Moment) -> None:
+        super().__init__(reactor, name, moment)
+        self._meant: int | None = None
+
+    @property
+    def meant(self) -> int | None:
+        """The logical time in ns that was meant for a late value, in the method of a reaction for such; else None."""
+        return self._meant
 
     if TYPE_CHECKING:
         # Lets a type checker accept a connection from an output of a narrower type, and from no other.

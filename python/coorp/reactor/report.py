@@ -53,7 +53,9 @@ def problems(result: Result) -> list[str]:
     """A line for each kind of thing that is wrong."""
     late = [(name, counts) for name, counts in result.reactions.items() if counts["late"]]
     lines = _some("late", [f"{name}: {counts['late']} of {counts['count']}" for name, counts in late])
-    lines += _some("came after their tag", [f"{name}: {number}" for name, number in result.violations.items()])
+    handled = {name: f" ({number} handled)" for name, number in result.handled.items() if number}
+    violations = [f"{name}: {number}{handled.get(name, '')}" for name, number in result.violations.items()]
+    lines += _some("came after their tag", violations)
     different = [f"{name}: {number} times, first at {tag}" for name, (number, tag) in result.different.items()]
     return lines + _some("other than recorded", different)
 

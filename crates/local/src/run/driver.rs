@@ -235,6 +235,10 @@ impl<T: Clone> Inputs<T> for Reads<'_, T> {
             Some(Carried::Away(_)) | None => Some(Input::Present),
         }
     }
+
+    fn meant(&self, element: ElementId) -> Option<Tag> {
+        self.0.meant(element)
+    }
 }
 
 impl<V: coorp_core::logical::Value> Mode<V> {
@@ -603,11 +607,21 @@ impl<'a, R: Reactions> Driver<'a, R> {
                 }
             }
             FederateAction::Violation {
-                input, meant, reached, ..
+                input,
+                meant,
+                reached,
+                handled,
             } => {
-                *self.report.violations.entry(input).or_default() += 1;
+                let violations = self.report.violations.entry(input).or_default();
+                violations.count += 1;
+                violations.handled += u64::from(handled.is_some());
                 self.trace(self.settings.clock.now(), Event::Violated { input, meant });
-                self.reactions.on_violation(Violation { input, meant, reached });
+                self.reactions.on_violation(Violation {
+                    input,
+                    meant,
+                    reached,
+                    handled,
+                });
             }
             FederateAction::Started(at) => {
                 if let Mode::Coordinated(this) = &mut self.mode {

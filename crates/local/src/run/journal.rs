@@ -1,22 +1,23 @@
 //! What the reactions of a program did, to be compared and replayed.
 //!
 //! A record says at which tag a reaction ran, whether its late handler ran in its place, what came to it from the physical
-//! world, and its effects. Everything else of a run follows from that. So two runs are the same if their records are, for
+//! world or late, and its effects. Everything else of a run follows from that and from which values came late. So two runs are the same if their records are, for
 //! each reaction in order; [`Digest`] compares them without keeping them. Neither depends on the placement.
 //!
 //! Values are bytes here, in the form in which they leave a process.
 
 use super::Failure;
 use super::Recorded;
-use coorp_core::logical::{Graph, ReactionId, Tag};
+use coorp_core::logical::{ElementId, Graph, ReactionId, Tag};
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, VecDeque};
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::{Read, Write};
 use xxhash_rust::xxh3::Xxh3;
 
 /// The largest record that is read.
 const RECORD_BYTES_MAX: u32 = 1 << 30;
-const MAGIC: &[u8; 8] = b"coorpjn1";
+const MAGIC: &[u8; 8] = b"coorpjn2";
 
 /// A value, in the form in which it leaves a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,8 +37,10 @@ pub struct Record {
     pub tag: Tag,
     /// Whether its deadline had passed.
     pub late: bool,
-    /// Physical actions and physical connections' inputs that are present, with their values.
+    /// Physical actions, physical connections' inputs and late values that are present, with their values.
     pub physical: Vec<(String, Option<Bytes>)>,
+    /// Of the late values, the tags that were meant.
+    pub meant: Vec<(String, Tag)>,
     /// The outputs that it set.
     pub sets: Vec<(String, Bytes)>,
     /// The actions that it scheduled: name, delay in nanoseconds on top of the least one, value.
@@ -62,6 +65,12 @@ impl Digest {
         hash.update(&record.tag.microstep().to_le_bytes());
         for (name, bytes) in &record.physical {
             add(&mut hash, name, bytes.as_ref());
+        }
+        for (name, meant) in &record.meant {
+            let time = meant.time().map_or(u64::MAX, |time| time.as_nanos());
+            hash.update(&time.to_le_bytes());
+            hash.update(&meant.microstep().to_le_bytes());
+            add(&mut hash, name, None);
         }
         for (name, bytes) in &record.sets {
             add(&mut hash, name, Some(bytes));
@@ -93,6 +102,13 @@ fn add(hash: &mut Xxh3, name: &str, bytes: Option<&Bytes>) {
     hash.update(&[u8::from(bytes.is_some())]);
 }
 
+#[derive(Serialize, Deserialize)]
+enum Entry<'a> {
+    Ran(Cow<'a, Record>),
+    /// A value of this input came after its tag.
+    Late(String, Tag),
+}
+
 /// Writes the records of one federate.
 #[derive(Debug)]
 pub struct Writer<W> {
@@ -114,7 +130,19 @@ impl<W: Write> Writer<W> {
     /// # Errors
     /// What the file says.
     pub fn add(&mut self, record: &Record) -> std::io::Result<()> {
-        let bytes = postcard::to_allocvec(record).map_err(std::io::Error::other)?;
+        self.write(&Entry::Ran(Cow::Borrowed(record)))
+    }
+
+    /// A value of this input came after its tag.
+    ///
+    /// # Errors
+    /// What the file says.
+    pub fn add_late(&mut self, input: &str, meant: Tag) -> std::io::Result<()> {
+        self.write(&Entry::Late(input.to_owned(), meant))
+    }
+
+    fn write(&mut self, entry: &Entry<'_>) -> std::io::Result<()> {
+        let bytes = postcard::to_allocvec(entry).map_err(std::io::Error::other)?;
         let length = u32::try_from(bytes.len())
             .ok()
             .filter(|length| *length <= RECORD_BYTES_MAX);
@@ -136,6 +164,7 @@ impl<W: Write> Writer<W> {
 #[derive(Clone, Debug, Default)]
 pub struct Journal {
     records: BTreeMap<String, VecDeque<Record>>,
+    late: Vec<(String, Tag)>,
 }
 
 impl Journal {
@@ -165,11 +194,14 @@ impl Journal {
             if bytes.len() < length as usize {
                 return Ok(());
             }
-            let record: Record = postcard::from_bytes(&bytes).map_err(std::io::Error::other)?;
-            self.records
-                .entry(record.reaction.clone())
-                .or_default()
-                .push_back(record);
+            match postcard::from_bytes(&bytes).map_err(std::io::Error::other)? {
+                Entry::Ran(record) => self
+                    .records
+                    .entry(record.reaction.clone())
+                    .or_default()
+                    .push_back(record.into_owned()),
+                Entry::Late(input, meant) => self.late.push((input, meant)),
+            }
         }
     }
 
@@ -189,6 +221,18 @@ impl Journal {
             .into_iter()
             .map(|((tag, element), bytes)| (tag, element, bytes))
             .collect())
+    }
+
+    /// The inputs whose values came late, each with the tag that was meant.
+    ///
+    /// # Errors
+    /// If a name in it is not of this program.
+    pub fn late(&self, graph: &Graph) -> Result<BTreeSet<(Tag, ElementId)>, Failure> {
+        let late = self.late.iter().map(|(name, meant)| {
+            let input = graph.find(name).ok_or_else(|| Failure::Fault(other_program(name)))?;
+            Ok((*meant, input))
+        });
+        late.collect()
     }
 
     /// The latest tag in it.
@@ -239,6 +283,7 @@ mod tests {
             tag: Tag::at(Duration::from_millis(ms), 0),
             late: false,
             physical: Vec::new(),
+            meant: Vec::new(),
             sets: vec![("out".into(), bytes)],
             schedules: Vec::new(),
             stop: false,
@@ -257,10 +302,11 @@ mod tests {
         let all = [a.clone(), b.clone(), other.clone()];
         assert_eq!(digest(&all), digest(&[other.clone(), a.clone(), b.clone()]));
         assert_ne!(digest(&all), digest(&[b, a.clone(), other.clone()]));
-        let changes: [fn(&mut Record); 4] = [
+        let changes: [fn(&mut Record); 5] = [
             |record| record.sets[0].1.parts[1].push(0),
             |record| record.stop = true,
             |record| record.physical.push(("p".into(), None)),
+            |record| record.meant.push(("p".into(), Tag::START)),
             |record| record.schedules.push(("s".into(), 1, None)),
         ];
         for change in changes {

@@ -17,8 +17,8 @@ pub struct Report {
     pub lag_max: Duration,
     /// Per input from another federate. Empty with `fast`.
     pub arrivals: BTreeMap<ElementId, Arrivals>,
-    /// Per input, how many values came after their tag, and were not used. Only under decentralised coordination.
-    pub violations: BTreeMap<ElementId, u64>,
+    /// Per input, the values that came after their tag. Only under decentralised coordination.
+    pub violations: BTreeMap<ElementId, Violations>,
     /// The federates that died.
     pub gone: Vec<String>,
     /// Everything that happened, if it was asked for.
@@ -30,6 +30,15 @@ impl Report {
     pub fn reactions(&self) -> u64 {
         self.reactions.iter().map(|spent| spent.count).sum()
     }
+}
+
+/// How many values of an input came after their tag.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Violations {
+    /// All.
+    pub count: u64,
+    /// Those that went to reactions that handle late values. The others are not used.
+    pub handled: u64,
 }
 
 /// The time that a reaction took.

@@ -275,7 +275,7 @@ fn violations_are_reported_and_not_used() {
             .iter()
             .map(|(_, left, right)| u64::from(left.is_some()) + u64::from(right.is_some()));
         seen += sides.sum::<u64>();
-        violated += outcome.unwrap().violations.values().sum::<u64>();
+        violated += outcome.unwrap().violations.values().map(|of| of.count).sum::<u64>();
         reported += host.violations;
     }
     assert_eq!(violated, reported);

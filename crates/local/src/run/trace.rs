@@ -37,7 +37,7 @@ pub enum Event {
         /// Its size.
         bytes: usize,
     },
-    /// A value came after its tag, and is not used.
+    /// A value came after its tag.
     Violated {
         /// The input.
         input: ElementId,
