@@ -95,7 +95,7 @@ impl Node {
         };
         let identity = identity.as_ref();
         let state = state.unwrap_or_else(|| state::folder(&team.name, &name));
-        let incarnation = state::incarnation(&state)?;
+        let incarnation = state::incarnation(&state);
         let robot = SharedRobot::start(&team, team.robot_config(&policy, me, incarnation))?;
         let credentials = identity.map_or_else(|| Credentials::of_anybody(&name), Credentials::of)?;
         let member = Arc::new(Member {

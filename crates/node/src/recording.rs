@@ -2,8 +2,8 @@
 //!
 //! Each kind is a channel of JSON with its JSON schema, so that Foxglove, the `mcap` libraries and a text editor can
 //! read it. A thread takes the robot's journal and writes; the robot never waits for the disk. Every two seconds a
-//! chunk is finished and given to the kernel, so that a killed process leaves everything up to then. A full disk ends
-//! the recording with a log message, and the robot continues.
+//! chunk is finished and given to the kernel, so that a killed process leaves everything up to then. A disk that has no
+//! more than its reserve (`disk.rs`) ends the recording with a log message, and the robot continues.
 //!
 //! Left out: message contents, which a program can record itself; compression, because the data is a few kilobytes per
 //! second. MCAP's index is kept in memory until the end: some 5 MB per day.
@@ -26,6 +26,7 @@ use mcap::{McapError, WriteOptions, Writer};
 use serde_json::{json, Value};
 
 use crate::agent::Agent;
+use crate::disk::Space;
 use crate::member::Member;
 use crate::sync::{lock, spawn};
 use crate::{status, Error};
@@ -197,6 +198,8 @@ impl Kind {
 
 struct Recorder {
     agent: Weak<Agent>,
+    /// To ask about its disk.
+    file: File,
     writer: Writer<NoSeek<BufWriter<File>>>,
     channels: Vec<u16>,
     sequences: Vec<u32>,
@@ -210,6 +213,7 @@ struct Recorder {
 impl Recorder {
     fn begin(agent: &Arc<Agent>, path: &Path) -> Result<Recorder, Error> {
         let file = open(path)?;
+        let kept = file.try_clone().map_err(|error| Error::at("record to", path, error))?;
         let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let began = (
             agent.robot.now(),
@@ -238,6 +242,7 @@ impl Recorder {
         }
         Ok(Recorder {
             agent: Arc::downgrade(agent),
+            file: kept,
             writer,
             sequences: vec![0; channels.len()],
             channels,
@@ -266,6 +271,7 @@ impl Recorder {
             }
             if look % CHUNK_LOOKS == 0 {
                 self.writer.flush()?;
+                Space::around(&self.file)?.check()?;
             }
             drop(agent);
             if last {

@@ -199,6 +199,15 @@ pub enum Answer {
     Full,
     /// It cannot be written to disk.
     Disk,
+    /// It does not fit on the disk, of which a reserve stays free; later, perhaps.
+    NoRoom {
+        /// What is missing of it, bytes.
+        missing: u64,
+        /// What the disk would take now, bytes.
+        usable: u64,
+        /// What the disk would take if it were empty, bytes.
+        most: u64,
+    },
 }
 
 impl Frame for Answer {

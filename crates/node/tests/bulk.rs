@@ -35,11 +35,13 @@ fn waiting(delivery: Delivery) -> JoinHandle<String> {
 fn robot() {
     let outcome: RefCell<Option<JoinHandle<String>>> = RefCell::default();
     let kept: RefCell<Option<Box<BulkStream>>> = RefCell::default();
+    let named = RefCell::new("gradients".to_owned());
+    let name = || named.borrow().clone();
     be_a_robot(|node, words| {
         let status = node.status().bulk;
         Some(match words {
             ["send", to, seed, length] => {
-                let mut stream = node.bulk_stream(to, "gradients").unwrap();
+                let mut stream = node.bulk_stream(to, &name()).unwrap();
                 for part in pattern(seed.parse().unwrap(), length.parse().unwrap()).chunks(1 << 20) {
                     stream.write(part).unwrap();
                 }
@@ -95,6 +97,25 @@ fn robot() {
                     format!("{from} {name} {}", bytes == pattern(seed.parse().unwrap(), bytes.len()))
                 }
             },
+            ["name", new] => {
+                named.replace((*new).to_owned());
+                "ok".to_owned()
+            }
+            ["publish-for-good"] => {
+                let pose = node.control_publisher("pose", None).unwrap();
+                std::thread::spawn(move || {
+                    while pose.put(b"pose").is_ok() {
+                        std::thread::sleep(Duration::from_millis(10));
+                    }
+                });
+                "ok".to_owned()
+            }
+            // How many control messages came while it listened.
+            ["hears"] => {
+                let poses = node.control_subscriber("pose").unwrap();
+                let heard = (0..50).filter(|_| poses.recv(Some(Duration::from_millis(500))).is_some());
+                heard.count().to_string()
+            }
             ["received"] => status.unwrap().received_bytes.to_string(),
             ["sent"] => status.unwrap().sent_bytes.to_string(),
             ["completions"] => status.unwrap().completions.to_string(),
@@ -284,7 +305,7 @@ impl Disk {
     fn new(at: std::path::PathBuf) -> Option<Disk> {
         std::fs::create_dir_all(&at).unwrap();
         let disk = Disk(at);
-        if !disk.mount("size=16m") {
+        if !disk.mount("size=20m") {
             assert!(std::env::var_os("CI").is_none(), "CI is to have root and mount");
             let _ = writeln!(std::io::stderr().lock(), "SKIPPED a full disk: not root, or no mount");
             return None;
@@ -320,6 +341,102 @@ fn a_full_disk_holds_a_long_message_up_until_there_is_room() {
     assert!(disk.mount("remount,size=256m"));
     one.until("outcome", "whole");
     assert_eq!(lead.say("got 13"), "1 gradients true");
+}
+
+/// Bytes for which a disk of 20 MiB has room, but not without its reserve of 1 MiB.
+const INTO_THE_RESERVE: usize = (20 << 20) - 700_000;
+
+fn free_bytes(folder: &std::path::Path) -> u64 {
+    let disk = nix::sys::statvfs::statvfs(folder).unwrap();
+    disk.blocks_available() * disk.fragment_size()
+}
+
+#[test]
+fn bulk_leaves_the_reserve_free_and_a_robot_on_a_full_disk_leads_and_controls() {
+    let fleet = Fleet::new(&["lead", "one"], "");
+    let Some(disk) = Disk::new(fleet.folder.join("state/lead")) else {
+        return;
+    };
+    // First with nothing free at all: it starts, leads and controls.
+    let filler = disk.0.join("filler");
+    let mut file = std::fs::File::create(&filler).unwrap();
+    while file.write_all(&[1; 4_096]).is_ok() {}
+    drop(file);
+    assert_eq!(free_bytes(&disk.0), 0);
+    let (mut lead, mut one) = (fleet.robot("lead"), fleet.robot("one"));
+    until(|| lead.say("leader") != "None" && one.say("leader") != "None");
+    one.say("publish-for-good");
+    until(|| lead.say("hears") == "50");
+    one.say("send lead 3 1000");
+    std::thread::sleep(Duration::from_millis(1_500));
+    assert_eq!(
+        (one.say("outcome").as_str(), one.say("sent").as_str()),
+        ("pending", "0")
+    );
+    // It waits for room, and needs no restart.
+    std::fs::remove_file(&filler).unwrap();
+    one.until("outcome", "whole");
+    assert_eq!(lead.say("got 3"), "1 gradients true");
+    // The disk would take this one, but not without its reserve.
+    one.say(&format!("send lead 4 {INTO_THE_RESERVE}"));
+    let mut said = String::new();
+    until(|| {
+        said = one.say("outcome");
+        said != "pending"
+    });
+    assert!(
+        said.contains("was not delivered to lead: its disk takes 19.9 MB of bulk even when it is empty"),
+        "{said}"
+    );
+    assert!(free_bytes(&disk.0) > 1 << 20);
+    assert_eq!(one.say("sent"), "1000", "for nothing");
+    assert_eq!(lead.say("hears"), "50");
+    // A message that other programs take the room from stops before the reserve.
+    std::fs::write(&filler, vec![1; 15 << 20]).unwrap();
+    one.say("send lead 5 8000000");
+    std::thread::sleep(Duration::from_millis(1_500));
+    assert_eq!(one.say("outcome"), "pending");
+    std::fs::remove_file(&filler).unwrap();
+    one.until("outcome", "whole");
+    assert_eq!(lead.say("got 5"), "1 gradients true");
+}
+
+#[test]
+fn a_robot_whose_state_cannot_be_kept_leads_and_controls() {
+    let fleet = Fleet::new(&["lead", "one"], "");
+    // Not even root makes a folder of a file.
+    std::fs::write(fleet.folder.join("state"), b"").unwrap();
+    let (mut lead, mut one) = (fleet.robot("lead"), fleet.robot("one"));
+    until(|| lead.say("leader") != "None" && one.say("leader") != "None");
+    one.say("publish-for-good");
+    until(|| lead.say("hears") == "50");
+    one.say("send lead 3 1000");
+    std::thread::sleep(Duration::from_millis(1_500));
+    assert_eq!(one.say("outcome"), "pending");
+    std::fs::remove_file(fleet.folder.join("state")).unwrap();
+    std::fs::create_dir_all(fleet.folder.join("state/lead")).unwrap();
+    one.until("outcome", "whole");
+    assert_eq!(lead.say("got 3"), "1 gradients true");
+}
+
+#[test]
+fn the_longest_names_arrive_and_are_kept_over_a_restart() {
+    // 256 bytes, and a name that means a folder.
+    let longest = "\u{20000}".repeat(64);
+    for sender in [longest.as_str(), ".."] {
+        let fleet = Fleet::new(&["lead", sender], "");
+        let (lead, mut one) = (fleet.robot("lead"), fleet.robot(sender));
+        for name in [&longest, ".."] {
+            one.say(&format!("name {name}"));
+            one.say("send lead 3 100000");
+            one.until("outcome", "whole");
+        }
+        lead.kill();
+        let mut lead = fleet.robot("lead");
+        assert_eq!(lead.say("got 3"), format!("1 {longest} true"));
+        assert_eq!(lead.say("got 3"), "1 .. true");
+        assert_eq!(lead.say("got 3"), "nothing");
+    }
 }
 
 #[test]

@@ -105,7 +105,7 @@ fn take_into(into: &Path, team: &Team, receiver: BulkReceiver) -> Result<(), Fai
     };
     let mut next = BTreeMap::new();
     for (id, robot) in (0u16..).map(RobotId).zip(&team.robots) {
-        let folder = into.join(&robot.name);
+        let folder = into.join(coorp_node::file_name(&robot.name));
         let last = fs::create_dir_all(&folder).and_then(|()| last_number(&folder));
         let last = last.map_err(|error| cannot(&folder, &error))?;
         next.insert(id, (folder, last + 1));
@@ -115,7 +115,7 @@ fn take_into(into: &Path, team: &Team, receiver: BulkReceiver) -> Result<(), Fai
             let Some((folder, number)) = next.get_mut(&message.from) else {
                 continue;
             };
-            let file = folder.join(format!("{number}-{}", message.name));
+            let file = folder.join(format!("{number}-{}", coorp_node::file_name(&message.name)));
             // The folder may have been deleted in the meantime.
             while let Err(error) = fs::create_dir_all(&*folder).and_then(|()| message.take_to(&file)) {
                 if !message.path().exists() {

@@ -1,6 +1,6 @@
 //! The bulk that a robot has received, on disk, so that a restart loses nothing and delivers nothing twice.
 //!
-//! Each sender has a folder: `part` with the bytes of the message in progress and `part.head` with its description,
+//! Each sender has a folder below `bulk/` (`file_name.rs` names it): `part` with the bytes of the message in progress and `part.head` with its description,
 //! `delivered` with the newest message that is whole, and `whole/` with messages that nobody has taken yet. A sender
 //! numbers its messages and sends one at a time to one receiver; each start of a sender has its own lineage. So one
 //! entry per sender, a lineage and a number, shows whether a message was delivered: its lineage is the same and its
@@ -10,12 +10,18 @@
 //! `whole/`, `delivered` records it, the sender is told. The sender's retry repairs a crash between any two of these,
 //! except between the renaming and `delivered`. Then the message would be delivered at the next start, and requested
 //! again too. So that start first corrects `delivered` ([`Inbox::mend`]) from `part.head`, which still describes the
-//! message.
+//! message. If the disk takes not even that, the message is delivered once its sender offers it again and `delivered`
+//! records it.
+//!
+//! Nothing of a message is written unless all of it fits without touching the disk's reserve (`disk.rs`).
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use crate::disk::{Claim, NoRoom, Room, Space};
+use crate::file_name::{file_name, name_in};
 use crate::state::replace;
 use crate::wire::{self, Begin};
 
@@ -25,6 +31,8 @@ const WHOLE_MAX: usize = 256;
 const SYNC_BYTES: u64 = 32 << 20;
 /// The size of reads from disk, bytes.
 const CHUNK_BYTES: usize = 256 << 10;
+/// The folder of all senders' folders. Of its own, so that a sender may have the name of another file.
+const FOLDER: &str = "bulk";
 
 /// The state of a message that a sender offers.
 #[derive(Debug)]
@@ -33,6 +41,10 @@ pub(crate) enum Offer {
     Delivered,
     /// This much of it has arrived.
     Part(Box<Part>),
+    /// It is whole, and recorded as delivered only now.
+    Whole(Whole),
+    /// Its missing bytes do not fit on the disk.
+    NoRoom(NoRoom),
     /// Too many messages wait to be taken.
     Full,
 }
@@ -47,6 +59,7 @@ pub(crate) struct Part {
     length: u64,
     /// How much of it was synced.
     synced: u64,
+    claim: Claim,
 }
 
 /// A message that is whole.
@@ -64,24 +77,37 @@ pub(crate) struct Inbox {
 }
 
 impl Inbox {
-    /// Opens a sender's folder, below a robot's.
+    /// The folder of a sender, below a robot's.
+    pub fn of(robot: &Path, sender: &str) -> Inbox {
+        Inbox {
+            folder: robot.join(FOLDER).join(file_name(sender)),
+        }
+    }
+
+    /// Creates a sender's folder if it is missing.
     pub fn open(robot: &Path, sender: &str) -> io::Result<Inbox> {
-        let folder = robot.join(sender);
-        fs::create_dir_all(folder.join("whole"))?;
-        Ok(Inbox { folder })
+        let inbox = Inbox::of(robot, sender);
+        fs::create_dir_all(inbox.folder.join("whole"))?;
+        Ok(inbox)
+    }
+
+    /// Whether the folder exists.
+    pub fn exists(&self) -> bool {
+        self.folder.is_dir()
     }
 
     /// Must be called at a start, before a message is delivered: a message that is whole counts as delivered, whether
-    /// or not the previous start recorded that.
-    pub fn mend(&self) -> io::Result<()> {
+    /// or not the previous start recorded that. Returns the path of the message that must not be delivered yet, if that
+    /// cannot be recorded now.
+    pub fn mend(&self) -> Option<PathBuf> {
         let known = fs::read(self.folder.join("part.head")).unwrap_or_default();
-        let Ok(begin) = wire::decode::<Begin>(&known) else {
-            return Ok(());
-        };
-        if !self.is_delivered(&begin) && self.place_of(&begin).is_file() {
-            replace(&self.folder, "delivered", &known)?;
+        let begin = wire::decode::<Begin>(&known).ok()?;
+        let place = self.place_of(&begin);
+        if self.is_delivered(&begin) || !place.is_file() {
+            return None;
         }
-        Ok(())
+        let recorded = replace(&self.folder, "delivered", &known);
+        recorded.is_err().then_some(place)
     }
 
     fn is_delivered(&self, begin: &Begin) -> bool {
@@ -92,7 +118,12 @@ impl Inbox {
 
     /// The path of a whole message.
     fn place_of(&self, begin: &Begin) -> PathBuf {
-        let name = format!("{:016x}+{:016x}+{}", begin.lineage, begin.sequence, begin.name);
+        let name = format!(
+            "{:016x}+{:016x}+{}",
+            begin.lineage,
+            begin.sequence,
+            file_name(&begin.name)
+        );
         self.folder.join("whole").join(name)
     }
 
@@ -102,16 +133,16 @@ impl Inbox {
         for entry in fs::read_dir(self.folder.join("whole"))? {
             let entry = entry?;
             let about = entry.metadata()?;
-            let file_name = entry.file_name();
+            let file = entry.file_name();
             // Files with other names are not ours.
-            let name = file_name.to_str().and_then(|name| name.splitn(3, '+').nth(2));
-            if let (Some(name), true) = (name, about.is_file()) {
+            let name = file.to_str().and_then(|name| name.splitn(3, '+').nth(2));
+            if let (Some(name), true) = (name.and_then(name_in), about.is_file()) {
                 let whole = Whole {
-                    name: name.to_owned(),
+                    name,
                     length: about.len(),
                     path: entry.path(),
                 };
-                found.push((about.modified()?, file_name.clone(), whole));
+                found.push((about.modified()?, file.clone(), whole));
             }
         }
         found.sort_by(|a, b| (a.0, &a.1).cmp(&(b.0, &b.1)));
@@ -119,9 +150,12 @@ impl Inbox {
     }
 
     /// A sender offers a message: returns what has arrived of it, with its hash computed from the disk.
-    pub fn offer(&self, begin: &Begin) -> io::Result<Offer> {
+    pub fn offer(&self, begin: &Begin, room: &Arc<Room>) -> io::Result<Offer> {
         if self.is_delivered(begin) {
             return Ok(Offer::Delivered);
+        }
+        if self.place_of(begin).is_file() {
+            return self.record(begin).map(Offer::Whole);
         }
         if self.whole()?.len() >= WHOLE_MAX {
             return Ok(Offer::Full);
@@ -130,9 +164,17 @@ impl Inbox {
         let same = wire::decode::<Begin>(&known).is_ok_and(|known| known == *begin);
         let path = self.folder.join("part");
         if !same {
-            // This does not wait for the disk, which may still be busy with the previous message. What has arrived is
-            // compared with what the sender has, so that a head for other bytes does no harm.
+            // What has arrived is compared with what the sender has, so that a head for other bytes does no harm.
             remove(&path)?;
+        }
+        // Before anything is read: a sender without room asks often.
+        let there = fs::metadata(&path).map_or(0, |about| about.len());
+        let claim = match room.claim(&self.folder, begin.length.saturating_sub(there))? {
+            Ok(claim) => claim,
+            Err(why) => return Ok(Offer::NoRoom(why)),
+        };
+        if !same {
+            // This does not wait for the disk, which may still be busy with the previous message.
             write(&self.folder, "part.head", &wire::encode(begin))?;
         }
         let mut options = OpenOptions::new();
@@ -159,11 +201,22 @@ impl Inbox {
             hasher,
             length,
             synced: length,
+            claim,
         };
         if part.length > begin.length {
             part.restart()?;
         }
         Ok(Offer::Part(Box::new(part)))
+    }
+
+    /// Records that a whole message is delivered.
+    fn record(&self, begin: &Begin) -> io::Result<Whole> {
+        replace(&self.folder, "delivered", &wire::encode(begin))?;
+        Ok(Whole {
+            name: begin.name.clone(),
+            length: begin.length,
+            path: self.place_of(begin),
+        })
     }
 }
 
@@ -171,6 +224,11 @@ impl Part {
     /// The number of bytes that have arrived.
     pub fn length(&self) -> u64 {
         self.length
+    }
+
+    /// The length of the whole message, bytes.
+    pub fn whole_length(&self) -> u64 {
+        self.begin.length
     }
 
     /// The number of bytes that are still missing.
@@ -189,10 +247,11 @@ impl Part {
         self.file.seek(SeekFrom::Start(0))?;
         self.hasher.reset();
         (self.length, self.synced) = (0, 0);
+        self.claim.set(self.missing());
         Ok(())
     }
 
-    /// Appends bytes. Ignores those beyond the message's length.
+    /// Appends bytes. Fails if they are more than the message has, or would touch the disk's reserve.
     pub fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
         if bytes.len() as u64 > self.missing() {
             return Err(io::Error::new(
@@ -200,9 +259,19 @@ impl Part {
                 "more bytes than the message has",
             ));
         }
-        self.file.write_all(bytes)?;
+        // Others may have filled the disk since the claim.
+        let (space, coming) = (Space::around(&self.file)?, bytes.len() as u64);
+        if coming > space.usable() {
+            return Err(space.short());
+        }
+        if let Err(error) = self.file.write_all(bytes) {
+            // A short write: what is on disk must be what was hashed.
+            self.file.set_len(self.length)?;
+            return Err(error);
+        }
         self.hasher.update(bytes);
-        self.length += bytes.len() as u64;
+        self.length += coming;
+        self.claim.set(self.missing());
         Ok(())
     }
 
@@ -226,15 +295,10 @@ impl Part {
         // The next start relies on it once the message is whole.
         File::open(self.inbox.folder.join("part.head"))?.sync_all()?;
         File::open(&self.inbox.folder)?.sync_all()?;
-        let (folder, path) = (&self.inbox.folder, self.inbox.place_of(&self.begin));
-        fs::rename(folder.join("part"), &path)?;
+        let folder = &self.inbox.folder;
+        fs::rename(folder.join("part"), self.inbox.place_of(&self.begin))?;
         File::open(folder.join("whole"))?.sync_all()?;
-        replace(folder, "delivered", &wire::encode(&self.begin))?;
-        Ok(Some(Whole {
-            name: self.begin.name.clone(),
-            length: self.begin.length,
-            path,
-        }))
+        self.inbox.record(&self.begin).map(Some)
     }
 }
 
@@ -260,6 +324,10 @@ pub(super) fn move_to(from: &Path, to: &Path) -> io::Result<()> {
 fn copy_to(from: &Path, to: &Path) -> io::Result<()> {
     let folder = to.parent().filter(|folder| !folder.as_os_str().is_empty());
     let folder = folder.unwrap_or(Path::new("."));
+    let (space, length) = (Space::below(folder)?, fs::metadata(from)?.len());
+    if length > space.usable() {
+        return Err(space.short());
+    }
     // Not derived from the other name, which might become too long; the same each time, so that a crash leaves nothing
     // behind for long.
     let name = blake3::hash(to.file_name().unwrap_or_default().as_encoded_bytes()).to_hex();

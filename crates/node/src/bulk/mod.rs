@@ -48,6 +48,7 @@ use self::send::Job;
 use self::socket::GatedSocket;
 use self::turns::Receivers;
 use crate::coordination::Coordination;
+use crate::disk::Room;
 use crate::fabric::PORT_BULK;
 use crate::mailbox::Mailbox;
 use crate::member::Member;
@@ -77,6 +78,7 @@ pub(crate) struct Bulk {
     /// One per path.
     lanes: Vec<Lane>,
     state: PathBuf,
+    room: Arc<Room>,
     lineage: u64,
     queues: Mutex<BTreeMap<RobotId, Queue>>,
     /// Bounded by what a sender may have on this disk.
@@ -129,6 +131,7 @@ impl Bulk {
             robot: robot.clone(),
             coordination: coordination.clone(),
             state: state.to_owned(),
+            room: Arc::default(),
             // Unique to each start, and need not be kept.
             lineage: RandomState::new().hash_one(std::process::id()),
             queues: Mutex::default(),
@@ -140,8 +143,7 @@ impl Bulk {
             lanes,
             threads,
         });
-        bulk.take_up()
-            .map_err(|error| Error::at("keep bulk messages in", state, error))?;
+        bulk.take_up();
         tokio::spawn(send::look_at_leader(Arc::downgrade(&bulk)));
         bulk.set_permitted(robot.ask(|robot, now| robot.is_permitted(now)));
         let connections = Arc::default();
@@ -158,18 +160,29 @@ impl Bulk {
         Ok(bulk)
     }
 
-    /// Messages that were whole when this robot last stopped.
-    fn take_up(&self) -> io::Result<()> {
+    /// Messages that were whole when this robot last stopped. Those that cannot be read stay where they are.
+    fn take_up(&self) {
         for (id, robot) in (0u16..).map(RobotId).zip(&self.member.team.robots) {
-            if self.state.join(&robot.name).is_dir() {
-                let inbox = Inbox::open(&self.state, &robot.name)?;
-                inbox.mend()?;
-                for whole in inbox.whole()? {
-                    self.delivered.put(BulkMessage::new(id, whole), |_| false);
+            let inbox = Inbox::of(&self.state, &robot.name);
+            if !inbox.exists() {
+                continue;
+            }
+            let unrecorded = inbox.mend();
+            match inbox.whole() {
+                Ok(whole) => {
+                    for whole in whole
+                        .into_iter()
+                        .filter(|whole| unrecorded.as_ref() != Some(&whole.path))
+                    {
+                        self.delivered.put(BulkMessage::new(id, whole), |_| false);
+                    }
+                }
+                Err(error) => {
+                    let (name, state) = (&robot.name, self.state.display());
+                    tracing::error!("bulk from {name} below {state} cannot be read, and stays there: {error}");
                 }
             }
         }
-        Ok(())
     }
 
     /// The permit has been granted or lost.

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::path::Path;
 use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
@@ -12,6 +11,7 @@ use tokio::task::JoinHandle;
 
 use super::inbox::{Inbox, Offer, Part};
 use super::{Bulk, BULK_BYTES_MAX};
+use crate::disk::{NoRoom, Space};
 use crate::quic;
 use crate::sync::lock;
 use crate::topic::checked;
@@ -94,14 +94,10 @@ async fn take(bulk: &Bulk, from: RobotId, mut send: SendStream, mut receive: Rec
         }
     };
     let name = member.name_of(from);
-    let offer = tokio::task::block_in_place(|| Inbox::open(&bulk.state, name)?.offer(&begin));
+    let offer = tokio::task::block_in_place(|| Inbox::open(&bulk.state, name)?.offer(&begin, &bulk.room));
     let answer = match offer {
-        Ok(Offer::Part(part)) if free_bytes(&bulk.state).is_ok_and(|free| free < part.missing()) => {
-            let (state, missing) = (bulk.state.display(), part.missing());
-            tracing::error!("there is no room below {state} for {missing} bytes of bulk");
-            Answer::Disk
-        }
         Ok(Offer::Part(part)) => {
+            bulk.room.note(&bulk.state, None);
             let here = Answer::Here {
                 length: part.length(),
                 hash: part.hash(),
@@ -110,11 +106,13 @@ async fn take(bulk: &Bulk, from: RobotId, mut send: SendStream, mut receive: Rec
             take_rest(bulk, from, part, &mut receive).await?
         }
         Ok(Offer::Delivered) => Answer::Whole,
-        Ok(Offer::Full) => Answer::Full,
-        Err(error) => {
-            tracing::error!("bulk cannot be written below {}: {error}", bulk.state.display());
-            Answer::Disk
+        Ok(Offer::Whole(whole)) => {
+            bulk.hand_out(from, whole);
+            Answer::Whole
         }
+        Ok(Offer::Full) => Answer::Full,
+        Ok(Offer::NoRoom(why)) => no_room(bulk, why),
+        Err(error) => unwritten(bulk, begin.length, &error),
     };
     write(&mut send, &answer).await?;
     send.finish().map_err(|error| error.to_string())?;
@@ -137,6 +135,7 @@ async fn take_rest(
         return Err("it starts elsewhere".to_owned());
     }
     let anew = if start.offset == 0 { part.restart() } else { Ok(()) };
+    let length = part.whole_length();
     let written = match anew {
         Ok(()) => fill(bulk, &mut part, receive).await?,
         Err(error) => Err(error),
@@ -153,9 +152,32 @@ async fn take_rest(
             Ok(Answer::Whole)
         }
         Ok(None) => Ok(Answer::Garbled),
-        Err(error) => {
+        Err(error) => Ok(unwritten(bulk, length, &error)),
+    }
+}
+
+/// The answer if a message does not fit on the disk.
+fn no_room(bulk: &Bulk, why: NoRoom) -> Answer {
+    bulk.room.note(&bulk.state, Some(why));
+    let NoRoom { missing, usable, most } = why;
+    Answer::NoRoom { missing, usable, most }
+}
+
+/// The answer if a message of some length could not be written.
+fn unwritten(bulk: &Bulk, length: u64, error: &io::Error) -> Answer {
+    let space = Space::below(&bulk.state);
+    match space {
+        Ok(space) if error.kind() == io::ErrorKind::StorageFull => no_room(
+            bulk,
+            NoRoom {
+                missing: length,
+                usable: space.usable(),
+                most: space.most,
+            },
+        ),
+        _ => {
             tracing::error!("bulk cannot be written below {}: {error}", bulk.state.display());
-            Ok(Answer::Disk)
+            Answer::Disk
         }
     }
 }
@@ -200,12 +222,6 @@ async fn fill(bulk: &Bulk, part: &mut Part, receive: &mut RecvStream) -> Result<
     let synced = synced(syncing).await;
     ended.map_err(|error| error.to_string())?;
     Ok(synced)
-}
-
-/// The space that this user has left on the disk below a folder.
-fn free_bytes(folder: &Path) -> io::Result<u64> {
-    let disk = nix::sys::statvfs::statvfs(folder)?;
-    Ok(disk.blocks_available().saturating_mul(disk.fragment_size()))
 }
 
 /// The result of a sync in progress.

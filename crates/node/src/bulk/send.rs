@@ -14,6 +14,7 @@ use super::cubic::PermittedCubicConfig;
 use super::message::Message;
 use super::turns::Turn;
 use super::{receive, transport, Bulk, Lane, Waiting};
+use crate::disk::megabytes;
 use crate::fabric::PORT_BULK;
 use crate::quic;
 use crate::shared_robot::Wish;
@@ -233,6 +234,10 @@ async fn deliver(
             }
             Ok(Answer::Full) => (FULL.to_owned(), patience.on_no_room(NoRoom::Full, now)),
             Ok(Answer::Disk) => (DISK.to_owned(), patience.on_no_room(NoRoom::Disk, now)),
+            Ok(Answer::NoRoom { missing, usable, most }) => {
+                let why = no_room(begin.length, missing, usable, most);
+                (why, patience.on_no_room(NoRoom::Disk, now) || begin.length > most)
+            }
             Ok(Answer::Here { .. }) => ("the answer makes no sense".to_owned(), patience.is_silent(now)),
             Err(why) => {
                 hang_up(bulk, to, connection.take());
@@ -257,6 +262,18 @@ async fn deliver(
 const FULL: &str = "too many messages wait there to be taken";
 const DISK: &str = "it cannot be written down there: its log says why";
 const UNLED: &str = "no robot leads, so that nobody gives permits: are enough of them switched on?";
+
+/// Why a message does not fit on its receiver's disk.
+fn no_room(length: u64, missing: u64, usable: u64, most: u64) -> String {
+    let fits = length <= most;
+    let [missing, usable, most] = [missing, usable, most].map(megabytes);
+    if !fits {
+        return format!(
+            "its disk takes {most} of bulk even when it is empty, and keeps the rest free: send less at once"
+        );
+    }
+    format!("its disk has room for {usable} of bulk and keeps the rest free, and {missing} are missing")
+}
 
 fn failed(job: &Job, to: &str, why: &str) -> Error {
     Error::Undelivered(format!(

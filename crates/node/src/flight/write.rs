@@ -1,6 +1,7 @@
 //! The thread that writes the recorder's notes into a ring of files.
 //!
-//! The robot never waits for it. A full disk ends the recorder with a log message, and the robot continues.
+//! The robot never waits for it. A full disk ends the recorder with a log message, and the robot continues. The ring
+//! does not grow into the disk's reserve (`disk.rs`).
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -11,6 +12,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::{Flown, Part, BLOCK_HEAD_BYTES, FOLDER, HASH_BYTES, LAYOUT, MAGIC, SUFFIX};
+use crate::disk::Space;
 use crate::sync::{lock, spawn};
 use crate::Error;
 
@@ -103,7 +105,8 @@ impl Ring {
         self.file.as_mut().map_or(Ok(()), |file| file.write_all(&bytes))
     }
 
-    /// The next file; the oldest ones make room for it. Their names are in order.
+    /// The next file; the oldest ones make room for it. Their names are in order. On a disk that has no more than its
+    /// reserve, the ring does not grow.
     fn open(&mut self) -> io::Result<File> {
         fs::create_dir_all(&self.folder)?;
         let mut files = Vec::new();
@@ -114,7 +117,12 @@ impl Ring {
             }
         }
         files.sort();
-        for old in files.iter().take((files.len() + 1).saturating_sub(FILES_MAX)) {
+        let space = Space::below(&self.folder)?;
+        let surplus = (files.len() + 1).saturating_sub(FILES_MAX);
+        if space.usable() == 0 && files.is_empty() {
+            return Err(space.short());
+        }
+        for old in files.iter().take(surplus.max(usize::from(space.usable() == 0))) {
             fs::remove_file(old)?;
         }
         let name = format!("{:010}-{:06}.{SUFFIX}", self.incarnation, self.next);

@@ -21,8 +21,12 @@ fn begin(sequence: u64, bytes: &[u8]) -> Begin {
     }
 }
 
+fn offer(inbox: &Inbox, begin: &Begin) -> Offer {
+    inbox.offer(begin, &Arc::default()).unwrap()
+}
+
 fn part(inbox: &Inbox, begin: &Begin) -> Box<Part> {
-    match inbox.offer(begin).unwrap() {
+    match offer(inbox, begin) {
         Offer::Part(part) => part,
         other => panic!("{other:?}"),
     }
@@ -42,11 +46,8 @@ fn what_came_before_a_crash_is_kept_and_a_whole_message_comes_once() {
     again.append(&bytes[4..]).unwrap();
     let whole = again.finish().unwrap().unwrap();
     assert_eq!(fs::read(&whole.path).unwrap(), bytes);
-    assert!(matches!(inbox.offer(&begin(1, &bytes)).unwrap(), Offer::Delivered));
-    assert!(
-        matches!(inbox.offer(&begin(0, &bytes)).unwrap(), Offer::Delivered),
-        "older"
-    );
+    assert!(matches!(offer(&inbox, &begin(1, &bytes)), Offer::Delivered));
+    assert!(matches!(offer(&inbox, &begin(0, &bytes)), Offer::Delivered), "older");
     assert_eq!(inbox.whole().unwrap(), [whole]);
     let other = Begin {
         lineage: 6,
@@ -64,16 +65,62 @@ fn what_is_whole_is_delivered_though_a_crash_came_before_that_was_written_down()
     let mut whole = part(&inbox, &begin(1, &bytes));
     whole.append(&bytes).unwrap();
     let whole = whole.finish().unwrap().unwrap();
-    fs::remove_file(folder.join("one/delivered")).unwrap();
+    fs::remove_file(folder.join("bulk/one/delivered")).unwrap();
     let inbox = Inbox::open(&folder, "one").unwrap();
-    inbox.mend().unwrap();
+    assert_eq!(inbox.mend(), None);
     // The program that takes the message removes it from disk before the sender asks again.
     fs::remove_file(&whole.path).unwrap();
-    assert!(matches!(inbox.offer(&begin(1, &bytes)).unwrap(), Offer::Delivered));
+    assert!(matches!(offer(&inbox, &begin(1, &bytes)), Offer::Delivered));
     // An incomplete message still does not count as delivered.
     part(&inbox, &begin(2, &bytes)).append(&bytes[..4]).unwrap();
-    inbox.mend().unwrap();
+    assert_eq!(inbox.mend(), None);
     assert_eq!(part(&inbox, &begin(2, &bytes)).length(), 4);
+    fs::remove_dir_all(folder).unwrap();
+}
+
+/// As when the disk took the message and nothing more.
+#[test]
+fn a_whole_message_that_could_not_be_recorded_comes_once_its_sender_offers_it_again() {
+    let (folder, bytes) = (scratch("unrecorded"), b"0123456789".to_vec());
+    let inbox = Inbox::open(&folder, "one").unwrap();
+    // No file can be made where a folder is.
+    let in_the_way = folder.join("bulk/one/delivered.new");
+    fs::create_dir(&in_the_way).unwrap();
+    let mut whole = part(&inbox, &begin(1, &bytes));
+    whole.append(&bytes).unwrap();
+    assert!(whole.finish().is_err());
+    let place = inbox.mend().unwrap();
+    assert_eq!(fs::read(&place).unwrap(), bytes);
+    assert!(inbox.offer(&begin(1, &bytes), &Arc::default()).is_err());
+    fs::remove_dir(in_the_way).unwrap();
+    match offer(&inbox, &begin(1, &bytes)) {
+        Offer::Whole(whole) => assert_eq!((whole.name.as_str(), whole.path), ("map", place)),
+        other => panic!("{other:?}"),
+    }
+    assert!(matches!(offer(&inbox, &begin(1, &bytes)), Offer::Delivered));
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn every_legal_name_has_its_file() {
+    let (folder, bytes) = (scratch("names"), b"0123456789".to_vec());
+    let longest = "\u{20000}".repeat(64);
+    for sender in ["..", "flight", &longest] {
+        let inbox = Inbox::open(&folder, sender).unwrap();
+        for (sequence, name) in (1u64..).zip([".", "..", "pose.2", &longest]) {
+            let begin = Begin {
+                name: name.to_owned(),
+                ..begin(sequence, &bytes)
+            };
+            let mut part = part(&inbox, &begin);
+            part.append(&bytes).unwrap();
+            let whole = part.finish().unwrap().unwrap();
+            assert!(whole.path.starts_with(folder.join("bulk")));
+            assert!(inbox.whole().unwrap().contains(&whole), "{name}");
+        }
+        assert_eq!(inbox.whole().unwrap().len(), 4);
+    }
+    assert_eq!(fs::read_dir(folder.join("bulk")).unwrap().count(), 3);
     fs::remove_dir_all(folder).unwrap();
 }
 
@@ -149,7 +196,7 @@ fn wrong_bytes_are_forgotten() {
     wrong.append(b"wrong").unwrap();
     assert_eq!(wrong.finish().unwrap(), None);
     assert_eq!(part(&inbox, &begin(1, b"right")).length(), 0);
-    fs::write(folder.join("one/part"), b"longer than it may be").unwrap();
+    fs::write(folder.join("bulk/one/part"), b"longer than it may be").unwrap();
     assert_eq!(part(&inbox, &begin(1, b"right")).length(), 0);
     fs::remove_dir_all(folder).unwrap();
 }
@@ -171,7 +218,7 @@ proptest! {
             let begin = begin(sequence, &bytes);
             loop {
                 let inbox = Inbox::open(&folder, "one").unwrap();
-                let Offer::Part(mut part) = inbox.offer(&begin).unwrap() else { break };
+                let Offer::Part(mut part) = offer(&inbox, &begin) else { break };
                 let from = part.length() as usize;
                 prop_assert_eq!(part.hash(), *blake3::hash(&bytes[..from]).as_bytes());
                 let (cut, tear) = cuts.next().unwrap_or((usize::MAX, false));
