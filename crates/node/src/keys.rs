@@ -19,6 +19,7 @@ use rcgen::{
     KeyUsagePurpose,
 };
 
+use crate::file_name::file_name;
 use crate::state::make_private;
 use crate::Error;
 
@@ -194,6 +195,7 @@ fn lasting(name: &str) -> CertificateParams {
 
 fn pair(folder: &Path, name: &str) -> (PathBuf, PathBuf) {
     // Names may contain dots, so nothing is an extension.
+    let name = file_name(name);
     (folder.join(format!("{name}.pem")), folder.join(format!("{name}.key")))
 }
 

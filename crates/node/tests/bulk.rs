@@ -332,13 +332,17 @@ fn a_full_disk_holds_a_long_message_up_until_there_is_room() {
     let Some(disk) = Disk::new(fleet.folder.join("state/lead")) else {
         return;
     };
+    // Without the filler, it has room for the message.
+    assert!(disk.mount("remount,size=96m"));
+    let filler = disk.0.join("filler");
+    std::fs::write(&filler, vec![1; 40 << 20]).unwrap();
     let (mut lead, mut one) = (fleet.robot("lead"), fleet.robot("one"));
     one.say(&format!("send lead 13 {LONG}"));
     std::thread::sleep(Duration::from_millis(1_500));
     one.until("may", "false");
     assert_eq!(one.say("sent"), "0", "for nothing");
     assert_eq!(one.say("outcome"), "pending");
-    assert!(disk.mount("remount,size=256m"));
+    std::fs::remove_file(&filler).unwrap();
     one.until("outcome", "whole");
     assert_eq!(lead.say("got 13"), "1 gradients true");
 }

@@ -228,7 +228,7 @@ pub fn be_a_robot(answer_to: impl Fn(&Node, &[&str]) -> Option<String>) {
         team,
         policy: Policy::named(&std::env::var("COORP_TEST_POLICY").unwrap()).unwrap(),
         insecure: std::env::var("COORP_TEST_INSECURE").is_ok_and(|insecure| !insecure.is_empty()),
-        state: Some(folder.join("state").join(&robot)),
+        state: Some(folder.join("state").join(coorp_node::file_name(&robot))),
         robot,
     });
     let node = node.unwrap();
