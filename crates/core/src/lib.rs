@@ -44,6 +44,7 @@ pub mod permits;
 pub mod policy;
 pub mod robot;
 pub mod schedwifi;
+pub mod starts;
 pub mod time;
 pub mod tracker;
 pub mod windows;

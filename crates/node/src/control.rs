@@ -15,6 +15,7 @@ use bytes::Bytes;
 use coorp_core::arrival::{PERIOD_MAX, PERIOD_MIN};
 use coorp_core::paths::{Deduplicator, Delivery, PathId, Sequence, Verdict};
 use coorp_core::robot::{Input, Stamp, FLOWS_MAX};
+use coorp_core::starts::{Start, Twins};
 use coorp_core::{Duration, FlowId, Instant, RobotId};
 use zenoh::liveliness::LivelinessToken;
 use zenoh::sample::{Sample, SampleKind};
@@ -211,7 +212,8 @@ impl Control {
         let now = self.robot.now();
         // Not under the lock, because a receiver that takes a message asks for more.
         for inbox in self.inboxes().iter().filter(|inbox| inbox.topic == topic) {
-            inbox.on_message(from, path, header, content, now);
+            let name = self.member.name_of(from);
+            inbox.on_message((from, name), path, header, content, now);
         }
     }
 
@@ -382,6 +384,8 @@ struct FromRobot {
     count: u64,
     missed: u64,
     duplicates: u64,
+    /// Frames of an earlier start.
+    twins: Twins,
     path: usize,
     aged: u64,
     ages: Duration,
@@ -441,10 +445,18 @@ impl Subscriber {
 
 impl Inbox {
     /// A copy of a message arrived. It waits if it is newer than all before.
-    fn on_message(&self, from: RobotId, path: PathId, header: ControlHeader, payload: &Bytes, now: Instant) {
+    fn on_message(
+        &self,
+        (from, name): (RobotId, &str),
+        path: PathId,
+        header: ControlHeader,
+        payload: &Bytes,
+        now: Instant,
+    ) {
         let mut robots = lock(&self.robots);
         let entry = robots.entry(from).or_insert_with(|| FromRobot::new(&header, now));
-        if entry.take_in(path.0.into(), &header, now) {
+        let newer = entry.take_in(name, path.0.into(), &header, now);
+        if newer {
             let message = Message {
                 from,
                 sequence: header.sequence,
@@ -486,6 +498,7 @@ impl FromRobot {
             count: 0,
             missed: 0,
             duplicates: 0,
+            twins: Twins::default(),
             path: 0,
             aged: 0,
             ages: Duration::ZERO,
@@ -494,12 +507,23 @@ impl FromRobot {
     }
 
     /// Counts a copy. Returns whether it is newer than all before.
-    fn take_in(&mut self, path: usize, header: &ControlHeader, now: Instant) -> bool {
+    fn take_in(&mut self, name: &str, path: usize, header: &ControlHeader, now: Instant) -> bool {
         // The deduplicator's numbers wrap; within its window the lower half of ours tells them apart.
         let verdict = self.deduplicator.on_copy(Sequence {
             incarnation: header.incarnation,
             number: header.sequence as u32,
         });
+        let start = match verdict {
+            Verdict::Over => Start::Over,
+            _ if self.count > 0 && header.incarnation == self.incarnation => Start::Same,
+            _ => Start::New,
+        };
+        if self.twins.on_heard(start, now) {
+            tracing::error!(
+                "two robots run under the name {name}, and one of them is ignored: it may have a copy of the other's \
+                 disk; stop one and give it keys of its own"
+            );
+        }
         if verdict != Verdict::Deliver {
             self.duplicates += u64::from(verdict == Verdict::Duplicate);
             return false;
@@ -531,13 +555,15 @@ mod tests {
     #[test]
     fn the_first_copy_of_the_newest_is_taken() {
         let mut from = FromRobot::new(&header(1, 5), Instant::ZERO);
-        let mut take = |incarnation, sequence, path| from.take_in(path, &header(incarnation, sequence), Instant::ZERO);
+        let mut take =
+            |incarnation, sequence, path| from.take_in("one", path, &header(incarnation, sequence), Instant::ZERO);
         assert!(take(1, 5, 0));
         assert!(!take(1, 5, 1), "the copy over the other path");
         assert!(take(1, 8, 1));
         assert!(!take(1, 7, 0), "overtaken");
         assert!(take(2, 0, 0), "its sender started anew");
         assert!(!take(1, 9, 0), "from before that");
+        assert!(take(0, 0, 0), "its disk was wiped");
         assert_eq!((from.count, from.missed, from.duplicates), (3, 2, 1));
     }
 }

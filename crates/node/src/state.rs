@@ -1,18 +1,19 @@
 //! The folder in which a robot keeps what survives its restarts.
 
+use std::collections::hash_map::RandomState;
 use std::fs::{self, DirBuilder, File};
+use std::hash::BuildHasher;
 use std::io::{self, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
+
+use coorp_core::starts;
 
 use crate::file_name::file_name;
 use crate::Error;
 
-/// Starts this far apart can be told apart, milliseconds.
-const INCARNATION_TICK_MS: u128 = 250;
-/// The origin of incarnations: 2025, in milliseconds of Unix time.
-const INCARNATION_EPOCH_MS: u128 = 1_735_689_600_000;
+/// The file with the number of starts on this disk.
+const STARTS: &str = "starts";
 
 /// The default folder for what a robot has received.
 pub(crate) fn folder(team: &str, robot: &str) -> PathBuf {
@@ -28,30 +29,33 @@ pub(crate) fn folder(team: &str, robot: &str) -> PathBuf {
         .join(file_name(robot))
 }
 
-/// A number that grows with each start of a robot. It is kept on disk, and derived from the clock if that is ahead, so
-/// that a wiped disk does no harm.
+/// The number of this start (`core::starts`): of a counter on disk, which is counted up, and a random part. A state
+/// that cannot be kept is logged.
 pub(crate) fn incarnation(state: &Path) -> u32 {
-    let known = fs::read_to_string(state.join("incarnation"))
-        .ok()
-        .and_then(|text| text.trim().parse().ok());
-    let known = known.unwrap_or(0u32);
-    let now_ms = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default()
-        .as_millis();
-    let ticks = now_ms.saturating_sub(INCARNATION_EPOCH_MS) / INCARNATION_TICK_MS;
-    let next = known.saturating_add(1).max(u32::try_from(ticks).unwrap_or(u32::MAX));
-    let kept = make_private(state)
-        .map_err(|error| error.to_string())
-        .and_then(|()| replace(state, "incarnation", next.to_string().as_bytes()).map_err(|error| error.to_string()));
-    if let Err(error) = kept {
-        tracing::error!(
-            "nothing can be kept in {}: {error}; the robot leads and controls all the same, and receives no bulk until \
-             this is mended",
-            state.display()
-        );
-    }
-    next
+    let random = RandomState::new().hash_one(std::process::id()) as u32;
+    let counter = match count(state) {
+        Ok(counter) => Some(counter),
+        Err(error) => {
+            tracing::error!(
+                "nothing can be kept in {}: {error}; the robot leads and controls all the same, and receives no bulk \
+                 until this is mended",
+                state.display()
+            );
+            None
+        }
+    };
+    starts::number(counter, random)
+}
+
+/// Counts the starts on this disk; a counter that makes no sense begins anew.
+fn count(state: &Path) -> Result<u16, Error> {
+    make_private(state)?;
+    let file = state.join(STARTS);
+    let known = fs::read_to_string(&file).ok();
+    let known: u16 = known.and_then(|text| text.trim().parse().ok()).unwrap_or(0);
+    let next = known.wrapping_add(1);
+    replace(state, STARTS, next.to_string().as_bytes()).map_err(|error| Error::at("write", &file, error))?;
+    Ok(next)
 }
 
 /// Creates a folder that only this user can read, and its parents, if they are missing.
@@ -68,4 +72,40 @@ pub(crate) fn replace(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()>
     file.sync_all()?;
     fs::rename(&new, folder.join(name))?;
     File::open(folder)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scratch(name: &str) -> PathBuf {
+        let folder = std::env::temp_dir().join(format!("coorp-state-{}-{name}", std::process::id()));
+        let _ = fs::remove_dir_all(&folder);
+        folder
+    }
+
+    #[test]
+    fn each_start_has_its_number_whatever_happened_to_the_disk() {
+        let folder = scratch("starts");
+        let [first, second] = [(); 2].map(|()| incarnation(&folder));
+        assert_eq!((first >> 16, second >> 16), (1, 2));
+        // A copy of the folder on another robot: the same counter, and another number.
+        let copies: Vec<u32> = (0..8)
+            .map(|_| {
+                fs::write(folder.join(STARTS), "2").unwrap();
+                incarnation(&folder)
+            })
+            .collect();
+        assert!(copies.iter().all(|number| number >> 16 == 3));
+        assert!(copies.iter().any(|number| *number != copies[0]));
+        for (damaged, next) in [("", 1), ("rubbish", 1), ("65535", 0), ("99999999999", 1)] {
+            fs::write(folder.join(STARTS), damaged).unwrap();
+            assert_eq!(incarnation(&folder) >> 16, next, "{damaged}");
+        }
+        fs::remove_dir_all(&folder).unwrap();
+        // Without a folder, it is random.
+        fs::write(&folder, "").unwrap();
+        assert_ne!(incarnation(&folder), incarnation(&folder));
+        fs::remove_file(folder).unwrap();
+    }
 }

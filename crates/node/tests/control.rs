@@ -261,3 +261,37 @@ fn a_robot_that_is_killed_and_starts_anew_is_heard_and_hears_at_once() {
         lead.say("take pose") == "nothing"
     });
 }
+
+/// The counter of starts is lower after a disk was wiped or an older one put in; whoever has heard the robot hears it.
+#[test]
+fn a_robot_with_a_wiped_or_restored_state_is_heard_at_once() {
+    let fleet = Fleet::new(&["lead", "one"], "");
+    let state = fleet.folder.join("state/one");
+    let starts = state.join("starts");
+    std::fs::create_dir_all(&state).unwrap();
+    std::fs::write(&starts, "60000").unwrap();
+    let mut lead = fleet.robot("lead");
+    lead.say("subscribe pose");
+    for (text, next) in [("first", "60001"), ("wiped", "1"), ("restored", "41")] {
+        let mut one = fleet.robot("one");
+        one.say("publish pose");
+        let began = std::time::Instant::now();
+        common::until(|| {
+            one.say(&format!("put pose {text}"));
+            lead.say("take pose").starts_with(&format!("1 {text} "))
+        });
+        // Ten times what a link takes on an idle machine, and much less than anything that would be forgotten.
+        assert!(
+            began.elapsed() < Duration::from_secs(20),
+            "{text}: {:?}",
+            began.elapsed()
+        );
+        assert_eq!(std::fs::read_to_string(&starts).unwrap(), next);
+        one.kill();
+        std::fs::remove_dir_all(&state).unwrap();
+        std::fs::create_dir_all(&state).unwrap();
+        if next == "1" {
+            std::fs::write(&starts, "40").unwrap();
+        }
+    }
+}

@@ -51,7 +51,7 @@ pub struct Coordinator {
 }
 
 impl Coordinator {
-    /// The coordinator of `robot`, starting now. `incarnation` must be greater than at any earlier start of this robot,
+    /// The coordinator of `robot`, starting now. `incarnation` must differ from those of all other starts of this robot,
     /// also after a crash (use a boot counter on disk, for example). `permits` should come from
     /// [`FailoverConfig::permits`].
     ///

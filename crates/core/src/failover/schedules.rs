@@ -42,6 +42,11 @@ enum Event {
     Grid,
 }
 
+/// Numbers of starts differ, and have no order: a wiped disk begins them anew.
+fn unordered(start: u32) -> u32 {
+    start.wrapping_mul(0x9E37_79B1)
+}
+
 struct Robot {
     it: Coordinator,
     incarnation: u32,
@@ -305,7 +310,7 @@ impl World {
             Harm::Restart(i) => {
                 self.robots[i].incarnation += 1;
                 let now = self.local(i);
-                let it = self.coordinator(i, self.robots[i].incarnation, now);
+                let it = self.coordinator(i, unordered(self.robots[i].incarnation), now);
                 let robot = &mut self.robots[i];
                 (robot.it, robot.alive, robot.frozen_until, robot.alarm) = (it, true, 0, None);
                 robot.inbox.clear();

@@ -1,6 +1,7 @@
 //! The receiver's half: which copies came over each path, and which copy of a message is delivered.
 
 use super::{ahead, Echo, PathError, PathId, Probe, Sequence, PATHS_MAX};
+use crate::starts::{Start, Starts};
 use serde::{Deserialize, Serialize};
 
 /// How many messages back a duplicate is still recognised.
@@ -23,14 +24,17 @@ pub enum Verdict {
     Deliver,
     /// The message was delivered already.
     Duplicate,
-    /// From before the window, or overtaken where only the newest counts, or from an earlier start of the sender.
+    /// From before the window, or overtaken where only the newest counts.
     Stale,
+    /// From an earlier start of the sender.
+    Over,
 }
 
 /// Distinguishes first copies from later ones, for one flow of one sender.
 #[derive(Clone, Debug)]
 pub struct Deduplicator {
     delivery: Delivery,
+    starts: Starts,
     /// The newest that was delivered.
     newest: Option<Sequence>,
     /// Bit i of all words together: whether the number whose lowest bits are i was delivered, if within the window.
@@ -42,6 +46,7 @@ impl Deduplicator {
     pub fn new(delivery: Delivery) -> Self {
         Deduplicator {
             delivery,
+            starts: Starts::default(),
             newest: None,
             seen: [0; WORDS],
         }
@@ -49,13 +54,14 @@ impl Deduplicator {
 
     /// A copy came in. A sender that starts anew begins a new window; copies from its earlier start are stale.
     pub fn on_copy(&mut self, sequence: Sequence) -> Verdict {
-        let Some(newest) = self.newest.filter(|newest| newest.incarnation >= sequence.incarnation) else {
-            self.seen = [0; WORDS];
-            return self.deliver_newest(sequence);
+        let newest = match (self.starts.on_heard(sequence.incarnation), self.newest) {
+            (Start::Over, _) => return Verdict::Over,
+            (Start::Same, Some(newest)) => newest,
+            (Start::New, _) | (Start::Same, None) => {
+                self.seen = [0; WORDS];
+                return self.deliver_newest(sequence);
+            }
         };
-        if sequence.incarnation < newest.incarnation {
-            return Verdict::Stale;
-        }
         let step = ahead(sequence.number, newest.number);
         if step > 0 {
             // The numbers between are yet to come; their places held numbers that have left the window.
@@ -112,10 +118,9 @@ impl Deduplicator {
 
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Heard {
-    incarnation: u32,
+    starts: Starts,
     newest: u32,
     seen: u64,
-    any: bool,
 }
 
 /// Records which copies came over each path from one sender, and reports them.
@@ -143,17 +148,13 @@ impl Listener {
         let Some(heard) = self.paths.get_mut(usize::from(path.0)) else {
             return;
         };
-        if !heard.any || incarnation > heard.incarnation {
-            *heard = Heard {
-                incarnation,
-                newest: number,
-                seen: 0,
-                any: true,
-            };
-            return;
-        }
-        if incarnation < heard.incarnation {
-            return;
+        match heard.starts.on_heard(incarnation) {
+            Start::Same => {}
+            Start::New => {
+                (heard.newest, heard.seen) = (number, 0);
+                return;
+            }
+            Start::Over => return,
         }
         let step = ahead(number, heard.newest);
         if step > 0 {
@@ -170,7 +171,7 @@ impl Listener {
     pub fn on_probe(&mut self, probe: Probe) -> Option<Echo> {
         self.on_copy(probe.path, probe.incarnation, probe.number);
         let heard = self.paths.get(usize::from(probe.path.0))?;
-        (heard.incarnation == probe.incarnation).then_some(Echo {
+        (heard.starts.newest() == Some(probe.incarnation)).then_some(Echo {
             probe,
             newest: heard.newest,
             seen: heard.seen,

@@ -114,8 +114,8 @@ impl Sender {
     /// More actions than one call can cause.
     const OUTBOX_MAX: usize = 4 * PATHS_MAX;
 
-    /// A sender with a path over each of `interfaces`; an interface may occur more than once. `incarnation` is greater
-    /// than at any earlier start of this robot.
+    /// A sender with a path over each of `interfaces`; an interface may occur more than once. `incarnation`
+    /// differs from those of all other starts of this robot.
     ///
     /// # Errors
     /// If there is no path or too many, or a share is none.

@@ -50,7 +50,7 @@ pub struct Reporter {
 impl Reporter {
     const OUTBOX_MAX: usize = 16;
 
-    /// A reporter that connects at once. `incarnation` must be greater than at any earlier start of this robot.
+    /// A reporter that connects at once. `incarnation` must differ from those of all other starts of this robot.
     pub fn new(config: TrackerConfig, incarnation: u32, now: Instant) -> Self {
         Reporter {
             config,

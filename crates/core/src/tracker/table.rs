@@ -2,6 +2,7 @@
 
 use super::{reply, Answer, Message, Stamps, StateHeader, TopicId, Topics, TrackerConfig, Updates};
 use crate::paths::{Deduplicator, Delivery, Verdict};
+use crate::starts::{Start, Starts};
 use crate::{Duration, Instant, RobotId};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -52,7 +53,7 @@ struct Newest<T> {
 
 #[derive(Clone, Debug)]
 struct Member<T> {
-    incarnation: u32,
+    starts: Starts,
     topic: TopicId,
     heard_at: Instant,
     order: Deduplicator,
@@ -212,10 +213,11 @@ impl<T> Tracker<T> {
 
     fn on_connect(&mut self, from: RobotId, incarnation: u32, sent_at: Instant, now: Instant) {
         let known = self.members.get(&from);
-        if known.is_some_and(|member| incarnation < member.incarnation) {
-            return; // A late message from before its restart.
-        }
-        let again = known.is_some_and(|member| member.incarnation == incarnation);
+        let mut starts = known.map_or_else(Starts::default, |member| member.starts);
+        let again = match starts.on_heard(incarnation) {
+            Start::Over => return, // A late message from before its restart.
+            start => start == Start::Same,
+        };
         let topic = match known {
             Some(member) => member.topic,
             None if self.members.len() >= usize::from(self.config.robots_max) => {
@@ -233,7 +235,7 @@ impl<T> Tracker<T> {
         } else {
             let updates = known_updates(self.members.get(&from));
             let member = Member {
-                incarnation,
+                starts,
                 topic,
                 heard_at: now,
                 order: Deduplicator::new(Delivery::Newest),
@@ -257,7 +259,7 @@ impl<T> Tracker<T> {
     fn member(&mut self, robot: RobotId, incarnation: u32) -> Option<&mut Member<T>> {
         self.members
             .get_mut(&robot)
-            .filter(|member| member.incarnation == incarnation)
+            .filter(|member| member.starts.newest() == Some(incarnation))
     }
 
     fn free_topic(&self) -> TopicId {

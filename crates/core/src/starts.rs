@@ -1,0 +1,147 @@
+//! Tells the starts of one robot apart, without any clock.
+//!
+//! A start has a number that no other start of that robot has: a counter on its disk, and a random part. The counter
+//! alone would repeat after a wiped disk or a restored copy; with the random part, two starts with one counter differ
+//! except once in 65,536. A clock has no say: one that was in 2101 once, or is in 1970, changes nothing.
+//!
+//! Whoever listens does not ask which number is greater. A number that is new begins a new start, and is heard at once.
+//! The one before it is over, and what still comes from it is late. If it still comes after [`LATE_MAX`], the earlier
+//! start has not ended: two robots run under one name, from one set of keys, such as after copying a machine's disk.
+//!
+//! Left out: which of two such robots is the right one. Both have its keys, so their operator has to say.
+
+use crate::{Duration, Instant};
+use serde::{Deserialize, Serialize};
+
+/// How many starts that are over are remembered.
+const OVER_MAX: usize = 8;
+/// How long frames of a start may be on their way after it is over.
+pub const LATE_MAX: Duration = Duration::from_secs(5);
+const RANDOM_BITS: u32 = 16;
+
+/// The number of a start. `counter` counts the starts on this disk; `None` if it cannot be kept there.
+pub fn number(counter: Option<u16>, random: u32) -> u32 {
+    counter.map_or(random, |counter| {
+        u32::from(counter) << RANDOM_BITS | (random & ((1 << RANDOM_BITS) - 1))
+    })
+}
+
+/// How a frame's start relates to the newest one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// It is the newest.
+    Same,
+    /// It is the newest from now on.
+    New,
+    /// It is over.
+    Over,
+}
+
+/// The starts of one robot, as one listener has heard them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Starts {
+    newest: Option<u32>,
+    /// Those that are over, the first `count`; the oldest is replaced at `next`.
+    over: [u32; OVER_MAX],
+    count: u8,
+    next: u8,
+}
+
+impl Starts {
+    /// The newest start.
+    pub fn newest(&self) -> Option<u32> {
+        self.newest
+    }
+
+    /// A frame of this start came.
+    pub fn on_heard(&mut self, start: u32) -> Start {
+        if self.newest == Some(start) {
+            return Start::Same;
+        }
+        if self.over[..usize::from(self.count)].contains(&start) {
+            return Start::Over;
+        }
+        if let Some(over) = self.newest.replace(start) {
+            self.over[usize::from(self.next)] = over;
+            self.next = (self.next + 1) % OVER_MAX as u8;
+            self.count = (self.count + 1).min(OVER_MAX as u8);
+        }
+        Start::New
+    }
+}
+
+/// Notices that two robots run under one name.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Twins {
+    /// When the newest start was first heard.
+    since: Option<Instant>,
+    told: bool,
+}
+
+impl Twins {
+    /// A frame was heard. Returns whether it shows that an earlier start still runs; once for each start.
+    pub fn on_heard(&mut self, start: Start, now: Instant) -> bool {
+        match (start, self.since) {
+            (Start::New, _) | (_, None) => {
+                *self = Twins {
+                    since: Some(now),
+                    told: false,
+                }
+            }
+            (Start::Over, Some(since)) if !self.told && now.since(since) > LATE_MAX => {
+                self.told = true;
+                return true;
+            }
+            _ => {}
+        }
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_copied_disk_gives_another_number() {
+        assert_ne!(number(Some(7), 0xaaaa_1234), number(Some(7), 0xaaaa_1235));
+        assert_ne!(number(Some(7), 5), number(Some(8), 5));
+        assert_eq!(number(None, 0xdead_beef), 0xdead_beef);
+    }
+
+    proptest! {
+        /// Whatever the counter does (wiped, restored, wrapped, lost), each start is heard from its first frame.
+        #[test]
+        fn every_start_is_heard_at_once(starts in prop::collection::vec(any::<(Option<u16>, u32)>(), 1..40)) {
+            let (mut listener, mut told) = (Starts::default(), Vec::new());
+            for (counter, random) in starts {
+                let start = number(counter, random);
+                prop_assume!(!told.contains(&start));
+                prop_assert_eq!(listener.on_heard(start), Start::New);
+                prop_assert_eq!(listener.on_heard(start), Start::Same);
+                for late in told.iter().rev().take(OVER_MAX) {
+                    prop_assert_eq!(listener.on_heard(*late), Start::Over);
+                }
+                prop_assert_eq!(listener.newest(), Some(start));
+                told.push(start);
+            }
+        }
+
+        /// Two robots that speak in turns are noticed, once; one that restarts is not, however late its last frames.
+        #[test]
+        fn a_twin_is_noticed(gap_ms in 1u64..4_000, rounds in 3u64..50) {
+            let at = |ms: u64| Instant::ZERO + Duration::from_millis(ms);
+            let (mut starts, mut twins, mut noticed) = (Starts::default(), Twins::default(), 0);
+            let mut hear = |start, now| twins.on_heard(starts.on_heard(start), now);
+            prop_assert!(!hear(1, at(0)));
+            prop_assert!(!hear(2, at(1)));
+            prop_assert!(!hear(1, at(1 + LATE_MAX.as_nanos() / 1_000_000)));
+            for round in 2..rounds {
+                let now = at(LATE_MAX.as_nanos() / 1_000_000 + round * gap_ms);
+                noticed += usize::from(hear(1, now)) + usize::from(hear(2, now));
+            }
+            prop_assert_eq!(noticed, 1);
+        }
+    }
+}
