@@ -42,6 +42,14 @@ impl Agent {
         self.robot.drive(|action| self.act(action));
     }
 
+    /// Sends nothing any more: the robot has failed.
+    pub fn fall_silent(&self) {
+        if let Some(bulk) = &self.bulk {
+            bulk.close();
+        }
+        self.links.close();
+    }
+
     /// The robot's current status.
     pub fn status(&self) -> Status {
         let member = &self.member;

@@ -1,5 +1,6 @@
 //! A robot on real sockets, as its users see it: connects the parts, which do not know it.
 
+use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -26,6 +27,7 @@ use crate::links::Links;
 use crate::member::{robot_named, Member};
 use crate::metrics::Metrics;
 use crate::policy::as_run;
+use crate::pulse::Pulse;
 use crate::quic::Credentials;
 use crate::rank::real_time;
 use crate::recording::Recording;
@@ -139,7 +141,11 @@ impl Node {
         let driven = agent.clone();
         let driver = spawn("coorp-driver", move || {
             real_time();
-            driven.drive();
+            // What panicked has been noted by the robot itself.
+            let _ = catch_unwind(AssertUnwindSafe(|| driven.drive()));
+            if driven.robot.failed().is_some() {
+                driven.fall_silent();
+            }
         })?;
         Ok(Node {
             agent,
@@ -242,6 +248,11 @@ impl Node {
     /// If the topic's name or the period is invalid, or this robot gathers the topic already.
     pub fn gather(&self, topic: &str, period: Duration, topics: Topics) -> Result<Gather, Error> {
         Gather::new(&self.agent.gatherings, topic, period, topics)
+    }
+
+    /// Shows whether the robot still decides.
+    pub fn pulse(&self) -> Pulse {
+        Pulse(self.agent.robot.clone())
     }
 
     /// The robot's current status.

@@ -4,7 +4,7 @@
 //! ([`SharedRobot::drive`]) and no other does, so that the order of its actions is the order on the wire.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration as StdDuration, SystemTime, UNIX_EPOCH};
 
@@ -15,13 +15,14 @@ use coorp_team::Team;
 
 use crate::clock::Clock;
 use crate::flight::{About, Flown};
+use crate::pulse::Pulse;
 use crate::sync::lock;
 use crate::Error;
 
 /// The robot's time at its start: far enough above zero that no offset reaches below it.
 pub(crate) const STARTED: Instant = Instant::from_nanos(Duration::from_secs(1_000).as_nanos());
 /// The driver wakes at least this often, whatever the robot's deadline.
-const LOOK_UP_EVERY: Duration = Duration::from_millis(500);
+const LOOK_UP_EVERY: Duration = Duration::from_nanos(Pulse::ROUND_MAX.as_nanos() as u64);
 
 /// A robot with its clock, its flight recorder and the state of its driver.
 pub(crate) struct SharedRobot {
@@ -31,6 +32,26 @@ pub(crate) struct SharedRobot {
     stop: AtomicBool,
     /// The number of wishes.
     wishes: Mutex<usize>,
+    /// How often the driver has come round.
+    rounds: AtomicU64,
+    /// Why it decides nothing any more.
+    failed: Mutex<Option<String>>,
+    failing: Condvar,
+}
+
+/// Notices a panic in whoever holds the robot: nobody knows what state that leaves it in.
+struct Watched<'a> {
+    robot: &'a SharedRobot,
+    /// A panic that had begun before has nothing to do with the robot.
+    before: bool,
+}
+
+impl Drop for Watched<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() && !self.before {
+            self.robot.fail("something panicked while it decided");
+        }
+    }
 }
 
 /// A wish to send bulk: while there is one, the robot requests permits.
@@ -71,6 +92,9 @@ impl SharedRobot {
             wake: Condvar::new(),
             stop: AtomicBool::new(false),
             wishes: Mutex::default(),
+            rounds: AtomicU64::new(0),
+            failed: Mutex::default(),
+            failing: Condvar::new(),
         }))
     }
 
@@ -81,6 +105,7 @@ impl SharedRobot {
 
     /// Passes an input to the robot, and wakes the driver for its consequences.
     pub fn tell<T>(&self, what: impl FnOnce(&mut Flown, Instant) -> T) -> T {
+        let _watched = self.watched();
         let mut robot = lock(&self.robot);
         // Read under the lock, so that the robot's time never goes back.
         let now = self.now();
@@ -94,6 +119,7 @@ impl SharedRobot {
 
     /// Queries the robot without changing it.
     pub fn ask<T>(&self, what: impl FnOnce(&Robot, Instant) -> T) -> T {
+        let _watched = self.watched();
         what(&lock(&self.robot), self.now())
     }
 
@@ -119,13 +145,18 @@ impl SharedRobot {
 
     /// Calls the robot at its deadlines, and carries out its actions with `act`, until it is stopped.
     pub fn drive(&self, act: impl Fn(Action)) {
+        let _watched = self.watched();
         let mut robot = lock(&self.robot);
         loop {
+            self.rounds.fetch_add(1, Ordering::Relaxed);
             let now = self.now();
             let answer = robot.handle(Input::Deadline, now);
             if let Some(actions) = answer.actions().filter(|actions| !actions.is_empty()) {
                 drop(robot);
                 actions.into_iter().for_each(&act);
+                if self.failed().is_some() {
+                    return;
+                }
                 robot = lock(&self.robot);
                 continue;
             }
@@ -143,6 +174,41 @@ impl SharedRobot {
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Release);
         self.wake.notify_all();
+    }
+
+    fn watched(&self) -> Watched<'_> {
+        Watched {
+            robot: self,
+            before: std::thread::panicking(),
+        }
+    }
+
+    /// Ends the robot's decisions for good.
+    fn fail(&self, why: &str) {
+        let why = format!("the robot has failed: {why}; it sends nothing any more, and its process must start anew");
+        tracing::error!("{why}");
+        lock(&self.failed).get_or_insert(why);
+        self.failing.notify_all();
+        self.stop();
+    }
+
+    /// Why it decides nothing any more, if so.
+    pub fn failed(&self) -> Option<String> {
+        lock(&self.failed).clone()
+    }
+
+    /// Waits until it has failed, for so long.
+    pub fn failed_within(&self, timeout: StdDuration) -> Option<String> {
+        let failed = lock(&self.failed);
+        let waited = self
+            .failing
+            .wait_timeout_while(failed, timeout, |failed| failed.is_none());
+        waited.unwrap_or_else(PoisonError::into_inner).0.clone()
+    }
+
+    /// How often the driver has come round.
+    pub fn rounds(&self) -> u64 {
+        self.rounds.load(Ordering::Relaxed)
     }
 
     pub fn is_stopped(&self) -> bool {
