@@ -1,9 +1,13 @@
 //! How a failed command ends: its message on stderr and its exit code.
 //!
 //! Exit codes: 0 success, 1 the run found a failure, 2 bad input or unusable files. Clap's usage errors also
-//! exit with 2, so scripts need only these three.
+//! exit with 2, so scripts need only these three; `coorp up` also has 3.
 
 use std::fmt;
+
+/// The exit code of `coorp up` if its robot has failed by itself and has to be started anew.
+#[cfg(feature = "live")]
+pub const ROBOT_FAILED: u8 = 3;
 
 /// Why a command stops early.
 #[derive(Debug)]

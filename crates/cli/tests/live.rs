@@ -245,3 +245,79 @@ fn bulk_over_the_emulator_goes_by_its_reports() {
     assert!(out.contains("map of 3000000 bytes"), "{out}");
     assert!(out.contains("by the emulator's send queue"), "{out}");
 }
+
+/// A robot as systemd starts it, with its log at the other end of a socket.
+struct Supervised {
+    robot: Up,
+    notices: std::os::unix::net::UnixDatagram,
+}
+
+impl Supervised {
+    fn start(field: &Field, log: std::os::unix::net::UnixStream) -> Supervised {
+        let socket = field.folder.join("notify");
+        let notices = std::os::unix::net::UnixDatagram::bind(&socket).unwrap();
+        notices
+            .set_read_timeout(Some(std::time::Duration::from_secs(4)))
+            .unwrap();
+        let robot = field
+            .command(&["up", "--robot", "base"])
+            .env("NOTIFY_SOCKET", socket)
+            .env("WATCHDOG_USEC", "1000000")
+            // So that only the deciding thread logs.
+            .env("RUST_LOG", "coorp_node::agent::driver=info")
+            .stdout(Stdio::null())
+            .stderr(Stdio::from(std::os::fd::OwnedFd::from(log)))
+            .spawn()
+            .unwrap();
+        Supervised {
+            robot: Up(robot),
+            notices,
+        }
+    }
+
+    /// The next notice; `None` if none comes for four seconds.
+    fn notice(&self) -> Option<String> {
+        let mut bytes = [0; 1_024];
+        let length = self.notices.recv(&mut bytes).ok()?;
+        Some(String::from_utf8_lossy(&bytes[..length]).into_owned())
+    }
+}
+
+/// Nobody reads the log of this robot any more, and its deciding thread logs that it leads: that panics.
+#[test]
+fn a_robot_whose_deciding_thread_panics_ends_with_its_exit_code() {
+    let field = Field::new("panic", [28_500, 28_520]);
+    assert_eq!(field.run(&["keys", "init"]).0, Some(0));
+    let (log, nobody) = std::os::unix::net::UnixStream::pair().unwrap();
+    drop(nobody);
+    let mut it = Supervised::start(&field, log);
+    let notices: Vec<String> = std::iter::from_fn(|| it.notice()).collect();
+    assert_eq!(notices[0], "READY=1");
+    assert!(
+        notices.last().unwrap().starts_with("STATUS=the robot has failed"),
+        "{notices:?}"
+    );
+    let ended = it.robot.0.try_wait().unwrap().unwrap();
+    assert_eq!(ended.code(), Some(3));
+}
+
+/// The log of this robot takes no more, and its deciding thread hangs once it logs that it leads.
+#[test]
+fn the_watchdog_hears_nothing_while_the_deciding_thread_hangs() {
+    let field = Field::new("hang", [28_540, 28_560]);
+    assert_eq!(field.run(&["keys", "init"]).0, Some(0));
+    let (mut log, mut reader) = std::os::unix::net::UnixStream::pair().unwrap();
+    log.set_nonblocking(true).unwrap();
+    while log.write(&[b' '; 4_096]).is_ok() {}
+    while log.write(b" ").is_ok() {}
+    log.set_nonblocking(false).unwrap();
+    let it = Supervised::start(&field, log);
+    let notices: Vec<String> = std::iter::from_fn(|| it.notice()).collect();
+    assert_eq!(notices[0], "READY=1");
+    assert!(notices[1..].iter().all(|notice| notice == "WATCHDOG=1"), "{notices:?}");
+    // Now that somebody reads it, the robot goes on.
+    std::thread::spawn(move || std::io::copy(&mut reader, &mut std::io::sink()));
+    for _ in 0..5 {
+        assert_eq!(it.notice().as_deref(), Some("WATCHDOG=1"));
+    }
+}

@@ -15,7 +15,7 @@ use coorp_node::{Node, Options};
 use coorp_team::Team;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use super::{load, log, note_insecure};
+use super::{load, log, note_insecure, supervise};
 use crate::failure::Failure;
 use crate::{output, policies};
 
@@ -85,6 +85,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         status.policy,
         status.paths.join(", ")
     ))?;
+    supervise::start(node.pulse())?;
     // Wait until a signal ends the process. The kernel then closes its links, so the other robots notice at once.
     if let Some((signals, recording)) = recording {
         let signal = signals.wait()?;
