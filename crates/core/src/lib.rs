@@ -30,6 +30,7 @@
 
 pub mod admission;
 pub mod aggregates;
+pub mod alarms;
 pub mod arrival;
 pub mod capacity;
 pub mod clock;

@@ -86,6 +86,7 @@ impl Agent {
                 published,
                 heard,
                 gathered,
+                alarms: member.bell.standing(now),
                 refused: member.refused.read(),
                 door,
             }

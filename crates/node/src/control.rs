@@ -212,8 +212,14 @@ impl Control {
         let now = self.robot.now();
         // Not under the lock, because a receiver that takes a message asks for more.
         for inbox in self.inboxes().iter().filter(|inbox| inbox.topic == topic) {
-            let name = self.member.name_of(from);
-            inbox.on_message((from, name), path, header, content, now);
+            if inbox.on_message(from, path, header, content, now) {
+                self.member.bell.on_twins();
+                tracing::error!(
+                    "two robots run under the name {}, and one of them is ignored: it may have a copy of the other's \
+                     disk; stop one and give it keys of its own",
+                    self.member.name_of(from)
+                );
+            }
         }
     }
 
@@ -384,8 +390,9 @@ struct FromRobot {
     count: u64,
     missed: u64,
     duplicates: u64,
-    /// Frames of an earlier start.
     twins: Twins,
+    /// An earlier start was found to be running, and nobody has been told yet.
+    has_twin: bool,
     path: usize,
     aged: u64,
     ages: Duration,
@@ -444,18 +451,13 @@ impl Subscriber {
 }
 
 impl Inbox {
-    /// A copy of a message arrived. It waits if it is newer than all before.
-    fn on_message(
-        &self,
-        (from, name): (RobotId, &str),
-        path: PathId,
-        header: ControlHeader,
-        payload: &Bytes,
-        now: Instant,
-    ) {
+    /// A copy of a message arrived. It waits if it is newer than all before. Returns whether it shows that two robots run
+    /// under the sender's name.
+    fn on_message(&self, from: RobotId, path: PathId, header: ControlHeader, payload: &Bytes, now: Instant) -> bool {
         let mut robots = lock(&self.robots);
         let entry = robots.entry(from).or_insert_with(|| FromRobot::new(&header, now));
-        let newer = entry.take_in(name, path.0.into(), &header, now);
+        let newer = entry.take_in(path.0.into(), &header, now);
+        let has_twin = std::mem::take(&mut entry.has_twin);
         if newer {
             let message = Message {
                 from,
@@ -469,6 +471,7 @@ impl Inbox {
             self.waiting
                 .put((message, header.stamp), |(older, _)| older.from == from);
         }
+        has_twin
     }
 
     fn heard(&self, now: Instant) -> Vec<Heard> {
@@ -499,6 +502,7 @@ impl FromRobot {
             missed: 0,
             duplicates: 0,
             twins: Twins::default(),
+            has_twin: false,
             path: 0,
             aged: 0,
             ages: Duration::ZERO,
@@ -507,7 +511,7 @@ impl FromRobot {
     }
 
     /// Counts a copy. Returns whether it is newer than all before.
-    fn take_in(&mut self, name: &str, path: usize, header: &ControlHeader, now: Instant) -> bool {
+    fn take_in(&mut self, path: usize, header: &ControlHeader, now: Instant) -> bool {
         // The deduplicator's numbers wrap; within its window the lower half of ours tells them apart.
         let verdict = self.deduplicator.on_copy(Sequence {
             incarnation: header.incarnation,
@@ -518,12 +522,7 @@ impl FromRobot {
             _ if self.count > 0 && header.incarnation == self.incarnation => Start::Same,
             _ => Start::New,
         };
-        if self.twins.on_heard(start, now) {
-            tracing::error!(
-                "two robots run under the name {name}, and one of them is ignored: it may have a copy of the other's \
-                 disk; stop one and give it keys of its own"
-            );
-        }
+        self.has_twin |= self.twins.on_heard(start, now);
         if verdict != Verdict::Deliver {
             self.duplicates += u64::from(verdict == Verdict::Duplicate);
             return false;
@@ -555,8 +554,7 @@ mod tests {
     #[test]
     fn the_first_copy_of_the_newest_is_taken() {
         let mut from = FromRobot::new(&header(1, 5), Instant::ZERO);
-        let mut take =
-            |incarnation, sequence, path| from.take_in("one", path, &header(incarnation, sequence), Instant::ZERO);
+        let mut take = |incarnation, sequence, path| from.take_in(path, &header(incarnation, sequence), Instant::ZERO);
         assert!(take(1, 5, 0));
         assert!(!take(1, 5, 1), "the copy over the other path");
         assert!(take(1, 8, 1));

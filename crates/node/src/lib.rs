@@ -36,6 +36,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod agent;
+mod alarms;
 pub mod bulk;
 pub mod card;
 mod clock;

@@ -8,6 +8,7 @@ use coorp_core::policy::Policy;
 use coorp_core::RobotId;
 use coorp_team::Team;
 
+use crate::alarms::Bell;
 use crate::door::Door;
 use crate::fabric::KeySpace;
 use crate::refused::RefusedCounts;
@@ -28,6 +29,7 @@ pub(crate) struct Member {
     pub keyspace: KeySpace,
     pub refused: RefusedCounts,
     pub door: Arc<Door>,
+    pub bell: Bell,
 }
 
 impl Member {

@@ -13,6 +13,8 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use coorp_core::alarms::Alarm;
+
 use crate::agent::Agent;
 use crate::status::{Bulk, Carries, Gathered, Heard, Path, PathState, Permit, Status};
 use crate::Error;
@@ -171,6 +173,10 @@ fn robot<'n>(page: &mut Page, status: &Status, name: impl Fn(u16) -> &'n str) {
         page.number("coorp_clock_offset_seconds", ahead_ns as f64 / 1e9);
         page.number("coorp_clock_error_seconds", within_ns as f64 / 1e9);
     }
+    let mut alarms = page.metric("coorp_alarm");
+    for alarm in Alarm::ALL {
+        alarms.sample(&[("alarm", alarm.name())], u64::from(status.alarms.contains(&alarm)));
+    }
     let refused = [
         ("oversized", status.refused.oversized),
         ("version", status.refused.version),
@@ -314,6 +320,7 @@ coorp_window_starts_seconds: Until the window that bulk is kept out of begins; n
 coorp_window_length_seconds: How long that window is.
 coorp_clock_offset_seconds: The leader's clock minus this robot's.
 coorp_clock_error_seconds: By how much that may be off.
+coorp_alarm: What its operator should look at; 1 for what was noticed in the last minute.
 coorp_refused_frames_total: Frames that were refused, by reason.
 coorp_refused_strangers_total: Connections that were refused for a certificate.
 coorp_refused_connections_total: Attempts to connect for control or bulk that were refused, by reason.
@@ -423,6 +430,7 @@ mod tests {
     fn a_metric_is_described_once_and_its_labels_are_escaped() {
         let status = Status {
             robot: "a\"b\\c".to_owned(),
+            alarms: vec![Alarm::DiskShort],
             heard: [1, 2]
                 .map(|from| Heard {
                     from,
@@ -463,6 +471,8 @@ mod tests {
         assert_eq!(count("# TYPE coorp_gather_age_seconds"), 0, "nothing is known of it");
         assert_eq!(count("coorp_permit{state=\"not-needed\"} 1"), 1);
         assert_eq!(count("coorp_permit{"), 4);
+        assert_eq!(count("coorp_alarm{alarm=\"disk-short\"} 1"), 1);
+        assert_eq!(count("coorp_alarm{"), 6);
         assert_eq!(count("coorp_path_alive"), 0, "nobody knows yet");
         assert_eq!(count("coorp_path_failures_ratio{to=\"two\",path=\"wlan0\"} 0"), 1);
         bulk(&mut page, &Bulk::default());

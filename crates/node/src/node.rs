@@ -14,6 +14,7 @@ use coorp_team::Team;
 use zenoh::liveliness::LivelinessToken;
 
 use crate::agent::Agent;
+use crate::alarms::{Bell, Lookout};
 use crate::bulk::{Bulk, BulkReceiver, BulkStream, Written};
 use crate::control::{Control, Publisher, Subscriber};
 use crate::coordination::Coordination;
@@ -65,6 +66,7 @@ pub struct Node {
     driver: Option<JoinHandle<()>>,
     /// Ends with the node, after everything else.
     recorder: Option<Recorder>,
+    _lookout: Lookout,
     /// Gone with the node: the others notice at once.
     _alive: Vec<LivelinessToken>,
 }
@@ -112,6 +114,7 @@ impl Node {
                 Limits::of_team(team.robots.len(), team.paths_used(me)),
                 team.robots.iter().flat_map(|robot| robot.addresses.iter().copied()),
             ),
+            bell: Bell::default(),
             team,
         });
         network::check_here(&member.team.robots[usize::from(me.0)], member.paths)?;
@@ -138,6 +141,7 @@ impl Node {
             .coordination
             .declare_tokens(|session| keyspace.alive(&name, session))?;
         let recorder = Recorder::start(agent.robot.flown(), incarnation, &state)?;
+        let lookout = Lookout::start(agent.member.clone(), agent.robot.clone(), state)?;
         let driven = agent.clone();
         let driver = spawn("coorp-driver", move || {
             real_time();
@@ -151,6 +155,7 @@ impl Node {
             agent,
             driver: Some(driver),
             recorder: Some(recorder),
+            _lookout: lookout,
             _alive: alive,
         })
     }

@@ -1,6 +1,7 @@
 //! A robot's status for its operator: the answer to a status query, and its text for `coorp watch`.
 
 use coorp_core::admission::{self, Reason};
+use coorp_core::alarms::Alarm;
 use coorp_core::robot::{self, PathStatus};
 use serde::{Deserialize, Serialize};
 
@@ -46,6 +47,8 @@ pub struct Status {
     pub heard: Vec<Heard>,
     /// The states that it gathers, one entry per robot.
     pub gathered: Vec<Gathered>,
+    /// What its operator should look at.
+    pub alarms: Vec<Alarm>,
     /// Frames that it has refused, by reason.
     pub refused: Refused,
     /// Attempts to connect for control or bulk.

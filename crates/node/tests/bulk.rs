@@ -117,6 +117,7 @@ fn robot() {
                 heard.count().to_string()
             }
             ["received"] => status.unwrap().received_bytes.to_string(),
+            ["alarms"] => format!("{:?}", node.status().alarms),
             ["sent"] => status.unwrap().sent_bytes.to_string(),
             ["completions"] => status.unwrap().completions.to_string(),
             ["publish"] => {
@@ -369,6 +370,7 @@ fn bulk_leaves_the_reserve_free_and_a_robot_on_a_full_disk_leads_and_controls() 
     assert_eq!(free_bytes(&disk.0), 0);
     let (mut lead, mut one) = (fleet.robot("lead"), fleet.robot("one"));
     until(|| lead.say("leader") != "None" && one.say("leader") != "None");
+    lead.until("alarms", "[DiskShort]");
     one.say("publish-for-good");
     until(|| lead.say("hears") == "50");
     one.say("send lead 3 1000");

@@ -113,6 +113,11 @@ fn view(team: &Team, here: &[Status]) -> String {
             text += &sheet.layout(terminal_width());
         }
     }
+    for status in here {
+        for alarm in &status.alarms {
+            text += &format!("{} ALARM: {alarm}\n", status.robot);
+        }
+    }
     text += &refused(here);
     if here.iter().any(|status| !status.secure) {
         text += "WARNING: some robots run without keys (--insecure)\n";
@@ -329,6 +334,8 @@ fn millis(us: f64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use coorp_core::alarms::Alarm;
+
     use super::*;
     use coorp_core::admission::{Reason, Refused};
     use coorp_node::status::Door;
@@ -388,6 +395,7 @@ mod tests {
         };
         let scout = Status {
             robot: "scout".to_owned(),
+            alarms: vec![Alarm::DiskShort],
             permit: Permit::Waiting,
             bulk: Some(Bulk {
                 sent_bytes: 7_500_000,
@@ -409,6 +417,7 @@ mod tests {
             "4.2 ms  62.5 %  duplicates, bulk",
             "waits",
             "absent",
+            "scout ALARM: the disk has less than its reserve free",
             "base refused: 1,503 from 10.0.0.9, no certificate",
             "--insecure",
         ] {

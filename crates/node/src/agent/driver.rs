@@ -19,7 +19,10 @@ impl Agent {
             Action::Send(to, route, message) => self.send_to(to, route, message),
             Action::Broadcast(message) => self.send_to_all(&message),
             Action::StaleGrant(_) => self.member.refused.count_stale_grant(),
-            Action::Led(leader) => tracing::info!("{} leads", self.member.name_of(leader)),
+            Action::Led(leader) => {
+                self.member.bell.on_led();
+                tracing::info!("{} leads", self.member.name_of(leader));
+            }
             Action::Permitted(permitted) => {
                 tracing::debug!("bulk is {}permitted", if permitted { "" } else { "no longer " });
                 if let Some(bulk) = &self.bulk {

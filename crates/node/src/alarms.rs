@@ -1,0 +1,91 @@
+//! Looks once a second for what an operator should know; `core::alarms` decides what that is.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{channel, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use coorp_core::alarms::{Alarm, Alarms, Sight};
+use coorp_core::Instant;
+
+use crate::disk::Space;
+use crate::member::Member;
+use crate::shared_robot::SharedRobot;
+use crate::sync::{lock, spawn};
+use crate::Error;
+
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// A robot's alarms, and the counts behind them that nobody else keeps.
+#[derive(Debug, Default)]
+pub(crate) struct Bell {
+    alarms: Mutex<Alarms>,
+    twins: AtomicU64,
+    leader_changes: AtomicU64,
+}
+
+impl Bell {
+    /// Two robots run under one name.
+    pub fn on_twins(&self) {
+        self.twins.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Another robot leads.
+    pub fn on_led(&self) {
+        self.leader_changes.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The alarms that stand now.
+    pub fn standing(&self, now: Instant) -> Vec<Alarm> {
+        lock(&self.alarms).standing(now)
+    }
+
+    fn look(&self, member: &Member, state: &Path, now: Instant) {
+        let refused = member.refused.read();
+        let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let sight = Sight {
+            strangers: refused.strangers,
+            other_version: refused.version,
+            twins: self.twins.load(Ordering::Relaxed),
+            leader_changes: self.leader_changes.load(Ordering::Relaxed),
+            unix_ns: u64::try_from(unix.as_nanos()).unwrap_or(u64::MAX),
+            disk_short: Space::below(state).is_ok_and(|space| space.check().is_err()),
+        };
+        for alarm in lock(&self.alarms).on_sight(sight, now) {
+            tracing::warn!("alarm: {alarm}");
+        }
+    }
+}
+
+/// The thread that looks. Ends when dropped.
+#[derive(Debug)]
+pub(crate) struct Lookout {
+    end: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Lookout {
+    pub fn start(member: Arc<Member>, robot: Arc<SharedRobot>, state: PathBuf) -> Result<Lookout, Error> {
+        let (end, ended) = channel::<()>();
+        let thread = spawn("coorp-alarms", move || {
+            while ended.recv_timeout(LOOK_EVERY) == Err(RecvTimeoutError::Timeout) {
+                member.bell.look(&member, &state, robot.now());
+            }
+        })?;
+        Ok(Lookout {
+            end: Some(end),
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for Lookout {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
