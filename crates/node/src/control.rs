@@ -562,6 +562,6 @@ mod tests {
         assert!(take(2, 0, 0), "its sender started anew");
         assert!(!take(1, 9, 0), "from before that");
         assert!(take(0, 0, 0), "its disk was wiped");
-        assert_eq!((from.count, from.missed, from.duplicates), (3, 2, 1));
+        assert_eq!((from.count, from.missed, from.duplicates), (4, 2, 1));
     }
 }
