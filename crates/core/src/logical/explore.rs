@@ -45,7 +45,7 @@ struct State {
     rti: Rc<Rti<u64>>,
     round: u64,
     /// Of each RTI.
-    patience: u8,
+    patience: u32,
     stops: u8,
     takeovers: u8,
     deaths: u8,
@@ -58,7 +58,7 @@ struct Bounds {
     deaths: u8,
     timeout: Option<Duration>,
     /// Of each RTI.
-    patience: u8,
+    patience: u32,
     /// While the reactions of this one run, other things may happen.
     slow: Option<usize>,
     states_max: usize,
@@ -375,7 +375,7 @@ impl Site {
     }
 }
 
-fn rti(graph: &Arc<Graph>, round: u64, patience: u8) -> Rti<u64> {
+fn rti(graph: &Arc<Graph>, round: u64, patience: u32) -> Rti<u64> {
     Rti::new(Arc::clone(graph), epoch(round), RtiConfig::default(), NOW).with_patience(patience)
 }
 

@@ -124,7 +124,7 @@ pub struct Rti<V> {
     /// Those that are not present, and have not resigned.
     absent: BTreeSet<FederateId>,
     stop: Stop,
-    patience: u8,
+    patience: u32,
     outbox: VecDeque<RtiAction<V>>,
 }
 
@@ -495,7 +495,7 @@ impl<V: Clone> Rti<V> {
 #[cfg(test)]
 impl<V: Clone> Rti<V> {
     /// As if this were [`awaited::PATIENCE`].
-    pub(super) fn with_patience(self, patience: u8) -> Self {
+    pub(super) fn with_patience(self, patience: u32) -> Self {
         Rti { patience, ..self }
     }
 

@@ -23,7 +23,7 @@ use super::{Rti, Status, Stop};
 use std::sync::Arc;
 
 /// So many messages in a row that nobody needs are worth telling so.
-pub(super) const PATIENCE: u8 = 4;
+pub(super) const PATIENCE: u32 = 4;
 
 impl<V: Clone> Rti<V> {
     /// The first next event of `federate` that changes anything for somebody downstream.

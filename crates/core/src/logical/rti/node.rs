@@ -38,7 +38,7 @@ pub(super) struct Node<V> {
     /// The first next event of it that somebody waits for, as it was told.
     pub awaited: Tag,
     /// The first one that somebody waited for lately, and how many messages in a row have not changed that.
-    pub unneeded: (Tag, u8),
+    pub unneeded: (Tag, u32),
     /// Its next event, lowered by everything forwarded since it was told.
     next: Tag,
     /// Whether `next` is not known to be an event.
