@@ -39,7 +39,6 @@ cli:
 # Also builds the programs used by the studies.
 build: cli
 	cargo build --release --locked -p coorp-node --example control
-	cargo bench --locked -p coorp-node --bench cost --no-run
 
 define live_faults
 if [ "$$(id -u)" = 0 ] && [ -e /dev/net/tun ]; then \

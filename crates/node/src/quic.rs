@@ -250,13 +250,18 @@ impl ClientCertVerifier for Anybody {
 
 /// Returns the robot at the other end, by its certificate.
 pub(crate) fn peer(team: &Team, connection: &Connection) -> Option<RobotId> {
+    team.robot_named(&name_of(connection)?)
+}
+
+/// Returns the name in the certificate of the other end.
+pub(crate) fn name_of(connection: &Connection) -> Option<String> {
     let chain = connection
         .peer_identity()?
         .downcast::<Vec<CertificateDer<'static>>>()
         .ok()?;
     let (_, certificate) = x509_parser::parse_x509_certificate(chain.first()?).ok()?;
     let name = certificate.subject().iter_common_name().next()?.as_str().ok()?;
-    team.robot_named(name)
+    Some(name.to_owned())
 }
 
 /// Connects to a robot of a team at an address.

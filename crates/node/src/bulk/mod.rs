@@ -47,8 +47,7 @@ pub(crate) use self::message::Written;
 use self::send::Job;
 use self::socket::GatedSocket;
 use self::turns::Receivers;
-use crate::coordination::Coordination;
-use crate::fabric::PORT_BULK;
+use crate::addresses::Addresses;
 use crate::mailbox::Mailbox;
 use crate::member::Member;
 use crate::own_runtime::OwnRuntime;
@@ -60,6 +59,8 @@ use crate::{status, Error};
 
 /// The largest bulk message, bytes.
 pub const BULK_BYTES_MAX: u64 = 64 << 30;
+/// The port of incoming bulk, from a robot's first one on, UDP; each path has its own address.
+const PORT_BULK: u16 = 1;
 /// The number of messages to one receiver that may wait.
 const QUEUE_MAX: usize = 64;
 /// How long closing waits for tasks in progress.
@@ -72,7 +73,7 @@ const THREADS: usize = 2;
 pub(crate) struct Bulk {
     member: Arc<Member>,
     robot: Arc<SharedRobot>,
-    coordination: Arc<Coordination>,
+    addresses: Arc<Addresses>,
     threads: OwnRuntime,
     /// One per path.
     lanes: Vec<Lane>,
@@ -113,7 +114,7 @@ impl Bulk {
     pub fn open(
         member: &Arc<Member>,
         robot: &Arc<SharedRobot>,
-        coordination: &Arc<Coordination>,
+        addresses: &Arc<Addresses>,
         credentials: &Credentials,
         state: &Path,
     ) -> Result<Arc<Bulk>, Error> {
@@ -127,7 +128,7 @@ impl Bulk {
         let bulk = Arc::new(Bulk {
             member: member.clone(),
             robot: robot.clone(),
-            coordination: coordination.clone(),
+            addresses: addresses.clone(),
             state: state.to_owned(),
             // Unique to each start, and need not be kept.
             lineage: RandomState::new().hash_one(std::process::id()),
