@@ -99,7 +99,7 @@ fn a_robot_holds_as_many_connections_as_it_needs_and_no_more() {
 fn operators_have_few_places_and_take_none_of_a_robots() {
     let mut door = team();
     let limits = Limits::of_team(3, 1);
-    let mut connect = |door: &mut Admission, from, number: usize| {
+    let connect = |door: &mut Admission, from, number: usize| {
         let attempt = door.on_attempt(from, true, at(1_000 * number as u64));
         ticket(attempt).unwrap()
     };

@@ -79,7 +79,15 @@ impl Agent {
             gathers,
         } = presence.on_hello(from, link, hello);
         if restarted {
-            self.on_process_ended(from);
+            self.on_gone(from);
+            // Only its own host can say so, with its certificate: the earlier process has ended, with whatever it held.
+            self.robot.tell(|robot, now| {
+                let dead = Input::Dead {
+                    robot: from,
+                    since: now,
+                };
+                robot.handle(dead, now)
+            });
         }
         if let Some(subscribes) = subscribes {
             self.control.on_subscriptions(from, subscribes);
@@ -96,8 +104,8 @@ impl Agent {
         }
     }
 
-    /// A robot's process has ended, or is out of reach.
-    fn on_process_ended(&self, robot: RobotId) {
+    /// A robot's links are gone: its process has ended, or is out of reach.
+    fn on_gone(&self, robot: RobotId) {
         self.control.on_gone(robot);
         self.robot.tell(|it, now| it.handle(Input::Gone(robot), now));
         self.gatherings.on_gone(robot);
@@ -162,7 +170,7 @@ impl Receiver for Agent {
     fn on_ended(&self, from: RobotId, link: LinkId) {
         let mut presence = lock(&self.presence);
         if let Some(gathered) = presence.on_ended(from, link) {
-            self.on_process_ended(from);
+            self.on_gone(from);
             self.gatherings.on_gathers(from, gathered, false);
             drop(presence);
             tracing::info!("{} is gone", self.member.name_of(from));

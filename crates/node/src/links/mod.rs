@@ -251,6 +251,7 @@ impl Links {
         own: bool,
         (send, receive): Streams,
     ) {
+        self.addresses.saw(to, path, connection.remote_address().ip());
         if let Some(up) = self.add(to, path, connection, own, send) {
             let conversation = converse(Arc::downgrade(self), up, (to, path), receive);
             self.threads.handle().spawn(conversation);
@@ -464,7 +465,6 @@ async fn admit(links: Arc<Links>, connection: Connection, path: usize, place: Pl
     if !place.is_robots(from) {
         return connection.close(1u8.into(), b"too many connections");
     }
-    links.addresses.saw(from, path, address.ip());
     listen(&links, &connection, from, path);
     let links = Arc::downgrade(&links);
     // It keeps its place until it ends.

@@ -10,8 +10,9 @@ use super::stream::read_frame;
 use super::Receiver;
 use crate::wire::{self, Frame, StatusQuery};
 
-/// How long the operator may take to read an answer.
+/// How long the operator may take to read an answer, and how long the next question waits at least.
 const READ_MAX: Duration = Duration::from_secs(2);
+const ASK_EVERY: Duration = Duration::from_millis(50);
 
 /// Answers until the connection ends.
 pub(super) async fn answer(connection: Connection, receiver: Option<Weak<dyn Receiver>>) {
@@ -41,5 +42,6 @@ async fn answer_over(mut send: SendStream, mut receive: RecvStream, receiver: We
         if !matches!(written, Ok(Ok(()))) {
             return;
         }
+        tokio::time::sleep(ASK_EVERY).await;
     }
 }
