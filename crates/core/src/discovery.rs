@@ -354,11 +354,11 @@ impl Discovery {
         self.actions.pop_front()
     }
 
-    /// The robots that are not connected over a path.
+    /// The robots without a given address that are not connected over a path.
     pub fn missing(&self, path: PathId) -> impl Iterator<Item = RobotId> + '_ {
         let of_path = self.peers.iter().filter(move |((_, of), _)| *of == path);
         of_path
-            .filter(|(_, peer)| peer.connected.is_none())
+            .filter(|(_, peer)| peer.connected.is_none() && !peer.is_given())
             .map(|((robot, _), _)| *robot)
     }
 
@@ -384,8 +384,9 @@ impl Discovery {
         if self.misfits.get(&hint.address).is_some_and(|misfit| misfit.until > now) {
             return Err(Refusal::Misfit);
         }
-        // Robots that connect to this one by themselves need no attempt.
-        let Some(peer) = self.peers.get_mut(&(hint.robot, hint.path)) else {
+        // Those with a given address need no other.
+        let peer = self.peers.get_mut(&(hint.robot, hint.path));
+        let Some(peer) = peer.filter(|peer| !peer.is_given()) else {
             return Ok(());
         };
         peer.forget(now);
@@ -559,7 +560,7 @@ impl Discovery {
             if in_progress >= GUESSES_AT_ONCE_MAX {
                 return;
             }
-            let mut first: Option<((u32, u32, Instant), (RobotId, PathId), IpAddr)> = None;
+            let mut first = None;
             for (key, peer) in &self.peers {
                 let heard = |one: &&Candidate| one.source == Source::Heard;
                 let busy = peer.candidates.iter().any(|one| heard(&one) && one.attempt.is_some());
@@ -575,9 +576,8 @@ impl Discovery {
                         continue;
                     }
                     let rank = (peer.failed, one.failures, one.since);
-                    if first.as_ref().is_none_or(|(best, ..)| rank < *best) {
-                        first = Some((rank, *key, one.address));
-                    }
+                    let choice = (rank, *key, one.address);
+                    first = Some(first.map_or(choice, |first| choice.min(first)));
                 }
             }
             let Some((_, key, address)) = first else { return };
@@ -635,6 +635,10 @@ impl Discovery {
 }
 
 impl Peer {
+    fn is_given(&self) -> bool {
+        self.candidates.iter().any(|one| one.source == Source::Given)
+    }
+
     fn forget(&mut self, now: Instant) {
         let connected = self.connected;
         let stays = |one: &Candidate| one.until > now || one.attempt.is_some() || connected == Some(one.address);

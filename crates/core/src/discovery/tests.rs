@@ -446,6 +446,11 @@ fn given_addresses_are_tried_without_a_network_or_a_hint() {
         }
     }
     assert!(tried.values().all(|count| (15..40).contains(count)), "{tried:?}");
+    discovery.on_networks(P0, vec![network()], at(20_000));
+    discovery.on_hint(hint(1, lan(1, 77), true), at(20_000));
+    discovery.on_deadline(at(20_100));
+    assert!(dials(&mut discovery).iter().all(|(.., address)| *address != lan(1, 77)));
+    assert_eq!(discovery.missing(P0).count(), 0, "nobody is searched for");
 }
 
 #[test]
