@@ -42,6 +42,7 @@ mod clock;
 pub mod control;
 mod coordination;
 mod descriptors;
+pub mod discovery;
 mod door;
 mod error;
 mod fabric;
