@@ -14,7 +14,7 @@
 mod packet;
 mod places;
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::future::poll_fn;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::task::Poll;
 use std::time::Duration as StdDuration;
 
-use coorp_core::discovery::{Action, Discovery, Hint, Network, Target};
+use coorp_core::discovery::{Action, Discovery, Hint, Target};
 pub use coorp_core::discovery::{AttemptId, Counts, Outcome, Refusal};
 use coorp_core::paths::PathId;
 use coorp_core::{Duration, Instant, RobotId};
@@ -76,6 +76,9 @@ pub enum Order {
     },
     /// Abandon an attempt.
     Stop(AttemptId),
+    /// The interface of a path, as the team file names it, is another card now: bind the path's sockets anew. It comes
+    /// before attempts over the new card.
+    Rebind(PathId),
 }
 
 /// Finds the robots of a team until it is dropped.
@@ -97,7 +100,7 @@ struct Shared {
 #[derive(Debug)]
 struct Inner {
     decisions: Discovery,
-    /// At most one for each attempt, because one that is stopped before it was begun leaves nothing.
+    /// At most one for each attempt and path, because an attempt that is stopped before it was begun leaves nothing.
     orders: VecDeque<Order>,
     searches: BTreeSet<PathId>,
     closed: bool,
@@ -221,6 +224,15 @@ impl Shared {
     fn tell(&self, what: impl FnOnce(&mut Discovery, Instant)) {
         self.decide(what);
         self.changed.notify_one();
+    }
+
+    /// Orders what is not decided by the state machine, once.
+    fn order(&self, order: Order) {
+        let orders = &mut lock(&self.inner).orders;
+        if !orders.contains(&order) {
+            orders.push_back(order);
+        }
+        self.ordered.notify_one();
     }
 
     /// Tells the decisions something, and takes what they want done.
@@ -347,9 +359,16 @@ impl Post {
 
 /// The thread's state.
 struct Listener {
+    /// Where the robot is connected to a network, and listens if it does.
+    places: BTreeSet<Place>,
     posts: Vec<Post>,
-    /// Whether there is anything to listen for.
+    /// The kernel's number of each path's card.
+    cards: BTreeMap<u8, u32>,
+    /// Whether the team file names the robot's interfaces.
+    is_bound: bool,
+    /// Whether there is anything to listen for, and whether interfaces matter.
     listens: bool,
+    looks: bool,
     look_at: Instant,
     window: Instant,
     read: u32,
@@ -393,9 +412,15 @@ impl Listener {
         let robots = &shared.team.robots;
         let me = shared.me.and_then(|me| robots.get(usize::from(me.0)));
         let sought = robots.iter().any(|robot| robot.addresses.is_empty());
+        let listens = sought || me.is_some_and(|me| me.addresses.len() < shared.paths);
+        let is_bound = me.is_some_and(|me| !me.interfaces.is_empty());
         Listener {
+            places: BTreeSet::new(),
             posts: Vec::new(),
-            listens: sought || me.is_some_and(|me| me.addresses.len() < shared.paths),
+            cards: BTreeMap::new(),
+            is_bound,
+            listens,
+            looks: listens || is_bound,
             look_at: Instant::ZERO,
             window: Instant::ZERO,
             read: 0,
@@ -406,35 +431,46 @@ impl Listener {
     /// Opens and closes posts as interfaces come and go.
     fn look(&mut self, shared: &Shared) {
         let now = shared.now();
-        if !self.listens || now < self.look_at {
+        if !self.looks || now < self.look_at {
             return;
         }
         self.look_at = now + LOOK_EVERY;
         let here = places(&shared.team, shared.me, shared.paths, &pnet_datalink::interfaces());
-        let before: BTreeSet<(u8, Network)> = self.networks();
+        self.note_cards(shared, &here);
+        let before = std::mem::take(&mut self.places);
         self.posts.retain(|post| here.contains(&post.place));
         for place in here {
-            if self.posts.iter().any(|post| post.place == place) {
-                continue;
+            if self.listens && !self.posts.iter().any(|post| post.place == place) {
+                match Post::open(place.clone(), now) {
+                    Ok(post) => self.posts.push(post),
+                    // It may have gone; if not, this is tried again.
+                    Err(error) => {
+                        tracing::debug!("cannot look for robots on {}: {error}", place.interface);
+                        continue;
+                    }
+                }
             }
-            match Post::open(place.clone(), now) {
-                Ok(post) => self.posts.push(post),
-                // It may have gone; if not, this is tried again.
-                Err(error) => tracing::debug!("cannot look for robots on {}: {error}", place.interface),
-            }
+            self.places.insert(place);
         }
-        let after = self.networks();
-        let paths: BTreeSet<u8> = before.symmetric_difference(&after).map(|(path, _)| *path).collect();
-        for path in paths {
-            let of_path = after.iter().filter(|(of, _)| *of == path);
-            let networks = of_path.map(|(_, network)| *network).collect();
+        let changed = before.symmetric_difference(&self.places).map(|place| place.path);
+        for path in changed.collect::<BTreeSet<u8>>() {
+            let of_path = self.places.iter().filter(|place| place.path == path);
+            let networks = of_path.map(Place::network).collect();
             shared.decide(|decisions, now| decisions.on_networks(PathId(path), networks, now));
         }
     }
 
-    fn networks(&self) -> BTreeSet<(u8, Network)> {
-        let places = self.posts.iter().map(|post| &post.place);
-        places.map(|place| (place.path, place.network())).collect()
+    /// Sockets that are bound to an interface stay with the card that it was.
+    fn note_cards(&mut self, shared: &Shared, here: &[Place]) {
+        if !self.is_bound {
+            return;
+        }
+        for place in here {
+            let before = self.cards.insert(place.path, place.index);
+            if before.is_some_and(|before| before != place.index) {
+                shared.order(Order::Rebind(PathId(place.path)));
+            }
+        }
     }
 
     /// Says what is due.
@@ -463,7 +499,7 @@ impl Listener {
     /// When something is due here.
     fn next(&self) -> Option<Instant> {
         let posts = self.posts.iter().filter_map(Post::due);
-        let look = self.listens.then_some(self.look_at);
+        let look = self.looks.then_some(self.look_at);
         let window = (self.read >= DATAGRAMS_MAX).then_some(self.window + WINDOW);
         posts.chain(look).chain(window).min()
     }

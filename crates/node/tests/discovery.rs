@@ -342,6 +342,44 @@ fn addresses_interfaces_and_cards_that_change_are_found_again() {
 }
 
 #[test]
+fn a_card_that_comes_back_is_to_be_bound_anew() {
+    let Some(lan) = Lan::new("card", 1) else { return };
+    let mut team = team("red", 2);
+    for (robot, address) in team.robots.iter_mut().zip(0..) {
+        robot.interfaces = vec!["eth0".to_owned()];
+        robot.addresses = vec![lan.address(address).into()];
+    }
+    // It dials the other one for ever.
+    let finder = lan.on(0, {
+        let team = team.clone();
+        move || Finder::start(&team, Some(RobotId(0)), 1, None).unwrap()
+    });
+    let finder = finder.join().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    let rebinds = |within: Duration| {
+        let (began, mut rebinds) = (Instant::now(), 0);
+        while began.elapsed() < within {
+            let next = runtime.block_on(async { tokio::time::timeout(ASK_EVERY, finder.next()).await });
+            rebinds += u32::from(next == Ok(Order::Rebind(PathId(0))));
+        }
+        rebinds
+    };
+    assert_eq!(rebinds(Duration::from_secs(1)), 0);
+    lan.unplug(0);
+    assert_eq!(rebinds(Duration::from_secs(1)), 0);
+    lan.plug(0);
+    lan.give(0, lan.address(0));
+    assert_eq!(rebinds(Duration::from_secs(2)), 1);
+    assert!(ip(&format!("-n {} link set eth0 down", lan.machine(0))));
+    sleep(Duration::from_secs(1));
+    assert!(ip(&format!("-n {} link set eth0 up", lan.machine(0))));
+    assert_eq!(rebinds(Duration::from_secs(2)), 0, "it is the same one");
+}
+
+#[test]
 fn robots_on_one_machine_find_each_other() {
     let Some(lan) = Lan::new("machine", 1) else { return };
     let team = team("red", 2);
