@@ -41,6 +41,7 @@ pub mod card;
 mod clock;
 pub mod control;
 mod descriptors;
+pub mod discovery;
 mod door;
 mod error;
 pub mod flight;

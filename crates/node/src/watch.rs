@@ -3,27 +3,31 @@
 //! It is a client of the robots' links with the operator's certificate. It takes a robot's word for that robot alone: the
 //! certificate at the other end says whose status it is.
 
-use std::net::{IpAddr, SocketAddr};
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{mpsc, Arc};
 use std::time::{Duration, Instant};
 
+use coorp_core::paths::PathId;
 use coorp_core::RobotId;
 use coorp_team::Team;
 use quinn::{Connection, Endpoint, RecvStream, SendStream};
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, Notify};
 
-use crate::addresses::Addresses;
+use crate::discovery::{Finder, Order, Outcome};
 use crate::keys::{Identity, OPERATOR};
 use crate::links::{self, port, read_frame};
 use crate::network;
 use crate::own_runtime::OwnRuntime;
-use crate::quic::{connect, lengths, Credentials};
+use crate::quic::{connect, lengths, Credentials, Missed};
 use crate::status::Status;
 use crate::wire::{self, Frame, StatusQuery};
 use crate::Error;
 
 /// How long a robot has to answer, and to be connected to before that.
 const ANSWER_MAX: Duration = Duration::from_millis(500);
+/// How long after the end of a connection another one is looked for.
+const RETRY: Duration = Duration::from_millis(100);
 /// How long ending waits for the threads.
 const CLOSE_MAX: Duration = Duration::from_secs(1);
 
@@ -31,20 +35,24 @@ const CLOSE_MAX: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct Watch {
     threads: OwnRuntime,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    team: Team,
+    finder: Finder,
+    client: quinn::ClientConfig,
     endpoint: Endpoint,
-    seats: Vec<Arc<Seat>>,
+    seats: BTreeMap<(RobotId, PathId), Seat>,
 }
 
 /// One path to a robot, because some may be dead.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Seat {
-    team: Arc<Team>,
-    robot: RobotId,
-    path: usize,
-    addresses: Arc<Addresses>,
-    client: quinn::ClientConfig,
     /// Kept from one look to the next.
     open: Mutex<Option<Open>>,
+    opened: Notify,
 }
 
 #[derive(Debug)]
@@ -55,18 +63,17 @@ struct Open {
 }
 
 impl Watch {
-    /// Prepares to ask a team's robots.
+    /// Begins to look for a team's robots.
     ///
     /// # Errors
     /// If the operator's keys are missing or the network cannot be used.
     pub fn open(team: &Team, insecure: bool) -> Result<Watch, Error> {
-        let team = Arc::new(network::placed(team.clone())?);
+        let team = network::placed(team.clone())?;
         let credentials = if insecure {
             Credentials::of_anybody(OPERATOR)?
         } else {
             Credentials::of(&Identity::of_operator(&team)?)?
         };
-        let client = credentials.client(links::PROTOCOL)?;
         let failed = |error| Error::Socket("cannot look for the robots".to_owned(), error);
         let threads = OwnRuntime::start(1, "coorp-watch", || ()).map_err(failed)?;
         let entered = threads.handle().enter();
@@ -75,42 +82,37 @@ impl Watch {
             .iter()
             .flat_map(|robot| &robot.addresses)
             .any(IpAddr::is_ipv6);
-        let everywhere: SocketAddr = if six {
-            (std::net::Ipv6Addr::UNSPECIFIED, 0).into()
+        let everywhere: IpAddr = if six {
+            Ipv6Addr::UNSPECIFIED.into()
         } else {
-            (std::net::Ipv4Addr::UNSPECIFIED, 0).into()
+            Ipv4Addr::UNSPECIFIED.into()
         };
-        let endpoint = Endpoint::client(everywhere).map_err(failed)?;
+        let endpoint = Endpoint::client((everywhere, 0).into()).map_err(failed)?;
         drop(entered);
-        let addresses = Addresses::of(&team);
-        let seats = (0u16..).map(RobotId).take(team.robots.len()).flat_map(|robot| {
-            let seat = |path| Seat {
-                team: team.clone(),
-                robot,
-                path,
-                addresses: addresses.clone(),
-                client: client.clone(),
-                open: Mutex::default(),
-            };
-            (0..team.paths_used(robot))
-                .map(move |path| Arc::new(seat(path)))
-                .collect::<Vec<_>>()
-        });
-        Ok(Watch {
-            seats: seats.collect(),
-            threads,
+        let paths_of = |robot| (0u8..).map(PathId).take(team.paths_used(robot));
+        let robots = (0u16..).map(RobotId).take(team.robots.len());
+        let seats = robots.flat_map(|robot| paths_of(robot).map(move |path| ((robot, path), Seat::default())));
+        let seats: BTreeMap<_, _> = seats.collect();
+        let paths = seats.keys().map(|(_, path)| usize::from(path.0) + 1).max().unwrap_or(1);
+        let shared = Arc::new(Shared {
+            finder: Finder::start(&team, None, paths, credentials.authority())?,
+            client: credentials.client(links::PROTOCOL)?,
+            team,
             endpoint,
-        })
+            seats,
+        });
+        threads.handle().spawn(dial(shared.clone()));
+        Ok(Watch { threads, shared })
     }
 
     /// The status of each robot that answers, in the team file's order.
     pub fn look(&self) -> Vec<Status> {
         let (answered, answers) = mpsc::channel();
-        for seat in &self.seats {
-            let (seat, endpoint, answered) = (seat.clone(), self.endpoint.clone(), answered.clone());
+        for (robot, path) in self.shared.seats.keys().copied() {
+            let (shared, answered) = (self.shared.clone(), answered.clone());
             self.threads.handle().spawn(async move {
-                if let Some(status) = seat.ask(&endpoint).await {
-                    let _ = answered.send((seat.robot, status));
+                if let Some(status) = shared.ask(robot, path).await {
+                    let _ = answered.send((robot, status));
                 }
             });
         }
@@ -130,52 +132,85 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        self.endpoint.close(0u8.into(), b"closed");
-        self.threads.end(self.endpoint.wait_idle(), CLOSE_MAX);
+        self.shared.endpoint.close(0u8.into(), b"closed");
+        self.threads.end(self.shared.endpoint.wait_idle(), CLOSE_MAX);
     }
 }
 
-impl Seat {
-    async fn ask(&self, endpoint: &Endpoint) -> Option<Status> {
-        // An earlier look may still wait here.
-        let mut open = self.open.try_lock().ok()?;
-        if open
-            .as_ref()
-            .is_none_or(|open| open.connection.close_reason().is_some())
-        {
-            *open = self.connect(endpoint).await;
+/// Connects to robots where they are to be found.
+async fn dial(shared: Arc<Shared>) {
+    loop {
+        // Attempts end by themselves, and no socket is bound to a card.
+        let Order::Dial {
+            attempt,
+            robot,
+            path,
+            address,
+        } = shared.finder.next().await
+        else {
+            continue;
+        };
+        let shared = shared.clone();
+        tokio::spawn(async move {
+            let address = SocketAddr::new(address, port(&shared.team, robot, path.0.into()));
+            let (connection, outcome) = match shared.connect(robot, path, address).await {
+                Ok(connection) => (Some(connection), Outcome::Connected(robot)),
+                Err(missed) => {
+                    tracing::debug!("robot {} does not answer: {missed}", robot.0);
+                    (None, missed.outcome)
+                }
+            };
+            shared.finder.report(attempt, outcome);
+            if let Some(connection) = connection {
+                connection.closed().await;
+                tokio::time::sleep(RETRY).await;
+                shared.finder.lost(robot, path);
+            }
+        });
+    }
+}
+
+impl Shared {
+    async fn connect(&self, robot: RobotId, path: PathId, address: SocketAddr) -> Result<Connection, Missed> {
+        let refused = |error: &dyn std::fmt::Display| Missed::new(Outcome::Refused, error.to_string());
+        let everywhere = self.endpoint.local_addr().map_err(|error| refused(&error))?.ip();
+        let mut client = self.client.clone();
+        client.transport_config(links::transport(true, lengths(address, (everywhere, None))));
+        let connection = connect(&self.endpoint, client, (&self.team, robot), address, ANSWER_MAX).await?;
+        let (send, receive) = connection.open_bi().await.map_err(|error| refused(&error))?;
+        if let Some(seat) = self.seats.get(&(robot, path)) {
+            *seat.open.lock().await = Some(Open {
+                connection: connection.clone(),
+                send,
+                receive,
+            });
+            seat.opened.notify_one();
         }
-        let answer = tokio::time::timeout(ANSWER_MAX, open.as_mut()?.ask()).await;
-        let mut status = answer.ok().flatten();
-        match &mut status {
-            Some(status) => self.team.robots[usize::from(self.robot.0)]
-                .name
-                .clone_into(&mut status.robot),
-            None => *open = None,
-        }
-        status
+        Ok(connection)
     }
 
-    async fn connect(&self, endpoint: &Endpoint) -> Option<Open> {
-        for address in self.addresses.candidates(self.robot, self.path) {
-            let address = SocketAddr::new(address, port(&self.team, self.robot, self.path));
-            let mut client = self.client.clone();
-            let everywhere = endpoint.local_addr().ok()?.ip();
-            client.transport_config(links::transport(true, lengths(address, (everywhere, None))));
-            match connect(endpoint, client, (&self.team, self.robot), address, ANSWER_MAX).await {
-                Ok(connection) => {
-                    // Granted once the robot has seen the certificate.
-                    let (send, receive) = connection.open_bi().await.ok()?;
-                    return Some(Open {
-                        connection,
-                        send,
-                        receive,
-                    });
+    async fn ask(&self, robot: RobotId, path: PathId) -> Option<Status> {
+        let seat = self.seats.get(&(robot, path))?;
+        let asked = async {
+            loop {
+                if let Some(open) = &mut *seat.open.lock().await {
+                    return open.ask().await;
                 }
-                Err(why) => tracing::debug!("robot {} does not answer: {why}", self.robot.0),
+                seat.opened.notified().await;
             }
-        }
-        None
+        };
+        let answer = tokio::time::timeout(ANSWER_MAX, asked).await;
+        let Some(mut status) = answer.ok().flatten() else {
+            // A late answer would be taken for one to the next question.
+            if let Some(open) = seat.open.lock().await.take() {
+                open.connection.close(0u8.into(), b"no answer");
+            }
+            return None;
+        };
+        self.team.robots[usize::from(robot.0)]
+            .name
+            .clone_into(&mut status.robot);
+        Some(status)
     }
 }
 

@@ -103,7 +103,6 @@ impl Drop for Lan {
 }
 
 #[test]
-#[ignore = "needs discovery"]
 fn robots_without_addresses_find_each_other() {
     let Some(lan) = Lan::new("turn") else {
         return;
@@ -136,7 +135,6 @@ fn robots_without_addresses_find_each_other() {
 }
 
 #[test]
-#[ignore = "needs discovery"]
 fn robots_that_start_at_once_find_each_other() {
     let Some(lan) = Lan::new("once") else {
         return;
@@ -154,7 +152,6 @@ fn robots_that_start_at_once_find_each_other() {
 }
 
 #[test]
-#[ignore = "needs discovery"]
 fn a_single_interface_is_used_and_no_other_one() {
     let Some(lan) = Lan::new("single") else {
         return;
@@ -177,4 +174,7 @@ fn a_single_interface_is_used_and_no_other_one() {
         let listening = listening.unwrap_or_else(|| panic!("nobody listens on {port}: {sockets}"));
         assert!(listening.contains("%eth1:"), "{listening}");
     }
+    // The others are searched for only there.
+    let listens = |eth| lan.says(&format!("ip maddr show dev {eth}")).contains("224.0.0.251");
+    assert!(listens("eth1") && !listens("eth0"));
 }

@@ -119,7 +119,7 @@ fn a_robot_speaks_for_itself_alone() {
         "refused",
         "Refused { oversized: 0, version: 0, malformed: 1, stale_grants: 0, strangers: 0 }",
     );
-    let heard = std::iter::from_fn(|| two.hear(A_WHILE / 20)).take(1_000);
+    let heard = std::iter::from_fn(|| two.hear(A_WHILE / 20)).take(20);
     assert!(heard.into_iter().all(|frame| wire::decode::<Status>(&frame).is_err()));
     assert_eq!(lead.say("queue"), "[]");
     assert_eq!(lead.say("leads"), "true");

@@ -1,7 +1,7 @@
 //! Links carry coordination and control between two robots, over one path.
 //!
-//! A link is a QUIC connection. Each robot opens one to every other whose address it knows, unless there is one, and both
-//! use it, so that the traffic of one acknowledges the other's. If both open one at once, that of the robot earlier in
+//! A link is a QUIC connection. Each robot opens one to every other that it finds (`discovery.rs`), unless there is one,
+//! and both use it, so that the traffic of one acknowledges the other's. If both open one at once, that of the robot earlier in
 //! the team file stays in use. Certificates identify the robots.
 //!
 //! *Coordination* (leadership, permits, subscriptions, gathering) goes over one stream of each link, ahead of everything
@@ -26,7 +26,7 @@ mod subscriptions;
 mod transport;
 mod up;
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{mpsc, Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
@@ -45,12 +45,13 @@ pub(crate) use self::subscriptions::Subscriptions;
 pub(crate) use self::transport::{transport, PROTOCOL};
 use self::up::{Message, Up, STREAM_MAX};
 use crate::addresses::Addresses;
+use crate::discovery::{Finder, Order, Outcome};
 use crate::door::Place;
 use crate::keys::OPERATOR;
 use crate::member::Member;
 use crate::outqueue::{Handed, Target};
 use crate::own_runtime::OwnRuntime;
-use crate::quic::{bind, connect, lengths, name_of, Credentials};
+use crate::quic::{bind, connect, lengths, name_of, Credentials, Missed};
 use crate::rank::real_time;
 use crate::status::Status;
 use crate::sync::lock;
@@ -93,6 +94,7 @@ pub(crate) trait Receiver: Send + Sync {
 pub(crate) struct Links {
     member: Arc<Member>,
     addresses: Arc<Addresses>,
+    finder: Arc<Finder>,
     /// Set once the node is open.
     receiver: OnceLock<Weak<dyn Receiver>>,
     threads: OwnRuntime,
@@ -135,6 +137,7 @@ impl Links {
             endpoints.push(endpoint.map_err(|error| failed("open QUIC", error))?);
         }
         drop(entered);
+        let finder = Finder::start(&member.team, Some(member.me), member.paths, credentials.authority())?;
         let robots = (0u16..).map(RobotId).take(member.team.robots.len());
         let links = robots.map(|to| {
             let paths = if to == member.me {
@@ -148,6 +151,7 @@ impl Links {
             links: links.collect(),
             member: member.clone(),
             addresses: addresses.clone(),
+            finder: Arc::new(finder),
             receiver: OnceLock::new(),
             threads,
             endpoints: Mutex::new(endpoints),
@@ -167,11 +171,8 @@ impl Links {
             let accepting = accept(Arc::downgrade(self), endpoint.clone(), path);
             self.threads.handle().spawn(accepting);
         }
-        for (to, paths) in (0u16..).map(RobotId).zip(&self.links) {
-            for path in 0..paths.len() {
-                self.threads.handle().spawn(dial(Arc::downgrade(self), to, path));
-            }
-        }
+        let dialling = dial(Arc::downgrade(self), self.finder.clone());
+        self.threads.handle().spawn(dialling);
     }
 
     // --- what goes out ----------------------------------------------------------------------------------------
@@ -244,23 +245,51 @@ impl Links {
         open.max_by_key(|up| (up.own == mine_first, up.id)).cloned()
     }
 
-    /// Uses a new link from now on.
+    /// Uses a new link from now on. Returns it, unless the node has closed.
     fn begin(
         self: &Arc<Self>,
         connection: &Connection,
         (to, path): (RobotId, usize),
         own: bool,
         (send, receive): Streams,
-    ) {
-        self.addresses.saw(to, path, connection.remote_address().ip());
-        if let Some(up) = self.add(to, path, connection, own, send) {
-            let conversation = converse(Arc::downgrade(self), up, (to, path), receive);
-            self.threads.handle().spawn(conversation);
+    ) -> Option<Arc<Up>> {
+        let up = self.add(to, path, connection, own, send)?;
+        let conversation = converse(Arc::downgrade(self), up.clone(), (to, path), receive);
+        self.threads.handle().spawn(conversation);
+        Some(up)
+    }
+
+    /// The first announcement has arrived over a link.
+    fn on_heard(&self, from: RobotId, path: usize, up: &Up) {
+        let address = up.connection.remote_address().ip();
+        self.addresses.saw(from, path, address);
+        self.finder.connected(from, path_id(path), address);
+        up.heard.notify_one();
+    }
+
+    /// A link has ended. Another one is looked for a moment later, so that links that end at once cost little.
+    fn on_unlinked(self: &Arc<Self>, of: RobotId, path: usize, id: LinkId) {
+        if let Some(links) = self.links.get(usize::from(of.0)).and_then(|links| links.get(path)) {
+            lock(links).retain(|up| up.id != id);
         }
+        let links = Arc::downgrade(self);
+        self.threads.handle().spawn(async move {
+            tokio::time::sleep(RETRY).await;
+            if let Some(links) = links.upgrade().filter(|links| links.best(of, path).is_none()) {
+                links.finder.lost(of, path_id(path));
+            }
+        });
     }
 
     /// Returns the new link, unless the node has closed.
-    fn add(&self, to: RobotId, path: usize, connection: &Connection, own: bool, stream: SendStream) -> Option<Arc<Up>> {
+    fn add(
+        self: &Arc<Self>,
+        to: RobotId,
+        path: usize,
+        connection: &Connection,
+        own: bool,
+        stream: SendStream,
+    ) -> Option<Arc<Up>> {
         let id = LinkId(self.next.fetch_add(1, Ordering::Relaxed));
         let up = Up::new(id, connection, own, stream);
         let number = lock(&self.announced);
@@ -272,32 +301,28 @@ impl Links {
             older.connection.close(0u8.into(), b"a newer one came");
         }
         links.push(up.clone());
+        let several = links.len() > 1;
         drop((links, number));
-        self.close_spare(to, path);
+        if several {
+            self.close_spares(to, path);
+        }
         Some(up)
     }
 
-    /// Closes a link of this robot that is not in use, once what is in flight over it has arrived.
-    fn close_spare(&self, to: RobotId, path: usize) {
-        let (Some(best), Some(links)) = (
-            self.best(to, path),
-            self.links.get(usize::from(to.0)).and_then(|links| links.get(path)),
-        ) else {
-            return;
-        };
-        for spare in lock(links).iter().filter(|up| up.own && up.id != best.id) {
-            let connection = spare.connection.clone();
-            self.threads.handle().spawn(async move {
-                tokio::time::sleep(STREAM_MAX).await;
-                connection.close(0u8.into(), b"another one is in use");
-            });
-        }
-    }
-
-    fn remove(&self, of: RobotId, path: usize, id: LinkId) {
-        if let Some(links) = self.links.get(usize::from(of.0)).and_then(|links| links.get(path)) {
-            lock(links).retain(|up| up.id != id);
-        }
+    /// Closes the links of this robot that are not in use, once what is in flight over them has arrived.
+    fn close_spares(self: &Arc<Self>, to: RobotId, path: usize) {
+        let links = Arc::downgrade(self);
+        self.threads.handle().spawn(async move {
+            tokio::time::sleep(STREAM_MAX).await;
+            let Some(links) = links.upgrade() else { return };
+            let Some(best) = links.best(to, path) else { return };
+            let all = links.links.get(usize::from(to.0)).and_then(|paths| paths.get(path));
+            for spare in all.into_iter().flat_map(|all| lock(all).clone()) {
+                if spare.own && spare.id != best.id {
+                    spare.connection.close(0u8.into(), b"another one is in use");
+                }
+            }
+        });
     }
 
     /// Ends links of a robot's earlier start.
@@ -309,18 +334,45 @@ impl Links {
         }
     }
 
-    async fn connect(&self, to: RobotId, path: usize, address: SocketAddr) -> Result<(Connection, Streams), String> {
+    async fn connect(&self, to: RobotId, path: usize, address: SocketAddr) -> Result<(Connection, Streams), Missed> {
         let member = &self.member;
-        let endpoint = lock(&self.endpoints).get(path).cloned().ok_or("the node has closed")?;
+        let refused = |why: &str| Missed::new(Outcome::Refused, why);
+        let endpoint = lock(&self.endpoints).get(path).cloned();
+        let endpoint = endpoint.ok_or_else(|| refused("the node has closed"))?;
         let mut client = self.client.clone();
         client.transport_config(transport(true, lengths(address, member.outlet(path))));
         let connection = connect(&endpoint, client, (&member.team, to), address, CONNECT_MAX).await?;
-        let streams = connection.open_bi().await.map_err(|error| error.to_string())?;
+        let streams = connection.open_bi().await;
+        let streams = streams.map_err(|error| refused(&error.to_string()))?;
         Ok((connection, streams))
     }
 
-    fn is_closed(&self) -> bool {
-        lock(&self.endpoints).is_empty()
+    /// Attempts to open a link. It counts once the other end has announced itself.
+    async fn attempt(self: &Arc<Self>, to: RobotId, path: usize, address: IpAddr) -> Outcome {
+        let address = SocketAddr::new(address, port(&self.member.team, to, path));
+        let (connection, streams) = match self.connect(to, path, address).await {
+            Ok(opened) => opened,
+            Err(missed) => {
+                tracing::debug!(
+                    "there is no link to {} over path {path}: {missed}",
+                    self.member.name_of(to)
+                );
+                return missed.outcome;
+            }
+        };
+        listen(self, &connection, to, path);
+        let Some(up) = self.begin(&connection, (to, path), true, streams) else {
+            return Outcome::Refused;
+        };
+        tokio::select! {
+            () = up.heard.notified() => Outcome::Connected(to),
+            // It does not want this robot.
+            _ = connection.closed() => Outcome::Refused,
+            () = tokio::time::sleep(CONNECT_MAX) => {
+                connection.close(0u8.into(), b"it says nothing");
+                Outcome::NoAnswer
+            }
+        }
     }
 
     /// Ends everything, once the others have what was said to them; it waits briefly for that.
@@ -363,6 +415,10 @@ pub(crate) fn port(team: &Team, robot: RobotId, path: usize) -> u16 {
     team.port(robot) + PORT + u16::try_from(path).unwrap_or(0)
 }
 
+fn path_id(path: usize) -> PathId {
+    PathId(u8::try_from(path).unwrap_or(u8::MAX))
+}
+
 /// What a port that is in use already means.
 fn is_taken(member: &Member, at: SocketAddr, error: Error) -> Error {
     match error {
@@ -377,40 +433,30 @@ fn is_taken(member: &Member, at: SocketAddr, error: Error) -> Error {
     }
 }
 
-/// Opens a link to a robot whenever there is none and its address is known, until the node closes.
-async fn dial(links: Weak<Links>, to: RobotId, path: usize) {
-    let mut tried = 0;
+/// Attempts to open links where robots are to be found, until the node closes.
+async fn dial(links: Weak<Links>, finder: Arc<Finder>) {
     loop {
-        let Some(all) = links.upgrade().filter(|all| !all.is_closed()) else {
-            return;
-        };
-        if let Some(up) = all.best(to, path) {
-            drop(all);
-            up.connection.closed().await;
-            tried = 0;
-            tokio::time::sleep(RETRY).await;
-            continue;
-        }
-        let addresses = all.addresses.clone();
-        let changed = addresses.changed();
-        let candidates = addresses.candidates(to, path);
-        let Some(address) = candidates.get(tried % candidates.len().max(1)) else {
-            drop(all);
-            changed.await;
-            continue;
-        };
-        tried += 1;
-        let address = SocketAddr::new(*address, port(&all.member.team, to, path));
-        match all.connect(to, path, address).await {
-            Ok((connection, streams)) => {
-                listen(&all, &connection, to, path);
-                all.begin(&connection, (to, path), true, streams);
+        let order = finder.next().await;
+        let Some(links) = links.upgrade() else { return };
+        match order {
+            Order::Dial {
+                attempt,
+                robot,
+                path,
+                address,
+            } => {
+                let finder = finder.clone();
+                tokio::spawn(async move {
+                    let outcome = links.attempt(robot, path.0.into(), address).await;
+                    finder.report(attempt, outcome);
+                });
             }
-            Err(why) => {
-                tracing::debug!("there is no link to {} over path {path}: {why}", all.member.name_of(to));
-                drop(all);
-                tokio::time::sleep(RETRY).await;
-            }
+            // It ends by itself soon.
+            Order::Stop(_) => {}
+            Order::Rebind(path) => tracing::warn!(
+                "{} is another card now: start this robot anew to use it",
+                links.member.path_name(path.0.into())
+            ),
         }
     }
 }
@@ -474,14 +520,14 @@ async fn admit(links: Arc<Links>, connection: Connection, path: usize, place: Pl
         _ = connection.closed() => None,
     };
     if let (Some(links), Some(streams)) = (links.upgrade(), streams) {
-        links.begin(&connection, (from, path), false, streams);
+        let _ = links.begin(&connection, (from, path), false, streams);
     }
     connection.closed().await;
 }
 
 /// Receives a robot's control over a link, in a task of its own, until the link ends.
 fn listen(links: &Arc<Links>, connection: &Connection, from: RobotId, path: usize) {
-    let path = PathId(u8::try_from(path).unwrap_or(u8::MAX));
+    let path = path_id(path);
     let (Some(receiver), member) = (links.receiver.get().cloned(), links.member.clone()) else {
         return;
     };
@@ -533,11 +579,18 @@ async fn converse(links: Weak<Links>, up: Arc<Up>, (from, path): (RobotId, usize
     let Some(receiver) = links.upgrade().and_then(|links| links.receiver.get().cloned()) else {
         return;
     };
+    let mut is_first = true;
     loop {
         let frame = read_frame(&mut stream, wire::STREAM_FRAME_BYTES_MAX).await;
         let Some(receiver) = receiver.upgrade() else { return };
         match frame {
-            Ok(frame) => receiver.on_frame(from, up.id, &frame),
+            Ok(frame) => {
+                receiver.on_frame(from, up.id, &frame);
+                if std::mem::take(&mut is_first) {
+                    let Some(links) = links.upgrade() else { return };
+                    links.on_heard(from, path, &up);
+                }
+            }
             Err(ended) => {
                 if let (Ended::Oversized, Some(links)) = (ended, links.upgrade()) {
                     links.member.refused.count("a frame", wire::Refusal::Oversized);
@@ -549,7 +602,7 @@ async fn converse(links: Weak<Links>, up: Arc<Up>, (from, path): (RobotId, usize
     // Without this stream, the link is of no use.
     up.connection.close(0u8.into(), b"coordination has ended");
     if let Some(links) = links.upgrade() {
-        links.remove(from, path, up.id);
+        links.on_unlinked(from, path, up.id);
     }
     if let Some(receiver) = receiver.upgrade() {
         receiver.on_ended(from, up.id);

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use quinn::{Connection, SendDatagramError, SendStream};
 use tokio::runtime::Handle;
+use tokio::sync::Notify;
 
 use super::stream::Outgoing;
 use super::LinkId;
@@ -44,6 +45,8 @@ pub(super) struct Up {
     /// Whether this robot has opened it.
     pub own: bool,
     pub coordination: Outgoing,
+    /// The other end has announced itself.
+    pub heard: Notify,
     large: Mutex<BTreeMap<Slot, Large>>,
 }
 
@@ -72,6 +75,7 @@ impl Up {
             connection: connection.clone(),
             own,
             coordination: Outgoing::new(stream),
+            heard: Notify::new(),
             large: Mutex::default(),
         })
     }
