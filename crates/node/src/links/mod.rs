@@ -19,6 +19,7 @@
 //! The operator connects to the same port, and may ask for the status; nothing else of it is heard (`operator.rs`). Left
 //! out: resumption without a new handshake.
 
+mod dial;
 mod operator;
 mod socket;
 mod stream;
@@ -26,7 +27,7 @@ mod subscriptions;
 mod transport;
 mod up;
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{mpsc, Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
@@ -45,13 +46,13 @@ pub(crate) use self::subscriptions::Subscriptions;
 pub(crate) use self::transport::{transport, PROTOCOL};
 use self::up::{Message, Up, STREAM_MAX};
 use crate::addresses::Addresses;
-use crate::discovery::{Finder, Order, Outcome};
+use crate::discovery::Finder;
 use crate::door::Place;
 use crate::keys::OPERATOR;
 use crate::member::Member;
 use crate::outqueue::{Handed, Target};
 use crate::own_runtime::OwnRuntime;
-use crate::quic::{bind, connect, lengths, name_of, Credentials, Missed};
+use crate::quic::{bind, lengths, name_of, Credentials};
 use crate::rank::real_time;
 use crate::status::Status;
 use crate::sync::lock;
@@ -63,9 +64,6 @@ pub const MESSAGE_BYTES_MAX: usize = 16 << 20;
 
 /// Links have one port per path, from a robot's first one plus this on, UDP.
 const PORT: u16 = 2;
-/// An attempt to connect ends after this time, and the next begins. QUIC repeats a lost first packet after 150 and 450 ms,
-/// and then only after 600 ms more.
-const CONNECT_MAX: Duration = Duration::from_millis(600);
 const RETRY: Duration = Duration::from_millis(100);
 /// How long closing waits until the others have everything, until they are told, and then for the thread.
 const GOODBYE_MAX: Duration = Duration::from_millis(50);
@@ -171,7 +169,7 @@ impl Links {
             let accepting = accept(Arc::downgrade(self), endpoint.clone(), path);
             self.threads.handle().spawn(accepting);
         }
-        let dialling = dial(Arc::downgrade(self), self.finder.clone());
+        let dialling = dial::dial(Arc::downgrade(self), self.finder.clone());
         self.threads.handle().spawn(dialling);
     }
 
@@ -334,47 +332,6 @@ impl Links {
         }
     }
 
-    async fn connect(&self, to: RobotId, path: usize, address: SocketAddr) -> Result<(Connection, Streams), Missed> {
-        let member = &self.member;
-        let refused = |why: &str| Missed::new(Outcome::Refused, why);
-        let endpoint = lock(&self.endpoints).get(path).cloned();
-        let endpoint = endpoint.ok_or_else(|| refused("the node has closed"))?;
-        let mut client = self.client.clone();
-        client.transport_config(transport(true, lengths(address, member.outlet(path))));
-        let connection = connect(&endpoint, client, (&member.team, to), address, CONNECT_MAX).await?;
-        let streams = connection.open_bi().await;
-        let streams = streams.map_err(|error| refused(&error.to_string()))?;
-        Ok((connection, streams))
-    }
-
-    /// Attempts to open a link. It counts once the other end has announced itself.
-    async fn attempt(self: &Arc<Self>, to: RobotId, path: usize, address: IpAddr) -> Outcome {
-        let address = SocketAddr::new(address, port(&self.member.team, to, path));
-        let (connection, streams) = match self.connect(to, path, address).await {
-            Ok(opened) => opened,
-            Err(missed) => {
-                tracing::debug!(
-                    "there is no link to {} over path {path}: {missed}",
-                    self.member.name_of(to)
-                );
-                return missed.outcome;
-            }
-        };
-        listen(self, &connection, to, path);
-        let Some(up) = self.begin(&connection, (to, path), true, streams) else {
-            return Outcome::Refused;
-        };
-        tokio::select! {
-            () = up.heard.notified() => Outcome::Connected(to),
-            // It does not want this robot.
-            _ = connection.closed() => Outcome::Refused,
-            () = tokio::time::sleep(CONNECT_MAX) => {
-                connection.close(0u8.into(), b"it says nothing");
-                Outcome::NoAnswer
-            }
-        }
-    }
-
     /// Ends everything, once the others have what was said to them; it waits briefly for that.
     pub fn close(&self) {
         let endpoints = std::mem::take(&mut *lock(&self.endpoints));
@@ -430,34 +387,6 @@ fn is_taken(member: &Member, at: SocketAddr, error: Error) -> Error {
             name = member.name()
         )),
         error => error,
-    }
-}
-
-/// Attempts to open links where robots are to be found, until the node closes.
-async fn dial(links: Weak<Links>, finder: Arc<Finder>) {
-    loop {
-        let order = finder.next().await;
-        let Some(links) = links.upgrade() else { return };
-        match order {
-            Order::Dial {
-                attempt,
-                robot,
-                path,
-                address,
-            } => {
-                let finder = finder.clone();
-                tokio::spawn(async move {
-                    let outcome = links.attempt(robot, path.0.into(), address).await;
-                    finder.report(attempt, outcome);
-                });
-            }
-            // It ends by itself soon.
-            Order::Stop(_) => {}
-            Order::Rebind(path) => tracing::warn!(
-                "{} is another card now: start this robot anew to use it",
-                links.member.path_name(path.0.into())
-            ),
-        }
     }
 }
 
