@@ -33,10 +33,10 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use coorp_core::RobotId;
 use quinn::Endpoint;
@@ -65,6 +65,9 @@ const PORT_BULK: u16 = 1;
 const QUEUE_MAX: usize = 64;
 /// How long closing waits for tasks in progress.
 const CLOSE_MAX: Duration = Duration::from_secs(1);
+/// How long closing waits until senders have their answers.
+const ANSWER_MAX: Duration = Duration::from_millis(50);
+const LOOK_EVERY: Duration = Duration::from_millis(1);
 /// Threads for QUIC; sealing packets is most of their work.
 const THREADS: usize = 2;
 
@@ -74,6 +77,8 @@ pub(crate) struct Bulk {
     member: Arc<Member>,
     robot: Arc<SharedRobot>,
     addresses: Arc<Addresses>,
+    /// The number of messages that are being received.
+    receiving: AtomicUsize,
     threads: OwnRuntime,
     /// One per path.
     lanes: Vec<Lane>,
@@ -129,6 +134,7 @@ impl Bulk {
             member: member.clone(),
             robot: robot.clone(),
             addresses: addresses.clone(),
+            receiving: AtomicUsize::new(0),
             state: state.to_owned(),
             // Unique to each start, and need not be kept.
             lineage: RandomState::new().hash_one(std::process::id()),
@@ -268,6 +274,11 @@ impl Bulk {
 
     /// Ends everything. Outside async code, it waits briefly for the sockets to be gone.
     pub fn close(&self) {
+        // Whoever has taken a message may close at once, and its sender is still to be told that it was delivered.
+        let until = Instant::now() + ANSWER_MAX;
+        while self.receiving.load(Ordering::Acquire) > 0 && Instant::now() < until {
+            std::thread::sleep(LOOK_EVERY);
+        }
         for lane in &self.lanes {
             for endpoint in [&lane.sender, &lane.receiver] {
                 if let Some(endpoint) = lock(endpoint).take() {
@@ -312,6 +323,23 @@ fn checked_length(name: &str, bytes: u64) -> Result<(), Error> {
         )));
     }
     Ok(())
+}
+
+/// Counts a message that is being received, until its sender has the answer.
+#[derive(Debug)]
+struct Receiving<'b>(&'b Bulk);
+
+impl<'b> Receiving<'b> {
+    fn new(bulk: &'b Bulk) -> Self {
+        bulk.receiving.fetch_add(1, Ordering::AcqRel);
+        Receiving(bulk)
+    }
+}
+
+impl Drop for Receiving<'_> {
+    fn drop(&mut self) {
+        self.0.receiving.fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 /// Counts a waiting message.

@@ -380,10 +380,8 @@ fn path_id(path: usize) -> PathId {
 fn is_taken(member: &Member, at: SocketAddr, error: Error) -> Error {
     match error {
         Error::Socket(_, error) if error.kind() == std::io::ErrorKind::AddrInUse => Error::Listen(format!(
-            "{name} cannot listen: port {}, one of the 16 from {} on, is taken: {name} runs here already, or another robot \
-             with the same `port` does",
+            "{name} cannot listen: port {} is taken: {name} runs here already, or another robot with the same `port` does",
             at.port(),
-            member.team.port(member.me),
             name = member.name()
         )),
         error => error,
