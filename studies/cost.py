@@ -85,8 +85,8 @@ def bench(cargo: str, *, quick: bool) -> list[Row]:
     """Runs the bench."""
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder) / "cost.json"
-        command = [cargo, "run", "--quiet", "--release", "--locked", "--manifest-path", "crates/node/cost/Cargo.toml", "--"]
-        command += ["--json", str(found), *(["--quick"] if quick else [])]
+        command = [cargo, "run", "--quiet", "--release", "--locked", "--manifest-path", "crates/node/cost/Cargo.toml"]
+        command += ["--", "--json", str(found), *(["--quick"] if quick else [])]
         done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             sys.exit(f"the bench failed:\n{done.stdout}{done.stderr}")
