@@ -10,7 +10,7 @@
 //! So nobody can aim a robot at third parties. A heard address at which somebody showed a wrong certificate is not tried
 //! again for a while, which grows with each repetition.
 //!
-//! Attempts at heard addresses share one [allowance](GUESSES_MAX) for the whole team: it comes back when an attempt
+//! Attempts at heard addresses share one [allowance](GUESSES_MAX) for all robots: it comes back when an attempt
 //! succeeds, and only slowly when attempts fail. Half of it is reserved for robots that no attempt has failed for, so a
 //! robot that comes late is tried at once, even if others do not answer.
 //!
@@ -21,42 +21,24 @@
 //! team has no keys, floods the network with hints for all names. The allowance then runs dry, and a robot that was
 //! never reached at that address waits. IPv6 link-local addresses, which need a zone, are refused.
 
+mod allowance;
 mod counts;
+mod peer;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 
+use self::allowance::Allowance;
+pub use self::allowance::GUESSES_MAX;
 pub use self::counts::{Counts, Refusal};
+use self::peer::{Candidate, Peer, Source, HEARD_FOR, HEARD_MAX, HELD_MIN, PROVEN_FOR};
 use crate::paths::PathId;
 use crate::{Duration, Instant, RobotId};
 
-/// The number of attempts at heard addresses that may fail in a row, over all robots.
-pub const GUESSES_MAX: u32 = 8;
-/// Part of that which only robots without a failed attempt may use.
-const GUESSES_RESERVED: u32 = 4;
-/// After this time one more is allowed. Each failure doubles it, each success halves it.
-const GUESS_EVERY_MIN: Duration = Duration::from_secs(4);
-const GUESS_EVERY_MAX: Duration = Duration::from_secs(64);
 /// The number of attempts at heard addresses in progress.
 pub const GUESSES_AT_ONCE_MAX: usize = 4;
-/// The number of heard addresses kept for each robot and path, and of proven ones.
-const HEARD_MAX: usize = 4;
-const PROVEN_MAX: usize = 2;
-/// A heard address is forgotten if it was not heard again for this long, a proven one later.
-const HEARD_FOR: Duration = Duration::from_secs(15);
-const PROVEN_FOR: Duration = Duration::from_secs(600);
-/// An untried address keeps its place against newer ones for this long.
-const HELD_MIN: Duration = Duration::from_secs(2);
 /// An attempt that takes longer has failed.
 pub const ATTEMPT_MAX: Duration = Duration::from_secs(2);
-/// Back-off at given and proven addresses, at heard ones, and where a given address has shown a wrong certificate.
-const RETRY_MIN: Duration = Duration::from_millis(100);
-const RETRY_MAX: Duration = Duration::from_secs(1);
-const RETRY_HEARD_MIN: Duration = Duration::from_secs(1);
-const RETRY_HEARD_MAX: Duration = Duration::from_secs(64);
-const RETRY_MISFIT: Duration = Duration::from_secs(4);
-/// A proven address that is heard again is tried at once, at most this often.
-const RETRY_ON_HINT: Duration = Duration::from_secs(1);
 /// How long an address is avoided after the first wrong certificate, and at most. Each one quadruples it.
 const MISFIT_MIN: Duration = Duration::from_secs(4);
 const MISFIT_MAX: Duration = Duration::from_secs(3_600);
@@ -174,35 +156,6 @@ pub struct Discovery {
     wake: Option<Instant>,
     actions: VecDeque<Action>,
     counts: Counts,
-}
-
-/// A robot on a path.
-#[derive(Clone, Debug, Default)]
-struct Peer {
-    connected: Option<IpAddr>,
-    candidates: Vec<Candidate>,
-    /// The failed attempts at heard addresses since the last connection.
-    failed: u32,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Source {
-    Given,
-    Proven,
-    Heard,
-}
-
-#[derive(Clone, Debug)]
-struct Candidate {
-    address: IpAddr,
-    source: Source,
-    /// When it was first and last heard or proven.
-    since: Instant,
-    until: Instant,
-    failures: u32,
-    next: Instant,
-    attempt: Option<AttemptId>,
-    tried: Option<Instant>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -630,141 +583,6 @@ impl Discovery {
                 search.interval = (search.interval * 2).min(SEARCH_MAX);
             }
             *wake = (*wake).min(search.next);
-        }
-    }
-}
-
-impl Peer {
-    fn is_given(&self) -> bool {
-        self.candidates.iter().any(|one| one.source == Source::Given)
-    }
-
-    fn forget(&mut self, now: Instant) {
-        let connected = self.connected;
-        let stays = |one: &Candidate| one.until > now || one.attempt.is_some() || connected == Some(one.address);
-        self.candidates.retain(stays);
-    }
-
-    /// The robot is at this address.
-    fn prove(&mut self, address: IpAddr, now: Instant) {
-        let until = now + PROVEN_FOR;
-        if let Some(known) = self.candidates.iter_mut().find(|one| one.address == address) {
-            if known.source != Source::Given {
-                (known.source, known.until) = (Source::Proven, until);
-            }
-            known.again(now);
-        } else {
-            self.candidates
-                .push(Candidate::new(address, Source::Proven, until, now));
-        }
-        let proven = self.candidates.iter().filter(|one| one.source == Source::Proven);
-        if proven.count() > PROVEN_MAX {
-            let proven = self.candidates.iter().enumerate();
-            let others = proven.filter(|(_, one)| one.source == Source::Proven && one.address != address);
-            if let Some((place, _)) = others.min_by_key(|(_, one)| one.until) {
-                self.candidates.swap_remove(place);
-            }
-        }
-    }
-}
-
-impl Candidate {
-    fn new(address: IpAddr, source: Source, until: Instant, now: Instant) -> Self {
-        Candidate {
-            address,
-            source,
-            since: now,
-            until,
-            failures: 0,
-            next: now,
-            attempt: None,
-            tried: None,
-        }
-    }
-
-    fn hear(&mut self, now: Instant) {
-        match self.source {
-            Source::Given | Source::Proven => {
-                let tried = self.tried.map_or(Instant::ZERO, |tried| tried + RETRY_ON_HINT);
-                self.next = self.next.min(tried.max(now));
-                self.until = self.until.max(now + HEARD_FOR);
-            }
-            Source::Heard => self.until = now + HEARD_FOR,
-        }
-    }
-
-    /// Begins its back-off again.
-    fn again(&mut self, now: Instant) {
-        self.failures = 0;
-        self.next = now;
-    }
-
-    fn fail(&mut self, misfit: bool, now: Instant, random: &mut u64) {
-        let (first, most) = match self.source {
-            Source::Given | Source::Proven if misfit => (RETRY_MISFIT, RETRY_MISFIT),
-            Source::Given | Source::Proven => (RETRY_MIN, RETRY_MAX),
-            Source::Heard => (RETRY_HEARD_MIN, RETRY_HEARD_MAX),
-        };
-        let wait = (first * (1 << self.failures.min(16))).min(most);
-        self.failures = self.failures.saturating_add(1);
-        self.next = now + jittered(wait, random);
-    }
-}
-
-/// How many attempts at heard addresses may fail.
-#[derive(Clone, Copy, Debug)]
-struct Allowance {
-    free: u32,
-    every: Duration,
-    refill_at: Instant,
-}
-
-impl Allowance {
-    fn new() -> Self {
-        Allowance {
-            free: GUESSES_MAX,
-            every: GUESS_EVERY_MIN,
-            refill_at: Instant::FAR_FUTURE,
-        }
-    }
-
-    fn refill(&mut self, now: Instant) {
-        while self.free < GUESSES_MAX && self.refill_at <= now {
-            self.free += 1;
-            self.refill_at += self.every;
-        }
-        if self.free == GUESSES_MAX {
-            *self = Allowance::new();
-        }
-    }
-
-    /// From when on one may be taken: for a robot without failures, or for others.
-    fn next(&self, fresh: bool, now: Instant) -> Instant {
-        let least = if fresh { 1 } else { GUESSES_RESERVED + 1 };
-        match least.saturating_sub(self.free) {
-            0 => now,
-            missing => self.refill_at + self.every * u64::from(missing - 1),
-        }
-    }
-
-    fn take(&mut self, now: Instant) {
-        self.free = self.free.saturating_sub(1);
-        if self.refill_at == Instant::FAR_FUTURE {
-            self.refill_at = now + self.every;
-        }
-    }
-
-    fn give_back(&mut self) {
-        self.free = (self.free + 1).min(GUESSES_MAX);
-    }
-
-    fn on_end(&mut self, fits: bool, now: Instant) {
-        if fits {
-            self.every = (self.every / 2).max(GUESS_EVERY_MIN);
-            self.give_back();
-        } else {
-            self.every = (self.every * 2).min(GUESS_EVERY_MAX);
-            self.refill_at = self.refill_at.max(now + self.every / 2);
         }
     }
 }

@@ -1,3 +1,4 @@
+use super::peer::PROVEN_MAX;
 use super::*;
 use proptest::prelude::*;
 
