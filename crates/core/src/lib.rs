@@ -33,6 +33,7 @@ pub mod aggregates;
 pub mod arrival;
 pub mod capacity;
 pub mod clock;
+pub mod discovery;
 pub mod failover;
 pub mod gate;
 pub mod id;

@@ -1,7 +1,7 @@
 //! A robot on real sockets, as its users see it: connects the parts, which do not know it.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use coorp_core::admission::Limits;
@@ -10,15 +10,13 @@ use coorp_core::robot::Input;
 use coorp_core::tracker::Topics;
 use coorp_core::{Duration, RobotId};
 use coorp_team::Team;
-use zenoh::liveliness::LivelinessToken;
 
+use crate::addresses::Addresses;
 use crate::agent::Agent;
 use crate::bulk::{Bulk, BulkReceiver, BulkStream, Written};
 use crate::control::{Control, Publisher, Subscriber};
-use crate::coordination::Coordination;
 use crate::descriptors;
 use crate::door::Door;
-use crate::fabric::KeySpace;
 use crate::flight::Recorder;
 use crate::gather::{Gather, Gatherings};
 use crate::keys::Identity;
@@ -63,8 +61,6 @@ pub struct Node {
     driver: Option<JoinHandle<()>>,
     /// Ends with the node, after everything else.
     recorder: Option<Recorder>,
-    /// Gone with the node: the others notice at once.
-    _alive: Vec<LivelinessToken>,
 }
 
 impl Node {
@@ -104,7 +100,6 @@ impl Node {
             paths: team.paths_used(me),
             incarnation,
             secure: !insecure,
-            keyspace: KeySpace::new(&team),
             refused: RefusedCounts::default(),
             door: Door::new(
                 Limits::of_team(team.robots.len(), team.paths_used(me)),
@@ -113,16 +108,16 @@ impl Node {
             team,
         });
         network::check_here(&member.team.robots[usize::from(me.0)], member.paths)?;
-        let coordination = Coordination::open(&member, identity)?;
-        let links = Links::open(&member, &robot, &coordination, &credentials)?;
-        let gatherings = Gatherings::new(&member, &robot, &coordination, &links);
-        let control = Control::open(&member, &robot, &coordination, &links, &gatherings)?;
-        let bulk = identity.map(|_| Bulk::open(&member, &robot, &coordination, &credentials, &state));
+        let addresses = Addresses::of(&member.team);
+        let links = Links::open(&member, &addresses, &credentials)?;
+        let gatherings = Gatherings::new(&member, &robot, &links);
+        let control = Control::open(&member, &robot, &links, &gatherings)?;
+        let bulk = identity.map(|_| Bulk::open(&member, &robot, &addresses, &credentials, &state));
         let bulk = bulk.transpose()?;
         let agent = Arc::new(Agent {
             member,
             robot,
-            coordination,
+            presence: Mutex::default(),
             links,
             control,
             gatherings,
@@ -130,11 +125,6 @@ impl Node {
         });
         let receiver = Arc::downgrade(&agent);
         agent.links.receive(receiver);
-        agent.listen()?;
-        let keyspace = &agent.member.keyspace;
-        let alive = agent
-            .coordination
-            .declare_tokens(|session| keyspace.alive(&name, session))?;
         let recorder = Recorder::start(agent.robot.flown(), incarnation, &state)?;
         let driven = agent.clone();
         let driver = spawn("coorp-driver", move || {
@@ -145,7 +135,6 @@ impl Node {
             agent,
             driver: Some(driver),
             recorder: Some(recorder),
-            _alive: alive,
         })
     }
 
@@ -281,7 +270,6 @@ impl Drop for Node {
             let _ = driver.join();
         }
         self.agent.links.close();
-        self.agent.coordination.close();
         drop(self.recorder.take());
     }
 }
