@@ -3,6 +3,9 @@
 //! [`Federate`] is a [`Scheduler`] that asks the RTI before it advances. It decides when the RTI has to hear what:
 //!
 //! - Each completed tag at once. The next event's tag whenever the queue has changed while it waits.
+//! - Neither of them, nor a null message, if the RTI said that nobody downstream waits for it, and the next event is
+//!   granted. If somebody comes to wait for it, it is told at once, even while a reaction runs. That holds until this
+//!   federate sends a message or has a new RTI. The last tag, and the end of all events, are always told.
 //! - A federate with physical actions and downstream federates promises what its clock allows: nothing before now and
 //!   the least delay. It repeats this null message at an interval. Physical actions respect the promise. Without
 //!   downstream federates, nobody needs it.

@@ -30,8 +30,10 @@
 //! A message's value passes through untouched, and may be a reference. The number of messages in transit is bounded by
 //! what their senders may have outstanding.
 //!
-//! Left out: telling federates which next event tags nobody waits for (downstream next event tags). Liveness of links:
-//! the driver knows. Whether this RTI is the only one: the epochs of [`failover`](crate::failover) see to that.
+//! **Sparing.** Next events and completed tags that nobody downstream waits for need not be told: the RTI says so
+//! (module `awaited`).
+//!
+//! Left out: liveness of links: the driver knows. Whether this RTI is the only one: the epochs of [`failover`](crate::failover) see to that.
 
 mod awaited;
 mod gather;
@@ -124,6 +126,7 @@ pub struct Rti<V> {
     /// Those that are not present, and have not resigned.
     absent: BTreeSet<FederateId>,
     stop: Stop,
+    /// After so many messages that nobody needs, their sender is told so.
     patience: u32,
     outbox: VecDeque<RtiAction<V>>,
 }
