@@ -39,7 +39,7 @@ cli:
 # Also builds the programs used by the studies.
 build: cli
 	cargo build --release --locked -p coorp-node --example control
-	cargo bench --locked -p coorp-node --bench cost --no-run
+	cargo build --release --locked --manifest-path crates/node/cost/Cargo.toml
 
 define live_faults
 if [ "$$(id -u)" = 0 ] && [ -e /dev/net/tun ]; then \

@@ -3,7 +3,7 @@
     cargo build --release -p coorp-cli
     python studies/cost.py [--quick] [--markdown]
 
-Runs `cargo bench -p coorp-node --bench cost`, whose source describes the measurements. Then runs five robots with
+Runs `crates/node/cost`, whose source describes the measurements. Then runs five robots with
 `coorp up` on loopback that publish nothing: each robot's share of a core over some time, from `/proc/PID/stat`, and its
 memory at the end. Resident memory (RSS) counts the program's own pages for every robot; the proportional share (PSS)
 counts them once in total.
@@ -85,8 +85,8 @@ def bench(cargo: str, *, quick: bool) -> list[Row]:
     """Runs the bench."""
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder) / "cost.json"
-        command = [cargo, "bench", "--quiet", "--locked", "-p", "coorp-node", "--bench", "cost", "--"]
-        command += ["--json", str(found), *(["--quick"] if quick else [])]
+        command = [cargo, "run", "--quiet", "--release", "--locked", "--manifest-path", "crates/node/cost/Cargo.toml"]
+        command += ["--", "--json", str(found), *(["--quick"] if quick else [])]
         done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             sys.exit(f"the bench failed:\n{done.stdout}{done.stderr}")

@@ -4,9 +4,11 @@
 
 #![no_main]
 
-use coorp_core::{robot, tracker};
+use coorp_core::robot;
 use coorp_node::status::Status;
-use coorp_node::wire::{decode, encode, pack, unpack, Answer, Begin, Frame, Parcel, Start, VERSION};
+use coorp_node::wire::{
+    decode, encode, pack, unpack, Answer, Begin, Frame, Gathering, Hello, Parcel, Start, StatusQuery, VERSION,
+};
 
 fn read<F: Frame + PartialEq + std::fmt::Debug>(body: &[u8]) {
     let frame = [&[b'C', b'o', VERSION, F::KIND], body].concat();
@@ -19,7 +21,9 @@ fn read<F: Frame + PartialEq + std::fmt::Debug>(body: &[u8]) {
 
 libfuzzer_sys::fuzz_target!(|body: &[u8]| {
     read::<robot::Message>(body);
-    read::<tracker::Message>(body);
+    read::<Hello>(body);
+    read::<Gathering>(body);
+    read::<StatusQuery>(body);
     read::<Status>(body);
     read::<Begin>(body);
     read::<Answer>(body);

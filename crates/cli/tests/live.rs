@@ -116,7 +116,7 @@ fn a_team_comes_up_is_watched_and_a_missing_robot_is_named() {
     assert_eq!(code, Some(2), "{said}");
     let (code, _, said) = field.run(&["up", "--robot", "scout"]);
     assert_eq!(code, Some(1));
-    assert!(said.contains("port 28320 is taken"), "{said}");
+    assert!(said.contains("port 28322 is taken"), "{said}");
     drop(scout);
     let (code, shown, said) = field.run(&["watch", "--once"]);
     assert_eq!(code, Some(1), "{shown}");

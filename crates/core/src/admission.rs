@@ -11,6 +11,9 @@
 //! full, its oldest handshake makes room once it has had its time, as in a SYN cache: a member finishes within a few round
 //! trips, and what lingers is a stranger's. So a member at a new address gets in too.
 //!
+//! The operator's certificate only lets somebody ask. Its connections have a few places of their own, its handshakes count
+//! like a stranger's, and its address does not become a member's. So no number of them keeps a robot out.
+//!
 //! Everything is bounded, and so are the counts of what was refused. Source: this project; the idea of proof before
 //! state is WireGuard's and QUIC's. Left out: shares of bytes and streams of established connections, which are members'
 //! (QUIC's flow control bounds them), and a member's neighbour that sends from the member's own address.
@@ -65,8 +68,10 @@ pub struct Limits {
     pub proofs: Rate,
     /// The number of connections of one robot's certificate.
     pub connections_per_robot_max: usize,
-    /// The number of connections from one address.
+    /// The number of connections of robots from one address.
     pub connections_per_address_max: usize,
+    /// The number of connections with the operator's certificate.
+    pub operators_max: usize,
 }
 
 impl Limits {
@@ -97,6 +102,7 @@ impl Limits {
             proofs: rate(1, 1_000),
             connections_per_robot_max: per_robot,
             connections_per_address_max: per_robot * robots.max(1),
+            operators_max: 4 * paths.max(1),
         }
     }
 }
@@ -128,7 +134,8 @@ pub struct Admission {
     strangers: Class,
     members: Class,
     proofs: Bucket,
-    connections: BTreeMap<Ticket, (IpAddr, RobotId)>,
+    /// Of robots; `None`: of the operator.
+    connections: BTreeMap<Ticket, (IpAddr, Option<RobotId>)>,
     next: u64,
     refusals: Refusals,
 }
@@ -155,7 +162,10 @@ impl Admission {
     pub fn on_attempt(&mut self, from: IpAddr, proved: bool, now: Instant) -> Verdict {
         let from = from.to_canonical();
         let is_busy = self.members.unfinished.values().any(|(at, _)| *at == from);
-        let is_in_use = self.connections.values().any(|(at, _)| *at == from);
+        let is_in_use = self
+            .connections
+            .values()
+            .any(|(at, robot)| *at == from && robot.is_some());
         let known = self.members.entries.get_mut(&from);
         let known = known.filter(|entry| is_in_use || entry.until >= now);
         // One handshake of a member's address goes without a proof, which saves a round trip. Whoever forges the address
@@ -204,14 +214,28 @@ impl Admission {
         let Some(from) = class.finish(ticket) else { return false };
         class.give_back(from);
         self.members.know(from, now);
-        let of_robot = self.connections.values().filter(|(_, of)| *of == robot).count();
-        let of_address = self.connections.values().filter(|(at, _)| *at == from).count();
+        let of_robots = || self.connections.values().filter(|(_, of)| of.is_some());
+        let of_robot = of_robots().filter(|(_, of)| *of == Some(robot)).count();
+        let of_address = of_robots().filter(|(at, _)| *at == from).count();
         let limits = &self.limits;
         if of_robot >= limits.connections_per_robot_max || of_address >= limits.connections_per_address_max {
             self.refusals.count(Some(site(from)), Reason::TooManyConnections);
             return false;
         }
-        self.connections.insert(ticket, (from, robot));
+        self.connections.insert(ticket, (from, Some(robot)));
+        true
+    }
+
+    /// A handshake has ended with the operator's certificate. Returns whether the connection may stay; if not, it has
+    /// ended.
+    pub fn on_operator(&mut self, ticket: Ticket) -> bool {
+        let Some(from) = self.finish(ticket) else { return false };
+        let operators = self.connections.values().filter(|(_, of)| of.is_none()).count();
+        if operators >= self.limits.operators_max {
+            self.refusals.count(Some(site(from)), Reason::TooManyConnections);
+            return false;
+        }
+        self.connections.insert(ticket, (from, None));
         true
     }
 
@@ -225,7 +249,8 @@ impl Admission {
     /// A connection has ended, or a handshake that brought none.
     pub fn on_ended(&mut self, ticket: Ticket, now: Instant) {
         match self.connections.remove(&ticket) {
-            Some((from, _)) => self.members.know(from, now),
+            Some((from, Some(_))) => self.members.know(from, now),
+            Some((_, None)) => {}
             None => self.on_failed(ticket, Reason::Unfinished),
         }
     }

@@ -34,6 +34,7 @@ pub mod alarms;
 pub mod arrival;
 pub mod capacity;
 pub mod clock;
+pub mod discovery;
 pub mod failover;
 pub mod gate;
 pub mod id;

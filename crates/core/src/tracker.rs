@@ -11,8 +11,7 @@
 //!
 //! **Topics** (III). [`Topics::ManyToOne`]: all robots publish on one. [`Topics::OneToOne`]: each robot publishes on
 //! its own. In the paper the first loses states, because robots overwrite one another in a queue of length one. Here
-//! each robot has its own slot in either case, so the choice affects only the number of subscriptions and the fabric's
-//! behaviour.
+//! each robot has its own slot in either case, so the choice affects only the number of subscriptions.
 //!
 //! **Time stamps** (IV-A). T1: the robot created its state. T2: the tracker received it. T3: it was put on the list.
 //! T4: the list was received by its user. [`Stamps`] holds all four on the tracker's clock. Dust synchronises clocks

@@ -1,13 +1,12 @@
 //! The driver of a robot on real sockets. Its parts do not know it.
 //!
-//! Callbacks of the fabric and the links report what arrived to the robot (`agent/inbound.rs`) and wake the driver.
+//! The links' tasks report what arrived to the robot (`agent/inbound.rs`) and wake the driver.
 //! Only the driver carries out the robot's actions (`agent/driver.rs`).
 
-mod dead;
 mod driver;
 mod inbound;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use coorp_core::robot::PermitState;
 use coorp_core::windows::Window;
@@ -15,10 +14,10 @@ use coorp_core::{Duration, Instant};
 
 use crate::bulk::Bulk;
 use crate::control::Control;
-use crate::coordination::Coordination;
 use crate::gather::Gatherings;
 use crate::links::Links;
 use crate::member::Member;
+use crate::presence::Presence;
 use crate::shared_robot::{SharedRobot, STARTED};
 use crate::status::{self, Status};
 use crate::sync::lock;
@@ -28,7 +27,7 @@ use crate::sync::lock;
 pub(crate) struct Agent {
     pub member: Arc<Member>,
     pub robot: Arc<SharedRobot>,
-    pub coordination: Arc<Coordination>,
+    pub presence: Mutex<Presence>,
     pub links: Arc<Links>,
     pub control: Arc<Control>,
     pub gatherings: Arc<Gatherings>,
@@ -53,7 +52,9 @@ impl Agent {
     /// The robot's current status.
     pub fn status(&self) -> Status {
         let member = &self.member;
-        let alive = lock(&self.coordination.alive).keys().map(|robot| robot.0).collect();
+        let mut alive: Vec<u16> = lock(&self.presence).robots().map(|robot| robot.0).collect();
+        alive.push(member.me.0);
+        alive.sort_unstable();
         let bulk = self.bulk.as_ref().map(|bulk| bulk.status());
         let (published, heard) = (self.control.published(), self.control.heard());
         let gathered = self.gatherings.gathered();

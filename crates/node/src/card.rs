@@ -17,7 +17,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use nix::ifaddrs::getifaddrs;
 use socket2::{Domain, Protocol, Socket, Type};
 
-use crate::fabric::TOS_VOICE;
+use crate::links::TOS_VOICE;
 use crate::outqueue;
 use crate::status::Completions;
 

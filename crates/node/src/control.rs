@@ -9,7 +9,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use coorp_core::arrival::{PERIOD_MAX, PERIOD_MIN};
@@ -17,13 +17,9 @@ use coorp_core::paths::{Deduplicator, Delivery, PathId, Sequence, Verdict};
 use coorp_core::robot::{Input, Stamp, FLOWS_MAX};
 use coorp_core::starts::{Start, Twins};
 use coorp_core::{Duration, FlowId, Instant, RobotId};
-use zenoh::liveliness::LivelinessToken;
-use zenoh::sample::{Sample, SampleKind};
 
-use crate::coordination::Coordination;
-use crate::fabric::MESSAGE_BYTES_MAX;
 use crate::gather::Gatherings;
-use crate::links::{Links, Subscriptions};
+use crate::links::{Links, Subscriptions, MESSAGE_BYTES_MAX};
 use crate::mailbox::Mailbox;
 use crate::member::Member;
 use crate::outqueue::{Departures, Target};
@@ -33,7 +29,7 @@ use crate::status::{Heard, Published};
 use crate::sync::{lock, spawn};
 use crate::topic::checked;
 pub use crate::topic::Age;
-use crate::wire::{ControlHeader, Parcel, SUBSCRIPTIONS_BYTES_MAX};
+use crate::wire::{ControlHeader, Hello, Parcel};
 use crate::Error;
 
 /// State shared by a robot's control topics.
@@ -41,7 +37,6 @@ use crate::Error;
 pub(crate) struct Control {
     member: Arc<Member>,
     robot: Arc<SharedRobot>,
-    coordination: Arc<Coordination>,
     links: Arc<Links>,
     gatherings: Arc<Gatherings>,
     /// Own messages that have not left; `None` if no window of the policy waits for them.
@@ -51,7 +46,7 @@ pub(crate) struct Control {
     published: Mutex<BTreeMap<FlowId, Arc<Sent>>>,
     /// The number of messages of each topic so far, including ended topics.
     counts: Mutex<BTreeMap<String, Arc<AtomicU64>>>,
-    subscribed: Mutex<Vec<Weak<Inbox>>>,
+    subscribed: Mutex<Vec<Arc<Inbox>>>,
 }
 
 impl Control {
@@ -59,7 +54,6 @@ impl Control {
     pub fn open(
         member: &Arc<Member>,
         robot: &Arc<SharedRobot>,
-        coordination: &Arc<Coordination>,
         links: &Arc<Links>,
         gatherings: &Arc<Gatherings>,
     ) -> Result<Arc<Self>, Error> {
@@ -83,7 +77,6 @@ impl Control {
         Ok(Arc::new(Control {
             member: member.clone(),
             robot: robot.clone(),
-            coordination: coordination.clone(),
             links: links.clone(),
             gatherings: gatherings.clone(),
             departures,
@@ -107,8 +100,6 @@ impl Control {
             ))
         })?;
         lock(&self.published).insert(flow, sent.clone());
-        let subscribers = self.subscribers(&sent.topic);
-        subscribers.into_iter().for_each(|robot| self.links.warm(robot));
         let publish = Input::Publish(sent.topic.clone());
         self.robot.tell(|robot, now| robot.handle(publish, now));
         Ok(flow)
@@ -131,10 +122,6 @@ impl Control {
         subscribers
     }
 
-    fn publishes(&self, topic: &str) -> bool {
-        lock(&self.published).values().any(|sent| sent.topic == topic)
-    }
-
     /// A message of this robot is on its way to `targets`; the robot is told when it has left.
     fn follow(&self, flow: FlowId, targets: Vec<Target>) {
         // Nothing to wait for.
@@ -145,35 +132,9 @@ impl Control {
         }
     }
 
-    /// A robot subscribes to a topic, or ends its subscription.
-    pub fn on_subscription(&self, sample: &Sample) {
-        let (key, keyspace) = (sample.key_expr().as_str(), &self.member.keyspace);
-        let (Some(robot), Some(topic), Some(token)) = (
-            self.member.named_in(key, 1),
-            keyspace.part(key, 2),
-            keyspace.part(key, 3),
-        ) else {
-            return;
-        };
-        let here = sample.kind() == SampleKind::Put;
-        lock(&self.subscriptions).on_token(robot, topic, token, here, self.robot.now());
-        if here && self.publishes(topic) && robot != self.member.me {
-            self.links.warm(robot);
-        }
-    }
-
-    /// A robot announces over a new link what it subscribes to, one topic per line.
-    pub fn on_told(&self, from: RobotId, topics: &str) {
-        let now = self.robot.now();
-        // Its other subscriptions do not matter here.
-        for topic in topics.lines().filter(|topic| self.publishes(topic)) {
-            lock(&self.subscriptions).on_told(from, topic, now);
-        }
-    }
-
-    /// A robot is present. Returns since when it was away.
-    pub fn on_here(&self, robot: RobotId) -> Option<Instant> {
-        lock(&self.subscriptions).on_here(robot, self.robot.now())
+    /// A robot announces all topics that it subscribes to.
+    pub fn on_subscriptions(&self, robot: RobotId, topics: BTreeSet<String>) {
+        lock(&self.subscriptions).on_announced(robot, topics);
     }
 
     /// A robot has vanished.
@@ -183,28 +144,37 @@ impl Control {
 
     // --- as a receiver ----------------------------------------------------------------------------------------
 
-    fn subscribe(&self, inbox: &Arc<Inbox>) {
+    fn subscribe(&self, inbox: &Arc<Inbox>) -> Result<(), Error> {
         let mut subscribed = lock(&self.subscribed);
-        subscribed.retain(|inbox| inbox.strong_count() > 0);
-        subscribed.push(Arc::downgrade(inbox));
+        subscribed.push(inbox.clone());
+        let topics: BTreeSet<&str> = subscribed.iter().map(|inbox| inbox.topic.as_str()).collect();
+        if topics.len() > Hello::TOPICS_MAX {
+            subscribed.pop();
+            return Err(Error::TooManyTopics(format!(
+                "{} subscribes to {} topics already, which is the limit",
+                self.member.name(),
+                Hello::TOPICS_MAX
+            )));
+        }
+        drop(subscribed);
+        self.links.announce();
+        Ok(())
+    }
+
+    fn unsubscribe(&self, inbox: &Arc<Inbox>) {
+        lock(&self.subscribed).retain(|other| !Arc::ptr_eq(other, inbox));
+        self.links.announce();
     }
 
     fn inboxes(&self) -> Vec<Arc<Inbox>> {
-        lock(&self.subscribed).iter().filter_map(Weak::upgrade).collect()
+        lock(&self.subscribed).clone()
     }
 
-    /// The topics that this robot subscribes to, one per line, as far as they may be announced.
-    pub fn subscribed_topics(&self) -> String {
-        let inboxes = self.inboxes();
-        let topics: BTreeSet<&str> = inboxes.iter().map(|inbox| inbox.topic.as_str()).collect();
-        let mut lines = String::new();
-        for topic in topics {
-            if lines.len() + topic.len() < SUBSCRIPTIONS_BYTES_MAX {
-                lines += topic;
-                lines.push('\n');
-            }
-        }
-        lines
+    /// The topics that this robot subscribes to.
+    pub fn subscribed_topics(&self) -> Vec<String> {
+        let subscribed = lock(&self.subscribed);
+        let topics: BTreeSet<&str> = subscribed.iter().map(|inbox| inbox.topic.as_str()).collect();
+        topics.into_iter().map(str::to_owned).collect()
     }
 
     /// A copy of a message arrived, or this robot has sent one.
@@ -369,8 +339,6 @@ impl Message {
 pub struct Subscriber {
     control: Arc<Control>,
     inbox: Arc<Inbox>,
-    /// One per path: the other robots report their subscriptions.
-    _tokens: Vec<LivelinessToken>,
 }
 
 /// Messages that arrived and were not taken yet: one per robot.
@@ -401,20 +369,13 @@ struct FromRobot {
 
 impl Subscriber {
     pub(crate) fn new(control: &Arc<Control>, topic: &str) -> Result<Subscriber, Error> {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
         let inbox = Arc::new(Inbox {
             topic: checked(topic)?.to_owned(),
             robots: Mutex::default(),
             waiting: Mailbox::new(),
         });
-        control.subscribe(&inbox);
-        let (number, member) = (NEXT.fetch_add(1, Ordering::Relaxed), &control.member);
-        let key = |session: &str| {
-            let token = format!("{session}.{number}");
-            member.keyspace.subscribes(member.name(), topic, &token)
-        };
+        control.subscribe(&inbox)?;
         Ok(Subscriber {
-            _tokens: control.coordination.declare_tokens(key)?,
             control: control.clone(),
             inbox,
         })
@@ -447,6 +408,12 @@ impl Subscriber {
             entry.late += u64::from(bound.is_some_and(|bound| age.is > bound));
         }
         message
+    }
+}
+
+impl Drop for Subscriber {
+    fn drop(&mut self) {
+        self.control.unsubscribe(&self.inbox);
     }
 }
 

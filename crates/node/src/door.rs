@@ -139,6 +139,13 @@ impl Place {
         inner.admission.on_member(self.ticket, robot, now)
     }
 
+    /// The other end has shown the operator's certificate. Returns whether its connection may stay.
+    pub fn is_operators(&self) -> bool {
+        let mut inner = lock(&self.door.inner);
+        inner.handshakes.remove(&self.ticket);
+        inner.admission.on_operator(self.ticket)
+    }
+
     /// The other end has shown another certificate, or none.
     pub fn is_strangers(&self) {
         self.fail(Reason::NoCertificate);

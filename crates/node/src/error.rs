@@ -31,8 +31,6 @@ pub enum Error {
     Keys(String),
     /// The team's addresses and interfaces are not this machine's, or more than a robot can use.
     Network(String),
-    /// The environment selects threads for Zenoh that are not safe.
-    Threads(String),
     /// The team and the policy do not make a valid robot.
     Config(String),
     /// A file is not a flight recorder's, or a folder has none.
@@ -53,12 +51,8 @@ pub enum Error {
     Socket(String, io::Error),
     /// Keys that were read could not be used, or none could be made.
     Crypto(String),
-    /// The fabric failed.
-    Fabric(&'static str, zenoh::Error),
-    /// Others cannot reach the robot: its port is taken, or the fabric's reason.
+    /// Others cannot reach the robot: its port is taken.
     Listen(String),
-    /// No interface to search for the other robots on is up.
-    NoNetwork(String),
     /// A recording could not start, or has ended by itself.
     Recording(String),
 }
@@ -72,7 +66,7 @@ impl Error {
             self,
             Closed | QueueFull(_) | Undelivered(_) | Thread(_) | Socket(..) | Crypto(_)
         );
-        !failed && !matches!(self, Fabric(..) | Listen(_) | NoNetwork(_) | Recording(_))
+        !failed && !matches!(self, Listen(_) | Recording(_))
     }
 
     /// An operation that failed on a path.
@@ -86,9 +80,9 @@ impl fmt::Display for Error {
         use Error::*;
         match self {
             UnknownRobot(text) | BulkToItself(text) | Name(text) | Period(text) | TooLarge(text) => f.write_str(text),
-            TooManyTopics(text) | Gathered(text) | Keys(text) | Network(text) | Threads(text) => f.write_str(text),
+            TooManyTopics(text) | Gathered(text) | Keys(text) | Network(text) => f.write_str(text),
             Config(text) | Flight(text) | QueueFull(text) | Undelivered(text) | Crypto(text) => f.write_str(text),
-            Listen(text) | NoNetwork(text) | Recording(text) => f.write_str(text),
+            Listen(text) | Recording(text) => f.write_str(text),
             Recorded => f.write_str("this robot is being recorded already"),
             NoKeys => f.write_str(
                 "bulk needs the team's keys: run this robot without --insecure, in Python without insecure=True",
@@ -103,7 +97,6 @@ impl fmt::Display for Error {
             File(what, error) | Socket(what, error) => write!(f, "{what}: {error}"),
             Closed => f.write_str("the node has closed"),
             Thread(error) => write!(f, "cannot start a thread: {error}"),
-            Fabric(what, error) => write!(f, "{what}: {error}"),
         }
     }
 }
@@ -112,7 +105,6 @@ impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Error::File(_, error) | Error::Socket(_, error) | Error::Thread(error) => Some(error),
-            Error::Fabric(_, error) => Some(error.as_ref()),
             _ => None,
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! `core::tracker` decides who is connected, what is newest and what was missed. This module has a [`Gather`] and its
 //! counterpart, the reporting side of a robot whose states are gathered. A gather's lists are made by a caller that
-//! waits for one, or else by a thread. A robot announces by a token on the fabric that it gathers a topic. Each
+//! waits for one, or else by a thread. A robot announces over its links that it gathers a topic. Each
 //! publisher of that topic then connects (002, IV-A), is answered once there is a subscription for it, and sends its
 //! states with T1 on the gathering robot's clock.
 //!
@@ -11,7 +11,7 @@
 //! is used where it is made, so T4 is when it is taken.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::Instant as StdInstant;
@@ -21,18 +21,16 @@ use coorp_core::paths::PathId;
 use coorp_core::robot::{Input, ReportAction, StateCopy};
 use coorp_core::tracker::{Message, Stamps, Topics, Tracker, TrackerAction, TrackerConfig, Updates};
 use coorp_core::{Duration, Instant, RobotId};
-use zenoh::liveliness::LivelinessToken;
-use zenoh::sample::{Sample, SampleKind};
 
-use crate::coordination::Coordination;
 use crate::links::Links;
 use crate::mailbox::Mailbox;
 use crate::member::Member;
+use crate::presence::Gathers;
 use crate::shared_robot::SharedRobot;
 use crate::status::Gathered;
 use crate::sync::{lock, spawn};
 use crate::topic::{checked, Age};
-use crate::wire::{self, Parcel, Refusal};
+use crate::wire::{self, Hello, Parcel};
 use crate::Error;
 
 /// The shortest and the longest time between two lists.
@@ -51,14 +49,14 @@ pub struct Gather {
     gatherings: Arc<Gatherings>,
     shared: Arc<Gathering>,
     lister: Option<JoinHandle<()>>,
-    /// One per path.
-    tokens: Vec<LivelinessToken>,
 }
 
 /// State shared by callbacks, the thread that makes lists and the user.
 #[derive(Debug)]
 pub(crate) struct Gathering {
     topic: String,
+    /// Distinguishes it from earlier ones of the topic.
+    number: u32,
     state: Mutex<State>,
     /// Wakes the thread.
     wake: Condvar,
@@ -138,6 +136,7 @@ impl Gather {
         };
         let shared = Arc::new(Gathering {
             topic: topic.to_owned(),
+            number: gatherings.next.fetch_add(1, Ordering::Relaxed),
             state: Mutex::new(State {
                 tracker: Tracker::new(config, gatherings.robot.now()),
                 todo: VecDeque::new(),
@@ -154,7 +153,6 @@ impl Gather {
             gatherings: gatherings.clone(),
             shared: shared.clone(),
             lister: None,
-            tokens: Vec::new(),
         };
         let all = gatherings.clone();
         gather.lister = Some(spawn("coorp-gather", move || {
@@ -162,10 +160,7 @@ impl Gather {
                 shared.work(&all);
             }
         })?);
-        let (member, incarnation) = (&gatherings.member, gatherings.member.incarnation.to_string());
-        gather.tokens = gatherings
-            .coordination
-            .declare_tokens(|session| member.keyspace.gathers(member.name(), topic, &incarnation, session))?;
+        gatherings.announce(&gather.shared, true);
         Ok(gather)
     }
 
@@ -226,13 +221,13 @@ impl Gather {
 impl Drop for Gather {
     fn drop(&mut self) {
         // First, so that no more robots connect.
-        self.tokens.clear();
+        lock(&self.gatherings.by_topic).remove(&self.shared.topic);
+        self.gatherings.announce(&self.shared, false);
         self.shared.stop.store(true, Ordering::Release);
         self.shared.wake.notify_one();
         if let Some(lister) = self.lister.take() {
             let _ = lister.join();
         }
-        lock(&self.gatherings.by_topic).remove(&self.shared.topic);
     }
 }
 
@@ -256,7 +251,7 @@ impl Gathering {
             return;
         }
         drop(state);
-        // Never under the lock, because the fabric may call back.
+        // Never under the lock, which arrivals wait for.
         for action in todo {
             match action {
                 // Links carry all topics.
@@ -365,24 +360,19 @@ impl State {
 pub(crate) struct Gatherings {
     member: Arc<Member>,
     robot: Arc<SharedRobot>,
-    coordination: Arc<Coordination>,
     links: Arc<Links>,
     by_topic: Mutex<BTreeMap<String, Arc<Gathering>>>,
+    next: AtomicU32,
 }
 
 impl Gatherings {
-    pub fn new(
-        member: &Arc<Member>,
-        robot: &Arc<SharedRobot>,
-        coordination: &Arc<Coordination>,
-        links: &Arc<Links>,
-    ) -> Arc<Self> {
+    pub fn new(member: &Arc<Member>, robot: &Arc<SharedRobot>, links: &Arc<Links>) -> Arc<Self> {
         Arc::new(Gatherings {
             member: member.clone(),
             robot: robot.clone(),
-            coordination: coordination.clone(),
             links: links.clone(),
             by_topic: Mutex::default(),
+            next: AtomicU32::new(0),
         })
     }
 
@@ -393,8 +383,22 @@ impl Gatherings {
                 "this robot gathers \"{topic}\" already: share what `gather` has returned"
             )));
         }
+        if all.len() >= Hello::TOPICS_MAX {
+            return Err(Error::TooManyTopics(format!(
+                "{} gathers {} topics already, which is the limit",
+                self.member.name(),
+                Hello::TOPICS_MAX
+            )));
+        }
         all.insert(topic.to_owned(), gathering.clone());
         Ok(())
+    }
+
+    /// This robot gathers a topic, or no longer does: tells all, itself too.
+    fn announce(&self, gathering: &Gathering, here: bool) {
+        let own = (gathering.topic.clone(), (self.member.incarnation, gathering.number));
+        self.on_gathers(self.member.me, vec![own], here);
+        self.links.announce();
     }
 
     fn get(&self, topic: &str) -> Option<Arc<Gathering>> {
@@ -425,7 +429,8 @@ impl Gatherings {
     pub fn report(&self, action: ReportAction) {
         match action {
             ReportAction::Say((topic, to), message) => self.say(&topic, to, message),
-            ReportAction::Open((_, to)) => self.links.warm(to),
+            // Links are there, or being opened, in any case.
+            ReportAction::Open(_) => {}
             ReportAction::Close((topic, to)) => {
                 tracing::debug!("states on {topic} no longer go to {}", self.member.name_of(to));
             }
@@ -461,46 +466,48 @@ impl Gatherings {
     }
 
     fn say(&self, topic: &str, to: RobotId, message: Message) {
-        let member = &self.member;
-        let key = member.keyspace.fleet(member.name(), member.name_of(to), topic);
-        self.coordination.put(&key, &message);
+        let gathering = wire::Gathering {
+            topic: topic.to_owned(),
+            message,
+        };
+        if to == self.member.me {
+            self.on_said(to, gathering);
+        } else {
+            self.links.say(to, &gathering);
+        }
     }
 
     /// A message about gathering arrived from a robot.
-    pub fn on_fleet(&self, sample: &Sample) {
-        let (what, key, member) = ("a message about gathering", sample.key_expr().as_str(), &self.member);
-        let (Some(from), Some(topic)) = (member.named_in(key, 1), member.keyspace.part(key, 3)) else {
-            return member.refused.count(what, Refusal::Malformed);
-        };
-        let Some(message) = member.refused.decode::<Message>(what, sample.payload()) else {
-            return;
-        };
+    pub fn on_said(&self, from: RobotId, wire::Gathering { topic, message }: wire::Gathering) {
         let to_gatherer = matches!(
             message,
             Message::Connect { .. } | Message::Sync { .. } | Message::Leave { .. }
         );
         if to_gatherer {
-            if let Some(gathering) = self.get(topic) {
+            if let Some(gathering) = self.get(&topic) {
                 gathering.hear(&self.robot, |tracker, now| tracker.on_message(from, message, now));
             }
         } else {
-            let report = (topic.to_owned(), from);
+            let report = (topic, from);
             self.robot
                 .tell(|robot, now| robot.handle(Input::Gathering { report, message }, now));
         }
     }
 
-    /// A robot gathers a topic, or no longer does.
-    pub fn on_gathers(&self, sample: &Sample) {
-        let key = sample.key_expr().as_str();
-        let [topic, incarnation, session] = [2, 3, 4].map(|place| self.member.keyspace.part(key, place));
-        let robot = self.member.named_in(key, 1);
-        let (Some(robot), Some(topic), Some(incarnation), Some(session)) = (robot, topic, incarnation, session) else {
-            return;
-        };
-        let (report, here) = ((topic.to_owned(), robot), sample.kind() == SampleKind::Put);
-        let session = (incarnation.to_owned(), session.to_owned());
-        self.robot
-            .tell(|robot, now| robot.handle(Input::Gatherer { report, session, here }, now));
+    /// A robot gathers topics, or no longer does.
+    pub fn on_gathers(&self, robot: RobotId, topics: Vec<Gathers>, here: bool) {
+        for (topic, (start, number)) in topics {
+            let (report, session) = ((topic, robot), (start.to_string(), number.to_string()));
+            self.robot
+                .tell(|robot, now| robot.handle(Input::Gatherer { report, session, here }, now));
+        }
+    }
+
+    /// The topics that this robot gathers, each with its gathering's number.
+    pub fn topics(&self) -> Vec<(String, u32)> {
+        let all = lock(&self.by_topic);
+        all.values()
+            .map(|gathering| (gathering.topic.clone(), gathering.number))
+            .collect()
     }
 }

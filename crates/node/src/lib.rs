@@ -1,4 +1,4 @@
-//! A robot on real sockets: the decisions of `coorp-core` over Zenoh and QUIC.
+//! A robot on real sockets: the decisions of `coorp-core` over QUIC.
 //!
 //! ```no_run
 //! use coorp_node::{Duration, Node, Options, Policy, Topics};
@@ -29,24 +29,23 @@
 //! `coorp_core::robot` makes a robot's decisions; this crate drives it. Begin at `node.rs`, which connects the parts.
 //! All of them share the robot (`shared_robot.rs`) and its identity (`member.rs`). `agent.rs` passes arrivals to the
 //! robot and carries out its actions. `control.rs`, `gather.rs` and `bulk/` are what users send and receive; `links/`
-//! carries control. `coordination.rs` carries all other messages between robots, over the sessions of `fabric.rs`,
-//! which has the keys and access rules. `outqueue.rs` and `card.rs` know what has left and by which source, `wire.rs`
+//! carries control and coordination. `presence.rs` knows who is present, `addresses.rs` where. `outqueue.rs` and `card.rs` know what has left and by which source, `wire.rs`
 //! has the bytes. `keys.rs` creates and loads the team's keys, `watch.rs` queries robots for their status.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod addresses;
 mod agent;
 mod alarms;
 pub mod bulk;
 pub mod card;
 mod clock;
 pub mod control;
-mod coordination;
 mod descriptors;
+pub mod discovery;
 mod disk;
 mod door;
 mod error;
-mod fabric;
 mod file_name;
 pub mod flight;
 pub mod gather;
@@ -60,6 +59,7 @@ mod node;
 pub mod outqueue;
 mod own_runtime;
 mod policy;
+mod presence;
 mod pulse;
 mod quic;
 mod rank;
@@ -73,15 +73,14 @@ mod sync;
 mod topic;
 pub mod watch;
 pub mod wire;
-mod zenoh_threads;
 
 pub use coorp_core::policy::Policy;
 pub use coorp_core::tracker::Topics;
 pub use coorp_core::{Duration, RobotId};
 pub use coorp_team::{load, LoadError, Team};
 pub use error::Error;
-pub use fabric::MESSAGE_BYTES_MAX;
 pub use file_name::file_name;
+pub use links::MESSAGE_BYTES_MAX;
 pub use node::{Node, Options, INSECURE};
 pub use policy::{live_policies, why_not_live};
 pub use pulse::Pulse;

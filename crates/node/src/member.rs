@@ -10,7 +10,6 @@ use coorp_team::Team;
 
 use crate::alarms::Bell;
 use crate::door::Door;
-use crate::fabric::KeySpace;
 use crate::refused::RefusedCounts;
 use crate::Error;
 
@@ -26,7 +25,6 @@ pub(crate) struct Member {
     pub incarnation: u32,
     /// Whether it has keys.
     pub secure: bool,
-    pub keyspace: KeySpace,
     pub refused: RefusedCounts,
     pub door: Arc<Door>,
     pub bell: Bell,
@@ -42,11 +40,6 @@ impl Member {
             .robots
             .get(usize::from(robot.0))
             .map_or("", |robot| robot.name.as_str())
-    }
-
-    /// The robot that a key names at `place` (see [`KeySpace::part`]).
-    pub fn named_in(&self, key: &str, place: usize) -> Option<RobotId> {
-        self.team.robot_named(self.keyspace.part(key, place)?)
     }
 
     /// The name of one of this robot's paths: its interface, or else its address.

@@ -2,7 +2,7 @@
 
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use coorp_core::admission::Limits;
@@ -11,16 +11,14 @@ use coorp_core::robot::Input;
 use coorp_core::tracker::Topics;
 use coorp_core::{Duration, RobotId};
 use coorp_team::Team;
-use zenoh::liveliness::LivelinessToken;
 
+use crate::addresses::Addresses;
 use crate::agent::Agent;
 use crate::alarms::{Bell, Lookout};
 use crate::bulk::{Bulk, BulkReceiver, BulkStream, Written};
 use crate::control::{Control, Publisher, Subscriber};
-use crate::coordination::Coordination;
 use crate::descriptors;
 use crate::door::Door;
-use crate::fabric::KeySpace;
 use crate::flight::Recorder;
 use crate::gather::{Gather, Gatherings};
 use crate::keys::Identity;
@@ -67,8 +65,6 @@ pub struct Node {
     /// Ends with the node, after everything else.
     recorder: Option<Recorder>,
     _lookout: Lookout,
-    /// Gone with the node: the others notice at once.
-    _alive: Vec<LivelinessToken>,
 }
 
 impl Node {
@@ -108,7 +104,6 @@ impl Node {
             paths: team.paths_used(me),
             incarnation,
             secure: !insecure,
-            keyspace: KeySpace::new(&team),
             refused: RefusedCounts::default(),
             door: Door::new(
                 Limits::of_team(team.robots.len(), team.paths_used(me)),
@@ -118,16 +113,16 @@ impl Node {
             team,
         });
         network::check_here(&member.team.robots[usize::from(me.0)], member.paths)?;
-        let coordination = Coordination::open(&member, identity)?;
-        let links = Links::open(&member, &robot, &coordination, &credentials)?;
-        let gatherings = Gatherings::new(&member, &robot, &coordination, &links);
-        let control = Control::open(&member, &robot, &coordination, &links, &gatherings)?;
-        let bulk = identity.map(|_| Bulk::open(&member, &robot, &coordination, &credentials, &state));
+        let addresses = Addresses::of(&member.team);
+        let links = Links::open(&member, &addresses, &credentials)?;
+        let gatherings = Gatherings::new(&member, &robot, &links);
+        let control = Control::open(&member, &robot, &links, &gatherings)?;
+        let bulk = identity.map(|_| Bulk::open(&member, &robot, &addresses, &credentials, &state));
         let bulk = bulk.transpose()?;
         let agent = Arc::new(Agent {
             member,
             robot,
-            coordination,
+            presence: Mutex::default(),
             links,
             control,
             gatherings,
@@ -135,11 +130,6 @@ impl Node {
         });
         let receiver = Arc::downgrade(&agent);
         agent.links.receive(receiver);
-        agent.listen()?;
-        let keyspace = &agent.member.keyspace;
-        let alive = agent
-            .coordination
-            .declare_tokens(|session| keyspace.alive(&name, session))?;
         let recorder = Recorder::start(agent.robot.flown(), incarnation, &state)?;
         let lookout = Lookout::start(agent.member.clone(), agent.robot.clone(), state)?;
         let driven = agent.clone();
@@ -156,7 +146,6 @@ impl Node {
             driver: Some(driver),
             recorder: Some(recorder),
             _lookout: lookout,
-            _alive: alive,
         })
     }
 
@@ -297,7 +286,6 @@ impl Drop for Node {
             let _ = driver.join();
         }
         self.agent.links.close();
-        self.agent.coordination.close();
         drop(self.recorder.take());
     }
 }

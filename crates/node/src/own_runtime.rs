@@ -1,11 +1,11 @@
-//! A separate runtime: for control's QUIC, for bulk's, and for what Zenoh cannot do in a caller's.
+//! A separate runtime: for the QUIC of links, of bulk, and of the operator.
 
 use std::future::Future;
 use std::io;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use tokio::runtime::{Builder, Handle, Runtime, RuntimeFlavor};
+use tokio::runtime::{Builder, Handle, Runtime};
 
 use crate::sync::lock;
 
@@ -56,18 +56,6 @@ impl Drop for OwnRuntime {
             runtime.shutdown_background();
         }
     }
-}
-
-/// Runs work in which Zenoh blocks: opening sessions, closing them, querying their links. Under tokio's current-thread
-/// runtime, which `#[tokio::test]` uses, Zenoh would panic, so a plain thread does the work while the caller waits.
-/// Under others it must be the caller's thread, because tokio then lets its other threads continue, including Zenoh's.
-pub(crate) fn waiting<T: Send>(work: impl FnOnce() -> T + Send) -> T {
-    let single = Handle::try_current().is_ok_and(|handle| handle.runtime_flavor() == RuntimeFlavor::CurrentThread);
-    if !single {
-        return work();
-    }
-    let done = std::thread::scope(|scope| scope.spawn(work).join());
-    done.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use coorp_core::discovery::Outcome;
 use coorp_core::RobotId;
 use coorp_team::Team;
 use nix::sys::socket::{getsockopt, sockopt};
@@ -50,6 +51,7 @@ const CERTIFICATE_ALERTS: [u64; 9] = [0x12a, 0x12b, 0x12c, 0x12d, 0x12e, 0x130, 
 pub(crate) struct Credentials {
     /// Admits the peers that this authority has signed; `None`: anybody, under any name.
     roots: Option<Arc<RootCertStore>>,
+    authority: Option<CertificateDer<'static>>,
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
     provider: Arc<CryptoProvider>,
@@ -67,10 +69,11 @@ impl Credentials {
         let key = key.map_err(|error| unusable(&identity.key, error.to_string()))?;
         let mut roots = RootCertStore::empty();
         roots
-            .add(authority)
+            .add(authority.clone())
             .map_err(|error| unusable(&identity.authority, error.to_string()))?;
         Ok(Credentials {
             roots: Some(Arc::new(roots)),
+            authority: Some(authority),
             chain: vec![certificate],
             key,
             provider: Arc::new(rustls::crypto::ring::default_provider()),
@@ -82,10 +85,16 @@ impl Credentials {
         let (certificate, key) = keys::unsigned(name)?;
         Ok(Credentials {
             roots: None,
+            authority: None,
             chain: vec![certificate],
             key: PrivatePkcs8KeyDer::from(key).into(),
             provider: Arc::new(rustls::crypto::ring::default_provider()),
         })
+    }
+
+    /// The certificate of the team's authority, if there is one.
+    pub fn authority(&self) -> Option<&[u8]> {
+        self.authority.as_ref().map(AsRef::as_ref)
     }
 
     /// The configuration of an endpoint on a socket, the same in all starts of this robot.
@@ -250,13 +259,47 @@ impl ClientCertVerifier for Anybody {
 
 /// Returns the robot at the other end, by its certificate.
 pub(crate) fn peer(team: &Team, connection: &Connection) -> Option<RobotId> {
+    team.robot_named(&name_of(connection)?)
+}
+
+/// Returns the name in the certificate of the other end.
+pub(crate) fn name_of(connection: &Connection) -> Option<String> {
     let chain = connection
         .peer_identity()?
         .downcast::<Vec<CertificateDer<'static>>>()
         .ok()?;
     let (_, certificate) = x509_parser::parse_x509_certificate(chain.first()?).ok()?;
     let name = certificate.subject().iter_common_name().next()?.as_str().ok()?;
-    team.robot_named(name)
+    Some(name.to_owned())
+}
+
+/// Why a connection was not established.
+#[derive(Debug)]
+pub(crate) struct Missed {
+    pub outcome: Outcome,
+    why: String,
+}
+
+impl std::fmt::Display for Missed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.why)
+    }
+}
+
+impl Missed {
+    pub fn new(outcome: Outcome, why: impl Into<String>) -> Self {
+        let why = why.into();
+        Missed { outcome, why }
+    }
+
+    fn by(error: &ConnectionError) -> Self {
+        let outcome = match error {
+            error if is_over_certificates(error) => Outcome::Misfit,
+            ConnectionError::TimedOut => Outcome::NoAnswer,
+            _ => Outcome::Refused,
+        };
+        Missed::new(outcome, error.to_string())
+    }
 }
 
 /// Connects to a robot of a team at an address.
@@ -266,18 +309,20 @@ pub(crate) async fn connect(
     (team, to): (&Team, RobotId),
     address: SocketAddr,
     within: Duration,
-) -> Result<Connection, String> {
+) -> Result<Connection, Missed> {
     let connecting = endpoint.connect_with(config, address, SERVER_NAME);
-    let connecting = connecting.map_err(|error| error.to_string())?;
+    let connecting = connecting.map_err(|error| Missed::new(Outcome::Refused, error.to_string()))?;
     let connection = tokio::time::timeout(within, connecting).await;
     let connection = connection
-        .map_err(|_| format!("{address} does not answer"))?
-        .map_err(|error| error.to_string())?;
-    if peer(team, &connection) != Some(to) {
-        connection.close(1u8.into(), b"another robot");
-        return Err(format!("another robot answers at {address}"));
+        .map_err(|_| Missed::new(Outcome::NoAnswer, format!("{address} does not answer")))?
+        .map_err(|error| Missed::by(&error))?;
+    let other = peer(team, &connection);
+    if other == Some(to) {
+        return Ok(connection);
     }
-    Ok(connection)
+    connection.close(1u8.into(), b"another robot");
+    let outcome = other.map_or(Outcome::Misfit, Outcome::Connected);
+    Err(Missed::new(outcome, format!("another robot answers at {address}")))
 }
 
 /// Returns whether a connection failed because of an identity: a certificate was missing or rejected, at either end.

@@ -1,7 +1,7 @@
 //! Which threads get a core first on a busy host: those that carry control. They work for microseconds at a time, and
 //! perception or bulk may keep every core busy for milliseconds.
 //!
-//! Left out: Zenoh's threads, which cannot be configured, and bulk's, which share the robot's lock with control: while
+//! Left out: bulk's threads, which share the robot's lock with control: while
 //! one waited for a core with that lock, control would wait too.
 
 /// The lowest real-time priority; interrupt threads and the emulator have higher ones.

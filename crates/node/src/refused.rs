@@ -4,7 +4,6 @@ use std::net::SocketAddr;
 use std::sync::Mutex;
 
 use quinn::ConnectionError;
-use zenoh::bytes::ZBytes;
 
 use crate::quic::is_over_certificates;
 use crate::status::Refused;
@@ -16,15 +15,9 @@ use crate::wire::{self, Frame, Refusal};
 pub(crate) struct RefusedCounts(Mutex<Refused>);
 
 impl RefusedCounts {
-    /// Decodes the frame in a payload; counts it if it is refused. `what` names the expected frame.
-    pub fn decode<F: Frame>(&self, what: &str, payload: &ZBytes) -> Option<F> {
-        // Not assembled if it is too long anyway.
-        let frame = if payload.len() > F::BYTES_MAX {
-            Err(Refusal::Oversized)
-        } else {
-            wire::decode(&payload.to_bytes())
-        };
-        frame.map_err(|refusal| self.count(what, refusal)).ok()
+    /// Decodes a frame; counts it if it is refused. `what` names the expected one.
+    pub fn decode<F: Frame>(&self, what: &str, frame: &[u8]) -> Option<F> {
+        wire::decode(frame).map_err(|refusal| self.count(what, refusal)).ok()
     }
 
     /// Counts a refused frame. `what` names the expected frame.

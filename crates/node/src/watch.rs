@@ -1,87 +1,223 @@
-//! The operator's view of a team: queries every reachable robot for its status.
+//! The operator's view of a team: asks every robot that it can reach for its status.
+//!
+//! It is a client of the robots' links with the operator's certificate. It takes a robot's word for that robot alone: the
+//! certificate at the other end says whose status it is.
 
-use std::sync::{Arc, Mutex};
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::{mpsc, Arc};
 use std::time::{Duration, Instant};
 
+use coorp_core::paths::PathId;
 use coorp_core::RobotId;
 use coorp_team::Team;
-use zenoh::query::{ConsolidationMode, QueryTarget, Reply};
-use zenoh::Wait;
+use quinn::{Connection, Endpoint, RecvStream, SendStream};
+use tokio::sync::{Mutex, Notify};
 
-use crate::fabric::{fabric_failed, KeySpace, Sessions, Who};
-use crate::keys::Identity;
+use crate::discovery::{Finder, Order, Outcome};
+use crate::keys::{Identity, OPERATOR};
+use crate::links::{self, port, read_frame};
 use crate::network;
+use crate::own_runtime::OwnRuntime;
+use crate::quic::{connect, lengths, Credentials, Missed};
 use crate::status::Status;
-use crate::sync::lock;
-use crate::{wire, Error};
+use crate::wire::{self, Frame, StatusQuery};
+use crate::Error;
 
-/// How long robots have to answer.
+/// How long a robot has to answer, and to be connected to before that.
 const ANSWER_MAX: Duration = Duration::from_millis(500);
-/// The interval at which answers are checked.
-const POLL_EVERY: Duration = Duration::from_millis(20);
+/// How long after the end of a connection another one is looked for.
+const RETRY: Duration = Duration::from_millis(100);
+/// How long ending waits for the threads.
+const CLOSE_MAX: Duration = Duration::from_secs(1);
 
 /// Watches a team from outside it.
 #[derive(Debug)]
 pub struct Watch {
-    /// One per path, because some may be dead.
-    sessions: Sessions,
-    keyspace: KeySpace,
+    threads: OwnRuntime,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
     team: Team,
+    finder: Finder,
+    client: quinn::ClientConfig,
+    endpoint: Endpoint,
+    seats: BTreeMap<(RobotId, PathId), Seat>,
+}
+
+/// One path to a robot, because some may be dead.
+#[derive(Debug, Default)]
+struct Seat {
+    /// Kept from one look to the next.
+    open: Mutex<Option<Open>>,
+    opened: Notify,
+}
+
+#[derive(Debug)]
+struct Open {
+    connection: Connection,
+    send: SendStream,
+    receive: RecvStream,
 }
 
 impl Watch {
-    /// Opens the operator's session; robots are discovered while it lasts.
+    /// Begins to look for a team's robots.
     ///
     /// # Errors
     /// If the operator's keys are missing or the network cannot be used.
     pub fn open(team: &Team, insecure: bool) -> Result<Watch, Error> {
         let team = network::placed(team.clone())?;
-        let identity = if insecure {
-            None
+        let credentials = if insecure {
+            Credentials::of_anybody(OPERATOR)?
         } else {
-            Some(Identity::of_operator(&team)?)
+            Credentials::of(&Identity::of_operator(&team)?)?
         };
+        let failed = |error| Error::Socket("cannot look for the robots".to_owned(), error);
+        let threads = OwnRuntime::start(1, "coorp-watch", || ()).map_err(failed)?;
+        let entered = threads.handle().enter();
+        let six = team
+            .robots
+            .iter()
+            .flat_map(|robot| &robot.addresses)
+            .any(IpAddr::is_ipv6);
+        let everywhere: IpAddr = if six {
+            Ipv6Addr::UNSPECIFIED.into()
+        } else {
+            Ipv4Addr::UNSPECIFIED.into()
+        };
+        let endpoint = Endpoint::client((everywhere, 0).into()).map_err(failed)?;
+        drop(entered);
+        let paths_of = |robot| (0u8..).map(PathId).take(team.paths_used(robot));
         let robots = (0u16..).map(RobotId).take(team.robots.len());
-        let paths = robots.map(|robot| team.paths_used(robot)).max().unwrap_or(1);
-        Ok(Watch {
-            sessions: Sessions::open(&team, Who::Operator, identity.as_ref(), paths)?,
-            keyspace: KeySpace::new(&team),
+        let seats = robots.flat_map(|robot| paths_of(robot).map(move |path| ((robot, path), Seat::default())));
+        let seats: BTreeMap<_, _> = seats.collect();
+        let paths = seats.keys().map(|(_, path)| usize::from(path.0) + 1).max().unwrap_or(1);
+        let shared = Arc::new(Shared {
+            finder: Finder::start(&team, None, paths, credentials.authority())?,
+            client: credentials.client(links::PROTOCOL)?,
             team,
-        })
+            endpoint,
+            seats,
+        });
+        threads.handle().spawn(dial(shared.clone()));
+        Ok(Watch { threads, shared })
     }
 
     /// The status of each robot that answers, in the team file's order.
-    ///
-    /// # Errors
-    /// If the query cannot be sent.
-    pub fn look(&self) -> Result<Vec<Status>, Error> {
-        let answers: Arc<Mutex<Vec<Status>>> = Arc::default();
-        let open = Arc::new(());
-        for session in self.sessions.iter() {
-            let (gathered, asked) = (answers.clone(), open.clone());
-            let query = session
-                .get(self.keyspace.status("*"))
-                .target(QueryTarget::All)
-                .consolidation(ConsolidationMode::None)
-                .timeout(ANSWER_MAX)
-                .callback(move |reply: Reply| {
-                    let _open = &asked;
-                    let payload = reply.result().ok().map(|sample| sample.payload().to_bytes());
-                    if let Some(Ok(status)) = payload.map(|payload| wire::decode::<Status>(&payload)) {
-                        lock(&gathered).push(status);
-                    }
-                });
-            query.wait().map_err(fabric_failed)?;
+    pub fn look(&self) -> Vec<Status> {
+        let (answered, answers) = mpsc::channel();
+        for (robot, path) in self.shared.seats.keys().copied() {
+            let (shared, answered) = (self.shared.clone(), answered.clone());
+            self.threads.handle().spawn(async move {
+                if let Some(status) = shared.ask(robot, path).await {
+                    let _ = answered.send((robot, status));
+                }
+            });
         }
-        // The callback is dropped once all have answered or the time is up.
-        let until = Instant::now() + ANSWER_MAX * 2;
-        while Arc::strong_count(&open) > 1 && Instant::now() < until {
-            std::thread::sleep(POLL_EVERY);
+        drop(answered);
+        let until = Instant::now() + 2 * ANSWER_MAX;
+        let next = || {
+            answers
+                .recv_timeout(until.saturating_duration_since(Instant::now()))
+                .ok()
+        };
+        let mut found: Vec<(RobotId, Status)> = std::iter::from_fn(next).collect();
+        found.sort_by_key(|(robot, _)| *robot);
+        found.dedup_by_key(|(robot, _)| *robot);
+        found.into_iter().map(|(_, status)| status).collect()
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.shared.endpoint.close(0u8.into(), b"closed");
+        self.threads.end(self.shared.endpoint.wait_idle(), CLOSE_MAX);
+    }
+}
+
+/// Connects to robots where they are to be found.
+async fn dial(shared: Arc<Shared>) {
+    loop {
+        // Attempts end by themselves, and no socket is bound to a card.
+        let Order::Dial {
+            attempt,
+            robot,
+            path,
+            address,
+        } = shared.finder.next().await
+        else {
+            continue;
+        };
+        let shared = shared.clone();
+        tokio::spawn(async move {
+            let address = SocketAddr::new(address, port(&shared.team, robot, path.0.into()));
+            let (connection, outcome) = match shared.connect(robot, path, address).await {
+                Ok(connection) => (Some(connection), Outcome::Connected(robot)),
+                Err(missed) => {
+                    tracing::debug!("robot {} does not answer: {missed}", robot.0);
+                    (None, missed.outcome)
+                }
+            };
+            shared.finder.report(attempt, outcome);
+            if let Some(connection) = connection {
+                connection.closed().await;
+                tokio::time::sleep(RETRY).await;
+                shared.finder.lost(robot, path);
+            }
+        });
+    }
+}
+
+impl Shared {
+    async fn connect(&self, robot: RobotId, path: PathId, address: SocketAddr) -> Result<Connection, Missed> {
+        let refused = |error: &dyn std::fmt::Display| Missed::new(Outcome::Refused, error.to_string());
+        let everywhere = self.endpoint.local_addr().map_err(|error| refused(&error))?.ip();
+        let mut client = self.client.clone();
+        client.transport_config(links::transport(true, lengths(address, (everywhere, None))));
+        let connection = connect(&self.endpoint, client, (&self.team, robot), address, ANSWER_MAX).await?;
+        let (send, receive) = connection.open_bi().await.map_err(|error| refused(&error))?;
+        if let Some(seat) = self.seats.get(&(robot, path)) {
+            *seat.open.lock().await = Some(Open {
+                connection: connection.clone(),
+                send,
+                receive,
+            });
+            seat.opened.notify_one();
         }
-        let mut answers = std::mem::take(&mut *lock(&answers));
-        answers.retain(|status| self.team.robot_named(&status.robot).is_some());
-        answers.sort_by_key(|status| self.team.robot_named(&status.robot));
-        answers.dedup_by(|a, b| a.robot == b.robot);
-        Ok(answers)
+        Ok(connection)
+    }
+
+    async fn ask(&self, robot: RobotId, path: PathId) -> Option<Status> {
+        let seat = self.seats.get(&(robot, path))?;
+        let asked = async {
+            loop {
+                if let Some(open) = &mut *seat.open.lock().await {
+                    return open.ask().await;
+                }
+                seat.opened.notified().await;
+            }
+        };
+        let answer = tokio::time::timeout(ANSWER_MAX, asked).await;
+        let Some(mut status) = answer.ok().flatten() else {
+            // A late answer would be taken for one to the next question.
+            if let Some(open) = seat.open.lock().await.take() {
+                open.connection.close(0u8.into(), b"no answer");
+            }
+            return None;
+        };
+        self.team.robots[usize::from(robot.0)]
+            .name
+            .clone_into(&mut status.robot);
+        Some(status)
+    }
+}
+
+impl Open {
+    async fn ask(&mut self) -> Option<Status> {
+        self.send.write_all(&wire::prefixed(&StatusQuery)).await.ok()?;
+        let answer = read_frame(&mut self.receive, Status::BYTES_MAX).await.ok()?;
+        wire::decode(&answer).ok()
     }
 }

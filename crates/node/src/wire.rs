@@ -7,7 +7,8 @@
 //! A frame cannot make its reader allocate more than its own size: postcard reads no list longer than the remaining
 //! bytes.
 //!
-//! Left out: the sender. Links are authenticated: the fabric's keys name the sender, other links have its certificate.
+//! On a stream, each frame follows its length ([`prefixed`]). Left out: the sender, because links are authenticated: its
+//! certificate names it.
 
 use coorp_core::robot::{self, Stamp};
 use coorp_core::tracker::{self, StateHeader, TopicId};
@@ -75,9 +76,68 @@ impl Frame for robot::Message {
     const BYTES_MAX: usize = 4_096;
 }
 
-impl Frame for tracker::Message {
+/// What a robot tells others about itself: the first frame on each link, and again whenever it changes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hello {
+    /// The start of its sender.
+    pub incarnation: u32,
+    /// Grows with each change: the newest counts, whichever path it takes.
+    pub number: u64,
+    /// The topics that it subscribes to, [`Hello::TOPICS_MAX`] at most.
+    pub subscribes: Vec<String>,
+    /// The topics that it gathers, as many at most, each with a number that is new whenever it begins to gather one.
+    pub gathers: Vec<(String, u32)>,
+}
+
+impl Hello {
+    /// The number of topics in each of its lists, at most.
+    pub const TOPICS_MAX: usize = 1_024;
+}
+
+impl Frame for Hello {
+    const KIND: u8 = 21;
+    /// Names have up to 64 characters of up to four bytes.
+    const BYTES_MAX: usize = 600_000;
+}
+
+/// A message between a robot that gathers a topic and one that publishes it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Gathering {
+    /// The topic.
+    pub topic: String,
+    /// The message.
+    pub message: tracker::Message,
+}
+
+impl Frame for Gathering {
     const KIND: u8 = 20;
-    const BYTES_MAX: usize = 64;
+    const BYTES_MAX: usize = 384;
+}
+
+/// The operator asks for a robot's status.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StatusQuery;
+
+impl Frame for StatusQuery {
+    const KIND: u8 = 23;
+    const BYTES_MAX: usize = HEADER_BYTES;
+}
+
+/// The longest frame between robots on a stream, bytes.
+pub const STREAM_FRAME_BYTES_MAX: usize = Hello::BYTES_MAX;
+/// The bytes before each frame on a stream: its length in little-endian order.
+pub const PREFIX_BYTES: usize = 4;
+
+/// Encodes a value for a stream: its frame, after the frame's length.
+pub fn prefixed<F: Frame>(value: &F) -> Vec<u8> {
+    let frame = encode(value);
+    let length = u32::try_from(frame.len()).unwrap_or(0);
+    [length.to_le_bytes().as_slice(), &frame].concat()
+}
+
+/// The kind of a frame; `None` if it is too short to have one.
+pub fn kind(frame: &[u8]) -> Option<u8> {
+    frame.get(HEADER_BYTES - 1).copied()
 }
 
 /// The header of a control message.
@@ -125,14 +185,9 @@ pub enum Parcel {
         /// Its header.
         header: State,
     },
-    /// The sender's subscriptions: the content is topics, one per line. Both ends send it when a link is new.
-    Subscriptions,
     /// A message between robots. No content.
     Robot(robot::Message),
 }
-
-/// The longest content of a [`Parcel::Subscriptions`], bytes: it fits into a datagram.
-pub const SUBSCRIPTIONS_BYTES_MAX: usize = 1_000;
 
 impl Frame for Parcel {
     const KIND: u8 = 12;

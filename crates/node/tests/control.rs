@@ -186,7 +186,7 @@ fn who_says_something_is_told_by_the_key_and_without_one_nobody_says_anything() 
         Caller::new(&fleet, None),
         // The key of another team, which trusts nobody here.
         Caller::new(&fleet, Some((&other, "one"))),
-        // The operator may look, but not take part.
+        // The operator may look, but not take part. It is no stranger.
         Caller::new(&fleet, Some((&fleet, "../operator"))),
     ];
     for over_stream in [false, true] {
@@ -198,7 +198,7 @@ fn who_says_something_is_told_by_the_key_and_without_one_nobody_says_anything() 
     let member = Caller::new(&fleet, Some((&fleet, "one")));
     member.say(&fleet.team, 0, &said("true"), false);
     assert_eq!(lead.say("take pose"), "1 true aged false");
-    let counted = "Refused { oversized: 0, version: 0, malformed: 0, stale_grants: 0, strangers: 6 }";
+    let counted = "Refused { oversized: 0, version: 0, malformed: 0, stale_grants: 0, strangers: 4 }";
     lead.until("refused", counted);
 }
 

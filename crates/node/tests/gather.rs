@@ -13,7 +13,6 @@ use coorp_core::tracker::{self, StateHeader, TopicId, Topics};
 use coorp_node::control::Publisher;
 use coorp_node::gather::Gather;
 use coorp_node::wire;
-use zenoh::Wait;
 
 #[test]
 #[ignore = "the process of a robot in the other tests"]
@@ -142,9 +141,8 @@ fn two_robots_gather_the_same_and_only_what_robots_say_of_themselves() {
     table(&mut lead, &mut [&mut one], "a", "1 a true");
     table(&mut one, &mut [], "", "1 a true");
     // The third robot has keys, and sends what it may not, or what makes no sense.
-    let keys = common::tls(&fleet, &fleet, "two");
     let forger = common::Caller::new(&fleet, Some((&fleet, "two")));
-    let coordination = common::session(&fleet.team, 0, 0, "tls", keys);
+    let mut link = forger.link(&fleet.team, 0).unwrap();
     let sequence = Sequence {
         incarnation: u32::MAX,
         number: 1,
@@ -160,23 +158,22 @@ fn two_robots_gather_the_same_and_only_what_robots_say_of_themselves() {
     };
     let topic = "pose".to_owned();
     let state = [wire::pack(&wire::Parcel::State { topic, header }).as_slice(), b"x"].concat();
-    let forged = wire::encode(&tracker::Message::Connect {
-        incarnation: u32::MAX,
-        sent_at: coorp_core::Instant::ZERO,
+    let mut garbage = wire::prefixed(&wire::Gathering {
+        topic: "pose".to_owned(),
+        message: tracker::Message::Connect {
+            incarnation: u32::MAX,
+            sent_at: coorp_core::Instant::ZERO,
+        },
     });
+    // No message of this kind exists.
+    garbage[13] = 0xff;
+    link.hello(7);
+    link.write(&garbage);
     until(|| {
         forger.say(&fleet.team, 0, &state, false);
-        coordination
-            .put("coorp/team/fleet/one/lead/pose", forged.clone())
-            .wait()
-            .unwrap();
-        coordination
-            .put("coorp/team/fleet/two/lead/pose", "garbage")
-            .wait()
-            .unwrap();
         !lead.say("refused").contains("malformed: 0")
     });
-    // It has a key, but never asked to be admitted; nor did it speak for the other.
+    // It has a key, but never asked to be admitted.
     lead.until("table pose", "1 a true");
     assert_eq!(lead.say("updates pose"), "1");
     table(&mut lead, &mut [&mut one], "b", "1 b true");

@@ -8,14 +8,7 @@ use common::{agreed, be_a_robot, until, Fleet, Robot};
 #[test]
 #[ignore = "the process of a robot in the other tests"]
 fn robot() {
-    be_a_robot(|_, words| (words == ["threads"]).then(threads));
-}
-
-/// The names of this process's threads.
-fn threads() -> String {
-    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
-    let names = tasks.map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")).unwrap_or_default());
-    names.collect::<Vec<_>>().join(" ").replace('\n', "")
+    be_a_robot(|_, _| None);
 }
 
 /// Three robots, the leading one first, and the indices of all in the team file as `holders` prints them.
@@ -49,18 +42,7 @@ fn a_permit_goes_from_hand_to_hand() {
 }
 
 #[test]
-fn a_session_is_read_and_written_on_one_thread() {
-    let fleet = Fleet::new(&["lead", "one", "two"], "");
-    let (mut robots, _) = three(&fleet);
-    for robot in &mut robots {
-        let threads = robot.say("threads");
-        let count = |kind: &str| threads.split(' ').filter(|name| name.starts_with(kind)).count();
-        assert_eq!((count("rx-"), count("tx-")), (1, 0), "{threads}");
-    }
-}
-
-#[test]
-fn a_dead_holders_permit_is_free_at_once() {
+fn a_dead_holders_permit_is_free_after_its_lease() {
     let fleet = Fleet::new(&["lead", "one", "two"], "[policy]\nslice = \"3600s\"\n");
     let ([mut lead, mut one, mut two], [_, _, third]) = three(&fleet);
     lead.until("alive", "[0, 1, 2]");
@@ -70,9 +52,10 @@ fn a_dead_holders_permit_is_free_at_once() {
     lead.until("queue", &third);
     let place = one.say("place").replace(['[', ']'], "");
     one.kill();
-    until(|| !lead.say("alive").contains(&place));
     lead.until("holders", &third);
     two.until("may", "true");
+    // Its links end later: they are silent, as they would be on a bad channel.
+    until(|| !lead.say("alive").contains(&place));
 }
 
 #[test]

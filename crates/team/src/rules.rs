@@ -81,7 +81,7 @@ pub(crate) fn overlap(one: (u16, u16), other: (u16, u16)) -> bool {
     one.start < other.end && other.start < one.end
 }
 
-/// Checks a name of a robot or flow: it is used in file names, keys of the fabric and reports.
+/// Checks a name of a robot or flow: it is used in file names, certificates and reports.
 pub(crate) fn name(name: &str) -> Result<(), Fault> {
     let fits = |c: char| c.is_alphanumeric() || matches!(c, '-' | '_' | '.');
     if name.is_empty() || name.chars().count() > NAME_CHARS_MAX || !name.chars().all(fits) {
@@ -97,7 +97,7 @@ pub(crate) fn name(name: &str) -> Result<(), Fault> {
 /// Checks that Linux accepts this interface name.
 pub(crate) fn interface(name: &str) -> Result<(), Fault> {
     const BYTES_MAX: usize = 15;
-    // A semicolon or a hash would terminate the name in an address of the fabric.
+    // Nothing that ends a name where addresses and interfaces stand together.
     let fits = |c: char| c.is_ascii_graphic() && !matches!(c, '/' | ':' | ';' | '#' | '?' | '=');
     if name.is_empty() || name.len() > BYTES_MAX || !name.chars().all(fits) || matches!(name, "." | "..") {
         let message = format!("\"{}\" is not a valid interface name", crate::units::clip(name));

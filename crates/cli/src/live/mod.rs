@@ -44,8 +44,8 @@ fn note_insecure() {
     output::note(&format!("WARNING: --insecure: {}", coorp_node::INSECURE));
 }
 
-/// The default log filter if RUST_LOG is not set: what the robot does, and errors of the fabric.
-const LOG_DEFAULT: &str = "coorp_node=info,zenoh=error,error";
+/// The default log filter if RUST_LOG is not set: what the robot does, and errors of libraries.
+const LOG_DEFAULT: &str = "coorp_node=info,error";
 /// Not logged, because the commands print this warning themselves.
 const LOG_WITHOUT: &str = "coorp_node::insecure=off";
 

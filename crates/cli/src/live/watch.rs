@@ -51,7 +51,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let term = console::Term::stdout();
     loop {
         let began = Instant::now();
-        let text = view(&team, &watch.look()?);
+        let text = view(&team, &watch.look());
         if term.is_term() {
             // If the terminal is gone, the next print ends the program.
             let _ = term.clear_screen();
@@ -66,10 +66,10 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 
 fn once(watch: &Watch, team: &Team) -> Result<(), Failure> {
     let began = Instant::now();
-    let mut here = watch.look()?;
+    let mut here = watch.look();
     while here.len() < team.robots.len() && began.elapsed() < FIND_MAX {
         std::thread::sleep(LOOK_EVERY / 10);
-        here = watch.look()?;
+        here = watch.look();
     }
     output::print(&view(team, &here))?;
     let missing: Vec<&str> = team.robots.iter().map(|robot| robot.name.as_str()).collect();

@@ -96,6 +96,29 @@ fn a_robot_holds_as_many_connections_as_it_needs_and_no_more() {
 }
 
 #[test]
+fn operators_have_few_places_and_take_none_of_a_robots() {
+    let mut door = team();
+    let limits = Limits::of_team(3, 1);
+    let connect = |door: &mut Admission, from, number: usize| {
+        let attempt = door.on_attempt(from, true, at(1_000 * number as u64));
+        ticket(attempt).unwrap()
+    };
+    for number in 0..40 {
+        let ticket = connect(&mut door, stranger(7), number);
+        assert_eq!(door.on_operator(ticket), number < limits.operators_max);
+    }
+    assert_eq!(
+        door.refusals().total(Reason::TooManyConnections),
+        40 - limits.operators_max as u64
+    );
+    assert!(!door.members.entries.contains_key(&stranger(7)), "no robot is there");
+    for number in 0..limits.connections_per_robot_max {
+        let ticket = connect(&mut door, stranger(7), 40 + number);
+        assert!(door.on_member(ticket, RobotId(1), at(80_000)));
+    }
+}
+
+#[test]
 fn a_member_connects_as_often_as_it_likes() {
     let mut door = team();
     for ms in 0..20_000 {
@@ -135,6 +158,7 @@ fn most(class: &Class) -> usize {
 enum Event {
     Attempt { from: u8, proved: bool },
     Member { which: prop::sample::Index, robot: u16 },
+    Operator(prop::sample::Index),
     Failed(prop::sample::Index),
     Ended(prop::sample::Index),
     Wait(u64),
@@ -145,6 +169,7 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
     let event = prop_oneof![
         8 => (any::<u8>(), prop::bool::weighted(0.8)).prop_map(|(from, proved)| Event::Attempt { from, proved }),
         2 => (index(), 0..4u16).prop_map(|(which, robot)| Event::Member { which, robot }),
+        1 => index().prop_map(Event::Operator),
         1 => index().prop_map(Event::Failed),
         1 => index().prop_map(Event::Ended),
         2 => (0..400u64).prop_map(Event::Wait),
@@ -186,6 +211,13 @@ proptest! {
                         door.on_ended(alive.remove(place), now);
                     }
                 }
+                Event::Operator(which) if !alive.is_empty() => {
+                    let place = which.index(alive.len());
+                    let open = door.connections();
+                    if !door.on_operator(alive[place]) && door.connections() == open {
+                        door.on_ended(alive.remove(place), now);
+                    }
+                }
                 Event::Failed(which) if !alive.is_empty() => {
                     let place = which.index(alive.len());
                     if !door.connections.contains_key(&alive[place]) {
@@ -203,9 +235,11 @@ proptest! {
             prop_assert!(most(&door.strangers) <= limits.strangers.unfinished_each_max);
             prop_assert!(most(&door.members) <= limits.members.unfinished_each_max);
             for robot in 0..4 {
-                let of = door.connections.values().filter(|(_, of)| *of == RobotId(robot)).count();
+                let of = door.connections.values().filter(|(_, of)| *of == Some(RobotId(robot))).count();
                 prop_assert!(of <= limits.connections_per_robot_max);
             }
+            let operators = door.connections.values().filter(|(_, of)| of.is_none()).count();
+            prop_assert!(operators <= limits.operators_max);
             prop_assert!(door.refusals().by_address().len() <= ADDRESSES_SHOWN_MAX);
             prop_assert_eq!(alive.len(), door.unfinished() + door.connections());
         }

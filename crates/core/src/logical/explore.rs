@@ -10,6 +10,7 @@ use super::failover_epoch as epoch;
 use super::program::{ActionKind, Connection, Program, Reaction, Reactor};
 use super::protocol::{Down, Envelope, Up};
 use super::reference::{self, Brains, Death, Given, Kinds, Random};
+use super::scheduler::Ready;
 use super::tests::ms;
 use super::*;
 use crate::{Duration, Instant};
@@ -31,6 +32,8 @@ struct Site {
     /// The end of its link has still to be noticed.
     is_leaving: bool,
     has_ended: bool,
+    /// What runs, if reactions take time.
+    running: Option<(Tag, Vec<Ready>)>,
     arrived: BTreeMap<(Tag, ElementId), usize>,
     received: BTreeSet<(FederateId, u64)>,
 }
@@ -41,6 +44,8 @@ struct State {
     sites: Vec<Rc<Site>>,
     rti: Rc<Rti<u64>>,
     round: u64,
+    /// Of each RTI.
+    patience: u32,
     stops: u8,
     takeovers: u8,
     deaths: u8,
@@ -52,6 +57,10 @@ struct Bounds {
     takeovers: u8,
     deaths: u8,
     timeout: Option<Duration>,
+    /// Of each RTI.
+    patience: u32,
+    /// While the reactions of this one run, other things may happen.
+    slow: Option<usize>,
     states_max: usize,
 }
 
@@ -60,6 +69,10 @@ struct Found {
     states: usize,
     ends: usize,
     records: usize,
+    /// How often somebody was told that nobody waits for its next events.
+    spared: usize,
+    /// How often that was taken back, after something had not been told.
+    recalled: usize,
     cut_short: bool,
 }
 
@@ -67,6 +80,7 @@ struct Found {
 enum Move {
     Up(usize),
     Down(usize),
+    Finish(usize),
     Stop(usize),
     Takeover,
     Die(usize),
@@ -91,13 +105,15 @@ impl State {
             is_alive: true,
             is_leaving: false,
             has_ended: false,
+            running: None,
             arrived: BTreeMap::new(),
             received: BTreeSet::new(),
         };
         let mut state = State {
             sites: graph.federate_ids().map(|id| Rc::new(site(id))).collect(),
-            rti: Rc::new(Rti::new(Arc::clone(graph), epoch(1), RtiConfig::default(), NOW)),
+            rti: Rc::new(rti(graph, 1, bounds.patience)),
             round: 1,
+            patience: bounds.patience,
             stops: bounds.stops,
             takeovers: bounds.takeovers,
             deaths: bounds.deaths,
@@ -133,6 +149,9 @@ impl State {
             if !site.down.is_empty() {
                 moves.push(Move::Down(at));
             }
+            if site.running.is_some() {
+                moves.push(Move::Finish(at));
+            }
             if site.federate.scheduler().started_at().is_some() {
                 if self.stops > 0 {
                     moves.push(Move::Stop(at));
@@ -152,7 +171,7 @@ impl State {
         moves
     }
 
-    fn after(&self, graph: &Arc<Graph>, step: Move) -> State {
+    fn after(&self, graph: &Arc<Graph>, step: Move, slow: Option<usize>) -> State {
         let mut next = self.clone();
         match step {
             Move::Up(at) => {
@@ -173,19 +192,24 @@ impl State {
                 }
                 let site = Rc::make_mut(&mut next.sites[at]);
                 site.federate.on_message(envelope, NOW);
-                site.drive(graph, next.round);
+                site.drive(graph, next.round, slow == Some(at));
+            }
+            Move::Finish(at) => {
+                let site = Rc::make_mut(&mut next.sites[at]);
+                let (tag, reactions) = site.running.take().unwrap();
+                site.run(graph, tag, reactions);
+                site.drive(graph, next.round, slow == Some(at));
             }
             Move::Stop(at) => {
                 next.stops -= 1;
                 let site = Rc::make_mut(&mut next.sites[at]);
                 site.federate.request_stop();
-                site.drive(graph, next.round);
+                site.drive(graph, next.round, slow == Some(at));
             }
             Move::Takeover => {
                 next.takeovers -= 1;
                 next.round += 1;
-                let graph = Arc::clone(graph);
-                next.rti = Rc::new(Rti::new(graph, epoch(next.round), RtiConfig::default(), NOW));
+                next.rti = Rc::new(rti(graph, next.round, next.patience));
                 for site in &mut next.sites {
                     let site = Rc::make_mut(site);
                     site.up.clear();
@@ -274,6 +298,39 @@ impl State {
         records.len()
     }
 
+    /// Once all that was sent has arrived, nobody waits for what somebody else could have told.
+    fn check_what_is_told(&self, graph: &Graph) {
+        let is_quiet = |site: &Rc<Site>| site.up.is_empty() && site.down.is_empty() && !site.is_leaving;
+        if !self.sites.iter().all(is_quiet) {
+            return;
+        }
+        let ids = graph.federate_ids().zip(graph.federates()).zip(&self.sites);
+        for ((id, info), site) in ids.filter(|(_, site)| site.is_alive) {
+            let waiting = site.federate.scheduler();
+            let (next, granted) = (waiting.next_tag(), waiting.grants().0);
+            if next <= granted || info.cycle.is_some() {
+                continue;
+            }
+            for (from, delay) in &info.upstream {
+                let site = &self.sites[usize::from(from.0)];
+                let s = site.federate.scheduler();
+                let could = if s.is_between_tags() {
+                    s.next_tag()
+                } else {
+                    s.completed().next()
+                };
+                let told = self.rti.next_of(*from);
+                let waits = told + *delay <= next && could + *delay > next;
+                let in_vain = waits && site.is_alive && *from != id;
+                assert!(
+                    !in_vain,
+                    "{id:?} waits for {from:?}: {told} {could} {:?}",
+                    self.describe()
+                );
+            }
+        }
+    }
+
     fn describe(&self) -> Vec<String> {
         let describe = |site: &Rc<Site>| {
             let s = site.federate.scheduler();
@@ -285,25 +342,41 @@ impl State {
 }
 
 impl Site {
-    fn drive(&mut self, graph: &Graph, round: u64) {
+    /// Whether the next message spares the federate something, or takes that back after it made use of it.
+    fn is_spared(&self) -> (bool, bool) {
+        let Some(Down::Awaited(tag)) = self.down.front().map(|envelope| &envelope.body) else {
+            return (false, false);
+        };
+        let (awaited, has_skipped) = self.federate.awaited();
+        (*tag > awaited, *tag < awaited && has_skipped)
+    }
+
+    fn run(&mut self, graph: &Graph, tag: Tag, reactions: Vec<Ready>) {
+        for ready in reactions {
+            let s = self.federate.scheduler();
+            let read = |element| s.is_present(element).then(|| s.value(element).copied());
+            let effects = self.brains.run(graph, ready.reaction, tag, read);
+            self.federate.finish(ready.reaction, effects, NOW).unwrap();
+        }
+    }
+
+    fn drive(&mut self, graph: &Graph, round: u64, slow: bool) {
         while let Some(action) = self.federate.poll(NOW) {
             match action {
                 FederateAction::Send(envelope) if envelope.epoch == epoch(round) => self.up.push_back(envelope),
                 FederateAction::Send(_) => {}
-                FederateAction::Run { tag, reactions, .. } => {
-                    for ready in reactions {
-                        let s = self.federate.scheduler();
-                        let read = |element| s.is_present(element).then(|| s.value(element).copied());
-                        let effects = self.brains.run(graph, ready.reaction, tag, read);
-                        self.federate.finish(ready.reaction, effects, NOW).unwrap();
-                    }
-                }
+                FederateAction::Run { tag, reactions, .. } if slow => self.running = Some((tag, reactions)),
+                FederateAction::Run { tag, reactions, .. } => self.run(graph, tag, reactions),
                 FederateAction::Ended => self.has_ended = true,
                 FederateAction::Started(_) | FederateAction::Gone(_) => {}
                 other => panic!("{other:?}"),
             }
         }
     }
+}
+
+fn rti(graph: &Arc<Graph>, round: u64, patience: u32) -> Rti<u64> {
+    Rti::new(Arc::clone(graph), epoch(round), RtiConfig::default(), NOW).with_patience(patience)
 }
 
 fn digest(what: &impl Hash) -> u64 {
@@ -323,6 +396,7 @@ fn explore(program: &Program, bounds: Bounds) -> Found {
             break;
         }
         let moves = state.moves();
+        state.check_what_is_told(&graph);
         let left = moves
             .iter()
             .any(|step| !matches!(step, Move::Stop(_) | Move::Takeover | Move::Die(_)));
@@ -331,7 +405,12 @@ fn explore(program: &Program, bounds: Bounds) -> Found {
             found.records += state.check(&graph, bounds);
         }
         for step in moves {
-            let next = state.after(&graph, step);
+            if let Move::Down(at) = step {
+                let (spared, recalled) = state.sites[at].is_spared();
+                found.spared += usize::from(spared);
+                found.recalled += usize::from(recalled);
+            }
+            let next = state.after(&graph, step, bounds.slow);
             if seen.insert(digest(&next)) {
                 stack.push(next);
             }
@@ -394,6 +473,8 @@ const NORMAL: Bounds = Bounds {
     takeovers: 0,
     deaths: 0,
     timeout: None,
+    patience: 4,
+    slow: None,
     states_max: 60_000,
 };
 
@@ -423,6 +504,70 @@ fn small_programs_do_the_same_in_every_order() {
             }
         }
     }
+}
+
+/// One that ticks and says nothing until the third tick; the other waits for it once.
+fn sparse() -> Program {
+    let ticks = Reactor::new("a", FederateId(0))
+        .output("out")
+        .timer("t0", ms(0), None)
+        .timer("t1", ms(1), None)
+        .timer("t2", ms(2), None)
+        .timer("t3", ms(3), None)
+        .reaction(Reaction::new("tick").on("t0").on("t1").on("t3").on_shutdown())
+        .reaction(Reaction::new("tell").on("t2").effect("out"));
+    let waits = once("b", 1, ms(1))
+        .input("in")
+        .reaction(Reaction::new("read").on("in").on("t"));
+    program(2, vec![ticks, waits], vec![Connection::new("a.out", "b.in")])
+}
+
+/// One that only ticks, another that says something, and one that has only their messages.
+fn fan_in() -> Program {
+    let ticks = Reactor::new("a", FederateId(0))
+        .output("out")
+        .timer("t0", ms(0), None)
+        .timer("t1", ms(1), None)
+        .timer("t2", ms(2), None)
+        .action("never", ActionKind::Logical, ms(0))
+        .reaction(Reaction::new("tick").on("t0").on("t1").on("t2"))
+        .reaction(Reaction::new("tell").on("never").effect("out"));
+    let says = once("c", 1, ms(0)).reaction(Reaction::new("say").on("t").effect("out"));
+    let hears = Reactor::new("b", FederateId(2))
+        .input("in")
+        .input("other")
+        .reaction(Reaction::new("hear").on("in").on("other"));
+    let connections = vec![
+        Connection::new("a.out", "b.in"),
+        Connection::new("c.out", "b.other").after(ms(1)),
+    ];
+    program(3, vec![hears, says, ticks], connections)
+}
+
+const SPARING: Bounds = Bounds {
+    patience: 0,
+    slow: Some(0),
+    ..NORMAL
+};
+
+#[test]
+fn rule_7_what_nobody_waits_for_is_not_told_and_nobody_waits_for_what_is_not_told() {
+    let (mut spared, mut recalled) = (0, 0);
+    let alone = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)].map(|bounds| ("sparse", sparse(), bounds));
+    let both = [(0, 0, 0), (0, 1, 0)].map(|bounds| ("fan-in", fan_in(), bounds));
+    for (name, program, (stops, takeovers, deaths)) in alone.into_iter().chain(both) {
+        let bounds = Bounds {
+            stops,
+            takeovers,
+            deaths,
+            ..SPARING
+        };
+        let found = check(name, &program, bounds);
+        assert!(found.records > 0 && !found.cut_short, "{found:?}");
+        spared += found.spared;
+        recalled += found.recalled;
+    }
+    assert!(spared > 0 && recalled > 0);
 }
 
 fn random_small(seed: u64) -> Program {
@@ -477,6 +622,18 @@ fn the_deep_search_of_coordination_finds_nothing() {
             );
         }
     }
+    for (stops, takeovers, deaths) in [(1, 0, 0), (0, 0, 1), (1, 1, 0), (0, 1, 1), (1, 0, 1)] {
+        for (name, program) in [("sparse", sparse()), ("fan-in", fan_in())] {
+            let bounds = Bounds {
+                stops,
+                takeovers,
+                deaths,
+                states_max: 1_000_000,
+                ..SPARING
+            };
+            check(name, &program, bounds);
+        }
+    }
     for seed in 0..200 {
         let (stops, takeovers, deaths) = ((seed % 2) as u8, (seed / 2 % 2) as u8, (seed / 4 % 2) as u8);
         let program = random_small(seed);
@@ -487,6 +644,8 @@ fn the_deep_search_of_coordination_finds_nothing() {
             takeovers,
             deaths,
             timeout: (seed % 3 == 0 || !ends).then_some(ms(2)),
+            patience: [0, 4][(seed / 8 % 2) as usize],
+            slow: (seed / 16 % 2 == 0).then_some(0),
             states_max: 50_000,
         };
         check("random", &program, bounds);

@@ -3,6 +3,9 @@
 //! [`Federate`] is a [`Scheduler`] that asks the RTI before it advances. It decides when the RTI has to hear what:
 //!
 //! - Each completed tag at once. The next event's tag whenever the queue has changed while it waits.
+//! - Neither of them, nor a null message, if the RTI said that nobody downstream waits for it, and the next event is
+//!   granted. If somebody comes to wait for it, it is told at once, even while a reaction runs. That holds until this
+//!   federate sends a message or has a new RTI. The last tag, and the end of all events, are always told.
 //! - A federate with physical actions and downstream federates promises what its clock allows: nothing before now and
 //!   the least delay. It repeats this null message at an interval. Physical actions respect the promise. Without
 //!   downstream federates, nobody needs it.
@@ -142,8 +145,14 @@ pub struct Federate<V> {
     received_from: BTreeMap<FederateId, u64>,
     sent_to: BTreeMap<FederateId, u64>,
     retained: BTreeMap<FederateId, VecDeque<Message<V>>>,
-    /// The tag up to which the RTI knows that all is done.
+    /// The tag up to which all is done.
     completed: Tag,
+    /// Nobody downstream waits for a next event before this tag.
+    awaited: Tag,
+    /// Whether the RTI does not know what is completed, and whether it does not know the next event.
+    skipped: (bool, bool),
+    /// Whether a reaction ran since the last completed tag.
+    has_run: bool,
     announced: Option<(Tag, bool)>,
     announced_at: Instant,
     stop_proposal: Option<Tag>,
@@ -194,6 +203,9 @@ impl<V: Value> Federate<V> {
             sent_to: BTreeMap::new(),
             retained: BTreeMap::new(),
             completed: Tag::NEVER,
+            awaited: Tag::NEVER,
+            skipped: (false, false),
+            has_run: false,
             announced: None,
             announced_at: Instant::ZERO,
             stop_proposal: None,
@@ -249,6 +261,7 @@ impl<V: Value> Federate<V> {
                     retained.retain(|message| message.number > number);
                 }
             }
+            Down::Awaited(tag) => self.on_awaited(tag),
             Down::Message(message) => self.on_value(message, now),
             Down::Grant(_) | Down::Provisional(_) | Down::Settled { .. } | Down::Back { .. } => {
                 self.on_grant(envelope.body);
@@ -381,6 +394,7 @@ impl<V: Value> Federate<V> {
     fn on_step(&mut self, step: Step<V>, now: Instant) -> bool {
         match step {
             Step::Run { tag, lag, reactions } => {
+                self.has_run = true;
                 self.outbox.push_back(FederateAction::Run { tag, lag, reactions });
                 return false;
             }
@@ -388,9 +402,14 @@ impl<V: Value> Federate<V> {
             Step::StopRequested(tag) => self.request_stop_at(tag),
             Step::Completed(tag) => {
                 self.completed = tag;
-                self.send(Up::Completed(tag));
                 // A message may have lowered what the RTI takes for the next event, for this tag only.
                 self.announced = None;
+                self.skipped.0 = true;
+                let last = self.scheduler().last();
+                if std::mem::take(&mut self.has_run) && tag.next() < self.needed_from() && tag < last {
+                    return true;
+                }
+                self.tell_completed();
                 // One tag at a time, so that a fast federate still takes what comes.
                 return self.scheduler().last() == tag;
             }
@@ -456,6 +475,8 @@ impl<V: Value> Federate<V> {
         self.outbox.retain(|action| !matches!(action, FederateAction::Send(_)));
         self.epoch = Some(epoch);
         self.received = (0, 0);
+        self.awaited = Tag::NEVER;
+        self.skipped = (false, false);
         let (next, is_bound) = self.next_event(now);
         self.note_announced((next, is_bound), now);
         let (granted, provisional) = self.scheduler().grants();
@@ -551,6 +572,37 @@ impl<V: Value> Federate<V> {
         self.tell_received();
     }
 
+    /// Before this tag, the RTI need not hear of a next event: nobody downstream waits for it, and it is granted.
+    fn needed_from(&self) -> Tag {
+        self.awaited.min(self.scheduler().grants().0.next())
+    }
+
+    fn has_skipped(&self) -> bool {
+        self.skipped.0 || self.skipped.1
+    }
+
+    /// Somebody waits for another next event than before.
+    fn on_awaited(&mut self, tag: Tag) {
+        self.awaited = tag;
+        // Between tags, it is told with the next poll. An open tag may take long.
+        let open = self.scheduler().reached();
+        if self.has_skipped() && open > self.completed && open >= self.needed_from() {
+            self.tell_next((open, false));
+        }
+    }
+
+    fn tell_completed(&mut self) {
+        if std::mem::take(&mut self.skipped.0) {
+            self.send(Up::Completed(self.completed));
+        }
+    }
+
+    fn tell_next(&mut self, (tag, is_bound): (Tag, bool)) {
+        self.tell_completed();
+        self.skipped.1 = false;
+        self.send(Up::NextEvent { tag, is_bound });
+    }
+
     fn tell_received(&mut self) {
         if self.acknowledged() >= self.received.1 + RECEIVED_EVERY {
             self.send(Up::Received);
@@ -591,6 +643,8 @@ impl<V: Value> Federate<V> {
             value,
         };
         self.retained.entry(to).or_default().push_back(message.clone());
+        // Its receiver will wait for what comes next.
+        self.awaited = Tag::NEVER;
         self.send(Up::Message(message));
     }
 
@@ -637,7 +691,15 @@ impl<V: Value> Federate<V> {
     /// When to announce again although nothing happened: at the interval, or when the clock has passed the next event.
     fn repeats_at(&self) -> Option<Instant> {
         let (start, delay) = (self.scheduler().started_at()?, self.promised_delay()?);
-        if self.ended_at.is_some() || !self.announced?.1 || !self.scheduler().is_between_tags() {
+        if self.ended_at.is_some() || !self.scheduler().is_between_tags() {
+            return None;
+        }
+        if self.skipped.1 {
+            let needed = self.needed_from();
+            let needed = needed.time().filter(|_| needed <= self.scheduler().next_tag())?;
+            return Some(start + needed.saturating_sub(delay) + Duration::from_nanos(1));
+        }
+        if !self.announced?.1 {
             return None;
         }
         let interval = self.announced_at + self.config.null_interval;
@@ -660,19 +722,23 @@ impl<V: Value> Federate<V> {
         if matches!(self.core, Core::Alone(_)) && next.1 {
             return;
         }
-        let repeats = self.announced.is_some_and(|(_, was_bound)| was_bound && next.1);
+        if next.0 < self.needed_from() {
+            self.skipped.1 |= self.announced != Some(next);
+            self.announced_at = now;
+            return;
+        }
+        let repeats = !self.skipped.1 && self.announced.is_some_and(|(_, was_bound)| was_bound && next.1);
         let too_soon = repeats && now < self.announced_at + self.config.null_interval;
         if too_soon {
             return;
         }
-        if self.announced == Some(next) {
+        if self.announced == Some(next) && !self.skipped.1 {
             // Logical time is ahead of the clock, say. Look again after the interval.
             self.announced_at = now;
             return;
         }
         self.note_announced(next, now);
-        let (tag, is_bound) = next;
-        self.send(Up::NextEvent { tag, is_bound });
+        self.tell_next(next);
     }
 
     /// How many messages are acknowledged: all, unless there is enough to do first.
@@ -692,6 +758,14 @@ impl<V: Value> Federate<V> {
         let received = self.received.1;
         self.outbox
             .push_back(FederateAction::Send(Envelope { epoch, received, body }));
+    }
+}
+
+#[cfg(test)]
+impl<V: Value> Federate<V> {
+    /// What it was told that nobody waits for, and whether it made use of that.
+    pub(super) fn awaited(&self) -> (Tag, bool) {
+        (self.awaited, self.has_skipped())
     }
 }
 

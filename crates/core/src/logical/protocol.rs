@@ -5,6 +5,7 @@
 //! | [`Up::NextEvent`] | NET, next event tag; with `is_bound`, a null message |
 //! | [`Up::Completed`] | LTC, logical tag complete |
 //! | [`Down::Grant`], [`Down::Provisional`] | TAG, PTAG: (provisional) tag advance grant |
+//! | [`Down::Awaited`] | DNET, downstream next event tag, plus one: the first that matters |
 //! | [`Message`] without a value | absent message |
 //!
 //! Each direction of each link must deliver in order and without loss, as a stream does, for as long as the link lasts.
@@ -123,6 +124,9 @@ pub enum Down<V> {
     Grant(Tag),
     /// All messages before this tag have been delivered, and at this tag those from outside of its zero-delay cycle.
     Provisional(Tag),
+    /// Nobody downstream waits for a next event before this tag. What that spares the federate it need not tell, until it
+    /// sends a message or is told another tag.
+    Awaited(Tag),
     /// From another federate.
     Message(Message<V>),
     /// Within a zero-delay cycle: no more messages from `federate` up to this tag.

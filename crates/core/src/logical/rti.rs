@@ -30,9 +30,12 @@
 //! A message's value passes through untouched, and may be a reference. The number of messages in transit is bounded by
 //! what their senders may have outstanding.
 //!
-//! Left out: telling federates which next event tags nobody waits for (downstream next event tags). Liveness of links:
-//! the driver knows. Whether this RTI is the only one: the epochs of [`failover`](crate::failover) see to that.
+//! **Sparing.** Next events and completed tags that nobody downstream waits for need not be told: the RTI says so
+//! (module `awaited`).
+//!
+//! Left out: liveness of links: the driver knows. Whether this RTI is the only one: the epochs of [`failover`](crate::failover) see to that.
 
+mod awaited;
 mod gather;
 mod horizon;
 mod node;
@@ -123,6 +126,8 @@ pub struct Rti<V> {
     /// Those that are not present, and have not resigned.
     absent: BTreeSet<FederateId>,
     stop: Stop,
+    /// After so many messages that nobody needs, their sender is told so.
+    patience: u32,
     outbox: VecDeque<RtiAction<V>>,
 }
 
@@ -140,6 +145,7 @@ impl<V: Clone> Rti<V> {
             phase: Phase::Gathering { until },
             nodes,
             stop: Stop::None,
+            patience: awaited::PATIENCE,
             outbox: VecDeque::new(),
         }
     }
@@ -201,11 +207,13 @@ impl<V: Clone> Rti<V> {
             Up::NextEvent { tag, is_bound } => {
                 self.node_mut(from).on_next(tag, is_bound);
                 self.settle(from);
+                self.spare(from);
                 self.check_starved(now);
             }
             Up::Completed(tag) => {
                 self.node_mut(from).on_completed(tag);
                 self.settle(from);
+                self.spare(from);
             }
             Up::Message(message) => self.on_value(from, message),
             // While others may still report, it only counts as part of the report.
@@ -365,12 +373,16 @@ impl<V: Clone> Rti<V> {
         touched.sort_unstable();
         touched.dedup();
         self.grant_each(&touched);
+        self.recall(changed);
     }
 
     fn settle_all(&mut self) {
         self.count_all();
         let all: Vec<_> = self.graph.federate_ids().collect();
         self.grant_each(&all);
+        for federate in all {
+            self.recall_one(federate);
+        }
     }
 
     fn grant_each(&mut self, touched: &[FederateId]) {
@@ -485,6 +497,16 @@ impl<V: Clone> Rti<V> {
 
 #[cfg(test)]
 impl<V: Clone> Rti<V> {
+    /// As if this were [`awaited::PATIENCE`].
+    pub(super) fn with_patience(self, patience: u32) -> Self {
+        Rti { patience, ..self }
+    }
+
+    /// The next event of a federate, as it knows it.
+    pub(super) fn next_of(&self, federate: FederateId) -> Tag {
+        self.node(federate).next()
+    }
+
     /// What it knows of each federate, for failed tests.
     pub(super) fn describe(&self) -> Vec<String> {
         let describe = |id: FederateId| {

@@ -544,8 +544,10 @@ impl World {
             is_decentralised: self.scenario.offsets.is_some(),
         };
         let now = self.rti_clock();
+        let patience = 4 * self.random.below(2) as u32;
+        let rti = Rti::new(Arc::clone(&self.graph), epoch(center as u64 + 1), config, now);
         self.centers.push(Center {
-            rti: Rti::new(Arc::clone(&self.graph), epoch(center as u64 + 1), config, now),
+            rti: rti.with_patience(patience),
             is_alive: true,
             wake_at: u64::MAX,
         });

@@ -1,20 +1,15 @@
 //! The driver: calls the robot at its deadlines and carries out its actions. Nothing else does.
 
-use std::sync::Arc;
-
 use bytes::Bytes;
-use coorp_core::failover::Message as Coordinated;
-use coorp_core::paths::PathId;
 use coorp_core::robot::{Action, Message, Route};
-use coorp_core::{permits, RobotId};
+use coorp_core::RobotId;
 
-use super::inbound::Transport;
 use super::Agent;
-use crate::wire::{self, Parcel};
+use crate::wire::Parcel;
 
 impl Agent {
     /// Carries out one of the robot's actions.
-    pub(super) fn act(self: &Arc<Self>, action: Action) {
+    pub(super) fn act(&self, action: Action) {
         match action {
             Action::Send(to, route, message) => self.send_to(to, route, message),
             Action::Broadcast(message) => self.send_to_all(&message),
@@ -50,46 +45,21 @@ impl Agent {
         }
     }
 
-    /// Sends to one robot, over the transport of such messages. A requester's message is a query, which its controller
-    /// answers as soon as it has an answer.
-    fn send_to(self: &Arc<Self>, to: RobotId, route: Route, message: Message) {
-        let (name, me, keyspace) = (self.member.name_of(to), self.member.name(), &self.member.keyspace);
-        match (route, &message) {
-            (Route::Path(path), _) => self.send_over(to, path, message),
-            (Route::Any, Message::Coordination(Coordinated::Permit { message: about, .. })) => match about {
-                permits::Message::Grant { .. } | permits::Message::Refuse { .. } => {
-                    // If no query was kept, the question came with control.
-                    if !self.coordination.answer_kept(to, Some(&wire::encode(&message))) {
-                        self.send_over(to, PathId(0), message);
-                    }
-                }
-                permits::Message::Request { .. }
-                | permits::Message::Release { .. }
-                | permits::Message::Renew { .. } => {
-                    self.query(&keyspace.permit(name, me), &message, to);
-                }
-            },
-            (Route::Any, _) => self.coordination.put(&keyspace.lead(me, name), &message),
+    /// Sends to one robot: with control over one path, or with coordination over all.
+    fn send_to(&self, to: RobotId, route: Route, message: Message) {
+        match route {
+            Route::Path(path) => {
+                self.links.send(to, path, &Parcel::Robot(message), &Bytes::new());
+            }
+            Route::Any => self.links.say(to, &message),
         }
-    }
-
-    fn send_over(&self, to: RobotId, path: PathId, message: Message) {
-        self.links.send(to, path, &Parcel::Robot(message), &Bytes::new());
     }
 
     /// Sends to all other robots.
     fn send_to_all(&self, message: &Message) {
-        let (keyspace, me) = (&self.member.keyspace, self.member.name());
-        let key = match message {
-            Message::Models { .. } => keyspace.models(me),
-            _ => keyspace.lead_all(me),
-        };
-        self.coordination.put(&key, message);
-    }
-
-    fn query(self: &Arc<Self>, key: &str, message: &Message, to: RobotId) {
-        let agent = self.clone();
-        let on_answer = move |payload: &_| agent.on_said(to, Transport::Permits, payload);
-        self.coordination.query(key, message, on_answer);
+        // Without keys there is no bulk to keep out of the way of what is due.
+        if self.member.secure || !matches!(message, Message::Models { .. }) {
+            self.links.say_to_all(message);
+        }
     }
 }

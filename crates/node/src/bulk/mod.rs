@@ -33,10 +33,10 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use coorp_core::RobotId;
 use quinn::Endpoint;
@@ -47,9 +47,8 @@ pub(crate) use self::message::Written;
 use self::send::Job;
 use self::socket::GatedSocket;
 use self::turns::Receivers;
-use crate::coordination::Coordination;
+use crate::addresses::Addresses;
 use crate::disk::Room;
-use crate::fabric::PORT_BULK;
 use crate::mailbox::Mailbox;
 use crate::member::Member;
 use crate::own_runtime::OwnRuntime;
@@ -61,10 +60,15 @@ use crate::{status, Error};
 
 /// The largest bulk message, bytes.
 pub const BULK_BYTES_MAX: u64 = 64 << 30;
+/// The port of incoming bulk, from a robot's first one on, UDP; each path has its own address.
+const PORT_BULK: u16 = 1;
 /// The number of messages to one receiver that may wait.
 const QUEUE_MAX: usize = 64;
 /// How long closing waits for tasks in progress.
 const CLOSE_MAX: Duration = Duration::from_secs(1);
+/// How long closing waits until senders have their answers.
+const ANSWER_MAX: Duration = Duration::from_millis(50);
+const LOOK_EVERY: Duration = Duration::from_millis(1);
 /// Threads for QUIC; sealing packets is most of their work.
 const THREADS: usize = 2;
 
@@ -73,7 +77,9 @@ const THREADS: usize = 2;
 pub(crate) struct Bulk {
     member: Arc<Member>,
     robot: Arc<SharedRobot>,
-    coordination: Arc<Coordination>,
+    addresses: Arc<Addresses>,
+    /// The number of messages that are being received.
+    receiving: AtomicUsize,
     threads: OwnRuntime,
     /// One per path.
     lanes: Vec<Lane>,
@@ -115,7 +121,7 @@ impl Bulk {
     pub fn open(
         member: &Arc<Member>,
         robot: &Arc<SharedRobot>,
-        coordination: &Arc<Coordination>,
+        addresses: &Arc<Addresses>,
         credentials: &Credentials,
         state: &Path,
     ) -> Result<Arc<Bulk>, Error> {
@@ -129,7 +135,8 @@ impl Bulk {
         let bulk = Arc::new(Bulk {
             member: member.clone(),
             robot: robot.clone(),
-            coordination: coordination.clone(),
+            addresses: addresses.clone(),
+            receiving: AtomicUsize::new(0),
             state: state.to_owned(),
             room: Arc::default(),
             // Unique to each start, and need not be kept.
@@ -280,6 +287,11 @@ impl Bulk {
 
     /// Ends everything. Outside async code, it waits briefly for the sockets to be gone.
     pub fn close(&self) {
+        // Whoever has taken a message may close at once, and its sender is still to be told that it was delivered.
+        let until = Instant::now() + ANSWER_MAX;
+        while self.receiving.load(Ordering::Acquire) > 0 && Instant::now() < until {
+            std::thread::sleep(LOOK_EVERY);
+        }
         for lane in &self.lanes {
             for endpoint in [&lane.sender, &lane.receiver] {
                 if let Some(endpoint) = lock(endpoint).take() {
@@ -324,6 +336,23 @@ fn checked_length(name: &str, bytes: u64) -> Result<(), Error> {
         )));
     }
     Ok(())
+}
+
+/// Counts a message that is being received, until its sender has the answer.
+#[derive(Debug)]
+struct Receiving<'b>(&'b Bulk);
+
+impl<'b> Receiving<'b> {
+    fn new(bulk: &'b Bulk) -> Self {
+        bulk.receiving.fetch_add(1, Ordering::AcqRel);
+        Receiving(bulk)
+    }
+}
+
+impl Drop for Receiving<'_> {
+    fn drop(&mut self) {
+        self.0.receiving.fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 /// Counts a waiting message.

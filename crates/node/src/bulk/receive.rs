@@ -10,7 +10,7 @@ use quinn::{Connection, Endpoint, RecvStream, SendStream};
 use tokio::task::JoinHandle;
 
 use super::inbox::{Inbox, Offer, Part};
-use super::{Bulk, BULK_BYTES_MAX};
+use super::{Bulk, Receiving, BULK_BYTES_MAX};
 use crate::disk::{NoRoom, Space};
 use crate::quic;
 use crate::sync::lock;
@@ -79,6 +79,7 @@ fn take_over(connections: &Connections, from: RobotId, connection: &Connection) 
 /// Receives one message.
 async fn take(bulk: &Bulk, from: RobotId, mut send: SendStream, mut receive: RecvStream) -> Result<(), String> {
     let member = &bulk.member;
+    let _receiving = Receiving::new(bulk);
     let begin = match read::<Begin>(&mut receive).await {
         Ok(begin) if checked(&begin.name).is_ok() && begin.length <= BULK_BYTES_MAX => begin,
         Ok(_) => {

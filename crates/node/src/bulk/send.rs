@@ -13,9 +13,8 @@ use tokio::sync::{mpsc, oneshot};
 use super::cubic::PermittedCubicConfig;
 use super::message::Message;
 use super::turns::Turn;
-use super::{receive, transport, Bulk, Lane, Waiting};
+use super::{receive, transport, Bulk, Lane, Waiting, PORT_BULK};
 use crate::disk::megabytes;
-use crate::fabric::PORT_BULK;
 use crate::quic;
 use crate::shared_robot::Wish;
 use crate::sync::lock;
@@ -383,8 +382,8 @@ async fn attempt(
 async fn connect(bulk: &Bulk, to: RobotId, path: usize) -> Result<Open, String> {
     let (member, robot) = (&bulk.member, &bulk.robot);
     let address = bulk
-        .coordination
-        .address_of(to, path)
+        .addresses
+        .known(to, path)
         .ok_or("nobody knows its address: it is not here")?;
     let address = SocketAddr::new(address, member.team.port(to) + PORT_BULK);
     let lane = bulk.lanes.get(path).ok_or("there is no such path")?;
@@ -408,7 +407,8 @@ async fn connect(bulk: &Bulk, to: RobotId, path: usize) -> Result<Open, String> 
         permitted,
         every,
     ));
-    let connection = quic::connect(&sender, client, (&member.team, to), address, CONNECT_MAX).await?;
+    let connection = quic::connect(&sender, client, (&member.team, to), address, CONNECT_MAX).await;
+    let connection = connection.map_err(|missed| missed.to_string())?;
     lane.receivers.add(to, &turn, &connection);
     // A permit that arrived meanwhile was announced to the connections that existed then.
     transport::wake(&connection);

@@ -1,77 +1,98 @@
-//! Links carry control from one robot to another, over one path.
+//! Links carry coordination and control between two robots, over one path.
 //!
-//! A link is a QUIC connection between two robots, opened by the first that has something to send and used by both, so
-//! that the traffic of one acknowledges the other's. If both open one at once, that of the robot earlier in the team
-//! file stays in use. A message that fits goes as a datagram: the newest counts, and a lost one is not worth waiting
-//! for. A larger one goes over its own stream, so that a lost datagram delays only its own message. Few messages of a
-//! topic are in flight at once; of those that wait behind them, the newest stays. Echoes of probes return over the same
-//! link. Each path has its own socket, marked for AC_VO (`socket.rs`), at both ends.
+//! A link is a QUIC connection. Each robot opens one to every other that it finds (`discovery.rs`), unless there is one,
+//! and both use it, so that the traffic of one acknowledges the other's. If both open one at once, that of the robot earlier in
+//! the team file stays in use. Certificates identify the robots.
 //!
-//! No congestion window holds control back: it is small and periodic, and of no use when late. The fabric does not
-//! carry it, because its QUIC links cannot be marked on Linux, and a lost segment on its TCP links delays everything
-//! after it (decision 13).
+//! *Coordination* (leadership, permits, subscriptions, gathering) goes over one stream of each link, ahead of everything
+//! else (`stream.rs`), and over all paths, because it tolerates duplicates. Each end begins with what it announces about
+//! itself. A robot is present while it has a link whose announcement has arrived (`presence.rs`). A link ends when a robot
+//! closes it, when its process says by a stateless reset that it knows it no more, or after three seconds of silence:
+//! nothing that a third party can forge ends one.
 //!
-//! Tokens on the fabric name the receivers (`subscriptions.rs`), and certificates identify the peers. Left out:
-//! resumption without a new handshake.
+//! *Control* goes as a datagram if it fits: the newest counts, and a lost one is not worth waiting for. A larger message
+//! goes over its own stream, so that a lost datagram delays only its own message. Few messages of a topic are in flight
+//! at once; of those that wait behind them, the newest stays. Each path has its own socket, marked for AC_VO
+//! (`socket.rs`), at both ends. No congestion window holds it back: it is small and periodic, and of no use when late
+//! (decision 13).
+//!
+//! The operator connects to the same port, and may ask for the status; nothing else of it is heard (`operator.rs`). Left
+//! out: resumption without a new handshake.
 
+mod dial;
+mod operator;
 mod socket;
+mod stream;
 mod subscriptions;
 mod transport;
 mod up;
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
-use std::time::{Duration, Instant};
+use std::sync::{mpsc, Arc, Mutex, OnceLock, Weak};
+use std::time::Duration;
 
 use bytes::Bytes;
 use coorp_core::paths::PathId;
-use coorp_core::robot::Message::Echo;
-use coorp_core::{Instant as CoreInstant, RobotId};
-use quinn::{Connection, Endpoint, ReadToEndError};
+use coorp_core::RobotId;
+use coorp_team::Team;
+use quinn::{Connection, Endpoint, ReadToEndError, RecvStream, SendStream};
 
 use self::socket::MarkedSocket;
+pub(crate) use self::socket::TOS_VOICE;
+pub(crate) use self::stream::read_frame;
+use self::stream::Ended;
 pub(crate) use self::subscriptions::Subscriptions;
-use self::transport::{transport, PROTOCOL};
-use self::up::{Message, Slot, Up, STREAM_MAX};
-use crate::coordination::Coordination;
-use crate::fabric::{MESSAGE_BYTES_MAX, PORT_CONTROL};
+pub(crate) use self::transport::{transport, PROTOCOL};
+use self::up::{Message, Up, STREAM_MAX};
+use crate::addresses::Addresses;
+use crate::discovery::Finder;
+use crate::door::Place;
+use crate::keys::OPERATOR;
 use crate::member::Member;
 use crate::outqueue::{Handed, Target};
 use crate::own_runtime::OwnRuntime;
-use crate::quic::{bind, connect, lengths, peer, Credentials};
+use crate::quic::{bind, lengths, name_of, Credentials};
 use crate::rank::real_time;
-use crate::shared_robot::SharedRobot;
+use crate::status::Status;
 use crate::sync::lock;
-use crate::wire::{self, Parcel};
+use crate::wire::{self, Frame, Hello, Parcel};
 use crate::Error;
 
-/// An attempt to connect ends after this time, and the next begins.
-const CONNECT_MAX: Duration = Duration::from_secs(1);
+/// The largest control message, bytes.
+pub const MESSAGE_BYTES_MAX: usize = 16 << 20;
+
+/// Links have one port per path, from a robot's first one plus this on, UDP.
+const PORT: u16 = 2;
 const RETRY: Duration = Duration::from_millis(100);
-/// After this time without anything to send, no more attempts are made.
-const WANTED: Duration = Duration::from_secs(5);
-/// The number of topics whose newest message waits for a link.
-const WAITING_MAX: usize = 256;
-/// How long closing waits for the others to be told, and then for the thread.
+/// How long closing waits until the others have everything, until they are told, and then for the thread.
 const GOODBYE_MAX: Duration = Duration::from_millis(50);
 const CLOSE_MAX: Duration = Duration::from_secs(1);
 
-/// Receives messages from links.
+/// The name of a link, unique within one start of this robot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct LinkId(pub u64);
+
+/// Receives from links.
 pub(crate) trait Receiver: Send + Sync {
-    /// A message from a robot arrived.
+    /// A control message from a robot arrived.
     fn on_parcel(&self, from: RobotId, path: PathId, message: Bytes);
-    /// The subscriptions announced to the other end of a new link: this robot's topics, one per line.
-    fn subscribed_topics(&self) -> String;
+    /// A frame of coordination arrived.
+    fn on_frame(&self, from: RobotId, link: LinkId, frame: &[u8]);
+    /// A link has ended.
+    fn on_ended(&self, from: RobotId, link: LinkId);
+    /// What this robot announces about itself, under this number.
+    fn hello(&self, number: u64) -> Hello;
+    /// The operator asks for the status.
+    fn status(&self) -> Status;
 }
 
 /// All links of a robot.
 #[derive(Debug)]
 pub(crate) struct Links {
     member: Arc<Member>,
-    robot: Arc<SharedRobot>,
-    coordination: Arc<Coordination>,
+    addresses: Arc<Addresses>,
+    finder: Arc<Finder>,
     /// Set once the node is open.
     receiver: OnceLock<Weak<dyn Receiver>>,
     threads: OwnRuntime,
@@ -81,33 +102,18 @@ pub(crate) struct Links {
     handed: Vec<Arc<Handed>>,
     client: quinn::ClientConfig,
     server: quinn::ServerConfig,
-    /// By robot, then by path.
-    out: Vec<Vec<Mutex<Link>>>,
-    /// The newest connection to each robot over each path.
-    newest: Mutex<BTreeMap<(RobotId, PathId), Connection>>,
-    /// The number of attempts to open a link so far.
-    tries: AtomicU64,
-}
-
-#[derive(Debug)]
-enum Link {
-    Down,
-    Opening {
-        /// The number of the attempt: one that another robot's link has overtaken has no effect.
-        number: u64,
-        waiting: BTreeMap<Slot, Message>,
-        /// When something was last sent.
-        wanted: Instant,
-    },
-    Up(Arc<Up>),
+    /// By robot, then by path. There are several of one robot for moments only.
+    links: Vec<Vec<Mutex<Vec<Arc<Up>>>>>,
+    /// The number of the newest announcement. Held while it goes out, so that no new link misses it.
+    announced: Mutex<u64>,
+    next: AtomicU64,
 }
 
 impl Links {
-    /// Binds the sockets of all paths. Connections are accepted once there is a receiver.
+    /// Binds the sockets of all paths. Links are opened and accepted once there is a receiver.
     pub fn open(
         member: &Arc<Member>,
-        robot: &Arc<SharedRobot>,
-        coordination: &Arc<Coordination>,
+        addresses: &Arc<Addresses>,
         credentials: &Credentials,
     ) -> Result<Arc<Links>, Error> {
         let failed = |what: &str, error| Error::Socket(format!("cannot {what} for control"), error);
@@ -119,8 +125,8 @@ impl Links {
         let mut handed = Vec::with_capacity(member.paths);
         for path in 0..member.paths {
             let (address, interface) = member.outlet(path);
-            let address = SocketAddr::new(address, port(member, member.me, path));
-            let socket = bind("control", address, interface)?;
+            let address = SocketAddr::new(address, port(&member.team, member.me, path));
+            let socket = bind("control", address, interface).map_err(|error| is_taken(member, address, error))?;
             let config = credentials.endpoint(&socket);
             let socket = MarkedSocket::new(socket).map_err(|error| failed("set up a socket", error))?;
             handed.push(socket.handed());
@@ -129,216 +135,220 @@ impl Links {
             endpoints.push(endpoint.map_err(|error| failed("open QUIC", error))?);
         }
         drop(entered);
+        let finder = Finder::start(&member.team, Some(member.me), member.paths, credentials.authority())?;
         let robots = (0u16..).map(RobotId).take(member.team.robots.len());
-        let out = robots.map(|to| {
+        let links = robots.map(|to| {
             let paths = if to == member.me {
                 0
             } else {
                 member.team.paths_between(member.me, to).min(member.paths)
             };
-            (0..paths).map(|_| Mutex::new(Link::Down)).collect()
+            (0..paths).map(|_| Mutex::default()).collect()
         });
         Ok(Arc::new(Links {
-            out: out.collect(),
+            links: links.collect(),
             member: member.clone(),
-            robot: robot.clone(),
-            coordination: coordination.clone(),
+            addresses: addresses.clone(),
+            finder: Arc::new(finder),
             receiver: OnceLock::new(),
             threads,
             endpoints: Mutex::new(endpoints),
             handed,
             client: credentials.client(PROTOCOL)?,
             server,
-            newest: Mutex::default(),
-            tries: AtomicU64::new(0),
+            announced: Mutex::new(0),
+            next: AtomicU64::new(0),
         }))
     }
 
-    /// Accepts connections from now on, and passes on messages for as long as the receiver exists.
+    /// Opens and accepts links from now on, and passes on what arrives for as long as the receiver exists.
     pub fn receive(self: &Arc<Self>, receiver: Weak<dyn Receiver>) {
         // Set only here.
         let _ = self.receiver.set(receiver);
         for (path, endpoint) in lock(&self.endpoints).iter().enumerate() {
-            let taking = accept(Arc::downgrade(self), endpoint.clone(), path);
-            self.threads.handle().spawn(taking);
+            let accepting = accept(Arc::downgrade(self), endpoint.clone(), path);
+            self.threads.handle().spawn(accepting);
         }
+        let dialling = dial::dial(Arc::downgrade(self), self.finder.clone());
+        self.threads.handle().spawn(dialling);
     }
 
-    /// Sends a message to a robot, or drops it if it cannot go. Does not block. Returns the target by which to tell
-    /// when it has left, unless it has to wait for a link.
-    pub fn send(self: &Arc<Self>, to: RobotId, path: PathId, parcel: &Parcel, content: &Bytes) -> Option<Target> {
-        let slot = match parcel {
-            Parcel::Control { topic, .. } => Some((false, topic.clone())),
-            Parcel::State { topic, .. } => Some((true, topic.clone())),
-            Parcel::Robot(_) | Parcel::Subscriptions => None,
-        };
+    // --- what goes out ----------------------------------------------------------------------------------------
+
+    /// Sends a control message to a robot, or drops it if it cannot go. Does not block. Returns the target by which to
+    /// tell when it has left.
+    pub fn send(&self, to: RobotId, path: PathId, parcel: &Parcel, content: &Bytes) -> Option<Target> {
+        let up = self.best(to, path.0.into())?;
         let message = Message {
-            slot,
+            slot: match parcel {
+                Parcel::Control { topic, .. } => Some((false, topic.clone())),
+                Parcel::State { topic, .. } => Some((true, topic.clone())),
+                Parcel::Robot(_) => None,
+            },
             head: wire::pack(parcel),
             content: content.clone(),
         };
-        if matches!(parcel, Parcel::Robot(Echo(_))) && self.answer(to, path, &message) {
-            return None;
-        }
-        let mut link = self.link(to, path.0.into())?;
-        match &mut *link {
-            Link::Up(up) if up.is_open() => {
-                let up = up.clone();
-                drop(link);
-                let bytes = message.head.len() + message.content.len();
-                // Before the message goes, because it may be handed over at once.
-                let target = message.slot.as_ref().and(self.handed.get(usize::from(path.0)));
-                let target = target.map(|socket| socket.expect(bytes));
-                up.send(self.threads.handle(), message);
-                return target;
+        let bytes = message.head.len() + message.content.len();
+        // Before the message goes, because it may be handed over at once.
+        let target = message.slot.as_ref().and(self.handed.get(usize::from(path.0)));
+        let target = target.map(|socket| socket.expect(bytes));
+        up.send(self.threads.handle(), message);
+        target
+    }
+
+    /// Sends a frame of coordination to a robot, over all paths. Does not block.
+    pub fn say<F: Frame>(&self, to: RobotId, frame: &F) {
+        self.say_encoded(to, &wire::prefixed(frame).into());
+    }
+
+    /// The same to all robots.
+    pub fn say_to_all<F: Frame>(&self, frame: &F) {
+        let frame = wire::prefixed(frame).into();
+        let robots = (0u16..).map(RobotId).take(self.links.len());
+        robots.for_each(|to| self.say_encoded(to, &frame));
+    }
+
+    fn say_encoded(&self, to: RobotId, frame: &Bytes) {
+        for path in 0..self.links.get(usize::from(to.0)).map_or(0, Vec::len) {
+            if let Some(up) = self.best(to, path) {
+                up.coordination.say(self.threads.handle(), frame.clone());
             }
-            Link::Opening { waiting, wanted, .. } => {
-                *wanted = Instant::now();
-                let slot = message.slot.clone();
-                if let Some(slot) = slot.filter(|slot| waiting.len() < WAITING_MAX || waiting.contains_key(slot)) {
-                    waiting.insert(slot, message);
+        }
+    }
+
+    /// Tells all robots what this one subscribes to and gathers, because that has changed.
+    pub fn announce(&self) {
+        let mut number = lock(&self.announced);
+        *number += 1;
+        let Some(hello) = self.hello(*number) else { return };
+        for link in self.links.iter().flatten() {
+            for up in lock(link).iter() {
+                up.coordination.announce(self.threads.handle(), hello.clone());
+            }
+        }
+    }
+
+    fn hello(&self, number: u64) -> Option<Bytes> {
+        let receiver = self.receiver.get()?.upgrade()?;
+        Some(wire::prefixed(&receiver.hello(number)).into())
+    }
+
+    // --- the links --------------------------------------------------------------------------------------------
+
+    /// The link over which to send: of several, that of the robot earlier in the team file, and of these the newest.
+    fn best(&self, to: RobotId, path: usize) -> Option<Arc<Up>> {
+        let links = lock(self.links.get(usize::from(to.0))?.get(path)?);
+        let open = links.iter().filter(|up| up.is_open());
+        let mine_first = self.member.me < to;
+        open.max_by_key(|up| (up.own == mine_first, up.id)).cloned()
+    }
+
+    /// Uses a new link from now on. Returns it, unless the node has closed.
+    fn begin(
+        self: &Arc<Self>,
+        connection: &Connection,
+        (to, path): (RobotId, usize),
+        own: bool,
+        (send, receive): Streams,
+    ) -> Option<Arc<Up>> {
+        let up = self.add(to, path, connection, own, send)?;
+        let conversation = converse(Arc::downgrade(self), up.clone(), (to, path), receive);
+        self.threads.handle().spawn(conversation);
+        Some(up)
+    }
+
+    /// The first announcement has arrived over a link.
+    fn on_heard(&self, from: RobotId, path: usize, up: &Up) {
+        let address = up.connection.remote_address().ip();
+        self.addresses.saw(from, path, address);
+        self.finder.connected(from, path_id(path), address);
+        up.heard.notify_one();
+    }
+
+    /// A link has ended. Another one is looked for a moment later, so that links that end at once cost little.
+    fn on_unlinked(self: &Arc<Self>, of: RobotId, path: usize, id: LinkId) {
+        if let Some(links) = self.links.get(usize::from(of.0)).and_then(|links| links.get(path)) {
+            lock(links).retain(|up| up.id != id);
+        }
+        let links = Arc::downgrade(self);
+        self.threads.handle().spawn(async move {
+            tokio::time::sleep(RETRY).await;
+            if let Some(links) = links.upgrade().filter(|links| links.best(of, path).is_none()) {
+                links.finder.lost(of, path_id(path));
+            }
+        });
+    }
+
+    /// Returns the new link, unless the node has closed.
+    fn add(
+        self: &Arc<Self>,
+        to: RobotId,
+        path: usize,
+        connection: &Connection,
+        own: bool,
+        stream: SendStream,
+    ) -> Option<Arc<Up>> {
+        let id = LinkId(self.next.fetch_add(1, Ordering::Relaxed));
+        let up = Up::new(id, connection, own, stream);
+        let number = lock(&self.announced);
+        let hello = self.hello(*number)?;
+        up.coordination.announce(self.threads.handle(), hello);
+        let mut links = lock(self.links.get(usize::from(to.0))?.get(path)?);
+        // Who opens another one has lost that.
+        for older in links.iter().filter(|older| older.own == own) {
+            older.connection.close(0u8.into(), b"a newer one came");
+        }
+        links.push(up.clone());
+        let several = links.len() > 1;
+        drop((links, number));
+        if several {
+            self.close_spares(to, path);
+        }
+        Some(up)
+    }
+
+    /// Closes the links of this robot that are not in use, once what is in flight over them has arrived.
+    fn close_spares(self: &Arc<Self>, to: RobotId, path: usize) {
+        let links = Arc::downgrade(self);
+        self.threads.handle().spawn(async move {
+            tokio::time::sleep(STREAM_MAX).await;
+            let Some(links) = links.upgrade() else { return };
+            let Some(best) = links.best(to, path) else { return };
+            let all = links.links.get(usize::from(to.0)).and_then(|paths| paths.get(path));
+            for spare in all.into_iter().flat_map(|all| lock(all).clone()) {
+                if spare.own && spare.id != best.id {
+                    spare.connection.close(0u8.into(), b"another one is in use");
                 }
             }
-            Link::Up(_) | Link::Down => self.begin(&mut link, to, path.0.into(), Some(message)),
-        }
-        None
+        });
     }
 
-    /// Sends an answer over the newest link that the robot has opened, which is the one that it sends over. Returns
-    /// whether there is one.
-    fn answer(&self, to: RobotId, path: PathId, message: &Message) -> bool {
-        let newest = lock(&self.newest).get(&(to, path)).cloned();
-        let Some(connection) = newest.filter(|connection| connection.close_reason().is_none()) else {
-            return false;
-        };
-        let _ = connection.send_datagram(message.head.clone().into());
-        true
-    }
-
-    /// Opens the links to a robot that is about to be sent to.
-    pub fn warm(self: &Arc<Self>, to: RobotId) {
-        for path in 0..self.out.get(usize::from(to.0)).map_or(0, Vec::len) {
-            let Some(mut link) = self.link(to, path) else { continue };
-            let is_up = matches!(&*link, Link::Up(up) if up.is_open());
-            if !is_up && !matches!(&*link, Link::Opening { .. }) {
-                self.begin(&mut link, to, path, None);
+    /// Ends links of a robot's earlier start.
+    pub fn end(&self, of: RobotId, stale: &[LinkId]) {
+        for links in self.links.get(usize::from(of.0)).into_iter().flatten() {
+            for up in lock(links).iter().filter(|up| stale.contains(&up.id)) {
+                up.connection.close(0u8.into(), b"its robot has started anew");
             }
         }
     }
 
-    /// A robot was away, since `gone_at` at the latest, and may have restarted: messages over earlier links may reach
-    /// nobody.
-    pub fn renew(self: &Arc<Self>, robot: RobotId, gone_at: CoreInstant) {
-        let mut known = false;
-        for link in self.out.get(usize::from(robot.0)).into_iter().flatten() {
-            let mut link = lock(link);
-            if let Link::Up(up) = &*link {
-                if up.since > gone_at {
-                    continue;
-                }
-                up.connection.close(0u8.into(), b"anew");
-                *link = Link::Down;
-                known = true;
-            }
-        }
-        if known {
-            self.warm(robot);
-        }
-    }
-
-    /// Another robot has opened a link: this one uses it too, unless its own has precedence.
-    fn adopt(&self, from: RobotId, path: usize, connection: &Connection) {
-        let Some(link) = self.link(from, path) else { return };
-        let stays = match &*link {
-            Link::Up(up) => up.is_open(),
-            Link::Opening { .. } => true,
-            Link::Down => false,
-        };
-        if !stays || from < self.member.me {
-            if let Some(before) = self.put_up(link, connection) {
-                // Once messages in flight over it have arrived.
-                self.threads.handle().spawn(async move {
-                    tokio::time::sleep(STREAM_MAX).await;
-                    before.connection.close(0u8.into(), b"another one is in use");
-                });
-            }
-        }
-    }
-
-    /// Uses this connection from now on, and sends the waiting messages. Returns the previous one.
-    fn put_up(&self, mut link: MutexGuard<'_, Link>, connection: &Connection) -> Option<Arc<Up>> {
-        let up = Up::new(connection, self.robot.now());
-        let before = std::mem::replace(&mut *link, Link::Up(up.clone()));
-        drop(link);
-        match before {
-            Link::Opening { waiting, .. } => {
-                let send = |message| up.send(self.threads.handle(), message);
-                waiting.into_values().for_each(send);
-                None
-            }
-            Link::Up(before) => Some(before),
-            Link::Down => None,
-        }
-    }
-
-    fn link(&self, to: RobotId, path: usize) -> Option<MutexGuard<'_, Link>> {
-        self.out.get(usize::from(to.0))?.get(path).map(lock)
-    }
-
-    fn begin(self: &Arc<Self>, link: &mut Link, to: RobotId, path: usize, first: Option<Message>) {
-        if lock(&self.endpoints).is_empty() {
-            return; // The node has closed.
-        }
-        let waiting = first.and_then(|message| message.slot.clone().map(|slot| (slot, message)));
-        let number = self.tries.fetch_add(1, Ordering::Relaxed);
-        *link = Link::Opening {
-            number,
-            waiting: waiting.into_iter().collect(),
-            wanted: Instant::now(),
-        };
-        self.threads.handle().spawn(open(self.clone(), to, path, number));
-    }
-
-    async fn connect(&self, to: RobotId, path: usize) -> Result<Connection, String> {
-        let member = &self.member;
-        let address = self
-            .coordination
-            .address_of(to, path)
-            .ok_or("nobody knows its address: it is not here")?;
-        let endpoint = lock(&self.endpoints).get(path).cloned().ok_or("the node has closed")?;
-        let address = SocketAddr::new(address, port(member, to, path));
-        let mut client = self.client.clone();
-        client.transport_config(transport(true, lengths(address, member.outlet(path))));
-        connect(&endpoint, client, (&member.team, to), address, CONNECT_MAX).await
-    }
-
-    /// Handles the result of an attempt to connect; sends the waiting messages.
-    fn settle(&self, to: RobotId, path: usize, tried: u64, connected: Result<Connection, String>) -> Opened {
-        let Some(mut link) = self.link(to, path) else {
-            return Opened::GivenUp;
-        };
-        let wanted = match &*link {
-            Link::Opening { number, wanted, .. } if *number == tried => wanted,
-            _ => return Opened::GivenUp,
-        };
-        let connection = match connected {
-            Ok(connection) => connection,
-            Err(why) => {
-                tracing::debug!("control has no link to robot {} over path {path}: {why}", to.0);
-                if wanted.elapsed() <= WANTED && !lock(&self.endpoints).is_empty() {
-                    return Opened::NotYet;
-                }
-                *link = Link::Down;
-                return Opened::GivenUp;
-            }
-        };
-        self.put_up(link, &connection);
-        Opened::Up(connection)
-    }
-
-    /// Ends everything. Outside async code, it waits briefly for the sockets to be gone.
+    /// Ends everything, once the others have what was said to them; it waits briefly for that.
     pub fn close(&self) {
         let endpoints = std::mem::take(&mut *lock(&self.endpoints));
+        let links = self.links.iter().flatten();
+        let links: Vec<_> = links.flat_map(|links| lock(links).clone()).collect();
+        let said: Vec<_> = links.iter().map(|up| up.coordination.finish()).collect();
+        let (done, waited) = mpsc::sync_channel(1);
+        self.threads.handle().spawn(async move {
+            let all = async {
+                for said in said {
+                    said.await;
+                }
+            };
+            let _ = tokio::time::timeout(GOODBYE_MAX, all).await;
+            let _ = done.send(());
+        });
+        let _ = waited.recv_timeout(2 * GOODBYE_MAX);
         for endpoint in &endpoints {
             endpoint.close(0u8.into(), b"closed");
         }
@@ -353,42 +363,39 @@ impl Links {
     }
 }
 
-/// The port on which a robot receives control over a path.
-fn port(member: &Member, robot: RobotId, path: usize) -> u16 {
+/// Coordination's stream of a link.
+type Streams = (SendStream, RecvStream);
+
+/// The port for a robot's links over a path.
+pub(crate) fn port(team: &Team, robot: RobotId, path: usize) -> u16 {
     // A team file has no more paths than there are ports.
-    member.team.port(robot) + PORT_CONTROL + u16::try_from(path).unwrap_or(0)
+    team.port(robot) + PORT + u16::try_from(path).unwrap_or(0)
 }
 
-/// Opens a link, and retries while there is something to send.
-async fn open(links: Arc<Links>, to: RobotId, path: usize, number: u64) {
-    loop {
-        let connected = links.connect(to, path).await;
-        match links.settle(to, path, number, connected) {
-            Opened::Up(connection) => {
-                return listen(links, connection, to, path).await;
-            }
-            Opened::NotYet => tokio::time::sleep(RETRY).await,
-            Opened::GivenUp => return,
-        }
+fn path_id(path: usize) -> PathId {
+    PathId(u8::try_from(path).unwrap_or(u8::MAX))
+}
+
+/// What a port that is in use already means.
+fn is_taken(member: &Member, at: SocketAddr, error: Error) -> Error {
+    match error {
+        Error::Socket(_, error) if error.kind() == std::io::ErrorKind::AddrInUse => Error::Listen(format!(
+            "{name} cannot listen: port {} is taken: {name} runs here already, or another robot with the same `port` does",
+            at.port(),
+            name = member.name()
+        )),
+        error => error,
     }
 }
 
-/// The result of an attempt to open a link.
-enum Opened {
-    Up(Connection),
-    NotYet,
-    GivenUp,
-}
-
-/// Accepts links over one path until its endpoint closes: one per robot, its newest, because it opens no more.
+/// Accepts links over one path until its endpoint closes.
 async fn accept(links: Weak<Links>, endpoint: Endpoint, path: usize) {
-    let taken: Arc<Mutex<BTreeMap<RobotId, Connection>>> = Arc::default();
     while let Some(incoming) = endpoint.accept().await {
         let Some(open) = links.upgrade() else { return };
         let Some((incoming, place)) = open.member.door.admit(incoming) else {
             continue;
         };
-        let (links, taken, mut server) = (links.clone(), taken.clone(), open.server.clone());
+        let (links, mut server) = (links.clone(), open.server.clone());
         let address = incoming.remote_address();
         server.transport_config(transport(false, lengths(address, open.member.outlet(path))));
         drop(open);
@@ -397,71 +404,134 @@ async fn accept(links: Weak<Links>, endpoint: Endpoint, path: usize) {
         };
         tokio::spawn(async move {
             let connected = place.shake_hands(connecting).await;
-            let Some(links) = links.upgrade() else { return };
-            let member = &links.member;
-            let connection = match connected {
-                Ok(connection) => connection,
-                Err(error) => return member.refused.on_not_connected("control", address, error.as_ref()),
-            };
-            let Some(from) = peer(&member.team, &connection).filter(|from| *from != member.me) else {
-                member.refused.count_stranger(address);
-                place.is_strangers();
-                return connection.close(1u8.into(), b"not a robot of this team");
-            };
-            if !place.is_robots(from) {
-                return connection.close(1u8.into(), b"too many connections");
+            let Some(open) = links.upgrade() else { return };
+            match connected {
+                Ok(connection) => admit(open, connection, path, place).await,
+                Err(error) => {
+                    let refused = &open.member.refused;
+                    refused.on_not_connected("control", address, error.as_ref());
+                }
             }
-            if let Some(older) = lock(&taken).insert(from, connection.clone()) {
-                older.close(0u8.into(), b"a newer one came");
-            }
-            links.adopt(from, path, &connection);
-            listen(links, connection, from, path).await;
         });
     }
 }
 
-/// Receives a robot's messages over a link until it ends.
-async fn listen(links: Arc<Links>, connection: Connection, from: RobotId, path: usize) {
-    let path = PathId(u8::try_from(path).unwrap_or(u8::MAX));
-    lock(&links.newest).insert((from, path), connection.clone());
+/// Admits who has a certificate of the team, and stays until its connection ends.
+async fn admit(links: Arc<Links>, connection: Connection, path: usize, place: Place) {
+    let (member, address) = (&links.member, connection.remote_address());
+    let name = name_of(&connection).unwrap_or_default();
+    if name == OPERATOR {
+        if !place.is_operators() {
+            return connection.close(1u8.into(), b"too many operators");
+        }
+        let receiver = links.receiver.get().cloned();
+        drop(links);
+        return operator::answer(connection, receiver).await;
+    }
+    let Some(from) = member.team.robot_named(&name).filter(|from| *from != member.me) else {
+        if name == member.name() {
+            tracing::error!("another process takes part as {name} too, from {address}: stop one of them");
+        }
+        member.refused.count_stranger(address);
+        place.is_strangers();
+        return connection.close(1u8.into(), b"not another robot of this team");
+    };
+    if !place.is_robots(from) {
+        return connection.close(1u8.into(), b"too many connections");
+    }
+    listen(&links, &connection, from, path);
+    let links = Arc::downgrade(&links);
+    // It keeps its place until it ends.
+    let streams = tokio::select! {
+        streams = connection.accept_bi() => streams.ok(),
+        _ = connection.closed() => None,
+    };
+    if let (Some(links), Some(streams)) = (links.upgrade(), streams) {
+        let _ = links.begin(&connection, (from, path), false, streams);
+    }
+    connection.closed().await;
+}
+
+/// Receives a robot's control over a link, in a task of its own, until the link ends.
+fn listen(links: &Arc<Links>, connection: &Connection, from: RobotId, path: usize) {
+    let path = path_id(path);
     let (Some(receiver), member) = (links.receiver.get().cloned(), links.member.clone()) else {
         return;
     };
+    let connection = connection.clone();
     // A mere listener must not keep the links alive.
-    drop(links);
-    if let Some(receiver) = receiver.upgrade() {
-        let mut told = wire::pack(&Parcel::Subscriptions);
-        told.extend_from_slice(receiver.subscribed_topics().as_bytes());
-        // If it does not fit, the tokens announce the same.
-        let _ = connection.send_datagram(told.into());
-    }
-    loop {
-        let (bytes, stream) = tokio::select! {
-            bytes = connection.read_datagram() => (Some(bytes), None),
-            stream = connection.accept_uni() => (None, Some(stream)),
-        };
-        match (bytes, stream) {
-            (Some(Ok(bytes)), _) => {
-                let Some(receiver) = receiver.upgrade() else { return };
-                receiver.on_parcel(from, path, bytes);
-            }
-            (_, Some(Ok(mut stream))) => {
-                let (receiver, member) = (receiver.clone(), member.clone());
-                tokio::spawn(async move {
-                    let read = stream.read_to_end(wire::PARCEL_BYTES_MAX + MESSAGE_BYTES_MAX);
-                    let read = tokio::time::timeout(STREAM_MAX, read).await;
+    links.threads.handle().spawn(async move {
+        loop {
+            let (bytes, stream) = tokio::select! {
+                bytes = connection.read_datagram() => (Some(bytes), None),
+                stream = connection.accept_uni() => (None, Some(stream)),
+            };
+            match (bytes, stream) {
+                (Some(Ok(bytes)), _) => {
                     let Some(receiver) = receiver.upgrade() else { return };
-                    match read {
-                        Ok(Ok(bytes)) => receiver.on_parcel(from, path, bytes.into()),
-                        Ok(Err(ReadToEndError::TooLong)) => {
-                            member.refused.count("a control message", wire::Refusal::Oversized);
-                        }
-                        // The message was abandoned, or the link has ended.
-                        Ok(Err(ReadToEndError::Read(_))) | Err(_) => {}
-                    }
-                });
+                    receiver.on_parcel(from, path, bytes);
+                }
+                (_, Some(Ok(stream))) => {
+                    tokio::spawn(take_large(receiver.clone(), member.clone(), stream, from, path));
+                }
+                _ => return,
             }
-            _ => return,
         }
+    });
+}
+
+/// Receives a control message over its own stream.
+async fn take_large(
+    receiver: Weak<dyn Receiver>,
+    member: Arc<Member>,
+    mut stream: RecvStream,
+    from: RobotId,
+    path: PathId,
+) {
+    let read = stream.read_to_end(wire::PARCEL_BYTES_MAX + MESSAGE_BYTES_MAX);
+    let read = tokio::time::timeout(STREAM_MAX, read).await;
+    let Some(receiver) = receiver.upgrade() else { return };
+    match read {
+        Ok(Ok(bytes)) => receiver.on_parcel(from, path, bytes.into()),
+        Ok(Err(ReadToEndError::TooLong)) => {
+            member.refused.count("a control message", wire::Refusal::Oversized);
+        }
+        // The message was abandoned, or the link has ended.
+        Ok(Err(ReadToEndError::Read(_))) | Err(_) => {}
+    }
+}
+
+/// Receives a robot's coordination over a link that is up, until that ends.
+async fn converse(links: Weak<Links>, up: Arc<Up>, (from, path): (RobotId, usize), mut stream: RecvStream) {
+    let Some(receiver) = links.upgrade().and_then(|links| links.receiver.get().cloned()) else {
+        return;
+    };
+    let mut is_first = true;
+    loop {
+        let frame = read_frame(&mut stream, wire::STREAM_FRAME_BYTES_MAX).await;
+        let Some(receiver) = receiver.upgrade() else { return };
+        match frame {
+            Ok(frame) => {
+                receiver.on_frame(from, up.id, &frame);
+                if std::mem::take(&mut is_first) {
+                    let Some(links) = links.upgrade() else { return };
+                    links.on_heard(from, path, &up);
+                }
+            }
+            Err(ended) => {
+                if let (Ended::Oversized, Some(links)) = (ended, links.upgrade()) {
+                    links.member.refused.count("a frame", wire::Refusal::Oversized);
+                }
+                break;
+            }
+        }
+    }
+    // Without this stream, the link is of no use.
+    up.connection.close(0u8.into(), b"coordination has ended");
+    if let Some(links) = links.upgrade() {
+        links.on_unlinked(from, path, up.id);
+    }
+    if let Some(receiver) = receiver.upgrade() {
+        receiver.on_ended(from, up.id);
     }
 }

@@ -23,10 +23,12 @@ use quinn::{AsyncUdpSocket, UdpPoller};
 use socket2::SockRef;
 use tokio::io::Interest;
 
-use crate::fabric::TOS_VOICE;
 use crate::outqueue::{Emulated, Handed};
 use crate::quic::TOGETHER_MAX;
 use crate::rank::real_time;
+
+/// TOS byte of DSCP 48 (CS6), which WiFi's default mapping, old and new, maps to AC_VO.
+pub(crate) const TOS_VOICE: u8 = 48 << 2;
 
 /// A UDP socket whose datagrams go to AC_VO.
 #[derive(Debug)]

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use quinn::congestion::{Controller, ControllerFactory};
 use quinn::{AckFrequencyConfig, IdleTimeout, MtuDiscoveryConfig, TransportConfig, VarInt};
 
-pub(super) const PROTOCOL: &[u8] = b"coorp-control/1";
+pub(crate) const PROTOCOL: &[u8] = b"coorp-control/1";
 /// A peer that is silent for this long is gone.
 const IDLE_MS: u32 = 3_000;
 /// How often the end that opened a link keeps it alive.
@@ -30,13 +30,14 @@ const RECEIVE_BYTES: u32 = 32 << 20;
 const DATAGRAMS_BYTES: usize = 256 << 10;
 
 /// The configuration of a link, for the end that `opens` it or the other one, with datagrams of these lengths.
-pub(super) fn transport(opens: bool, lengths: MtuDiscoveryConfig) -> Arc<TransportConfig> {
+pub(crate) fn transport(opens: bool, lengths: MtuDiscoveryConfig) -> Arc<TransportConfig> {
     let mut transport = TransportConfig::default();
     transport
         .max_idle_timeout(Some(IdleTimeout::from(VarInt::from_u32(IDLE_MS))))
         .keep_alive_interval(opens.then_some(KEEP_ALIVE))
         .initial_rtt(ROUND_TRIP_FIRST)
-        .max_concurrent_bidi_streams(VarInt::from_u32(0))
+        // Who opens a link opens coordination's stream.
+        .max_concurrent_bidi_streams(VarInt::from_u32(u32::from(!opens)))
         .max_concurrent_uni_streams(VarInt::from_u32(STREAMS_MAX))
         .stream_receive_window(VarInt::from_u32(RECEIVE_BYTES))
         .receive_window(VarInt::from_u32(RECEIVE_BYTES))

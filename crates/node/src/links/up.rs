@@ -1,4 +1,4 @@
-//! A link that is up: sends datagrams, and larger messages over their own streams.
+//! A link that is up: sends frames of coordination, datagrams, and larger messages over their own streams.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
@@ -8,10 +8,12 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use coorp_core::Instant as CoreInstant;
 use quinn::{Connection, SendDatagramError, SendStream};
 use tokio::runtime::Handle;
+use tokio::sync::Notify;
 
+use super::stream::Outgoing;
+use super::LinkId;
 use crate::sync::lock;
 
 /// The number of large messages of a topic in flight, including those that have arrived and are not acknowledged yet.
@@ -35,12 +37,16 @@ pub(super) struct Message {
     pub content: Bytes,
 }
 
-/// The connection over which a robot is sent to.
+/// A connection over which a robot can be sent to.
 #[derive(Debug)]
 pub(super) struct Up {
+    pub id: LinkId,
     pub connection: Connection,
-    /// When it was established.
-    pub since: CoreInstant,
+    /// Whether this robot has opened it.
+    pub own: bool,
+    pub coordination: Outgoing,
+    /// The other end has announced itself.
+    pub heard: Notify,
     large: Mutex<BTreeMap<Slot, Large>>,
 }
 
@@ -62,10 +68,14 @@ impl Large {
 }
 
 impl Up {
-    pub fn new(connection: &Connection, since: CoreInstant) -> Arc<Self> {
+    /// `stream` is coordination's.
+    pub fn new(id: LinkId, connection: &Connection, own: bool, stream: SendStream) -> Arc<Self> {
         Arc::new(Up {
+            id,
             connection: connection.clone(),
-            since,
+            own,
+            coordination: Outgoing::new(stream),
+            heard: Notify::new(),
             large: Mutex::default(),
         })
     }

@@ -94,12 +94,40 @@ fn the_longest_of_what_robots_say_fits() {
         topic: TopicId(u32::MAX),
         answer,
     };
-    assert_eq!(decode(&encode(&accept)), Ok(accept));
+    let gathering = Gathering {
+        topic: LONGEST_CHARACTER.repeat(64),
+        message: accept,
+    };
+    assert_eq!(decode(&encode(&gathering)), Ok(gathering));
+}
+
+const LONGEST_CHARACTER: &str = "\u{10ffff}";
+
+#[test]
+fn the_longest_announcement_fits_and_a_frame_on_a_stream_follows_its_length() {
+    let topic = LONGEST_CHARACTER.repeat(64);
+    let hello = Hello {
+        incarnation: u32::MAX,
+        number: u64::MAX,
+        subscribes: vec![topic.clone(); Hello::TOPICS_MAX],
+        gathers: vec![(topic, u32::MAX); Hello::TOPICS_MAX],
+    };
+    let written = prefixed(&hello);
+    let (length, frame) = written.split_first_chunk().unwrap();
+    assert_eq!(u32::from_le_bytes(*length) as usize, frame.len());
+    assert!(frame.len() <= STREAM_FRAME_BYTES_MAX);
+    assert_eq!(kind(frame), Some(Hello::KIND));
+    assert_eq!(decode(frame), Ok(hello));
+    assert!([robot::Message::BYTES_MAX, Gathering::BYTES_MAX]
+        .iter()
+        .all(|bytes| *bytes <= STREAM_FRAME_BYTES_MAX));
+    assert_eq!(decode(&encode(&StatusQuery)), Ok(StatusQuery));
+    assert_eq!(kind(b"Co"), None);
 }
 
 #[test]
 fn the_longest_parcels_fit() {
-    let topic = "\u{10ffff}".repeat(64);
+    let topic = LONGEST_CHARACTER.repeat(64);
     let header = ControlHeader {
         incarnation: u32::MAX,
         sequence: u64::MAX,
@@ -197,8 +225,18 @@ macro_rules! readers {
 }
 
 /// All kinds.
-fn readers() -> [Reader; 7] {
-    readers![robot::Message, tracker::Message, Status, Begin, Answer, Start, Parcel]
+fn readers() -> [Reader; 9] {
+    readers![
+        robot::Message,
+        Hello,
+        Gathering,
+        StatusQuery,
+        Status,
+        Begin,
+        Answer,
+        Start,
+        Parcel
+    ]
 }
 
 #[test]

@@ -20,8 +20,9 @@ use coorp_core::RobotId;
 use coorp_node::wire;
 use coorp_node::{Node, Options};
 use coorp_team::Team;
-use serde_json::{json, Value};
-use zenoh::{Session, Wait};
+use quinn::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use quinn::rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use quinn::rustls::{DigitallySignedStruct, SignatureScheme};
 
 /// How long anything may take that should happen at once; no test measures it.
 pub const SOON: Duration = Duration::from_secs(240);
@@ -279,70 +280,29 @@ pub fn until(mut so: impl FnMut() -> bool) {
     }
 }
 
-/// A stranger's session to a robot's coordination port, with these keys.
-pub fn session(team: &Team, robot: u16, place: u16, protocol: &str, tls: Value) -> Session {
-    let port = team.port(RobotId(robot)) + place;
-    let config = json!({
-        "mode": "peer",
-        "listen": { "endpoints": [] },
-        "connect": {
-            "endpoints": [format!("{protocol}/127.0.0.1:{port}")],
-            "timeout_ms": -1,
-            "exit_on_failure": false,
-        },
-        "scouting": { "multicast": { "enabled": false } },
-        "transport": { "link": { "tls": tls } },
-    });
-    let config = zenoh::Config::from_json5(&config.to_string()).unwrap();
-    zenoh::open(config).wait().unwrap()
-}
-
-/// The configuration of a link with a robot's keys from `keys`.
-pub fn tls(fleet: &Fleet, keys: &Fleet, name: &str) -> Value {
-    let (mine, trusted) = (&keys.team.live.keys, &fleet.team.live.keys);
-    json!({
-        "enable_mtls": true,
-        "verify_name_on_connect": false,
-        "root_ca_certificate": trusted.join("ca.pem"),
-        "connect_private_key": mine.join(format!("robots/{name}.key")),
-        "connect_certificate": mine.join(format!("robots/{name}.pem")),
-    })
-}
-
-/// The leadership messages that a session receives.
-pub fn epoch(session: &Session) -> Epoch {
-    let beats = session.declare_subscriber("coorp/team/lead-all/*").wait().unwrap();
-    let began = Instant::now();
-    while began.elapsed() < SOON {
-        if let Ok(Some(sample)) = beats.recv_timeout(Duration::from_millis(100)) {
-            let said = wire::decode(&sample.payload().to_bytes());
-            if let Ok(Message::Coordination(failover::Message::Beat { epoch, .. })) = said {
-                return epoch;
-            }
-        }
-    }
-    panic!("nobody leads");
-}
-
-/// A stranger that tries to take part in control: a bare QUIC endpoint.
+/// Whoever tries to take part by hand: a bare QUIC endpoint.
 pub struct Caller {
     runtime: tokio::runtime::Runtime,
     endpoint: quinn::Endpoint,
 }
 
 impl Caller {
-    /// With a robot's keys from `keys`, or none, and trust in the authority of `fleet`; for control.
+    /// With a robot's keys from `keys`, or none, and trust in the authority of `fleet`; for links.
     pub fn new(fleet: &Fleet, keys: Option<(&Fleet, &str)>) -> Caller {
-        Caller::of("coorp-control/1", fleet, keys)
+        Caller::with(client("coorp-control/1", fleet, keys))
     }
 
     /// The same for bulk.
     pub fn of_bulk(fleet: &Fleet, keys: Option<(&Fleet, &str)>) -> Caller {
-        Caller::of("coorp-bulk/1", fleet, keys)
+        Caller::with(client("coorp-bulk/1", fleet, keys))
     }
 
-    fn of(protocol: &str, fleet: &Fleet, keys: Option<(&Fleet, &str)>) -> Caller {
-        let config = client(protocol, fleet, keys);
+    /// Without keys, under a name.
+    pub fn claiming(name: &str) -> Caller {
+        Caller::with(unsigned(name))
+    }
+
+    fn with(config: quinn::ClientConfig) -> Caller {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()
@@ -353,6 +313,23 @@ impl Caller {
         endpoint.set_default_client_config(config);
         drop(entered);
         Caller { runtime, endpoint }
+    }
+
+    /// Opens a link to a robot, with coordination's stream.
+    pub fn link(&self, team: &Team, robot: u16) -> Option<Link<'_>> {
+        let address = ([127, 0, 0, 1], team.port(RobotId(robot)) + 2).into();
+        self.runtime.block_on(async {
+            let connecting = self.endpoint.connect(address, "robot.coorp.internal").unwrap();
+            let connection = tokio::time::timeout(SOON, connecting).await.unwrap().ok()?;
+            let opened = tokio::time::timeout(SOON, connection.open_bi()).await.unwrap();
+            let (send, receive) = opened.ok()?;
+            Some(Link {
+                runtime: &self.runtime,
+                connection,
+                send,
+                receive,
+            })
+        })
     }
 
     /// Sends a robot a bulk message; returns its answer.
@@ -394,9 +371,143 @@ impl Caller {
     }
 }
 
+/// A link, spoken over by hand.
+pub struct Link<'c> {
+    runtime: &'c tokio::runtime::Runtime,
+    connection: quinn::Connection,
+    send: quinn::SendStream,
+    receive: quinn::RecvStream,
+}
+
+impl Link<'_> {
+    /// Sends a frame. Returns whether the link takes it.
+    pub fn say<F: wire::Frame>(&mut self, frame: &F) -> bool {
+        self.write(&wire::prefixed(frame))
+    }
+
+    /// Sends bytes as they are.
+    pub fn write(&mut self, bytes: &[u8]) -> bool {
+        self.runtime.block_on(self.send.write_all(bytes)).is_ok()
+    }
+
+    /// Announces nothing, and by that becomes present.
+    pub fn hello(&mut self, incarnation: u32) {
+        let hello = wire::Hello {
+            incarnation,
+            ..wire::Hello::default()
+        };
+        self.say(&hello);
+    }
+
+    /// The next frame within a while; `None` if none comes or the link has ended.
+    pub fn hear(&mut self, within: Duration) -> Option<Vec<u8>> {
+        let read = async {
+            let mut length = [0; wire::PREFIX_BYTES];
+            self.receive.read_exact(&mut length).await.ok()?;
+            let mut frame = vec![0; u32::from_le_bytes(length) as usize];
+            self.receive.read_exact(&mut frame).await.ok()?;
+            Some(frame)
+        };
+        self.runtime
+            .block_on(async { tokio::time::timeout(within, read).await })
+            .ok()?
+    }
+
+    /// Hears until this finds something in a message.
+    pub fn hear_until<T>(&mut self, find: impl Fn(failover::Message) -> Option<T>) -> T {
+        let began = Instant::now();
+        while began.elapsed() < SOON {
+            let message = self.hear(SOON).map(|frame| wire::decode::<Message>(&frame));
+            if let Some(Ok(Message::Coordination(message))) = message {
+                if let Some(found) = find(message) {
+                    return found;
+                }
+            }
+        }
+        panic!("it is not said");
+    }
+
+    /// The leadership under which its beats reach this link.
+    pub fn epoch(&mut self) -> Epoch {
+        self.hear_until(|message| match message {
+            failover::Message::Beat { epoch, .. } => Some(epoch),
+            _ => None,
+        })
+    }
+
+    /// Whether the other end has closed the link, within a while.
+    pub fn is_closed(&self, within: Duration) -> bool {
+        let closed = async { tokio::time::timeout(within, self.connection.closed()).await.is_ok() };
+        self.runtime.block_on(closed)
+    }
+}
+
+/// The configuration of a client that claims a name, and takes any robot for any.
+fn unsigned(name: &str) -> quinn::ClientConfig {
+    use quinn::rustls::pki_types::PrivatePkcs8KeyDer;
+    use quinn::rustls::{crypto::ring, ClientConfig};
+
+    let key = rcgen::KeyPair::generate().unwrap();
+    let mut params = rcgen::CertificateParams::default();
+    params.distinguished_name.push(rcgen::DnType::CommonName, name);
+    let certificate = params.self_signed(&key).unwrap();
+    let provider = std::sync::Arc::new(ring::default_provider());
+    let config = ClientConfig::builder_with_provider(provider.clone())
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .dangerous()
+        .with_custom_certificate_verifier(std::sync::Arc::new(Anybody(provider)));
+    let key = PrivatePkcs8KeyDer::from(key.serialize_der()).into();
+    let mut config = config
+        .with_client_auth_cert(vec![certificate.der().clone()], key)
+        .unwrap();
+    config.alpn_protocols = vec![b"coorp-control/1".to_vec()];
+    let config = quinn::crypto::rustls::QuicClientConfig::try_from(config).unwrap();
+    quinn::ClientConfig::new(std::sync::Arc::new(config))
+}
+
+/// Takes any server for the right one.
+#[derive(Debug)]
+struct Anybody(std::sync::Arc<quinn::rustls::crypto::CryptoProvider>);
+
+impl ServerCertVerifier for Anybody {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, quinn::rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, quinn::rustls::Error> {
+        unreachable!("QUIC has no TLS 1.2")
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, quinn::rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
+
 /// The configuration of a bare QUIC client of a protocol.
 pub fn client(protocol: &str, fleet: &Fleet, keys: Option<(&Fleet, &str)>) -> quinn::ClientConfig {
-    use quinn::rustls::pki_types::{pem::PemObject, CertificateDer, PrivateKeyDer};
+    use quinn::rustls::pki_types::{pem::PemObject, PrivateKeyDer};
     use quinn::rustls::{crypto::ring, ClientConfig, RootCertStore};
 
     let mut roots = RootCertStore::empty();

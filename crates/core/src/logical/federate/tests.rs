@@ -1,6 +1,7 @@
 use super::super::failover_epoch as epoch;
 use super::super::program::{ActionKind, Connection, Program, Reaction, Reactor};
 use super::super::tests::{at, ms, tag};
+use super::super::{Rti, RtiAction, RtiConfig};
 use super::*;
 
 const A: FederateId = FederateId(0);
@@ -388,4 +389,238 @@ fn decentralised_it_holds_for_the_last_tag_and_resigns_once_it_has_heard_all() {
     assert_eq!(sends(&mut b, at(27)), [Up::Resign]);
     tell(&mut b, Down::Over, at(28));
     assert_eq!(b.poll(at(28)), Some(FederateAction::Ended));
+}
+
+/// Ticks so often, and could send something.
+fn ticks(name: &str, federate: FederateId, period: Duration) -> Reactor {
+    Reactor::new(name, federate)
+        .output("out")
+        .timer("t", ms(0), Some(period))
+        .reaction(Reaction::new("tick").on("t").effect("out"))
+}
+
+/// a ticks every millisecond, c every ten, and b has only their messages.
+fn fan_in() -> Arc<Graph> {
+    let b = Reactor::new("b", B)
+        .input("in")
+        .input("other")
+        .reaction(Reaction::new("read").on("in").on("other"));
+    let program = Program {
+        federates: vec!["a".into(), "b".into(), "c".into()],
+        reactors: vec![ticks("a", A, ms(1)), b, ticks("c", FederateId(2), ms(10))],
+        connections: vec![Connection::new("a.out", "b.in"), Connection::new("c.out", "b.other")],
+    };
+    Arc::new(Graph::new(&program).unwrap())
+}
+
+/// a ticks every millisecond, and b has an event a second.
+fn sparse() -> Arc<Graph> {
+    let b = Reactor::new("b", B)
+        .input("in")
+        .timer("t", ms(0), Some(ms(1000)))
+        .reaction(Reaction::new("read").on("in").on("t"));
+    let program = Program {
+        federates: vec!["a".into(), "b".into()],
+        reactors: vec![ticks("a", A, ms(1)), b],
+        connections: vec![Connection::new("a.out", "b.in")],
+    };
+    Arc::new(Graph::new(&program).unwrap())
+}
+
+/// What it sends at these times, if its reactions have no effects.
+fn sends_silently(federate: &mut Federate<u64>, times_ms: std::ops::RangeInclusive<u64>) -> Vec<Up<u64>> {
+    let mut sent = Vec::new();
+    for now in times_ms.map(at) {
+        while let Some(action) = federate.poll(now) {
+            match action {
+                FederateAction::Send(envelope) => sent.push(envelope.body),
+                FederateAction::Run { reactions, .. } => {
+                    for ready in reactions {
+                        federate.finish(ready.reaction, Effects::default(), now).unwrap();
+                    }
+                }
+                FederateAction::Started(_) => {}
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+    sent
+}
+
+#[test]
+fn rule_7_what_nobody_waits_for_is_not_told_and_the_skipped_is_sent_where_that_drops() {
+    let mut a = started(&sparse(), A, FederateConfig::default());
+    let first = [Up::Completed(tag(0, 0)), net(tag(1, 0), false)];
+    assert_eq!(sends_silently(&mut a, 0..=0), first);
+    tell(&mut a, Down::Awaited(tag(20, 1)), at(0));
+    assert_eq!(sends_silently(&mut a, 1..=19), []);
+    let next = [Up::Completed(tag(20, 0)), net(tag(21, 0), false)];
+    assert_eq!(sends_silently(&mut a, 20..=20), next, "the first that matters");
+
+    tell(&mut a, Down::Awaited(Tag::FOREVER), at(20));
+    assert_eq!(sends_silently(&mut a, 21..=30), []);
+    tell(&mut a, Down::Awaited(tag(30, 1)), at(30));
+    let skipped = [Up::Completed(tag(30, 0)), net(tag(31, 0), false)];
+    assert_eq!(sends_silently(&mut a, 30..=30), skipped, "at once");
+}
+
+#[test]
+fn rule_7_what_it_skipped_is_sent_even_while_a_reaction_runs() {
+    let mut a = started(&sparse(), A, FederateConfig::default());
+    sends_silently(&mut a, 0..=0);
+    tell(&mut a, Down::Awaited(Tag::FOREVER), at(0));
+    sends_silently(&mut a, 1..=4);
+    assert!(matches!(a.poll(at(5)), Some(FederateAction::Run { .. })));
+    tell(&mut a, Down::Awaited(tag(4, 1)), at(5));
+    let skipped = [Up::Completed(tag(4, 0)), net(tag(5, 0), false)];
+    assert_eq!(sends_silently(&mut a, 5..=5), skipped);
+}
+
+#[test]
+fn rule_7_after_a_message_it_tells_what_follows() {
+    let mut a = started(&graph(), A, FederateConfig::default());
+    sends(&mut a, at(0));
+    tell(&mut a, Down::Awaited(Tag::FOREVER), at(0));
+    assert_eq!(sends(&mut a, at(19)), []);
+    let sent = sends(&mut a, at(20));
+    let told = [Up::Completed(tag(20, 0)), net(tag(22, 0), true)];
+    assert!(matches!(sent[0], Up::Message(_)) && sent[1..] == told, "{sent:?}");
+}
+
+#[test]
+fn rule_7_where_it_needs_a_grant_itself_and_at_the_end_of_all_events_it_tells() {
+    let graph = graph();
+    let mut b = started(&graph, B, FederateConfig::default());
+    tell(&mut b, Down::Awaited(Tag::FOREVER), at(0));
+    assert_eq!(sends(&mut b, at(0)), [net(tag(10, 0), false)]);
+    tell(&mut b, Down::Grant(tag(25, 0)), at(0));
+    assert_eq!(sends(&mut b, at(10)), [], "20 ms is granted");
+    assert_eq!(
+        sends(&mut b, at(20)),
+        [Up::Completed(tag(20, 0)), net(tag(30, 0), false)]
+    );
+
+    let a = Reactor::new("a", A)
+        .timer("t", ms(0), None)
+        .reaction(Reaction::new("tick").on("t"));
+    let program = Program {
+        federates: vec!["a".into()],
+        reactors: vec![a],
+        connections: vec![],
+    };
+    let graph = Arc::new(Graph::new(&program).unwrap());
+    let mut a = started(&graph, A, FederateConfig::default());
+    tell(&mut a, Down::Awaited(Tag::FOREVER), at(0));
+    assert_eq!(
+        sends(&mut a, at(0)),
+        [Up::Completed(Tag::START), net(Tag::FOREVER, false)]
+    );
+}
+
+#[test]
+fn rule_7_a_new_rti_makes_it_void() {
+    let mut a = started(&sparse(), A, FederateConfig::default());
+    sends_silently(&mut a, 0..=0);
+    tell(&mut a, Down::Awaited(Tag::FOREVER), at(0));
+    sends_silently(&mut a, 1..=4);
+    let (epoch, received, body) = (epoch(2), 0, Down::Hello);
+    a.on_message(Envelope { epoch, received, body }, at(4));
+    let sent = sends_silently(&mut a, 4..=4);
+    let [Up::Report(report)] = &sent[..] else {
+        panic!("{sent:?}")
+    };
+    assert_eq!((report.completed, report.next), (tag(4, 0), tag(5, 0)));
+    let told = [Up::Completed(tag(5, 0)), net(tag(6, 0), false)];
+    assert_eq!(sends_silently(&mut a, 5..=5), told);
+}
+
+#[test]
+fn rule_7_null_messages_begin_where_somebody_waits() {
+    let graph = graph();
+    let mut a = started(&graph, A, FederateConfig::default());
+    sends(&mut a, at(0));
+    tell(&mut a, Down::Awaited(tag(15, 0)), at(0));
+    assert_eq!(sends(&mut a, at(10)), [], "at 12 ms nobody waits for it");
+    let due = at(13) + Duration::from_nanos(1);
+    assert_eq!(a.next_deadline(), Some(due));
+    let bound = ms(15) + Duration::from_nanos(1);
+    assert_eq!(sends(&mut a, due), [net(Tag::at(bound, 0), true)]);
+}
+
+/// How many messages the RTI gets and sends in five seconds, if all messages arrive at once. Reactions have their effects
+/// when `sends` says so of their federate and the time in milliseconds.
+fn messages(graph: &Arc<Graph>, patience: u32, sends: impl Fn(FederateId, u64) -> bool) -> (usize, usize) {
+    let config = RtiConfig::default();
+    let start = at(0) + config.start_delay;
+    let mut rti = Rti::new(Arc::clone(graph), epoch(1), config, at(0)).with_patience(patience);
+    let new = |id| Federate::new(Arc::clone(graph), id, FederateConfig::default());
+    let mut federates: Vec<Federate<u64>> = graph.federate_ids().map(new).collect();
+    for id in graph.federate_ids() {
+        rti.on_connected(id, at(0));
+    }
+    let (mut up, mut down) = (0, 0);
+    for now in (0..=5000).map(|time| start + ms(time)) {
+        let mut is_busy = true;
+        while is_busy {
+            is_busy = false;
+            while let Some(action) = rti.poll() {
+                if let RtiAction::Send { to, envelope } = action {
+                    down += 1;
+                    federates[usize::from(to.0)].on_message(envelope, now);
+                }
+            }
+            for (id, federate) in graph.federate_ids().zip(&mut federates) {
+                while let Some(action) = federate.poll(now) {
+                    is_busy = true;
+                    match action {
+                        FederateAction::Send(envelope) => {
+                            up += 1;
+                            rti.on_message(id, envelope, now);
+                        }
+                        FederateAction::Run { tag, reactions, .. } => {
+                            let sends = sends(id, tag.time().unwrap().as_nanos() / 1_000_000);
+                            for ready in reactions.iter().map(|ready| ready.reaction) {
+                                let declared = graph.reaction(ready).unwrap().effects.iter().filter(|_| sends);
+                                let sets = declared.map(|output| (*output, 1)).collect();
+                                let effects = Effects {
+                                    sets,
+                                    ..Effects::default()
+                                };
+                                federate.finish(ready, effects, now).unwrap();
+                            }
+                        }
+                        FederateAction::Started(_) => {}
+                        other => panic!("{other:?}"),
+                    }
+                }
+            }
+        }
+    }
+    (up, down)
+}
+
+/// Every message counts, so these figures are the same on every machine.
+#[test]
+fn rule_7_a_sparse_sender_tells_little_and_a_dense_one_costs_nothing_more() {
+    let (sparse, fan_in) = (sparse(), fan_in());
+    // What the RTI gets, without and with what this rule spares, and what it sends for that.
+    let count = |graph, sends: &dyn Fn(FederateId, u64) -> bool| {
+        let (told, spared) = (messages(graph, u32::MAX, sends), messages(graph, 4, sends));
+        println!("{told:?} {spared:?}");
+        (told.0, spared.0, spared.1 - told.1)
+    };
+    let (all, rest, cost) = count(&sparse, &|_, time| time % 500 == 499);
+    assert!(rest * 50 < all && cost < 50, "a message each half second");
+    let (all, rest, cost) = count(&sparse, &|_, time| time % 10 == 9);
+    assert!(
+        rest * 3 < all * 2 && 5 * cost < all - rest,
+        "a message each ten milliseconds"
+    );
+    let (all, rest, cost) = count(&sparse, &|_, _| true);
+    assert!(
+        rest <= all && cost <= 1,
+        "a message each millisecond: only b is spared anything"
+    );
+    let (all, rest, cost) = count(&fan_in, &|id, _| id != A);
+    assert!(rest * 3 < all * 2 && 4 * cost < all - rest, "only the other one sends");
 }

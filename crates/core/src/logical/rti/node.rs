@@ -35,6 +35,10 @@ pub(super) struct Node<V> {
     pub completed: Tag,
     pub granted: Tag,
     pub provisional: Tag,
+    /// The first next event of it that somebody waits for, as it was told.
+    pub awaited: Tag,
+    /// The first one that somebody waited for lately, and how many messages in a row have not changed that.
+    pub unneeded: (Tag, u32),
     /// Its next event, lowered by everything forwarded since it was told.
     next: Tag,
     /// Whether `next` is not known to be an event.
@@ -67,6 +71,8 @@ impl<V> Node<V> {
             completed: Tag::NEVER,
             granted: Tag::NEVER,
             provisional: Tag::NEVER,
+            awaited: Tag::NEVER,
+            unneeded: (Tag::NEVER, 0),
             next: Tag::START,
             is_bound: true,
             last: Tag::FOREVER,
@@ -98,6 +104,11 @@ impl<V> Node<V> {
         self.event().0
     }
 
+    /// The earliest tag for which it may still want a grant.
+    pub fn wants(&self) -> Tag {
+        self.next().max(self.granted.next())
+    }
+
     /// A link is there. Its counts begin anew.
     pub fn connect(&mut self) {
         self.is_gone = false;
@@ -111,6 +122,7 @@ impl<V> Node<V> {
         self.completed = first.before();
         self.granted = Tag::NEVER;
         self.provisional = Tag::NEVER;
+        self.awaited = Tag::NEVER;
         self.next = first;
         self.is_bound = true;
         self.settled.clear();
@@ -173,6 +185,7 @@ impl<V> Node<V> {
 
     pub fn stop_at(&mut self, tag: Tag) {
         self.last = tag;
+        self.unneeded = (Tag::NEVER, 0);
         // It has agreed to hold before this tag. When it was granted, nobody had an event here.
         if self.completed < tag {
             self.granted = self.granted.min(tag.before());

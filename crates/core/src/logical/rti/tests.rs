@@ -578,3 +578,96 @@ fn many_federates_are_granted_what_the_definition_says() {
         assert!(granted > 20, "{granted}");
     }
 }
+
+fn awaited(rti: &mut Rti<u64>) -> Vec<(FederateId, Tag)> {
+    let awaited = |(to, down)| match down {
+        Down::Awaited(tag) => Some((to, tag)),
+        _ => None,
+    };
+    sent(rti).into_iter().filter_map(awaited).collect()
+}
+
+/// a tells enough that nobody needs, with its next event at `from_ms` and later.
+fn tell_unneeded(rti: &mut Rti<u64>, from_ms: u64) {
+    for step in 0..=u64::from(awaited::PATIENCE) {
+        assert_eq!(awaited(rti), []);
+        next(rti, A, tag(from_ms + step, 0));
+    }
+}
+
+#[test]
+fn rule_7_who_tells_what_nobody_waits_for_is_told_so_and_told_again_where_that_drops() {
+    let graph = chain(ms(0), ms(5));
+    let input = graph.find("b.in").unwrap();
+    let mut rti = started(&graph);
+    next(&mut rti, B, tag(50, 0));
+    next(&mut rti, C, tag(40, 0));
+    tell_unneeded(&mut rti, 1);
+    // What a sends at 35 ms comes to c at 40 ms, and it waits for what is after that.
+    assert_eq!(
+        awaited(&mut rti),
+        [(A, tag(35, 0) + Delay::of_connection(Duration::from_nanos(1)))]
+    );
+    next(&mut rti, A, tag(9, 0));
+    assert_eq!(awaited(&mut rti), [], "once");
+    tell(&mut rti, A, Up::Message(value(A, B, 1, input, tag(20, 0))), at(20));
+    assert_eq!(awaited(&mut rti), [(A, tag(20, 1))], "now b waits for less");
+    tell(&mut rti, A, Up::Completed(tag(20, 0)), at(20));
+    assert_eq!(awaited(&mut rti), [], "and does not wait any more");
+}
+
+#[test]
+fn rule_7_where_what_is_waited_for_moves_nothing_is_saved_and_nothing_told() {
+    let graph = chain(ms(0), ms(0));
+    let mut rti = started::<u64>(&graph);
+    for step in 1..50 {
+        for federate in [A, B, C] {
+            next(&mut rti, federate, tag(step, 0));
+        }
+        for federate in [A, B, C] {
+            tell(&mut rti, federate, Up::Completed(tag(step, 0)), at(100));
+        }
+    }
+    assert!(
+        awaited(&mut rti).iter().all(|(to, _)| *to == C),
+        "of c, nobody needs anything"
+    );
+}
+
+#[test]
+fn rule_7_members_of_zero_delay_cycles_are_told_nothing() {
+    let graph = cycle();
+    let mut rti = started::<u64>(&graph);
+    next(&mut rti, B, Tag::FOREVER);
+    tell_unneeded(&mut rti, 1);
+    assert_eq!(awaited(&mut rti), []);
+}
+
+#[test]
+fn rule_7_the_last_tag_is_waited_for_by_everybody() {
+    let graph = chain(ms(0), ms(0));
+    let mut rti = started::<u64>(&graph);
+    next(&mut rti, B, Tag::FOREVER);
+    next(&mut rti, C, Tag::FOREVER);
+    tell_unneeded(&mut rti, 1);
+    assert_eq!(awaited(&mut rti), [(A, Tag::FOREVER)]);
+    for federate in [A, B, C] {
+        tell(&mut rti, federate, Up::StopReply(tag(16, 0)), at(16));
+    }
+    assert_eq!(awaited(&mut rti), [(A, tag(16, 1))]);
+}
+
+#[test]
+fn rule_7_who_returns_waits_again_and_who_died_does_not() {
+    let graph = chain(ms(0), ms(0));
+    let mut rti = started::<u64>(&graph);
+    next(&mut rti, B, tag(50, 0));
+    next(&mut rti, C, tag(40, 0));
+    rti.on_gone(C, at(1));
+    tell_unneeded(&mut rti, 1);
+    assert_eq!(awaited(&mut rti), [(A, tag(50, 1))]);
+    rti.on_connected(C, at(2));
+    tell(&mut rti, C, Up::Report(Box::new(report(at(2)))), at(2));
+    let told = awaited(&mut rti);
+    assert!(matches!(told[..], [(A, tag)] if tag < Tag::at(ms(50), 0)), "{told:?}");
+}

@@ -1,6 +1,6 @@
 //! What Coorp costs beside the libraries that it stands on, side by side in one run.
 //!
-//!     cargo bench -p coorp-node --bench cost -- [--quick] [--json FILE]
+//!     cargo run --release --manifest-path crates/node/cost/Cargo.toml -- [--quick] [--json FILE]
 //!
 //! Three things, each between processes of their own on loopback, with keys:
 //!
@@ -142,10 +142,7 @@ fn main() -> Outcome<()> {
             peer::ARGUMENT => return peer::be(&arguments.next().ok_or("which peer?")?),
             "--quick" => extent = &QUICK,
             "--json" => json = Some(PathBuf::from(arguments.next().ok_or("--json takes a file")?)),
-            // Cargo says so.
-            "--bench" => {}
-            // `cargo bench NAME` of the workspace's other benches, and `cargo test --benches`.
-            _ => return Ok(()),
+            other => return Err(format!("{other} is no option").into()),
         }
     }
     let rows = measure(extent)?;

@@ -1,0 +1,603 @@
+//! Decides which addresses a robot tries in order to reach the others of its team.
+//!
+//! Addresses have three sources. *Given* ones stand in the team file. *Proven* ones are those at which a robot has shown
+//! its certificate before. *Heard* ones are hints from the network, which anybody may forge. Given and proven addresses
+//! are tried without a budget, one at a time for each robot and path, with a back-off. So no flood of hints delays a
+//! robot that is known.
+//!
+//! A hint names one robot of the team, one path and one address. It is refused unless it carries the team's proof (if
+//! the team has keys), and unless the address belongs to a network that an own interface of that path is connected to.
+//! So nobody can aim a robot at third parties. A heard address at which somebody showed a wrong certificate is not tried
+//! again for a while, which grows with each repetition.
+//!
+//! Attempts at heard addresses share one [allowance](GUESSES_MAX) for all robots: it comes back when an attempt
+//! succeeds, and only slowly when attempts fail. Half of it is reserved for robots that no attempt has failed for, so a
+//! robot that comes late is tried at once, even if others do not answer.
+//!
+//! Searches, that is, questions to the network, are due while a robot is missing, at first often, then every four
+//! seconds.
+//!
+//! Source: this project; compare decision 23. Left out: first contact while a member of the team, or anybody if the
+//! team has no keys, floods the network with hints for all names. The allowance then runs dry, and a robot that was
+//! never reached at that address waits. IPv6 link-local addresses, which need a zone, are refused.
+
+mod allowance;
+mod counts;
+mod peer;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::IpAddr;
+
+use self::allowance::Allowance;
+pub use self::allowance::GUESSES_MAX;
+pub use self::counts::{Counts, Refusal};
+use self::peer::{Candidate, Peer, Source, HEARD_FOR, HEARD_MAX, HELD_MIN, PROVEN_FOR};
+use crate::paths::PathId;
+use crate::{Duration, Instant, RobotId};
+
+/// The number of attempts at heard addresses in progress.
+pub const GUESSES_AT_ONCE_MAX: usize = 4;
+/// An attempt that takes longer has failed.
+pub const ATTEMPT_MAX: Duration = Duration::from_secs(2);
+/// How long an address is avoided after the first wrong certificate, and at most. Each one quadruples it.
+const MISFIT_MIN: Duration = Duration::from_secs(4);
+const MISFIT_MAX: Duration = Duration::from_secs(3_600);
+/// The number of such addresses that are remembered.
+const MISFITS_MAX: usize = 256;
+/// Searches: the time from the first to the second one, and the most.
+const SEARCH_MIN: Duration = Duration::from_millis(500);
+const SEARCH_MAX: Duration = Duration::from_secs(4);
+/// The number of an own path's networks.
+const NETWORKS_MAX: usize = 32;
+
+/// A robot to reach on a path, and its addresses there by the team file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// The robot.
+    pub robot: RobotId,
+    /// The path.
+    pub path: PathId,
+    /// Its address there, if the team file has one.
+    pub given: Option<IpAddr>,
+}
+
+/// A network that an own interface is connected to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Network {
+    /// The interface's own address.
+    pub address: IpAddr,
+    /// The length of the network's prefix.
+    pub prefix: u8,
+}
+
+impl Network {
+    /// Whether a robot of this network may have this address.
+    pub fn has(self, address: IpAddr) -> bool {
+        match (self.address, address) {
+            (IpAddr::V4(own), IpAddr::V4(address)) => {
+                let host = u32::MAX.checked_shr(u32::from(self.prefix)).unwrap_or(0);
+                let (own, bits) = (own.to_bits(), address.to_bits());
+                // In networks with more than two addresses, the first and the last one are nobody's.
+                let nobodys = host > 1 && (bits & host == 0 || bits & host == host);
+                own & !host == bits & !host && !nobodys && !address.is_multicast() && !address.is_unspecified()
+            }
+            (IpAddr::V6(own), IpAddr::V6(address)) => {
+                let host = u128::MAX.checked_shr(u32::from(self.prefix)).unwrap_or(0);
+                let same = own.to_bits() & !host == address.to_bits() & !host;
+                same && !address.is_multicast() && !address.is_unspecified() && !address.is_unicast_link_local()
+            }
+            _ => false,
+        }
+    }
+}
+
+/// A claim from the network that a robot is reachable at an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hint {
+    /// The robot, by its claim.
+    pub robot: RobotId,
+    /// The path whose interface heard it.
+    pub path: PathId,
+    /// The address that sent it.
+    pub address: IpAddr,
+    /// Whether it carries the team's proof.
+    pub proved: bool,
+}
+
+/// The name of an attempt. Numbers grow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct AttemptId(pub u64);
+
+/// How an attempt has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// This robot has shown its certificate; not always the one that was expected.
+    Connected(RobotId),
+    /// Somebody answered without a certificate of the team.
+    Misfit,
+    /// Nobody answered.
+    NoAnswer,
+    /// Somebody, or the own kernel, refused.
+    Refused,
+}
+
+/// What to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Attempt to connect, and report the [`Outcome`].
+    Dial {
+        /// By which to report.
+        attempt: AttemptId,
+        /// The robot that is expected there.
+        robot: RobotId,
+        /// The path to use.
+        path: PathId,
+        /// Its address.
+        address: IpAddr,
+    },
+    /// Abandon an attempt. Nothing needs to be reported.
+    Stop(AttemptId),
+    /// Ask on the networks of a path for the robots that are [missing](Discovery::missing) there.
+    Search(PathId),
+}
+
+/// The state of all robots and paths.
+#[derive(Clone, Debug)]
+pub struct Discovery {
+    needs_proof: bool,
+    peers: BTreeMap<(RobotId, PathId), Peer>,
+    networks: BTreeMap<PathId, Vec<Network>>,
+    searches: BTreeMap<PathId, Search>,
+    attempts: BTreeMap<AttemptId, Attempt>,
+    misfits: BTreeMap<IpAddr, Misfit>,
+    allowance: Allowance,
+    random: u64,
+    next: u64,
+    wake: Option<Instant>,
+    actions: VecDeque<Action>,
+    counts: Counts,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Attempt {
+    robot: RobotId,
+    path: PathId,
+    address: IpAddr,
+    source: Source,
+    began: Instant,
+}
+
+/// An address at which somebody else answered.
+#[derive(Clone, Copy, Debug)]
+struct Misfit {
+    until: Instant,
+    avoid: Duration,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Search {
+    next: Instant,
+    interval: Duration,
+}
+
+impl Discovery {
+    /// `targets` are the robots that this one connects to. `needs_proof`: whether hints need the team's proof. `seed`
+    /// makes the jitter of one robot differ from that of others.
+    pub fn new(targets: impl IntoIterator<Item = Target>, needs_proof: bool, seed: u64, now: Instant) -> Self {
+        let mut peers: BTreeMap<(RobotId, PathId), Peer> = BTreeMap::new();
+        for target in targets {
+            let peer = peers.entry((target.robot, target.path)).or_default();
+            let given = target
+                .given
+                .map(|address| Candidate::new(address, Source::Given, Instant::FAR_FUTURE, now));
+            peer.candidates.extend(given);
+        }
+        let paths = peers.keys().map(|(_, path)| *path);
+        let search = Search {
+            next: now,
+            interval: SEARCH_MIN,
+        };
+        let searches = paths.map(|path| (path, search)).collect();
+        let mut discovery = Discovery {
+            needs_proof,
+            peers,
+            networks: BTreeMap::new(),
+            searches,
+            attempts: BTreeMap::new(),
+            misfits: BTreeMap::new(),
+            allowance: Allowance::new(),
+            random: seed,
+            next: 0,
+            wake: None,
+            actions: VecDeque::new(),
+            counts: Counts::default(),
+        };
+        discovery.decide(now);
+        discovery
+    }
+
+    /// An own path is now connected to these networks, and to no others.
+    pub fn on_networks(&mut self, path: PathId, mut networks: Vec<Network>, now: Instant) {
+        networks.truncate(NETWORKS_MAX);
+        for ((_, of), peer) in &mut self.peers {
+            if *of != path {
+                continue;
+            }
+            let stays = |candidate: &Candidate| {
+                candidate.source != Source::Heard || networks.iter().any(|network| network.has(candidate.address))
+            };
+            let gone = peer.candidates.iter().filter(|candidate| !stays(candidate));
+            for attempt in gone.filter_map(|candidate| candidate.attempt) {
+                self.attempts.remove(&attempt);
+                self.actions.push_back(Action::Stop(attempt));
+                self.allowance.give_back();
+            }
+            peer.candidates.retain(stays);
+            // What did not answer over the old network may answer over the new one.
+            for candidate in peer.candidates.iter_mut().filter(|one| one.source != Source::Heard) {
+                candidate.again(now);
+            }
+        }
+        self.networks.insert(path, networks);
+        self.search_soon(path, now);
+        self.decide(now);
+    }
+
+    /// Somebody claims something. Returns why it is refused, if so.
+    pub fn on_hint(&mut self, hint: Hint, now: Instant) -> Option<Refusal> {
+        let refusal = self.take_hint(hint, now).err();
+        match refusal {
+            Some(refusal) => self.counts.refuse(refusal),
+            None => {
+                self.counts.hints += 1;
+                self.decide(now);
+            }
+        }
+        refusal
+    }
+
+    /// A message was refused before it became a hint.
+    pub fn on_refused(&mut self, refusal: Refusal) {
+        self.counts.refuse(refusal);
+    }
+
+    /// An attempt has ended. One that is unknown or stopped is ignored.
+    pub fn on_outcome(&mut self, attempt: AttemptId, outcome: Outcome, now: Instant) {
+        if let Some(ended) = self.attempts.remove(&attempt) {
+            self.end(ended, attempt, outcome, now);
+            self.decide(now);
+        }
+    }
+
+    /// A robot is connected over a path, whichever side has begun it.
+    pub fn on_connected(&mut self, robot: RobotId, path: PathId, address: IpAddr, now: Instant) {
+        self.connect(robot, path, address, now);
+        self.decide(now);
+    }
+
+    /// The connection to a robot over a path has ended.
+    pub fn on_lost(&mut self, robot: RobotId, path: PathId, now: Instant) {
+        let Some(peer) = self.peers.get_mut(&(robot, path)) else {
+            return;
+        };
+        if let Some(address) = peer.connected.take() {
+            for candidate in &mut peer.candidates {
+                if candidate.address == address && candidate.source == Source::Proven {
+                    candidate.until = now + PROVEN_FOR;
+                }
+                candidate.again(now);
+            }
+            self.search_soon(path, now);
+        }
+        self.decide(now);
+    }
+
+    /// The time asked for has come.
+    pub fn on_deadline(&mut self, now: Instant) {
+        self.decide(now);
+    }
+
+    /// When to call [`on_deadline`](Self::on_deadline).
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.wake
+    }
+
+    /// What to do, until `None`.
+    pub fn poll(&mut self) -> Option<Action> {
+        self.actions.pop_front()
+    }
+
+    /// The robots without a given address that are not connected over a path.
+    pub fn missing(&self, path: PathId) -> impl Iterator<Item = RobotId> + '_ {
+        let of_path = self.peers.iter().filter(move |((_, of), _)| *of == path);
+        of_path
+            .filter(|(_, peer)| peer.connected.is_none() && !peer.is_given())
+            .map(|((robot, _), _)| *robot)
+    }
+
+    /// The counts so far.
+    pub fn counts(&self) -> &Counts {
+        &self.counts
+    }
+
+    /// The number of addresses that something is stored for.
+    pub fn addresses(&self) -> usize {
+        let candidates = self.peers.values().map(|peer| peer.candidates.len());
+        candidates.sum::<usize>() + self.misfits.len()
+    }
+
+    fn take_hint(&mut self, hint: Hint, now: Instant) -> Result<(), Refusal> {
+        if self.needs_proof && !hint.proved {
+            return Err(Refusal::Unproved);
+        }
+        let mut networks = self.networks.get(&hint.path).into_iter().flatten();
+        if !networks.any(|network| network.has(hint.address)) {
+            return Err(Refusal::Elsewhere);
+        }
+        if self.misfits.get(&hint.address).is_some_and(|misfit| misfit.until > now) {
+            return Err(Refusal::Misfit);
+        }
+        // Those with a given address need no other.
+        let peer = self.peers.get_mut(&(hint.robot, hint.path));
+        let Some(peer) = peer.filter(|peer| !peer.is_given()) else {
+            return Ok(());
+        };
+        peer.forget(now);
+        if let Some(known) = peer.candidates.iter_mut().find(|one| one.address == hint.address) {
+            known.hear(now);
+            return Ok(());
+        }
+        let heard = |one: &&Candidate| one.source == Source::Heard;
+        if peer.candidates.iter().filter(heard).count() >= HEARD_MAX {
+            let idle = |one: &Candidate| {
+                one.source == Source::Heard
+                    && one.attempt.is_none()
+                    && (one.tried.is_some() || now.since(one.since) > HELD_MIN)
+            };
+            // The one that failed most, and the oldest of those.
+            let places = (0..peer.candidates.len()).filter(|place| idle(&peer.candidates[*place]));
+            let place = places.max_by_key(|place| {
+                let one = &peer.candidates[*place];
+                (one.failures, now.since(one.since))
+            });
+            peer.candidates.swap_remove(place.ok_or(Refusal::TooMany)?);
+        }
+        let candidate = Candidate::new(hint.address, Source::Heard, now + HEARD_FOR, now);
+        peer.candidates.push(candidate);
+        Ok(())
+    }
+
+    fn end(&mut self, attempt: Attempt, id: AttemptId, outcome: Outcome, now: Instant) {
+        let Attempt { robot, path, .. } = attempt;
+        self.counts.end(outcome);
+        let fits = outcome == Outcome::Connected(robot);
+        if attempt.source == Source::Heard {
+            self.allowance.on_end(fits, now);
+        }
+        let Some(peer) = self.peers.get_mut(&(robot, path)) else {
+            return;
+        };
+        let place = peer.candidates.iter().position(|one| one.attempt == Some(id));
+        if !fits && attempt.source == Source::Heard {
+            peer.failed = peer.failed.saturating_add(1);
+        }
+        if let Some(place) = place {
+            let candidate = &mut peer.candidates[place];
+            candidate.attempt = None;
+            let heard = candidate.source == Source::Heard;
+            match outcome {
+                Outcome::Connected(_) if fits => {}
+                Outcome::Connected(_) if candidate.source != Source::Given => {
+                    peer.candidates.swap_remove(place);
+                }
+                Outcome::Misfit if heard => {
+                    peer.candidates.swap_remove(place);
+                }
+                // Whoever takes the address of a robot that is away must not keep it out when it is back.
+                Outcome::Misfit | Outcome::Connected(_) => candidate.fail(true, now, &mut self.random),
+                Outcome::NoAnswer | Outcome::Refused => candidate.fail(false, now, &mut self.random),
+            }
+        }
+        match outcome {
+            Outcome::Connected(other) => self.connect(other, path, attempt.address, now),
+            Outcome::Misfit if attempt.source == Source::Heard => self.avoid(attempt.address, now),
+            _ => {}
+        }
+    }
+
+    fn connect(&mut self, robot: RobotId, path: PathId, address: IpAddr, now: Instant) {
+        self.misfits.remove(&address);
+        let Some(peer) = self.peers.get_mut(&(robot, path)) else {
+            return;
+        };
+        peer.connected = Some(address);
+        peer.failed = 0;
+        for candidate in &mut peer.candidates {
+            if let Some(attempt) = candidate.attempt.take() {
+                if self.attempts.remove(&attempt).is_some() {
+                    self.actions.push_back(Action::Stop(attempt));
+                    // It was no failure.
+                    if candidate.source == Source::Heard {
+                        self.allowance.give_back();
+                    }
+                }
+            }
+        }
+        peer.prove(address, now);
+    }
+
+    /// Somebody else is at this address. A robot that is connected there proves the opposite.
+    fn avoid(&mut self, address: IpAddr, now: Instant) {
+        if self.peers.values().any(|peer| peer.connected == Some(address)) {
+            return;
+        }
+        let before = self.misfits.get(&address);
+        let avoid = before.map_or(MISFIT_MIN, |misfit| (misfit.avoid * 4).min(MISFIT_MAX));
+        let until = now + avoid;
+        if before.is_none() && self.misfits.len() >= MISFITS_MAX {
+            let first = self.misfits.iter().min_by_key(|(_, misfit)| misfit.until);
+            if let Some(first) = first.map(|(address, _)| *address) {
+                self.misfits.remove(&first);
+            }
+        }
+        self.misfits.insert(address, Misfit { until, avoid });
+        // An attempt there for another robot ends by itself.
+        let idle = |one: &Candidate| one.attempt.is_none() && one.source == Source::Heard;
+        for peer in self.peers.values_mut() {
+            peer.candidates.retain(|one| one.address != address || !idle(one));
+        }
+    }
+
+    fn search_soon(&mut self, path: PathId, now: Instant) {
+        if let Some(search) = self.searches.get_mut(&path) {
+            search.next = search.next.min(now + SEARCH_MIN / 10);
+            search.interval = SEARCH_MIN;
+        }
+    }
+
+    /// Does everything that is due, and says when something is due next.
+    fn decide(&mut self, now: Instant) {
+        self.expire(now);
+        self.allowance.refill(now);
+        let mut wake = Instant::FAR_FUTURE;
+        self.dial_known(now, &mut wake);
+        self.dial_heard(now, &mut wake);
+        self.search(now, &mut wake);
+        let deadlines = self.attempts.values().map(|attempt| attempt.began + ATTEMPT_MAX);
+        wake = deadlines.min().unwrap_or(wake).min(wake);
+        self.wake = Some(wake).filter(|wake| *wake < Instant::FAR_FUTURE);
+    }
+
+    fn expire(&mut self, now: Instant) {
+        let over = |attempt: &Attempt| now.since(attempt.began) >= ATTEMPT_MAX;
+        while let Some((id, attempt)) = self.attempts.iter().find(|(_, attempt)| over(attempt)) {
+            let (id, attempt) = (*id, *attempt);
+            self.attempts.remove(&id);
+            self.actions.push_back(Action::Stop(id));
+            self.end(attempt, id, Outcome::NoAnswer, now);
+        }
+        for peer in self.peers.values_mut() {
+            peer.forget(now);
+        }
+    }
+
+    /// Attempts at given and proven addresses: one for each robot and path.
+    fn dial_known(&mut self, now: Instant, wake: &mut Instant) {
+        let mut due = Vec::new();
+        for (key, peer) in &self.peers {
+            let known = |one: &&Candidate| one.source != Source::Heard;
+            let busy = peer.candidates.iter().any(|one| known(&one) && one.attempt.is_some());
+            if peer.connected.is_some() || busy {
+                continue;
+            }
+            let first = peer
+                .candidates
+                .iter()
+                .filter(known)
+                .min_by_key(|one| (one.next.max(now), one.failures, one.source != Source::Proven));
+            match first {
+                Some(first) if first.next <= now => due.push((*key, first.address)),
+                Some(first) => *wake = (*wake).min(first.next),
+                None => {}
+            }
+        }
+        for (key, address) in due {
+            self.dial(key, address, now);
+        }
+    }
+
+    /// Attempts at heard addresses, as far as the allowance goes.
+    fn dial_heard(&mut self, now: Instant, wake: &mut Instant) {
+        loop {
+            let in_progress = self.attempts.values().filter(|one| one.source == Source::Heard).count();
+            if in_progress >= GUESSES_AT_ONCE_MAX {
+                return;
+            }
+            let mut first = None;
+            for (key, peer) in &self.peers {
+                let heard = |one: &&Candidate| one.source == Source::Heard;
+                let busy = peer.candidates.iter().any(|one| heard(&one) && one.attempt.is_some());
+                if peer.connected.is_some() || busy {
+                    continue;
+                }
+                for one in peer.candidates.iter().filter(heard) {
+                    let allowed = self.allowance.next(peer.failed == 0, now);
+                    if one.next.max(allowed) > now {
+                        // One that expires before is of no interest.
+                        let due = one.next.max(allowed);
+                        *wake = (*wake).min(if due < one.until { due } else { one.until });
+                        continue;
+                    }
+                    let rank = (peer.failed, one.failures, one.since);
+                    let choice = (rank, *key, one.address);
+                    first = Some(first.map_or(choice, |first| choice.min(first)));
+                }
+            }
+            let Some((_, key, address)) = first else { return };
+            self.allowance.take(now);
+            self.dial(key, address, now);
+        }
+    }
+
+    fn dial(&mut self, (robot, path): (RobotId, PathId), address: IpAddr, now: Instant) {
+        let Some(peer) = self.peers.get_mut(&(robot, path)) else {
+            return;
+        };
+        let candidate = peer.candidates.iter_mut().find(|one| one.address == address);
+        let Some(candidate) = candidate else { return };
+        let attempt = AttemptId(self.next);
+        self.next += 1;
+        candidate.attempt = Some(attempt);
+        candidate.tried = Some(now);
+        let source = candidate.source;
+        self.counts.attempts += 1;
+        let begun = Attempt {
+            robot,
+            path,
+            address,
+            source,
+            began: now,
+        };
+        self.attempts.insert(attempt, begun);
+        self.actions.push_back(Action::Dial {
+            attempt,
+            robot,
+            path,
+            address,
+        });
+    }
+
+    fn search(&mut self, now: Instant, wake: &mut Instant) {
+        let paths: Vec<PathId> = self.searches.keys().copied().collect();
+        for path in paths {
+            let connected = self.networks.get(&path).is_some_and(|networks| !networks.is_empty());
+            if !connected || self.missing(path).next().is_none() {
+                continue;
+            }
+            let Some(search) = self.searches.get_mut(&path) else {
+                continue;
+            };
+            if search.next <= now {
+                self.actions.push_back(Action::Search(path));
+                search.next = now + jittered(search.interval, &mut self.random);
+                search.interval = (search.interval * 2).min(SEARCH_MAX);
+            }
+            *wake = (*wake).min(search.next);
+        }
+    }
+}
+
+/// Returns a time between three and five quarters of `time`.
+fn jittered(time: Duration, random: &mut u64) -> Duration {
+    // SplitMix64 (Steele 2014).
+    *random = random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut bits = *random;
+    bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    bits ^= bits >> 31;
+    let span = time.as_nanos() / 2;
+    Duration::from_nanos(time.as_nanos() - span / 2 + bits % (span + 1))
+}
+
+#[cfg(test)]
+mod tests;

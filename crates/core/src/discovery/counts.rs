@@ -1,0 +1,86 @@
+//! What has been heard, tried and refused.
+
+use super::Outcome;
+
+/// Why a message from the network led to nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Refusal {
+    /// It could not be parsed, or is of another version.
+    Garbled,
+    /// It is about another team.
+    OtherTeam,
+    /// It names no robot of the team.
+    UnknownRobot,
+    /// It lacks the team's proof.
+    Unproved,
+    /// The address is on no network of that path.
+    Elsewhere,
+    /// Somebody else answered there a short time ago.
+    Misfit,
+    /// Too many addresses for one robot.
+    TooMany,
+}
+
+impl Refusal {
+    /// All of them, in the order of [`Counts::refused`].
+    pub const ALL: [Refusal; 7] = [
+        Refusal::Garbled,
+        Refusal::OtherTeam,
+        Refusal::UnknownRobot,
+        Refusal::Unproved,
+        Refusal::Elsewhere,
+        Refusal::Misfit,
+        Refusal::TooMany,
+    ];
+
+    /// Its name in metrics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Refusal::Garbled => "garbled",
+            Refusal::OtherTeam => "other_team",
+            Refusal::UnknownRobot => "unknown_robot",
+            Refusal::Unproved => "unproved",
+            Refusal::Elsewhere => "elsewhere",
+            Refusal::Misfit => "misfit",
+            Refusal::TooMany => "too_many",
+        }
+    }
+}
+
+/// Totals since the start.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Hints taken.
+    pub hints: u64,
+    /// Attempts begun.
+    pub attempts: u64,
+    /// Attempts that ended in a connection.
+    pub connected: u64,
+    /// Attempts that met a wrong certificate.
+    pub misfits: u64,
+    /// Attempts without an answer.
+    pub unanswered: u64,
+    /// Attempts that were refused.
+    pub rejected: u64,
+    refused: [u64; Refusal::ALL.len()],
+}
+
+impl Counts {
+    /// The number of messages refused for a reason.
+    pub fn refused(&self, refusal: Refusal) -> u64 {
+        self.refused[refusal as usize]
+    }
+
+    pub(super) fn refuse(&mut self, refusal: Refusal) {
+        self.refused[refusal as usize] += 1;
+    }
+
+    pub(super) fn end(&mut self, outcome: Outcome) {
+        match outcome {
+            Outcome::Connected(_) => self.connected += 1,
+            Outcome::Misfit => self.misfits += 1,
+            Outcome::NoAnswer => self.unanswered += 1,
+            Outcome::Refused => self.rejected += 1,
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! Opens links where discovery finds robots.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use coorp_core::RobotId;
+use quinn::Connection;
+
+use super::{listen, port, transport, Links, Streams};
+use crate::discovery::{Finder, Order, Outcome};
+use crate::quic::{connect, lengths, Missed};
+use crate::sync::lock;
+
+/// An attempt to connect ends after this time, and the next begins. QUIC repeats a lost first packet after 150 and 450 ms,
+/// and then only after 600 ms more.
+const CONNECT_MAX: Duration = Duration::from_millis(600);
+
+/// Attempts to open links where robots are to be found, until the node closes.
+pub(super) async fn dial(links: Weak<Links>, finder: Arc<Finder>) {
+    loop {
+        let order = finder.next().await;
+        let Some(links) = links.upgrade() else { return };
+        match order {
+            Order::Dial {
+                attempt,
+                robot,
+                path,
+                address,
+            } => {
+                let finder = finder.clone();
+                tokio::spawn(async move {
+                    let outcome = links.attempt(robot, path.0.into(), address).await;
+                    finder.report(attempt, outcome);
+                });
+            }
+            // It ends by itself soon.
+            Order::Stop(_) => {}
+            Order::Rebind(path) => tracing::warn!(
+                "{} is another card now: start this robot anew to use it",
+                links.member.path_name(path.0.into())
+            ),
+        }
+    }
+}
+
+impl Links {
+    async fn connect(&self, to: RobotId, path: usize, address: SocketAddr) -> Result<(Connection, Streams), Missed> {
+        let member = &self.member;
+        let refused = |why: &str| Missed::new(Outcome::Refused, why);
+        let endpoint = lock(&self.endpoints).get(path).cloned();
+        let endpoint = endpoint.ok_or_else(|| refused("the node has closed"))?;
+        let mut client = self.client.clone();
+        client.transport_config(transport(true, lengths(address, member.outlet(path))));
+        let connection = connect(&endpoint, client, (&member.team, to), address, CONNECT_MAX).await?;
+        let streams = connection.open_bi().await;
+        let streams = streams.map_err(|error| refused(&error.to_string()))?;
+        Ok((connection, streams))
+    }
+
+    /// Attempts to open a link. It counts once the other end has announced itself.
+    async fn attempt(self: &Arc<Self>, to: RobotId, path: usize, address: IpAddr) -> Outcome {
+        let address = SocketAddr::new(address, port(&self.member.team, to, path));
+        let (connection, streams) = match self.connect(to, path, address).await {
+            Ok(opened) => opened,
+            Err(missed) => {
+                tracing::debug!(
+                    "there is no link to {} over path {path}: {missed}",
+                    self.member.name_of(to)
+                );
+                return missed.outcome;
+            }
+        };
+        listen(self, &connection, to, path);
+        let Some(up) = self.begin(&connection, (to, path), true, streams) else {
+            return Outcome::Refused;
+        };
+        tokio::select! {
+            () = up.heard.notified() => Outcome::Connected(to),
+            // It does not want this robot.
+            _ = connection.closed() => Outcome::Refused,
+            () = tokio::time::sleep(CONNECT_MAX) => {
+                connection.close(0u8.into(), b"it says nothing");
+                Outcome::NoAnswer
+            }
+        }
+    }
+}

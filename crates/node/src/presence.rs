@@ -1,0 +1,172 @@
+//! Which robots are present, over which links, and what each announces. No I/O.
+//!
+//! A robot is present while it has a link over which its announcement has arrived. An announcement is the whole of what
+//! a robot subscribes to and gathers: the newest of its start counts, whichever path brought it. An announcement of
+//! another start means that the earlier process has ended, so its links are over too.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use coorp_core::RobotId;
+
+use crate::links::LinkId;
+use crate::wire::Hello;
+
+/// All robots that are present, apart from this one.
+#[derive(Debug, Default)]
+pub(crate) struct Presence(BTreeMap<RobotId, Present>);
+
+#[derive(Debug)]
+struct Present {
+    links: BTreeSet<LinkId>,
+    incarnation: u32,
+    number: u64,
+    gathers: BTreeSet<(String, u32)>,
+}
+
+/// A topic that a robot gathers: its name, and the numbers of the robot's start and of this gathering.
+pub(crate) type Gathers = (String, (u32, u32));
+
+/// What an announcement changes.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Change {
+    /// The robot was not present.
+    pub appeared: bool,
+    /// Its earlier process has ended.
+    pub restarted: bool,
+    /// This link was not known.
+    pub new_link: bool,
+    /// Links of an earlier start, which are over.
+    pub stale: Vec<LinkId>,
+    /// The topics that the robot subscribes to, if they are to be taken over.
+    pub subscribes: Option<BTreeSet<String>>,
+    /// The topics that it no longer gathers.
+    pub ungathers: Vec<Gathers>,
+    /// The topics that it gathers from now on.
+    pub gathers: Vec<Gathers>,
+}
+
+impl Presence {
+    /// The robots that are present.
+    pub fn robots(&self) -> impl Iterator<Item = RobotId> + '_ {
+        self.0.keys().copied()
+    }
+
+    /// An announcement arrived.
+    pub fn on_hello(&mut self, from: RobotId, link: LinkId, hello: Hello) -> Change {
+        let mut change = Change::default();
+        let known = self.0.entry(from).or_insert_with(|| {
+            change.appeared = true;
+            Present {
+                links: BTreeSet::new(),
+                incarnation: hello.incarnation,
+                number: 0,
+                gathers: BTreeSet::new(),
+            }
+        });
+        if known.incarnation != hello.incarnation {
+            change.restarted = true;
+            known.links.remove(&link);
+            change.stale = std::mem::take(&mut known.links).into_iter().collect();
+            change.ungathers = known.end_gathering();
+            (known.incarnation, known.number) = (hello.incarnation, 0);
+        }
+        change.new_link = known.links.insert(link);
+        if hello.number < known.number {
+            return change;
+        }
+        known.number = hello.number;
+        change.subscribes = Some(hello.subscribes.into_iter().collect());
+        let gathers: BTreeSet<_> = hello.gathers.into_iter().collect();
+        let start = known.incarnation;
+        let named = |(topic, number): &(String, u32)| (topic.clone(), (start, *number));
+        change.ungathers.extend(known.gathers.difference(&gathers).map(named));
+        change.gathers.extend(gathers.difference(&known.gathers).map(named));
+        known.gathers = gathers;
+        change
+    }
+
+    /// A link has ended. If it was the robot's last one, the robot is gone: returns what it gathered.
+    pub fn on_ended(&mut self, from: RobotId, link: LinkId) -> Option<Vec<Gathers>> {
+        let known = self.0.get_mut(&from)?;
+        if !known.links.remove(&link) || !known.links.is_empty() {
+            return None;
+        }
+        let gathered = known.end_gathering();
+        self.0.remove(&from);
+        Some(gathered)
+    }
+}
+
+impl Present {
+    fn end_gathering(&mut self) -> Vec<Gathers> {
+        let gathered = std::mem::take(&mut self.gathers).into_iter();
+        gathered
+            .map(|(topic, number)| (topic, (self.incarnation, number)))
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ONE: RobotId = RobotId(1);
+    const LINKS: [LinkId; 3] = [LinkId(1), LinkId(2), LinkId(3)];
+
+    fn hello(incarnation: u32, number: u64, subscribes: &[&str], gathers: &[(&str, u32)]) -> Hello {
+        Hello {
+            incarnation,
+            number,
+            subscribes: subscribes.iter().map(|topic| (*topic).to_owned()).collect(),
+            gathers: gathers.iter().map(|(topic, of)| ((*topic).to_owned(), *of)).collect(),
+        }
+    }
+
+    fn topics(topics: &[&str]) -> Option<BTreeSet<String>> {
+        Some(topics.iter().map(|topic| (*topic).to_owned()).collect())
+    }
+
+    #[test]
+    fn a_robot_is_present_until_its_last_link_ends() {
+        let mut presence = Presence::default();
+        let first = presence.on_hello(ONE, LINKS[0], hello(7, 1, &[], &[("pose", 1)]));
+        assert!(first.appeared && first.new_link);
+        let second = presence.on_hello(ONE, LINKS[1], hello(7, 1, &[], &[("pose", 1)]));
+        assert!(!second.appeared && second.new_link && second.gathers.is_empty());
+        assert_eq!(presence.on_ended(ONE, LINKS[0]), None);
+        assert_eq!(presence.on_ended(ONE, LINKS[0]), None, "known already");
+        assert_eq!(presence.robots().collect::<Vec<_>>(), [ONE]);
+        assert_eq!(
+            presence.on_ended(ONE, LINKS[1]),
+            Some(vec![("pose".to_owned(), (7, 1))])
+        );
+        assert_eq!(presence.robots().count(), 0);
+    }
+
+    #[test]
+    fn the_newest_announcement_counts_whichever_path_it_takes() {
+        let mut presence = Presence::default();
+        presence.on_hello(ONE, LINKS[0], hello(7, 1, &["plan"], &[("pose", 1)]));
+        let newer = presence.on_hello(ONE, LINKS[1], hello(7, 3, &[], &[("pose", 2)]));
+        assert_eq!(newer.subscribes, topics(&[]));
+        // Gathered anew, so it is left first.
+        assert_eq!(newer.ungathers, [("pose".to_owned(), (7, 1))]);
+        assert_eq!(newer.gathers, [("pose".to_owned(), (7, 2))]);
+        let late = presence.on_hello(ONE, LINKS[0], hello(7, 2, &["plan", "map"], &[]));
+        assert_eq!(late, Change::default());
+    }
+
+    #[test]
+    fn another_start_ends_what_the_earlier_one_had() {
+        let mut presence = Presence::default();
+        presence.on_hello(ONE, LINKS[0], hello(7, 9, &["plan"], &[("pose", 1)]));
+        presence.on_hello(ONE, LINKS[1], hello(7, 9, &["plan"], &[("pose", 1)]));
+        let anew = presence.on_hello(ONE, LINKS[2], hello(8, 0, &["map"], &[]));
+        assert_eq!(anew.stale, LINKS[..2]);
+        assert_eq!(anew.subscribes, topics(&["map"]));
+        assert_eq!(anew.ungathers, [("pose".to_owned(), (7, 1))]);
+        assert!(!anew.appeared && anew.restarted);
+        assert_eq!(presence.on_ended(ONE, LINKS[0]), None);
+        assert!(presence.on_ended(ONE, LINKS[2]).is_some());
+    }
+}
