@@ -2,10 +2,12 @@
 //!
 //! A robot is present while it has a link over which its announcement has arrived. An announcement is the whole of what
 //! a robot subscribes to and gathers: the newest of its start counts, whichever path brought it. An announcement of
-//! another start means that the earlier process has ended, so its links are over too.
+//! another start means that the earlier process has ended, so its links are over too. One that comes late, of a start that
+//! is over, changes nothing, and its link is over.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use coorp_core::starts::{Start, Starts};
 use coorp_core::RobotId;
 
 use crate::links::LinkId;
@@ -13,7 +15,11 @@ use crate::wire::Hello;
 
 /// All robots that are present, apart from this one.
 #[derive(Debug, Default)]
-pub(crate) struct Presence(BTreeMap<RobotId, Present>);
+pub(crate) struct Presence {
+    present: BTreeMap<RobotId, Present>,
+    /// Of robots that are gone too: what they said last may still be on its way.
+    starts: BTreeMap<RobotId, Starts>,
+}
 
 #[derive(Debug)]
 struct Present {
@@ -48,13 +54,17 @@ pub(crate) struct Change {
 impl Presence {
     /// The robots that are present.
     pub fn robots(&self) -> impl Iterator<Item = RobotId> + '_ {
-        self.0.keys().copied()
+        self.present.keys().copied()
     }
 
     /// An announcement arrived.
     pub fn on_hello(&mut self, from: RobotId, link: LinkId, hello: Hello) -> Change {
         let mut change = Change::default();
-        let known = self.0.entry(from).or_insert_with(|| {
+        if self.starts.entry(from).or_default().on_heard(hello.incarnation) == Start::Over {
+            change.stale.push(link);
+            return change;
+        }
+        let known = self.present.entry(from).or_insert_with(|| {
             change.appeared = true;
             Present {
                 links: BTreeSet::new(),
@@ -87,12 +97,12 @@ impl Presence {
 
     /// A link has ended. If it was the robot's last one, the robot is gone: returns what it gathered.
     pub fn on_ended(&mut self, from: RobotId, link: LinkId) -> Option<Vec<Gathers>> {
-        let known = self.0.get_mut(&from)?;
+        let known = self.present.get_mut(&from)?;
         if !known.links.remove(&link) || !known.links.is_empty() {
             return None;
         }
         let gathered = known.end_gathering();
-        self.0.remove(&from);
+        self.present.remove(&from);
         Some(gathered)
     }
 }
@@ -167,6 +177,14 @@ mod tests {
         assert_eq!(anew.ungathers, [("pose".to_owned(), (7, 1))]);
         assert!(!anew.appeared && anew.restarted);
         assert_eq!(presence.on_ended(ONE, LINKS[0]), None);
+        // What the earlier start said may come late, over any link, even when the later one is gone.
+        let late = Change {
+            stale: vec![LINKS[1]],
+            ..Change::default()
+        };
+        assert_eq!(presence.on_hello(ONE, LINKS[1], hello(7, 10, &["plan"], &[])), late);
         assert!(presence.on_ended(ONE, LINKS[2]).is_some());
+        assert_eq!(presence.on_hello(ONE, LINKS[1], hello(7, 10, &["plan"], &[])), late);
+        assert_eq!(presence.robots().count(), 0);
     }
 }
