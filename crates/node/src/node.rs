@@ -130,7 +130,7 @@ impl Node {
         });
         let receiver = Arc::downgrade(&agent);
         agent.links.receive(receiver);
-        let recorder = Recorder::start(agent.robot.flown(), incarnation, &state)?;
+        let recorder = Recorder::start(agent.robot.flown(), &state)?;
         let lookout = Lookout::start(agent.member.clone(), agent.robot.clone(), state)?;
         let driven = agent.clone();
         let driver = spawn("coorp-driver", move || {

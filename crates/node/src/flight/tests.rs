@@ -44,7 +44,7 @@ fn folder(name: &str) -> PathBuf {
 }
 
 fn written(flown: &mut Flown, folder: &Path) -> Vec<PathBuf> {
-    let mut ring = Ring::new(folder.to_owned(), 3);
+    let mut ring = Ring::new(folder.to_owned());
     flown.take().into_iter().for_each(|part| ring.write(part).unwrap());
     files(folder).unwrap()
 }
@@ -87,7 +87,7 @@ fn what_there_is_no_room_for_is_counted_and_a_new_segment_begins() {
     flown.handle(Input::TellModelsAgain, at(1_001));
     fly(&mut flown, 1_001..1_500);
     parts.extend(flown.take());
-    let mut ring = Ring::new(folder.clone(), 3);
+    let mut ring = Ring::new(folder.clone());
     parts.into_iter().for_each(|part| ring.write(part).unwrap());
     let segments: Vec<Segment> = files(&folder).unwrap().iter().map(|file| read(file).unwrap()).collect();
     let noted: usize = segments.iter().map(|segment| segment.records.len()).sum();
@@ -102,8 +102,8 @@ fn what_there_is_no_room_for_is_counted_and_a_new_segment_begins() {
 #[test]
 fn the_oldest_files_make_room() {
     let folder = folder("ring");
-    for incarnation in 1..=2 {
-        let mut ring = Ring::new(folder.clone(), incarnation);
+    for _ in 1..=2 {
+        let mut ring = Ring::new(folder.clone());
         for _ in 0..11 {
             for part in flown().take() {
                 ring.write(part).unwrap();
@@ -113,6 +113,29 @@ fn the_oldest_files_make_room() {
     let files = files(&folder).unwrap();
     assert_eq!(files.len(), 16);
     assert!(files[0].ends_with("0000000001-000006.flight"), "{files:?}");
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn the_files_of_this_start_are_the_newest_whatever_those_before_are_called() {
+    let folder = folder("upgraded");
+    std::fs::create_dir_all(&folder).unwrap();
+    for old in 0..20 {
+        std::fs::write(folder.join(format!("4294967295-{old:06}.flight")), "").unwrap();
+    }
+    let mut ring = Ring::new(folder.clone());
+    for _ in 0..3 {
+        for part in flown().take() {
+            ring.write(part).unwrap();
+        }
+    }
+    let files = files(&folder).unwrap();
+    assert_eq!(files.len(), 16);
+    let of_this_start = files
+        .iter()
+        .filter(|file| file.to_string_lossy().contains("4294967296-"));
+    assert_eq!(of_this_start.count(), 3);
+    assert!(files[15].ends_with("4294967296-000002.flight"), "{files:?}");
     std::fs::remove_dir_all(folder).unwrap();
 }
 
@@ -151,7 +174,7 @@ proptest! {
         let mut parts = flown.take();
         fly(&mut flown, 1_300..1_600);
         parts.extend(flown.take());
-        let mut ring = Ring::new(folder.clone(), 3);
+        let mut ring = Ring::new(folder.clone());
         parts.into_iter().for_each(|part| ring.write(part).unwrap());
         let file = files(&folder).unwrap().remove(0);
         let whole = read(&file).unwrap();

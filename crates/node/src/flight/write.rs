@@ -30,8 +30,8 @@ pub(crate) struct Recorder {
 
 impl Recorder {
     /// Starts writing below a robot's state folder.
-    pub fn start(robot: Arc<Mutex<Flown>>, incarnation: u32, state: &Path) -> Result<Recorder, Error> {
-        let mut ring = Ring::new(state.join(FOLDER), incarnation);
+    pub fn start(robot: Arc<Mutex<Flown>>, state: &Path) -> Result<Recorder, Error> {
+        let mut ring = Ring::new(state.join(FOLDER));
         let (end, ended) = channel::<()>();
         let thread = spawn("coorp-flight", move || loop {
             // Notes until the end belong to it, so it writes once more.
@@ -72,16 +72,17 @@ fn look(robot: &Mutex<Flown>, ring: &mut Ring) -> bool {
 #[derive(Debug)]
 pub(super) struct Ring {
     folder: PathBuf,
-    incarnation: u32,
+    /// Greater than that of all files in the folder that are of earlier starts. Known with the first file.
+    start: Option<u64>,
     next: u32,
     file: Option<File>,
 }
 
 impl Ring {
-    pub fn new(folder: PathBuf, incarnation: u32) -> Self {
+    pub fn new(folder: PathBuf) -> Self {
         Ring {
             folder,
-            incarnation,
+            start: None,
             next: 0,
             file: None,
         }
@@ -125,8 +126,18 @@ impl Ring {
         for old in files.iter().take(surplus.max(usize::from(space.usable() == 0))) {
             fs::remove_file(old)?;
         }
-        let name = format!("{:010}-{:06}.{SUFFIX}", self.incarnation, self.next);
+        let start = *self.start.get_or_insert_with(|| {
+            let last = files.iter().filter_map(|file| start_of(file)).max();
+            last.map_or(1, |last| last.saturating_add(1))
+        });
+        let name = format!("{start:010}-{:06}.{SUFFIX}", self.next);
         self.next = self.next.wrapping_add(1);
         File::create(self.folder.join(name))
     }
+}
+
+/// The start that a file is of, by its name.
+fn start_of(file: &Path) -> Option<u64> {
+    let (start, _) = file.file_name()?.to_str()?.split_once('-')?;
+    start.parse().ok()
 }
