@@ -38,8 +38,6 @@ const WAIT: Time = Time::from_millis(10);
 const BULK_MEAN: f64 = 250e3;
 const BULK_MIN: f64 = 20e3;
 const BULK_MAX: f64 = 1_000e3;
-/// The incarnation's increase per second of the clock.
-const INCARNATIONS_A_SECOND: f64 = 4.0;
 
 /// Options of one robot's process.
 #[derive(Debug, clap::Args)]
@@ -55,9 +53,9 @@ pub struct RobotArgs {
     /// Do not end before this time
     #[arg(long, value_parser = crate::number::parse_duration)]
     stay: Duration,
-    /// How far ahead the Unix clock was at the last start
-    #[arg(long, value_parser = crate::number::parse_duration)]
-    clock_was_ahead: Option<Duration>,
+    /// Take the count of starts from the disk first
+    #[arg(long)]
+    lose_count: bool,
 }
 
 /// Takes part until all robots have said that they are done.
@@ -74,8 +72,8 @@ pub fn take_part(args: &RobotArgs) -> Result<(), Failure> {
     let record = Writer::next(&folders.records(), &name).map_err(|error| broken("cannot create a record", error))?;
     record.write(&Line::Started { at: clock.now_ns() });
     let state = folders.state(&name);
-    if let Some(ahead) = args.clock_was_ahead {
-        set_back(&state, ahead).map_err(|error| broken("cannot set the clock back", error))?;
+    if args.lose_count {
+        lose_count(&state).map_err(|error| broken("cannot take the count of starts from the disk", error))?;
     }
     let origin = fs::read_to_string(folders.origin())
         .ok()
@@ -104,18 +102,13 @@ pub fn take_part(args: &RobotArgs) -> Result<(), Failure> {
     robot.run(&name, &folders, origin + args.stay.as_nanos())
 }
 
-/// Changes the state on disk as if the clock at the robot's last start had been `ahead`.
-fn set_back(state: &Path, ahead: Duration) -> std::io::Result<()> {
-    let file = state.join("incarnation");
-    // A robot killed before it had an incarnation starts as if for the first time.
-    let Ok(text) = fs::read_to_string(&file) else {
-        return Ok(());
-    };
-    let Ok(known) = text.trim().parse::<u32>() else {
-        return Ok(());
-    };
-    let further = known.saturating_add((ahead.as_secs_f64() * INCARNATIONS_A_SECOND) as u32);
-    fs::write(file, further.to_string())
+/// Takes the count of starts from the disk, as an older copy of it would.
+fn lose_count(state: &Path) -> std::io::Result<()> {
+    match fs::remove_file(state.join("starts")) {
+        // A robot that was killed before it had counted starts as if for the first time.
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
 }
 
 struct Robot {

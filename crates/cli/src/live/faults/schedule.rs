@@ -6,7 +6,7 @@
 //! the robots' additional interfaces.
 //!
 //! A clock step happens together with a restart. The robot's monotonic clock is shifted by a time namespace, and its
-//! disk says that its Unix clock was ahead at the last start. Left out: a step of the Unix clock itself, because all
+//! disk has lost the count of its starts. Left out: a step of the Unix clock itself, because all
 //! namespaces share that clock. A running robot would not notice one, because it reads Unix time only at its start.
 
 use std::ffi::OsString;
@@ -240,12 +240,11 @@ fn event(fault: &Fault) -> Option<Event> {
     })
 }
 
-/// The program with its clocks since boot ahead by the step, and with its last Unix time ahead by the same.
+/// The program with its clocks since boot ahead by the step, and without the count of its starts.
 fn with_clock(program: &[OsString], step_s: u32) -> Vec<OsString> {
     let step = step_s.to_string();
     let namespace = ["unshare", "--time", "--monotonic", &step, "--boottime", &step, "--"].map(OsString::from);
-    let told = ["--clock-was-ahead".into(), format!("{step_s}s").into()];
-    [&namespace, program, &told].concat()
+    [&namespace, program, &["--lose-count".into()]].concat()
 }
 
 #[cfg(test)]
@@ -295,7 +294,7 @@ mod tests {
     fn a_set_clock_is_another_command() {
         let program = with_clock(&["coorp".into(), "x".into()], 5);
         let words: Vec<&str> = program.iter().map(|word| word.to_str().unwrap()).collect();
-        let wanted = "unshare --time --monotonic 5 --boottime 5 -- coorp x --clock-was-ahead 5s";
+        let wanted = "unshare --time --monotonic 5 --boottime 5 -- coorp x --lose-count";
         assert_eq!(words.join(" "), wanted);
     }
 }
