@@ -74,10 +74,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     }
     // Served until the process ends.
     let _metrics = args.metrics.map(|port| node.serve_metrics(port)).transpose()?;
-    let recording = match &args.record {
-        Some(path) => Some((Signals::watch()?, node.record(path)?)),
-        None => None,
-    };
+    let signals = Signals::watch()?;
+    let recording = args.record.as_ref().map(|path| node.record(path)).transpose()?;
     let status = node.status();
     output::print(&format!(
         "{} is up with policy {} over {}; 'coorp watch' shows the team\n",
@@ -86,17 +84,13 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         status.paths.join(", ")
     ))?;
     supervise::start(node.pulse())?;
-    // Wait until a signal ends the process. The kernel then closes its links, so the other robots notice at once.
-    if let Some((signals, recording)) = recording {
-        let signal = signals.wait()?;
-        if let Err(error) = recording.finish() {
-            output::note(&format!("note: {error}"));
-        }
-        signal_hook::low_level::emulate_default_handler(signal).map_err(|error| unwatched(&error))?;
+    let signal = signals.wait()?;
+    if let Some(Err(error)) = recording.map(|recording| recording.finish()) {
+        output::note(&format!("note: {error}"));
     }
-    loop {
-        std::thread::park();
-    }
+    // Closes its links, so the other robots notice at once.
+    drop(node);
+    signal_hook::low_level::emulate_default_handler(signal).map_err(|error| unwatched(&error))
 }
 
 /// Moves each bulk message into its own file until the process ends.
