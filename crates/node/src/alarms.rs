@@ -51,7 +51,11 @@ impl Bell {
             twins: self.twins.load(Ordering::Relaxed),
             leader_changes: self.leader_changes.load(Ordering::Relaxed),
             unix_ns: u64::try_from(unix.as_nanos()).unwrap_or(u64::MAX),
-            disk_short: Space::below(state).is_ok_and(|space| space.check().is_err()),
+            // The folder itself is missing if the disk was full at the first start.
+            disk_short: state
+                .ancestors()
+                .find_map(|folder| Space::below(folder).ok())
+                .is_some_and(|space| space.check().is_err()),
         };
         for alarm in lock(&self.alarms).on_sight(sight, now) {
             tracing::warn!("alarm: {alarm}");
