@@ -187,10 +187,17 @@ impl Finder {
     }
 }
 
-impl Drop for Finder {
-    fn drop(&mut self) {
+impl Finder {
+    /// Announces, answers and searches no more.
+    pub fn close(&self) {
         lock(&self.0.inner).closed = true;
         self.0.changed.notify_one();
+    }
+}
+
+impl Drop for Finder {
+    fn drop(&mut self) {
+        self.close();
     }
 }
 

@@ -294,7 +294,7 @@ impl Links {
         let hello = self.hello(*number)?;
         up.coordination.announce(self.threads.handle(), hello);
         let mut links = lock(self.links.get(usize::from(to.0))?.get(path)?);
-        // Who opens another one has lost that.
+        // Its opener has lost the one that it opened before.
         for older in links.iter().filter(|older| older.own == own) {
             older.connection.close(0u8.into(), b"a newer one came");
         }
@@ -334,6 +334,7 @@ impl Links {
 
     /// Ends everything, once the others have what was said to them; it waits briefly for that.
     pub fn close(&self) {
+        self.finder.close();
         let endpoints = std::mem::take(&mut *lock(&self.endpoints));
         let links = self.links.iter().flatten();
         let links: Vec<_> = links.flat_map(|links| lock(links).clone()).collect();
