@@ -14,7 +14,7 @@ const FROM: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 7);
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     let names = Names::new("fleet", Some(b"authority"), ["base", "r1"]);
     let _ = names.read(bytes, FROM);
-    // What is not about the service is not parsed.
+    // Records of other services are not parsed.
     let _ = names.read(&[bytes, b"\x06_coorp"].concat(), FROM);
     let announced = names.announcement(RobotId(1), 0, FROM, 7_460);
     let mut changed = announced.clone();

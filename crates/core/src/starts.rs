@@ -4,7 +4,7 @@
 //! alone would repeat after a wiped disk or a restored copy; with the random part, two starts with one counter differ
 //! except once in 65,536. A clock has no say: one that was in 2101 once, or is in 1970, changes nothing.
 //!
-//! Whoever listens does not ask which number is greater. A number that is new begins a new start, and is heard at once.
+//! Listeners do not ask which number is greater. A number that is new begins a new start, and is heard at once.
 //! The one before it is over, and what still comes from it is late. If it still comes after [`LATE_MAX`], the earlier
 //! start has not ended: two robots run under one name, from one set of keys, such as after copying a machine's disk.
 //!

@@ -23,7 +23,7 @@ const RESERVE_SHARE: u64 = 20;
 pub(crate) struct Space {
     /// What this user can still write.
     pub free: u64,
-    /// What has to stay free.
+    /// The bytes that have to stay free.
     pub reserve: u64,
     /// What an empty disk would take, the reserve aside.
     pub most: u64,

@@ -256,7 +256,7 @@ pub enum Answer {
     Disk,
     /// It does not fit on the disk, of which a reserve stays free; later, perhaps.
     NoRoom {
-        /// What is missing of it, bytes.
+        /// How many of its bytes are still missing.
         missing: u64,
         /// What the disk would take now, bytes.
         usable: u64,

@@ -117,7 +117,7 @@ pub struct Death {
 pub struct Given {
     pub outside: Vec<Outside>,
     pub deaths: BTreeMap<FederateId, Death>,
-    /// Of the messages for an input and a tag of which some came late, how many came in time.
+    /// By tag and input, how many messages came in time, for those where some came late.
     pub in_time: BTreeMap<(Tag, ElementId), usize>,
 }
 

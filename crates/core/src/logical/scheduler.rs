@@ -63,7 +63,7 @@ pub struct Scheduler<V> {
     /// The latest time passed in.
     clock: Instant,
     queue: BTreeMap<(Tag, ElementId), Option<V>>,
-    /// Of the late values in the queue and at the open tag, the tags that were meant.
+    /// The tags meant for the late values in the queue and at the open tag.
     meant: BTreeMap<(Tag, ElementId), Tag>,
     granted: Tag,
     provisional: Tag,

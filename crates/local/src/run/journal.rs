@@ -39,7 +39,7 @@ pub struct Record {
     pub late: bool,
     /// Physical actions, physical connections' inputs and late values that are present, with their values.
     pub physical: Vec<(String, Option<Bytes>)>,
-    /// Of the late values, the tags that were meant.
+    /// The tags that were meant for the late values.
     pub meant: Vec<(String, Tag)>,
     /// The outputs that it set.
     pub sets: Vec<(String, Bytes)>,

@@ -164,7 +164,7 @@ impl Inbox {
         let same = wire::decode::<Begin>(&known).is_ok_and(|known| known == *begin);
         let path = self.folder.join("part");
         if !same {
-            // What has arrived is compared with what the sender has, so that a head for other bytes does no harm.
+            // A head that belongs to other bytes does no harm: the sender compares what has arrived with its own.
             remove(&path)?;
         }
         // Before anything is read: a sender without room asks often.

@@ -287,7 +287,7 @@ impl Bulk {
 
     /// Ends everything. Outside async code, it waits briefly for the sockets to be gone.
     pub fn close(&self) {
-        // Whoever has taken a message may close at once, and its sender is still to be told that it was delivered.
+        // A program may close as soon as it has taken a message, but the sender must still hear that it was delivered.
         let until = Instant::now() + ANSWER_MAX;
         while self.receiving.load(Ordering::Acquire) > 0 && Instant::now() < until {
             std::thread::sleep(LOOK_EVERY);

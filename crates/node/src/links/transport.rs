@@ -36,7 +36,7 @@ pub(crate) fn transport(opens: bool, lengths: MtuDiscoveryConfig) -> Arc<Transpo
         .max_idle_timeout(Some(IdleTimeout::from(VarInt::from_u32(IDLE_MS))))
         .keep_alive_interval(opens.then_some(KEEP_ALIVE))
         .initial_rtt(ROUND_TRIP_FIRST)
-        // Who opens a link opens coordination's stream.
+        // Coordination's stream is opened by the end that opened the link.
         .max_concurrent_bidi_streams(VarInt::from_u32(u32::from(!opens)))
         .max_concurrent_uni_streams(VarInt::from_u32(STREAMS_MAX))
         .stream_receive_window(VarInt::from_u32(RECEIVE_BYTES))

@@ -280,7 +280,7 @@ pub fn until(mut so: impl FnMut() -> bool) {
     }
 }
 
-/// Whoever tries to take part by hand: a bare QUIC endpoint.
+/// A bare QUIC endpoint, to try to take part by hand.
 pub struct Caller {
     runtime: tokio::runtime::Runtime,
     endpoint: quinn::Endpoint,

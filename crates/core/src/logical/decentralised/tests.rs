@@ -12,6 +12,11 @@ const B: FederateId = FederateId(1);
 
 /// a ticks, b joins what a sends with ticks of its own.
 fn joining(after: Duration) -> Arc<Graph> {
+    joining_with(after, |b| b)
+}
+
+/// The same, where b has more reactions.
+fn joining_with(after: Duration, more: impl Fn(Reactor) -> Reactor) -> Arc<Graph> {
     let a = Reactor::new("a", A)
         .output("out")
         .timer("t", ms(0), Some(ms(10)))
@@ -22,7 +27,7 @@ fn joining(after: Duration) -> Arc<Graph> {
         .reaction(Reaction::new("join").on("in").on("t"));
     let program = Program {
         federates: vec!["a".into(), "b".into()],
-        reactors: vec![a, b],
+        reactors: vec![a, more(b)],
         connections: vec![Connection::new("a.out", "b.in").after(after)],
     };
     Arc::new(Graph::new(&program).unwrap())
@@ -146,22 +151,10 @@ fn rule_12_what_is_tardy_is_reported_with_the_tag_that_was_meant() {
 
 /// As [`joining`], and b also handles what came late, and another reaction of b takes it in time only.
 fn handling() -> Arc<Graph> {
-    let a = Reactor::new("a", A)
-        .output("out")
-        .timer("t", ms(0), Some(ms(10)))
-        .reaction(Reaction::new("tick").on("t").effect("out"));
-    let b = Reactor::new("b", B)
-        .input("in")
-        .timer("t", ms(0), Some(ms(10)))
-        .reaction(Reaction::new("join").on("in").on("t"))
-        .reaction(Reaction::new("hold").on_tardy("in"))
-        .reaction(Reaction::new("take").on("in"));
-    let program = Program {
-        federates: vec!["a".into(), "b".into()],
-        reactors: vec![a, b],
-        connections: vec![Connection::new("a.out", "b.in")],
-    };
-    Arc::new(Graph::new(&program).unwrap())
+    joining_with(ms(0), |b| {
+        b.reaction(Reaction::new("hold").on_tardy("in"))
+            .reaction(Reaction::new("take").on("in"))
+    })
 }
 
 #[test]

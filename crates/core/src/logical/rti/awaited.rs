@@ -33,7 +33,7 @@ impl<V: Clone> Rti<V> {
         let downstream = info.map_or(&[][..], |info| &info.downstream).iter();
         let others = downstream.filter(|(to, _)| *to != federate);
         let awaited = others.map(|(to, delay)| delay.first_past(self.node(*to).wants()));
-        // What is told already is not waited for.
+        // Nobody waits for a tag that this federate has told already.
         awaited.filter(|tag| *tag > next).min().unwrap_or(Tag::FOREVER)
     }
 
