@@ -22,7 +22,8 @@
 //!   With a time limit, everybody has an event there, so nobody starves.
 //! - **Takeover.** An RTI that starts anew asks all federates what they know, and decides nothing before it has heard
 //!   them. Nothing granted before is taken back: grants only grow, and follow from the same facts. Federates that do not
-//!   report in time count as dead.
+//!   report in time count as dead. If an earlier RTI told anybody that a federate is dead, it stays dead: what it has
+//!   said since reaches nobody, and if it lives, it has to start anew.
 //!
 //! **Decentralised coordination** ([`decentralised`](super::decentralised)) needs of this the start, death, the stop and
 //! takeovers. Federates then tell no next event but the end of all events, and nothing is granted.
@@ -295,21 +296,21 @@ impl<V: Clone> Rti<V> {
             .element(message.input)
             .filter(|element| element.federate == to);
         let link = element.and_then(|element| element.from);
-        let Some(link) = link.filter(|link| link.federate == from && message.from == from && to != from) else {
+        if !link.is_some_and(|link| link.federate == from && message.from == from && to != from) {
             self.outbox.push_back(RtiAction::Nonsense(from));
             return;
-        };
-        let is_physical = link.physical;
-        if matches!(self.phase, Phase::Gathering { .. }) && self.node(to).status == Status::Absent {
-            // Until it has reported, nobody knows what the receiver has.
-            self.node_mut(to).held.push(message);
-            return;
         }
-        self.forward(message, is_physical);
+        if matches!(self.phase, Phase::Gathering { .. }) {
+            // Until all have reported, nobody knows who takes the sender for dead.
+            return self.node_mut(to).held.push(message);
+        }
+        self.forward(message);
     }
 
-    fn forward(&mut self, message: Message<V>, is_physical: bool) {
+    fn forward(&mut self, message: Message<V>) {
         let (from, to, number, tag) = (message.from, message.to, message.number, message.tag);
+        let link = self.graph.element(message.input).and_then(|element| element.from);
+        let is_physical = link.is_some_and(|link| link.physical);
         let last = self.node_mut(to).last_from.entry(from).or_insert(0);
         let is_new = number > *last;
         *last = number.max(*last);
@@ -461,17 +462,20 @@ impl<V: Clone> Rti<V> {
         if self.node(federate).status != Status::Present {
             return;
         }
-        let lost = self.node_mut(federate).die();
-        // What it had not received, it will not need.
-        for (sender, number) in lost {
-            self.send(sender, Down::Delivered { to: federate, number });
-        }
+        self.give_up(federate);
         self.outbox.push_back(RtiAction::Gone(federate));
         self.send_to_present(Some(federate), &Down::Gone(federate));
         self.settle(federate);
         self.check_stop(now);
         self.look_for_the_end();
         self.check_starved(now);
+    }
+
+    fn give_up(&mut self, federate: FederateId) {
+        // What it had not received, it will not need.
+        for (sender, number) in self.node_mut(federate).die() {
+            self.send(sender, Down::Delivered { to: federate, number });
+        }
     }
 
     fn look_for_the_end(&mut self) {

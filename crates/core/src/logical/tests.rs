@@ -150,6 +150,7 @@ proptest! {
             kinds.physical_actions = random.one_in(2);
             scenario.deaths = 1 + random.below(2);
             scenario.new_rtis = random.below(2);
+            scenario.rtis_survive = random.one_in(2);
         });
         prop_assert!(result.is_ok(), "{}", result.unwrap_err());
     }

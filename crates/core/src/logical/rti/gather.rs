@@ -1,7 +1,7 @@
 //! Starting a program, taking over a running one, and letting single federates in.
 
 use super::super::program::FederateId;
-use super::super::protocol::{Down, Report};
+use super::super::protocol::{Down, Message, Report};
 use super::super::Tag;
 use super::stop::Stop;
 use super::{Phase, Rti, RtiAction, Status};
@@ -44,9 +44,6 @@ impl<V: Clone> Rti<V> {
             node.resume(&report);
         }
         node.report = Some(Box::new(report));
-        if self.node(from).status != Status::Absent {
-            self.release_held(from);
-        }
         for message in retained {
             self.on_value(from, message);
         }
@@ -69,7 +66,7 @@ impl<V: Clone> Rti<V> {
     pub(super) fn finish_gathering(&mut self, now: Instant) {
         let reports: Vec<_> = self.nodes.iter_mut().map(|node| node.report.take()).collect();
         let ids = || self.graph.federate_ids().zip(&reports);
-        let missing: Vec<_> = ids().filter(|(_, report)| report.is_none()).map(|(id, _)| id).collect();
+        let mut missing: Vec<_> = ids().filter(|(_, report)| report.is_none()).map(|(id, _)| id).collect();
         let all = || reports.iter().flatten();
         let Some(start) = all().filter_map(|report| report.start).max() else {
             let latest = all().map(|report| report.now).max().unwrap_or(now);
@@ -90,16 +87,35 @@ impl<V: Clone> Rti<V> {
             .flatten()
             .flat_map(|report| report.gone.iter().copied())
             .collect();
+        // An earlier RTI lost them. Others have gone on, without what they may have told this one since.
+        self.drop_held(|message| gone.contains(&message.from));
         for federate in fresh {
             // If it only missed the start, neither the clock counts nor that others wait for it.
             let first = self.first_open_to(federate, gone.contains(&federate));
             self.let_in(federate, first, start);
         }
+        let runs = |report: &Report<V>| report.start.is_some() && !report.has_ended;
+        for federate in gone {
+            let report = reports.get(usize::from(federate.0)).and_then(Option::as_deref);
+            if report.is_some_and(runs) {
+                self.send(federate, Down::Expelled);
+                self.give_up(federate);
+                missing.push(federate);
+            }
+        }
+        for federate in self.graph.federate_ids() {
+            if self.node(federate).status != Status::Absent {
+                self.release_held(federate);
+            }
+            let node = self.node_mut(federate);
+            let latest = node.held.iter().map(|message| message.tag).max();
+            node.dropped = latest.unwrap_or(Tag::NEVER).max(node.dropped);
+        }
+        self.drop_held(|_| true);
         // Nothing is granted before all are in.
         self.phase = Phase::Running { start };
         self.count_all();
         for federate in missing {
-            self.drop_held(federate);
             self.outbox.push_back(RtiAction::Gone(federate));
             self.send_to_present(Some(federate), &Down::Gone(federate));
         }
@@ -143,7 +159,6 @@ impl<V: Clone> Rti<V> {
     fn let_in(&mut self, federate: FederateId, first: Tag, start: Instant) -> bool {
         if first == Tag::FOREVER || matches!(self.stop, Stop::Decided(stop) if stop < first) {
             self.send(federate, Down::Expelled);
-            self.drop_held(federate);
             return false;
         }
         self.node_mut(federate).join(first);
@@ -163,7 +178,6 @@ impl<V: Clone> Rti<V> {
                 self.send(federate, Down::Stop(tag));
             }
         }
-        self.release_held(federate);
         self.settle(federate);
         true
     }
@@ -194,18 +208,23 @@ impl<V: Clone> Rti<V> {
         first
     }
 
+    /// Forwards what waited for it to take part.
     fn release_held(&mut self, federate: FederateId) {
         for message in std::mem::take(&mut self.node_mut(federate).held) {
-            self.on_value(message.from, message);
+            self.forward(message);
         }
     }
 
-    /// Messages for a federate that does not take part.
-    fn drop_held(&mut self, federate: FederateId) {
-        for message in std::mem::take(&mut self.node_mut(federate).held) {
-            let (from, to, number) = (message.from, message.to, message.number);
-            self.node_mut(federate).drop_message(message.tag);
-            self.send(from, Down::Delivered { to, number });
+    /// Nobody gets such messages.
+    fn drop_held(&mut self, is_dropped: impl Fn(&Message<V>) -> bool) {
+        for at in 0..self.nodes.len() {
+            let held = std::mem::take(&mut self.nodes[at].held);
+            let (dropped, kept) = held.into_iter().partition::<Vec<_>, _>(&is_dropped);
+            self.nodes[at].held = kept;
+            for message in dropped {
+                let (from, to, number) = (message.from, message.to, message.number);
+                self.send(from, Down::Delivered { to, number });
+            }
         }
     }
 

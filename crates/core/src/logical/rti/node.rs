@@ -56,7 +56,7 @@ pub(super) struct Node<V> {
     pub settled: BTreeMap<FederateId, Tag>,
     /// The latest tag of a message that was dropped.
     pub dropped: Tag,
-    /// What waits for it to take part.
+    /// Messages to it that wait until all have reported.
     pub held: Vec<Message<V>>,
     /// Until all have reported.
     pub report: Option<Box<Report<V>>>,

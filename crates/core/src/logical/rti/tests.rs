@@ -541,6 +541,39 @@ fn a_new_rti_grants_nothing_before_all_have_reported_and_then_goes_on_from_there
 }
 
 #[test]
+fn who_is_dead_to_one_that_reports_is_expelled_and_nobody_gets_what_it_told_a_new_rti() {
+    let graph = chain(ms(0), ms(5));
+    let to_b = graph.find("b.in").unwrap();
+    let mut rti = Rti::new(Arc::clone(&graph), epoch(2), RtiConfig::default(), at(50));
+    let running = |next: Tag| Report {
+        start: Some(at(1)),
+        next,
+        ..report(at(50))
+    };
+    for federate in [A, B, C] {
+        rti.on_connected(federate, at(50));
+    }
+    // b has come over; the earlier RTI believes that it has no event, that a is dead, and grants c all there is.
+    let mut of_a = running(tag(20, 0));
+    of_a.retained = vec![value(A, B, 1, to_b, tag(10, 0))];
+    tell(&mut rti, A, Up::Report(Box::new(of_a)), at(51));
+    tell(&mut rti, B, Up::Report(Box::new(running(Tag::FOREVER))), at(51));
+    tell(&mut rti, A, Up::Message(value(A, B, 2, to_b, tag(11, 0))), at(52));
+    let mut of_c = running(tag(30, 0));
+    (of_c.granted, of_c.gone) = (Tag::FOREVER.before(), vec![A]);
+    tell(&mut rti, C, Up::Report(Box::new(of_c)), at(53));
+    let sent = sent(&mut rti);
+    assert!(sent.contains(&(A, Down::Expelled)), "{sent:?}");
+    assert!(sent.contains(&(B, Down::Gone(A))), "{sent:?}");
+    assert!(
+        !sent.iter().any(|(_, body)| matches!(body, Down::Message(_))),
+        "{sent:?}"
+    );
+    tell(&mut rti, A, Up::Message(value(A, B, 3, to_b, tag(12, 0))), at(54));
+    assert_eq!(rti.poll(), None);
+}
+
+#[test]
 fn many_federates_are_granted_what_the_definition_says() {
     // Enough upstream that the horizon is looked for in the order of events; the RTI compares it with the definition.
     const COUNT: u16 = 60;
