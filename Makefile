@@ -38,7 +38,7 @@ cli:
 
 # Also builds the programs used by the studies.
 build: cli
-	cargo build --release --locked -p coorp-node --example control
+	cargo build --release --locked -p coorp-node --example control --example stranger
 	cargo build --release --locked --manifest-path crates/node/cost/Cargo.toml
 
 define live_faults

@@ -3,20 +3,18 @@
 #![allow(clippy::unwrap_used)] // a test may fail by panicking
 
 mod common;
+#[path = "common/flood.rs"]
+mod flood;
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
-use std::net::{SocketAddr, UdpSocket};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::Arc;
+use std::net::SocketAddr;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use bytes::BytesMut;
 use common::{be_a_robot, until, Fleet, Robot};
 use coorp_core::admission::{Limits, Reason};
 use coorp_core::RobotId;
-use quinn_proto::{Connection, DatagramEvent, Endpoint, EndpointConfig};
+use flood::Flood;
 
 #[test]
 #[ignore = "the process of a robot in the other tests"]
@@ -78,113 +76,10 @@ fn robot() {
     });
 }
 
-/// A flood of handshakes that never go on, until it is dropped.
-struct Flood {
-    stop: Arc<AtomicBool>,
-    /// How many were begun, and how many proved their address.
-    begun: Arc<AtomicU64>,
-    proved: Arc<AtomicU64>,
-    thread: Option<JoinHandle<()>>,
-}
-
-/// The handshakes that wait for a Retry, at most.
-const WAITING_MAX: usize = 512;
-
-impl Flood {
-    /// So many a second, from these addresses in turn, to the control and the bulk port of a robot in turn. Those that
-    /// `prove` answer a Retry, and nothing else.
-    fn new(fleet: &Fleet, robot: u16, from: &[[u8; 4]], per_second: u32, prove: bool) -> Flood {
-        let port = fleet.team.port(RobotId(robot));
-        let targets = [("coorp-bulk/1", port + 1), ("coorp-control/1", port + 2)];
-        let targets = targets.map(|(protocol, port)| {
-            let to: SocketAddr = ([127, 0, 0, 1], port).into();
-            (common::client(protocol, fleet, None), to)
-        });
-        let sockets = from.iter().map(|from| {
-            let socket = UdpSocket::bind(SocketAddr::from((*from, 0))).unwrap();
-            socket.set_nonblocking(true).unwrap();
-            socket
-        });
-        let sockets: Vec<UdpSocket> = sockets.collect();
-        let (stop, begun, proved) = (Arc::<AtomicBool>::default(), Arc::default(), Arc::default());
-        let (stopped, counts) = (stop.clone(), (Arc::clone(&begun), Arc::clone(&proved)));
-        let run = move || flood(&targets, &sockets, per_second, prove, &stopped, &counts);
-        Flood {
-            stop,
-            begun,
-            proved,
-            thread: Some(std::thread::spawn(run)),
-        }
-    }
-}
-
-impl Drop for Flood {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        let _ = self.thread.take().unwrap().join();
-    }
-}
-
-fn flood(
-    targets: &[(quinn::ClientConfig, SocketAddr)],
-    sockets: &[UdpSocket],
-    per_second: u32,
-    prove: bool,
-    stop: &AtomicBool,
-    (begun, proved): &(Arc<AtomicU64>, Arc<AtomicU64>),
-) {
-    let started = Instant::now();
-    let mut waiting: BTreeMap<Vec<u8>, (Endpoint, Connection)> = BTreeMap::new();
-    let (mut packet, mut buffer) = (vec![0; 2_000], Vec::new());
-    for number in 0u32.. {
-        let turn = number as usize;
-        let ((config, to), socket) = (&targets[turn % targets.len()], &sockets[turn % sockets.len()]);
-        while started.elapsed() * per_second < Duration::from_secs(1) * number {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        if stop.load(Ordering::Relaxed) {
-            return;
-        }
-        let mut endpoint = Endpoint::new(Arc::new(EndpointConfig::default()), None, false, None);
-        let connect = endpoint.connect(Instant::now(), config.clone(), *to, "robot.coorp.internal");
-        let (_, mut connection) = connect.unwrap();
-        buffer.clear();
-        let first = connection.poll_transmit(Instant::now(), 1, &mut buffer).unwrap();
-        let _ = socket.send_to(&buffer[..first.size], to);
-        begun.fetch_add(1, Ordering::Relaxed);
-        // Behind the version: the other end's ID, then its own.
-        let other = usize::from(buffer[5]);
-        let own = &buffer[7 + other..][..usize::from(buffer[6 + other])];
-        waiting.insert(own.to_vec(), (endpoint, connection));
-        while waiting.len() > WAITING_MAX {
-            waiting.pop_first();
-        }
-        for socket in sockets {
-            while let Ok((length, from)) = socket.recv_from(&mut packet) {
-                let packet = &packet[..length];
-                // A Retry: the ID that it is for follows the version.
-                if !prove || packet[0] & 0xf0 != 0xf0 {
-                    continue;
-                }
-                let Some((mut endpoint, mut connection)) = waiting.remove(&packet[6..][..usize::from(packet[5])])
-                else {
-                    continue;
-                };
-                let (now, bytes) = (Instant::now(), BytesMut::from(packet));
-                buffer.clear();
-                if let Some(DatagramEvent::ConnectionEvent(_, event)) =
-                    endpoint.handle(now, from, None, None, bytes, &mut buffer)
-                {
-                    connection.handle_event(event);
-                    buffer.clear();
-                    if let Some(again) = connection.poll_transmit(now, 1, &mut buffer) {
-                        let _ = socket.send_to(&buffer[..again.size], from);
-                        proved.fetch_add(1, Ordering::Relaxed);
-                    }
-                }
-            }
-        }
-    }
+/// Where a robot listens.
+fn doors(fleet: &Fleet, robot: u16) -> [SocketAddr; 2] {
+    let port = fleet.team.port(RobotId(robot));
+    [port + 1, port + 2].map(|port| ([127, 0, 0, 1], port).into())
 }
 
 /// Two members exchange control and bulk with a robot under a flood, one of them from its start.
@@ -193,7 +88,7 @@ fn members_get_through(fleet: &Fleet, lead: &mut Robot, flood: &Flood) {
     let unfinished_max = limits.strangers.unfinished_max + limits.members.unfinished_max;
     let addresses_max = limits.strangers.addresses_max + limits.members.addresses_max;
     lead.say("subscribe");
-    until(|| flood.begun.load(Ordering::Relaxed) > 50);
+    until(|| flood.begun() > 50);
     let mut one = fleet.robot("one");
     one.say("send lead 100000000");
     for _ in 0..3 {
@@ -221,14 +116,14 @@ fn unfinished_handshakes_of_one_stranger_keep_no_member_out() {
     let descriptors: usize = lead.say("descriptors").parse().unwrap();
     let (unproved, proved) = ([127, 0, 0, 65], [127, 0, 0, 66]);
     let floods = [
-        Flood::new(&fleet, 0, &[unproved], 75, false),
-        Flood::new(&fleet, 0, &[proved], 75, true),
+        Flood::new(doors(&fleet, 0), &[unproved], 75, false),
+        Flood::new(doors(&fleet, 0), &[proved], 75, true),
     ];
     members_get_through(&fleet, &mut lead, &floods[1]);
     until(|| lead.say("refused-at 127.0.0.66") != "0");
     assert_eq!(lead.say("refused-at 127.0.0.65"), "0", "it may be forged");
     assert_eq!(lead.say("kept-out 127.0.0.1"), "0", "members are not refused");
-    assert!(floods[1].proved.load(Ordering::Relaxed) > 0);
+    assert!(floods[1].proved() > 0);
     drop(floods);
     // What it had is gone again.
     until(|| lead.say("stored").starts_with("0 "));
@@ -240,10 +135,10 @@ fn unfinished_handshakes_from_many_addresses_keep_no_member_out() {
     let fleet = Fleet::new(&["lead", "one", "two"], "");
     let mut lead = fleet.robot("lead");
     let many: Vec<[u8; 4]> = (1..=50).map(|last| [127, 0, 1, last]).collect();
-    let flood = Flood::new(&fleet, 0, &many, 150, true);
+    let flood = Flood::new(doors(&fleet, 0), &many, 150, true);
     members_get_through(&fleet, &mut lead, &flood);
     assert_eq!(lead.say("kept-out 127.0.0.1"), "0", "members are not refused");
-    assert!(flood.proved.load(Ordering::Relaxed) > 0);
+    assert!(flood.proved() > 0);
     drop(flood);
     until(|| lead.say("stored").starts_with("0 "));
 }

@@ -1,0 +1,27 @@
+//! A stranger that begins QUIC handshakes with a robot and never finishes them.
+//!
+//!     target/release/examples/stranger 150 10.97.0.1 7000
+//!
+//! So many a second, to the control and the bulk port of the robot at this address whose team file says `port = 7000`.
+//! Each proves its address, and is never heard of again. Ends when its standard input does, and prints how many were
+//! begun, and how many proved. `studies/door.py` runs it.
+#![allow(clippy::unwrap_used)] // as in the tests that share the flood
+
+#[path = "../tests/common/flood.rs"]
+mod flood;
+
+use std::error::Error;
+use std::net::{IpAddr, SocketAddr};
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let [per_second, address, port] = &words[..] else {
+        return Err("stranger PER_SECOND ADDRESS PORT".into());
+    };
+    let (address, port): (IpAddr, u16) = (address.parse()?, port.parse()?);
+    let doors = [port + 1, port + 2].map(|port| SocketAddr::new(address, port));
+    let flood = flood::Flood::new(doors, &[[0, 0, 0, 0]], per_second.parse()?, true);
+    std::io::copy(&mut std::io::stdin(), &mut std::io::sink())?;
+    println!("{} {}", flood.begun(), flood.proved());
+    Ok(())
+}
