@@ -27,6 +27,7 @@ use crate::rank::real_time;
 use crate::shared_robot::SharedRobot;
 use crate::status::{Heard, Published};
 use crate::sync::{lock, spawn};
+use crate::tasks::caught;
 use crate::topic::checked;
 pub use crate::topic::Age;
 use crate::wire::{ControlHeader, Hello, Parcel};
@@ -59,6 +60,7 @@ impl Control {
     ) -> Result<Arc<Self>, Error> {
         let departures = member.policy.local.is_some().then(Arc::<Departures>::default);
         if let Some(departures) = departures.clone() {
+            let watched = robot.clone();
             let robot = Arc::downgrade(robot);
             let on_left = move |flows: &[FlowId]| {
                 let Some(robot) = robot.upgrade().filter(|robot| !robot.is_stopped()) else {
@@ -71,7 +73,9 @@ impl Control {
             };
             spawn("coorp-left", move || {
                 real_time();
-                departures.run(on_left);
+                if let Some(why) = caught("the thread that follows control", || departures.run(on_left)) {
+                    watched.on_panic(&why);
+                }
             })?;
         }
         Ok(Arc::new(Control {

@@ -95,7 +95,9 @@ impl Watch {
         let seats: BTreeMap<_, _> = seats.collect();
         let paths = seats.keys().map(|(_, path)| usize::from(path.0) + 1).max().unwrap_or(1);
         let shared = Arc::new(Shared {
-            finder: Finder::start(&team, None, paths, credentials.authority())?,
+            finder: Finder::start(&team, None, paths, credentials.authority(), |why| {
+                tracing::error!("{why}")
+            })?,
             client: credentials.client(links::PROTOCOL)?,
             team,
             endpoint,

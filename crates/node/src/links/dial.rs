@@ -29,7 +29,8 @@ pub(super) async fn dial(links: Weak<Links>, finder: Arc<Finder>) {
                 address,
             } => {
                 let finder = finder.clone();
-                tokio::spawn(async move {
+                let tasks = links.tasks.clone();
+                tasks.spawn("opening a link", async move {
                     let outcome = links.attempt(robot, path.0.into(), address).await;
                     finder.report(attempt, outcome);
                 });

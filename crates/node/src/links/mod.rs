@@ -54,8 +54,10 @@ use crate::outqueue::{Handed, Target};
 use crate::own_runtime::OwnRuntime;
 use crate::quic::{bind, lengths, name_of, Credentials};
 use crate::rank::real_time;
+use crate::shared_robot::SharedRobot;
 use crate::status::Status;
 use crate::sync::lock;
+use crate::tasks::Tasks;
 use crate::wire::{self, Frame, Hello, Parcel};
 use crate::Error;
 
@@ -96,6 +98,7 @@ pub(crate) struct Links {
     /// Set once the node is open.
     receiver: OnceLock<Weak<dyn Receiver>>,
     threads: OwnRuntime,
+    tasks: Tasks,
     /// One per path; taken when the node closes.
     endpoints: Mutex<Vec<Endpoint>>,
     /// What the socket of each path has handed over.
@@ -113,12 +116,14 @@ impl Links {
     /// Binds the sockets of all paths. Links are opened and accepted once there is a receiver.
     pub fn open(
         member: &Arc<Member>,
+        robot: &Arc<SharedRobot>,
         addresses: &Arc<Addresses>,
         credentials: &Credentials,
     ) -> Result<Arc<Links>, Error> {
         let failed = |what: &str, error| Error::Socket(format!("cannot {what} for control"), error);
         let threads = OwnRuntime::start(1, "coorp-control", || _ = real_time())
             .map_err(|error| failed("start a thread", error))?;
+        let tasks = Tasks::new(threads.handle(), robot);
         let entered = threads.handle().enter();
         let server = credentials.server(PROTOCOL)?;
         let mut endpoints = Vec::with_capacity(member.paths);
@@ -128,14 +133,17 @@ impl Links {
             let address = SocketAddr::new(address, port(&member.team, member.me, path));
             let socket = bind("control", address, interface).map_err(|error| is_taken(member, address, error))?;
             let config = credentials.endpoint(&socket);
-            let socket = MarkedSocket::new(socket).map_err(|error| failed("set up a socket", error))?;
+            let socket = MarkedSocket::new(socket, robot).map_err(|error| failed("set up a socket", error))?;
             handed.push(socket.handed());
             let endpoint =
-                Endpoint::new_with_abstract_socket(config, Some(server.clone()), socket, Arc::new(quinn::TokioRuntime));
+                Endpoint::new_with_abstract_socket(config, Some(server.clone()), socket, Arc::new(tasks.clone()));
             endpoints.push(endpoint.map_err(|error| failed("open QUIC", error))?);
         }
         drop(entered);
-        let finder = Finder::start(&member.team, Some(member.me), member.paths, credentials.authority())?;
+        let finder = Finder::start(&member.team, Some(member.me), member.paths, credentials.authority(), {
+            let robot = robot.clone();
+            move |why| robot.on_panic(&why)
+        })?;
         let robots = (0u16..).map(RobotId).take(member.team.robots.len());
         let links = robots.map(|to| {
             let paths = if to == member.me {
@@ -152,6 +160,7 @@ impl Links {
             finder: Arc::new(finder),
             receiver: OnceLock::new(),
             threads,
+            tasks,
             endpoints: Mutex::new(endpoints),
             handed,
             client: credentials.client(PROTOCOL)?,
@@ -167,10 +176,10 @@ impl Links {
         let _ = self.receiver.set(receiver);
         for (path, endpoint) in lock(&self.endpoints).iter().enumerate() {
             let accepting = accept(Arc::downgrade(self), endpoint.clone(), path);
-            self.threads.handle().spawn(accepting);
+            self.tasks.spawn("accepting links", accepting);
         }
         let dialling = dial::dial(Arc::downgrade(self), self.finder.clone());
-        self.threads.handle().spawn(dialling);
+        self.tasks.spawn("looking for robots", dialling);
     }
 
     // --- what goes out ----------------------------------------------------------------------------------------
@@ -192,7 +201,7 @@ impl Links {
         // Before the message goes, because it may be handed over at once.
         let target = message.slot.as_ref().and(self.handed.get(usize::from(path.0)));
         let target = target.map(|socket| socket.expect(bytes));
-        up.send(self.threads.handle(), message);
+        up.send(&self.tasks, message);
         target
     }
 
@@ -211,7 +220,7 @@ impl Links {
     fn say_encoded(&self, to: RobotId, frame: &Bytes) {
         for path in 0..self.links.get(usize::from(to.0)).map_or(0, Vec::len) {
             if let Some(up) = self.best(to, path) {
-                up.coordination.say(self.threads.handle(), frame.clone());
+                up.coordination.say(&self.tasks, frame.clone());
             }
         }
     }
@@ -223,7 +232,7 @@ impl Links {
         let Some(hello) = self.hello(*number) else { return };
         for link in self.links.iter().flatten() {
             for up in lock(link).iter() {
-                up.coordination.announce(self.threads.handle(), hello.clone());
+                up.coordination.announce(&self.tasks, hello.clone());
             }
         }
     }
@@ -253,7 +262,7 @@ impl Links {
     ) -> Option<Arc<Up>> {
         let up = self.add(to, path, connection, own, send)?;
         let conversation = converse(Arc::downgrade(self), up.clone(), (to, path), receive);
-        self.threads.handle().spawn(conversation);
+        self.tasks.spawn("receiving coordination", conversation);
         Some(up)
     }
 
@@ -271,7 +280,7 @@ impl Links {
             lock(links).retain(|up| up.id != id);
         }
         let links = Arc::downgrade(self);
-        self.threads.handle().spawn(async move {
+        self.tasks.spawn("the end of a link", async move {
             tokio::time::sleep(RETRY).await;
             if let Some(links) = links.upgrade().filter(|links| links.best(of, path).is_none()) {
                 links.finder.lost(of, path_id(path));
@@ -292,7 +301,7 @@ impl Links {
         let up = Up::new(id, connection, own, stream);
         let number = lock(&self.announced);
         let hello = self.hello(*number)?;
-        up.coordination.announce(self.threads.handle(), hello);
+        up.coordination.announce(&self.tasks, hello);
         let mut links = lock(self.links.get(usize::from(to.0))?.get(path)?);
         // Its opener has lost the one that it opened before.
         for older in links.iter().filter(|older| older.own == own) {
@@ -310,7 +319,7 @@ impl Links {
     /// Closes the links of this robot that are not in use, once what is in flight over them has arrived.
     fn close_spares(self: &Arc<Self>, to: RobotId, path: usize) {
         let links = Arc::downgrade(self);
-        self.threads.handle().spawn(async move {
+        self.tasks.spawn("closing a spare link", async move {
             tokio::time::sleep(STREAM_MAX).await;
             let Some(links) = links.upgrade() else { return };
             let Some(best) = links.best(to, path) else { return };
@@ -399,11 +408,12 @@ async fn accept(links: Weak<Links>, endpoint: Endpoint, path: usize) {
         let (links, mut server) = (links.clone(), open.server.clone());
         let address = incoming.remote_address();
         server.transport_config(transport(false, lengths(address, open.member.outlet(path))));
+        let tasks = open.tasks.clone();
         drop(open);
         let Ok(connecting) = incoming.accept_with(Arc::new(server)) else {
             continue;
         };
-        tokio::spawn(async move {
+        tasks.spawn("admitting a link", async move {
             let connected = place.shake_hands(connecting).await;
             let Some(open) = links.upgrade() else { return };
             match connected {
@@ -460,8 +470,9 @@ fn listen(links: &Arc<Links>, connection: &Connection, from: RobotId, path: usiz
         return;
     };
     let connection = connection.clone();
+    let tasks = links.tasks.clone();
     // A mere listener must not keep the links alive.
-    links.threads.handle().spawn(async move {
+    links.tasks.spawn("receiving control", async move {
         loop {
             let (bytes, stream) = tokio::select! {
                 bytes = connection.read_datagram() => (Some(bytes), None),
@@ -473,7 +484,8 @@ fn listen(links: &Arc<Links>, connection: &Connection, from: RobotId, path: usiz
                     receiver.on_parcel(from, path, bytes);
                 }
                 (_, Some(Ok(stream))) => {
-                    tokio::spawn(take_large(receiver.clone(), member.clone(), stream, from, path));
+                    let taking = take_large(receiver.clone(), member.clone(), stream, from, path);
+                    tasks.spawn("receiving a large control message", taking);
                 }
                 _ => return,
             }

@@ -12,9 +12,9 @@ use std::task::{ready, Context, Poll, Waker};
 
 use bytes::{Buf, Bytes};
 use quinn::{RecvStream, SendStream};
-use tokio::runtime::Handle;
 
 use crate::sync::lock;
+use crate::tasks::Tasks;
 use crate::wire::PREFIX_BYTES;
 
 /// The number of frames that wait for a link that takes nothing.
@@ -51,7 +51,7 @@ impl Outgoing {
     }
 
     /// Sends a frame. Does not block.
-    pub fn say(&self, on: &Handle, frame: Bytes) {
+    pub fn say(&self, on: &Tasks, frame: Bytes) {
         let mut inner = lock(&self.0);
         if inner.waiting.len() >= WAITING_MAX {
             inner.waiting.pop_front();
@@ -61,24 +61,25 @@ impl Outgoing {
     }
 
     /// Sends an announcement, in place of one that waits. Does not block.
-    pub fn announce(&self, on: &Handle, frame: Bytes) {
+    pub fn announce(&self, on: &Tasks, frame: Bytes) {
         let mut inner = lock(&self.0);
         inner.hello = Some(frame);
         self.write(inner, on);
     }
 
-    fn write(&self, mut inner: std::sync::MutexGuard<'_, Inner>, on: &Handle) {
+    fn write(&self, mut inner: std::sync::MutexGuard<'_, Inner>, on: &Tasks) {
         if inner.blocked || inner.poll_write(&mut Context::from_waker(Waker::noop())).is_ready() {
             return;
         }
         inner.blocked = true;
         let inner = self.0.clone();
-        on.spawn(poll_fn(move |cx| {
+        let write = poll_fn(move |cx| {
             let mut inner = lock(&inner);
             ready!(inner.poll_write(cx));
             inner.blocked = false;
             Poll::Ready(())
-        }));
+        });
+        on.spawn("sending coordination", write);
     }
 
     /// Ends the stream, and returns what waits until the other end has everything.

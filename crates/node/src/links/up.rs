@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use quinn::{Connection, SendDatagramError, SendStream};
-use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
 use super::stream::Outgoing;
 use super::LinkId;
 use crate::sync::lock;
+use crate::tasks::Tasks;
 
 /// The number of large messages of a topic in flight, including those that have arrived and are not acknowledged yet.
 /// The second limit holds while the oldest is in flight for longer than acknowledgements take, for example because
@@ -85,7 +85,7 @@ impl Up {
     }
 
     /// Sends a message, or drops it if it cannot go. Does not block.
-    pub fn send(self: &Arc<Self>, on: &Handle, message: Message) {
+    pub fn send(self: &Arc<Self>, on: &Tasks, message: Message) {
         let length = message.head.len() + message.content.len();
         if self.connection.max_datagram_size().is_some_and(|most| length <= most) {
             let mut whole = message.head.clone();
@@ -112,7 +112,7 @@ impl Up {
         if let Poll::Ready(sent) = sending.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             sending = Box::pin(std::future::ready(sent));
         }
-        on.spawn(self.clone().fly(slot, sending, since));
+        on.spawn("sending control", self.clone().fly(slot, sending, since));
     }
 
     /// Waits for the end of a large message, and then sends the message that waits behind it, if any.
