@@ -59,6 +59,7 @@ impl Agent {
         let (published, heard) = (self.control.published(), self.control.heard());
         let gathered = self.gatherings.gathered();
         let door = member.door.status();
+        let found = self.links.found();
         self.robot.ask(|robot, now| {
             let (holders, queue) = robot.granted();
             let leader = robot.leader(now);
@@ -90,6 +91,7 @@ impl Agent {
                 alarms: member.bell.standing(now),
                 refused: member.refused.read(),
                 door,
+                found,
             }
         })
     }

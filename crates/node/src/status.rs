@@ -2,6 +2,7 @@
 
 use coorp_core::admission::{self, Reason};
 use coorp_core::alarms::Alarm;
+use coorp_core::discovery::Counts;
 use coorp_core::robot::{self, PathStatus};
 use serde::{Deserialize, Serialize};
 
@@ -53,6 +54,8 @@ pub struct Status {
     pub refused: Refused,
     /// Attempts to connect for control or bulk.
     pub door: Door,
+    /// What was heard, tried and refused in the search for the other robots.
+    pub found: Counts,
 }
 
 /// One of several paths to another robot.

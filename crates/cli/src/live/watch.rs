@@ -4,6 +4,7 @@ use std::io::{ErrorKind, Write};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use coorp_core::discovery::Refusal;
 use coorp_node::status::{Bulk, Carries, Gathered, Heard, Path, PathState, Permit, Status};
 use coorp_node::watch::Watch;
 use coorp_team::Team;
@@ -133,6 +134,7 @@ fn refused(here: &[Status]) -> String {
             let (robot, often) = (&status.robot, count(refused.count));
             text += &format!(
                 "{robot} refused: {often} from {}, {}\n",
+    text += &found(here);
                 refused.address, refused.reason
             );
         }
@@ -154,6 +156,31 @@ fn robots(team: &Team, here: &[Status]) -> Sheet {
         "\nin the card",
         "\nknown by",
         "clock off",
+/// What each robot tried in vain and refused while it looked for the others, one line each.
+fn found(here: &[Status]) -> String {
+    let mut text = String::new();
+    for status in here {
+        let of_found = &status.found;
+        let mut parts = Vec::new();
+        if of_found.failed() > 0 {
+            let (failed, attempts) = (count(of_found.failed()), count(of_found.attempts));
+            parts.push(format!("{failed} of {attempts} attempts failed"));
+        }
+        // Another team on the same network is nothing to look at.
+        for refusal in Refusal::ALL.into_iter().filter(|why| *why != Refusal::OtherTeam) {
+            let refused = of_found.refused(refusal);
+            if refused > 0 {
+                let why = refusal.name().replace('_', " ");
+                parts.push(format!("{} announcements refused, {why}", count(refused)));
+            }
+        }
+        if !parts.is_empty() {
+            text += &format!("{} looks for robots: {}\n", status.robot, parts.join("; "));
+        }
+    }
+    text
+}
+
         "paths",
         "refused",
     ];
@@ -335,6 +362,7 @@ fn millis(us: f64) -> String {
 #[cfg(test)]
 mod tests {
     use coorp_core::alarms::Alarm;
+    use coorp_core::discovery::Counts;
 
     use super::*;
     use coorp_core::admission::{Reason, Refused};
@@ -405,6 +433,11 @@ mod tests {
         };
         let late = heard(std::slice::from_ref(&base), |_| "mule", true).layout(None);
         assert!(late.contains("25.0 %"), "{late}");
+            found: Counts {
+                attempts: 1_204,
+                unanswered: 3,
+                ..Counts::default()
+            },
         let shown = view(&team, &[base, scout]);
         for part in [
             "2 of 3 robots here, base leads",
@@ -426,3 +459,4 @@ mod tests {
         assert!(!shown.contains("unknown"), "what nobody uses is not shown:\n{shown}");
     }
 }
+            "base looks for robots: 3 of 1,204 attempts failed\n",

@@ -46,7 +46,7 @@ pub(crate) use self::subscriptions::Subscriptions;
 pub(crate) use self::transport::{transport, PROTOCOL};
 use self::up::{Message, Up, STREAM_MAX};
 use crate::addresses::Addresses;
-use crate::discovery::Finder;
+use crate::discovery::{Counts, Finder};
 use crate::door::Place;
 use crate::keys::OPERATOR;
 use crate::member::Member;
@@ -247,6 +247,11 @@ impl Links {
     /// The link over which to send: of several, that of the robot earlier in the team file, and of these the newest.
     fn best(&self, to: RobotId, path: usize) -> Option<Arc<Up>> {
         let links = lock(self.links.get(usize::from(to.0))?.get(path)?);
+    /// What was heard, tried and refused in the search for robots.
+    pub fn found(&self) -> Counts {
+        self.finder.counts()
+    }
+
         let open = links.iter().filter(|up| up.is_open());
         let mine_first = self.member.me < to;
         open.max_by_key(|up| (up.own == mine_first, up.id)).cloned()
