@@ -1,8 +1,10 @@
 //! Coordination over a link: reliable frames, in order, on the one stream that its opener opens. Each follows its length.
 //!
-//! Frames go ahead of everything else on streams. What QUIC has room for goes to it at once, in the caller's thread. The
-//! rest waits, bounded: an announcement replaces the one that waits, and of other frames the oldest make room. What
-//! robots say to each other is repeated or overtaken by what they say later, so that the newest is worth the most.
+//! Frames go ahead of everything else on streams. What QUIC has room for goes to it at once, in the caller's thread: it
+//! keeps what is not acknowledged, up to `transport.rs`'s window for a link. That has room for the largest control message,
+//! so that frames do not wait behind one. The rest waits here, bounded: an announcement replaces the one that waits, and of
+//! other frames the oldest make room. What robots say to each other is repeated or overtaken by what they say later, so that
+//! the newest is worth the most.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -17,7 +19,7 @@ use crate::sync::lock;
 use crate::tasks::Tasks;
 use crate::wire::PREFIX_BYTES;
 
-/// The number of frames that wait for a link that takes nothing.
+/// The number of frames that wait for a link whose QUIC takes nothing.
 const WAITING_MAX: usize = 256;
 /// Above that of control's large messages.
 const PRIORITY: i32 = 1;
