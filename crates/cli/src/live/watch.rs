@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use coorp_core::discovery::Refusal;
 use coorp_node::status::{Bulk, Carries, Gathered, Heard, Path, PathState, Permit, Status};
 use coorp_node::watch::Watch;
+use coorp_node::RobotId;
 use coorp_team::Team;
 
 use super::{load, note_insecure};
@@ -52,7 +53,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let term = console::Term::stdout();
     loop {
         let began = Instant::now();
-        let text = view(&team, &watch.look());
+        let text = view(&team, &watch.look()) + &refusals(&team, &watch);
         if term.is_term() {
             // If the terminal is gone, the next print ends the program.
             let _ = term.clear_screen();
@@ -72,7 +73,7 @@ fn once(watch: &Watch, team: &Team) -> Result<(), Failure> {
         std::thread::sleep(LOOK_EVERY / 10);
         here = watch.look();
     }
-    output::print(&view(team, &here))?;
+    output::print(&(view(team, &here) + &refusals(team, watch)))?;
     let missing: Vec<&str> = team.robots.iter().map(|robot| robot.name.as_str()).collect();
     let missing: Vec<&str> = missing
         .into_iter()
@@ -82,6 +83,13 @@ fn once(watch: &Watch, team: &Team) -> Result<(), Failure> {
         return Ok(());
     }
     Err(Failure::Found(format!("failed: no answer from {}", missing.join(", "))))
+}
+
+/// Why robots that are there do not answer, one line each.
+fn refusals(team: &Team, watch: &Watch) -> String {
+    let line =
+        |(robot, why): (RobotId, &str)| format!("{} does not answer: {why}\n", team.robots[usize::from(robot.0)].name);
+    watch.refusals().into_iter().map(line).collect()
 }
 
 /// The whole view as text.

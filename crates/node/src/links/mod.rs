@@ -36,7 +36,7 @@ use bytes::Bytes;
 use coorp_core::paths::PathId;
 use coorp_core::RobotId;
 use coorp_team::Team;
-use quinn::{Connection, Endpoint, ReadToEndError, RecvStream, SendStream};
+use quinn::{Connection, Endpoint, ReadToEndError, RecvStream, SendStream, VarInt};
 
 use self::socket::MarkedSocket;
 pub(crate) use self::socket::TOS_VOICE;
@@ -67,6 +67,8 @@ pub const MESSAGE_BYTES_MAX: usize = 16 << 20;
 /// Links have one port per path, from a robot's first one plus this on, UDP.
 const PORT: u16 = 2;
 const RETRY: Duration = Duration::from_millis(100);
+/// Closes the connection of an operator whose places are taken.
+pub(crate) const OPERATORS_FULL: VarInt = VarInt::from_u32(3);
 /// How long closing waits until the others have everything, until they are told, and then for the thread.
 const GOODBYE_MAX: Duration = Duration::from_millis(50);
 const CLOSE_MAX: Duration = Duration::from_secs(1);
@@ -438,7 +440,7 @@ async fn admit(links: Arc<Links>, connection: Connection, path: usize, place: Pl
     let name = name_of(&connection).unwrap_or_default();
     if name == OPERATOR {
         if !place.is_operators() {
-            return connection.close(1u8.into(), b"too many operators");
+            return connection.close(OPERATORS_FULL, b"too many operators");
         }
         let receiver = links.receiver.get().cloned();
         drop(links);
