@@ -89,6 +89,7 @@ impl Agent {
                 heard,
                 gathered,
                 alarms: member.bell.standing(now),
+                twins: member.bell.twins(now),
                 refused: member.refused.read(),
                 door,
                 found,

@@ -4,6 +4,7 @@ use std::io::{ErrorKind, Write};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use coorp_core::alarms::Alarm;
 use coorp_core::discovery::Refusal;
 use coorp_node::status::{Bulk, Carries, Gathered, Heard, Path, PathState, Permit, Status};
 use coorp_node::watch::Watch;
@@ -123,11 +124,16 @@ fn view(team: &Team, here: &[Status]) -> String {
         }
     }
     for status in here {
-        for alarm in &status.alarms {
+        // Each such robot has a line of its own.
+        for alarm in status.alarms.iter().filter(|alarm| **alarm != Alarm::Twins) {
             text += &format!("{} ALARM: {alarm}\n", status.robot);
+        }
+        for twins in &status.twins {
+            text += &format!("{} ALARM: {}\n", status.robot, twins.told(name(twins.robot)));
         }
     }
     text += &refused(here);
+    text += &found(here);
     if here.iter().any(|status| !status.secure) {
         text += "WARNING: some robots run without keys (--insecure)\n";
     }
@@ -142,7 +148,6 @@ fn refused(here: &[Status]) -> String {
             let (robot, often) = (&status.robot, count(refused.count));
             text += &format!(
                 "{robot} refused: {often} from {}, {}\n",
-    text += &found(here);
                 refused.address, refused.reason
             );
         }
@@ -150,20 +155,6 @@ fn refused(here: &[Status]) -> String {
     text
 }
 
-/// One row per robot.
-fn robots(team: &Team, here: &[Status]) -> Sheet {
-    let titles = [
-        "robot",
-        "up",
-        "hears",
-        "permit",
-        "window",
-        "bulk\nwaits",
-        "\nsent",
-        "\ncame",
-        "\nin the card",
-        "\nknown by",
-        "clock off",
 /// What each robot tried in vain and refused while it looked for the others, one line each.
 fn found(here: &[Status]) -> String {
     let mut text = String::new();
@@ -189,6 +180,20 @@ fn found(here: &[Status]) -> String {
     text
 }
 
+/// One row per robot.
+fn robots(team: &Team, here: &[Status]) -> Sheet {
+    let titles = [
+        "robot",
+        "up",
+        "hears",
+        "permit",
+        "window",
+        "bulk\nwaits",
+        "\nsent",
+        "\ncame",
+        "\nin the card",
+        "\nknown by",
+        "clock off",
         "paths",
         "refused",
     ];
@@ -369,12 +374,11 @@ fn millis(us: f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use coorp_core::alarms::Alarm;
     use coorp_core::discovery::Counts;
 
     use super::*;
     use coorp_core::admission::{Reason, Refused};
-    use coorp_node::status::Door;
+    use coorp_node::status::{Door, Twins};
 
     #[test]
     fn the_view_names_who_is_here_who_is_not_and_who_may_send() {
@@ -427,11 +431,20 @@ mod tests {
                 }],
                 ..Door::default()
             },
+            found: Counts {
+                attempts: 1_204,
+                unanswered: 3,
+                ..Counts::default()
+            },
             ..Status::default()
         };
         let scout = Status {
             robot: "scout".to_owned(),
-            alarms: vec![Alarm::DiskShort],
+            alarms: vec![Alarm::Twins, Alarm::DiskShort],
+            twins: vec![Twins {
+                robot: 2,
+                at: vec![[10, 0, 0, 3].into(), [10, 0, 0, 9].into()],
+            }],
             permit: Permit::Waiting,
             bulk: Some(Bulk {
                 sent_bytes: 7_500_000,
@@ -441,11 +454,6 @@ mod tests {
         };
         let late = heard(std::slice::from_ref(&base), |_| "mule", true).layout(None);
         assert!(late.contains("25.0 %"), "{late}");
-            found: Counts {
-                attempts: 1_204,
-                unanswered: 3,
-                ..Counts::default()
-            },
         let shown = view(&team, &[base, scout]);
         for part in [
             "2 of 3 robots here, base leads",
@@ -459,7 +467,9 @@ mod tests {
             "waits",
             "absent",
             "scout ALARM: the disk has less than its reserve free",
+            "scout ALARM: two processes run as mule, at 10.0.0.3 and 10.0.0.9, and one of them is ignored: stop one",
             "base refused: 1,503 from 10.0.0.9, no certificate",
+            "base looks for robots: 3 of 1,204 attempts failed\n",
             "--insecure",
         ] {
             assert!(shown.contains(part), "no '{part}' in\n{shown}");
@@ -467,4 +477,3 @@ mod tests {
         assert!(!shown.contains("unknown"), "what nobody uses is not shown:\n{shown}");
     }
 }
-            "base looks for robots: 3 of 1,204 attempts failed\n",

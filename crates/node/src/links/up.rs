@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
@@ -47,6 +48,9 @@ pub(super) struct Up {
     pub coordination: Outgoing,
     /// The other end has announced itself.
     pub heard: Notify,
+    is_heard: AtomicBool,
+    /// A later start of one end's robot is known to the other.
+    is_over: AtomicBool,
     large: Mutex<BTreeMap<Slot, Large>>,
 }
 
@@ -76,12 +80,33 @@ impl Up {
             own,
             coordination: Outgoing::new(stream),
             heard: Notify::new(),
+            is_heard: AtomicBool::new(false),
+            is_over: AtomicBool::new(false),
             large: Mutex::default(),
         })
     }
 
     pub fn is_open(&self) -> bool {
         self.connection.close_reason().is_none()
+    }
+
+    pub fn is_heard(&self) -> bool {
+        self.is_heard.load(Ordering::Acquire)
+    }
+
+    pub fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Acquire)
+    }
+
+    /// The other end has announced itself.
+    pub fn on_heard(&self) {
+        self.is_heard.store(true, Ordering::Release);
+        self.heard.notify_one();
+    }
+
+    /// One end's robot runs as another process, as far as the other one knows.
+    pub fn on_over(&self) {
+        self.is_over.store(true, Ordering::Release);
     }
 
     /// Sends a message, or drops it if it cannot go. Does not block.
