@@ -117,7 +117,7 @@ impl std::error::Error for PathError {}
 /// The number of a message within its flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Sequence {
-    /// Which start of the sender. Later starts have greater ones.
+    /// Which start of the sender ([`starts`](crate::starts)).
     pub incarnation: u32,
     /// Counts messages, and wraps.
     pub number: u32,

@@ -8,7 +8,8 @@
 //!
 //! - Each grant carries a fresh [`Token`], so a late, repeated or forged release frees nothing else.
 //! - A request carries an increasing id, and a grant names the request that it answers. A late grant for a request that
-//!   is over is returned at once. A request with a newer id implies that the older one is over.
+//!   is over is returned at once. A request with a newer id of the same start implies that the older one is over.
+//!   Numbers of different starts say nothing about which is the later one.
 //! - A permit is leased. The holder renews it; the controller answers each renewal with the grant. After `lease` of
 //!   silence the controller takes the place back, and an unanswered holder stops by itself.
 //! - Clocks are not shared. Each message of a robot carries the robot's own time of sending, and the grant echoes the
@@ -79,9 +80,20 @@ impl PermitConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Token(pub u64);
 
-/// Names one request of a robot; a later request of the same robot has a greater one.
+/// Names one request of a robot. Within a start of that robot, a later request has a greater one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct RequestId(pub u64);
+
+impl RequestId {
+    /// The first of a start.
+    fn first(incarnation: u32) -> Self {
+        RequestId(u64::from(incarnation) << 32)
+    }
+
+    fn is_of_start(self, other: RequestId) -> bool {
+        self.0 >> 32 == other.0 >> 32
+    }
+}
 
 /// A message between controller and requester.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

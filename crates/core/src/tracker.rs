@@ -90,7 +90,7 @@ pub struct Answer {
 pub enum Message {
     /// Robot to tracker: request to connect.
     Connect {
-        /// The robot's start number. Later starts have greater numbers.
+        /// The robot's start number, which no other of its starts has.
         incarnation: u32,
         /// When this was sent, on the robot's clock.
         sent_at: Instant,

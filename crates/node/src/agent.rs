@@ -59,6 +59,7 @@ impl Agent {
         let (published, heard) = (self.control.published(), self.control.heard());
         let gathered = self.gatherings.gathered();
         let door = member.door.status();
+        let found = self.links.found();
         self.robot.ask(|robot, now| {
             let (holders, queue) = robot.granted();
             let leader = robot.leader(now);
@@ -88,8 +89,10 @@ impl Agent {
                 heard,
                 gathered,
                 alarms: member.bell.standing(now),
+                twins: member.bell.twins(now),
                 refused: member.refused.read(),
                 door,
+                found,
             }
         })
     }

@@ -1,5 +1,7 @@
 //! Looks once a second for what an operator should know; `core::alarms` decides what that is.
 
+use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{channel, RecvTimeoutError, Sender};
@@ -7,12 +9,13 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use coorp_core::alarms::{Alarm, Alarms, Sight};
-use coorp_core::Instant;
+use coorp_core::alarms::{Alarm, Alarms, Sight, STANDS};
+use coorp_core::{Instant, RobotId};
 
 use crate::disk::Space;
 use crate::member::Member;
 use crate::shared_robot::SharedRobot;
+use crate::status::Twins;
 use crate::sync::{lock, spawn};
 use crate::Error;
 
@@ -23,13 +26,28 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 pub(crate) struct Bell {
     alarms: Mutex<Alarms>,
     twins: AtomicU64,
+    /// Of each robot that two processes run as: when that was last seen, and where they are.
+    twins_seen: Mutex<BTreeMap<RobotId, (Instant, Vec<IpAddr>)>>,
     leader_changes: AtomicU64,
 }
 
 impl Bell {
-    /// Two robots run under one name.
-    pub fn on_twins(&self) {
+    /// Two processes run as a robot. Returns whether nobody has been told of late.
+    pub fn on_twins(&self, robot: RobotId, at: Vec<IpAddr>, now: Instant) -> bool {
         self.twins.fetch_add(1, Ordering::Relaxed);
+        let before = lock(&self.twins_seen).insert(robot, (now, at));
+        before.is_none_or(|(seen, _)| now.since(seen) >= STANDS)
+    }
+
+    /// The robots that two processes run as.
+    pub fn twins(&self, now: Instant) -> Vec<Twins> {
+        let mut seen = lock(&self.twins_seen);
+        seen.retain(|_, (seen, _)| now.since(*seen) < STANDS);
+        let twins = seen.iter().map(|(robot, (_, at))| Twins {
+            robot: robot.0,
+            at: at.clone(),
+        });
+        twins.collect()
     }
 
     /// Another robot leads.

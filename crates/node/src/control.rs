@@ -15,7 +15,6 @@ use bytes::Bytes;
 use coorp_core::arrival::{PERIOD_MAX, PERIOD_MIN};
 use coorp_core::paths::{Deduplicator, Delivery, PathId, Sequence, Verdict};
 use coorp_core::robot::{Input, Stamp, FLOWS_MAX};
-use coorp_core::starts::{Start, Twins};
 use coorp_core::{Duration, FlowId, Instant, RobotId};
 
 use crate::gather::Gatherings;
@@ -27,6 +26,7 @@ use crate::rank::real_time;
 use crate::shared_robot::SharedRobot;
 use crate::status::{Heard, Published};
 use crate::sync::{lock, spawn};
+use crate::tasks::caught;
 use crate::topic::checked;
 pub use crate::topic::Age;
 use crate::wire::{ControlHeader, Hello, Parcel};
@@ -59,6 +59,7 @@ impl Control {
     ) -> Result<Arc<Self>, Error> {
         let departures = member.policy.local.is_some().then(Arc::<Departures>::default);
         if let Some(departures) = departures.clone() {
+            let watched = robot.clone();
             let robot = Arc::downgrade(robot);
             let on_left = move |flows: &[FlowId]| {
                 let Some(robot) = robot.upgrade().filter(|robot| !robot.is_stopped()) else {
@@ -71,7 +72,9 @@ impl Control {
             };
             spawn("coorp-left", move || {
                 real_time();
-                departures.run(on_left);
+                if let Some(why) = caught("the thread that follows control", || departures.run(on_left)) {
+                    watched.on_panic(&why);
+                }
             })?;
         }
         Ok(Arc::new(Control {
@@ -182,14 +185,7 @@ impl Control {
         let now = self.robot.now();
         // Not under the lock, because a receiver that takes a message asks for more.
         for inbox in self.inboxes().iter().filter(|inbox| inbox.topic == topic) {
-            if inbox.on_message(from, path, header, content, now) {
-                self.member.bell.on_twins();
-                tracing::error!(
-                    "two robots run under the name {}, and one of them is ignored: it may have a copy of the other's \
-                     disk; stop one and give it keys of its own",
-                    self.member.name_of(from)
-                );
-            }
+            inbox.on_message(from, path, header, content, now);
         }
     }
 
@@ -358,9 +354,6 @@ struct FromRobot {
     count: u64,
     missed: u64,
     duplicates: u64,
-    twins: Twins,
-    /// An earlier start was found to be running, and nobody has been told yet.
-    has_twin: bool,
     path: usize,
     aged: u64,
     ages: Duration,
@@ -418,13 +411,11 @@ impl Drop for Subscriber {
 }
 
 impl Inbox {
-    /// A copy of a message arrived. It waits if it is newer than all before. Returns whether it shows that two robots run
-    /// under the sender's name.
-    fn on_message(&self, from: RobotId, path: PathId, header: ControlHeader, payload: &Bytes, now: Instant) -> bool {
+    /// A copy of a message arrived. It waits if it is newer than all before.
+    fn on_message(&self, from: RobotId, path: PathId, header: ControlHeader, payload: &Bytes, now: Instant) {
         let mut robots = lock(&self.robots);
         let entry = robots.entry(from).or_insert_with(|| FromRobot::new(&header, now));
         let newer = entry.take_in(path.0.into(), &header, now);
-        let has_twin = std::mem::take(&mut entry.has_twin);
         if newer {
             let message = Message {
                 from,
@@ -438,7 +429,6 @@ impl Inbox {
             self.waiting
                 .put((message, header.stamp), |(older, _)| older.from == from);
         }
-        has_twin
     }
 
     fn heard(&self, now: Instant) -> Vec<Heard> {
@@ -468,8 +458,6 @@ impl FromRobot {
             count: 0,
             missed: 0,
             duplicates: 0,
-            twins: Twins::default(),
-            has_twin: false,
             path: 0,
             aged: 0,
             ages: Duration::ZERO,
@@ -484,12 +472,6 @@ impl FromRobot {
             incarnation: header.incarnation,
             number: header.sequence as u32,
         });
-        let start = match verdict {
-            Verdict::Over => Start::Over,
-            _ if self.count > 0 && header.incarnation == self.incarnation => Start::Same,
-            _ => Start::New,
-        };
-        self.has_twin |= self.twins.on_heard(start, now);
         if verdict != Verdict::Deliver {
             self.duplicates += u64::from(verdict == Verdict::Duplicate);
             return false;

@@ -35,6 +35,7 @@ pub use self::packet::{Heard, Names, DATAGRAM_BYTES_MAX};
 use self::places::{places, Place};
 use crate::clock::Clock;
 use crate::sync::{lock, spawn};
+use crate::tasks::caught;
 use crate::Error;
 
 /// Multicast DNS.
@@ -117,11 +118,18 @@ impl std::fmt::Debug for Shared {
 
 impl Finder {
     /// Begins to look for the other robots of a team on so many paths: as the robot `me`, or as the operator, who is not
-    /// announced. `authority` is the authority's certificate (DER); without one, hints need no proof.
+    /// announced. `authority` is the authority's certificate (DER); without one, hints need no proof. `on_panic` hears why
+    /// nothing more is found, should the thread panic.
     ///
     /// # Errors
     /// If the thread cannot be started.
-    pub fn start(team: &Team, me: Option<RobotId>, paths: usize, authority: Option<&[u8]>) -> Result<Finder, Error> {
+    pub fn start(
+        team: &Team,
+        me: Option<RobotId>,
+        paths: usize,
+        authority: Option<&[u8]>,
+        on_panic: impl FnOnce(String) + Send + 'static,
+    ) -> Result<Finder, Error> {
         let clock = Clock::start();
         let names = team.robots.iter().map(|robot| robot.name.as_str());
         let names = Names::new(&team.name, authority, names);
@@ -148,7 +156,11 @@ impl Finder {
             .build()
             .map_err(Error::Thread)?;
         let weak = Arc::downgrade(&shared);
-        spawn("coorp-discovery", move || runtime.block_on(run(weak)))?;
+        spawn("coorp-discovery", move || {
+            if let Some(why) = caught("looking for robots", || runtime.block_on(run(weak))) {
+                on_panic(why);
+            }
+        })?;
         Ok(Finder(shared))
     }
 

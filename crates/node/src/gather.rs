@@ -29,6 +29,7 @@ use crate::presence::Gathers;
 use crate::shared_robot::SharedRobot;
 use crate::status::Gathered;
 use crate::sync::{lock, spawn};
+use crate::tasks::caught;
 use crate::topic::{checked, Age};
 use crate::wire::{self, Hello, Parcel};
 use crate::Error;
@@ -156,8 +157,13 @@ impl Gather {
         };
         let all = gatherings.clone();
         gather.lister = Some(spawn("coorp-gather", move || {
-            while !shared.stop.load(Ordering::Acquire) {
-                shared.work(&all);
+            let panicked = caught("the thread that gathers", || {
+                while !shared.stop.load(Ordering::Acquire) {
+                    shared.work(&all);
+                }
+            });
+            if let Some(why) = panicked {
+                all.robot.on_panic(&why);
             }
         })?);
         gatherings.announce(&gather.shared, true);

@@ -70,6 +70,7 @@ mod shared_robot;
 mod state;
 pub mod status;
 mod sync;
+mod tasks;
 mod topic;
 pub mod watch;
 pub mod wire;

@@ -14,6 +14,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use coorp_core::alarms::Alarm;
+use coorp_core::discovery::Refusal;
 
 use crate::agent::Agent;
 use crate::status::{Bulk, Carries, Gathered, Heard, Path, PathState, Permit, Status};
@@ -194,6 +195,22 @@ fn robot<'n>(page: &mut Page, status: &Status, name: impl Fn(u16) -> &'n str) {
         refusals.sample(&[("reason", reason.name())], *count);
     }
     page.number("coorp_unfinished_handshakes", status.door.unfinished);
+    let found = &status.found;
+    page.number("coorp_discovery_hints_total", found.hints);
+    let ended = [
+        ("connected", found.connected),
+        ("misfit", found.misfits),
+        ("unanswered", found.unanswered),
+        ("rejected", found.rejected),
+    ];
+    let mut attempts = page.metric("coorp_discovery_attempts_total");
+    for (outcome, count) in ended {
+        attempts.sample(&[("outcome", outcome)], count);
+    }
+    let mut refusals = page.metric("coorp_discovery_refused_total");
+    for refusal in Refusal::ALL {
+        refusals.sample(&[("reason", refusal.name())], found.refused(refusal));
+    }
     page.number("coorp_connections", status.door.connections);
 }
 
@@ -325,6 +342,9 @@ coorp_refused_frames_total: Frames that were refused, by reason.
 coorp_refused_strangers_total: Connections that were refused for a certificate.
 coorp_refused_connections_total: Attempts to connect for control or bulk that were refused, by reason.
 coorp_unfinished_handshakes: Attempts to connect that have yet to show a certificate.
+coorp_discovery_hints_total: Announcements of robots that were taken up.
+coorp_discovery_attempts_total: Attempts to connect to robots, by how they ended.
+coorp_discovery_refused_total: Messages of the search for robots that were refused, by reason.
 coorp_connections: Connections for control or bulk that other robots have opened.
 coorp_control_published_total: Control messages that it has made.
 coorp_control_received_total: Control messages that were newer than all before.
@@ -424,6 +444,8 @@ fn seconds(us: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use coorp_core::discovery::Counts;
+
     use super::*;
 
     #[test]
@@ -442,6 +464,10 @@ mod tests {
                 ..Path::default()
             }],
             paths: vec!["wlan0".to_owned()],
+            found: Counts {
+                unanswered: 3,
+                ..Counts::default()
+            },
             gathered: vec![Gathered {
                 age_us: None,
                 ..Gathered::default()
@@ -473,6 +499,8 @@ mod tests {
         assert_eq!(count("coorp_permit{"), 4);
         assert_eq!(count("coorp_alarm{alarm=\"disk-short\"} 1"), 1);
         assert_eq!(count("coorp_alarm{"), 6);
+        assert_eq!(count("coorp_discovery_attempts_total{outcome=\"unanswered\"} 3"), 1);
+        assert_eq!(count("coorp_discovery_refused_total{"), Refusal::ALL.len());
         assert_eq!(count("coorp_path_alive"), 0, "nobody knows yet");
         assert_eq!(count("coorp_path_failures_ratio{to=\"two\",path=\"wlan0\"} 0"), 1);
         bulk(&mut page, &Bulk::default());

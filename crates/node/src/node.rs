@@ -114,7 +114,7 @@ impl Node {
         });
         network::check_here(&member.team.robots[usize::from(me.0)], member.paths)?;
         let addresses = Addresses::of(&member.team);
-        let links = Links::open(&member, &addresses, &credentials)?;
+        let links = Links::open(&member, &robot, &addresses, &credentials)?;
         let gatherings = Gatherings::new(&member, &robot, &links);
         let control = Control::open(&member, &robot, &links, &gatherings)?;
         let bulk = identity.map(|_| Bulk::open(&member, &robot, &addresses, &credentials, &state));

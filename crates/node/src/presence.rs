@@ -3,12 +3,12 @@
 //! A robot is present while it has a link over which its announcement has arrived. An announcement is the whole of what
 //! a robot subscribes to and gathers: the newest of its start counts, whichever path brought it. An announcement of
 //! another start means that the earlier process has ended, so its links are over too. One that comes late, of a start that
-//! is over, changes nothing, and its link is over.
+//! is over, changes nothing, and its link is over. If such announcements go on, two processes run as one robot.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use coorp_core::starts::{Start, Starts};
-use coorp_core::RobotId;
+use coorp_core::starts::{Start, Starts, Twins};
+use coorp_core::{Instant, RobotId};
 
 use crate::links::LinkId;
 use crate::wire::Hello;
@@ -18,7 +18,7 @@ use crate::wire::Hello;
 pub(crate) struct Presence {
     present: BTreeMap<RobotId, Present>,
     /// Of robots that are gone too: what they said last may still be on its way.
-    starts: BTreeMap<RobotId, Starts>,
+    starts: BTreeMap<RobotId, (Starts, Twins)>,
 }
 
 #[derive(Debug)]
@@ -39,6 +39,8 @@ pub(crate) struct Change {
     pub appeared: bool,
     /// Its earlier process has ended.
     pub restarted: bool,
+    /// An earlier process still runs.
+    pub has_twin: bool,
     /// This link was not known.
     pub new_link: bool,
     /// Links of an earlier start, which are over.
@@ -58,9 +60,12 @@ impl Presence {
     }
 
     /// An announcement arrived.
-    pub fn on_hello(&mut self, from: RobotId, link: LinkId, hello: Hello) -> Change {
+    pub fn on_hello(&mut self, from: RobotId, link: LinkId, hello: Hello, now: Instant) -> Change {
         let mut change = Change::default();
-        if self.starts.entry(from).or_default().on_heard(hello.incarnation) == Start::Over {
+        let (starts, twins) = self.starts.entry(from).or_default();
+        let start = starts.on_heard(hello.incarnation);
+        change.has_twin = twins.on_heard(start, now);
+        if start == Start::Over {
             change.stale.push(link);
             return change;
         }
@@ -120,6 +125,7 @@ impl Present {
 mod tests {
     use super::*;
 
+    const AT: Instant = Instant::from_nanos(1);
     const ONE: RobotId = RobotId(1);
     const LINKS: [LinkId; 3] = [LinkId(1), LinkId(2), LinkId(3)];
 
@@ -139,9 +145,9 @@ mod tests {
     #[test]
     fn a_robot_is_present_until_its_last_link_ends() {
         let mut presence = Presence::default();
-        let first = presence.on_hello(ONE, LINKS[0], hello(7, 1, &[], &[("pose", 1)]));
+        let first = presence.on_hello(ONE, LINKS[0], hello(7, 1, &[], &[("pose", 1)]), AT);
         assert!(first.appeared && first.new_link);
-        let second = presence.on_hello(ONE, LINKS[1], hello(7, 1, &[], &[("pose", 1)]));
+        let second = presence.on_hello(ONE, LINKS[1], hello(7, 1, &[], &[("pose", 1)]), AT);
         assert!(!second.appeared && second.new_link && second.gathers.is_empty());
         assert_eq!(presence.on_ended(ONE, LINKS[0]), None);
         assert_eq!(presence.on_ended(ONE, LINKS[0]), None, "known already");
@@ -156,22 +162,22 @@ mod tests {
     #[test]
     fn the_newest_announcement_counts_whichever_path_it_takes() {
         let mut presence = Presence::default();
-        presence.on_hello(ONE, LINKS[0], hello(7, 1, &["plan"], &[("pose", 1)]));
-        let newer = presence.on_hello(ONE, LINKS[1], hello(7, 3, &[], &[("pose", 2)]));
+        presence.on_hello(ONE, LINKS[0], hello(7, 1, &["plan"], &[("pose", 1)]), AT);
+        let newer = presence.on_hello(ONE, LINKS[1], hello(7, 3, &[], &[("pose", 2)]), AT);
         assert_eq!(newer.subscribes, topics(&[]));
         // Gathered anew, so it is left first.
         assert_eq!(newer.ungathers, [("pose".to_owned(), (7, 1))]);
         assert_eq!(newer.gathers, [("pose".to_owned(), (7, 2))]);
-        let late = presence.on_hello(ONE, LINKS[0], hello(7, 2, &["plan", "map"], &[]));
+        let late = presence.on_hello(ONE, LINKS[0], hello(7, 2, &["plan", "map"], &[]), AT);
         assert_eq!(late, Change::default());
     }
 
     #[test]
     fn another_start_ends_what_the_earlier_one_had() {
         let mut presence = Presence::default();
-        presence.on_hello(ONE, LINKS[0], hello(7, 9, &["plan"], &[("pose", 1)]));
-        presence.on_hello(ONE, LINKS[1], hello(7, 9, &["plan"], &[("pose", 1)]));
-        let anew = presence.on_hello(ONE, LINKS[2], hello(8, 0, &["map"], &[]));
+        presence.on_hello(ONE, LINKS[0], hello(7, 9, &["plan"], &[("pose", 1)]), AT);
+        presence.on_hello(ONE, LINKS[1], hello(7, 9, &["plan"], &[("pose", 1)]), AT);
+        let anew = presence.on_hello(ONE, LINKS[2], hello(8, 0, &["map"], &[]), AT);
         assert_eq!(anew.stale, LINKS[..2]);
         assert_eq!(anew.subscribes, topics(&["map"]));
         assert_eq!(anew.ungathers, [("pose".to_owned(), (7, 1))]);
@@ -182,9 +188,23 @@ mod tests {
             stale: vec![LINKS[1]],
             ..Change::default()
         };
-        assert_eq!(presence.on_hello(ONE, LINKS[1], hello(7, 10, &["plan"], &[])), late);
+        assert_eq!(presence.on_hello(ONE, LINKS[1], hello(7, 10, &["plan"], &[]), AT), late);
         assert!(presence.on_ended(ONE, LINKS[2]).is_some());
-        assert_eq!(presence.on_hello(ONE, LINKS[1], hello(7, 10, &["plan"], &[])), late);
+        assert_eq!(presence.on_hello(ONE, LINKS[1], hello(7, 10, &["plan"], &[]), AT), late);
         assert_eq!(presence.robots().count(), 0);
+    }
+
+    #[test]
+    fn an_earlier_start_that_goes_on_is_a_twin_and_never_takes_the_robots_place() {
+        let mut presence = Presence::default();
+        let at = |s| AT + coorp_core::Duration::from_secs(s);
+        presence.on_hello(ONE, LINKS[0], hello(7, 1, &[], &[]), at(0));
+        presence.on_hello(ONE, LINKS[1], hello(8, 1, &[], &[]), at(1));
+        for second in [2, 7, 12] {
+            let twin = presence.on_hello(ONE, LINKS[2], hello(7, 1, &[], &[]), at(second));
+            assert_eq!((twin.has_twin, &twin.stale[..]), (second > 6, &LINKS[2..]));
+            assert!(!twin.restarted && !twin.appeared);
+        }
+        assert!(presence.on_ended(ONE, LINKS[1]).is_some(), "the later one was here");
     }
 }

@@ -183,13 +183,21 @@ impl SharedRobot {
         }
     }
 
+    /// A task or a thread that the robot cannot do without has panicked. While the node closes, that is no failure.
+    pub fn on_panic(&self, why: &str) {
+        if !self.is_stopped() {
+            self.fail(why);
+        }
+    }
+
     /// Ends the robot's decisions for good.
     fn fail(&self, why: &str) {
         let why = format!("the robot has failed: {why}; it sends nothing any more, and its process must start anew");
-        tracing::error!("{why}");
-        lock(&self.failed).get_or_insert(why);
+        lock(&self.failed).get_or_insert(why.clone());
         self.failing.notify_all();
         self.stop();
+        // Last, because it may be the log that panics.
+        tracing::error!("{why}");
     }
 
     /// Why it decides nothing any more, if so.

@@ -1,7 +1,10 @@
 //! A robot's status for its operator: the answer to a status query, and its text for `coorp watch`.
 
+use std::net::IpAddr;
+
 use coorp_core::admission::{self, Reason};
 use coorp_core::alarms::Alarm;
+use coorp_core::discovery::Counts;
 use coorp_core::robot::{self, PathStatus};
 use serde::{Deserialize, Serialize};
 
@@ -49,10 +52,38 @@ pub struct Status {
     pub gathered: Vec<Gathered>,
     /// What its operator should look at.
     pub alarms: Vec<Alarm>,
+    /// The robots that two processes run as.
+    pub twins: Vec<Twins>,
     /// Frames that it has refused, by reason.
     pub refused: Refused,
     /// Attempts to connect for control or bulk.
     pub door: Door,
+    /// What was heard, tried and refused in the search for the other robots.
+    pub found: Counts,
+}
+
+/// A robot that two processes run as.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Twins {
+    /// The robot, by index in the team file.
+    pub robot: u16,
+    /// Where they are, as far as is known.
+    pub at: Vec<IpAddr>,
+}
+
+impl Twins {
+    /// Says so to an operator.
+    pub fn told(&self, robot: &str) -> String {
+        let at: Vec<String> = self.at.iter().map(IpAddr::to_string).collect();
+        let at = match at.join(" and ") {
+            at if at.is_empty() => String::new(),
+            at => format!(", at {at}"),
+        };
+        format!(
+            "two processes run as {robot}{at}, and one of them is ignored: stop one, give it keys of its own if it is another \
+             machine, and start the other one anew"
+        )
+    }
 }
 
 /// One of several paths to another robot.

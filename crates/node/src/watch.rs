@@ -5,29 +5,32 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{mpsc, Arc};
 use std::time::{Duration, Instant};
 
 use coorp_core::paths::PathId;
 use coorp_core::RobotId;
 use coorp_team::Team;
-use quinn::{Connection, Endpoint, RecvStream, SendStream};
+use quinn::{Connection, ConnectionError, Endpoint, RecvStream, SendStream};
 use tokio::sync::{Mutex, Notify};
 
 use crate::discovery::{Finder, Order, Outcome};
 use crate::keys::{Identity, OPERATOR};
-use crate::links::{self, port, read_frame};
+use crate::links::{self, port, read_frame, OPERATORS_FULL};
 use crate::network;
 use crate::own_runtime::OwnRuntime;
-use crate::quic::{connect, lengths, Credentials, Missed};
+use crate::quic::{connect, is_over_certificates, lengths, Credentials, Missed};
 use crate::status::Status;
+use crate::sync::lock;
 use crate::wire::{self, Frame, StatusQuery};
 use crate::Error;
 
 /// How long a robot has to answer, and to be connected to before that.
 const ANSWER_MAX: Duration = Duration::from_millis(500);
-/// How long after the end of a connection another one is looked for.
+/// How long after the end of a connection another one is looked for, and how long if the robot has answered nothing.
 const RETRY: Duration = Duration::from_millis(100);
+const RETRY_REFUSED: Duration = Duration::from_secs(3);
 /// How long ending waits for the threads.
 const CLOSE_MAX: Duration = Duration::from_secs(1);
 
@@ -45,6 +48,8 @@ struct Shared {
     client: quinn::ClientConfig,
     endpoint: Endpoint,
     seats: BTreeMap<(RobotId, PathId), Seat>,
+    /// Why robots that are there do not answer.
+    refusals: std::sync::Mutex<BTreeMap<(RobotId, PathId), &'static str>>,
 }
 
 /// One path to a robot, because some may be dead.
@@ -53,6 +58,8 @@ struct Seat {
     /// Kept from one look to the next.
     open: Mutex<Option<Open>>,
     opened: Notify,
+    /// The number of answers so far.
+    answers: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -95,11 +102,14 @@ impl Watch {
         let seats: BTreeMap<_, _> = seats.collect();
         let paths = seats.keys().map(|(_, path)| usize::from(path.0) + 1).max().unwrap_or(1);
         let shared = Arc::new(Shared {
-            finder: Finder::start(&team, None, paths, credentials.authority())?,
+            finder: Finder::start(&team, None, paths, credentials.authority(), |why| {
+                tracing::error!("{why}")
+            })?,
             client: credentials.client(links::PROTOCOL)?,
             team,
             endpoint,
             seats,
+            refusals: std::sync::Mutex::default(),
         });
         threads.handle().spawn(dial(shared.clone()));
         Ok(Watch { threads, shared })
@@ -128,6 +138,15 @@ impl Watch {
         found.dedup_by_key(|(robot, _)| *robot);
         found.into_iter().map(|(_, status)| status).collect()
     }
+
+    /// The robots that are there and refuse the operator, and why.
+    pub fn refusals(&self) -> Vec<(RobotId, &'static str)> {
+        let refusals: BTreeMap<RobotId, _> = lock(&self.shared.refusals)
+            .iter()
+            .map(|((robot, _), why)| (*robot, *why))
+            .collect();
+        refusals.into_iter().collect()
+    }
 }
 
 impl Drop for Watch {
@@ -153,22 +172,43 @@ async fn dial(shared: Arc<Shared>) {
         let shared = shared.clone();
         tokio::spawn(async move {
             let address = SocketAddr::new(address, port(&shared.team, robot, path.0.into()));
-            let (connection, outcome) = match shared.connect(robot, path, address).await {
-                Ok(connection) => (Some(connection), Outcome::Connected(robot)),
+            let before = shared.answers(robot, path);
+            let connection = match shared.connect(robot, path, address).await {
+                Ok(connection) => connection,
                 Err(missed) => {
                     tracing::debug!("robot {} does not answer: {missed}", robot.0);
-                    (None, missed.outcome)
+                    if missed.outcome == Outcome::Misfit {
+                        lock(&shared.refusals).insert((robot, path), ANOTHER_TEAM);
+                    }
+                    return shared.finder.report(attempt, missed.outcome);
                 }
             };
-            shared.finder.report(attempt, outcome);
-            if let Some(connection) = connection {
-                connection.closed().await;
-                tokio::time::sleep(RETRY).await;
-                shared.finder.lost(robot, path);
+            shared.finder.report(attempt, Outcome::Connected(robot));
+            let ended = connection.closed().await;
+            let has_answered = shared.answers(robot, path) > before;
+            if let Some(why) = refusal(&ended).filter(|_| !has_answered) {
+                lock(&shared.refusals).insert((robot, path), why);
             }
+            // Until then, the robot counts as connected, so that nobody dials it.
+            tokio::time::sleep(if has_answered { RETRY } else { RETRY_REFUSED }).await;
+            shared.finder.lost(robot, path);
         });
     }
 }
+
+/// Why a robot has ended a connection, if it refuses the operator.
+fn refusal(ended: &ConnectionError) -> Option<&'static str> {
+    match ended {
+        error if is_over_certificates(error) => Some(ANOTHER_TEAM),
+        ConnectionError::ApplicationClosed(closed) if closed.error_code == OPERATORS_FULL => Some(TOO_MANY),
+        _ => None,
+    }
+}
+
+const ANOTHER_TEAM: &str =
+    "it does not take the operator's certificate, or has none of this team itself: are both from one \
+                            'coorp keys init', and is the clock right?";
+const TOO_MANY: &str = "too many operators watch it: end another 'coorp watch'";
 
 impl Shared {
     async fn connect(&self, robot: RobotId, path: PathId, address: SocketAddr) -> Result<Connection, Missed> {
@@ -189,6 +229,12 @@ impl Shared {
         Ok(connection)
     }
 
+    /// The number of answers of a robot over a path.
+    fn answers(&self, robot: RobotId, path: PathId) -> u64 {
+        let seat = self.seats.get(&(robot, path));
+        seat.map_or(0, |seat| seat.answers.load(Ordering::Acquire))
+    }
+
     async fn ask(&self, robot: RobotId, path: PathId) -> Option<Status> {
         let seat = self.seats.get(&(robot, path))?;
         let asked = async {
@@ -207,6 +253,8 @@ impl Shared {
             }
             return None;
         };
+        seat.answers.fetch_add(1, Ordering::AcqRel);
+        lock(&self.refusals).remove(&(robot, path));
         self.team.robots[usize::from(robot.0)]
             .name
             .clone_into(&mut status.robot);

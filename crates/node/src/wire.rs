@@ -17,7 +17,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// The version of all frames.
-pub const VERSION: u8 = 5;
+pub const VERSION: u8 = 6;
 
 const MAGIC: [u8; 2] = *b"Co";
 const HEADER_BYTES: usize = 4;

@@ -156,7 +156,7 @@ impl Robot {
             let name = format!("{} {me}", team.name);
             spawn(move || answer(&socket, &name, &of_answers));
             let authority = format!("authority of {}", team.name);
-            let finder = Finder::start(&team, Some(RobotId(me)), 1, Some(authority.as_bytes())).unwrap();
+            let finder = Finder::start(&team, Some(RobotId(me)), 1, Some(authority.as_bytes()), |_| ()).unwrap();
             let finder = Arc::new(finder);
             let dials = finder.clone();
             spawn(move || dial(&dials, &team, me, &of_dials));
@@ -352,7 +352,7 @@ fn a_card_that_comes_back_is_to_be_bound_anew() {
     // It dials the other one for ever.
     let finder = lan.on(0, {
         let team = team.clone();
-        move || Finder::start(&team, Some(RobotId(0)), 1, None).unwrap()
+        move || Finder::start(&team, Some(RobotId(0)), 1, None, |_| ()).unwrap()
     });
     let finder = finder.join().unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread()

@@ -1,4 +1,4 @@
-//! A panic in the deciding thread: the robot sends nothing any more, and says so.
+//! A panic in a thread that a robot cannot do without: the robot sends nothing any more, and says so.
 #![allow(clippy::unwrap_used)] // a test may fail by panicking
 
 mod common;
@@ -9,13 +9,17 @@ use std::time::Duration;
 use common::{Fleet, SOON};
 use coorp_node::{Node, Options, Policy};
 
-/// Where the log goes. In the driver's thread, its first line panics: a fault that a program's log can cause.
+/// The lines at which the log panics, a fault that a program's log can cause: the driver writes the first, a link's task
+/// the second.
+const FAULTS: [&str; 2] = ["lead leads", "right is here"];
+
 struct Log;
 
 impl io::Write for Log {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        let driver = std::thread::current().name() == Some("coorp-driver");
-        assert!(!driver || std::thread::panicking(), "a fault in the log");
+        let text = String::from_utf8_lossy(line);
+        let faulty = FAULTS.iter().any(|fault| text.contains(fault));
+        assert!(!faulty || std::thread::panicking(), "a fault in the log");
         Ok(line.len())
     }
 
@@ -24,36 +28,57 @@ impl io::Write for Log {
     }
 }
 
-#[test]
-fn a_panic_in_the_deciding_thread_silences_the_robot() {
-    tracing_subscriber::fmt()
+fn open(fleet: &Fleet, name: &str) -> Node {
+    // The other test may have done so.
+    let _ = tracing_subscriber::fmt()
         .with_env_filter("coorp_node=info")
+        .with_ansi(false)
         .with_writer(|| Log)
-        .init();
-    let fleet = Fleet::new(&["lead", "one"], "");
-    let open = |name: &str| {
-        Node::open(Options {
-            team: fleet.team.clone(),
-            robot: name.to_owned(),
-            policy: Policy::named("coorp").unwrap(),
-            insecure: false,
-            state: Some(fleet.folder.join("state").join(name)),
-        })
-        .unwrap()
-    };
-    let node = open("lead");
-    let pulse = node.pulse();
-    // It logs that it leads.
-    let failed = pulse.failed_within(SOON).unwrap();
-    assert!(failed.contains("its process must start anew"), "{failed}");
+        .try_init();
+    Node::open(Options {
+        team: fleet.team.clone(),
+        robot: name.to_owned(),
+        policy: Policy::named("coorp").unwrap(),
+        insecure: false,
+        state: Some(fleet.folder.join("state").join(name)),
+    })
+    .unwrap()
+}
+
+/// It decides nothing, and takes no bulk for the other robot.
+fn assert_silent(node: Node, other: &str) {
     // Its sockets close a moment later.
     std::thread::sleep(Duration::from_secs(2));
+    let pulse = node.pulse();
     let rounds = pulse.rounds();
     std::thread::sleep(Duration::from_secs(1));
     assert_eq!(pulse.rounds(), rounds);
-    let mut stream = node.bulk_stream("one", "map").unwrap();
+    let mut stream = node.bulk_stream(other, "map").unwrap();
     stream.write(b"map").unwrap();
     assert!(stream.finish().is_err_and(|error| error.to_string().contains("closed")));
     // Dropping it does not hang.
     drop(node);
+}
+
+#[test]
+fn a_panic_in_the_deciding_thread_silences_the_robot() {
+    let fleet = Fleet::new(&["lead", "one"], "");
+    let node = open(&fleet, "lead");
+    // It logs that it leads.
+    let failed = node.pulse().failed_within(SOON).unwrap();
+    assert!(failed.contains("its process must start anew"), "{failed}");
+    assert_silent(node, "one");
+}
+
+#[test]
+fn a_panic_in_a_links_task_silences_the_robot_and_is_told() {
+    let fleet = Fleet::new(&["left", "right"], "");
+    let (node, other) = (open(&fleet, "left"), open(&fleet, "right"));
+    let failed = node.pulse().failed_within(SOON).unwrap();
+    assert!(
+        failed.contains("receiving coordination panicked: a fault in the log"),
+        "{failed}"
+    );
+    assert_silent(node, "right");
+    assert_eq!(other.pulse().failed_within(Duration::ZERO), None);
 }

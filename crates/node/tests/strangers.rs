@@ -6,6 +6,7 @@ mod common;
 use std::time::Duration;
 
 use common::{agreed, be_a_robot, until, Caller, Fleet, Link, SOON};
+use coorp_core::admission::Reason;
 use coorp_core::failover::{self, Epoch};
 use coorp_core::permits::{self, RequestId, Token};
 use coorp_core::robot::Message;
@@ -17,7 +18,14 @@ use coorp_node::wire::{self, StatusQuery};
 #[test]
 #[ignore = "the process of a robot in the other tests"]
 fn robot() {
-    be_a_robot(|_, _| None);
+    be_a_robot(|node, words| match words {
+        ["operators", "refused"] => {
+            let totals = node.status().door.totals;
+            let of = |(reason, count): (Reason, u64)| (reason == Reason::TooManyConnections).then_some(count);
+            totals.into_iter().find_map(of).map(|count| count.to_string())
+        }
+        _ => None,
+    });
 }
 
 fn request(epoch: Epoch, robot: u16, request: u64) -> Message {
@@ -227,4 +235,30 @@ fn operators_keep_no_robot_out() {
     // Once their places are free again, others see the team.
     let watch = Watch::open(&fleet.team, false).unwrap();
     until(|| watch.look().len() == 2);
+}
+
+#[test]
+fn an_operator_without_a_place_is_told_why_and_does_not_come_again_and_again() {
+    let fleet = Fleet::new(&["lead", "one"], "");
+    let mut lead = fleet.robot("lead");
+    let open = || Watch::open(&fleet.team, false).unwrap();
+    let mut seated = [0; 4].map(|_| open());
+    for watch in &mut seated {
+        until(|| watch.look().len() == 1);
+    }
+    let watch = open();
+    until(|| !watch.refusals().is_empty());
+    let (robot, why) = watch.refusals()[0];
+    assert_eq!(robot, RobotId(0));
+    assert!(why.contains("end another 'coorp watch'"), "{why}");
+    let mut refused = || lead.say("operators refused").parse::<u64>().unwrap();
+    let before = refused();
+    std::thread::sleep(Duration::from_secs(5));
+    let more = refused() - before;
+    assert!(more <= 10, "refused {more} times in five seconds");
+    assert!(seated.iter().all(|watch| watch.look().len() == 1));
+    let [first, ..] = seated;
+    drop(first);
+    until(|| watch.look().len() == 1);
+    assert_eq!(watch.refusals(), []);
 }

@@ -12,7 +12,7 @@ use crate::model::Team;
 
 impl Team {
     /// The configuration of robot `me` under `policy`, which already includes the team's `[policy]`.
-    /// `incarnation` is greater than at any earlier start of that robot.
+    /// No other start of that robot has this `incarnation`.
     pub fn robot_config(&self, policy: &Policy, me: RobotId, incarnation: u32) -> RobotConfig {
         let robots = u16::try_from(self.robots.len()).unwrap_or(u16::MAX);
         let default = PathConfig::default();

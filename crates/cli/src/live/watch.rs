@@ -4,8 +4,11 @@ use std::io::{ErrorKind, Write};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use coorp_core::alarms::Alarm;
+use coorp_core::discovery::Refusal;
 use coorp_node::status::{Bulk, Carries, Gathered, Heard, Path, PathState, Permit, Status};
 use coorp_node::watch::Watch;
+use coorp_node::RobotId;
 use coorp_team::Team;
 
 use super::{load, note_insecure};
@@ -51,7 +54,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let term = console::Term::stdout();
     loop {
         let began = Instant::now();
-        let text = view(&team, &watch.look());
+        let text = view(&team, &watch.look()) + &refusals(&team, &watch);
         if term.is_term() {
             // If the terminal is gone, the next print ends the program.
             let _ = term.clear_screen();
@@ -71,7 +74,7 @@ fn once(watch: &Watch, team: &Team) -> Result<(), Failure> {
         std::thread::sleep(LOOK_EVERY / 10);
         here = watch.look();
     }
-    output::print(&view(team, &here))?;
+    output::print(&(view(team, &here) + &refusals(team, watch)))?;
     let missing: Vec<&str> = team.robots.iter().map(|robot| robot.name.as_str()).collect();
     let missing: Vec<&str> = missing
         .into_iter()
@@ -81,6 +84,13 @@ fn once(watch: &Watch, team: &Team) -> Result<(), Failure> {
         return Ok(());
     }
     Err(Failure::Found(format!("failed: no answer from {}", missing.join(", "))))
+}
+
+/// Why robots that are there do not answer, one line each.
+fn refusals(team: &Team, watch: &Watch) -> String {
+    let line =
+        |(robot, why): (RobotId, &str)| format!("{} does not answer: {why}\n", team.robots[usize::from(robot.0)].name);
+    watch.refusals().into_iter().map(line).collect()
 }
 
 /// The whole view as text.
@@ -114,11 +124,16 @@ fn view(team: &Team, here: &[Status]) -> String {
         }
     }
     for status in here {
-        for alarm in &status.alarms {
+        // Each such robot has a line of its own.
+        for alarm in status.alarms.iter().filter(|alarm| **alarm != Alarm::Twins) {
             text += &format!("{} ALARM: {alarm}\n", status.robot);
+        }
+        for twins in &status.twins {
+            text += &format!("{} ALARM: {}\n", status.robot, twins.told(name(twins.robot)));
         }
     }
     text += &refused(here);
+    text += &found(here);
     if here.iter().any(|status| !status.secure) {
         text += "WARNING: some robots run without keys (--insecure)\n";
     }
@@ -135,6 +150,31 @@ fn refused(here: &[Status]) -> String {
                 "{robot} refused: {often} from {}, {}\n",
                 refused.address, refused.reason
             );
+        }
+    }
+    text
+}
+
+/// What each robot tried in vain and refused while it looked for the others, one line each.
+fn found(here: &[Status]) -> String {
+    let mut text = String::new();
+    for status in here {
+        let of_found = &status.found;
+        let mut parts = Vec::new();
+        if of_found.failed() > 0 {
+            let (failed, attempts) = (count(of_found.failed()), count(of_found.attempts));
+            parts.push(format!("{failed} of {attempts} attempts failed"));
+        }
+        // Another team on the same network is nothing to look at.
+        for refusal in Refusal::ALL.into_iter().filter(|why| *why != Refusal::OtherTeam) {
+            let refused = of_found.refused(refusal);
+            if refused > 0 {
+                let why = refusal.name().replace('_', " ");
+                parts.push(format!("{} announcements refused, {why}", count(refused)));
+            }
+        }
+        if !parts.is_empty() {
+            text += &format!("{} looks for robots: {}\n", status.robot, parts.join("; "));
         }
     }
     text
@@ -334,11 +374,11 @@ fn millis(us: f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use coorp_core::alarms::Alarm;
+    use coorp_core::discovery::Counts;
 
     use super::*;
     use coorp_core::admission::{Reason, Refused};
-    use coorp_node::status::Door;
+    use coorp_node::status::{Door, Twins};
 
     #[test]
     fn the_view_names_who_is_here_who_is_not_and_who_may_send() {
@@ -391,11 +431,20 @@ mod tests {
                 }],
                 ..Door::default()
             },
+            found: Counts {
+                attempts: 1_204,
+                unanswered: 3,
+                ..Counts::default()
+            },
             ..Status::default()
         };
         let scout = Status {
             robot: "scout".to_owned(),
-            alarms: vec![Alarm::DiskShort],
+            alarms: vec![Alarm::Twins, Alarm::DiskShort],
+            twins: vec![Twins {
+                robot: 2,
+                at: vec![[10, 0, 0, 3].into(), [10, 0, 0, 9].into()],
+            }],
             permit: Permit::Waiting,
             bulk: Some(Bulk {
                 sent_bytes: 7_500_000,
@@ -418,7 +467,9 @@ mod tests {
             "waits",
             "absent",
             "scout ALARM: the disk has less than its reserve free",
+            "scout ALARM: two processes run as mule, at 10.0.0.3 and 10.0.0.9, and one of them is ignored: stop one",
             "base refused: 1,503 from 10.0.0.9, no certificate",
+            "base looks for robots: 3 of 1,204 attempts failed\n",
             "--insecure",
         ] {
             assert!(shown.contains(part), "no '{part}' in\n{shown}");

@@ -1,5 +1,7 @@
 //! What has been heard, tried and refused.
 
+use serde::{Deserialize, Serialize};
+
 use super::Outcome;
 
 /// Why a message from the network led to nothing.
@@ -22,7 +24,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// All of them, in the order of [`Counts::refused`].
+    /// All of them.
     pub const ALL: [Refusal; 7] = [
         Refusal::Garbled,
         Refusal::OtherTeam,
@@ -48,7 +50,7 @@ impl Refusal {
 }
 
 /// Totals since the start.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counts {
     /// Hints taken.
     pub hints: u64,
@@ -62,13 +64,19 @@ pub struct Counts {
     pub unanswered: u64,
     /// Attempts that were refused.
     pub rejected: u64,
-    refused: [u64; Refusal::ALL.len()],
+    /// Messages refused, by reason, in the order of [`Refusal::ALL`].
+    pub refused: [u64; Refusal::ALL.len()],
 }
 
 impl Counts {
     /// The number of messages refused for a reason.
     pub fn refused(&self, refusal: Refusal) -> u64 {
         self.refused[refusal as usize]
+    }
+
+    /// The number of attempts that met nobody of the team.
+    pub fn failed(&self) -> u64 {
+        self.misfits + self.unanswered + self.rejected
     }
 
     pub(super) fn refuse(&mut self, refusal: Refusal) {

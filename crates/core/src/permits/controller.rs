@@ -137,7 +137,9 @@ impl Controller {
     fn on_request(&mut self, robot: RobotId, request: RequestId, sent_at: Instant, now: Instant) {
         if let Some(at) = self.holders.iter().position(|h| h.robot == robot) {
             let held = self.holders[at].request;
-            if request < held {
+            // Of another start, nobody knows which is the later one. If the holder's start is over, its lease ends soon,
+            // or `on_gone` ends it.
+            if request < held || !request.is_of_start(held) {
                 return;
             }
             if request == held {
@@ -148,7 +150,8 @@ impl Controller {
             self.holders.remove(at);
         }
         if let Some(waiting) = self.queue.iter_mut().find(|w| w.robot == robot) {
-            if request >= waiting.request {
+            // To wait for another start's request harms nothing: its grant would come back.
+            if request >= waiting.request || !request.is_of_start(waiting.request) {
                 // The echo may go back: after a step of the robot's clock, only the newest copy is meaningful.
                 *waiting = Waiting {
                     robot,

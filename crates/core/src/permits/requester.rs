@@ -62,12 +62,12 @@ impl Requester {
     /// The maximum number of actions in the outbox; older ones are dropped, as the air might drop them.
     const OUTBOX_MAX: usize = 32;
 
-    /// A requester of `robot`. `incarnation` must be greater than at any earlier start of this robot.
+    /// A requester of `robot`. `incarnation` must differ from that of every other start of this robot.
     pub fn new(robot: RobotId, config: PermitConfig, incarnation: u32) -> Self {
         Requester {
             robot,
             config,
-            request_next: u64::from(incarnation) << 32,
+            request_next: RequestId::first(incarnation).0,
             clock: Instant::ZERO,
             state: State::Idle,
             outbox: VecDeque::new(),

@@ -104,6 +104,33 @@ fn a_robot_that_asks_twice_holds_one_place_and_is_told_again() {
     assert_eq!(c.holders().count(), 1);
 }
 
+/// A robot whose disk was wiped counts from the start again, so that its requests have lower numbers than before.
+#[test]
+fn another_starts_request_is_neither_ignored_nor_taken_for_a_release() {
+    let (old, new) = (9 << 32 | 7, 1 << 32);
+    for (before, after) in [(old, new), (new, old)] {
+        let mut c = Controller::new(config(), 1);
+        request(&mut c, 1, before, at(0));
+        request(&mut c, 2, before, at(1));
+        sent(&mut c);
+        // The holder's earlier process may still send, until its lease is over.
+        request(&mut c, 1, after, at(2));
+        assert_eq!(sent(&mut c), []);
+        // One that waits keeps its place, and gets a grant for what it asks now.
+        request(&mut c, 2, after, at(150));
+        c.on_deadline(at(200));
+        let granted = sent(&mut c);
+        let is_its = |message: &Message| matches!(message, Message::Grant { request, .. } if request.0 == after);
+        assert!(
+            matches!(&granted[..], [(RobotId(2), grant)] if is_its(grant)),
+            "{granted:?}"
+        );
+        // The first one's new process waits in turn.
+        request(&mut c, 1, after, at(201));
+        assert_eq!(c.queue().collect::<Vec<_>>(), [RobotId(1)]);
+    }
+}
+
 #[test]
 fn a_silent_holder_loses_its_place_after_the_lease_and_a_loud_one_after_the_slice() {
     let mut c = Controller::new(config(), 1);

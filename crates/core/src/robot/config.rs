@@ -89,7 +89,7 @@ pub struct RobotConfig {
     pub robots: u16,
     /// The leader of the team file. Without permits it is the only one.
     pub leader: RobotId,
-    /// Greater than at any earlier start of this robot.
+    /// The number of this start, which no other start of this robot has ([`starts`](crate::starts)).
     pub incarnation: u32,
     /// Permits; `None` if the policy has none.
     pub permits: Option<(FailoverConfig, PermitConfig)>,

@@ -1,18 +1,20 @@
 //! Which robots this one reports its published states to: one [`Reporter`] for each topic and robot that gathers it
 //! (002, section IV-A).
 //!
-//! The transport says which robots gather which topic. A reporter is kept once made, and pauses while the topic is not
-//! published or not gathered. Its count must go on, as a tracker knows missed states by gaps in it.
+//! The transport says which robots gather which topic. A reporter pauses while the topic is not published, and is removed
+//! once the topic is not gathered. States of the next one go on counting where any reporter to that robot has ended: a
+//! tracker that has not noticed the pause would drop smaller numbers as late ones.
 
 use serde::{Deserialize, Serialize};
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use crate::paths::PathCopy;
+use crate::paths::{PathCopy, Sequence};
 use crate::tracker::{Message, Reporter, ReporterAction, StateHeader, TopicId, TrackerConfig};
 use crate::{Instant, RobotId};
 
-/// The maximum number of pairs of a topic and a robot that gathers it; further ones get no reports.
-const REPORTERS_MAX: usize = 1_024;
+/// The maximum number of topics that one robot gathers from this one; further ones get no reports.
+pub const REPORTS_MAX: usize = 1_024;
 /// The maximum number of sessions of one robot that gather: one for each path, and twice as many while links are given up.
 const SESSIONS_MAX: usize = 16;
 
@@ -53,7 +55,17 @@ pub struct Reporters {
     /// The number of publishers of each topic.
     published: BTreeMap<String, usize>,
     reports: BTreeMap<Report, Reporting>,
+    /// Of each robot that has gathered.
+    gatherers: BTreeMap<RobotId, Gatherer>,
     actions: VecDeque<ReportAction>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Gatherer {
+    /// The number of reports to it.
+    reports: usize,
+    /// Greater than the number of any state that an ended report has sent it.
+    next: Sequence,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -71,6 +83,7 @@ impl Reporters {
             incarnation,
             published: BTreeMap::new(),
             reports: BTreeMap::new(),
+            gatherers: BTreeMap::new(),
             actions: VecDeque::new(),
         }
     }
@@ -95,17 +108,24 @@ impl Reporters {
 
     /// A session of a robot starts to gather a topic, or stops.
     pub fn on_gatherer(&mut self, report: Report, session: Session, here: bool, now: Instant) {
-        let known = self.reports.len();
         let entry = match self.reports.entry(report.clone()) {
-            std::collections::btree_map::Entry::Vacant(free) if here && known < REPORTERS_MAX => {
+            Entry::Vacant(_) if !here => return,
+            Entry::Vacant(free) => {
+                let gatherer = self.gatherers.entry(report.1).or_insert_with(|| Gatherer {
+                    reports: 0,
+                    next: Sequence::first(self.incarnation),
+                });
+                if gatherer.reports >= REPORTS_MAX {
+                    return;
+                }
+                gatherer.reports += 1;
                 free.insert(Reporting {
-                    reporter: Reporter::new(TrackerConfig::default(), self.incarnation, now),
+                    reporter: Reporter::new(TrackerConfig::default(), gatherer.next, now),
                     sessions: BTreeSet::new(),
                     running: false,
                 })
             }
-            std::collections::btree_map::Entry::Vacant(_) => return,
-            std::collections::btree_map::Entry::Occupied(known) => known.into_mut(),
+            Entry::Occupied(known) => known.into_mut(),
         };
         if !here {
             entry.sessions.remove(&session);
@@ -118,7 +138,22 @@ impl Reporters {
             entry.sessions.insert(session);
         }
         self.settle(&report.0, now);
-        self.gather();
+        self.forget(&report);
+    }
+
+    /// Removes a report that nobody gathers any more.
+    fn forget(&mut self, report: &Report) {
+        if self.reports.get(report).is_some_and(|entry| !entry.sessions.is_empty()) {
+            return;
+        }
+        let (Some(ended), Some(gatherer)) = (self.reports.remove(report), self.gatherers.get_mut(&report.1)) else {
+            return;
+        };
+        gatherer.reports -= 1;
+        let next = ended.reporter.next_state();
+        if next.number > gatherer.next.number {
+            gatherer.next = next;
+        }
     }
 
     /// The robot that gathers sent a message.
@@ -289,5 +324,23 @@ mod tests {
         robot.on_gatherer(report(), session("2", "c"), true, at(10));
         assert_eq!(talk(&mut robot, &mut tracker, at(10)), [open]);
         state(&mut robot, at(11));
+    }
+
+    #[test]
+    fn no_robot_takes_the_reports_of_another_and_none_that_left_keeps_any() {
+        let mut robot = Reporters::new(7);
+        let of = |topic: usize, to: u16| (topic.to_string(), RobotId(to));
+        for topic in 0..2 * REPORTS_MAX {
+            robot.on_gatherer(of(topic, 1), session("1", "a"), true, at(0));
+        }
+        assert_eq!(robot.reports.len(), REPORTS_MAX, "those of one robot");
+        robot.on_gatherer(of(0, 2), session("1", "a"), true, at(1));
+        assert!(robot.reports.contains_key(&of(0, 2)));
+        for topic in 0..2 * REPORTS_MAX {
+            robot.on_gatherer(of(topic, 1), session("1", "a"), false, at(2));
+        }
+        assert_eq!(robot.reports.keys().collect::<Vec<_>>(), [&of(0, 2)]);
+        robot.on_gatherer(of(REPORTS_MAX, 1), session("1", "a"), true, at(3));
+        assert_eq!(robot.reports.len(), 2, "there is room again");
     }
 }

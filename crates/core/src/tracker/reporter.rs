@@ -50,11 +50,12 @@ pub struct Reporter {
 impl Reporter {
     const OUTBOX_MAX: usize = 16;
 
-    /// A reporter that connects at once. `incarnation` must differ from those of all other starts of this robot.
-    pub fn new(config: TrackerConfig, incarnation: u32, now: Instant) -> Self {
+    /// A reporter that connects at once. `next` is the number of its first state. Its start must differ from all others of
+    /// this robot, and within a start the tracker must not have seen this number or a greater one.
+    pub fn new(config: TrackerConfig, next: Sequence, now: Instant) -> Self {
         Reporter {
             config,
-            next: Sequence::first(incarnation),
+            next,
             topic: None,
             clocks: OffsetEstimate::default(),
             heard_at: now,
@@ -153,6 +154,11 @@ impl Reporter {
     /// The next action, until `None`.
     pub fn poll(&mut self) -> Option<ReporterAction> {
         self.outbox.pop_front()
+    }
+
+    /// The number of the next state.
+    pub fn next_state(&self) -> Sequence {
+        self.next
     }
 
     /// The estimate of the tracker's clock.

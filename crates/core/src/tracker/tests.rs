@@ -174,7 +174,7 @@ fn lists_keep_their_phase_and_are_not_made_up_for() {
 
 #[test]
 fn a_reporter_takes_states_only_while_connected() {
-    let mut it = Reporter::new(TrackerConfig::default(), 3, at(0));
+    let mut it = Reporter::new(TrackerConfig::default(), Sequence::first(3), at(0));
     assert_eq!(it.on_state(at(0)), None);
     it.on_deadline(at(0));
     let connect = Message::Connect {
@@ -247,7 +247,7 @@ impl Fleet {
         let robot = |i: usize| {
             let offset = (1 + i as u64) * 30_000 * MS;
             Robot {
-                it: Reporter::new(config.clone(), 0, Instant::from_nanos(offset)),
+                it: Reporter::new(config.clone(), Sequence::first(0), Instant::from_nanos(offset)),
                 incarnation: 0,
                 alive: true,
                 offset,
@@ -294,7 +294,10 @@ impl Fleet {
         let now = self.local(robot);
         let it = &mut self.robots[robot];
         it.incarnation += 1;
-        (it.it, it.alive) = (Reporter::new(self.config.clone(), it.incarnation, now), true);
+        (it.it, it.alive) = (
+            Reporter::new(self.config.clone(), Sequence::first(it.incarnation), now),
+            true,
+        );
     }
 
     /// Runs `span_ms` milliseconds; in each, checks all deadlines and creates states.
@@ -467,7 +470,7 @@ proptest! {
         let topics = if shared { Topics::ManyToOne } else { Topics::OneToOne };
         let config = TrackerConfig { topics, robots_max: 3, ..TrackerConfig::default() };
         let mut tracker = tracker(&config);
-        let mut reporter = Reporter::new(config, 1, at(0));
+        let mut reporter = Reporter::new(config, Sequence::first(1), at(0));
         for (kind, robot, incarnation, a, b) in events {
             let (now, sent_at) = (Instant::from_nanos(a), Instant::from_nanos(b));
             let answer = Answer { echo: sent_at, received_at: now, sent_at };

@@ -2,6 +2,8 @@
 //!
 //! The links' tasks run this. The certificate at the other end of a link names the sender.
 
+use std::net::IpAddr;
+
 use bytes::Bytes;
 use coorp_core::paths::PathId;
 use coorp_core::robot::{Input, Message};
@@ -10,7 +12,7 @@ use coorp_core::RobotId;
 use super::Agent;
 use crate::links::{LinkId, Receiver, MESSAGE_BYTES_MAX};
 use crate::presence::Change;
-use crate::status::Status;
+use crate::status::{Status, Twins};
 use crate::sync::lock;
 use crate::topic::checked;
 use crate::wire::{self, ControlHeader, Frame, Gathering, Hello, Parcel, Refusal};
@@ -72,12 +74,13 @@ impl Agent {
         let Change {
             appeared,
             restarted,
+            has_twin,
             new_link,
             stale,
             subscribes,
             ungathers,
             gathers,
-        } = presence.on_hello(from, link, hello);
+        } = presence.on_hello(from, link, hello, self.robot.now());
         if restarted {
             self.on_gone(from);
             // Only its own host can say so, with its certificate: the earlier process has ended, with whatever it held.
@@ -95,6 +98,9 @@ impl Agent {
         self.gatherings.on_gathers(from, ungathers, false);
         self.gatherings.on_gathers(from, gathers, true);
         drop(presence);
+        if has_twin {
+            self.on_twins(from, self.links.addresses(from));
+        }
         self.links.end(from, &stale);
         if new_link {
             self.robot.tell(|robot, now| robot.handle(Input::TellModelsAgain, now));
@@ -174,6 +180,14 @@ impl Receiver for Agent {
             self.gatherings.on_gathers(from, gathered, false);
             drop(presence);
             tracing::info!("{} is gone", self.member.name_of(from));
+        }
+    }
+
+    fn on_twins(&self, robot: RobotId, at: Vec<IpAddr>) {
+        let (member, now) = (&self.member, self.robot.now());
+        let twins = Twins { robot: robot.0, at };
+        if member.bell.on_twins(robot, twins.at.clone(), now) {
+            tracing::error!("{}", twins.told(member.name_of(robot)));
         }
     }
 

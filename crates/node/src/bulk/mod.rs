@@ -55,6 +55,7 @@ use crate::own_runtime::OwnRuntime;
 use crate::quic::{bind, Credentials};
 use crate::shared_robot::SharedRobot;
 use crate::sync::lock;
+use crate::tasks::Tasks;
 use crate::topic::checked;
 use crate::{status, Error};
 
@@ -81,6 +82,7 @@ pub(crate) struct Bulk {
     /// The number of messages that are being received.
     receiving: AtomicUsize,
     threads: OwnRuntime,
+    tasks: Tasks,
     /// One per path.
     lanes: Vec<Lane>,
     state: PathBuf,
@@ -128,9 +130,10 @@ impl Bulk {
         let failed = |what: &str, error| Error::Socket(format!("cannot {what} for bulk"), error);
         let threads =
             OwnRuntime::start(THREADS, "coorp-bulk", || ()).map_err(|error| failed("start threads", error))?;
+        let tasks = Tasks::new(threads.handle(), robot);
         let handle = threads.handle().clone();
         let entered = handle.enter();
-        let lanes = (0..member.paths).map(|path| Lane::open(member, robot, credentials, path));
+        let lanes = (0..member.paths).map(|path| Lane::open(member, robot, &tasks, credentials, path));
         let lanes = lanes.collect::<Result<Vec<_>, _>>()?;
         let bulk = Arc::new(Bulk {
             member: member.clone(),
@@ -149,18 +152,17 @@ impl Bulk {
             counts: Mutex::default(),
             lanes,
             threads,
+            tasks,
         });
         bulk.take_up();
-        tokio::spawn(send::look_at_leader(Arc::downgrade(&bulk)));
+        bulk.tasks
+            .spawn("looking for a leader", send::look_at_leader(Arc::downgrade(&bulk)));
         bulk.set_permitted(robot.ask(|robot, now| robot.is_permitted(now)));
         let connections = Arc::default();
         for lane in &bulk.lanes {
             if let Some(receiver) = lock(&lane.receiver).clone() {
-                tokio::spawn(receive::accept(
-                    Arc::downgrade(&bulk),
-                    receiver,
-                    Arc::clone(&connections),
-                ));
+                let accept = receive::accept(Arc::downgrade(&bulk), receiver, Arc::clone(&connections));
+                bulk.tasks.spawn("accepting bulk", accept);
             }
         }
         drop(entered);
@@ -221,7 +223,8 @@ impl Bulk {
         let mut queues = lock(&self.queues);
         let queue = queues.entry(to).or_insert_with(|| {
             let (jobs, queue) = mpsc::channel(QUEUE_MAX);
-            self.threads.handle().spawn(send::deliver_all(self.clone(), to, queue));
+            self.tasks
+                .spawn("sending bulk", send::deliver_all(self.clone(), to, queue));
             Queue { jobs, next: 0 }
         });
         let room = queue.jobs.try_reserve().map_err(|error| match error {
@@ -304,10 +307,16 @@ impl Bulk {
 }
 
 impl Lane {
-    fn open(member: &Member, robot: &Arc<SharedRobot>, credentials: &Credentials, path: usize) -> Result<Lane, Error> {
+    fn open(
+        member: &Member,
+        robot: &Arc<SharedRobot>,
+        tasks: &Tasks,
+        credentials: &Credentials,
+        path: usize,
+    ) -> Result<Lane, Error> {
         let failed = |what: &str, error| Error::Socket(format!("cannot {what} for bulk"), error);
         let (address, interface) = member.outlet(path);
-        let quic = Arc::new(quinn::TokioRuntime);
+        let quic = Arc::new(tasks.clone());
         // Receiving has its own socket: what goes back to a sender needs no permit.
         let at = SocketAddr::new(address, member.team.port(member.me) + PORT_BULK);
         let socket = bind("bulk", at, interface)?;

@@ -28,14 +28,14 @@ pub(super) type Connections = std::sync::Mutex<BTreeMap<RobotId, (Connection, Ar
 /// Accepts connections over one path until its endpoint closes.
 pub(super) async fn accept(bulk: Weak<Bulk>, endpoint: Endpoint, connections: Arc<Connections>) {
     while let Some(incoming) = endpoint.accept().await {
-        let Some(member) = bulk.upgrade().map(|bulk| bulk.member.clone()) else {
-            return;
-        };
+        let Some(open) = bulk.upgrade() else { return };
+        let (member, tasks) = (open.member.clone(), open.tasks.clone());
+        drop(open);
         let Some((incoming, place)) = member.door.admit(incoming) else {
             continue;
         };
         let (bulk, connections) = (bulk.clone(), connections.clone());
-        tokio::spawn(async move {
+        tasks.spawn("receiving bulk", async move {
             let address = incoming.remote_address();
             let connection = match place.shake_hands(incoming).await {
                 Ok(connection) => connection,

@@ -39,6 +39,7 @@ use crate::quic::TOGETHER_MAX;
 use crate::shared_robot::SharedRobot;
 use crate::status::{self, Completions};
 use crate::sync::lock;
+use crate::tasks::caught;
 
 /// Datagrams up to this size are not bulk.
 const SMALL_BYTES: usize = 256;
@@ -63,6 +64,8 @@ pub(crate) trait Gatekeeper: fmt::Debug + Send + Sync {
     fn room(&self, path: usize, n: usize, most: usize) -> usize;
     /// Reports what has left, and when; small datagrams too.
     fn on_gone(&self, path: usize, gone: &[(SendCall, Instant)]);
+    /// A thread that reports has panicked: bulk would stay held.
+    fn on_panic(&self, why: &str);
 }
 
 impl Gatekeeper for SharedRobot {
@@ -90,6 +93,10 @@ impl Gatekeeper for SharedRobot {
                 robot.handle(left, now);
             }
         });
+    }
+
+    fn on_panic(&self, why: &str) {
+        SharedRobot::on_panic(self, why);
     }
 }
 
@@ -147,12 +154,14 @@ impl GatedSocket {
         let looker = Arc::downgrade(&gated);
         let errors = gated.descriptor.try_clone()?;
         let thread = std::thread::Builder::new().name("coorp-left".to_owned());
-        let thread = thread.spawn(move || look_on(&looker, &errors))?;
+        let watched = gated.gatekeeper.clone();
+        let thread = thread.spawn(move || watch(&*watched, || look_on(&looker, &errors)))?;
         let _ = gated.looker.set(thread.thread().clone());
         for emulated in emulated {
             let socket = Arc::downgrade(&gated);
             let thread = std::thread::Builder::new().name("coorp-left".to_owned());
-            thread.spawn(move || follow(emulated, &socket))?;
+            let watched = gated.gatekeeper.clone();
+            thread.spawn(move || watch(&*watched, || follow(emulated, &socket)))?;
         }
         Ok(gated)
     }
@@ -361,6 +370,12 @@ impl GatedSocket {
         if gave_up > 0 {
             self.wake();
         }
+    }
+}
+
+fn watch(gatekeeper: &dyn Gatekeeper, work: impl FnOnce()) {
+    if let Some(why) = caught("the thread that follows bulk", work) {
+        gatekeeper.on_panic(&why);
     }
 }
 

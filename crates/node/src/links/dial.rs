@@ -7,7 +7,7 @@ use std::time::Duration;
 use coorp_core::RobotId;
 use quinn::Connection;
 
-use super::{listen, port, transport, Links, Streams};
+use super::{elsewhere, listen, port, transport, Links, Streams};
 use crate::discovery::{Finder, Order, Outcome};
 use crate::quic::{connect, lengths, Missed};
 use crate::sync::lock;
@@ -29,7 +29,8 @@ pub(super) async fn dial(links: Weak<Links>, finder: Arc<Finder>) {
                 address,
             } => {
                 let finder = finder.clone();
-                tokio::spawn(async move {
+                let tasks = links.tasks.clone();
+                tasks.spawn("opening a link", async move {
                     let outcome = links.attempt(robot, path.0.into(), address).await;
                     finder.report(attempt, outcome);
                 });
@@ -77,8 +78,12 @@ impl Links {
         };
         tokio::select! {
             () = up.heard.notified() => Outcome::Connected(to),
-            // It does not want this robot.
-            _ = connection.closed() => Outcome::Refused,
+            // If another process runs as one end, nobody dials until `on_unlinked` says so. Otherwise it does not want this
+            // robot.
+            _ = connection.closed() => match up.is_over() || elsewhere(&connection).is_some() {
+                true => Outcome::Connected(to),
+                false => Outcome::Refused,
+            },
             () = tokio::time::sleep(CONNECT_MAX) => {
                 connection.close(0u8.into(), b"it says nothing");
                 Outcome::NoAnswer

@@ -8,7 +8,8 @@
 //! else (`stream.rs`), and over all paths, because it tolerates duplicates. Each end begins with what it announces about
 //! itself. A robot is present while it has a link whose announcement has arrived (`presence.rs`). A link ends when a robot
 //! closes it, when its process says by a stateless reset that it knows it no more, or after three seconds of silence:
-//! nothing that a third party can forge ends one.
+//! nothing that a third party can forge ends one. If two processes run as one robot, each other robot keeps its links with
+//! the one that it heard last, and tells the other why it has none ([`OVER`]).
 //!
 //! *Control* goes as a datagram if it fits: the newest counts, and a lost one is not worth waiting for. A larger message
 //! goes over its own stream, so that a lost datagram delays only its own message. Few messages of a topic are in flight
@@ -27,7 +28,8 @@ mod subscriptions;
 mod transport;
 mod up;
 
-use std::net::SocketAddr;
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{mpsc, Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
@@ -36,7 +38,7 @@ use bytes::Bytes;
 use coorp_core::paths::PathId;
 use coorp_core::RobotId;
 use coorp_team::Team;
-use quinn::{Connection, Endpoint, ReadToEndError, RecvStream, SendStream};
+use quinn::{Connection, ConnectionError, Endpoint, ReadToEndError, RecvStream, SendStream, VarInt};
 
 use self::socket::MarkedSocket;
 pub(crate) use self::socket::TOS_VOICE;
@@ -46,7 +48,7 @@ pub(crate) use self::subscriptions::Subscriptions;
 pub(crate) use self::transport::{transport, PROTOCOL};
 use self::up::{Message, Up, STREAM_MAX};
 use crate::addresses::Addresses;
-use crate::discovery::Finder;
+use crate::discovery::{Counts, Finder};
 use crate::door::Place;
 use crate::keys::OPERATOR;
 use crate::member::Member;
@@ -54,8 +56,10 @@ use crate::outqueue::{Handed, Target};
 use crate::own_runtime::OwnRuntime;
 use crate::quic::{bind, lengths, name_of, Credentials};
 use crate::rank::real_time;
+use crate::shared_robot::SharedRobot;
 use crate::status::Status;
 use crate::sync::lock;
+use crate::tasks::Tasks;
 use crate::wire::{self, Frame, Hello, Parcel};
 use crate::Error;
 
@@ -65,6 +69,12 @@ pub const MESSAGE_BYTES_MAX: usize = 16 << 20;
 /// Links have one port per path, from a robot's first one plus this on, UDP.
 const PORT: u16 = 2;
 const RETRY: Duration = Duration::from_millis(100);
+/// The same where another process runs as one end's robot.
+const RETRY_OVER: Duration = Duration::from_secs(5);
+/// Closes the links of a start that is over. If its process still runs, it is a twin: the reason is the other's address.
+const OVER: VarInt = VarInt::from_u32(2);
+/// Closes the connection of an operator whose places are taken.
+pub(crate) const OPERATORS_FULL: VarInt = VarInt::from_u32(3);
 /// How long closing waits until the others have everything, until they are told, and then for the thread.
 const GOODBYE_MAX: Duration = Duration::from_millis(50);
 const CLOSE_MAX: Duration = Duration::from_secs(1);
@@ -83,6 +93,8 @@ pub(crate) trait Receiver: Send + Sync {
     fn on_ended(&self, from: RobotId, link: LinkId);
     /// What this robot announces about itself, under this number.
     fn hello(&self, number: u64) -> Hello;
+    /// Two processes run as a robot, at these addresses.
+    fn on_twins(&self, robot: RobotId, at: Vec<IpAddr>);
     /// The operator asks for the status.
     fn status(&self) -> Status;
 }
@@ -96,6 +108,7 @@ pub(crate) struct Links {
     /// Set once the node is open.
     receiver: OnceLock<Weak<dyn Receiver>>,
     threads: OwnRuntime,
+    tasks: Tasks,
     /// One per path; taken when the node closes.
     endpoints: Mutex<Vec<Endpoint>>,
     /// What the socket of each path has handed over.
@@ -113,12 +126,14 @@ impl Links {
     /// Binds the sockets of all paths. Links are opened and accepted once there is a receiver.
     pub fn open(
         member: &Arc<Member>,
+        robot: &Arc<SharedRobot>,
         addresses: &Arc<Addresses>,
         credentials: &Credentials,
     ) -> Result<Arc<Links>, Error> {
         let failed = |what: &str, error| Error::Socket(format!("cannot {what} for control"), error);
         let threads = OwnRuntime::start(1, "coorp-control", || _ = real_time())
             .map_err(|error| failed("start a thread", error))?;
+        let tasks = Tasks::new(threads.handle(), robot);
         let entered = threads.handle().enter();
         let server = credentials.server(PROTOCOL)?;
         let mut endpoints = Vec::with_capacity(member.paths);
@@ -128,14 +143,17 @@ impl Links {
             let address = SocketAddr::new(address, port(&member.team, member.me, path));
             let socket = bind("control", address, interface).map_err(|error| is_taken(member, address, error))?;
             let config = credentials.endpoint(&socket);
-            let socket = MarkedSocket::new(socket).map_err(|error| failed("set up a socket", error))?;
+            let socket = MarkedSocket::new(socket, robot).map_err(|error| failed("set up a socket", error))?;
             handed.push(socket.handed());
             let endpoint =
-                Endpoint::new_with_abstract_socket(config, Some(server.clone()), socket, Arc::new(quinn::TokioRuntime));
+                Endpoint::new_with_abstract_socket(config, Some(server.clone()), socket, Arc::new(tasks.clone()));
             endpoints.push(endpoint.map_err(|error| failed("open QUIC", error))?);
         }
         drop(entered);
-        let finder = Finder::start(&member.team, Some(member.me), member.paths, credentials.authority())?;
+        let finder = Finder::start(&member.team, Some(member.me), member.paths, credentials.authority(), {
+            let robot = robot.clone();
+            move |why| robot.on_panic(&why)
+        })?;
         let robots = (0u16..).map(RobotId).take(member.team.robots.len());
         let links = robots.map(|to| {
             let paths = if to == member.me {
@@ -152,6 +170,7 @@ impl Links {
             finder: Arc::new(finder),
             receiver: OnceLock::new(),
             threads,
+            tasks,
             endpoints: Mutex::new(endpoints),
             handed,
             client: credentials.client(PROTOCOL)?,
@@ -167,10 +186,10 @@ impl Links {
         let _ = self.receiver.set(receiver);
         for (path, endpoint) in lock(&self.endpoints).iter().enumerate() {
             let accepting = accept(Arc::downgrade(self), endpoint.clone(), path);
-            self.threads.handle().spawn(accepting);
+            self.tasks.spawn("accepting links", accepting);
         }
         let dialling = dial::dial(Arc::downgrade(self), self.finder.clone());
-        self.threads.handle().spawn(dialling);
+        self.tasks.spawn("looking for robots", dialling);
     }
 
     // --- what goes out ----------------------------------------------------------------------------------------
@@ -192,7 +211,7 @@ impl Links {
         // Before the message goes, because it may be handed over at once.
         let target = message.slot.as_ref().and(self.handed.get(usize::from(path.0)));
         let target = target.map(|socket| socket.expect(bytes));
-        up.send(self.threads.handle(), message);
+        up.send(&self.tasks, message);
         target
     }
 
@@ -211,7 +230,7 @@ impl Links {
     fn say_encoded(&self, to: RobotId, frame: &Bytes) {
         for path in 0..self.links.get(usize::from(to.0)).map_or(0, Vec::len) {
             if let Some(up) = self.best(to, path) {
-                up.coordination.say(self.threads.handle(), frame.clone());
+                up.coordination.say(&self.tasks, frame.clone());
             }
         }
     }
@@ -223,9 +242,14 @@ impl Links {
         let Some(hello) = self.hello(*number) else { return };
         for link in self.links.iter().flatten() {
             for up in lock(link).iter() {
-                up.coordination.announce(self.threads.handle(), hello.clone());
+                up.coordination.announce(&self.tasks, hello.clone());
             }
         }
+    }
+
+    /// What was heard, tried and refused in the search for robots.
+    pub fn found(&self) -> Counts {
+        self.finder.counts()
     }
 
     fn hello(&self, number: u64) -> Option<Bytes> {
@@ -235,12 +259,14 @@ impl Links {
 
     // --- the links --------------------------------------------------------------------------------------------
 
-    /// The link over which to send: of several, that of the robot earlier in the team file, and of these the newest.
+    /// The link over which to send: of several that have announced themselves, that of the robot earlier in the team file,
+    /// and of these the newest.
     fn best(&self, to: RobotId, path: usize) -> Option<Arc<Up>> {
         let links = lock(self.links.get(usize::from(to.0))?.get(path)?);
         let open = links.iter().filter(|up| up.is_open());
         let mine_first = self.member.me < to;
-        open.max_by_key(|up| (up.own == mine_first, up.id)).cloned()
+        open.max_by_key(|up| (up.is_heard(), up.own == mine_first, up.id))
+            .cloned()
     }
 
     /// Uses a new link from now on. Returns it, unless the node has closed.
@@ -253,7 +279,7 @@ impl Links {
     ) -> Option<Arc<Up>> {
         let up = self.add(to, path, connection, own, send)?;
         let conversation = converse(Arc::downgrade(self), up.clone(), (to, path), receive);
-        self.threads.handle().spawn(conversation);
+        self.tasks.spawn("receiving coordination", conversation);
         Some(up)
     }
 
@@ -262,17 +288,22 @@ impl Links {
         let address = up.connection.remote_address().ip();
         self.addresses.saw(from, path, address);
         self.finder.connected(from, path_id(path), address);
-        up.heard.notify_one();
+        up.on_heard();
+        // Its opener has lost those that it opened before.
+        if let Some(links) = self.links.get(usize::from(from.0)).and_then(|links| links.get(path)) {
+            close_older(&*lock(links), up);
+        }
     }
 
     /// A link has ended. Another one is looked for a moment later, so that links that end at once cost little.
-    fn on_unlinked(self: &Arc<Self>, of: RobotId, path: usize, id: LinkId) {
+    fn on_unlinked(self: &Arc<Self>, of: RobotId, path: usize, ended: &Up) {
         if let Some(links) = self.links.get(usize::from(of.0)).and_then(|links| links.get(path)) {
-            lock(links).retain(|up| up.id != id);
+            lock(links).retain(|up| up.id != ended.id);
         }
+        let retry = if ended.is_over() { RETRY_OVER } else { RETRY };
         let links = Arc::downgrade(self);
-        self.threads.handle().spawn(async move {
-            tokio::time::sleep(RETRY).await;
+        self.tasks.spawn("the end of a link", async move {
+            tokio::time::sleep(retry).await;
             if let Some(links) = links.upgrade().filter(|links| links.best(of, path).is_none()) {
                 links.finder.lost(of, path_id(path));
             }
@@ -292,12 +323,10 @@ impl Links {
         let up = Up::new(id, connection, own, stream);
         let number = lock(&self.announced);
         let hello = self.hello(*number)?;
-        up.coordination.announce(self.threads.handle(), hello);
+        up.coordination.announce(&self.tasks, hello);
         let mut links = lock(self.links.get(usize::from(to.0))?.get(path)?);
-        // Its opener has lost the one that it opened before.
-        for older in links.iter().filter(|older| older.own == own) {
-            older.connection.close(0u8.into(), b"a newer one came");
-        }
+        // One in use stays until the other end of this one has said which start it is.
+        close_older(links.iter().filter(|older| !older.is_heard()), &up);
         links.push(up.clone());
         let several = links.len() > 1;
         drop((links, number));
@@ -310,7 +339,7 @@ impl Links {
     /// Closes the links of this robot that are not in use, once what is in flight over them has arrived.
     fn close_spares(self: &Arc<Self>, to: RobotId, path: usize) {
         let links = Arc::downgrade(self);
-        self.threads.handle().spawn(async move {
+        self.tasks.spawn("closing a spare link", async move {
             tokio::time::sleep(STREAM_MAX).await;
             let Some(links) = links.upgrade() else { return };
             let Some(best) = links.best(to, path) else { return };
@@ -325,11 +354,24 @@ impl Links {
 
     /// Ends links of a robot's earlier start.
     pub fn end(&self, of: RobotId, stale: &[LinkId]) {
-        for links in self.links.get(usize::from(of.0)).into_iter().flatten() {
-            for up in lock(links).iter().filter(|up| stale.contains(&up.id)) {
-                up.connection.close(0u8.into(), b"its robot has started anew");
-            }
+        let (stale, others): (Vec<_>, Vec<_>) = self.open_to(of).into_iter().partition(|up| stale.contains(&up.id));
+        let elsewhere = others.first().map(|up| address(&up.connection).to_string());
+        for up in stale {
+            up.on_over();
+            up.connection.close(OVER, elsewhere.as_deref().unwrap_or("").as_bytes());
         }
+    }
+
+    /// The addresses at the other ends of a robot's links.
+    pub fn addresses(&self, of: RobotId) -> Vec<IpAddr> {
+        let addresses: BTreeSet<IpAddr> = self.open_to(of).iter().map(|up| address(&up.connection)).collect();
+        addresses.into_iter().collect()
+    }
+
+    fn open_to(&self, of: RobotId) -> Vec<Arc<Up>> {
+        let links = self.links.get(usize::from(of.0)).into_iter().flatten();
+        let all = links.flat_map(|links| lock(links).clone());
+        all.filter(|up| up.is_open()).collect()
     }
 
     /// Ends everything, once the others have what was said to them; it waits briefly for that.
@@ -373,6 +415,19 @@ pub(crate) fn port(team: &Team, robot: RobotId, path: usize) -> u16 {
     team.port(robot) + PORT + u16::try_from(path).unwrap_or(0)
 }
 
+/// Closes those among the links of one robot and path that the same end has opened earlier.
+fn close_older<'u>(links: impl IntoIterator<Item = &'u Arc<Up>>, newer: &Up) {
+    let same_end = |older: &&Arc<Up>| older.own == newer.own && older.id < newer.id;
+    for older in links.into_iter().filter(same_end) {
+        older.connection.close(0u8.into(), b"a newer one came");
+    }
+}
+
+/// The address at the other end.
+fn address(connection: &Connection) -> IpAddr {
+    connection.remote_address().ip().to_canonical()
+}
+
 fn path_id(path: usize) -> PathId {
     PathId(u8::try_from(path).unwrap_or(u8::MAX))
 }
@@ -399,11 +454,12 @@ async fn accept(links: Weak<Links>, endpoint: Endpoint, path: usize) {
         let (links, mut server) = (links.clone(), open.server.clone());
         let address = incoming.remote_address();
         server.transport_config(transport(false, lengths(address, open.member.outlet(path))));
+        let tasks = open.tasks.clone();
         drop(open);
         let Ok(connecting) = incoming.accept_with(Arc::new(server)) else {
             continue;
         };
-        tokio::spawn(async move {
+        tasks.spawn("admitting a link", async move {
             let connected = place.shake_hands(connecting).await;
             let Some(open) = links.upgrade() else { return };
             match connected {
@@ -423,7 +479,7 @@ async fn admit(links: Arc<Links>, connection: Connection, path: usize, place: Pl
     let name = name_of(&connection).unwrap_or_default();
     if name == OPERATOR {
         if !place.is_operators() {
-            return connection.close(1u8.into(), b"too many operators");
+            return connection.close(OPERATORS_FULL, b"too many operators");
         }
         let receiver = links.receiver.get().cloned();
         drop(links);
@@ -431,7 +487,7 @@ async fn admit(links: Arc<Links>, connection: Connection, path: usize, place: Pl
     }
     let Some(from) = member.team.robot_named(&name).filter(|from| *from != member.me) else {
         if name == member.name() {
-            tracing::error!("another process takes part as {name} too, from {address}: stop one of them");
+            on_own_twin(&links, (&connection, path), Some(address.ip().to_canonical()));
         }
         member.refused.count_stranger(address);
         place.is_strangers();
@@ -460,8 +516,9 @@ fn listen(links: &Arc<Links>, connection: &Connection, from: RobotId, path: usiz
         return;
     };
     let connection = connection.clone();
+    let tasks = links.tasks.clone();
     // A mere listener must not keep the links alive.
-    links.threads.handle().spawn(async move {
+    links.tasks.spawn("receiving control", async move {
         loop {
             let (bytes, stream) = tokio::select! {
                 bytes = connection.read_datagram() => (Some(bytes), None),
@@ -473,7 +530,8 @@ fn listen(links: &Arc<Links>, connection: &Connection, from: RobotId, path: usiz
                     receiver.on_parcel(from, path, bytes);
                 }
                 (_, Some(Ok(stream))) => {
-                    tokio::spawn(take_large(receiver.clone(), member.clone(), stream, from, path));
+                    let taking = take_large(receiver.clone(), member.clone(), stream, from, path);
+                    tasks.spawn("receiving a large control message", taking);
                 }
                 _ => return,
             }
@@ -514,7 +572,7 @@ async fn converse(links: Weak<Links>, up: Arc<Up>, (from, path): (RobotId, usize
         match frame {
             Ok(frame) => {
                 receiver.on_frame(from, up.id, &frame);
-                if std::mem::take(&mut is_first) {
+                if std::mem::take(&mut is_first) && !up.is_over() {
                     let Some(links) = links.upgrade() else { return };
                     links.on_heard(from, path, &up);
                 }
@@ -527,12 +585,37 @@ async fn converse(links: Weak<Links>, up: Arc<Up>, (from, path): (RobotId, usize
             }
         }
     }
+    if let Some(links) = links.upgrade() {
+        if let Some(elsewhere) = elsewhere(&up.connection) {
+            up.on_over();
+            on_own_twin(&links, (&up.connection, path), elsewhere);
+        }
+        links.on_unlinked(from, path, &up);
+    }
     // Without this stream, the link is of no use.
     up.connection.close(0u8.into(), b"coordination has ended");
-    if let Some(links) = links.upgrade() {
-        links.on_unlinked(from, path, up.id);
-    }
     if let Some(receiver) = receiver.upgrade() {
         receiver.on_ended(from, up.id);
+    }
+}
+
+/// Another process runs as this robot, as the other end of a link has found.
+fn on_own_twin(links: &Links, (connection, path): (&Connection, usize), elsewhere: Option<IpAddr>) {
+    let Some(receiver) = links.receiver.get().and_then(Weak::upgrade) else {
+        return;
+    };
+    let bound = Some(links.member.outlet(path).0).filter(|bound| !bound.is_unspecified());
+    let here = bound.or_else(|| connection.local_ip().map(|here| here.to_canonical()));
+    receiver.on_twins(links.member.me, here.into_iter().chain(elsewhere).collect());
+}
+
+/// If the other end closed a link because it knows another start of this robot: the address of that, if it said so.
+fn elsewhere(connection: &Connection) -> Option<Option<IpAddr>> {
+    match connection.close_reason() {
+        Some(ConnectionError::ApplicationClosed(closed)) if closed.error_code == OVER => {
+            let text = std::str::from_utf8(&closed.reason).ok();
+            Some(text.and_then(|text| text.parse().ok()))
+        }
+        _ => None,
     }
 }

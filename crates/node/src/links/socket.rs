@@ -26,6 +26,8 @@ use tokio::io::Interest;
 use crate::outqueue::{Emulated, Handed};
 use crate::quic::TOGETHER_MAX;
 use crate::rank::real_time;
+use crate::shared_robot::SharedRobot;
+use crate::tasks::caught;
 
 /// TOS byte of DSCP 48 (CS6), which WiFi's default mapping, old and new, maps to AC_VO.
 pub(crate) const TOS_VOICE: u8 = 48 << 2;
@@ -46,7 +48,7 @@ const LOOK_UP_EVERY: Duration = Duration::from_millis(200);
 
 impl MarkedSocket {
     /// Marks a bound socket. Must be called within an async runtime.
-    pub fn new(socket: UdpSocket) -> io::Result<Arc<MarkedSocket>> {
+    pub fn new(socket: UdpSocket, robot: &Arc<SharedRobot>) -> io::Result<Arc<MarkedSocket>> {
         // First, because it configures the socket.
         let receiving = UdpSocketState::new((&socket).into())?;
         let marked = SockRef::from(&socket);
@@ -60,8 +62,7 @@ impl MarkedSocket {
         for mut emulated in emulated {
             let socket = Arc::downgrade(&handed);
             let thread = std::thread::Builder::new().name("coorp-left".to_owned());
-            thread.spawn(move || {
-                real_time();
+            let follow = move || {
                 while emulated.read().is_some() {
                     if socket.strong_count() == 0 {
                         return;
@@ -70,6 +71,13 @@ impl MarkedSocket {
                     std::thread::sleep(Duration::from_nanos(LOOK_HELD.as_nanos()));
                 }
                 emulated.freed().end();
+            };
+            let robot = robot.clone();
+            thread.spawn(move || {
+                real_time();
+                if let Some(why) = caught("the thread that follows a socket", follow) {
+                    robot.on_panic(&why);
+                }
             })?;
         }
         Ok(Arc::new(MarkedSocket {

@@ -1,8 +1,10 @@
 //! Coordination over a link: reliable frames, in order, on the one stream that its opener opens. Each follows its length.
 //!
-//! Frames go ahead of everything else on streams. What QUIC has room for goes to it at once, in the caller's thread. The
-//! rest waits, bounded: an announcement replaces the one that waits, and of other frames the oldest make room. What
-//! robots say to each other is repeated or overtaken by what they say later, so that the newest is worth the most.
+//! Frames go ahead of everything else on streams. What QUIC has room for goes to it at once, in the caller's thread: it
+//! keeps what is not acknowledged, up to `transport.rs`'s window for a link. That has room for the largest control message,
+//! so that frames do not wait behind one. The rest waits here, bounded: an announcement replaces the one that waits, and of
+//! other frames the oldest make room. What robots say to each other is repeated or overtaken by what they say later, so that
+//! the newest is worth the most.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -12,12 +14,12 @@ use std::task::{ready, Context, Poll, Waker};
 
 use bytes::{Buf, Bytes};
 use quinn::{RecvStream, SendStream};
-use tokio::runtime::Handle;
 
 use crate::sync::lock;
+use crate::tasks::Tasks;
 use crate::wire::PREFIX_BYTES;
 
-/// The number of frames that wait for a link that takes nothing.
+/// The number of frames that wait for a link whose QUIC takes nothing.
 const WAITING_MAX: usize = 256;
 /// Above that of control's large messages.
 const PRIORITY: i32 = 1;
@@ -51,7 +53,7 @@ impl Outgoing {
     }
 
     /// Sends a frame. Does not block.
-    pub fn say(&self, on: &Handle, frame: Bytes) {
+    pub fn say(&self, on: &Tasks, frame: Bytes) {
         let mut inner = lock(&self.0);
         if inner.waiting.len() >= WAITING_MAX {
             inner.waiting.pop_front();
@@ -61,24 +63,25 @@ impl Outgoing {
     }
 
     /// Sends an announcement, in place of one that waits. Does not block.
-    pub fn announce(&self, on: &Handle, frame: Bytes) {
+    pub fn announce(&self, on: &Tasks, frame: Bytes) {
         let mut inner = lock(&self.0);
         inner.hello = Some(frame);
         self.write(inner, on);
     }
 
-    fn write(&self, mut inner: std::sync::MutexGuard<'_, Inner>, on: &Handle) {
+    fn write(&self, mut inner: std::sync::MutexGuard<'_, Inner>, on: &Tasks) {
         if inner.blocked || inner.poll_write(&mut Context::from_waker(Waker::noop())).is_ready() {
             return;
         }
         inner.blocked = true;
         let inner = self.0.clone();
-        on.spawn(poll_fn(move |cx| {
+        let write = poll_fn(move |cx| {
             let mut inner = lock(&inner);
             ready!(inner.poll_write(cx));
             inner.blocked = false;
             Poll::Ready(())
-        }));
+        });
+        on.spawn("sending coordination", write);
     }
 
     /// Ends the stream, and returns what waits until the other end has everything.

@@ -3,18 +3,19 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use quinn::{Connection, SendDatagramError, SendStream};
-use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
 use super::stream::Outgoing;
 use super::LinkId;
 use crate::sync::lock;
+use crate::tasks::Tasks;
 
 /// The number of large messages of a topic in flight, including those that have arrived and are not acknowledged yet.
 /// The second limit holds while the oldest is in flight for longer than acknowledgements take, for example because
@@ -47,6 +48,9 @@ pub(super) struct Up {
     pub coordination: Outgoing,
     /// The other end has announced itself.
     pub heard: Notify,
+    is_heard: AtomicBool,
+    /// A later start of one end's robot is known to the other.
+    is_over: AtomicBool,
     large: Mutex<BTreeMap<Slot, Large>>,
 }
 
@@ -76,6 +80,8 @@ impl Up {
             own,
             coordination: Outgoing::new(stream),
             heard: Notify::new(),
+            is_heard: AtomicBool::new(false),
+            is_over: AtomicBool::new(false),
             large: Mutex::default(),
         })
     }
@@ -84,8 +90,27 @@ impl Up {
         self.connection.close_reason().is_none()
     }
 
+    pub fn is_heard(&self) -> bool {
+        self.is_heard.load(Ordering::Acquire)
+    }
+
+    pub fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Acquire)
+    }
+
+    /// The other end has announced itself.
+    pub fn on_heard(&self) {
+        self.is_heard.store(true, Ordering::Release);
+        self.heard.notify_one();
+    }
+
+    /// One end's robot runs as another process, as far as the other one knows.
+    pub fn on_over(&self) {
+        self.is_over.store(true, Ordering::Release);
+    }
+
     /// Sends a message, or drops it if it cannot go. Does not block.
-    pub fn send(self: &Arc<Self>, on: &Handle, message: Message) {
+    pub fn send(self: &Arc<Self>, on: &Tasks, message: Message) {
         let length = message.head.len() + message.content.len();
         if self.connection.max_datagram_size().is_some_and(|most| length <= most) {
             let mut whole = message.head.clone();
@@ -112,7 +137,7 @@ impl Up {
         if let Poll::Ready(sent) = sending.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             sending = Box::pin(std::future::ready(sent));
         }
-        on.spawn(self.clone().fly(slot, sending, since));
+        on.spawn("sending control", self.clone().fly(slot, sending, since));
     }
 
     /// Waits for the end of a large message, and then sends the message that waits behind it, if any.

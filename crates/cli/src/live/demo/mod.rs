@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use coorp_core::policy::Policy;
 use coorp_core::Duration;
 use coorp_emu::Stream;
-use coorp_node::{keys, why_not_live, Node, Options};
+use coorp_node::{file_name, keys, why_not_live, Node, Options};
 use coorp_sim::results::PolicyResult;
 use coorp_team::Team;
 use serde::Serialize;
@@ -244,7 +244,7 @@ fn read(team: &Team, folder: &Path) -> Result<(Vec<Record>, Span), Failure> {
     let mut span = None;
     let mut records = Vec::with_capacity(team.robots.len());
     for robot in &team.robots {
-        let path = folder.join(format!("{}.json", robot.name));
+        let path = folder.join(record_of(&robot.name));
         let broken = |error: String| Failure::Found(format!("failed: {}: {error}", path.display()));
         let text = fs::read(&path).map_err(|error| broken(error.to_string()))?;
         let (record, of): (Record, Span) = serde_json::from_slice(&text).map_err(|error| broken(error.to_string()))?;
@@ -253,6 +253,10 @@ fn read(team: &Team, folder: &Path) -> Result<(Vec<Record>, Span), Failure> {
     }
     let span = span.ok_or_else(|| Failure::Found("failed: a team without robots".to_owned()))?;
     Ok((records, span))
+}
+
+fn record_of(robot: &str) -> String {
+    format!("{}.json", file_name(robot))
 }
 
 /// Runs one robot's process.
@@ -270,7 +274,7 @@ pub fn take_part(args: &RobotArgs) -> Result<(), Failure> {
         robot: name.clone(),
         policy: of_nodes(&policy),
         insecure: false,
-        state: Some(args.folder.join("state").join(&name)),
+        state: Some(args.folder.join("state").join(file_name(&name))),
     })?;
     let outcome = robot::run(&Part {
         node: &node,
@@ -280,7 +284,7 @@ pub fn take_part(args: &RobotArgs) -> Result<(), Failure> {
         bulk: policy.bulk,
         length: args.length,
     })?;
-    let path = args.folder.join(format!("{name}.json"));
+    let path = args.folder.join(record_of(&name));
     let text = serde_json::to_vec(&outcome).map_err(|error| Failure::Found(format!("failed: {error}")))?;
     fs::write(&path, text).map_err(|error| Failure::Found(format!("failed: {}: {error}", path.display())))
 }

@@ -23,7 +23,7 @@ use coorp_core::policy::Policy;
 use coorp_core::{Duration, RobotId};
 use coorp_emu::trouble::{Watched, Watcher, What};
 use coorp_emu::Stream;
-use coorp_node::keys;
+use coorp_node::{file_name, keys};
 use coorp_team::Team;
 use serde::{Deserialize, Serialize};
 
@@ -64,15 +64,15 @@ impl Folders {
     }
 
     pub fn state(&self, robot: &str) -> PathBuf {
-        self.0.join("state").join(robot)
+        self.0.join("state").join(file_name(robot))
     }
 
     pub fn taken(&self, robot: &str) -> PathBuf {
-        self.0.join("taken").join(robot)
+        self.0.join("taken").join(file_name(robot))
     }
 
     pub fn settled(&self, robot: &str) -> PathBuf {
-        self.0.join("settled").join(robot)
+        self.0.join("settled").join(file_name(robot))
     }
 
     pub fn origin(&self) -> PathBuf {
@@ -247,7 +247,7 @@ fn lives(team: &Team, folders: &Folders, schedule: &Schedule, spans: &[Span]) ->
 }
 
 /// The bulk messages that robots took. A file's name contains the start that took the message, a sequence number, the
-/// sender and the message's name.
+/// sender's place in the team and the message's name.
 fn taken(team: &Team, folders: &Folders) -> io::Result<Vec<Taken>> {
     let mut taken = Vec::new();
     for (by, robot) in (0u16..).zip(&team.robots) {
@@ -255,13 +255,13 @@ fn taken(team: &Team, folders: &Folders) -> io::Result<Vec<Taken>> {
             let entry = entry?;
             let file = entry.file_name().to_string_lossy().into_owned();
             let mut parts = file.splitn(4, '+').skip(2);
-            let from = parts.next().and_then(|from| team.robot_named(from));
+            let from = parts.next().and_then(|from| from.parse().ok());
             let (Some(from), Some(name)) = (from, parts.next()) else {
                 return Err(io::Error::other(format!("{file} is not a bulk message")));
             };
             taken.push(Taken {
                 by,
-                from: from.0,
+                from,
                 name: name.to_owned(),
                 hash: blake3::hash(&fs::read(entry.path())?).to_hex().to_string(),
             });

@@ -85,7 +85,7 @@ pub struct Writer {
 }
 
 fn path(folder: &Path, robot: &str, start: u32) -> PathBuf {
-    folder.join(format!("{robot}-{start}.jsonl"))
+    folder.join(format!("{}-{start}.jsonl", coorp_node::file_name(robot)))
 }
 
 impl Writer {
@@ -163,12 +163,14 @@ mod tests {
     fn each_start_has_a_file_and_a_torn_line_is_left_out() {
         let folder = std::env::temp_dir().join(format!("coorp-faults-record-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
+        // The longest legal name, of 256 bytes.
+        let name = "\u{20000}".repeat(64);
         for at in [1, 2] {
-            Writer::next(&folder, "a").unwrap().write(&Line::Started { at });
+            Writer::next(&folder, &name).unwrap().write(&Line::Started { at });
         }
-        let mut torn = OpenOptions::new().append(true).open(path(&folder, "a", 1)).unwrap();
+        let mut torn = OpenOptions::new().append(true).open(path(&folder, &name, 1)).unwrap();
         torn.write_all(b"{\"up\":{\"a").unwrap();
-        let read = read(&folder, "a").unwrap();
+        let read = read(&folder, &name).unwrap();
         assert_eq!(read, [[Line::Started { at: 1 }], [Line::Started { at: 2 }]]);
         fs::remove_dir_all(folder).unwrap();
     }

@@ -219,8 +219,10 @@ impl Robot {
         let receiver = self.node.bulk_receiver()?;
         for number in 0u32.. {
             let Some(message) = receiver.recv(None) else { continue };
-            let from = &self.team.robots[usize::from(message.from.0)].name;
-            let file = folder.join(format!("{}+{number}+{from}+{}", self.record.start, message.name));
+            let file = folder.join(format!(
+                "{}+{number}+{}+{}",
+                self.record.start, message.from.0, message.name
+            ));
             let taken = message.take_to(&file);
             taken.map_err(|error| Failure::Found(format!("failed: {}: {error}", file.display())))?;
         }

@@ -35,6 +35,10 @@ impl Gatekeeper for Door {
         }
         lock(&self.gone).extend(gone);
     }
+
+    fn on_panic(&self, why: &str) {
+        panic!("{why}");
+    }
 }
 
 /// A socket with a test gate.

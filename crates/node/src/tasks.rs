@@ -1,0 +1,91 @@
+//! Tasks and threads that a robot cannot do without. A panic in one of them ends the robot (`shared_robot.rs`): it would
+//! look alive and be deaf, because runtimes and threads keep a panic to themselves.
+//!
+//! QUIC's own tasks are among them: they call the sockets and the congestion controllers of this crate. Left out, because
+//! no other robot depends on them: the threads that record, serve metrics and look for alarms.
+
+use std::any::Any;
+use std::future::{poll_fn, Future};
+use std::io;
+use std::net::UdpSocket;
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::pin::{pin, Pin};
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Instant;
+
+use quinn::{AsyncTimer, AsyncUdpSocket, Runtime, TokioRuntime};
+use tokio::runtime::Handle;
+
+use crate::shared_robot::SharedRobot;
+
+/// Starts such tasks on a runtime.
+#[derive(Clone, Debug)]
+pub(crate) struct Tasks {
+    on: Handle,
+    robot: Arc<SharedRobot>,
+}
+
+impl Tasks {
+    pub fn new(on: &Handle, robot: &Arc<SharedRobot>) -> Tasks {
+        Tasks {
+            on: on.clone(),
+            robot: robot.clone(),
+        }
+    }
+
+    /// Starts a task; `what` names it, should it panic.
+    pub fn spawn(&self, what: &'static str, task: impl Future<Output = ()> + Send + 'static) {
+        let robot = self.robot.clone();
+        self.on.spawn(async move {
+            let mut task = pin!(task);
+            let ended = poll_fn(|cx| match catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(cx))) {
+                Ok(polled) => polled.map(|()| None),
+                Err(panic) => Poll::Ready(Some(panic)),
+            });
+            if let Some(panic) = ended.await {
+                robot.on_panic(&told(what, &*panic));
+            }
+        });
+    }
+}
+
+impl Runtime for Tasks {
+    fn new_timer(&self, at: Instant) -> Pin<Box<dyn AsyncTimer>> {
+        TokioRuntime.new_timer(at)
+    }
+
+    fn spawn(&self, task: Pin<Box<dyn Future<Output = ()> + Send>>) {
+        Tasks::spawn(self, "QUIC", task);
+    }
+
+    fn wrap_udp_socket(&self, socket: UdpSocket) -> io::Result<Arc<dyn AsyncUdpSocket>> {
+        TokioRuntime.wrap_udp_socket(socket)
+    }
+}
+
+/// Does the work of a thread; `what` names it. Returns what to say if it panicked.
+pub(crate) fn caught(what: &str, work: impl FnOnce()) -> Option<String> {
+    let panicked = catch_unwind(AssertUnwindSafe(work)).err();
+    panicked.map(|panic| told(what, &*panic))
+}
+
+fn told(what: &str, panic: &(dyn Any + Send)) -> String {
+    let literal = panic.downcast_ref::<&str>().copied();
+    let why = literal.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    format!("{what} panicked: {}", why.unwrap_or("it says nothing more"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_says_where_and_why() {
+        assert_eq!(caught("a thread", || ()), None);
+        let literal = caught("a thread", || panic!("no more room"));
+        assert_eq!(literal.as_deref(), Some("a thread panicked: no more room"));
+        let made = caught("a thread", || panic!("{} is too much", 7));
+        assert_eq!(made.as_deref(), Some("a thread panicked: 7 is too much"));
+    }
+}
