@@ -95,7 +95,7 @@ fn a_team_comes_up_is_watched_and_a_missing_robot_is_named() {
     let (code, made, _) = field.run(&["keys", "init"]);
     assert_eq!(code, Some(0));
     assert!(
-        made.contains("scout: keys/ca.pem keys/robots/scout.pem keys/robots/scout.key"),
+        made.contains("keys/robots: keys of base, scout.") && made.contains("coorp keys bundle"),
         "{made}"
     );
     let (code, _, said) = field.run(&["keys", "init", "team.toml"]);
@@ -121,6 +121,39 @@ fn a_team_comes_up_is_watched_and_a_missing_robot_is_named() {
     let (code, shown, said) = field.run(&["watch", "--once"]);
     assert_eq!(code, Some(1), "{shown}");
     assert!(said.contains("no answer from scout"), "{said}");
+}
+
+#[test]
+fn a_robot_gets_its_keys_in_one_file() {
+    let (field, robot) = (
+        Field::new("bundle", [28_300, 28_320]),
+        Field::new("bundle-robot", [28_300, 28_320]),
+    );
+    let (code, _, said) = field.run(&["keys", "bundle", "scout"]);
+    assert_eq!(code, Some(2));
+    assert!(said.contains("coorp keys init"), "{said}");
+    field.run(&["keys", "init"]);
+    let (code, _, said) = field.run(&["keys", "bundle", "nobody"]);
+    assert_eq!(code, Some(2));
+    assert!(said.contains("its robots are base, scout"), "{said}");
+    for (name, file) in [("scout", "keys/robots/scout.key"), ("@operator", "keys/operator.key")] {
+        let bundle = format!("{name}.bundle");
+        let (code, made, _) = field.run(&["keys", "bundle", name]);
+        assert_eq!(code, Some(0));
+        assert!(made.contains(&format!("coorp keys install {bundle}")), "{made}");
+        let (from, to) = (field.folder.join(&bundle), robot.folder.join(&bundle));
+        std::fs::write(&to, std::fs::read(&from).unwrap()).unwrap();
+        let (code, _, said) = robot.run(&["keys", "install", &bundle]);
+        assert_eq!(code, Some(2));
+        assert!(said.contains("chmod 600"), "{said}");
+        std::fs::copy(&from, &to).unwrap();
+        let (code, taken, said) = robot.run(&["keys", "install", &bundle]);
+        assert_eq!(code, Some(0), "{said}");
+        assert!(taken.contains(name), "{taken}");
+        let key = |field: &Field| std::fs::read(field.folder.join(file)).unwrap();
+        assert_eq!(key(&field), key(&robot));
+    }
+    assert!(!robot.folder.join("keys/ca.key").exists());
 }
 
 #[test]

@@ -2,10 +2,13 @@
 //!
 //! A certificate of the team's authority makes its owner a member, with the name in the certificate; nobody else is
 //! heard. [`init`] creates what is missing and never overwrites. [`Identity`] is what one robot needs: its own key and
-//! certificate, and the authority's certificate. The authority's key stays with the operator.
+//! certificate, and the authority's certificate. [`bundle`] puts them into one file, and [`install`] takes it on the robot.
+//! The authority's key stays with the operator.
 //!
 //! Certificates do not expire, because a robot's clock may start in 1970. Left out: revoking a single certificate.
 //! After the loss of a key, create all of them again.
+
+mod bundle;
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -19,8 +22,9 @@ use rcgen::{
     KeyUsagePurpose,
 };
 
+pub use self::bundle::{bundle, install};
 use crate::file_name::file_name;
-use crate::state::make_private;
+use crate::state::{make_private, replace};
 use crate::Error;
 
 /// The name in the operator's certificate. The operator may look but not take part. No robot can have this name.
@@ -46,8 +50,7 @@ pub struct Made {
 /// If everything exists already, or files cannot be read or written.
 pub fn init(team: &Team) -> Result<Made, Error> {
     let folder = &team.live.keys;
-    make_private(folder)?;
-    make_private(&folder.join(ROBOTS))?;
+    make_folders(folder)?;
     let (certificate, key) = pair(folder, AUTHORITY);
     let authority = match (certificate.exists(), key.exists()) {
         (false, false) => {
@@ -72,12 +75,9 @@ pub fn init(team: &Team) -> Result<Made, Error> {
     let text = read(&certificate)?;
     let issuer = Issuer::from_ca_cert_pem(&text, issuer).map_err(|error| unusable(&certificate, &error))?;
     let mut certificates = Vec::new();
-    let names = team
-        .robots
-        .iter()
-        .map(|robot| (folder.join(ROBOTS), robot.name.as_str(), robot.name.as_str()));
-    for (folder, file, name) in names.chain([(folder.clone(), "operator", OPERATOR)]) {
-        let (certificate, key) = pair(&folder, file);
+    let names = team.robots.iter().map(|robot| robot.name.as_str());
+    for name in names.chain([OPERATOR]) {
+        let (certificate, key) = files(folder, name);
         if certificate.exists() && key.exists() {
             continue;
         }
@@ -112,44 +112,28 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// The identity of a robot of the team.
+    /// The identity of a robot of the team, or of its [`OPERATOR`].
     ///
     /// # Errors
-    /// If a file is missing or cannot be read, or others may read the private key.
-    pub fn of_robot(team: &Team, name: &str) -> Result<Identity, Error> {
-        Identity::load(&team.live.keys, &team.live.keys.join(ROBOTS), name)
-    }
-
-    /// The identity of the team's operator.
-    ///
-    /// # Errors
-    /// As for a robot.
-    pub fn of_operator(team: &Team) -> Result<Identity, Error> {
-        Identity::load(&team.live.keys, &team.live.keys, "operator")
-    }
-
-    fn load(keys: &Path, folder: &Path, name: &str) -> Result<Identity, Error> {
-        let (certificate, key) = pair(folder, name);
-        let authority = keys.join(AUTHORITY).with_extension("pem");
+    /// If a file is missing or cannot be read, or others may read the private key or look into the folder.
+    pub fn of(team: &Team, name: &str) -> Result<Identity, Error> {
+        let folder = &team.live.keys;
+        let (certificate, key) = files(folder, name);
+        let authority = folder.join(AUTHORITY).with_extension("pem");
         for file in [&authority, &certificate, &key] {
             if !file.exists() {
                 return Err(Error::Keys(format!(
-                    "{} is missing: 'coorp keys init' makes the team's keys; copy this robot's here, or run it \
-                     insecure (--insecure, in Python insecure=True) where nobody can do harm",
+                    "{} is missing: 'coorp keys init' makes the team's keys, and 'coorp keys bundle' one file for this \
+                     robot, which 'coorp keys install' takes here; or run it insecure (--insecure, in Python \
+                     insecure=True) where nobody can do harm",
                     file.display()
                 )));
             }
             read(file)?;
         }
-        let mode = fs::metadata(&key)
-            .map_err(|error| Error::at("read", &key, error))?
-            .permissions()
-            .mode();
-        if mode & 0o077 != 0 {
-            return Err(Error::Keys(format!(
-                "others on this machine may read {}: chmod 600 it",
-                key.display()
-            )));
+        let folders = [Some(folder.as_path()), certificate.parent()];
+        for private in folders.into_iter().flatten().chain([key.as_path()]) {
+            check_private(private)?;
         }
         Ok(Identity {
             authority,
@@ -157,6 +141,32 @@ impl Identity {
             key,
         })
     }
+}
+
+/// Refuses a private file or folder that others on this machine may open.
+fn check_private(path: &Path) -> Result<(), Error> {
+    let metadata = fs::metadata(path).map_err(|error| Error::at("read", path, error))?;
+    if metadata.permissions().mode() & 0o077 == 0 {
+        return Ok(());
+    }
+    let (may, mode) = if metadata.is_dir() {
+        ("look into", 700)
+    } else {
+        ("read", 600)
+    };
+    let path = path.display();
+    Err(Error::Keys(format!(
+        "others on this machine may {may} {path}: chmod {mode} it"
+    )))
+}
+
+/// Creates the folders of keys that are missing.
+fn make_folders(folder: &Path) -> Result<(), Error> {
+    for folder in [folder, &folder.join(ROBOTS)] {
+        make_private(folder)?;
+        check_private(folder)?;
+    }
+    Ok(())
 }
 
 /// A self-signed certificate with a name, and its private key, both DER.
@@ -193,6 +203,15 @@ fn lasting(name: &str) -> CertificateParams {
     params
 }
 
+/// The certificate and the key of a robot or the operator.
+fn files(folder: &Path, name: &str) -> (PathBuf, PathBuf) {
+    if name == OPERATOR {
+        pair(folder, "operator")
+    } else {
+        pair(&folder.join(ROBOTS), name)
+    }
+}
+
 fn pair(folder: &Path, name: &str) -> (PathBuf, PathBuf) {
     // Names may contain dots, so nothing is an extension.
     let name = file_name(name);
@@ -205,6 +224,11 @@ fn write_new(path: &Path, text: &str, mode: u32) -> Result<(), Error> {
     let mut file = file.map_err(|error| Error::at("write", path, error))?;
     let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_all());
     written.map_err(|error| Error::at("write", path, error))
+}
+
+/// Writes a file whole, in place of the one that may be there.
+fn write(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Error> {
+    replace(path, bytes, mode).map_err(|error| Error::at("write", path, error))
 }
 
 fn read(path: &Path) -> Result<String, Error> {
@@ -223,15 +247,15 @@ fn unusable(path: &Path, error: &rcgen::Error) -> Error {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    fn team(folder: &Path) -> Team {
+    pub fn team(folder: &Path) -> Team {
         let text = "[[robot]]\nname = \"base\"\nleader = true\n[[robot]]\nname = \"r..1\"\n";
         coorp_team::parse(text, "t.toml", folder).unwrap()
     }
 
-    fn scratch(name: &str) -> PathBuf {
+    pub fn scratch(name: &str) -> PathBuf {
         let folder = std::env::temp_dir().join(format!("coorp-keys-{}-{name}", std::process::id()));
         let _ = fs::remove_dir_all(&folder);
         folder
@@ -277,13 +301,22 @@ mod tests {
     fn a_key_that_is_missing_or_open_to_all_is_refused() {
         let folder = scratch("open");
         let team = team(&folder);
-        let missing = Identity::of_robot(&team, "base").unwrap_err().to_string();
+        let missing = Identity::of(&team, "base").unwrap_err().to_string();
         assert!(missing.contains("coorp keys init"), "{missing}");
         init(&team).unwrap();
-        let identity = Identity::of_robot(&team, "base").unwrap();
+        let identity = Identity::of(&team, "base").unwrap();
         fs::set_permissions(&identity.key, fs::Permissions::from_mode(0o640)).unwrap();
-        let open = Identity::of_robot(&team, "base").unwrap_err().to_string();
+        let open = Identity::of(&team, "base").unwrap_err().to_string();
         assert!(open.contains("chmod 600"), "{open}");
+        fs::set_permissions(&identity.key, fs::Permissions::from_mode(0o600)).unwrap();
+        for folder in [&team.live.keys, &team.live.keys.join(ROBOTS)] {
+            fs::set_permissions(folder, fs::Permissions::from_mode(0o750)).unwrap();
+            for refused in [Identity::of(&team, "base").map(|_| ()), init(&team).map(|_| ())] {
+                let refused = refused.unwrap_err().to_string();
+                assert!(refused.contains("chmod 700"), "{refused}");
+            }
+            fs::set_permissions(folder, fs::Permissions::from_mode(0o700)).unwrap();
+        }
         fs::remove_dir_all(folder).unwrap();
     }
 }

@@ -91,7 +91,7 @@ impl Node {
             tracing::warn!(target: "coorp_node::insecure", "{name} is insecure: {INSECURE}");
             None
         } else {
-            Some(Identity::of_robot(&team, &name)?)
+            Some(Identity::of(&team, &name)?)
         };
         let identity = identity.as_ref();
         let state = state.unwrap_or_else(|| state::folder(&team.name, &name));

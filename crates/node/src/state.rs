@@ -1,10 +1,10 @@
 //! The folder in which a robot keeps what survives its restarts.
 
 use std::collections::hash_map::RandomState;
-use std::fs::{self, DirBuilder, File};
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::hash::BuildHasher;
 use std::io::{self, Write};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use coorp_core::starts;
@@ -54,7 +54,7 @@ fn count(state: &Path) -> Result<u16, Error> {
     let known = fs::read_to_string(&file).ok();
     let known: u16 = known.and_then(|text| text.trim().parse().ok()).unwrap_or(0);
     let next = known.wrapping_add(1);
-    replace(state, STARTS, next.to_string().as_bytes()).map_err(|error| Error::at("write", &file, error))?;
+    replace(&file, next.to_string().as_bytes(), 0o600).map_err(|error| Error::at("write", &file, error))?;
     Ok(next)
 }
 
@@ -65,13 +65,21 @@ pub(crate) fn make_private(folder: &Path) -> Result<(), Error> {
 }
 
 /// Replaces a small file, so that after a crash it is the old or the new one.
-pub(crate) fn replace(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
-    let new = folder.join(format!("{name}.new"));
-    let mut file = File::create(&new)?;
+pub(crate) fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
+    let mut new = path.as_os_str().to_owned();
+    new.push(".new");
+    // One that was left behind may have another mode.
+    match fs::remove_file(&new) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&new)?;
     file.write_all(bytes)?;
     file.sync_all()?;
-    fs::rename(&new, folder.join(name))?;
-    File::open(folder)?.sync_all()
+    fs::rename(&new, path)?;
+    // A file in the current folder has an empty parent.
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
 }
 
 #[cfg(test)]

@@ -72,7 +72,7 @@ impl Watch {
         let credentials = if insecure {
             Credentials::of_anybody(OPERATOR)?
         } else {
-            Credentials::of(&Identity::of_operator(&team)?)?
+            Credentials::of(&Identity::of(&team, OPERATOR)?)?
         };
         let failed = |error| Error::Socket("cannot look for the robots".to_owned(), error);
         let threads = OwnRuntime::start(1, "coorp-watch", || ()).map_err(failed)?;

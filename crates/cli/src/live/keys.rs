@@ -1,6 +1,6 @@
-//! `coorp keys init`: creates the team's keys.
+//! `coorp keys`: the team's keys, from their making to the robots.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use coorp_node::keys::{self, OPERATOR};
 
@@ -15,26 +15,55 @@ pub struct Args {
     command: Command,
 }
 
+/// The team file.
+#[derive(Debug, clap::Args)]
+struct TeamFile {
+    /// The team file (TOML); it names the folder of the keys
+    #[arg(default_value = "team.toml", value_name = "FILE")]
+    file: PathBuf,
+}
+
 #[derive(Debug, clap::Subcommand)]
 enum Command {
     /// Create the team's keys: one authority, a certificate for each robot, and one for the operator
     Init {
-        /// The team file (TOML); it names the folder of the keys
-        #[arg(default_value = "team.toml")]
-        file: PathBuf,
+        #[command(flatten)]
+        team: TeamFile,
+    },
+    /// Put what a robot needs into one file, NAME.bundle, to copy to it
+    Bundle {
+        /// The name of a robot, or @operator for another machine that watches the team
+        name: String,
+        #[command(flatten)]
+        team: TeamFile,
+    },
+    /// On the robot: take the keys from its bundle
+    Install {
+        /// The file that 'coorp keys bundle' has made
+        bundle: PathBuf,
+        #[command(flatten)]
+        team: TeamFile,
     },
 }
 
 /// Runs `coorp keys`.
 ///
 /// # Errors
-/// Keys exist already, or files cannot be written.
+/// Keys exist already, are missing or do not fit, or files cannot be written.
 pub fn run(args: &Args) -> Result<(), Failure> {
-    let Command::Init { file } = &args.command;
+    let text = match &args.command {
+        Command::Init { team } => init(&team.file)?,
+        Command::Bundle { name, team } => bundle(name, &team.file)?,
+        Command::Install { bundle, team } => install(bundle, &team.file)?,
+    };
+    output::print(&text)
+}
+
+fn init(file: &Path) -> Result<String, Failure> {
     let team = load(file)?;
     let made = keys::init(&team)?;
     let folder = team.live.keys.display();
-    let (mut text, mut copies) = (String::new(), String::new());
+    let (mut text, mut robots) = (String::new(), Vec::new());
     if made.authority {
         text += &format!("{folder}/ca.key: the team's authority. Anyone with it can join: keep it off the robots.\n");
     }
@@ -42,11 +71,30 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         if name == OPERATOR {
             text += &format!("{folder}/operator.key: for 'coorp watch', and anyone who may see the team's state.\n");
         } else {
-            copies += &format!("  {name}: {folder}/ca.pem {folder}/robots/{name}.pem {folder}/robots/{name}.key\n");
+            robots.push(name.as_str());
         }
     }
-    if !copies.is_empty() {
-        text += &format!("Copy to each robot, into the same folder beside its team file:\n{copies}");
+    if !robots.is_empty() {
+        text += &format!("{folder}/robots: keys of {}.\n", robots.join(", "));
+        text += "'coorp keys bundle NAME' makes one file for each robot, and 'coorp keys install' takes it there.\n";
     }
-    output::print(&text)
+    Ok(text)
+}
+
+fn bundle(name: &str, file: &Path) -> Result<String, Failure> {
+    let made = keys::bundle(&load(file)?, name, Path::new(""))?;
+    let made = made.display();
+    Ok(format!(
+        "{made}: everything that {name} needs, its private key included. Copy it there with its mode (scp -p), run \
+         'coorp keys install {made}' beside the team file, and delete it on both machines.\n"
+    ))
+}
+
+fn install(bundle: &Path, file: &Path) -> Result<String, Failure> {
+    let team = load(file)?;
+    let name = keys::install(&team, bundle)?;
+    let (folder, bundle) = (team.live.keys.display(), bundle.display());
+    Ok(format!(
+        "{folder} has the keys of {name} now. Delete {bundle}; a robot that runs uses them when it starts anew.\n"
+    ))
 }
