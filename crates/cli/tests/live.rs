@@ -157,6 +157,40 @@ fn a_robot_gets_its_keys_in_one_file() {
 }
 
 #[test]
+fn a_robot_whose_keys_are_revoked_is_out() {
+    let field = Field::new("revoke", [28_380, 28_400]);
+    field.run(&["keys", "init"]);
+    let (code, _, said) = field.run(&["keys", "revoke", "nobody"]);
+    assert_eq!(code, Some(2));
+    assert!(said.contains("no certificate here"), "{said}");
+    let _robots = [field.up("base", &["--metrics", "28439"]), field.up("scout", &[])];
+    let (code, shown, said) = field.run(&["watch", "--once"]);
+    assert_eq!(code, Some(0), "{said}");
+    assert!(!shown.contains("revoked"), "{shown}");
+    let (code, done, said) = field.run(&["keys", "revoke", "scout"]);
+    assert_eq!(code, Some(0), "{said}");
+    assert!(done.contains("Robots that have it: base."), "{done}");
+    let (code, shown, _) = field.run(&["watch", "--once"]);
+    assert_eq!(code, Some(1));
+    assert!(
+        shown.contains("1 of 2 robots") && shown.contains("1 certificate is revoked (list 1)"),
+        "{shown}"
+    );
+    let mut metrics = TcpStream::connect("127.0.0.1:28439").unwrap();
+    metrics.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+    let mut page = String::new();
+    metrics.read_to_string(&mut page).unwrap();
+    for line in [
+        "coorp_revocation_list 1",
+        "coorp_revoked_certificates 1",
+        "coorp_robot_alive{peer=\"base\"} 1",
+    ] {
+        assert!(page.contains(line), "{page}");
+    }
+    assert!(!page.contains("peer=\"scout\"} 1"), "{page}");
+}
+
+#[test]
 fn without_keys_it_says_so_and_who_has_keys_does_not_see_it() {
     let field = Field::new("insecure", [28_340, 28_360]);
     field.run(&["keys", "init"]);

@@ -90,6 +90,7 @@ impl Agent {
                 alarms: member.bell.standing(now),
                 refused: member.refused.read(),
                 door,
+                revoked: member.revoked.status(),
             }
         })
     }

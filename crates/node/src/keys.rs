@@ -3,12 +3,12 @@
 //! A certificate of the team's authority makes its owner a member, with the name in the certificate; nobody else is
 //! heard. [`init`] creates what is missing and never overwrites. [`Identity`] is what one robot needs: its own key and
 //! certificate, and the authority's certificate. [`bundle`] puts them into one file, and [`install`] takes it on the robot.
-//! The authority's key stays with the operator.
+//! [`revoke`] locks out whoever has a certificate. The authority's key stays with the operator.
 //!
-//! Certificates do not expire, because a robot's clock may start in 1970. Left out: revoking a single certificate.
-//! After the loss of a key, create all of them again.
+//! Certificates do not expire, because a robot's clock may start in 1970.
 
 mod bundle;
+mod revoke;
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -16,6 +16,7 @@ use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use coorp_team::Team;
+use quinn::rustls::pki_types::pem::PemObject;
 use quinn::rustls::pki_types::CertificateDer;
 use rcgen::{
     date_time_ymd, BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
@@ -23,6 +24,7 @@ use rcgen::{
 };
 
 pub use self::bundle::{bundle, install};
+pub use self::revoke::revoke;
 use crate::file_name::file_name;
 use crate::state::{make_private, replace};
 use crate::Error;
@@ -71,9 +73,7 @@ pub fn init(team: &Team) -> Result<Made, Error> {
             )));
         }
     };
-    let issuer = KeyPair::from_pem(&read(&key)?).map_err(|error| unusable(&key, &error))?;
-    let text = read(&certificate)?;
-    let issuer = Issuer::from_ca_cert_pem(&text, issuer).map_err(|error| unusable(&certificate, &error))?;
+    let issuer = authority_of(folder)?;
     let mut certificates = Vec::new();
     let names = team.robots.iter().map(|robot| robot.name.as_str());
     for name in names.chain([OPERATOR]) {
@@ -81,16 +81,13 @@ pub fn init(team: &Team) -> Result<Made, Error> {
         if certificate.exists() && key.exists() {
             continue;
         }
-        let made = KeyPair::generate().map_err(failed)?;
-        let signed = member(name)?.signed_by(&made, &issuer).map_err(failed)?;
-        write_new(&key, &made.serialize_pem(), 0o600)?;
-        write_new(&certificate, &signed.pem(), 0o644)?;
+        certify(folder, name, &issuer)?;
         certificates.push(name.to_owned());
     }
     if !authority && certificates.is_empty() {
         return Err(Error::Keys(format!(
-            "{} has keys for the whole team already, and they stay as they are; to lock out whoever has the old ones, \
-             move that folder away and make new ones",
+            "{} has keys for the whole team already, and they stay as they are; 'coorp keys revoke' locks out whoever \
+             has one of them",
             folder.display()
         )));
     }
@@ -98,6 +95,48 @@ pub fn init(team: &Team) -> Result<Made, Error> {
         authority,
         certificates,
     })
+}
+
+/// An authority that can sign.
+struct AuthorityKey {
+    issuer: Issuer<'static, KeyPair>,
+    /// Of the authorities that count, its own first.
+    certificates: Vec<CertificateDer<'static>>,
+}
+
+/// The team's authority, where its keys were made.
+fn authority_of(folder: &Path) -> Result<AuthorityKey, Error> {
+    let (certificate, key) = pair(folder, AUTHORITY);
+    let unusable = |path: &Path, error: String| {
+        Error::Keys(format!(
+            "{} is no key or certificate of Coorp's: {error}",
+            path.display()
+        ))
+    };
+    let signs = KeyPair::from_pem(&read(&key)?).map_err(|error| unusable(&key, error.to_string()))?;
+    let certificates = CertificateDer::pem_file_iter(&certificate).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+    let certificates = certificates.map_err(|error| unusable(&certificate, error.to_string()))?;
+    let own = certificates
+        .first()
+        .ok_or_else(|| unusable(&certificate, "it is empty".to_owned()))?;
+    let issuer = Issuer::from_ca_cert_der(own, signs).map_err(|error| unusable(&certificate, error.to_string()))?;
+    Ok(AuthorityKey { issuer, certificates })
+}
+
+/// Makes a key and a certificate for a robot or the operator.
+fn certify(folder: &Path, name: &str, authority: &AuthorityKey) -> Result<(), Error> {
+    let (certificate, key) = files(folder, name);
+    let made = KeyPair::generate().map_err(failed)?;
+    let signed = member(name)?.signed_by(&made, &authority.issuer).map_err(failed)?;
+    write_new(&key, &made.serialize_pem(), 0o600)?;
+    write_new(&certificate, &signed.pem(), 0o644)
+}
+
+/// The name in a certificate.
+pub(crate) fn name_in(certificate: &[u8]) -> Option<String> {
+    let (_, certificate) = x509_parser::parse_x509_certificate(certificate).ok()?;
+    let name = certificate.subject().iter_common_name().next()?.as_str().ok()?;
+    Some(name.to_owned())
 }
 
 /// The files that prove one member's identity.
@@ -130,6 +169,15 @@ impl Identity {
                 )));
             }
             read(file)?;
+        }
+        let owner = CertificateDer::from_pem_file(&certificate).ok();
+        let owner = owner.and_then(|certificate| name_in(&certificate));
+        if owner.as_deref() != Some(name) {
+            return Err(Error::Keys(format!(
+                "{} is the certificate of {}, not of {name}: files of keys keep their names",
+                certificate.display(),
+                owner.as_deref().unwrap_or("nobody")
+            )));
         }
         let folders = [Some(folder.as_path()), certificate.parent()];
         for private in folders.into_iter().flatten().chain([key.as_path()]) {
@@ -239,13 +287,6 @@ fn failed(error: impl std::fmt::Display) -> Error {
     Error::Crypto(format!("cannot make keys: {error}"))
 }
 
-fn unusable(path: &Path, error: &rcgen::Error) -> Error {
-    Error::Keys(format!(
-        "{} is no key or certificate of Coorp's: {error}",
-        path.display()
-    ))
-}
-
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
@@ -305,6 +346,11 @@ pub(crate) mod tests {
         assert!(missing.contains("coorp keys init"), "{missing}");
         init(&team).unwrap();
         let identity = Identity::of(&team, "base").unwrap();
+        let own = fs::read(&identity.certificate).unwrap();
+        fs::copy(files(&team.live.keys, "r..1").0, &identity.certificate).unwrap();
+        let renamed = Identity::of(&team, "base").unwrap_err().to_string();
+        assert!(renamed.contains("certificate of r..1, not of base"), "{renamed}");
+        fs::write(&identity.certificate, own).unwrap();
         fs::set_permissions(&identity.key, fs::Permissions::from_mode(0o640)).unwrap();
         let open = Identity::of(&team, "base").unwrap_err().to_string();
         assert!(open.contains("chmod 600"), "{open}");

@@ -31,6 +31,7 @@ use crate::quic::Credentials;
 use crate::rank::real_time;
 use crate::recording::Recording;
 use crate::refused::RefusedCounts;
+use crate::revoked::Revoked;
 use crate::shared_robot::{SharedRobot, Wish};
 use crate::status::Status;
 use crate::sync::spawn;
@@ -98,6 +99,11 @@ impl Node {
         let incarnation = state::incarnation(&state);
         let robot = SharedRobot::start(&team, team.robot_config(&policy, me, incarnation))?;
         let credentials = identity.map_or_else(|| Credentials::of_anybody(&name), Credentials::of)?;
+        let revoked = if insecure {
+            Arc::default()
+        } else {
+            Arc::new(Revoked::of(&credentials, &team.live.keys, Some(&state))?)
+        };
         let member = Arc::new(Member {
             me,
             policy,
@@ -105,9 +111,11 @@ impl Node {
             incarnation,
             secure: !insecure,
             refused: RefusedCounts::default(),
+            revoked: revoked.clone(),
             door: Door::new(
                 Limits::of_team(team.robots.len(), team.paths_used(me)),
                 team.robots.iter().flat_map(|robot| robot.addresses.iter().copied()),
+                revoked,
             ),
             bell: Bell::default(),
             team,

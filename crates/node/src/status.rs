@@ -53,6 +53,8 @@ pub struct Status {
     pub refused: Refused,
     /// Attempts to connect for control or bulk.
     pub door: Door,
+    /// Its list of revoked certificates.
+    pub revoked: Revoked,
 }
 
 /// One of several paths to another robot.
@@ -292,6 +294,17 @@ pub struct Door {
     pub totals: Vec<(Reason, u64)>,
     /// The same for the addresses at which most was refused, the highest counts first.
     pub refused: Vec<admission::Refused>,
+}
+
+/// The list of revoked certificates that a robot has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Revoked {
+    /// Its number: the newest counts. 0 before the first.
+    pub list: u64,
+    /// How many certificates are in it.
+    pub certificates: u64,
+    /// How many lists were refused, because the team's authority had not signed them.
+    pub rejected: u64,
 }
 
 impl Frame for Status {

@@ -1,7 +1,8 @@
 //! The operator's view of a team: asks every robot that it can reach for its status.
 //!
 //! It is a client of the robots' links with the operator's certificate. It takes a robot's word for that robot alone: the
-//! certificate at the other end says whose status it is.
+//! certificate at the other end says whose status it is. It brings the list of revoked certificates that lies beside its
+//! keys, if there is one.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -20,6 +21,7 @@ use crate::links::{self, port, read_frame};
 use crate::network;
 use crate::own_runtime::OwnRuntime;
 use crate::quic::{connect, lengths, Credentials, Missed};
+use crate::revoked::Revoked;
 use crate::status::Status;
 use crate::wire::{self, Frame, StatusQuery};
 use crate::Error;
@@ -41,6 +43,7 @@ pub struct Watch {
 #[derive(Debug)]
 struct Shared {
     team: Team,
+    revoked: Revoked,
     finder: Finder,
     client: quinn::ClientConfig,
     endpoint: Endpoint,
@@ -94,8 +97,14 @@ impl Watch {
         let seats = robots.flat_map(|robot| paths_of(robot).map(move |path| ((robot, path), Seat::default())));
         let seats: BTreeMap<_, _> = seats.collect();
         let paths = seats.keys().map(|(_, path)| usize::from(path.0) + 1).max().unwrap_or(1);
+        let revoked = if insecure {
+            Revoked::default()
+        } else {
+            Revoked::of(&credentials, &team.live.keys, None)?
+        };
         let shared = Arc::new(Shared {
             finder: Finder::start(&team, None, paths, credentials.authority())?,
+            revoked,
             client: credentials.client(links::PROTOCOL)?,
             team,
             endpoint,
@@ -176,8 +185,19 @@ impl Shared {
         let everywhere = self.endpoint.local_addr().map_err(|error| refused(&error))?.ip();
         let mut client = self.client.clone();
         client.transport_config(links::transport(true, lengths(address, (everywhere, None))));
-        let connection = connect(&self.endpoint, client, (&self.team, robot), address, ANSWER_MAX).await?;
-        let (send, receive) = connection.open_bi().await.map_err(|error| refused(&error))?;
+        let connection = connect(
+            &self.endpoint,
+            client,
+            (&self.team, &self.revoked, robot),
+            address,
+            ANSWER_MAX,
+        )
+        .await?;
+        let (mut send, receive) = connection.open_bi().await.map_err(|error| refused(&error))?;
+        if let Some(list) = self.revoked.list() {
+            let brought = send.write_all(&wire::prefixed(&list)).await;
+            brought.map_err(|error| refused(&error))?;
+        }
         if let Some(seat) = self.seats.get(&(robot, path)) {
             *seat.open.lock().await = Some(Open {
                 connection: connection.clone(),

@@ -1,12 +1,20 @@
 //! `coorp keys`: the team's keys, from their making to the robots.
 
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use coorp_node::keys::{self, OPERATOR};
+use coorp_node::status::Status;
+use coorp_node::watch::Watch;
+use coorp_team::Team;
 
 use super::load;
 use crate::failure::Failure;
 use crate::output;
+
+/// How long the robots have to take a new list.
+const TAKE_MAX: Duration = Duration::from_secs(3);
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// Options of `coorp keys`.
 #[derive(Debug, clap::Args)]
@@ -37,6 +45,13 @@ enum Command {
         #[command(flatten)]
         team: TeamFile,
     },
+    /// Lock out whoever has a robot's keys: sign a list that the robots give to each other
+    Revoke {
+        /// The name of a robot, or @operator
+        name: String,
+        #[command(flatten)]
+        team: TeamFile,
+    },
     /// On the robot: take the keys from its bundle
     Install {
         /// The file that 'coorp keys bundle' has made
@@ -55,6 +70,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         Command::Init { team } => init(&team.file)?,
         Command::Bundle { name, team } => bundle(name, &team.file)?,
         Command::Install { bundle, team } => install(bundle, &team.file)?,
+        Command::Revoke { name, team } => revoke(name, &team.file)?,
     };
     output::print(&text)
 }
@@ -97,4 +113,48 @@ fn install(bundle: &Path, file: &Path) -> Result<String, Failure> {
     Ok(format!(
         "{folder} has the keys of {name} now. Delete {bundle}; a robot that runs uses them when it starts anew.\n"
     ))
+}
+
+fn revoke(name: &str, file: &Path) -> Result<String, Failure> {
+    let team = load(file)?;
+    let list = keys::revoke(&team, name)?;
+    let folder = team.live.keys.display();
+    let mut text = format!("The keys of {name} are revoked: list {list}, in {folder}/revoked.crl.\n");
+    let here = hand_out(&team, name, list)?;
+    if let Some(newer) = here.iter().find(|status| status.revoked.list > list) {
+        return Err(Failure::Found(format!(
+            "failed: {} has list {} already, and {folder} is an older copy of the team's keys: repeat this with the newest",
+            newer.robot, newer.revoked.list
+        )));
+    }
+    let have = here.iter().filter(|status| status.revoked.list == list);
+    let have: Vec<&str> = have.map(|status| status.robot.as_str()).collect();
+    text += &match have.as_slice() {
+        [] => "No robot was reached. 'coorp watch' brings the list to each robot that it reaches.\n".to_owned(),
+        have => format!(
+            "Robots that have it: {}. They give it to all others that they meet.\n",
+            have.join(", ")
+        ),
+    };
+    text += &match name {
+        OPERATOR => {
+            "There is a new key for the operator; 'coorp keys bundle @operator' is for other machines.\n".to_owned()
+        }
+        _ => format!("For another robot of that name: 'coorp keys init', then 'coorp keys bundle {name}'.\n"),
+    };
+    Ok(text)
+}
+
+/// Brings the newest list to the robots that can be reached. Returns their status after that.
+fn hand_out(team: &Team, without: &str, list: u64) -> Result<Vec<Status>, Failure> {
+    let (watch, began) = (Watch::open(team, false)?, Instant::now());
+    let wanted = team.robots.iter().filter(|robot| robot.name != without).count();
+    loop {
+        let here = watch.look();
+        let have = here.iter().filter(|status| status.revoked.list >= list).count();
+        if have >= wanted || began.elapsed() > TAKE_MAX {
+            return Ok(here);
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
 }

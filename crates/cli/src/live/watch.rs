@@ -118,9 +118,46 @@ fn view(team: &Team, here: &[Status]) -> String {
             text += &format!("{} ALARM: {alarm}\n", status.robot);
         }
     }
+    text += &revoked(here);
     text += &refused(here);
     if here.iter().any(|status| !status.secure) {
         text += "WARNING: some robots run without keys (--insecure)\n";
+    }
+    text
+}
+
+/// The newest list of revoked certificates, who lacks it, and who was given others.
+fn revoked(here: &[Status]) -> String {
+    let newest = here
+        .iter()
+        .map(|status| status.revoked)
+        .max_by_key(|revoked| revoked.list);
+    let newest = newest.unwrap_or_default();
+    let mut text = String::new();
+    if newest.list > 0 {
+        let certificates = match newest.certificates {
+            1 => "1 certificate is".to_owned(),
+            certificates => format!("{} certificates are", count(certificates)),
+        };
+        text += &format!("{certificates} revoked (list {})", newest.list);
+        let without = here.iter().filter(|status| status.revoked.list < newest.list);
+        let without: Vec<&str> = without.map(|status| status.robot.as_str()).collect();
+        if !without.is_empty() {
+            text += &format!(
+                "; {} not know it yet",
+                match without.as_slice() {
+                    [one] => format!("{one} does"),
+                    several => format!("{} do", several.join(", ")),
+                }
+            );
+        }
+        text += "\n";
+    }
+    for status in here.iter().filter(|status| status.revoked.rejected > 0) {
+        let (robot, often) = (&status.robot, count(status.revoked.rejected));
+        text += &format!(
+            "{robot} refused: {often} lists of revoked certificates that the team's authority has not signed\n"
+        );
     }
     text
 }

@@ -1,4 +1,5 @@
-//! What one robot or operator needs, in one file: PEM sections of its key, its certificates and the authority's.
+//! What one robot or operator needs, in one file: PEM sections of its key, its certificates, the authority's, and the list
+//! of revoked ones.
 //!
 //! [`bundle`] writes it where the keys were made. [`install`] takes it on the robot: it checks that the parts belong
 //! together and to the team, and puts them where a robot looks for them.
@@ -11,15 +12,17 @@ use pem::{EncodeConfig, LineEnding, Pem};
 use rcgen::{KeyPair, PublicKeyData};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use super::{check_private, files, make_folders, pair, read, write, Identity, AUTHORITY, OPERATOR};
+use super::{check_private, files, make_folders, name_in, pair, read, write, Identity, AUTHORITY, OPERATOR};
 use crate::file_name::file_name;
 use crate::member::robot_named;
+use crate::revoked::{List, FILE};
 use crate::Error;
 
 /// No bundle is longer.
 const BYTES_MAX: u64 = 256 << 10;
 const CERTIFICATE: &str = "CERTIFICATE";
 const KEY: &str = "PRIVATE KEY";
+const LIST: &str = "X509 CRL";
 
 /// Writes what a robot, or the [`OPERATOR`], needs into one file of a folder, in place of an older one.
 ///
@@ -31,6 +34,11 @@ pub fn bundle(team: &Team, name: &str, into: &Path) -> Result<PathBuf, Error> {
     let mut text = String::new();
     for part in [&identity.key, &identity.certificate, &identity.authority] {
         text += &read(part)?;
+    }
+    let revoked = team.live.keys.join(FILE);
+    if revoked.exists() {
+        let list = fs::read(&revoked).map_err(|error| Error::at("read", &revoked, error))?;
+        text += &encoded(&[&Pem::new(LIST, list)]);
     }
     let path = into.join(format!("{}.bundle", file_name(name)));
     write(&path, text.as_bytes(), 0o600)?;
@@ -72,6 +80,9 @@ pub fn install(team: &Team, file: &Path) -> Result<String, Error> {
     write(&key, parts.key.as_bytes(), 0o600)?;
     write(&certificate, parts.chain.as_bytes(), 0o644)?;
     write(&authority, parts.authorities.as_bytes(), 0o644)?;
+    if let Some(list) = &parts.list {
+        write(&folder.join(FILE), list, 0o644)?;
+    }
     Ok(parts.name)
 }
 
@@ -89,6 +100,7 @@ struct Parts {
     key: String,
     chain: String,
     authorities: String,
+    list: Option<Vec<u8>>,
 }
 
 impl Parts {
@@ -104,9 +116,13 @@ impl Parts {
         let public = KeyPair::try_from(key.contents()).ok()?.subject_public_key_info();
         let (_, newest) = X509Certificate::from_der(authorities.first()?.contents()).ok()?;
         certificate.verify_signature(Some(newest.public_key())).ok()?;
-        let name = certificate.subject().iter_common_name().next()?.as_str().ok()?;
-        (certificate.public_key().raw == public.as_slice()).then(|| Parts {
-            name: name.to_owned(),
+        let list = tagged(LIST).next().map(|list| list.contents().to_vec());
+        let signers: Vec<_> = authorities.iter().map(|section| section.contents().into()).collect();
+        let is_signed = list.as_ref().is_none_or(|list| List::read(list, &signers).is_some());
+        let fits = certificate.public_key().raw == public.as_slice() && is_signed;
+        fits.then_some(Parts {
+            name: name_in(own.contents())?,
+            list,
             key: encoded(&[key]),
             chain: encoded(&chain),
             authorities: encoded(&authorities),
@@ -131,7 +147,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::super::tests::{scratch, team};
-    use super::super::{init, ROBOTS};
+    use super::super::{init, revoke, ROBOTS};
     use super::*;
 
     #[test]
@@ -139,6 +155,7 @@ mod tests {
         let [here, there] = ["bundle-here", "bundle-there"].map(scratch);
         let (team, robots) = (team(&here), team(&there));
         init(&team).unwrap();
+        revoke(&team, "base").unwrap();
         fs::create_dir_all(&there).unwrap();
         for name in ["r..1", OPERATOR, "r..1"] {
             let file = bundle(&team, name, &there).unwrap();
@@ -153,6 +170,8 @@ mod tests {
                 assert_eq!(fs::read(of).unwrap(), fs::read(at).unwrap());
             }
         }
+        let list = |team: &Team| fs::read(team.live.keys.join(FILE)).unwrap();
+        assert_eq!(list(&team), list(&robots));
         let again = install(&team, &there.join("r..1.bundle")).unwrap_err().to_string();
         assert!(again.contains("were made here"), "{again}");
         for folder in [here, there] {

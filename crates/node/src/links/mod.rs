@@ -33,6 +33,7 @@ use std::sync::{mpsc, Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
+use coorp_core::admission::Reason;
 use coorp_core::paths::PathId;
 use coorp_core::RobotId;
 use coorp_team::Team;
@@ -52,7 +53,7 @@ use crate::keys::OPERATOR;
 use crate::member::Member;
 use crate::outqueue::{Handed, Target};
 use crate::own_runtime::OwnRuntime;
-use crate::quic::{bind, lengths, name_of, Credentials};
+use crate::quic::{bind, close_revoked, lengths, name_of, Credentials};
 use crate::rank::real_time;
 use crate::status::Status;
 use crate::sync::lock;
@@ -85,6 +86,8 @@ pub(crate) trait Receiver: Send + Sync {
     fn hello(&self, number: u64) -> Hello;
     /// The operator asks for the status.
     fn status(&self) -> Status;
+    /// A list of revoked certificates arrived.
+    fn on_revocations(&self, from: &str, frame: &[u8]);
 }
 
 /// All links of a robot.
@@ -293,12 +296,17 @@ impl Links {
         let number = lock(&self.announced);
         let hello = self.hello(*number)?;
         up.coordination.announce(self.threads.handle(), hello);
+        if let Some(list) = self.member.revoked.list() {
+            up.coordination.say(self.threads.handle(), wire::prefixed(&list).into());
+        }
         let mut links = lock(self.links.get(usize::from(to.0))?.get(path)?);
         // Its opener has lost the one that it opened before.
         for older in links.iter().filter(|older| older.own == own) {
             older.connection.close(0u8.into(), b"a newer one came");
         }
         links.push(up.clone());
+        // It may have been revoked since it was shown.
+        close_revoked(&self.member.revoked, connection);
         let several = links.len() > 1;
         drop((links, number));
         if several {
@@ -329,6 +337,18 @@ impl Links {
             for up in lock(links).iter().filter(|up| stale.contains(&up.id)) {
                 up.connection.close(0u8.into(), b"its robot has started anew");
             }
+        }
+    }
+
+    /// There is a new list of revoked certificates: ends their links, and gives the list to all others.
+    pub fn on_revoked(&self) {
+        // Held, so that no new link misses it.
+        let _announced = lock(&self.announced);
+        for up in self.links.iter().flatten().flat_map(|links| lock(links).clone()) {
+            close_revoked(&self.member.revoked, &up.connection);
+        }
+        if let Some(list) = self.member.revoked.list() {
+            self.say_to_all(&list);
         }
     }
 
@@ -420,9 +440,12 @@ async fn accept(links: Weak<Links>, endpoint: Endpoint, path: usize) {
 /// Admits who has a certificate of the team, and stays until its connection ends.
 async fn admit(links: Arc<Links>, connection: Connection, path: usize, place: Place) {
     let (member, address) = (&links.member, connection.remote_address());
-    let name = name_of(&connection).unwrap_or_default();
+    let name = match name_of(&member.revoked, &connection) {
+        Ok(name) => name,
+        Err(reason) => return refuse(&links, &connection, &place, reason),
+    };
     if name == OPERATOR {
-        if !place.is_operators() {
+        if !place.is_operators(&connection) {
             return connection.close(1u8.into(), b"too many operators");
         }
         let receiver = links.receiver.get().cloned();
@@ -433,11 +456,9 @@ async fn admit(links: Arc<Links>, connection: Connection, path: usize, place: Pl
         if name == member.name() {
             tracing::error!("another process takes part as {name} too, from {address}: stop one of them");
         }
-        member.refused.count_stranger(address);
-        place.is_strangers();
-        return connection.close(1u8.into(), b"not another robot of this team");
+        return refuse(&links, &connection, &place, Reason::NoCertificate);
     };
-    if !place.is_robots(from) {
+    if !place.is_robots(from, &connection) {
         return connection.close(1u8.into(), b"too many connections");
     }
     listen(&links, &connection, from, path);
@@ -451,6 +472,12 @@ async fn admit(links: Arc<Links>, connection: Connection, path: usize, place: Pl
         let _ = links.begin(&connection, (from, path), false, streams);
     }
     connection.closed().await;
+}
+
+fn refuse(links: &Links, connection: &Connection, place: &Place, reason: Reason) {
+    links.member.refused.count_stranger(connection.remote_address());
+    place.fail(reason);
+    connection.close(1u8.into(), b"not another robot of this team");
 }
 
 /// Receives a robot's control over a link, in a task of its own, until the link ends.

@@ -251,6 +251,15 @@ pub fn be_a_robot(answer_to: impl Fn(&Node, &[&str]) -> Option<String>) {
             ["place"] => format!("[{}]", node.place().0),
             ["queue"] => format!("{:?}", node.status().queue),
             ["refused"] => format!("{:?}", node.status().refused),
+            ["revoked"] => {
+                let revoked = node.status().revoked;
+                format!("{} {} {}", revoked.list, revoked.certificates, revoked.rejected)
+            }
+            ["door", reason] => {
+                let totals = node.status().door.totals;
+                let of_reason = totals.iter().find(|(of, _)| of.name() == *reason);
+                of_reason.unwrap().1.to_string()
+            }
             ["synchronised"] => node.status().clock_ns.is_some().to_string(),
             _ => answer_to(&node, &words).unwrap_or_else(|| panic!("what is '{line}'?")),
         };
@@ -329,6 +338,20 @@ impl Caller {
                 send,
                 receive,
             })
+        })
+    }
+
+    /// Whether a robot refuses this caller at one of its ports.
+    pub fn is_refused(&self, team: &Team, robot: u16, port: u16) -> bool {
+        let address = ([127, 0, 0, 1], team.port(RobotId(robot)) + port).into();
+        self.runtime.block_on(async {
+            match self.endpoint.connect(address, "robot.coorp.internal").unwrap().await {
+                Ok(connection) => {
+                    let closed = tokio::time::timeout(Duration::from_secs(1), connection.closed());
+                    closed.await.is_ok()
+                }
+                Err(_) => true,
+            }
         })
     }
 
