@@ -158,12 +158,12 @@ fn a_robot_gets_its_keys_in_one_file() {
 
 #[test]
 fn a_robot_whose_keys_are_revoked_is_out() {
-    let field = Field::new("revoke", [28_380, 28_400]);
+    let field = Field::new("revoke", [28_520, 28_540]);
     field.run(&["keys", "init"]);
     let (code, _, said) = field.run(&["keys", "revoke", "nobody"]);
     assert_eq!(code, Some(2));
     assert!(said.contains("no certificate here"), "{said}");
-    let _robots = [field.up("base", &["--metrics", "28439"]), field.up("scout", &[])];
+    let _robots = [field.up("base", &["--metrics", "28559"]), field.up("scout", &[])];
     let (code, shown, said) = field.run(&["watch", "--once"]);
     assert_eq!(code, Some(0), "{said}");
     assert!(!shown.contains("revoked"), "{shown}");
@@ -176,7 +176,7 @@ fn a_robot_whose_keys_are_revoked_is_out() {
         shown.contains("1 of 2 robots") && shown.contains("1 certificate is revoked (list 1)"),
         "{shown}"
     );
-    let mut metrics = TcpStream::connect("127.0.0.1:28439").unwrap();
+    let mut metrics = TcpStream::connect("127.0.0.1:28559").unwrap();
     metrics.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
     let mut page = String::new();
     metrics.read_to_string(&mut page).unwrap();
@@ -188,6 +188,55 @@ fn a_robot_whose_keys_are_revoked_is_out() {
         assert!(page.contains(line), "{page}");
     }
     assert!(!page.contains("peer=\"scout\"} 1"), "{page}");
+}
+
+#[test]
+fn keys_are_renewed_in_two_steps() {
+    let (field, robot) = (
+        Field::new("renew", [28_480, 28_500]),
+        Field::new("renew-robot", [28_480, 28_500]),
+    );
+    field.run(&["keys", "init"]);
+    let (code, _, said) = field.run(&["keys", "renew", "--finish"]);
+    assert_eq!(code, Some(2));
+    assert!(said.contains("not being renewed"), "{said}");
+    let install = || {
+        field.run(&["keys", "bundle", "scout"]);
+        std::fs::copy(field.folder.join("scout.bundle"), robot.folder.join("scout.bundle")).unwrap();
+        let (code, _, said) = robot.run(&["keys", "install", "scout.bundle"]);
+        assert_eq!(code, Some(0), "{said}");
+    };
+    install();
+    let scout = robot.up("scout", &[]);
+    let (code, done, said) = field.run(&["keys", "renew"]);
+    assert_eq!(code, Some(0), "{said}");
+    assert!(done.contains("coorp keys renew --finish"), "{done}");
+    let _base = field.up("base", &[]);
+    let (code, shown, said) = field.run(&["watch", "--once"]);
+    assert_eq!(code, Some(0), "{shown}{said}");
+    let (_, shown, _) = field.run(&["keys", "renew"]);
+    assert!(
+        shown.contains("new keys: base; with old ones: scout; not reached: none"),
+        "{shown}"
+    );
+    install();
+    drop(scout);
+    let (_, shown, _) = field.run(&["keys", "renew"]);
+    assert!(
+        shown.contains("new keys: base; with old ones: none; not reached: scout"),
+        "{shown}"
+    );
+    let _scout = robot.up("scout", &[]);
+    let (_, shown, _) = field.run(&["keys", "renew"]);
+    assert!(
+        shown.contains("new keys: base, scout; with old ones: none; not reached: none"),
+        "{shown}"
+    );
+    let (code, done, said) = field.run(&["keys", "renew", "--finish"]);
+    assert_eq!(code, Some(0), "{said}");
+    assert!(done.contains("Robots that have it: base, scout."), "{done}");
+    let (code, shown, said) = field.run(&["watch", "--once"]);
+    assert_eq!(code, Some(0), "{shown}{said}");
 }
 
 #[test]

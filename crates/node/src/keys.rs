@@ -3,11 +3,13 @@
 //! A certificate of the team's authority makes its owner a member, with the name in the certificate; nobody else is
 //! heard. [`init`] creates what is missing and never overwrites. [`Identity`] is what one robot needs: its own key and
 //! certificate, and the authority's certificate. [`bundle`] puts them into one file, and [`install`] takes it on the robot.
-//! [`revoke`] locks out whoever has a certificate. The authority's key stays with the operator.
+//! [`revoke`] locks out whoever has a certificate, and [`renew`] makes all keys anew. The authority's key stays with the
+//! operator.
 //!
 //! Certificates do not expire, because a robot's clock may start in 1970.
 
 mod bundle;
+mod renew;
 mod revoke;
 
 use std::fs::{self, OpenOptions};
@@ -24,6 +26,7 @@ use rcgen::{
 };
 
 pub use self::bundle::{bundle, install};
+pub use self::renew::{finish, renew};
 pub use self::revoke::revoke;
 use crate::file_name::file_name;
 use crate::state::{make_private, replace};
@@ -52,6 +55,7 @@ pub struct Made {
 /// If everything exists already, or files cannot be read or written.
 pub fn init(team: &Team) -> Result<Made, Error> {
     let folder = &team.live.keys;
+    renew::check_whole(folder)?;
     make_folders(folder)?;
     let (certificate, key) = pair(folder, AUTHORITY);
     let authority = match (certificate.exists(), key.exists()) {
@@ -102,6 +106,8 @@ struct AuthorityKey {
     issuer: Issuer<'static, KeyPair>,
     /// Of the authorities that count, its own first.
     certificates: Vec<CertificateDer<'static>>,
+    /// By which robots that know only the authority before this one know it: see [`renew`].
+    link: String,
 }
 
 /// The team's authority, where its keys were made.
@@ -120,7 +126,12 @@ fn authority_of(folder: &Path) -> Result<AuthorityKey, Error> {
         .first()
         .ok_or_else(|| unusable(&certificate, "it is empty".to_owned()))?;
     let issuer = Issuer::from_ca_cert_der(own, signs).map_err(|error| unusable(&certificate, error.to_string()))?;
-    Ok(AuthorityKey { issuer, certificates })
+    let link = renew::link(folder)?;
+    Ok(AuthorityKey {
+        issuer,
+        certificates,
+        link,
+    })
 }
 
 /// Makes a key and a certificate for a robot or the operator.
@@ -129,7 +140,7 @@ fn certify(folder: &Path, name: &str, authority: &AuthorityKey) -> Result<(), Er
     let made = KeyPair::generate().map_err(failed)?;
     let signed = member(name)?.signed_by(&made, &authority.issuer).map_err(failed)?;
     write_new(&key, &made.serialize_pem(), 0o600)?;
-    write_new(&certificate, &signed.pem(), 0o644)
+    write_new(&certificate, &(signed.pem() + &authority.link), 0o644)
 }
 
 /// The name in a certificate.

@@ -96,12 +96,7 @@ impl Credentials {
         })
     }
 
-    /// The certificate of the team's authority, if there is one.
-    pub fn authority(&self) -> Option<&[u8]> {
-        self.authorities.first().map(AsRef::as_ref)
-    }
-
-    /// The certificates of the team's authorities; none without keys.
+    /// The certificates of the team's authorities, the newest first; none without keys.
     pub fn authorities(&self) -> &[CertificateDer<'static>] {
         &self.authorities
     }
@@ -290,6 +285,20 @@ pub(crate) fn name_of(revoked: &Revoked, connection: &Connection) -> Result<Stri
 pub(crate) fn close_revoked(revoked: &Revoked, connection: &Connection) {
     if certificate_of(connection).is_some_and(|certificate| !revoked.admits(&certificate)) {
         connection.close(1u8.into(), b"revoked");
+    }
+}
+
+/// Returns whether an authority has signed the certificate of the other end.
+pub(crate) fn is_signed_by(authority: &CertificateDer<'_>, connection: &Connection) -> bool {
+    let Some(certificate) = certificate_of(connection) else {
+        return false;
+    };
+    let [authority, certificate] = [authority, &certificate].map(|der| x509_parser::parse_x509_certificate(der));
+    match (authority, certificate) {
+        (Ok((_, authority)), Ok((_, certificate))) => {
+            certificate.verify_signature(Some(authority.public_key())).is_ok()
+        }
+        _ => false,
     }
 }
 

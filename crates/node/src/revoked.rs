@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use quinn::rustls::pki_types::CertificateDer;
-use x509_parser::prelude::{CertificateRevocationList, FromDer, X509Certificate};
+use x509_parser::prelude::{CertificateRevocationList, FromDer, ParsedExtension, X509Certificate};
 
 use crate::quic::Credentials;
 use crate::state::replace;
@@ -53,6 +53,8 @@ pub(crate) struct List {
     pub der: Vec<u8>,
     pub number: u64,
     pub serials: BTreeSet<Vec<u8>>,
+    /// The index of its signer among the authorities, the newest first.
+    pub signer: usize,
 }
 
 impl List {
@@ -63,9 +65,10 @@ impl List {
             X509Certificate::from_der(authority)
                 .is_ok_and(|(_, authority)| list.verify_signature(authority.public_key()).is_ok())
         };
-        if der.len() > Revocations::LIST_BYTES_MAX || !rest.is_empty() || !authorities.iter().any(is_signed) {
+        if der.len() > Revocations::LIST_BYTES_MAX || !rest.is_empty() {
             return None;
         }
+        let signer = authorities.iter().position(is_signed)?;
         let number = match list.crl_number()?.to_u64_digits().as_slice() {
             [] => 0,
             [number] => *number,
@@ -78,6 +81,7 @@ impl List {
             der: der.to_vec(),
             number,
             serials: serials.collect(),
+            signer,
         })
     }
 
@@ -102,8 +106,32 @@ impl List {
     }
 
     fn is_newer_than(&self, other: &List) -> bool {
-        other.der.is_empty() || self.number > other.number
+        let rank = |list: &List| (std::cmp::Reverse(list.signer), list.number);
+        other.der.is_empty() || rank(self) > rank(other)
     }
+}
+
+/// Returns whether a file is a whole list that another authority claims to have signed.
+fn is_anothers(file: &Path, authorities: &[CertificateDer<'_>]) -> bool {
+    let Ok(der) = fs::read(file) else { return false };
+    let Ok((_, list)) = CertificateRevocationList::from_der(&der) else {
+        return false;
+    };
+    let signer = list
+        .extensions()
+        .iter()
+        .find_map(|extension| match extension.parsed_extension() {
+            ParsedExtension::AuthorityKeyIdentifier(of) => of.key_identifier.as_ref(),
+            _ => None,
+        });
+    let is_signer = |authority: &CertificateDer<'_>| {
+        X509Certificate::from_der(authority).is_ok_and(|(_, authority)| {
+            authority.iter_extensions().any(|extension| {
+                matches!(extension.parsed_extension(), ParsedExtension::SubjectKeyIdentifier(key) if Some(key) == signer)
+            })
+        })
+    };
+    signer.is_some() && !authorities.iter().any(is_signer)
 }
 
 impl Revoked {
@@ -128,7 +156,12 @@ impl Revoked {
         let file = state.map(|state| state.join(FILE));
         let mut newest = List::default();
         for file in [Some(keys.join(FILE)), file.clone()].into_iter().flatten() {
-            if let Some(list) = List::load(&file, authorities)?.filter(|list| list.is_newer_than(&newest)) {
+            let list = match List::load(&file, authorities) {
+                // The keys have been renewed since, and came with a list of their own.
+                Err(_) if !newest.der.is_empty() && is_anothers(&file, authorities) => None,
+                list => list?,
+            };
+            if let Some(list) = list.filter(|list| list.is_newer_than(&newest)) {
                 newest = list;
             }
         }
@@ -147,9 +180,20 @@ impl Revoked {
     /// Returns whether a certificate (DER) counts.
     pub fn admits(&self, certificate: &[u8]) -> bool {
         let inner = lock(&self.inner);
-        inner.list.serials.is_empty()
-            || X509Certificate::from_der(certificate)
-                .is_ok_and(|(_, certificate)| !inner.list.serials.contains(certificate.raw_serial()))
+        let serials = &inner.list.serials;
+        if serials.is_empty() {
+            return true;
+        }
+        let Ok((_, certificate)) = X509Certificate::from_der(certificate) else {
+            return false;
+        };
+        let authorities = self.authorities.iter();
+        let authorities = authorities.filter_map(|authority| Some(X509Certificate::from_der(authority).ok()?.1));
+        let (revoked, others): (Vec<_>, Vec<_>) =
+            authorities.partition(|authority| serials.contains(authority.raw_serial()));
+        let is_of =
+            |authority: &X509Certificate<'_>| certificate.verify_signature(Some(authority.public_key())).is_ok();
+        !serials.contains(certificate.raw_serial()) && (revoked.is_empty() || others.iter().any(is_of))
     }
 
     /// The newest list, for others; `None` before the first.

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use coorp_core::paths::PathId;
 use coorp_core::RobotId;
 use coorp_team::Team;
+use quinn::rustls::pki_types::CertificateDer;
 use quinn::{Connection, Endpoint, RecvStream, SendStream};
 use tokio::sync::{Mutex, Notify};
 
@@ -20,7 +21,7 @@ use crate::keys::{Identity, OPERATOR};
 use crate::links::{self, port, read_frame};
 use crate::network;
 use crate::own_runtime::OwnRuntime;
-use crate::quic::{connect, lengths, Credentials, Missed};
+use crate::quic::{connect, is_signed_by, lengths, Credentials, Missed};
 use crate::revoked::Revoked;
 use crate::status::Status;
 use crate::wire::{self, Frame, StatusQuery};
@@ -44,6 +45,7 @@ pub struct Watch {
 struct Shared {
     team: Team,
     revoked: Revoked,
+    newest: Option<CertificateDer<'static>>,
     finder: Finder,
     client: quinn::ClientConfig,
     endpoint: Endpoint,
@@ -103,8 +105,9 @@ impl Watch {
             Revoked::of(&credentials, &team.live.keys, None)?
         };
         let shared = Arc::new(Shared {
-            finder: Finder::start(&team, None, paths, credentials.authority())?,
+            finder: Finder::start(&team, None, paths, credentials.authorities())?,
             revoked,
+            newest: credentials.authorities().first().cloned(),
             client: credentials.client(links::PROTOCOL)?,
             team,
             endpoint,
@@ -136,6 +139,26 @@ impl Watch {
         found.sort_by_key(|(robot, _)| *robot);
         found.dedup_by_key(|(robot, _)| *robot);
         found.into_iter().map(|(_, status)| status).collect()
+    }
+}
+
+impl Watch {
+    /// The names of the robots that show certificates of the newest authority, and of those that show older ones. Only
+    /// robots that [`Watch::look`] has found are named.
+    pub fn renewed(&self) -> (Vec<String>, Vec<String>) {
+        let shared = &self.shared;
+        let mut is_new = BTreeMap::new();
+        for ((robot, _), seat) in &shared.seats {
+            let Ok(open) = seat.open.try_lock() else { continue };
+            if let (Some(open), Some(newest)) = (&*open, &shared.newest) {
+                is_new.insert(*robot, is_signed_by(newest, &open.connection));
+            }
+        }
+        let named = |wanted: bool| {
+            let robots = is_new.iter().filter(move |(_, new)| **new == wanted);
+            robots.map(|(robot, _)| shared.team.robots[usize::from(robot.0)].name.clone())
+        };
+        (named(true).collect(), named(false).collect())
     }
 }
 

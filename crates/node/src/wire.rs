@@ -131,7 +131,7 @@ pub struct Revocations {
 }
 
 impl Revocations {
-    /// The longest list, bytes: some 1,500 certificates.
+    /// The longest list, bytes: some 1,600 certificates.
     pub const LIST_BYTES_MAX: usize = 64 << 10;
 }
 

@@ -306,6 +306,14 @@ fn certificates_that_do_not_count_are_refused_at_every_door_and_counted() {
     assert_eq!(lead.say("door revoked"), "0");
 }
 
+/// Brings a robot a list, and returns its status after that.
+fn bring(operator: &Caller, fleet: &Fleet, robot: u16, list: &Revocations) -> Status {
+    let mut link = operator.link(&fleet.team, robot).unwrap();
+    link.say(list);
+    link.say(&StatusQuery);
+    wire::decode(&link.hear(SOON).unwrap()).unwrap()
+}
+
 #[test]
 fn a_revocation_spreads_and_stays() {
     let fleet = Fleet::new(&["lead", "one", "two", "three"], "");
@@ -374,4 +382,81 @@ fn a_revocation_spreads_and_stays() {
     assert_eq!((revoked.list, revoked.certificates, revoked.rejected), (2, 2, 2));
     assert_eq!(lead.say("revoked"), "2 2 2");
     assert_eq!(one.say("revoked"), "2 2 0", "it goes no further");
+}
+
+#[test]
+fn keys_are_renewed_while_the_team_works() {
+    let fleet = Fleet::new(&["lead", "one", "two", "three"], "");
+    let folder = fleet.team.live.keys.clone();
+    let start = |name: &str| common::Robot::start_with(&fleet.machine(name), name, "coorp");
+    let [mut lead, mut one, two, mut three] = ["lead", "one", "two", "three"].map(start);
+    lead.until("alive", "[0, 1, 2, 3]");
+    for name in ["ca.pem", "ca.key"] {
+        std::fs::copy(folder.join(name), fleet.folder.join(name)).unwrap();
+    }
+    assert!(keys::renew(&fleet.team).unwrap() && !keys::renew(&fleet.team).unwrap());
+    // One has its new keys, the others have not.
+    lead.kill();
+    let mut lead = start("lead");
+    lead.until("alive", "[0, 1, 2, 3]");
+    one.until("alive", "[0, 1, 2, 3]");
+    let (new, old) = (Some((&fleet, "one")), Some((&fleet, "../old/robots/one")));
+    for door in DOORS {
+        for from in [new, old] {
+            let caller = match door {
+                1 => Caller::of_bulk(&fleet, from),
+                _ => Caller::new(&fleet, from),
+            };
+            assert!(!caller.is_refused(&fleet.team, 0, door));
+        }
+    }
+    one.until("alive", "[0, 1, 2, 3]");
+    // All of them take what the old authority signs, and what is revoked are both keys of a robot.
+    let list = |fleet: &Fleet| Revocations {
+        list: std::fs::read(fleet.team.live.keys.join("revoked.crl")).unwrap(),
+    };
+    keys::revoke(&fleet.team, "two").unwrap();
+    let operator = Caller::new(&fleet, Some((&fleet, "../operator")));
+    bring(&operator, &fleet, 1, &list(&fleet));
+    for robot in [&mut one, &mut lead, &mut three] {
+        robot.until("revoked", "1 2 0");
+        robot.until("alive", "[0, 1, 3]");
+    }
+    two.kill();
+    one.kill();
+    let mut one = start("one");
+    one.until("alive", "[0, 1, 3]");
+    // It ends, for one that has not changed too.
+    for ending in ["pem", "key"] {
+        let old = folder.join(format!("old/robots/one.{ending}"));
+        std::fs::copy(old, folder.join(format!("robots/former.{ending}"))).unwrap();
+    }
+    assert_eq!(keys::finish(&fleet.team).unwrap(), 2);
+    assert!(!folder.join("old").exists() && keys::finish(&fleet.team).is_err());
+    bring(&operator, &fleet, 1, &list(&fleet));
+    for robot in [&mut one, &mut lead] {
+        robot.until("revoked", "2 3 0");
+        robot.until("alive", "[0, 1]");
+    }
+    let before = lead.say("door revoked");
+    assert!(Caller::new(&fleet, Some((&fleet, "former"))).is_refused(&fleet.team, 0, 2));
+    until(|| lead.say("door revoked") != before);
+    three.kill();
+    let mut three = start("three");
+    three.until("alive", "[0, 1, 3]");
+    assert_eq!(
+        three.say("revoked"),
+        "2 3 0",
+        "its state folder has a list of the old authority"
+    );
+    // The old authority's word does not count any more, whatever number it writes.
+    let thief = Fleet::new(&["lead", "one"], "");
+    for name in ["ca.pem", "ca.key"] {
+        std::fs::copy(fleet.folder.join(name), thief.team.live.keys.join(name)).unwrap();
+    }
+    for name in ["lead", "one", OPERATOR, OPERATOR] {
+        keys::revoke(&thief.team, name).unwrap();
+    }
+    let status = bring(&operator, &fleet, 0, &list(&thief));
+    assert_eq!((status.revoked.list, status.revoked.certificates), (2, 3));
 }

@@ -52,6 +52,14 @@ enum Command {
         #[command(flatten)]
         team: TeamFile,
     },
+    /// Make a new authority and new keys for all; the old ones count until --finish
+    Renew {
+        #[command(flatten)]
+        team: TeamFile,
+        /// End it: the old authority and its keys do not count any more
+        #[arg(long)]
+        finish: bool,
+    },
     /// On the robot: take the keys from its bundle
     Install {
         /// The file that 'coorp keys bundle' has made
@@ -70,6 +78,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         Command::Init { team } => init(&team.file)?,
         Command::Bundle { name, team } => bundle(name, &team.file)?,
         Command::Install { bundle, team } => install(bundle, &team.file)?,
+        Command::Renew { team, finish: true } => finish(&team.file)?,
+        Command::Renew { team, finish: false } => renew(&team.file)?,
         Command::Revoke { name, team } => revoke(name, &team.file)?,
     };
     output::print(&text)
@@ -120,22 +130,14 @@ fn revoke(name: &str, file: &Path) -> Result<String, Failure> {
     let list = keys::revoke(&team, name)?;
     let folder = team.live.keys.display();
     let mut text = format!("The keys of {name} are revoked: list {list}, in {folder}/revoked.crl.\n");
-    let here = hand_out(&team, name, list)?;
+    let (_, here) = hand_out(&team, Some(name), list)?;
     if let Some(newer) = here.iter().find(|status| status.revoked.list > list) {
         return Err(Failure::Found(format!(
             "failed: {} has list {} already, and {folder} is an older copy of the team's keys: repeat this with the newest",
             newer.robot, newer.revoked.list
         )));
     }
-    let have = here.iter().filter(|status| status.revoked.list == list);
-    let have: Vec<&str> = have.map(|status| status.robot.as_str()).collect();
-    text += &match have.as_slice() {
-        [] => "No robot was reached. 'coorp watch' brings the list to each robot that it reaches.\n".to_owned(),
-        have => format!(
-            "Robots that have it: {}. They give it to all others that they meet.\n",
-            have.join(", ")
-        ),
-    };
+    text += &taken_by(&here, list);
     text += &match name {
         OPERATOR => {
             "There is a new key for the operator; 'coorp keys bundle @operator' is for other machines.\n".to_owned()
@@ -145,15 +147,68 @@ fn revoke(name: &str, file: &Path) -> Result<String, Failure> {
     Ok(text)
 }
 
+/// Says which robots have a list.
+fn taken_by(here: &[Status], list: u64) -> String {
+    let have = here.iter().filter(|status| status.revoked.list == list);
+    let have: Vec<&str> = have.map(|status| status.robot.as_str()).collect();
+    if have.is_empty() {
+        return "No robot was reached. 'coorp watch' brings the list to each robot that it reaches.\n".to_owned();
+    }
+    format!(
+        "Robots that have it: {}. They give it to all others that they meet.\n",
+        have.join(", ")
+    )
+}
+
+fn renew(file: &Path) -> Result<String, Failure> {
+    let team = load(file)?;
+    let folder = team.live.keys.display();
+    if keys::renew(&team)? {
+        return Ok(format!(
+            "{folder} has a new authority and new keys for all. The old ones, in {folder}/old, still count.\n\
+             For each robot: 'coorp keys bundle NAME', there 'coorp keys install NAME.bundle', and start it anew.\n\
+             'coorp keys renew' again shows who has changed; once all have: 'coorp keys renew --finish'.\n"
+        ));
+    }
+    let (watch, _) = hand_out(&team, None, 0)?;
+    let (changed, others) = watch.renewed();
+    let names = |names: &[String]| match names {
+        [] => "none".to_owned(),
+        names => names.join(", "),
+    };
+    let reached = |name: &String| changed.contains(name) || others.contains(name);
+    let all = team.robots.iter().map(|robot| robot.name.clone());
+    let missing: Vec<String> = all.filter(|name| !reached(name)).collect();
+    Ok(format!(
+        "The keys are being renewed. Robots with new keys: {}; with old ones: {}; not reached: {}.\n\
+         'coorp keys renew --finish' ends it, and locks out who has not changed by then.\n",
+        names(&changed),
+        names(&others),
+        names(&missing)
+    ))
+}
+
+fn finish(file: &Path) -> Result<String, Failure> {
+    let team = load(file)?;
+    let list = keys::finish(&team)?;
+    let folder = team.live.keys.display();
+    let (_, here) = hand_out(&team, None, list)?;
+    Ok(format!(
+        "The old authority and its keys do not count any more: list {list}, in {folder}/revoked.crl.\n{}",
+        taken_by(&here, list)
+    ))
+}
+
 /// Brings the newest list to the robots that can be reached. Returns their status after that.
-fn hand_out(team: &Team, without: &str, list: u64) -> Result<Vec<Status>, Failure> {
+fn hand_out(team: &Team, without: Option<&str>, list: u64) -> Result<(Watch, Vec<Status>), Failure> {
     let (watch, began) = (Watch::open(team, false)?, Instant::now());
-    let wanted = team.robots.iter().filter(|robot| robot.name != without).count();
+    let wanted = team.robots.iter().filter(|robot| Some(robot.name.as_str()) != without);
+    let wanted = wanted.count();
     loop {
         let here = watch.look();
         let have = here.iter().filter(|status| status.revoked.list >= list).count();
         if have >= wanted || began.elapsed() > TAKE_MAX {
-            return Ok(here);
+            return Ok((watch, here));
         }
         std::thread::sleep(LOOK_EVERY);
     }

@@ -136,7 +136,7 @@ fn is_authority(der: &[u8]) -> bool {
         .is_ok_and(|(_, certificate)| certificate.is_ca() && certificate.verify_signature(None).is_ok())
 }
 
-fn encoded(sections: &[&Pem]) -> String {
+pub(super) fn encoded(sections: &[&Pem]) -> String {
     let config = EncodeConfig::new().set_line_ending(LineEnding::LF);
     let encoded = sections.iter().map(|section| pem::encode_config(section, config));
     encoded.collect()

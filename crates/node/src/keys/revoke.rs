@@ -10,7 +10,7 @@ use quinn::rustls::pki_types::CertificateDer;
 use rcgen::{date_time_ymd, CertificateRevocationListParams, KeyIdMethod, RevokedCertParams, SerialNumber};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use super::{authority_of, certify, failed, files, write, AuthorityKey, OPERATOR};
+use super::{authority_of, certify, failed, files, renew, write, AuthorityKey, OPERATOR};
 use crate::revoked::{List, FILE};
 use crate::wire::Revocations;
 use crate::Error;
@@ -23,23 +23,35 @@ use crate::Error;
 /// If there is no such certificate, the authority's key or the last list is not here or damaged, or the list is full.
 pub fn revoke(team: &Team, name: &str) -> Result<u64, Error> {
     let folder = &team.live.keys;
-    let (certificate, key) = files(folder, name);
-    if !certificate.exists() {
+    let old = renew::old(folder);
+    let folders = [Some(folder.as_path()), old.as_deref()];
+    let folders = || folders.into_iter().flatten();
+    let held: Vec<_> = folders()
+        .map(|folder| files(folder, name))
+        .filter(|(of, _)| of.exists())
+        .collect();
+    if held.is_empty() {
         return Err(Error::Keys(format!(
             "{} is missing: {name} has no certificate here that could be revoked",
-            certificate.display()
+            files(folder, name).0.display()
         )));
     }
-    let issuer = authority_of(folder)?;
-    let mut list = List::load(&folder.join(FILE), &issuer.certificates)?.unwrap_or_default();
-    list.serials.insert(serial(&certificate)?);
+    let authority = authority_of(folder)?;
+    let mut list = List::load(&folder.join(FILE), &authority.certificates)?.unwrap_or_default();
+    for (certificate, _) in &held {
+        list.serials.insert(serial(certificate)?);
+    }
     list.number += 1;
-    write_list(folder, &issuer, &list)?;
-    for file in [&certificate, &key] {
+    // While keys are being renewed, all robots know the old authority.
+    match &old {
+        Some(old) => write_list(folder, &authority_of(old)?, &list)?,
+        None => write_list(folder, &authority, &list)?,
+    }
+    for file in held.iter().flat_map(|(certificate, key)| [certificate, key]) {
         fs::remove_file(file).map_err(|error| Error::at("delete", file, error))?;
     }
     if name == OPERATOR {
-        certify(folder, name, &issuer)?;
+        certify(folder, name, &authority)?;
     }
     Ok(list.number)
 }

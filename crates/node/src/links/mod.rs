@@ -138,7 +138,7 @@ impl Links {
             endpoints.push(endpoint.map_err(|error| failed("open QUIC", error))?);
         }
         drop(entered);
-        let finder = Finder::start(&member.team, Some(member.me), member.paths, credentials.authority())?;
+        let finder = Finder::start(&member.team, Some(member.me), member.paths, credentials.authorities())?;
         let robots = (0u16..).map(RobotId).take(member.team.robots.len());
         let links = robots.map(|to| {
             let paths = if to == member.me {
