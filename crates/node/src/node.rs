@@ -49,7 +49,8 @@ pub struct Options {
     pub policy: Policy,
     /// Run without keys: anyone on the network may read, speak for robots and grant permits. Disables bulk.
     pub insecure: bool,
-    /// The folder for received bulk; `None`: below `$XDG_STATE_HOME` or `~/.local/state`.
+    /// The folder for received bulk and all else that survives restarts; `None`: below `$XDG_STATE_HOME`,
+    /// `~/.local/state`, or, without a home, `/var/lib/coorp`.
     pub state: Option<PathBuf>,
 }
 
@@ -74,8 +75,8 @@ impl Node {
     /// `coorp_node::insecure`.
     ///
     /// # Errors
-    /// If the policy does not run on real sockets, the team has no such robot, its keys are missing, this machine lacks its
-    /// interfaces or addresses, or its ports are taken.
+    /// If the policy does not run on real sockets, the team has no such robot, its keys are missing or revoked, this machine
+    /// lacks its interfaces or addresses, or its ports are taken.
     pub fn open(options: Options) -> Result<Node, Error> {
         let Options {
             team,
@@ -95,7 +96,7 @@ impl Node {
             Some(Identity::of(&team, &name)?)
         };
         let identity = identity.as_ref();
-        let state = state.unwrap_or_else(|| state::folder(&team.name, &name));
+        let state = state.map_or_else(|| state::folder(&team.name, &name), Ok)?;
         let incarnation = state::incarnation(&state);
         let robot = SharedRobot::start(&team, team.robot_config(&policy, me, incarnation))?;
         let credentials = identity.map_or_else(|| Credentials::of_anybody(&name), Credentials::of)?;
