@@ -155,9 +155,8 @@ fn revoked(here: &[Status]) -> String {
     }
     for status in here.iter().filter(|status| status.revoked.rejected > 0) {
         let (robot, often) = (&status.robot, count(status.revoked.rejected));
-        text += &format!(
-            "{robot} refused: {often} lists of revoked certificates that the team's authority has not signed\n"
-        );
+        text +=
+            &format!("{robot} refused lists of revoked certificates: {often}, not signed by the team's authority\n");
     }
     text
 }
@@ -375,7 +374,7 @@ mod tests {
 
     use super::*;
     use coorp_core::admission::{Reason, Refused};
-    use coorp_node::status::Door;
+    use coorp_node::status::{Door, Revoked};
 
     #[test]
     fn the_view_names_who_is_here_who_is_not_and_who_may_send() {
@@ -428,6 +427,11 @@ mod tests {
                 }],
                 ..Door::default()
             },
+            revoked: Revoked {
+                list: 3,
+                certificates: 2,
+                rejected: 4,
+            },
             ..Status::default()
         };
         let scout = Status {
@@ -456,6 +460,8 @@ mod tests {
             "absent",
             "scout ALARM: the disk has less than its reserve free",
             "base refused: 1,503 from 10.0.0.9, no certificate",
+            "2 certificates are revoked (list 3); scout does not know it yet",
+            "base refused lists of revoked certificates: 4, not signed",
             "--insecure",
         ] {
             assert!(shown.contains(part), "no '{part}' in\n{shown}");
