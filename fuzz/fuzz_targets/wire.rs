@@ -7,7 +7,7 @@
 use coorp_core::robot;
 use coorp_node::status::Status;
 use coorp_node::wire::{
-    decode, encode, pack, unpack, Answer, Begin, Frame, Gathering, Hello, Parcel, Start, StatusQuery, VERSION,
+    decode, encode, pack, unpack, Answer, Begin, Frame, Gathering, Hello, Parcel, Revocations, Start, StatusQuery, VERSION,
 };
 
 fn read<F: Frame + PartialEq + std::fmt::Debug>(body: &[u8]) {
@@ -23,6 +23,7 @@ libfuzzer_sys::fuzz_target!(|body: &[u8]| {
     read::<robot::Message>(body);
     read::<Hello>(body);
     read::<Gathering>(body);
+    read::<Revocations>(body);
     read::<StatusQuery>(body);
     read::<Status>(body);
     read::<Begin>(body);

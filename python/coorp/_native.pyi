@@ -229,8 +229,8 @@ class Node:
 
     `team` is the path of a team file, or its text (with line breaks), and `robot` a name in it. `insecure` runs without
     the team's keys: anyone on the network can then read messages, impersonate robots and grant permits, and bulk is
-    disabled. A RuntimeWarning says so. `state` is the folder for received bulk, by default below `$XDG_STATE_HOME` or
-    `~/.local/state`. If RUST_LOG is set, the robot logs to standard error.
+    disabled. A RuntimeWarning says so. `state` is the folder for received bulk, by default below `$XDG_STATE_HOME`,
+    `~/.local/state`, or `/var/lib/coorp` without a home. If RUST_LOG is set, the robot logs to standard error.
 
     Every method may be called from any thread. Blocking calls release the GIL, and Ctrl-C interrupts them. `put` and
     `write` release it for more than 64 KiB; no other thread may change the buffer in the meantime. Nodes that are still

@@ -63,7 +63,7 @@ enum Command {
     Check(check::Args),
     /// Create a team file from a recording (MCAP or ROS 2 bag)
     Import(import::Args),
-    /// Create the team's keys
+    /// Create the team's keys and bring them to the robots
     #[cfg(feature = "live")]
     Keys(live::keys::Args),
     /// Take part in a team as one of its robots

@@ -95,7 +95,7 @@ fn a_team_comes_up_is_watched_and_a_missing_robot_is_named() {
     let (code, made, _) = field.run(&["keys", "init"]);
     assert_eq!(code, Some(0));
     assert!(
-        made.contains("scout: keys/ca.pem keys/robots/scout.pem keys/robots/scout.key"),
+        made.contains("keys/robots: keys of base, scout.") && made.contains("coorp keys bundle"),
         "{made}"
     );
     let (code, _, said) = field.run(&["keys", "init", "team.toml"]);
@@ -121,6 +121,122 @@ fn a_team_comes_up_is_watched_and_a_missing_robot_is_named() {
     let (code, shown, said) = field.run(&["watch", "--once"]);
     assert_eq!(code, Some(1), "{shown}");
     assert!(said.contains("no answer from scout"), "{said}");
+}
+
+#[test]
+fn a_robot_gets_its_keys_in_one_file() {
+    let (field, robot) = (
+        Field::new("bundle", [28_300, 28_320]),
+        Field::new("bundle-robot", [28_300, 28_320]),
+    );
+    let (code, _, said) = field.run(&["keys", "bundle", "scout"]);
+    assert_eq!(code, Some(2));
+    assert!(said.contains("coorp keys init"), "{said}");
+    field.run(&["keys", "init"]);
+    let (code, _, said) = field.run(&["keys", "bundle", "nobody"]);
+    assert_eq!(code, Some(2));
+    assert!(said.contains("its robots are base, scout"), "{said}");
+    for (name, file) in [("scout", "keys/robots/scout.key"), ("@operator", "keys/operator.key")] {
+        let bundle = format!("{name}.bundle");
+        let (code, made, _) = field.run(&["keys", "bundle", name]);
+        assert_eq!(code, Some(0));
+        assert!(made.contains(&format!("coorp keys install {bundle}")), "{made}");
+        let (from, to) = (field.folder.join(&bundle), robot.folder.join(&bundle));
+        std::fs::write(&to, std::fs::read(&from).unwrap()).unwrap();
+        let (code, _, said) = robot.run(&["keys", "install", &bundle]);
+        assert_eq!(code, Some(2));
+        assert!(said.contains("chmod 600"), "{said}");
+        std::fs::copy(&from, &to).unwrap();
+        let (code, taken, said) = robot.run(&["keys", "install", &bundle]);
+        assert_eq!(code, Some(0), "{said}");
+        assert!(taken.contains(name), "{taken}");
+        let key = |field: &Field| std::fs::read(field.folder.join(file)).unwrap();
+        assert_eq!(key(&field), key(&robot));
+    }
+    assert!(!robot.folder.join("keys/ca.key").exists());
+}
+
+#[test]
+fn a_robot_whose_keys_are_revoked_is_out() {
+    let field = Field::new("revoke", [28_520, 28_540]);
+    field.run(&["keys", "init"]);
+    let (code, _, said) = field.run(&["keys", "revoke", "nobody"]);
+    assert_eq!(code, Some(2));
+    assert!(said.contains("no certificate here"), "{said}");
+    let _robots = [field.up("base", &["--metrics", "28559"]), field.up("scout", &[])];
+    let (code, shown, said) = field.run(&["watch", "--once"]);
+    assert_eq!(code, Some(0), "{said}");
+    assert!(!shown.contains("revoked"), "{shown}");
+    let (code, done, said) = field.run(&["keys", "revoke", "scout"]);
+    assert_eq!(code, Some(0), "{said}");
+    assert!(done.contains("Robots that have it: base."), "{done}");
+    let (code, shown, _) = field.run(&["watch", "--once"]);
+    assert_eq!(code, Some(1));
+    assert!(
+        shown.contains("1 of 2 robots") && shown.contains("1 certificate is revoked (list 1)"),
+        "{shown}"
+    );
+    let mut metrics = TcpStream::connect("127.0.0.1:28559").unwrap();
+    metrics.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+    let mut page = String::new();
+    metrics.read_to_string(&mut page).unwrap();
+    for line in [
+        "coorp_revocation_list 1",
+        "coorp_revoked_certificates 1",
+        "coorp_robot_alive{peer=\"base\"} 1",
+    ] {
+        assert!(page.contains(line), "{page}");
+    }
+    assert!(!page.contains("peer=\"scout\"} 1"), "{page}");
+}
+
+#[test]
+fn keys_are_renewed_in_two_steps() {
+    let (field, robot) = (
+        Field::new("renew", [28_480, 28_500]),
+        Field::new("renew-robot", [28_480, 28_500]),
+    );
+    field.run(&["keys", "init"]);
+    let (code, _, said) = field.run(&["keys", "renew", "--finish"]);
+    assert_eq!(code, Some(2));
+    assert!(said.contains("not being renewed"), "{said}");
+    let install = || {
+        field.run(&["keys", "bundle", "scout"]);
+        std::fs::copy(field.folder.join("scout.bundle"), robot.folder.join("scout.bundle")).unwrap();
+        let (code, _, said) = robot.run(&["keys", "install", "scout.bundle"]);
+        assert_eq!(code, Some(0), "{said}");
+    };
+    install();
+    let scout = robot.up("scout", &[]);
+    let (code, done, said) = field.run(&["keys", "renew"]);
+    assert_eq!(code, Some(0), "{said}");
+    assert!(done.contains("coorp keys renew --finish"), "{done}");
+    let _base = field.up("base", &[]);
+    let (code, shown, said) = field.run(&["watch", "--once"]);
+    assert_eq!(code, Some(0), "{shown}{said}");
+    let (_, shown, _) = field.run(&["keys", "renew"]);
+    assert!(
+        shown.contains("new keys: base; with old ones: scout; not reached: none"),
+        "{shown}"
+    );
+    install();
+    drop(scout);
+    let (_, shown, _) = field.run(&["keys", "renew"]);
+    assert!(
+        shown.contains("new keys: base; with old ones: none; not reached: scout"),
+        "{shown}"
+    );
+    let _scout = robot.up("scout", &[]);
+    let (_, shown, _) = field.run(&["keys", "renew"]);
+    assert!(
+        shown.contains("new keys: base, scout; with old ones: none; not reached: none"),
+        "{shown}"
+    );
+    let (code, done, said) = field.run(&["keys", "renew", "--finish"]);
+    assert_eq!(code, Some(0), "{said}");
+    assert!(done.contains("Robots that have it: base, scout."), "{done}");
+    let (code, shown, said) = field.run(&["watch", "--once"]);
+    assert_eq!(code, Some(0), "{shown}{said}");
 }
 
 #[test]

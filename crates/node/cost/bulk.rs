@@ -56,7 +56,7 @@ pub struct Quic {
 impl Quic {
     pub fn open(team: &Path, name: &str, state: PathBuf) -> Outcome<Quic> {
         let team = coorp_team::load(team).map_err(|error| error.to_string())?;
-        let (server, client) = configs(&Identity::of_robot(&team, name)?)?;
+        let (server, client) = configs(&Identity::of(&team, name)?)?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(THREADS)
             .enable_all()

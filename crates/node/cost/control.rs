@@ -177,7 +177,7 @@ fn zenoh_pair(team: &Team, protocol: &str) -> Outcome<[Peer; 2]> {
             "scouting": { "multicast": { "enabled": false } },
         });
         if protocol != "tcp" {
-            let identity = Identity::of_robot(&team.team, name)?;
+            let identity = Identity::of(&team.team, name)?;
             config["transport"]["link"]["tls"] = json!({
                 "enable_mtls": true,
                 "verify_name_on_connect": false,

@@ -93,6 +93,7 @@ impl Agent {
                 refused: member.refused.read(),
                 door,
                 found,
+                revoked: member.revoked.status(),
             }
         })
     }

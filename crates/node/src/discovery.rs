@@ -91,7 +91,8 @@ struct Shared {
     team: Team,
     me: Option<RobotId>,
     paths: usize,
-    names: Names,
+    /// Under each of the authorities: several while keys are being renewed.
+    names: Vec<Names>,
     inner: Mutex<Inner>,
     /// Wakes the thread, and whoever waits for an order.
     changed: Notify,
@@ -127,15 +128,24 @@ impl Finder {
         team: &Team,
         me: Option<RobotId>,
         paths: usize,
-        authority: Option<&[u8]>,
+        authorities: &[impl AsRef<[u8]>],
         on_panic: impl FnOnce(String) + Send + 'static,
     ) -> Result<Finder, Error> {
         let clock = Clock::start();
-        let names = team.robots.iter().map(|robot| robot.name.as_str());
-        let names = Names::new(&team.name, authority, names);
+        let under = |authority: Option<&[u8]>| {
+            let robots = team.robots.iter().map(|robot| robot.name.as_str());
+            Names::new(&team.name, authority, robots)
+        };
+        let names = match authorities {
+            [] => vec![under(None)],
+            several => several
+                .iter()
+                .map(|authority| under(Some(authority.as_ref())))
+                .collect(),
+        };
         let targets = targets(team, me, paths);
         let seed = u64::from(std::process::id()) << 16 | me.map_or(0xffff, |me| u64::from(me.0));
-        let decisions = Discovery::new(targets, authority.is_some(), seed, clock_now(clock));
+        let decisions = Discovery::new(targets, !authorities.is_empty(), seed, clock_now(clock));
         let shared = Arc::new(Shared {
             clock,
             team: team.clone(),
@@ -235,6 +245,16 @@ fn clock_now(clock: Clock) -> Instant {
 }
 
 impl Shared {
+    /// Reads a datagram under each authority; what one of them knows counts.
+    fn read(&self, datagram: &[u8], from: Ipv4Addr) -> Result<Option<Heard>, Refusal> {
+        let mut all = self.names.iter().map(|names| names.read(datagram, from));
+        let first = all.next().unwrap_or(Ok(None));
+        match first {
+            Ok(Some(_)) => first,
+            _ => all.find(|heard| matches!(heard, Ok(Some(_)))).unwrap_or(first),
+        }
+    }
+
     fn now(&self) -> Instant {
         clock_now(self.clock)
     }
@@ -497,9 +517,12 @@ impl Listener {
         let searches = std::mem::take(&mut lock(&shared.inner).searches);
         for path in searches {
             let missing: Vec<RobotId> = lock(&shared.inner).decisions.missing(path).collect();
-            let question = shared.names.question(turned(missing, shared.now()), path.0);
-            for post in self.posts.iter().filter(|post| post.place.path == path.0) {
-                post.say(&question).await;
+            let missing = turned(missing, shared.now());
+            for names in &shared.names {
+                let question = names.question(missing.iter().copied(), path.0);
+                for post in self.posts.iter().filter(|post| post.place.path == path.0) {
+                    post.say(&question).await;
+                }
             }
         }
         for post in &mut self.posts {
@@ -508,8 +531,10 @@ impl Listener {
                 continue;
             };
             let port = shared.team.port(me);
-            let announcement = shared.names.announcement(me, place.path, place.address, port);
-            post.say(&announcement).await;
+            for names in &shared.names {
+                let announcement = names.announcement(me, place.path, place.address, port);
+                post.say(&announcement).await;
+            }
             post.announcements.retain(|at| *at > now);
             (post.answer, post.last) = (None, Some(now));
         }
@@ -551,7 +576,7 @@ impl Listener {
                     break;
                 };
                 self.read += 1;
-                let heard = shared.names.read(&self.buffer[..bytes], *from.ip());
+                let heard = shared.read(&self.buffer[..bytes], *from.ip());
                 post.take(shared, heard, *from.ip());
             }
         }

@@ -16,7 +16,8 @@ use quinn::{Connection, ConnectionError, Incoming};
 use tokio::sync::Notify;
 
 use crate::clock::Clock;
-use crate::quic::is_over_certificates;
+use crate::quic::{close_revoked, is_over_certificates};
+use crate::revoked::Revoked;
 use crate::status;
 use crate::sync::lock;
 
@@ -24,6 +25,7 @@ use crate::sync::lock;
 #[derive(Debug)]
 pub(crate) struct Door {
     clock: Clock,
+    revoked: Arc<Revoked>,
     inner: Mutex<Inner>,
 }
 
@@ -32,17 +34,20 @@ struct Inner {
     admission: Admission,
     /// Told when a handshake has to make room for another.
     handshakes: BTreeMap<Ticket, Arc<Notify>>,
+    connections: BTreeMap<Ticket, Connection>,
 }
 
 impl Door {
     /// `addresses` are those of the team's robots.
-    pub fn new(limits: Limits, addresses: impl IntoIterator<Item = IpAddr>) -> Arc<Door> {
+    pub fn new(limits: Limits, addresses: impl IntoIterator<Item = IpAddr>, revoked: Arc<Revoked>) -> Arc<Door> {
         let inner = Inner {
             admission: Admission::new(limits, addresses),
             handshakes: BTreeMap::new(),
+            connections: BTreeMap::new(),
         };
         Arc::new(Door {
             clock: Clock::start(),
+            revoked,
             inner: Mutex::new(inner),
         })
     }
@@ -80,6 +85,13 @@ impl Door {
                 Some((incoming, place))
             }
         }
+    }
+
+    /// Ends the connections of those whose certificates have been revoked.
+    pub fn close_revoked(&self) {
+        let connections: Vec<Connection> = lock(&self.inner).connections.values().cloned().collect();
+        let closed = connections.iter();
+        closed.for_each(|connection| close_revoked(&self.revoked, connection));
     }
 
     pub fn status(&self) -> status::Door {
@@ -132,26 +144,31 @@ impl Place {
     }
 
     /// The other end has shown the certificate of a robot. Returns whether its connection may stay.
-    pub fn is_robots(&self, robot: RobotId) -> bool {
+    pub fn is_robots(&self, robot: RobotId, connection: &Connection) -> bool {
         let now = self.door.now();
-        let mut inner = lock(&self.door.inner);
-        inner.handshakes.remove(&self.ticket);
-        inner.admission.on_member(self.ticket, robot, now)
+        self.open(connection, |admission| admission.on_member(self.ticket, robot, now))
     }
 
     /// The other end has shown the operator's certificate. Returns whether its connection may stay.
-    pub fn is_operators(&self) -> bool {
+    pub fn is_operators(&self, connection: &Connection) -> bool {
+        self.open(connection, |admission| admission.on_operator(self.ticket))
+    }
+
+    fn open(&self, connection: &Connection, admit: impl FnOnce(&mut Admission) -> bool) -> bool {
         let mut inner = lock(&self.door.inner);
         inner.handshakes.remove(&self.ticket);
-        inner.admission.on_operator(self.ticket)
+        let stays = admit(&mut inner.admission);
+        if stays {
+            inner.connections.insert(self.ticket, connection.clone());
+            drop(inner);
+            // It may have been revoked since it was shown.
+            close_revoked(&self.door.revoked, connection);
+        }
+        stays
     }
 
-    /// The other end has shown another certificate, or none.
-    pub fn is_strangers(&self) {
-        self.fail(Reason::NoCertificate);
-    }
-
-    fn fail(&self, reason: Reason) {
+    /// The other end has shown no certificate that counts.
+    pub fn fail(&self, reason: Reason) {
         let mut inner = lock(&self.door.inner);
         inner.handshakes.remove(&self.ticket);
         inner.admission.on_failed(self.ticket, reason);
@@ -163,6 +180,7 @@ impl Drop for Place {
         let now = self.door.now();
         let mut inner = lock(&self.door.inner);
         inner.handshakes.remove(&self.ticket);
+        inner.connections.remove(&self.ticket);
         inner.admission.on_ended(self.ticket, now);
     }
 }

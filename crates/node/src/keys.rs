@@ -2,10 +2,15 @@
 //!
 //! A certificate of the team's authority makes its owner a member, with the name in the certificate; nobody else is
 //! heard. [`init`] creates what is missing and never overwrites. [`Identity`] is what one robot needs: its own key and
-//! certificate, and the authority's certificate. The authority's key stays with the operator.
+//! certificate, and the authority's certificate. [`bundle`] puts them into one file, and [`install`] takes it on the robot.
+//! [`revoke`] locks out whoever has a certificate, and [`renew`] makes all keys anew. The authority's key stays with the
+//! operator.
 //!
-//! Certificates do not expire, because a robot's clock may start in 1970. Left out: revoking a single certificate.
-//! After the loss of a key, create all of them again.
+//! Certificates do not expire, because a robot's clock may start in 1970.
+
+mod bundle;
+mod renew;
+mod revoke;
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -13,14 +18,18 @@ use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use coorp_team::Team;
+use quinn::rustls::pki_types::pem::PemObject;
 use quinn::rustls::pki_types::CertificateDer;
 use rcgen::{
     date_time_ymd, BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose,
 };
 
+pub use self::bundle::{bundle, install};
+pub use self::renew::{finish, renew};
+pub use self::revoke::revoke;
 use crate::file_name::file_name;
-use crate::state::make_private;
+use crate::state::{make_private, replace};
 use crate::Error;
 
 /// The name in the operator's certificate. The operator may look but not take part. No robot can have this name.
@@ -46,8 +55,8 @@ pub struct Made {
 /// If everything exists already, or files cannot be read or written.
 pub fn init(team: &Team) -> Result<Made, Error> {
     let folder = &team.live.keys;
-    make_private(folder)?;
-    make_private(&folder.join(ROBOTS))?;
+    renew::check_whole(folder)?;
+    make_folders(folder)?;
     let (certificate, key) = pair(folder, AUTHORITY);
     let authority = match (certificate.exists(), key.exists()) {
         (false, false) => {
@@ -68,29 +77,21 @@ pub fn init(team: &Team) -> Result<Made, Error> {
             )));
         }
     };
-    let issuer = KeyPair::from_pem(&read(&key)?).map_err(|error| unusable(&key, &error))?;
-    let text = read(&certificate)?;
-    let issuer = Issuer::from_ca_cert_pem(&text, issuer).map_err(|error| unusable(&certificate, &error))?;
+    let issuer = authority_of(folder)?;
     let mut certificates = Vec::new();
-    let names = team
-        .robots
-        .iter()
-        .map(|robot| (folder.join(ROBOTS), robot.name.as_str(), robot.name.as_str()));
-    for (folder, file, name) in names.chain([(folder.clone(), "operator", OPERATOR)]) {
-        let (certificate, key) = pair(&folder, file);
+    let names = team.robots.iter().map(|robot| robot.name.as_str());
+    for name in names.chain([OPERATOR]) {
+        let (certificate, key) = files(folder, name);
         if certificate.exists() && key.exists() {
             continue;
         }
-        let made = KeyPair::generate().map_err(failed)?;
-        let signed = member(name)?.signed_by(&made, &issuer).map_err(failed)?;
-        write_new(&key, &made.serialize_pem(), 0o600)?;
-        write_new(&certificate, &signed.pem(), 0o644)?;
+        certify(folder, name, &issuer)?;
         certificates.push(name.to_owned());
     }
     if !authority && certificates.is_empty() {
         return Err(Error::Keys(format!(
-            "{} has keys for the whole team already, and they stay as they are; to lock out whoever has the old ones, \
-             move that folder away and make new ones",
+            "{} has keys for the whole team already, and they stay as they are; 'coorp keys revoke' locks out whoever \
+             has one of them",
             folder.display()
         )));
     }
@@ -98,6 +99,55 @@ pub fn init(team: &Team) -> Result<Made, Error> {
         authority,
         certificates,
     })
+}
+
+/// An authority that can sign.
+struct AuthorityKey {
+    issuer: Issuer<'static, KeyPair>,
+    /// Of the authorities that count, its own first.
+    certificates: Vec<CertificateDer<'static>>,
+    /// By which robots that know only the authority before this one know it: see [`renew`].
+    link: String,
+}
+
+/// The team's authority, where its keys were made.
+fn authority_of(folder: &Path) -> Result<AuthorityKey, Error> {
+    let (certificate, key) = pair(folder, AUTHORITY);
+    let unusable = |path: &Path, error: String| {
+        Error::Keys(format!(
+            "{} is no key or certificate of Coorp's: {error}",
+            path.display()
+        ))
+    };
+    let signs = KeyPair::from_pem(&read(&key)?).map_err(|error| unusable(&key, error.to_string()))?;
+    let certificates = CertificateDer::pem_file_iter(&certificate).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+    let certificates = certificates.map_err(|error| unusable(&certificate, error.to_string()))?;
+    let own = certificates
+        .first()
+        .ok_or_else(|| unusable(&certificate, "it is empty".to_owned()))?;
+    let issuer = Issuer::from_ca_cert_der(own, signs).map_err(|error| unusable(&certificate, error.to_string()))?;
+    let link = renew::link(folder)?;
+    Ok(AuthorityKey {
+        issuer,
+        certificates,
+        link,
+    })
+}
+
+/// Makes a key and a certificate for a robot or the operator.
+fn certify(folder: &Path, name: &str, authority: &AuthorityKey) -> Result<(), Error> {
+    let (certificate, key) = files(folder, name);
+    let made = KeyPair::generate().map_err(failed)?;
+    let signed = member(name)?.signed_by(&made, &authority.issuer).map_err(failed)?;
+    write_new(&key, &made.serialize_pem(), 0o600)?;
+    write_new(&certificate, &(signed.pem() + &authority.link), 0o644)
+}
+
+/// The name in a certificate.
+pub(crate) fn name_in(certificate: &[u8]) -> Option<String> {
+    let (_, certificate) = x509_parser::parse_x509_certificate(certificate).ok()?;
+    let name = certificate.subject().iter_common_name().next()?.as_str().ok()?;
+    Some(name.to_owned())
 }
 
 /// The files that prove one member's identity.
@@ -112,44 +162,37 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// The identity of a robot of the team.
+    /// The identity of a robot of the team, or of its [`OPERATOR`].
     ///
     /// # Errors
-    /// If a file is missing or cannot be read, or others may read the private key.
-    pub fn of_robot(team: &Team, name: &str) -> Result<Identity, Error> {
-        Identity::load(&team.live.keys, &team.live.keys.join(ROBOTS), name)
-    }
-
-    /// The identity of the team's operator.
-    ///
-    /// # Errors
-    /// As for a robot.
-    pub fn of_operator(team: &Team) -> Result<Identity, Error> {
-        Identity::load(&team.live.keys, &team.live.keys, "operator")
-    }
-
-    fn load(keys: &Path, folder: &Path, name: &str) -> Result<Identity, Error> {
-        let (certificate, key) = pair(folder, name);
-        let authority = keys.join(AUTHORITY).with_extension("pem");
+    /// If a file is missing or cannot be read, or others may read the private key or look into the folder.
+    pub fn of(team: &Team, name: &str) -> Result<Identity, Error> {
+        let folder = &team.live.keys;
+        let (certificate, key) = files(folder, name);
+        let authority = folder.join(AUTHORITY).with_extension("pem");
         for file in [&authority, &certificate, &key] {
             if !file.exists() {
                 return Err(Error::Keys(format!(
-                    "{} is missing: 'coorp keys init' makes the team's keys; copy this robot's here, or run it \
-                     insecure (--insecure, in Python insecure=True) where nobody can do harm",
+                    "{} is missing: 'coorp keys init' makes the team's keys, and 'coorp keys bundle' one file for this \
+                     robot, which 'coorp keys install' takes here; or run it insecure (--insecure, in Python \
+                     insecure=True) where nobody can do harm",
                     file.display()
                 )));
             }
             read(file)?;
         }
-        let mode = fs::metadata(&key)
-            .map_err(|error| Error::at("read", &key, error))?
-            .permissions()
-            .mode();
-        if mode & 0o077 != 0 {
+        let owner = CertificateDer::from_pem_file(&certificate).ok();
+        let owner = owner.and_then(|certificate| name_in(&certificate));
+        if owner.as_deref() != Some(name) {
             return Err(Error::Keys(format!(
-                "others on this machine may read {}: chmod 600 it",
-                key.display()
+                "{} is the certificate of {}, not of {name}: files of keys keep their names",
+                certificate.display(),
+                owner.as_deref().unwrap_or("nobody")
             )));
+        }
+        let folders = [Some(folder.as_path()), certificate.parent()];
+        for private in folders.into_iter().flatten().chain([key.as_path()]) {
+            check_private(private)?;
         }
         Ok(Identity {
             authority,
@@ -157,6 +200,32 @@ impl Identity {
             key,
         })
     }
+}
+
+/// Refuses a private file or folder that others on this machine may open.
+fn check_private(path: &Path) -> Result<(), Error> {
+    let metadata = fs::metadata(path).map_err(|error| Error::at("read", path, error))?;
+    if metadata.permissions().mode() & 0o077 == 0 {
+        return Ok(());
+    }
+    let (may, mode) = if metadata.is_dir() {
+        ("look into", 700)
+    } else {
+        ("read", 600)
+    };
+    let path = path.display();
+    Err(Error::Keys(format!(
+        "others on this machine may {may} {path}: chmod {mode} it"
+    )))
+}
+
+/// Creates the folders of keys that are missing.
+fn make_folders(folder: &Path) -> Result<(), Error> {
+    for folder in [folder, &folder.join(ROBOTS)] {
+        make_private(folder)?;
+        check_private(folder)?;
+    }
+    Ok(())
 }
 
 /// A self-signed certificate with a name, and its private key, both DER.
@@ -193,6 +262,15 @@ fn lasting(name: &str) -> CertificateParams {
     params
 }
 
+/// The certificate and the key of a robot or the operator.
+fn files(folder: &Path, name: &str) -> (PathBuf, PathBuf) {
+    if name == OPERATOR {
+        pair(folder, "operator")
+    } else {
+        pair(&folder.join(ROBOTS), name)
+    }
+}
+
 fn pair(folder: &Path, name: &str) -> (PathBuf, PathBuf) {
     // Names may contain dots, so nothing is an extension.
     let name = file_name(name);
@@ -207,6 +285,11 @@ fn write_new(path: &Path, text: &str, mode: u32) -> Result<(), Error> {
     written.map_err(|error| Error::at("write", path, error))
 }
 
+/// Writes a file whole, in place of the one that may be there.
+fn write(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Error> {
+    replace(path, bytes, mode).map_err(|error| Error::at("write", path, error))
+}
+
 fn read(path: &Path) -> Result<String, Error> {
     fs::read_to_string(path).map_err(|error| Error::at("read", path, error))
 }
@@ -215,23 +298,16 @@ fn failed(error: impl std::fmt::Display) -> Error {
     Error::Crypto(format!("cannot make keys: {error}"))
 }
 
-fn unusable(path: &Path, error: &rcgen::Error) -> Error {
-    Error::Keys(format!(
-        "{} is no key or certificate of Coorp's: {error}",
-        path.display()
-    ))
-}
-
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    fn team(folder: &Path) -> Team {
+    pub fn team(folder: &Path) -> Team {
         let text = "[[robot]]\nname = \"base\"\nleader = true\n[[robot]]\nname = \"r..1\"\n";
         coorp_team::parse(text, "t.toml", folder).unwrap()
     }
 
-    fn scratch(name: &str) -> PathBuf {
+    pub fn scratch(name: &str) -> PathBuf {
         let folder = std::env::temp_dir().join(format!("coorp-keys-{}-{name}", std::process::id()));
         let _ = fs::remove_dir_all(&folder);
         folder
@@ -277,13 +353,27 @@ mod tests {
     fn a_key_that_is_missing_or_open_to_all_is_refused() {
         let folder = scratch("open");
         let team = team(&folder);
-        let missing = Identity::of_robot(&team, "base").unwrap_err().to_string();
+        let missing = Identity::of(&team, "base").unwrap_err().to_string();
         assert!(missing.contains("coorp keys init"), "{missing}");
         init(&team).unwrap();
-        let identity = Identity::of_robot(&team, "base").unwrap();
+        let identity = Identity::of(&team, "base").unwrap();
+        let own = fs::read(&identity.certificate).unwrap();
+        fs::copy(files(&team.live.keys, "r..1").0, &identity.certificate).unwrap();
+        let renamed = Identity::of(&team, "base").unwrap_err().to_string();
+        assert!(renamed.contains("certificate of r..1, not of base"), "{renamed}");
+        fs::write(&identity.certificate, own).unwrap();
         fs::set_permissions(&identity.key, fs::Permissions::from_mode(0o640)).unwrap();
-        let open = Identity::of_robot(&team, "base").unwrap_err().to_string();
+        let open = Identity::of(&team, "base").unwrap_err().to_string();
         assert!(open.contains("chmod 600"), "{open}");
+        fs::set_permissions(&identity.key, fs::Permissions::from_mode(0o600)).unwrap();
+        for folder in [&team.live.keys, &team.live.keys.join(ROBOTS)] {
+            fs::set_permissions(folder, fs::Permissions::from_mode(0o750)).unwrap();
+            for refused in [Identity::of(&team, "base").map(|_| ()), init(&team).map(|_| ())] {
+                let refused = refused.unwrap_err().to_string();
+                assert!(refused.contains("chmod 700"), "{refused}");
+            }
+            fs::set_permissions(folder, fs::Permissions::from_mode(0o700)).unwrap();
+        }
         fs::remove_dir_all(folder).unwrap();
     }
 }

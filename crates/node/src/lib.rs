@@ -66,6 +66,7 @@ mod rank;
 pub mod recording;
 mod refused;
 mod resets;
+mod revoked;
 mod shared_robot;
 mod state;
 pub mod status;

@@ -11,6 +11,7 @@ use coorp_team::Team;
 use crate::alarms::Bell;
 use crate::door::Door;
 use crate::refused::RefusedCounts;
+use crate::revoked::Revoked;
 use crate::Error;
 
 /// A robot of a team.
@@ -26,6 +27,7 @@ pub(crate) struct Member {
     /// Whether it has keys.
     pub secure: bool,
     pub refused: RefusedCounts,
+    pub revoked: Arc<Revoked>,
     pub door: Arc<Door>,
     pub bell: Bell,
 }

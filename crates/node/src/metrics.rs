@@ -194,6 +194,9 @@ fn robot<'n>(page: &mut Page, status: &Status, name: impl Fn(u16) -> &'n str) {
     for (reason, count) in &status.door.totals {
         refusals.sample(&[("reason", reason.name())], *count);
     }
+    page.number("coorp_revocation_list", status.revoked.list);
+    page.number("coorp_revoked_certificates", status.revoked.certificates);
+    page.number("coorp_refused_revocation_lists_total", status.revoked.rejected);
     page.number("coorp_unfinished_handshakes", status.door.unfinished);
     let found = &status.found;
     page.number("coorp_discovery_hints_total", found.hints);
@@ -341,6 +344,9 @@ coorp_alarm: What its operator should look at; 1 for what was noticed in the las
 coorp_refused_frames_total: Frames that were refused, by reason.
 coorp_refused_strangers_total: Connections that were refused for a certificate.
 coorp_refused_connections_total: Attempts to connect for control or bulk that were refused, by reason.
+coorp_revocation_list: The number of its list of revoked certificates; 0 before the first.
+coorp_revoked_certificates: How many certificates are in that list.
+coorp_refused_revocation_lists_total: Lists of revoked certificates that the team's authority has not signed.
 coorp_unfinished_handshakes: Attempts to connect that have yet to show a certificate.
 coorp_discovery_hints_total: Announcements of robots that were taken up.
 coorp_discovery_attempts_total: Attempts to connect to robots, by how they ended.

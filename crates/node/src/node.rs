@@ -31,6 +31,7 @@ use crate::quic::Credentials;
 use crate::rank::real_time;
 use crate::recording::Recording;
 use crate::refused::RefusedCounts;
+use crate::revoked::Revoked;
 use crate::shared_robot::{SharedRobot, Wish};
 use crate::status::Status;
 use crate::sync::spawn;
@@ -48,7 +49,8 @@ pub struct Options {
     pub policy: Policy,
     /// Run without keys: anyone on the network may read, speak for robots and grant permits. Disables bulk.
     pub insecure: bool,
-    /// The folder for received bulk; `None`: below `$XDG_STATE_HOME` or `~/.local/state`.
+    /// The folder for received bulk and all else that survives restarts; `None`: below `$XDG_STATE_HOME`,
+    /// `~/.local/state`, or, without a home, `/var/lib/coorp`.
     pub state: Option<PathBuf>,
 }
 
@@ -73,8 +75,8 @@ impl Node {
     /// `coorp_node::insecure`.
     ///
     /// # Errors
-    /// If the policy does not run on real sockets, the team has no such robot, its keys are missing, this machine lacks its
-    /// interfaces or addresses, or its ports are taken.
+    /// If the policy does not run on real sockets, the team has no such robot, its keys are missing or revoked, this machine
+    /// lacks its interfaces or addresses, or its ports are taken.
     pub fn open(options: Options) -> Result<Node, Error> {
         let Options {
             team,
@@ -91,13 +93,18 @@ impl Node {
             tracing::warn!(target: "coorp_node::insecure", "{name} is insecure: {INSECURE}");
             None
         } else {
-            Some(Identity::of_robot(&team, &name)?)
+            Some(Identity::of(&team, &name)?)
         };
         let identity = identity.as_ref();
-        let state = state.unwrap_or_else(|| state::folder(&team.name, &name));
+        let state = state.map_or_else(|| state::folder(&team.name, &name), Ok)?;
         let incarnation = state::incarnation(&state);
         let robot = SharedRobot::start(&team, team.robot_config(&policy, me, incarnation))?;
         let credentials = identity.map_or_else(|| Credentials::of_anybody(&name), Credentials::of)?;
+        let revoked = if insecure {
+            Arc::default()
+        } else {
+            Arc::new(Revoked::of(&credentials, &team.live.keys, Some(&state))?)
+        };
         let member = Arc::new(Member {
             me,
             policy,
@@ -105,9 +112,11 @@ impl Node {
             incarnation,
             secure: !insecure,
             refused: RefusedCounts::default(),
+            revoked: revoked.clone(),
             door: Door::new(
                 Limits::of_team(team.robots.len(), team.paths_used(me)),
                 team.robots.iter().flat_map(|robot| robot.addresses.iter().copied()),
+                revoked,
             ),
             bell: Bell::default(),
             team,

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use coorp_core::admission::Reason;
 use coorp_core::discovery::Outcome;
 use coorp_core::RobotId;
 use coorp_team::Team;
@@ -25,6 +26,7 @@ use quinn::{Connection, ConnectionError, Endpoint, MtuDiscoveryConfig};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use crate::keys::{self, Identity, SERVER_NAME};
+use crate::revoked::Revoked;
 use crate::Error;
 
 /// The maximum number of datagrams per call to the kernel, and their maximum length: the kernel accepts this many of
@@ -49,9 +51,9 @@ const CERTIFICATE_ALERTS: [u64; 9] = [0x12a, 0x12b, 0x12c, 0x12d, 0x12e, 0x130, 
 
 /// A robot's proof of identity, and the peers that it admits.
 pub(crate) struct Credentials {
-    /// Admits the peers that this authority has signed; `None`: anybody, under any name.
+    /// Admits the peers that these authorities have signed; `None`: anybody, under any name.
     roots: Option<Arc<RootCertStore>>,
-    authority: Option<CertificateDer<'static>>,
+    authorities: Vec<CertificateDer<'static>>,
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
     provider: Arc<CryptoProvider>,
@@ -61,20 +63,22 @@ impl Credentials {
     /// A robot's keys of its team.
     pub fn of(identity: &Identity) -> Result<Credentials, Error> {
         let unusable = |path: &Path, error: String| Error::Keys(format!("cannot use {}: {error}", path.display()));
-        let authority = CertificateDer::from_pem_file(&identity.authority);
-        let authority = authority.map_err(|error| unusable(&identity.authority, error.to_string()))?;
-        let certificate = CertificateDer::from_pem_file(&identity.certificate);
-        let certificate = certificate.map_err(|error| unusable(&identity.certificate, error.to_string()))?;
+        let certificates = |path: &Path| {
+            let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+            read.map_err(|error| unusable(path, error.to_string()))
+        };
+        let (authorities, chain) = (certificates(&identity.authority)?, certificates(&identity.certificate)?);
         let key = PrivateKeyDer::from_pem_file(&identity.key);
         let key = key.map_err(|error| unusable(&identity.key, error.to_string()))?;
         let mut roots = RootCertStore::empty();
-        roots
-            .add(authority.clone())
-            .map_err(|error| unusable(&identity.authority, error.to_string()))?;
+        for authority in &authorities {
+            let added = roots.add(authority.clone());
+            added.map_err(|error| unusable(&identity.authority, error.to_string()))?;
+        }
         Ok(Credentials {
             roots: Some(Arc::new(roots)),
-            authority: Some(authority),
-            chain: vec![certificate],
+            authorities,
+            chain,
             key,
             provider: Arc::new(rustls::crypto::ring::default_provider()),
         })
@@ -85,16 +89,21 @@ impl Credentials {
         let (certificate, key) = keys::unsigned(name)?;
         Ok(Credentials {
             roots: None,
-            authority: None,
+            authorities: Vec::new(),
             chain: vec![certificate],
             key: PrivatePkcs8KeyDer::from(key).into(),
             provider: Arc::new(rustls::crypto::ring::default_provider()),
         })
     }
 
-    /// The certificate of the team's authority, if there is one.
-    pub fn authority(&self) -> Option<&[u8]> {
-        self.authority.as_ref().map(AsRef::as_ref)
+    /// The certificates of the team's authorities, the newest first; none without keys.
+    pub fn authorities(&self) -> &[CertificateDer<'static>] {
+        &self.authorities
+    }
+
+    /// The robot's own certificate.
+    pub fn certificate(&self) -> Option<&CertificateDer<'static>> {
+        self.chain.first()
     }
 
     /// The configuration of an endpoint on a socket, the same in all starts of this robot.
@@ -258,19 +267,44 @@ impl ClientCertVerifier for Anybody {
 }
 
 /// Returns the robot at the other end, by its certificate.
-pub(crate) fn peer(team: &Team, connection: &Connection) -> Option<RobotId> {
-    team.robot_named(&name_of(connection)?)
+pub(crate) fn peer(team: &Team, revoked: &Revoked, connection: &Connection) -> Result<RobotId, Reason> {
+    let robot = team.robot_named(&name_of(revoked, connection)?);
+    robot.ok_or(Reason::NoCertificate)
 }
 
-/// Returns the name in the certificate of the other end.
-pub(crate) fn name_of(connection: &Connection) -> Option<String> {
-    let chain = connection
-        .peer_identity()?
-        .downcast::<Vec<CertificateDer<'static>>>()
-        .ok()?;
-    let (_, certificate) = x509_parser::parse_x509_certificate(chain.first()?).ok()?;
-    let name = certificate.subject().iter_common_name().next()?.as_str().ok()?;
-    Some(name.to_owned())
+/// Returns the name in the certificate of the other end, unless that is revoked.
+pub(crate) fn name_of(revoked: &Revoked, connection: &Connection) -> Result<String, Reason> {
+    let certificate = certificate_of(connection).ok_or(Reason::NoCertificate)?;
+    if !revoked.admits(&certificate) {
+        return Err(Reason::Revoked);
+    }
+    keys::name_in(&certificate).ok_or(Reason::NoCertificate)
+}
+
+/// Closes a connection if the certificate of its other end has been revoked.
+pub(crate) fn close_revoked(revoked: &Revoked, connection: &Connection) {
+    if certificate_of(connection).is_some_and(|certificate| !revoked.admits(&certificate)) {
+        connection.close(1u8.into(), b"revoked");
+    }
+}
+
+/// Returns whether an authority has signed the certificate of the other end.
+pub(crate) fn is_signed_by(authority: &CertificateDer<'_>, connection: &Connection) -> bool {
+    let Some(certificate) = certificate_of(connection) else {
+        return false;
+    };
+    let [authority, certificate] = [authority, &certificate].map(|der| x509_parser::parse_x509_certificate(der));
+    match (authority, certificate) {
+        (Ok((_, authority)), Ok((_, certificate))) => {
+            certificate.verify_signature(Some(authority.public_key())).is_ok()
+        }
+        _ => false,
+    }
+}
+
+fn certificate_of(connection: &Connection) -> Option<CertificateDer<'static>> {
+    let chain = connection.peer_identity()?.downcast::<Vec<CertificateDer<'static>>>();
+    chain.ok()?.into_iter().next()
 }
 
 /// Why a connection was not established.
@@ -306,7 +340,7 @@ impl Missed {
 pub(crate) async fn connect(
     endpoint: &Endpoint,
     config: quinn::ClientConfig,
-    (team, to): (&Team, RobotId),
+    (team, revoked, to): (&Team, &Revoked, RobotId),
     address: SocketAddr,
     within: Duration,
 ) -> Result<Connection, Missed> {
@@ -316,13 +350,17 @@ pub(crate) async fn connect(
     let connection = connection
         .map_err(|_| Missed::new(Outcome::NoAnswer, format!("{address} does not answer")))?
         .map_err(|error| Missed::by(&error))?;
-    let other = peer(team, &connection);
-    if other == Some(to) {
+    let other = peer(team, revoked, &connection);
+    if other == Ok(to) {
         return Ok(connection);
     }
     connection.close(1u8.into(), b"another robot");
-    let outcome = other.map_or(Outcome::Misfit, Outcome::Connected);
-    Err(Missed::new(outcome, format!("another robot answers at {address}")))
+    let (outcome, whose) = match other {
+        Ok(robot) => (Outcome::Connected(robot), "another robot"),
+        Err(Reason::Revoked) => (Outcome::Misfit, "a robot with a revoked certificate"),
+        Err(_) => (Outcome::Misfit, "no robot of this team"),
+    };
+    Err(Missed::new(outcome, format!("{whose} answers at {address}")))
 }
 
 /// Returns whether a connection failed because of an identity: a certificate was missing or rejected, at either end.

@@ -1,13 +1,14 @@
 //! The folder in which a robot keeps what survives its restarts.
 
 use std::collections::hash_map::RandomState;
-use std::fs::{self, DirBuilder, File};
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::hash::BuildHasher;
 use std::io::{self, Write};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use coorp_core::starts;
+use nix::unistd::geteuid;
 
 use crate::file_name::file_name;
 use crate::Error;
@@ -15,18 +16,52 @@ use crate::Error;
 /// The file with the number of starts on this disk.
 const STARTS: &str = "starts";
 
-/// The default folder for what a robot has received.
-pub(crate) fn folder(team: &str, robot: &str) -> PathBuf {
+/// For a service, whose user has no home.
+const OF_SERVICES: &str = "/var/lib/coorp";
+
+/// The default folder for what survives a robot's restarts.
+///
+/// # Errors
+/// If the user has no home, and the folder of services is not the user's.
+pub(crate) fn folder(team: &str, robot: &str) -> Result<PathBuf, Error> {
     let set = |name: &str| {
         std::env::var_os(name)
             .filter(|value| !value.is_empty())
             .map(PathBuf::from)
     };
     let base = set("XDG_STATE_HOME").or_else(|| Some(set("HOME")?.join(".local/state")));
-    base.unwrap_or_else(|| PathBuf::from("/var/tmp"))
-        .join("coorp")
-        .join(file_name(team))
-        .join(file_name(robot))
+    match base {
+        Some(base) => Ok(base.join("coorp").join(file_name(team)).join(file_name(robot))),
+        None => below(Path::new(OF_SERVICES), team, robot),
+    }
+}
+
+/// A robot's folder below one in which nobody else may put anything.
+fn below(base: &Path, team: &str, robot: &str) -> Result<PathBuf, Error> {
+    let mut folder = base.to_owned();
+    check_own(&folder)?;
+    for part in [team, robot] {
+        folder.push(file_name(part));
+        check_own(&folder)?;
+    }
+    Ok(folder)
+}
+
+/// Refuses what is there and is not a folder of this user alone, a link to one included. As long as that is so, nobody
+/// but the user and root can put anything else in its place. What is not there is made later.
+fn check_own(folder: &Path) -> Result<(), Error> {
+    let metadata = match fs::symlink_metadata(folder) {
+        Ok(metadata) => metadata,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(Error::at("look at", folder, error)),
+    };
+    if metadata.is_dir() && metadata.uid() == geteuid().as_raw() && metadata.mode() & 0o022 == 0 {
+        return Ok(());
+    }
+    let what = "it is not a folder that only this user may change: move it away and make it with \
+                'install -d -m 700 -o USER', use systemd's StateDirectory=coorp, or name another one (--state, in Python state=)";
+    let error = io::Error::new(io::ErrorKind::PermissionDenied, what);
+    Err(Error::at("keep anything in", folder, error))
 }
 
 /// The number of this start (`core::starts`): of a counter on disk, which is counted up, and a random part. A state
@@ -54,7 +89,7 @@ fn count(state: &Path) -> Result<u16, Error> {
     let known = fs::read_to_string(&file).ok();
     let known: u16 = known.and_then(|text| text.trim().parse().ok()).unwrap_or(0);
     let next = known.wrapping_add(1);
-    replace(state, STARTS, next.to_string().as_bytes()).map_err(|error| Error::at("write", &file, error))?;
+    replace(&file, next.to_string().as_bytes(), 0o600).map_err(|error| Error::at("write", &file, error))?;
     Ok(next)
 }
 
@@ -65,13 +100,21 @@ pub(crate) fn make_private(folder: &Path) -> Result<(), Error> {
 }
 
 /// Replaces a small file, so that after a crash it is the old or the new one.
-pub(crate) fn replace(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
-    let new = folder.join(format!("{name}.new"));
-    let mut file = File::create(&new)?;
+pub(crate) fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
+    let mut new = path.as_os_str().to_owned();
+    new.push(".new");
+    // One that was left behind may have another mode.
+    match fs::remove_file(&new) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&new)?;
     file.write_all(bytes)?;
     file.sync_all()?;
-    fs::rename(&new, folder.join(name))?;
-    File::open(folder)?.sync_all()
+    fs::rename(&new, path)?;
+    // A file in the current folder has an empty parent.
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
 }
 
 #[cfg(test)]
@@ -82,6 +125,43 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("coorp-state-{}-{name}", std::process::id()));
         let _ = fs::remove_dir_all(&folder);
         folder
+    }
+
+    #[test]
+    fn a_service_keeps_nothing_where_others_may_put_something() {
+        use std::os::unix::fs::{symlink, PermissionsExt};
+
+        let base = scratch("service");
+        let folder = || below(&base, "fleet", "r..1");
+        let own = base.join("fleet/r..1");
+        assert_eq!(folder().unwrap(), own, "it is made later");
+        make_private(&own).unwrap();
+        assert_eq!(folder().unwrap(), own);
+        for part in [&base, &base.join("fleet"), &own] {
+            let mode = |mode| fs::set_permissions(part, fs::Permissions::from_mode(mode)).unwrap();
+            mode(0o770);
+            let open = folder().unwrap_err().to_string();
+            assert!(open.contains("StateDirectory=coorp"), "{open}");
+            mode(0o755);
+            assert_eq!(folder().unwrap(), own);
+            let moved = base.with_extension("moved");
+            fs::rename(part, &moved).unwrap();
+            symlink(&moved, part).unwrap();
+            assert!(folder().is_err(), "a link is not followed");
+            fs::remove_file(part).unwrap();
+            fs::write(part, "").unwrap();
+            assert!(folder().is_err());
+            fs::remove_file(part).unwrap();
+            fs::rename(&moved, part).unwrap();
+        }
+        fs::remove_dir_all(base).unwrap();
+        if geteuid().is_root() {
+            let others = scratch("others");
+            fs::create_dir(&others).unwrap();
+            std::os::unix::fs::chown(&others, Some(12_345), None).unwrap();
+            assert!(check_own(&others).is_err());
+            fs::remove_dir_all(others).unwrap();
+        }
     }
 
     #[test]

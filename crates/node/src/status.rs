@@ -60,6 +60,8 @@ pub struct Status {
     pub door: Door,
     /// What was heard, tried and refused in the search for the other robots.
     pub found: Counts,
+    /// Its list of revoked certificates.
+    pub revoked: Revoked,
 }
 
 /// A robot that two processes run as.
@@ -323,6 +325,17 @@ pub struct Door {
     pub totals: Vec<(Reason, u64)>,
     /// The same for the addresses at which most was refused, the highest counts first.
     pub refused: Vec<admission::Refused>,
+}
+
+/// The list of revoked certificates that a robot has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Revoked {
+    /// Its number: the newest counts. 0 before the first.
+    pub list: u64,
+    /// How many certificates are in it.
+    pub certificates: u64,
+    /// How many lists were refused, because the team's authority had not signed them.
+    pub rejected: u64,
 }
 
 impl Frame for Status {

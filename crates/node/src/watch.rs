@@ -1,7 +1,8 @@
 //! The operator's view of a team: asks every robot that it can reach for its status.
 //!
 //! It is a client of the robots' links with the operator's certificate. It takes a robot's word for that robot alone: the
-//! certificate at the other end says whose status it is.
+//! certificate at the other end says whose status it is. It brings the list of revoked certificates that lies beside its
+//! keys, if there is one.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -12,6 +13,7 @@ use std::time::{Duration, Instant};
 use coorp_core::paths::PathId;
 use coorp_core::RobotId;
 use coorp_team::Team;
+use quinn::rustls::pki_types::CertificateDer;
 use quinn::{Connection, ConnectionError, Endpoint, RecvStream, SendStream};
 use tokio::sync::{Mutex, Notify};
 
@@ -20,7 +22,8 @@ use crate::keys::{Identity, OPERATOR};
 use crate::links::{self, port, read_frame, OPERATORS_FULL};
 use crate::network;
 use crate::own_runtime::OwnRuntime;
-use crate::quic::{connect, is_over_certificates, lengths, Credentials, Missed};
+use crate::quic::{connect, is_over_certificates, is_signed_by, lengths, Credentials, Missed};
+use crate::revoked::Revoked;
 use crate::status::Status;
 use crate::sync::lock;
 use crate::wire::{self, Frame, StatusQuery};
@@ -44,6 +47,8 @@ pub struct Watch {
 #[derive(Debug)]
 struct Shared {
     team: Team,
+    revoked: Revoked,
+    newest: Option<CertificateDer<'static>>,
     finder: Finder,
     client: quinn::ClientConfig,
     endpoint: Endpoint,
@@ -79,7 +84,7 @@ impl Watch {
         let credentials = if insecure {
             Credentials::of_anybody(OPERATOR)?
         } else {
-            Credentials::of(&Identity::of_operator(&team)?)?
+            Credentials::of(&Identity::of(&team, OPERATOR)?)?
         };
         let failed = |error| Error::Socket("cannot look for the robots".to_owned(), error);
         let threads = OwnRuntime::start(1, "coorp-watch", || ()).map_err(failed)?;
@@ -101,10 +106,17 @@ impl Watch {
         let seats = robots.flat_map(|robot| paths_of(robot).map(move |path| ((robot, path), Seat::default())));
         let seats: BTreeMap<_, _> = seats.collect();
         let paths = seats.keys().map(|(_, path)| usize::from(path.0) + 1).max().unwrap_or(1);
+        let revoked = if insecure {
+            Revoked::default()
+        } else {
+            Revoked::of(&credentials, &team.live.keys, None)?
+        };
         let shared = Arc::new(Shared {
-            finder: Finder::start(&team, None, paths, credentials.authority(), |why| {
+            finder: Finder::start(&team, None, paths, credentials.authorities(), |why| {
                 tracing::error!("{why}")
             })?,
+            revoked,
+            newest: credentials.authorities().first().cloned(),
             client: credentials.client(links::PROTOCOL)?,
             team,
             endpoint,
@@ -146,6 +158,26 @@ impl Watch {
             .map(|((robot, _), why)| (*robot, *why))
             .collect();
         refusals.into_iter().collect()
+    }
+}
+
+impl Watch {
+    /// The names of the robots that show certificates of the newest authority, and of those that show older ones. Only
+    /// robots that [`Watch::look`] has found are named.
+    pub fn renewed(&self) -> (Vec<String>, Vec<String>) {
+        let shared = &self.shared;
+        let mut is_new = BTreeMap::new();
+        for ((robot, _), seat) in &shared.seats {
+            let Ok(open) = seat.open.try_lock() else { continue };
+            if let (Some(open), Some(newest)) = (&*open, &shared.newest) {
+                is_new.insert(*robot, is_signed_by(newest, &open.connection));
+            }
+        }
+        let named = |wanted: bool| {
+            let robots = is_new.iter().filter(move |(_, new)| **new == wanted);
+            robots.map(|(robot, _)| shared.team.robots[usize::from(robot.0)].name.clone())
+        };
+        (named(true).collect(), named(false).collect())
     }
 }
 
@@ -216,8 +248,19 @@ impl Shared {
         let everywhere = self.endpoint.local_addr().map_err(|error| refused(&error))?.ip();
         let mut client = self.client.clone();
         client.transport_config(links::transport(true, lengths(address, (everywhere, None))));
-        let connection = connect(&self.endpoint, client, (&self.team, robot), address, ANSWER_MAX).await?;
-        let (send, receive) = connection.open_bi().await.map_err(|error| refused(&error))?;
+        let connection = connect(
+            &self.endpoint,
+            client,
+            (&self.team, &self.revoked, robot),
+            address,
+            ANSWER_MAX,
+        )
+        .await?;
+        let (mut send, receive) = connection.open_bi().await.map_err(|error| refused(&error))?;
+        if let Some(list) = self.revoked.list() {
+            let brought = send.write_all(&wire::prefixed(&list)).await;
+            brought.map_err(|error| refused(&error))?;
+        }
         if let Some(seat) = self.seats.get(&(robot, path)) {
             *seat.open.lock().await = Some(Open {
                 connection: connection.clone(),

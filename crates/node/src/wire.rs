@@ -123,6 +123,23 @@ impl Frame for StatusQuery {
     const BYTES_MAX: usize = HEADER_BYTES;
 }
 
+/// The newest list of revoked certificates that its sender has: an X.509 CRL, which the team's authority has signed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Revocations {
+    /// Its DER.
+    pub list: Vec<u8>,
+}
+
+impl Revocations {
+    /// The longest list, bytes: some 1,600 certificates.
+    pub const LIST_BYTES_MAX: usize = 64 << 10;
+}
+
+impl Frame for Revocations {
+    const KIND: u8 = 24;
+    const BYTES_MAX: usize = HEADER_BYTES + 3 + Revocations::LIST_BYTES_MAX;
+}
+
 /// The longest frame between robots on a stream, bytes.
 pub const STREAM_FRAME_BYTES_MAX: usize = Hello::BYTES_MAX;
 /// The bytes before each frame on a stream: its length in little-endian order.

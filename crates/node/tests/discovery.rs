@@ -148,6 +148,11 @@ struct Robot {
 
 impl Robot {
     fn start(lan: &Lan, machine: usize, team: &Team, me: u16) -> Robot {
+        Robot::under(lan, machine, team, me, vec![format!("authority of {}", team.name)])
+    }
+
+    /// A robot that knows these authorities.
+    fn under(lan: &Lan, machine: usize, team: &Team, me: u16, authorities: Vec<String>) -> Robot {
         let (team, seen) = (team.clone(), Arc::new(Seen::default()));
         let (of_answers, of_dials) = (seen.clone(), seen.clone());
         let finder = lan.on(machine, move || {
@@ -155,8 +160,7 @@ impl Robot {
             let socket = UdpSocket::bind(("0.0.0.0", port)).unwrap();
             let name = format!("{} {me}", team.name);
             spawn(move || answer(&socket, &name, &of_answers));
-            let authority = format!("authority of {}", team.name);
-            let finder = Finder::start(&team, Some(RobotId(me)), 1, Some(authority.as_bytes()), |_| ()).unwrap();
+            let finder = Finder::start(&team, Some(RobotId(me)), 1, &authorities, |_| ()).unwrap();
             let finder = Arc::new(finder);
             let dials = finder.clone();
             spawn(move || dial(&dials, &team, me, &of_dials));
@@ -352,7 +356,7 @@ fn a_card_that_comes_back_is_to_be_bound_anew() {
     // It dials the other one for ever.
     let finder = lan.on(0, {
         let team = team.clone();
-        move || Finder::start(&team, Some(RobotId(0)), 1, None, |_| ()).unwrap()
+        move || Finder::start(&team, Some(RobotId(0)), 1, &[] as &[&[u8]], |_| ()).unwrap()
     });
     let finder = finder.join().unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -411,6 +415,24 @@ fn flood(lan: &Lan, machine: usize, datagrams: Vec<(Ipv4Addr, Vec<u8>)>, every: 
         0
     });
     stop
+}
+
+#[test]
+fn while_keys_are_renewed_both_kinds_find_each_other() {
+    let Some(lan) = Lan::new("renewed", 3) else { return };
+    let team = team("red", 3);
+    let authorities = [["new", "old"].as_slice(), &["old"], &["new"]];
+    let robots: Vec<Robot> = (0u16..3)
+        .zip(authorities)
+        .map(|(me, known)| {
+            let known = known.iter().map(|known| (*known).to_owned());
+            Robot::under(&lan, me.into(), &team, me, known.collect())
+        })
+        .collect();
+    within(SOON, "found under either authority", || {
+        let met = |robot: usize| robots[robot].connected().into_keys().collect::<Vec<_>>();
+        met(0) == [1, 2] && met(1) == [0] && met(2) == [0]
+    });
 }
 
 #[test]

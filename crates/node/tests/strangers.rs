@@ -11,9 +11,10 @@ use coorp_core::failover::{self, Epoch};
 use coorp_core::permits::{self, RequestId, Token};
 use coorp_core::robot::Message;
 use coorp_core::{Instant, RobotId};
+use coorp_node::keys::{self, OPERATOR};
 use coorp_node::status::Status;
 use coorp_node::watch::Watch;
-use coorp_node::wire::{self, StatusQuery};
+use coorp_node::wire::{self, Revocations, StatusQuery};
 
 #[test]
 #[ignore = "the process of a robot in the other tests"]
@@ -261,4 +262,235 @@ fn an_operator_without_a_place_is_told_why_and_does_not_come_again_and_again() {
     drop(first);
     until(|| watch.look().len() == 1);
     assert_eq!(watch.refusals(), []);
+}
+
+/// The ports of bulk and of links, from a robot's first one on.
+const DOORS: [u16; 2] = [1, 2];
+
+/// Signs a certificate with a fleet's authority, and puts it beside those of the robots, under a name.
+fn forge(fleet: &Fleet, file: &str, name: &str, valid_until: i32) {
+    let folder = &fleet.team.live.keys;
+    let read = |file: &str| std::fs::read_to_string(folder.join(file)).unwrap();
+    let authority = rcgen::KeyPair::from_pem(&read("ca.key")).unwrap();
+    let authority = rcgen::Issuer::from_ca_cert_pem(&read("ca.pem"), authority).unwrap();
+    let mut params = rcgen::CertificateParams::new(vec!["robot.coorp.internal".to_owned()]).unwrap();
+    params.distinguished_name = rcgen::DistinguishedName::new();
+    params.distinguished_name.push(rcgen::DnType::CommonName, name);
+    params.not_before = rcgen::date_time_ymd(1970, 1, 1);
+    params.not_after = rcgen::date_time_ymd(valid_until, 1, 1);
+    let key = rcgen::KeyPair::generate().unwrap();
+    let signed = params.signed_by(&key, &authority).unwrap();
+    std::fs::write(folder.join(format!("robots/{file}.key")), key.serialize_pem()).unwrap();
+    std::fs::write(folder.join(format!("robots/{file}.pem")), signed.pem()).unwrap();
+}
+
+/// Keeps what a robot's owner would have after it was stolen, and revokes it. The list lies where no robot finds it.
+fn revoke(fleet: &Fleet, name: &str) -> Revocations {
+    let folder = &fleet.team.live.keys;
+    for ending in ["pem", "key"] {
+        let file = |name: &str| folder.join(format!("robots/{name}.{ending}"));
+        if name != OPERATOR {
+            std::fs::copy(file(name), file(&format!("stolen-{name}"))).unwrap();
+        }
+    }
+    let (kept, list) = (folder.join("kept"), folder.join("revoked.crl"));
+    if kept.exists() {
+        std::fs::rename(&kept, &list).unwrap();
+    }
+    keys::revoke(&fleet.team, name).unwrap();
+    std::fs::rename(list, &kept).unwrap();
+    Revocations {
+        list: std::fs::read(kept).unwrap(),
+    }
+}
+
+#[test]
+fn certificates_that_do_not_count_are_refused_at_every_door_and_counted() {
+    let (fleet, other) = (Fleet::new(&["lead", "one"], ""), Fleet::new(&["lead", "one"], ""));
+    let mut lead = fleet.robot("lead");
+    forge(&fleet, "good", "one", 2999);
+    forge(&fleet, "expired", "one", 2001);
+    forge(&fleet, "renamed", "nobody", 2999);
+    let caller = |door, from: Option<(&Fleet, &str)>| match door {
+        1 => Caller::of_bulk(&fleet, from),
+        _ => Caller::new(&fleet, from),
+    };
+    let mut refused = 0;
+    let mut count = |lead: &mut common::Robot, door| {
+        refused += 1;
+        lead.until("door no-certificate", &refused.to_string());
+        assert!(lead.say("refused").contains(&format!("strangers: {refused}")), "{door}");
+    };
+    for door in DOORS {
+        assert!(!caller(door, Some((&fleet, "good"))).is_refused(&fleet.team, 0, door));
+        for bad in ["expired", "renamed", "lead"] {
+            assert!(
+                caller(door, Some((&fleet, bad))).is_refused(&fleet.team, 0, door),
+                "{bad}"
+            );
+            count(&mut lead, door);
+        }
+        for from in [None, Some((&other, "one"))] {
+            assert!(caller(door, from).is_refused(&fleet.team, 0, door));
+            count(&mut lead, door);
+        }
+    }
+    assert!(Caller::of_bulk(&fleet, Some((&fleet, "../operator"))).is_refused(&fleet.team, 0, 1));
+    count(&mut lead, 1);
+    assert_eq!(lead.say("door revoked"), "0");
+}
+
+/// Brings a robot a list, and returns its status after that.
+fn bring(operator: &Caller, fleet: &Fleet, robot: u16, list: &Revocations) -> Status {
+    let mut link = operator.link(&fleet.team, robot).unwrap();
+    link.say(list);
+    link.say(&StatusQuery);
+    wire::decode(&link.hear(SOON).unwrap()).unwrap()
+}
+
+#[test]
+fn a_revocation_spreads_and_stays() {
+    let fleet = Fleet::new(&["lead", "one", "two", "three"], "");
+    let [mut lead, mut two, mut three] = ["lead", "two", "three"].map(|name| fleet.robot(name));
+    lead.until("alive", "[0, 2, 3]");
+    three.until("alive", "[0, 2, 3]");
+    let first = revoke(&fleet, "two");
+    let operator = Caller::new(&fleet, Some((&fleet, "../operator")));
+    let mut link = operator.link(&fleet.team, 0).unwrap();
+    link.say(&first);
+    // From one to the other, and two is out at once.
+    for robot in [&mut lead, &mut three] {
+        robot.until("revoked", "1 1 0");
+        robot.until("alive", "[0, 3]");
+    }
+    // It tries again and again.
+    until(|| lead.say("door revoked") != "0");
+    assert_eq!(two.say("revoked"), "0 0 0");
+    two.kill();
+    // One that was off hears of it, and so do the next starts of all.
+    let mut one = fleet.robot("one");
+    one.until("revoked", "1 1 0");
+    lead.kill();
+    three.kill();
+    one.kill();
+    let (mut lead, mut one) = (fleet.robot("lead"), fleet.robot("one"));
+    for robot in [&mut lead, &mut one] {
+        assert_eq!(robot.say("revoked"), "1 1 0");
+    }
+    for (number, door) in DOORS.into_iter().enumerate() {
+        let stolen = Some((&fleet, "stolen-two"));
+        let caller = match door {
+            1 => Caller::of_bulk(&fleet, stolen),
+            _ => Caller::new(&fleet, stolen),
+        };
+        assert!(caller.is_refused(&fleet.team, 0, door));
+        lead.until("door revoked", &(number + 1).to_string());
+    }
+    // A robot that replaces it is let in, over a connection that began with older news.
+    keys::init(&fleet.team).unwrap();
+    let mut two = fleet.robot("two");
+    two.until("revoked", "1 1 0");
+    lead.until("alive", "[0, 1, 2]");
+    let second = revoke(&fleet, OPERATOR);
+    let mut link = operator.link(&fleet.team, 0).unwrap();
+    link.say(&second);
+    for robot in [&mut lead, &mut one, &mut two] {
+        robot.until("revoked", "2 2 0");
+    }
+    assert!(link.is_closed(SOON), "the operator that brought it is revoked itself");
+    assert!(operator.is_refused(&fleet.team, 0, 2));
+    // Older lists, and those of others, change nothing.
+    let operator = Caller::new(&fleet, Some((&fleet, "../operator")));
+    let mut link = operator.link(&fleet.team, 0).unwrap();
+    let other = Fleet::new(&["lead", "one"], "");
+    revoke(&other, "lead");
+    revoke(&other, OPERATOR);
+    let mut garbled = second.clone();
+    garbled.list.truncate(100);
+    for list in [&first, &revoke(&other, "one"), &garbled] {
+        link.say(list);
+    }
+    link.say(&StatusQuery);
+    let status: Status = wire::decode(&link.hear(SOON).unwrap()).unwrap();
+    let revoked = status.revoked;
+    assert_eq!((revoked.list, revoked.certificates, revoked.rejected), (2, 2, 2));
+    assert_eq!(lead.say("revoked"), "2 2 2");
+    assert_eq!(one.say("revoked"), "2 2 0", "it goes no further");
+}
+
+#[test]
+fn keys_are_renewed_while_the_team_works() {
+    let fleet = Fleet::new(&["lead", "one", "two", "three"], "");
+    let folder = fleet.team.live.keys.clone();
+    let start = |name: &str| common::Robot::start_with(&fleet.machine(name), name, "coorp");
+    let [mut lead, mut one, two, mut three] = ["lead", "one", "two", "three"].map(start);
+    lead.until("alive", "[0, 1, 2, 3]");
+    for name in ["ca.pem", "ca.key"] {
+        std::fs::copy(folder.join(name), fleet.folder.join(name)).unwrap();
+    }
+    assert!(keys::renew(&fleet.team).unwrap() && !keys::renew(&fleet.team).unwrap());
+    // One has its new keys, the others have not.
+    lead.kill();
+    let mut lead = start("lead");
+    lead.until("alive", "[0, 1, 2, 3]");
+    one.until("alive", "[0, 1, 2, 3]");
+    let (new, old) = (Some((&fleet, "one")), Some((&fleet, "../old/robots/one")));
+    for door in DOORS {
+        for from in [new, old] {
+            let caller = match door {
+                1 => Caller::of_bulk(&fleet, from),
+                _ => Caller::new(&fleet, from),
+            };
+            assert!(!caller.is_refused(&fleet.team, 0, door));
+        }
+    }
+    one.until("alive", "[0, 1, 2, 3]");
+    // All of them take what the old authority signs, and what is revoked are both keys of a robot.
+    let list = |fleet: &Fleet| Revocations {
+        list: std::fs::read(fleet.team.live.keys.join("revoked.crl")).unwrap(),
+    };
+    keys::revoke(&fleet.team, "two").unwrap();
+    let operator = Caller::new(&fleet, Some((&fleet, "../operator")));
+    bring(&operator, &fleet, 1, &list(&fleet));
+    for robot in [&mut one, &mut lead, &mut three] {
+        robot.until("revoked", "1 2 0");
+        robot.until("alive", "[0, 1, 3]");
+    }
+    two.kill();
+    one.kill();
+    let mut one = start("one");
+    one.until("alive", "[0, 1, 3]");
+    // It ends, for one that has not changed too.
+    for ending in ["pem", "key"] {
+        let old = folder.join(format!("old/robots/one.{ending}"));
+        std::fs::copy(old, folder.join(format!("robots/former.{ending}"))).unwrap();
+    }
+    assert_eq!(keys::finish(&fleet.team).unwrap(), 2);
+    assert!(!folder.join("old").exists() && keys::finish(&fleet.team).is_err());
+    bring(&operator, &fleet, 1, &list(&fleet));
+    for robot in [&mut one, &mut lead] {
+        robot.until("revoked", "2 3 0");
+        robot.until("alive", "[0, 1]");
+    }
+    let before = lead.say("door revoked");
+    assert!(Caller::new(&fleet, Some((&fleet, "former"))).is_refused(&fleet.team, 0, 2));
+    until(|| lead.say("door revoked") != before);
+    three.kill();
+    let mut three = start("three");
+    three.until("alive", "[0, 1, 3]");
+    assert_eq!(
+        three.say("revoked"),
+        "2 3 0",
+        "its state folder has a list of the old authority"
+    );
+    // The old authority's word does not count any more, whatever number it writes.
+    let thief = Fleet::new(&["lead", "one"], "");
+    for name in ["ca.pem", "ca.key"] {
+        std::fs::copy(fleet.folder.join(name), thief.team.live.keys.join(name)).unwrap();
+    }
+    for name in ["lead", "one", OPERATOR, OPERATOR] {
+        keys::revoke(&thief.team, name).unwrap();
+    }
+    let status = bring(&operator, &fleet, 0, &list(&thief));
+    assert_eq!((status.revoked.list, status.revoked.certificates), (2, 3));
 }

@@ -1,12 +1,20 @@
-//! `coorp keys init`: creates the team's keys.
+//! `coorp keys`: the team's keys, from their making to the robots.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use coorp_node::keys::{self, OPERATOR};
+use coorp_node::status::Status;
+use coorp_node::watch::Watch;
+use coorp_team::Team;
 
 use super::load;
 use crate::failure::Failure;
 use crate::output;
+
+/// How long the robots have to take a new list.
+const TAKE_MAX: Duration = Duration::from_secs(3);
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// Options of `coorp keys`.
 #[derive(Debug, clap::Args)]
@@ -15,26 +23,73 @@ pub struct Args {
     command: Command,
 }
 
+/// The team file.
+#[derive(Debug, clap::Args)]
+struct TeamFile {
+    /// The team file (TOML); it names the folder of the keys
+    #[arg(default_value = "team.toml", value_name = "FILE")]
+    file: PathBuf,
+}
+
 #[derive(Debug, clap::Subcommand)]
 enum Command {
     /// Create the team's keys: one authority, a certificate for each robot, and one for the operator
     Init {
-        /// The team file (TOML); it names the folder of the keys
-        #[arg(default_value = "team.toml")]
-        file: PathBuf,
+        #[command(flatten)]
+        team: TeamFile,
+    },
+    /// Put what a robot needs into one file, NAME.bundle, to copy to it
+    Bundle {
+        /// The name of a robot, or @operator for another machine that watches the team
+        name: String,
+        #[command(flatten)]
+        team: TeamFile,
+    },
+    /// Lock out whoever has a robot's keys: sign a list that the robots give to each other
+    Revoke {
+        /// The name of a robot, or @operator
+        name: String,
+        #[command(flatten)]
+        team: TeamFile,
+    },
+    /// Make a new authority and new keys for all; the old ones count until --finish
+    Renew {
+        #[command(flatten)]
+        team: TeamFile,
+        /// End it: the old authority and its keys do not count any more
+        #[arg(long)]
+        finish: bool,
+    },
+    /// On the robot: take the keys from its bundle
+    Install {
+        /// The file that 'coorp keys bundle' has made
+        bundle: PathBuf,
+        #[command(flatten)]
+        team: TeamFile,
     },
 }
 
 /// Runs `coorp keys`.
 ///
 /// # Errors
-/// Keys exist already, or files cannot be written.
+/// Keys exist already, are missing or do not fit, or files cannot be written.
 pub fn run(args: &Args) -> Result<(), Failure> {
-    let Command::Init { file } = &args.command;
+    let text = match &args.command {
+        Command::Init { team } => init(&team.file)?,
+        Command::Bundle { name, team } => bundle(name, &team.file)?,
+        Command::Install { bundle, team } => install(bundle, &team.file)?,
+        Command::Renew { team, finish: true } => finish(&team.file)?,
+        Command::Renew { team, finish: false } => renew(&team.file)?,
+        Command::Revoke { name, team } => revoke(name, &team.file)?,
+    };
+    output::print(&text)
+}
+
+fn init(file: &Path) -> Result<String, Failure> {
     let team = load(file)?;
     let made = keys::init(&team)?;
     let folder = team.live.keys.display();
-    let (mut text, mut copies) = (String::new(), String::new());
+    let (mut text, mut robots) = (String::new(), Vec::new());
     if made.authority {
         text += &format!("{folder}/ca.key: the team's authority. Anyone with it can join: keep it off the robots.\n");
     }
@@ -42,11 +97,119 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         if name == OPERATOR {
             text += &format!("{folder}/operator.key: for 'coorp watch', and anyone who may see the team's state.\n");
         } else {
-            copies += &format!("  {name}: {folder}/ca.pem {folder}/robots/{name}.pem {folder}/robots/{name}.key\n");
+            robots.push(name.as_str());
         }
     }
-    if !copies.is_empty() {
-        text += &format!("Copy to each robot, into the same folder beside its team file:\n{copies}");
+    if !robots.is_empty() {
+        text += &format!("{folder}/robots: keys of {}.\n", robots.join(", "));
+        text += "'coorp keys bundle NAME' makes one file for each robot, and 'coorp keys install' takes it there.\n";
     }
-    output::print(&text)
+    Ok(text)
+}
+
+fn bundle(name: &str, file: &Path) -> Result<String, Failure> {
+    let made = keys::bundle(&load(file)?, name, Path::new(""))?;
+    let made = made.display();
+    Ok(format!(
+        "{made}: everything that {name} needs, its private key included. Copy it there with its mode (scp -p), run \
+         'coorp keys install {made}' beside the team file, and delete it on both machines.\n"
+    ))
+}
+
+fn install(bundle: &Path, file: &Path) -> Result<String, Failure> {
+    let team = load(file)?;
+    let name = keys::install(&team, bundle)?;
+    let (folder, bundle) = (team.live.keys.display(), bundle.display());
+    Ok(format!(
+        "{folder} has the keys of {name} now. Delete {bundle}; a robot that runs uses them when it starts anew.\n"
+    ))
+}
+
+fn revoke(name: &str, file: &Path) -> Result<String, Failure> {
+    let team = load(file)?;
+    let list = keys::revoke(&team, name)?;
+    let folder = team.live.keys.display();
+    let mut text = format!("The keys of {name} are revoked: list {list}, in {folder}/revoked.crl.\n");
+    let (_, here) = hand_out(&team, Some(name), list)?;
+    if let Some(newer) = here.iter().find(|status| status.revoked.list > list) {
+        return Err(Failure::Found(format!(
+            "failed: {} has list {} already, and {folder} is an older copy of the team's keys: repeat this with the newest",
+            newer.robot, newer.revoked.list
+        )));
+    }
+    text += &taken_by(&here, list);
+    text += &match name {
+        OPERATOR => {
+            "There is a new key for the operator; 'coorp keys bundle @operator' is for other machines.\n".to_owned()
+        }
+        _ => format!("For another robot of that name: 'coorp keys init', then 'coorp keys bundle {name}'.\n"),
+    };
+    Ok(text)
+}
+
+/// Says which robots have a list.
+fn taken_by(here: &[Status], list: u64) -> String {
+    let have = here.iter().filter(|status| status.revoked.list == list);
+    let have: Vec<&str> = have.map(|status| status.robot.as_str()).collect();
+    if have.is_empty() {
+        return "No robot was reached. 'coorp watch' brings the list to each robot that it reaches.\n".to_owned();
+    }
+    format!(
+        "Robots that have it: {}. They give it to all others that they meet.\n",
+        have.join(", ")
+    )
+}
+
+fn renew(file: &Path) -> Result<String, Failure> {
+    let team = load(file)?;
+    let folder = team.live.keys.display();
+    if keys::renew(&team)? {
+        return Ok(format!(
+            "{folder} has a new authority and new keys for all. The old ones, in {folder}/old, still count.\n\
+             For each robot: 'coorp keys bundle NAME', there 'coorp keys install NAME.bundle', and start it anew.\n\
+             'coorp keys renew' again shows who has changed; once all have: 'coorp keys renew --finish'.\n"
+        ));
+    }
+    let (watch, _) = hand_out(&team, None, 0)?;
+    let (changed, others) = watch.renewed();
+    let names = |names: &[String]| match names {
+        [] => "none".to_owned(),
+        names => names.join(", "),
+    };
+    let reached = |name: &String| changed.contains(name) || others.contains(name);
+    let all = team.robots.iter().map(|robot| robot.name.clone());
+    let missing: Vec<String> = all.filter(|name| !reached(name)).collect();
+    Ok(format!(
+        "The keys are being renewed. Robots with new keys: {}; with old ones: {}; not reached: {}.\n\
+         'coorp keys renew --finish' ends it, and locks out who has not changed by then.\n",
+        names(&changed),
+        names(&others),
+        names(&missing)
+    ))
+}
+
+fn finish(file: &Path) -> Result<String, Failure> {
+    let team = load(file)?;
+    let list = keys::finish(&team)?;
+    let folder = team.live.keys.display();
+    let (_, here) = hand_out(&team, None, list)?;
+    Ok(format!(
+        "The old authority and its keys do not count any more: list {list}, in {folder}/revoked.crl.\n{}",
+        taken_by(&here, list)
+    ))
+}
+
+/// Brings the newest list to the robots that can be reached. Returns their status after that.
+fn hand_out(team: &Team, without: Option<&str>, list: u64) -> Result<(Watch, Vec<Status>), Failure> {
+    let (watch, began) = (Watch::open(team, false)?, Instant::now());
+    let wanted = team.robots.iter().filter(|robot| Some(robot.name.as_str()) != without);
+    let wanted = wanted.count();
+    loop {
+        let here = watch.look();
+        let have = here.iter().filter(|status| status.revoked.list >= list).count();
+        if have >= wanted || began.elapsed() > TAKE_MAX {
+            return Ok((watch, here));
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
 }

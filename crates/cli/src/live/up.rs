@@ -34,7 +34,8 @@ pub struct Args {
     /// The policy to run: one that exists outside the simulator
     #[arg(long, value_name = "NAME", default_value = "coorp", value_parser = policies::live_parser())]
     policy: String,
-    /// Folder for received bulk [default: below $XDG_STATE_HOME or ~/.local/state]
+    /// Folder for received bulk [default: below $XDG_STATE_HOME, ~/.local/state, or without a home
+    /// /var/lib/coorp]
     #[arg(long, value_name = "FOLDER")]
     state: Option<PathBuf>,
     /// Move received bulk into this folder, as SENDER/NUMBER-NAME [default: it waits below --state for a program]

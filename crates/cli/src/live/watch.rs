@@ -132,10 +132,46 @@ fn view(team: &Team, here: &[Status]) -> String {
             text += &format!("{} ALARM: {}\n", status.robot, twins.told(name(twins.robot)));
         }
     }
+    text += &revoked(here);
     text += &refused(here);
     text += &found(here);
     if here.iter().any(|status| !status.secure) {
         text += "WARNING: some robots run without keys (--insecure)\n";
+    }
+    text
+}
+
+/// The newest list of revoked certificates, who lacks it, and who was given others.
+fn revoked(here: &[Status]) -> String {
+    let newest = here
+        .iter()
+        .map(|status| status.revoked)
+        .max_by_key(|revoked| revoked.list);
+    let newest = newest.unwrap_or_default();
+    let mut text = String::new();
+    if newest.list > 0 {
+        let certificates = match newest.certificates {
+            1 => "1 certificate is".to_owned(),
+            certificates => format!("{} certificates are", count(certificates)),
+        };
+        text += &format!("{certificates} revoked (list {})", newest.list);
+        let without = here.iter().filter(|status| status.revoked.list < newest.list);
+        let without: Vec<&str> = without.map(|status| status.robot.as_str()).collect();
+        if !without.is_empty() {
+            text += &format!(
+                "; {} not know it yet",
+                match without.as_slice() {
+                    [one] => format!("{one} does"),
+                    several => format!("{} do", several.join(", ")),
+                }
+            );
+        }
+        text += "\n";
+    }
+    for status in here.iter().filter(|status| status.revoked.rejected > 0) {
+        let (robot, often) = (&status.robot, count(status.revoked.rejected));
+        text +=
+            &format!("{robot} refused lists of revoked certificates: {often}, not signed by the team's authority\n");
     }
     text
 }
@@ -378,7 +414,7 @@ mod tests {
 
     use super::*;
     use coorp_core::admission::{Reason, Refused};
-    use coorp_node::status::{Door, Twins};
+    use coorp_node::status::{Door, Revoked, Twins};
 
     #[test]
     fn the_view_names_who_is_here_who_is_not_and_who_may_send() {
@@ -436,6 +472,11 @@ mod tests {
                 unanswered: 3,
                 ..Counts::default()
             },
+            revoked: Revoked {
+                list: 3,
+                certificates: 2,
+                rejected: 4,
+            },
             ..Status::default()
         };
         let scout = Status {
@@ -470,6 +511,8 @@ mod tests {
             "scout ALARM: two processes run as mule, at 10.0.0.3 and 10.0.0.9, and one of them is ignored: stop one",
             "base refused: 1,503 from 10.0.0.9, no certificate",
             "base looks for robots: 3 of 1,204 attempts failed\n",
+            "2 certificates are revoked (list 3); scout does not know it yet",
+            "base refused lists of revoked certificates: 4, not signed",
             "--insecure",
         ] {
             assert!(shown.contains(part), "no '{part}' in\n{shown}");

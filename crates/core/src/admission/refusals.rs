@@ -13,6 +13,8 @@ pub const ADDRESSES_SHOWN_MAX: usize = 32;
 pub enum Reason {
     /// It showed no certificate, or not one of the team's.
     NoCertificate,
+    /// Its certificate is revoked.
+    Revoked,
     /// It did not finish its handshake in time, or broke it.
     Unfinished,
     /// Its address, or all addresses of its kind, began handshakes too often.
@@ -27,8 +29,9 @@ pub enum Reason {
 
 impl Reason {
     /// All of them.
-    pub const ALL: [Reason; 6] = [
+    pub const ALL: [Reason; 7] = [
         Reason::NoCertificate,
+        Reason::Revoked,
         Reason::Unfinished,
         Reason::TooOften,
         Reason::TooMany,
@@ -40,6 +43,7 @@ impl Reason {
     pub const fn name(self) -> &'static str {
         match self {
             Reason::NoCertificate => "no-certificate",
+            Reason::Revoked => "revoked",
             Reason::Unfinished => "unfinished",
             Reason::TooOften => "too-often",
             Reason::TooMany => "too-many",
@@ -53,6 +57,7 @@ impl std::fmt::Display for Reason {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Reason::NoCertificate => "no certificate",
+            Reason::Revoked => "revoked certificate",
             Reason::Unfinished => "handshake not finished",
             Reason::TooOften => "too often",
             Reason::TooMany => "too many handshakes at once",

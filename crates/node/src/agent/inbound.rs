@@ -15,7 +15,7 @@ use crate::presence::Change;
 use crate::status::{Status, Twins};
 use crate::sync::lock;
 use crate::topic::checked;
-use crate::wire::{self, ControlHeader, Frame, Gathering, Hello, Parcel, Refusal};
+use crate::wire::{self, ControlHeader, Frame, Gathering, Hello, Parcel, Refusal, Revocations};
 
 /// Whether a message goes over coordination's stream, and not with control, tied to one path.
 fn is_coordination(message: &Message) -> bool {
@@ -165,6 +165,7 @@ impl Receiver for Agent {
                     self.gatherings.on_said(from, gathering);
                 }
             }
+            Some(Revocations::KIND) => self.on_revocations(self.member.name_of(from), frame),
             _ => match refused.decode("a message between robots", frame) {
                 Some(message) if is_coordination(&message) => self.on_message(from, None, message),
                 Some(_) => refused.count("a message between robots", Refusal::Malformed),
@@ -202,5 +203,20 @@ impl Receiver for Agent {
 
     fn status(&self) -> Status {
         Agent::status(self)
+    }
+
+    fn on_revocations(&self, from: &str, frame: &[u8]) {
+        let (refused, revoked) = (&self.member.refused, &self.member.revoked);
+        let list = refused.decode("a list of revoked certificates", frame);
+        if !list.is_some_and(|list| revoked.on_list(from, &list)) {
+            return;
+        }
+        self.member.door.close_revoked();
+        self.links.on_revoked();
+        if let Some(bulk) = &self.bulk {
+            bulk.close_revoked();
+        }
+        let revoked = revoked.clone();
+        tokio::task::spawn_blocking(move || revoked.keep());
     }
 }

@@ -106,7 +106,7 @@ impl Inbox {
         if self.is_delivered(&begin) || !place.is_file() {
             return None;
         }
-        let recorded = replace(&self.folder, "delivered", &known);
+        let recorded = replace(&self.folder.join("delivered"), &known, 0o600);
         recorded.is_err().then_some(place)
     }
 
@@ -211,7 +211,7 @@ impl Inbox {
 
     /// Records that a whole message is delivered.
     fn record(&self, begin: &Begin) -> io::Result<Whole> {
-        replace(&self.folder, "delivered", &wire::encode(begin))?;
+        replace(&self.folder.join("delivered"), &wire::encode(begin), 0o600)?;
         Ok(Whole {
             name: begin.name.clone(),
             length: begin.length,

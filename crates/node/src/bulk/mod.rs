@@ -210,6 +210,13 @@ impl Bulk {
         }
     }
 
+    /// Ends connections to robots whose certificates have been revoked. The door ends those from them.
+    pub fn close_revoked(&self) {
+        self.lanes
+            .iter()
+            .for_each(|lane| lane.receivers.close_revoked(&self.member.revoked));
+    }
+
     /// The gate has opened.
     pub fn wake(&self) {
         self.lanes.iter().for_each(|lane| lane.socket.wake());

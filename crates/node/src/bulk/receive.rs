@@ -5,6 +5,7 @@ use std::io;
 use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
+use coorp_core::admission::Reason;
 use coorp_core::RobotId;
 use quinn::{Connection, Endpoint, RecvStream, SendStream};
 use tokio::task::JoinHandle;
@@ -41,12 +42,15 @@ pub(super) async fn accept(bulk: Weak<Bulk>, endpoint: Endpoint, connections: Ar
                 Ok(connection) => connection,
                 Err(error) => return member.refused.on_not_connected("bulk", address, error.as_ref()),
             };
-            let Some(from) = quic::peer(&member.team, &connection) else {
-                member.refused.count_stranger(address);
-                place.is_strangers();
-                return connection.close(1u8.into(), b"not a robot of this team");
+            let from = match quic::peer(&member.team, &member.revoked, &connection) {
+                Ok(from) if from != member.me => from,
+                other => {
+                    member.refused.count_stranger(address);
+                    place.fail(other.err().unwrap_or(Reason::NoCertificate));
+                    return connection.close(1u8.into(), b"not another robot of this team");
+                }
             };
-            if !place.is_robots(from) {
+            if !place.is_robots(from, &connection) {
                 return connection.close(1u8.into(), b"too many connections");
             }
             drop(member);

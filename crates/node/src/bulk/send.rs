@@ -407,9 +407,18 @@ async fn connect(bulk: &Bulk, to: RobotId, path: usize) -> Result<Open, String> 
         permitted,
         every,
     ));
-    let connection = quic::connect(&sender, client, (&member.team, to), address, CONNECT_MAX).await;
+    let connection = quic::connect(
+        &sender,
+        client,
+        (&member.team, &member.revoked, to),
+        address,
+        CONNECT_MAX,
+    )
+    .await;
     let connection = connection.map_err(|missed| missed.to_string())?;
     lane.receivers.add(to, &turn, &connection);
+    // It may have been revoked since it was shown.
+    quic::close_revoked(&member.revoked, &connection);
     // A permit that arrived meanwhile was announced to the connections that existed then.
     transport::wake(&connection);
     Ok(Open {

@@ -10,6 +10,8 @@ use coorp_core::RobotId;
 use quinn::Connection;
 
 use super::transport;
+use crate::quic::close_revoked;
+use crate::revoked::Revoked;
 use crate::sync::lock;
 
 /// Whether one connection has the turn.
@@ -42,6 +44,13 @@ impl Receivers {
         let mut receivers = lock(&self.0);
         if receivers.get(&to).is_some_and(|(other, _)| Arc::ptr_eq(other, turn)) {
             receivers.remove(&to);
+        }
+    }
+
+    /// Ends connections to robots whose certificates have been revoked.
+    pub fn close_revoked(&self, revoked: &Revoked) {
+        for (_, connection) in lock(&self.0).values() {
+            close_revoked(revoked, connection);
         }
     }
 

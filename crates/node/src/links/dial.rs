@@ -53,7 +53,14 @@ impl Links {
         let endpoint = endpoint.ok_or_else(|| refused("the node has closed"))?;
         let mut client = self.client.clone();
         client.transport_config(transport(true, lengths(address, member.outlet(path))));
-        let connection = connect(&endpoint, client, (&member.team, to), address, CONNECT_MAX).await?;
+        let connection = connect(
+            &endpoint,
+            client,
+            (&member.team, &member.revoked, to),
+            address,
+            CONNECT_MAX,
+        )
+        .await?;
         let streams = connection.open_bi().await;
         let streams = streams.map_err(|error| refused(&error.to_string()))?;
         Ok((connection, streams))

@@ -35,6 +35,7 @@ use std::sync::{mpsc, Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
+use coorp_core::admission::Reason;
 use coorp_core::paths::PathId;
 use coorp_core::RobotId;
 use coorp_team::Team;
@@ -54,7 +55,7 @@ use crate::keys::OPERATOR;
 use crate::member::Member;
 use crate::outqueue::{Handed, Target};
 use crate::own_runtime::OwnRuntime;
-use crate::quic::{bind, lengths, name_of, Credentials};
+use crate::quic::{bind, close_revoked, lengths, name_of, Credentials};
 use crate::rank::real_time;
 use crate::shared_robot::SharedRobot;
 use crate::status::Status;
@@ -97,6 +98,8 @@ pub(crate) trait Receiver: Send + Sync {
     fn on_twins(&self, robot: RobotId, at: Vec<IpAddr>);
     /// The operator asks for the status.
     fn status(&self) -> Status;
+    /// A list of revoked certificates arrived.
+    fn on_revocations(&self, from: &str, frame: &[u8]);
 }
 
 /// All links of a robot.
@@ -150,10 +153,16 @@ impl Links {
             endpoints.push(endpoint.map_err(|error| failed("open QUIC", error))?);
         }
         drop(entered);
-        let finder = Finder::start(&member.team, Some(member.me), member.paths, credentials.authority(), {
-            let robot = robot.clone();
-            move |why| robot.on_panic(&why)
-        })?;
+        let finder = Finder::start(
+            &member.team,
+            Some(member.me),
+            member.paths,
+            credentials.authorities(),
+            {
+                let robot = robot.clone();
+                move |why| robot.on_panic(&why)
+            },
+        )?;
         let robots = (0u16..).map(RobotId).take(member.team.robots.len());
         let links = robots.map(|to| {
             let paths = if to == member.me {
@@ -324,10 +333,15 @@ impl Links {
         let number = lock(&self.announced);
         let hello = self.hello(*number)?;
         up.coordination.announce(&self.tasks, hello);
+        if let Some(list) = self.member.revoked.list() {
+            up.coordination.say(&self.tasks, wire::prefixed(&list).into());
+        }
         let mut links = lock(self.links.get(usize::from(to.0))?.get(path)?);
         // One in use stays until the other end of this one has said which start it is.
         close_older(links.iter().filter(|older| !older.is_heard()), &up);
         links.push(up.clone());
+        // It may have been revoked since it was shown.
+        close_revoked(&self.member.revoked, connection);
         let several = links.len() > 1;
         drop((links, number));
         if several {
@@ -372,6 +386,18 @@ impl Links {
         let links = self.links.get(usize::from(of.0)).into_iter().flatten();
         let all = links.flat_map(|links| lock(links).clone());
         all.filter(|up| up.is_open()).collect()
+    }
+
+    /// There is a new list of revoked certificates: ends their links, and gives the list to all others.
+    pub fn on_revoked(&self) {
+        // Held, so that no new link misses it.
+        let _announced = lock(&self.announced);
+        for up in self.links.iter().flatten().flat_map(|links| lock(links).clone()) {
+            close_revoked(&self.member.revoked, &up.connection);
+        }
+        if let Some(list) = self.member.revoked.list() {
+            self.say_to_all(&list);
+        }
     }
 
     /// Ends everything, once the others have what was said to them; it waits briefly for that.
@@ -476,9 +502,12 @@ async fn accept(links: Weak<Links>, endpoint: Endpoint, path: usize) {
 /// Admits who has a certificate of the team, and stays until its connection ends.
 async fn admit(links: Arc<Links>, connection: Connection, path: usize, place: Place) {
     let (member, address) = (&links.member, connection.remote_address());
-    let name = name_of(&connection).unwrap_or_default();
+    let name = match name_of(&member.revoked, &connection) {
+        Ok(name) => name,
+        Err(reason) => return refuse(&links, &connection, &place, reason),
+    };
     if name == OPERATOR {
-        if !place.is_operators() {
+        if !place.is_operators(&connection) {
             return connection.close(OPERATORS_FULL, b"too many operators");
         }
         let receiver = links.receiver.get().cloned();
@@ -489,11 +518,9 @@ async fn admit(links: Arc<Links>, connection: Connection, path: usize, place: Pl
         if name == member.name() {
             on_own_twin(&links, (&connection, path), Some(address.ip().to_canonical()));
         }
-        member.refused.count_stranger(address);
-        place.is_strangers();
-        return connection.close(1u8.into(), b"not another robot of this team");
+        return refuse(&links, &connection, &place, Reason::NoCertificate);
     };
-    if !place.is_robots(from) {
+    if !place.is_robots(from, &connection) {
         return connection.close(1u8.into(), b"too many connections");
     }
     listen(&links, &connection, from, path);
@@ -507,6 +534,12 @@ async fn admit(links: Arc<Links>, connection: Connection, path: usize, place: Pl
         let _ = links.begin(&connection, (from, path), false, streams);
     }
     connection.closed().await;
+}
+
+fn refuse(links: &Links, connection: &Connection, place: &Place, reason: Reason) {
+    links.member.refused.count_stranger(connection.remote_address());
+    place.fail(reason);
+    connection.close(1u8.into(), b"not another robot of this team");
 }
 
 /// Receives a robot's control over a link, in a task of its own, until the link ends.

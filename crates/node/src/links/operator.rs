@@ -1,5 +1,5 @@
-//! The operator's connection: over its one stream it may ask for the status, again and again. Whatever else it sends ends
-//! the connection. It never counts as a robot.
+//! The operator's connection: over its one stream it may ask for the status, again and again, and bring lists of revoked
+//! certificates. Whatever else it sends ends the connection. It never counts as a robot.
 
 use std::sync::Weak;
 use std::time::Duration;
@@ -8,7 +8,8 @@ use quinn::{Connection, RecvStream, SendStream};
 
 use super::stream::read_frame;
 use super::Receiver;
-use crate::wire::{self, Frame, StatusQuery};
+use crate::keys::OPERATOR;
+use crate::wire::{self, Frame, Revocations, StatusQuery};
 
 /// How long the operator may take to read an answer, and how long the next question waits at least.
 const READ_MAX: Duration = Duration::from_secs(2);
@@ -26,20 +27,22 @@ pub(super) async fn answer(connection: Connection, receiver: Option<Weak<dyn Rec
         _ = connection.read_datagram() => {}
         _ = connection.accept_uni() => {}
     }
-    connection.close(0u8.into(), b"the operator may only ask for the status");
+    connection.close(0u8.into(), b"the operator may only ask");
 }
 
 async fn answer_over(mut send: SendStream, mut receive: RecvStream, receiver: Weak<dyn Receiver>) {
-    while let Ok(frame) = read_frame(&mut receive, StatusQuery::BYTES_MAX).await {
-        if wire::decode::<StatusQuery>(&frame).is_err() {
-            return;
-        }
-        let Some(status) = receiver.upgrade().map(|receiver| receiver.status()) else {
-            return;
-        };
-        let answer = wire::prefixed(&status);
-        let written = tokio::time::timeout(READ_MAX, send.write_all(&answer)).await;
-        if !matches!(written, Ok(Ok(()))) {
+    while let Ok(frame) = read_frame(&mut receive, Revocations::BYTES_MAX).await {
+        let Some(receiver) = receiver.upgrade() else { return };
+        if wire::kind(&frame) == Some(Revocations::KIND) {
+            receiver.on_revocations(OPERATOR, &frame);
+        } else if wire::decode::<StatusQuery>(&frame).is_ok() {
+            let answer = wire::prefixed(&receiver.status());
+            drop(receiver);
+            let written = tokio::time::timeout(READ_MAX, send.write_all(&answer)).await;
+            if !matches!(written, Ok(Ok(()))) {
+                return;
+            }
+        } else {
             return;
         }
         tokio::time::sleep(ASK_EVERY).await;

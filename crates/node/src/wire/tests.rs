@@ -42,6 +42,16 @@ fn what_is_not_a_frame_is_refused_for_what_it_is() {
 }
 
 #[test]
+fn the_longest_list_of_revoked_certificates_fits() {
+    let mut longest = Revocations {
+        list: vec![7; Revocations::LIST_BYTES_MAX],
+    };
+    assert_eq!(decode(&encode(&longest)), Ok(longest.clone()));
+    longest.list.push(7);
+    assert!(encode(&longest).is_empty());
+}
+
+#[test]
 fn a_list_that_says_it_is_longer_than_its_frame_is_refused() {
     let header = [b'C', b'o', VERSION, robot::Message::KIND];
     for kind in [3, 4] {
@@ -225,11 +235,12 @@ macro_rules! readers {
 }
 
 /// All kinds.
-fn readers() -> [Reader; 9] {
+fn readers() -> [Reader; 10] {
     readers![
         robot::Message,
         Hello,
         Gathering,
+        Revocations,
         StatusQuery,
         Status,
         Begin,

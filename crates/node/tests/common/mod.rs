@@ -80,6 +80,17 @@ impl Fleet {
         Fleet { folder, file, team }
     }
 
+    /// The machine of a robot, with its bundle installed: the team file at a place of its own.
+    pub fn machine(&self, name: &str) -> PathBuf {
+        let folder = self.folder.join(format!("machine of {name}"));
+        std::fs::create_dir_all(&folder).unwrap();
+        let file = folder.join("team.toml");
+        std::fs::copy(&self.file, &file).unwrap();
+        let bundle = coorp_node::keys::bundle(&self.team, name, &folder).unwrap();
+        coorp_node::keys::install(&coorp_team::load(&file).unwrap(), &bundle).unwrap();
+        file
+    }
+
     pub fn robot(&self, name: &str) -> Robot {
         Robot::start(&self.file, name, "coorp", false)
     }
@@ -251,6 +262,15 @@ pub fn be_a_robot(answer_to: impl Fn(&Node, &[&str]) -> Option<String>) {
             ["place"] => format!("[{}]", node.place().0),
             ["queue"] => format!("{:?}", node.status().queue),
             ["refused"] => format!("{:?}", node.status().refused),
+            ["revoked"] => {
+                let revoked = node.status().revoked;
+                format!("{} {} {}", revoked.list, revoked.certificates, revoked.rejected)
+            }
+            ["door", reason] => {
+                let totals = node.status().door.totals;
+                let of_reason = totals.iter().find(|(of, _)| of.name() == *reason);
+                of_reason.unwrap().1.to_string()
+            }
             ["synchronised"] => node.status().clock_ns.is_some().to_string(),
             _ => answer_to(&node, &words).unwrap_or_else(|| panic!("what is '{line}'?")),
         };
@@ -329,6 +349,20 @@ impl Caller {
                 send,
                 receive,
             })
+        })
+    }
+
+    /// Whether a robot refuses this caller at one of its ports.
+    pub fn is_refused(&self, team: &Team, robot: u16, port: u16) -> bool {
+        let address = ([127, 0, 0, 1], team.port(RobotId(robot)) + port).into();
+        self.runtime.block_on(async {
+            match self.endpoint.connect(address, "robot.coorp.internal").unwrap().await {
+                Ok(connection) => {
+                    let closed = tokio::time::timeout(Duration::from_secs(1), connection.closed());
+                    closed.await.is_ok()
+                }
+                Err(_) => true,
+            }
         })
     }
 
@@ -511,8 +545,11 @@ pub fn client(protocol: &str, fleet: &Fleet, keys: Option<(&Fleet, &str)>) -> qu
     use quinn::rustls::{crypto::ring, ClientConfig, RootCertStore};
 
     let mut roots = RootCertStore::empty();
-    let authority = CertificateDer::from_pem_file(fleet.team.live.keys.join("ca.pem"));
-    roots.add(authority.unwrap()).unwrap();
+    let certificates = |file: PathBuf| -> Vec<CertificateDer<'static>> {
+        let read = CertificateDer::pem_file_iter(file).unwrap();
+        read.map(Result::unwrap).collect()
+    };
+    roots.add_parsable_certificates(certificates(fleet.team.live.keys.join("ca.pem")));
     let config = ClientConfig::builder_with_provider(std::sync::Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
         .unwrap()
@@ -521,9 +558,9 @@ pub fn client(protocol: &str, fleet: &Fleet, keys: Option<(&Fleet, &str)>) -> qu
         None => config.with_no_client_auth(),
         Some((keys, name)) => {
             let folder = keys.team.live.keys.join("robots");
-            let chain = CertificateDer::from_pem_file(folder.join(format!("{name}.pem"))).unwrap();
+            let chain = certificates(folder.join(format!("{name}.pem")));
             let key = PrivateKeyDer::from_pem_file(folder.join(format!("{name}.key"))).unwrap();
-            config.with_client_auth_cert(vec![chain], key).unwrap()
+            config.with_client_auth_cert(chain, key).unwrap()
         }
     };
     config.alpn_protocols = vec![protocol.as_bytes().to_vec()];
