@@ -92,7 +92,8 @@ impl List {
     pub fn load(file: &Path, authorities: &[CertificateDer<'_>]) -> Result<Option<List>, Error> {
         let der = match fs::read(file) {
             Ok(der) => der,
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            // Where no folder can be, nothing was kept.
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),
             Err(error) => return Err(Error::at("read", file, error)),
         };
         let list = List::read(&der, authorities).ok_or_else(|| {
