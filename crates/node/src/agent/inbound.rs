@@ -16,6 +16,7 @@ use crate::status::{Status, Twins};
 use crate::sync::lock;
 use crate::topic::checked;
 use crate::wire::{self, ControlHeader, Frame, Gathering, Hello, Parcel, Refusal};
+use crate::Error;
 
 /// Whether a message goes over coordination's stream, and not with control, tied to one path.
 fn is_coordination(message: &Message) -> bool {
@@ -181,6 +182,10 @@ impl Receiver for Agent {
             drop(presence);
             tracing::info!("{} is gone", self.member.name_of(from));
         }
+    }
+
+    fn on_new_card(&self, path: usize) -> Result<(), Error> {
+        self.bulk.as_ref().map_or(Ok(()), |bulk| bulk.rebind(path))
     }
 
     fn on_twins(&self, robot: RobotId, at: Vec<IpAddr>) {

@@ -93,6 +93,8 @@ pub(crate) trait Receiver: Send + Sync {
     fn on_ended(&self, from: RobotId, link: LinkId);
     /// What this robot announces about itself, under this number.
     fn hello(&self, number: u64) -> Hello;
+    /// The interface of a path is another card now. If what is not a link cannot use it, nothing changes.
+    fn on_new_card(&self, path: usize) -> Result<(), Error>;
     /// Two processes run as a robot, at these addresses.
     fn on_twins(&self, robot: RobotId, at: Vec<IpAddr>);
     /// The operator asks for the status.
@@ -103,6 +105,7 @@ pub(crate) trait Receiver: Send + Sync {
 #[derive(Debug)]
 pub(crate) struct Links {
     member: Arc<Member>,
+    robot: Arc<SharedRobot>,
     addresses: Arc<Addresses>,
     finder: Arc<Finder>,
     /// Set once the node is open.
@@ -112,7 +115,7 @@ pub(crate) struct Links {
     /// One per path; taken when the node closes.
     endpoints: Mutex<Vec<Endpoint>>,
     /// What the socket of each path has handed over.
-    handed: Vec<Arc<Handed>>,
+    handed: Vec<Mutex<Arc<Handed>>>,
     client: quinn::ClientConfig,
     server: quinn::ServerConfig,
     /// By robot, then by path. There are several of one robot for moments only.
@@ -144,7 +147,7 @@ impl Links {
             let socket = bind("control", address, interface).map_err(|error| is_taken(member, address, error))?;
             let config = credentials.endpoint(&socket);
             let socket = MarkedSocket::new(socket, robot).map_err(|error| failed("set up a socket", error))?;
-            handed.push(socket.handed());
+            handed.push(Mutex::new(socket.handed()));
             let endpoint =
                 Endpoint::new_with_abstract_socket(config, Some(server.clone()), socket, Arc::new(tasks.clone()));
             endpoints.push(endpoint.map_err(|error| failed("open QUIC", error))?);
@@ -166,6 +169,7 @@ impl Links {
         Ok(Arc::new(Links {
             links: links.collect(),
             member: member.clone(),
+            robot: robot.clone(),
             addresses: addresses.clone(),
             finder: Arc::new(finder),
             receiver: OnceLock::new(),
@@ -210,7 +214,7 @@ impl Links {
         let bytes = message.head.len() + message.content.len();
         // Before the message goes, because it may be handed over at once.
         let target = message.slot.as_ref().and(self.handed.get(usize::from(path.0)));
-        let target = target.map(|socket| socket.expect(bytes));
+        let target = target.map(|socket| lock(socket).expect(bytes));
         up.send(&self.tasks, message);
         target
     }
@@ -374,6 +378,24 @@ impl Links {
         all.filter(|up| up.is_open()).collect()
     }
 
+    /// The interface of a path is another card now: binds the path's sockets to that, or changes nothing. The links stay, and
+    /// go on if the address does.
+    fn rebind(&self, path: usize) -> Result<(), Error> {
+        let failed = |error| Error::Socket("cannot use another card for control".to_owned(), error);
+        let (Some(endpoint), Some(handed)) = (lock(&self.endpoints).get(path).cloned(), self.handed.get(path)) else {
+            return Ok(());
+        };
+        let (address, interface) = self.member.outlet(path);
+        let address = SocketAddr::new(address, port(&self.member.team, self.member.me, path));
+        let socket = MarkedSocket::new(bind("control", address, interface)?, &self.robot).map_err(failed)?;
+        if let Some(receiver) = self.receiver.get().and_then(Weak::upgrade) {
+            receiver.on_new_card(path)?;
+        }
+        let before = std::mem::replace(&mut *lock(handed), socket.handed());
+        before.close();
+        endpoint.rebind_abstract(socket).map_err(failed)
+    }
+
     /// Ends everything, once the others have what was said to them; it waits briefly for that.
     pub fn close(&self) {
         self.finder.close();
@@ -402,7 +424,7 @@ impl Links {
             }
         };
         self.threads.end(told, CLOSE_MAX);
-        self.handed.iter().for_each(|handed| handed.close());
+        self.handed.iter().for_each(|handed| lock(handed).close());
     }
 }
 
