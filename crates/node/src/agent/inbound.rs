@@ -85,12 +85,11 @@ impl Agent {
         if restarted {
             self.on_gone(from);
             // Only its own host can say so, with its certificate: the earlier process has ended, with whatever it held.
+            // What came since this link began may be the new one's.
+            let began = self.links.began(from, link);
             self.robot.tell(|robot, now| {
-                let dead = Input::Dead {
-                    robot: from,
-                    since: now,
-                };
-                robot.handle(dead, now)
+                let since = began.unwrap_or(now);
+                robot.handle(Input::Dead { robot: from, since }, now)
             });
         }
         if let Some(subscribes) = subscribes {

@@ -106,8 +106,9 @@ impl Links {
                 return missed.outcome;
             }
         };
+        let began = self.robot.now();
         listen(self, &connection, to, path);
-        let Some(up) = self.begin(&connection, (to, path), true, streams) else {
+        let Some(up) = self.begin(&connection, (to, path), (true, began), streams) else {
             return Outcome::Refused;
         };
         tokio::select! {

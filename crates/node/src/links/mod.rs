@@ -36,7 +36,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use coorp_core::paths::PathId;
-use coorp_core::RobotId;
+use coorp_core::{Instant, RobotId};
 use coorp_team::Team;
 use quinn::{Connection, ConnectionError, Endpoint, ReadToEndError, RecvStream, SendStream, VarInt};
 
@@ -278,10 +278,11 @@ impl Links {
         self: &Arc<Self>,
         connection: &Connection,
         (to, path): (RobotId, usize),
-        own: bool,
+        (own, began): (bool, Instant),
         (send, receive): Streams,
     ) -> Option<Arc<Up>> {
-        let up = self.add(to, path, connection, own, send)?;
+        let id = LinkId(self.next.fetch_add(1, Ordering::Relaxed));
+        let up = self.add(to, path, Up::new(id, began, connection, own, send))?;
         let conversation = converse(Arc::downgrade(self), up.clone(), (to, path), receive);
         self.tasks.spawn("receiving coordination", conversation);
         Some(up)
@@ -315,16 +316,7 @@ impl Links {
     }
 
     /// Returns the new link, unless the node has closed.
-    fn add(
-        self: &Arc<Self>,
-        to: RobotId,
-        path: usize,
-        connection: &Connection,
-        own: bool,
-        stream: SendStream,
-    ) -> Option<Arc<Up>> {
-        let id = LinkId(self.next.fetch_add(1, Ordering::Relaxed));
-        let up = Up::new(id, connection, own, stream);
+    fn add(self: &Arc<Self>, to: RobotId, path: usize, up: Arc<Up>) -> Option<Arc<Up>> {
         let number = lock(&self.announced);
         let hello = self.hello(*number)?;
         up.coordination.announce(&self.tasks, hello);
@@ -364,6 +356,12 @@ impl Links {
             up.on_over();
             up.connection.close(OVER, elsewhere.as_deref().unwrap_or("").as_bytes());
         }
+    }
+
+    /// When a robot's link began, if it has not ended.
+    pub fn began(&self, of: RobotId, link: LinkId) -> Option<Instant> {
+        let links = self.open_to(of);
+        links.iter().find(|up| up.id == link).map(|up| up.began)
     }
 
     /// The addresses at the other ends of a robot's links.
@@ -518,6 +516,7 @@ async fn admit(links: Arc<Links>, connection: Connection, path: usize, place: Pl
     if !place.is_robots(from) {
         return connection.close(1u8.into(), b"too many connections");
     }
+    let began = links.robot.now();
     listen(&links, &connection, from, path);
     let links = Arc::downgrade(&links);
     // It keeps its place until it ends.
@@ -526,7 +525,7 @@ async fn admit(links: Arc<Links>, connection: Connection, path: usize, place: Pl
         _ = connection.closed() => None,
     };
     if let (Some(links), Some(streams)) = (links.upgrade(), streams) {
-        let _ = links.begin(&connection, (from, path), false, streams);
+        let _ = links.begin(&connection, (from, path), (false, began), streams);
     }
     connection.closed().await;
 }
