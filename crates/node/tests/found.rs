@@ -86,6 +86,14 @@ impl Lan {
         }
     }
 
+    /// Removes a cable and the cards at its ends.
+    fn cut(&self, number: usize) {
+        let done = Command::new("ip")
+            .args(["-n", &self.0[0], "link", "del", &format!("eth{number}")])
+            .status();
+        assert!(done.unwrap().success());
+    }
+
     /// The output of a command in the first of them.
     fn says(&self, command: &str) -> String {
         let mut ip = Command::new("ip");
@@ -149,6 +157,39 @@ fn robots_that_start_at_once_find_each_other() {
     for robot in &mut agreed(robots.into()) {
         robot.until("alive", "[0, 1]");
     }
+}
+
+/// As when a USB card is pulled and put in again, at both ends: the kernel counts it as another one.
+#[test]
+fn a_card_that_is_replaced_is_used_again() {
+    let Some(lan) = Lan::new("card") else {
+        return;
+    };
+    lan.cable(1);
+    let fleet = Fleet::over(&["lead", "one"], "eth1");
+    let [a, b] = &lan.0;
+    let mut lead = Robot::inside(a, &fleet.file, "lead");
+    let mut one = Robot::inside(b, &fleet.file, "one");
+    let index = || lan.says("cat /sys/class/net/eth1/ifindex");
+    lead.say("hear");
+    for _ in 0..2 {
+        lead.until("alive", "[0, 1]");
+        one.until("alive", "[0, 1]");
+        common::until(|| {
+            one.say("say");
+            lead.say("heard") == "true"
+        });
+        assert_eq!(one.say("send lead"), "whole");
+        assert_eq!(lead.say("send one"), "whole");
+        let before = index();
+        lan.cut(1);
+        // Until nobody is there any more.
+        lead.until("alive", "[0]");
+        one.until("alive", "[1]");
+        lan.cable(1);
+        assert_ne!(index(), before);
+    }
+    lead.until("alive", "[0, 1]");
 }
 
 #[test]

@@ -16,6 +16,7 @@ use crate::status::{Status, Twins};
 use crate::sync::lock;
 use crate::topic::checked;
 use crate::wire::{self, ControlHeader, Frame, Gathering, Hello, Parcel, Refusal, Revocations};
+use crate::Error;
 
 /// Whether a message goes over coordination's stream, and not with control, tied to one path.
 fn is_coordination(message: &Message) -> bool {
@@ -84,12 +85,11 @@ impl Agent {
         if restarted {
             self.on_gone(from);
             // Only its own host can say so, with its certificate: the earlier process has ended, with whatever it held.
+            // What came since this link began may be the new one's.
+            let began = self.links.began(from, link);
             self.robot.tell(|robot, now| {
-                let dead = Input::Dead {
-                    robot: from,
-                    since: now,
-                };
-                robot.handle(dead, now)
+                let since = began.unwrap_or(now);
+                robot.handle(Input::Dead { robot: from, since }, now)
             });
         }
         if let Some(subscribes) = subscribes {
@@ -182,6 +182,10 @@ impl Receiver for Agent {
             drop(presence);
             tracing::info!("{} is gone", self.member.name_of(from));
         }
+    }
+
+    fn on_new_card(&self, path: usize) -> Result<(), Error> {
+        self.bulk.as_ref().map_or(Ok(()), |bulk| bulk.rebind(path))
     }
 
     fn on_twins(&self, robot: RobotId, at: Vec<IpAddr>) {

@@ -30,7 +30,7 @@ use std::fmt;
 use std::future::Future;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -39,7 +39,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use coorp_core::RobotId;
-use quinn::Endpoint;
+use quinn::{Endpoint, EndpointConfig};
 use tokio::sync::{mpsc, oneshot, Notify};
 
 use self::inbox::{Inbox, Whole};
@@ -106,8 +106,10 @@ pub(crate) struct Bulk {
 struct Lane {
     /// Both endpoints are taken when the node closes: their sockets end with them.
     sender: Mutex<Option<Endpoint>>,
+    endpoint: EndpointConfig,
     client: quinn::ClientConfig,
-    socket: Arc<GatedSocket>,
+    /// Replaced with its endpoint when the card is.
+    socket: Mutex<Arc<GatedSocket>>,
     receivers: Receivers,
     receiver: Mutex<Option<Endpoint>>,
 }
@@ -196,7 +198,9 @@ impl Bulk {
 
     /// The permit has been granted or lost.
     pub fn set_permitted(&self, permitted: bool) {
-        self.lanes.iter().for_each(|lane| lane.socket.set_permitted(permitted));
+        self.lanes
+            .iter()
+            .for_each(|lane| lane.socket().set_permitted(permitted));
         if permitted {
             self.permitted.notify_waiters();
             self.lanes.iter().for_each(|lane| lane.receivers.wake());
@@ -219,7 +223,7 @@ impl Bulk {
 
     /// The gate has opened.
     pub fn wake(&self) {
-        self.lanes.iter().for_each(|lane| lane.socket.wake());
+        self.lanes.iter().for_each(|lane| lane.socket().wake());
     }
 
     /// Takes the written message if there is room for it; otherwise leaves it.
@@ -291,8 +295,38 @@ impl Bulk {
             held,
             ..*lock(&self.counts)
         };
-        self.lanes.iter().for_each(|lane| lane.socket.add_to(&mut status));
+        self.lanes.iter().for_each(|lane| lane.socket().add_to(&mut status));
         status
+    }
+
+    /// The interface of a path is another card now: binds the path's sockets to that, or changes nothing. What comes
+    /// in goes on if the address stays; what goes out is connected anew and resumed.
+    pub fn rebind(&self, path: usize) -> Result<(), Error> {
+        let failed = |error| Error::Socket("cannot use another card for bulk".to_owned(), error);
+        let Some(lane) = self.lanes.get(path) else {
+            return Ok(());
+        };
+        let (receiver, mut sender) = (lock(&lane.receiver), lock(&lane.sender));
+        let (Some(receiver), Some(before)) = (receiver.as_ref(), sender.as_ref()) else {
+            return Ok(());
+        };
+        // All are bound before any is used. Their reads belong to these threads.
+        let entered = self.threads.handle().enter();
+        let receiving = receiving_socket(&self.member, path)?;
+        let (endpoint, socket) = sender_over(&self.member, &self.robot, &self.tasks, &lane.endpoint, path)?;
+        receiver.rebind(receiving).map_err(failed)?;
+        drop(entered);
+        before.close(0u8.into(), b"another card");
+        *sender = Some(endpoint);
+        *lock(&lane.socket) = socket.clone();
+        // The driver may set it at the same time, for what the robot has decided before or after this.
+        let is_permitted = || self.robot.ask(|robot, now| robot.is_permitted(now));
+        let mut permitted = !is_permitted();
+        while permitted != is_permitted() {
+            permitted = is_permitted();
+            socket.set_permitted(permitted);
+        }
+        Ok(())
     }
 
     /// Ends everything. Outside async code, it waits briefly for the sockets to be gone.
@@ -322,27 +356,49 @@ impl Lane {
         path: usize,
     ) -> Result<Lane, Error> {
         let failed = |what: &str, error| Error::Socket(format!("cannot {what} for bulk"), error);
-        let (address, interface) = member.outlet(path);
-        let quic = Arc::new(tasks.clone());
         // Receiving has its own socket: what goes back to a sender needs no permit.
-        let at = SocketAddr::new(address, member.team.port(member.me) + PORT_BULK);
-        let socket = bind("bulk", at, interface)?;
-        let server = Some(transport::server(credentials)?);
-        let receiver = Endpoint::new(credentials.endpoint(&socket), server, socket, quic.clone());
-        let receiver = receiver.map_err(|error| failed("open QUIC", error))?;
-        let socket = bind("bulk", SocketAddr::new(address, 0), interface)?;
+        let socket = receiving_socket(member, path)?;
         let endpoint = credentials.endpoint(&socket);
-        let socket =
-            GatedSocket::new(socket, path, robot.clone()).map_err(|error| failed("set up the socket", error))?;
-        let sender = Endpoint::new_with_abstract_socket(endpoint, None, socket.clone(), quic);
+        let server = Some(transport::server(credentials)?);
+        let receiver = Endpoint::new(endpoint.clone(), server, socket, Arc::new(tasks.clone()));
+        let receiver = receiver.map_err(|error| failed("open QUIC", error))?;
+        let (sender, socket) = sender_over(member, robot, tasks, &endpoint, path)?;
         Ok(Lane {
-            sender: Mutex::new(Some(sender.map_err(|error| failed("open QUIC", error))?)),
+            sender: Mutex::new(Some(sender)),
+            endpoint,
             client: credentials.client(transport::PROTOCOL)?,
-            socket,
+            socket: Mutex::new(socket),
             receivers: Receivers::default(),
             receiver: Mutex::new(Some(receiver)),
         })
     }
+
+    fn socket(&self) -> Arc<GatedSocket> {
+        lock(&self.socket).clone()
+    }
+}
+
+fn receiving_socket(member: &Member, path: usize) -> Result<UdpSocket, Error> {
+    let (address, interface) = member.outlet(path);
+    let at = SocketAddr::new(address, member.team.port(member.me) + PORT_BULK);
+    bind("bulk", at, interface)
+}
+
+/// The endpoint that sends over a path, with its socket. Must be called within an async runtime.
+fn sender_over(
+    member: &Member,
+    robot: &Arc<SharedRobot>,
+    tasks: &Tasks,
+    endpoint: &EndpointConfig,
+    path: usize,
+) -> Result<(Endpoint, Arc<GatedSocket>), Error> {
+    let failed = |what: &str, error| Error::Socket(format!("cannot {what} for bulk"), error);
+    let (address, interface) = member.outlet(path);
+    let socket = bind("bulk", SocketAddr::new(address, 0), interface)?;
+    let socket = GatedSocket::new(socket, path, robot.clone()).map_err(|error| failed("set up the socket", error))?;
+    let tasks = Arc::new(tasks.clone());
+    let sender = Endpoint::new_with_abstract_socket(endpoint.clone(), None, socket.clone(), tasks);
+    Ok((sender.map_err(|error| failed("open QUIC", error))?, socket))
 }
 
 fn checked_length(name: &str, bytes: u64) -> Result<(), Error> {

@@ -65,7 +65,7 @@ struct Open {
 
 /// After how many datagrams a receiver acknowledges, if the gate has another source of completions; `None`: at once.
 fn acknowledged_every(bulk: &Bulk, lane: &Lane) -> Option<u32> {
-    let reported = lane.socket.completions().are_reported();
+    let reported = lane.socket().completions().are_reported();
     reported.then_some(bulk.member.policy.ack_every)
 }
 
@@ -308,7 +308,7 @@ async fn permitted(bulk: &Bulk) -> Duration {
         // Before the check, so that none is missed between the two.
         let comes = bulk.permitted.notified();
         // QUIC hears of it a moment after the robot: anything begun in between would wait for the next permit.
-        let told = bulk.lanes.iter().all(|lane| lane.socket.is_permitted());
+        let told = bulk.lanes.iter().all(|lane| lane.socket().is_permitted());
         if told && bulk.robot.ask(|robot, now| robot.is_permitted(now)) {
             return began.elapsed();
         }
@@ -387,19 +387,23 @@ async fn connect(bulk: &Bulk, to: RobotId, path: usize) -> Result<Open, String> 
         .ok_or("nobody knows its address: it is not here")?;
     let address = SocketAddr::new(address, member.team.port(to) + PORT_BULK);
     let lane = bulk.lanes.get(path).ok_or("there is no such path")?;
-    let sender = lock(&lane.sender).clone().ok_or("the node has closed")?;
+    // Both are replaced under the first one's lock.
+    let (sender, socket) = {
+        let sender = lock(&lane.sender);
+        (sender.clone().ok_or("the node has closed")?, lane.socket())
+    };
     // Plain QUIC, if nothing else is requested.
     let coordinated = robot.ask(|robot, _| robot.coordinates_bulk());
     let turn = Arc::new(Turn::new(!member.policy.turns));
     let permitted = PermittedCubicConfig {
-        socket: Arc::downgrade(&lane.socket),
+        socket: Arc::downgrade(&socket),
         robot: robot.clone(),
         to,
         path,
         turn: turn.clone(),
         coordinated,
     };
-    lane.socket.find_source(address);
+    socket.find_source(address);
     let every = acknowledged_every(bulk, lane);
     let mut client = lane.client.clone();
     client.transport_config(transport::sender(

@@ -16,6 +16,10 @@ use crate::sync::lock;
 /// and then only after 600 ms more.
 const CONNECT_MAX: Duration = Duration::from_millis(600);
 
+/// How often, and after how long, a card that cannot be used is tried again.
+const CARD_TRIES: u32 = 60;
+const CARD_RETRY: Duration = Duration::from_millis(500);
+
 /// Attempts to open links where robots are to be found, until the node closes.
 pub(super) async fn dial(links: Weak<Links>, finder: Arc<Finder>) {
     loop {
@@ -37,15 +41,45 @@ pub(super) async fn dial(links: Weak<Links>, finder: Arc<Finder>) {
             }
             // It ends by itself soon.
             Order::Stop(_) => {}
-            Order::Rebind(path) => tracing::warn!(
-                "{} is another card now: start this robot anew to use it",
-                links.member.path_name(path.0.into())
-            ),
+            Order::Rebind(path) => {
+                let path = path.0.into();
+                if !links.use_card(path) {
+                    // Its address comes in a moment, for example.
+                    let again = use_card_later(Arc::downgrade(&links), path);
+                    links.tasks.spawn("binding to another card", again);
+                }
+            }
         }
     }
 }
 
+/// Attempts to use the card that a path's interface is now.
+async fn use_card_later(links: Weak<Links>, path: usize) {
+    for _ in 0..CARD_TRIES {
+        tokio::time::sleep(CARD_RETRY).await;
+        match links.upgrade() {
+            Some(links) if !links.use_card(path) => {}
+            _ => return,
+        }
+    }
+    if let Some(links) = links.upgrade() {
+        let name = links.member.path_name(path);
+        tracing::error!("{name} is another card now, and cannot be used: start this robot anew, its log says more");
+    }
+}
+
 impl Links {
+    /// Binds all sockets of a path to the card that its interface is now. Returns whether that has succeeded.
+    fn use_card(&self, path: usize) -> bool {
+        let name = self.member.path_name(path);
+        let used = self.rebind(path);
+        match &used {
+            Ok(()) => tracing::info!("{name} is another card now, and is used"),
+            Err(error) => tracing::warn!("{name} is another card now: {error}"),
+        }
+        used.is_ok()
+    }
+
     async fn connect(&self, to: RobotId, path: usize, address: SocketAddr) -> Result<(Connection, Streams), Missed> {
         let member = &self.member;
         let refused = |why: &str| Missed::new(Outcome::Refused, why);
@@ -79,8 +113,9 @@ impl Links {
                 return missed.outcome;
             }
         };
+        let began = self.robot.now();
         listen(self, &connection, to, path);
-        let Some(up) = self.begin(&connection, (to, path), true, streams) else {
+        let Some(up) = self.begin(&connection, (to, path), (true, began), streams) else {
             return Outcome::Refused;
         };
         tokio::select! {

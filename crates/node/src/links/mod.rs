@@ -37,7 +37,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use coorp_core::admission::Reason;
 use coorp_core::paths::PathId;
-use coorp_core::RobotId;
+use coorp_core::{Instant, RobotId};
 use coorp_team::Team;
 use quinn::{Connection, ConnectionError, Endpoint, ReadToEndError, RecvStream, SendStream, VarInt};
 
@@ -94,6 +94,8 @@ pub(crate) trait Receiver: Send + Sync {
     fn on_ended(&self, from: RobotId, link: LinkId);
     /// What this robot announces about itself, under this number.
     fn hello(&self, number: u64) -> Hello;
+    /// The interface of a path is another card now. If what is not a link cannot use it, nothing changes.
+    fn on_new_card(&self, path: usize) -> Result<(), Error>;
     /// Two processes run as a robot, at these addresses.
     fn on_twins(&self, robot: RobotId, at: Vec<IpAddr>);
     /// The operator asks for the status.
@@ -106,6 +108,7 @@ pub(crate) trait Receiver: Send + Sync {
 #[derive(Debug)]
 pub(crate) struct Links {
     member: Arc<Member>,
+    robot: Arc<SharedRobot>,
     addresses: Arc<Addresses>,
     finder: Arc<Finder>,
     /// Set once the node is open.
@@ -115,7 +118,7 @@ pub(crate) struct Links {
     /// One per path; taken when the node closes.
     endpoints: Mutex<Vec<Endpoint>>,
     /// What the socket of each path has handed over.
-    handed: Vec<Arc<Handed>>,
+    handed: Vec<Mutex<Arc<Handed>>>,
     client: quinn::ClientConfig,
     server: quinn::ServerConfig,
     /// By robot, then by path. There are several of one robot for moments only.
@@ -147,7 +150,7 @@ impl Links {
             let socket = bind("control", address, interface).map_err(|error| is_taken(member, address, error))?;
             let config = credentials.endpoint(&socket);
             let socket = MarkedSocket::new(socket, robot).map_err(|error| failed("set up a socket", error))?;
-            handed.push(socket.handed());
+            handed.push(Mutex::new(socket.handed()));
             let endpoint =
                 Endpoint::new_with_abstract_socket(config, Some(server.clone()), socket, Arc::new(tasks.clone()));
             endpoints.push(endpoint.map_err(|error| failed("open QUIC", error))?);
@@ -175,6 +178,7 @@ impl Links {
         Ok(Arc::new(Links {
             links: links.collect(),
             member: member.clone(),
+            robot: robot.clone(),
             addresses: addresses.clone(),
             finder: Arc::new(finder),
             receiver: OnceLock::new(),
@@ -219,7 +223,7 @@ impl Links {
         let bytes = message.head.len() + message.content.len();
         // Before the message goes, because it may be handed over at once.
         let target = message.slot.as_ref().and(self.handed.get(usize::from(path.0)));
-        let target = target.map(|socket| socket.expect(bytes));
+        let target = target.map(|socket| lock(socket).expect(bytes));
         up.send(&self.tasks, message);
         target
     }
@@ -283,10 +287,11 @@ impl Links {
         self: &Arc<Self>,
         connection: &Connection,
         (to, path): (RobotId, usize),
-        own: bool,
+        (own, began): (bool, Instant),
         (send, receive): Streams,
     ) -> Option<Arc<Up>> {
-        let up = self.add(to, path, connection, own, send)?;
+        let id = LinkId(self.next.fetch_add(1, Ordering::Relaxed));
+        let up = self.add(to, path, Up::new(id, began, connection, own, send))?;
         let conversation = converse(Arc::downgrade(self), up.clone(), (to, path), receive);
         self.tasks.spawn("receiving coordination", conversation);
         Some(up)
@@ -320,16 +325,7 @@ impl Links {
     }
 
     /// Returns the new link, unless the node has closed.
-    fn add(
-        self: &Arc<Self>,
-        to: RobotId,
-        path: usize,
-        connection: &Connection,
-        own: bool,
-        stream: SendStream,
-    ) -> Option<Arc<Up>> {
-        let id = LinkId(self.next.fetch_add(1, Ordering::Relaxed));
-        let up = Up::new(id, connection, own, stream);
+    fn add(self: &Arc<Self>, to: RobotId, path: usize, up: Arc<Up>) -> Option<Arc<Up>> {
         let number = lock(&self.announced);
         let hello = self.hello(*number)?;
         up.coordination.announce(&self.tasks, hello);
@@ -341,7 +337,7 @@ impl Links {
         close_older(links.iter().filter(|older| !older.is_heard()), &up);
         links.push(up.clone());
         // It may have been revoked since it was shown.
-        close_revoked(&self.member.revoked, connection);
+        close_revoked(&self.member.revoked, &up.connection);
         let several = links.len() > 1;
         drop((links, number));
         if several {
@@ -376,6 +372,12 @@ impl Links {
         }
     }
 
+    /// When a robot's link began, if it has not ended.
+    pub fn began(&self, of: RobotId, link: LinkId) -> Option<Instant> {
+        let links = self.open_to(of);
+        links.iter().find(|up| up.id == link).map(|up| up.began)
+    }
+
     /// The addresses at the other ends of a robot's links.
     pub fn addresses(&self, of: RobotId) -> Vec<IpAddr> {
         let addresses: BTreeSet<IpAddr> = self.open_to(of).iter().map(|up| address(&up.connection)).collect();
@@ -398,6 +400,24 @@ impl Links {
         if let Some(list) = self.member.revoked.list() {
             self.say_to_all(&list);
         }
+    }
+
+    /// The interface of a path is another card now: binds the path's sockets to that, or changes nothing. The links stay, and
+    /// go on if the address does.
+    fn rebind(&self, path: usize) -> Result<(), Error> {
+        let failed = |error| Error::Socket("cannot use another card for control".to_owned(), error);
+        let (Some(endpoint), Some(handed)) = (lock(&self.endpoints).get(path).cloned(), self.handed.get(path)) else {
+            return Ok(());
+        };
+        let (address, interface) = self.member.outlet(path);
+        let address = SocketAddr::new(address, port(&self.member.team, self.member.me, path));
+        let socket = MarkedSocket::new(bind("control", address, interface)?, &self.robot).map_err(failed)?;
+        if let Some(receiver) = self.receiver.get().and_then(Weak::upgrade) {
+            receiver.on_new_card(path)?;
+        }
+        let before = std::mem::replace(&mut *lock(handed), socket.handed());
+        before.close();
+        endpoint.rebind_abstract(socket).map_err(failed)
     }
 
     /// Ends everything, once the others have what was said to them; it waits briefly for that.
@@ -428,7 +448,7 @@ impl Links {
             }
         };
         self.threads.end(told, CLOSE_MAX);
-        self.handed.iter().for_each(|handed| handed.close());
+        self.handed.iter().for_each(|handed| lock(handed).close());
     }
 }
 
@@ -523,6 +543,7 @@ async fn admit(links: Arc<Links>, connection: Connection, path: usize, place: Pl
     if !place.is_robots(from, &connection) {
         return connection.close(1u8.into(), b"too many connections");
     }
+    let began = links.robot.now();
     listen(&links, &connection, from, path);
     let links = Arc::downgrade(&links);
     // It keeps its place until it ends.
@@ -531,7 +552,7 @@ async fn admit(links: Arc<Links>, connection: Connection, path: usize, place: Pl
         _ = connection.closed() => None,
     };
     if let (Some(links), Some(streams)) = (links.upgrade(), streams) {
-        let _ = links.begin(&connection, (from, path), false, streams);
+        let _ = links.begin(&connection, (from, path), (false, began), streams);
     }
     connection.closed().await;
 }

@@ -9,6 +9,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use coorp_core::Instant as RobotInstant;
 use quinn::{Connection, SendDatagramError, SendStream};
 use tokio::sync::Notify;
 
@@ -42,6 +43,8 @@ pub(super) struct Message {
 #[derive(Debug)]
 pub(super) struct Up {
     pub id: LinkId,
+    /// When both ends had proved who they are, on the robot's clock.
+    pub began: RobotInstant,
     pub connection: Connection,
     /// Whether this robot has opened it.
     pub own: bool,
@@ -73,9 +76,10 @@ impl Large {
 
 impl Up {
     /// `stream` is coordination's.
-    pub fn new(id: LinkId, connection: &Connection, own: bool, stream: SendStream) -> Arc<Self> {
+    pub fn new(id: LinkId, began: RobotInstant, connection: &Connection, own: bool, stream: SendStream) -> Arc<Self> {
         Arc::new(Up {
             id,
+            began,
             connection: connection.clone(),
             own,
             coordination: Outgoing::new(stream),
