@@ -2,7 +2,8 @@
 
 The agent is the policy of `coorp learn`, trained by PPO without obstacles, and trained on here for one robot among
 obstacles. The detector learns from frames of robots that drive at random. Both are then compared with simpler ways, on
-seeds that training never saw. The same torch gives the same weights, byte for byte.
+seeds that training never saw. The same torch on the same kind of processor gives the same weights, byte for byte. On
+another one, its convolutions may round differently: then the detector's weights differ, and the agent's do not.
 """
 
 from __future__ import annotations
