@@ -370,6 +370,12 @@ fn a_revocation_spreads_and_stays() {
     // One that was off hears of it, and so do the next starts of all.
     let mut one = fleet.robot("one");
     one.until("revoked", "1 1 0");
+    // It counts before it is on the disk.
+    let state = fleet.folder.join("state");
+    let kept = |name: &str| std::fs::read(state.join(name).join("revoked.crl")).is_ok_and(|list| list == first.list);
+    for name in ["lead", "three", "one"] {
+        until(|| kept(name));
+    }
     lead.kill();
     three.kill();
     one.kill();
