@@ -104,7 +104,7 @@ pub fn init(team: &Team) -> Result<Made, Error> {
 /// An authority that can sign.
 struct AuthorityKey {
     issuer: Issuer<'static, KeyPair>,
-    /// Of the authorities that count, its own first.
+    /// Certificates of the accepted authorities; the first is its own.
     certificates: Vec<CertificateDer<'static>>,
     /// By which robots that know only the authority before this one know it: see [`renew`].
     link: String,

@@ -31,7 +31,7 @@ pub(crate) const FILE: &str = "revoked.crl";
 /// What a robot knows about revoked certificates.
 #[derive(Debug, Default)]
 pub(crate) struct Revoked {
-    /// Whose lists count.
+    /// The authorities that may sign lists.
     authorities: Vec<CertificateDer<'static>>,
     /// Where the newest is kept.
     file: Option<PathBuf>,

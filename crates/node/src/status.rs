@@ -58,7 +58,7 @@ pub struct Status {
     pub refused: Refused,
     /// Attempts to connect for control or bulk.
     pub door: Door,
-    /// What was heard, tried and refused in the search for the other robots.
+    /// Counts of discovery: announcements, attempts and refusals.
     pub found: Counts,
     /// Its list of revoked certificates.
     pub revoked: Revoked,

@@ -85,7 +85,7 @@ impl Agent {
         if restarted {
             self.on_gone(from);
             // Only its own host can say so, with its certificate: the earlier process has ended, with whatever it held.
-            // What came since this link began may be the new one's.
+            // The new start may have sent since this link began, so that counts.
             let began = self.links.began(from, link);
             self.robot.tell(|robot, now| {
                 let since = began.unwrap_or(now);

@@ -260,7 +260,7 @@ impl Links {
         }
     }
 
-    /// What was heard, tried and refused in the search for robots.
+    /// Counts of discovery: announcements, attempts and refusals.
     pub fn found(&self) -> Counts {
         self.finder.counts()
     }
