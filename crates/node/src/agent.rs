@@ -36,9 +36,9 @@ pub(crate) struct Agent {
 }
 
 impl Agent {
-    /// Drives the robot until it is stopped.
-    pub fn drive(self: &Arc<Self>) {
-        self.robot.drive(|action| self.act(action));
+    /// One round of the robot's driver, as [`SharedRobot::round`].
+    pub fn round(&self) -> Option<std::time::Duration> {
+        self.robot.round(|action| self.act(action))
     }
 
     /// Sends nothing any more: the robot has failed.

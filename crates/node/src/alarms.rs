@@ -3,20 +3,19 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{channel, RecvTimeoutError, Sender};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use coorp_core::alarms::{Alarm, Alarms, Sight, STANDS};
 use coorp_core::{Instant, RobotId};
 
 use crate::disk::Space;
+use crate::ground::Worker;
 use crate::member::Member;
 use crate::shared_robot::SharedRobot;
 use crate::status::Twins;
-use crate::sync::{lock, spawn};
+use crate::sync::lock;
 use crate::Error;
 
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -62,7 +61,7 @@ impl Bell {
 
     fn look(&self, member: &Member, state: &Path, now: Instant) {
         let refused = member.refused.read();
-        let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let unix = member.ground.unix();
         let sight = Sight {
             strangers: refused.strangers,
             other_version: refused.version,
@@ -84,30 +83,33 @@ impl Bell {
 /// The thread that looks. Ends when dropped.
 #[derive(Debug)]
 pub(crate) struct Lookout {
-    end: Option<Sender<()>>,
-    thread: Option<JoinHandle<()>>,
+    end: Arc<AtomicBool>,
+    worker: Option<Worker>,
 }
 
 impl Lookout {
     pub fn start(member: Arc<Member>, robot: Arc<SharedRobot>, state: PathBuf) -> Result<Lookout, Error> {
-        let (end, ended) = channel::<()>();
-        let thread = spawn("coorp-alarms", move || {
-            while ended.recv_timeout(LOOK_EVERY) == Err(RecvTimeoutError::Timeout) {
-                member.bell.look(&member, &state, robot.now());
-            }
-        })?;
-        Ok(Lookout {
-            end: Some(end),
-            thread: Some(thread),
-        })
+        let (end, ground) = (Arc::new(AtomicBool::new(false)), member.ground.clone());
+        let ended = end.clone();
+        let round = move || {
+            let goes_on = !ended.load(Ordering::Acquire);
+            goes_on.then(|| member.bell.look(&member, &state, robot.now()))?;
+            Some(LOOK_EVERY)
+        };
+        let worker = Some(
+            ground
+                .worker("coorp-alarms", || (), Box::new(round))
+                .map_err(Error::Thread)?,
+        );
+        Ok(Lookout { end, worker })
     }
 }
 
 impl Drop for Lookout {
     fn drop(&mut self) {
-        drop(self.end.take());
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+        self.end.store(true, Ordering::Release);
+        if let Some(worker) = self.worker.take() {
+            worker.join();
         }
     }
 }

@@ -4,28 +4,37 @@
 //! went to sleep would wake up believing that no time has passed. `CLOCK_BOOTTIME` counts that time. NTP slews both
 //! alike, by 500 ppm at most. Left out: virtual machines that are paused together with their clocks.
 
+use std::sync::Arc;
+
 use coorp_core::Duration;
 use rustix::time::{clock_gettime, ClockId};
 
-/// Time since its start.
-#[derive(Clone, Copy, Debug)]
+use crate::ground::Ground;
+
+/// Time since its start, on a ground.
+#[derive(Clone, Debug)]
 pub(crate) struct Clock {
+    ground: Arc<dyn Ground>,
     started: Duration,
 }
 
 impl Clock {
     /// A clock that starts now.
-    pub fn start() -> Self {
-        Clock { started: since_boot() }
+    pub fn start(ground: &Arc<dyn Ground>) -> Self {
+        Clock {
+            ground: ground.clone(),
+            started: ground.now(),
+        }
     }
 
     /// The time since its start, including sleep.
-    pub fn elapsed(self) -> Duration {
-        since_boot().saturating_sub(self.started)
+    pub fn elapsed(&self) -> Duration {
+        self.ground.now().saturating_sub(self.started)
     }
 }
 
-fn since_boot() -> Duration {
+/// The time since this machine's start, including sleep.
+pub(crate) fn since_boot() -> Duration {
     let now = clock_gettime(ClockId::Boottime);
     let (seconds, nanos) = (u64::try_from(now.tv_sec), u64::try_from(now.tv_nsec));
     Duration::from_secs(seconds.unwrap_or(0)) + Duration::from_nanos(nanos.unwrap_or(0))

@@ -18,6 +18,7 @@ use coorp_core::robot::{Input, Stamp, FLOWS_MAX};
 use coorp_core::{Duration, FlowId, Instant, RobotId};
 
 use crate::gather::Gatherings;
+use crate::ground::watched;
 use crate::links::{Links, Subscriptions, MESSAGE_BYTES_MAX};
 use crate::mailbox::Mailbox;
 use crate::member::Member;
@@ -25,8 +26,7 @@ use crate::outqueue::{Departures, Target};
 use crate::rank::real_time;
 use crate::shared_robot::SharedRobot;
 use crate::status::{Heard, Published};
-use crate::sync::{lock, spawn};
-use crate::tasks::caught;
+use crate::sync::lock;
 use crate::topic::checked;
 pub use crate::topic::Age;
 use crate::wire::{ControlHeader, Hello, Parcel};
@@ -59,23 +59,23 @@ impl Control {
     ) -> Result<Arc<Self>, Error> {
         let departures = member.policy.local.is_some().then(Arc::<Departures>::default);
         if let Some(departures) = departures.clone() {
-            let watched = robot.clone();
+            let (panicked, looked_at) = (robot.clone(), departures.clone());
             let robot = Arc::downgrade(robot);
-            let on_left = move |flows: &[FlowId]| {
-                let Some(robot) = robot.upgrade().filter(|robot| !robot.is_stopped()) else {
-                    return false;
-                };
+            let round = move || {
+                let robot = robot.upgrade().filter(|robot| !robot.is_stopped())?;
+                let (flows, rest) = departures.round(robot.now());
                 for flow in flows {
-                    robot.tell(|robot, now| robot.handle(Input::ControlLeft(*flow), now));
+                    robot.tell(|robot, now| robot.handle(Input::ControlLeft(flow), now));
                 }
-                true
+                Some(rest)
             };
-            spawn("coorp-left", move || {
-                real_time();
-                if let Some(why) = caught("the thread that follows control", || departures.run(on_left)) {
-                    watched.on_panic(&why);
-                }
-            })?;
+            let what = "the thread that follows control";
+            let round = watched(what, move |why| panicked.on_panic(why), round);
+            let looker = member
+                .ground
+                .worker("coorp-left", || _ = real_time(), round)
+                .map_err(Error::Thread)?;
+            looked_at.looked_at_by(looker.signal().clone());
         }
         Ok(Arc::new(Control {
             member: member.clone(),
@@ -129,7 +129,7 @@ impl Control {
     fn follow(&self, flow: FlowId, targets: Vec<Target>) {
         // Nothing to wait for.
         let departures = self.departures.as_ref().filter(|_| !targets.is_empty());
-        if !departures.is_some_and(|departures| departures.follow(flow, targets)) {
+        if !departures.is_some_and(|departures| departures.follow(flow, targets, self.robot.now())) {
             self.robot
                 .tell(|robot, now| robot.handle(Input::ControlLeft(flow), now));
         }

@@ -32,10 +32,11 @@ use tokio::net::UdpSocket;
 use tokio::sync::Notify;
 
 pub use self::packet::{Heard, Names, DATAGRAM_BYTES_MAX};
-use self::places::{places, Place};
+pub(crate) use self::places::{places, Place};
 use crate::clock::Clock;
-use crate::sync::{lock, spawn};
-use crate::tasks::caught;
+use crate::ground::{Ground, Linux, Threads};
+use crate::sync::lock;
+use crate::tasks::caught_in;
 use crate::Error;
 
 /// Multicast DNS.
@@ -84,9 +85,13 @@ pub enum Order {
 
 /// Finds the robots of a team until it is dropped.
 #[derive(Debug)]
-pub struct Finder(Arc<Shared>);
+pub struct Finder {
+    shared: Arc<Shared>,
+    _threads: Threads,
+}
 
 struct Shared {
+    ground: Arc<dyn Ground>,
     clock: Clock,
     team: Team,
     me: Option<RobotId>,
@@ -131,7 +136,20 @@ impl Finder {
         authorities: &[impl AsRef<[u8]>],
         on_panic: impl FnOnce(String) + Send + 'static,
     ) -> Result<Finder, Error> {
-        let clock = Clock::start();
+        let ground: Arc<dyn Ground> = Arc::new(Linux);
+        Finder::start_on(&ground, team, me, paths, authorities, on_panic)
+    }
+
+    /// The same on any ground.
+    pub(crate) fn start_on(
+        ground: &Arc<dyn Ground>,
+        team: &Team,
+        me: Option<RobotId>,
+        paths: usize,
+        authorities: &[impl AsRef<[u8]>],
+        on_panic: impl FnOnce(String) + Send + 'static,
+    ) -> Result<Finder, Error> {
+        let clock = Clock::start(ground);
         let under = |authority: Option<&[u8]>| {
             let robots = team.robots.iter().map(|robot| robot.name.as_str());
             Names::new(&team.name, authority, robots)
@@ -144,9 +162,9 @@ impl Finder {
                 .collect(),
         };
         let targets = targets(team, me, paths);
-        let seed = u64::from(std::process::id()) << 16 | me.map_or(0xffff, |me| u64::from(me.0));
-        let decisions = Discovery::new(targets, !authorities.is_empty(), seed, clock_now(clock));
+        let decisions = Discovery::new(targets, !authorities.is_empty(), ground.random(), clock_now(&clock));
         let shared = Arc::new(Shared {
+            ground: ground.clone(),
             clock,
             team: team.clone(),
             me,
@@ -161,24 +179,24 @@ impl Finder {
             changed: Notify::new(),
             ordered: Notify::new(),
         });
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .map_err(Error::Thread)?;
+        let threads = ground.threads(1, "coorp-discovery", || ()).map_err(Error::Thread)?;
         let weak = Arc::downgrade(&shared);
-        spawn("coorp-discovery", move || {
-            if let Some(why) = caught("looking for robots", || runtime.block_on(run(weak))) {
+        threads.tasks().spawn(Box::pin(async move {
+            if let Some(why) = caught_in("looking for robots", run(weak)).await {
                 on_panic(why);
             }
-        })?;
-        Ok(Finder(shared))
+        }));
+        Ok(Finder {
+            shared,
+            _threads: threads,
+        })
     }
 
     /// The next order; waits until there is one.
     pub async fn next(&self) -> Order {
         loop {
-            let ordered = self.0.ordered.notified();
-            if let Some(order) = lock(&self.0.inner).orders.pop_front() {
+            let ordered = self.shared.ordered.notified();
+            if let Some(order) = lock(&self.shared.inner).orders.pop_front() {
                 return order;
             }
             ordered.await;
@@ -187,33 +205,33 @@ impl Finder {
 
     /// An attempt has ended. The outcome of one that was stopped is ignored.
     pub fn report(&self, attempt: AttemptId, outcome: Outcome) {
-        self.0
+        self.shared
             .tell(|decisions, now| decisions.on_outcome(attempt, outcome, now));
     }
 
     /// There is a connection to a robot, whichever side has begun it.
     pub fn connected(&self, robot: RobotId, path: PathId, address: IpAddr) {
         let address = address.to_canonical();
-        self.0
+        self.shared
             .tell(|decisions, now| decisions.on_connected(robot, path, address, now));
     }
 
     /// The last connection to a robot over a path has ended.
     pub fn lost(&self, robot: RobotId, path: PathId) {
-        self.0.tell(|decisions, now| decisions.on_lost(robot, path, now));
+        self.shared.tell(|decisions, now| decisions.on_lost(robot, path, now));
     }
 
     /// What was heard, tried and refused so far.
     pub fn counts(&self) -> Counts {
-        lock(&self.0.inner).decisions.counts().clone()
+        lock(&self.shared.inner).decisions.counts().clone()
     }
 }
 
 impl Finder {
     /// Announces, answers and searches no more.
     pub fn close(&self) {
-        lock(&self.0.inner).closed = true;
-        self.0.changed.notify_one();
+        lock(&self.shared.inner).closed = true;
+        self.shared.changed.notify_one();
     }
 }
 
@@ -240,7 +258,7 @@ fn targets(team: &Team, me: Option<RobotId>, paths: usize) -> Vec<Target> {
     of_each.collect()
 }
 
-fn clock_now(clock: Clock) -> Instant {
+fn clock_now(clock: &Clock) -> Instant {
     Instant::ZERO + clock.elapsed()
 }
 
@@ -256,7 +274,7 @@ impl Shared {
     }
 
     fn now(&self) -> Instant {
-        clock_now(self.clock)
+        clock_now(&self.clock)
     }
 
     /// Tells the decisions something, from outside the thread.
@@ -439,6 +457,7 @@ async fn run(shared: Weak<Shared>) {
         });
         let may_read = listener.may_read(now);
         tokio::select! {
+            biased;
             () = changed => {}
             () = tokio::time::sleep(sleep) => {}
             place = listener.readable(), if may_read => listener.hear(&open, place),
@@ -474,7 +493,7 @@ impl Listener {
             return;
         }
         self.look_at = now + LOOK_EVERY;
-        let here = places(&shared.team, shared.me, shared.paths, &pnet_datalink::interfaces());
+        let here = shared.ground.places(&shared.team, shared.me, shared.paths);
         self.note_cards(shared, &here);
         let before = std::mem::take(&mut self.places);
         self.posts.retain(|post| here.contains(&post.place));

@@ -16,6 +16,7 @@ use quinn::{Connection, ConnectionError, Incoming};
 use tokio::sync::Notify;
 
 use crate::clock::Clock;
+use crate::ground::Ground;
 use crate::quic::{close_revoked, is_over_certificates};
 use crate::revoked::Revoked;
 use crate::status;
@@ -39,14 +40,19 @@ struct Inner {
 
 impl Door {
     /// `addresses` are those of the team's robots.
-    pub fn new(limits: Limits, addresses: impl IntoIterator<Item = IpAddr>, revoked: Arc<Revoked>) -> Arc<Door> {
+    pub fn new(
+        ground: &Arc<dyn Ground>,
+        limits: Limits,
+        addresses: impl IntoIterator<Item = IpAddr>,
+        revoked: Arc<Revoked>,
+    ) -> Arc<Door> {
         let inner = Inner {
             admission: Admission::new(limits, addresses),
             handshakes: BTreeMap::new(),
             connections: BTreeMap::new(),
         };
         Arc::new(Door {
-            clock: Clock::start(),
+            clock: Clock::start(ground),
             revoked,
             inner: Mutex::new(inner),
         })
@@ -128,6 +134,7 @@ impl Place {
     ) -> Result<Connection, Option<ConnectionError>> {
         let deadline = Duration::from_nanos(HANDSHAKE_MAX.as_nanos());
         let shaken = tokio::select! {
+            biased;
             shaken = tokio::time::timeout(deadline, connecting.into_future()) => shaken,
             () = self.replaced.notified() => return Err(None),
         };

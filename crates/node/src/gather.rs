@@ -12,8 +12,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
-use std::thread::JoinHandle;
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant as StdInstant;
 
 use bytes::Bytes;
@@ -22,14 +21,14 @@ use coorp_core::robot::{Input, ReportAction, StateCopy};
 use coorp_core::tracker::{Message, Stamps, Topics, Tracker, TrackerAction, TrackerConfig, Updates};
 use coorp_core::{Duration, Instant, RobotId};
 
+use crate::ground::{watched, Signal, Worker};
 use crate::links::Links;
 use crate::mailbox::Mailbox;
 use crate::member::Member;
 use crate::presence::Gathers;
 use crate::shared_robot::SharedRobot;
 use crate::status::Gathered;
-use crate::sync::{lock, spawn};
-use crate::tasks::caught;
+use crate::sync::lock;
 use crate::topic::{checked, Age};
 use crate::wire::{self, Hello, Parcel};
 use crate::Error;
@@ -49,7 +48,7 @@ const OTHERS_FIRST: Duration = Duration::from_micros(300);
 pub struct Gather {
     gatherings: Arc<Gatherings>,
     shared: Arc<Gathering>,
-    lister: Option<JoinHandle<()>>,
+    lister: Option<Worker>,
 }
 
 /// State shared by callbacks, the thread that makes lists and the user.
@@ -59,8 +58,8 @@ pub(crate) struct Gathering {
     /// Distinguishes it from earlier ones of the topic.
     number: u32,
     state: Mutex<State>,
-    /// Wakes the thread.
-    wake: Condvar,
+    /// Wakes the thread, once there is one.
+    lister: OnceLock<Signal>,
     stop: AtomicBool,
     /// The newest list, until it is taken.
     lists: Mailbox<Listed>,
@@ -144,7 +143,7 @@ impl Gather {
                 waiting: 0,
                 ages: Vec::new(),
             }),
-            wake: Condvar::new(),
+            lister: OnceLock::new(),
             stop: AtomicBool::new(false),
             lists: Mailbox::new(),
         });
@@ -156,16 +155,16 @@ impl Gather {
             lister: None,
         };
         let all = gatherings.clone();
-        gather.lister = Some(spawn("coorp-gather", move || {
-            let panicked = caught("the thread that gathers", || {
-                while !shared.stop.load(Ordering::Acquire) {
-                    shared.work(&all);
-                }
-            });
-            if let Some(why) = panicked {
-                all.robot.on_panic(&why);
-            }
-        })?);
+        let robot = gatherings.robot.clone();
+        let round = move || (!shared.stop.load(Ordering::Acquire)).then(|| shared.work(&all));
+        let round = watched("the thread that gathers", move |why| robot.on_panic(why), round);
+        let lister = gatherings
+            .member
+            .ground
+            .worker("coorp-gather", || (), round)
+            .map_err(Error::Thread)?;
+        let _ = gather.shared.lister.set(lister.signal().clone());
+        gather.lister = Some(lister);
         gatherings.announce(&gather.shared, true);
         Ok(gather)
     }
@@ -230,16 +229,15 @@ impl Drop for Gather {
         lock(&self.gatherings.by_topic).remove(&self.shared.topic);
         self.gatherings.announce(&self.shared, false);
         self.shared.stop.store(true, Ordering::Release);
-        self.shared.wake.notify_one();
         if let Some(lister) = self.lister.take() {
-            let _ = lister.join();
+            lister.join();
         }
     }
 }
 
 impl Gathering {
-    /// One round of the thread: does what is due, then waits for more.
-    fn work(&self, gatherings: &Gatherings) {
+    /// One round of the thread: does what is due. Returns how long it rests, unless it is woken.
+    fn work(&self, gatherings: &Gatherings) -> std::time::Duration {
         let robot = &gatherings.robot;
         let mut state = lock(&self.state);
         if state.waiting == 0 || state.until_due(robot.now() - OTHERS_FIRST).is_zero() {
@@ -252,9 +250,7 @@ impl Gathering {
             } else {
                 OTHERS_FIRST
             };
-            let wait = state.until_due(robot.now() - later);
-            drop(self.wake.wait_timeout(state, wait.min(LOOK_UP_EVERY)));
-            return;
+            return state.until_due(robot.now() - later).min(LOOK_UP_EVERY);
         }
         drop(state);
         // Never under the lock, which arrivals wait for.
@@ -277,6 +273,7 @@ impl Gathering {
                 TrackerAction::List => {}
             }
         }
+        std::time::Duration::ZERO
     }
 
     /// Makes the list, if one is due.
@@ -311,8 +308,8 @@ impl Gathering {
                 state.todo.push_back(action);
             }
         }
-        if !state.todo.is_empty() {
-            self.wake.notify_one();
+        if let (false, Some(lister)) = (state.todo.is_empty(), self.lister.get()) {
+            lister.wake();
         }
     }
 

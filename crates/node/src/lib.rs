@@ -30,7 +30,7 @@
 //! All of them share the robot (`shared_robot.rs`) and its identity (`member.rs`). `agent.rs` passes arrivals to the
 //! robot and carries out its actions. `control.rs`, `gather.rs` and `bulk/` are what users send and receive; `links/`
 //! carries control and coordination. `presence.rs` knows who is present, `addresses.rs` where. `outqueue.rs` and `card.rs` know what has left and by which source, `wire.rs`
-//! has the bytes. `keys.rs` creates and loads the team's keys, `watch.rs` queries robots for their status.
+//! has the bytes, and `ground.rs` what all of it stands on. `keys.rs` creates and loads the team's keys, `watch.rs` queries robots for their status.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
@@ -49,6 +49,7 @@ mod error;
 mod file_name;
 pub mod flight;
 pub mod gather;
+mod ground;
 pub mod keys;
 mod links;
 mod mailbox;
@@ -57,7 +58,6 @@ pub mod metrics;
 mod network;
 mod node;
 pub mod outqueue;
-mod own_runtime;
 mod policy;
 mod presence;
 mod pulse;

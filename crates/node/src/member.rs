@@ -1,15 +1,18 @@
 //! A robot's place in its team: its identity, where its paths leave, and what it has refused. Fixed at its start,
 //! except for the counts.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use coorp_core::policy::Policy;
 use coorp_core::RobotId;
 use coorp_team::Team;
+use quinn::MtuDiscoveryConfig;
 
 use crate::alarms::Bell;
 use crate::door::Door;
+use crate::ground::{Bound, Ground};
+use crate::quic::lengths;
 use crate::refused::RefusedCounts;
 use crate::revoked::Revoked;
 use crate::Error;
@@ -17,6 +20,7 @@ use crate::Error;
 /// A robot of a team.
 #[derive(Debug)]
 pub(crate) struct Member {
+    pub ground: Arc<dyn Ground>,
     pub team: Team,
     pub me: RobotId,
     /// With the team file's `[policy]`.
@@ -61,6 +65,26 @@ impl Member {
         let everywhere = IpAddr::from([0, 0, 0, 0]);
         let address = robot.addresses.get(path).copied().unwrap_or(everywhere);
         (address, robot.interfaces.get(path))
+    }
+
+    /// A socket on a path; `what` names its purpose.
+    pub fn bind(&self, what: &str, path: usize, port: u16) -> Result<Box<dyn Bound>, Error> {
+        let (address, interface) = self.outlet(path);
+        let over = interface
+            .map(|interface| format!(" on {interface}"))
+            .unwrap_or_default();
+        let bound = self.ground.bind(SocketAddr::new(address, port), interface);
+        bound.map_err(|error| {
+            Error::Socket(
+                format!("cannot use the address {address}:{port}{over} for {what}"),
+                error,
+            )
+        })
+    }
+
+    /// The lengths of datagrams over a path to an address.
+    pub fn lengths(&self, path: usize, to: SocketAddr) -> MtuDiscoveryConfig {
+        lengths(self.ground.mtu(to, self.outlet(path)))
     }
 }
 

@@ -10,7 +10,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use coorp_team::{Robot, Team, PATHS_MAX};
 
-use crate::{quic, Error};
+use crate::ground::socket;
+use crate::Error;
 
 const VARIABLE: &str = "COORP_NETWORK";
 
@@ -40,8 +41,7 @@ pub(crate) fn check_here(robot: &Robot, paths: usize) -> Result<(), Error> {
     let mut used = robot.interfaces.iter().take(paths);
     // The kernel knows some by other names as well.
     let anywhere = SocketAddr::new(IpAddr::from([0, 0, 0, 0]), 0);
-    let is_here =
-        |name: &String| here.iter().any(|one| one.name == *name) || quic::socket(anywhere, Some(name)).is_ok();
+    let is_here = |name: &String| here.iter().any(|one| one.name == *name) || socket(anywhere, Some(name)).is_ok();
     if let Some(missing) = used.find(|name| !is_here(name)) {
         let names: Vec<&str> = here.iter().map(|one| one.name.as_str()).collect();
         return Err(Error::Network(format!(
@@ -53,7 +53,7 @@ pub(crate) fn check_here(robot: &Robot, paths: usize) -> Result<(), Error> {
     for (path, address) in robot.addresses.iter().enumerate().take(paths) {
         let interface = robot.interfaces.get(path);
         // Only the kernel knows all usable addresses: all of 127.0.0.0/8, those of an interface that is up.
-        let bound = quic::socket(SocketAddr::new(*address, 0), interface);
+        let bound = socket(SocketAddr::new(*address, 0), interface);
         let Err(error) = bound else { continue };
         if error.kind() == ErrorKind::AddrNotAvailable {
             let over = interface

@@ -3,7 +3,6 @@
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
 
 use coorp_core::admission::Limits;
 use coorp_core::policy::Policy;
@@ -21,6 +20,7 @@ use crate::descriptors;
 use crate::door::Door;
 use crate::flight::Recorder;
 use crate::gather::{Gather, Gatherings};
+use crate::ground::{Ground, Linux, Worker};
 use crate::keys::Identity;
 use crate::links::Links;
 use crate::member::{robot_named, Member};
@@ -34,7 +34,6 @@ use crate::refused::RefusedCounts;
 use crate::revoked::Revoked;
 use crate::shared_robot::{SharedRobot, Wish};
 use crate::status::Status;
-use crate::sync::spawn;
 use crate::topic::checked;
 use crate::{network, state, Error};
 
@@ -63,7 +62,7 @@ pub const INSECURE: &str =
 #[derive(Debug)]
 pub struct Node {
     agent: Arc<Agent>,
-    driver: Option<JoinHandle<()>>,
+    driver: Option<Worker>,
     /// Ends with the node, after everything else.
     recorder: Option<Recorder>,
     _lookout: Lookout,
@@ -77,7 +76,14 @@ impl Node {
     /// # Errors
     /// If the policy does not run on real sockets, the team has no such robot, its keys are missing or revoked, this machine
     /// lacks its interfaces or addresses, or its ports are taken.
-    pub fn open(options: Options) -> Result<Node, Error> {
+    pub fn open(mut options: Options) -> Result<Node, Error> {
+        descriptors::raise();
+        options.team = network::placed(options.team)?;
+        Node::open_on(Arc::new(Linux), options)
+    }
+
+    /// The same on any ground.
+    pub(crate) fn open_on(ground: Arc<dyn Ground>, options: Options) -> Result<Node, Error> {
         let Options {
             team,
             robot: name,
@@ -86,8 +92,6 @@ impl Node {
             state,
         } = options;
         let policy = as_run(team.policy.apply(&policy))?;
-        descriptors::raise();
-        let team = network::placed(team)?;
         let me = robot_named(&team, &name)?;
         let identity = if insecure {
             tracing::warn!(target: "coorp_node::insecure", "{name} is insecure: {INSECURE}");
@@ -97,14 +101,15 @@ impl Node {
         };
         let identity = identity.as_ref();
         let state = state.map_or_else(|| state::folder(&team.name, &name), Ok)?;
-        let incarnation = state::incarnation(&state);
-        let robot = SharedRobot::start(&team, team.robot_config(&policy, me, incarnation))?;
+        let incarnation = state::incarnation(&*ground, &state);
+        let robot = SharedRobot::start(&ground, &team, team.robot_config(&policy, me, incarnation))?;
         let credentials = identity.map_or_else(|| Credentials::of_anybody(&name), Credentials::of)?;
         let revoked = if insecure {
             Arc::default()
         } else {
             Arc::new(Revoked::of(&credentials, &team.live.keys, Some(&state))?)
         };
+        ground.check_here(&team.robots[usize::from(me.0)], team.paths_used(me))?;
         let member = Arc::new(Member {
             me,
             policy,
@@ -114,14 +119,15 @@ impl Node {
             refused: RefusedCounts::default(),
             revoked: revoked.clone(),
             door: Door::new(
+                &ground,
                 Limits::of_team(team.robots.len(), team.paths_used(me)),
                 team.robots.iter().flat_map(|robot| robot.addresses.iter().copied()),
                 revoked,
             ),
             bell: Bell::default(),
             team,
+            ground,
         });
-        network::check_here(&member.team.robots[usize::from(me.0)], member.paths)?;
         let addresses = Addresses::of(&member.team);
         let links = Links::open(&member, &robot, &addresses, &credentials)?;
         let gatherings = Gatherings::new(&member, &robot, &links);
@@ -139,17 +145,23 @@ impl Node {
         });
         let receiver = Arc::downgrade(&agent);
         agent.links.receive(receiver);
-        let recorder = Recorder::start(agent.robot.flown(), &state)?;
+        let ground = &agent.member.ground;
+        let recorder = Recorder::start(&**ground, agent.robot.flown(), &state)?;
         let lookout = Lookout::start(agent.member.clone(), agent.robot.clone(), state)?;
         let driven = agent.clone();
-        let driver = spawn("coorp-driver", move || {
-            real_time();
+        let round = move || {
             // What panicked has been noted by the robot itself.
-            let _ = catch_unwind(AssertUnwindSafe(|| driven.drive()));
+            let rest = catch_unwind(AssertUnwindSafe(|| driven.round())).unwrap_or(None);
             if driven.robot.failed().is_some() {
                 driven.fall_silent();
+                return None;
             }
-        })?;
+            rest
+        };
+        let driver = ground
+            .worker("coorp-driver", || _ = real_time(), Box::new(round))
+            .map_err(Error::Thread)?;
+        agent.robot.driven_by(driver.signal().clone());
         Ok(Node {
             agent,
             driver: Some(driver),
@@ -292,7 +304,11 @@ impl Drop for Node {
         });
         self.agent.robot.stop();
         if let Some(driver) = self.driver.take() {
-            let _ = driver.join();
+            driver.join();
+        }
+        // In virtual time, the driver's last round is still to come.
+        if self.agent.robot.failed().is_none() {
+            self.agent.round();
         }
         self.agent.links.close();
         drop(self.recorder.take());

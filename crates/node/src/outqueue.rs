@@ -65,16 +65,25 @@ impl OutQueue {
     /// If the kernel does not count.
     pub fn of(socket: &UdpSocket, emulated: Option<Arc<Freed>>) -> io::Result<OutQueue> {
         held(socket.as_fd())?;
-        let count = match emulated {
-            Some(freed) => Count::Emulated { freed, sent: 0 },
-            None => Count::Kernel(socket.as_fd().try_clone_to_owned()?),
-        };
+        if let Some(freed) = emulated {
+            return Ok(OutQueue::by(freed));
+        }
         Ok(OutQueue {
-            count,
+            count: Count::Kernel(socket.as_fd().try_clone_to_owned()?),
             costs: BTreeMap::new(),
             entered: 0,
             left: 0,
         })
+    }
+
+    /// A queue by the count of what was freed, for a socket that is not the kernel's.
+    pub fn by(freed: Arc<Freed>) -> OutQueue {
+        OutQueue {
+            count: Count::Emulated { freed, sent: 0 },
+            costs: BTreeMap::new(),
+            entered: 0,
+            left: 0,
+        }
     }
 
     /// Sends `datagrams` datagrams, `bytes` in total, through `hand_over`. Returns the mark that [`OutQueue::left`]

@@ -1,8 +1,6 @@
-//! What this robot's QUIC endpoints share: the peer's identity by the team's keys, the length of datagrams, and sockets
-//! bound to one interface.
+//! What this robot's QUIC endpoints share: the peer's identity by the team's keys, and the length of datagrams.
 
-use std::io;
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +9,6 @@ use coorp_core::admission::Reason;
 use coorp_core::discovery::Outcome;
 use coorp_core::RobotId;
 use coorp_team::Team;
-use nix::sys::socket::{getsockopt, sockopt};
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use quinn::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use quinn::rustls::crypto::CryptoProvider;
@@ -23,8 +20,8 @@ use quinn::rustls::{
     self, ClientConfig, DigitallySignedStruct, DistinguishedName, RootCertStore, ServerConfig, SignatureScheme,
 };
 use quinn::{Connection, ConnectionError, Endpoint, MtuDiscoveryConfig};
-use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
+use crate::ground::{Bound, Ground};
 use crate::keys::{self, Identity, SERVER_NAME};
 use crate::revoked::Revoked;
 use crate::Error;
@@ -34,9 +31,9 @@ use crate::Error;
 pub(crate) const TOGETHER_MAX: usize = 8;
 const DATAGRAM_BYTES_MAX: u16 = 8_152;
 /// The receive buffer of a socket, for datagrams that no thread has taken yet, bytes.
-const RECEIVE_BUFFER_BYTES: usize = 4 << 20;
+pub(crate) const RECEIVE_BUFFER_BYTES: usize = 4 << 20;
 /// Interfaces with at most this MTU keep the usual bound, which leaves room for tunnels on the way.
-const ETHERNET_BYTES: u16 = 1_500;
+pub(crate) const ETHERNET_BYTES: u16 = 1_500;
 const DATAGRAM_BYTES_USUAL: u16 = 1_452;
 /// The headers of an IPv6 packet with a datagram, the longer ones.
 const HEADERS_BYTES: u16 = 48;
@@ -107,12 +104,11 @@ impl Credentials {
     }
 
     /// The configuration of an endpoint on a socket, the same in all starts of this robot.
-    pub fn endpoint(&self, socket: &UdpSocket) -> quinn::EndpointConfig {
+    pub fn endpoint(&self, ground: &dyn Ground, socket: &dyn Bound) -> quinn::EndpointConfig {
         let mut config = crate::resets::endpoint(self.key.secret_der());
-        // Linux reports twice the requested size. In a small buffer, a few long datagrams are too much at once, so then
-        // others are not told to send them.
-        let roomy = SockRef::from(socket).recv_buffer_size();
-        if roomy.is_ok_and(|bytes| bytes >= 2 * RECEIVE_BUFFER_BYTES) {
+        config.rng_seed(ground.quic_seed());
+        // In a small buffer, a few long datagrams are too much at once, so then others are not told to send them.
+        if socket.is_roomy() {
             if let Err(error) = config.max_udp_payload_size(DATAGRAM_BYTES_MAX) {
                 tracing::warn!("datagrams stay short: {error}");
             }
@@ -373,11 +369,11 @@ pub(crate) fn is_over_certificates(error: &ConnectionError) -> bool {
     CERTIFICATE_ALERTS.contains(&code)
 }
 
-/// The maximum length of datagrams to an address, from sockets bound this way: as long as the interface on the way
-/// allows, which is more than usual on loopback and with jumbo frames. QUIC probes what lies beyond the interface.
-pub(crate) fn lengths(to: SocketAddr, outlet: (IpAddr, Option<&String>)) -> MtuDiscoveryConfig {
+/// The maximum length of datagrams over an interface with this MTU, which is more than usual on loopback and with jumbo
+/// frames. QUIC probes what lies beyond the interface.
+pub(crate) fn lengths(mtu: Option<u16>) -> MtuDiscoveryConfig {
     let mut lengths = MtuDiscoveryConfig::default();
-    if let Some(mtu) = mtu(to, outlet) {
+    if let Some(mtu) = mtu {
         let usual = if mtu > ETHERNET_BYTES {
             DATAGRAM_BYTES_MAX
         } else {
@@ -388,44 +384,12 @@ pub(crate) fn lengths(to: SocketAddr, outlet: (IpAddr, Option<&String>)) -> MtuD
     lengths
 }
 
-/// The MTU of the interface on the way to an address, bytes; `None` if the kernel knows no route. Sends nothing.
-fn mtu(to: SocketAddr, (address, interface): (IpAddr, Option<&String>)) -> Option<u16> {
-    let socket = socket(SocketAddr::new(address, 0), interface).ok()?;
-    socket.connect(to).ok()?;
-    let mtu = getsockopt(&socket, sockopt::IpMtu).ok()?;
-    // Loopback's MTU exceeds a u16.
-    u32::try_from(mtu).ok().map(|mtu| mtu.min(u16::MAX.into()) as u16)
-}
-
-/// A UDP socket at an address, bound to an interface if one is given; `what` names its purpose.
-pub(crate) fn bind(what: &str, address: SocketAddr, interface: Option<&String>) -> Result<UdpSocket, Error> {
-    let over = interface
-        .map(|interface| format!(" on {interface}"))
-        .unwrap_or_default();
-    socket(address, interface)
-        .map_err(|error| Error::Socket(format!("cannot use the address {address}{over} for {what}"), error))
-}
-
-/// The same, with the plain error.
-pub(crate) fn socket(address: SocketAddr, interface: Option<&String>) -> io::Result<UdpSocket> {
-    let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
-    // As large as the system allows.
-    socket.set_recv_buffer_size(RECEIVE_BUFFER_BYTES)?;
-    socket.bind_device(interface.map(String::as_bytes))?;
-    socket.bind(&address.into())?;
-    Ok(socket.into())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn what_an_interface_takes_is_known_without_asking_anybody() {
-        let everywhere = IpAddr::from([0, 0, 0, 0]);
-        assert!(mtu(([127, 0, 0, 1], 9).into(), (everywhere, None)).is_some_and(|mtu| mtu > ETHERNET_BYTES));
-        let six = IpAddr::from(std::net::Ipv6Addr::LOCALHOST);
-        assert_eq!(mtu((six, 9).into(), (everywhere, None)), None);
+    fn the_longest_datagrams_that_go_together_fit_the_kernels_call() {
         let together = usize::from(DATAGRAM_BYTES_MAX) * TOGETHER_MAX;
         assert!(together + usize::from(HEADERS_BYTES) <= usize::from(u16::MAX));
     }

@@ -1,12 +1,12 @@
 //! The robot, shared by all threads and callbacks: they pass inputs to it, and query it.
 //!
-//! It is behind one lock, which is never held while something is sent. One thread carries out its actions
-//! ([`SharedRobot::drive`]) and no other does, so that the order of its actions is the order on the wire.
+//! It is behind one lock, which is never held while something is sent. One worker carries out its actions
+//! ([`SharedRobot::round`]) and nothing else does, so that the order of its actions is the order on the wire.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::{Duration as StdDuration, SystemTime, UNIX_EPOCH};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::time::Duration as StdDuration;
 
 use coorp_core::clock::Offset;
 use coorp_core::robot::{Action, ClockId, Input, Robot, RobotConfig};
@@ -15,6 +15,7 @@ use coorp_team::Team;
 
 use crate::clock::Clock;
 use crate::flight::{About, Flown};
+use crate::ground::{Ground, Signal};
 use crate::pulse::Pulse;
 use crate::sync::lock;
 use crate::Error;
@@ -28,7 +29,8 @@ const LOOK_UP_EVERY: Duration = Duration::from_nanos(Pulse::ROUND_MAX.as_nanos()
 pub(crate) struct SharedRobot {
     clock: Clock,
     robot: Arc<Mutex<Flown>>,
-    wake: Condvar,
+    /// Wakes the driver, once there is one.
+    driver: OnceLock<Signal>,
     stop: AtomicBool,
     /// The number of wishes.
     wishes: Mutex<usize>,
@@ -76,20 +78,19 @@ impl fmt::Debug for SharedRobot {
 
 impl SharedRobot {
     /// Creates the robot and its clock.
-    pub fn start(team: &Team, config: RobotConfig) -> Result<Arc<Self>, Error> {
-        let clock = Clock::start();
+    pub fn start(ground: &Arc<dyn Ground>, team: &Team, config: RobotConfig) -> Result<Arc<Self>, Error> {
+        let clock = Clock::start(ground);
         let robot = Robot::new(config.clone(), STARTED).map_err(Error::Config)?;
-        let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let about = About {
             team: team.name.clone(),
             robots: team.robots.iter().map(|robot| robot.name.clone()).collect(),
             config,
-            origin: (STARTED, u64::try_from(unix.as_nanos()).unwrap_or(u64::MAX)),
+            origin: (STARTED, u64::try_from(ground.unix().as_nanos()).unwrap_or(u64::MAX)),
         };
         Ok(Arc::new(SharedRobot {
             clock,
             robot: Arc::new(Mutex::new(Flown::new(robot, about))),
-            wake: Condvar::new(),
+            driver: OnceLock::new(),
             stop: AtomicBool::new(false),
             wishes: Mutex::default(),
             rounds: AtomicU64::new(0),
@@ -112,7 +113,7 @@ impl SharedRobot {
         let before = robot.next_deadline();
         let told = what(&mut robot, now);
         if robot.is_pressing(before) {
-            self.wake.notify_one();
+            self.wake();
         }
         told
     }
@@ -143,37 +144,46 @@ impl SharedRobot {
         self.robot.clone()
     }
 
-    /// Calls the robot at its deadlines, and carries out its actions with `act`, until it is stopped.
-    pub fn drive(&self, act: impl Fn(Action)) {
+    /// One round of the driver: calls the robot if its deadline has come, and carries out its actions with `act`. Returns
+    /// how long the driver rests unless it is woken; `None` once it is stopped.
+    pub fn round(&self, act: impl Fn(Action)) -> Option<StdDuration> {
         let _watched = self.watched();
-        let mut robot = lock(&self.robot);
         loop {
             self.rounds.fetch_add(1, Ordering::Relaxed);
+            let mut robot = lock(&self.robot);
             let now = self.now();
             let answer = robot.handle(Input::Deadline, now);
+            let until = robot.next_deadline().min(now + LOOK_UP_EVERY);
+            drop(robot);
             if let Some(actions) = answer.actions().filter(|actions| !actions.is_empty()) {
-                drop(robot);
                 actions.into_iter().for_each(&act);
                 if self.failed().is_some() {
-                    return;
+                    return None;
                 }
-                robot = lock(&self.robot);
                 continue;
             }
-            if self.is_stopped() {
-                return;
-            }
-            let until = robot.next_deadline().min(now + LOOK_UP_EVERY);
-            let wait = StdDuration::from_nanos(until.since(self.now()).as_nanos());
-            let woken = self.wake.wait_timeout(robot, wait);
-            robot = woken.unwrap_or_else(PoisonError::into_inner).0;
+            // What is told from here on wakes it.
+            return (!self.is_stopped()).then(|| StdDuration::from_nanos(until.since(self.now()).as_nanos()));
+        }
+    }
+
+    /// The driver is woken by this from now on.
+    pub fn driven_by(&self, driver: Signal) {
+        // Set only here.
+        let _ = self.driver.set(driver);
+        self.wake();
+    }
+
+    fn wake(&self) {
+        if let Some(driver) = self.driver.get() {
+            driver.wake();
         }
     }
 
     /// Stops the driver, once no actions are left.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Release);
-        self.wake.notify_all();
+        self.wake();
     }
 
     fn watched(&self) -> Watched<'_> {

@@ -1,8 +1,6 @@
 //! The folder in which a robot keeps what survives its restarts.
 
-use std::collections::hash_map::RandomState;
 use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::hash::BuildHasher;
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -11,6 +9,7 @@ use coorp_core::starts;
 use nix::unistd::geteuid;
 
 use crate::file_name::file_name;
+use crate::ground::Ground;
 use crate::Error;
 
 /// The file with the number of starts on this disk.
@@ -66,8 +65,8 @@ fn check_own(folder: &Path) -> Result<(), Error> {
 
 /// The number of this start (`core::starts`): of a counter on disk, which is counted up, and a random part. A state
 /// that cannot be kept is logged.
-pub(crate) fn incarnation(state: &Path) -> u32 {
-    let random = RandomState::new().hash_one(std::process::id()) as u32;
+pub(crate) fn incarnation(ground: &dyn Ground, state: &Path) -> u32 {
+    let random = ground.random() as u32;
     let counter = match count(state) {
         Ok(counter) => Some(counter),
         Err(error) => {
@@ -120,6 +119,7 @@ pub(crate) fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ground::Linux;
 
     fn scratch(name: &str) -> PathBuf {
         let folder = std::env::temp_dir().join(format!("coorp-state-{}-{name}", std::process::id()));
@@ -167,25 +167,25 @@ mod tests {
     #[test]
     fn each_start_has_its_number_whatever_happened_to_the_disk() {
         let folder = scratch("starts");
-        let [first, second] = [(); 2].map(|()| incarnation(&folder));
+        let [first, second] = [(); 2].map(|()| incarnation(&Linux, &folder));
         assert_eq!((first >> 16, second >> 16), (1, 2));
         // A copy of the folder on another robot: the same counter, and another number.
         let copies: Vec<u32> = (0..8)
             .map(|_| {
                 fs::write(folder.join(STARTS), "2").unwrap();
-                incarnation(&folder)
+                incarnation(&Linux, &folder)
             })
             .collect();
         assert!(copies.iter().all(|number| number >> 16 == 3));
         assert!(copies.iter().any(|number| *number != copies[0]));
         for (damaged, next) in [("", 1), ("rubbish", 1), ("65535", 0), ("99999999999", 1)] {
             fs::write(folder.join(STARTS), damaged).unwrap();
-            assert_eq!(incarnation(&folder) >> 16, next, "{damaged}");
+            assert_eq!(incarnation(&Linux, &folder) >> 16, next, "{damaged}");
         }
         fs::remove_dir_all(&folder).unwrap();
         // Without a folder, it is random.
         fs::write(&folder, "").unwrap();
-        assert_ne!(incarnation(&folder), incarnation(&folder));
+        assert_ne!(incarnation(&Linux, &folder), incarnation(&Linux, &folder));
         fs::remove_file(folder).unwrap();
     }
 }

@@ -14,20 +14,21 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Instant;
 
-use quinn::{AsyncTimer, AsyncUdpSocket, Runtime, TokioRuntime};
-use tokio::runtime::Handle;
-
+use crate::ground::Spawn;
 use crate::shared_robot::SharedRobot;
+use quinn::{AsyncTimer, AsyncUdpSocket, Runtime, TokioRuntime};
+use tokio::runtime::{Handle, RuntimeFlavor};
+use tokio::task::{block_in_place, spawn_blocking, JoinHandle};
 
 /// Starts such tasks on a runtime.
 #[derive(Clone, Debug)]
 pub(crate) struct Tasks {
-    on: Handle,
+    on: Arc<dyn Spawn>,
     robot: Arc<SharedRobot>,
 }
 
 impl Tasks {
-    pub fn new(on: &Handle, robot: &Arc<SharedRobot>) -> Tasks {
+    pub fn new(on: &Arc<dyn Spawn>, robot: &Arc<SharedRobot>) -> Tasks {
         Tasks {
             on: on.clone(),
             robot: robot.clone(),
@@ -37,16 +38,11 @@ impl Tasks {
     /// Starts a task; `what` names it, should it panic.
     pub fn spawn(&self, what: &'static str, task: impl Future<Output = ()> + Send + 'static) {
         let robot = self.robot.clone();
-        self.on.spawn(async move {
-            let mut task = pin!(task);
-            let ended = poll_fn(|cx| match catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(cx))) {
-                Ok(polled) => polled.map(|()| None),
-                Err(panic) => Poll::Ready(Some(panic)),
-            });
-            if let Some(panic) = ended.await {
-                robot.on_panic(&told(what, &*panic));
+        self.on.spawn(Box::pin(async move {
+            if let Some(why) = caught_in(what, task).await {
+                robot.on_panic(&why);
             }
-        });
+        }));
     }
 }
 
@@ -61,6 +57,37 @@ impl Runtime for Tasks {
 
     fn wrap_udp_socket(&self, socket: UdpSocket) -> io::Result<Arc<dyn AsyncUdpSocket>> {
         TokioRuntime.wrap_udp_socket(socket)
+    }
+
+    fn now(&self) -> Instant {
+        TokioRuntime.now()
+    }
+}
+
+/// Does a task; `what` names it. Returns what to say if it panicked.
+pub(crate) async fn caught_in(what: &'static str, task: impl Future<Output = ()>) -> Option<String> {
+    let mut task = pin!(task);
+    let ended = poll_fn(|cx| match catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(cx))) {
+        Ok(polled) => polled.map(|()| None),
+        Err(panic) => Poll::Ready(Some(panic)),
+    });
+    ended.await.map(|panic| told(what, &*panic))
+}
+
+/// Does work that waits for a disk, in a task, while other threads take over the other tasks. In virtual time there are
+/// none, and it takes no time.
+pub(crate) fn in_place<T>(work: impl FnOnce() -> T) -> T {
+    match Handle::current().runtime_flavor() {
+        RuntimeFlavor::CurrentThread => work(),
+        _ => block_in_place(work),
+    }
+}
+
+/// The same beside the task.
+pub(crate) fn beside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
+    match Handle::current().runtime_flavor() {
+        RuntimeFlavor::CurrentThread => tokio::spawn(async move { work() }),
+        _ => spawn_blocking(work),
     }
 }
 

@@ -18,10 +18,10 @@ use quinn::{Connection, ConnectionError, Endpoint, RecvStream, SendStream};
 use tokio::sync::{Mutex, Notify};
 
 use crate::discovery::{Finder, Order, Outcome};
+use crate::ground::{Ground, Linux, Threads};
 use crate::keys::{Identity, OPERATOR};
 use crate::links::{self, port, read_frame, OPERATORS_FULL};
 use crate::network;
-use crate::own_runtime::OwnRuntime;
 use crate::quic::{connect, is_over_certificates, is_signed_by, lengths, Credentials, Missed};
 use crate::revoked::Revoked;
 use crate::status::Status;
@@ -40,7 +40,7 @@ const CLOSE_MAX: Duration = Duration::from_secs(1);
 /// Watches a team from outside it.
 #[derive(Debug)]
 pub struct Watch {
-    threads: OwnRuntime,
+    threads: Threads,
     shared: Arc<Shared>,
 }
 
@@ -87,8 +87,8 @@ impl Watch {
             Credentials::of(&Identity::of(&team, OPERATOR)?)?
         };
         let failed = |error| Error::Socket("cannot look for the robots".to_owned(), error);
-        let threads = OwnRuntime::start(1, "coorp-watch", || ()).map_err(failed)?;
-        let entered = threads.handle().enter();
+        let threads = Linux.threads(1, "coorp-watch", || ()).map_err(failed)?;
+        let entered = threads.tasks().enter();
         let six = team
             .robots
             .iter()
@@ -123,7 +123,7 @@ impl Watch {
             seats,
             refusals: std::sync::Mutex::default(),
         });
-        threads.handle().spawn(dial(shared.clone()));
+        threads.tasks().spawn(Box::pin(dial(shared.clone())));
         Ok(Watch { threads, shared })
     }
 
@@ -132,11 +132,11 @@ impl Watch {
         let (answered, answers) = mpsc::channel();
         for (robot, path) in self.shared.seats.keys().copied() {
             let (shared, answered) = (self.shared.clone(), answered.clone());
-            self.threads.handle().spawn(async move {
+            self.threads.tasks().spawn(Box::pin(async move {
                 if let Some(status) = shared.ask(robot, path).await {
                     let _ = answered.send((robot, status));
                 }
-            });
+            }));
         }
         drop(answered);
         let until = Instant::now() + 2 * ANSWER_MAX;
@@ -183,8 +183,10 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        self.shared.endpoint.close(0u8.into(), b"closed");
-        self.threads.end(self.shared.endpoint.wait_idle(), CLOSE_MAX);
+        let endpoint = self.shared.endpoint.clone();
+        endpoint.close(0u8.into(), b"closed");
+        self.threads
+            .end(async move { endpoint.wait_idle().await }, CLOSE_MAX, CLOSE_MAX);
     }
 }
 
@@ -247,7 +249,7 @@ impl Shared {
         let refused = |error: &dyn std::fmt::Display| Missed::new(Outcome::Refused, error.to_string());
         let everywhere = self.endpoint.local_addr().map_err(|error| refused(&error))?.ip();
         let mut client = self.client.clone();
-        client.transport_config(links::transport(true, lengths(address, (everywhere, None))));
+        client.transport_config(links::transport(true, lengths(Linux.mtu(address, (everywhere, None)))));
         let connection = connect(
             &self.endpoint,
             client,

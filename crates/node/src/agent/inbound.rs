@@ -14,6 +14,7 @@ use crate::links::{LinkId, Receiver, MESSAGE_BYTES_MAX};
 use crate::presence::Change;
 use crate::status::{Status, Twins};
 use crate::sync::lock;
+use crate::tasks::beside;
 use crate::topic::checked;
 use crate::wire::{self, ControlHeader, Frame, Gathering, Hello, Parcel, Refusal, Revocations};
 use crate::Error;
@@ -221,6 +222,6 @@ impl Receiver for Agent {
             bulk.close_revoked();
         }
         let revoked = revoked.clone();
-        tokio::task::spawn_blocking(move || revoked.keep());
+        beside(move || revoked.keep());
     }
 }

@@ -154,6 +154,7 @@ mod tests {
 
     use super::super::transport::{sender, PROTOCOL};
     use super::*;
+    use crate::ground::{Ground, Linux};
     use crate::keys::SERVER_NAME;
     use crate::quic::Credentials;
 
@@ -162,9 +163,10 @@ mod tests {
         let text = "[[robot]]\nname = \"base\"\nleader = true\n[[robot]]\nname = \"one\"\n";
         let team = coorp_team::parse(text, "t.toml", std::path::Path::new("")).unwrap();
         let config = team.robot_config(&Policy::named("coorp").unwrap(), RobotId(1), 1);
+        let ground: Arc<dyn Ground> = Arc::new(Linux);
         PermittedCubicConfig {
             socket: Weak::new(),
-            robot: SharedRobot::start(&team, config).unwrap(),
+            robot: SharedRobot::start(&ground, &team, config).unwrap(),
             to: RobotId(0),
             path: 0,
             turn: Arc::new(Turn::new(false)),

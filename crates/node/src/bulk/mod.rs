@@ -28,15 +28,13 @@ mod under;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::future::Future;
-use std::hash::{BuildHasher, RandomState};
 use std::io;
-use std::net::{SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use coorp_core::RobotId;
 use quinn::{Endpoint, EndpointConfig};
@@ -49,10 +47,10 @@ use self::socket::GatedSocket;
 use self::turns::Receivers;
 use crate::addresses::Addresses;
 use crate::disk::Room;
+use crate::ground::{Bound, Threads};
 use crate::mailbox::Mailbox;
 use crate::member::Member;
-use crate::own_runtime::OwnRuntime;
-use crate::quic::{bind, Credentials};
+use crate::quic::Credentials;
 use crate::shared_robot::SharedRobot;
 use crate::sync::lock;
 use crate::tasks::Tasks;
@@ -62,7 +60,7 @@ use crate::{status, Error};
 /// The largest bulk message, bytes.
 pub const BULK_BYTES_MAX: u64 = 64 << 30;
 /// The port of incoming bulk, from a robot's first one on, UDP; each path has its own address.
-const PORT_BULK: u16 = 1;
+pub(crate) const PORT_BULK: u16 = 1;
 /// The number of messages to one receiver that may wait.
 const QUEUE_MAX: usize = 64;
 /// How long closing waits for tasks in progress.
@@ -80,8 +78,8 @@ pub(crate) struct Bulk {
     robot: Arc<SharedRobot>,
     addresses: Arc<Addresses>,
     /// The number of messages that are being received.
-    receiving: AtomicUsize,
-    threads: OwnRuntime,
+    receiving: Arc<AtomicUsize>,
+    threads: Threads,
     tasks: Tasks,
     /// One per path.
     lanes: Vec<Lane>,
@@ -130,22 +128,22 @@ impl Bulk {
         state: &Path,
     ) -> Result<Arc<Bulk>, Error> {
         let failed = |what: &str, error| Error::Socket(format!("cannot {what} for bulk"), error);
-        let threads =
-            OwnRuntime::start(THREADS, "coorp-bulk", || ()).map_err(|error| failed("start threads", error))?;
-        let tasks = Tasks::new(threads.handle(), robot);
-        let handle = threads.handle().clone();
-        let entered = handle.enter();
+        let threads = member.ground.threads(THREADS, "coorp-bulk", || ());
+        let threads = threads.map_err(|error| failed("start threads", error))?;
+        let tasks = Tasks::new(threads.tasks(), robot);
+        let spawn = threads.tasks().clone();
+        let entered = spawn.enter();
         let lanes = (0..member.paths).map(|path| Lane::open(member, robot, &tasks, credentials, path));
         let lanes = lanes.collect::<Result<Vec<_>, _>>()?;
         let bulk = Arc::new(Bulk {
             member: member.clone(),
             robot: robot.clone(),
             addresses: addresses.clone(),
-            receiving: AtomicUsize::new(0),
+            receiving: Arc::default(),
             state: state.to_owned(),
             room: Arc::default(),
             // Unique to each start, and need not be kept.
-            lineage: RandomState::new().hash_one(std::process::id()),
+            lineage: member.ground.random(),
             queues: Mutex::default(),
             delivered: Arc::new(Mailbox::new()),
             reserved: Mutex::default(),
@@ -311,10 +309,10 @@ impl Bulk {
             return Ok(());
         };
         // All are bound before any is used. Their reads belong to these threads.
-        let entered = self.threads.handle().enter();
-        let receiving = receiving_socket(&self.member, path)?;
+        let entered = self.threads.tasks().enter();
+        let receiving = receiving_socket(&self.member, path)?.plain().map_err(failed)?;
         let (endpoint, socket) = sender_over(&self.member, &self.robot, &self.tasks, &lane.endpoint, path)?;
-        receiver.rebind(receiving).map_err(failed)?;
+        receiver.rebind_abstract(receiving).map_err(failed)?;
         drop(entered);
         before.close(0u8.into(), b"another card");
         *sender = Some(endpoint);
@@ -329,21 +327,23 @@ impl Bulk {
         Ok(())
     }
 
-    /// Ends everything. Outside async code, it waits briefly for the sockets to be gone.
+    /// Ends everything. Waits briefly until senders have their answers, and outside async code until the sockets are gone.
     pub fn close(&self) {
-        // A program may close as soon as it has taken a message, but the sender must still hear that it was delivered.
-        let until = Instant::now() + ANSWER_MAX;
-        while self.receiving.load(Ordering::Acquire) > 0 && Instant::now() < until {
-            std::thread::sleep(LOOK_EVERY);
-        }
-        for lane in &self.lanes {
-            for endpoint in [&lane.sender, &lane.receiver] {
-                if let Some(endpoint) = lock(endpoint).take() {
-                    endpoint.close(0u8.into(), b"closed");
+        let endpoints: Vec<Endpoint> = self.lanes.iter().flat_map(Lane::take_endpoints).collect();
+        let receiving = self.receiving.clone();
+        let last = async move {
+            // A program may close as soon as it has taken a message, but the sender must still hear that it was delivered.
+            let answered = async {
+                while receiving.load(Ordering::Acquire) > 0 {
+                    tokio::time::sleep(LOOK_EVERY).await;
                 }
+            };
+            let _ = tokio::time::timeout(ANSWER_MAX, answered).await;
+            for endpoint in endpoints {
+                endpoint.close(0u8.into(), b"closed");
             }
-        }
-        self.threads.end(async {}, CLOSE_MAX);
+        };
+        self.threads.end(last, 2 * ANSWER_MAX, CLOSE_MAX);
     }
 }
 
@@ -358,9 +358,10 @@ impl Lane {
         let failed = |what: &str, error| Error::Socket(format!("cannot {what} for bulk"), error);
         // Receiving has its own socket: what goes back to a sender needs no permit.
         let socket = receiving_socket(member, path)?;
-        let endpoint = credentials.endpoint(&socket);
+        let endpoint = credentials.endpoint(&*member.ground, &*socket);
         let server = Some(transport::server(credentials)?);
-        let receiver = Endpoint::new(endpoint.clone(), server, socket, Arc::new(tasks.clone()));
+        let socket = socket.plain().map_err(|error| failed("set up a socket", error))?;
+        let receiver = Endpoint::new_with_abstract_socket(endpoint.clone(), server, socket, Arc::new(tasks.clone()));
         let receiver = receiver.map_err(|error| failed("open QUIC", error))?;
         let (sender, socket) = sender_over(member, robot, tasks, &endpoint, path)?;
         Ok(Lane {
@@ -376,12 +377,15 @@ impl Lane {
     fn socket(&self) -> Arc<GatedSocket> {
         lock(&self.socket).clone()
     }
+
+    fn take_endpoints(&self) -> impl Iterator<Item = Endpoint> + '_ {
+        let both = [&self.sender, &self.receiver].into_iter();
+        both.filter_map(|endpoint| lock(endpoint).take())
+    }
 }
 
-fn receiving_socket(member: &Member, path: usize) -> Result<UdpSocket, Error> {
-    let (address, interface) = member.outlet(path);
-    let at = SocketAddr::new(address, member.team.port(member.me) + PORT_BULK);
-    bind("bulk", at, interface)
+fn receiving_socket(member: &Member, path: usize) -> Result<Box<dyn Bound>, Error> {
+    member.bind("bulk", path, member.team.port(member.me) + PORT_BULK)
 }
 
 /// The endpoint that sends over a path, with its socket. Must be called within an async runtime.
@@ -393,9 +397,9 @@ fn sender_over(
     path: usize,
 ) -> Result<(Endpoint, Arc<GatedSocket>), Error> {
     let failed = |what: &str, error| Error::Socket(format!("cannot {what} for bulk"), error);
-    let (address, interface) = member.outlet(path);
-    let socket = bind("bulk", SocketAddr::new(address, 0), interface)?;
-    let socket = GatedSocket::new(socket, path, robot.clone()).map_err(|error| failed("set up the socket", error))?;
+    let below = member.bind("bulk", path, 0)?.below_gate();
+    let socket = below.and_then(|below| GatedSocket::new(&*member.ground, below, path, robot.clone()));
+    let socket = socket.map_err(|error| failed("set up the socket", error))?;
     let tasks = Arc::new(tasks.clone());
     let sender = Endpoint::new_with_abstract_socket(endpoint.clone(), None, socket.clone(), tasks);
     Ok((sender.map_err(|error| failed("open QUIC", error))?, socket))

@@ -15,6 +15,7 @@ use super::{Bulk, Receiving, BULK_BYTES_MAX};
 use crate::disk::{NoRoom, Space};
 use crate::quic;
 use crate::sync::lock;
+use crate::tasks::{beside, in_place};
 use crate::topic::checked;
 use crate::wire::{self, Answer, Begin, Frame, Refusal, Start};
 
@@ -99,7 +100,7 @@ async fn take(bulk: &Bulk, from: RobotId, mut send: SendStream, mut receive: Rec
         }
     };
     let name = member.name_of(from);
-    let offer = tokio::task::block_in_place(|| Inbox::open(&bulk.state, name)?.offer(&begin, &bulk.room));
+    let offer = in_place(|| Inbox::open(&bulk.state, name)?.offer(&begin, &bulk.room));
     let answer = match offer {
         Ok(Offer::Part(part)) => {
             bulk.room.note(&bulk.state, None);
@@ -145,7 +146,7 @@ async fn take_rest(
         Ok(()) => fill(bulk, &mut part, receive).await?,
         Err(error) => Err(error),
     };
-    match written.and_then(|()| tokio::task::block_in_place(|| part.finish())) {
+    match written.and_then(|()| in_place(|| part.finish())) {
         Ok(Some(whole)) => {
             tracing::info!(
                 "\"{}\" of {} bytes came from {}",
@@ -205,7 +206,7 @@ async fn fill(bulk: &Bulk, part: &mut Part, receive: &mut RecvStream) -> Result<
         if gathered.len() < WRITE_BYTES && more {
             continue;
         }
-        if let Err(error) = tokio::task::block_in_place(|| part.append(&gathered)) {
+        if let Err(error) = in_place(|| part.append(&gathered)) {
             return Ok(Err(error));
         }
         lock(&bulk.counts).received_bytes += gathered.len() as u64;
@@ -218,7 +219,7 @@ async fn fill(bulk: &Bulk, part: &mut Part, receive: &mut RecvStream) -> Result<
                 return Ok(Err(error));
             }
             match part.unsynced() {
-                Ok(file) => syncing = file.map(|file| tokio::task::spawn_blocking(move || file.sync_data())),
+                Ok(file) => syncing = file.map(|file| beside(move || file.sync_data())),
                 Err(error) => return Ok(Err(error)),
             }
         }

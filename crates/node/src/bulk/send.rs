@@ -3,12 +3,13 @@
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use coorp_core::robot::Input;
 use coorp_core::RobotId;
 use quinn::{Connection, WriteError};
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
 
 use super::cubic::PermittedCubicConfig;
 use super::message::Message;
@@ -18,6 +19,7 @@ use crate::disk::megabytes;
 use crate::quic;
 use crate::shared_robot::Wish;
 use crate::sync::lock;
+use crate::tasks::in_place;
 use crate::wire::{Answer, Begin, Start};
 use crate::Error;
 
@@ -200,6 +202,7 @@ async fn deliver(
     let (mut patience, mut garbled) = (Patience::new(Instant::now()), 0);
     loop {
         let waited = tokio::select! {
+            biased;
             waited = permitted(bulk) => waited,
             () = unled(bulk) => return Err(failed(job, name, UNLED)),
         };
@@ -210,6 +213,7 @@ async fn deliver(
             hang_up(bulk, to, connection.take());
         }
         let answer = tokio::select! {
+            biased;
             answer = attempt(bulk, (to, path), job, &begin, connection, &mut patience) => answer,
             () = moves(bulk, to, path) => {
                 tracing::info!("\"{}\" to {name} moves to another path", job.name);
@@ -360,7 +364,7 @@ async fn attempt(
         return Ok(answer);
     };
     patience.on_here(length);
-    let kept = tokio::task::block_in_place(|| job.message.hash_of_first(length)) == Some(hash);
+    let kept = in_place(|| job.message.hash_of_first(length)) == Some(hash);
     let offset = if kept { length as usize } else { 0 };
     receive::write(&mut send, &Start { offset: offset as u64 }).await?;
     for chunk in job.message.after(offset, CHUNK_BYTES) {
@@ -406,11 +410,7 @@ async fn connect(bulk: &Bulk, to: RobotId, path: usize) -> Result<Open, String> 
     socket.find_source(address);
     let every = acknowledged_every(bulk, lane);
     let mut client = lane.client.clone();
-    client.transport_config(transport::sender(
-        quic::lengths(address, member.outlet(path)),
-        permitted,
-        every,
-    ));
+    client.transport_config(transport::sender(member.lengths(path, address), permitted, every));
     let connection = quic::connect(
         &sender,
         client,

@@ -16,25 +16,25 @@
 
 use std::fmt;
 use std::io::{self, IoSliceMut};
-use std::net::{SocketAddr, UdpSocket};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::task::{Context, Poll, Waker};
-use std::thread::Thread;
-use std::time::{Duration as StdDuration, Instant as StdInstant};
+use std::time::Duration as StdDuration;
 
 use coorp_core::robot::{Input, LOOK_HELD, LOOK_OPEN};
 use coorp_core::{Duration, Instant};
 use quinn::udp::{RecvMeta, Transmit};
-use quinn::{AsyncUdpSocket, Runtime, UdpPoller};
+use quinn::{AsyncUdpSocket, UdpPoller};
 use socket2::SockRef;
 
 use super::reports::{self, Report};
 use super::under::{SendCall, Under};
 use crate::card;
-use crate::outqueue::{Emulated, OutQueue};
+use crate::ground::{watched, Below, Ground, Signal};
+use crate::outqueue::Emulated;
 use crate::quic::TOGETHER_MAX;
 use crate::shared_robot::SharedRobot;
 use crate::status::{self, Completions};
@@ -51,8 +51,12 @@ const HELD_MAX: Duration = Duration::from_secs(10);
 const UNREPORTED_MAX: u32 = 64;
 /// The interval at which the thread checks whether the node still exists.
 const LOOK_UP_EVERY: StdDuration = StdDuration::from_millis(200);
+const SILENCE_EVERY: Duration = Duration::from_nanos(LOOK_UP_EVERY.as_nanos() as u64);
 /// The interval at which the outgoing interface is looked up.
 const FIND_EVERY: Duration = Duration::from_secs(10);
+
+/// What a thread does that checks what has left.
+const FOLLOWS: &str = "the thread that follows bulk";
 
 /// Decides about each bulk datagram, and learns from those that have left.
 pub(crate) trait Gatekeeper: fmt::Debug + Send + Sync {
@@ -112,32 +116,46 @@ pub(crate) struct GatedSocket {
     completions: AtomicU8,
     permitted: Arc<AtomicBool>,
     /// The kernel's socket, to request reports.
-    descriptor: OwnedFd,
-    /// The thread that reads the send queue.
-    looker: OnceLock<Thread>,
+    descriptor: Option<OwnedFd>,
+    /// Wakes the thread that reads the send queue.
+    looker: OnceLock<Signal>,
     /// The shortest round trip of acknowledgements, nanoseconds.
     round_trip_ns: AtomicU64,
 }
 
 impl GatedSocket {
-    /// Wraps a bound socket that sends over a path, and starts a thread that checks what has left.
-    pub fn new(socket: UdpSocket, path: usize, gatekeeper: Arc<dyn Gatekeeper>) -> io::Result<Arc<GatedSocket>> {
-        GatedSocket::with(socket, path, gatekeeper, Completions::Unknown)
+    /// Wraps a socket that sends over a path, and starts a thread that checks what has left.
+    pub fn new(
+        ground: &dyn Ground,
+        below: Below,
+        path: usize,
+        gatekeeper: Arc<dyn Gatekeeper>,
+    ) -> io::Result<Arc<GatedSocket>> {
+        GatedSocket::with(ground, below, path, gatekeeper, Completions::Unknown)
     }
 
     /// The same, with a given source of completions; an unknown one is that of the card which datagrams go to.
     fn with(
-        socket: UdpSocket,
+        ground: &dyn Ground,
+        below: Below,
         path: usize,
         gatekeeper: Arc<dyn Gatekeeper>,
         by: Completions,
     ) -> io::Result<Arc<GatedSocket>> {
-        let emulated = Emulated::connect(&socket, LOOK_UP_EVERY);
-        let queue = OutQueue::of(&socket, emulated.first().map(Emulated::freed))?;
-        let by = if emulated.is_empty() { by } else { Completions::Emulated };
-        let descriptor: OwnedFd = socket.as_fd().try_clone_to_owned()?;
+        let Below {
+            io,
+            queue,
+            emulated,
+            descriptor,
+        } = below;
+        let by = match (emulated.is_empty(), &descriptor) {
+            (false, _) => Completions::Emulated,
+            (true, Some(_)) => by,
+            (true, None) => Completions::OutQueue,
+        };
+        let errors = descriptor.as_ref().map(OwnedFd::try_clone).transpose()?;
         let gated = Arc::new(GatedSocket {
-            inner: quinn::TokioRuntime.wrap_udp_socket(socket)?,
+            inner: io,
             gatekeeper,
             path,
             under: Mutex::new(Under::new(queue)),
@@ -151,17 +169,21 @@ impl GatedSocket {
             lock(&gated.under).find_at = Instant::FAR_FUTURE;
             gated.know(by);
         }
-        let looker = Arc::downgrade(&gated);
-        let errors = gated.descriptor.try_clone()?;
-        let thread = std::thread::Builder::new().name("coorp-left".to_owned());
-        let watched = gated.gatekeeper.clone();
-        let thread = thread.spawn(move || watch(&*watched, || look_on(&looker, &errors)))?;
-        let _ = gated.looker.set(thread.thread().clone());
+        let (looked_at, panicked) = (Arc::downgrade(&gated), gated.gatekeeper.clone());
+        let mut looked = gated.gatekeeper.now();
+        let round = move || look_on(&looked_at, errors.as_ref(), &mut looked);
+        let round = watched(FOLLOWS, move |why| panicked.on_panic(why), round);
+        let looker = ground.worker("coorp-left", || (), round)?;
+        let _ = gated.looker.set(looker.signal().clone());
         for emulated in emulated {
             let socket = Arc::downgrade(&gated);
             let thread = std::thread::Builder::new().name("coorp-left".to_owned());
-            let watched = gated.gatekeeper.clone();
-            thread.spawn(move || watch(&*watched, || follow(emulated, &socket)))?;
+            let gatekeeper = gated.gatekeeper.clone();
+            thread.spawn(move || {
+                if let Some(why) = caught(FOLLOWS, || follow(emulated, &socket)) {
+                    gatekeeper.on_panic(&why);
+                }
+            })?;
         }
         Ok(gated)
     }
@@ -268,7 +290,8 @@ impl GatedSocket {
             under.find_at = now + FIND_EVERY;
             under.outlet.clone()
         };
-        let device = SockRef::from(&self.descriptor).device().ok().flatten();
+        let device = self.descriptor.as_ref().map(SockRef::from);
+        let device = device.and_then(|socket| socket.device().ok().flatten());
         let device = device.and_then(|name| String::from_utf8(name).ok());
         let from = self.inner.local_addr().map(|address| address.ip());
         // If it is unknown, for example without a route, the source that every card has must do.
@@ -323,8 +346,9 @@ impl GatedSocket {
 
     fn know(&self, completions: Completions) {
         let status = completions == Completions::WifiStatus;
-        let asked = reports::ask_for_wifi_status(self.descriptor.as_fd(), status);
-        let completions = if status && asked.is_err() {
+        let descriptor = self.descriptor.as_ref();
+        let asked = descriptor.is_some_and(|socket| reports::ask_for_wifi_status(socket.as_fd(), status).is_ok());
+        let completions = if status && !asked {
             Completions::OutQueue
         } else {
             completions
@@ -337,7 +361,7 @@ impl GatedSocket {
     /// Makes the thread read the send queue now.
     fn kick(&self) {
         if let Some(looker) = self.looker.get() {
-            looker.unpark();
+            looker.wake();
         }
     }
 
@@ -373,34 +397,24 @@ impl GatedSocket {
     }
 }
 
-fn watch(gatekeeper: &dyn Gatekeeper, work: impl FnOnce()) {
-    if let Some(why) = caught("the thread that follows bulk", work) {
-        gatekeeper.on_panic(&why);
+/// Checks what has left, for as long as the socket exists. `errors` is its error queue, and `looked` when it was last
+/// checked for silence. Returns when to check again.
+fn look_on(socket: &Weak<GatedSocket>, errors: Option<&OwnedFd>, looked: &mut Instant) -> Option<StdDuration> {
+    let gated = socket.upgrade()?;
+    let now = gated.gatekeeper.now();
+    if now.since(*looked) >= SILENCE_EVERY {
+        *looked = now;
+        gated.on_silence();
     }
-}
-
-/// Checks what has left for as long as the socket exists. `errors` is its error queue.
-fn look_on(socket: &Weak<GatedSocket>, errors: &OwnedFd) {
-    let mut looked = StdInstant::now();
-    loop {
-        let Some(gated) = socket.upgrade() else { return };
-        if looked.elapsed() >= LOOK_UP_EVERY {
-            looked = StdInstant::now();
-            gated.on_silence();
-        }
-        let by = gated.completions();
-        // The thread that follows the emulator checks by itself.
-        let rest = if by == Completions::OutQueue {
-            gated.look()
-        } else {
-            LOOK_UP_EVERY
-        };
-        drop(gated);
-        if by == Completions::WifiStatus {
+    match (gated.completions(), errors) {
+        (Completions::OutQueue, _) => Some(gated.look()),
+        (Completions::WifiStatus, Some(errors)) => {
+            drop(gated);
             read_reports(socket, errors);
-        } else {
-            std::thread::park_timeout(rest);
+            Some(StdDuration::ZERO)
         }
+        // The thread that follows the emulator checks by itself.
+        _ => Some(LOOK_UP_EVERY),
     }
 }
 

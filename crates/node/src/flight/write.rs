@@ -6,14 +6,14 @@
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{channel, RecvTimeoutError, Sender};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::{Flown, Part, BLOCK_HEAD_BYTES, FOLDER, HASH_BYTES, LAYOUT, MAGIC, SUFFIX};
 use crate::disk::Space;
-use crate::sync::{lock, spawn};
+use crate::ground::{Ground, Worker};
+use crate::sync::lock;
 use crate::Error;
 
 /// The interval at which notes are written. A killed process loses no more than that.
@@ -24,48 +24,61 @@ const FILES_MAX: usize = 16;
 /// The recorder's thread. When dropped, it writes what is left and ends.
 #[derive(Debug)]
 pub(crate) struct Recorder {
-    end: Option<Sender<()>>,
-    thread: Option<JoinHandle<()>>,
+    writer: Arc<Writer>,
+    worker: Option<Worker>,
+}
+
+#[derive(Debug)]
+struct Writer {
+    robot: Arc<Mutex<Flown>>,
+    ring: Mutex<Ring>,
+    end: AtomicBool,
 }
 
 impl Recorder {
     /// Starts writing below a robot's state folder.
-    pub fn start(robot: Arc<Mutex<Flown>>, state: &Path) -> Result<Recorder, Error> {
-        let mut ring = Ring::new(state.join(FOLDER));
-        let (end, ended) = channel::<()>();
-        let thread = spawn("coorp-flight", move || loop {
-            // Notes until the end belong to it, so it writes once more.
-            let last = ended.recv_timeout(TAKE_EVERY) != Err(RecvTimeoutError::Timeout);
-            if !look(&robot, &mut ring) || last {
-                return;
-            }
+    pub fn start(ground: &dyn Ground, robot: Arc<Mutex<Flown>>, state: &Path) -> Result<Recorder, Error> {
+        let writer = Arc::new(Writer {
+            robot,
+            ring: Mutex::new(Ring::new(state.join(FOLDER))),
+            end: AtomicBool::new(false),
         });
+        let round = writer.clone();
+        let round = move || (!round.end.load(Ordering::Acquire) && round.look()).then_some(TAKE_EVERY);
+        let worker = ground
+            .worker("coorp-flight", || (), Box::new(round))
+            .map_err(Error::Thread)?;
         Ok(Recorder {
-            end: Some(end),
-            thread: Some(thread?),
+            writer,
+            worker: Some(worker),
         })
     }
 }
 
 impl Drop for Recorder {
     fn drop(&mut self) {
-        drop(self.end.take());
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+        self.writer.end.store(true, Ordering::Release);
+        if let Some(worker) = self.worker.take() {
+            worker.join();
         }
+        // Notes until the end belong to it.
+        self.writer.look();
     }
 }
 
-/// Writes the notes. Returns whether it can continue.
-fn look(robot: &Mutex<Flown>, ring: &mut Ring) -> bool {
-    let parts = lock(robot).take();
-    let written = parts.into_iter().try_for_each(|part| ring.write(part));
-    if let Err(error) = &written {
-        lock(robot).end();
-        let folder = ring.folder.display();
-        tracing::error!("the flight recorder in {folder} ends here: {error}; the robot goes on");
+impl Writer {
+    /// Writes the notes. Returns whether it can continue.
+    fn look(&self) -> bool {
+        let parts = lock(&self.robot).take();
+        let mut ring = lock(&self.ring);
+        let written = parts.into_iter().try_for_each(|part| ring.write(part));
+        if let Err(error) = &written {
+            lock(&self.robot).end();
+            let folder = ring.folder.display();
+            tracing::error!("the flight recorder in {folder} ends here: {error}; the robot goes on");
+        }
+        written.is_ok()
     }
-    written.is_ok()
 }
 
 /// The files of a robot's recorder.

@@ -9,7 +9,7 @@ use quinn::Connection;
 
 use super::{elsewhere, listen, port, transport, Links, Streams};
 use crate::discovery::{Finder, Order, Outcome};
-use crate::quic::{connect, lengths, Missed};
+use crate::quic::{connect, Missed};
 use crate::sync::lock;
 
 /// An attempt to connect ends after this time, and the next begins. QUIC repeats a lost first packet after 150 and 450 ms,
@@ -86,7 +86,7 @@ impl Links {
         let endpoint = lock(&self.endpoints).get(path).cloned();
         let endpoint = endpoint.ok_or_else(|| refused("the node has closed"))?;
         let mut client = self.client.clone();
-        client.transport_config(transport(true, lengths(address, member.outlet(path))));
+        client.transport_config(transport(true, member.lengths(path, address)));
         let connection = connect(
             &endpoint,
             client,
@@ -119,6 +119,7 @@ impl Links {
             return Outcome::Refused;
         };
         tokio::select! {
+            biased;
             () = up.heard.notified() => Outcome::Connected(to),
             // If another process runs as one end, nobody dials until `on_unlinked` says so. Otherwise it does not want this
             // robot.

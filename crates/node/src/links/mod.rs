@@ -29,9 +29,9 @@ mod transport;
 mod up;
 
 use std::collections::BTreeSet;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{mpsc, Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -41,8 +41,7 @@ use coorp_core::{Instant, RobotId};
 use coorp_team::Team;
 use quinn::{Connection, ConnectionError, Endpoint, ReadToEndError, RecvStream, SendStream, VarInt};
 
-use self::socket::MarkedSocket;
-pub(crate) use self::socket::TOS_VOICE;
+pub(crate) use self::socket::{MarkedSocket, TOS_VOICE};
 pub(crate) use self::stream::read_frame;
 use self::stream::Ended;
 pub(crate) use self::subscriptions::Subscriptions;
@@ -51,11 +50,11 @@ use self::up::{Message, Up, STREAM_MAX};
 use crate::addresses::Addresses;
 use crate::discovery::{Counts, Finder};
 use crate::door::Place;
+use crate::ground::Threads;
 use crate::keys::OPERATOR;
 use crate::member::Member;
 use crate::outqueue::{Handed, Target};
-use crate::own_runtime::OwnRuntime;
-use crate::quic::{bind, close_revoked, lengths, name_of, Credentials};
+use crate::quic::{close_revoked, name_of, Credentials};
 use crate::rank::real_time;
 use crate::shared_robot::SharedRobot;
 use crate::status::Status;
@@ -113,7 +112,7 @@ pub(crate) struct Links {
     finder: Arc<Finder>,
     /// Set once the node is open.
     receiver: OnceLock<Weak<dyn Receiver>>,
-    threads: OwnRuntime,
+    threads: Threads,
     tasks: Tasks,
     /// One per path; taken when the node closes.
     endpoints: Mutex<Vec<Endpoint>>,
@@ -137,26 +136,29 @@ impl Links {
         credentials: &Credentials,
     ) -> Result<Arc<Links>, Error> {
         let failed = |what: &str, error| Error::Socket(format!("cannot {what} for control"), error);
-        let threads = OwnRuntime::start(1, "coorp-control", || _ = real_time())
+        let threads = member
+            .ground
+            .threads(1, "coorp-control", || _ = real_time())
             .map_err(|error| failed("start a thread", error))?;
-        let tasks = Tasks::new(threads.handle(), robot);
-        let entered = threads.handle().enter();
+        let tasks = Tasks::new(threads.tasks(), robot);
+        let entered = threads.tasks().enter();
         let server = credentials.server(PROTOCOL)?;
         let mut endpoints = Vec::with_capacity(member.paths);
         let mut handed = Vec::with_capacity(member.paths);
         for path in 0..member.paths {
-            let (address, interface) = member.outlet(path);
-            let address = SocketAddr::new(address, port(&member.team, member.me, path));
-            let socket = bind("control", address, interface).map_err(|error| is_taken(member, address, error))?;
-            let config = credentials.endpoint(&socket);
-            let socket = MarkedSocket::new(socket, robot).map_err(|error| failed("set up a socket", error))?;
-            handed.push(Mutex::new(socket.handed()));
-            let endpoint =
-                Endpoint::new_with_abstract_socket(config, Some(server.clone()), socket, Arc::new(tasks.clone()));
+            let port = port(&member.team, member.me, path);
+            let bound = member.bind("control", path, port);
+            let bound = bound.map_err(|error| is_taken(member, port, error))?;
+            let config = credentials.endpoint(&*member.ground, &*bound);
+            let socket = bound.marked(robot).map_err(|error| failed("set up a socket", error))?;
+            handed.push(Mutex::new(socket.handed));
+            let (server, tasks) = (Some(server.clone()), Arc::new(tasks.clone()));
+            let endpoint = Endpoint::new_with_abstract_socket(config, server, socket.io, tasks);
             endpoints.push(endpoint.map_err(|error| failed("open QUIC", error))?);
         }
         drop(entered);
-        let finder = Finder::start(
+        let finder = Finder::start_on(
+            &member.ground,
             &member.team,
             Some(member.me),
             member.paths,
@@ -409,15 +411,17 @@ impl Links {
         let (Some(endpoint), Some(handed)) = (lock(&self.endpoints).get(path).cloned(), self.handed.get(path)) else {
             return Ok(());
         };
-        let (address, interface) = self.member.outlet(path);
-        let address = SocketAddr::new(address, port(&self.member.team, self.member.me, path));
-        let socket = MarkedSocket::new(bind("control", address, interface)?, &self.robot).map_err(failed)?;
+        let port = port(&self.member.team, self.member.me, path);
+        let entered = self.threads.tasks().enter();
+        let bound = self.member.bind("control", path, port)?;
+        let socket = bound.marked(&self.robot).map_err(failed)?;
+        drop(entered);
         if let Some(receiver) = self.receiver.get().and_then(Weak::upgrade) {
             receiver.on_new_card(path)?;
         }
-        let before = std::mem::replace(&mut *lock(handed), socket.handed());
+        let before = std::mem::replace(&mut *lock(handed), socket.handed);
         before.close();
-        endpoint.rebind_abstract(socket).map_err(failed)
+        endpoint.rebind_abstract(socket.io).map_err(failed)
     }
 
     /// Ends everything, once the others have what was said to them; it waits briefly for that.
@@ -427,28 +431,25 @@ impl Links {
         let links = self.links.iter().flatten();
         let links: Vec<_> = links.flat_map(|links| lock(links).clone()).collect();
         let said: Vec<_> = links.iter().map(|up| up.coordination.finish()).collect();
-        let (done, waited) = mpsc::sync_channel(1);
-        self.threads.handle().spawn(async move {
+        let handed: Vec<_> = self.handed.iter().map(|handed| lock(handed).clone()).collect();
+        let last_max = GOODBYE_MAX * u32::try_from(2 + endpoints.len()).unwrap_or(u32::MAX);
+        let last = async move {
             let all = async {
                 for said in said {
                     said.await;
                 }
             };
             let _ = tokio::time::timeout(GOODBYE_MAX, all).await;
-            let _ = done.send(());
-        });
-        let _ = waited.recv_timeout(2 * GOODBYE_MAX);
-        for endpoint in &endpoints {
-            endpoint.close(0u8.into(), b"closed");
-        }
-        // So that the others are told; unreachable ones are not waited for.
-        let told = async {
+            for endpoint in &endpoints {
+                endpoint.close(0u8.into(), b"closed");
+            }
+            // So that the others are told; unreachable ones are not waited for.
             for endpoint in &endpoints {
                 let _ = tokio::time::timeout(GOODBYE_MAX, endpoint.wait_idle()).await;
             }
         };
-        self.threads.end(told, CLOSE_MAX);
-        self.handed.iter().for_each(|handed| lock(handed).close());
+        self.threads.end(last, last_max, CLOSE_MAX);
+        handed.iter().for_each(|handed| handed.close());
     }
 }
 
@@ -479,11 +480,11 @@ fn path_id(path: usize) -> PathId {
 }
 
 /// What a port that is in use already means.
-fn is_taken(member: &Member, at: SocketAddr, error: Error) -> Error {
+fn is_taken(member: &Member, port: u16, error: Error) -> Error {
     match error {
         Error::Socket(_, error) if error.kind() == std::io::ErrorKind::AddrInUse => Error::Listen(format!(
-            "{name} cannot listen: port {} is taken: {name} runs here already, or another robot with the same `port` does",
-            at.port(),
+            "{name} cannot listen: port {port} is taken: {name} runs here already, or another robot with the same `port` \
+             does",
             name = member.name()
         )),
         error => error,
@@ -499,7 +500,7 @@ async fn accept(links: Weak<Links>, endpoint: Endpoint, path: usize) {
         };
         let (links, mut server) = (links.clone(), open.server.clone());
         let address = incoming.remote_address();
-        server.transport_config(transport(false, lengths(address, open.member.outlet(path))));
+        server.transport_config(transport(false, open.member.lengths(path, address)));
         let tasks = open.tasks.clone();
         drop(open);
         let Ok(connecting) = incoming.accept_with(Arc::new(server)) else {
@@ -548,6 +549,7 @@ async fn admit(links: Arc<Links>, connection: Connection, path: usize, place: Pl
     let links = Arc::downgrade(&links);
     // It keeps its place until it ends.
     let streams = tokio::select! {
+        biased;
         streams = connection.accept_bi() => streams.ok(),
         _ = connection.closed() => None,
     };
@@ -575,6 +577,7 @@ fn listen(links: &Arc<Links>, connection: &Connection, from: RobotId, path: usiz
     links.tasks.spawn("receiving control", async move {
         loop {
             let (bytes, stream) = tokio::select! {
+            biased;
                 bytes = connection.read_datagram() => (Some(bytes), None),
                 stream = connection.accept_uni() => (None, Some(stream)),
             };

@@ -23,6 +23,7 @@ pub(super) async fn answer(connection: Connection, receiver: Option<Weak<dyn Rec
         }
     };
     tokio::select! {
+        biased;
         () = asked => {}
         _ = connection.read_datagram() => {}
         _ = connection.accept_uni() => {}

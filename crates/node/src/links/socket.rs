@@ -23,7 +23,7 @@ use quinn::{AsyncUdpSocket, UdpPoller};
 use socket2::SockRef;
 use tokio::io::Interest;
 
-use crate::outqueue::{Emulated, Handed};
+use crate::outqueue::{Emulated, Handed, OutQueue};
 use crate::quic::TOGETHER_MAX;
 use crate::rank::real_time;
 use crate::shared_robot::SharedRobot;
@@ -58,7 +58,7 @@ impl MarkedSocket {
             marked.set_tos_v4(TOS_VOICE.into())?;
         }
         let emulated = Emulated::connect(&socket, LOOK_UP_EVERY);
-        let handed = Handed::of(&socket, emulated.first().map(Emulated::freed))?;
+        let handed = Handed::by(OutQueue::of(&socket, emulated.first().map(Emulated::freed))?);
         for mut emulated in emulated {
             let socket = Arc::downgrade(&handed);
             let thread = std::thread::Builder::new().name("coorp-left".to_owned());

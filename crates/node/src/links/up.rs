@@ -6,12 +6,13 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use coorp_core::Instant as RobotInstant;
 use quinn::{Connection, SendDatagramError, SendStream};
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 use super::stream::Outgoing;
 use super::LinkId;

@@ -11,22 +11,21 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::net::UdpSocket;
 use std::sync::{Arc, Mutex, OnceLock};
-use std::thread::Thread;
-use std::time::{Duration, Instant};
+use std::time::Duration as StdDuration;
 
 use coorp_core::robot::LOOK_HELD;
-use coorp_core::FlowId;
+use coorp_core::{Duration, FlowId, Instant};
 
-use super::{Freed, OutQueue};
+use super::OutQueue;
+use crate::ground::Signal;
 use crate::sync::lock;
 
 /// A message counts as left after this time, whatever the card reports.
 const LEFT_MAX: Duration = Duration::from_millis(100);
 /// The interval of checks while a message is in progress, and otherwise.
-const LOOK_EVERY: Duration = Duration::from_nanos(LOOK_HELD.as_nanos());
-const REST: Duration = Duration::from_millis(200);
+const LOOK_EVERY: StdDuration = StdDuration::from_nanos(LOOK_HELD.as_nanos());
+const REST: StdDuration = StdDuration::from_millis(200);
 /// The maximum number of tracked sends; more than any queue below control holds.
 const SENDS_MAX: usize = 1_024;
 /// The maximum number of tracked messages.
@@ -55,14 +54,14 @@ pub(crate) struct Target {
 }
 
 impl Handed {
-    pub fn of(socket: &UdpSocket, emulated: Option<Arc<Freed>>) -> io::Result<Arc<Handed>> {
-        Ok(Arc::new(Handed(Mutex::new(State {
-            queue: OutQueue::of(socket, emulated)?,
+    pub fn by(queue: OutQueue) -> Arc<Handed> {
+        Arc::new(Handed(Mutex::new(State {
+            queue,
             handed: 0,
             gone: 0,
             owed: 0,
             sends: VecDeque::new(),
-        }))))
+        })))
     }
 
     /// Sends `datagrams` datagrams, `bytes` in total, through `hand_over`.
@@ -126,7 +125,8 @@ impl Target {
 #[derive(Debug, Default)]
 pub(crate) struct Departures {
     messages: Mutex<VecDeque<Message>>,
-    thread: OnceLock<Thread>,
+    /// Wakes the thread that looks, once there is one.
+    looker: OnceLock<Signal>,
 }
 
 #[derive(Debug)]
@@ -138,26 +138,25 @@ struct Message {
 }
 
 impl Departures {
-    /// A message of a flow is on its way to these targets. Returns false if too many are tracked already.
-    pub fn follow(&self, flow: FlowId, targets: Vec<Target>) -> bool {
+    /// A message of a flow is on its way to these targets since now. Returns false if too many are tracked already.
+    pub fn follow(&self, flow: FlowId, targets: Vec<Target>, since: Instant) -> bool {
         let mut messages = lock(&self.messages);
         if messages.len() >= MESSAGES_MAX {
             return false;
         }
-        let since = Instant::now();
         messages.push_back(Message { flow, targets, since });
         drop(messages);
-        if let Some(thread) = self.thread.get() {
-            thread.unpark();
+        if let Some(looker) = self.looker.get() {
+            looker.wake();
         }
         true
     }
 
     /// Returns the flows of messages that have left since the last check, in their order of sending.
-    fn look(&self) -> Vec<FlowId> {
+    fn look(&self, now: Instant) -> Vec<FlowId> {
         let mut left = Vec::new();
         lock(&self.messages).retain(|message| {
-            let overdue = message.since.elapsed() > LEFT_MAX;
+            let overdue = now.since(message.since) > LEFT_MAX;
             let gone = message.targets.iter().all(Target::is_reached);
             if overdue && !gone {
                 message.targets.iter().for_each(|target| target.socket.forget());
@@ -170,74 +169,74 @@ impl Departures {
         left
     }
 
-    /// Reports what has left, from the calling thread, until `on_left` returns false. Some calls have no news.
-    pub fn run(&self, on_left: impl Fn(&[FlowId]) -> bool) {
-        let _ = self.thread.set(std::thread::current());
-        loop {
-            let left = self.look();
-            if !on_left(&left) {
-                return;
-            }
-            let rest = if lock(&self.messages).is_empty() {
-                REST
-            } else {
-                LOOK_EVERY
-            };
-            std::thread::park_timeout(rest);
-        }
+    /// They are looked at by this from now on.
+    pub fn looked_at_by(&self, looker: Signal) {
+        // Set only here.
+        let _ = self.looker.set(looker);
+    }
+
+    /// One look: returns what has left, and the time until the next one.
+    pub fn round(&self, now: Instant) -> (Vec<FlowId>, StdDuration) {
+        let left = self.look(now);
+        let rests = lock(&self.messages).is_empty();
+        (left, if rests { REST } else { LOOK_EVERY })
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::by_hand;
+    use super::super::Freed;
     use super::*;
 
-    fn by_hand() -> (Arc<Handed>, Arc<Freed>) {
-        let freed = Arc::new(Freed::default());
-        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
-        (Handed::of(&socket, Some(freed.clone())).unwrap(), freed)
+    const NOW: Instant = Instant::ZERO;
+
+    fn handed() -> (Arc<Handed>, Arc<Freed>) {
+        let (queue, freed) = by_hand();
+        (Handed::by(queue), freed)
     }
 
     #[test]
     fn a_message_has_left_once_it_was_handed_over_and_let_go_of() {
-        let (socket, freed) = by_hand();
+        let (socket, freed) = handed();
         let departures = Departures::default();
-        assert!(departures.follow(FlowId(3), vec![socket.expect(500)]));
-        assert!(departures.follow(FlowId(4), vec![socket.expect(300)]));
-        assert_eq!(departures.look(), [], "nothing was handed over");
+        assert!(departures.follow(FlowId(3), vec![socket.expect(500)], NOW));
+        assert!(departures.follow(FlowId(4), vec![socket.expect(300)], NOW));
+        assert_eq!(departures.look(NOW), [], "nothing was handed over");
         socket.send(540, 1, || Ok(())).unwrap();
-        assert_eq!(departures.look(), [], "the card has it still");
+        assert_eq!(departures.look(NOW), [], "the card has it still");
         freed.add(540);
-        assert_eq!(departures.look(), [FlowId(3)]);
+        assert_eq!(departures.look(NOW), [FlowId(3)]);
         socket.send(340, 1, || Ok(())).unwrap();
         freed.add(340);
-        assert_eq!(departures.look(), [FlowId(4)]);
+        assert_eq!(departures.look(NOW), [FlowId(4)]);
     }
 
     #[test]
     fn a_message_over_two_paths_has_left_once_both_copies_have() {
-        let ((one, freed_one), (other, freed_other)) = (by_hand(), by_hand());
+        let ((one, freed_one), (other, freed_other)) = (handed(), handed());
         let departures = Departures::default();
-        departures.follow(FlowId(1), vec![one.expect(100), other.expect(100)]);
+        departures.follow(FlowId(1), vec![one.expect(100), other.expect(100)], NOW);
         for socket in [&one, &other] {
             socket.send(140, 1, || Ok(())).unwrap();
         }
         freed_one.add(140);
-        assert_eq!(departures.look(), []);
+        assert_eq!(departures.look(NOW), []);
         freed_other.add(140);
-        assert_eq!(departures.look(), [FlowId(1)]);
+        assert_eq!(departures.look(NOW), [FlowId(1)]);
     }
 
     #[test]
     fn what_is_never_handed_over_is_let_go_of_and_does_not_hold_up_the_next() {
-        let (socket, freed) = by_hand();
+        let (socket, freed) = handed();
         let departures = Departures::default();
-        departures.follow(FlowId(1), vec![socket.expect(1_000)]);
-        std::thread::sleep(2 * LEFT_MAX);
-        assert_eq!(departures.look(), [FlowId(1)]);
-        departures.follow(FlowId(2), vec![socket.expect(100)]);
+        departures.follow(FlowId(1), vec![socket.expect(1_000)], NOW);
+        let later = NOW + LEFT_MAX + Duration::from_nanos(1);
+        assert_eq!(departures.look(NOW + LEFT_MAX), []);
+        assert_eq!(departures.look(later), [FlowId(1)]);
+        departures.follow(FlowId(2), vec![socket.expect(100)], later);
         socket.send(140, 1, || Ok(())).unwrap();
         freed.add(140);
-        assert_eq!(departures.look(), [FlowId(2)]);
+        assert_eq!(departures.look(later), [FlowId(2)]);
     }
 }

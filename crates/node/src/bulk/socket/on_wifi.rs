@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::io::Write;
+use std::net::UdpSocket;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::SystemTime;
@@ -12,7 +13,7 @@ use coorp_core::windows::Window;
 
 use super::tests::{until, Bench, SOON};
 use super::*;
-use crate::outqueue::Handed;
+use crate::outqueue::{Handed, OutQueue};
 use crate::{Node, Options};
 
 const AP: &str = "10.0.0.1:5000";
@@ -190,7 +191,7 @@ fn the_send_queue_tells_when_the_air_is_done() {
 
     // A control message that is handed over some time after it was expected.
     let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
-    let handed = Handed::of(&socket, None).unwrap();
+    let handed = Handed::by(OutQueue::of(&socket, None).unwrap());
     let message = handed.expect(BULK_BYTES);
     assert!(!message.is_reached(), "it is not handed over");
     let content = vec![0; BULK_BYTES];

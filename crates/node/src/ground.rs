@@ -1,0 +1,82 @@
+//! What a robot stands on: time, randomness, threads and sockets. All of a node's input and output goes through one trait,
+//! so that the node itself runs unchanged on two grounds: on the machine ([`Linux`]) and, in virtual time, on a simulated
+//! one (`trial.rs`), where a seed decides what fails and when.
+//!
+//! Left out, because no other robot depends on them and no trial runs them: the emulator's reports, metrics over HTTP,
+//! recordings for people, and the programs `coorp watch` and `coorp keys`.
+
+mod linux;
+mod threads;
+mod worker;
+
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration as StdDuration;
+
+use coorp_core::{Duration, RobotId};
+use coorp_team::{Robot, Team};
+use quinn::AsyncUdpSocket;
+
+pub(crate) use self::linux::{socket, Linux};
+pub(crate) use self::threads::{Spawn, Task, Threads};
+pub(crate) use self::worker::{watched, Signal, Work, Worker};
+use crate::discovery::Place;
+use crate::outqueue::{Emulated, Handed, OutQueue};
+use crate::shared_robot::SharedRobot;
+use crate::Error;
+
+/// What a robot stands on.
+pub(crate) trait Ground: fmt::Debug + Send + Sync {
+    /// The time since some moment before the robot's start, which runs on while the machine sleeps.
+    fn now(&self) -> Duration;
+    /// The time since 1970 by the machine's calendar, which may jump.
+    fn unix(&self) -> StdDuration;
+    /// A number that nobody can foresee.
+    fn random(&self) -> u64;
+    /// What QUIC's randomness begins with, if that is to be repeated.
+    fn quic_seed(&self) -> Option<[u8; 32]>;
+    /// Starts threads for tasks; each begins with `first`.
+    fn threads(&self, count: usize, name: &str, first: fn()) -> io::Result<Threads>;
+    /// Starts a thread that works by itself, and begins with `first`.
+    fn worker(&self, name: &str, first: fn(), work: Work) -> io::Result<Worker>;
+    /// Binds a UDP socket to an address, and to an interface if one is given.
+    fn bind(&self, at: SocketAddr, interface: Option<&String>) -> io::Result<Box<dyn Bound>>;
+    /// The MTU of the interface on the way to an address from sockets that are bound so, bytes; `None` if there is no
+    /// way. Sends nothing.
+    fn mtu(&self, to: SocketAddr, from: (IpAddr, Option<&String>)) -> Option<u16>;
+    /// Checks whether there are the interfaces and addresses that a robot uses for its paths.
+    fn check_here(&self, robot: &Robot, paths: usize) -> Result<(), Error>;
+    /// Where robots without addresses are looked for.
+    fn places(&self, team: &Team, me: Option<RobotId>, paths: usize) -> Vec<Place>;
+}
+
+/// A UDP socket that is bound, for one use. The methods must be called where tasks may be started.
+pub(crate) trait Bound: Send {
+    /// Whether it has room for many long datagrams.
+    fn is_roomy(&self) -> bool;
+    /// As it is.
+    fn plain(self: Box<Self>) -> io::Result<Arc<dyn AsyncUdpSocket>>;
+    /// For control.
+    fn marked(self: Box<Self>, robot: &Arc<SharedRobot>) -> io::Result<Marked>;
+    /// For bulk, below the gate.
+    fn below_gate(self: Box<Self>) -> io::Result<Below>;
+}
+
+/// A socket whose datagrams go to AC_VO, and what of them has left.
+pub(crate) struct Marked {
+    pub io: Arc<dyn AsyncUdpSocket>,
+    pub handed: Arc<Handed>,
+}
+
+/// A socket below the gate, and how to see what has left by it.
+pub(crate) struct Below {
+    pub io: Arc<dyn AsyncUdpSocket>,
+    pub queue: OutQueue,
+    /// The emulator's reports, if it is what frees frames.
+    pub emulated: Vec<Emulated>,
+    /// The kernel's socket, to request reports of it.
+    pub descriptor: Option<OwnedFd>,
+}
