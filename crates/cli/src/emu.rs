@@ -107,6 +107,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     #[cfg(feature = "live")]
     if args.faults {
         return crate::live::faults::run(&crate::live::faults::Asked {
+            ground: crate::live::faults::Ground::Emulator,
             file: &args.file,
             team: &team,
             seed: args.seed,

@@ -51,6 +51,11 @@ pub struct Args {
     /// Inject faults: robots die, freeze and restart, messages get lost, and clocks step
     #[arg(long)]
     faults: bool,
+    /// Inject them into the robots' real node instead of simulated robots: QUIC, disks and all, in virtual time; the air is
+    /// a plain network, and the policy is coorp
+    #[cfg(all(feature = "live", target_os = "linux"))]
+    #[arg(long, requires = "faults", conflicts_with_all = ["policy", "duration", "replay", "html"])]
+    nodes: bool,
     /// Let flows send at the times and sizes of their topics in this recording (MCAP or ROS 2 bag)
     #[arg(long, value_name = "RECORDING")]
     replay: Option<PathBuf>,
@@ -80,6 +85,24 @@ struct Job {
 /// Invalid input (exit code 2), or a run that violated an invariant (exit code 1).
 pub fn run(args: &Args, arguments: &[OsString]) -> Result<(), Failure> {
     let mut team = coorp_team::load(&args.file).map_err(|error| Failure::Input(error.to_string()))?;
+    #[cfg(all(feature = "live", target_os = "linux"))]
+    if args.nodes {
+        let json = args
+            .json
+            .as_deref()
+            .map(|path| Destination::check(path, &Inputs::of(&args.file, &team)));
+        return crate::live::faults::run(&crate::live::faults::Asked {
+            ground: crate::live::faults::Ground::Trial,
+            file: &args.file,
+            team: &team,
+            seed: args.seed,
+            seeds: args.seeds,
+            at_once: args.threads.map_or_else(jobs::cores, usize::from),
+            keep: None,
+            json: json.transpose()?.as_ref(),
+            quiet: args.quiet,
+        });
+    }
     let policies = chosen_policies(&team, &args.policy)?;
     if args.seeds > 1 {
         play(args, &mut team)?;

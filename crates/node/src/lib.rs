@@ -73,6 +73,7 @@ pub mod status;
 mod sync;
 mod tasks;
 mod topic;
+pub mod trial;
 pub mod watch;
 pub mod wire;
 

@@ -14,7 +14,7 @@ use std::time::Instant;
 use coorp_team::Team;
 use serde::{Deserialize, Serialize};
 
-use super::{one, Folders, Outcome};
+use super::{one, trial, Folders, Outcome};
 use crate::failure::{Failure, NoResult};
 use crate::live::program::this_program;
 use crate::output::{self, Destination};
@@ -31,8 +31,18 @@ const KEPT_MAX: u32 = 1_000;
 /// Maximum number of failed seeds shown in full.
 const SHOWN_MAX: usize = 20;
 
+/// Where the robots run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ground {
+    /// As processes over the emulated air.
+    Emulator,
+    /// In virtual time.
+    Trial,
+}
+
 /// The requested runs.
 pub struct Asked<'a> {
+    pub ground: Ground,
     pub file: &'a Path,
     pub team: &'a Team,
     pub seed: u64,
@@ -70,8 +80,11 @@ pub fn run(asked: &Asked<'_>) -> Result<(), Failure> {
         ))
     })?;
     let began = Instant::now();
+    if asked.ground == Ground::Trial && std::env::var_os("RUST_LOG").is_some() {
+        crate::live::log();
+    }
     let runs = if asked.seeds == 1 {
-        vec![here(asked)?]
+        vec![here(asked, asked.seed)?]
     } else {
         apart(asked, last)?
     };
@@ -93,10 +106,10 @@ pub fn run(asked: &Asked<'_>) -> Result<(), Failure> {
 }
 
 /// Runs one seed in this process.
-fn here(asked: &Asked<'_>) -> Result<Outcome, Failure> {
+fn here(asked: &Asked<'_>, seed: u64) -> Result<Outcome, Failure> {
     let folder = match asked.keep {
-        Some(keep) => kept(keep, asked.seed)?,
-        None => std::env::temp_dir().join(format!("coorp-faults-{}-{}", std::process::id(), asked.seed)),
+        Some(keep) => kept(keep, seed)?,
+        None => std::env::temp_dir().join(format!("coorp-faults-{}-{}", std::process::id(), seed)),
     };
     fs::create_dir_all(&folder).map_err(|error| {
         let name = if asked.keep.is_some() { "--keep" } else { "TMPDIR" };
@@ -105,7 +118,11 @@ fn here(asked: &Asked<'_>) -> Result<Outcome, Failure> {
             folder.display()
         ))
     })?;
-    let outcome = one(asked.file, asked.team, asked.seed, &Folders(folder.clone()));
+    let folders = Folders(folder.clone());
+    let outcome = match asked.ground {
+        Ground::Emulator => one(asked.file, asked.team, seed, &folders),
+        Ground::Trial => trial::one(asked.team, seed, &folders),
+    };
     match outcome {
         // Keep the records for the user, or to find the reason of a failure.
         Ok(outcome) if asked.keep.is_some() || !outcome.broken.is_empty() => Ok(Outcome {
@@ -131,11 +148,14 @@ fn kept(keep: &Path, seed: u64) -> Result<PathBuf, Failure> {
     })
 }
 
-/// Runs each seed in a separate process.
+/// Runs each seed: of the emulator in a separate process.
 fn apart(asked: &Asked<'_>, last: u64) -> Result<Vec<Outcome>, Failure> {
     let seeds: Vec<u64> = (asked.seed..=last).collect();
     let runs = jobs::run(&seeds, asked.at_once, |_, seed| {
-        let outcome = child(asked, *seed);
+        let outcome = match asked.ground {
+            Ground::Emulator => child(asked, *seed),
+            Ground::Trial => here(asked, *seed),
+        };
         if let (Ok(outcome), false) = (&outcome, asked.quiet) {
             if !outcome.broken.is_empty() {
                 output::note(&format!("seed {seed}: {}", outcome.broken[0].what));
@@ -256,7 +276,11 @@ fn sheet(runs: &[Outcome]) -> Sheet {
 }
 
 fn replay(asked: &Asked<'_>, seed: u64) -> String {
-    format!("sudo coorp emu {} --faults --seed {seed}", asked.file.display())
+    let file = asked.file.display();
+    match asked.ground {
+        Ground::Emulator => format!("sudo coorp emu {file} --faults --seed {seed}"),
+        Ground::Trial => format!("coorp sim {file} --faults --nodes --seed {seed}"),
+    }
 }
 
 /// The message about runs for which the machine was too slow; empty if there are none.
@@ -351,6 +375,7 @@ mod tests {
             runs[run.seed as usize] = run.clone();
         }
         let asked = Asked {
+            ground: Ground::Emulator,
             keep: None,
             file: &file,
             team: &team,

@@ -1,8 +1,8 @@
 //! `coorp emu --faults`: runs robots as real processes over the emulated air, injects faults from a seeded schedule,
-//! and checks rules that must hold nevertheless. It tests the whole live system, as `coorp sim --faults` tests the
-//! decisions.
+//! and checks rules that must hold nevertheless. `coorp sim --faults --nodes` does the same in virtual time, with the real
+//! node and no air (`trial.rs`). Both test the whole live system, as `coorp sim --faults` tests the decisions.
 //!
-//! `schedule.rs` draws the faults, `robot.rs` is a robot's process, `record.rs` its records, `rules.rs` the rules. A
+//! `schedule.rs` draws the faults, `robot.rs` is a robot's program, `record.rs` its records, `rules.rs` the rules. A
 //! single seed is one run of the emulator in this process. For several seeds, `many.rs` starts one process of this
 //! program per seed, because an emulator names its namespaces after its process.
 
@@ -11,6 +11,7 @@ mod record;
 mod robot;
 mod rules;
 mod schedule;
+mod trial;
 
 use std::ffi::OsString;
 use std::fs;
@@ -27,7 +28,7 @@ use coorp_node::{file_name, keys};
 use coorp_team::Team;
 use serde::{Deserialize, Serialize};
 
-pub use many::{run, Asked};
+pub use many::{run, Asked, Ground};
 pub use robot::{take_part, RobotArgs};
 
 use crate::failure::Failure;
@@ -121,11 +122,8 @@ fn one(file: &Path, team: &Team, seed: u64, folders: &Folders) -> Result<Outcome
     keyed.live.keys = folders.keys();
     keys::init(&keyed)?;
     let healed = schedule.healed_at();
-    let policy = Policy::named(POLICY).map(|policy| team.policy.apply(&policy));
     let robots = team.robots.len() as u16;
-    let failover = FailoverConfig::for_team(team.leader, robots);
-    let permits = failover.permits(policy.and_then(|policy| policy.global).unwrap_or_default());
-    let permit_within = rules::permit_within(&failover, &permits, robots);
+    let (limit, permit_within) = permits(team);
     let program = program(file, folders, seed, healed).map_err(broken)?;
     let (of, blows): (Vec<usize>, Vec<_>) = schedule.blows(&program).into_iter().unzip();
     let watch = Arc::new(Watch {
@@ -166,7 +164,7 @@ fn one(file: &Path, team: &Team, seed: u64, folders: &Folders) -> Result<Outcome
         healed: saw.origin + healed.as_nanos(),
         judged_to: saw.origin + (healed + STAY_AFTER).as_nanos(),
         end: watch.clock.now_ns(),
-        limit: usize::from(permits.limit),
+        limit,
         permit_within,
         channels: schedule.team.channels().count(),
         lives: lives(team, folders, &schedule, &spans).map_err(broken)?,
@@ -193,6 +191,18 @@ fn one(file: &Path, team: &Team, seed: u64, folders: &Folders) -> Result<Outcome
         repeats: 0,
         records: None,
     })
+}
+
+/// How many permits the team has, and how long a robot waits for one at most.
+fn permits(team: &Team) -> (usize, Duration) {
+    let policy = Policy::named(POLICY).map(|policy| team.policy.apply(&policy));
+    let robots = team.robots.len() as u16;
+    let failover = FailoverConfig::for_team(team.leader, robots);
+    let permits = failover.permits(policy.and_then(|policy| policy.global).unwrap_or_default());
+    (
+        usize::from(permits.limit),
+        rules::permit_within(&failover, &permits, robots),
+    )
 }
 
 /// The command line of a robot.

@@ -1,28 +1,32 @@
 //! One robot of a fault run. Sends control to all robots at the control loop's period, sends bulk to the leader and to
-//! others without pause, and records everything that it sees.
+//! others without pause, and records everything that it sees. When it has finished its own messages and starts no more,
+//! it says so; it ends when all robots have said so.
 //!
-//! It may be killed, frozen or cut off at any moment. It takes each bulk message by moving it to a file in its own
-//! folder. That is atomic on disk, so a kill leaves no partial message. When it has finished its own messages and
-//! starts no more, it says so; it ends when all robots have said so.
+//! It runs in a process of its own ([`take_part`]) or in virtual time (`trial.rs`), and may be killed, frozen or cut off at
+//! any moment. A process takes each bulk message by moving it to a file in its own folder. That is atomic on disk, so a
+//! kill leaves no partial message.
 
+use std::convert::Infallible;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
-use std::thread;
+use std::sync::Arc;
 use std::time::Duration as Time;
 
 use coorp_core::policy::Policy;
 use coorp_core::{Duration, RobotId};
+use coorp_node::bulk::BulkMessage;
 use coorp_node::{Error, Node, Options};
 use coorp_team::Team;
 use rand::{Rng, RngCore, SeedableRng};
 use rand_distr::{Distribution, Exp1};
 use rand_xoshiro::Xoshiro256PlusPlus;
+use tokio::time::sleep;
 
 use super::record::{Line, SharedClock, Writer};
 use super::{Folders, POLICY};
 use crate::failure::Failure;
 use crate::live::load;
-use crate::output;
 
 /// Default if the team file has no control loop.
 const PERIOD: Duration = Duration::from_millis(33);
@@ -89,21 +93,35 @@ pub fn take_part(args: &RobotArgs) -> Result<(), Failure> {
         insecure: false,
         state: Some(state),
     })?;
-    record.write(&Line::Up { at: clock.now_ns() });
-    let robot = Robot {
-        me: node.place(),
-        node,
-        team,
+    let seat = Process {
+        start: record.start,
         record,
         clock,
+        taken: folders.taken(&name),
+        name,
+        robots: team.robots.iter().map(|robot| robot.name.clone()).collect(),
+        folders,
+    };
+    let robot = Robot {
+        node: Arc::new(node),
+        team,
+        start: seat.start,
+        seat,
         stop: origin + args.stop.as_nanos(),
         seed: args.seed,
     };
-    robot.run(&name, &folders, origin + args.stay.as_nanos())
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+    let runtime = runtime.map_err(|error| broken("cannot start a runtime", error))?;
+    runtime.block_on(robot.run(origin + args.stay.as_nanos()))?;
+    // Without a word to the others, as after a kill.
+    std::process::exit(0)
 }
 
 /// Takes the count of starts from the disk, as an older copy of it would.
-fn lose_count(state: &Path) -> std::io::Result<()> {
+///
+/// # Errors
+/// The file is there and cannot be removed.
+pub fn lose_count(state: &Path) -> std::io::Result<()> {
     match fs::remove_file(state.join("starts")) {
         // A robot that was killed before it had counted starts as if for the first time.
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
@@ -111,75 +129,134 @@ fn lose_count(state: &Path) -> std::io::Result<()> {
     }
 }
 
-struct Robot {
-    me: RobotId,
-    node: Node,
-    team: Team,
-    record: Writer,
-    clock: SharedClock,
-    stop: u64,
-    seed: u64,
+/// Where a robot's program runs.
+pub trait Seat {
+    /// The time on the clock of the whole run.
+    fn now_ns(&self) -> u64;
+    /// Records what the robot saw.
+    fn write(&self, line: &Line);
+    /// Takes a bulk message, the `number`th one of this start.
+    ///
+    /// # Errors
+    /// It cannot be taken.
+    fn take(&self, message: &BulkMessage, number: u32) -> io::Result<()>;
+    /// This robot has finished.
+    ///
+    /// # Errors
+    /// That cannot be told.
+    fn settle(&self) -> io::Result<()>;
+    /// Whether all robots have.
+    fn all_settled(&self) -> bool;
 }
 
-impl Robot {
-    /// Runs the robot, then ends the process.
-    fn run(&self, name: &str, folders: &Folders, stay: u64) -> ! {
-        let taken = folders.taken(name);
-        thread::scope(|scope| {
-            scope.spawn(|| self.watch());
-            scope.spawn(|| or_end(self.publish()));
-            scope.spawn(|| or_end(self.hear()));
-            scope.spawn(|| or_end(self.take(&taken)));
-            or_end(self.send());
-            while self.clock.now_ns() < stay {
-                thread::sleep(WAIT);
+/// A process of its own.
+struct Process {
+    start: u32,
+    record: Writer,
+    clock: SharedClock,
+    taken: PathBuf,
+    name: String,
+    robots: Vec<String>,
+    folders: Folders,
+}
+
+impl Seat for Process {
+    fn now_ns(&self) -> u64 {
+        self.clock.now_ns()
+    }
+
+    fn write(&self, line: &Line) {
+        self.record.write(line);
+    }
+
+    fn take(&self, message: &BulkMessage, number: u32) -> io::Result<()> {
+        let name = format!("{}+{number}+{}+{}", self.start, message.from.0, message.name);
+        message.take_to(&self.taken.join(name))
+    }
+
+    fn settle(&self) -> io::Result<()> {
+        fs::write(self.folders.settled(&self.name), "")
+    }
+
+    fn all_settled(&self) -> bool {
+        self.robots.iter().all(|robot| self.folders.settled(robot).exists())
+    }
+}
+
+/// A robot's program.
+pub struct Robot<S> {
+    pub node: Arc<Node>,
+    pub team: Team,
+    pub seat: S,
+    /// The number of this start.
+    pub start: u32,
+    /// When it starts no more bulk.
+    pub stop: u64,
+    pub seed: u64,
+}
+
+impl<S: Seat> Robot<S> {
+    /// Runs the robot until all have settled.
+    ///
+    /// # Errors
+    /// What the robot could not do.
+    pub async fn run(&self, stay: u64) -> Result<(), Failure> {
+        self.seat.write(&Line::Up { at: self.seat.now_ns() });
+        let own = async {
+            self.send().await?;
+            while self.seat.now_ns() < stay {
+                sleep(WAIT).await;
             }
-            let settled = folders.settled(name);
-            let told = fs::write(&settled, "");
-            or_end(told.map_err(|error| Failure::Found(format!("failed: {}: {error}", settled.display()))));
-            let others = || {
-                self.team
-                    .robots
-                    .iter()
-                    .all(|robot| folders.settled(&robot.name).exists())
-            };
-            while !others() {
-                thread::sleep(WAIT);
+            self.seat
+                .settle()
+                .map_err(|error| failed("it cannot say that it is done", &error))?;
+            while !self.seat.all_settled() {
+                sleep(WAIT).await;
             }
             // Give the receivers time to take what was reported as delivered.
-            thread::sleep(5 * WAIT);
-            std::process::exit(0)
-        })
+            sleep(5 * WAIT).await;
+            Ok(())
+        };
+        let never = |ended: Result<Infallible, Failure>| ended.map(|never| match never {});
+        tokio::select! {
+            biased;
+            ended = self.watch() => never(ended),
+            ended = self.publish() => never(ended),
+            ended = self.hear() => never(ended),
+            ended = self.take() => never(ended),
+            ended = own => ended,
+        }
     }
 
     /// Publishes the robot's state.
-    fn publish(&self) -> Result<(), Failure> {
+    async fn publish(&self) -> Result<Infallible, Failure> {
         let control = self.team.control;
         let period = control.map_or(PERIOD, |control| control.period);
         let bytes = control.map_or(STATE_BYTES, |control| control.perception_bytes as usize);
         let publisher = self.node.control_publisher("state", Some(period))?;
         let mut message = vec![0; bytes.max(8)];
-        let mut due = self.clock.now_ns();
+        let mut due = self.seat.now_ns();
         loop {
-            let made_at = self.clock.now_ns();
+            let made_at = self.seat.now_ns();
             message[..8].copy_from_slice(&made_at.to_le_bytes());
             publisher.put(&message)?;
             // After standing still, do not catch up on missed messages.
             due = (due + period.as_nanos()).max(made_at);
-            thread::sleep(Time::from_nanos(due.saturating_sub(self.clock.now_ns())));
+            sleep(Time::from_nanos(due.saturating_sub(self.seat.now_ns()))).await;
         }
     }
 
-    fn hear(&self) -> Result<(), Failure> {
+    async fn hear(&self) -> Result<Infallible, Failure> {
         let subscriber = self.node.control_subscriber("state")?;
         loop {
-            let Some(message) = subscriber.recv(None).filter(|message| message.from != self.me) else {
+            let message = subscriber.next().await;
+            if message.from == self.node.place() {
                 continue;
-            };
-            let at = self.clock.now_ns();
+            }
+            let at = self.seat.now_ns();
             let made_at = message.bytes().get(..8).and_then(|bytes| bytes.try_into().ok());
             let made_at = made_at.map_or(0, u64::from_le_bytes);
-            self.record.write(&Line::Heard {
+            self.seat.write(&Line::Heard {
                 at,
                 from: message.from.0,
                 made_at,
@@ -188,66 +265,65 @@ impl Robot {
     }
 
     /// Watches the permit and the leader.
-    fn watch(&self) {
-        let (mut may, mut last, mut leader) = (false, self.clock.now_ns(), None);
-        for look in 0u32.. {
-            let before = self.clock.now_ns();
+    async fn watch(&self) -> Result<Infallible, Failure> {
+        let (mut may, mut last, mut leader) = (false, self.seat.now_ns(), None);
+        let mut look = 0u32;
+        loop {
+            let before = self.seat.now_ns();
             if before - last > GAP_MIN_NS {
-                self.record.write(&Line::Gap { from: last, to: before });
+                self.seat.write(&Line::Gap { from: last, to: before });
             }
             let may_now = self.node.may_send_bulk();
-            let at = self.clock.now_ns();
+            let at = self.seat.now_ns();
             match (may, may_now) {
-                (_, true) => self.record.write(&Line::May { asked: before, at }),
-                (true, false) => self.record.write(&Line::MayNot { at }),
+                (_, true) => self.seat.write(&Line::May { asked: before, at }),
+                (true, false) => self.seat.write(&Line::MayNot { at }),
                 (false, false) => {}
             }
             (may, last) = (may_now, before);
             if look % LOOKS_A_LEADER == 0 {
                 let leads = self.node.status().leader;
                 if leads != leader {
-                    self.record.write(&Line::Led { at, leader: leads });
+                    self.seat.write(&Line::Led { at, leader: leads });
                     leader = leads;
                 }
             }
-            thread::sleep(LOOK_EVERY);
+            look = look.wrapping_add(1);
+            sleep(LOOK_EVERY).await;
         }
     }
 
-    /// Takes arriving bulk messages into a folder.
-    fn take(&self, folder: &Path) -> Result<(), Failure> {
+    /// Takes arriving bulk messages.
+    async fn take(&self) -> Result<Infallible, Failure> {
         let receiver = self.node.bulk_receiver()?;
-        for number in 0u32.. {
-            let Some(message) = receiver.recv(None) else { continue };
-            let file = folder.join(format!(
-                "{}+{number}+{}+{}",
-                self.record.start, message.from.0, message.name
-            ));
-            let taken = message.take_to(&file);
-            taken.map_err(|error| Failure::Found(format!("failed: {}: {error}", file.display())))?;
+        let mut number = 0u32;
+        loop {
+            let message = receiver.next().await;
+            let taken = self.seat.take(&message, number);
+            taken.map_err(|error| failed(&format!("cannot take \"{}\"", message.name), &error))?;
+            number = number.wrapping_add(1);
         }
-        Ok(())
     }
 
     /// Sends one bulk message after another, every second one to the current leader.
-    fn send(&self) -> Result<(), Failure> {
-        let stream = u64::from(self.me.0) << 32 | u64::from(self.record.start);
+    async fn send(&self) -> Result<(), Failure> {
+        let stream = u64::from(self.node.place().0) << 32 | u64::from(self.start);
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(self.seed ^ stream << 16);
         let robots = self.team.robots.len() as u16;
         for number in 0u32.. {
-            if self.clock.now_ns() >= self.stop {
+            if self.seat.now_ns() >= self.stop {
                 break;
             }
             let size: f64 = Exp1.sample(&mut rng);
             let size = (size * BULK_MEAN).clamp(BULK_MIN, BULK_MAX) as usize;
             let mut bytes = vec![0; size];
             rng.fill_bytes(&mut bytes);
-            let other = RobotId((self.me.0 + rng.random_range(1..robots)) % robots);
+            let other = RobotId((self.node.place().0 + rng.random_range(1..robots)) % robots);
             let other = (Some(other.0), self.team.robots[usize::from(other.0)].name.as_str());
             // A leader cannot send to "leader", and this robot may become the leader at any moment.
             let to_leader = number % 2 == 0 && !self.node.status().leads;
             let (to, to_name) = if to_leader { (None, "leader") } else { other };
-            let name = format!("{}-{number}", self.record.start);
+            let name = format!("{}-{number}", self.start);
             let (to, mut stream) = match self.node.bulk_stream(to_name, &name) {
                 Err(_) if to_leader => (other.0, self.node.bulk_stream(other.1, &name)?),
                 stream => (to, stream?),
@@ -255,8 +331,8 @@ impl Robot {
             stream.write(&bytes)?;
             let hash = blake3::hash(&bytes).to_hex().to_string();
             drop(bytes);
-            self.record.write(&Line::Begin {
-                at: self.clock.now_ns(),
+            self.seat.write(&Line::Begin {
+                at: self.seat.now_ns(),
                 name: name.clone(),
                 to,
                 bytes: size as u64,
@@ -265,11 +341,11 @@ impl Robot {
             let why = stream
                 .finish()
                 .map_err(Error::from)?
-                .wait()
+                .await
                 .err()
                 .map(|error| error.to_string());
-            self.record.write(&Line::Told {
-                at: self.clock.now_ns(),
+            self.seat.write(&Line::Told {
+                at: self.seat.now_ns(),
                 name,
                 why,
             });
@@ -278,10 +354,6 @@ impl Robot {
     }
 }
 
-/// Ends the process after an error, which ends the run too: the other threads would wait forever.
-fn or_end<T>(outcome: Result<T, Failure>) -> T {
-    outcome.unwrap_or_else(|failure| {
-        output::note(&failure.to_string());
-        std::process::exit(1)
-    })
+fn failed(what: &str, error: &io::Error) -> Failure {
+    Failure::Found(format!("failed: {what}: {error}"))
 }

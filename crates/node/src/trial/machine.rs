@@ -1,0 +1,277 @@
+//! A machine of a trial: it starts a robot again and again, is killed, stands still, and loses its power.
+
+use std::fmt;
+use std::future::Future;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration as StdDuration;
+
+use coorp_core::{Duration, RobotId};
+use coorp_team::{Robot, Team};
+use rand::{Rng, RngCore, SeedableRng};
+use rand_xoshiro::Xoshiro256PlusPlus;
+use tokio::runtime::EnterGuard;
+use tokio::sync::Notify;
+use tokio::task::AbortHandle;
+use tokio::time::Instant;
+
+use super::network::{Network, Unused};
+use crate::discovery::Place;
+use crate::ground::{Bound, Ground, Signal, Spawn, Task, Threads, Work, Worker};
+use crate::sync::lock;
+use crate::{Error, Node, Options};
+
+/// How far a clock runs ahead or behind at most, parts per million.
+const DRIFT_MAX_PPM: i64 = 40;
+/// The calendar at the beginning, seconds since 1970.
+const UNIX_S: u64 = 1_790_000_000;
+const MTU: u16 = 1_500;
+
+/// A machine.
+#[derive(Debug)]
+pub struct Machine {
+    robot: RobotId,
+    began: Instant,
+    network: Arc<Network>,
+    rng: Mutex<Xoshiro256PlusPlus>,
+    drift_ppm: i64,
+    clocks: Mutex<Clocks>,
+    /// The process that runs.
+    life: Mutex<Option<Life>>,
+}
+
+/// How far a machine's clocks are ahead.
+#[derive(Clone, Copy, Debug, Default)]
+struct Clocks {
+    boot: Duration,
+    unix: StdDuration,
+}
+
+impl Machine {
+    pub(super) fn new(robot: RobotId, seed: u64, began: Instant, network: &Arc<Network>) -> Arc<Machine> {
+        let own = seed ^ u64::from(robot.0) << 48 ^ 0x006d_6163_6869;
+        let mut rng = Xoshiro256PlusPlus::seed_from_u64(own);
+        Arc::new(Machine {
+            robot,
+            began,
+            network: network.clone(),
+            drift_ppm: rng.random_range(-DRIFT_MAX_PPM..=DRIFT_MAX_PPM),
+            rng: Mutex::new(rng),
+            clocks: Mutex::default(),
+            life: Mutex::default(),
+        })
+    }
+
+    /// Starts a process: `program` gets what it needs to open its node and to start tasks.
+    pub fn start<F>(self: &Arc<Self>, program: impl FnOnce(Process) -> F)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let life = Life::default();
+        *lock(&self.life) = Some(life.clone());
+        let ground = Arc::new(Simulated {
+            machine: self.clone(),
+            life: life.clone(),
+        });
+        let task = program(Process(ground));
+        life.spawn(Box::pin(task));
+    }
+
+    /// Ends the process, without a word.
+    pub fn kill(&self) {
+        if let Some(life) = lock(&self.life).take() {
+            life.end();
+        }
+    }
+
+    /// Stops the process, or lets it go on.
+    pub fn freeze(&self, frozen: bool) {
+        let life = lock(&self.life).clone();
+        if let Some(life) = life {
+            life.freeze(frozen);
+        }
+    }
+
+    /// Ends the process and silences the cards; or has the cards work again.
+    pub fn switch(&self, off: bool) {
+        if off {
+            self.kill();
+        }
+        self.network.switch(self.robot, off);
+    }
+
+    /// Sets all clocks ahead, as seen by the next process.
+    pub fn set_clocks(&self, ahead: StdDuration) {
+        let mut clocks = lock(&self.clocks);
+        clocks.boot += Duration::from_secs(ahead.as_secs());
+        clocks.unix += ahead;
+    }
+}
+
+/// A process of a machine. It ends with its machine's next [`Machine::kill`].
+#[derive(Clone, Debug)]
+pub struct Process(Arc<Simulated>);
+
+impl Process {
+    /// Opens its node. The state folder is a real one.
+    ///
+    /// # Errors
+    /// As [`Node::open`].
+    pub fn open(&self, options: Options) -> Result<Node, Error> {
+        Node::open_on(self.0.clone(), options)
+    }
+
+    /// Starts a task of the process.
+    pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.0.life.spawn(Box::pin(task));
+    }
+}
+
+/// The ground of one process.
+#[derive(Debug)]
+struct Simulated {
+    machine: Arc<Machine>,
+    life: Life,
+}
+
+impl Ground for Simulated {
+    fn now(&self) -> Duration {
+        let machine = &self.machine;
+        let elapsed = i128::try_from(machine.began.elapsed().as_nanos()).unwrap_or(i128::MAX);
+        let own = elapsed + elapsed * i128::from(machine.drift_ppm) / 1_000_000;
+        // Any machine has been up for a while.
+        Duration::from_secs(1_000) + Duration::from_nanos(u64::try_from(own).unwrap_or(0)) + lock(&machine.clocks).boot
+    }
+
+    fn unix(&self) -> StdDuration {
+        StdDuration::from_secs(UNIX_S) + self.machine.began.elapsed() + lock(&self.machine.clocks).unix
+    }
+
+    fn random(&self) -> u64 {
+        lock(&self.machine.rng).next_u64()
+    }
+
+    fn quic_seed(&self) -> Option<[u8; 32]> {
+        let mut seed = [0; 32];
+        lock(&self.machine.rng).fill_bytes(&mut seed);
+        Some(seed)
+    }
+
+    fn threads(&self, _: usize, _: &str, _: fn()) -> io::Result<Threads> {
+        Ok(Threads::new(Arc::new(self.life.clone()), None))
+    }
+
+    fn worker(&self, _: &str, _: fn(), mut work: Work) -> io::Result<Worker> {
+        let woken = Arc::new(Notify::new());
+        let signal = Signal::Task(woken.clone());
+        self.life.spawn(Box::pin(async move {
+            while let Some(rest) = work() {
+                let _ = tokio::time::timeout(rest, woken.notified()).await;
+            }
+        }));
+        Ok(Worker::new(signal, None))
+    }
+
+    fn bind(&self, at: SocketAddr, _: Option<&String>) -> io::Result<Box<dyn Bound>> {
+        let udp = self.machine.network.bind(at)?;
+        Ok(Box::new(Unused(udp)))
+    }
+
+    fn mtu(&self, _: SocketAddr, _: (IpAddr, Option<&String>)) -> Option<u16> {
+        Some(MTU)
+    }
+
+    fn check_here(&self, _: &Robot, _: usize) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn places(&self, _: &Team, _: Option<RobotId>, _: usize) -> Vec<Place> {
+        Vec::new()
+    }
+}
+
+/// The tasks of a process.
+#[derive(Clone, Default)]
+struct Life(Arc<Mutex<State>>);
+
+#[derive(Default)]
+struct State {
+    is_over: bool,
+    is_frozen: bool,
+    /// Those that wanted to go on while the process stood still.
+    waiting: Vec<Waker>,
+    tasks: Vec<AbortHandle>,
+}
+
+impl fmt::Debug for Life {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Life").finish_non_exhaustive()
+    }
+}
+
+impl Life {
+    fn end(&self) {
+        let tasks = {
+            let mut state = lock(&self.0);
+            state.is_over = true;
+            state.waiting.clear();
+            std::mem::take(&mut state.tasks)
+        };
+        tasks.iter().for_each(AbortHandle::abort);
+    }
+
+    fn freeze(&self, frozen: bool) {
+        let waiting = {
+            let mut state = lock(&self.0);
+            state.is_frozen = frozen;
+            std::mem::take(&mut state.waiting)
+        };
+        waiting.into_iter().for_each(Waker::wake);
+    }
+}
+
+impl Spawn for Life {
+    fn spawn(&self, task: Task) {
+        let mut state = lock(&self.0);
+        if state.is_over {
+            return;
+        }
+        if state.tasks.len() >= 64 && state.tasks.len().is_power_of_two() {
+            state.tasks.retain(|task| !task.is_finished());
+        }
+        let life = self.clone();
+        let task = tokio::spawn(Living { life, task });
+        state.tasks.push(task.abort_handle());
+    }
+
+    fn enter(&self) -> Option<EnterGuard<'_>> {
+        None
+    }
+}
+
+/// A task of a process: it stands still when the process does.
+struct Living {
+    life: Life,
+    task: Task,
+}
+
+impl Future for Living {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        {
+            let mut state = lock(&self.life.0);
+            if state.is_over {
+                return Poll::Ready(());
+            }
+            if state.is_frozen {
+                state.waiting.push(cx.waker().clone());
+                return Poll::Pending;
+            }
+        }
+        self.task.as_mut().poll(cx)
+    }
+}
