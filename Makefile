@@ -12,6 +12,9 @@ STUDIES = $(sort $(wildcard studies/*.py) $(wildcard studies/*/run.py))
 
 DEMO_DURATION ?= 600s
 FAULT_SEEDS ?= 1000
+# The real node in virtual time; `make studies` runs more.
+NODE_FAULT_SEEDS ?= 300
+NODE_FAULT_SEEDS_STUDIES ?= 10000
 # Each takes some five seconds of wall-clock time. `make studies` runs 200, as in docs/results.md.
 LIVE_FAULT_SEEDS ?= 60
 LIVE_FAULT_SEEDS_STUDIES ?= 200
@@ -23,7 +26,7 @@ export COORP
 help:
 	@echo "make demo     build, simulate the papers' testbed, write report.html"
 	@echo "make package  install the Python package and what it needs into $(VENV)"
-	@echo "make test     all tests, the studies in quick form, $(FAULT_SEEDS) fault runs and $(LIVE_FAULT_SEEDS) live"
+	@echo "make test     all tests, the studies in quick form, fault runs: $(FAULT_SEEDS) simulated, $(NODE_FAULT_SEEDS) of nodes, $(LIVE_FAULT_SEEDS) live"
 	@echo "make lab      the tests on a real WiFi stack, in a virtual machine; part of make test"
 	@echo "make studies  the studies in full (long)"
 	@echo "make lint     rustfmt, clippy, ruff, pyright, node's syntax check"
@@ -54,6 +57,7 @@ test: package build
 	cargo test --workspace --locked
 	$(PYTHON) -m pytest -q
 	$(COORP) sim examples/faults.toml --faults --seeds $(FAULT_SEEDS) --policy edca+global,coorp-paper,coorp --duration 15s
+	$(COORP) sim examples/faults-live.toml --faults --nodes --seeds $(NODE_FAULT_SEEDS)
 	@$(call live_faults,$(LIVE_FAULT_SEEDS))
 	@set -e; for study in $(STUDIES); do echo "== $$study --quick"; $(PYTHON) $$study --quick; done
 
@@ -62,6 +66,7 @@ lab:
 	cargo test --locked -p coorp-node --lib -- --nocapture in_the_lab
 
 studies: package build
+	$(COORP) sim examples/faults-live.toml --faults --nodes --seeds $(NODE_FAULT_SEEDS_STUDIES)
 	@$(call live_faults,$(LIVE_FAULT_SEEDS_STUDIES))
 	COORP_LOCAL_FAULT_RUNS=200 cargo test --release --locked -p coorp-local --test faults --test run_deaths
 	@set -e; for study in $(STUDIES); do echo "== $$study"; $(PYTHON) $$study; done
