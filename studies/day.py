@@ -44,7 +44,7 @@ BULK = bytes(10_000_000)
 BULK_PERIOD_S = 10.0
 MEMORY_MORE_MB = 5.0
 """How much memory may grow after the first ten minutes. In 8 hours a robot hears 1.7 million messages and gets 2,880
-pieces of bulk: 3 bytes lost of each message, or 2 kB of each piece, are more. It is half a piece of bulk, so that the
+pieces of bulk: 4 bytes lost of each message, or 2 kB of each piece, are more. It is half a piece of bulk, so that the
 median of ten minutes does not depend on whether a piece is in memory at the moment."""
 STATE = struct.Struct("<d")
 
