@@ -65,11 +65,12 @@ lab:
 	bash .ci/packages
 	cargo test --locked -p coorp-node --lib -- --nocapture in_the_lab
 
+# All but the day's run: python studies/day.py
 studies: package build
 	$(COORP) sim examples/faults-live.toml --faults --nodes --seeds $(NODE_FAULT_SEEDS_STUDIES)
 	@$(call live_faults,$(LIVE_FAULT_SEEDS_STUDIES))
 	COORP_LOCAL_FAULT_RUNS=200 cargo test --release --locked -p coorp-local --test faults --test run_deaths
-	@set -e; for study in $(STUDIES); do echo "== $$study"; $(PYTHON) $$study; done
+	@set -e; for study in $(filter-out studies/day.py,$(STUDIES)); do echo "== $$study"; $(PYTHON) $$study; done
 
 lint: package
 	cargo fmt --all --check

@@ -18,7 +18,6 @@ import argparse
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -28,6 +27,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from lib.processes import free_ports, ticks
 from lib.simulator import REPOSITORY, binary
 from lib.table import number, show
 
@@ -93,20 +93,6 @@ def bench(cargo: str, *, quick: bool) -> list[Row]:
         return [Row(**row) for row in json.loads(found.read_text())]
 
 
-def free_ports(count: int) -> int:
-    """The first of a range of free ports."""
-    for base in range(14_000, 30_000, count):
-        try:
-            for port in range(base, base + count):
-                for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
-                    with socket.socket(socket.AF_INET, kind) as probe:
-                        probe.bind(("127.0.0.1", port))
-        except OSError:
-            continue
-        return base
-    sys.exit("no ports are free")
-
-
 @contextmanager
 def up(program: Path, team: Path, name: str) -> Iterator[int]:
     """A robot's agent while it is needed: its process id."""
@@ -117,12 +103,6 @@ def up(program: Path, team: Path, name: str) -> Iterator[int]:
             yield agent.pid
         finally:
             agent.terminate()
-
-
-def ticks(process: int) -> int:
-    """Clock ticks of processor time that a process has used."""
-    fields = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()
-    return int(fields[11]) + int(fields[12])
 
 
 def memory_mb(process: int, kind: str) -> float:

@@ -28,7 +28,6 @@ import itertools
 import json
 import os
 import random
-import shutil
 import socket
 import statistics
 import struct
@@ -42,6 +41,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lib.lan import Lan, Robots, address, ask, end, is_possible
 from lib.simulator import REPOSITORY, binary
 from lib.table import number, percent, show
 
@@ -60,85 +60,6 @@ UP_S = 60.0
 BULK = bytes(8_000_000)
 STRANGER = REPOSITORY / "target" / "release" / "examples" / "stranger"
 STATE = struct.Struct("<dQ")
-
-
-def address(place: int) -> str:
-    return f"10.97.0.{place + 1}"
-
-
-def ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True)
-
-
-class Lan:
-    """Network namespaces on one bridge; gone at the end."""
-
-    def __init__(self, names: list[str]) -> None:
-        self.names = {name: f"door-{os.getpid()}-{name.replace(' ', '-')}" for name in names}
-        self.hub = f"door-{os.getpid()}-hub"
-
-    def __enter__(self) -> Lan:
-        ip("netns", "add", self.hub)
-        ip("-n", self.hub, "link", "add", "bridge", "type", "bridge", "mcast_snooping", "0")
-        ip("-n", self.hub, "link", "set", "bridge", "up")
-        for place, inside in enumerate(self.names.values()):
-            ip("netns", "add", inside)
-            ip("-n", inside, "link", "set", "lo", "up")
-            ip("-n", inside, "link", "add", "eth0", "type", "veth", "peer", "name", f"p{place}", "netns", self.hub)
-            ip("-n", self.hub, "link", "set", f"p{place}", "master", "bridge", "up")
-            ip("-n", inside, "addr", "add", f"{address(place)}/24", "brd", "+", "dev", "eth0")
-            ip("-n", inside, "link", "set", "eth0", "up")
-            ip("-n", inside, "route", "add", "224.0.0.0/4", "dev", "eth0")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for inside in (*self.names.values(), self.hub):
-            subprocess.run(["ip", "netns", "del", inside], check=False, capture_output=True)
-
-    def run(self, name: str, *command: str) -> subprocess.Popen[str]:
-        """Runs a program in a namespace, with pipes."""
-        inside = ["ip", "netns", "exec", self.names[name], *command]
-        pipe = subprocess.PIPE
-        return subprocess.Popen(inside, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True, cwd=REPOSITORY)
-
-
-def ask(process: subprocess.Popen[str], line: str) -> Any:  # noqa: ANN401
-    """Tells a program something, and returns its answer."""
-    assert process.stdin is not None and process.stdout is not None
-    with contextlib.suppress(BrokenPipeError):
-        process.stdin.write(line + "\n")
-        process.stdin.flush()
-    answer = process.stdout.readline()
-    if not answer:
-        sys.exit(f"a program of the study ended before it answered to '{line}'")
-    return json.loads(answer)
-
-
-def end(process: subprocess.Popen[str]) -> None:
-    process.kill()
-    process.wait()
-
-
-class Robots(contextlib.ExitStack):
-    """A team in its namespaces."""
-
-    def __init__(self, lan: Lan, folder: Path, program: Path, names: dict[str, str]) -> None:
-        super().__init__()
-        self.lan, self.folder, self.names = lan, folder, names
-        self.running: dict[str, subprocess.Popen[str]] = {}
-        folder.mkdir()
-        robots = (f'[[robot]]\nname = "{name}"\nleader = {str(name == "lead").lower()}\n' for name in names)
-        (folder / "team.toml").write_text("\n".join(robots))
-        subprocess.run([str(program), "keys", "init", str(folder / "team.toml")], check=True, capture_output=True)
-
-    def start(self, name: str) -> None:
-        own = [sys.executable, str(Path(__file__).resolve()), "--robot", name, "--folder", str(self.folder)]
-        process = self.lan.run(self.names[name], *own)
-        self.running[name] = process
-        self.callback(end, process)
-
-    def kill(self, name: str) -> None:
-        end(self.running.pop(name))
 
 
 def be_robot(name: str, folder: Path) -> None:
@@ -497,8 +418,7 @@ def main() -> int:
     program = binary()
     if program is None:
         return 0
-    if os.geteuid() != 0 or shutil.which("ip") is None:
-        print("SKIPPED: the namespaces need root and ip")
+    if not is_possible():
         return 0
     if not STRANGER.exists():
         print(f"SKIPPED: {STRANGER} is missing: cargo build --release -p coorp-node --example stranger")

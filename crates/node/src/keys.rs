@@ -313,6 +313,14 @@ pub(crate) mod tests {
         folder
     }
 
+    /// The folder in which a team's keys are made and that of a robot, with the team in each.
+    pub fn two_machines(name: &str) -> ([PathBuf; 2], [Team; 2]) {
+        let folders = ["here", "there"].map(|place| scratch(&format!("{name}-{place}")));
+        let teams = folders.each_ref().map(|folder| team(folder));
+        init(&teams[0]).unwrap();
+        (folders, teams)
+    }
+
     #[test]
     fn keys_are_made_once_and_nobody_else_reads_them() {
         let folder = scratch("once");

@@ -10,21 +10,20 @@ use coorp_core::discovery::Outcome;
 use coorp_core::RobotId;
 use coorp_team::Team;
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
-use quinn::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use quinn::rustls::crypto::CryptoProvider;
 use quinn::rustls::pki_types::pem::PemObject;
-use quinn::rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName, UnixTime};
-use quinn::rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use quinn::rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use quinn::rustls::server::WebPkiClientVerifier;
-use quinn::rustls::{
-    self, ClientConfig, DigitallySignedStruct, DistinguishedName, RootCertStore, ServerConfig, SignatureScheme,
-};
+use quinn::rustls::{self, ClientConfig, RootCertStore, ServerConfig};
 use quinn::{Connection, ConnectionError, Endpoint, MtuDiscoveryConfig};
 
+use self::anybody::Anybody;
 use crate::ground::{Bound, Ground};
 use crate::keys::{self, Identity, SERVER_NAME};
 use crate::revoked::Revoked;
 use crate::Error;
+
+mod anybody;
 
 /// The maximum number of datagrams per call to the kernel, and their maximum length: the kernel accepts this many of
 /// them.
@@ -163,103 +162,6 @@ impl Credentials {
 
 fn unusable(error: impl std::fmt::Display) -> Error {
     Error::Crypto(format!("the keys cannot be used: {error}"))
-}
-
-/// Admits anybody who has the key of the certificate that it shows.
-#[derive(Debug)]
-struct Anybody(Arc<CryptoProvider>);
-
-impl Anybody {
-    fn signed(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let algorithms = &self.0.signature_verification_algorithms;
-        rustls::crypto::verify_tls13_signature(message, certificate, signature, algorithms)
-    }
-
-    fn schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
-    }
-}
-
-/// QUIC uses only TLS 1.3.
-fn not_in_quic() -> rustls::Error {
-    rustls::Error::General("QUIC has no TLS 1.2".to_owned())
-}
-
-impl ServerCertVerifier for Anybody {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Err(not_in_quic())
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        self.signed(message, certificate, signature)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.schemes()
-    }
-}
-
-impl ClientCertVerifier for Anybody {
-    fn root_hint_subjects(&self) -> &[DistinguishedName] {
-        &[]
-    }
-
-    fn verify_client_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: UnixTime,
-    ) -> Result<ClientCertVerified, rustls::Error> {
-        Ok(ClientCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Err(not_in_quic())
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        self.signed(message, certificate, signature)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.schemes()
-    }
 }
 
 /// Returns the robot at the other end, by its certificate.

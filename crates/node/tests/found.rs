@@ -125,10 +125,7 @@ fn robots_without_addresses_find_each_other() {
     let (mut one, mut lead) = (robots.pop().unwrap(), robots.pop().unwrap());
     lead.until("alive", "[0, 1]");
     lead.say("hear");
-    common::until(|| {
-        one.say("say");
-        lead.say("heard") == "true"
-    });
+    until_heard(&mut lead, &mut one);
     let to = lead.name.clone();
     assert_eq!(
         one.say(&format!("send {to}")),
@@ -159,26 +156,37 @@ fn robots_that_start_at_once_find_each_other() {
     }
 }
 
+/// Two robots over one more cable alone, of which the leading one hears control.
+fn two_over_a_card(lan: &Lan) -> (Fleet, Robot, Robot) {
+    lan.cable(1);
+    let fleet = Fleet::over(&["lead", "one"], "eth1");
+    let [a, b] = &lan.0;
+    let mut lead = Robot::inside(a, &fleet.file, "lead");
+    let one = Robot::inside(b, &fleet.file, "one");
+    lead.say("hear");
+    (fleet, lead, one)
+}
+
+/// Until control arrives.
+fn until_heard(lead: &mut Robot, one: &mut Robot) {
+    common::until(|| {
+        one.say("say");
+        lead.say("heard") == "true"
+    });
+}
+
 /// As when a USB card is pulled and put in again, at both ends: the kernel counts it as another one.
 #[test]
 fn a_card_that_is_replaced_is_used_again() {
     let Some(lan) = Lan::new("card") else {
         return;
     };
-    lan.cable(1);
-    let fleet = Fleet::over(&["lead", "one"], "eth1");
-    let [a, b] = &lan.0;
-    let mut lead = Robot::inside(a, &fleet.file, "lead");
-    let mut one = Robot::inside(b, &fleet.file, "one");
+    let (_fleet, mut lead, mut one) = two_over_a_card(&lan);
     let index = || lan.says("cat /sys/class/net/eth1/ifindex");
-    lead.say("hear");
     for _ in 0..2 {
         lead.until("alive", "[0, 1]");
         one.until("alive", "[0, 1]");
-        common::until(|| {
-            one.say("say");
-            lead.say("heard") == "true"
-        });
+        until_heard(&mut lead, &mut one);
         assert_eq!(one.say("send lead"), "whole");
         assert_eq!(lead.say("send one"), "whole");
         let before = index();
@@ -197,17 +205,9 @@ fn a_single_interface_is_used_and_no_other_one() {
     let Some(lan) = Lan::new("single") else {
         return;
     };
-    lan.cable(1);
-    let fleet = Fleet::over(&["lead", "one"], "eth1");
-    let [a, b] = &lan.0;
-    let mut lead = Robot::inside(a, &fleet.file, "lead");
-    let mut one = Robot::inside(b, &fleet.file, "one");
+    let (_fleet, mut lead, mut one) = two_over_a_card(&lan);
     lead.until("alive", "[0, 1]");
-    lead.say("hear");
-    common::until(|| {
-        one.say("say");
-        lead.say("heard") == "true"
-    });
+    until_heard(&mut lead, &mut one);
     // Links and bulk.
     let sockets = lan.says("ss -Huln");
     for port in [":7462 ", ":7461 "] {

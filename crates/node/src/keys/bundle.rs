@@ -146,15 +146,13 @@ pub(super) fn encoded(sections: &[&Pem]) -> String {
 mod tests {
     use std::os::unix::fs::PermissionsExt;
 
-    use super::super::tests::{scratch, team};
-    use super::super::{init, revoke, ROBOTS};
+    use super::super::tests::two_machines;
+    use super::super::{revoke, ROBOTS};
     use super::*;
 
     #[test]
     fn a_bundle_brings_a_robot_what_it_needs() {
-        let [here, there] = ["bundle-here", "bundle-there"].map(scratch);
-        let (team, robots) = (team(&here), team(&there));
-        init(&team).unwrap();
+        let ([here, there], [team, robots]) = two_machines("bundle");
         revoke(&team, "base").unwrap();
         fs::create_dir_all(&there).unwrap();
         for name in ["r..1", OPERATOR, "r..1"] {
@@ -181,9 +179,7 @@ mod tests {
 
     #[test]
     fn what_does_not_belong_together_is_not_installed() {
-        let [here, there] = ["odd-here", "odd-there"].map(scratch);
-        let (team, robots) = (team(&here), team(&there));
-        init(&team).unwrap();
+        let ([here, there], [team, robots]) = two_machines("odd");
         let file = bundle(&team, "base", &here).unwrap();
         let whole = fs::read_to_string(&file).unwrap();
         let key = |name: &str| fs::read_to_string(team.live.keys.join(ROBOTS).join(name)).unwrap();

@@ -146,7 +146,7 @@ pub fn finish(team: &Team) -> Result<u64, Error> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{scratch, team};
+    use super::super::tests::{scratch, team, two_machines};
     use super::super::{bundle, init, install, revoke, Identity};
     use super::*;
 
@@ -176,9 +176,7 @@ mod tests {
 
     #[test]
     fn a_robot_that_joins_meanwhile_gets_both_authorities_and_one_that_joins_later_the_new_one() {
-        let [here, there] = ["joins-here", "joins-there"].map(scratch);
-        let (team, robots) = (team(&here), team(&there));
-        init(&team).unwrap();
+        let ([here, there], [team, robots]) = two_machines("joins");
         assert!(renew(&team).unwrap());
         revoke(&team, "base").unwrap();
         assert_eq!(init(&team).unwrap().certificates, ["base"]);

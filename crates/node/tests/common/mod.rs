@@ -20,9 +20,10 @@ use coorp_core::RobotId;
 use coorp_node::wire;
 use coorp_node::{Node, Options};
 use coorp_team::Team;
-use quinn::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use quinn::rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use quinn::rustls::{DigitallySignedStruct, SignatureScheme};
+use quinn::rustls::pki_types::CertificateDer;
+
+#[path = "../../src/quic/anybody.rs"]
+mod anybody;
 
 /// How long anything may take that should happen at once; no test measures it.
 pub const SOON: Duration = Duration::from_secs(240);
@@ -490,7 +491,7 @@ fn unsigned(name: &str) -> quinn::ClientConfig {
         .with_safe_default_protocol_versions()
         .unwrap()
         .dangerous()
-        .with_custom_certificate_verifier(std::sync::Arc::new(Anybody(provider)));
+        .with_custom_certificate_verifier(std::sync::Arc::new(anybody::Anybody(provider)));
     let key = PrivatePkcs8KeyDer::from(key.serialize_der()).into();
     let mut config = config
         .with_client_auth_cert(vec![certificate.der().clone()], key)
@@ -498,45 +499,6 @@ fn unsigned(name: &str) -> quinn::ClientConfig {
     config.alpn_protocols = vec![b"coorp-control/1".to_vec()];
     let config = quinn::crypto::rustls::QuicClientConfig::try_from(config).unwrap();
     quinn::ClientConfig::new(std::sync::Arc::new(config))
-}
-
-/// Takes any server for the right one.
-#[derive(Debug)]
-struct Anybody(std::sync::Arc<quinn::rustls::crypto::CryptoProvider>);
-
-impl ServerCertVerifier for Anybody {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, quinn::rustls::Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, quinn::rustls::Error> {
-        unreachable!("QUIC has no TLS 1.2")
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, quinn::rustls::Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
-    }
 }
 
 /// The configuration of a bare QUIC client of a protocol.
