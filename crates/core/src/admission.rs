@@ -161,18 +161,20 @@ impl Admission {
     /// Somebody attempts to connect. `proved` says whether the address is proved to be its own.
     pub fn on_attempt(&mut self, from: IpAddr, proved: bool, now: Instant) -> Verdict {
         let from = from.to_canonical();
-        let is_busy = self.members.unfinished.values().any(|(at, _)| *at == from);
+        let is_busy = self.members.unfinished.values().any(|(at, ..)| *at == from);
         let is_in_use = self
             .connections
             .values()
             .any(|(at, robot)| *at == from && robot.is_some());
         let known = self.members.entries.get_mut(&from);
-        let known = known.filter(|entry| is_in_use || entry.until >= now);
+        let mut known = known.filter(|entry| is_in_use || entry.until >= now);
         // One handshake of a member's address goes without a proof, which saves a round trip. Whoever forges the address
-        // gets no more than that one.
-        if !proved && (known.is_none() || is_busy) {
+        // gets no more than that one, and fills a bucket of its own with those that fail at once.
+        let (each, proofs) = (self.limits.members.each, self.limits.proofs);
+        let is_free = |entry: &mut &mut Entry| !is_busy && entry.unproved.take(each, now);
+        if !proved && !known.as_mut().is_some_and(is_free) {
             // A member's has its own budget, and the general one after that.
-            let own = known.is_some_and(|entry| entry.proofs.take(self.limits.proofs, now));
+            let own = known.is_some_and(|entry| entry.proofs.take(proofs, now));
             if own || self.proofs.take(self.limits.proofs, now) {
                 return Verdict::Prove;
             }
@@ -186,7 +188,7 @@ impl Admission {
             &mut self.strangers
         };
         let ticket = Ticket(self.next);
-        match class.begin(ticket, from, now) {
+        match class.begin(ticket, from, proved, now) {
             Ok(replaced) => {
                 self.next += 1;
                 if let Some((_, whose)) = replaced {
@@ -211,8 +213,10 @@ impl Admission {
         } else {
             &mut self.strangers
         };
-        let Some(from) = class.finish(ticket) else { return false };
-        class.give_back(from);
+        let Some((from, _, proved)) = class.unfinished.remove(&ticket) else {
+            return false;
+        };
+        class.give_back(from, proved);
         self.members.know(from, now);
         let of_robots = || self.connections.values().filter(|(_, of)| of.is_some());
         let of_robot = of_robots().filter(|(_, of)| *of == Some(robot)).count();
@@ -300,14 +304,16 @@ struct Class {
     by_site: bool,
     entries: BTreeMap<IpAddr, Entry>,
     all: Bucket,
-    /// With the whole addresses; the oldest first.
-    unfinished: BTreeMap<Ticket, (IpAddr, Instant)>,
+    /// With the whole addresses, and whether they are proved; the oldest first.
+    unfinished: BTreeMap<Ticket, (IpAddr, Instant, bool)>,
 }
 
 /// An address.
 #[derive(Clone, Debug)]
 struct Entry {
     attempts: Bucket,
+    /// Attempts without a proof. They take nothing from the others, because they may be forged.
+    unproved: Bucket,
     proofs: Bucket,
     /// Until when it is remembered; a stranger's is replaced by need only.
     until: Instant,
@@ -317,6 +323,7 @@ impl Entry {
     fn until(until: Instant) -> Self {
         Entry {
             attempts: Bucket::default(),
+            unproved: Bucket::default(),
             proofs: Bucket::default(),
             until,
         }
@@ -343,14 +350,20 @@ impl Class {
     }
 
     /// Begins a handshake. Returns the one that makes room for it, and whose that was.
-    fn begin(&mut self, ticket: Ticket, from: IpAddr, now: Instant) -> Result<Option<(Ticket, IpAddr)>, Reason> {
+    fn begin(
+        &mut self,
+        ticket: Ticket,
+        from: IpAddr,
+        proved: bool,
+        now: Instant,
+    ) -> Result<Option<(Ticket, IpAddr)>, Reason> {
         let (share, key) = (self.share, self.key(from));
         self.remember(key, now);
         let entry = self.entries.get_mut(&key).ok_or(Reason::TooMany)?;
-        if !entry.attempts.take(share.each, now) || !self.all.take(share.all, now) {
+        if proved && (!entry.attempts.take(share.each, now) || !self.all.take(share.all, now)) {
             return Err(Reason::TooOften);
         }
-        let own = |(_, (address, _)): &(&Ticket, &(IpAddr, Instant))| self.key(*address) == key;
+        let own = |(_, (address, ..)): &(&Ticket, &(IpAddr, Instant, bool))| self.key(*address) == key;
         let is_own_full = self.unfinished.iter().filter(own).count() >= share.unfinished_each_max;
         let oldest = if is_own_full {
             self.unfinished.iter().find(own)
@@ -360,26 +373,33 @@ impl Class {
             None
         };
         let replaced = match oldest {
-            Some((_, (_, since))) if now.since(*since) < HANDSHAKE_MIN => return Err(Reason::TooMany),
-            oldest => oldest.map(|(ticket, (address, _))| (*ticket, *address)),
+            Some((_, (_, since, _))) if now.since(*since) < HANDSHAKE_MIN => return Err(Reason::TooMany),
+            oldest => oldest.map(|(ticket, (address, ..))| (*ticket, *address)),
         };
         if let Some((ticket, _)) = replaced {
             self.unfinished.remove(&ticket);
         }
-        self.unfinished.insert(ticket, (from, now));
+        self.unfinished.insert(ticket, (from, now, proved));
         Ok(replaced)
     }
 
     fn finish(&mut self, ticket: Ticket) -> Option<IpAddr> {
-        self.unfinished.remove(&ticket).map(|(from, _)| from)
+        self.unfinished.remove(&ticket).map(|(from, ..)| from)
     }
 
     /// A handshake does not count after all.
-    fn give_back(&mut self, from: IpAddr) {
-        self.all.give_back(self.share.all);
+    fn give_back(&mut self, from: IpAddr, proved: bool) {
+        if proved {
+            self.all.give_back(self.share.all);
+        }
         let key = self.key(from);
         if let Some(entry) = self.entries.get_mut(&key) {
-            entry.attempts.give_back(self.share.each);
+            let bucket = if proved {
+                &mut entry.attempts
+            } else {
+                &mut entry.unproved
+            };
+            bucket.give_back(self.share.each);
         }
     }
 

@@ -128,6 +128,24 @@ fn a_member_connects_as_often_as_it_likes() {
     }
 }
 
+/// Attempts that fail at once, in the name of a member's address: Initial packets that nobody can decrypt cost nothing.
+#[test]
+fn forged_attempts_that_fail_take_no_share_of_the_member_nor_of_others() {
+    let mut door = team();
+    for ms in 0..5_000 {
+        if let Some(forged) = ticket(door.on_attempt(member(0), false, at(ms))) {
+            door.on_failed(forged, Reason::Unfinished);
+        }
+        if ms % 150 == 7 {
+            for own in [member(0), member(1)] {
+                let begun = ticket(door.on_attempt(own, true, at(ms)));
+                assert!(begun.is_some(), "{own} at {ms} ms");
+                door.on_failed(begun.unwrap(), Reason::Unfinished);
+            }
+        }
+    }
+}
+
 #[test]
 fn an_address_is_a_members_for_a_while() {
     let mut door = team();
@@ -147,7 +165,7 @@ fn an_address_is_a_members_for_a_while() {
 /// The number of unfinished handshakes of the address that has most.
 fn most(class: &Class) -> usize {
     let mut counts = BTreeMap::<IpAddr, usize>::new();
-    for (address, _) in class.unfinished.values() {
+    for (address, ..) in class.unfinished.values() {
         *counts.entry(*address).or_default() += 1;
     }
     counts.into_values().max().unwrap_or(0)
