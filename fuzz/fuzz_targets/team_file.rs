@@ -1,15 +1,3 @@
-//! Any bytes as a team file: never a panic or a hang, and every team that comes out holds together.
-//!
-//! `cargo +nightly fuzz run team_file fuzz/corpus/team_file examples` from the project's folder.
-
 #![no_main]
 
-use std::path::Path;
-
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
-    let Ok(text) = std::str::from_utf8(bytes) else { return };
-    match coorp_team::parse(text, "team.toml", Path::new("/nowhere")) {
-        Ok(team) => assert_eq!(team.check(), Ok(())),
-        Err(error) => assert!(!error.to_string().is_empty()),
-    }
-});
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| coorp_fuzz::team_file::run(bytes));

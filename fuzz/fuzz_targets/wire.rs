@@ -1,38 +1,3 @@
-//! Any bytes as a frame of each kind: never a panic, and what is taken is written the same again.
-//!
-//! `cargo +nightly fuzz run wire` from the project's folder.
-
 #![no_main]
 
-use coorp_core::robot;
-use coorp_node::status::Status;
-use coorp_node::wire::{
-    decode, encode, pack, unpack, Answer, Begin, Frame, Gathering, Hello, Parcel, Revocations, Start, StatusQuery, VERSION,
-};
-
-fn read<F: Frame + PartialEq + std::fmt::Debug>(body: &[u8]) {
-    let frame = [&[b'C', b'o', VERSION, F::KIND], body].concat();
-    if let Ok(value) = decode::<F>(&frame) {
-        // Not byte by byte: numbers may be written longer than need be.
-        assert_eq!(decode::<F>(&encode(&value)).as_ref(), Ok(&value));
-    }
-    let _ = decode::<F>(body);
-}
-
-libfuzzer_sys::fuzz_target!(|body: &[u8]| {
-    read::<robot::Message>(body);
-    read::<Hello>(body);
-    read::<Gathering>(body);
-    read::<Revocations>(body);
-    read::<StatusQuery>(body);
-    read::<Status>(body);
-    read::<Begin>(body);
-    read::<Answer>(body);
-    read::<Start>(body);
-    read::<Parcel>(body);
-    if let Ok((parcel, content)) = unpack(body) {
-        assert!(content <= body.len());
-        let head = pack(&parcel);
-        assert_eq!(unpack(&head), Ok((parcel, head.len())));
-    }
-});
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| coorp_fuzz::wire::run(bytes));

@@ -48,6 +48,8 @@ mod door;
 mod error;
 mod file_name;
 pub mod flight;
+#[doc(hidden)]
+pub mod fuzz;
 pub mod gather;
 mod ground;
 pub mod keys;

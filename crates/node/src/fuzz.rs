@@ -1,0 +1,54 @@
+//! A robot's QUIC for links, as configured at its port but without the port, for the fuzz targets (`fuzz/`).
+
+use std::net::Ipv4Addr;
+
+use quinn::{ClientConfig, EndpointConfig, MtuDiscoveryConfig, ServerConfig};
+
+use crate::keys::Identity;
+use crate::links::{transport, PROTOCOL};
+use crate::quic::{socket, Credentials};
+use crate::Error;
+
+/// The three configurations.
+#[derive(Clone, Debug)]
+pub struct Quic {
+    /// Of the endpoint.
+    pub endpoint: EndpointConfig,
+    /// Of links that others open.
+    pub server: ServerConfig,
+    /// Of links that this one opens.
+    pub client: ClientConfig,
+}
+
+impl Quic {
+    /// Those of a robot with keys.
+    ///
+    /// # Errors
+    /// If the keys cannot be used, or no socket can be opened.
+    pub fn of(identity: &Identity) -> Result<Quic, Error> {
+        Quic::with(&Credentials::of(identity)?)
+    }
+
+    /// Those of whoever makes its own certificate under a name, and admits anybody.
+    ///
+    /// # Errors
+    /// As for [`of`](Self::of).
+    pub fn of_anybody(name: &str) -> Result<Quic, Error> {
+        Quic::with(&Credentials::of_anybody(name)?)
+    }
+
+    fn with(credentials: &Credentials) -> Result<Quic, Error> {
+        // Its receive buffer says how long datagrams may be.
+        let socket = socket((Ipv4Addr::LOCALHOST, 0).into(), None);
+        let socket = socket.map_err(|error| Error::Socket("cannot open a socket".to_owned(), error))?;
+        let (mut server, mut client) = (credentials.server(PROTOCOL)?, credentials.client(PROTOCOL)?);
+        let lengths = MtuDiscoveryConfig::default;
+        server.transport_config(transport(false, lengths()));
+        client.transport_config(transport(true, lengths()));
+        Ok(Quic {
+            endpoint: credentials.endpoint(&socket),
+            server,
+            client,
+        })
+    }
+}

@@ -1,0 +1,10 @@
+//! What the fuzz targets do with an input. libFuzzer drives it (`fuzz_targets/`), and so does a test of `coorp-node`
+//! (`crates/node/tests/fuzz.rs`), which needs no nightly compiler.
+
+#![allow(clippy::unwrap_used)] // a finding is a panic
+
+pub mod discovery;
+pub mod door;
+mod input;
+pub mod team_file;
+pub mod wire;
