@@ -18,6 +18,8 @@ NODE_FAULT_SEEDS_STUDIES ?= 10000
 # Each takes some five seconds of wall-clock time. `make studies` runs 200, as in docs/results.md.
 LIVE_FAULT_SEEDS ?= 60
 LIVE_FAULT_SEEDS_STUDIES ?= 200
+# Of random inputs to each of three targets; they run beside each other.
+FUZZ_SECONDS ?= 30
 
 export COORP
 
@@ -54,7 +56,7 @@ endef
 
 # The team of the fault runs is always busy and has short permits, so 15 s are enough for many faults.
 test: package build
-	cargo test --workspace --locked
+	COORP_FUZZ_SECONDS=$(FUZZ_SECONDS) cargo test --workspace --locked
 	$(PYTHON) -m pytest -q
 	$(COORP) sim examples/faults.toml --faults --seeds $(FAULT_SEEDS) --policy edca+global,coorp-paper,coorp --duration 15s
 	$(COORP) sim examples/faults-live.toml --faults --nodes --seeds $(NODE_FAULT_SEEDS)
