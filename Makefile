@@ -16,7 +16,7 @@ FAULT_SEEDS ?= 1000
 NODE_FAULT_SEEDS ?= 300
 NODE_FAULT_SEEDS_STUDIES ?= 10000
 # Each takes some five seconds of wall-clock time. `make studies` runs 200, as in docs/results.md.
-LIVE_FAULT_SEEDS ?= 60
+LIVE_FAULT_SEEDS ?= 30
 LIVE_FAULT_SEEDS_STUDIES ?= 200
 # Of random inputs to each of three targets; they run beside each other.
 FUZZ_SECONDS ?= 30

@@ -4,9 +4,10 @@ use std::net::Ipv4Addr;
 
 use quinn::{ClientConfig, EndpointConfig, MtuDiscoveryConfig, ServerConfig};
 
+use crate::ground::{Ground, Linux};
 use crate::keys::Identity;
 use crate::links::{transport, PROTOCOL};
-use crate::quic::{socket, Credentials};
+use crate::quic::Credentials;
 use crate::Error;
 
 /// The three configurations.
@@ -39,14 +40,14 @@ impl Quic {
 
     fn with(credentials: &Credentials) -> Result<Quic, Error> {
         // Its receive buffer says how long datagrams may be.
-        let socket = socket((Ipv4Addr::LOCALHOST, 0).into(), None);
+        let socket = Linux.bind((Ipv4Addr::LOCALHOST, 0).into(), None);
         let socket = socket.map_err(|error| Error::Socket("cannot open a socket".to_owned(), error))?;
         let (mut server, mut client) = (credentials.server(PROTOCOL)?, credentials.client(PROTOCOL)?);
         let lengths = MtuDiscoveryConfig::default;
         server.transport_config(transport(false, lengths()));
         client.transport_config(transport(true, lengths()));
         Ok(Quic {
-            endpoint: credentials.endpoint(&socket),
+            endpoint: credentials.endpoint(&Linux, &*socket),
             server,
             client,
         })
