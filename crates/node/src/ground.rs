@@ -1,9 +1,10 @@
-//! What a robot stands on: time, randomness, threads and sockets. All of a node's input and output goes through one trait,
-//! so that the node itself runs unchanged on two grounds: on the machine ([`Linux`]) and, in virtual time, on a simulated
-//! one (`trial.rs`), where a seed decides what fails and when.
+//! The ground below a robot: time, randomness, threads and sockets. A node gets them from one trait, so that it runs
+//! unchanged on two grounds: on the machine ([`Linux`]) and, in virtual time, on a simulated one (`trial.rs`), where a seed
+//! decides what fails and when.
 //!
-//! Left out, because no other robot depends on them and no trial runs them: the emulator's reports, metrics over HTTP,
-//! recordings for people, and the programs `coorp watch` and `coorp keys`.
+//! Left out: the disk, which is the machine's own on both grounds. Also, because no other robot depends on them and no trial
+//! runs them: the emulator's reports, metrics over HTTP, recordings for people, and the programs `coorp watch` and `coorp
+//! keys`.
 
 mod linux;
 mod threads;
@@ -28,7 +29,7 @@ use crate::outqueue::{Emulated, Handed, OutQueue};
 use crate::shared_robot::SharedRobot;
 use crate::Error;
 
-/// What a robot stands on.
+/// A machine, real or simulated.
 pub(crate) trait Ground: fmt::Debug + Send + Sync {
     /// The time since some moment before the robot's start, which runs on while the machine sleeps.
     fn now(&self) -> Duration;
@@ -36,7 +37,7 @@ pub(crate) trait Ground: fmt::Debug + Send + Sync {
     fn unix(&self) -> StdDuration;
     /// A number that nobody can foresee.
     fn random(&self) -> u64;
-    /// What QUIC's randomness begins with, if that is to be repeated.
+    /// The seed of QUIC's randomness, if that is to be repeated.
     fn quic_seed(&self) -> Option<[u8; 32]>;
     /// Starts threads for tasks; each begins with `first`.
     fn threads(&self, count: usize, name: &str, first: fn()) -> io::Result<Threads>;
@@ -49,7 +50,7 @@ pub(crate) trait Ground: fmt::Debug + Send + Sync {
     fn mtu(&self, to: SocketAddr, from: (IpAddr, Option<&String>)) -> Option<u16>;
     /// Checks whether there are the interfaces and addresses that a robot uses for its paths.
     fn check_here(&self, robot: &Robot, paths: usize) -> Result<(), Error>;
-    /// Where robots without addresses are looked for.
+    /// The places at which robots without addresses are looked for.
     fn places(&self, team: &Team, me: Option<RobotId>, paths: usize) -> Vec<Place>;
 }
 

@@ -34,7 +34,7 @@ const DELAY_MAX_US: u64 = 3_000;
 /// The share of frames that is lost at any time, and that comes twice.
 const LOSS: f64 = 0.005;
 const TWICE: f64 = 0.002;
-/// What a socket holds until it is read; more is lost.
+/// The most datagrams that a socket holds until they are read; more are lost.
 const INBOX_MAX: usize = 2_048;
 /// Longer datagrams to bulk's ports are bulk.
 const SMALL_BYTES: usize = 256;
@@ -58,7 +58,7 @@ struct Inner {
     rng: Xoshiro256PlusPlus,
     sockets: BTreeMap<SocketAddr, Weak<Udp>>,
     next_port: u16,
-    /// Who is on the smaller side of each partition.
+    /// The robots on one side of each partition.
     parted: Vec<BTreeSet<RobotId>>,
     /// The machines without power.
     off: BTreeSet<RobotId>,

@@ -129,7 +129,7 @@ pub fn lose_count(state: &Path) -> std::io::Result<()> {
     }
 }
 
-/// Where a robot's program runs.
+/// The surroundings of a robot's program.
 pub trait Seat {
     /// The time on the clock of the whole run.
     fn now_ns(&self) -> u64;
@@ -199,7 +199,7 @@ impl<S: Seat> Robot<S> {
     /// Runs the robot until all have settled.
     ///
     /// # Errors
-    /// What the robot could not do.
+    /// The robot failed at something.
     pub async fn run(&self, stay: u64) -> Result<(), Failure> {
         self.seat.write(&Line::Up { at: self.seat.now_ns() });
         let own = async {

@@ -44,7 +44,7 @@ pub(super) fn one(team: &Team, seed: u64, folders: &Folders) -> Result<Outcome, 
     })
 }
 
-/// What a run has shown.
+/// The outcome of a run, to be judged.
 #[derive(Debug)]
 struct Shown {
     seen: Seen,
@@ -106,7 +106,7 @@ struct Run {
     saw: Mutex<Saw>,
 }
 
-/// What has been seen so far.
+/// The findings so far.
 #[derive(Debug, Default)]
 struct Saw {
     lives: Vec<Vec<Life>>,
