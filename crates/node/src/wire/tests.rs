@@ -271,7 +271,7 @@ fn no_kind_is_left_out_here_or_in_the_fuzzer_and_each_has_a_number_of_its_own() 
     assert_eq!(kinds, BTreeSet::from(names));
     let numbers = BTreeSet::from(readers().map(|(_, kind, _)| kind));
     assert_eq!(numbers.len(), kinds.len());
-    let fuzzer = std::fs::read_to_string(package.join("../../fuzz/fuzz_targets/wire.rs")).unwrap();
+    let fuzzer = std::fs::read_to_string(package.join("../../fuzz/src/wire.rs")).unwrap();
     for kind in kinds {
         assert!(
             fuzzer.contains(&format!("read::<{kind}>(body)")),
