@@ -13,11 +13,11 @@ use crate::Error;
 /// The three configurations.
 #[derive(Clone, Debug)]
 pub struct Quic {
-    /// Of the endpoint.
+    /// For the endpoint.
     pub endpoint: EndpointConfig,
-    /// Of links that others open.
+    /// For links that others open.
     pub server: ServerConfig,
-    /// Of links that this one opens.
+    /// For links that this one opens.
     pub client: ClientConfig,
 }
 

@@ -164,6 +164,8 @@ impl Gather {
             .worker("coorp-gather", || (), round)
             .map_err(Error::Thread)?;
         let _ = gather.shared.lister.set(lister.signal().clone());
+        // For what came before it could be woken.
+        lister.signal().wake();
         gather.lister = Some(lister);
         gatherings.announce(&gather.shared, true);
         Ok(gather)

@@ -162,7 +162,7 @@ impl SharedRobot {
                 }
                 continue;
             }
-            // What is told from here on wakes it.
+            // Any input from now on wakes the driver.
             return (!self.is_stopped()).then(|| StdDuration::from_nanos(until.since(self.now()).as_nanos()));
         }
     }

@@ -72,7 +72,7 @@ pub(super) struct Robot {
     pub is_busy: bool,
     /// What it sends.
     pub sent: Vec<(SocketAddr, Vec<u8>)>,
-    /// Whose addresses it took for proved.
+    /// The addresses that it took for proved.
     pub proved: Vec<SocketAddr>,
 }
 

@@ -55,7 +55,7 @@ const SILENCE_EVERY: Duration = Duration::from_nanos(LOOK_UP_EVERY.as_nanos() as
 /// The interval at which the outgoing interface is looked up.
 const FIND_EVERY: Duration = Duration::from_secs(10);
 
-/// What a thread does that checks what has left.
+/// The work of the threads that check what has left, as it is named after a panic.
 const FOLLOWS: &str = "the thread that follows bulk";
 
 /// Decides about each bulk datagram, and learns from those that have left.
