@@ -15,9 +15,9 @@ use crate::Error;
 pub struct Quic {
     /// For the endpoint.
     pub endpoint: EndpointConfig,
-    /// For links that others open.
+    /// Server's, for links that others open.
     pub server: ServerConfig,
-    /// For links that this one opens.
+    /// Client's, for links that this robot opens.
     pub client: ClientConfig,
 }
 

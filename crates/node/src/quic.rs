@@ -133,7 +133,10 @@ impl Credentials {
         config.alpn_protocols = vec![protocol.to_vec()];
         let config = QuicServerConfig::try_from(config).map_err(unusable)?;
         let mut config = quinn::ServerConfig::with_crypto(Arc::new(config));
+        // A connection stays at the addresses where it began, which its path and its share are counted by. quinn would
+        // also count what comes with its number from elsewhere towards what may go to an address without proof.
         config
+            .migration(false)
             .max_incoming(INCOMING_MAX)
             .incoming_buffer_size(INCOMING_BYTES_MAX)
             .incoming_buffer_size_total(INCOMING_BYTES_ALL_MAX);
