@@ -354,19 +354,20 @@ impl World {
     fn send(&mut self, from: SocketAddr, datagram: &[u8]) {
         self.accounts.entry(from).or_default().received += datagram.len();
         self.robot.receive(from, datagram);
-        for proved in std::mem::take(&mut self.robot.proved) {
-            self.prove(proved);
+        for (came_ms, address) in std::mem::take(&mut self.robot.proved) {
+            self.prove(came_ms, address);
         }
         for (to, datagram) in std::mem::take(&mut self.robot.sent) {
             self.answer(to, &datagram);
         }
     }
 
-    /// The robot has taken an address for proved.
-    fn prove(&mut self, address: SocketAddr) {
-        let now = self.robot.time.ms();
+    /// The robot has taken an address for proved, by a datagram that came then.
+    fn prove(&mut self, came_ms: u64, address: SocketAddr) {
         let account = self.accounts.entry(address).or_default();
-        let is_true = account.token_ms.is_some_and(|at| now <= at + RETRY_TOKEN_MS + 1_000);
+        let is_true = account
+            .token_ms
+            .is_some_and(|at| came_ms <= at + RETRY_TOKEN_MS + 1_000);
         assert!(is_true, "{address} is taken for proved");
         account.is_proved = true;
     }
@@ -417,8 +418,8 @@ impl World {
             for (to, datagram) in std::mem::take(&mut self.robot.sent) {
                 self.answer(to, &datagram);
             }
-            for proved in std::mem::take(&mut self.robot.proved) {
-                self.prove(proved);
+            for (came_ms, address) in std::mem::take(&mut self.robot.proved) {
+                self.prove(came_ms, address);
             }
             let mut said = Vec::new();
             for client in &mut self.clients {

@@ -67,13 +67,13 @@ pub(super) struct Robot {
     /// Where a member may be.
     known: BTreeSet<IpAddr>,
     held: BTreeMap<ConnectionHandle, Held>,
-    /// Attempts that the task of the door has not looked at yet.
-    incoming: VecDeque<Incoming>,
+    /// Attempts that the task of the door has not looked at yet, with the times when they came.
+    incoming: VecDeque<(u64, Incoming)>,
     pub is_busy: bool,
     /// What it sends.
     pub sent: Vec<(SocketAddr, Vec<u8>)>,
-    /// The addresses that it took for proved.
-    pub proved: Vec<SocketAddr>,
+    /// The addresses that it took for proved, with the times of their proofs.
+    pub proved: Vec<(u64, SocketAddr)>,
 }
 
 struct Held {
@@ -127,7 +127,7 @@ impl Robot {
             Some(DatagramEvent::ConnectionEvent(handle, event)) => {
                 self.held.get_mut(&handle).unwrap().connection.handle_event(event);
             }
-            Some(DatagramEvent::NewConnection(incoming)) => self.incoming.push_back(incoming),
+            Some(DatagramEvent::NewConnection(incoming)) => self.incoming.push_back((self.time.ms(), incoming)),
             Some(DatagramEvent::Response(answer)) => {
                 self.sent.push((answer.destination, buffer[..answer.size].to_vec()));
             }
@@ -141,10 +141,10 @@ impl Robot {
     /// Does what is due.
     pub fn go_on(&mut self) {
         while !self.is_busy {
-            let Some(incoming) = self.incoming.pop_front() else {
+            let Some((came_ms, incoming)) = self.incoming.pop_front() else {
                 break;
             };
-            self.admit(incoming);
+            self.admit(came_ms, incoming);
         }
         let handles: Vec<ConnectionHandle> = self.held.keys().copied().collect();
         for handle in handles {
@@ -153,7 +153,7 @@ impl Robot {
         self.check();
     }
 
-    fn admit(&mut self, incoming: Incoming) {
+    fn admit(&mut self, came_ms: u64, incoming: Incoming) {
         let (from, proved) = (incoming.remote_address(), incoming.remote_address_validated());
         let mut buffer = Vec::new();
         match self.admission.on_attempt(from.ip(), proved, self.time.core()) {
@@ -168,7 +168,7 @@ impl Robot {
                     "a handshake without proof from {from}"
                 );
                 if proved {
-                    self.proved.push(from);
+                    self.proved.push((came_ms, from));
                 }
                 if let Some(other) = instead_of {
                     self.close_ticket(other);
