@@ -1,9 +1,10 @@
 """A day in the life of three robots: whether memory, threads and descriptors stay as they are.
 
-    python studies/day.py [--hours 8] [--out day] [--quick] [--markdown]
+    python studies/day.py [--hours 8] [--speed 1] [--out day] [--quick] [--markdown]
 
 Three robots, a process each, on loopback. Each sends control 30 times a second and receives that of all, and sends 10
-MB of bulk to the next one every 10 s, which drops it. Once a minute, each robot's memory, what it has from the
+MB of bulk to the next one every 10 s, which drops it; with `--speed`, that many times as often, so that the messages of
+8 hours take less. Once a minute, each robot's memory, what it has from the
 allocator, threads and descriptors go into `day.csv` in `--out`, beside what it has sent and received. The table at the
 end, or after Ctrl-C or SIGTERM, compares the ten minutes after the first ten with the last ten, by their medians.
 
@@ -99,17 +100,18 @@ QUICK = Pace(1.0, 12.0, 4.0, judges_memory=False)
 QUICK_S = 20.0
 
 
-def be_robot(name: str, folder: Path) -> None:
+def be_robot(name: str, folder: Path, speed: float) -> None:
     """A robot's program: a line with its counts for each line that it reads."""
+    period_s, bulk_period_s = PERIOD_S / speed, BULK_PERIOD_S / speed
     import coorp
 
     node = coorp.Node(folder / "team.toml", robot=name, state=folder / name)
     count = dict.fromkeys(("sent", "delivered", "late", "bulk_sent", "bulk_delivered", "bulk_failed"), 0)
-    publisher, states = node.control_publisher("state", period=PERIOD_S), node.control_subscriber("state")
+    publisher, states = node.control_publisher("state", period=period_s), node.control_subscriber("state")
     receiver, following = node.bulk_receiver(), ROBOTS[(ROBOTS.index(name) + 1) % len(ROBOTS)]
 
     def tell() -> None:
-        for due_s in itertools.count(time.monotonic(), PERIOD_S):
+        for due_s in itertools.count(time.monotonic(), period_s):
             time.sleep(max(0.0, due_s - time.monotonic()))
             publisher.put(STATE.pack(time.monotonic()))
             count["sent"] += 1
@@ -123,7 +125,7 @@ def be_robot(name: str, folder: Path) -> None:
 
     def send() -> None:
         while True:
-            time.sleep(BULK_PERIOD_S)
+            time.sleep(bulk_period_s)
             try:
                 stream = node.bulk_stream(following, "map")
                 stream.write(BULK)
@@ -150,7 +152,7 @@ def be_robot(name: str, folder: Path) -> None:
 class Day(contextlib.ExitStack):
     """The robots, and what was seen of them."""
 
-    def __init__(self, program: Path, folder: Path) -> None:
+    def __init__(self, program: Path, folder: Path, speed: float) -> None:
         super().__init__()
         first = free_ports(PORTS * len(ROBOTS))
         texts = (
@@ -164,6 +166,7 @@ class Day(contextlib.ExitStack):
         self.samples: list[Sample] = []
         for name in ROBOTS:
             command = [sys.executable, str(Path(__file__).resolve()), "--robot", name, "--folder", str(folder)]
+            command += ["--speed", str(speed)]
             # Ctrl-C is for this process alone.
             pipe = subprocess.PIPE
             self.robots[name] = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, start_new_session=True)
@@ -278,6 +281,7 @@ def report(samples: list[Sample], pace: Pace, *, markdown: bool) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hours", type=float, default=8.0, help="how long")
+    parser.add_argument("--speed", type=float, default=1.0, help="how many times as often messages are sent")
     parser.add_argument("--out", type=Path, help="the folder for day.csv (default: none is kept)")
     parser.add_argument("--quick", action="store_true", help="20 s, for CI")
     parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
@@ -285,7 +289,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.robot:
-        be_robot(arguments.robot, arguments.folder)
+        be_robot(arguments.robot, arguments.folder, arguments.speed)
         return 0
     program = binary()
     if program is None:
@@ -293,7 +297,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     pace, lasts_s = (QUICK, QUICK_S) if arguments.quick else (FULL, 3600.0 * arguments.hours)
     problems = []
-    with tempfile.TemporaryDirectory() as made, Day(program, Path(made)) as day:
+    with tempfile.TemporaryDirectory() as made, Day(program, Path(made), arguments.speed) as day:
         out = arguments.out or Path(made)
         out.mkdir(parents=True, exist_ok=True)
         try:

@@ -5,10 +5,10 @@
 //! no other robot depends on them: the threads that record, serve metrics and look for alarms.
 
 use std::any::Any;
-use std::future::{poll_fn, Future};
+use std::future::{pending, poll_fn, Future};
 use std::io;
 use std::net::UdpSocket;
-use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::panic::{catch_unwind, resume_unwind, AssertUnwindSafe};
 use std::pin::{pin, Pin};
 use std::sync::Arc;
 use std::task::Poll;
@@ -18,7 +18,7 @@ use crate::ground::Spawn;
 use crate::shared_robot::SharedRobot;
 use quinn::{AsyncTimer, AsyncUdpSocket, Runtime, TokioRuntime};
 use tokio::runtime::{Handle, RuntimeFlavor};
-use tokio::task::{block_in_place, spawn_blocking, JoinHandle};
+use tokio::task::{spawn_blocking, JoinError, JoinHandle};
 
 /// Starts such tasks on a runtime.
 #[derive(Clone, Debug)]
@@ -74,20 +74,22 @@ pub(crate) async fn caught_in(what: &'static str, task: impl Future<Output = ()>
     ended.await.map(|panic| told(what, &*panic))
 }
 
-/// Does work that waits for a disk, in a task, while other threads take over the other tasks. In virtual time there are
-/// none, and it takes no time.
-pub(crate) fn in_place<T>(work: impl FnOnce() -> T) -> T {
-    match Handle::current().runtime_flavor() {
-        RuntimeFlavor::CurrentThread => work(),
-        _ => block_in_place(work),
-    }
-}
-
-/// The same beside the task.
+/// Does work that waits for a disk, on a thread that does nothing else. In virtual time there is none, and it takes no
+/// time.
 pub(crate) fn beside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
     match Handle::current().runtime_flavor() {
         RuntimeFlavor::CurrentThread => tokio::spawn(async move { work() }),
         _ => spawn_blocking(work),
+    }
+}
+
+/// Does work as [`beside`], while the task waits for it. What has panicked there panics here.
+pub(crate) async fn awaited<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    match beside(work).await.map_err(JoinError::try_into_panic) {
+        Ok(done) => done,
+        Err(Ok(panic)) => resume_unwind(panic),
+        // Its threads are ending, and so is this task.
+        Err(Err(_)) => pending().await,
     }
 }
 

@@ -108,7 +108,7 @@ impl Written {
 }
 
 /// A complete message.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Message {
     pub hash: [u8; 32],
     /// Its length, bytes.

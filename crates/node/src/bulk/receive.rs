@@ -15,7 +15,7 @@ use super::{Bulk, Receiving, BULK_BYTES_MAX};
 use crate::disk::{NoRoom, Space};
 use crate::quic;
 use crate::sync::lock;
-use crate::tasks::{beside, in_place};
+use crate::tasks::{awaited, beside};
 use crate::topic::checked;
 use crate::wire::{self, Answer, Begin, Frame, Refusal, Start};
 
@@ -100,7 +100,8 @@ async fn take(bulk: &Bulk, from: RobotId, mut send: SendStream, mut receive: Rec
         }
     };
     let name = member.name_of(from);
-    let offer = in_place(|| Inbox::open(&bulk.state, name)?.offer(&begin, &bulk.room));
+    let (state, name, room, length) = (bulk.state.clone(), name.to_owned(), bulk.room.clone(), begin.length);
+    let offer = awaited(move || Inbox::open(&state, &name)?.offer(&begin, &room)).await;
     let answer = match offer {
         Ok(Offer::Part(part)) => {
             bulk.room.note(&bulk.state, None);
@@ -118,7 +119,7 @@ async fn take(bulk: &Bulk, from: RobotId, mut send: SendStream, mut receive: Rec
         }
         Ok(Offer::Full) => Answer::Full,
         Ok(Offer::NoRoom(why)) => no_room(bulk, why),
-        Err(error) => unwritten(bulk, begin.length, &error),
+        Err(error) => unwritten(bulk, length, &error),
     };
     write(&mut send, &answer).await?;
     send.finish().map_err(|error| error.to_string())?;
@@ -142,11 +143,15 @@ async fn take_rest(
     }
     let anew = if start.offset == 0 { part.restart() } else { Ok(()) };
     let length = part.whole_length();
-    let written = match anew {
-        Ok(()) => fill(bulk, &mut part, receive).await?,
+    let part = match anew {
+        Ok(()) => fill(bulk, part, receive).await?,
         Err(error) => Err(error),
     };
-    match written.and_then(|()| in_place(|| part.finish())) {
+    let whole = match part {
+        Ok(part) => awaited(|| part.finish()).await,
+        Err(error) => Err(error),
+    };
+    match whole {
         Ok(Some(whole)) => {
             tracing::info!(
                 "\"{}\" of {} bytes came from {}",
@@ -192,7 +197,7 @@ fn unwritten(bulk: &Bulk, length: u64, error: &io::Error) -> Answer {
 ///
 /// They are hashed and written by the megabyte: QUIC delivers them packet by packet, and a system call and a thread
 /// handover for each would take longer than QUIC itself. The disk writes while more arrive.
-async fn fill(bulk: &Bulk, part: &mut Part, receive: &mut RecvStream) -> Result<io::Result<()>, String> {
+async fn fill(bulk: &Bulk, mut part: Box<Part>, receive: &mut RecvStream) -> Result<io::Result<Box<Part>>, String> {
     let mut chunks = [const { Bytes::new() }; CHUNKS];
     let mut gathered = Vec::with_capacity(WRITE_BYTES + WRITE_BYTES / 4);
     let mut syncing: Option<JoinHandle<io::Result<()>>> = None;
@@ -206,7 +211,13 @@ async fn fill(bulk: &Bulk, part: &mut Part, receive: &mut RecvStream) -> Result<
         if gathered.len() < WRITE_BYTES && more {
             continue;
         }
-        if let Err(error) = in_place(|| part.append(&gathered)) {
+        let appended;
+        (part, gathered, appended) = awaited(move || {
+            let appended = part.append(&gathered);
+            (part, gathered, appended)
+        })
+        .await;
+        if let Err(error) = appended {
             return Ok(Err(error));
         }
         lock(&bulk.counts).received_bytes += gathered.len() as u64;
@@ -227,7 +238,7 @@ async fn fill(bulk: &Bulk, part: &mut Part, receive: &mut RecvStream) -> Result<
     // The kernel reports a disk's failure once: a sync only at the end would miss it.
     let synced = synced(syncing).await;
     ended.map_err(|error| error.to_string())?;
-    Ok(synced)
+    Ok(synced.map(|()| part))
 }
 
 /// The result of a sync in progress.

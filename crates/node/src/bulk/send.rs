@@ -19,7 +19,7 @@ use crate::disk::megabytes;
 use crate::quic;
 use crate::shared_robot::Wish;
 use crate::sync::lock;
-use crate::tasks::in_place;
+use crate::tasks::awaited;
 use crate::wire::{Answer, Begin, Start};
 use crate::Error;
 
@@ -364,7 +364,8 @@ async fn attempt(
         return Ok(answer);
     };
     patience.on_here(length);
-    let kept = in_place(|| job.message.hash_of_first(length)) == Some(hash);
+    let message = job.message.clone();
+    let kept = awaited(move || message.hash_of_first(length)).await == Some(hash);
     let offset = if kept { length as usize } else { 0 };
     receive::write(&mut send, &Start { offset: offset as u64 }).await?;
     for chunk in job.message.after(offset, CHUNK_BYTES) {
