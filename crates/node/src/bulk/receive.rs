@@ -12,7 +12,7 @@ use tokio::task::JoinHandle;
 
 use super::inbox::{Inbox, Offer, Part};
 use super::{Bulk, Receiving, BULK_BYTES_MAX};
-use crate::disk::{NoRoom, Space};
+use crate::disk::NoRoom;
 use crate::quic;
 use crate::sync::lock;
 use crate::tasks::{beside, in_place};
@@ -100,7 +100,7 @@ async fn take(bulk: &Bulk, from: RobotId, mut send: SendStream, mut receive: Rec
         }
     };
     let name = member.name_of(from);
-    let offer = in_place(|| Inbox::open(&bulk.state, name)?.offer(&begin, &bulk.room));
+    let offer = in_place(|| Inbox::open(bulk.member.ground.disk(), &bulk.state, name)?.offer(&begin, &bulk.room));
     let answer = match offer {
         Ok(Offer::Part(part)) => {
             bulk.room.note(&bulk.state, None);
@@ -171,7 +171,7 @@ fn no_room(bulk: &Bulk, why: NoRoom) -> Answer {
 
 /// The answer if a message of some length could not be written.
 fn unwritten(bulk: &Bulk, length: u64, error: &io::Error) -> Answer {
-    let space = Space::below(&bulk.state);
+    let space = bulk.member.ground.disk().space(&bulk.state);
     match space {
         Ok(space) if error.kind() == io::ErrorKind::StorageFull => no_room(
             bulk,
@@ -219,7 +219,7 @@ async fn fill(bulk: &Bulk, part: &mut Part, receive: &mut RecvStream) -> Result<
                 return Ok(Err(error));
             }
             match part.unsynced() {
-                Ok(file) => syncing = file.map(|file| beside(move || file.sync_data())),
+                Ok(file) => syncing = file.map(|file| beside(move || file.sync())),
                 Err(error) => return Ok(Err(error)),
             }
         }

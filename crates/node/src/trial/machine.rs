@@ -20,7 +20,7 @@ use tokio::time::Instant;
 
 use super::network::{Network, Unused};
 use crate::discovery::Place;
-use crate::ground::{Bound, Ground, Signal, Spawn, Task, Threads, Work, Worker};
+use crate::ground::{Bound, Disk, Ground, Linux, Signal, Spawn, Task, Threads, Work, Worker};
 use crate::sync::lock;
 use crate::{Error, Node, Options};
 
@@ -158,6 +158,10 @@ impl Ground for Simulated {
         let mut seed = [0; 32];
         lock(&self.machine.rng).fill_bytes(&mut seed);
         Some(seed)
+    }
+
+    fn disk(&self) -> Arc<dyn Disk> {
+        Arc::new(Linux)
     }
 
     fn threads(&self, _: usize, _: &str, _: fn()) -> io::Result<Threads> {

@@ -294,8 +294,7 @@ impl Seat for Chair {
     }
 
     fn take(&self, message: &BulkMessage, _: u32) -> io::Result<()> {
-        let hash = blake3::hash(&fs::read(message.path())?).to_hex().to_string();
-        fs::remove_file(message.path())?;
+        let hash = blake3::hash(&message.take()?).to_hex().to_string();
         self.run.saw().taken.push(Taken {
             by: self.robot.0,
             from: message.from.0,

@@ -1,7 +1,9 @@
+use std::fs;
 use std::os::unix::fs::MetadataExt;
 
 use super::super::BulkMessage;
 use super::*;
+use crate::ground::Linux;
 use coorp_core::RobotId;
 use proptest::prelude::*;
 
@@ -35,9 +37,12 @@ fn part(inbox: &Inbox, begin: &Begin) -> Box<Part> {
 #[test]
 fn what_came_before_a_crash_is_kept_and_a_whole_message_comes_once() {
     let (folder, bytes) = (scratch("crash"), b"0123456789".to_vec());
-    let inbox = Inbox::open(&folder, "one").unwrap();
+    let inbox = Inbox::open(Arc::new(Linux), &folder, "one").unwrap();
     part(&inbox, &begin(1, &bytes)).append(&bytes[..4]).unwrap();
-    let mut again = part(&Inbox::open(&folder, "one").unwrap(), &begin(1, &bytes));
+    let mut again = part(
+        &Inbox::open(Arc::new(Linux), &folder, "one").unwrap(),
+        &begin(1, &bytes),
+    );
     assert_eq!(
         (again.length(), again.hash()),
         (4, *blake3::hash(&bytes[..4]).as_bytes())
@@ -61,12 +66,12 @@ fn what_came_before_a_crash_is_kept_and_a_whole_message_comes_once() {
 #[test]
 fn what_is_whole_is_delivered_though_a_crash_came_before_that_was_written_down() {
     let (folder, bytes) = (scratch("between"), b"0123456789".to_vec());
-    let inbox = Inbox::open(&folder, "one").unwrap();
+    let inbox = Inbox::open(Arc::new(Linux), &folder, "one").unwrap();
     let mut whole = part(&inbox, &begin(1, &bytes));
     whole.append(&bytes).unwrap();
     let whole = whole.finish().unwrap().unwrap();
     fs::remove_file(folder.join("bulk/one/delivered")).unwrap();
-    let inbox = Inbox::open(&folder, "one").unwrap();
+    let inbox = Inbox::open(Arc::new(Linux), &folder, "one").unwrap();
     assert_eq!(inbox.mend(), None);
     // The program that takes the message removes it from disk before the sender asks again.
     fs::remove_file(&whole.path).unwrap();
@@ -82,7 +87,7 @@ fn what_is_whole_is_delivered_though_a_crash_came_before_that_was_written_down()
 #[test]
 fn a_whole_message_that_could_not_be_recorded_comes_once_its_sender_offers_it_again() {
     let (folder, bytes) = (scratch("unrecorded"), b"0123456789".to_vec());
-    let inbox = Inbox::open(&folder, "one").unwrap();
+    let inbox = Inbox::open(Arc::new(Linux), &folder, "one").unwrap();
     // No file can be made where a folder is.
     let in_the_way = folder.join("bulk/one/delivered.new");
     fs::create_dir(&in_the_way).unwrap();
@@ -106,7 +111,7 @@ fn every_legal_name_has_its_file() {
     let (folder, bytes) = (scratch("names"), b"0123456789".to_vec());
     let longest = "\u{20000}".repeat(64);
     for sender in ["..", "flight", &longest] {
-        let inbox = Inbox::open(&folder, sender).unwrap();
+        let inbox = Inbox::open(Arc::new(Linux), &folder, sender).unwrap();
         for (sequence, name) in (1u64..).zip([".", "..", "pose.2", &longest]) {
             let begin = Begin {
                 name: name.to_owned(),
@@ -126,10 +131,10 @@ fn every_legal_name_has_its_file() {
 
 /// A message that has arrived in a folder.
 fn came(folder: &Path, bytes: &[u8]) -> BulkMessage {
-    let inbox = Inbox::open(folder, "one").unwrap();
+    let inbox = Inbox::open(Arc::new(Linux), folder, "one").unwrap();
     let mut whole = part(&inbox, &begin(1, bytes));
     whole.append(bytes).unwrap();
-    BulkMessage::new(RobotId(0), whole.finish().unwrap().unwrap())
+    BulkMessage::new(Arc::new(Linux), RobotId(0), whole.finish().unwrap().unwrap())
 }
 
 #[test]
@@ -191,7 +196,7 @@ fn a_message_goes_to_another_disk_or_stays_whole_here() {
 #[test]
 fn wrong_bytes_are_forgotten() {
     let folder = scratch("wrong");
-    let inbox = Inbox::open(&folder, "one").unwrap();
+    let inbox = Inbox::open(Arc::new(Linux), &folder, "one").unwrap();
     let mut wrong = part(&inbox, &begin(1, b"right"));
     wrong.append(b"wrong").unwrap();
     assert_eq!(wrong.finish().unwrap(), None);
@@ -217,7 +222,7 @@ proptest! {
             let bytes: Vec<u8> = (0..*length).map(|byte| (byte as u64 + sequence) as u8).collect();
             let begin = begin(sequence, &bytes);
             loop {
-                let inbox = Inbox::open(&folder, "one").unwrap();
+                let inbox = Inbox::open(Arc::new(Linux), &folder, "one").unwrap();
                 let Offer::Part(mut part) = offer(&inbox, &begin) else { break };
                 let from = part.length() as usize;
                 prop_assert_eq!(part.hash(), *blake3::hash(&bytes[..from]).as_bytes());
@@ -229,7 +234,7 @@ proptest! {
                 }
             }
         }
-        let whole = Inbox::open(&folder, "one").unwrap().whole().unwrap();
+        let whole = Inbox::open(Arc::new(Linux), &folder, "one").unwrap().whole().unwrap();
         let mut came: Vec<usize> = whole.iter().map(|whole| whole.length as usize).collect();
         let mut sent = lengths.clone();
         came.sort_unstable();
