@@ -566,9 +566,7 @@ impl BulkMessage {
     /// # Errors
     /// If it cannot be read or removed; then it is still there, and can be taken again. Also if it was taken before.
     pub fn take(&self) -> io::Result<Vec<u8>> {
-        let bytes = self.disk.read(&self.path)?;
-        self.disk.remove(&self.path)?;
-        Ok(bytes)
+        self.disk.take(&self.path)
     }
 
     /// Moves it to the caller's file, which is replaced. To another disk it is copied; until the copy is complete, it

@@ -32,6 +32,8 @@ pub(crate) trait Disk: fmt::Debug + Send + Sync {
     fn remove(&self, file: &Path) -> io::Result<()>;
     /// Waits until a file's content, or the names in a folder, survive a power cut.
     fn sync(&self, path: &Path) -> io::Result<()>;
+    /// Reads a file and removes it.
+    fn take(&self, file: &Path) -> io::Result<Vec<u8>>;
     /// Moves a file to where a program wants it, on another disk too.
     fn hand_over(&self, file: &Path, to: &Path) -> io::Result<()>;
     /// The space on the disk below a folder.

@@ -21,10 +21,12 @@
 //! continues. These are at most [`CAUGHT_MAX`]; they are counted, but break no rule.
 
 use std::collections::BTreeMap;
+use std::io;
 
 use coorp_core::failover::FailoverConfig;
 use coorp_core::permits::PermitConfig;
 use coorp_core::{Duration, RobotId};
+use coorp_node::bulk::BulkMessage;
 use serde::{Deserialize, Serialize};
 
 use super::record::Line;
@@ -97,6 +99,28 @@ pub struct Taken {
     pub from: u16,
     pub name: String,
     pub hash: String,
+}
+
+impl Taken {
+    /// The file's name contains the start that took the message, a sequence number, the sender's place in the team and the
+    /// message's name.
+    pub fn file(start: u32, number: u32, message: &BulkMessage) -> String {
+        format!("{start}+{number}+{}+{}", message.from.0, message.name)
+    }
+
+    /// The message in a robot's file, with its hash.
+    ///
+    /// # Errors
+    /// It is not such a file.
+    pub fn of(by: u16, file: &str, hash: String) -> io::Result<Taken> {
+        let mut parts = file.splitn(4, '+').skip(2);
+        let from = parts.next().and_then(|from| from.parse().ok());
+        let (Some(from), Some(name)) = (from, parts.next()) else {
+            return Err(io::Error::other(format!("{file} is not a bulk message")));
+        };
+        let name = name.to_owned();
+        Ok(Taken { by, from, name, hash })
+    }
 }
 
 /// A violation of a rule.
@@ -312,7 +336,8 @@ impl Judge<'_> {
     fn apart(&self, one: RobotId, other: RobotId) -> Vec<Span> {
         let stands = |fault: &Fault| match &fault.what {
             Kind::Partition(robots) => robots.contains(&one) != robots.contains(&other),
-            Kind::PathLoss(..) => false,
+            // Its links go on without a disk and without new files.
+            Kind::PathLoss(..) | Kind::FullDisk(..) | Kind::NoDescriptors(_) => false,
             _ => [Some(one), Some(other)].contains(&fault.what.robot()),
         };
         let mut spans: Vec<Span> = (self.seen.faults.iter())

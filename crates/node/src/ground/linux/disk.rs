@@ -69,6 +69,12 @@ impl Disk for Linux {
         File::open(path)?.sync_all()
     }
 
+    fn take(&self, file: &Path) -> io::Result<Vec<u8>> {
+        let bytes = fs::read(file)?;
+        fs::remove_file(file)?;
+        Ok(bytes)
+    }
+
     /// The place then has the file or what it had before. To another disk, the file is copied: after a crash it may be
     /// in both places, and never in none.
     fn hand_over(&self, file: &Path, to: &Path) -> io::Result<()> {
