@@ -23,6 +23,8 @@ use coorp_team::Team;
 use tokio::runtime::Builder;
 use tokio::time::Instant;
 
+#[cfg(test)]
+pub(crate) use self::disk::Platter;
 pub use self::machine::{Machine, Process};
 use self::network::Network;
 

@@ -561,7 +561,7 @@ impl BulkMessage {
         &self.path
     }
 
-    /// Takes it from disk into memory.
+    /// Takes it from disk into memory. After that it does not come back, not even after a power cut.
     ///
     /// # Errors
     /// If it cannot be read or removed; then it is still there, and can be taken again. Also if it was taken before.
@@ -569,7 +569,7 @@ impl BulkMessage {
         self.disk.take(&self.path)
     }
 
-    /// Moves it to the caller's file, which is replaced. To another disk it is copied; until the copy is complete, it
+    /// Moves it to the caller's file, which is replaced, and which has it after a power cut, too. To another disk it is copied; until the copy is complete, it
     /// has another name beside that file.
     ///
     /// # Errors

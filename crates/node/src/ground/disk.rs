@@ -32,9 +32,9 @@ pub(crate) trait Disk: fmt::Debug + Send + Sync {
     fn remove(&self, file: &Path) -> io::Result<()>;
     /// Waits until a file's content, or the names in a folder, survive a power cut.
     fn sync(&self, path: &Path) -> io::Result<()>;
-    /// Reads a file and removes it.
+    /// Reads a file and removes it, so that no power cut brings it back.
     fn take(&self, file: &Path) -> io::Result<Vec<u8>>;
-    /// Moves a file to where a program wants it, on another disk too.
+    /// Moves a file to where a program wants it, on another disk too, and stays there after a power cut.
     fn hand_over(&self, file: &Path, to: &Path) -> io::Result<()>;
     /// The space on the disk below a folder.
     fn space(&self, folder: &Path) -> io::Result<Space>;
@@ -84,7 +84,7 @@ fn beside(path: &Path) -> PathBuf {
 }
 
 /// The folder of a file. That of one in the current folder has an empty parent.
-pub(super) fn folder_of(path: &Path) -> &Path {
+pub(crate) fn folder_of(path: &Path) -> &Path {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     folder.unwrap_or(Path::new("."))
 }

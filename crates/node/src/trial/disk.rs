@@ -22,7 +22,7 @@ use tokio::time::Instant;
 
 use super::machine::Life;
 use crate::disk::Space;
-use crate::ground::{About, Disk, Opened};
+use crate::ground::{folder_of, About, Disk, Opened};
 use crate::sync::lock;
 
 const TOTAL_BYTES: u64 = 4_000_000_000;
@@ -56,7 +56,7 @@ struct Change {
 }
 
 /// A disk.
-pub(super) struct Platter {
+pub(crate) struct Platter {
     inner: Mutex<Inner>,
     began: Instant,
     /// Called when the power fails while something is written.
@@ -103,6 +103,13 @@ impl Platter {
             began,
             fails: Box::new(fails),
         }
+    }
+
+    /// The disk as a process sees it that is never killed.
+    #[cfg(test)]
+    pub fn mount(self: &Arc<Self>) -> Arc<dyn Disk> {
+        let (disk, life) = (self.clone(), Life::default());
+        Arc::new(Mounted { disk, life })
     }
 
     /// Leaves this much room, or all again.
@@ -473,12 +480,17 @@ impl Disk for Mounted {
     }
 
     fn hand_over(&self, file: &Path, to: &Path) -> io::Result<()> {
-        self.rename(file, to)
+        self.open_for(|_| Ok(()))?;
+        self.rename(file, to)?;
+        // Fails if the power does.
+        let _ = [to, file].map(|file| self.sync(folder_of(file)));
+        Ok(())
     }
 
     fn take(&self, file: &Path) -> io::Result<Vec<u8>> {
         let bytes = self.read(file)?;
         self.remove(file)?;
+        let _ = self.sync(folder_of(file));
         Ok(bytes)
     }
 

@@ -4,6 +4,7 @@ use std::os::unix::fs::MetadataExt;
 use super::super::BulkMessage;
 use super::*;
 use crate::ground::Linux;
+use crate::trial::Platter;
 use coorp_core::RobotId;
 use proptest::prelude::*;
 
@@ -191,6 +192,33 @@ fn a_message_goes_to_another_disk_or_stays_whole_here() {
     assert!(!message.path().exists());
     fs::remove_dir_all(other).unwrap();
     fs::remove_dir_all(folder).unwrap();
+}
+
+/// An empty disk in memory.
+fn platter(seed: u64) -> Arc<Platter> {
+    Arc::new(Platter::new(seed, tokio::time::Instant::now(), || ()))
+}
+
+#[test]
+fn a_message_that_was_taken_does_not_come_back() {
+    for seed in 0..40 {
+        let platter = platter(seed);
+        let (disk, folder, bytes) = (platter.mount(), Path::new("/state"), vec![7; 10_000]);
+        disk.make(Path::new("/into"), 0o700).unwrap();
+        let inbox = Inbox::open(disk.clone(), folder, "one").unwrap();
+        for sequence in [1, 2] {
+            let mut whole = part(&inbox, &begin(sequence, &bytes));
+            whole.append(&bytes).unwrap();
+            let message = BulkMessage::new(disk.clone(), RobotId(0), whole.finish().unwrap().unwrap());
+            if sequence == 1 {
+                assert_eq!(message.take().unwrap(), bytes);
+            } else {
+                message.take_to(Path::new("/into/map")).unwrap();
+            }
+        }
+        platter.cut();
+        assert_eq!(inbox.whole().map_or(0, |whole| whole.len()), 0, "seed {seed}");
+    }
 }
 
 #[test]

@@ -11,8 +11,7 @@ use nix::sys::statvfs::{fstatvfs, statvfs};
 
 use super::Linux;
 use crate::disk::Space;
-use crate::ground::disk::folder_of;
-use crate::ground::{About, Disk, Opened};
+use crate::ground::{folder_of, About, Disk, Opened};
 
 impl Disk for Linux {
     fn make(&self, folder: &Path, mode: u32) -> io::Result<()> {
@@ -70,21 +69,32 @@ impl Disk for Linux {
     }
 
     fn take(&self, file: &Path) -> io::Result<Vec<u8>> {
+        let folder = File::open(folder_of(file))?;
         let bytes = fs::read(file)?;
         fs::remove_file(file)?;
+        for_good(file, &folder);
         Ok(bytes)
     }
 
     /// The place then has the file or what it had before. To another disk, the file is copied: after a crash it may be
     /// in both places, and never in none.
     fn hand_over(&self, file: &Path, to: &Path) -> io::Result<()> {
+        // Before anything changes: there may be no descriptor left.
+        let folder = File::open(folder_of(file))?;
+        let target = match File::open(folder_of(to)) {
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => None,
+            target => Some(target?),
+        };
         match fs::rename(file, to) {
             Err(error) if error.kind() == io::ErrorKind::CrossesDevices => {
                 copy(file, to)?;
-                fs::remove_file(file)
+                fs::remove_file(file)?;
             }
-            moved => moved,
+            moved => moved?,
         }
+        target.iter().for_each(|target| for_good(file, target));
+        for_good(file, &folder);
+        Ok(())
     }
 
     fn space(&self, folder: &Path) -> io::Result<Space> {
@@ -118,6 +128,14 @@ impl About {
             // Every file system of Linux knows it.
             modified: metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH),
         }
+    }
+}
+
+/// Syncs a folder that a file has left or come to. That is done, so nothing can fail any more.
+fn for_good(file: &Path, folder: &File) {
+    if let Err(error) = folder.sync_all() {
+        let file = file.display();
+        tracing::warn!("{file} was taken, and may be there again after a power cut: {error}");
     }
 }
 
