@@ -4,8 +4,9 @@
 //! so that several senders cannot share the same free bytes. Programs that do not belong to us may fill the disk in
 //! the meantime, so whoever writes checks again as it goes.
 
+use std::collections::BTreeSet;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -75,6 +76,8 @@ impl Space {
 pub(crate) struct Room {
     /// What messages in progress still need, bytes.
     claimed: Mutex<u64>,
+    /// The senders' folders that survive a power cut, as far as this start knows.
+    kept: Mutex<BTreeSet<PathBuf>>,
     /// Whether bulk was refused for lack of room, most recently.
     short: AtomicBool,
 }
@@ -108,6 +111,17 @@ impl Room {
             room: self.clone(),
             bytes,
         }))
+    }
+
+    /// Has a sender's folder, and the two above it, survive a power cut. An earlier start may have been killed right after
+    /// it made them, so only what this one has done counts.
+    pub fn keep(&self, disk: &dyn Disk, folder: &Path) -> io::Result<()> {
+        let mut kept = lock(&self.kept);
+        if !kept.contains(folder) {
+            folder.ancestors().take(3).try_for_each(|folder| disk.sync(folder))?;
+            kept.insert(folder.to_owned());
+        }
+        Ok(())
     }
 
     /// Notes whether bulk was refused; logs changes, not each attempt of each sender.

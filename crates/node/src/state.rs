@@ -9,7 +9,7 @@ use coorp_core::starts;
 use nix::unistd::geteuid;
 
 use crate::file_name::file_name;
-use crate::ground::{replace, Disk, Ground};
+use crate::ground::{folder_of, replace, Disk, Ground};
 use crate::Error;
 
 /// The file with the number of starts on this disk.
@@ -92,9 +92,13 @@ fn count(disk: &dyn Disk, state: &Path) -> Result<u16, Error> {
     Ok(next)
 }
 
-/// Creates a folder that only this user can read, and its parents, if they are missing.
+/// Creates a folder that only this user can read, and its parents, if they are missing: so that they survive a power cut.
 pub(crate) fn make_private(disk: &dyn Disk, folder: &Path) -> Result<(), Error> {
-    disk.make(folder, 0o700)
+    let is_missing = |folder: &&Path| !folder.as_os_str().is_empty() && disk.about(folder).is_err();
+    let missing: Vec<&Path> = folder.ancestors().take_while(is_missing).collect();
+    let made = disk.make(folder, 0o700);
+    let mut missing = missing.into_iter().map(folder_of);
+    made.and_then(|()| missing.try_for_each(|parent| disk.sync(parent)))
         .map_err(|error| Error::at("make the folder", folder, error))
 }
 

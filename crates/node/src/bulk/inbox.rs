@@ -6,8 +6,8 @@
 //! entry per sender, a lineage and a number, shows whether a message was delivered: its lineage is the same and its
 //! number is not greater.
 //!
-//! A message becomes whole in this order: its hash is right, its bytes and its head are on the disk, it is renamed into
-//! `whole/`, `delivered` records it, the sender is told. The sender's retry repairs a crash between any two of these,
+//! A message becomes whole in this order: its hash is right, its bytes, its head and all folders are on the disk, it is renamed
+//! into `whole/`, `delivered` records it, the sender is told. The sender's retry repairs a crash between any two of these,
 //! except between the renaming and `delivered`. Then the message would be delivered at the next start, and requested
 //! again too. So that start first corrects `delivered` ([`Inbox::mend`]) from `part.head`, which still describes the
 //! message. If the disk takes not even that, the message is delivered once its sender offers it again and `delivered`
@@ -175,6 +175,7 @@ impl Inbox {
             Ok(claim) => claim,
             Err(why) => return Ok(Offer::NoRoom(why)),
         };
+        room.keep(&*self.disk, &self.folder)?;
         if !same {
             // This does not wait for the disk, which may still be busy with the previous message.
             replace_for_now(&*self.disk, &self.folder.join("part.head"), &wire::encode(begin), 0o666)?;

@@ -4,6 +4,7 @@ use std::os::unix::fs::MetadataExt;
 use super::super::BulkMessage;
 use super::*;
 use crate::ground::Linux;
+use crate::state::make_private;
 use crate::trial::Platter;
 use coorp_core::RobotId;
 use proptest::prelude::*;
@@ -199,12 +200,30 @@ fn platter(seed: u64) -> Arc<Platter> {
     Arc::new(Platter::new(seed, tokio::time::Instant::now(), || ()))
 }
 
+/// The folders that it lies in were not.
+#[test]
+fn a_whole_message_is_there_after_a_power_cut() {
+    for seed in 0..40 {
+        let platter = platter(seed);
+        let (disk, folder, bytes) = (platter.mount(), Path::new("/var/state"), vec![7; 10_000]);
+        make_private(&*disk, folder).unwrap();
+        let inbox = Inbox::open(disk.clone(), folder, "one").unwrap();
+        let mut whole = part(&inbox, &begin(1, &bytes));
+        whole.append(&bytes).unwrap();
+        let whole = whole.finish().unwrap().unwrap();
+        platter.cut();
+        assert_eq!(inbox.whole().unwrap(), std::slice::from_ref(&whole), "seed {seed}");
+        assert_eq!(disk.read(&whole.path).unwrap(), bytes, "seed {seed}");
+        assert!(matches!(offer(&inbox, &begin(1, &bytes)), Offer::Delivered));
+    }
+}
+
 #[test]
 fn a_message_that_was_taken_does_not_come_back() {
     for seed in 0..40 {
         let platter = platter(seed);
         let (disk, folder, bytes) = (platter.mount(), Path::new("/state"), vec![7; 10_000]);
-        disk.make(Path::new("/into"), 0o700).unwrap();
+        [folder, Path::new("/into")].map(|folder| make_private(&*disk, folder).unwrap());
         let inbox = Inbox::open(disk.clone(), folder, "one").unwrap();
         for sequence in [1, 2] {
             let mut whole = part(&inbox, &begin(sequence, &bytes));
@@ -217,7 +236,7 @@ fn a_message_that_was_taken_does_not_come_back() {
             }
         }
         platter.cut();
-        assert_eq!(inbox.whole().map_or(0, |whole| whole.len()), 0, "seed {seed}");
+        assert_eq!(inbox.whole().unwrap(), [], "seed {seed}");
     }
 }
 
