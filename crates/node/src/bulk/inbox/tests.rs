@@ -1,5 +1,6 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::super::BulkMessage;
 use super::*;
@@ -8,6 +9,8 @@ use crate::state::make_private;
 use crate::trial::Platter;
 use coorp_core::RobotId;
 use proptest::prelude::*;
+use rand::{Rng, SeedableRng};
+use rand_xoshiro::Xoshiro256PlusPlus;
 
 fn scratch(name: &str) -> PathBuf {
     let folder = std::env::temp_dir().join(format!("coorp-inbox-{}-{name}", std::process::id()));
@@ -218,12 +221,88 @@ fn a_whole_message_is_there_after_a_power_cut() {
     }
 }
 
+/// Offers a message once, as a sender that knows nothing, takes what is whole, and returns whether the sender was told that it
+/// was delivered.
+fn attempt(disk: &Arc<dyn Disk>, begin: &Begin, bytes: &[u8], step: usize) -> io::Result<bool> {
+    let inbox = Inbox::open(disk.clone(), Path::new("/state"), "one")?;
+    let whole = match inbox.offer(begin, &Arc::default())? {
+        Offer::Part(mut part) => {
+            let came = part.length() as usize;
+            if part.hash() != *blake3::hash(&bytes[..came]).as_bytes() {
+                part.restart()?;
+            }
+            for piece in bytes[part.length() as usize..].chunks(step) {
+                part.append(piece)?;
+            }
+            part.finish()?
+        }
+        Offer::Whole(whole) => Some(whole),
+        Offer::Delivered => return Ok(true),
+        other => panic!("{other:?}"),
+    };
+    if let Some(whole) = &whole {
+        BulkMessage::new(disk.clone(), RobotId(0), whole.clone()).take_to(&into(begin))?;
+    }
+    Ok(whole.is_some())
+}
+
+fn into(begin: &Begin) -> PathBuf {
+    Path::new("/into").join(begin.sequence.to_string())
+}
+
+#[test]
+fn whenever_the_power_fails_every_message_comes_whole_and_once() {
+    let (mut rng, mut cuts) = (Xoshiro256PlusPlus::seed_from_u64(1), 0);
+    for seed in 0..100 {
+        let failed = Arc::new(AtomicU32::new(0));
+        let fails = failed.clone();
+        let fails = move || _ = fails.fetch_add(1, Ordering::Relaxed);
+        let platter = Arc::new(Platter::new(seed, tokio::time::Instant::now(), fails));
+        let disk = platter.mount();
+        for folder in ["/state", "/into"] {
+            make_private(&*disk, Path::new(folder)).unwrap();
+        }
+        for sequence in 0..6 {
+            let bytes: Vec<u8> = (0..rng.random_range(0..20_000)).map(|_| rng.random()).collect();
+            let begin = begin(sequence, &bytes);
+            loop {
+                platter.set_fuse(Some(rng.random_range(0..40)));
+                let told = attempt(&disk, &begin, &bytes, rng.random_range(1..20_000));
+                if failed.swap(0, Ordering::Relaxed) == 0 {
+                    assert!(told.unwrap());
+                    break;
+                }
+                // The next start.
+                cuts += 1;
+                platter.set_fuse(None);
+                let inbox = Inbox::open(disk.clone(), Path::new("/state"), "one").unwrap();
+                assert_eq!(inbox.mend(), None);
+                for whole in inbox.whole().unwrap() {
+                    assert!(
+                        disk.read(&into(&begin)).is_err(),
+                        "seed {seed}: {} came twice",
+                        begin.sequence
+                    );
+                    BulkMessage::new(disk.clone(), RobotId(0), whole)
+                        .take_to(&into(&begin))
+                        .unwrap();
+                }
+            }
+            platter.set_fuse(None);
+            platter.cut();
+            assert_eq!(disk.read(&into(&begin)).unwrap(), bytes, "seed {seed}: {sequence}");
+        }
+    }
+    assert!(cuts > 200, "{cuts}");
+}
+
 #[test]
 fn a_message_that_was_taken_does_not_come_back() {
     for seed in 0..40 {
         let platter = platter(seed);
         let (disk, folder, bytes) = (platter.mount(), Path::new("/state"), vec![7; 10_000]);
-        [folder, Path::new("/into")].map(|folder| make_private(&*disk, folder).unwrap());
+        make_private(&*disk, folder).unwrap();
+        make_private(&*disk, Path::new("/into")).unwrap();
         let inbox = Inbox::open(disk.clone(), folder, "one").unwrap();
         for sequence in [1, 2] {
             let mut whole = part(&inbox, &begin(sequence, &bytes));
