@@ -10,7 +10,6 @@ use std::time::Duration;
 use coorp_core::alarms::{Alarm, Alarms, Sight, STANDS};
 use coorp_core::{Instant, RobotId};
 
-use crate::disk::Space;
 use crate::ground::Worker;
 use crate::member::Member;
 use crate::shared_robot::SharedRobot;
@@ -62,6 +61,7 @@ impl Bell {
     fn look(&self, member: &Member, state: &Path, now: Instant) {
         let refused = member.refused.read();
         let unix = member.ground.unix();
+        let disk = member.ground.disk();
         let sight = Sight {
             strangers: refused.strangers,
             other_version: refused.version,
@@ -71,7 +71,7 @@ impl Bell {
             // The folder itself is missing if the disk was full at the first start.
             disk_short: state
                 .ancestors()
-                .find_map(|folder| Space::below(folder).ok())
+                .find_map(|folder| disk.space(folder).ok())
                 .is_some_and(|space| space.check().is_err()),
         };
         for alarm in lock(&self.alarms).on_sight(sight, now) {

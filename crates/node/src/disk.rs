@@ -4,14 +4,15 @@
 //! so that several senders cannot share the same free bytes. Programs that do not belong to us may fill the disk in
 //! the meantime, so whoever writes checks again as it goes.
 
-use std::fs::File;
+use std::collections::BTreeSet;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use nix::sys::statvfs::{fstatvfs, statvfs, Statvfs};
+use nix::sys::statvfs::Statvfs;
 
+use crate::ground::Disk;
 use crate::sync::lock;
 
 /// The reserve of a large disk, bytes; of a small one, its twentieth.
@@ -30,17 +31,7 @@ pub(crate) struct Space {
 }
 
 impl Space {
-    /// The disk below a folder.
-    pub fn below(folder: &Path) -> io::Result<Space> {
-        Ok(Space::of(&statvfs(folder)?))
-    }
-
-    /// The disk of an open file.
-    pub fn around(file: &File) -> io::Result<Space> {
-        Ok(Space::of(&fstatvfs(file)?))
-    }
-
-    fn of(disk: &Statvfs) -> Space {
+    pub fn of(disk: &Statvfs) -> Space {
         let block = disk.fragment_size();
         Space::new(
             disk.blocks().saturating_mul(block),
@@ -48,7 +39,7 @@ impl Space {
         )
     }
 
-    fn new(total: u64, free: u64) -> Space {
+    pub fn new(total: u64, free: u64) -> Space {
         let reserve = RESERVE_BYTES.min(total / RESERVE_SHARE);
         Space {
             free,
@@ -85,6 +76,8 @@ impl Space {
 pub(crate) struct Room {
     /// What messages in progress still need, bytes.
     claimed: Mutex<u64>,
+    /// The senders' folders that survive a power cut, as far as this start knows.
+    kept: Mutex<BTreeSet<PathBuf>>,
     /// Whether bulk was refused for lack of room, most recently.
     short: AtomicBool,
 }
@@ -102,8 +95,8 @@ pub(crate) struct NoRoom {
 
 impl Room {
     /// Claims room for a message below a folder.
-    pub fn claim(self: &Arc<Self>, folder: &Path, bytes: u64) -> io::Result<Result<Claim, NoRoom>> {
-        let space = Space::below(folder)?;
+    pub fn claim(self: &Arc<Self>, disk: &dyn Disk, folder: &Path, bytes: u64) -> io::Result<Result<Claim, NoRoom>> {
+        let space = disk.space(folder)?;
         let mut claimed = lock(&self.claimed);
         let usable = space.usable().saturating_sub(*claimed);
         if bytes > usable {
@@ -118,6 +111,17 @@ impl Room {
             room: self.clone(),
             bytes,
         }))
+    }
+
+    /// Has a sender's folder, and the two above it, survive a power cut. An earlier start may have been killed right after
+    /// it made them, so only what this one has done counts.
+    pub fn keep(&self, disk: &dyn Disk, folder: &Path) -> io::Result<()> {
+        let mut kept = lock(&self.kept);
+        if !kept.contains(folder) {
+            folder.ancestors().take(3).try_for_each(|folder| disk.sync(folder))?;
+            kept.insert(folder.to_owned());
+        }
+        Ok(())
     }
 
     /// Notes whether bulk was refused; logs changes, not each attempt of each sender.
@@ -169,6 +173,7 @@ pub(crate) fn megabytes(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ground::Linux;
 
     #[test]
     fn the_reserve_is_64_mb_or_a_twentieth() {
@@ -189,14 +194,14 @@ mod tests {
     #[test]
     fn two_senders_cannot_have_the_same_room() {
         let (room, folder) = (Arc::new(Room::default()), std::env::temp_dir());
-        let usable = Space::below(&folder).unwrap().usable();
+        let usable = Linux.space(&folder).unwrap().usable();
         let half = usable / 2 + (usable / 8);
-        let mut first = room.claim(&folder, half).unwrap().unwrap();
-        let second = room.claim(&folder, half).unwrap().unwrap_err();
+        let mut first = room.claim(&Linux, &folder, half).unwrap().unwrap();
+        let second = room.claim(&Linux, &folder, half).unwrap().unwrap_err();
         assert!(second.missing == half && second.usable < half && second.most >= half);
         // As it arrives, the disk has less and the claim needs less.
         first.set(0);
-        drop(room.claim(&folder, half).unwrap().unwrap());
+        drop(room.claim(&Linux, &folder, half).unwrap().unwrap());
         assert_eq!(*lock(&room.claimed), 0);
     }
 }

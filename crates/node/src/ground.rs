@@ -1,11 +1,11 @@
-//! The ground below a robot: time, randomness, threads and sockets. A node gets them from one trait, so that it runs
+//! The ground below a robot: time, randomness, threads, sockets and the disk. A node gets them from one trait, so that it runs
 //! unchanged on two grounds: on the machine ([`Linux`]) and, in virtual time, on a simulated one (`trial.rs`), where a seed
 //! decides what fails and when.
 //!
-//! Left out: the disk, which is the machine's own on both grounds. Also, because no other robot depends on them and no trial
-//! runs them: the emulator's reports, metrics over HTTP, recordings for people, and the programs `coorp watch` and `coorp
-//! keys`.
+//! Left out, because no other robot depends on them and no trial runs them: the emulator's reports, metrics over HTTP,
+//! recordings for people, and the programs `coorp watch` and `coorp keys`. A node reads its keys from the machine's own disk.
 
+mod disk;
 mod linux;
 mod threads;
 mod worker;
@@ -21,6 +21,7 @@ use coorp_core::{Duration, RobotId};
 use coorp_team::{Robot, Team};
 use quinn::AsyncUdpSocket;
 
+pub(crate) use self::disk::{folder_of, replace, replace_for_now, About, Disk, Opened};
 pub(crate) use self::linux::{socket, Linux};
 pub(crate) use self::threads::{Spawn, Task, Threads};
 pub(crate) use self::worker::{watched, Signal, Work, Worker};
@@ -39,6 +40,8 @@ pub(crate) trait Ground: fmt::Debug + Send + Sync {
     fn random(&self) -> u64;
     /// The seed of QUIC's randomness, if that is to be repeated.
     fn quic_seed(&self) -> Option<[u8; 32]>;
+    /// The disk of the state folder.
+    fn disk(&self) -> Arc<dyn Disk>;
     /// Starts threads for tasks; each begins with `first`.
     fn threads(&self, count: usize, name: &str, first: fn()) -> io::Result<Threads>;
     /// Starts a thread that works by itself, and begins with `first`.

@@ -29,7 +29,8 @@ pub use self::bundle::{bundle, install};
 pub use self::renew::{finish, renew};
 pub use self::revoke::revoke;
 use crate::file_name::file_name;
-use crate::state::{make_private, replace};
+use crate::ground::{replace, Linux};
+use crate::state::make_private;
 use crate::Error;
 
 /// The name in the operator's certificate. The operator may look but not take part. No robot can have this name.
@@ -222,7 +223,7 @@ fn check_private(path: &Path) -> Result<(), Error> {
 /// Creates the folders of keys that are missing.
 fn make_folders(folder: &Path) -> Result<(), Error> {
     for folder in [folder, &folder.join(ROBOTS)] {
-        make_private(folder)?;
+        make_private(&Linux, folder)?;
         check_private(folder)?;
     }
     Ok(())
@@ -287,7 +288,7 @@ fn write_new(path: &Path, text: &str, mode: u32) -> Result<(), Error> {
 
 /// Writes a file whole, in place of the one that may be there.
 fn write(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Error> {
-    replace(path, bytes, mode).map_err(|error| Error::at("write", path, error))
+    replace(&Linux, path, bytes, mode).map_err(|error| Error::at("write", path, error))
 }
 
 fn read(path: &Path) -> Result<String, Error> {

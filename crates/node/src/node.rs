@@ -107,7 +107,11 @@ impl Node {
         let revoked = if insecure {
             Arc::default()
         } else {
-            Arc::new(Revoked::of(&credentials, &team.live.keys, Some(&state))?)
+            Arc::new(Revoked::of(
+                &credentials,
+                &team.live.keys,
+                Some((ground.disk(), &state)),
+            )?)
         };
         ground.check_here(&team.robots[usize::from(me.0)], team.paths_used(me))?;
         let member = Arc::new(Member {

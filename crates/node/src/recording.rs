@@ -26,7 +26,7 @@ use mcap::{McapError, WriteOptions, Writer};
 use serde_json::{json, Value};
 
 use crate::agent::Agent;
-use crate::disk::Space;
+use crate::ground::Opened;
 use crate::member::Member;
 use crate::sync::{lock, spawn};
 use crate::{status, Error};
@@ -271,7 +271,7 @@ impl Recorder {
             }
             if look % CHUNK_LOOKS == 0 {
                 self.writer.flush()?;
-                Space::around(&self.file)?.check()?;
+                self.file.space()?.check()?;
             }
             drop(agent);
             if last {

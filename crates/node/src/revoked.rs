@@ -10,16 +10,15 @@
 //! Connections are checked after their handshake, not in it: TLS resumes sessions without showing certificates again.
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use quinn::rustls::pki_types::CertificateDer;
 use x509_parser::prelude::{CertificateRevocationList, FromDer, ParsedExtension, X509Certificate};
 
+use crate::ground::{replace, Disk, Linux};
 use crate::quic::Credentials;
-use crate::state::replace;
 use crate::status;
 use crate::sync::lock;
 use crate::wire::Revocations;
@@ -34,7 +33,7 @@ pub(crate) struct Revoked {
     /// The authorities that may sign lists.
     authorities: Vec<CertificateDer<'static>>,
     /// Where the newest is kept.
-    file: Option<PathBuf>,
+    file: Option<(Arc<dyn Disk>, PathBuf)>,
     inner: Mutex<Inner>,
     /// Held while the file is written.
     writing: Mutex<()>,
@@ -89,8 +88,8 @@ impl List {
     ///
     /// # Errors
     /// If it cannot be read, or is not the authority's.
-    pub fn load(file: &Path, authorities: &[CertificateDer<'_>]) -> Result<Option<List>, Error> {
-        let der = match fs::read(file) {
+    pub fn load(disk: &dyn Disk, file: &Path, authorities: &[CertificateDer<'_>]) -> Result<Option<List>, Error> {
+        let der = match disk.read(file) {
             Ok(der) => der,
             // Where no folder can be, nothing was kept.
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),
@@ -113,8 +112,8 @@ impl List {
 }
 
 /// Returns whether a file is a whole list that another authority claims to have signed.
-fn is_anothers(file: &Path, authorities: &[CertificateDer<'_>]) -> bool {
-    let Ok(der) = fs::read(file) else { return false };
+fn is_anothers(disk: &dyn Disk, file: &Path, authorities: &[CertificateDer<'_>]) -> bool {
+    let Ok(der) = disk.read(file) else { return false };
     let Ok((_, list)) = CertificateRevocationList::from_der(&der) else {
         return false;
     };
@@ -140,7 +139,7 @@ impl Revoked {
     ///
     /// # Errors
     /// If its own certificate is revoked, or a list is damaged.
-    pub fn of(credentials: &Credentials, keys: &Path, state: Option<&Path>) -> Result<Revoked, Error> {
+    pub fn of(credentials: &Credentials, keys: &Path, state: Option<(Arc<dyn Disk>, &Path)>) -> Result<Revoked, Error> {
         let revoked = Revoked::load(credentials.authorities(), keys, state)?;
         if credentials.certificate().is_some_and(|own| !revoked.admits(own)) {
             return Err(Error::Keys(format!(
@@ -153,13 +152,18 @@ impl Revoked {
     }
 
     /// The newest of the lists in these folders, those of the keys and of the state. It is kept in the latter.
-    pub fn load(authorities: &[CertificateDer<'static>], keys: &Path, state: Option<&Path>) -> Result<Revoked, Error> {
-        let file = state.map(|state| state.join(FILE));
+    pub fn load(
+        authorities: &[CertificateDer<'static>],
+        keys: &Path,
+        state: Option<(Arc<dyn Disk>, &Path)>,
+    ) -> Result<Revoked, Error> {
+        let file = state.map(|(disk, state)| (disk, state.join(FILE)));
+        let own: (Arc<dyn Disk>, PathBuf) = (Arc::new(Linux), keys.join(FILE));
         let mut newest = List::default();
-        for file in [Some(keys.join(FILE)), file.clone()].into_iter().flatten() {
-            let list = match List::load(&file, authorities) {
+        for (disk, file) in [Some(own), file.clone()].into_iter().flatten() {
+            let list = match List::load(&*disk, &file, authorities) {
                 // The keys have been renewed since, and came with a list of their own.
-                Err(_) if !newest.der.is_empty() && is_anothers(&file, authorities) => None,
+                Err(_) if !newest.der.is_empty() && is_anothers(&*disk, &file, authorities) => None,
                 list => list?,
             };
             if let Some(list) = list.filter(|list| list.is_newer_than(&newest)) {
@@ -230,10 +234,10 @@ impl Revoked {
 
     /// Writes the newest list to its file. Waits for the disk.
     pub fn keep(&self) {
-        let Some(file) = &self.file else { return };
+        let Some((disk, file)) = &self.file else { return };
         let _writing = lock(&self.writing);
         let der = lock(&self.inner).list.der.clone();
-        if let Err(error) = replace(file, &der, 0o600) {
+        if let Err(error) = replace(&**disk, file, &der, 0o600) {
             let file = file.display();
             tracing::error!("cannot keep the list of revoked certificates in {file}: {error}");
         }

@@ -1,15 +1,15 @@
 //! The folder in which a robot keeps what survives its restarts.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use coorp_core::starts;
 use nix::unistd::geteuid;
 
 use crate::file_name::file_name;
-use crate::ground::Ground;
+use crate::ground::{folder_of, replace, Disk, Ground};
 use crate::Error;
 
 /// The file with the number of starts on this disk.
@@ -67,7 +67,7 @@ fn check_own(folder: &Path) -> Result<(), Error> {
 /// that cannot be kept is logged.
 pub(crate) fn incarnation(ground: &dyn Ground, state: &Path) -> u32 {
     let random = ground.random() as u32;
-    let counter = match count(state) {
+    let counter = match count(&*ground.disk(), state) {
         Ok(counter) => Some(counter),
         Err(error) => {
             tracing::error!(
@@ -82,38 +82,24 @@ pub(crate) fn incarnation(ground: &dyn Ground, state: &Path) -> u32 {
 }
 
 /// Counts the starts on this disk; a counter that makes no sense begins anew.
-fn count(state: &Path) -> Result<u16, Error> {
-    make_private(state)?;
+fn count(disk: &dyn Disk, state: &Path) -> Result<u16, Error> {
+    make_private(disk, state)?;
     let file = state.join(STARTS);
-    let known = fs::read_to_string(&file).ok();
+    let known = disk.read(&file).ok().and_then(|bytes| String::from_utf8(bytes).ok());
     let known: u16 = known.and_then(|text| text.trim().parse().ok()).unwrap_or(0);
     let next = known.wrapping_add(1);
-    replace(&file, next.to_string().as_bytes(), 0o600).map_err(|error| Error::at("write", &file, error))?;
+    replace(disk, &file, next.to_string().as_bytes(), 0o600).map_err(|error| Error::at("write", &file, error))?;
     Ok(next)
 }
 
-/// Creates a folder that only this user can read, and its parents, if they are missing.
-pub(crate) fn make_private(folder: &Path) -> Result<(), Error> {
-    let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
-    made.map_err(|error| Error::at("make the folder", folder, error))
-}
-
-/// Replaces a small file, so that after a crash it is the old or the new one.
-pub(crate) fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
-    let mut new = path.as_os_str().to_owned();
-    new.push(".new");
-    // One that was left behind may have another mode.
-    match fs::remove_file(&new) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&new)?;
-    file.write_all(bytes)?;
-    file.sync_all()?;
-    fs::rename(&new, path)?;
-    // A file in the current folder has an empty parent.
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
+/// Creates a folder that only this user can read, and its parents, if they are missing: so that they survive a power cut.
+pub(crate) fn make_private(disk: &dyn Disk, folder: &Path) -> Result<(), Error> {
+    let is_missing = |folder: &&Path| !folder.as_os_str().is_empty() && disk.about(folder).is_err();
+    let missing: Vec<&Path> = folder.ancestors().take_while(is_missing).collect();
+    let made = disk.make(folder, 0o700);
+    let mut missing = missing.into_iter().map(folder_of);
+    made.and_then(|()| missing.try_for_each(|parent| disk.sync(parent)))
+        .map_err(|error| Error::at("make the folder", folder, error))
 }
 
 #[cfg(test)]
@@ -135,7 +121,7 @@ mod tests {
         let folder = || below(&base, "fleet", "r..1");
         let own = base.join("fleet/r..1");
         assert_eq!(folder().unwrap(), own, "it is made later");
-        make_private(&own).unwrap();
+        make_private(&Linux, &own).unwrap();
         assert_eq!(folder().unwrap(), own);
         for part in [&base, &base.join("fleet"), &own] {
             let mode = |mode| fs::set_permissions(part, fs::Permissions::from_mode(mode)).unwrap();

@@ -2,12 +2,14 @@
 //!
 //! Everything above the ground (`ground.rs`) is the code that runs on robots: QUIC with its keys, links, the door, permits,
 //! the gate, bulk and its disk. Below it are one thread, tokio's paused clock, a network of this module
-//! (`trial/network.rs`) and machines (`trial/machine.rs`) that lose power, stand still and restart with other clocks. A
-//! second takes a few milliseconds, and a seed repeats its faults at the same times.
+//! (`trial/network.rs`) and machines (`trial/machine.rs`) that lose power, stand still, restart with other clocks and run
+//! out of descriptors, with disks (`trial/disk.rs`) that fill and lose what was not synced. A second takes a few
+//! milliseconds, and a seed repeats its faults at the same times.
 //!
-//! Left out: the air (`coorp emu` has it), multicast (robots have addresses here), disks that lose what was written, and
+//! Left out: the air (`coorp emu` has it), multicast (robots have addresses here), disks that fail to read or write, and
 //! the order of what happens within one millisecond of tokio's clock, which depends on the keys that TLS draws.
 
+mod disk;
 mod machine;
 mod network;
 
@@ -21,6 +23,8 @@ use coorp_team::Team;
 use tokio::runtime::Builder;
 use tokio::time::Instant;
 
+#[cfg(test)]
+pub(crate) use self::disk::Platter;
 pub use self::machine::{Machine, Process};
 use self::network::Network;
 

@@ -6,8 +6,8 @@
 //! entry per sender, a lineage and a number, shows whether a message was delivered: its lineage is the same and its
 //! number is not greater.
 //!
-//! A message becomes whole in this order: its hash is right, its bytes and its head are on the disk, it is renamed into
-//! `whole/`, `delivered` records it, the sender is told. The sender's retry repairs a crash between any two of these,
+//! A message becomes whole in this order: its hash is right, its bytes, its head and all folders are on the disk, it is renamed
+//! into `whole/`, `delivered` records it, the sender is told. The sender's retry repairs a crash between any two of these,
 //! except between the renaming and `delivered`. Then the message would be delivered at the next start, and requested
 //! again too. So that start first corrects `delivered` ([`Inbox::mend`]) from `part.head`, which still describes the
 //! message. If the disk takes not even that, the message is delivered once its sender offers it again and `delivered`
@@ -15,14 +15,13 @@
 //!
 //! Nothing of a message is written unless all of it fits without touching the disk's reserve (`disk.rs`).
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io::{self, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::disk::{Claim, NoRoom, Room, Space};
+use crate::disk::{Claim, NoRoom, Room};
 use crate::file_name::{file_name, name_in};
-use crate::state::replace;
+use crate::ground::{replace, replace_for_now, Disk, Opened};
 use crate::wire::{self, Begin};
 
 /// The maximum number of untaken messages of one sender; more are refused until some are taken.
@@ -54,7 +53,7 @@ pub(crate) enum Offer {
 pub(crate) struct Part {
     begin: Begin,
     inbox: Inbox,
-    file: File,
+    file: Box<dyn Opened>,
     hasher: blake3::Hasher,
     length: u64,
     /// How much of it was synced.
@@ -73,47 +72,53 @@ pub(crate) struct Whole {
 /// The messages from one sender.
 #[derive(Clone, Debug)]
 pub(crate) struct Inbox {
+    disk: Arc<dyn Disk>,
     folder: PathBuf,
 }
 
 impl Inbox {
     /// The folder of a sender, below a robot's.
-    pub fn of(robot: &Path, sender: &str) -> Inbox {
+    pub fn of(disk: Arc<dyn Disk>, robot: &Path, sender: &str) -> Inbox {
         Inbox {
+            disk,
             folder: robot.join(FOLDER).join(file_name(sender)),
         }
     }
 
     /// Creates a sender's folder if it is missing.
-    pub fn open(robot: &Path, sender: &str) -> io::Result<Inbox> {
-        let inbox = Inbox::of(robot, sender);
-        fs::create_dir_all(inbox.folder.join("whole"))?;
+    pub fn open(disk: Arc<dyn Disk>, robot: &Path, sender: &str) -> io::Result<Inbox> {
+        let inbox = Inbox::of(disk, robot, sender);
+        inbox.disk.make(&inbox.folder.join("whole"), 0o777)?;
         Ok(inbox)
     }
 
     /// Whether the folder exists.
     pub fn exists(&self) -> bool {
-        self.folder.is_dir()
+        self.disk.about(&self.folder).is_ok_and(|about| !about.is_file)
     }
 
     /// Must be called at a start, before a message is delivered: a message that is whole counts as delivered, whether
     /// or not the previous start recorded that. Returns the path of the message that must not be delivered yet, if that
     /// cannot be recorded now.
     pub fn mend(&self) -> Option<PathBuf> {
-        let known = fs::read(self.folder.join("part.head")).unwrap_or_default();
+        let known = self.disk.read(&self.folder.join("part.head")).unwrap_or_default();
         let begin = wire::decode::<Begin>(&known).ok()?;
         let place = self.place_of(&begin);
-        if self.is_delivered(&begin) || !place.is_file() {
+        if self.is_delivered(&begin) || !self.has(&place) {
             return None;
         }
-        let recorded = replace(&self.folder.join("delivered"), &known, 0o600);
+        let recorded = replace(&*self.disk, &self.folder.join("delivered"), &known, 0o600);
         recorded.is_err().then_some(place)
     }
 
     fn is_delivered(&self, begin: &Begin) -> bool {
-        let delivered = fs::read(self.folder.join("delivered")).unwrap_or_default();
+        let delivered = self.disk.read(&self.folder.join("delivered")).unwrap_or_default();
         let delivered = wire::decode::<Begin>(&delivered);
         delivered.is_ok_and(|known| known.lineage == begin.lineage && known.sequence >= begin.sequence)
+    }
+
+    fn has(&self, file: &Path) -> bool {
+        self.disk.about(file).is_ok_and(|about| about.is_file)
     }
 
     /// The path of a whole message.
@@ -129,20 +134,17 @@ impl Inbox {
 
     /// Returns the whole messages that were not taken, in order of arrival.
     pub fn whole(&self) -> io::Result<Vec<Whole>> {
-        let mut found = Vec::new();
-        for entry in fs::read_dir(self.folder.join("whole"))? {
-            let entry = entry?;
-            let about = entry.metadata()?;
-            let file = entry.file_name();
+        let (mut found, folder) = (Vec::new(), self.folder.join("whole"));
+        for (file, about) in self.disk.list(&folder)? {
             // Files with other names are not ours.
             let name = file.to_str().and_then(|name| name.splitn(3, '+').nth(2));
-            if let (Some(name), true) = (name.and_then(name_in), about.is_file()) {
+            if let (Some(name), true) = (name.and_then(name_in), about.is_file) {
                 let whole = Whole {
                     name,
-                    length: about.len(),
-                    path: entry.path(),
+                    length: about.length,
+                    path: folder.join(&file),
                 };
-                found.push((about.modified()?, file.clone(), whole));
+                found.push((about.modified, file, whole));
             }
         }
         found.sort_by(|a, b| (a.0, &a.1).cmp(&(b.0, &b.1)));
@@ -154,36 +156,31 @@ impl Inbox {
         if self.is_delivered(begin) {
             return Ok(Offer::Delivered);
         }
-        if self.place_of(begin).is_file() {
+        if self.has(&self.place_of(begin)) {
             return self.record(begin).map(Offer::Whole);
         }
         if self.whole()?.len() >= WHOLE_MAX {
             return Ok(Offer::Full);
         }
-        let known = fs::read(self.folder.join("part.head")).unwrap_or_default();
+        let known = self.disk.read(&self.folder.join("part.head")).unwrap_or_default();
         let same = wire::decode::<Begin>(&known).is_ok_and(|known| known == *begin);
         let path = self.folder.join("part");
         if !same {
             // A head that belongs to other bytes does no harm: the sender compares what has arrived with its own.
-            remove(&path)?;
+            remove(&*self.disk, &path)?;
         }
         // Before anything is read: a sender without room asks often.
-        let there = fs::metadata(&path).map_or(0, |about| about.len());
-        let claim = match room.claim(&self.folder, begin.length.saturating_sub(there))? {
+        let there = self.disk.about(&path).map_or(0, |about| about.length);
+        let claim = match room.claim(&*self.disk, &self.folder, begin.length.saturating_sub(there))? {
             Ok(claim) => claim,
             Err(why) => return Ok(Offer::NoRoom(why)),
         };
+        room.keep(&*self.disk, &self.folder)?;
         if !same {
             // This does not wait for the disk, which may still be busy with the previous message.
-            write(&self.folder, "part.head", &wire::encode(begin))?;
+            replace_for_now(&*self.disk, &self.folder.join("part.head"), &wire::encode(begin), 0o666)?;
         }
-        let mut options = OpenOptions::new();
-        let mut file = options
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(&path)?;
+        let mut file = self.disk.open(&path)?;
         let mut hasher = blake3::Hasher::new();
         let (mut length, mut chunk) = (0, vec![0; CHUNK_BYTES]);
         loop {
@@ -211,7 +208,7 @@ impl Inbox {
 
     /// Records that a whole message is delivered.
     fn record(&self, begin: &Begin) -> io::Result<Whole> {
-        replace(&self.folder.join("delivered"), &wire::encode(begin), 0o600)?;
+        replace(&*self.disk, &self.folder.join("delivered"), &wire::encode(begin), 0o600)?;
         Ok(Whole {
             name: begin.name.clone(),
             length: begin.length,
@@ -260,7 +257,7 @@ impl Part {
             ));
         }
         // Others may have filled the disk since the claim.
-        let (space, coming) = (Space::around(&self.file)?, bytes.len() as u64);
+        let (space, coming) = (self.file.space()?, bytes.len() as u64);
         if coming > space.usable() {
             return Err(space.short());
         }
@@ -277,12 +274,12 @@ impl Part {
 
     /// Returns the file if enough has arrived since the last call that it should be synced now. The caller must report
     /// the result before the message is finished.
-    pub fn unsynced(&mut self) -> io::Result<Option<File>> {
+    pub fn unsynced(&mut self) -> io::Result<Option<Box<dyn Opened>>> {
         if self.length - self.synced < SYNC_BYTES {
             return Ok(None);
         }
         self.synced = self.length;
-        self.file.try_clone().map(Some)
+        self.file.again().map(Some)
     }
 
     /// All bytes have arrived. Returns `None`, and discards them, if they are not the announced ones.
@@ -291,66 +288,22 @@ impl Part {
             self.restart()?;
             return Ok(None);
         }
-        self.file.sync_all()?;
+        let (disk, folder) = (&self.inbox.disk, &self.inbox.folder);
+        self.file.sync()?;
         // The next start relies on it once the message is whole.
-        File::open(self.inbox.folder.join("part.head"))?.sync_all()?;
-        File::open(&self.inbox.folder)?.sync_all()?;
-        let folder = &self.inbox.folder;
-        fs::rename(folder.join("part"), self.inbox.place_of(&self.begin))?;
-        File::open(folder.join("whole"))?.sync_all()?;
+        disk.sync(&folder.join("part.head"))?;
+        disk.sync(folder)?;
+        disk.rename(&folder.join("part"), &self.inbox.place_of(&self.begin))?;
+        disk.sync(&folder.join("whole"))?;
         self.inbox.record(&self.begin).map(Some)
     }
 }
 
-fn remove(path: &Path) -> io::Result<()> {
-    match fs::remove_file(path) {
+fn remove(disk: &dyn Disk, path: &Path) -> io::Result<()> {
+    match disk.remove(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
     }
-}
-
-/// Moves a message to another file, which then is the message or what it was before. To another disk, it has to be
-/// copied: after a crash it may then be in both places, and never in none.
-pub(super) fn move_to(from: &Path, to: &Path) -> io::Result<()> {
-    match fs::rename(from, to) {
-        Err(error) if error.kind() == io::ErrorKind::CrossesDevices => {
-            copy_to(from, to)?;
-            fs::remove_file(from)
-        }
-        moved => moved,
-    }
-}
-
-fn copy_to(from: &Path, to: &Path) -> io::Result<()> {
-    let folder = to.parent().filter(|folder| !folder.as_os_str().is_empty());
-    let folder = folder.unwrap_or(Path::new("."));
-    let (space, length) = (Space::below(folder)?, fs::metadata(from)?.len());
-    if length > space.usable() {
-        return Err(space.short());
-    }
-    // Not derived from the other name, which might become too long; the same each time, so that a crash leaves nothing
-    // behind for long.
-    let name = blake3::hash(to.file_name().unwrap_or_default().as_encoded_bytes()).to_hex();
-    let new = folder.join(format!(".coorp-{}", &name[..16]));
-    let _ = fs::remove_file(&new);
-    let mut file = File::create_new(&new)?;
-    let mut copy = || {
-        io::copy(&mut File::open(from)?, &mut file)?;
-        file.sync_all()?;
-        fs::rename(&new, to)
-    };
-    if let Err(error) = copy() {
-        let _ = fs::remove_file(&new);
-        return Err(error);
-    }
-    File::open(folder)?.sync_all()
-}
-
-/// Replaces a small file, so that its readers see the old or the new one while the machine is up.
-fn write(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
-    let new = folder.join(format!("{name}.new"));
-    fs::write(&new, bytes)?;
-    fs::rename(&new, folder.join(name))
 }
 
 #[cfg(test)]

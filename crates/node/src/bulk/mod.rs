@@ -47,7 +47,7 @@ use self::socket::GatedSocket;
 use self::turns::Receivers;
 use crate::addresses::Addresses;
 use crate::disk::Room;
-use crate::ground::{Bound, Threads};
+use crate::ground::{Bound, Disk, Threads};
 use crate::mailbox::Mailbox;
 use crate::member::Member;
 use crate::quic::Credentials;
@@ -172,7 +172,7 @@ impl Bulk {
     /// Messages that were whole when this robot last stopped. Those that cannot be read stay where they are.
     fn take_up(&self) {
         for (id, robot) in (0u16..).map(RobotId).zip(&self.member.team.robots) {
-            let inbox = Inbox::of(&self.state, &robot.name);
+            let inbox = Inbox::of(self.member.ground.disk(), &self.state, &robot.name);
             if !inbox.exists() {
                 continue;
             }
@@ -183,7 +183,8 @@ impl Bulk {
                         .into_iter()
                         .filter(|whole| unrecorded.as_ref() != Some(&whole.path))
                     {
-                        self.delivered.put(BulkMessage::new(id, whole), |_| false);
+                        self.delivered
+                            .put(BulkMessage::new(self.member.ground.disk(), id, whole), |_| false);
                     }
                 }
                 Err(error) => {
@@ -257,7 +258,7 @@ impl Bulk {
     fn hand_out(&self, from: RobotId, whole: Whole) {
         lock(&self.counts).delivered += 1;
         self.mailbox_of(&whole.name)
-            .put(BulkMessage::new(from, whole), |_| false);
+            .put(BulkMessage::new(self.member.ground.disk(), from, whole), |_| false);
     }
 
     fn mailbox_of(&self, name: &str) -> Arc<Mailbox<BulkMessage>> {
@@ -541,15 +542,17 @@ pub struct BulkMessage {
     /// Its length, bytes.
     pub length: u64,
     path: PathBuf,
+    disk: Arc<dyn Disk>,
 }
 
 impl BulkMessage {
-    fn new(from: RobotId, whole: Whole) -> Self {
+    fn new(disk: Arc<dyn Disk>, from: RobotId, whole: Whole) -> Self {
         BulkMessage {
             from,
             name: whole.name,
             length: whole.length,
             path: whole.path,
+            disk,
         }
     }
 
@@ -558,23 +561,21 @@ impl BulkMessage {
         &self.path
     }
 
-    /// Takes it from disk into memory.
+    /// Takes it from disk into memory. After that it does not come back, not even after a power cut.
     ///
     /// # Errors
     /// If it cannot be read or removed; then it is still there, and can be taken again. Also if it was taken before.
     pub fn take(&self) -> io::Result<Vec<u8>> {
-        let bytes = std::fs::read(&self.path)?;
-        std::fs::remove_file(&self.path)?;
-        Ok(bytes)
+        self.disk.take(&self.path)
     }
 
-    /// Moves it to the caller's file, which is replaced. To another disk it is copied; until the copy is complete, it
+    /// Moves it to the caller's file, which is replaced, and which has it after a power cut, too. To another disk it is copied; until the copy is complete, it
     /// has another name beside that file.
     ///
     /// # Errors
     /// If it cannot be moved; then it is still there, and can be taken again. Also if it was taken before.
     pub fn take_to(&self, path: &Path) -> io::Result<()> {
-        inbox::move_to(&self.path, path)
+        self.disk.hand_over(&self.path, path)
     }
 }
 

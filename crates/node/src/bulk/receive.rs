@@ -12,7 +12,7 @@ use tokio::task::JoinHandle;
 
 use super::inbox::{Inbox, Offer, Part};
 use super::{Bulk, Receiving, BULK_BYTES_MAX};
-use crate::disk::{NoRoom, Space};
+use crate::disk::NoRoom;
 use crate::quic;
 use crate::sync::lock;
 use crate::tasks::{awaited, beside};
@@ -100,8 +100,9 @@ async fn take(bulk: &Bulk, from: RobotId, mut send: SendStream, mut receive: Rec
         }
     };
     let name = member.name_of(from);
-    let (state, name, room, length) = (bulk.state.clone(), name.to_owned(), bulk.room.clone(), begin.length);
-    let offer = awaited(move || Inbox::open(&state, &name)?.offer(&begin, &room)).await;
+    let (disk, state, name) = (member.ground.disk(), bulk.state.clone(), name.to_owned());
+    let (room, length) = (bulk.room.clone(), begin.length);
+    let offer = awaited(move || Inbox::open(disk, &state, &name)?.offer(&begin, &room)).await;
     let answer = match offer {
         Ok(Offer::Part(part)) => {
             bulk.room.note(&bulk.state, None);
@@ -176,7 +177,7 @@ fn no_room(bulk: &Bulk, why: NoRoom) -> Answer {
 
 /// The answer if a message of some length could not be written.
 fn unwritten(bulk: &Bulk, length: u64, error: &io::Error) -> Answer {
-    let space = Space::below(&bulk.state);
+    let space = bulk.member.ground.disk().space(&bulk.state);
     match space {
         Ok(space) if error.kind() == io::ErrorKind::StorageFull => no_room(
             bulk,
@@ -230,7 +231,7 @@ async fn fill(bulk: &Bulk, mut part: Box<Part>, receive: &mut RecvStream) -> Res
                 return Ok(Err(error));
             }
             match part.unsynced() {
-                Ok(file) => syncing = file.map(|file| beside(move || file.sync_data())),
+                Ok(file) => syncing = file.map(|file| beside(move || file.sync())),
                 Err(error) => return Ok(Err(error)),
             }
         }

@@ -2,8 +2,11 @@ use coorp_core::policy::Policy;
 use coorp_core::{Duration, FlowId, RobotId};
 use proptest::prelude::*;
 
+use std::sync::Arc;
+
 use super::write::Ring;
 use super::*;
+use crate::ground::Linux;
 
 fn at(ms: u64) -> Instant {
     Instant::from_nanos(ms * 1_000_000)
@@ -44,7 +47,7 @@ fn folder(name: &str) -> PathBuf {
 }
 
 fn written(flown: &mut Flown, folder: &Path) -> Vec<PathBuf> {
-    let mut ring = Ring::new(folder.to_owned());
+    let mut ring = Ring::new(Arc::new(Linux), folder.to_owned());
     flown.take().into_iter().for_each(|part| ring.write(part).unwrap());
     files(folder).unwrap()
 }
@@ -87,7 +90,7 @@ fn what_there_is_no_room_for_is_counted_and_a_new_segment_begins() {
     flown.handle(Input::TellModelsAgain, at(1_001));
     fly(&mut flown, 1_001..1_500);
     parts.extend(flown.take());
-    let mut ring = Ring::new(folder.clone());
+    let mut ring = Ring::new(Arc::new(Linux), folder.clone());
     parts.into_iter().for_each(|part| ring.write(part).unwrap());
     let segments: Vec<Segment> = files(&folder).unwrap().iter().map(|file| read(file).unwrap()).collect();
     let noted: usize = segments.iter().map(|segment| segment.records.len()).sum();
@@ -103,7 +106,7 @@ fn what_there_is_no_room_for_is_counted_and_a_new_segment_begins() {
 fn the_oldest_files_make_room() {
     let folder = folder("ring");
     for _ in 1..=2 {
-        let mut ring = Ring::new(folder.clone());
+        let mut ring = Ring::new(Arc::new(Linux), folder.clone());
         for _ in 0..11 {
             for part in flown().take() {
                 ring.write(part).unwrap();
@@ -123,7 +126,7 @@ fn the_files_of_this_start_are_the_newest_whatever_those_before_are_called() {
     for old in 0..20 {
         std::fs::write(folder.join(format!("4294967295-{old:06}.flight")), "").unwrap();
     }
-    let mut ring = Ring::new(folder.clone());
+    let mut ring = Ring::new(Arc::new(Linux), folder.clone());
     for _ in 0..3 {
         for part in flown().take() {
             ring.write(part).unwrap();
@@ -174,7 +177,7 @@ proptest! {
         let mut parts = flown.take();
         fly(&mut flown, 1_300..1_600);
         parts.extend(flown.take());
-        let mut ring = Ring::new(folder.clone());
+        let mut ring = Ring::new(Arc::new(Linux), folder.clone());
         parts.into_iter().for_each(|part| ring.write(part).unwrap());
         let file = files(&folder).unwrap().remove(0);
         let whole = read(&file).unwrap();

@@ -3,16 +3,14 @@
 //! The robot never waits for it. A full disk ends the recorder with a log message, and the robot continues. The ring
 //! does not grow into the disk's reserve (`disk.rs`).
 
-use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::{Flown, Part, BLOCK_HEAD_BYTES, FOLDER, HASH_BYTES, LAYOUT, MAGIC, SUFFIX};
-use crate::disk::Space;
-use crate::ground::{Ground, Worker};
+use crate::ground::{Disk, Ground, Opened, Worker};
 use crate::sync::lock;
 use crate::Error;
 
@@ -40,7 +38,7 @@ impl Recorder {
     pub fn start(ground: &dyn Ground, robot: Arc<Mutex<Flown>>, state: &Path) -> Result<Recorder, Error> {
         let writer = Arc::new(Writer {
             robot,
-            ring: Mutex::new(Ring::new(state.join(FOLDER))),
+            ring: Mutex::new(Ring::new(ground.disk(), state.join(FOLDER))),
             end: AtomicBool::new(false),
         });
         let round = writer.clone();
@@ -84,16 +82,18 @@ impl Writer {
 /// The files of a robot's recorder.
 #[derive(Debug)]
 pub(super) struct Ring {
+    disk: Arc<dyn Disk>,
     folder: PathBuf,
     /// Greater than that of all files in the folder that are of earlier starts. Known with the first file.
     start: Option<u64>,
     next: u32,
-    file: Option<File>,
+    file: Option<Box<dyn Opened>>,
 }
 
 impl Ring {
-    pub fn new(folder: PathBuf) -> Self {
+    pub fn new(disk: Arc<dyn Disk>, folder: PathBuf) -> Self {
         Ring {
+            disk,
             folder,
             start: None,
             next: 0,
@@ -121,23 +121,19 @@ impl Ring {
 
     /// The next file; the oldest ones make room for it. Their names are in order. On a disk that has no more than its
     /// reserve, the ring does not grow.
-    fn open(&mut self) -> io::Result<File> {
-        fs::create_dir_all(&self.folder)?;
-        let mut files = Vec::new();
-        for entry in fs::read_dir(&self.folder)? {
-            let file = entry?.path();
-            if file.extension().is_some_and(|suffix| suffix == SUFFIX) {
-                files.push(file);
-            }
-        }
+    fn open(&mut self) -> io::Result<Box<dyn Opened>> {
+        self.disk.make(&self.folder, 0o777)?;
+        let listed = self.disk.list(&self.folder)?.into_iter();
+        let mut files: Vec<PathBuf> = listed.map(|(name, _)| name.into()).collect();
+        files.retain(|file| file.extension().is_some_and(|suffix| suffix == SUFFIX));
         files.sort();
-        let space = Space::below(&self.folder)?;
+        let space = self.disk.space(&self.folder)?;
         let surplus = (files.len() + 1).saturating_sub(FILES_MAX);
         if space.usable() == 0 && files.is_empty() {
             return Err(space.short());
         }
         for old in files.iter().take(surplus.max(usize::from(space.usable() == 0))) {
-            fs::remove_file(old)?;
+            self.disk.remove(&self.folder.join(old))?;
         }
         let start = *self.start.get_or_insert_with(|| {
             let last = files.iter().filter_map(|file| start_of(file)).max();
@@ -145,7 +141,7 @@ impl Ring {
         });
         let name = format!("{start:010}-{:06}.{SUFFIX}", self.next);
         self.next = self.next.wrapping_add(1);
-        File::create(self.folder.join(name))
+        self.disk.create(&self.folder.join(name), 0o666)
     }
 }
 

@@ -1,5 +1,7 @@
 //! The machine itself.
 
+mod disk;
+
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 use std::io;
@@ -15,7 +17,7 @@ use quinn::{AsyncUdpSocket, Runtime, TokioRuntime};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use tokio::runtime::Builder;
 
-use super::{Below, Bound, Ground, Marked, Signal, Threads, Work, Worker};
+use super::{Below, Bound, Disk, Ground, Marked, Signal, Threads, Work, Worker};
 use crate::clock::since_boot;
 use crate::discovery::{places, Place};
 use crate::links::MarkedSocket;
@@ -47,6 +49,10 @@ impl Ground for Linux {
 
     fn quic_seed(&self) -> Option<[u8; 32]> {
         None
+    }
+
+    fn disk(&self) -> Arc<dyn Disk> {
+        Arc::new(Linux)
     }
 
     fn threads(&self, count: usize, name: &str, first: fn()) -> io::Result<Threads> {

@@ -21,6 +21,7 @@ use super::{
     authority, authority_of, certify, failed, make_folders, pair, read, write, write_new, AuthorityKey, AUTHORITY,
     OPERATOR,
 };
+use crate::ground::Linux;
 use crate::revoked::{List, FILE};
 use crate::Error;
 
@@ -128,7 +129,7 @@ pub fn finish(team: &Team) -> Result<u64, Error> {
         )));
     };
     let authority = authority_of(folder)?;
-    let mut list = List::load(&folder.join(FILE), &authority.certificates)?.unwrap_or_default();
+    let mut list = List::load(&Linux, &folder.join(FILE), &authority.certificates)?.unwrap_or_default();
     list.serials.insert(serial(&pair(&old, AUTHORITY).0)?);
     list.number += 1;
     write_list(folder, &authority, &list)?;

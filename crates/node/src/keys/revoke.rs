@@ -11,6 +11,7 @@ use rcgen::{date_time_ymd, CertificateRevocationListParams, KeyIdMethod, Revoked
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 use super::{authority_of, certify, failed, files, renew, write, AuthorityKey, OPERATOR};
+use crate::ground::Linux;
 use crate::revoked::{List, FILE};
 use crate::wire::Revocations;
 use crate::Error;
@@ -37,7 +38,7 @@ pub fn revoke(team: &Team, name: &str) -> Result<u64, Error> {
         )));
     }
     let authority = authority_of(folder)?;
-    let mut list = List::load(&folder.join(FILE), &authority.certificates)?.unwrap_or_default();
+    let mut list = List::load(&Linux, &folder.join(FILE), &authority.certificates)?.unwrap_or_default();
     for (certificate, _) in &held {
         list.serials.insert(serial(certificate)?);
     }
@@ -146,7 +147,13 @@ mod tests {
         let [[older, newer], [_, foreign]] = lists;
         let authority = certificate(&pair(&teams[0].live.keys, AUTHORITY).0);
         let nowhere = ours.join("nowhere");
-        let load = || Revoked::load(std::slice::from_ref(&authority), &nowhere, Some(&state));
+        let load = || {
+            Revoked::load(
+                std::slice::from_ref(&authority),
+                &nowhere,
+                Some((std::sync::Arc::new(Linux), &state)),
+            )
+        };
         let revoked = load().unwrap();
         assert!(revoked.list().is_none());
         assert!(revoked.on_list("r1", &older) && !revoked.on_list("r1", &older));

@@ -1,16 +1,20 @@
-//! A machine of a trial: it starts a robot again and again, is killed, stands still, and loses its power.
+//! A machine of a trial: it starts a robot again and again, is killed, stands still, loses its power, and runs out of
+//! descriptors and of room on its disk.
 
+use std::ffi::OsString;
 use std::fmt;
 use std::future::Future;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration as StdDuration;
 
 use coorp_core::{Duration, RobotId};
 use coorp_team::{Robot, Team};
+use nix::errno::Errno;
 use rand::{Rng, RngCore, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use tokio::runtime::EnterGuard;
@@ -18,9 +22,10 @@ use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
+use super::disk::{Mounted, Platter};
 use super::network::{Network, Unused};
 use crate::discovery::Place;
-use crate::ground::{Bound, Ground, Signal, Spawn, Task, Threads, Work, Worker};
+use crate::ground::{Bound, Disk, Ground, Signal, Spawn, Task, Threads, Work, Worker};
 use crate::sync::lock;
 use crate::{Error, Node, Options};
 
@@ -29,6 +34,8 @@ const DRIFT_MAX_PPM: i64 = 40;
 /// The calendar at the beginning, seconds since 1970.
 const UNIX_S: u64 = 1_790_000_000;
 const MTU: u16 = 1_500;
+/// The power fails after at most this many changes of the disk, or at any moment.
+const FUSE_MAX: u32 = 24;
 
 /// A machine.
 #[derive(Debug)]
@@ -41,6 +48,9 @@ pub struct Machine {
     clocks: Mutex<Clocks>,
     /// The process that runs.
     life: Mutex<Option<Life>>,
+    disk: Arc<Platter>,
+    /// Notified when the power has failed while the disk was written.
+    dark: Notify,
 }
 
 /// How far a machine's clocks are ahead.
@@ -54,7 +64,12 @@ impl Machine {
     pub(super) fn new(robot: RobotId, seed: u64, began: Instant, network: &Arc<Network>) -> Arc<Machine> {
         let own = seed ^ u64::from(robot.0) << 48 ^ 0x006d_6163_6869;
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(own);
-        Arc::new(Machine {
+        Arc::new_cyclic(|machine: &Weak<Machine>| Machine {
+            disk: Arc::new(Platter::new(own, began, {
+                let machine = machine.clone();
+                move || machine.upgrade().iter().for_each(|machine| machine.go_dark())
+            })),
+            dark: Notify::new(),
             robot,
             began,
             network: network.clone(),
@@ -95,12 +110,63 @@ impl Machine {
         }
     }
 
-    /// Ends the process and silences the cards; or has the cards work again.
-    pub fn switch(&self, off: bool) {
-        if off {
-            self.kill();
+    /// Cuts the power within `within`, often while something is written: the process ends, the cards fall silent, and
+    /// the disk may have lost what was not synced.
+    pub async fn cut(&self, within: StdDuration) {
+        let fuse = {
+            let mut rng = lock(&self.rng);
+            rng.random::<bool>().then(|| rng.random_range(0..FUSE_MAX))
+        };
+        if fuse.is_some() {
+            self.disk.set_fuse(fuse);
+            if tokio::time::timeout(within, self.dark.notified()).await.is_ok() {
+                return;
+            }
         }
-        self.network.switch(self.robot, off);
+        self.disk.cut();
+        self.go_dark();
+    }
+
+    fn go_dark(&self) {
+        self.kill();
+        self.network.switch(self.robot, true);
+        self.dark.notify_waiters();
+    }
+
+    /// Has the power back.
+    pub fn switch_on(&self) {
+        self.network.switch(self.robot, false);
+    }
+
+    /// Fills the disk up to this much, bytes, or frees it again.
+    pub fn fill_disk(&self, room: Option<u64>) {
+        self.disk.fill(room);
+    }
+
+    /// Has no descriptors left for files and sockets, or has some again.
+    pub fn set_descriptors(&self, some: bool) {
+        self.disk.set_descriptors(some);
+    }
+
+    /// Makes a folder on the disk, which stays after power cuts.
+    ///
+    /// # Errors
+    /// If a file is in its place.
+    pub fn make_folder(&self, folder: &Path) -> io::Result<()> {
+        self.disk.make(folder)
+    }
+
+    /// The files in a folder of the disk, with their names.
+    ///
+    /// # Errors
+    /// If there is no such folder.
+    pub fn files(&self, folder: &Path) -> io::Result<Vec<(OsString, Vec<u8>)>> {
+        self.disk.files(folder)
+    }
+
+    /// Removes a file from the disk, also after power cuts.
+    pub fn lose(&self, file: &Path) {
+        self.disk.lose(file);
     }
 
     /// Sets all clocks ahead, as seen by the next process.
@@ -116,12 +182,17 @@ impl Machine {
 pub struct Process(Arc<Simulated>);
 
 impl Process {
-    /// Opens its node. The state folder is a real one.
+    /// Opens its node. The state folder is on the machine's disk, the keys are on the real one.
     ///
     /// # Errors
     /// As [`Node::open`].
     pub fn open(&self, options: Options) -> Result<Node, Error> {
         Node::open_on(self.0.clone(), options)
+    }
+
+    /// Whether it has been killed, or has lost its power.
+    pub fn is_over(&self) -> bool {
+        self.0.life.is_over()
     }
 
     /// Starts a task of the process.
@@ -160,6 +231,13 @@ impl Ground for Simulated {
         Some(seed)
     }
 
+    fn disk(&self) -> Arc<dyn Disk> {
+        Arc::new(Mounted {
+            disk: self.machine.disk.clone(),
+            life: self.life.clone(),
+        })
+    }
+
     fn threads(&self, _: usize, _: &str, _: fn()) -> io::Result<Threads> {
         Ok(Threads::new(Arc::new(self.life.clone()), None))
     }
@@ -176,6 +254,9 @@ impl Ground for Simulated {
     }
 
     fn bind(&self, at: SocketAddr, _: Option<&String>) -> io::Result<Box<dyn Bound>> {
+        if !self.machine.disk.has_descriptors() {
+            return Err(Errno::EMFILE.into());
+        }
         let udp = self.machine.network.bind(at)?;
         Ok(Box::new(Unused(udp)))
     }
@@ -195,7 +276,7 @@ impl Ground for Simulated {
 
 /// The tasks of a process.
 #[derive(Clone, Default)]
-struct Life(Arc<Mutex<State>>);
+pub(super) struct Life(Arc<Mutex<State>>);
 
 #[derive(Default)]
 struct State {
@@ -213,6 +294,10 @@ impl fmt::Debug for Life {
 }
 
 impl Life {
+    pub fn is_over(&self) -> bool {
+        lock(&self.0).is_over
+    }
+
     fn end(&self) {
         let tasks = {
             let mut state = lock(&self.0);

@@ -35,7 +35,7 @@ use crate::failure::Failure;
 use crate::live::program::this_program;
 use record::SharedClock;
 use rules::{Broken, Figures, Life, Seen, Span, Taken};
-use schedule::{Kind, Schedule};
+use schedule::Schedule;
 
 /// The policy of the runs: with permits, gates and everything else.
 const POLICY: &str = "coorp";
@@ -238,8 +238,7 @@ fn spans(schedule: &Schedule, saw: &Saw, of: &[usize], ends: &[bool]) -> Vec<Spa
 fn lives(team: &Team, folders: &Folders, schedule: &Schedule, spans: &[Span]) -> io::Result<Vec<Vec<Life>>> {
     let of = |(place, robot): (usize, &coorp_team::Robot)| {
         let kills = schedule.faults.iter().zip(spans).filter_map(|(fault, span)| {
-            let kills = !matches!(fault.what, Kind::Freeze(_));
-            (kills && fault.what.robot() == Some(RobotId(place as u16))).then_some(span.0)
+            (fault.what.kills() && fault.what.robot() == Some(RobotId(place as u16))).then_some(span.0)
         });
         let kills: Vec<u64> = kills.collect();
         let starts = record::read(&folders.records(), &robot.name)?;
@@ -256,25 +255,14 @@ fn lives(team: &Team, folders: &Folders, schedule: &Schedule, spans: &[Span]) ->
     team.robots.iter().enumerate().map(of).collect()
 }
 
-/// The bulk messages that robots took. A file's name contains the start that took the message, a sequence number, the
-/// sender's place in the team and the message's name.
+/// The bulk messages that robots took.
 fn taken(team: &Team, folders: &Folders) -> io::Result<Vec<Taken>> {
     let mut taken = Vec::new();
     for (by, robot) in (0u16..).zip(&team.robots) {
         for entry in fs::read_dir(folders.taken(&robot.name))? {
             let entry = entry?;
-            let file = entry.file_name().to_string_lossy().into_owned();
-            let mut parts = file.splitn(4, '+').skip(2);
-            let from = parts.next().and_then(|from| from.parse().ok());
-            let (Some(from), Some(name)) = (from, parts.next()) else {
-                return Err(io::Error::other(format!("{file} is not a bulk message")));
-            };
-            taken.push(Taken {
-                by,
-                from,
-                name: name.to_owned(),
-                hash: blake3::hash(&fs::read(entry.path())?).to_hex().to_string(),
-            });
+            let hash = blake3::hash(&fs::read(entry.path())?).to_hex().to_string();
+            taken.push(Taken::of(by, &entry.file_name().to_string_lossy(), hash)?);
         }
     }
     Ok(taken)

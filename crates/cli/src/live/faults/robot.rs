@@ -24,6 +24,7 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 use tokio::time::sleep;
 
 use super::record::{Line, SharedClock, Writer};
+use super::rules::Taken;
 use super::{Folders, POLICY};
 use crate::failure::Failure;
 use crate::live::load;
@@ -31,6 +32,8 @@ use crate::live::load;
 /// Default if the team file has no control loop.
 const PERIOD: Duration = Duration::from_millis(33);
 const STATE_BYTES: usize = 500;
+/// The file with the count of starts, in the state folder.
+pub const COUNT: &str = "starts";
 /// Time between two checks of the permit.
 const LOOK_EVERY: Time = Time::from_millis(1);
 /// A longer time between two checks is recorded.
@@ -121,8 +124,8 @@ pub fn take_part(args: &RobotArgs) -> Result<(), Failure> {
 ///
 /// # Errors
 /// The file is there and cannot be removed.
-pub fn lose_count(state: &Path) -> std::io::Result<()> {
-    match fs::remove_file(state.join("starts")) {
+fn lose_count(state: &Path) -> std::io::Result<()> {
+    match fs::remove_file(state.join(COUNT)) {
         // A robot that was killed before it had counted starts as if for the first time.
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
@@ -170,8 +173,7 @@ impl Seat for Process {
     }
 
     fn take(&self, message: &BulkMessage, number: u32) -> io::Result<()> {
-        let name = format!("{}+{number}+{}+{}", self.start, message.from.0, message.name);
-        message.take_to(&self.taken.join(name))
+        message.take_to(&self.taken.join(Taken::file(self.start, number, message)))
     }
 
     fn settle(&self) -> io::Result<()> {

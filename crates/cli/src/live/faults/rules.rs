@@ -4,7 +4,8 @@
 //!    original hash. No message is taken twice, and none that was never sent.
 //! 2. **Control resumes.** While nothing separates two robots, control messages arrive at most a second apart. After a
 //!    separation the second starts at its end, and only messages created since then count. Faults of other robots do
-//!    not matter. If one of two paths dies, that separates nobody.
+//!    not matter. If one of two paths dies, that separates nobody. If all paths lose half or more after a separation, control may
+//!    resume when that is over: one handshake in ten takes longer than a second there.
 //! 3. **No permit is stuck.** After the last fault, each robot with bulk to send has a permit within a bound
 //!    ([`permit_within`]). Each message of a sender that lives on is delivered or reported as failed before the run's
 //!    end.
@@ -21,10 +22,12 @@
 //! continues. These are at most [`CAUGHT_MAX`]; they are counted, but break no rule.
 
 use std::collections::BTreeMap;
+use std::io;
 
 use coorp_core::failover::FailoverConfig;
 use coorp_core::permits::PermitConfig;
 use coorp_core::{Duration, RobotId};
+use coorp_node::bulk::BulkMessage;
 use serde::{Deserialize, Serialize};
 
 use super::record::Line;
@@ -34,6 +37,8 @@ use super::schedule::{Fault, Kind};
 pub const RESUME_MAX: Duration = Duration::from_secs(1);
 /// Minimum share of lost frames at which a channel counts as cut.
 const LOST: f64 = 0.9;
+/// The same at which a channel is too poor to resume in time.
+const POOR: f64 = 0.5;
 /// Maximum time for which a robot's process, or the emulator, may stand still. Above this limit, or one of the next
 /// two, the machine is too slow for the rules about time.
 pub const STOOD_STILL_MAX_MS: f64 = 150.0;
@@ -97,6 +102,28 @@ pub struct Taken {
     pub from: u16,
     pub name: String,
     pub hash: String,
+}
+
+impl Taken {
+    /// The file's name contains the start that took the message, a sequence number, the sender's place in the team and the
+    /// message's name.
+    pub fn file(start: u32, number: u32, message: &BulkMessage) -> String {
+        format!("{start}+{number}+{}+{}", message.from.0, message.name)
+    }
+
+    /// The message in a robot's file, with its hash.
+    ///
+    /// # Errors
+    /// It is not such a file.
+    pub fn of(by: u16, file: &str, hash: String) -> io::Result<Taken> {
+        let mut parts = file.splitn(4, '+').skip(2);
+        let from = parts.next().and_then(|from| from.parse().ok());
+        let (Some(from), Some(name)) = (from, parts.next()) else {
+            return Err(io::Error::other(format!("{file} is not a bulk message")));
+        };
+        let name = name.to_owned();
+        Ok(Taken { by, from, name, hash })
+    }
 }
 
 /// A violation of a rule.
@@ -312,7 +339,8 @@ impl Judge<'_> {
     fn apart(&self, one: RobotId, other: RobotId) -> Vec<Span> {
         let stands = |fault: &Fault| match &fault.what {
             Kind::Partition(robots) => robots.contains(&one) != robots.contains(&other),
-            Kind::PathLoss(..) => false,
+            // Its links go on without a disk and without new files.
+            Kind::PathLoss(..) | Kind::FullDisk(..) | Kind::NoDescriptors(_) => false,
             _ => [Some(one), Some(other)].contains(&fault.what.robot()),
         };
         let mut spans: Vec<Span> = (self.seen.faults.iter())
@@ -320,15 +348,23 @@ impl Judge<'_> {
             .map(|(_, span)| *span)
             .collect();
         // A loss separates robots only if it affects all paths at once.
-        let lost = |interface: usize| {
+        let lost = |interface: usize, least: f64| {
             let faults = self.seen.faults.iter();
             let lost = faults.filter(move |(fault, _)| {
-                matches!(fault.what, Kind::PathLoss(lossy, loss) if lossy == interface && loss >= LOST)
+                matches!(fault.what, Kind::PathLoss(lossy, loss) if lossy == interface && loss >= least)
             });
             merged(lost.map(|(_, span)| *span).collect())
         };
-        let all = (1..self.seen.channels).fold(lost(0), |all, interface| both(&all, &lost(interface)));
-        spans.extend(all);
+        let all = |least: f64| {
+            let others = 1..self.seen.channels;
+            others.fold(lost(0, least), |all, interface| both(&all, &lost(interface, least)))
+        };
+        spans.extend(all(LOST));
+        for (from, to) in all(POOR) {
+            let resumes = |end: u64| end < to && from <= end + RESUME_MAX.as_nanos();
+            let longer = spans.iter_mut().filter(|span| resumes(span.1));
+            longer.for_each(|span| span.1 = to);
+        }
         merged(spans)
     }
 

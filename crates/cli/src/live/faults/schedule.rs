@@ -5,6 +5,10 @@
 //! robot has one fault of its own at a time; faults of the air may overlap with all others. A third of the seeds omit
 //! the robots' additional interfaces.
 //!
+//! In virtual time there are more kinds ([`Schedule::with_disks`]): disks that fill, and descriptors that run out. A robot
+//! restarts with a full disk too, but not without descriptors. And there, a robot without power loses what its disk had not
+//! synced.
+//!
 //! A clock step happens together with a restart. The robot's monotonic clock is shifted by a time namespace, and its
 //! disk has lost the count of its starts. Left out: a step of the Unix clock itself, because all
 //! namespaces share that clock. A running robot would not notice one, because it reads Unix time only at its start.
@@ -25,8 +29,11 @@ pub const CALM: Duration = Duration::from_millis(1_500);
 pub const HEALED_BY: Duration = Duration::from_millis(3_600);
 /// Number of kinds of faults.
 const KINDS: u64 = 6;
-/// Maximum number of faults in a run.
+/// Maximum number of faults in a run, and of those of disks and descriptors.
 const FAULTS_MAX: usize = 4;
+const DISK_FAULTS_MAX: usize = 2;
+/// What others leave on a full disk, bytes: nothing, less than the reserve, or little more than that.
+const ROOMS: [u64; 4] = [0, 10_000, 63_900_000, 64_200_000];
 const FAULT_MIN: Duration = Duration::from_millis(50);
 const FAULT_MAX: Duration = Duration::from_millis(1_400);
 const FAULT_MEAN: Duration = Duration::from_millis(450);
@@ -58,16 +65,26 @@ pub enum Kind {
     Partition(Vec<RobotId>),
     /// All links of this interface lose this share of their frames.
     PathLoss(usize, f64),
+    /// Others fill the robot's disk up to this many bytes. In virtual time only.
+    FullDisk(RobotId, u64),
+    /// The robot's machine has no more descriptors for files and sockets. In virtual time only.
+    NoDescriptors(RobotId),
 }
 
 impl Kind {
-    /// The robot affected.
+    /// Whether the robot's process ends with it.
+    pub fn kills(&self) -> bool {
+        matches!(self, Kind::Kill(_) | Kind::ClockStep(..) | Kind::PowerLoss(_))
+    }
+
+    /// The robot affected, which has no other such fault at that time.
     pub fn robot(&self) -> Option<RobotId> {
         match self {
             Kind::Kill(robot) | Kind::ClockStep(robot, _) | Kind::PowerLoss(robot) | Kind::Freeze(robot) => {
                 Some(*robot)
             }
-            Kind::Partition(_) | Kind::PathLoss(..) => None,
+            Kind::NoDescriptors(robot) => Some(*robot),
+            Kind::Partition(_) | Kind::PathLoss(..) | Kind::FullDisk(..) => None,
         }
     }
 }
@@ -94,22 +111,29 @@ impl Schedule {
         for number in 0..count {
             let choice = if number == 0 { seed } else { rng.random() };
             let (at, until) = span(&mut rng);
-            let fault = Fault {
-                at,
-                until,
-                what: kind(&mut rng, &team, choice),
-            };
-            let one_at_a_time = |other: &Fault| {
-                let own = fault.what.robot().is_some() && fault.what.robot() == other.what.robot();
-                !own || fault.until < other.at || other.until < fault.at
-            };
-            if faults.iter().all(one_at_a_time) {
-                faults.push(fault);
-            }
+            let what = kind(&mut rng, &team, choice);
+            add(&mut faults, Fault { at, until, what });
         }
         faults.sort_by_key(|fault| fault.at);
         team.events = faults.iter().filter_map(event).collect();
         Schedule { team, faults }
+    }
+
+    /// The same with faults of disks and descriptors.
+    pub fn with_disks(mut self, seed: u64) -> Schedule {
+        let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed ^ 0x0066_756c_6c64_6973);
+        for _ in 0..rng.random_range(0..=DISK_FAULTS_MAX) {
+            let (at, until) = span(&mut rng);
+            let robot = struck(&mut rng, &self.team);
+            let what = if rng.random() {
+                Kind::FullDisk(robot, ROOMS[rng.random_range(0..ROOMS.len())])
+            } else {
+                Kind::NoDescriptors(robot)
+            };
+            add(&mut self.faults, Fault { at, until, what });
+        }
+        self.faults.sort_by_key(|fault| fault.at);
+        self
     }
 
     /// The end of the last fault.
@@ -124,7 +148,7 @@ impl Schedule {
                 Kind::Kill(_) => Some([What::Kill, What::Start(program.to_vec())]),
                 Kind::ClockStep(_, step_s) => Some([What::Kill, What::Start(with_clock(program, *step_s))]),
                 Kind::Freeze(_) => Some([What::Freeze, What::Thaw]),
-                Kind::PowerLoss(_) | Kind::Partition(_) | Kind::PathLoss(..) => None,
+                _ => None,
             };
             let times = [fault.at, fault.until];
             let robot = fault.what.robot().unwrap_or(RobotId(0));
@@ -154,6 +178,8 @@ impl Schedule {
                     format!("{} parted from the others", names.join(" and "))
                 }
                 Kind::PathLoss(interface, loss) => format!("wlan{interface} loses {:.0} %", loss * 100.0),
+                Kind::FullDisk(robot, room) => format!("{} with {room} bytes left on its disk", name(*robot)),
+                Kind::NoDescriptors(robot) => format!("{} out of descriptors", name(*robot)),
             };
             format!("{} to {}: {what}", Shown(fault.at), Shown(fault.until))
         };
@@ -184,13 +210,29 @@ fn span(rng: &mut Xoshiro256PlusPlus) -> (Duration, Duration) {
     (at, at + Duration::from_millis(length.as_nanos() / 1_000_000))
 }
 
-fn kind(rng: &mut Xoshiro256PlusPlus, team: &Team, choice: u64) -> Kind {
-    let robots = team.robots.len() as u16;
-    let robot = if rng.random() {
+/// Adds a fault, if its robot has no other at that time.
+fn add(faults: &mut Vec<Fault>, fault: Fault) {
+    let one_at_a_time = |other: &Fault| {
+        let own = fault.what.robot().is_some() && fault.what.robot() == other.what.robot();
+        !own || fault.until < other.at || other.until < fault.at
+    };
+    if faults.iter().all(one_at_a_time) {
+        faults.push(fault);
+    }
+}
+
+/// A robot to have a fault.
+fn struck(rng: &mut Xoshiro256PlusPlus, team: &Team) -> RobotId {
+    if rng.random() {
         team.leader
     } else {
-        RobotId(rng.random_range(0..robots))
-    };
+        RobotId(rng.random_range(0..team.robots.len() as u16))
+    }
+}
+
+fn kind(rng: &mut Xoshiro256PlusPlus, team: &Team, choice: u64) -> Kind {
+    let robots = team.robots.len() as u16;
+    let robot = struck(rng, team);
     let interfaces = team.channels().count();
     match choice % KINDS {
         0 => Kind::Kill(robot),
@@ -230,7 +272,7 @@ fn event(fault: &Fault) -> Option<Event> {
             let (from, to) = (None, None);
             (Some(*interface), Change::Link { from, to, rate })
         }
-        Kind::Kill(_) | Kind::ClockStep(..) | Kind::Freeze(_) => return None,
+        _ => return None,
     };
     Some(Event {
         at: fault.at,
@@ -288,6 +330,24 @@ mod tests {
             assert_eq!(schedule.team.channels().count(), if seed / 6 % 3 == 0 { 1 } else { 2 });
         }
         assert_eq!(kinds.len(), 6, "{kinds:?}");
+    }
+
+    #[test]
+    fn disks_fill_only_beside_what_else_the_seed_has() {
+        let (mut kinds, mut filled) = (BTreeSet::new(), 0);
+        for seed in 0..100 {
+            let plain = Schedule::draw(&team(), seed);
+            let more = plain.clone().with_disks(seed);
+            assert!(plain.faults.iter().all(|fault| more.faults.contains(fault)));
+            filled += more.faults.len() - plain.faults.len();
+            kinds.extend(
+                more.faults
+                    .iter()
+                    .map(|fault| std::mem::discriminant(&fault.what))
+                    .map(|kind| format!("{kind:?}")),
+            );
+        }
+        assert!(filled > 50 && kinds.len() == 8, "{filled} {kinds:?}");
     }
 
     #[test]

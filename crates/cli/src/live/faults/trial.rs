@@ -1,8 +1,11 @@
 //! A fault run in virtual time: the same schedule, program and rules as over the emulator, with the robots' real nodes on
 //! the simulated machines of `coorp_node::trial`. Nothing depends on how fast this machine is.
+//!
+//! A robot's program takes each bulk message by moving it to a folder on its machine's disk. A message counts as taken for
+//! each time that the program was told so, even if a power cut has undone it, and if it is in that folder at the end.
 
-use std::collections::BTreeSet;
-use std::fs;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,9 +19,9 @@ use coorp_node::{keys, Options, Pulse};
 use coorp_team::Team;
 
 use super::record::Line;
-use super::robot::{lose_count, Robot, Seat};
+use super::robot::{Robot, Seat, COUNT};
 use super::rules::{self, Broken, Life, Seen, Span, Taken};
-use super::schedule::{Kind, Schedule};
+use super::schedule::{Fault, Kind, Schedule};
 use super::{permits, Folders, Outcome, POLICY, STAY_AFTER, STOP_AFTER, THROUGH_MAX};
 use crate::failure::Failure;
 
@@ -27,7 +30,7 @@ const LOOK_EVERY: Time = Time::from_millis(10);
 
 /// Runs one seed in an existing, empty folder.
 pub(super) fn one(team: &Team, seed: u64, folders: &Folders) -> Result<Outcome, Failure> {
-    let schedule = Schedule::draw(team, seed);
+    let schedule = Schedule::draw(team, seed).with_disks(seed);
     let seen = seen(team, &schedule, seed, folders)?;
     let (mut broken, figures) = rules::judge(&seen.seen);
     broken.extend(seen.failed.into_iter().map(|what| Broken { rule: 0, what }));
@@ -71,9 +74,10 @@ fn seen(team: &Team, schedule: &Schedule, seed: u64, folders: &Folders) -> Resul
         tokio::time::sleep(5 * LOOK_EVERY).await;
         run.notice_failures();
         let saw = std::mem::take(&mut *run.saw());
-        (run.trial.now(), spans, saw)
+        (run.trial.now(), spans, run.taken(&saw.taken), saw)
     });
-    let (end, spans, saw) = ran.map_err(failed)?;
+    let (end, spans, taken, saw) = ran.map_err(failed)?;
+    let taken = taken.map_err(failed)?;
     Ok(Shown {
         seen: Seen {
             origin: 0,
@@ -86,7 +90,7 @@ fn seen(team: &Team, schedule: &Schedule, seed: u64, folders: &Folders) -> Resul
             lives: saw.lives,
             faults: schedule.faults.iter().cloned().zip(spans).collect(),
             sent: saw.sent,
-            taken: saw.taken,
+            taken,
         },
         failed: saw.failed,
     })
@@ -111,7 +115,8 @@ struct Run {
 struct Saw {
     lives: Vec<Vec<Life>>,
     sent: Vec<Vec<u64>>,
-    taken: Vec<Taken>,
+    /// The robots and files of messages that programs were told to have taken.
+    taken: BTreeSet<(u16, OsString)>,
     settled: BTreeSet<u16>,
     failed: Vec<String>,
     pulses: Vec<(u16, Pulse)>,
@@ -154,8 +159,13 @@ impl Run {
                 run.saw().sent[usize::from(robot.0)].push(now);
             }
         });
-        let robots = (0u16..).map(RobotId).take(self.trial.team().robots.len());
-        robots.for_each(|robot| self.start(robot));
+        for robot in self.robots() {
+            let taken = self.folders.taken(self.name(robot));
+            if let Err(error) = self.trial.machine(robot).make_folder(&taken) {
+                self.saw().failed.push(format!("{}: {error}", taken.display()));
+            }
+            self.start(robot);
+        }
         let ends = |place: usize| {
             let fault = &schedule.faults[place];
             [(fault.at, place, true), (fault.until, place, false)]
@@ -165,7 +175,7 @@ impl Run {
         let mut spans = vec![(0, 0); schedule.faults.len()];
         for (at, place, begins) in times {
             tokio::time::sleep(time(at).saturating_sub(self.trial.now())).await;
-            self.turn(&schedule.faults[place].what, begins);
+            self.turn(&schedule.faults[place], begins);
             let now = self.now_ns();
             if begins {
                 spans[place].0 = now;
@@ -176,10 +186,11 @@ impl Run {
         spans
     }
 
-    /// A fault begins or ends.
-    fn turn(self: &Arc<Self>, what: &Kind, begins: bool) {
+    /// A fault begins or ends. Power fails by the middle of its time.
+    fn turn(self: &Arc<Self>, fault: &Fault, begins: bool) {
+        let within = time(fault.until.saturating_sub(fault.at)) / 2;
         let machine = |robot: &RobotId| self.trial.machine(*robot).clone();
-        match (what, begins) {
+        match (&fault.what, begins) {
             (Kind::Freeze(robot), _) => machine(robot).freeze(begins),
             (Kind::Partition(robots), _) => self.trial.part(robots, begins),
             (Kind::PathLoss(path, loss), _) => self.trial.lose(*path, if begins { *loss } else { 0.0 }),
@@ -188,21 +199,24 @@ impl Run {
                 self.is_killed(*robot);
             }
             (Kind::PowerLoss(robot), true) => {
-                machine(robot).switch(true);
-                self.is_killed(*robot);
+                let (run, robot, machine) = (self.clone(), *robot, machine(robot));
+                tokio::spawn(async move {
+                    machine.cut(within).await;
+                    run.is_killed(robot);
+                });
             }
             (Kind::Kill(robot), false) => self.start(*robot),
             (Kind::ClockStep(robot, step_s), false) => {
                 machine(robot).set_clocks(Time::from_secs((*step_s).into()));
-                if let Err(error) = lose_count(&self.state(*robot)) {
-                    self.saw().failed.push(format!("the count of starts stays: {error}"));
-                }
+                machine(robot).lose(&self.state(*robot).join(COUNT));
                 self.start(*robot);
             }
             (Kind::PowerLoss(robot), false) => {
-                machine(robot).switch(false);
+                machine(robot).switch_on();
                 self.start(*robot);
             }
+            (Kind::FullDisk(robot, room), _) => machine(robot).fill_disk(begins.then_some(*room)),
+            (Kind::NoDescriptors(robot), _) => machine(robot).set_descriptors(!begins),
         }
     }
 
@@ -215,8 +229,34 @@ impl Run {
         }
     }
 
+    fn name(&self, robot: RobotId) -> &str {
+        &self.trial.team().robots[usize::from(robot.0)].name
+    }
+
     fn state(&self, robot: RobotId) -> PathBuf {
-        self.folders.state(&self.trial.team().robots[usize::from(robot.0)].name)
+        self.folders.state(self.name(robot))
+    }
+
+    fn robots(&self) -> impl Iterator<Item = RobotId> {
+        (0u16..).map(RobotId).take(self.trial.team().robots.len())
+    }
+
+    /// The bulk messages that were taken, each as often as it was.
+    fn taken(&self, told: &BTreeSet<(u16, OsString)>) -> io::Result<Vec<Taken>> {
+        let mut taken = Vec::new();
+        for robot in self.robots() {
+            let files = self.trial.machine(robot).files(&self.folders.taken(self.name(robot)))?;
+            let files: BTreeMap<OsString, Vec<u8>> = files.into_iter().collect();
+            let undone = told
+                .iter()
+                .filter(|(by, file)| *by == robot.0 && !files.contains_key(file));
+            let gone = undone.map(|(_, file)| (file, None));
+            for (file, bytes) in files.iter().map(|(file, bytes)| (file, Some(bytes))).chain(gone) {
+                let hash = bytes.map(|bytes| blake3::hash(bytes).to_hex().to_string());
+                taken.push(Taken::of(robot.0, &file.to_string_lossy(), hash.unwrap_or_default())?);
+            }
+        }
+        Ok(taken)
     }
 
     /// Starts a robot's program.
@@ -229,8 +269,9 @@ impl Run {
             lives.len() - 1
         };
         self.trial.machine(robot).start(|process| async move {
-            let ended = run.clone().program(robot, start, process).await;
-            if let Err(failure) = ended {
+            let ended = run.clone().program(robot, start, process.clone()).await;
+            // What fails in the moment in which the power does is nobody's fault.
+            if let (Err(failure), false) = (ended, process.is_over()) {
                 run.saw().failed.push(format!("robot {}: {failure}", robot.0));
             }
         });
@@ -242,6 +283,7 @@ impl Run {
             run: self.clone(),
             robot,
             start,
+            process: process.clone(),
         };
         seat.write(&Line::Started { at: seat.now_ns() });
         let policy = Policy::named(POLICY).ok_or_else(|| Failure::Input(format!("error: no policy {POLICY}")))?;
@@ -280,6 +322,7 @@ struct Chair {
     run: Arc<Run>,
     robot: RobotId,
     start: usize,
+    process: Process,
 }
 
 impl Seat for Chair {
@@ -293,15 +336,14 @@ impl Seat for Chair {
             .push(line.clone());
     }
 
-    fn take(&self, message: &BulkMessage, _: u32) -> io::Result<()> {
-        let hash = blake3::hash(&fs::read(message.path())?).to_hex().to_string();
-        fs::remove_file(message.path())?;
-        self.run.saw().taken.push(Taken {
-            by: self.robot.0,
-            from: message.from.0,
-            name: message.name.clone(),
-            hash,
-        });
+    fn take(&self, message: &BulkMessage, number: u32) -> io::Result<()> {
+        let file = Taken::file(self.start as u32, number, message);
+        let folder = self.run.folders.taken(self.run.name(self.robot));
+        message.take_to(&folder.join(&file))?;
+        // Otherwise the power has failed, and nobody was told.
+        if !self.process.is_over() {
+            self.run.saw().taken.insert((self.robot.0, file.into()));
+        }
         Ok(())
     }
 
@@ -318,6 +360,7 @@ impl Seat for Chair {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
     use std::path::Path;
 
     fn team() -> Team {
@@ -328,7 +371,7 @@ mod tests {
     fn shown(seed: u64, run: u32) -> Shown {
         let folder = std::env::temp_dir().join(format!("coorp-trial-{}-{seed}-{run}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
-        let schedule = Schedule::draw(&team(), seed);
+        let schedule = Schedule::draw(&team(), seed).with_disks(seed);
         let shown = seen(&team(), &schedule, seed, &Folders(folder.clone())).unwrap();
         fs::remove_dir_all(folder).unwrap();
         shown

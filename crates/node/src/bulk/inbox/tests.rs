@@ -1,9 +1,16 @@
+use std::fs;
 use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::super::BulkMessage;
 use super::*;
+use crate::ground::Linux;
+use crate::state::make_private;
+use crate::trial::Platter;
 use coorp_core::RobotId;
 use proptest::prelude::*;
+use rand::{Rng, SeedableRng};
+use rand_xoshiro::Xoshiro256PlusPlus;
 
 fn scratch(name: &str) -> PathBuf {
     let folder = std::env::temp_dir().join(format!("coorp-inbox-{}-{name}", std::process::id()));
@@ -35,9 +42,12 @@ fn part(inbox: &Inbox, begin: &Begin) -> Box<Part> {
 #[test]
 fn what_came_before_a_crash_is_kept_and_a_whole_message_comes_once() {
     let (folder, bytes) = (scratch("crash"), b"0123456789".to_vec());
-    let inbox = Inbox::open(&folder, "one").unwrap();
+    let inbox = Inbox::open(Arc::new(Linux), &folder, "one").unwrap();
     part(&inbox, &begin(1, &bytes)).append(&bytes[..4]).unwrap();
-    let mut again = part(&Inbox::open(&folder, "one").unwrap(), &begin(1, &bytes));
+    let mut again = part(
+        &Inbox::open(Arc::new(Linux), &folder, "one").unwrap(),
+        &begin(1, &bytes),
+    );
     assert_eq!(
         (again.length(), again.hash()),
         (4, *blake3::hash(&bytes[..4]).as_bytes())
@@ -61,12 +71,12 @@ fn what_came_before_a_crash_is_kept_and_a_whole_message_comes_once() {
 #[test]
 fn what_is_whole_is_delivered_though_a_crash_came_before_that_was_written_down() {
     let (folder, bytes) = (scratch("between"), b"0123456789".to_vec());
-    let inbox = Inbox::open(&folder, "one").unwrap();
+    let inbox = Inbox::open(Arc::new(Linux), &folder, "one").unwrap();
     let mut whole = part(&inbox, &begin(1, &bytes));
     whole.append(&bytes).unwrap();
     let whole = whole.finish().unwrap().unwrap();
     fs::remove_file(folder.join("bulk/one/delivered")).unwrap();
-    let inbox = Inbox::open(&folder, "one").unwrap();
+    let inbox = Inbox::open(Arc::new(Linux), &folder, "one").unwrap();
     assert_eq!(inbox.mend(), None);
     // The program that takes the message removes it from disk before the sender asks again.
     fs::remove_file(&whole.path).unwrap();
@@ -82,7 +92,7 @@ fn what_is_whole_is_delivered_though_a_crash_came_before_that_was_written_down()
 #[test]
 fn a_whole_message_that_could_not_be_recorded_comes_once_its_sender_offers_it_again() {
     let (folder, bytes) = (scratch("unrecorded"), b"0123456789".to_vec());
-    let inbox = Inbox::open(&folder, "one").unwrap();
+    let inbox = Inbox::open(Arc::new(Linux), &folder, "one").unwrap();
     // No file can be made where a folder is.
     let in_the_way = folder.join("bulk/one/delivered.new");
     fs::create_dir(&in_the_way).unwrap();
@@ -106,7 +116,7 @@ fn every_legal_name_has_its_file() {
     let (folder, bytes) = (scratch("names"), b"0123456789".to_vec());
     let longest = "\u{20000}".repeat(64);
     for sender in ["..", "flight", &longest] {
-        let inbox = Inbox::open(&folder, sender).unwrap();
+        let inbox = Inbox::open(Arc::new(Linux), &folder, sender).unwrap();
         for (sequence, name) in (1u64..).zip([".", "..", "pose.2", &longest]) {
             let begin = Begin {
                 name: name.to_owned(),
@@ -126,10 +136,10 @@ fn every_legal_name_has_its_file() {
 
 /// A message that has arrived in a folder.
 fn came(folder: &Path, bytes: &[u8]) -> BulkMessage {
-    let inbox = Inbox::open(folder, "one").unwrap();
+    let inbox = Inbox::open(Arc::new(Linux), folder, "one").unwrap();
     let mut whole = part(&inbox, &begin(1, bytes));
     whole.append(bytes).unwrap();
-    BulkMessage::new(RobotId(0), whole.finish().unwrap().unwrap())
+    BulkMessage::new(Arc::new(Linux), RobotId(0), whole.finish().unwrap().unwrap())
 }
 
 #[test]
@@ -188,10 +198,131 @@ fn a_message_goes_to_another_disk_or_stays_whole_here() {
     fs::remove_dir_all(folder).unwrap();
 }
 
+/// An empty disk in memory.
+fn platter(seed: u64) -> Arc<Platter> {
+    Arc::new(Platter::new(seed, tokio::time::Instant::now(), || ()))
+}
+
+/// The folders that it lies in were not.
+#[test]
+fn a_whole_message_is_there_after_a_power_cut() {
+    for seed in 0..40 {
+        let platter = platter(seed);
+        let (disk, folder, bytes) = (platter.mount(), Path::new("/var/state"), vec![7; 10_000]);
+        make_private(&*disk, folder).unwrap();
+        let inbox = Inbox::open(disk.clone(), folder, "one").unwrap();
+        let mut whole = part(&inbox, &begin(1, &bytes));
+        whole.append(&bytes).unwrap();
+        let whole = whole.finish().unwrap().unwrap();
+        platter.cut();
+        assert_eq!(inbox.whole().unwrap(), std::slice::from_ref(&whole), "seed {seed}");
+        assert_eq!(disk.read(&whole.path).unwrap(), bytes, "seed {seed}");
+        assert!(matches!(offer(&inbox, &begin(1, &bytes)), Offer::Delivered));
+    }
+}
+
+/// Offers a message once, as a sender that knows nothing, takes what is whole, and returns whether the sender was told that it
+/// was delivered.
+fn attempt(disk: &Arc<dyn Disk>, begin: &Begin, bytes: &[u8], step: usize) -> io::Result<bool> {
+    let inbox = Inbox::open(disk.clone(), Path::new("/state"), "one")?;
+    let whole = match inbox.offer(begin, &Arc::default())? {
+        Offer::Part(mut part) => {
+            let came = part.length() as usize;
+            if part.hash() != *blake3::hash(&bytes[..came]).as_bytes() {
+                part.restart()?;
+            }
+            for piece in bytes[part.length() as usize..].chunks(step) {
+                part.append(piece)?;
+            }
+            part.finish()?
+        }
+        Offer::Whole(whole) => Some(whole),
+        Offer::Delivered => return Ok(true),
+        other => panic!("{other:?}"),
+    };
+    if let Some(whole) = &whole {
+        BulkMessage::new(disk.clone(), RobotId(0), whole.clone()).take_to(&into(begin))?;
+    }
+    Ok(whole.is_some())
+}
+
+fn into(begin: &Begin) -> PathBuf {
+    Path::new("/into").join(begin.sequence.to_string())
+}
+
+#[test]
+fn whenever_the_power_fails_every_message_comes_whole_and_once() {
+    let (mut rng, mut cuts) = (Xoshiro256PlusPlus::seed_from_u64(1), 0);
+    for seed in 0..100 {
+        let failed = Arc::new(AtomicU32::new(0));
+        let fails = failed.clone();
+        let fails = move || _ = fails.fetch_add(1, Ordering::Relaxed);
+        let platter = Arc::new(Platter::new(seed, tokio::time::Instant::now(), fails));
+        let disk = platter.mount();
+        for folder in ["/state", "/into"] {
+            make_private(&*disk, Path::new(folder)).unwrap();
+        }
+        for sequence in 0..6 {
+            let bytes: Vec<u8> = (0..rng.random_range(0..20_000)).map(|_| rng.random()).collect();
+            let begin = begin(sequence, &bytes);
+            loop {
+                platter.set_fuse(Some(rng.random_range(0..40)));
+                let told = attempt(&disk, &begin, &bytes, rng.random_range(1..20_000));
+                if failed.swap(0, Ordering::Relaxed) == 0 {
+                    assert!(told.unwrap());
+                    break;
+                }
+                // The next start.
+                cuts += 1;
+                platter.set_fuse(None);
+                let inbox = Inbox::open(disk.clone(), Path::new("/state"), "one").unwrap();
+                assert_eq!(inbox.mend(), None);
+                for whole in inbox.whole().unwrap() {
+                    assert!(
+                        disk.read(&into(&begin)).is_err(),
+                        "seed {seed}: {} came twice",
+                        begin.sequence
+                    );
+                    BulkMessage::new(disk.clone(), RobotId(0), whole)
+                        .take_to(&into(&begin))
+                        .unwrap();
+                }
+            }
+            platter.set_fuse(None);
+            platter.cut();
+            assert_eq!(disk.read(&into(&begin)).unwrap(), bytes, "seed {seed}: {sequence}");
+        }
+    }
+    assert!(cuts > 200, "{cuts}");
+}
+
+#[test]
+fn a_message_that_was_taken_does_not_come_back() {
+    for seed in 0..40 {
+        let platter = platter(seed);
+        let (disk, folder, bytes) = (platter.mount(), Path::new("/state"), vec![7; 10_000]);
+        make_private(&*disk, folder).unwrap();
+        make_private(&*disk, Path::new("/into")).unwrap();
+        let inbox = Inbox::open(disk.clone(), folder, "one").unwrap();
+        for sequence in [1, 2] {
+            let mut whole = part(&inbox, &begin(sequence, &bytes));
+            whole.append(&bytes).unwrap();
+            let message = BulkMessage::new(disk.clone(), RobotId(0), whole.finish().unwrap().unwrap());
+            if sequence == 1 {
+                assert_eq!(message.take().unwrap(), bytes);
+            } else {
+                message.take_to(Path::new("/into/map")).unwrap();
+            }
+        }
+        platter.cut();
+        assert_eq!(inbox.whole().unwrap(), [], "seed {seed}");
+    }
+}
+
 #[test]
 fn wrong_bytes_are_forgotten() {
     let folder = scratch("wrong");
-    let inbox = Inbox::open(&folder, "one").unwrap();
+    let inbox = Inbox::open(Arc::new(Linux), &folder, "one").unwrap();
     let mut wrong = part(&inbox, &begin(1, b"right"));
     wrong.append(b"wrong").unwrap();
     assert_eq!(wrong.finish().unwrap(), None);
@@ -217,7 +348,7 @@ proptest! {
             let bytes: Vec<u8> = (0..*length).map(|byte| (byte as u64 + sequence) as u8).collect();
             let begin = begin(sequence, &bytes);
             loop {
-                let inbox = Inbox::open(&folder, "one").unwrap();
+                let inbox = Inbox::open(Arc::new(Linux), &folder, "one").unwrap();
                 let Offer::Part(mut part) = offer(&inbox, &begin) else { break };
                 let from = part.length() as usize;
                 prop_assert_eq!(part.hash(), *blake3::hash(&bytes[..from]).as_bytes());
@@ -229,7 +360,7 @@ proptest! {
                 }
             }
         }
-        let whole = Inbox::open(&folder, "one").unwrap().whole().unwrap();
+        let whole = Inbox::open(Arc::new(Linux), &folder, "one").unwrap().whole().unwrap();
         let mut came: Vec<usize> = whole.iter().map(|whole| whole.length as usize).collect();
         let mut sent = lengths.clone();
         came.sort_unstable();

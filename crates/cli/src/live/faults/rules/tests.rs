@@ -196,6 +196,13 @@ fn a_path_of_two_that_dies_stands_between_nobody_and_the_only_one_does() {
     assert!(rules(&without(2, vec![path(0, 3_000), path(1, 3_000)])).is_empty());
     let other = fault(2_000, 3_000, Kind::Partition(vec![RobotId(0), RobotId(1)]));
     assert_eq!(rules(&without(1, vec![other])), [2, 2]);
+    // A poor path excuses nobody who was not separated before.
+    let poor = || fault(2_100, 3_100, Kind::PathLoss(0, 0.6));
+    let frozen = fault(1_900, 2_050, Kind::Freeze(RobotId(0)));
+    assert_eq!(rules(&without(1, vec![poor()])), [2, 2]);
+    assert_eq!(rules(&without(1, vec![frozen.clone()])), [2, 2]);
+    assert_eq!(rules(&without(2, vec![frozen.clone(), poor()])), [2, 2]);
+    assert!(rules(&without(1, vec![frozen, poor()])).is_empty());
 }
 
 #[test]

@@ -1,0 +1,90 @@
+//! The disk below a robot's state folder: what the node's files need of it.
+//!
+//! Nothing but [`Disk::sync`] and [`Opened::sync`] waits for the disk: after a power cut, whatever else was written may
+//! be there, be missing, or be there in part.
+//!
+//! Left out, because programs and people own them: keys, recordings, and the default state folder's check (`state.rs`).
+//! They are on the machine's own disk on every ground.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::io::{self, Read, Seek, Write};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use crate::disk::Space;
+
+/// A disk. Paths are those of the machine.
+pub(crate) trait Disk: fmt::Debug + Send + Sync {
+    /// Makes a folder, and its parents, with this mode if they are missing.
+    fn make(&self, folder: &Path, mode: u32) -> io::Result<()>;
+    /// What is in a folder, by name in no order. A link is not followed.
+    fn list(&self, folder: &Path) -> io::Result<Vec<(OsString, About)>>;
+    fn about(&self, path: &Path) -> io::Result<About>;
+    /// Reads a whole file.
+    fn read(&self, file: &Path) -> io::Result<Vec<u8>>;
+    /// Opens a file to read and to write; makes an empty one if it is missing.
+    fn open(&self, file: &Path) -> io::Result<Box<dyn Opened>>;
+    /// Makes a new file with this mode, in place of one that was there.
+    fn create(&self, file: &Path, mode: u32) -> io::Result<Box<dyn Opened>>;
+    /// Gives a file another name, from which it takes the one that was there.
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
+    fn remove(&self, file: &Path) -> io::Result<()>;
+    /// Waits until a file's content, or the names in a folder, survive a power cut.
+    fn sync(&self, path: &Path) -> io::Result<()>;
+    /// Reads a file and removes it, so that no power cut brings it back.
+    fn take(&self, file: &Path) -> io::Result<Vec<u8>>;
+    /// Moves a file to where a program wants it, on another disk too, and stays there after a power cut.
+    fn hand_over(&self, file: &Path, to: &Path) -> io::Result<()>;
+    /// The space on the disk below a folder.
+    fn space(&self, folder: &Path) -> io::Result<Space>;
+}
+
+/// An open file.
+pub(crate) trait Opened: Read + Write + Seek + fmt::Debug + Send + Sync {
+    fn set_len(&self, bytes: u64) -> io::Result<()>;
+    /// Waits until the content survives a power cut.
+    fn sync(&self) -> io::Result<()>;
+    /// The space on its disk.
+    fn space(&self) -> io::Result<Space>;
+    /// The same file once more.
+    fn again(&self) -> io::Result<Box<dyn Opened>>;
+}
+
+/// What is known of a file or folder.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct About {
+    /// Otherwise it is a folder, or something odd.
+    pub is_file: bool,
+    pub length: u64,
+    pub modified: SystemTime,
+}
+
+/// Replaces a small file, so that after a power cut it is the old or the new one.
+pub(crate) fn replace(disk: &dyn Disk, path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
+    let new = beside(path);
+    let mut file = disk.create(&new, mode)?;
+    file.write_all(bytes)?;
+    file.sync()?;
+    disk.rename(&new, path)?;
+    disk.sync(folder_of(path))
+}
+
+/// The same, but only readers see the old or the new one. Does not wait for the disk.
+pub(crate) fn replace_for_now(disk: &dyn Disk, path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
+    let new = beside(path);
+    disk.create(&new, mode)?.write_all(bytes)?;
+    disk.rename(&new, path)
+}
+
+fn beside(path: &Path) -> PathBuf {
+    let mut new = path.as_os_str().to_owned();
+    new.push(".new");
+    new.into()
+}
+
+/// The folder of a file. That of one in the current folder has an empty parent.
+pub(crate) fn folder_of(path: &Path) -> &Path {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    folder.unwrap_or(Path::new("."))
+}
