@@ -5,7 +5,7 @@
 //! no other robot depends on them: the threads that record, serve metrics and look for alarms.
 
 use std::any::Any;
-use std::future::{pending, poll_fn, Future};
+use std::future::{pending, poll_fn, ready, Future};
 use std::io;
 use std::net::UdpSocket;
 use std::panic::{catch_unwind, resume_unwind, AssertUnwindSafe};
@@ -78,7 +78,8 @@ pub(crate) async fn caught_in(what: &'static str, task: impl Future<Output = ()>
 /// time.
 pub(crate) fn beside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
     match Handle::current().runtime_flavor() {
-        RuntimeFlavor::CurrentThread => tokio::spawn(async move { work() }),
+        // At once: a process that is killed must not write afterwards.
+        RuntimeFlavor::CurrentThread => tokio::spawn(ready(work())),
         _ => spawn_blocking(work),
     }
 }
