@@ -46,9 +46,10 @@ build: cli
 	cargo build --release --locked -p coorp-node --example control --example stranger
 	cargo build --release --locked --manifest-path crates/node/cost/Cargo.toml
 
+# First, sync: a robot's start syncs its state, and waits seconds if a build has just filled the disk's queue.
 define live_faults
 if [ "$$(id -u)" = 0 ] && [ -e /dev/net/tun ]; then \
-		echo "== $(1) live fault runs"; \
+		echo "== $(1) live fault runs"; sync; \
 		$(COORP) emu examples/faults-live.toml --faults --seeds $(1); \
 	elif [ -n "$$CI" ]; then echo "live fault runs need root and /dev/net/tun"; exit 1; \
 	else echo "SKIPPED live fault runs: no root or no /dev/net/tun"; fi
