@@ -18,7 +18,7 @@ use crate::disk::Space;
 pub(crate) trait Disk: fmt::Debug + Send + Sync {
     /// Makes a folder, and its parents, with this mode if they are missing.
     fn make(&self, folder: &Path, mode: u32) -> io::Result<()>;
-    /// What is in a folder, by name in no order. A link is not followed.
+    /// Lists a folder's entries in no particular order. Symbolic links are not followed.
     fn list(&self, folder: &Path) -> io::Result<Vec<(OsString, About)>>;
     fn about(&self, path: &Path) -> io::Result<About>;
     /// Reads a whole file.
@@ -51,7 +51,7 @@ pub(crate) trait Opened: Read + Write + Seek + fmt::Debug + Send + Sync {
     fn again(&self) -> io::Result<Box<dyn Opened>>;
 }
 
-/// What is known of a file or folder.
+/// Metadata of a file or folder.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct About {
     /// Otherwise it is a folder, or something odd.

@@ -31,7 +31,7 @@ const BLOCK_BYTES: usize = 4_096;
 const SHARES: [f64; 4] = [0.0, 0.5, 0.9, 1.0];
 const ROOT: u64 = 0;
 
-/// What is on a disk, or a change of it.
+/// A folder or a file, as processes see it (`now`) and as it was last synced.
 #[derive(Debug)]
 enum Node {
     Folder {
@@ -272,7 +272,7 @@ impl Inner {
         }
     }
 
-    /// What was not synced happens or not.
+    /// Cuts the power: each change that was not synced is kept or lost.
     fn cut(&mut self) {
         self.fuse = None;
         let share = SHARES[self.rng.random_range(0..SHARES.len())];
