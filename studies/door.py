@@ -15,6 +15,7 @@ it. Ten seconds after the attack: `lead`'s descriptors and memory, beside those 
 - `operators`: 26 sessions with the operator's key (which is a member's; it was stolen).
 - `names`: multicast replies with 1,024 addresses for a robot of the team, in 16 datagrams, 20 times a second.
 - `another team`: three robots with other keys, in namespaces of their own, that look for each other too.
+- `elsewhere`: the same three on a bridge of their own. No attack: it shows how much their load on the cores costs.
 
 Needs root for the namespaces, and says so without. Exits with 1 if a robot does not come back within the bound, or
 descriptors do not go back. Times depend on the machine: they are printed, and nothing is asserted of them.
@@ -276,8 +277,10 @@ def attack(what: str, lan: Lan, folder: Path, program: Path) -> Iterator[list[st
     """An attack while it is needed. In the end, the list says what it did."""
     did: list[str] = []
     with contextlib.ExitStack() as stack:
-        if what == "another team":
+        if what in ("another team", "elsewhere"):
             others = {name: f"other {name}" for name in ROBOTS}
+            if what == "elsewhere":
+                lan.part(list(others.values()))
             team = stack.enter_context(Robots(lan, folder / "other", program, others))
             for name in ROBOTS:
                 team.start(name)
@@ -397,7 +400,7 @@ TITLES = [
     "refused",
     "the attack",
 ]
-ATTACKS = ("connections", "garbage", "handshakes", "operators", "names", "another team")
+ATTACKS = ("connections", "garbage", "handshakes", "operators", "names", "another team", "elsewhere")
 
 
 def main() -> int:

@@ -68,6 +68,14 @@ class Lan:
         for name in self.names.values():
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
 
+    def part(self, names: list[str]) -> None:
+        """Moves namespaces to a bridge of their own, beside the first one."""
+        hub, places = self.names[HUB], list(self.names)
+        ip("-n", hub, "link", "add", "apart", "type", "bridge", "mcast_snooping", "0")
+        ip("-n", hub, "link", "set", "apart", "up")
+        for name in names:
+            ip("-n", hub, "link", "set", card(places.index(name)), "master", "apart")
+
     def run(self, name: str, *command: str) -> subprocess.Popen[str]:
         """Runs a program in a namespace, with pipes."""
         inside = ["ip", "netns", "exec", self.names[name], *command]
