@@ -44,6 +44,7 @@ pub mod normal;
 pub mod paths;
 pub mod permits;
 pub mod policy;
+pub mod protect;
 pub mod robot;
 pub mod schedwifi;
 pub mod starts;
