@@ -2,8 +2,8 @@
 //!
 //! One queue serves one station and access category. Each destination in it corresponds to a TXQ of mac80211, and
 //! destinations take turns. Within a destination, flows share by deficit round robin with a small quantum. A new flow
-//! goes first, so sparse flows pass fat ones. CoDel (in `codel.rs`) drops at the head of a flow whose packets wait too
-//! long. If the queue is full, the flow with the most bytes loses its oldest packet, as in mac80211 up to Linux 5.10.
+//! goes first, so sparse flows pass fat ones. CoDel ([`coorp_core::codel`]) drops at the head of a flow whose packets wait
+//! too long. If the queue is full, the flow with the most bytes loses its oldest packet, as in mac80211 up to Linux 5.10.
 //!
 //! Left out: airtime fairness (a turn is one packet, or whatever the caller makes of [`FqCodel::next_destination`]),
 //! airtime queue limits, the memory limit in addition to the packet limit, hash collisions between flows (up to
@@ -12,12 +12,10 @@
 //! Packets live in one slab, and queues are linked lists through it, so nothing is allocated per packet. The WNIC leaves
 //! them there until it is done with them, so they are not copied either.
 
-mod codel;
-
 use crate::packet::{Packet, StationId};
 use crate::wnic::Frame;
-use codel::Codel;
-use coorp_core::{Duration, Instant};
+use coorp_core::codel::{self, Codel};
+use coorp_core::Instant;
 
 /// Number of flows with their own queue, as in mac80211. Beyond it, a destination's additional flows share one.
 pub const MAX_FLOWS: usize = 4096;
@@ -35,12 +33,8 @@ pub struct Config {
     pub packet_limit: usize,
     /// The bytes that a flow may send per round; at least 1.
     pub quantum_bytes: u16,
-    /// Whether CoDel is enabled.
-    pub codel: bool,
-    /// The standing delay that CoDel accepts.
-    pub target: Duration,
-    /// How long the delay must stay above the target before the first drop.
-    pub interval: Duration,
+    /// CoDel's configuration; `None` disables it.
+    pub codel: Option<codel::Config>,
 }
 
 impl Default for Config {
@@ -49,9 +43,7 @@ impl Default for Config {
         Config {
             packet_limit: 8192,
             quantum_bytes: 300,
-            codel: true,
-            target: Duration::from_millis(20),
-            interval: Duration::from_millis(100),
+            codel: Some(codel::Config::default()),
         }
     }
 }
@@ -405,7 +397,8 @@ impl FqCodel {
         let backlog = &mut self.backlogs[at as usize];
         *backlog -= cost_bytes(&node.packet);
         let wait = now.since(node.queued_at);
-        let drops = self.config.codel && flow.codel.drops(wait, *backlog, now, &self.config);
+        let codel = self.config.codel.as_ref();
+        let drops = codel.is_some_and(|config| flow.codel.drops(wait, *backlog, now, config));
         if !drops {
             flow.deficit -= i32::from(node.packet.bytes);
         }

@@ -212,7 +212,7 @@ impl Queues {
         let host = std::array::from_fn(|_| {
             FqCodel::new(fq_codel::Config {
                 packet_limit: wnic.host_queue_packets,
-                codel: wnic.codel,
+                codel: wnic.codel.then(Default::default),
                 ..Default::default()
             })
         });

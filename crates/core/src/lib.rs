@@ -34,6 +34,7 @@ pub mod alarms;
 pub mod arrival;
 pub mod capacity;
 pub mod clock;
+pub mod codel;
 pub mod discovery;
 pub mod failover;
 pub mod gate;

@@ -1,6 +1,6 @@
 use super::*;
 use crate::packet::AccessCategory;
-use coorp_core::FlowId;
+use coorp_core::{Duration, FlowId};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
@@ -184,7 +184,7 @@ fn codel_drops_faster_the_longer_the_wait_stands() {
 #[test]
 fn codel_off_drops_nothing() {
     let mut queue = FqCodel::new(Config {
-        codel: false,
+        codel: None,
         ..Config::default()
     });
     let (drops, _) = serve(&mut queue, 0, 3_000, 2);

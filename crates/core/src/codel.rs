@@ -5,16 +5,36 @@
 //! until the delay is short again. A queue's last packet is never dropped: mac80211 leaves CoDel's MTU at 0. Left out:
 //! ECN marks (Linux TCP does not request them by default), and the looser 50 ms / 300 ms that mac80211 uses for links
 //! below 6 Mbit/s.
+//!
+//! It runs in the simulated host queue and, on a robot, in the queues of [`crate::protect`].
 
-use super::Config;
-use coorp_core::{Duration, Instant};
+use crate::{Duration, Instant};
 
 /// For how many intervals after the last drop a new dropping phase resumes at the old rate.
 const MEMORY_INTERVALS: u64 = 16;
 
+/// Which delay is too long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// The standing delay that CoDel accepts.
+    pub target: Duration,
+    /// How long the delay must stay above the target before the first drop.
+    pub interval: Duration,
+}
+
+impl Default for Config {
+    /// The values of mac80211.
+    fn default() -> Self {
+        Config {
+            target: Duration::from_millis(20),
+            interval: Duration::from_millis(100),
+        }
+    }
+}
+
 /// CoDel's state for one flow.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Codel {
+pub struct Codel {
     /// When the delay will have stayed above the target for an interval; `None` while it is below.
     drop_from: Option<Instant>,
     dropping: bool,
@@ -26,9 +46,9 @@ pub(super) struct Codel {
 }
 
 impl Codel {
-    /// Whether to drop the packet at the head, which waited `wait` and leaves `backlog_bytes` behind it.
+    /// Returns whether to drop the packet at the head, which waited `wait` and leaves `backlog_bytes` behind it.
     #[inline]
-    pub(super) fn drops(&mut self, wait: Duration, backlog_bytes: u32, now: Instant, config: &Config) -> bool {
+    pub fn drops(&mut self, wait: Duration, backlog_bytes: u32, now: Instant, config: &Config) -> bool {
         if wait < config.target || backlog_bytes == 0 {
             (self.drop_from, self.dropping) = (None, false);
             return false;
