@@ -152,7 +152,9 @@ impl Pump {
                     // Discard frames that the stacks sent while their interfaces came up, before the start.
                     (0..TAP_FRAMES).take_while(|_| fetch_nothing(tap)).for_each(drop);
                     watch(tap.as_fd(), mark(interface, robot))?;
-                    watch(queue.as_fd(), mark(interface, robot) | OUT_QUEUE)?;
+                    for listener in queue.as_fds() {
+                        watch(listener, mark(interface, robot) | OUT_QUEUE)?;
+                    }
                 }
             }
             let cards = cards.into_iter().map(|card| card.map(|card| (card.tap, card.queue)));

@@ -184,9 +184,10 @@ fn check(team: &Team, options: &Options) -> Result<(), Error> {
             return Err(Error::Unable(format!("there is no program '{shown}': {mend}")));
         }
     }
-    // Per robot, two pipes and some room while a program starts; per interface, a TAP and the send queue's sockets.
+    // Per robot, two pipes and some room while a program starts; per interface, a TAP, the send queue's two sockets, a
+    // reader of packets, and readers of datagrams.
     let interfaces = team.channels().count() as u64;
-    let files = team.robots.len() as u64 * (3 + interfaces * (2 + interfaces)) + FILES_BESIDE;
+    let files = team.robots.len() as u64 * (3 + interfaces * (4 + interfaces)) + FILES_BESIDE;
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     if let Some(limit) = limit.filter(|limit| *limit < files) {
         return Err(Error::Unable(format!(
