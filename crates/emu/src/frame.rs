@@ -98,6 +98,14 @@ pub fn datagram(frame: &[u8]) -> Option<(u16, u16)> {
     Some((be16(datagram, 0)?, be16(datagram, 4)?.checked_sub(8)?))
 }
 
+/// The identification and the total length of the IPv4 packet in a frame, a fragment or not.
+pub fn packet(frame: &[u8]) -> Option<(u16, u16)> {
+    let packet = frame.get(HEADER_BYTES..)?;
+    let whole = be16(frame, 12)? == IPV4 && packet.len() >= 20;
+    let total = be16(packet, 2).filter(|total| whole && usize::from(*total) <= packet.len())?;
+    Some((be16(packet, 4)?, total))
+}
+
 fn be16(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_be_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
 }
@@ -164,6 +172,16 @@ pub(crate) mod tests {
         frame.extend([0, 0]);
         frame.extend((bytes.saturating_sub(HEADER_BYTES + 20) as u16).to_be_bytes());
         frame.resize(bytes, 0);
+        frame
+    }
+
+    /// The frame as an IPv4 packet of this protocol, with its identification and its flags and fragment offset.
+    pub(crate) fn ipv4(mut frame: Vec<u8>, protocol: u8, identification: u16, fragment: u16) -> Vec<u8> {
+        let total = (frame.len() - HEADER_BYTES) as u16;
+        frame[16..18].copy_from_slice(&total.to_be_bytes());
+        frame[18..20].copy_from_slice(&identification.to_be_bytes());
+        frame[20..22].copy_from_slice(&fragment.to_be_bytes());
+        frame[23] = protocol;
         frame
     }
 
@@ -246,6 +264,19 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn packets_are_known_by_identification_and_length() {
+        let frame = udp(1, mac(0, StationId(2)), 0, 1, 100);
+        assert_eq!(packet(&ipv4(frame.clone(), 6, 0xabcd, 0x00b9)), Some((0xabcd, 86)));
+        // Short frames are padded, and a longer packet than the frame holds is none.
+        let padded = [ipv4(frame.clone(), 6, 7, 0), vec![0; 9]].concat();
+        assert_eq!(packet(&padded), Some((7, 86)));
+        assert_eq!(packet(&ipv4(frame.clone(), 6, 7, 0)[..99]), None);
+        let mut arp = ipv4(frame, 6, 7, 0);
+        arp[12..14].copy_from_slice(&0x0806u16.to_be_bytes());
+        assert_eq!(packet(&arp), None);
+    }
+
+    #[test]
     fn what_is_no_frame_of_the_station_is_refused() {
         assert_eq!(
             header(&udp(2, mac(0, StationId(0)), 0, 1, 100)),
@@ -267,6 +298,8 @@ pub(crate) mod tests {
             let frame = [&to, &mac(0, StationId(1)), head.to_be_bytes().as_slice(), &body].concat();
             for end in 0..=frame.len() {
                 prop_assert!(datagram(&frame[..end]).is_none() || end >= HEADER_BYTES + 28);
+                let packet = packet(&frame[..end]).map(|(_, total)| HEADER_BYTES + usize::from(total));
+                prop_assert!(packet.is_none_or(|whole| head == IPV4 && end >= whole.max(HEADER_BYTES + 20)));
                 if let Some(header) = header(&frame[..end]) {
                     let known = !matches!(header.to, Destination::Station(StationId(station)) if station > 2 || station == 1);
                     prop_assert!(known && end >= HEADER_BYTES);

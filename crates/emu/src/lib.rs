@@ -11,6 +11,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod channel;
+mod companion;
 #[allow(unsafe_code)]
 mod ffi;
 mod frame;
@@ -23,5 +24,6 @@ mod run;
 mod timing;
 pub mod trouble;
 
+pub use companion::Companion;
 pub use report::Report;
 pub use run::{run, Error, Options, Stream};

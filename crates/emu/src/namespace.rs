@@ -250,10 +250,22 @@ impl Namespace {
         worked.map_err(|_| io::Error::other("the thread in the namespace panicked"))?
     }
 
+    /// The kernel's table of its interfaces.
+    fn interfaces(&self) -> String {
+        let read = || fs::read_to_string("/proc/thread-self/net/dev");
+        self.inside(read).and_then(|table| table).unwrap_or_default()
+    }
+
     /// Frames that the kernel could not put into each TAP because the emulator had not fetched earlier ones.
     pub fn frames_missed(&self) -> u64 {
-        let read = || fs::read_to_string("/proc/thread-self/net/dev").unwrap_or_default();
-        self.inside(read).map_or(0, |table| transmit_drops(&table))
+        transmit_drops(&self.interfaces())
+    }
+
+    /// Whether it has an interface of this name.
+    pub fn has(&self, interface: &str) -> bool {
+        let names = self.interfaces();
+        let mut names = names.lines().filter_map(|line| line.split_once(':'));
+        names.any(|(name, _)| name.trim() == interface)
     }
 
     /// Kills every process in the namespace.

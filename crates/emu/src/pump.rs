@@ -8,7 +8,8 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::num::NonZeroU64;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time;
 
 use coorp_air::StationId;
@@ -35,8 +36,8 @@ const FETCH_MAX: usize = 64;
 const MOVE_PARTS: usize = 20;
 /// Maximum number of kernel events taken at once.
 const EVENTS_MAX: usize = 64;
-/// Mark of the file that requests the stop.
-const STOP: u64 = u64::MAX;
+/// Mark of the [`Handle`]'s file.
+const WAKE: u64 = u64::MAX;
 /// Mark of the timer.
 const TIMER: u64 = u64::MAX - 1;
 /// Bit in the mark of a card's [`OutQueue`], whose mark otherwise equals its TAP's.
@@ -54,7 +55,12 @@ impl Clock {
 
     /// The current time.
     pub fn now(self) -> Instant {
-        Instant::from_nanos(u64::try_from(self.0.elapsed().as_nanos()).unwrap_or(u64::MAX))
+        self.at(time::Instant::now())
+    }
+
+    fn at(self, instant: time::Instant) -> Instant {
+        let since = instant.saturating_duration_since(self.0);
+        Instant::from_nanos(u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
     }
 }
 
@@ -93,15 +99,42 @@ pub struct Outcome {
     _taps: Vec<Vec<Option<File>>>,
 }
 
-/// Stops the pump.
+/// Controls the pump from another thread.
 #[derive(Clone, Debug)]
-pub struct Stop(Arc<OwnedFd>);
+pub struct Handle(Arc<Wishes>);
 
-impl Stop {
+#[derive(Debug)]
+struct Wishes {
+    wake: OwnedFd,
+    stop: AtomicBool,
+    script: OnceLock<Clock>,
+}
+
+impl Handle {
+    fn new() -> io::Result<Self> {
+        Ok(Handle(Arc::new(Wishes {
+            wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            stop: AtomicBool::new(false),
+            script: OnceLock::new(),
+        })))
+    }
+
+    /// Counts the times of the team's events and routes from the start of this clock. Until then, everything is as at
+    /// their beginning. Later calls change nothing.
+    pub fn begin(&self, script: Clock) {
+        let _ = self.0.script.set(script);
+        self.wake();
+    }
+
     /// Requests the stop; the pump has ended when its thread has.
     pub fn stop(&self) {
-        // A full counter means that it was already stopped.
-        let _ = rustix::io::write(&*self.0, &1_u64.to_ne_bytes());
+        self.0.stop.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    fn wake(&self) {
+        // A full counter means that the pump is about to wake.
+        let _ = rustix::io::write(&self.0.wake, &1_u64.to_ne_bytes());
     }
 }
 
@@ -115,9 +148,14 @@ pub struct Pump {
     timer: OwnedFd,
     clock: Clock,
     watch: Duration,
-    dead: Vec<bool>,
+    handle: Handle,
+    /// When the script began, once it has. The next two count from then.
+    script_start: Option<Instant>,
     next_script: Option<Instant>,
     next_move: Option<Instant>,
+    /// The last [`Pump::advance`].
+    advanced: Instant,
+    dead: Vec<bool>,
     move_part: usize,
     watched: Watched,
 }
@@ -133,7 +171,7 @@ impl Pump {
         clock: Clock,
         seed: u64,
         watched: Watched,
-    ) -> io::Result<(Pump, Stop)> {
+    ) -> io::Result<(Pump, Handle)> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let watch = |file: BorrowedFd<'_>, mark| {
             epoll::add(&epoll, file, epoll::EventData::new_u64(mark), epoll::EventFlags::IN)
@@ -142,9 +180,9 @@ impl Pump {
             TimerfdClockId::Monotonic,
             TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK,
         )?;
-        let stop = Stop(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?));
+        let handle = Handle::new()?;
         watch(timer.as_fd(), TIMER)?;
-        watch(stop.0.as_fd(), STOP)?;
+        watch(handle.0.wake.as_fd(), WAKE)?;
         let mut channels = Vec::new();
         for (interface, mut cards) in cards.into_iter().enumerate() {
             for (robot, card) in cards.iter_mut().enumerate() {
@@ -152,7 +190,9 @@ impl Pump {
                     // Discard frames that the stacks sent while their interfaces came up, before the start.
                     (0..TAP_FRAMES).take_while(|_| fetch_nothing(tap)).for_each(drop);
                     watch(tap.as_fd(), mark(interface, robot))?;
-                    watch(queue.as_fd(), mark(interface, robot) | OUT_QUEUE)?;
+                    for listener in queue.as_fds() {
+                        watch(listener, mark(interface, robot) | OUT_QUEUE)?;
+                    }
                 }
             }
             let cards = cards.into_iter().map(|card| card.map(|card| (card.tap, card.queue)));
@@ -185,14 +225,17 @@ impl Pump {
                 Ok(cores) if cores.get() > 1 => WATCH,
                 _ => Duration::ZERO,
             },
-            dead: vec![false; team.robots.len()],
-            next_script: Some(Instant::ZERO),
+            handle: handle.clone(),
+            script_start: None,
+            next_script: None,
             next_move: moves.then_some(Instant::ZERO + MOVE_EVERY),
+            advanced: Instant::ZERO,
+            dead: vec![false; team.robots.len()],
             move_part: 0,
             watched,
         };
         pump.follow_script(Instant::ZERO);
-        Ok((pump, stop))
+        Ok((pump, handle))
     }
 
     /// Runs until stopped.
@@ -204,6 +247,9 @@ impl Pump {
         // Without real-time priority, sleeps end late by the timer slack; if it cannot be set, they do.
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         let mut events = Vec::with_capacity(EVENTS_MAX);
+        if self.heed() {
+            return Ok(self.outcome(real_time));
+        }
         loop {
             let now = self.clock.now();
             self.advance(now);
@@ -211,7 +257,8 @@ impl Pump {
             for event in events.drain(..) {
                 let epoll::Event { flags, data } = event;
                 match data.u64() {
-                    STOP => return Ok(self.outcome(real_time)),
+                    WAKE if self.heed() => return Ok(self.outcome(real_time)),
+                    WAKE => {}
                     TIMER => self.clear_timer(),
                     mark if mark & OUT_QUEUE != 0 => self.accept(mark & !OUT_QUEUE),
                     // A program has deleted the interface.
@@ -224,11 +271,12 @@ impl Pump {
 
     /// Processes everything up to `now`, including the script and movement.
     fn advance(&mut self, now: Instant) {
-        while let Some(at) = self.next_script.filter(|at| *at <= now) {
+        self.advanced = now;
+        while let Some(at) = self.on_air(self.next_script).filter(|at| *at <= now) {
             self.channels.iter_mut().for_each(|channel| channel.advance(at));
             self.follow_script(at);
         }
-        if self.next_move.is_some_and(|at| at <= now) {
+        if self.on_air(self.next_move).is_some_and(|at| at <= now) {
             self.channels.iter_mut().for_each(|channel| channel.advance(now));
             self.move_some(now);
         }
@@ -238,12 +286,34 @@ impl Pump {
         }
     }
 
+    /// Does what the handle asks for. Returns whether that is to stop.
+    fn heed(&mut self) -> bool {
+        // It may have been read already.
+        let _ = rustix::io::read(&self.handle.0.wake, &mut [0_u8; 8]);
+        if let (None, Some(script)) = (self.script_start, self.handle.0.script.get()) {
+            // Nothing of the script may be before what the air has done.
+            self.script_start = Some(self.clock.at(script.0).max(self.advanced));
+        }
+        self.handle.0.stop.load(Ordering::Acquire)
+    }
+
+    /// The script's time at this time of the air.
+    fn in_script(&self, at: Instant) -> Instant {
+        Instant::ZERO + self.script_start.map_or(Duration::ZERO, |start| at.since(start))
+    }
+
+    /// The air's time at this time of the script; `None` before the script has begun.
+    fn on_air(&self, script: Option<Instant>) -> Option<Instant> {
+        Some(self.script_start? + script?.since(Instant::ZERO))
+    }
+
     fn follow_script(&mut self, at: Instant) {
+        let script = self.in_script(at);
         for (scene, channel) in self.scenes.iter().zip(&mut self.channels) {
-            scene.set_links(&self.team, &self.pairs, at, channel.air());
+            scene.set_links(&self.team, &self.pairs, script, channel.air());
         }
         for robot in robots(&self.team) {
-            let dead = Scene::dead(&self.team, robot, at);
+            let dead = Scene::dead(&self.team, robot, script);
             let was = std::mem::replace(&mut self.dead[usize::from(robot.0)], dead);
             if dead && !was {
                 self.channels
@@ -251,26 +321,27 @@ impl Pump {
                     .for_each(|channel| channel.switch_off(station(robot), at));
             }
         }
-        self.next_script = Scene::next_change(&self.team, at);
+        self.next_script = Scene::next_change(&self.team, script);
     }
 
     fn move_some(&mut self, now: Instant) {
+        let script = self.in_script(now);
         let length = self.pairs.len().div_ceil(MOVE_PARTS).max(1);
         if let Some(pairs) = self.pairs.chunks(length).nth(self.move_part) {
             for (scene, channel) in self.scenes.iter().zip(&mut self.channels) {
-                scene.move_links(&self.team, pairs, now, channel.air());
+                scene.move_links(&self.team, pairs, script, channel.air());
             }
         }
         self.move_part = (self.move_part + 1) % MOVE_PARTS;
-        self.next_move = Some(now + MOVE_EVERY / MOVE_PARTS as u64);
+        self.next_move = Some(script + MOVE_EVERY / MOVE_PARTS as u64);
     }
 
     /// Waits for frames, or until just before something is due.
     fn wait(&mut self, events: &mut Vec<epoll::Event>) -> io::Result<()> {
         let due = self.channels.iter().map(Channel::next_deadline);
         let due = due
-            .chain(self.next_script)
-            .chain(self.next_move)
+            .chain(self.on_air(self.next_script))
+            .chain(self.on_air(self.next_move))
             .min()
             .unwrap_or(Instant::FAR_FUTURE);
         let left = due.since(self.clock.now());

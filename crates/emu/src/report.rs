@@ -45,6 +45,8 @@ pub struct Robot {
     pub name: String,
     /// How its program ended; the last one if it was started more than once.
     pub program: Fate,
+    /// How its companion ended: as a failure if it ever failed by itself.
+    pub companion: Fate,
     /// How many times the script killed the robot.
     pub deaths: u32,
     /// Frames that the kernel discarded because the emulator fetched them too late.
@@ -97,9 +99,10 @@ pub struct Interface {
 }
 
 impl Report {
-    /// Whether a program failed.
+    /// Whether a program or a companion failed.
     pub fn failed(&self) -> bool {
-        self.robots.iter().any(|robot| robot.program.failed())
+        let failed = |robot: &Robot| robot.program.failed() || robot.companion.failed();
+        self.robots.iter().any(failed)
     }
 
     /// The report as lines of text.
@@ -109,8 +112,12 @@ impl Report {
             // Writing to a string cannot fail.
             let _ = writeln!(text, "{line}");
         };
-        for robot in self.robots.iter().filter(|robot| robot.program.failed()) {
-            line(format_args!("{}: the program {}", robot.name, robot.program));
+        for robot in &self.robots {
+            for (what, fate) in [("program", robot.program), ("companion", robot.companion)] {
+                if fate.failed() {
+                    line(format_args!("{}: the {what} {fate}", robot.name));
+                }
+            }
         }
         for Interface { name, frames } in &self.interfaces {
             line(format_args!(
@@ -208,6 +215,7 @@ mod tests {
             robots: vec![Robot {
                 name: "rover".to_owned(),
                 program: Fate::Exit(3),
+                companion: Fate::None,
                 deaths: 0,
                 frames_missed,
             }],
@@ -239,9 +247,13 @@ mod tests {
     }
 
     #[test]
-    fn a_failing_program_is_named() {
-        let report = report(1.0, 0);
+    fn a_failing_program_or_companion_is_named() {
+        let mut report = report(1.0, 0);
         assert!(report.failed() && report.text().contains("rover: the program ended with exit code 3"));
+        report.robots[0].program = Fate::Exit(0);
+        assert!(!report.failed());
+        report.robots[0].companion = Fate::Exit(4);
+        assert!(report.failed() && report.text().contains("rover: the companion ended with exit code 4"));
         assert!(
             !Fate::Exit(0).failed() && !Fate::Stopped.failed() && !Fate::Death.failed() && Fate::Signal(9).failed()
         );

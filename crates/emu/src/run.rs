@@ -17,10 +17,11 @@ use coorp_team::Team;
 use rustix::process::Signal;
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 
+use crate::companion::{self, Attendant, Companion};
 use crate::frame::mac;
 use crate::namespace::{Card, Interface, Lock, Namespace};
 use crate::programs::{exists, Lines, Program};
-use crate::pump::{Clock, Outcome, Pump, Stop};
+use crate::pump::{Clock, Handle, Outcome, Pump};
 use crate::report::{self, Ended, Fate, Report};
 use crate::timing::P99_MAX;
 use crate::trouble::{Blow, Watched, What};
@@ -41,12 +42,22 @@ pub struct Options {
     pub team_file: PathBuf,
     /// The program and its arguments; empty for none.
     pub program: Vec<OsString>,
-    /// When to end the run; by default it ends with the last program.
+    /// A program beside each robot's own, if any.
+    pub companion: Option<Companion>,
+    /// When to end the run, after the programs' start; by default it ends with the last program.
     pub duration: Option<Duration>,
     /// Faults injected into the programs, in order of time.
     pub blows: Vec<Blow>,
     /// The observer.
     pub watched: Watched,
+}
+
+impl Options {
+    fn began(&self) {
+        if let Some(watcher) = &self.watched.0 {
+            watcher.began();
+        }
+    }
 }
 
 /// Which of a program's two outputs.
@@ -111,6 +122,18 @@ impl Signals {
         let _ = self.woken.set_read_timeout(Some(most));
         let _ = self.woken.read(&mut [0; 64]);
     }
+
+    /// Sleeps while `some` holds, but for at most `most`.
+    fn sleep_while(&mut self, most: Duration, mut some: impl FnMut() -> bool) {
+        let asked = Clock::start();
+        while some() {
+            let left = most.saturating_sub(asked.now().since(Instant::ZERO));
+            if left == Duration::ZERO {
+                return;
+            }
+            self.sleep(left);
+        }
+    }
 }
 
 impl Drop for Signals {
@@ -145,18 +168,28 @@ pub fn run(team: &Team, options: &Options, lines: Lines, told: &dyn Fn(&str)) ->
             namespace.name()
         ));
     }
-    let clock = Clock::start();
-    if let Some(watcher) = &options.watched.0 {
-        watcher.began();
+    let mut clock = Clock::start();
+    if options.companion.is_none() {
+        options.began();
     }
     let watched = options.watched.clone();
-    let (pump, stop) =
+    let (pump, handle) =
         Pump::new(team, cards, clock, SEED, watched).map_err(|error| broken("cannot set up the air", &error))?;
+    if options.companion.is_none() {
+        handle.begin(clock);
+    }
     let pump = spawn(pump).map_err(|error| broken("cannot start the air", &error))?;
     let pump = PumpThread {
-        stop,
+        handle,
         thread: Some(pump),
     };
+    if let Some(companion) = &options.companion {
+        // They need the air, but the run's time counts from the programs' start.
+        robots.start_companions(team, companion, &lines, &mut signals, &pump)?;
+        clock = Clock::start();
+        options.began();
+        pump.handle.begin(clock);
+    }
     let ended = robots.drive(team, options, clock, &lines, &mut signals, &pump)?;
     let seconds = clock.now().as_secs_f64();
     robots.end(&mut signals);
@@ -173,7 +206,13 @@ fn check(team: &Team, options: &Options) -> Result<(), Error> {
             "coorp emu creates network namespaces and TAP interfaces, which needs root: run it with sudo".to_owned(),
         ));
     }
-    if let Some(program) = options.program.first() {
+    let companion = options.companion.as_ref().map(|companion| &companion.command);
+    for program in options
+        .program
+        .first()
+        .into_iter()
+        .chain(companion.and_then(|command| command.first()))
+    {
         if !exists(Path::new(program)) {
             let shown = program.to_string_lossy();
             let mend = if shown.contains('/') {
@@ -184,9 +223,11 @@ fn check(team: &Team, options: &Options) -> Result<(), Error> {
             return Err(Error::Unable(format!("there is no program '{shown}': {mend}")));
         }
     }
-    // Per robot, two pipes and some room while a program starts; per interface, a TAP and the send queue's sockets.
+    // Per robot, two pipes (four with a companion) and some room while a program starts; per interface, a TAP, the send queue's two sockets, a
+    // reader of packets, and readers of datagrams.
     let interfaces = team.channels().count() as u64;
-    let files = team.robots.len() as u64 * (3 + interfaces * (2 + interfaces)) + FILES_BESIDE;
+    let programs = 1 + u64::from(companion.is_some());
+    let files = team.robots.len() as u64 * (1 + 2 * programs + interfaces * (4 + interfaces)) + FILES_BESIDE;
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     if let Some(limit) = limit.filter(|limit| *limit < files) {
         return Err(Error::Unable(format!(
@@ -204,7 +245,7 @@ fn spawn(pump: Pump) -> io::Result<JoinHandle<io::Result<Outcome>>> {
 
 /// The thread that runs the air. It ends with this value, whatever happens.
 struct PumpThread {
-    stop: Stop,
+    handle: Handle,
     thread: Option<JoinHandle<io::Result<Outcome>>>,
 }
 
@@ -214,7 +255,7 @@ impl PumpThread {
     }
 
     fn outcome(mut self) -> Result<Outcome, Error> {
-        self.stop.stop();
+        self.handle.stop();
         let broken = |why: String| Error::Broken(format!("the emulated air stopped: {why}"));
         match self.thread.take().map(JoinHandle::join) {
             Some(Ok(Ok(outcome))) => Ok(outcome),
@@ -226,7 +267,7 @@ impl PumpThread {
 
 impl Drop for PumpThread {
     fn drop(&mut self) {
-        self.stop.stop();
+        self.handle.stop();
         if let Some(thread) = self.thread.take() {
             // Its outcome was not requested, so something else has gone wrong and is reported.
             let _ = thread.join();
@@ -238,6 +279,8 @@ impl Drop for PumpThread {
 struct Robots {
     namespaces: Vec<Namespace>,
     programs: Vec<Program>,
+    /// Empty if the run has no companions.
+    companions: Vec<Attendant>,
     deaths: Vec<u32>,
     /// By interface and robot, until the pump takes them.
     cards: Vec<Vec<Option<Card>>>,
@@ -249,6 +292,7 @@ impl Robots {
         let mut made = Robots {
             namespaces: Vec::new(),
             programs: Vec::new(),
+            companions: Vec::new(),
             deaths: vec![0; team.robots.len()],
             cards: (0..channels).map(|_| Vec::new()).collect(),
         };
@@ -262,10 +306,59 @@ impl Robots {
             for (number, of_all) in made.cards.iter_mut().enumerate() {
                 of_all.push(has.contains(&number).then(|| cards.next()).flatten());
             }
-            made.programs
-                .push(Program::new(name, environment(team, robot, &options.team_file)));
+            let environment = environment(team, robot, &options.team_file);
+            if options.companion.is_some() {
+                made.companions.push(Attendant::new(name, environment.clone()));
+            }
+            made.programs.push(Program::new(name, environment));
         }
         Ok(made)
+    }
+
+    /// Starts the companions of the robots that are not dead at first, and waits until they are ready.
+    fn start_companions(
+        &mut self,
+        team: &Team,
+        companion: &Companion,
+        lines: &Lines,
+        signals: &mut Signals,
+        pump: &PumpThread,
+    ) -> Result<(), Error> {
+        for robot in robots(team).filter(|robot| !Scene::dead(team, *robot, Instant::ZERO)) {
+            self.accompany(usize::from(robot.0), companion, &[], lines)?;
+        }
+        while self.companions.iter().any(Attendant::holds) && !signals.ended() && !pump.broke_off() {
+            for (attendant, namespace) in self.companions.iter_mut().zip(&self.namespaces) {
+                attendant.release(companion, namespace)?;
+            }
+            signals.sleep(companion::LOOK_EVERY);
+        }
+        Ok(())
+    }
+
+    /// Starts a robot's companion. Its program starts once that is ready.
+    fn accompany(
+        &mut self,
+        place: usize,
+        companion: &Companion,
+        program: &[OsString],
+        lines: &Lines,
+    ) -> Result<(), Error> {
+        let started = self.companions[place].start(companion, &self.namespaces[place], program, lines);
+        started.map_err(|error| Error::Broken(format!("cannot start the companion: {error}")))
+    }
+
+    /// Starts the programs whose companions have become ready.
+    fn start_held(&mut self, options: &Options, lines: &Lines) -> Result<(), Error> {
+        let Some(companion) = &options.companion else {
+            return Ok(());
+        };
+        for place in 0..self.companions.len() {
+            if let Some(program) = self.companions[place].release(companion, &self.namespaces[place])? {
+                self.start(place, &program, lines)?;
+            }
+        }
+        Ok(())
     }
 
     /// Starts the programs and continues until the run ends.
@@ -292,9 +385,11 @@ impl Robots {
                     let place = usize::from(robot.0);
                     let was = std::mem::replace(&mut dead[place], Scene::dead(team, robot, at));
                     match (was, dead[place]) {
-                        (true, false) => self.start(place, &options.program, lines)?,
+                        // At first, the companions are there.
+                        (true, false) if at == Instant::ZERO => self.start(place, &options.program, lines)?,
+                        (true, false) => self.rise(place, &options.program, options, lines)?,
                         (false, true) => {
-                            self.programs[place].kill(&self.namespaces[place], Fate::Death);
+                            self.kill(place);
                             self.deaths[place] += 1;
                         }
                         _ => {}
@@ -311,10 +406,12 @@ impl Robots {
             if end.is_some_and(|end| end <= now) {
                 return Ok(Ended::Duration);
             }
+            self.start_held(options, lines)?;
             let running = self.programs.iter_mut().map(Program::runs).filter(|runs| *runs).count();
             // A dead robot may come back.
             let next_blow = options.blows.get(fallen).map(|blow| Instant::ZERO + blow.at);
-            let awaited = next_blow.is_some() || next_script.is_some() && dead.contains(&true);
+            let held = self.companions.iter().any(Attendant::holds);
+            let awaited = held || next_blow.is_some() || next_script.is_some() && dead.contains(&true);
             if running == 0 && !awaited && !options.program.is_empty() {
                 return Ok(Ended::Programs);
             }
@@ -323,7 +420,8 @@ impl Robots {
                 .flatten()
                 .map(|at| at.since(now))
                 .min();
-            signals.sleep(next.unwrap_or(LOOK_EVERY).min(LOOK_EVERY));
+            let look_every = if held { companion::LOOK_EVERY } else { LOOK_EVERY };
+            signals.sleep(next.unwrap_or(look_every).min(look_every));
         }
     }
 
@@ -339,14 +437,30 @@ impl Robots {
         };
         tell(false);
         match &blow.what {
-            What::Kill => self.programs[place].kill(&self.namespaces[place], Fate::Death),
-            What::Start(program) if !self.programs[place].runs() => self.start(place, program, lines)?,
+            What::Kill => self.kill(place),
+            What::Start(program) if !self.programs[place].runs() => self.rise(place, program, options, lines)?,
             What::Start(_) => {}
             What::Freeze => self.programs[place].signal(Signal::STOP),
             What::Thaw => self.programs[place].signal(Signal::CONT),
         }
         tell(true);
         Ok(())
+    }
+
+    /// Starts a robot's program, after its companion if there is one.
+    fn rise(&mut self, place: usize, program: &[OsString], options: &Options, lines: &Lines) -> Result<(), Error> {
+        match &options.companion {
+            Some(companion) => self.accompany(place, companion, program, lines),
+            None => self.start(place, program, lines),
+        }
+    }
+
+    /// Kills a robot's program and its companion.
+    fn kill(&mut self, place: usize) {
+        if let Some(attendant) = self.companions.get_mut(place) {
+            attendant.die(&self.namespaces[place]);
+        }
+        self.programs[place].kill(&self.namespaces[place], Fate::Death);
     }
 
     fn start(&mut self, place: usize, program: &[OsString], lines: &Lines) -> Result<(), Error> {
@@ -357,20 +471,19 @@ impl Robots {
         started.map_err(|error| Error::Broken(format!("cannot start the program: {error}")))
     }
 
-    /// Ends all programs: asks the running ones to end, and kills those that do not.
+    /// Ends all programs, and then the companions: asks the running ones to end, and kills those that do not.
     fn end(&mut self, signals: &mut Signals) {
         let stopped: Vec<bool> = self.programs.iter_mut().map(Program::runs).collect();
         // A frozen program does not react to signals.
         for signal in [Signal::TERM, Signal::CONT] {
             self.programs.iter().for_each(|program| program.signal(signal));
         }
-        let asked = Clock::start();
-        while self.programs.iter_mut().any(Program::runs) {
-            let left = GRACE.saturating_sub(asked.now().since(Instant::ZERO));
-            if left == Duration::ZERO {
-                break;
-            }
-            signals.sleep(left);
+        signals.sleep_while(GRACE, || self.programs.iter_mut().any(Program::runs));
+        self.programs.iter().for_each(|program| program.signal(Signal::KILL));
+        self.companions.iter_mut().for_each(Attendant::ask);
+        signals.sleep_while(companion::GRACE, || self.companions.iter_mut().any(Attendant::runs));
+        for (attendant, namespace) in self.companions.iter_mut().zip(&self.namespaces) {
+            attendant.end(namespace);
         }
         for ((program, namespace), stopped) in self.programs.iter_mut().zip(&self.namespaces).zip(&stopped) {
             let fate = if *stopped { Fate::Stopped } else { program.fate };
@@ -382,10 +495,11 @@ impl Robots {
     fn report(&self, team: &Team, outcome: &Outcome, ended: Ended, seconds: f64) -> Report {
         let timing = outcome.lateness.timing();
         let robots: Vec<report::Robot> = (self.programs.iter().zip(&self.namespaces))
-            .zip(team.robots.iter().zip(&self.deaths))
-            .map(|((program, namespace), (robot, deaths))| report::Robot {
+            .zip(team.robots.iter().zip(&self.deaths).enumerate())
+            .map(|((program, namespace), (place, (robot, deaths)))| report::Robot {
                 name: robot.name.clone(),
                 program: program.fate,
+                companion: self.companions.get(place).map_or(Fate::None, Attendant::fate),
                 deaths: *deaths,
                 frames_missed: namespace.frames_missed(),
             })
@@ -419,6 +533,7 @@ impl Robots {
             namespace.clear();
         }
         self.programs.iter_mut().for_each(Program::finish);
+        self.companions.iter_mut().for_each(Attendant::finish);
     }
 }
 

@@ -21,9 +21,9 @@ pub struct Blow {
 /// A fault. If it does not apply, for example to a program that has ended, nothing happens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum What {
-    /// `kill -9`. The machine lives on: its kernel closes the connections.
+    /// `kill -9`, also of its companion. The machine lives on: its kernel closes the connections.
     Kill,
-    /// Starts the program with this command line.
+    /// Starts the program with this command line, after its companion.
     Start(Vec<OsString>),
     /// Stops its processes (SIGSTOP).
     Freeze,
@@ -33,7 +33,7 @@ pub enum What {
 
 /// Observes a run from the outside. Called on the run's own threads: return quickly.
 pub trait Watcher: Send + Sync {
-    /// The run's clock starts now.
+    /// The run's clock starts now. Companions may have sent frames before.
     fn began(&self);
     /// A robot's stack has sent this Ethernet frame on interface `wlan0`, `wlan1` and so on.
     fn sent(&self, interface: usize, robot: RobotId, frame: &[u8]);

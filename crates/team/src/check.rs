@@ -23,6 +23,7 @@ impl Team {
         self.check_events()?;
         self.check_flows()?;
         self.check_live()?;
+        self.check_protect()?;
         if let Some(control) = &self.control {
             ensure(control.period > Duration::ZERO, || {
                 "the control period is zero".to_owned()
@@ -102,6 +103,32 @@ impl Team {
         }
         let clash = rules::ports_clash(&self.robots, self.live.port).is_some();
         ensure(!clash, || "two robots have the same address and ports".to_owned())
+    }
+
+    fn check_protect(&self) -> Result<(), String> {
+        ensure(self.protect.len() <= rules::PROTECT_MAX, || {
+            format!("more than {} rules of what to protect", rules::PROTECT_MAX)
+        })?;
+        for (number, rule) in (1..).zip(&self.protect) {
+            let conditions = [
+                rule.protocol.is_some(),
+                rule.ports.is_some(),
+                rule.to.is_some(),
+                rule.dscp.is_some(),
+            ];
+            ensure(conditions.contains(&true), || {
+                format!("rule {number} of what to protect has no condition")
+            })?;
+            let ported = rule.protocol.is_none_or(|protocol| rules::PORTED.contains(&protocol));
+            let ports = rule
+                .ports
+                .is_none_or(|(first, last)| 0 < first && first <= last && ported);
+            let dscp = rule.dscp.is_none_or(|dscp| dscp <= rules::DSCP_MAX);
+            ensure(ports && dscp, || {
+                format!("rule {number} of what to protect is out of range")
+            })?;
+        }
+        Ok(())
     }
 
     fn check_air(&self, air: &Air) -> Result<(), String> {

@@ -6,6 +6,7 @@
 use crate::recorded::Recorded;
 use coorp_core::paths::Duplicate;
 use coorp_core::policy::Completions;
+use coorp_core::protect::Rule;
 use coorp_core::{Duration, RobotId};
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -39,6 +40,8 @@ pub struct Team {
     pub policy: PolicyOverrides,
     /// How the robots find and trust each other on real networks.
     pub live: Live,
+    /// What unchanged programs' packets are taken for; the first rule that matches wins.
+    pub protect: Vec<Rule>,
 }
 
 /// One robot.

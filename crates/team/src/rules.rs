@@ -18,6 +18,12 @@ pub(crate) const WAYPOINTS_MAX: usize = 1_000;
 pub(crate) const INTERFACES_MAX: usize = 7;
 /// Maximum number of `[[event]]` tables.
 pub(crate) const EVENTS_MAX: usize = 1_000;
+/// Maximum number of `[[protect]]` tables; every packet of an unknown flow passes through all of them.
+pub(crate) const PROTECT_MAX: usize = 64;
+/// The greatest DSCP, of six bits.
+pub(crate) const DSCP_MAX: u8 = 63;
+/// The protocols with ports that rules may refer to: TCP and UDP.
+pub(crate) const PORTED: [u8; 2] = [6, 17];
 /// Channel numbers of the 5 GHz band, in the blocks that form wider channels.
 pub(crate) const CHANNELS: [u16; 28] = [
     36, 40, 44, 48, 52, 56, 60, 64, 100, 104, 108, 112, 116, 120, 124, 128, 132, 136, 140, 144, 149, 153, 157, 161,

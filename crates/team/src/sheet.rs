@@ -330,8 +330,27 @@ impl<'t> Sheet<'t> {
         None
     }
 
+    /// One of several names, or an integer within `range`.
+    pub(crate) fn name_or_integer(
+        &mut self,
+        key: &'static str,
+        names: &[(&str, u8)],
+        range: RangeInclusive<u8>,
+    ) -> Option<u8> {
+        if let Some(DeValue::Integer(_)) = self.table.get(key).map(Spanned::get_ref) {
+            return self.integer(key, range);
+        }
+        let numbers = format!(", or a number from {} to {}", range.start(), range.end());
+        self.choice_or(key, names, &numbers)
+    }
+
     /// One of several names.
     pub(crate) fn choice<T: Copy>(&mut self, key: &'static str, names: &[(&str, T)]) -> Option<T> {
+        self.choice_or(key, names, "")
+    }
+
+    /// One of several names; messages add `or`, the other possible values.
+    fn choice_or<T: Copy>(&mut self, key: &'static str, names: &[(&str, T)], or: &str) -> Option<T> {
         let (text, _) = self.string(key)?;
         let found = names
             .iter()
@@ -340,8 +359,8 @@ impl<'t> Sheet<'t> {
         if found.is_none() {
             let known: Vec<&str> = names.iter().map(|(name, _)| *name).collect();
             let mend = match nearest(text, known.iter().copied()) {
-                Some(near) => format!("did you mean \"{near}\"? {}", one_of(&known)),
-                None => one_of(&known),
+                Some(near) => format!("did you mean \"{near}\"? {}{or}", one_of(&known)),
+                None => format!("{}{or}", one_of(&known)),
             };
             self.problem(key, format!("`{key}` cannot be \"{}\"", clip(text)), mend);
         }

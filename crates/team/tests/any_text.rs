@@ -62,6 +62,9 @@ fn value() -> impl Strategy<Value = String> {
             "\"802.11ac\"",
             "\"802.11ax\"",
             "\"../x.toml\"",
+            "\"5000-5010\"",
+            "\"10.0.0.7\"",
+            "\"EF\"",
         ])
         .prop_map(str::to_owned),
         prop::sample::select(vec![
@@ -75,7 +78,7 @@ fn value() -> impl Strategy<Value = String> {
 }
 
 /// A table and its known keys.
-const TABLES: [(&str, &[&str]); 11] = [
+const TABLES: [(&str, &[&str]); 12] = [
     (
         "[[robot]]",
         &[
@@ -210,6 +213,7 @@ const TABLES: [(&str, &[&str]); 11] = [
             "turns",
         ],
     ),
+    ("[[protect]]", &["protocol", "port", "ports", "to", "dscp"]),
 ];
 
 /// Tables with some of their keys and with values that may or may not be valid, after two valid robots.
@@ -231,6 +235,7 @@ fn plausible() -> impl Strategy<Value = String> {
                     "[[flow]]" => "name = \"f\"\nfrom = \"alpha\"\nto = \"bravo\"\n",
                     "[[robot]]" => "name = \"charlie\"\n",
                     "[[event]]" => "at = \"1ms\"\n",
+                    "[[protect]]" => "as = \"bulk\"\n",
                     _ => "",
                 };
             }

@@ -1,20 +1,26 @@
-//! The format's page stays accurate: its sample is valid, and it lists every key that the reader knows.
+//! The format's page stays accurate: its samples are valid, and it lists every key that the reader knows.
 #![allow(clippy::unwrap_used)] // a test may fail by panicking
 
 use std::path::Path;
 
 const PAGE: &str = include_str!("../../../docs/team-file.md");
 
+/// The page's samples: a whole file, then parts of others.
+fn samples() -> Vec<&'static str> {
+    let samples = PAGE.split("```toml\n").skip(1);
+    samples.map(|sample| sample.split("```").next().unwrap()).collect()
+}
+
 #[test]
-fn the_sample_is_valid() {
-    let sample = PAGE.split("```toml\n").nth(1).unwrap().split("```").next().unwrap();
-    assert_eq!(
-        coorp_team::parse(sample, "sample.toml", Path::new(""))
-            .unwrap()
-            .robots
-            .len(),
-        2
-    );
+fn the_samples_are_valid() {
+    let read = |text: &str| coorp_team::parse(text, "sample.toml", Path::new("")).unwrap_or_else(|why| panic!("{why}"));
+    let samples = samples();
+    let (whole, parts) = samples.split_first().unwrap();
+    assert_eq!(read(whole).robots.len(), 2);
+    for part in parts {
+        let team = read(&format!("{whole}{part}"));
+        assert!(team != read(whole), "{part}");
+    }
 }
 
 #[test]
@@ -33,6 +39,7 @@ fn every_key_is_on_the_page() {
         "[[flow]]\n",
         "[policy]\n",
         "[live]\n",
+        "[[protect]]\nas = \"bulk\"\n",
     ];
     for table in tables {
         let shown = coorp_team::parse(&format!("{robots}{table}qqqqqqqq = 1\n"), "t.toml", Path::new(""));

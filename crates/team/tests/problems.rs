@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)] // a test may fail by panicking
 
 use coorp_core::paths::Duplicate;
+use coorp_core::protect::{Class, Rule};
 use coorp_team::{load, parse, LoadError};
 use std::path::Path;
 
@@ -626,4 +627,177 @@ fn an_access_point_is_a_robot_and_where_there_is_none_it_is_not_named() {
         ["", "access_point = \"bravo\"\n", "direct = true\n"].map(point),
         [Some(0), Some(1), None]
     );
+}
+
+#[test]
+fn what_to_protect_is_read_in_the_files_order() {
+    let text = format!(
+        "{TEAM}[[protect]]\nas = \"control\"\nport = 5005\nprotocol = \"udp\"\nto = \"fd00::7\"\n\
+         [[protect]]\nas = \"bulk\"\nports = \"5000-5010\"\n\
+         [[protect]]\nas = \"control\"\ndscp = \"EF\"\n\
+         [[protect]]\nas = \"ordinary\"\nprotocol = 132\ndscp = 0x3f\n"
+    );
+    let rule = |class| Rule {
+        class,
+        protocol: None,
+        ports: None,
+        to: None,
+        dscp: None,
+    };
+    let expected = [
+        Rule {
+            protocol: Some(17),
+            ports: Some((5_005, 5_005)),
+            to: Some("fd00::7".parse().unwrap()),
+            ..rule(Class::Control)
+        },
+        Rule {
+            ports: Some((5_000, 5_010)),
+            ..rule(Class::Bulk)
+        },
+        Rule {
+            dscp: Some(46),
+            ..rule(Class::Control)
+        },
+        Rule {
+            protocol: Some(132),
+            dscp: Some(63),
+            ..rule(Class::Ordinary)
+        },
+    ];
+    let mut team = parse(&text, "team.toml", Path::new("")).unwrap();
+    assert_eq!(team.protect, expected);
+    assert_eq!(
+        parse(TEAM, "team.toml", Path::new("")).unwrap().protect,
+        Vec::<Rule>::new()
+    );
+    // Rules made in code obey the same limits.
+    let bad = [
+        rule(Class::Bulk),
+        Rule {
+            ports: Some((9, 8)),
+            ..rule(Class::Bulk)
+        },
+        Rule {
+            ports: Some((0, 8)),
+            ..rule(Class::Bulk)
+        },
+        Rule {
+            protocol: Some(1),
+            ports: Some((8, 8)),
+            ..rule(Class::Bulk)
+        },
+        Rule {
+            dscp: Some(64),
+            ..rule(Class::Bulk)
+        },
+    ];
+    for rule in bad {
+        team.protect = vec![expected[0].clone(), rule.clone()];
+        let why = team.check().expect_err(&format!("{rule:?}"));
+        assert!(why.contains("rule 2 of what to protect"), "{why}");
+    }
+    team.protect = vec![expected[0].clone(); 65];
+    assert!(team.check().is_err());
+}
+
+#[test]
+fn what_to_protect() {
+    let rule = |text: &str, parts: &[&str]| with(&format!("[[protect]]\nas = \"bulk\"\n{text}"), parts);
+    rule(
+        "",
+        &[
+            "team.toml:11:1",
+            "no condition, so it would match every packet",
+            "add `port`",
+        ],
+    );
+    with(
+        "[[protect]]\nport = 22\n",
+        &["team.toml:11:1", "[[protect]] has no `as`", "`as = \"bulk\"`"],
+    );
+    with(
+        "[[protect]]\nas = \"contrl\"\nport = 22\n",
+        &[
+            "team.toml:12:6",
+            "`as` cannot be \"contrl\"",
+            "did you mean \"control\"?",
+        ],
+    );
+    rule(
+        "prot = 22\nport = 22\n",
+        &["team.toml:13:1", "unknown key `prot` in [[protect]]", "did you mean"],
+    );
+    rule("port = 0\n", &["team.toml:13:8", "`port` is 0, outside 1 to 65535"]);
+    rule(
+        "port = 22\nports = \"1-2\"\n",
+        &["team.toml:13:8", "both `port` and `ports`", "a single port, or a range"],
+    );
+    for wrong in ["5000", "5000-", "0-10", "1-65536", "1-2-3", "a-b", "+1-2", "1 - 2", ""] {
+        rule(
+            &format!("ports = \"{wrong}\"\n"),
+            &[
+                "team.toml:13:9",
+                "`ports` cannot be",
+                "as in \"5000-5010\"",
+                "use `port`",
+            ],
+        );
+    }
+    rule("ports = \"9-8\"\n", &["starts at 9 and ends at 8", "`ports = \"8-9\"`"]);
+    for (key, value) in [("port", "8"), ("ports", "\"8-9\"")] {
+        rule(
+            &format!("{key} = {value}\nprotocol = \"icmp\"\n"),
+            &[
+                "team.toml:13:",
+                &format!("`{key}` with a `protocol` that has no ports"),
+                "\"udp\"",
+            ],
+        );
+    }
+    rule(
+        "protocol = \"sctp\"\n",
+        &[
+            "team.toml:13:12",
+            "`protocol` cannot be \"sctp\"",
+            "\"icmp\", or a number from 0 to 255",
+        ],
+    );
+    rule("protocol = 256\n", &["`protocol` is 256, outside 0 to 255"]);
+    rule("protocol = true\n", &["`protocol` is true or false"]);
+    rule("dscp = 64\n", &["team.toml:13:8", "`dscp` is 64, outside 0 to 63"]);
+    rule(
+        "dscp = \"AF44\"\n",
+        &[
+            "`dscp` cannot be \"AF44\"",
+            "did you mean \"AF4",
+            "or a number from 0 to 63",
+        ],
+    );
+    rule(
+        "to = \"10.0.0.300\"\n",
+        &[
+            "team.toml:13:6",
+            "\"10.0.0.300\" is not an IP address",
+            "such as \"10.0.0.7\"",
+        ],
+    );
+    rule("to = \"::\"\n", &[":: receives nothing", "or remove `to`"]);
+    rule(
+        "to = \"bravo\"\n",
+        &["\"bravo\" is not an IP address", "this robot's interface"],
+    );
+    let text = format!("{TEAM}addresses = [\"10.0.0.2\"]\n[[protect]]\nas = \"bulk\"\nto = \"bravo\"\n");
+    one(
+        &text,
+        &["team.toml:14:6", "write the robot's address, `to = \"10.0.0.2\"`"],
+    );
+    with("protect = \"on\"\n[air]\n", &["unknown key `protect` in [[robot]]"]);
+    with(
+        "[protect]\nas = \"bulk\"\n",
+        &["`protect` is a table", "start each with [[protect]]"],
+    );
+    let rules = |count| "[[protect]]\nas = \"bulk\"\nport = 22\n".repeat(count);
+    with(&rules(65), &["65 [[protect]] tables", "beyond the limit of 64"]);
+    assert!(parse(&format!("{TEAM}{}", rules(64)), "team.toml", Path::new("")).is_ok());
 }

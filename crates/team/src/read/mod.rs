@@ -10,6 +10,7 @@ mod flow;
 mod interface;
 mod live;
 mod policy;
+mod protect;
 mod robot;
 
 use crate::model::{Air, Robot, Team};
@@ -51,6 +52,7 @@ pub(crate) fn team(mut sheet: Sheet<'_>, stem: &str, base: &Path) -> Option<Team
     let events = event::events(&mut sheet, &roster, &airs);
     let live = live::live(&mut sheet, base);
     live::check_ports(&robot_sheets, &robots, &live);
+    let protect = protect::rules(&mut sheet, &robots);
     robot::check_against(
         &robot_sheets,
         &robots,
@@ -72,6 +74,7 @@ pub(crate) fn team(mut sheet: Sheet<'_>, stem: &str, base: &Path) -> Option<Team
         flows,
         policy,
         live,
+        protect,
     })
 }
 

@@ -149,6 +149,7 @@ fn one(file: &Path, team: &Team, seed: u64, folders: &Folders) -> Result<Outcome
     let options = coorp_emu::Options {
         team_file: file.to_owned(),
         program,
+        companion: None,
         duration: Some(healed + STOP_AFTER + permit_within + THROUGH_MAX),
         blows,
         watched: Watched(Some(watch.clone())),
