@@ -15,6 +15,7 @@ mod companion;
 #[allow(unsafe_code)]
 mod ffi;
 mod frame;
+mod identity;
 mod namespace;
 mod outqueue;
 mod programs;
