@@ -166,6 +166,18 @@ fn without_its_companion_no_program_starts() {
 }
 
 #[test]
+fn a_signal_ends_a_run_whose_companions_are_not_ready() {
+    if !possible("a_signal_ends_a_run_whose_companions_are_not_ready", &[]) {
+        return;
+    }
+    let (report, said) = run("", "echo starts", Some("kill -TERM $PPID; exec sleep 1000"));
+    let report = report.unwrap_or_else(|why| panic!("{why} {said:?}"));
+    assert_eq!((report.ended, said.len()), (Ended::Signal, 0), "{said:?}");
+    assert!(report.robots.iter().all(|robot| robot.program == Fate::None));
+    assert!(report.robots.iter().all(|robot| robot.companion == Fate::Stopped));
+}
+
+#[test]
 fn companions_die_and_start_again_with_their_robots() {
     if !possible("companions_die_and_start_again_with_their_robots", &["python3"]) {
         return;
