@@ -419,6 +419,12 @@ impl ArrivalModel {
         Some(nanos(self.reference.period_ns as f64 + fit.slope))
     }
 
+    /// How far messages deviate from the model (sigma), whether or not that is too much to predict them, and how many it was
+    /// fitted to.
+    pub fn deviation(&self) -> Option<(Duration, usize)> {
+        Some((nanos(self.fit?.sigma), self.window.len()))
+    }
+
     /// The model to tell others; its phase is that of the next message.
     pub fn time_model(&self) -> Option<TimeModel> {
         let (last, fit) = (self.last?, self.fit?);

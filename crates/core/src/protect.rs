@@ -1,9 +1,74 @@
 //! What a packet of a program that knows nothing of Coorp is taken for, and when it may go: control at once, bulk by permit
 //! and gate, the rest as it came.
+//!
+//! [`Protect`] stands in the path of all packets that a machine's programs send. Its flows have a [`Class`] each, by the
+//! first of these that says something:
+//!
+//! 1. A [`Rule`] of the team file.
+//! 2. A backlog: what has kept packets waiting for 50 ms, and more than ten full ones, is bulk. For that the driver takes
+//!    ordinary packets only while few are below it; otherwise the card's queue would hide the backlog. Bulk becomes ordinary
+//!    again after five seconds and eight messages without a backlog. Time in which it waits for a permit proves nothing,
+//!    and silence neither: a trainer is silent between two models.
+//! 3. The DSCP that its program set: voice and network control are control, as the program knows best.
+//! 4. Small messages at a regular time are control ([`crate::arrival`] is the test): eight of them if they are regular,
+//!    sixteen if they are less so; at most 4 kB, every 5 ms to 1 s. Control stays control while a good third of its messages
+//!    is on time, as programs stall and change their rates. TCP's bare acknowledgements are no messages: those of bulk come
+//!    at the rhythm of the air, and would be taken for control at its worst moment.
+//!
+//! Control by 3 and 4 is bounded: nothing is aggregated in AC_VO, so a fast flow there would ruin the channel for everybody.
+//! A flow that sends more than 1 Mbit/s, averaged over a quarter of a second, is not control until it has kept below half of
+//! that for five seconds.
+//!
+//! No flow is ever reordered: as long as packets of it wait, the next one waits behind them, whatever the flow's class is
+//! by now. What waits changes lanes with its flow. A flow becomes control only with the first packet of a message, so that the
+//! packets before it, which went another way, have a head start.
+//!
+//! Everything is bounded. If the table of flows is full, the most silent flow without a waiting packet goes; if all have
+//! some, new flows share one queue until that is empty.
+//!
+//! Left out: what overtakes below the agent, where categories have their own queues. Flows inside a flow, such as DDS topics.
+//! IP fragments after the first have no ports: give port 0 for all fragments of a packet. They are a flow
+//! of their own that is never control by itself, since one late fragment costs the whole packet.
 
+mod flows;
+mod nature;
+mod order;
+mod queues;
+
+use std::collections::VecDeque;
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
+
+use crate::{codel, Duration, Instant};
+use flows::{Entry, Flows, SHARED};
+use nature::{Bounds, MESSAGE_GAP};
+use queues::{Lane, Load, Queues};
+
+/// Rules that are read at most.
+pub const RULES_MAX: usize = 256;
+/// Flows that are known at most, whatever the configuration says.
+pub const FLOWS_MAX: usize = 65_536;
+/// Most memory for waiting packets, whatever the configuration says.
+pub const BYTES_MAX: u32 = 1 << 30;
+/// Changes that wait for [`Protect::poll`] at most: beyond, flows keep their classes.
+const CHANGES_MAX: usize = 1_024;
+/// Silent flows that are forgotten in one call.
+const FORGOTTEN_MAX: usize = 64;
+
+/// A backlog holds more than this, ten full packets, and for this long.
+const BACKLOG_BYTES: u64 = 10 * 1_514;
+const BACKLOG_FOR: Duration = Duration::from_millis(50);
+/// Bulk without a backlog for this long, and for so many messages, is ordinary again.
+const CALM_FOR: Duration = Duration::from_secs(5);
+const CALM_MESSAGES: u8 = 8;
+/// EF, CS6, CS7 and voice-admit.
+const URGENT: [u8; 4] = [46, 48, 56, 44];
+/// The longest TCP packets that carry nothing, for IPv4 and IPv6: with time stamps and no other option.
+const BARE_V4: u32 = 52;
+const BARE_V6: u32 = 72;
+const TCP: u8 = 6;
+const UDP: u8 = 17;
 
 /// What a flow is taken for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -35,10 +100,429 @@ pub struct Rule {
     pub class: Class,
     /// The IP protocol's number.
     pub protocol: Option<u8>,
-    /// The port of either end, first and last.
+    /// The port of either end, first and last. Port 0, which stands for none, is in no range.
     pub ports: Option<(u16, u16)>,
     /// The address of the receiver.
     pub to: Option<IpAddr>,
     /// The DSCP that the program sets, 0 to 63.
     pub dscp: Option<u8>,
 }
+
+impl Rule {
+    /// Returns whether a flow whose packets have this DSCP falls under the rule.
+    pub fn covers(&self, flow: &Flow, dscp: u8) -> bool {
+        let in_range = |(first, last): (u16, u16)| {
+            let within = |port: u16| port != 0 && (first..=last).contains(&port);
+            within(flow.from.1) || within(flow.to.1)
+        };
+        self.protocol.is_none_or(|protocol| protocol == flow.protocol)
+            && self.ports.is_none_or(in_range)
+            && self.to.is_none_or(|to| to == flow.to.0)
+            && self.dscp.is_none_or(|wanted| wanted == dscp)
+    }
+}
+
+/// The configuration of a [`Protect`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// The first rule that covers a flow holds; at most [`RULES_MAX`] are read.
+    pub rules: Vec<Rule>,
+    /// Flows that are known at a time; 1 to [`FLOWS_MAX`].
+    pub flows_max: usize,
+    /// Packets of one flow that wait at most; at least 1.
+    pub packets_max: u32,
+    /// Memory for all packets that wait, of which each takes 256 bytes or more; at most [`BYTES_MAX`].
+    pub bytes_max: u32,
+    /// What a flow that is not control by a rule may send as control, in bits a second.
+    pub control_bps_max: u64,
+    /// The longest message of control that is recognised by its period, in bytes with headers.
+    pub message_bytes_max: u32,
+    /// Which delay of waiting packets is too long.
+    pub codel: codel::Config,
+}
+
+impl Default for Config {
+    /// No rules; limits for a robot with some hundred connections.
+    fn default() -> Self {
+        Config {
+            rules: Vec::new(),
+            flows_max: 4_096,
+            packets_max: 1_000,
+            bytes_max: 32 << 20,
+            control_bps_max: 1_000_000,
+            message_bytes_max: 4_096,
+            codel: codel::Config::default(),
+        }
+    }
+}
+
+/// What is read of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Head {
+    /// Its addresses.
+    pub flow: Flow,
+    /// Its length, IP header included.
+    pub bytes: u32,
+    /// Its DSCP, 0 to 63.
+    pub dscp: u8,
+}
+
+/// Why a flow is of its class.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Reason {
+    /// By the rule with this index.
+    Rule(usize),
+    /// Control: its program marks it so, by EF, CS6, CS7 or voice-admit.
+    Marked,
+    /// Control: it is small and periodic.
+    Periodic,
+    /// Bulk: it keeps a backlog.
+    Backlog,
+    /// Ordinary: it would be control if it did not send so much.
+    TooFast,
+    /// Ordinary: nothing speaks for another class.
+    Undecided,
+    /// Ordinary, and forgotten: it sent nothing for a minute, or others needed its place.
+    Silent,
+}
+
+/// What to do with a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict<P> {
+    /// Control: to be sent now.
+    Send {
+        /// The packet.
+        packet: P,
+        /// The flow's number, as in [`Change`].
+        number: u32,
+        /// Whether it is the first packet of a message.
+        begins: bool,
+    },
+    /// It waits: ask [`Protect::next`].
+    Queued,
+    /// No room: too much of the flow waits.
+    Dropped(P),
+}
+
+/// A flow has another class than before, or control another period.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Change {
+    /// The flow.
+    pub flow: Flow,
+    /// Its number: small, and its own as long as it is not ordinary.
+    pub number: u32,
+    /// What it is taken for now. Flows begin as ordinary, which is not told.
+    pub class: Class,
+    /// Why.
+    pub reason: Reason,
+    /// Of control, the time between two messages, once known.
+    pub period: Option<Duration>,
+}
+
+/// One flow as an operator sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Status {
+    /// The flow. Packets that found no room in the table are shown as of protocol 255.
+    pub flow: Flow,
+    /// What it is taken for.
+    pub class: Class,
+    /// Why.
+    pub reason: Reason,
+    /// The time between two messages, if it is periodic.
+    pub period: Option<Duration>,
+    /// The DSCP that its program sets.
+    pub dscp: u8,
+    /// Packets that came so far.
+    pub packets: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Bits a second, over the last second.
+    pub rate_bps: u64,
+    /// For how long no packet has come.
+    pub silent: Duration,
+    /// Packets that wait.
+    pub waiting_packets: u32,
+    /// Their bytes.
+    pub waiting_bytes: u64,
+    /// Packets that were dropped.
+    pub dropped: u64,
+}
+
+/// Sorts packets into classes, and keeps those that have to wait. A packet that is dropped inside is dropped as a value.
+#[derive(Clone, Debug)]
+pub struct Protect<P> {
+    rules: Vec<Rule>,
+    bounds: Bounds,
+    flows: Flows,
+    queues: Queues<P>,
+    changes: VecDeque<Change>,
+}
+
+impl<P> Protect<P> {
+    /// No flows yet, and bulk held. Limits out of range are clamped.
+    pub fn new(config: Config) -> Self {
+        let mut rules = config.rules;
+        rules.truncate(RULES_MAX);
+        Protect {
+            rules,
+            bounds: Bounds {
+                message_bytes_max: config.message_bytes_max,
+                rate_bps_max: config.control_bps_max,
+            },
+            flows: Flows::new(config.flows_max.clamp(1, FLOWS_MAX)),
+            queues: {
+                let mut queues = Queues::new(config.packets_max, config.bytes_max.min(BYTES_MAX), config.codel);
+                queues.add(SHARED);
+                queues
+            },
+            changes: VecDeque::new(),
+        }
+    }
+
+    /// A program sends a packet.
+    pub fn on_packet(&mut self, head: Head, packet: P, now: Instant) -> Verdict<P> {
+        let at = self.place(&head, now);
+        let begins = self.note(at, &head, now);
+        self.judge(at, begins, now);
+        let class = self.flows.get(at).class;
+        if class == Class::Control && self.queues.is_empty(at) {
+            return Verdict::Send {
+                packet,
+                number: at,
+                begins,
+            };
+        }
+        match self.queues.push(at, packet, head, now) {
+            Ok(()) => Verdict::Queued,
+            Err(packet) => Verdict::Dropped(packet),
+        }
+    }
+
+    /// Returns whether packets wait of ordinary flows, or of bulk. Control that had to queue waits with the ordinary ones.
+    pub fn has(&self, class: Class) -> bool {
+        lane(class).is_some_and(|lane| self.queues.waits(lane))
+    }
+
+    /// Takes the next packet of ordinary flows, or of bulk. Whether bulk may go now is the driver's knowledge.
+    pub fn next(&mut self, class: Class, now: Instant) -> Option<(Head, P)> {
+        let lane = lane(class)?;
+        while let Some(at) = self.queues.turn(lane) {
+            if lane == Lane::Ordinary {
+                self.judge(at, false, now);
+                if self.queues.lane(at) != lane {
+                    continue;
+                }
+            }
+            let taken = self.queues.take(at, now)?;
+            if let Some(held) = taken.emptied {
+                self.flows.get_mut(at).calm_from += held;
+            }
+            if let Some(packet) = taken.packet {
+                return Some((taken.head, packet));
+            }
+        }
+        None
+    }
+
+    /// Bulk may leave from now on, or is held. What waits longer because of that is not dropped for it.
+    pub fn set_open(&mut self, open: bool, now: Instant) {
+        self.queues.set_open(open, now);
+    }
+
+    /// When to call [`Protect::on_deadline`].
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.flows.forget_at()
+    }
+
+    /// Forgets flows that have been silent for long.
+    pub fn on_deadline(&mut self, now: Instant) {
+        for _ in 0..FORGOTTEN_MAX {
+            match self.flows.silent(now) {
+                Some(at) if self.queues.is_empty(at) && !self.is_unread() => self.forget(at),
+                Some(at) => self.flows.touch(at, now),
+                None => return,
+            }
+        }
+    }
+
+    /// What has changed, until `None`.
+    pub fn poll(&mut self) -> Option<Change> {
+        self.changes.pop_front()
+    }
+
+    /// All flows that are known.
+    pub fn flows(&self, now: Instant) -> impl Iterator<Item = Status> + '_ {
+        self.flows.all().map(move |(at, entry)| {
+            let load = self.queues.load(at, now);
+            Status {
+                flow: entry.flow,
+                class: entry.class,
+                reason: entry.reason,
+                period: entry.nature.period(),
+                dscp: entry.dscp,
+                packets: entry.packets,
+                bytes: entry.bytes,
+                rate_bps: entry.nature.rate_bps(now),
+                silent: now.since(entry.packet_at),
+                waiting_packets: load.packets,
+                waiting_bytes: load.bytes,
+                dropped: self.queues.dropped_of(at),
+            }
+        })
+    }
+
+    /// Packets that were dropped, of all flows so far.
+    pub fn dropped(&self) -> u64 {
+        self.queues.dropped()
+    }
+
+    /// The number of the packet's flow, which is added if it is new.
+    fn place(&mut self, head: &Head, now: Instant) -> u32 {
+        if let Some(at) = self.flows.find(&head.flow) {
+            return at;
+        }
+        // Packets of this flow may wait in the shared queue.
+        if !self.queues.is_empty(SHARED) || self.is_unread() || !self.make_room() {
+            return SHARED;
+        }
+        let at = self.flows.add(head.flow, head.dscp, now);
+        self.queues.add(at);
+        self.flows.get_mut(at).rule = self.rule_of(&head.flow, head.dscp);
+        at
+    }
+
+    fn make_room(&mut self) -> bool {
+        if self.flows.has_room() {
+            return true;
+        }
+        let idle = self.flows.most_silent().find(|at| self.queues.is_empty(*at));
+        if let Some(at) = idle {
+            self.forget(at);
+        }
+        idle.is_some()
+    }
+
+    fn forget(&mut self, at: u32) {
+        let gone = self.flows.forget(at);
+        if gone.class != Class::Ordinary {
+            self.changes.push_back(Change {
+                flow: gone.flow,
+                number: at,
+                class: Class::Ordinary,
+                reason: Reason::Silent,
+                period: None,
+            });
+        }
+    }
+
+    /// Whether the driver has not polled for long.
+    fn is_unread(&self) -> bool {
+        self.changes.len() >= CHANGES_MAX
+    }
+
+    fn rule_of(&self, flow: &Flow, dscp: u8) -> Option<usize> {
+        self.rules.iter().position(|rule| rule.covers(flow, dscp))
+    }
+
+    /// Takes down that a packet came; returns whether it begins a message.
+    fn note(&mut self, at: u32, head: &Head, now: Instant) -> bool {
+        self.flows.touch(at, now);
+        let entry = self.flows.get_mut(at);
+        let begins = entry.packets == 0 || now.since(entry.packet_at) > MESSAGE_GAP;
+        entry.packet_at = now;
+        entry.packets += 1;
+        entry.bytes += u64::from(head.bytes);
+        entry.calm_messages = entry.calm_messages.saturating_add(u8::from(begins));
+        entry.nature.on_packet(head.bytes, is_bare(head), self.bounds, now);
+        if entry.has_new_dscp(head.dscp) && at != SHARED {
+            let rule = self.rule_of(&head.flow, head.dscp);
+            self.flows.get_mut(at).rule = rule;
+        }
+        begins
+    }
+
+    /// Gives the flow the class that it has earned.
+    fn judge(&mut self, at: u32, begins: bool, now: Instant) {
+        let load = self.queues.load(at, now);
+        let unread = self.is_unread();
+        let entry = self.flows.get_mut(at);
+        let (class, reason) = match entry.rule {
+            Some(rule) => (self.rules[rule].class, Reason::Rule(rule)),
+            None => earned(entry, load, at == SHARED, now),
+        };
+        let changes = class != entry.class;
+        if changes && (unread || class == Class::Control && !begins) {
+            return;
+        }
+        if changes && class == Class::Bulk {
+            (entry.calm_from, entry.calm_messages) = (now, 0);
+        }
+        let period = entry.nature.period().filter(|_| class == Class::Control);
+        let retimed = begins && !unread && differs(entry.told, period);
+        (entry.class, entry.reason) = (class, reason);
+        if changes || retimed {
+            entry.told = period;
+            self.changes.push_back(Change {
+                flow: entry.flow,
+                number: at,
+                class,
+                reason,
+                period,
+            });
+        }
+        if changes {
+            self.queues.set_lane(at, lane(class).unwrap_or(Lane::Ordinary));
+        }
+    }
+}
+
+/// The class of a flow without a rule, and why.
+fn earned(entry: &mut Entry, load: Load, shared: bool, now: Instant) -> (Class, Reason) {
+    let is_bulk = entry.class == Class::Bulk;
+    let held = if is_bulk { load.held } else { Duration::ZERO };
+    let backlog = load.bytes > BACKLOG_BYTES && load.standing.saturating_sub(held) >= BACKLOG_FOR;
+    if backlog {
+        (entry.calm_from, entry.calm_messages) = (now, 0);
+    }
+    let calm = load.packets == 0 && now.since(entry.calm_from) >= CALM_FOR && entry.calm_messages >= CALM_MESSAGES;
+    if backlog || is_bulk && entry.reason == Reason::Backlog && !calm {
+        return (Class::Bulk, Reason::Backlog);
+    }
+    let marked = URGENT.contains(&entry.dscp);
+    let fragment = matches!(entry.flow.protocol, TCP | UDP) && (entry.flow.from.1, entry.flow.to.1) == (0, 0);
+    let periodic = entry.nature.is_periodic() && !fragment;
+    match (marked, periodic) {
+        _ if shared => (Class::Ordinary, Reason::Undecided),
+        (false, false) => (Class::Ordinary, Reason::Undecided),
+        _ if entry.nature.is_fast(now) => (Class::Ordinary, Reason::TooFast),
+        (true, _) => (Class::Control, Reason::Marked),
+        (false, true) => (Class::Control, Reason::Periodic),
+    }
+}
+
+/// Where packets of a class wait. Control does not.
+fn lane(class: Class) -> Option<Lane> {
+    match class {
+        Class::Control => None,
+        Class::Ordinary => Some(Lane::Ordinary),
+        Class::Bulk => Some(Lane::Bulk),
+    }
+}
+
+/// Whether a packet carries nothing, as TCP's acknowledgements of what it receives.
+fn is_bare(head: &Head) -> bool {
+    let most = if head.flow.to.0.is_ipv4() { BARE_V4 } else { BARE_V6 };
+    head.flow.protocol == TCP && head.bytes <= most
+}
+
+/// Whether a period is another one than was told: by an eighth or more.
+fn differs(told: Option<Duration>, period: Option<Duration>) -> bool {
+    match (told, period) {
+        (Some(told), Some(period)) => told.as_nanos().abs_diff(period.as_nanos()) > told.as_nanos() / 8,
+        _ => told.is_some() != period.is_some(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,198 @@
+//! What a flow's own packets tell of it: whether they are small and periodic, and whether they are many.
+
+use crate::arrival::{ArrivalConfig, ArrivalModel};
+use crate::{Duration, Instant};
+
+/// Packets that follow each other within this time are one message.
+pub(super) const MESSAGE_GAP: Duration = Duration::from_millis(1);
+/// The shortest and the longest period of control: 5 ms and 1 s, with some tolerance, as both are common. A flow that is
+/// control already may leave them by a quarter.
+const PERIOD_MIN: Duration = Duration::from_micros(4_800);
+const PERIOD_MAX: Duration = Duration::from_millis(1_050);
+/// Messages that prove a flow periodic if it deviates by less than the first share of its period, and less than the second.
+const PROOF: u32 = 8;
+const PROOF_NOISY: u32 = 16;
+const REGULAR: u64 = 25;
+const REGULAR_NOISY: u64 = 12;
+/// A message is on time if it comes one period after the one before, to within this share of the period: the first two
+/// to prove a flow periodic, the last for it to stay so.
+const ON_TIME_PROOF: u64 = 10;
+const ON_TIME_NOISY: u64 = 5;
+const ON_TIME: u64 = 3;
+/// Of the newest [`KEPT`] messages of periodic flow, so many stay on time, and so many are small.
+const KEPT: u32 = 16;
+const KEPT_ON_TIME_MIN: u32 = 6;
+const KEPT_SMALL_MIN: u32 = 12;
+/// Samples in the arrival model: enough to see the deviation, few enough to have one for each flow.
+const SAMPLES: usize = 32;
+/// How much a flow may send ahead of the bound on its rate: what the bound allows for in this time.
+const BURST: Duration = Duration::from_millis(250);
+/// A flow that was too fast stays so until it has kept below half of the bound for this time.
+const FAST: Duration = Duration::from_secs(5);
+const SECOND: Duration = Duration::from_secs(1);
+
+/// What bounds control.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bounds {
+    pub message_bytes_max: u32,
+    pub rate_bps_max: u64,
+}
+
+/// One flow's history.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Nature {
+    /// The newest packet and the newest message's first.
+    packet_at: Option<Instant>,
+    began_at: Instant,
+    message_bytes: u32,
+    /// The newest times between messages, in nanoseconds, in a ring, and how many there have been.
+    gaps: [u64; KEPT as usize],
+    messages: u32,
+    /// One bit for each message, newest lowest: whether it was small; whether it was on time by what was known then.
+    small: u32,
+    on_time: u32,
+    model: Option<Box<ArrivalModel>>,
+    /// The period last known.
+    period: Option<Duration>,
+    periodic: bool,
+    /// When all that was sent would have been, at the bound on the rate.
+    paid_until: Instant,
+    fast_at: Option<Instant>,
+    /// The current second's begin and bytes, and the bytes of the second before.
+    second_at: Instant,
+    second_bytes: u64,
+    before_bytes: u64,
+}
+
+impl Nature {
+    /// A packet came. One that is `bare` carries nothing, so it is no message.
+    pub fn on_packet(&mut self, bytes: u32, bare: bool, bounds: Bounds, now: Instant) {
+        self.pay(bytes, bounds, now);
+        if bare {
+            return;
+        }
+        let follows = self.packet_at.is_some_and(|at| now.since(at) <= MESSAGE_GAP);
+        self.packet_at = Some(now);
+        if follows {
+            self.message_bytes = self.message_bytes.saturating_add(bytes);
+            return;
+        }
+        self.begin(bounds, now);
+        self.message_bytes = bytes;
+    }
+
+    /// Whether messages are small and periodic.
+    pub fn is_periodic(&self) -> bool {
+        self.periodic
+    }
+
+    /// Whether the flow sends, or sent lately, more than control may.
+    pub fn is_fast(&self, now: Instant) -> bool {
+        self.fast_at.is_some_and(|at| now.since(at) < FAST)
+    }
+
+    /// The time between two messages, if they are periodic.
+    pub fn period(&self) -> Option<Duration> {
+        self.period.filter(|_| self.periodic)
+    }
+
+    /// Bits a second, over the last second.
+    pub fn rate_bps(&self, now: Instant) -> u64 {
+        let into = now.since(self.second_at);
+        let (whole, before) = match into {
+            into if into < SECOND => (self.second_bytes, self.before_bytes),
+            into if into < SECOND * 2 => (0, self.second_bytes),
+            _ => return 0,
+        };
+        let left = 1.0 - (into.as_secs_f64() % 1.0);
+        ((whole as f64 + before as f64 * left) * 8.0) as u64
+    }
+
+    fn begin(&mut self, bounds: Bounds, now: Instant) {
+        if self.messages == 0 {
+            (self.messages, self.began_at) = (1, now);
+            return;
+        }
+        let gap = now.since(self.began_at);
+        let small = self.message_bytes <= bounds.message_bytes_max;
+        self.began_at = now;
+        self.gaps[(self.messages % KEPT) as usize] = gap.as_nanos();
+        self.messages = self.messages.wrapping_add(1).max(1);
+        self.small = self.small << 1 | u32::from(small);
+        let on_time = self
+            .period
+            .is_some_and(|period| is_near(gap.as_nanos(), period, ON_TIME));
+        self.on_time = self.on_time << 1 | u32::from(on_time);
+        if small {
+            self.model().on_sample(now);
+        }
+        let known = self.model.as_ref().and_then(|model| model.period());
+        self.period = known.or(self.period);
+        if self.periodic {
+            self.periodic = self.stays_periodic();
+        } else if self.proves_periodic().unwrap_or(false) {
+            // Proved by as many as there are: the unknown ones before count for it.
+            (self.periodic, self.small, self.on_time) = (true, u32::MAX, u32::MAX);
+        }
+    }
+
+    fn model(&mut self) -> &mut ArrivalModel {
+        self.model.get_or_insert_with(|| {
+            Box::new(ArrivalModel::new(ArrivalConfig {
+                samples_max: SAMPLES,
+                ..ArrivalConfig::default()
+            }))
+        })
+    }
+
+    fn proves_periodic(&self) -> Option<bool> {
+        let model = self.model.as_ref()?;
+        let (period, (sigma, samples)) = (model.period()?, model.deviation()?);
+        let (needed, share) = match sigma {
+            sigma if sigma * REGULAR <= period => (PROOF, ON_TIME_PROOF),
+            sigma if sigma * REGULAR_NOISY <= period => (PROOF_NOISY, ON_TIME_NOISY),
+            _ => return None,
+        };
+        let mut newest = (1..=needed).map(|back| self.gaps[(self.messages.wrapping_sub(back) % KEPT) as usize]);
+        Some(
+            (PERIOD_MIN..=PERIOD_MAX).contains(&period)
+                && self.messages > needed
+                && samples >= needed as usize
+                && self.small.trailing_ones() >= needed
+                && newest.all(|gap| is_near(gap, period, share)),
+        )
+    }
+
+    fn stays_periodic(&self) -> bool {
+        let newest = |bits: u32| (bits & ((1 << KEPT) - 1)).count_ones();
+        let period = self.period.unwrap_or_default();
+        (PERIOD_MIN * 3 / 4..=PERIOD_MAX * 5 / 4).contains(&period)
+            && newest(self.small) >= KEPT_SMALL_MIN
+            && newest(self.on_time) >= KEPT_ON_TIME_MIN
+    }
+
+    fn pay(&mut self, bytes: u32, bounds: Bounds, now: Instant) {
+        let takes = u64::from(bytes).saturating_mul(8_000_000_000) / bounds.rate_bps_max.max(1);
+        let until = self.paid_until.max(now) + Duration::from_nanos(takes);
+        let most = now + BURST;
+        if until > most {
+            self.fast_at = Some(now);
+        }
+        self.paid_until = until.min(most);
+        if now.since(self.second_at) >= SECOND {
+            let recent = now.since(self.second_at) < SECOND * 2;
+            self.before_bytes = if recent { self.second_bytes } else { 0 };
+            if self.before_bytes.saturating_mul(16) > bounds.rate_bps_max && self.is_fast(now) {
+                self.fast_at = Some(now);
+            }
+            self.second_at = if recent { self.second_at + SECOND } else { now };
+            self.second_bytes = 0;
+        }
+        self.second_bytes = self.second_bytes.saturating_add(u64::from(bytes));
+    }
+}
+
+/// Whether a time between two messages is one period, to within a share of one.
+fn is_near(gap_ns: u64, period: Duration, share: u64) -> bool {
+    gap_ns.abs_diff(period.as_nanos()) <= period.as_nanos() / share
+}

@@ -1,0 +1,703 @@
+//! One machine's packets through a [`Protect`], in virtual time.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use proptest::prelude::*;
+
+use super::*;
+
+mod mixes;
+
+const FULL: u32 = 1_500;
+const MS: u64 = 1_000_000;
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+fn at(ms: u64) -> Instant {
+    Instant::from_nanos(ms * MS)
+}
+
+/// A UDP flow of that number.
+fn flow(number: u16) -> Flow {
+    let address = |last| IpAddr::V4(Ipv4Addr::new(10, 0, 0, last));
+    Flow {
+        protocol: UDP,
+        from: (address(1), 10_000 + number),
+        to: (address(2), 7_400),
+    }
+}
+
+fn head(number: u16, bytes: u32) -> Head {
+    Head {
+        flow: flow(number),
+        bytes,
+        dscp: 0,
+    }
+}
+
+fn ruled(class: Class, port: u16) -> Rule {
+    Rule {
+        class,
+        protocol: None,
+        ports: Some((port, port)),
+        to: None,
+        dscp: None,
+    }
+}
+
+/// Flow 0 is bulk by a rule, flow 1 control.
+fn config() -> Config {
+    Config {
+        rules: vec![ruled(Class::Bulk, 10_000), ruled(Class::Control, 10_001)],
+        ..Config::default()
+    }
+}
+
+fn status<P>(protect: &Protect<P>, number: u16, now: Instant) -> Status {
+    let found = protect.flows(now).find(|status| status.flow == flow(number));
+    found.unwrap_or_else(|| panic!("flow {number} is not known"))
+}
+
+fn class_of<P>(protect: &Protect<P>, number: u16, now: Instant) -> (Class, Reason) {
+    let status = status(protect, number, now);
+    (status.class, status.reason)
+}
+
+fn changes<P>(protect: &mut Protect<P>) -> Vec<(Class, Reason)> {
+    std::iter::from_fn(|| protect.poll())
+        .map(|change| (change.class, change.reason))
+        .collect()
+}
+
+fn queue(protect: &mut Protect<u32>, number: u16, packets: std::ops::Range<u32>, now: Instant) {
+    for packet in packets {
+        let verdict = protect.on_packet(head(number, FULL), packet, now);
+        assert_eq!(verdict, Verdict::Queued);
+    }
+}
+
+/// Takes bulk at about 60 Mbit/s until nothing is left; returns the packets.
+fn drain(protect: &mut Protect<u32>, mut now: Instant) -> Vec<u32> {
+    let mut out = Vec::new();
+    while let Some((_, packet)) = protect.next(Class::Bulk, now) {
+        out.push(packet);
+        now += Duration::from_micros(200);
+    }
+    out
+}
+
+#[test]
+fn control_goes_at_once_and_the_rest_waits_to_be_asked_for() {
+    let mut protect = Protect::new(config());
+    let sent = protect.on_packet(head(1, 200), 'c', at(0));
+    assert!(matches!(
+        sent,
+        Verdict::Send {
+            packet: 'c',
+            begins: true,
+            ..
+        }
+    ));
+    // Pieces of one message.
+    let sent = protect.on_packet(head(1, 200), 'c', at(1));
+    assert!(matches!(sent, Verdict::Send { begins: false, .. }));
+    assert_eq!(protect.on_packet(head(0, FULL), 'b', at(1)), Verdict::Queued);
+    assert_eq!(protect.on_packet(head(2, FULL), 'o', at(1)), Verdict::Queued);
+    assert!(protect.has(Class::Ordinary) && protect.has(Class::Bulk) && !protect.has(Class::Control));
+    assert_eq!(protect.next(Class::Ordinary, at(2)), Some((head(2, FULL), 'o')));
+    assert_eq!(protect.next(Class::Ordinary, at(2)), None);
+    assert_eq!(protect.next(Class::Control, at(2)), None);
+    assert_eq!(protect.next(Class::Bulk, at(2)), Some((head(0, FULL), 'b')));
+    assert!(!protect.has(Class::Ordinary) && !protect.has(Class::Bulk));
+    let told = [(Class::Control, Reason::Rule(1)), (Class::Bulk, Reason::Rule(0))];
+    assert_eq!(changes(&mut protect), told);
+}
+
+#[test]
+fn the_first_rule_that_covers_a_flow_holds() {
+    let to: IpAddr = Ipv4Addr::new(10, 0, 0, 2).into();
+    let any = Rule {
+        class: Class::Ordinary,
+        protocol: Some(TCP),
+        ports: None,
+        to: Some(to),
+        dscp: None,
+    };
+    let rules = vec![
+        Rule {
+            dscp: Some(8),
+            ..ruled(Class::Bulk, 7_400)
+        },
+        any.clone(),
+        Rule {
+            protocol: None,
+            class: Class::Control,
+            ..any
+        },
+    ];
+    let mut protect = Protect::new(Config {
+        rules,
+        ..Config::default()
+    });
+    let marked = Head {
+        dscp: 8,
+        ..head(0, 100)
+    };
+    let tcp = Head {
+        flow: Flow {
+            protocol: TCP,
+            ..flow(2)
+        },
+        ..head(2, 100)
+    };
+    for head in [marked, head(1, 100), tcp] {
+        protect.on_packet(head, (), at(0));
+    }
+    let told: Vec<_> = protect.flows(at(0)).map(|status| status.reason).collect();
+    assert_eq!(told, [Reason::Rule(1), Reason::Rule(0), Reason::Rule(2)]);
+}
+
+#[test]
+fn port_0_stands_for_no_port() {
+    let rule = ruled(Class::Bulk, 0);
+    let portless = Flow {
+        from: (flow(0).from.0, 0),
+        to: (flow(0).to.0, 0),
+        ..flow(0)
+    };
+    assert!(!rule.covers(&portless, 0));
+    let all = Rule {
+        ports: Some((0, u16::MAX)),
+        ..rule
+    };
+    assert!(!all.covers(&portless, 0) && all.covers(&flow(0), 0));
+}
+
+/// The fragments of a periodic message that no rule names stay together, and ordinary.
+#[test]
+fn fragments_are_never_control_by_themselves() {
+    for (protocol, class) in [(UDP, Class::Ordinary), (1, Class::Control)] {
+        let mut protect = Protect::new(Config::default());
+        let portless = Head {
+            flow: Flow {
+                protocol,
+                from: (flow(0).from.0, 0),
+                to: (flow(0).to.0, 0),
+            },
+            ..head(0, 1_000)
+        };
+        for message in 0..40 {
+            protect.on_packet(portless, (), at(33 * message));
+            protect.next(Class::Ordinary, at(33 * message));
+        }
+        let status = protect.flows(at(40 * 33)).next().unwrap();
+        assert_eq!(status.class, class);
+        assert_eq!(status.period, Some(ms(33)));
+    }
+}
+
+#[test]
+fn marked_traffic_is_control_while_it_is_slow() {
+    for dscp in 0..=u8::MAX {
+        let mut protect = Protect::new(Config::default());
+        let marked = Head { dscp, ..head(0, FULL) };
+        protect.on_packet(marked, (), at(0));
+        let urgent = [44, 46, 48, 56].contains(&dscp);
+        assert_eq!(class_of(&protect, 0, at(0)).0 == Class::Control, urgent, "{dscp}");
+        if !urgent {
+            continue;
+        }
+        // 12 Mbit/s: it is found out within 30 packets, and then keeps no class of its own.
+        let mut sent = 1;
+        let mut now = at(1);
+        while let Verdict::Send { .. } = protect.on_packet(marked, (), now) {
+            sent += 1;
+            now += ms(1);
+        }
+        assert!((20..30).contains(&sent), "{sent}");
+        assert_eq!(class_of(&protect, 0, now), (Class::Ordinary, Reason::TooFast));
+        let told = [(Class::Control, Reason::Marked), (Class::Ordinary, Reason::TooFast)];
+        assert_eq!(changes(&mut protect), told);
+    }
+}
+
+#[test]
+fn a_marked_flow_that_was_fast_is_control_again_after_five_slow_seconds() {
+    let mut protect = Protect::new(Config::default());
+    let marked = Head {
+        dscp: 46,
+        ..head(0, FULL)
+    };
+    for packet in 0..100 {
+        protect.on_packet(marked, 0, at(packet));
+        protect.next(Class::Ordinary, at(packet));
+    }
+    // 0.8 Mbit/s is below the bound, but not by half.
+    for packet in 7..700 {
+        protect.on_packet(marked, 0, at(15 * packet));
+        protect.next(Class::Ordinary, at(15 * packet));
+        assert_eq!(class_of(&protect, 0, at(15 * packet)).1, Reason::TooFast);
+    }
+    // 0.4 Mbit/s is.
+    let slow = (0..400).find(|packet| {
+        let now = at(10_500 + 30 * packet);
+        protect.on_packet(marked, 0, now);
+        protect.next(Class::Ordinary, now);
+        class_of(&protect, 0, now) == (Class::Control, Reason::Marked)
+    });
+    let after = slow.map(|packet| 30 * packet).unwrap();
+    assert!((4_000..7_000).contains(&after), "{after} ms");
+}
+
+#[test]
+fn a_flow_gets_another_dscp_only_once_some_packets_in_a_row_have_it() {
+    let mut protect = Protect::new(Config::default());
+    let with = |dscp| Head { dscp, ..head(0, 100) };
+    for packet in 0..200 {
+        protect.on_packet(with(if packet % 2 == 0 { 0 } else { 46 }), (), at(7 * packet));
+    }
+    protect.on_packet(with(0), (), at(10_000));
+    for _ in 0..8 {
+        assert_eq!(status(&protect, 0, at(10_000)).dscp, 0);
+        protect.on_packet(with(46), (), at(10_000));
+    }
+    assert_eq!(status(&protect, 0, at(10_000)).dscp, 46);
+}
+
+#[test]
+fn a_backlog_makes_a_flow_bulk_and_takes_what_waits_along() {
+    let mut protect = Protect::new(Config::default());
+    queue(&mut protect, 5, 0..11, at(0));
+    queue(&mut protect, 6, 0..10, at(0));
+    for now in [at(0), at(49)] {
+        queue(&mut protect, 5, 11..12, now);
+        assert_eq!(class_of(&protect, 5, now).0, Class::Ordinary);
+    }
+    queue(&mut protect, 5, 12..13, at(50));
+    queue(&mut protect, 6, 10..11, at(50));
+    assert_eq!(class_of(&protect, 5, at(50)), (Class::Bulk, Reason::Backlog));
+    // Ten full packets are no backlog yet.
+    assert_eq!(class_of(&protect, 6, at(50)), (Class::Ordinary, Reason::Undecided));
+    assert_eq!(changes(&mut protect), [(Class::Bulk, Reason::Backlog)]);
+    let numbers = drain(&mut protect, at(50));
+    assert_eq!(numbers, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 11, 12]);
+}
+
+/// It is seen when the driver takes packets, too, as the program may send nothing more.
+#[test]
+fn a_backlog_shows_without_new_packets() {
+    let mut protect = Protect::new(Config::default());
+    queue(&mut protect, 5, 0..40, at(0));
+    assert!(protect.next(Class::Ordinary, at(49)).is_some());
+    assert!(protect.next(Class::Ordinary, at(50)).is_none());
+    assert!(protect.has(Class::Bulk));
+}
+
+/// Sends small messages of a flow that is bulk; returns after how many ms it was no longer.
+fn until_no_bulk(held: impl Fn(u64) -> bool) -> Option<u64> {
+    let mut protect = Protect::new(Config::default());
+    queue(&mut protect, 5, 0..20, at(0));
+    queue(&mut protect, 5, 20..21, at(60));
+    assert_eq!(class_of(&protect, 5, at(60)).0, Class::Bulk);
+    (61..40_000).find(|now| {
+        protect.set_open(!held(*now), at(*now));
+        if now % 50 == 0 {
+            protect.on_packet(head(5, 100), 0, at(*now));
+        }
+        while !held(*now) && protect.next(Class::Bulk, at(*now)).is_some() {}
+        class_of(&protect, 5, at(*now)).0 != Class::Bulk
+    })
+}
+
+#[test]
+fn bulk_without_backlog_is_bulk_no_longer_after_some_seconds_in_which_it_could_send() {
+    let free = until_no_bulk(|_| false).unwrap();
+    assert!((5_000..5_200).contains(&free), "{free}");
+    // A quarter of the time open: four times as long, less what passed before a packet waited.
+    let held = until_no_bulk(|now| now % 1_000 < 750).unwrap();
+    assert!((16_000..22_000).contains(&held), "{held}");
+    assert_eq!(until_no_bulk(|_| true), None);
+}
+
+#[test]
+fn silence_does_not_make_bulk_ordinary() {
+    let mut protect = Protect::new(Config::default());
+    protect.set_open(true, at(0));
+    for burst in 0..3 {
+        let now = at(20_000 * burst);
+        queue(&mut protect, 5, 0..20, now);
+        queue(&mut protect, 5, 20..21, now + ms(60));
+        assert_eq!(class_of(&protect, 5, now).0, Class::Bulk);
+        drain(&mut protect, now + ms(60));
+        protect.on_packet(head(5, 100), 0, now + ms(10_000));
+        assert_eq!(class_of(&protect, 5, now).0, Class::Bulk, "after burst {burst}");
+        drain(&mut protect, now + ms(10_000));
+    }
+}
+
+#[test]
+fn control_that_waits_keeps_its_order() {
+    let mut protect = Protect::new(Config::default());
+    let marked = Head {
+        dscp: 46,
+        ..head(5, 200)
+    };
+    protect.on_packet(head(5, 200), 0, at(0));
+    for packet in 1..=9 {
+        assert_eq!(
+            protect.on_packet(marked, packet, at(10 * u64::from(packet))),
+            Verdict::Queued
+        );
+    }
+    assert_eq!(class_of(&protect, 5, at(90)).0, Class::Control);
+    let out: Vec<u32> = std::iter::from_fn(|| protect.next(Class::Ordinary, at(91)))
+        .map(|(_, packet)| packet)
+        .collect();
+    assert_eq!(out, (0..=9).collect::<Vec<_>>());
+    assert!(matches!(
+        protect.on_packet(marked, 10, at(100)),
+        Verdict::Send { packet: 10, .. }
+    ));
+}
+
+#[test]
+fn a_flow_becomes_control_only_with_a_messages_first_packet() {
+    let mut protect = Protect::new(Config::default());
+    let marked = Head {
+        dscp: 46,
+        ..head(5, 200)
+    };
+    protect.on_packet(head(5, 200), 0, at(0));
+    for packet in 0..20 {
+        protect.on_packet(marked, packet, at(1));
+        protect.next(Class::Ordinary, at(1));
+        protect.next(Class::Ordinary, at(1));
+        assert_eq!(class_of(&protect, 5, at(1)).0, Class::Ordinary);
+    }
+    assert!(matches!(
+        protect.on_packet(marked, 9, at(3)),
+        Verdict::Send { begins: true, .. }
+    ));
+}
+
+#[test]
+fn a_hold_of_15_s_drops_nothing() {
+    let mut protect = Protect::new(config());
+    // What waits before the hold, and what comes in it: in all 200 ms worth at 60 Mbit/s, twice as long as CoDel waits.
+    protect.set_open(true, at(0));
+    queue(&mut protect, 0, 0..500, at(0));
+    protect.set_open(false, at(5));
+    queue(&mut protect, 0, 500..1_000, at(7_000));
+    protect.set_open(true, at(15_005));
+    assert_eq!(drain(&mut protect, at(15_005)), (0..1_000).collect::<Vec<_>>());
+    assert_eq!(protect.dropped(), 0);
+}
+
+/// Without a hold the same queue stands too long, and a short one does not hide that.
+#[test]
+fn bulk_that_stands_while_it_may_leave_is_dropped() {
+    for hold in [0, 100] {
+        let mut protect = Protect::new(config());
+        protect.set_open(true, at(0));
+        queue(&mut protect, 0, 0..1_000, at(0));
+        protect.set_open(false, at(1));
+        protect.set_open(true, at(1 + hold));
+        let out = drain(&mut protect, at(1 + hold));
+        assert_eq!(out.len() as u64 + protect.dropped(), 1_000);
+        assert!((1..20).contains(&protect.dropped()), "{}", protect.dropped());
+    }
+}
+
+/// Windows hold bulk for some ms again and again: what waits through two of them has not waited for long.
+#[test]
+fn short_holds_do_not_count_as_waiting() {
+    let mut protect = Protect::new(config());
+    queue(&mut protect, 0, 0..8, at(0));
+    for cycle in 1..50 {
+        queue(&mut protect, 0, 0..8, at(92 * cycle));
+        protect.set_open(true, at(92 * cycle));
+        for packet in 0..8 {
+            let now = at(92 * cycle) + Duration::from_micros(200 * packet);
+            assert!(protect.next(Class::Bulk, now).is_some());
+        }
+        protect.set_open(false, at(92 * cycle + 2));
+    }
+    assert_eq!(protect.dropped(), 0);
+}
+
+/// CoDel knows what came after a hold from what met it.
+#[test]
+fn a_hold_excuses_only_what_met_it() {
+    let mut protect = Protect::new(config());
+    queue(&mut protect, 0, 0..10, at(0));
+    protect.set_open(true, at(1_000));
+    queue(&mut protect, 0, 10..1_000, at(1_001));
+    drain(&mut protect, at(1_002));
+    assert!(protect.dropped() > 0);
+}
+
+#[test]
+fn a_flow_that_sends_more_than_fits_loses_its_newest() {
+    let mut protect = Protect::new(Config {
+        packets_max: 10,
+        ..config()
+    });
+    queue(&mut protect, 0, 0..10, at(0));
+    assert_eq!(protect.on_packet(head(0, FULL), 10, at(0)), Verdict::Dropped(10));
+    assert_eq!(status(&protect, 0, at(0)).dropped, 1);
+    queue(&mut protect, 2, 0..1, at(0));
+    assert_eq!(drain(&mut protect, at(0)), (0..10).collect::<Vec<_>>());
+}
+
+#[test]
+fn if_no_memory_is_left_one_of_the_longest_flows_loses_its_oldest() {
+    let mut protect = Protect::new(Config {
+        bytes_max: 100 * FULL,
+        ..config()
+    });
+    queue(&mut protect, 2, 0..10, at(0));
+    queue(&mut protect, 0, 0..90, at(0));
+    queue(&mut protect, 3, 0..5, at(0));
+    assert_eq!(
+        [0, 2, 3].map(|number| status(&protect, number, at(0)).dropped),
+        [5, 0, 0]
+    );
+    assert_eq!(drain(&mut protect, at(0)), (5..90).collect::<Vec<_>>());
+}
+
+#[test]
+fn silent_flows_are_forgotten_and_control_that_was_told_is_told_again() {
+    let mut protect = Protect::new(config());
+    protect.on_packet(head(1, 100), 0, at(0));
+    protect.on_packet(head(2, 100), 0, at(1_000));
+    protect.on_packet(head(0, 100), 0, at(1_000));
+    protect.next(Class::Ordinary, at(1_000));
+    changes(&mut protect);
+    assert_eq!(protect.next_deadline(), Some(at(60_000)));
+    protect.on_deadline(at(59_999));
+    assert_eq!(protect.flows(at(59_999)).count(), 3);
+    protect.on_deadline(at(60_000));
+    assert_eq!(changes(&mut protect), [(Class::Ordinary, Reason::Silent)]);
+    // Bulk whose packets still wait stays.
+    protect.on_deadline(at(61_000));
+    let left: Vec<_> = protect.flows(at(61_000)).map(|status| status.flow).collect();
+    assert_eq!(left, [flow(0)]);
+    assert_eq!(protect.next_deadline(), Some(at(121_000)));
+}
+
+#[test]
+fn a_full_table_forgets_the_most_silent_and_never_what_waits() {
+    let mut protect = Protect::new(Config {
+        flows_max: 3,
+        ..config()
+    });
+    protect.on_packet(head(0, 100), 0, at(0));
+    protect.on_packet(head(1, 100), 0, at(1));
+    queue(&mut protect, 2, 0..1, at(2));
+    changes(&mut protect);
+    queue(&mut protect, 3, 0..1, at(3));
+    assert_eq!(changes(&mut protect), [(Class::Ordinary, Reason::Silent)]);
+    // All have packets that wait: new ones share a queue, and stay in it until it is empty.
+    queue(&mut protect, 4, 0..1, at(4));
+    let shared = |protect: &Protect<u32>| {
+        let shared = protect.flows(at(4)).find(|status| status.flow.protocol == u8::MAX);
+        shared.map_or(0, |status| status.packets)
+    };
+    assert_eq!(shared(&protect), 1);
+    assert!(protect.next(Class::Ordinary, at(4)).is_some());
+    queue(&mut protect, 4, 1..2, at(4));
+    assert_eq!(shared(&protect), 2);
+    while protect.next(Class::Ordinary, at(4)).is_some() {}
+    queue(&mut protect, 4, 2..3, at(4));
+    assert_eq!(shared(&protect), 2);
+}
+
+/// Urgent marks do not make a shared queue control: nobody knows how much of it is.
+#[test]
+fn the_shared_queue_is_never_control() {
+    let mut protect = Protect::new(Config {
+        flows_max: 1,
+        ..Config::default()
+    });
+    queue(&mut protect, 0, 0..1, at(0));
+    for packet in 0..100 {
+        let marked = Head {
+            dscp: 46,
+            ..head(1, 100)
+        };
+        assert_eq!(
+            protect.on_packet(marked, packet, at(u64::from(packet) * 20)),
+            Verdict::Queued
+        );
+    }
+}
+
+#[test]
+fn a_driver_that_does_not_poll_gets_no_more_changes() {
+    let mut protect = Protect::new(Config::default());
+    for number in 0..3_000 {
+        let marked = Head {
+            dscp: 46,
+            ..head(number, 100)
+        };
+        protect.on_packet(marked, 0, at(u64::from(number)));
+    }
+    assert_eq!(changes(&mut protect).len(), CHANGES_MAX);
+    protect.on_packet(head(3_001, 100), 0, at(3_001));
+    assert_eq!(protect.flows(at(3_001)).count(), CHANGES_MAX + 1);
+}
+
+#[test]
+fn the_rate_is_that_of_the_last_second() {
+    let mut protect = Protect::new(config());
+    for now in 0..4_000 {
+        protect.on_packet(head(1, 125), 0, at(now));
+        if now > 1_500 {
+            let rate = status(&protect, 1, at(now)).rate_bps;
+            assert!((980_000..=1_020_000).contains(&rate), "{rate} at {now} ms");
+        }
+    }
+    assert!((450_000..550_000).contains(&status(&protect, 1, at(4_500)).rate_bps));
+    assert_eq!(status(&protect, 1, at(6_000)).rate_bps, 0);
+}
+
+/// One step of a machine.
+#[derive(Clone, Debug)]
+enum Step {
+    Packet { flow: u16, bytes: u32, dscp: u8, count: u8 },
+    Take { class: Class, count: u8 },
+    Open(bool),
+    Wait { us: u64 },
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let bytes = prop_oneof![Just(0), Just(64), Just(FULL), Just(65_535), any::<u32>()];
+    let dscp = prop_oneof![Just(0), Just(46), any::<u8>()];
+    let class = prop_oneof![Just(Class::Ordinary), Just(Class::Bulk), Just(Class::Control)];
+    let step = prop_oneof![
+        6 => (0u16..8, bytes, dscp, 1u8..30).prop_map(|(flow, bytes, dscp, count)| Step::Packet { flow, bytes, dscp, count }),
+        4 => (class, 1u8..40).prop_map(|(class, count)| Step::Take { class, count }),
+        1 => any::<bool>().prop_map(Step::Open),
+        3 => prop_oneof![0u64..100, 0u64..60_000, 0u64..20_000_000].prop_map(|us| Step::Wait { us }),
+    ];
+    prop::collection::vec(step, 1..150)
+}
+
+proptest! {
+    /// Every packet is sent, waits, or is counted as dropped; no flow's packets overtake each other; nothing waits beyond
+    /// the limits.
+    #[test]
+    fn packets_keep_their_order_and_none_is_lost_unseen(
+        steps in steps(),
+        flows_max in 1usize..9,
+        packets_max in 1u32..200,
+        bytes_max in prop_oneof![Just(10_000u32), Just(u32::MAX)],
+    ) {
+        let mut protect = Protect::new(Config { flows_max, packets_max, bytes_max, ..config() });
+        let mut now = Instant::ZERO;
+        let (mut came, mut left, mut refused) = (0u64, 0u64, 0u64);
+        let mut newest = [0u64; 8];
+        for step in steps {
+            let mut gone = Vec::new();
+            match step {
+                Step::Packet { flow: number, bytes, dscp, count } => for _ in 0..count {
+                    came += 1;
+                    let head = Head { dscp, ..head(number, bytes) };
+                    match protect.on_packet(head, (number, came), now) {
+                        Verdict::Send { packet, .. } => gone.push(packet),
+                        Verdict::Queued => {}
+                        Verdict::Dropped(packet) => {
+                            prop_assert_eq!(packet, (number, came));
+                            refused += 1;
+                        }
+                    }
+                },
+                Step::Take { class, count } => {
+                    let had = protect.has(class);
+                    for _ in 0..count {
+                        let Some((head, packet)) = protect.next(class, now) else {
+                            break;
+                        };
+                        prop_assert!(had);
+                        prop_assert_eq!(head.flow, flow(packet.0));
+                        gone.push(packet);
+                    }
+                }
+                Step::Open(open) => protect.set_open(open, now),
+                Step::Wait { us } => {
+                    now += Duration::from_micros(us);
+                    protect.on_deadline(now);
+                }
+            }
+            for (number, packet) in gone {
+                prop_assert!(packet > newest[usize::from(number)], "flow {} reordered", number);
+                newest[usize::from(number)] = packet;
+                left += 1;
+            }
+            while protect.poll().is_some() {}
+            let waiting: u64 = protect.flows(now).map(|status| u64::from(status.waiting_packets)).sum();
+            prop_assert_eq!(came, left + waiting + protect.dropped());
+            prop_assert!(refused <= protect.dropped());
+            prop_assert!(protect.flows(now).count() <= flows_max + 1);
+            for status in protect.flows(now) {
+                prop_assert!(status.waiting_packets <= packets_max);
+                prop_assert!(bytes_max == u32::MAX || status.waiting_bytes <= u64::from(bytes_max));
+            }
+            prop_assert_eq!(
+                protect.has(Class::Ordinary) || protect.has(Class::Bulk),
+                waiting > 0,
+            );
+        }
+    }
+
+    /// Whatever waits when a long hold ends leaves without a drop, if it is within the limits.
+    #[test]
+    fn a_long_hold_drops_nothing(
+        before in 0u32..500,
+        during in prop::collection::vec(1u32..300, 1..4),
+        hold_ms in 1_000u64..15_000,
+        flows in 1u16..4,
+    ) {
+        let rules = (0..flows).map(|number| ruled(Class::Bulk, 10_000 + number)).collect();
+        let mut protect = Protect::new(Config { rules, packets_max: 2_000, ..Config::default() });
+        protect.set_open(true, at(0));
+        let mut sent = 0;
+        for number in 0..flows {
+            queue(&mut protect, number, 0..before, at(0));
+            sent += before;
+        }
+        protect.set_open(false, at(1));
+        for (step, count) in during.iter().enumerate() {
+            for number in 0..flows {
+                queue(&mut protect, number, 0..*count, at(2 + step as u64 * hold_ms / 4));
+                sent += count;
+            }
+        }
+        protect.set_open(true, at(1 + hold_ms));
+        prop_assert_eq!(drain(&mut protect, at(1 + hold_ms)).len(), sent as usize);
+        prop_assert_eq!(protect.dropped(), 0);
+    }
+
+    /// Flows that always have something to send get the same share, to within two packets and two rounds.
+    #[test]
+    fn shares_are_equal(sizes in prop::collection::vec(1u32..3_000, 2..6), rounds in 50usize..300) {
+        let rules = (0..6).map(|number| ruled(Class::Bulk, 10_000 + number)).collect();
+        let mut protect = Protect::new(Config { rules, ..Config::default() });
+        let mut sent = vec![0u64; sizes.len()];
+        for (number, bytes) in sizes.iter().enumerate() {
+            for _ in 0..2 {
+                protect.on_packet(head(number as u16, *bytes), number, at(0));
+            }
+        }
+        for _ in 0..rounds * sizes.len() {
+            let (head, number) = protect.next(Class::Bulk, at(0)).unwrap();
+            sent[number] += u64::from(head.bytes);
+            protect.on_packet(head, number, at(0));
+        }
+        let most = u64::from(*sizes.iter().max().unwrap());
+        let spread = sent.iter().max().unwrap() - sent.iter().min().unwrap();
+        prop_assert!(spread <= 2 * most + 2 * 1_514, "{:?} of {:?}", sent, sizes);
+    }
+}
