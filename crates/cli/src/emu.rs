@@ -62,6 +62,10 @@ pub struct Args {
     #[cfg(feature = "live")]
     #[arg(long, value_name = "FOLDER", requires = "faults")]
     keep: Option<PathBuf>,
+    /// Run Coorp's agent beside each program, which protects what the program sends: 'coorp up --protect'
+    #[cfg(feature = "live")]
+    #[arg(long, requires = "program")]
+    protect: bool,
     /// Print only the programs' output, failures and warnings
     #[arg(long)]
     quiet: bool,
@@ -118,12 +122,20 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             quiet: args.quiet,
         });
     }
-    let options = Options {
+    #[cfg_attr(not(feature = "live"), allow(unused_mut))]
+    let mut options = Options {
         team_file: args.file.clone(),
         program: args.program.clone(),
         duration: args.duration,
         ..coorp_emu::Options::default()
     };
+    // Agents write below it until the run ends.
+    #[cfg(feature = "live")]
+    let states = args.protect.then(States::new).transpose()?;
+    #[cfg(feature = "live")]
+    if let Some(states) = &states {
+        options.companion = Some(agent(&args.file, &states.0)?);
+    }
     let lines = Arc::new(|robot: &str, stream: Stream, line: &[u8]| {
         let line = [b"[", robot.as_bytes(), b"] ", line, b"\n"].concat();
         // A reader that has gone away is no reason to end the programs.
@@ -152,6 +164,53 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         return Err(Failure::Found("failed: a program failed".to_owned()));
     }
     Ok(())
+}
+
+/// The state folders of a run's agents, deleted with it.
+#[cfg(all(feature = "live", target_os = "linux"))]
+struct States(PathBuf);
+
+#[cfg(all(feature = "live", target_os = "linux"))]
+impl States {
+    fn new() -> Result<States, Failure> {
+        let folder = std::env::temp_dir().join(format!("coorp-protect-{}", std::process::id()));
+        match std::fs::create_dir(&folder) {
+            Ok(()) => Ok(States(folder)),
+            Err(error) => Err(Failure::Input(format!(
+                "error: cannot make {}: {error}",
+                folder.display()
+            ))),
+        }
+    }
+}
+
+#[cfg(all(feature = "live", target_os = "linux"))]
+impl Drop for States {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_dir_all(&self.0) {
+            crate::output::note(&format!("note: {} stays: {error}", self.0.display()));
+        }
+    }
+}
+
+/// Coorp's agent, beside each robot's program.
+#[cfg(all(feature = "live", target_os = "linux"))]
+fn agent(file: &std::path::Path, states: &std::path::Path) -> Result<coorp_emu::Companion, Failure> {
+    let own = std::env::current_exe()
+        .map_err(|error| Failure::Found(format!("failed: cannot find this program's file: {error}")))?;
+    // The robot is known in its environment only.
+    let script = r#"exec "$0" up "$1" --robot "$COORP_ROBOT" --protect --state "$2/$COORP_ROBOT""#;
+    Ok(coorp_emu::Companion {
+        command: vec![
+            "sh".into(),
+            "-c".into(),
+            script.into(),
+            own.into(),
+            file.into(),
+            states.into(),
+        ],
+        interface: coorp_node::protect_interface(0),
+    })
 }
 
 /// Why Coorp's own robots cannot use all of a team's interfaces, if a robot has more than a live robot supports. They

@@ -34,6 +34,7 @@ mod flows;
 mod nature;
 mod order;
 mod queues;
+mod show;
 
 use std::collections::VecDeque;
 use std::net::IpAddr;

@@ -143,6 +143,8 @@ pub struct Robot {
     #[serde(skip)]
     pub journal: Journal,
     wants_bulk: bool,
+    /// Since when other programs' bulk has waited for a leader.
+    leaderless_since: Option<Instant>,
     turns: Turns,
     /// By number, this robot's control flows.
     flows: Vec<OwnFlow>,
@@ -195,6 +197,7 @@ impl Robot {
             reporters: Reporters::new(incarnation),
             journal: Journal::default(),
             wants_bulk: false,
+            leaderless_since: None,
             turns: Turns::new(if config.turns { config.paths } else { 0 }),
             flows: vec![OwnFlow::default(); FLOWS_MAX],
             told: Told::new(now),

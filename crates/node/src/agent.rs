@@ -18,6 +18,7 @@ use crate::gather::Gatherings;
 use crate::links::Links;
 use crate::member::Member;
 use crate::presence::Presence;
+use crate::protect::Protection;
 use crate::shared_robot::{SharedRobot, STARTED};
 use crate::status::{self, Status};
 use crate::sync::lock;
@@ -33,6 +34,8 @@ pub(crate) struct Agent {
     pub gatherings: Arc<Gatherings>,
     /// `None` without keys.
     pub bulk: Option<Arc<Bulk>>,
+    /// What protects this machine's other programs, if that was asked for.
+    pub protection: Mutex<Option<Arc<Protection>>>,
 }
 
 impl Agent {
@@ -41,8 +44,14 @@ impl Agent {
         self.robot.round(|action| self.act(action))
     }
 
+    /// What protects this machine's other programs.
+    pub fn protection(&self) -> Option<Arc<Protection>> {
+        lock(&self.protection).clone()
+    }
+
     /// Sends nothing any more: the robot has failed.
     pub fn fall_silent(&self) {
+        drop(lock(&self.protection).take());
         if let Some(bulk) = &self.bulk {
             bulk.close();
         }
@@ -60,6 +69,7 @@ impl Agent {
         let gathered = self.gatherings.gathered();
         let door = member.door.status();
         let found = self.links.found();
+        let flows = self.protection().map(|protection| protection.flows());
         self.robot.ask(|robot, now| {
             let (holders, queue) = robot.granted();
             let leader = robot.leader(now);
@@ -94,6 +104,7 @@ impl Agent {
                 door,
                 found,
                 revoked: member.revoked.status(),
+                flows: flows.unwrap_or_default(),
             }
         })
     }

@@ -55,6 +55,8 @@ pub enum Error {
     Listen(String),
     /// A recording could not start, or has ended by itself.
     Recording(String),
+    /// This machine's programs could not be protected.
+    Protect(String),
 }
 
 impl Error {
@@ -82,7 +84,7 @@ impl fmt::Display for Error {
             UnknownRobot(text) | BulkToItself(text) | Name(text) | Period(text) | TooLarge(text) => f.write_str(text),
             TooManyTopics(text) | Gathered(text) | Keys(text) | Network(text) => f.write_str(text),
             Config(text) | Flight(text) | QueueFull(text) | Undelivered(text) | Crypto(text) => f.write_str(text),
-            Listen(text) | Recording(text) => f.write_str(text),
+            Listen(text) | Recording(text) | Protect(text) => f.write_str(text),
             Recorded => f.write_str("this robot is being recorded already"),
             NoKeys => f.write_str(
                 "bulk needs the team's keys: run this robot without --insecure, in Python without insecure=True",

@@ -26,6 +26,7 @@ use crate::links::Links;
 use crate::member::{robot_named, Member};
 use crate::metrics::Metrics;
 use crate::policy::as_run;
+use crate::protect::Protection;
 use crate::pulse::Pulse;
 use crate::quic::Credentials;
 use crate::rank::real_time;
@@ -34,6 +35,7 @@ use crate::refused::RefusedCounts;
 use crate::revoked::Revoked;
 use crate::shared_robot::{SharedRobot, Wish};
 use crate::status::Status;
+use crate::sync::lock;
 use crate::topic::checked;
 use crate::{network, state, Error};
 
@@ -146,6 +148,7 @@ impl Node {
             control,
             gatherings,
             bulk,
+            protection: Mutex::default(),
         });
         let receiver = Arc::downgrade(&agent);
         agent.links.receive(receiver);
@@ -244,6 +247,26 @@ impl Node {
         self.agent.robot.ask(|robot, now| robot.is_permitted(now))
     }
 
+    /// Protects what this machine's other programs send over the robot's interfaces, until the node is dropped: control goes
+    /// out at once, bulk waits for the permit and the gate. Called again, it changes nothing. Needs root, or `CAP_NET_ADMIN`
+    /// and `CAP_NET_RAW`, and iproute2.
+    ///
+    /// # Errors
+    /// If the team file names no interface of this robot, one has no IPv4 address, or the machine refuses.
+    pub fn protect(&self) -> Result<(), Error> {
+        let Agent {
+            protection,
+            member,
+            robot,
+            ..
+        } = &*self.agent;
+        let mut protection = lock(protection);
+        if protection.is_none() {
+            *protection = Some(Arc::new(Protection::start(member, robot)?));
+        }
+        Ok(())
+    }
+
     /// Publishes control messages on a topic. A known `period` need not be learnt.
     ///
     /// # Errors
@@ -298,6 +321,7 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
+        drop(lock(&self.agent.protection).take());
         if let Some(bulk) = &self.agent.bulk {
             bulk.close();
         }

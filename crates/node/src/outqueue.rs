@@ -16,15 +16,17 @@
 
 mod departures;
 mod emulated;
+mod packets;
 
 use std::collections::BTreeMap;
 use std::io;
-use std::net::UdpSocket;
+
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 pub(crate) use self::departures::{Departures, Handed, Target};
 pub(crate) use self::emulated::{Emulated, Freed};
+pub(crate) use self::packets::EmulatedPackets;
 
 /// The maximum number of shapes whose cost is remembered. QUIC's datagrams have few lengths.
 const SHAPES_MAX: usize = 512;
@@ -63,7 +65,7 @@ impl OutQueue {
     ///
     /// # Errors
     /// If the kernel does not count.
-    pub fn of(socket: &UdpSocket, emulated: Option<Arc<Freed>>) -> io::Result<OutQueue> {
+    pub fn of(socket: &impl AsFd, emulated: Option<Arc<Freed>>) -> io::Result<OutQueue> {
         held(socket.as_fd())?;
         if let Some(freed) = emulated {
             return Ok(OutQueue::by(freed));
@@ -163,6 +165,8 @@ pub fn held(socket: BorrowedFd<'_>) -> io::Result<u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::UdpSocket;
+
     use super::*;
 
     /// A queue with the emulator's count, which the test frees by hand.

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use coorp_core::admission::{self, Reason};
 use coorp_core::alarms::Alarm;
 use coorp_core::discovery::Counts;
+use coorp_core::protect;
 use coorp_core::robot::{self, PathStatus};
 use serde::{Deserialize, Serialize};
 
@@ -62,6 +63,8 @@ pub struct Status {
     pub found: Counts,
     /// Its list of revoked certificates.
     pub revoked: Revoked,
+    /// What other programs send over its interfaces, if the robot protects them; of many, those that count most.
+    pub flows: Vec<protect::Status>,
 }
 
 /// A robot that two processes run as.

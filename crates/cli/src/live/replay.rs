@@ -123,7 +123,7 @@ impl Replay {
             if let Some(moment) = moment.filter(|moment| record.at > *moment && replay.at.is_none()) {
                 replay.at = Some(replay.moment(&robot, &in_flight, moment));
             }
-            if let Input::MayPass { path, n } = record.input {
+            if let Input::MayPass { path, n } | Input::MayForward { path, n } = record.input {
                 if let Some(known) = in_flight.get_mut(path) {
                     *known = n;
                 }
@@ -157,7 +157,7 @@ impl Replay {
             ));
             return false;
         }
-        if let Input::MayPass { path, n } = told {
+        if let Input::MayPass { path, n } | Input::MayForward { path, n } = told {
             self.asked += 1;
             self.passed += u64::from(answer == Answer::Yes);
             // Without a permit this is never asked, unless the permit has just ended.
@@ -383,6 +383,7 @@ fn name(input: &Input) -> &'static str {
     match input {
         Input::Deadline => "deadline",
         Input::MayPass { .. } => "may-pass",
+        Input::MayForward { .. } => "may-forward",
         Input::Left { .. } | Input::Completed { .. } => "bulk-left",
         Input::Control(_) => "control",
         Input::ControlLeft(_) => "control-left",

@@ -47,6 +47,10 @@ pub struct Args {
     /// Record all decisions of this robot, as MCAP
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
+    /// Protect what this machine's other programs send over the robot's interfaces: control goes out at once, bulk waits for
+    /// its permit. Needs root
+    #[arg(long)]
+    protect: bool,
     /// Run without keys: only for networks that nobody else can reach
     #[arg(long)]
     insecure: bool,
@@ -70,6 +74,9 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         insecure: args.insecure,
         state: args.state.clone(),
     })?;
+    if args.protect {
+        node.protect()?;
+    }
     if let Some(into) = &args.into {
         take_into(into, &team, node.bulk_receiver()?)?;
     }

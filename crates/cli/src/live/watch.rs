@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use coorp_core::alarms::Alarm;
 use coorp_core::discovery::Refusal;
+use coorp_core::protect;
 use coorp_node::status::{Bulk, Carries, Gathered, Heard, Path, PathState, Permit, Status};
 use coorp_node::watch::Watch;
 use coorp_node::RobotId;
@@ -21,6 +22,8 @@ use crate::table::{terminal_width, Sheet, DASH};
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// How many lines about refused connections are shown of each robot.
 const REFUSED_MAX: usize = 4;
+/// How many flows are shown of each robot.
+const FLOWS_MAX: usize = 16;
 /// How long `--once` waits for robots before missing ones count as absent.
 const FIND_MAX: Duration = Duration::from_secs(3);
 
@@ -117,6 +120,7 @@ fn view(team: &Team, here: &[Status]) -> String {
         heard(here, name, team.control.is_some()),
         gathered(here, name),
         choices(here, name),
+        flows(here),
     ] {
         if !sheet.rows.is_empty() {
             text += "\n";
@@ -385,6 +389,41 @@ fn gathered<'n>(here: &[Status], name: impl Fn(u16) -> &'n str) -> Sheet {
         titles: titles.map(str::to_owned).to_vec(),
         names: 3,
         rows: rows.map(row).collect(),
+    }
+}
+
+/// One row per flow of an unchanged program, for robots that protect theirs; of each robot, those that count most.
+fn flows(here: &[Status]) -> Sheet {
+    let titles = [
+        "robot",
+        "flow",
+        "taken for",
+        "because",
+        "period",
+        "rate",
+        "waits",
+        "dropped",
+    ];
+    let row = |status: &Status, flow: &protect::Status| {
+        vec![
+            status.robot.clone(),
+            flow.flow.to_string(),
+            flow.class.to_string(),
+            flow.reason.to_string(),
+            flow.period
+                .map_or_else(|| DASH.to_owned(), |period| millis(period.as_nanos() as f64 / 1e3)),
+            format!("{:.2} Mbit/s", flow.rate_bps as f64 / 1e6),
+            format!("{:.0} kB", flow.waiting_bytes as f64 / 1e3),
+            flow.dropped.to_string(),
+        ]
+    };
+    let rows = here
+        .iter()
+        .flat_map(|status| status.flows.iter().take(FLOWS_MAX).map(move |flow| row(status, flow)));
+    Sheet {
+        titles: titles.map(str::to_owned).to_vec(),
+        names: 2,
+        rows: rows.collect(),
     }
 }
 

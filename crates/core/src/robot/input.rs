@@ -146,6 +146,13 @@ pub enum Input {
         /// That robot's message.
         message: tracker::Message,
     },
+    /// [`Robot::may_forward`], answered by [`Answer::Yes`] or [`Answer::No`].
+    MayForward {
+        /// Over which path.
+        path: usize,
+        /// Packets on their way over it.
+        n: usize,
+    },
 }
 
 /// A robot's immediate answer to an [`Input`]. Everything else is an [`Action`].
@@ -249,6 +256,7 @@ impl Robot {
                 return Answer::Actions(std::iter::from_fn(|| self.poll()).collect());
             }
             Input::MayPass { path, n } => return Answer::of(self.may_pass(path, n, now)),
+            Input::MayForward { path, n } => return Answer::of(self.may_forward(path, n, now)),
             Input::Left {
                 path,
                 left,

@@ -718,3 +718,25 @@ fn turns_wait_for_the_permit() {
     assert_eq!(robot.turns.next_deadline(), Instant::FAR_FUTURE);
     assert!(robot.has_turn(RobotId(0), 0), "nothing was sent in its turn");
 }
+
+#[test]
+fn other_programs_bulk_waits_for_a_permit_but_not_for_a_leader_for_ever() {
+    let mut robot = member(&Policy::named("coorp").unwrap(), 1, 3);
+    robot.want_bulk(true, at(0));
+    assert!(!robot.may_forward(0, 0, at(10)));
+    run(&mut robot, at(2_009));
+    assert!(!robot.may_forward(0, 0, at(2_009)), "somebody may lead soon");
+    assert!(!robot.may_pass(0, 0, at(2_010)), "the team's own bulk waits");
+    assert!(robot.may_forward(0, 0, at(2_010)));
+    let epoch = failover::Epoch {
+        number: 1,
+        robot: RobotId(0),
+        incarnation: 1,
+    };
+    let beat = failover::Message::Beat {
+        epoch,
+        sent_at: at(2_020),
+    };
+    robot.on_message(RobotId(0), None, said(beat), at(2_020));
+    assert!(!robot.may_forward(0, 0, at(2_030)), "a leader has not granted it");
+}

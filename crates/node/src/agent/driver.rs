@@ -23,6 +23,7 @@ impl Agent {
                 if let Some(bulk) = &self.bulk {
                     bulk.set_permitted(permitted);
                 }
+                self.wake_protection();
             }
             Action::Turn { path, to } => {
                 if let Some(bulk) = &self.bulk {
@@ -33,6 +34,7 @@ impl Agent {
                 if let Some(bulk) = &self.bulk {
                     bulk.wake();
                 }
+                self.wake_protection();
             }
             Action::PathAlive(robot, path, alive) => {
                 let path = self.member.path_name(usize::from(path.0));
@@ -42,6 +44,12 @@ impl Agent {
             // No leader of this version asks for it (`policy.rs`).
             Action::Shift(flow, later) => tracing::debug!("flow {} would do better {later} later", flow.0),
             Action::Report(report) => self.gatherings.report(report),
+        }
+    }
+
+    fn wake_protection(&self) {
+        if let Some(protection) = self.protection() {
+            protection.wake();
         }
     }
 

@@ -14,11 +14,11 @@ use std::time::Duration;
 use socket2::SockRef;
 
 /// Set by `coorp emu`: the names of the robot's interfaces.
-const VARIABLE: &str = "COORP_OUTQUEUE";
+pub(super) const VARIABLE: &str = "COORP_OUTQUEUE";
 /// The maximum number of interfaces; a robot has fewer.
 const INTERFACES_MAX: usize = 8;
 /// A source port and the length of a datagram's payload, both big-endian.
-const RECORD_BYTES: usize = 4;
+pub(super) const RECORD_BYTES: usize = 4;
 /// The number of records read at once.
 const READ_MAX: usize = 256;
 

@@ -1,0 +1,48 @@
+//! Flows and classes in words.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+
+use super::{Class, Flow, Reason, TCP, UDP};
+
+const ICMP: u8 = 1;
+
+impl fmt::Display for Class {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Class::Control => "control",
+            Class::Ordinary => "ordinary",
+            Class::Bulk => "bulk",
+        })
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Reason::Rule(index) => write!(f, "rule {} of the team file", index + 1),
+            Reason::Marked => f.write_str("its program marks it"),
+            Reason::Periodic => f.write_str("small and periodic"),
+            Reason::Backlog => f.write_str("keeps a backlog"),
+            Reason::TooFast => f.write_str("too fast for control"),
+            Reason::Undecided => f.write_str("nothing else known"),
+            Reason::Silent => f.write_str("silent"),
+        }
+    }
+}
+
+impl fmt::Display for Flow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let end = |(address, port): (IpAddr, u16)| match (address, port) {
+            (address, 0) => address.to_string(),
+            (address, port) => SocketAddr::new(address, port).to_string(),
+        };
+        match self.protocol {
+            ICMP => f.write_str("icmp")?,
+            TCP => f.write_str("tcp")?,
+            UDP => f.write_str("udp")?,
+            other => write!(f, "protocol {other}")?,
+        }
+        write!(f, " {} > {}", end(self.from), end(self.to))
+    }
+}

@@ -1,0 +1,413 @@
+//! Programs that know nothing of Coorp: what they send to the team's network goes through a TUN of the agent, which takes
+//! it for control, bulk or neither ([`coorp_core::protect`]), and sends it on by a raw socket.
+//!
+//! For each path there is a *lane*: an interface, its TUN (`tun.rs`) with the routes into it (`routes.rs`), two raw sockets
+//! that are bound to the interface, and a thread. Control goes out at once, marked for AC_VO. Bulk waits for the permit and
+//! the gate, exactly as QUIC's does below the library; it is held in order, and nothing of its protocol is touched. The rest
+//! keeps its mark and goes as long as few packets are below, so that a sender of more than the channel carries shows here.
+//!
+//! What arrives does not pass: the kernel delivers it as ever. If the thread or the process dies, the TUN goes, and packets
+//! flow as before.
+//!
+//! Left out: IPv6, multicast and broadcast, which go round the TUN; control over two paths; a MTU above the interface's;
+//! offload.
+
+mod card;
+mod packet;
+mod routes;
+mod tun;
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+use coorp_core::protect::{Change, Class, Config, Protect, Status, Verdict};
+use coorp_core::robot::{Input, LOOK_HELD, LOOK_OPEN};
+use coorp_core::{Duration, FlowId, Instant};
+use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags, Timespec};
+
+use self::card::{Card, BELOW_ORDINARY_MAX};
+use self::routes::{Outlet, Routes};
+use crate::member::Member;
+use crate::rank::real_time;
+use crate::shared_robot::{SharedRobot, Wish};
+use crate::sync::lock;
+use crate::tasks::caught;
+use crate::Error;
+
+/// The most packets taken from a TUN before others get their turn.
+const READ_TOGETHER: usize = 64;
+/// A TUN's packets are not longer: its MTU is the interface's.
+const PACKET_BYTES_MAX: usize = 9_216;
+/// The most buffers kept for packets to come.
+const SPARE_MAX: usize = 1_024;
+/// For how long a permit is kept without bulk: senders that wait for acknowledgements have a queue that runs empty.
+const LINGER: Duration = Duration::from_millis(30);
+/// How often the flows are shown anew.
+const SHOW_EVERY: Duration = Duration::from_millis(500);
+/// The most flows that are shown.
+const SHOWN_MAX: usize = 64;
+/// How long a thread waits if nothing happens.
+const REST: Duration = Duration::from_millis(200);
+
+/// The work of a lane's thread, as it is named after a panic.
+const CARRIES: &str = "the thread that carries programs' packets";
+
+/// The name of the interface into which programs' packets go that a path carries.
+pub fn protect_interface(path: usize) -> String {
+    format!("coorp{path}")
+}
+
+/// What protects this machine's programs, until dropped.
+#[derive(Debug)]
+pub(crate) struct Protection {
+    stop: Arc<AtomicBool>,
+    lanes: Vec<(Arc<Outside>, JoinHandle<()>)>,
+}
+
+/// A lane, as others see it.
+#[derive(Debug)]
+struct Outside {
+    wakes: OwnedFd,
+    /// Its flows, as of late.
+    flows: Mutex<Vec<Status>>,
+}
+
+impl Protection {
+    /// Begins. Needs root, or `CAP_NET_ADMIN` and `CAP_NET_RAW`.
+    pub fn start(member: &Arc<Member>, robot: &Arc<SharedRobot>) -> Result<Protection, Error> {
+        let interfaces = &member.team.robots[usize::from(member.me.0)].interfaces;
+        if interfaces.is_empty() {
+            return Err(Error::Protect(format!(
+                "the team file does not name {}'s interfaces, so nobody knows what to protect: add interfaces = [\"wlan0\"]",
+                member.name()
+            )));
+        }
+        let mut protection = Protection {
+            stop: Arc::default(),
+            lanes: Vec::new(),
+        };
+        for (path, interface) in interfaces.iter().enumerate().take(member.paths) {
+            let outlet = Outlet::of(interface)?;
+            let wakes = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC);
+            let wakes = wakes.map_err(|error| Error::Protect(format!("no event: {error}")))?;
+            let outside = Arc::new(Outside {
+                wakes,
+                flows: Mutex::default(),
+            });
+            let lane = Lane::open(member, robot, path, &outlet, outside.clone())?;
+            tracing::info!("protects what programs send to {} over {interface}", outlet.network);
+            let (stop, panicked) = (protection.stop.clone(), robot.clone());
+            let carry = move || {
+                real_time();
+                let mut lane = lane;
+                let carried = caught(CARRIES, || {
+                    while !stop.load(Ordering::Acquire) {
+                        lane.round();
+                    }
+                });
+                if let Some(why) = carried {
+                    panicked.on_panic(&why);
+                }
+            };
+            let thread = std::thread::Builder::new()
+                .name(format!("coorp-lane{path}"))
+                .spawn(carry);
+            protection.lanes.push((outside, thread.map_err(Error::Thread)?));
+        }
+        Ok(protection)
+    }
+
+    /// Bulk may be allowed to go now, or no longer.
+    pub fn wake(&self) {
+        for (outside, _) in &self.lanes {
+            // It fails only if it is full, and then the thread is about to wake up.
+            let _ = rustix::io::write(&outside.wakes, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// What programs send.
+    pub fn flows(&self) -> Vec<Status> {
+        let lanes = self.lanes.iter();
+        lanes.flat_map(|(outside, _)| lock(&outside.flows).clone()).collect()
+    }
+}
+
+impl Drop for Protection {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        self.wake();
+        for (_, thread) in self.lanes.drain(..) {
+            // A panic has been reported.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The way over one path.
+struct Lane {
+    path: usize,
+    robot: Arc<SharedRobot>,
+    protect: Protect<Vec<u8>>,
+    /// Dropped first, so that packets go round before the TUN is gone.
+    _routes: Routes,
+    tun: File,
+    card: Card,
+    outside: Arc<Outside>,
+    /// While bulk waits, and a little longer.
+    wish: Option<Wish>,
+    bulk_until: Instant,
+    /// By number, the flows that are control, as the robot knows them.
+    control: BTreeMap<u32, FlowId>,
+    spare: Vec<Vec<u8>>,
+    show_at: Instant,
+}
+
+impl Lane {
+    fn open(
+        member: &Member,
+        robot: &Arc<SharedRobot>,
+        path: usize,
+        outlet: &Outlet,
+        outside: Arc<Outside>,
+    ) -> Result<Lane, Error> {
+        let name = protect_interface(path);
+        let cannot = |what: String| move |error: io::Error| Error::Protect(format!("{what}: {error}"));
+        let card = Card::open(outlet).map_err(cannot(format!("cannot send packets over {}", outlet.interface)))?;
+        let tun = tun::open(&name).map_err(cannot(format!(
+            "cannot make the interface {name} (run as root; if it is taken, another agent protects this machine)"
+        )))?;
+        let routes = Routes::set(path, &name, outlet)?;
+        let config = Config {
+            rules: member.team.protect.clone(),
+            ..Config::default()
+        };
+        Ok(Lane {
+            path,
+            robot: robot.clone(),
+            protect: Protect::new(config),
+            _routes: routes,
+            tun,
+            card,
+            outside,
+            wish: None,
+            bulk_until: Instant::ZERO,
+            control: BTreeMap::new(),
+            spare: Vec::new(),
+            show_at: Instant::ZERO,
+        })
+    }
+
+    /// One round: takes what programs have sent, sends what may go, and waits for more.
+    fn round(&mut self) {
+        self.learn();
+        let more = self.take();
+        self.send_ordinary();
+        let held = self.send_bulk();
+        self.follow_changes();
+        let now = self.robot.now();
+        if now >= self.show_at {
+            self.show_at = now + SHOW_EVERY;
+            self.show(now);
+        }
+        if more {
+            return;
+        }
+        let look = match (self.card.is_empty(), held) {
+            (true, _) => REST,
+            (false, true) => LOOK_HELD,
+            (false, false) => LOOK_OPEN,
+        };
+        let due = self.protect.next_deadline().unwrap_or(Instant::FAR_FUTURE).since(now);
+        let linger = if self.wish.is_some() { LINGER } else { REST };
+        self.wait(look.min(due).min(linger));
+    }
+
+    /// Waits for packets, for a wake-up, or for a while.
+    fn wait(&self, most: Duration) {
+        let timeout = Timespec {
+            tv_sec: (most.as_nanos() / 1_000_000_000) as i64,
+            tv_nsec: (most.as_nanos() % 1_000_000_000) as i64,
+        };
+        let mut both = [
+            PollFd::new(&self.tun, PollFlags::IN),
+            PollFd::new(&self.outside.wakes, PollFlags::IN),
+        ];
+        if poll(&mut both, Some(&timeout)).is_ok() && !both[1].revents().is_empty() {
+            let _ = rustix::io::read(self.outside.wakes.as_fd(), &mut [0; 8]);
+        }
+    }
+
+    /// Tells the robot what has left.
+    fn learn(&mut self) {
+        let now = self.robot.now();
+        let path = self.path;
+        let left = self.card.left(now);
+        if left.is_empty() {
+            return;
+        }
+        self.robot.tell(|robot, _| {
+            for sent in left {
+                match (sent.class, sent.flow) {
+                    (Class::Bulk, _) => {
+                        let left = Input::Left {
+                            path,
+                            left: (sent.left_before, sent.left_by),
+                            entered_at: sent.at,
+                            left_at: now,
+                        };
+                        robot.handle(left, now);
+                    }
+                    (_, Some(flow)) => {
+                        robot.handle(Input::ControlLeft(flow), now);
+                    }
+                    _ => {}
+                }
+            }
+        });
+    }
+
+    /// Takes packets from the TUN. Returns whether there may be more.
+    fn take(&mut self) -> bool {
+        for _ in 0..READ_TOGETHER {
+            let mut buffer = self.spare.pop().unwrap_or_else(|| Vec::with_capacity(PACKET_BYTES_MAX));
+            buffer.resize(PACKET_BYTES_MAX, 0);
+            match self.tun.read(&mut buffer) {
+                Ok(read) if read > 0 => buffer.truncate(read),
+                _ => {
+                    self.keep(buffer);
+                    return false;
+                }
+            }
+            let Some(head) = packet::head(&buffer) else {
+                // The kernel makes none; IPv6 that a program forced into the TUN.
+                self.keep(buffer);
+                continue;
+            };
+            let now = self.robot.now();
+            match self.protect.on_packet(head, buffer, now) {
+                Verdict::Send { packet, number, begins } => self.send_control(packet, number, begins),
+                Verdict::Queued => {}
+                Verdict::Dropped(packet) => self.keep(packet),
+            }
+        }
+        true
+    }
+
+    /// Sends a control packet, perhaps the first one of a message.
+    fn send_control(&mut self, mut packet: Vec<u8>, number: u32, begins: bool) {
+        // A flow that has just become control is not known to the robot yet.
+        self.follow_changes();
+        let known = self.control.get(&number).copied().filter(|_| begins);
+        if let Some(known) = known {
+            self.robot.tell(|robot, now| robot.handle(Input::Control(known), now));
+        }
+        self.card.send(&mut packet, Class::Control, known, self.robot.now());
+        self.keep(packet);
+    }
+
+    /// Sends what is neither control nor bulk, as long as there is room below.
+    fn send_ordinary(&mut self) {
+        while self.card.below() < BELOW_ORDINARY_MAX {
+            let now = self.robot.now();
+            let Some((_, mut packet)) = self.protect.next(Class::Ordinary, now) else {
+                return;
+            };
+            self.card.send(&mut packet, Class::Ordinary, None, now);
+            self.keep(packet);
+        }
+    }
+
+    /// Sends bulk for as long as it may go. Returns whether the gate or a permit holds some.
+    fn send_bulk(&mut self) -> bool {
+        let now = self.robot.now();
+        if !self.protect.has(Class::Bulk) {
+            if self.wish.is_some() && now >= self.bulk_until {
+                self.wish = None;
+            }
+            return false;
+        }
+        self.bulk_until = now + LINGER;
+        if self.wish.is_none() {
+            self.wish = Some(self.robot.wish());
+        }
+        let path = self.path;
+        loop {
+            let n = self.card.below();
+            let (pass, now) = self
+                .robot
+                .tell(|robot, now| (robot.may(Input::MayForward { path, n }, now), now));
+            self.protect.set_open(pass, now);
+            if !pass {
+                return true;
+            }
+            let Some((_, mut packet)) = self.protect.next(Class::Bulk, now) else {
+                return false;
+            };
+            self.card.send(&mut packet, Class::Bulk, None, now);
+            self.keep(packet);
+            self.bulk_until = now + LINGER;
+            self.learn();
+        }
+    }
+
+    /// Tells the robot which flows are control.
+    fn follow_changes(&mut self) {
+        let now = self.robot.now();
+        if self.protect.next_deadline().is_some_and(|due| now >= due) {
+            self.protect.on_deadline(now);
+        }
+        while let Some(Change {
+            flow,
+            number,
+            class,
+            reason,
+            ..
+        }) = self.protect.poll()
+        {
+            tracing::info!("{flow} is {class}: {reason}");
+            let is_control = class == Class::Control;
+            if is_control && !self.control.contains_key(&number) {
+                let added = self
+                    .robot
+                    .tell(|robot, now| robot.handle(Input::AddFlow(None), now).flow());
+                if let Some(added) = added {
+                    self.control.insert(number, added);
+                }
+            } else if !is_control {
+                if let Some(gone) = self.control.remove(&number) {
+                    self.robot.tell(|robot, now| robot.handle(Input::RemoveFlow(gone), now));
+                }
+            }
+        }
+    }
+
+    fn show(&self, now: Instant) {
+        let mut flows: Vec<Status> = self.protect.flows(now).collect();
+        flows.sort_by_key(|flow| (flow.class == Class::Ordinary, Reverse(flow.rate_bps)));
+        flows.truncate(SHOWN_MAX);
+        *lock(&self.outside.flows) = flows;
+    }
+
+    /// Keeps a buffer for packets to come.
+    fn keep(&mut self, mut buffer: Vec<u8>) {
+        if self.spare.len() < SPARE_MAX {
+            buffer.clear();
+            self.spare.push(buffer);
+        }
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        for gone in std::mem::take(&mut self.control).into_values() {
+            self.robot.tell(|robot, now| robot.handle(Input::RemoveFlow(gone), now));
+        }
+        lock(&self.outside.flows).clear();
+    }
+}

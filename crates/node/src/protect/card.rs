@@ -1,0 +1,195 @@
+//! What is below the gate: two raw sockets, one for control, and what they have handed to the card.
+//!
+//! Which packets have left is known from the sockets' send queues ([`crate::outqueue`]).
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::SocketAddrV4;
+
+use coorp_core::protect::Class;
+use coorp_core::{Duration, FlowId, Instant};
+use socket2::{Domain, Protocol, Socket, Type};
+
+use super::packet;
+use super::routes::Outlet;
+use crate::links::TOS_VOICE;
+use crate::outqueue::{EmulatedPackets, OutQueue};
+
+/// Packets that may be below before ordinary ones wait. Few, so that a sender of more than the channel carries soon shows, by
+/// packets that wait here; and enough for an aggregate, since others may be just behind.
+pub(super) const BELOW_ORDINARY_MAX: usize = 16;
+/// The most sends that are followed.
+const FOLLOWED_MAX: usize = 4_096;
+/// Packets that the card holds for this long are lost to its count.
+const HELD_MAX: Duration = Duration::from_secs(10);
+const CONTROL_HELD_MAX: Duration = Duration::from_millis(100);
+/// The size of a socket's send buffer. The gate keeps it nearly empty.
+const SEND_BUFFER_BYTES: usize = 4 << 20;
+/// `skb->priority` that names user priorities 6 (AC_VO), whatever the DSCP says: 256 and the priority.
+const PRIORITY_VOICE: u32 = 256 + 6;
+/// The lowest DSCP that WiFi does not map to AC_BE or AC_BK.
+const DSCP_VIDEO: u8 = 32;
+/// The sockets' numbers for the emulator.
+const VOICE: usize = 0;
+const REST: usize = 1;
+
+/// The two sockets over one interface.
+pub(super) struct Card {
+    voice: RawSocket,
+    rest: RawSocket,
+    emulated: Option<EmulatedPackets>,
+    /// The identification of the next packet that has none.
+    fresh: u16,
+}
+
+/// A raw socket, and what it has handed over.
+struct RawSocket {
+    /// Its number for the emulator.
+    number: usize,
+    socket: Socket,
+    queue: OutQueue,
+    /// Handed over and not left, in order.
+    sends: VecDeque<Sent>,
+    /// The number of packets that have left.
+    left: u64,
+    /// A packet that the card holds for longer is lost to its count.
+    held_max: Duration,
+}
+
+/// A packet that was handed over.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sent {
+    /// When.
+    pub at: Instant,
+    /// The number of packets that had left then, and once it had left itself.
+    pub left_before: u64,
+    pub left_by: u64,
+    /// Its flow, if it is control and the robot knows the flow.
+    pub flow: Option<FlowId>,
+    pub class: Class,
+    /// Its end in the send queue.
+    mark: u64,
+    bytes: usize,
+}
+
+impl Card {
+    pub fn open(outlet: &Outlet) -> io::Result<Card> {
+        let emulated = EmulatedPackets::connect(&outlet.interface, 2)?;
+        let voice = RawSocket::open(outlet, VOICE, emulated.as_ref(), CONTROL_HELD_MAX)?;
+        voice.socket.set_priority(PRIORITY_VOICE)?;
+        Ok(Card {
+            voice,
+            rest: RawSocket::open(outlet, REST, emulated.as_ref(), HELD_MAX)?,
+            emulated,
+            fresh: 1,
+        })
+    }
+
+    /// The number of packets below, control aside.
+    pub fn below(&self) -> usize {
+        self.rest.sends.len()
+    }
+
+    /// Whether nothing is below.
+    pub fn is_empty(&self) -> bool {
+        self.rest.sends.is_empty() && self.voice.sends.is_empty()
+    }
+
+    /// Sends a packet; `flow` if it is control and the robot knows its flow. One that the kernel does not take is lost: its
+    /// link is down, or it is too long.
+    pub fn send(&mut self, packet: &mut [u8], class: Class, flow: Option<FlowId>, now: Instant) {
+        match class {
+            Class::Control => packet::set_dscp(packet, TOS_VOICE >> 2),
+            Class::Bulk if packet::dscp(packet) >= DSCP_VIDEO => packet::set_dscp(packet, 0),
+            Class::Bulk | Class::Ordinary => {}
+        }
+        let name = packet::name(packet, self.fresh);
+        self.fresh = self.fresh.wrapping_add(1).max(1);
+        let to = SocketAddrV4::new(packet::to(packet), 0).into();
+        let by = if class == Class::Control {
+            &mut self.voice
+        } else {
+            &mut self.rest
+        };
+        let sent = by
+            .queue
+            .send(packet.len(), 1, || by.socket.send_to(packet, &to).map(drop));
+        let mark = match sent {
+            Ok(mark) => mark,
+            Err(error) => return tracing::debug!("a packet of {} bytes is lost: {error}", packet.len()),
+        };
+        if let Some(emulated) = &mut self.emulated {
+            emulated.expect(name, by.number);
+        }
+        by.push(Sent {
+            at: now,
+            left_before: by.left,
+            left_by: by.left,
+            flow,
+            class,
+            mark,
+            bytes: packet.len(),
+        });
+    }
+
+    /// What has left since the last call.
+    pub fn left(&mut self, now: Instant) -> Vec<Sent> {
+        if let Some(emulated) = &mut self.emulated {
+            emulated.read();
+        }
+        let mut left = Vec::new();
+        self.voice.take_left(now, &mut left);
+        self.rest.take_left(now, &mut left);
+        left
+    }
+}
+
+impl RawSocket {
+    fn open(
+        outlet: &Outlet,
+        number: usize,
+        emulated: Option<&EmulatedPackets>,
+        held_max: Duration,
+    ) -> io::Result<RawSocket> {
+        // With this protocol, packets come with their headers, and nothing is ever received.
+        let raw = Protocol::from(libc::IPPROTO_RAW);
+        let socket = Socket::new(Domain::IPV4, Type::RAW, Some(raw))?;
+        socket.bind_device(Some(outlet.interface.as_bytes()))?;
+        socket.set_nonblocking(true)?;
+        socket.set_send_buffer_size(SEND_BUFFER_BYTES)?;
+        let queue = OutQueue::of(&socket, emulated.map(|emulated| emulated.freed(number)))?;
+        Ok(RawSocket {
+            number,
+            socket,
+            queue,
+            sends: VecDeque::new(),
+            left: 0,
+            held_max,
+        })
+    }
+
+    fn push(&mut self, sent: Sent) {
+        if self.sends.len() >= FOLLOWED_MAX {
+            self.sends.pop_front();
+            self.left += 1;
+        }
+        self.sends.push_back(sent);
+    }
+
+    fn take_left(&mut self, now: Instant, into: &mut Vec<Sent>) {
+        let left = self.queue.left();
+        while let Some(sent) = self.sends.front().copied() {
+            let overdue = now.since(sent.at) > self.held_max;
+            if sent.mark > left && !overdue {
+                break;
+            }
+            if sent.mark > left {
+                self.queue.give_up(sent.bytes as u64);
+            }
+            self.sends.pop_front();
+            self.left += 1;
+            let left_by = self.left;
+            into.push(Sent { left_by, ..sent });
+        }
+    }
+}
