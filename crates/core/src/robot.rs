@@ -145,6 +145,8 @@ pub struct Robot {
     wants_bulk: bool,
     /// Since when other programs' bulk has waited for a leader.
     leaderless_since: Option<Instant>,
+    /// Whether it protects other programs.
+    protects: bool,
     turns: Turns,
     /// By number, this robot's control flows.
     flows: Vec<OwnFlow>,
@@ -198,6 +200,7 @@ impl Robot {
             journal: Journal::default(),
             wants_bulk: false,
             leaderless_since: None,
+            protects: false,
             turns: Turns::new(if config.turns { config.paths } else { 0 }),
             flows: vec![OwnFlow::default(); FLOWS_MAX],
             told: Told::new(now),

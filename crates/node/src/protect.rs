@@ -66,6 +66,7 @@ pub fn protect_interface(path: usize) -> String {
 /// What protects this machine's programs, until dropped.
 #[derive(Debug)]
 pub(crate) struct Protection {
+    robot: Arc<SharedRobot>,
     stop: Arc<AtomicBool>,
     lanes: Vec<(Arc<Outside>, JoinHandle<()>)>,
 }
@@ -89,6 +90,7 @@ impl Protection {
             )));
         }
         let mut protection = Protection {
+            robot: robot.clone(),
             stop: Arc::default(),
             lanes: Vec::new(),
         };
@@ -120,6 +122,7 @@ impl Protection {
                 .spawn(carry);
             protection.lanes.push((outside, thread.map_err(Error::Thread)?));
         }
+        robot.tell(|robot, now| robot.handle(Input::Protects(true), now));
         Ok(protection)
     }
 
@@ -146,6 +149,7 @@ impl Drop for Protection {
             // A panic has been reported.
             let _ = thread.join();
         }
+        self.robot.tell(|robot, now| robot.handle(Input::Protects(false), now));
     }
 }
 
@@ -251,7 +255,7 @@ impl Lane {
         if left.is_empty() {
             return;
         }
-        self.robot.tell(|robot, _| {
+        self.robot.tell(|robot, now| {
             for sent in left {
                 match (sent.class, sent.flow) {
                     (Class::Bulk, _) => {

@@ -384,6 +384,7 @@ fn name(input: &Input) -> &'static str {
         Input::Deadline => "deadline",
         Input::MayPass { .. } => "may-pass",
         Input::MayForward { .. } => "may-forward",
+        Input::Protects(_) => "protects",
         Input::Left { .. } | Input::Completed { .. } => "bulk-left",
         Input::Control(_) => "control",
         Input::ControlLeft(_) => "control-left",

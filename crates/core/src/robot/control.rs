@@ -275,7 +275,19 @@ impl Robot {
         }
     }
 
+    /// From now on, or no longer, some control is that of programs that know nothing of Coorp. Nobody tells when it is late, so
+    /// this robot is never calm.
+    pub fn set_protects(&mut self, protects: bool) {
+        self.protects = protects;
+        self.set_caution(self.local.caution());
+    }
+
     pub(super) fn set_caution(&mut self, caution: Caution) {
+        let caution = if self.protects && caution.level() < 0.0 {
+            caution.at_level(0.0)
+        } else {
+            caution
+        };
         self.local.set_caution(caution, &mut self.journal);
     }
 

@@ -146,6 +146,8 @@ pub enum Input {
         /// That robot's message.
         message: tracker::Message,
     },
+    /// [`Robot::set_protects`].
+    Protects(bool),
     /// [`Robot::may_forward`], answered by [`Answer::Yes`] or [`Answer::No`].
     MayForward {
         /// Over which path.
@@ -256,6 +258,7 @@ impl Robot {
                 return Answer::Actions(std::iter::from_fn(|| self.poll()).collect());
             }
             Input::MayPass { path, n } => return Answer::of(self.may_pass(path, n, now)),
+            Input::Protects(protects) => self.set_protects(protects),
             Input::MayForward { path, n } => return Answer::of(self.may_forward(path, n, now)),
             Input::Left {
                 path,

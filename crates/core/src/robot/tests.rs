@@ -729,7 +729,7 @@ fn other_programs_bulk_waits_for_a_permit_but_not_for_a_leader_for_ever() {
     assert!(!robot.may_pass(0, 0, at(2_010)), "the team's own bulk waits");
     assert!(robot.may_forward(0, 0, at(2_010)));
     let epoch = failover::Epoch {
-        number: 1,
+        round: 1,
         robot: RobotId(0),
         incarnation: 1,
     };
@@ -739,4 +739,18 @@ fn other_programs_bulk_waits_for_a_permit_but_not_for_a_leader_for_ever() {
     };
     robot.on_message(RobotId(0), None, said(beat), at(2_020));
     assert!(!robot.may_forward(0, 0, at(2_030)), "a leader has not granted it");
+}
+
+#[test]
+fn a_robot_that_protects_other_programs_is_never_calm() {
+    let mut robot = robot("coorp");
+    robot.set_caution(robot.local.caution().calm());
+    assert!(robot.local.caution().is_calm());
+    robot.set_protects(true);
+    assert!(!robot.local.caution().is_calm());
+    robot.set_caution(robot.local.caution().calm());
+    assert!(!robot.local.caution().is_calm(), "the leader sees only its own loops");
+    robot.set_protects(false);
+    robot.set_caution(robot.local.caution().calm());
+    assert!(robot.local.caution().is_calm());
 }
