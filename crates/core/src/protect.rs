@@ -10,10 +10,12 @@
 //!    again after five seconds and eight messages without a backlog. Time in which it waits for a permit proves nothing,
 //!    and silence neither: a trainer is silent between two models.
 //! 3. The DSCP that its program set: voice and network control are control, as the program knows best.
-//! 4. Small messages at a regular time are control ([`crate::arrival`] is the test): eight of them if they are regular,
-//!    sixteen if they are less so; at most 4 kB, every 5 ms to 1 s. Control stays control while a good third of its messages
-//!    is on time, as programs stall and change their rates. TCP's bare acknowledgements are no messages: those of bulk come
-//!    at the rhythm of the air, and would be taken for control at its worst moment.
+//! 4. Small messages at a regular time are control: at most 4 kB, every 5 ms to 1 s. [`crate::arrival`] is the test, and every
+//!    message must come one period after the one before: eight times in a row to within a tenth of the period, or sixteen
+//!    times to within a fifth. Control stays control while a good third of its messages is on time, as programs stall and
+//!    change their rates. Keys, requests and the acknowledgements of a busy channel do not pass; what is irregular by a
+//!    tenth of its period passes now and then. TCP's bare acknowledgements are no messages: on a quiet channel those of bulk
+//!    come as regularly as the air takes aggregates.
 //!
 //! Control by 3 and 4 is bounded: nothing is aggregated in AC_VO, so a fast flow there would ruin the channel for everybody.
 //! A flow that sends more than 1 Mbit/s, averaged over a quarter of a second, is not control until it has kept below half of
@@ -27,8 +29,8 @@
 //! some, new flows share one queue until that is empty.
 //!
 //! Left out: what overtakes below the agent, where categories have their own queues. Flows inside a flow, such as DDS topics.
-//! IP fragments after the first have no ports: give port 0 for all fragments of a packet. They are a flow
-//! of their own that is never control by itself, since one late fragment costs the whole packet.
+//! IP fragments after the first have no ports: give port 0 for all fragments of a packet. They are a flow of their own, which
+//! falls under no rule with ports, and whose period does not make it control: it may be several programs'.
 
 mod flows;
 mod nature;

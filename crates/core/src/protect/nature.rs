@@ -38,6 +38,14 @@ pub(super) struct Bounds {
     pub rate_bps_max: u64,
 }
 
+/// What the arrival model knows.
+#[derive(Clone, Copy, Debug)]
+struct Fit {
+    period: Duration,
+    sigma: Duration,
+    samples: u32,
+}
+
 /// One flow's history.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Nature {
@@ -52,7 +60,7 @@ pub(super) struct Nature {
     small: u32,
     on_time: u32,
     model: Option<Box<ArrivalModel>>,
-    /// The period last known.
+    /// The period last known from enough messages.
     period: Option<Duration>,
     periodic: bool,
     /// When all that was sent would have been, at the bound on the rate.
@@ -119,18 +127,21 @@ impl Nature {
         self.gaps[(self.messages % KEPT) as usize] = gap.as_nanos();
         self.messages = self.messages.wrapping_add(1).max(1);
         self.small = self.small << 1 | u32::from(small);
-        let on_time = self
-            .period
-            .is_some_and(|period| is_near(gap.as_nanos(), period, ON_TIME));
-        self.on_time = self.on_time << 1 | u32::from(on_time);
+        // A model that begins anew may take a fraction of the period for the period.
+        let periods = [self.period, self.model.as_ref().and_then(|model| model.period())];
+        let near = |period: Duration| is_near(gap.as_nanos(), period, ON_TIME);
+        self.on_time = self.on_time << 1 | u32::from(periods.into_iter().flatten().any(near));
         if small {
             self.model().on_sample(now);
         }
-        let known = self.model.as_ref().and_then(|model| model.period());
-        self.period = known.or(self.period);
+        let fit = self.fit();
+        self.period = fit
+            .filter(|fit| fit.samples >= PROOF)
+            .map(|fit| fit.period)
+            .or(self.period);
         if self.periodic {
             self.periodic = self.stays_periodic();
-        } else if self.proves_periodic().unwrap_or(false) {
+        } else if fit.is_some_and(|fit| self.proves_periodic(fit)) {
             // Proved by as many as there are: the unknown ones before count for it.
             (self.periodic, self.small, self.on_time) = (true, u32::MAX, u32::MAX);
         }
@@ -145,22 +156,28 @@ impl Nature {
         })
     }
 
-    fn proves_periodic(&self) -> Option<bool> {
+    fn fit(&self) -> Option<Fit> {
         let model = self.model.as_ref()?;
-        let (period, (sigma, samples)) = (model.period()?, model.deviation()?);
-        let (needed, share) = match sigma {
-            sigma if sigma * REGULAR <= period => (PROOF, ON_TIME_PROOF),
-            sigma if sigma * REGULAR_NOISY <= period => (PROOF_NOISY, ON_TIME_NOISY),
-            _ => return None,
+        let (sigma, samples) = model.deviation()?;
+        Some(Fit {
+            period: model.period()?,
+            sigma,
+            samples: samples as u32,
+        })
+    }
+
+    fn proves_periodic(&self, fit: Fit) -> bool {
+        let (needed, share) = match fit.sigma {
+            sigma if sigma * REGULAR <= fit.period => (PROOF, ON_TIME_PROOF),
+            sigma if sigma * REGULAR_NOISY <= fit.period => (PROOF_NOISY, ON_TIME_NOISY),
+            _ => return false,
         };
         let mut newest = (1..=needed).map(|back| self.gaps[(self.messages.wrapping_sub(back) % KEPT) as usize]);
-        Some(
-            (PERIOD_MIN..=PERIOD_MAX).contains(&period)
-                && self.messages > needed
-                && samples >= needed as usize
-                && self.small.trailing_ones() >= needed
-                && newest.all(|gap| is_near(gap, period, share)),
-        )
+        (PERIOD_MIN..=PERIOD_MAX).contains(&fit.period)
+            && self.messages > needed
+            && fit.samples >= needed
+            && self.small.trailing_ones() >= needed
+            && newest.all(|gap| is_near(gap, fit.period, share))
     }
 
     fn stays_periodic(&self) -> bool {

@@ -177,7 +177,7 @@ fn port_0_stands_for_no_port() {
 
 /// The fragments of a periodic message that no rule names stay together, and ordinary.
 #[test]
-fn fragments_are_never_control_by_themselves() {
+fn fragments_are_not_control_by_their_period() {
     for (protocol, class) in [(UDP, Class::Ordinary), (1, Class::Control)] {
         let mut protect = Protect::new(Config::default());
         let portless = Head {
@@ -230,12 +230,12 @@ fn a_marked_flow_that_was_fast_is_control_again_after_five_slow_seconds() {
         dscp: 46,
         ..head(0, FULL)
     };
-    for packet in 0..100 {
+    for packet in 0..3_000 {
         protect.on_packet(marked, 0, at(packet));
         protect.next(Class::Ordinary, at(packet));
     }
     // 0.8 Mbit/s is below the bound, but not by half.
-    for packet in 7..700 {
+    for packet in 200..700 {
         protect.on_packet(marked, 0, at(15 * packet));
         protect.next(Class::Ordinary, at(15 * packet));
         assert_eq!(class_of(&protect, 0, at(15 * packet)).1, Reason::TooFast);
@@ -319,6 +319,24 @@ fn bulk_without_backlog_is_bulk_no_longer_after_some_seconds_in_which_it_could_s
     let held = until_no_bulk(|now| now % 1_000 < 750).unwrap();
     assert!((16_000..22_000).contains(&held), "{held}");
     assert_eq!(until_no_bulk(|_| true), None);
+}
+
+#[test]
+fn bulk_whose_backlog_comes_back_stays_bulk() {
+    let mut protect = Protect::new(Config::default());
+    protect.set_open(true, at(0));
+    for step in 0..400 {
+        let now = at(50 * step);
+        // A backlog every two seconds.
+        let count = if step % 40 < 2 { 20 } else { 1 };
+        queue(&mut protect, 5, 0..count, now);
+        if step > 2 {
+            assert_eq!(class_of(&protect, 5, now), (Class::Bulk, Reason::Backlog), "{step}");
+        }
+        if step % 40 > 1 {
+            drain(&mut protect, now);
+        }
+    }
 }
 
 #[test]
@@ -467,6 +485,27 @@ fn if_no_memory_is_left_one_of_the_longest_flows_loses_its_oldest() {
     assert_eq!(drain(&mut protect, at(0)), (5..90).collect::<Vec<_>>());
 }
 
+/// A flow of one large packet at a time is never behind, and still has no advantage.
+#[test]
+fn an_empty_queue_pays_no_debt() {
+    let rules = (0..2).map(|number| ruled(Class::Bulk, 10_000 + number)).collect();
+    let mut protect = Protect::new(Config {
+        rules,
+        ..Config::default()
+    });
+    let mut sent = [0u64; 2];
+    let sizes = [9_000, FULL];
+    for (number, bytes) in [0usize, 1, 1].map(|number| (number, sizes[number])) {
+        protect.on_packet(head(number as u16, bytes), number, at(0));
+    }
+    for _ in 0..1_000 {
+        let (head, number) = protect.next(Class::Bulk, at(0)).unwrap();
+        sent[number] += u64::from(head.bytes);
+        protect.on_packet(head, number, at(0));
+    }
+    assert!(sent[0].abs_diff(sent[1]) < 2 * 9_000 + 2 * 1_514, "{sent:?}");
+}
+
 #[test]
 fn silent_flows_are_forgotten_and_control_that_was_told_is_told_again() {
     let mut protect = Protect::new(config());
@@ -485,6 +524,35 @@ fn silent_flows_are_forgotten_and_control_that_was_told_is_told_again() {
     let left: Vec<_> = protect.flows(at(61_000)).map(|status| status.flow).collect();
     assert_eq!(left, [flow(0)]);
     assert_eq!(protect.next_deadline(), Some(at(121_000)));
+}
+
+#[test]
+fn a_forgotten_flow_leaves_nothing_to_the_next() {
+    let mut protect = Protect::new(Config {
+        flows_max: 1,
+        packets_max: 1,
+        ..config()
+    });
+    queue(&mut protect, 0, 0..1, at(0));
+    protect.on_packet(head(0, FULL), 1, at(0));
+    assert_eq!(drain(&mut protect, at(0)), [0]);
+    queue(&mut protect, 5, 7..8, at(1));
+    assert_eq!(protect.next(Class::Ordinary, at(1)), Some((head(5, FULL), 7)));
+    assert_eq!(status(&protect, 5, at(1)).dropped, 0);
+}
+
+#[test]
+fn the_most_silent_flow_is_the_one_whose_last_packet_is_oldest() {
+    let mut protect = Protect::new(Config {
+        flows_max: 2,
+        ..config()
+    });
+    for (now, number) in [2, 3, 2, 4].into_iter().enumerate() {
+        protect.on_packet(head(number, FULL), (), at(now as u64));
+        protect.next(Class::Ordinary, at(now as u64));
+    }
+    let known: Vec<_> = protect.flows(at(4)).map(|status| status.flow).collect();
+    assert_eq!(known, [flow(2), flow(4)]);
 }
 
 #[test]
@@ -519,18 +587,17 @@ fn a_full_table_forgets_the_most_silent_and_never_what_waits() {
 fn the_shared_queue_is_never_control() {
     let mut protect = Protect::new(Config {
         flows_max: 1,
-        ..Config::default()
+        ..config()
     });
     queue(&mut protect, 0, 0..1, at(0));
     for packet in 0..100 {
         let marked = Head {
             dscp: 46,
-            ..head(1, 100)
+            ..head(2, 100)
         };
-        assert_eq!(
-            protect.on_packet(marked, packet, at(u64::from(packet) * 20)),
-            Verdict::Queued
-        );
+        let now = at(u64::from(packet) * 20);
+        assert_eq!(protect.on_packet(marked, packet, now), Verdict::Queued);
+        assert_eq!(protect.next(Class::Ordinary, now), Some((marked, packet)));
     }
 }
 
@@ -580,7 +647,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         6 => (0u16..8, bytes, dscp, 1u8..30).prop_map(|(flow, bytes, dscp, count)| Step::Packet { flow, bytes, dscp, count }),
         4 => (class, 1u8..40).prop_map(|(class, count)| Step::Take { class, count }),
         1 => any::<bool>().prop_map(Step::Open),
-        3 => prop_oneof![0u64..100, 0u64..60_000, 0u64..20_000_000].prop_map(|us| Step::Wait { us }),
+        3 => prop_oneof![0u64..100, 0u64..60_000, 0u64..100_000_000].prop_map(|us| Step::Wait { us }),
     ];
     prop::collection::vec(step, 1..150)
 }

@@ -326,6 +326,14 @@ fn irregular_messages_are_not_control() {
     }
 }
 
+/// Between regular and not, chance decides; not too often.
+#[test]
+fn messages_that_are_nearly_periodic_are_control_sometimes() {
+    let nearly = |random: &mut Random| random.between(0.004, 0.007);
+    let control = (0..40).filter(|seed| classes(after_gaps(*seed, nearly), UDP).contains(&Class::Control));
+    assert!((1..12).contains(&control.count()));
+}
+
 /// Jitter up to a fifth of the period, and one message in fifty that stalls.
 #[test]
 fn periodic_messages_with_jitter_are_control_soon_and_stay_it() {
@@ -381,6 +389,24 @@ fn periodic_is_not_control_if_it_is_large_or_too_often_or_too_seldom() {
         let last = classes(messages, UDP).pop().unwrap();
         assert_eq!(last == Class::Control, control, "{bytes} bytes each {period} s");
     }
+    let sometimes_large =
+        (0..200).map(|message| (f64::from(message) / 10.0, if message % 6 == 0 { 5_000 } else { 200 }));
+    assert!(!classes(sometimes_large, UDP).contains(&Class::Control));
+}
+
+#[test]
+fn control_outlasts_a_few_erratic_messages() {
+    let mut time = 0.0;
+    let messages = (0..200).map(|message| {
+        time += match message {
+            100..108 => [0.4, 1.7, 0.6, 2.3, 0.5, 1.6, 0.45, 1.55][message - 100] / 30.0,
+            _ => 1.0 / 30.0,
+        };
+        (time, 200)
+    });
+    assert!(classes(messages, UDP)[20..]
+        .iter()
+        .all(|class| *class == Class::Control));
 }
 
 /// Programs change: the period, which is told; the size, which ends control; the regularity, which does too.
@@ -396,9 +422,9 @@ fn a_flow_that_changes_its_nature_is_taken_anew() {
     assert!(after[99] == Class::Control && after[103..].iter().all(|class| *class != Class::Control));
 
     // Slowly, so that it is not the rate.
-    let larger = (1..100).map(|message| (3.3 + f64::from(message) / 10.0, 5_000));
-    let after = classes(begin.clone().chain(larger), UDP);
-    assert!(after[120..].iter().all(|class| *class == Class::Ordinary));
+    let larger = (0..200).map(|message| (f64::from(message) / 10.0, if message < 100 { 200 } else { 5_000 }));
+    let after = classes(larger, UDP);
+    assert!(after[100] == Class::Control && after[106..].iter().all(|class| *class == Class::Ordinary));
 
     let mut lasted = Vec::new();
     for seed in 0..40 {
