@@ -16,19 +16,32 @@ beside `iperf3` over TCP. Each case runs
 bulk, and 90 % of the bulk without protection. A goal that is missed is a finding, and the study succeeds. It fails if a
 run does. `--quick` has one short run of each, whose figures mean nothing.
 
+**What it costs.** Two robots in network namespaces, joined by a veth: `ping`, marked EF, and `iperf3` over TCP, which a
+rule of the team file makes bulk. Without agents and with one on each: the round trip's median; the agent's share of a
+core while it carries 200 Mbit/s; the highest rate. A way takes half of a round trip. The goals: 60 us more a way,
+15 % of a core, 1 Gbit/s. The figures are noisy on a busy machine.
+
 If the `coorp` binary, root, TUN, `ping` or `iperf3` is missing, the study says so and succeeds.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import math
 import os
+import re
+import statistics
 import subprocess
 import sys
 import tempfile
+import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from lib.emulated import BOUND_MS, PEERS, Peer, Runs, cell, failures, met, show_emulator
+from lib.lan import Lan, address, end
+from lib.processes import ticks
 from lib.simulator import REPOSITORY, binary
 from lib.table import number, percent, show
 
@@ -44,6 +57,11 @@ WAYS: dict[str, tuple[bool, tuple[str, ...]]] = {
 SPAN_S, TIMES = 30.0, 2
 QUICK_SPAN_S = 3.0
 MORE_MS, BULK_SHARE = 5.0, 0.9
+PAIR = ("one", "two")
+IPERF_PORT = 5201
+TOS_EF = 46 << 2
+STEADY_MBPS, SETTLE_S = 200, 3.0
+MORE_US, CORE, HIGH_MBPS = 60.0, 0.15, 1_000
 
 
 def main() -> int:
@@ -76,7 +94,89 @@ def main() -> int:
                 span_s = QUICK_SPAN_S if arguments.quick else SPAN_S
                 met(peer, program, team, span_s, runs, bulk=bulk, options=options)
     report(cases, markdown=arguments.markdown)
+    costs(program, quick=arguments.quick, markdown=arguments.markdown)
     return 1 if failures((name(*case), runs) for case, runs in cases.items()) else 0
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What two robots measured."""
+
+    round_trip_us: float
+    core: float
+    """The sending agent's share of a core; NaN without one."""
+    mbps: float
+
+
+def costs(program: Path, *, quick: bool, markdown: bool) -> None:
+    """Measures what the agent costs, and prints it."""
+    pings, span_s = (100, 1) if quick else (1_000, 5)
+    with tempfile.TemporaryDirectory() as folder, Lan(list(PAIR)) as lan:
+        team = Path(folder) / "team.toml"
+        robots = [
+            f'[[robot]]\nname = "{name}"\naddresses = ["{address(place)}"]\ninterfaces = ["eth0"]\n'
+            for place, name in enumerate(PAIR)
+        ]
+        rule = f'[[protect]]\nas = "bulk"\nport = {IPERF_PORT}\n'
+        team.write_text("\n".join([*robots, rule]).replace("interfaces", "leader = true\ninterfaces", 1))
+        subprocess.run([str(program), "keys", "init", str(team)], capture_output=True, check=True)
+        without = cost(lan, pings, span_s, None)
+        agents = []
+        try:
+            for name in PAIR:
+                state = str(Path(folder) / name)
+                command = [str(program), "up", str(team), "--robot", name, "--protect", "--state", state]
+                agents.append(lan.run(name, *command))
+            # Each says that it is up; then they need a leader.
+            for agent in agents:
+                assert agent.stdout is not None
+                agent.stdout.readline()
+            time.sleep(SETTLE_S)
+            ours = cost(lan, pings, span_s, agents[0])
+        finally:
+            for agent in agents:
+                end(agent)
+    rows = [
+        [name, number(found.round_trip_us, 0), percent(found.core, 0), number(found.mbps, 0)]
+        for name, found in (("without agents", without), ("with agents", ours))
+    ]
+    show(["", "round trip us", f"core at {STEADY_MBPS} Mbit/s", "highest Mbit/s"], rows, markdown=markdown)
+    more = (ours.round_trip_us - without.round_trip_us) / 2.0
+    for what, holds in (
+        (f"{number(more, 0)} us more a way (at most {MORE_US:.0f})", more <= MORE_US),
+        (f"{percent(ours.core, 0)} of a core at {STEADY_MBPS} Mbit/s (at most {percent(CORE, 0)})", ours.core <= CORE),
+        (f"{number(ours.mbps, 0)} Mbit/s (at least {HIGH_MBPS})", ours.mbps >= HIGH_MBPS),
+    ):
+        claim = f"the goal {'holds' if holds else 'DOES NOT HOLD'}: {what}"
+        print(f"- {claim}" if markdown else claim)
+
+
+def cost(lan: Lan, pings: int, span_s: int, agent: subprocess.Popen[str] | None) -> Cost:
+    """One robot pings the other, then sends at a steady rate, then as fast as it can."""
+    to = address(1)
+    ping = lan.run(PAIR[0], "ping", "-n", "-Q", hex(TOS_EF), "-i", "0.01", "-c", str(pings), to)
+    said, _ = ping.communicate()
+    trips = [1e3 * float(took) for took in re.findall(r"time=([\d.]+) ms", said)]
+
+    def iperf3(*options: str) -> float:
+        server = lan.run(PAIR[1], "iperf3", "--server", "--one-off", "--port", str(IPERF_PORT), "--forceflush")
+        assert server.stdout is not None
+        while "listening" not in server.stdout.readline():
+            if server.poll() is not None:
+                sys.exit("iperf3 does not listen")
+        client = lan.run(
+            PAIR[0], "iperf3", "--json", "--client", to, "--port", str(IPERF_PORT), "--time", str(span_s), *options
+        )
+        found, _ = client.communicate()
+        server.communicate()
+        return json.loads(found)["end"]["sum_received"]["bits_per_second"] / 1e6
+
+    before, began = None if agent is None else ticks(agent.pid), time.monotonic()
+    iperf3("--bitrate", f"{STEADY_MBPS}M")
+    core = math.nan
+    if agent is not None and before is not None:
+        core = (ticks(agent.pid) - before) / os.sysconf("SC_CLK_TCK") / (time.monotonic() - began)
+    return Cost(statistics.median(trips) if trips else math.nan, core, iperf3())
 
 
 def name(peer: Peer, way: str) -> str:

@@ -21,6 +21,9 @@
 //! A flow that sends more than 1 Mbit/s, averaged over a quarter of a second, is not control until it has kept below half of
 //! that for five seconds.
 //!
+//! Small packets of bulk go at once if nothing of their flow waits, such as requests, and the acknowledgements of what comes the
+//! other way under the same rule: held, they would hold a robot that has a permit.
+//!
 //! No flow is ever reordered: as long as packets of it wait, the next one waits behind them, whatever the flow's class is
 //! by now. What waits changes lanes with its flow. A flow becomes control only with the first packet of a message, so that the
 //! packets before it, which went another way, have a head start.
@@ -62,6 +65,8 @@ const FORGOTTEN_MAX: usize = 64;
 /// A backlog holds more than this, ten full packets, and for this long.
 const BACKLOG_BYTES: u64 = 10 * 1_514;
 const BACKLOG_FOR: Duration = Duration::from_millis(50);
+/// Packets up to this length, headers included, are not what makes bulk.
+const SMALL_BYTES: u32 = 256;
 /// Bulk without a backlog for this long, and for so many messages, is ordinary again.
 const CALM_FOR: Duration = Duration::from_secs(5);
 const CALM_MESSAGES: u8 = 8;
@@ -202,6 +207,8 @@ pub enum Verdict<P> {
         /// Whether it is the first packet of a message.
         begins: bool,
     },
+    /// Small, of a bulk flow of which nothing waits: to be sent now, as it came.
+    Pass(P),
     /// It waits: ask [`Protect::next`].
     Queued,
     /// No room: too much of the flow waits.
@@ -295,6 +302,9 @@ impl<P> Protect<P> {
                 number: at,
                 begins,
             };
+        }
+        if class == Class::Bulk && head.bytes <= SMALL_BYTES && self.queues.is_empty(at) {
+            return Verdict::Pass(packet);
         }
         match self.queues.push(at, packet, head, now) {
             Ok(()) => Verdict::Queued,

@@ -40,8 +40,8 @@ use crate::sync::lock;
 use crate::tasks::caught;
 use crate::Error;
 
-/// The most packets taken from a TUN before others get their turn.
-const READ_TOGETHER: usize = 64;
+/// The most packets taken from a TUN, or sent of one class, before others get their turn.
+const TOGETHER: usize = 64;
 /// A TUN's packets are not longer: its MTU is the interface's.
 const PACKET_BYTES_MAX: usize = 9_216;
 /// The most buffers kept for packets to come.
@@ -153,6 +153,17 @@ impl Drop for Protection {
     }
 }
 
+/// What becomes of bulk that was not sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rest {
+    /// There is none.
+    None,
+    /// The gate or a permit holds it.
+    Held,
+    /// It may go on.
+    More,
+}
+
 /// The way over one path.
 struct Lane {
     path: usize,
@@ -211,18 +222,18 @@ impl Lane {
     fn round(&mut self) {
         self.learn();
         let more = self.take();
-        self.send_ordinary();
-        let held = self.send_bulk();
+        let more = self.send_ordinary() || more;
+        let bulk = self.send_bulk();
         self.follow_changes();
         let now = self.robot.now();
         if now >= self.show_at {
             self.show_at = now + SHOW_EVERY;
             self.show(now);
         }
-        if more {
+        if more || bulk == Rest::More {
             return;
         }
-        let look = match (self.card.is_empty(), held) {
+        let look = match (self.card.is_empty(), bulk == Rest::Held) {
             (true, _) => REST,
             (false, true) => LOOK_HELD,
             (false, false) => LOOK_OPEN,
@@ -278,7 +289,7 @@ impl Lane {
 
     /// Takes packets from the TUN. Returns whether there may be more.
     fn take(&mut self) -> bool {
-        for _ in 0..READ_TOGETHER {
+        for _ in 0..TOGETHER {
             let mut buffer = self.spare.pop().unwrap_or_else(|| Vec::with_capacity(PACKET_BYTES_MAX));
             buffer.resize(PACKET_BYTES_MAX, 0);
             match self.tun.read(&mut buffer) {
@@ -296,6 +307,10 @@ impl Lane {
             let now = self.robot.now();
             match self.protect.on_packet(head, buffer, now) {
                 Verdict::Send { packet, number, begins } => self.send_control(packet, number, begins),
+                Verdict::Pass(mut packet) => {
+                    self.card.send(&mut packet, Class::Ordinary, None, now);
+                    self.keep(packet);
+                }
                 Verdict::Queued => {}
                 Verdict::Dropped(packet) => self.keep(packet),
             }
@@ -315,49 +330,56 @@ impl Lane {
         self.keep(packet);
     }
 
-    /// Sends what is neither control nor bulk, as long as there is room below.
-    fn send_ordinary(&mut self) {
-        while self.card.below() < BELOW_ORDINARY_MAX {
+    /// Sends what is neither control nor bulk, as long as there is room below. Returns whether more could go.
+    fn send_ordinary(&mut self) -> bool {
+        for _ in 0..TOGETHER {
+            if self.card.below() >= BELOW_ORDINARY_MAX {
+                self.learn();
+                if self.card.below() >= BELOW_ORDINARY_MAX {
+                    return false;
+                }
+            }
             let now = self.robot.now();
             let Some((_, mut packet)) = self.protect.next(Class::Ordinary, now) else {
-                return;
+                return false;
             };
             self.card.send(&mut packet, Class::Ordinary, None, now);
             self.keep(packet);
         }
+        self.protect.has(Class::Ordinary)
     }
 
-    /// Sends bulk for as long as it may go. Returns whether the gate or a permit holds some.
-    fn send_bulk(&mut self) -> bool {
+    /// Sends bulk for as long as it may go. Returns what becomes of the rest.
+    fn send_bulk(&mut self) -> Rest {
         let now = self.robot.now();
         if !self.protect.has(Class::Bulk) {
             if self.wish.is_some() && now >= self.bulk_until {
                 self.wish = None;
             }
-            return false;
+            return Rest::None;
         }
-        self.bulk_until = now + LINGER;
         if self.wish.is_none() {
             self.wish = Some(self.robot.wish());
         }
         let path = self.path;
-        loop {
+        for _ in 0..TOGETHER {
             let n = self.card.below();
             let (pass, now) = self
                 .robot
                 .tell(|robot, now| (robot.may(Input::MayForward { path, n }, now), now));
+            self.bulk_until = now + LINGER;
             self.protect.set_open(pass, now);
             if !pass {
-                return true;
+                return Rest::Held;
             }
             let Some((_, mut packet)) = self.protect.next(Class::Bulk, now) else {
-                return false;
+                return Rest::None;
             };
             self.card.send(&mut packet, Class::Bulk, None, now);
             self.keep(packet);
-            self.bulk_until = now + LINGER;
             self.learn();
         }
+        Rest::More
     }
 
     /// Tells the robot which flows are control.

@@ -189,6 +189,7 @@ fn run(kinds: &[Kind], seed: u64) -> Vec<Seen> {
         for (time, program, bytes) in sends {
             match protect.on_packet(head(program, bytes), (program, time), time) {
                 Verdict::Send { packet, .. } => below.push_front((packet, bytes)),
+                Verdict::Pass(packet) => below.push_back((packet, bytes)),
                 Verdict::Queued => {}
                 Verdict::Dropped(_) => windows[program].on_way = windows[program].on_way.saturating_sub(1),
             }
