@@ -121,13 +121,25 @@ state() {
 }
 up() {
     "$COORP" up "$FOLDER/team.toml" --robot rover --protect --state "$FOLDER/state" & agent=$!
-    until ip rule | grep -q 5190; do sleep 0.05; kill -0 $agent || exit 1; done
+    until ip rule | grep -q 5191; do sleep 0.05; kill -0 $agent || exit 1; done
 }
-says() { ping -c 2 -i 0.2 -W 5 base > "$FOLDER/ping" && echo "$1: passes" || { echo "$1: fails"; cat "$FOLDER/ping"; }; }
+says() { ping -c 2 -i 0.2 -W 5 base > "$FOLDER/ping" && echo "$*: passes" || { echo "$*: fails"; cat "$FOLDER/ping"; }; }
 state > "$FOLDER/before"
 up
-ip route get "$(getent hosts base | cut -d' ' -f1)" | grep -q 'dev coorp0' && echo routed
+base=$(getent hosts base | cut -d' ' -f1)
+ip route get "$base" | grep -q 'dev coorp0' && echo routed
 says protected
+ip route add 10.200.0.0/24 via "$base" && ip route show 10.200.0.0/24 | grep -q 'dev wlan0' && echo through the card
+ip route del 10.200.0.0/24
+# An absent receiver holds nobody up.
+timeout 4 bash -c 'while echo nobody > /dev/udp/10.77.9.9/9; do sleep 0.01; done' & absent=$!
+sleep 1; says beside an absent one
+wait $absent
+# Another MTU and another address.
+ip link set wlan0 mtu 1400
+until ip link show coorp0 | grep -q 'mtu 1400'; do sleep 0.1; done; says smaller
+ip link set wlan0 mtu 1500
+until ip link show coorp0 | grep -q 'mtu 1500'; do sleep 0.1; done
 kill $agent; wait $agent
 state > "$FOLDER/after"
 cmp "$FOLDER/before" "$FOLDER/after" && echo undone
@@ -137,9 +149,9 @@ says killed
 up
 says again
 kill $agent; wait $agent
-ip rule | grep -c 5190
+ip rule | grep -c '519[01]'
 "$COORP" up "$FOLDER/team.toml" --robot rover --protect --state "$FOLDER/state" & agent=$!
-until ip rule | grep -q 5190; do sleep 0.05; done
+until ip rule | grep -q 5191; do sleep 0.05; done
 echo second; "$COORP" up "$FOLDER/other.toml" --robot rover --protect --insecure --state "$FOLDER/other"
 kill $agent; wait $agent
 touch "$FOLDER/done"
@@ -164,6 +176,9 @@ fn what_an_agent_changes_is_undone_and_traffic_flows_after_its_death() {
     for found in [
         "[rover] routed\n",
         "[rover] protected: passes\n",
+        "[rover] through the card\n",
+        "[rover] beside an absent one: passes\n",
+        "[rover] smaller: passes\n",
         "[rover] undone\n",
         "[rover] killed: passes\n",
         "[rover] again: passes\n",

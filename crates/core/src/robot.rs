@@ -143,8 +143,8 @@ pub struct Robot {
     #[serde(skip)]
     pub journal: Journal,
     wants_bulk: bool,
-    /// Since when other programs' bulk has waited for a leader.
-    leaderless_since: Option<Instant>,
+    /// When a leader was last known; at first, when this robot started.
+    led_at: Instant,
     /// Whether it protects other programs.
     protects: bool,
     turns: Turns,
@@ -199,7 +199,7 @@ impl Robot {
             reporters: Reporters::new(incarnation),
             journal: Journal::default(),
             wants_bulk: false,
-            leaderless_since: None,
+            led_at: now,
             protects: false,
             turns: Turns::new(if config.turns { config.paths } else { 0 }),
             flows: vec![OwnFlow::default(); FLOWS_MAX],
@@ -347,6 +347,9 @@ impl Robot {
         self.journal.at(now);
         if let Some(coordinator) = &mut self.coordinator {
             coordinator.on_deadline(now);
+        }
+        if self.leader(now).is_some() {
+            self.led_at = now;
         }
         self.local.on_deadline(now, &mut self.journal);
         self.peers.on_deadline(now);

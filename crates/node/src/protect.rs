@@ -10,9 +10,10 @@
 //! flow as before.
 //!
 //! Left out: IPv6, multicast and broadcast, which go round the TUN; control over two paths; a MTU above the interface's;
-//! offload.
+//! offload; back-pressure, since a full TUN drops where a full card would make a program wait.
 
 mod card;
+mod neighbours;
 mod packet;
 mod routes;
 mod tun;
@@ -42,13 +43,11 @@ use crate::Error;
 
 /// The most packets taken from a TUN, or sent of one class, before others get their turn.
 const TOGETHER: usize = 64;
-/// A TUN's packets are not longer: its MTU is the interface's.
-const PACKET_BYTES_MAX: usize = 9_216;
-/// The most buffers kept for packets to come.
-const SPARE_MAX: usize = 1_024;
+/// The longest IP packet.
+const PACKET_BYTES_MAX: usize = 65_535;
 /// For how long a permit is kept without bulk: senders that wait for acknowledgements have a queue that runs empty.
 const LINGER: Duration = Duration::from_millis(30);
-/// How often the flows are shown anew.
+/// How often the flows are shown anew, and the interface is looked at.
 const SHOW_EVERY: Duration = Duration::from_millis(500);
 /// The most flows that are shown.
 const SHOWN_MAX: usize = 64;
@@ -89,6 +88,7 @@ impl Protection {
                 member.name()
             )));
         }
+        routes::forget_all();
         let mut protection = Protection {
             robot: robot.clone(),
             stop: Arc::default(),
@@ -110,8 +110,15 @@ impl Protection {
                 let mut lane = lane;
                 let carried = caught(CARRIES, || {
                     while !stop.load(Ordering::Acquire) {
-                        lane.round();
+                        if let Err(error) = lane.round() {
+                            let name = protect_interface(lane.path);
+                            tracing::error!(
+                                "programs are not protected any more: {name} is gone ({error}); start anew"
+                            );
+                            return;
+                        }
                     }
+                    lane.end();
                 });
                 if let Some(why) = carried {
                     panicked.on_panic(&why);
@@ -168,18 +175,20 @@ enum Rest {
 struct Lane {
     path: usize,
     robot: Arc<SharedRobot>,
-    protect: Protect<Vec<u8>>,
-    /// Dropped first, so that packets go round before the TUN is gone.
-    _routes: Routes,
+    protect: Protect<Box<[u8]>>,
+    outlet: Outlet,
+    /// `None` while the interface cannot be used. Dropped before the TUN, so that packets go round it.
+    routes: Option<Routes>,
     tun: File,
     card: Card,
+    /// Room for one packet.
+    buffer: Box<[u8]>,
     outside: Arc<Outside>,
     /// While bulk waits, and a little longer.
     wish: Option<Wish>,
     bulk_until: Instant,
     /// By number, the flows that are control, as the robot knows them.
     control: BTreeMap<u32, FlowId>,
-    spare: Vec<Vec<u8>>,
     show_at: Instant,
 }
 
@@ -193,10 +202,10 @@ impl Lane {
     ) -> Result<Lane, Error> {
         let name = protect_interface(path);
         let cannot = |what: String| move |error: io::Error| Error::Protect(format!("{what}: {error}"));
-        let card = Card::open(outlet).map_err(cannot(format!("cannot send packets over {}", outlet.interface)))?;
         let tun = tun::open(&name).map_err(cannot(format!(
             "cannot make the interface {name} (run as root; if it is taken, another agent protects this machine)"
         )))?;
+        let card = Card::open(outlet).map_err(cannot(format!("cannot send packets over {}", outlet.interface)))?;
         let routes = Routes::set(path, &name, outlet)?;
         let config = Config {
             rules: member.team.protect.clone(),
@@ -206,22 +215,23 @@ impl Lane {
             path,
             robot: robot.clone(),
             protect: Protect::new(config),
-            _routes: routes,
+            outlet: outlet.clone(),
+            routes: Some(routes),
             tun,
             card,
+            buffer: vec![0; PACKET_BYTES_MAX].into(),
             outside,
             wish: None,
             bulk_until: Instant::ZERO,
             control: BTreeMap::new(),
-            spare: Vec::new(),
             show_at: Instant::ZERO,
         })
     }
 
     /// One round: takes what programs have sent, sends what may go, and waits for more.
-    fn round(&mut self) {
+    fn round(&mut self) -> io::Result<()> {
         self.learn();
-        let more = self.take();
+        let more = self.take()?;
         let more = self.send_ordinary() || more;
         let bulk = self.send_bulk();
         self.follow_changes();
@@ -229,9 +239,10 @@ impl Lane {
         if now >= self.show_at {
             self.show_at = now + SHOW_EVERY;
             self.show(now);
+            self.follow_outlet();
         }
         if more || bulk == Rest::More {
-            return;
+            return Ok(());
         }
         let look = match (self.card.is_empty(), bulk == Rest::Held) {
             (true, _) => REST,
@@ -240,11 +251,55 @@ impl Lane {
         };
         let due = self.protect.next_deadline().unwrap_or(Instant::FAR_FUTURE).since(now);
         let linger = if self.wish.is_some() { LINGER } else { REST };
-        self.wait(look.min(due).min(linger));
+        self.wait(look.min(due).min(linger))
+    }
+
+    /// Sends all that waits: from now on, packets go round the TUN.
+    fn end(&mut self) {
+        self.routes = None;
+        while let Ok(true) = self.take() {}
+        let now = self.robot.now();
+        self.protect.set_open(true, now);
+        for class in [Class::Ordinary, Class::Bulk] {
+            while let Some((_, mut packet)) = self.protect.next(class, now) {
+                self.card.send(&mut packet, class, None, now);
+            }
+        }
+    }
+
+    /// Follows an interface that comes, goes, or has another address or MTU.
+    fn follow_outlet(&mut self) {
+        let interface = self.outlet.interface.clone();
+        match Outlet::of(&interface) {
+            Ok(found) if found == self.outlet && self.routes.is_some() => {}
+            Ok(found) => {
+                self.routes = None;
+                let opened = Card::open(&found).map_err(|error| error.to_string());
+                let opened = opened.and_then(|card| {
+                    self.card = card;
+                    let name = protect_interface(self.path);
+                    Routes::set(self.path, &name, &found).map_err(|error| error.to_string())
+                });
+                match opened {
+                    Ok(routes) => {
+                        tracing::info!("protects what programs send to {} over {interface}", found.network);
+                        self.routes = Some(routes);
+                    }
+                    Err(error) if found != self.outlet => tracing::warn!("programs are not protected: {error}"),
+                    Err(_) => {}
+                }
+                self.outlet = found;
+            }
+            Err(error) => {
+                if self.routes.take().is_some() {
+                    tracing::warn!("programs are not protected: {error}");
+                }
+            }
+        }
     }
 
     /// Waits for packets, for a wake-up, or for a while.
-    fn wait(&self, most: Duration) {
+    fn wait(&self, most: Duration) -> io::Result<()> {
         let timeout = Timespec {
             tv_sec: (most.as_nanos() / 1_000_000_000) as i64,
             tv_nsec: (most.as_nanos() % 1_000_000_000) as i64,
@@ -253,9 +308,18 @@ impl Lane {
             PollFd::new(&self.tun, PollFlags::IN),
             PollFd::new(&self.outside.wakes, PollFlags::IN),
         ];
-        if poll(&mut both, Some(&timeout)).is_ok() && !both[1].revents().is_empty() {
+        match poll(&mut both, Some(&timeout)) {
+            Err(rustix::io::Errno::INTR) => return Ok(()),
+            polled => polled?,
+        };
+        if both[0].revents().intersects(PollFlags::ERR | PollFlags::NVAL) {
+            return Err(io::ErrorKind::NotConnected.into());
+        }
+        if !both[1].revents().is_empty() {
+            // It may have been read already.
             let _ = rustix::io::read(self.outside.wakes.as_fd(), &mut [0; 8]);
         }
+        Ok(())
     }
 
     /// Tells the robot what has left.
@@ -288,38 +352,29 @@ impl Lane {
     }
 
     /// Takes packets from the TUN. Returns whether there may be more.
-    fn take(&mut self) -> bool {
+    fn take(&mut self) -> io::Result<bool> {
         for _ in 0..TOGETHER {
-            let mut buffer = self.spare.pop().unwrap_or_else(|| Vec::with_capacity(PACKET_BYTES_MAX));
-            buffer.resize(PACKET_BYTES_MAX, 0);
-            match self.tun.read(&mut buffer) {
-                Ok(read) if read > 0 => buffer.truncate(read),
-                _ => {
-                    self.keep(buffer);
-                    return false;
-                }
-            }
-            let Some(head) = packet::head(&buffer) else {
-                // The kernel makes none; IPv6 that a program forced into the TUN.
-                self.keep(buffer);
-                continue;
+            let read = match self.tun.read(&mut self.buffer) {
+                Ok(read) => read,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(error),
             };
+            let packet = &self.buffer[..read];
+            // The kernel gives no others; IPv6 that a program forced into the TUN.
+            let Some(head) = packet::head(packet) else { continue };
             let now = self.robot.now();
-            match self.protect.on_packet(head, buffer, now) {
+            match self.protect.on_packet(head, packet.into(), now) {
                 Verdict::Send { packet, number, begins } => self.send_control(packet, number, begins),
-                Verdict::Pass(mut packet) => {
-                    self.card.send(&mut packet, Class::Ordinary, None, now);
-                    self.keep(packet);
-                }
-                Verdict::Queued => {}
-                Verdict::Dropped(packet) => self.keep(packet),
+                Verdict::Pass(mut packet) => self.card.send(&mut packet, Class::Ordinary, None, now),
+                Verdict::Queued | Verdict::Dropped(_) => {}
             }
         }
-        true
+        Ok(true)
     }
 
     /// Sends a control packet, perhaps the first one of a message.
-    fn send_control(&mut self, mut packet: Vec<u8>, number: u32, begins: bool) {
+    fn send_control(&mut self, mut packet: Box<[u8]>, number: u32, begins: bool) {
         // A flow that has just become control is not known to the robot yet.
         self.follow_changes();
         let known = self.control.get(&number).copied().filter(|_| begins);
@@ -327,7 +382,6 @@ impl Lane {
             self.robot.tell(|robot, now| robot.handle(Input::Control(known), now));
         }
         self.card.send(&mut packet, Class::Control, known, self.robot.now());
-        self.keep(packet);
     }
 
     /// Sends what is neither control nor bulk, as long as there is room below. Returns whether more could go.
@@ -344,7 +398,6 @@ impl Lane {
                 return false;
             };
             self.card.send(&mut packet, Class::Ordinary, None, now);
-            self.keep(packet);
         }
         self.protect.has(Class::Ordinary)
     }
@@ -376,7 +429,6 @@ impl Lane {
                 return Rest::None;
             };
             self.card.send(&mut packet, Class::Bulk, None, now);
-            self.keep(packet);
             self.learn();
         }
         Rest::More
@@ -418,14 +470,6 @@ impl Lane {
         flows.sort_by_key(|flow| (flow.class == Class::Ordinary, Reverse(flow.rate_bps)));
         flows.truncate(SHOWN_MAX);
         *lock(&self.outside.flows) = flows;
-    }
-
-    /// Keeps a buffer for packets to come.
-    fn keep(&mut self, mut buffer: Vec<u8>) {
-        if self.spare.len() < SPARE_MAX {
-            buffer.clear();
-            self.spare.push(buffer);
-        }
     }
 }
 

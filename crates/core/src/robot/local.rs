@@ -24,7 +24,8 @@ use crate::{Duration, Instant, RobotId};
 
 /// Deepest queue for which completion times are kept.
 const DEPTH_MAX: usize = 512;
-/// How long bulk of programs that know nothing of Coorp waits for somebody to lead; a new leader is found sooner.
+/// For how long nobody may lead before bulk of programs that know nothing of Coorp goes without a permit; a new leader is
+/// found sooner.
 const LEADERLESS_MAX: Duration = Duration::from_secs(2);
 /// Completions of one aggregate come within this of each other, even acknowledgements that had to wait for the air
 /// themselves.
@@ -329,15 +330,13 @@ impl Robot {
         self.is_permitted(now) && self.passes_gate(path, n, now)
     }
 
-    /// As [`Robot::may_pass`], for programs that know nothing of Coorp: they never agreed to depend on a leader, so they wait
-    /// for one no longer than [`LEADERLESS_MAX`]. From then on only the gate holds them.
+    /// As [`Robot::may_pass`], for programs that know nothing of Coorp: they never agreed to depend on a leader. Once nobody has
+    /// led for [`LEADERLESS_MAX`], only the gate holds them.
     pub fn may_forward(&mut self, path: usize, n: usize, now: Instant) -> bool {
-        if self.leader(now).is_some() {
-            self.leaderless_since = None;
+        if self.leader(now).is_some() || now.since(self.led_at) < LEADERLESS_MAX {
             return self.may_pass(path, n, now);
         }
-        let since = *self.leaderless_since.get_or_insert(now);
-        (now.since(since) >= LEADERLESS_MAX || self.is_permitted(now)) && self.passes_gate(path, n, now)
+        self.passes_gate(path, n, now)
     }
 
     /// As [`Robot::may_pass`], if permits are kept elsewhere, such as where streams are paused.

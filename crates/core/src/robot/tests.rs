@@ -722,12 +722,11 @@ fn turns_wait_for_the_permit() {
 #[test]
 fn other_programs_bulk_waits_for_a_permit_but_not_for_a_leader_for_ever() {
     let mut robot = member(&Policy::named("coorp").unwrap(), 1, 3);
-    robot.want_bulk(true, at(0));
-    assert!(!robot.may_forward(0, 0, at(10)));
-    run(&mut robot, at(2_009));
-    assert!(!robot.may_forward(0, 0, at(2_009)), "somebody may lead soon");
-    assert!(!robot.may_pass(0, 0, at(2_010)), "the team's own bulk waits");
-    assert!(robot.may_forward(0, 0, at(2_010)));
+    run(&mut robot, at(1_999));
+    assert!(!robot.may_forward(0, 0, at(1_999)), "somebody may lead soon");
+    assert!(!robot.may_pass(0, 0, at(2_000)), "the team's own bulk waits");
+    assert!(robot.may_forward(0, 0, at(2_000)));
+    robot.want_bulk(true, at(2_010));
     let epoch = failover::Epoch {
         round: 1,
         robot: RobotId(0),
@@ -738,7 +737,12 @@ fn other_programs_bulk_waits_for_a_permit_but_not_for_a_leader_for_ever() {
         sent_at: at(2_020),
     };
     robot.on_message(RobotId(0), None, said(beat), at(2_020));
+    robot.on_deadline(at(2_025));
     assert!(!robot.may_forward(0, 0, at(2_030)), "a leader has not granted it");
+    run(&mut robot, at(3_000));
+    assert!(!robot.may_forward(0, 0, at(3_000)), "that was a moment ago");
+    run(&mut robot, at(6_000));
+    assert!(robot.may_forward(0, 0, at(6_000)));
 }
 
 #[test]

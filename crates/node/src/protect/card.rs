@@ -1,6 +1,8 @@
-//! What is below the gate: two raw sockets, one for control, and what they have handed to the card.
+//! What is below the gate: raw sockets, one of them for control, and what they have handed to the card.
 //!
-//! Which packets have left is known from the sockets' send queues ([`crate::outqueue`]).
+//! Which packets have left is known from the sockets' send queues ([`crate::outqueue`]). These count a packet as long as it
+//! waits for its receiver's hardware address, too, which takes seconds if that receiver is absent. So whatever goes to a
+//! receiver without one (`neighbours.rs`) has a socket of its own, of which nothing is counted.
 
 use std::collections::VecDeque;
 use std::io;
@@ -8,8 +10,10 @@ use std::net::SocketAddrV4;
 
 use coorp_core::protect::Class;
 use coorp_core::{Duration, FlowId, Instant};
+use nix::sys::socket::{setsockopt, sockopt};
 use socket2::{Domain, Protocol, Socket, Type};
 
+use super::neighbours::Neighbours;
 use super::packet;
 use super::routes::Outlet;
 use crate::links::TOS_VOICE;
@@ -37,6 +41,9 @@ const REST: usize = 1;
 pub(super) struct Card {
     voice: RawSocket,
     rest: RawSocket,
+    /// For receivers whose hardware address is unknown.
+    unknown: Socket,
+    neighbours: Neighbours,
     emulated: Option<EmulatedPackets>,
     /// The identification of the next packet that has none.
     fresh: u16,
@@ -80,6 +87,8 @@ impl Card {
         Ok(Card {
             voice,
             rest: RawSocket::open(outlet, REST, emulated.as_ref(), HELD_MAX)?,
+            unknown: open_raw(outlet)?,
+            neighbours: Neighbours::of(outlet),
             emulated,
             fresh: 1,
         })
@@ -105,7 +114,14 @@ impl Card {
         }
         let name = packet::name(packet, self.fresh);
         self.fresh = self.fresh.wrapping_add(1).max(1);
-        let to = SocketAddrV4::new(packet::to(packet), 0).into();
+        let receiver = packet::to(packet);
+        let to = SocketAddrV4::new(receiver, 0).into();
+        if !self.neighbours.knows(receiver, now) {
+            if let Err(error) = self.unknown.send_to(packet, &to) {
+                tracing::debug!("a packet to {receiver} is lost: {error}");
+            }
+            return;
+        }
         let by = if class == Class::Control {
             &mut self.voice
         } else {
@@ -144,6 +160,16 @@ impl Card {
     }
 }
 
+/// A socket whose packets leave by one interface.
+fn open_raw(outlet: &Outlet) -> io::Result<Socket> {
+    // With this protocol, packets come with their headers, and nothing is ever received.
+    let raw = Protocol::from(libc::IPPROTO_RAW);
+    let socket = Socket::new(Domain::IPV4, Type::RAW, Some(raw))?;
+    socket.bind_device(Some(outlet.interface.as_bytes()))?;
+    socket.set_nonblocking(true)?;
+    Ok(socket)
+}
+
 impl RawSocket {
     fn open(
         outlet: &Outlet,
@@ -151,12 +177,10 @@ impl RawSocket {
         emulated: Option<&EmulatedPackets>,
         held_max: Duration,
     ) -> io::Result<RawSocket> {
-        // With this protocol, packets come with their headers, and nothing is ever received.
-        let raw = Protocol::from(libc::IPPROTO_RAW);
-        let socket = Socket::new(Domain::IPV4, Type::RAW, Some(raw))?;
-        socket.bind_device(Some(outlet.interface.as_bytes()))?;
-        socket.set_nonblocking(true)?;
-        socket.set_send_buffer_size(SEND_BUFFER_BYTES)?;
+        let socket = open_raw(outlet)?;
+        // More than the system usually allows, for which being root suffices.
+        setsockopt(&socket, sockopt::SndBufForce, &SEND_BUFFER_BYTES)
+            .or_else(|_| setsockopt(&socket, sockopt::SndBuf, &SEND_BUFFER_BYTES))?;
         let queue = OutQueue::of(&socket, emulated.map(|emulated| emulated.freed(number)))?;
         Ok(RawSocket {
             number,

@@ -40,6 +40,11 @@ pub(super) fn head(packet: &[u8]) -> Option<Head> {
     })
 }
 
+/// Whether it is a part of a longer packet. Only the first has ports, so all go by addresses alone.
+fn is_fragment(header: &[u8]) -> bool {
+    word(header, 6) & 0x3fff != 0
+}
+
 /// A packet's DSCP.
 pub(super) fn dscp(packet: &[u8]) -> u8 {
     packet[TOS] >> 2
@@ -56,9 +61,10 @@ pub(super) fn set_dscp(packet: &mut [u8], dscp: u8) {
 }
 
 /// The identification and the total length, by which the emulator names a packet. The kernel sets an identification of 0 to
-/// something else, so `fresh` does it.
+/// something else, so `fresh` does it; all fragments of a packet get the same one.
 pub(super) fn name(packet: &mut [u8], fresh: u16) -> (u16, u16) {
     if word(packet, IDENTIFICATION) == 0 {
+        let fresh = if is_fragment(packet) { u16::MAX } else { fresh };
         packet[IDENTIFICATION..IDENTIFICATION + 2].copy_from_slice(&fresh.to_be_bytes());
         packet[CHECKSUM..CHECKSUM + 2].fill(0);
     }
@@ -86,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn heads_are_read_and_later_fragments_have_no_ports() {
+    fn heads_are_read_and_fragments_have_no_ports() {
         let mut packet = udp(b"pose");
         let flow = Flow {
             protocol: UDP,
@@ -101,9 +107,11 @@ mod tests {
                 dscp: 46
             })
         );
-        packet[7] = 1;
-        let later = head(&packet).unwrap();
-        assert_eq!((later.flow.from.1, later.flow.to.1), (0, 0));
+        for fragment in [[0x20, 0], [0x20, 1], [0, 1]] {
+            packet[6..8].copy_from_slice(&fragment);
+            let head = head(&packet).unwrap();
+            assert_eq!((head.flow.from.1, head.flow.to.1), (0, 0));
+        }
         packet[9] = 1;
         assert_eq!(head(&packet).unwrap().flow.protocol, 1);
     }
@@ -131,5 +139,7 @@ mod tests {
         assert_eq!(packet[TOS], 48 << 2 | 1);
         assert_eq!(name(&mut packet, 77), (77, 32));
         assert_eq!(name(&mut packet, 78), (77, 32));
+        packet[4..8].copy_from_slice(&[0, 0, 0x20, 0]);
+        assert_eq!(name(&mut packet, 79), (u16::MAX, 32));
     }
 }

@@ -1,33 +1,38 @@
 //! The way that programs' packets take: what they send to an interface's own network goes into a TUN.
 //!
-//! A policy rule looks into a table of ours, which routes that network into the TUN. If the agent dies, however that happens,
-//! its TUN goes, and the table's route with it: the rule finds nothing, and packets flow as before. So a rule that was left
-//! does no harm; the next start deletes it. Sockets that are bound to the interface look only for routes over it, and so go
-//! round the TUN: those of the agent, and any other program's.
+//! A policy rule looks into a table of ours, which routes that network into the TUN. A rule before it finds the main table's
+//! routes into parts of that network, such as a bridge's. If the agent dies, however that happens, its TUN goes, and the table's
+//! route with it: the rule finds nothing, and packets flow as before. So rules that were left do no harm; the next start
+//! deletes them. Sockets that are bound to the interface look only for routes over it, and so go round the TUN: those of the
+//! agent, and any other program's.
 //!
 //! A strict reverse-path filter would drop what arrives from that network by the interface: it becomes loose, and is put back.
 //!
-//! Left out: IPv6, broadcast and multicast, what goes beyond the interface's own network, an address that changes, and putting
-//! the filter back after a death.
+//! Left out: IPv6, broadcast and multicast, what goes beyond the interface's own network, and putting the filter back after a
+//! death.
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
+use coorp_team::PATHS_MAX;
+
 use crate::Error;
 
-/// The priority of the first path's rule: ahead of tailscale's (5,210) and of all that people usually have.
+/// The priority of the first path's first rule: ahead of tailscale's (5,210) and of all that people usually have.
 const PRIORITY: usize = 5_190;
 /// The number of the first path's table.
 const TABLE: usize = 7_460;
-/// The most rules that earlier starts can have left.
+/// The most rules that earlier starts can have left of one kind.
 const LEFT_MAX: usize = 16;
 /// Packets that wait in a TUN before the kernel drops some.
 const QUEUE_PACKETS: usize = 10_000;
 /// Values of `rp_filter`: strict, and loose.
 const STRICT: &str = "1";
 const LOOSE: &str = "2";
+/// `IFF_NOARP`: whatever is sent over such an interface needs no neighbour.
+const NO_ARP: u32 = 0x80;
 
 /// The routes into a TUN, until dropped.
 #[derive(Debug)]
@@ -38,13 +43,18 @@ pub(super) struct Routes {
 }
 
 /// An interface, with the network that it is in.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Outlet {
     pub interface: String,
-    pub address: Ipv4Addr,
+    /// The kernel's number, which a card that is plugged in again does not keep.
+    index: u32,
+    address: Ipv4Addr,
     /// As `10.77.0.0/24`.
     pub network: String,
-    pub mtu: u32,
+    prefix: u8,
+    mtu: u32,
+    /// Whether a packet may have to wait until its receiver's hardware address is known.
+    pub has_neighbours: bool,
 }
 
 impl Outlet {
@@ -55,21 +65,24 @@ impl Outlet {
             .find(|one| one.name == interface);
         let mut networks = found.iter().flat_map(|found| &found.ips);
         let four = networks.find_map(|network| match network.ip() {
-            IpAddr::V4(address) => Some((address, format!("{}/{}", network.network(), network.prefix()))),
+            IpAddr::V4(address) => Some((address, network.network(), network.prefix())),
             IpAddr::V6(_) => None,
         });
-        let (address, network) = four.ok_or_else(|| {
-            Error::Protect(format!(
-                "{interface} has no IPv4 address: connect it to the team's network before --protect"
-            ))
-        })?;
+        let (Some(found), Some((address, network, prefix))) = (&found, four) else {
+            return Err(Error::Protect(format!(
+                "{interface} has no IPv4 address: connect it to the team's network"
+            )));
+        };
         let mtu = fs::read_to_string(format!("/sys/class/net/{interface}/mtu"));
         let mtu = mtu.ok().and_then(|text| text.trim().parse().ok());
         Ok(Outlet {
             interface: interface.to_owned(),
+            index: found.index,
             address,
-            network,
+            network: format!("{network}/{prefix}"),
+            prefix,
             mtu: mtu.unwrap_or(1_500),
+            has_neighbours: found.flags & NO_ARP == 0,
         })
     }
 }
@@ -81,7 +94,9 @@ impl Routes {
             interface,
             address,
             network,
+            prefix,
             mtu,
+            ..
         } = outlet;
         forget(path);
         let mut routes = Routes { path, filter: None };
@@ -90,15 +105,19 @@ impl Routes {
             "link set dev {tun} mtu {mtu} txqueuelen {QUEUE_PACKETS} addrgenmode none"
         ))?;
         ip(&format!("link set dev {tun} up"))?;
+        let [first, second] = priorities(path);
         let table = TABLE + path;
+        // As if beyond a router: else the kernel would take the TUN for the way to routers of new routes.
         ip(&format!(
-            "-4 route replace {network} dev {tun} src {address} table {table}"
+            "-4 route replace {network} dev {tun} src {address} scope global table {table}"
         ))?;
         routes.loosen(interface);
-        let priority = PRIORITY + path;
-        // As if the kernel had made it: systemd-networkd deletes the rules of others.
+        // As if the kernel had made them: systemd-networkd deletes the rules of others.
         ip(&format!(
-            "-4 rule add pref {priority} iif lo lookup {table} protocol kernel"
+            "-4 rule add pref {first} iif lo lookup main suppress_prefixlength {prefix} protocol kernel"
+        ))?;
+        ip(&format!(
+            "-4 rule add pref {second} iif lo lookup {table} protocol kernel"
         ))?;
         Ok(routes)
     }
@@ -126,19 +145,36 @@ impl Drop for Routes {
     fn drop(&mut self) {
         forget(self.path);
         if let Some((file, had)) = &self.filter {
+            // The interface may be gone.
             if let Err(error) = fs::write(file, had) {
-                tracing::warn!("{} is not {had} again: {error}", file.display());
+                tracing::debug!("{} is not {had} again: {error}", file.display());
             }
         }
     }
 }
 
-/// Deletes a path's rule, and those that earlier starts have left.
+/// Deletes the rules that earlier starts have left, over any path.
+pub(super) fn forget_all() {
+    (0..PATHS_MAX).for_each(forget);
+}
+
+/// The priorities of a path's two rules.
+fn priorities(path: usize) -> [usize; 2] {
+    [PRIORITY + 2 * path, PRIORITY + 2 * path + 1]
+}
+
+/// Deletes a path's rules.
 fn forget(path: usize) {
-    let (priority, table) = (PRIORITY + path, TABLE + path);
-    for _ in 0..LEFT_MAX {
-        if ip(&format!("-4 rule del pref {priority} lookup {table}")).is_err() {
-            return;
+    let [first, second] = priorities(path);
+    let table = TABLE + path;
+    for rule in [
+        format!("pref {first} iif lo lookup main"),
+        format!("pref {second} lookup {table}"),
+    ] {
+        for _ in 0..LEFT_MAX {
+            if ip(&format!("-4 rule del {rule}")).is_err() {
+                break;
+            }
         }
     }
 }

@@ -1,0 +1,94 @@
+//! Which receivers on an interface's network have a known hardware address: packets to others wait in the kernel for seconds,
+//! and then get lost.
+//!
+//! Known from `/proc/net/arp`, read while packets go to a receiver that is not known, or was known a while ago.
+
+use std::collections::BTreeSet;
+use std::net::Ipv4Addr;
+
+use coorp_core::{Duration, Instant};
+
+use super::routes::Outlet;
+
+/// How long what was read holds: of a receiver that was there, and of one that was not and may be found any moment.
+const KNOWN_FOR: Duration = Duration::from_millis(200);
+const UNKNOWN_FOR: Duration = Duration::from_millis(10);
+/// The most that is read of the table.
+const LINES_MAX: usize = 4_096;
+/// `ATF_COM`: the entry is complete.
+const COMPLETE: u32 = 0x02;
+
+/// The neighbours over one interface.
+#[derive(Debug)]
+pub(super) struct Neighbours {
+    interface: String,
+    /// Whether the interface has any; else each packet just goes.
+    any: bool,
+    known: BTreeSet<Ipv4Addr>,
+    read_at: Option<Instant>,
+}
+
+impl Neighbours {
+    pub fn of(outlet: &Outlet) -> Neighbours {
+        Neighbours {
+            interface: outlet.interface.clone(),
+            any: outlet.has_neighbours,
+            known: BTreeSet::new(),
+            read_at: None,
+        }
+    }
+
+    /// Returns whether a receiver's hardware address is known, or is not needed.
+    pub fn knows(&mut self, receiver: Ipv4Addr, now: Instant) -> bool {
+        if !self.any {
+            return true;
+        }
+        let holds_for = if self.known.contains(&receiver) {
+            KNOWN_FOR
+        } else {
+            UNKNOWN_FOR
+        };
+        if self.read_at.is_none_or(|at| now.since(at) >= holds_for) {
+            self.read_at = Some(now);
+            match std::fs::read_to_string("/proc/net/arp") {
+                Ok(table) => self.known = complete(&table, &self.interface),
+                // Without it, better no packet waits than every one.
+                Err(_) => self.any = false,
+            }
+        }
+        !self.any || self.known.contains(&receiver)
+    }
+}
+
+/// The complete entries of an interface: address, type, flags, hardware address, mask, device.
+fn complete(table: &str, interface: &str) -> BTreeSet<Ipv4Addr> {
+    let entry = |line: &str| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let [address, _, flags, .., device] = fields.as_slice() else {
+            return None;
+        };
+        let flags = u32::from_str_radix(flags.strip_prefix("0x")?, 16).ok()?;
+        let address = address.parse().ok()?;
+        (*device == interface && flags & COMPLETE != 0).then_some(address)
+    };
+    table.lines().skip(1).take(LINES_MAX).filter_map(entry).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_complete_entries_of_the_interface_are_known() {
+        let table = "\
+IP address       HW type     Flags       HW address            Mask     Device
+10.77.0.1        0x1         0x2         02:63:6f:00:00:00     *        wlan0
+10.77.0.2        0x1         0x6         02:63:6f:00:00:01     *        wlan0
+10.77.0.3        0x1         0x0         00:00:00:00:00:00     *        wlan0
+10.78.0.1        0x1         0x2         02:63:6f:00:01:00     *        wlan1
+nonsense
+";
+        let known: Vec<Ipv4Addr> = complete(table, "wlan0").into_iter().collect();
+        assert_eq!(known, [Ipv4Addr::new(10, 77, 0, 1), Ipv4Addr::new(10, 77, 0, 2)]);
+    }
+}
