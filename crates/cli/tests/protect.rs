@@ -119,9 +119,15 @@ state() {
     ip rule; ip -6 rule; ip route show table all; ip -6 route show table all; ip link | sed 's/ qdisc.*//'
     cat /proc/sys/net/ipv4/conf/*/rp_filter
 }
+# The rule of one that was killed is still there.
+ready() {
+    until ip link show coorp0 2> /dev/null | grep -q UP && ip rule | grep -q 5191; do
+        sleep 0.05; kill -0 $1 || exit 1
+    done
+}
 up() {
     "$COORP" up "$FOLDER/team.toml" --robot rover --protect --state "$FOLDER/state" & agent=$!
-    until ip rule | grep -q 5191; do sleep 0.05; kill -0 $agent || exit 1; done
+    ready $agent
 }
 says() { ping -c 2 -i 0.2 -W 5 base > "$FOLDER/ping" && echo "$*: passes" || { echo "$*: fails"; cat "$FOLDER/ping"; }; }
 state > "$FOLDER/before"
@@ -151,8 +157,9 @@ says again
 kill $agent; wait $agent
 ip rule | grep -c '519[01]'
 "$COORP" up "$FOLDER/team.toml" --robot rover --protect --state "$FOLDER/state" & agent=$!
-until ip rule | grep -q 5191; do sleep 0.05; done
-echo second; "$COORP" up "$FOLDER/other.toml" --robot rover --protect --insecure --state "$FOLDER/other"
+ready $agent
+echo second; timeout 20 "$COORP" up "$FOLDER/other.toml" --robot rover --protect --insecure --state "$FOLDER/other"
+ip rule | grep -q 5191 && echo kept
 kill $agent; wait $agent
 touch "$FOLDER/done"
 "#;
@@ -183,6 +190,7 @@ fn what_an_agent_changes_is_undone_and_traffic_flows_after_its_death() {
         "[rover] killed: passes\n",
         "[rover] again: passes\n",
         "[rover] 0\n",
+        "[rover] kept\n",
     ] {
         assert!(stdout.contains(found), "{found}: {all}");
     }

@@ -88,7 +88,6 @@ impl Protection {
                 member.name()
             )));
         }
-        routes::forget_all();
         let mut protection = Protection {
             robot: robot.clone(),
             stop: Arc::default(),
@@ -129,6 +128,8 @@ impl Protection {
                 .spawn(carry);
             protection.lanes.push((outside, thread.map_err(Error::Thread)?));
         }
+        // What an earlier start has left of paths that there are no more. Another agent would have been found by now.
+        routes::forget_from(protection.lanes.len());
         robot.tell(|robot, now| robot.handle(Input::Protects(true), now));
         Ok(protection)
     }
@@ -257,7 +258,11 @@ impl Lane {
     /// Sends all that waits: from now on, packets go round the TUN.
     fn end(&mut self) {
         self.routes = None;
-        while let Ok(true) = self.take() {}
+        for _ in 0..routes::QUEUE_PACKETS / TOGETHER {
+            if !matches!(self.take(), Ok(true)) {
+                break;
+            }
+        }
         let now = self.robot.now();
         self.protect.set_open(true, now);
         for class in [Class::Ordinary, Class::Bulk] {

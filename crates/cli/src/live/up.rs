@@ -74,6 +74,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         insecure: args.insecure,
         state: args.state.clone(),
     })?;
+    // Watched before anything is changed that an orderly end undoes.
+    let signals = Signals::watch()?;
     if args.protect {
         node.protect()?;
     }
@@ -82,7 +84,6 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     }
     // Served until the process ends.
     let _metrics = args.metrics.map(|port| node.serve_metrics(port)).transpose()?;
-    let signals = Signals::watch()?;
     let recording = args.record.as_ref().map(|path| node.record(path)).transpose()?;
     let status = node.status();
     output::print(&format!(

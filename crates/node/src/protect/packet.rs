@@ -20,11 +20,8 @@ pub(super) fn head(packet: &[u8]) -> Option<Head> {
         return None;
     }
     let protocol = header[9];
-    // Later fragments have no ports.
-    let first = word(header, 6) & 0x1fff == 0;
-    let ports = packet
-        .get(length..length + 4)
-        .filter(|_| first && [TCP, UDP].contains(&protocol));
+    let ports = packet.get(length..length + 4);
+    let ports = ports.filter(|_| !is_fragment(header) && [TCP, UDP].contains(&protocol));
     let (from, to) = ports.map_or((0, 0), |ports| (word(ports, 0), word(ports, 2)));
     Some(Head {
         flow: Flow {

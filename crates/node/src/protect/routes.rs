@@ -27,7 +27,7 @@ const TABLE: usize = 7_460;
 /// The most rules that earlier starts can have left of one kind.
 const LEFT_MAX: usize = 16;
 /// Packets that wait in a TUN before the kernel drops some.
-const QUEUE_PACKETS: usize = 10_000;
+pub(super) const QUEUE_PACKETS: usize = 10_000;
 /// Values of `rp_filter`: strict, and loose.
 const STRICT: &str = "1";
 const LOOSE: &str = "2";
@@ -153,9 +153,9 @@ impl Drop for Routes {
     }
 }
 
-/// Deletes the rules that earlier starts have left, over any path.
-pub(super) fn forget_all() {
-    (0..PATHS_MAX).for_each(forget);
+/// Deletes the rules that earlier starts have left of this path and further ones.
+pub(super) fn forget_from(path: usize) {
+    (path..PATHS_MAX).for_each(forget);
 }
 
 /// The priorities of a path's two rules.
