@@ -164,7 +164,7 @@ impl Default for Config {
     }
 }
 
-/// What is read of a packet.
+/// The fields of a packet that decide its class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Head {
     /// Its addresses.
@@ -359,7 +359,7 @@ impl<P> Protect<P> {
         }
     }
 
-    /// What has changed, until `None`.
+    /// Returns the next change of a flow's class, until `None`.
     pub fn poll(&mut self) -> Option<Change> {
         self.changes.pop_front()
     }

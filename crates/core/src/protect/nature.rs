@@ -19,7 +19,7 @@ const REGULAR_NOISY: u64 = 12;
 const ON_TIME_PROOF: u64 = 10;
 const ON_TIME_NOISY: u64 = 5;
 const ON_TIME: u64 = 3;
-/// Of the newest [`KEPT`] messages of periodic flow, so many stay on time, and so many are small.
+/// A periodic flow stays control while so many of its newest [`KEPT`] messages are on time, and so many are small.
 const KEPT: u32 = 16;
 const KEPT_ON_TIME_MIN: u32 = 6;
 const KEPT_SMALL_MIN: u32 = 12;

@@ -52,7 +52,7 @@ impl EmulatedPackets {
         })
     }
 
-    /// What was freed of one of the sockets.
+    /// The count of freed bytes of one socket.
     pub fn freed(&self, socket: usize) -> Arc<Freed> {
         self.sockets[socket].clone()
     }
@@ -60,7 +60,7 @@ impl EmulatedPackets {
     /// A packet is about to be sent by one of the sockets.
     pub fn expect(&mut self, (identification, length): (u16, u16), socket: usize) {
         if self.awaited.len() >= AWAITED_MAX {
-            // Whoever they were, the emulator has forgotten them.
+            // The kernel dropped them before the TAP, so no record will come.
             self.awaited.clear();
         }
         *self.awaited.entry((identification, length, socket)).or_default() += 1;

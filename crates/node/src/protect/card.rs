@@ -1,4 +1,4 @@
-//! What is below the gate: raw sockets, one of them for control, and what they have handed to the card.
+//! Below the gate: raw sockets, one of them for control, and the packets that they have handed to the card.
 //!
 //! Which packets have left is known from the sockets' send queues ([`crate::outqueue`]). These count a packet as long as it
 //! waits for its receiver's hardware address, too, which takes seconds if that receiver is absent. So whatever goes to a
@@ -148,7 +148,7 @@ impl Card {
         });
     }
 
-    /// What has left since the last call.
+    /// Returns the packets that have left since the last call.
     pub fn left(&mut self, now: Instant) -> Vec<Sent> {
         if let Some(emulated) = &mut self.emulated {
             emulated.read();
