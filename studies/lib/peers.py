@@ -15,7 +15,7 @@ it as much bulk as possible. Request and reply have the sizes of a perception an
 
 Once all robots have had a reply, they start together. Bulk starts then; the measurement starts `SETTLE_S` later and
 lasts for the given duration. Each robot writes a JSON file: the number of requests, their round trips in ms, and the
-bulk throughput if it knows it. All robots of an emulation share a clock and a folder.
+bulk that reached its programs meanwhile. All robots of an emulation share a clock and a folder.
 """
 
 from __future__ import annotations
@@ -48,11 +48,10 @@ BULK_BYTES = 1_000_000
 STREAM_BYTES = 16_000_000
 """Size of a Coorp bulk message."""
 PORT, IPERF_PORT = 7200, 5201
-IPERF_END_S = 60.0
-"""Time for a client and its server to agree on what has arrived."""
 TOS_EF = 46 << 2
 NUMBER = struct.Struct("!Q")
 REPLY = re.compile(rb"icmp_seq=(\d+) .*time=([\d.]+) ms")
+ARRIVED = re.compile(rb"bytes_received:(\d+)")
 
 
 @dataclass
@@ -180,46 +179,85 @@ class Asks:
 # --- system programs ----------------------------------------------------------------------------------------------
 
 
-class Iperf3:
-    """Bulk over TCP: one server per robot at the leader, and a client at each other robot."""
+class TcpBulk:
+    """Bulk over TCP. Each robot counts what its programs can read."""
 
     def __init__(self, part: Part) -> None:
         self._part = part
+        self._arrived, self._lasted = 0, True
+        self._counting = threading.Thread(target=self._count, daemon=True)
+
+    def begin(self) -> None:
+        """Begins to send."""
+        raise NotImplementedError
+
+    def goes_on(self) -> bool:
+        """Whether it still sends or receives."""
+        raise NotImplementedError
+
+    def start(self) -> None:
+        """Starts, once all robots have met."""
+        if self._part.bulk:
+            self.begin()
+            self._counting.start()
+
+    def _count(self) -> None:
+        sleep_until(self._part.begin)
+        before = tcp_received()
+        sleep_until(self._part.end)
+        self._arrived, self._lasted = tcp_received() - before, self.goes_on()
+
+    def mbps(self) -> float | None:
+        """The amount that reached this robot; returns once all robots have counted."""
+        sleep_until(self._part.end + PATIENCE_S)
+        if not self._part.bulk:
+            return None
+        self._counting.join()
+        if not self._lasted:
+            sys.exit(f"the bulk of {self._part.robot} ended early")
+        return self._arrived * 8e-6 / self._part.duration
+
+
+def tcp_received() -> int:
+    """The bytes that this robot's TCP connections have delivered, in order and once each."""
+    return sum(int(count) for count in ARRIVED.findall(subprocess.check_output(["ss", "-tinH"])))
+
+
+class Programs(TcpBulk):
+    """Bulk of programs that run beside this one; the emulator ends them."""
+
+    def __init__(self, part: Part) -> None:
+        super().__init__(part)
         self._programs: list[subprocess.Popen[bytes]] = []
+
+    def run(self, *command: str) -> subprocess.Popen[bytes]:
+        """Runs a program."""
+        self._programs.append(subprocess.Popen(command, stdout=subprocess.PIPE))
+        return self._programs[-1]
+
+    def goes_on(self) -> bool:
+        return all(program.poll() is None for program in self._programs)
+
+
+class Iperf3(Programs):
+    """One server per robot at the leader, and a client at each other robot."""
+
+    def __init__(self, part: Part) -> None:
+        super().__init__(part)
         if part.bulk and part.leads:
             for place in range(len(part.others)):
-                server = ["iperf3", "--server", "--one-off", "--forceflush", "--port", str(IPERF_PORT + place)]
-                program = subprocess.Popen(server, stdout=subprocess.PIPE)
-                self._programs.append(program)
+                server = self.run("iperf3", "--server", "--one-off", "--forceflush", "--port", str(IPERF_PORT + place))
                 # Until it listens; if it cannot, there is nothing more to read.
-                for line in program.stdout or ():
+                for line in server.stdout or ():
                     if b"listening" in line:
                         break
 
-    def start(self) -> None:
-        """Starts the client, once all robots have met."""
-        if self._part.bulk and not self._part.leads:
-            client = ["iperf3", "--json", "--client", self._part.leader, "--port", str(IPERF_PORT + self._part.place)]
-            client += ["--omit", f"{SETTLE_S:.0f}", "--time", f"{self._part.duration:.0f}"]
-            self._programs.append(subprocess.Popen(client, stdout=subprocess.PIPE))
-
-    def mbps(self) -> float | None:
-        """The amount that this robot's server received, at the end."""
-        sleep_until(self._part.end)
-        reports = [self._report(program) for program in self._programs]
-        if self._part.leads or not reports:
-            return None
-        report = json.loads(reports[0])
-        if "error" in report:
-            sys.exit(f"iperf3 of {self._part.robot}: {report['error']}")
-        return report["end"]["sum_received"]["bits_per_second"] / 1e6
-
-    def _report(self, program: subprocess.Popen[bytes]) -> bytes:
-        try:
-            return program.communicate(timeout=IPERF_END_S)[0]
-        except subprocess.TimeoutExpired:
-            program.kill()
-            sys.exit(f"iperf3 of {self._part.robot} does not end")
+    def begin(self) -> None:
+        if not self._part.leads:
+            lasts = str(int(SETTLE_S + self._part.duration + MEET_S))
+            self.run(
+                "iperf3", "--client", self._part.leader, "--port", str(IPERF_PORT + self._part.place), "--time", lasts
+            )
 
 
 def ping(part: Part, *, marked: bool) -> NoReturn:
@@ -242,9 +280,8 @@ def ping(part: Part, *, marked: bool) -> NoReturn:
     part.leave(found)
 
 
-def udp(part: Part) -> NoReturn:
+def udp(part: Part, bulk: TcpBulk) -> NoReturn:
     """Round trips of one datagram each way."""
-    iperf3 = Iperf3(part)
     own = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     own.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, TOS_EF)
     if part.leads:
@@ -257,9 +294,8 @@ def udp(part: Part) -> NoReturn:
 
         background(answer)
         part.meet()
-        sleep_until(part.end + PATIENCE_S)
-        iperf3.mbps()
-        part.leave(Found())
+        bulk.start()
+        part.leave(Found(bulk_mbps=bulk.mbps()))
     asks = Asks(part)
 
     def listen() -> None:
@@ -271,13 +307,31 @@ def udp(part: Part) -> NoReturn:
     to = (socket.gethostbyname(part.leader), PORT)
     background(listen)
     asks.meet(lambda ask: own.sendto(ask, to))
-    iperf3.start()
+    bulk.start()
     found = asks.run(lambda ask: own.sendto(ask, to))
-    found.bulk_mbps = iperf3.mbps()
+    found.bulk_mbps = bulk.mbps()
     part.leave(found)
 
 
 # --- libraries ----------------------------------------------------------------------------------------------------
+
+
+class Received:
+    """The bulk that a program at the leader takes while it is measured."""
+
+    def __init__(self, part: Part) -> None:
+        self._part, self._bytes = part, 0
+
+    def add(self, count: int) -> None:
+        """Counts a message."""
+        if self._part.begin <= time.monotonic() < self._part.end:
+            self._bytes += count
+
+    def leave(self) -> NoReturn:
+        """Meets the others, and leaves after the end."""
+        self._part.meet()
+        sleep_until(self._part.end + PATIENCE_S)
+        self._part.leave(Found(bulk_mbps=self._bytes * 8e-6 / self._part.duration))
 
 
 def with_zenoh(part: Part, *, real_time: bool) -> NoReturn:
@@ -292,21 +346,14 @@ def with_zenoh(part: Part, *, real_time: bool) -> NoReturn:
             robot: session.declare_publisher(f"answer/{robot}", priority=control, express=express)
             for robot in part.others
         }
-        received = 0
+        received = Received(part)
 
         def answer(ask: zenoh.Sample) -> None:
             answers[str(ask.key_expr).split("/")[1]].put(ask.payload.to_bytes()[:ANSWER_BYTES])
 
-        def receive(sample: zenoh.Sample) -> None:
-            nonlocal received
-            if part.begin <= time.monotonic() < part.end:
-                received += len(sample.payload)
-
         _asks = session.declare_subscriber("ask/*", answer)
-        _bulk = session.declare_subscriber("bulk/*", receive)
-        part.meet()
-        sleep_until(part.end + PATIENCE_S)
-        part.leave(Found(bulk_mbps=received * 8e-6 / part.duration))
+        _bulk = session.declare_subscriber("bulk/*", lambda sample: received.add(len(sample.payload)))
+        received.leave()
     asks = Asks(part)
     _answers = session.declare_subscriber(
         f"answer/{part.robot}", lambda sample: asks.on_answer(sample.payload.to_bytes())
@@ -389,7 +436,7 @@ def with_coorp(part: Part) -> NoReturn:
 HOWS: dict[str, Callable[[Part], NoReturn]] = {
     "ping": lambda part: ping(part, marked=False),
     "ping-ef": lambda part: ping(part, marked=True),
-    "udp": udp,
+    "udp": lambda part: udp(part, Iperf3(part)),
     "zenoh": lambda part: with_zenoh(part, real_time=False),
     "zenoh-rt": lambda part: with_zenoh(part, real_time=True),
     "coorp": with_coorp,
