@@ -76,6 +76,7 @@ FIGURES: dict[str, tuple[int, Callable[[dict[str, Any]], float | None]]] = {
 VIOLATION, BULK = "violation %", "bulk Mbit/s"
 
 
+LIVE_PEERS = ("ping", "ping-ef", "udp", "zenoh", "zenoh-rt", "coorp")
 QUICK_PEERS = ("ping-ef", "udp", "zenoh", "coorp")
 
 
@@ -103,7 +104,7 @@ FULL = Plan(
     team_times=5,
     busy_times=3,
     scheduling_delays_ms=(0.0, 0.25, 0.5, 1.0, 2.0),
-    peers=PEERS,
+    peers=tuple(peer for peer in PEERS if peer.how in LIVE_PEERS),
     bulks=(False, True),
     peers_s=10.0,
     peers_times=2,

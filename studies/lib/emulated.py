@@ -37,15 +37,19 @@ class Peer:
         """What it needs but this machine lacks."""
         absent = [name for name in self.programs if shutil.which(name) is None]
         if self.package is not None and importlib.util.find_spec(self.package) is None:
-            absent.append(f"the Python package {PACKAGES[self.package]}")
+            absent.append(f"the Python package {PACKAGES.get(self.package, self.package)}")
         return " and ".join(absent) or None
 
 
-PACKAGES = {"zenoh": "eclipse-zenoh", "coorp": "coorp"}
+PACKAGES = {"zenoh": "eclipse-zenoh"}
+"""By module: the package, if its name is another."""
 PEERS = (
     Peer("ping", "iperf3", "ping", ("ping", "iperf3")),
     Peer("ping, EF", "iperf3", "ping-ef", ("ping", "iperf3")),
     Peer("UDP, EF", "iperf3", "udp", ("iperf3",)),
+    Peer("Cyclone DDS", "Cyclone DDS", "dds", package="cyclonedds"),
+    Peer("UDP", "rsync", "rsync", ("rsync",)),
+    Peer("UDP", "gloo", "gloo", package="torch"),
     Peer("Zenoh", "Zenoh", "zenoh", package="zenoh"),
     Peer("Zenoh, real time", "Zenoh, low", "zenoh-rt", package="zenoh"),
     Peer("Coorp", "Coorp", "coorp", package="coorp"),
@@ -100,7 +104,14 @@ def emulate(command: list[str]) -> tuple[str | None, float]:
 
 
 def met(
-    peer: Peer, program: Path, team: Path, duration_s: float, runs: Runs, *, bulk: bool, options: tuple[str, ...] = ()
+    peer: Peer,
+    program: Path,
+    team: Path,
+    duration_s: float,
+    runs: Runs,
+    *,
+    bulk: bool,
+    options: tuple[str, ...] = (),
 ) -> None:
     """One run of a peer, with these options of `coorp emu`."""
     with tempfile.TemporaryDirectory() as name:

@@ -3,15 +3,23 @@
     coorp emu team.toml -- python3 studies/lib/peers.py HOW [--bulk] --duration S --folder SHARED
 
 Once per period, each robot except the leader sends the leader a request and gets a reply; with `--bulk` each also sends
-it as much bulk as possible. Request and reply have the sizes of a perception and a command of
-`examples/navigation.toml`, except for `ping`. HOW, and what carries bulk beside it, is one of
+as much bulk as possible, to the leader if nothing else is said. HOW, and what carries bulk beside it, is one of
 
 - `ping`, `ping-ef`: the system's `ping`, unmarked and marked EF; bulk is `iperf3` over TCP;
 - `udp`: a datagram each way, marked EF; bulk is `iperf3`;
+- `dds`: Cyclone DDS's own Python package. Poses and images of 1 MB have the same participant, so they share a pair of
+  UDP ports. All topics have ROS 2's default profile: reliable, keep last 10. A robot sends its next image once the
+  leader has the last one, as Cyclone's limit on unacknowledged data has it;
+- `rsync`: teleoperation, a small unmarked datagram each way; bulk is a folder of 1 GB for the leader's rsync daemon;
+- `gloo`: messages of an MPC loop, as for `rsync`; bulk is torch's all-reduce of a model's gradients, 40 MB, among all
+  robots, the leader included;
 - `zenoh`: Zenoh's own Python package with its defaults, a topic for requests and one for replies; bulk is a topic of
   messages of 1 MB in the same session, which blocks while the network is full;
 - `zenoh-rt`: the same with control at Zenoh's priority `REAL_TIME`, express, and bulk at `DATA_LOW`;
 - `coorp`: `coorp.Node` under the policy `coorp`; bulk is its bulk stream.
+
+Requests and replies of `udp`, `zenoh` and `coorp` have the sizes of a perception and a command of
+`examples/navigation.toml`; those of `dds`, `rsync` and `gloo` are small.
 
 Once all robots have had a reply, they start together. Bulk starts then; the measurement starts `SETTLE_S` later and
 lasts for the given duration. Each robot writes a JSON file: the number of requests, their round trips in ms, and the
@@ -21,6 +29,7 @@ bulk that reached its programs meanwhile. All robots of an emulation share a clo
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -33,10 +42,12 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 PERIOD_S = 0.033
 ASK_BYTES, ANSWER_BYTES = 12 << 10, 1 << 10
+SMALL_BYTES = 128
+"""Size of a pose, or of a message of teleoperation."""
 MEET_S, NOTICE_S = 120.0, 0.5
 """How long robots look for one another, and how long before the start all of them know it."""
 SETTLE_S = 2.0
@@ -44,14 +55,23 @@ SETTLE_S = 2.0
 PATIENCE_S = 1.0
 """Requests not answered within this time after the end count as lost."""
 BULK_BYTES = 1_000_000
-"""Size of a Zenoh bulk message."""
+"""Size of a bulk message of Zenoh, and of an image."""
 STREAM_BYTES = 16_000_000
 """Size of a Coorp bulk message."""
-PORT, IPERF_PORT = 7200, 5201
+FILE_BYTES, FILES = 64 << 20, 16
+"""Size and number of the files that rsync sends; more than the channel carries in a run."""
+PARAMETERS = 10_000_000
+"""Of the model whose gradients are reduced, as in `examples/navigation.toml`."""
+KEPT = 10
+"""ROS 2's default depth of a topic's history."""
+CARD = "wlan0"
+PORT, IPERF_PORT, RSYNC_PORT, STORE_PORT = 7200, 5201, 873, 29500
 TOS_EF = 46 << 2
 NUMBER = struct.Struct("!Q")
 REPLY = re.compile(rb"icmp_seq=(\d+) .*time=([\d.]+) ms")
 ARRIVED = re.compile(rb"bytes_received:(\d+)")
+MEMORY = Path("/dev/shm")
+"""Each robot of an emulation has its own."""
 
 
 @dataclass
@@ -142,8 +162,8 @@ def background(work: Callable[[], object]) -> None:
 class Asks:
     """A robot's requests and their replies."""
 
-    def __init__(self, part: Part) -> None:
-        self._part = part
+    def __init__(self, part: Part, size: int = ASK_BYTES) -> None:
+        self._part, self._size = part, size
         self._answered: dict[int, float] = {}
 
     def on_answer(self, message: bytes) -> None:
@@ -157,7 +177,7 @@ class Asks:
         while not self._answered:
             if time.monotonic() > late:
                 sys.exit(f"{self._part.leader} does not answer {self._part.robot}")
-            send(NUMBER.pack(0).ljust(ASK_BYTES, b"\0"))
+            send(NUMBER.pack(0).ljust(self._size, b"\0"))
             time.sleep(0.1)
         self._part.meet()
 
@@ -169,7 +189,7 @@ class Asks:
         due = {number: self._part.start + number * PERIOD_S for number in range(1, self._part.asks + 1)}
         for number, at in due.items():
             sleep_until(at)
-            send(NUMBER.pack(number).ljust(ASK_BYTES, b"\0"))
+            send(NUMBER.pack(number).ljust(self._size, b"\0"))
         sleep_until(self._part.end + PATIENCE_S)
         counted = {number: at for number, at in due.items() if at >= self._part.begin}
         took = [self._answered[number] - at for number, at in counted.items() if number in self._answered]
@@ -260,6 +280,65 @@ class Iperf3(Programs):
             )
 
 
+class Rsync(Programs):
+    """A daemon at the leader, to which each other robot sends a folder."""
+
+    def __init__(self, part: Part) -> None:
+        super().__init__(part)
+        self._folder = MEMORY / "maps"
+        if not part.bulk:
+            return
+        if part.leads:
+            config = MEMORY / "rsyncd.conf"
+            config.write_text(f"use chroot = no\nuid = root\ngid = root\n[maps]\npath = {MEMORY}\nread only = no\n")
+            daemon = self.run("rsync", "--daemon", "--no-detach", "--log-file=/dev/null", f"--config={config}")
+            while daemon.poll() is None:
+                with contextlib.suppress(ConnectionRefusedError):
+                    socket.create_connection(("127.0.0.1", RSYNC_PORT)).close()
+                    break
+                time.sleep(0.02)
+        else:
+            # One file under many names, each of which is sent as a file of its own.
+            self._folder.mkdir()
+            first = self._folder / "0"
+            first.write_bytes(os.urandom(FILE_BYTES))
+            for number in range(1, FILES):
+                os.link(first, self._folder / str(number))
+
+    def begin(self) -> None:
+        if not self._part.leads:
+            self.run("rsync", "--archive", f"{self._folder}/", f"rsync://{self._part.leader}/maps/{self._part.robot}/")
+
+
+class AllReduce(TcpBulk):
+    """Gradients that torch sums over all robots by gloo, again and again."""
+
+    def __init__(self, part: Part) -> None:
+        super().__init__(part)
+        if not part.bulk:
+            return
+        import torch
+        from torch import distributed
+
+        os.environ["GLOO_SOCKET_IFNAME"] = CARD
+        names = [part.leader, *part.others]
+        store, rank = f"tcp://{part.leader}:{STORE_PORT}", names.index(part.robot)
+        distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=len(names))
+        gradients = torch.zeros(PARAMETERS)
+
+        def work() -> None:
+            while True:
+                distributed.all_reduce(gradients)
+
+        self._working = threading.Thread(target=work, daemon=True)
+
+    def begin(self) -> None:
+        self._working.start()
+
+    def goes_on(self) -> bool:
+        return self._working.is_alive()
+
+
 def ping(part: Part, *, marked: bool) -> NoReturn:
     """Round trips answered by the kernel."""
     iperf3 = Iperf3(part)
@@ -280,10 +359,10 @@ def ping(part: Part, *, marked: bool) -> NoReturn:
     part.leave(found)
 
 
-def udp(part: Part, bulk: TcpBulk) -> NoReturn:
+def udp(part: Part, bulk: TcpBulk, *, tos: int = 0, size: int = SMALL_BYTES) -> NoReturn:
     """Round trips of one datagram each way."""
     own = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    own.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, TOS_EF)
+    own.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, tos)
     if part.leads:
         own.bind(("", PORT))
 
@@ -296,7 +375,7 @@ def udp(part: Part, bulk: TcpBulk) -> NoReturn:
         part.meet()
         bulk.start()
         part.leave(Found(bulk_mbps=bulk.mbps()))
-    asks = Asks(part)
+    asks = Asks(part, size)
 
     def listen() -> None:
         while True:
@@ -332,6 +411,61 @@ class Received:
         self._part.meet()
         sleep_until(self._part.end + PATIENCE_S)
         self._part.leave(Found(bulk_mbps=self._bytes * 8e-6 / self._part.duration))
+
+
+def with_cyclone(part: Part) -> NoReturn:
+    """Round trips over two topics of Cyclone DDS for each robot."""
+    from cyclonedds import core, domain, pub, sub, topic
+    from cyclonedds.idl import make_idl_struct, types
+    from cyclonedds.util import duration
+
+    # As rmw_cyclonedds has ROS 2's default profile: a writer waits without a limit.
+    forever = duration(infinite=True)
+    qos = core.Qos(core.Policy.Reliability.Reliable(forever), core.Policy.History.KeepLast(KEPT))
+    participant = domain.DomainParticipant()
+    # The binding carries an array as bytes, but a sequence as a list of numbers.
+    pose: Any = make_idl_struct("Pose", "Pose", {"data": types.array[types.uint8, SMALL_BYTES]})
+    image: Any = make_idl_struct("Image", "Image", {"data": types.array[types.uint8, BULK_BYTES]})
+
+    def publish(name: str, kind: type) -> pub.DataWriter:
+        return pub.DataWriter(participant, topic.Topic(participant, name, kind, qos=qos), qos=qos)
+
+    def subscribe(name: str, kind: type, take: Callable[[bytes], object]) -> None:
+        reader = sub.DataReader(participant, topic.Topic(participant, name, kind, qos=qos), qos=qos)
+
+        def listen() -> None:
+            for sample in reader.take_iter():
+                take(sample.data)
+
+        background(listen)
+
+    if part.leads:
+        received = Received(part)
+        for place in range(len(part.others)):
+            answers = publish(f"answer_{place}", pose)
+            subscribe(f"ask_{place}", pose, lambda ask, answers=answers: answers.write(pose(data=ask)))
+            subscribe(f"image_{place}", image, lambda data: received.add(len(data)))
+        received.leave()
+    asks = Asks(part, SMALL_BYTES)
+    subscribe(f"answer_{part.place}", pose, asks.on_answer)
+    asking, sending = publish(f"ask_{part.place}", pose), publish(f"image_{part.place}", image)
+
+    def ask(message: bytes) -> None:
+        asking.write(pose(data=message))
+
+    def send() -> None:
+        message = image(data=bytes(BULK_BYTES))
+        while True:
+            while not sending.get_matched_subscriptions():
+                time.sleep(0.02)
+            sending.write(message)
+            # The next write would wait too, but with Python's lock, so that control would wait as well.
+            sending.wait_for_acks(forever)
+
+    asks.meet(ask)
+    if part.bulk:
+        background(send)
+    part.leave(asks.run(ask))
 
 
 def with_zenoh(part: Part, *, real_time: bool) -> NoReturn:
@@ -436,7 +570,10 @@ def with_coorp(part: Part) -> NoReturn:
 HOWS: dict[str, Callable[[Part], NoReturn]] = {
     "ping": lambda part: ping(part, marked=False),
     "ping-ef": lambda part: ping(part, marked=True),
-    "udp": lambda part: udp(part, Iperf3(part)),
+    "udp": lambda part: udp(part, Iperf3(part), tos=TOS_EF, size=ASK_BYTES),
+    "dds": with_cyclone,
+    "rsync": lambda part: udp(part, Rsync(part)),
+    "gloo": lambda part: udp(part, AllReduce(part)),
     "zenoh": lambda part: with_zenoh(part, real_time=False),
     "zenoh-rt": lambda part: with_zenoh(part, real_time=True),
     "coorp": with_coorp,
