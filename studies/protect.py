@@ -15,6 +15,9 @@ Each case runs
 
 - alone: without bulk, and without protection;
 - unprotected: beside bulk from all robots;
+- tc: unprotected, but with a stock shaper on each robot, HTB with priorities. Priorities alone do nothing, because the
+  queue is in the card. So each robot gets an equal part of 95 % of the bulk that the unprotected runs measured. A user
+  knows neither that rate nor how many robots send;
 - protected: unprotected, but with `coorp emu --protect`, which runs Coorp's agent on each robot. The team file has no
   rules for it: what is control and what is bulk, the agent finds out.
 
@@ -29,7 +32,7 @@ core while it carries 200 Mbit/s; the highest rate. A way takes half of a round 
 15 % of a core, 1 Gbit/s. The figures are noisy on a busy machine.
 
 If the `coorp` binary, root or TUN is missing, the study says so and succeeds. Whatever else is missing is skipped:
-`ping`, `iperf3`, `rsync`, and the packages `cyclonedds` and `torch`.
+`ping`, `iperf3`, `rsync`, the packages `cyclonedds` and `torch`, and HTB or u32 of the kernel.
 """
 
 from __future__ import annotations
@@ -48,7 +51,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from lib.emulated import BOUND_MS, PEERS, Peer, Runs, cell, failures, met, show_emulator
+from lib.emulated import BOUND_MS, PEERS, Peer, Runs, cell, failures, met, shaping_lacks, show_emulator
 from lib.lan import Lan, address, end
 from lib.processes import ticks
 from lib.simulator import REPOSITORY, binary
@@ -56,11 +59,13 @@ from lib.table import number, percent, show
 
 TEAM = REPOSITORY / "examples" / "navigation.toml"
 HOWS = ("ping-ef", "ping", "udp", "dds", "rsync", "gloo")
-ALONE, UNPROTECTED, PROTECTED = WAYS = ("alone", "unprotected", "protected")
+ALONE, UNPROTECTED, SHAPED, PROTECTED = WAYS = ("alone", "unprotected", "tc", "protected")
 QUICK: dict[str, tuple[str, ...]] = {
     "ping-ef": (ALONE, UNPROTECTED, PROTECTED),
-    "dds": (UNPROTECTED, PROTECTED),
+    "dds": (UNPROTECTED, SHAPED, PROTECTED),
 }
+SHARE = 0.95
+"""Of the bulk without protection: what robots may send if they are shaped, with its headers."""
 SPAN_S, TIMES = 30.0, 2
 QUICK_SPAN_S = 1.0
 MORE_MS, BULK_SHARE = 5.0, 0.9
@@ -91,16 +96,29 @@ def main() -> int:
     for peer in peers:
         if (absent := peer.missing()) is not None:
             print(f"skipped: {both(peer)}: {absent} is missing")
-    cases = {(peer, way): Runs() for peer in peers for way in ways[peer.how] if peer.missing() is None}
+    if (lacking := shaping_lacks()) is not None:
+        print(f"skipped: tc: this kernel has no HTB or no u32: {lacking}")
+    cases = {
+        (peer, way): Runs()
+        for peer in peers
+        for way in ways[peer.how]
+        if peer.missing() is None and (way != SHAPED or lacking is None)
+    }
     with tempfile.TemporaryDirectory() as folder:
         team = Path(folder) / TEAM.name
         team.write_text(TEAM.read_text())
         subprocess.run([str(program), "keys", "init", str(team)], capture_output=True, check=True)
         for _ in range(1 if arguments.quick else TIMES):
             for (peer, way), runs in cases.items():
+                rate = None
+                if way == SHAPED:
+                    rate = SHARE * cases[peer, UNPROTECTED].spread("mbps").mean / peer.senders
+                    if math.isnan(rate):
+                        print(f"skipped: {name(peer, way)}: no unprotected run tells its rate")
+                        continue
                 span_s = QUICK_SPAN_S if arguments.quick else SPAN_S
                 options = ("--protect",) if way == PROTECTED else ()
-                met(peer, program, team, span_s, runs, bulk=way != ALONE, options=options)
+                met(peer, program, team, span_s, runs, bulk=way != ALONE, options=options, shape_mbps=rate)
     report(cases, markdown=arguments.markdown)
     costs(program, quick=arguments.quick, markdown=arguments.markdown)
     return 1 if failures((name(*case), runs) for case, runs in cases.items()) else 0

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lib.peers import shaper
 from lib.simulator import Spread
 from lib.table import number, percent, show
 
@@ -32,6 +33,8 @@ class Peer:
     """Its name in lib/peers.py."""
     programs: tuple[str, ...] = ()
     package: str | None = None
+    senders: int = 4
+    """How many robots send bulk."""
 
     def missing(self) -> str | None:
         """What it needs but this machine lacks."""
@@ -49,7 +52,7 @@ PEERS = (
     Peer("UDP, EF", "iperf3", "udp", ("iperf3",)),
     Peer("Cyclone DDS", "Cyclone DDS", "dds", package="cyclonedds"),
     Peer("UDP", "rsync", "rsync", ("rsync",)),
-    Peer("UDP", "gloo", "gloo", package="torch"),
+    Peer("UDP", "gloo", "gloo", package="torch", senders=5),
     Peer("Zenoh", "Zenoh", "zenoh", package="zenoh"),
     Peer("Zenoh, real time", "Zenoh, low", "zenoh-rt", package="zenoh"),
     Peer("Coorp", "Coorp", "coorp", package="coorp"),
@@ -103,6 +106,13 @@ def emulate(command: list[str]) -> tuple[str | None, float]:
     return why, share
 
 
+def shaping_lacks() -> str | None:
+    """Why this machine cannot shape traffic as the peers do, if so."""
+    command = ["unshare", "--net", "tc", "-batch", "-"]
+    done = subprocess.run(command, input=shaper("lo", 1.0), capture_output=True, text=True, check=False)
+    return None if done.returncode == 0 else done.stderr.strip().splitlines()[0]
+
+
 def met(
     peer: Peer,
     program: Path,
@@ -112,13 +122,15 @@ def met(
     *,
     bulk: bool,
     options: tuple[str, ...] = (),
+    shape_mbps: float | None = None,
 ) -> None:
-    """One run of a peer, with these options of `coorp emu`."""
+    """One run of a peer, with these options of `coorp emu`, and robots shaped to a rate."""
     with tempfile.TemporaryDirectory() as name:
         report, shared = Path(name) / "report.json", Path(name) / "shared"
         shared.mkdir()
         player = [sys.executable, str(PLAYER), peer.how, "--duration", f"{duration_s:g}", "--folder", str(shared)]
         player += ["--bulk"] if bulk else []
+        player += [] if shape_mbps is None else ["--shape", f"{shape_mbps:g}"]
         why, waited = emulate(
             [str(program), "emu", str(team), "--json", str(report), "--quiet", *options, "--", *player]
         )

@@ -1,6 +1,6 @@
 """A robot's control loop beside bulk, with unmodified programs and libraries, for `coorp emu`.
 
-    coorp emu team.toml -- python3 studies/lib/peers.py HOW [--bulk] --duration S --folder SHARED
+    coorp emu team.toml -- python3 studies/lib/peers.py HOW [--bulk] [--shape MBPS] --duration S --folder SHARED
 
 Once per period, each robot except the leader sends the leader a request and gets a reply; with `--bulk` each also sends
 as much bulk as possible, to the leader if nothing else is said. HOW, and what carries bulk beside it, is one of
@@ -19,7 +19,8 @@ as much bulk as possible, to the leader if nothing else is said. HOW, and what c
 - `coorp`: `coorp.Node` under the policy `coorp`; bulk is its bulk stream.
 
 Requests and replies of `udp`, `zenoh` and `coorp` have the sizes of a perception and a command of
-`examples/navigation.toml`; those of `dds`, `rsync` and `gloo` are small.
+`examples/navigation.toml`; those of `dds`, `rsync` and `gloo` are small. `--shape` has `tc` send control first, at this
+rate at most.
 
 Once all robots have had a reply, they start together. Bulk starts then; the measurement starts `SETTLE_S` later and
 lasts for the given duration. Each robot writes a JSON file: the number of requests, their round trips in ms, and the
@@ -580,14 +581,36 @@ HOWS: dict[str, Callable[[Part], NoReturn]] = {
 }
 
 
+def shaper(card: str, mbps: float) -> str:
+    """What `tc` has to do, as lines for `tc -batch`.
+
+    HTB sends at most at this rate, so that the queue is here and not in the card. What is marked EF goes first, and so
+    do datagrams and pings of less than 512 bytes: DDS has the same ports for poses and images.
+    """
+    first = f"filter add dev {card} parent 1: protocol ip prio 1 u32"
+    small = "match u16 0 0xfe00 at 2 flowid 1:2"
+    share = f"rate {mbps / 2:.3f}mbit ceil {mbps:.3f}mbit quantum 1514"
+    return f"""qdisc add dev {card} root handle 1: htb default 3
+class add dev {card} parent 1: classid 1:1 htb rate {mbps:.3f}mbit quantum 1514
+class add dev {card} parent 1:1 classid 1:2 htb {share} prio 0
+class add dev {card} parent 1:1 classid 1:3 htb {share} prio 1
+{first} match ip dsfield 0xb8 0xfc flowid 1:2
+{first} match ip protocol {socket.IPPROTO_UDP} 0xff {small}
+{first} match ip protocol {socket.IPPROTO_ICMP} 0xff {small}
+"""
+
+
 def main() -> None:
     """Runs this robot's part."""
     parser = argparse.ArgumentParser()
     parser.add_argument("how", choices=tuple(HOWS))
     parser.add_argument("--bulk", action="store_true")
+    parser.add_argument("--shape", type=float)
     parser.add_argument("--duration", type=float, required=True)
     parser.add_argument("--folder", type=Path, required=True)
     arguments = parser.parse_args()
+    if arguments.shape is not None:
+        subprocess.run(["tc", "-batch", "-"], input=shaper(CARD, arguments.shape), text=True, check=True)
     leader = os.environ["COORP_LEADER"]
     # Each is `name=address@interface,…`.
     names = [entry.split("=")[0] for entry in os.environ["COORP_NETWORK"].split()]
