@@ -6,5 +6,6 @@
 pub mod discovery;
 pub mod door;
 mod input;
+pub mod rtps;
 pub mod team_file;
 pub mod wire;

@@ -47,6 +47,7 @@ pub mod permits;
 pub mod policy;
 pub mod protect;
 pub mod robot;
+pub mod rtps;
 pub mod schedwifi;
 pub mod starts;
 pub mod time;

@@ -1,4 +1,4 @@
-//! The fuzz targets that strangers reach, with random inputs: `fuzz/` drives the same with libFuzzer, which follows
+//! The fuzz targets that strangers and others' programs reach, with random inputs: `fuzz/` drives the same with libFuzzer, which follows
 //! coverage. Each runs for a second, or for `COORP_FUZZ_SECONDS`. One that fails prints its input's number, by which
 //! `COORP_FUZZ_INPUT` runs it alone.
 
@@ -23,6 +23,11 @@ fn any_datagrams_to_discovery() {
 #[test]
 fn any_datagrams_at_the_door() {
     drive(targets::door::run);
+}
+
+#[test]
+fn any_message_of_dds() {
+    drive(targets::rtps::run);
 }
 
 fn drive(target: fn(&[u8])) {
