@@ -143,9 +143,9 @@ sleep 1; says beside an absent one
 wait $absent
 # Another MTU and another address.
 ip link set wlan0 mtu 1400
-until ip link show coorp0 | grep -q 'mtu 1400'; do sleep 0.1; done; says smaller
+until ip route show table 7460 | grep -q 'advmss 1360'; do sleep 0.1; done; says smaller
 ip link set wlan0 mtu 1500
-until ip link show coorp0 | grep -q 'mtu 1500'; do sleep 0.1; done
+until ip route show table 7460 | grep -q 'advmss 1460'; do sleep 0.1; done
 kill $agent; wait $agent
 state > "$FOLDER/after"
 cmp "$FOLDER/before" "$FOLDER/after" && echo undone
@@ -195,6 +195,84 @@ fn what_an_agent_changes_is_undone_and_traffic_flows_after_its_death() {
         assert!(stdout.contains(found), "{found}: {all}");
     }
     assert!(stderr.contains("another agent protects this machine"), "{all}");
+}
+
+/// The rover sends the base long datagrams, some that must not be cut, and a DDS message of two writers.
+const LONG: &str = r#"
+import hashlib, os, random, socket, sys, time
+done, robot = os.path.join(sys.argv[1], "done"), os.environ["COORP_ROBOT"]
+link = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+link.bind(("", 7002))
+link.settimeout(0.5)
+IP_MTU_DISCOVER, IP_PMTUDISC_DO = 10, 2
+def heartbeat(writer):
+    return b"\x07\x01\x1c\0" + bytes(4) + bytes([0, 0, writer, 3]) + bytes(20)
+if robot == "base":
+    while not os.path.exists(done):
+        try:
+            payload, sender = link.recvfrom(1 << 16)
+        except TimeoutError:
+            continue
+        if payload[:4] == b"RTPS":
+            print("writer", payload[20 + 10], len(payload), flush=True)
+        link.sendto(hashlib.sha256(payload).digest(), sender)
+elif robot == "rover":
+    def ask(payload):
+        for _ in range(40):
+            link.sendto(payload, ("base", 7002))
+            try:
+                return link.recv(100) == hashlib.sha256(payload).digest()
+            except TimeoutError:
+                pass
+        return False
+    # Until the agent is there.
+    while "coorp0" not in (name for _, name in socket.if_nameindex()):
+        time.sleep(0.05)
+    time.sleep(1)
+    for size in (1_472, 1_473, 9_000, 60_000, 65_507):
+        print(size, ask(random.Random(size).randbytes(size)), flush=True)
+    link.sendto(b"RTPS\x02\x03\x01\x10participant1" + heartbeat(7) + heartbeat(8), ("base", 7002))
+    time.sleep(1)
+    link.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_DO)
+    # Only a connected socket is told of ICMP errors.
+    link.connect(("base", 7002))
+    try:
+        for _ in range(20):
+            link.send(bytes(3_000))
+            time.sleep(0.1)
+        print("nobody says that it is too long", flush=True)
+    except OSError as error:
+        print("refused:", error.strerror, flush=True)
+    open(done, "w").close()
+while not os.path.exists(done):
+    time.sleep(0.1)
+"#;
+
+#[test]
+fn long_datagrams_pass_and_those_of_several_dds_writers_part() {
+    if !possible(
+        "long_datagrams_pass_and_those_of_several_dds_writers_part",
+        &["python3"],
+    ) {
+        return;
+    }
+    let (folder, file) = team("long", "", LONG);
+    let (program, place) = (folder.path("program"), folder.path(""));
+    let output = coorp(&["emu", &file, "--protect", "--", "python3", &program, &place]);
+    let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{stdout}\n{stderr}");
+    for said in [
+        "[rover] 1472 True",
+        "[rover] 1473 True",
+        "[rover] 9000 True",
+        "[rover] 60000 True",
+        "[rover] 65507 True",
+        "[base] writer 7 52",
+        "[base] writer 8 52",
+        "[rover] refused: Message too long",
+    ] {
+        assert!(stdout.contains(said), "no {said} in\n{stdout}\n{stderr}");
+    }
 }
 
 #[test]

@@ -8,14 +8,15 @@
 //! 2. A backlog: what has kept packets waiting for 50 ms, and more than ten full ones, is bulk. For that the driver takes
 //!    ordinary packets only while few are below it; otherwise the card's queue would hide the backlog. Bulk becomes ordinary
 //!    again after five seconds and eight messages without a backlog. Time in which it waits for a permit proves nothing,
-//!    and silence neither: a trainer is silent between two models.
+//!    and silence neither: a trainer is silent between two models. Where a protocol tells the length of its messages, one of
+//!    more than 64 kB is a backlog in itself.
 //! 3. The DSCP that its program set: voice and network control are control, as the program knows best.
 //! 4. Small messages at a regular time are control: at most 4 kB, every 5 ms to 1 s. [`crate::arrival`] is the test, and every
 //!    message must come one period after the one before: eight times in a row to within a tenth of the period, or sixteen
 //!    times to within a fifth. Control stays control while a good third of its messages is on time, as programs stall and
 //!    change their rates. Keys, requests and the acknowledgements of a busy channel do not pass; what is irregular by a
-//!    tenth of its period passes now and then. TCP's bare acknowledgements are no messages: on a quiet channel those of bulk
-//!    come as regularly as the air takes aggregates.
+//!    tenth of its period passes now and then. What carries nothing is no message, such as TCP's bare acknowledgements: on a
+//!    quiet channel those of bulk come as regularly as the air takes aggregates.
 //!
 //! Control by 3 and 4 is bounded: nothing is aggregated in AC_VO, so a fast flow there would ruin the channel for everybody.
 //! A flow that sends more than 1 Mbit/s, averaged over a quarter of a second, is not control until it has kept below half of
@@ -31,7 +32,10 @@
 //! Everything is bounded. If the table of flows is full, the most silent flow without a waiting packet goes; if all have
 //! some, new flows share one queue until that is empty.
 //!
-//! Left out: what overtakes below the agent, where categories have their own queues. Flows inside a flow, such as DDS topics.
+//! DDS sends all topics of two participants through one pair of ports. There, each writer is a flow ([`crate::rtps`]), whose
+//! topic is known once its announcement has passed ([`Protect::on_topic`]).
+//!
+//! Left out: what overtakes below the agent, where categories have their own queues. Other flows inside a flow.
 //! IP fragments after the first have no ports: give port 0 for all fragments of a packet. They are a flow of their own, which
 //! falls under no rule with ports, and whose period does not make it control: it may be several programs'.
 
@@ -40,16 +44,19 @@ mod nature;
 mod order;
 mod queues;
 mod show;
+mod topics;
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::rtps::Guid;
 use crate::{codel, Duration, Instant};
 use flows::{Entry, Flows, SHARED};
 use nature::{Bounds, MESSAGE_GAP};
 use queues::{Lane, Load, Queues};
+use topics::{is_match, Topics};
 
 /// Rules that are read at most.
 pub const RULES_MAX: usize = 256;
@@ -72,9 +79,8 @@ const CALM_FOR: Duration = Duration::from_secs(5);
 const CALM_MESSAGES: u8 = 8;
 /// EF, CS6, CS7 and voice-admit.
 const URGENT: [u8; 4] = [46, 48, 56, 44];
-/// The longest TCP packets that carry nothing, for IPv4 and IPv6: with time stamps and no other option.
-const BARE_V4: u32 = 52;
-const BARE_V6: u32 = 72;
+/// A message of more than this is bulk at first sight.
+const LARGE_BYTES: u32 = 64 << 10;
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 
@@ -99,6 +105,8 @@ pub struct Flow {
     pub from: (IpAddr, u16),
     /// The receiver's address and port; port 0 if the protocol has none.
     pub to: (IpAddr, u16),
+    /// In DDS, the writer.
+    pub writer: Option<Guid>,
 }
 
 /// A rule of the team file: which flows are of a class. All conditions that are set must hold.
@@ -114,11 +122,14 @@ pub struct Rule {
     pub to: Option<IpAddr>,
     /// The DSCP that the program sets, 0 to 63.
     pub dscp: Option<u8>,
+    /// In DDS, the topic's name; `*` stands for any characters. A name that begins with '/' is one of ROS 2, where the
+    /// topic, service or action is meant that has it there.
+    pub topic: Option<String>,
 }
 
 impl Rule {
-    /// Returns whether a flow whose packets have this DSCP falls under the rule.
-    pub fn covers(&self, flow: &Flow, dscp: u8) -> bool {
+    /// Returns whether a flow of this topic whose packets have this DSCP falls under the rule.
+    pub fn covers(&self, flow: &Flow, dscp: u8, topic: Option<&str>) -> bool {
         let in_range = |(first, last): (u16, u16)| {
             let within = |port: u16| port != 0 && (first..=last).contains(&port);
             within(flow.from.1) || within(flow.to.1)
@@ -127,6 +138,10 @@ impl Rule {
             && self.ports.is_none_or(in_range)
             && self.to.is_none_or(|to| to == flow.to.0)
             && self.dscp.is_none_or(|wanted| wanted == dscp)
+            && self
+                .topic
+                .as_deref()
+                .is_none_or(|pattern| topic.is_some_and(|topic| is_match(pattern, topic)))
     }
 }
 
@@ -137,9 +152,9 @@ pub struct Config {
     pub rules: Vec<Rule>,
     /// Flows that are known at a time; 1 to [`FLOWS_MAX`].
     pub flows_max: usize,
-    /// Packets of one flow that wait at most; at least 1.
-    pub packets_max: u32,
-    /// Memory for all packets that wait, of which each takes 256 bytes or more; at most [`BYTES_MAX`].
+    /// Memory for one flow's packets that wait, of which each takes 256 bytes or more. One packet may always wait.
+    pub flow_bytes_max: u32,
+    /// Memory for all packets that wait; at most [`BYTES_MAX`].
     pub bytes_max: u32,
     /// What a flow that is not control by a rule may send as control, in bits a second.
     pub control_bps_max: u64,
@@ -150,12 +165,13 @@ pub struct Config {
 }
 
 impl Default for Config {
-    /// No rules; limits for a robot with some hundred connections.
+    /// No rules; limits for a robot with some hundred connections, and for uncompressed images in datagrams, whose senders
+    /// nothing slows down.
     fn default() -> Self {
         Config {
             rules: Vec::new(),
             flows_max: 4_096,
-            packets_max: 1_000,
+            flow_bytes_max: 8 << 20,
             bytes_max: 32 << 20,
             control_bps_max: 1_000_000,
             message_bytes_max: 4_096,
@@ -173,6 +189,8 @@ pub struct Head {
     pub bytes: u32,
     /// Its DSCP, 0 to 63.
     pub dscp: u8,
+    /// How long the message is of which it carries a part, if its protocol tells; 0 if it carries nothing.
+    pub message_bytes: Option<u32>,
 }
 
 /// Why a flow is of its class.
@@ -187,6 +205,8 @@ pub enum Reason {
     Periodic,
     /// Bulk: it keeps a backlog.
     Backlog,
+    /// Bulk: its messages are large.
+    Large,
     /// Ordinary: it would be control if it did not send so much.
     TooFast,
     /// Ordinary: nothing speaks for another class.
@@ -231,10 +251,12 @@ pub struct Change {
 }
 
 /// One flow as an operator sees it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
     /// The flow. Packets that found no room in the table are shown as of protocol 255.
     pub flow: Flow,
+    /// In DDS, its topic, if its announcement was seen.
+    pub topic: Option<String>,
     /// What it is taken for.
     pub class: Class,
     /// Why.
@@ -265,6 +287,7 @@ pub struct Protect<P> {
     rules: Vec<Rule>,
     bounds: Bounds,
     flows: Flows,
+    topics: Topics,
     queues: Queues<P>,
     changes: VecDeque<Change>,
 }
@@ -281,8 +304,9 @@ impl<P> Protect<P> {
                 rate_bps_max: config.control_bps_max,
             },
             flows: Flows::new(config.flows_max.clamp(1, FLOWS_MAX)),
+            topics: Topics::default(),
             queues: {
-                let mut queues = Queues::new(config.packets_max, config.bytes_max.min(BYTES_MAX), config.codel);
+                let mut queues = Queues::new(config.flow_bytes_max, config.bytes_max.min(BYTES_MAX), config.codel);
                 queues.add(SHARED);
                 queues
             },
@@ -309,6 +333,17 @@ impl<P> Protect<P> {
         match self.queues.push(at, packet, head, now) {
             Ok(()) => Verdict::Queued,
             Err(packet) => Verdict::Dropped(packet),
+        }
+    }
+
+    /// A DDS program announces a writer and its topic.
+    pub fn on_topic(&mut self, writer: Guid, topic: &str) {
+        if self.topics.add(writer, topic) {
+            for at in self.flows.of_writer(writer) {
+                let entry = self.flows.get(at);
+                let rule = self.rule_of(&entry.flow, entry.dscp);
+                self.flows.get_mut(at).rule = rule;
+            }
         }
     }
 
@@ -370,6 +405,7 @@ impl<P> Protect<P> {
             let load = self.queues.load(at, now);
             Status {
                 flow: entry.flow,
+                topic: self.topics.of(&entry.flow).map(str::to_owned),
                 class: entry.class,
                 reason: entry.reason,
                 period: entry.nature.period(),
@@ -435,7 +471,8 @@ impl<P> Protect<P> {
     }
 
     fn rule_of(&self, flow: &Flow, dscp: u8) -> Option<usize> {
-        self.rules.iter().position(|rule| rule.covers(flow, dscp))
+        let topic = self.topics.of(flow);
+        self.rules.iter().position(|rule| rule.covers(flow, dscp, topic))
     }
 
     /// Takes down that a packet came; returns whether it begins a message.
@@ -447,7 +484,10 @@ impl<P> Protect<P> {
         entry.packets += 1;
         entry.bytes += u64::from(head.bytes);
         entry.calm_messages = entry.calm_messages.saturating_add(u8::from(begins));
-        entry.nature.on_packet(head.bytes, is_bare(head), self.bounds, now);
+        entry.nature.on_packet(head.bytes, head.message_bytes, self.bounds, now);
+        if head.message_bytes.is_some_and(|bytes| bytes > LARGE_BYTES) {
+            (entry.large, entry.calm_from, entry.calm_messages) = (true, now, 0);
+        }
         if entry.has_new_dscp(head.dscp) && at != SHARED {
             let rule = self.rule_of(&head.flow, head.dscp);
             self.flows.get_mut(at).rule = rule;
@@ -499,6 +539,10 @@ fn earned(entry: &mut Entry, load: Load, shared: bool, now: Instant) -> (Class, 
         (entry.calm_from, entry.calm_messages) = (now, 0);
     }
     let calm = load.packets == 0 && now.since(entry.calm_from) >= CALM_FOR && entry.calm_messages >= CALM_MESSAGES;
+    entry.large &= !calm;
+    if entry.large {
+        return (Class::Bulk, Reason::Large);
+    }
     if backlog || is_bulk && entry.reason == Reason::Backlog && !calm {
         return (Class::Bulk, Reason::Backlog);
     }
@@ -521,12 +565,6 @@ fn lane(class: Class) -> Option<Lane> {
         Class::Ordinary => Some(Lane::Ordinary),
         Class::Bulk => Some(Lane::Bulk),
     }
-}
-
-/// Whether a packet carries nothing, as TCP's acknowledgements of what it receives.
-fn is_bare(head: &Head) -> bool {
-    let most = if head.flow.to.0.is_ipv4() { BARE_V4 } else { BARE_V6 };
-    head.flow.protocol == TCP && head.bytes <= most
 }
 
 /// Whether a period is another one than was told: by an eighth or more.

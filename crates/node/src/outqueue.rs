@@ -112,6 +112,11 @@ impl OutQueue {
         Ok(self.entered)
     }
 
+    /// The mark that everything has reached once all that was sent so far has left.
+    pub fn entered(&self) -> u64 {
+        self.entered
+    }
+
     /// The mark up to which everything has left.
     pub fn left(&mut self) -> u64 {
         if let Count::Emulated { freed, sent } = &mut self.count {

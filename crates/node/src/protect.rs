@@ -9,8 +9,8 @@
 //! What arrives does not pass: the kernel delivers it as ever. If the thread or the process dies, the TUN goes, and packets
 //! flow as before.
 //!
-//! Left out: IPv6, multicast and broadcast, which go round the TUN; control over two paths; a MTU above the interface's;
-//! offload; back-pressure, since a full TUN drops where a full card would make a program wait.
+//! Left out: IPv6, multicast and broadcast, which go round the TUN; control over two paths; offload; back-pressure, since a
+//! full TUN drops where a full card would make a program wait.
 
 mod card;
 mod neighbours;
@@ -19,20 +19,20 @@ mod routes;
 mod tun;
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use coorp_core::protect::{Change, Class, Config, Protect, Status, Verdict};
+use coorp_core::protect::{Change, Class, Config, Head, Protect, Status, Verdict};
 use coorp_core::robot::{Input, LOOK_HELD, LOOK_OPEN};
 use coorp_core::{Duration, FlowId, Instant};
 use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags, Timespec};
 
-use self::card::{Card, BELOW_ORDINARY_MAX};
+use self::card::{Card, BELOW_ORDINARY_MAX, TOGETHER_MAX};
 use self::routes::{Outlet, Routes};
 use crate::member::Member;
 use crate::rank::real_time;
@@ -49,6 +49,8 @@ const PACKET_BYTES_MAX: usize = 65_535;
 const LINGER: Duration = Duration::from_millis(30);
 /// How often the flows are shown anew, and the interface is looked at.
 const SHOW_EVERY: Duration = Duration::from_millis(500);
+/// Small packets of bulk that wait behind a datagram of which a part is sent, at most.
+const BEHIND_MAX: usize = 1_000;
 /// The most flows that are shown.
 const SHOWN_MAX: usize = 64;
 /// How long a thread waits if nothing happens.
@@ -182,6 +184,10 @@ struct Lane {
     routes: Option<Routes>,
     tun: File,
     card: Card,
+    /// What is left of a datagram of which a part is sent, ordinary and bulk, and bulk's small packets behind that.
+    ordinary: VecDeque<Box<[u8]>>,
+    bulk: VecDeque<Box<[u8]>>,
+    cut: packet::Cut,
     /// Room for one packet.
     buffer: Box<[u8]>,
     outside: Arc<Outside>,
@@ -220,6 +226,9 @@ impl Lane {
             routes: Some(routes),
             tun,
             card,
+            ordinary: VecDeque::new(),
+            bulk: VecDeque::new(),
+            cut: packet::Cut::default(),
             buffer: vec![0; PACKET_BYTES_MAX].into(),
             outside,
             wish: None,
@@ -242,7 +251,9 @@ impl Lane {
             self.show(now);
             self.follow_outlet();
         }
-        if more || bulk == Rest::More {
+        // What a fast card has sent already needs no look later, and makes room.
+        let made_room = self.learn() && bulk == Rest::Held;
+        if more || made_room || bulk == Rest::More {
             return Ok(());
         }
         let look = match (self.card.is_empty(), bulk == Rest::Held) {
@@ -266,8 +277,8 @@ impl Lane {
         let now = self.robot.now();
         self.protect.set_open(true, now);
         for class in [Class::Ordinary, Class::Bulk] {
-            while let Some((_, mut packet)) = self.protect.next(class, now) {
-                self.card.send(&mut packet, class, None, now);
+            while let Some(packet) = self.next(class, now) {
+                self.card.send(&mut [packet], class, None, now);
             }
         }
     }
@@ -327,13 +338,13 @@ impl Lane {
         Ok(())
     }
 
-    /// Tells the robot what has left.
-    fn learn(&mut self) {
+    /// Tells the robot what has left; returns whether anything has.
+    fn learn(&mut self) -> bool {
         let now = self.robot.now();
         let path = self.path;
         let left = self.card.left(now);
         if left.is_empty() {
-            return;
+            return false;
         }
         self.robot.tell(|robot, now| {
             for sent in left {
@@ -354,6 +365,7 @@ impl Lane {
                 }
             }
         });
+        true
     }
 
     /// Takes packets from the TUN. Returns whether there may be more.
@@ -367,50 +379,110 @@ impl Lane {
             };
             let packet = &self.buffer[..read];
             // The kernel gives no others; IPv6 that a program forced into the TUN.
-            let Some(head) = packet::head(packet) else { continue };
-            let now = self.robot.now();
-            match self.protect.on_packet(head, packet.into(), now) {
-                Verdict::Send { packet, number, begins } => self.send_control(packet, number, begins),
-                Verdict::Pass(mut packet) => self.card.send(&mut packet, Class::Ordinary, None, now),
-                Verdict::Queued | Verdict::Dropped(_) => {}
+            let Some(mut head) = packet::head(packet) else { continue };
+            if read > self.outlet.mtu && packet::is_uncuttable(packet) {
+                // If it cannot be told, it is lost, as it would be beyond a router that tells nothing.
+                let _ = self.tun.write(&packet::too_long(packet, self.outlet.mtu));
+                continue;
             }
+            if let Some(message) = packet::rtps(packet, &head) {
+                for (writer, topic) in message.topics() {
+                    self.protect.on_topic(writer, topic);
+                }
+                let is_fragment = packet::is_fragment(packet);
+                let Some(content) = message.content().or(is_fragment.then(Default::default)) else {
+                    let parts: Vec<_> = packet::parts(packet, head, &message).collect();
+                    for (head, part) in parts {
+                        self.sort(head, part);
+                    }
+                    continue;
+                };
+                head = packet::of(head, read, content);
+            }
+            head.flow = self.cut.flow(packet).unwrap_or(head.flow);
+            self.cut.remember(packet, head.flow);
+            let packet = packet.into();
+            self.sort(head, packet);
         }
         Ok(true)
     }
 
-    /// Sends a control packet, perhaps the first one of a message.
+    /// Sends a packet, or keeps it.
+    fn sort(&mut self, head: Head, packet: Box<[u8]>) {
+        let now = self.robot.now();
+        match self.protect.on_packet(head, packet, now) {
+            Verdict::Send { packet, number, begins } => self.send_control(packet, number, begins),
+            Verdict::Pass(packet) if self.bulk.is_empty() => {
+                self.card.send(&mut [packet], Class::Ordinary, None, now);
+            }
+            Verdict::Pass(packet) if self.bulk.len() < BEHIND_MAX => self.bulk.push_back(packet),
+            Verdict::Queued | Verdict::Pass(_) | Verdict::Dropped(_) => {}
+        }
+    }
+
+    /// The next packet of a class that waits, or the next fragment of one.
+    fn next(&mut self, class: Class, now: Instant) -> Option<Box<[u8]>> {
+        let mtu = self.outlet.mtu;
+        let begun = match class {
+            Class::Bulk => &mut self.bulk,
+            _ => &mut self.ordinary,
+        };
+        if let Some(fragment) = begun.pop_front() {
+            return Some(fragment);
+        }
+        let (_, mut packet) = self.protect.next(class, now)?;
+        if packet.len() <= mtu {
+            return Some(packet);
+        }
+        self.card.name(&mut packet);
+        begun.extend(packet::fragments(&packet, mtu));
+        begun.pop_front()
+    }
+
+    /// Sends a control packet, perhaps the first one of a message. The robot is told after that, as it takes a while to think.
     fn send_control(&mut self, mut packet: Box<[u8]>, number: u32, begins: bool) {
         // A flow that has just become control is not known to the robot yet.
         self.follow_changes();
         let known = self.control.get(&number).copied().filter(|_| begins);
+        let now = self.robot.now();
+        if packet.len() <= self.outlet.mtu {
+            self.card.send(&mut [packet], Class::Control, known, now);
+        } else {
+            self.card.name(&mut packet);
+            let mut fragments: Vec<_> = packet::fragments(&packet, self.outlet.mtu).collect();
+            let chunks = fragments.chunks_mut(TOGETHER_MAX);
+            let last = chunks.len() - 1;
+            for (at, together) in chunks.enumerate() {
+                let ends = known.filter(|_| at == last);
+                self.card.send(together, Class::Control, ends, now);
+            }
+        }
         if let Some(known) = known {
             self.robot.tell(|robot, now| robot.handle(Input::Control(known), now));
         }
-        self.card.send(&mut packet, Class::Control, known, self.robot.now());
     }
 
     /// Sends what is neither control nor bulk, as long as there is room below. Returns whether more could go.
     fn send_ordinary(&mut self) -> bool {
-        for _ in 0..TOGETHER {
+        for _ in 0..TOGETHER / TOGETHER_MAX {
             if self.card.below() >= BELOW_ORDINARY_MAX {
                 self.learn();
                 if self.card.below() >= BELOW_ORDINARY_MAX {
                     return false;
                 }
             }
-            let now = self.robot.now();
-            let Some((_, mut packet)) = self.protect.next(Class::Ordinary, now) else {
+            let room = BELOW_ORDINARY_MAX - self.card.below();
+            if !self.send_some(Class::Ordinary, room, self.robot.now()) {
                 return false;
-            };
-            self.card.send(&mut packet, Class::Ordinary, None, now);
+            }
         }
-        self.protect.has(Class::Ordinary)
+        self.protect.has(Class::Ordinary) || !self.ordinary.is_empty()
     }
 
     /// Sends bulk for as long as it may go. Returns what becomes of the rest.
     fn send_bulk(&mut self) -> Rest {
         let now = self.robot.now();
-        if !self.protect.has(Class::Bulk) {
+        if !self.protect.has(Class::Bulk) && self.bulk.is_empty() {
             if self.wish.is_some() && now >= self.bulk_until {
                 self.wish = None;
             }
@@ -420,23 +492,38 @@ impl Lane {
             self.wish = Some(self.robot.wish());
         }
         let path = self.path;
-        for _ in 0..TOGETHER {
+        for _ in 0..TOGETHER / TOGETHER_MAX {
             let n = self.card.below();
-            let (pass, now) = self
-                .robot
-                .tell(|robot, now| (robot.may(Input::MayForward { path, n }, now), now));
+            let (room, now) = self.robot.tell(|robot, now| {
+                let pass = robot.may(Input::MayForward { path, n }, now);
+                (pass.then(|| robot.room(path, n, TOGETHER_MAX, now)), now)
+            });
             self.bulk_until = now + LINGER;
-            self.protect.set_open(pass, now);
-            if !pass {
+            self.protect.set_open(room.is_some(), now);
+            let Some(room) = room else {
                 return Rest::Held;
-            }
-            let Some((_, mut packet)) = self.protect.next(Class::Bulk, now) else {
-                return Rest::None;
             };
-            self.card.send(&mut packet, Class::Bulk, None, now);
+            if !self.send_some(Class::Bulk, room, now) {
+                return Rest::None;
+            }
             self.learn();
         }
         Rest::More
+    }
+
+    /// Sends packets of a class that waits, as many as there is room for. Returns whether there were any.
+    fn send_some(&mut self, class: Class, room: usize, now: Instant) -> bool {
+        let mut some = Vec::with_capacity(TOGETHER_MAX);
+        while some.len() < room.min(TOGETHER_MAX) {
+            match self.next(class, now) {
+                Some(packet) => some.push(packet),
+                None => break,
+            }
+        }
+        if !some.is_empty() {
+            self.card.send(&mut some, class, None, now);
+        }
+        !some.is_empty()
     }
 
     /// Tells the robot which flows are control.

@@ -115,6 +115,7 @@ impl Team {
                 rule.ports.is_some(),
                 rule.to.is_some(),
                 rule.dscp.is_some(),
+                rule.topic.is_some(),
             ];
             ensure(conditions.contains(&true), || {
                 format!("rule {number} of what to protect has no condition")
@@ -124,7 +125,9 @@ impl Team {
                 .ports
                 .is_none_or(|(first, last)| 0 < first && first <= last && ported);
             let dscp = rule.dscp.is_none_or(|dscp| dscp <= rules::DSCP_MAX);
-            ensure(ports && dscp, || {
+            let topic = rule.topic.as_ref();
+            let topic = topic.is_none_or(|topic| (1..=rules::TOPIC_BYTES_MAX).contains(&topic.len()));
+            ensure(ports && dscp && topic, || {
                 format!("rule {number} of what to protect is out of range")
             })?;
         }

@@ -635,7 +635,8 @@ fn what_to_protect_is_read_in_the_files_order() {
         "{TEAM}[[protect]]\nas = \"control\"\nport = 5005\nprotocol = \"udp\"\nto = \"fd00::7\"\n\
          [[protect]]\nas = \"bulk\"\nports = \"5000-5010\"\n\
          [[protect]]\nas = \"control\"\ndscp = \"EF\"\n\
-         [[protect]]\nas = \"ordinary\"\nprotocol = 132\ndscp = 0x3f\n"
+         [[protect]]\nas = \"ordinary\"\nprotocol = 132\ndscp = 0x3f\n\
+         [[protect]]\nas = \"bulk\"\ntopic = \"/camera/*\"\n"
     );
     let rule = |class| Rule {
         class,
@@ -643,6 +644,7 @@ fn what_to_protect_is_read_in_the_files_order() {
         ports: None,
         to: None,
         dscp: None,
+        topic: None,
     };
     let expected = [
         Rule {
@@ -663,6 +665,10 @@ fn what_to_protect_is_read_in_the_files_order() {
             protocol: Some(132),
             dscp: Some(63),
             ..rule(Class::Ordinary)
+        },
+        Rule {
+            topic: Some("/camera/*".to_owned()),
+            ..rule(Class::Bulk)
         },
     ];
     let mut team = parse(&text, "team.toml", Path::new("")).unwrap();
@@ -689,6 +695,10 @@ fn what_to_protect_is_read_in_the_files_order() {
         },
         Rule {
             dscp: Some(64),
+            ..rule(Class::Bulk)
+        },
+        Rule {
+            topic: Some(String::new()),
             ..rule(Class::Bulk)
         },
     ];

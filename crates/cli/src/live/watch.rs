@@ -407,7 +407,7 @@ fn flows(here: &[Status]) -> Sheet {
     let row = |status: &Status, flow: &protect::Status| {
         vec![
             status.robot.clone(),
-            flow.flow.to_string(),
+            flow.to_string(),
             flow.class.to_string(),
             flow.reason.to_string(),
             flow.period

@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use super::nature::Nature;
 use super::order::Order;
 use super::{Class, Flow, Reason};
+use crate::rtps::Guid;
 use crate::{Duration, Instant};
 
 /// The flow of all packets that found no room in the table.
@@ -39,6 +40,8 @@ pub(super) struct Entry {
     /// Bulk only: since when it has had no backlog, without the time that it was held, and its messages since then.
     pub calm_from: Instant,
     pub calm_messages: u8,
+    /// Whether it has sent large messages lately.
+    pub large: bool,
 }
 
 impl Entry {
@@ -58,6 +61,7 @@ impl Entry {
             told: None,
             calm_from: now,
             calm_messages: 0,
+            large: false,
         }
     }
 
@@ -96,6 +100,7 @@ impl Flows {
             protocol: u8::MAX,
             from: nowhere,
             to: nowhere,
+            writer: None,
         };
         Flows {
             flows_max,
@@ -186,6 +191,13 @@ impl Flows {
     /// Whether there is room for one more.
     pub fn has_room(&self) -> bool {
         self.index.len() < self.flows_max
+    }
+
+    /// The flows of a DDS writer.
+    pub fn of_writer(&self, writer: Guid) -> Vec<u32> {
+        let all = self.index.iter();
+        let of_it = all.filter(|(flow, _)| flow.writer == Some(writer));
+        of_it.map(|(_, at)| *at).collect()
     }
 
     /// All flows that have sent something, in the order of their addresses.

@@ -73,12 +73,13 @@ pub(super) struct Nature {
 }
 
 impl Nature {
-    /// A packet came. One that is `bare` carries nothing, so it is no message.
-    pub fn on_packet(&mut self, bytes: u32, bare: bool, bounds: Bounds, now: Instant) {
+    /// A packet came. If its protocol tells how long its message is, one that carries nothing is no message.
+    pub fn on_packet(&mut self, bytes: u32, message_bytes: Option<u32>, bounds: Bounds, now: Instant) {
         self.pay(bytes, bounds, now);
-        if bare {
+        if message_bytes == Some(0) {
             return;
         }
+        let bytes = bytes.max(message_bytes.unwrap_or_default());
         let follows = self.packet_at.is_some_and(|at| now.since(at) <= MESSAGE_GAP);
         self.packet_at = Some(now);
         if follows {

@@ -5,7 +5,7 @@
 //! interval is not counted at all: it may be a second's worth of packets, whose sender would be punished for the hold.
 //!
 //! If there is no room for another packet in total, a flow of the longest ones loses its oldest packet, as in mac80211 up
-//! to Linux 5.10. A flow with too many packets loses the newest: its receiver cannot be told of a loss during a hold anyway.
+//! to Linux 5.10. A flow with too much loses the newest: its receiver cannot be told of a loss during a hold anyway.
 //!
 //! Packets live in one slab, and queues are linked lists through it, so nothing is allocated per packet.
 
@@ -102,7 +102,7 @@ pub(super) struct Taken<P> {
 /// The queues of all flows, which are numbered from 0.
 #[derive(Clone, Debug)]
 pub(super) struct Queues<P> {
-    packets_max: u32,
+    flow_memory_max: u32,
     memory_max: u64,
     codel: codel::Config,
     slab: Vec<Waiting<P>>,
@@ -123,10 +123,10 @@ pub(super) struct Queues<P> {
 }
 
 impl<P> Queues<P> {
-    /// Empty queues with bulk held; at most `packets_max` packets a flow, and `memory_max` bytes in all.
-    pub fn new(packets_max: u32, memory_max: u32, codel: codel::Config) -> Self {
+    /// Empty queues with bulk held; at most `flow_memory_max` bytes a flow, and `memory_max` in all.
+    pub fn new(flow_memory_max: u32, memory_max: u32, codel: codel::Config) -> Self {
         Queues {
-            packets_max: packets_max.max(1),
+            flow_memory_max,
             memory_max: u64::from(memory_max),
             codel,
             slab: Vec::new(),
@@ -215,11 +215,11 @@ impl<P> Queues<P> {
         }
     }
 
-    /// Queues a packet; gives it back if the flow has too many.
+    /// Queues a packet; gives it back if too much of the flow waits.
     pub fn push(&mut self, flow: u32, packet: P, head: Head, now: Instant) -> Result<(), P> {
         let bytes = head.bytes;
         let queue = &mut self.queues[flow as usize];
-        if queue.packets >= self.packets_max {
+        if queue.packets > 0 && queue.memory.saturating_add(memory(bytes)) > self.flow_memory_max {
             queue.dropped += 1;
             self.dropped += 1;
             return Err(packet);

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
-use super::{Class, Flow, Reason, TCP, UDP};
+use super::{Class, Flow, Reason, Status, TCP, UDP};
 
 const ICMP: u8 = 1;
 
@@ -24,6 +24,7 @@ impl fmt::Display for Reason {
             Reason::Marked => f.write_str("its program marks it"),
             Reason::Periodic => f.write_str("small and periodic"),
             Reason::Backlog => f.write_str("keeps a backlog"),
+            Reason::Large => f.write_str("its messages are large"),
             Reason::TooFast => f.write_str("too fast for control"),
             Reason::Undecided => f.write_str("nothing else known"),
             Reason::Silent => f.write_str("silent"),
@@ -43,6 +44,24 @@ impl fmt::Display for Flow {
             UDP => f.write_str("udp")?,
             other => write!(f, "protocol {other}")?,
         }
-        write!(f, " {} > {}", end(self.from), end(self.to))
+        write!(f, " {} > {}", end(self.from), end(self.to))?;
+        match self.writer {
+            Some(writer) => write!(f, " writer {writer:#}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The flow, with its topic in place of the writer if that is known.
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(topic) = &self.topic else {
+            return self.flow.fmt(f);
+        };
+        let flow = Flow {
+            writer: None,
+            ..self.flow
+        };
+        write!(f, "{flow} {topic}")
     }
 }

@@ -26,6 +26,7 @@ fn flow(number: u16) -> Flow {
         protocol: UDP,
         from: (address(1), 10_000 + number),
         to: (address(2), 7_400),
+        writer: None,
     }
 }
 
@@ -34,6 +35,7 @@ fn head(number: u16, bytes: u32) -> Head {
         flow: flow(number),
         bytes,
         dscp: 0,
+        message_bytes: None,
     }
 }
 
@@ -44,6 +46,7 @@ fn ruled(class: Class, port: u16) -> Rule {
         ports: Some((port, port)),
         to: None,
         dscp: None,
+        topic: None,
     }
 }
 
@@ -135,6 +138,7 @@ fn the_first_rule_that_covers_a_flow_holds() {
         ports: None,
         to: Some(to),
         dscp: None,
+        topic: None,
     };
     let rules = vec![
         Rule {
@@ -178,12 +182,12 @@ fn port_0_stands_for_no_port() {
         to: (flow(0).to.0, 0),
         ..flow(0)
     };
-    assert!(!rule.covers(&portless, 0));
+    assert!(!rule.covers(&portless, 0, None));
     let all = Rule {
         ports: Some((0, u16::MAX)),
         ..rule
     };
-    assert!(!all.covers(&portless, 0) && all.covers(&flow(0), 0));
+    assert!(!all.covers(&portless, 0, None) && all.covers(&flow(0), 0, None));
 }
 
 /// The fragments of a periodic message that no rule names stay together, and ordinary.
@@ -196,6 +200,7 @@ fn fragments_are_not_control_by_their_period() {
                 protocol,
                 from: (flow(0).from.0, 0),
                 to: (flow(0).to.0, 0),
+                writer: None,
             },
             ..head(0, 1_000)
         };
@@ -275,6 +280,95 @@ fn a_flow_gets_another_dscp_only_once_some_packets_in_a_row_have_it() {
         protect.on_packet(with(46), (), at(10_000));
     }
     assert_eq!(status(&protect, 0, at(10_000)).dscp, 46);
+}
+
+/// A packet of a DDS writer.
+fn written(writer: u8, bytes: u32, message_bytes: u32) -> Head {
+    Head {
+        flow: Flow {
+            writer: Some(Guid([writer; 16])),
+            ..flow(0)
+        },
+        message_bytes: Some(message_bytes),
+        ..head(0, bytes)
+    }
+}
+
+fn class_of_writer<P>(protect: &Protect<P>, writer: u8, now: Instant) -> (Class, Reason) {
+    let flow = written(writer, 0, 0).flow;
+    let found = protect.flows(now).find(|status| status.flow == flow).unwrap();
+    (found.class, found.reason)
+}
+
+/// A pose at 30 Hz and images of 1 MB between the same ports, in fragments of which four come every millisecond.
+#[test]
+fn writers_behind_one_port_part() {
+    let mut protect = Protect::new(Config::default());
+    for now in 0..2_000 {
+        if now % 33 == 0 {
+            protect.on_packet(written(1, 200, 150), 'p', at(now));
+            // Its heartbeats are no messages, whenever they come.
+            let heartbeat = at(now) + Duration::from_micros(now * 7_919 % 20_000);
+            protect.on_packet(written(1, 80, 0), 'h', heartbeat);
+        }
+        if now % 200 < 180 {
+            for _ in 0..4 {
+                protect.on_packet(written(2, 1_400, 1_000_000), 'i', at(now));
+            }
+        }
+        while protect.next(Class::Ordinary, at(now)).is_some() {}
+        while protect.next(Class::Bulk, at(now)).is_some() {}
+        if now == 0 {
+            // Bulk at first sight.
+            assert_eq!(class_of_writer(&protect, 2, at(0)), (Class::Bulk, Reason::Large));
+        }
+    }
+    let now = at(2_000);
+    assert_eq!(class_of_writer(&protect, 1, now), (Class::Control, Reason::Periodic));
+    assert_eq!(class_of_writer(&protect, 2, now), (Class::Bulk, Reason::Large));
+}
+
+#[test]
+fn a_writer_whose_messages_are_small_again_is_bulk_no_longer() {
+    let mut protect = Protect::new(Config::default());
+    protect.on_packet(written(1, 1_400, 65_537), (), at(0));
+    assert_eq!(class_of_writer(&protect, 1, at(0)), (Class::Bulk, Reason::Large));
+    protect.next(Class::Bulk, at(0));
+    let calm = (1..2_000).find(|message| {
+        let now = at(100 + 7 * message);
+        protect.on_packet(written(1, 1_000, 65_536), (), now);
+        protect.next(Class::Bulk, now);
+        protect.next(Class::Ordinary, now);
+        class_of_writer(&protect, 1, now).0 == Class::Ordinary
+    });
+    assert!((4_900..5_200).contains(&(7 * calm.unwrap())), "{calm:?}");
+}
+
+#[test]
+fn rules_by_topic_hold_once_the_topic_is_known() {
+    let rule = Rule {
+        topic: Some("/camera/*".to_owned()),
+        ports: None,
+        ..ruled(Class::Bulk, 1)
+    };
+    let mut protect = Protect::new(Config {
+        rules: vec![rule],
+        ..Config::default()
+    });
+    protect.on_topic(Guid([2; 16]), "rt/camera/left");
+    for writer in [1, 2] {
+        protect.on_packet(written(writer, 500, 400), (), at(0));
+    }
+    assert_eq!(
+        class_of_writer(&protect, 1, at(0)),
+        (Class::Ordinary, Reason::Undecided)
+    );
+    assert_eq!(class_of_writer(&protect, 2, at(0)), (Class::Bulk, Reason::Rule(0)));
+    protect.on_topic(Guid([1; 16]), "rt/camera/right");
+    protect.on_packet(written(1, 500, 400), (), at(1));
+    assert_eq!(class_of_writer(&protect, 1, at(1)), (Class::Bulk, Reason::Rule(0)));
+    let topics: Vec<_> = protect.flows(at(1)).map(|status| status.topic.unwrap()).collect();
+    assert_eq!(topics, ["rt/camera/right", "rt/camera/left"]);
 }
 
 #[test]
@@ -470,12 +564,17 @@ fn a_hold_excuses_only_what_met_it() {
 #[test]
 fn a_flow_that_sends_more_than_fits_loses_its_newest() {
     let mut protect = Protect::new(Config {
-        packets_max: 10,
+        flow_bytes_max: 10 * FULL + 255,
         ..config()
     });
     queue(&mut protect, 0, 0..10, at(0));
-    assert_eq!(protect.on_packet(head(0, FULL), 10, at(0)), Verdict::Dropped(10));
-    assert_eq!(status(&protect, 0, at(0)).dropped, 1);
+    // A short one takes 256 bytes.
+    for bytes in [FULL, 20] {
+        assert_eq!(protect.on_packet(head(0, bytes), 10, at(0)), Verdict::Dropped(10));
+    }
+    assert_eq!(status(&protect, 0, at(0)).dropped, 2);
+    let long = protect.on_packet(head(4, 20 * FULL), 10, at(0));
+    assert_eq!(long, Verdict::Queued, "one may always wait");
     queue(&mut protect, 2, 0..1, at(0));
     assert_eq!(drain(&mut protect, at(0)), (0..10).collect::<Vec<_>>());
 }
@@ -541,7 +640,7 @@ fn silent_flows_are_forgotten_and_control_that_was_told_is_told_again() {
 fn a_forgotten_flow_leaves_nothing_to_the_next() {
     let mut protect = Protect::new(Config {
         flows_max: 1,
-        packets_max: 1,
+        flow_bytes_max: 0,
         ..config()
     });
     queue(&mut protect, 0, 0..1, at(0));
@@ -670,10 +769,10 @@ proptest! {
     fn packets_keep_their_order_and_none_is_lost_unseen(
         steps in steps(),
         flows_max in 1usize..9,
-        packets_max in 1u32..200,
+        flow_bytes_max in 0u32..300_000,
         bytes_max in prop_oneof![Just(10_000u32), Just(u32::MAX)],
     ) {
-        let mut protect = Protect::new(Config { flows_max, packets_max, bytes_max, ..config() });
+        let mut protect = Protect::new(Config { flows_max, flow_bytes_max, bytes_max, ..config() });
         let mut now = Instant::ZERO;
         let (mut came, mut left, mut refused) = (0u64, 0u64, 0u64);
         let mut newest = [0u64; 8];
@@ -720,7 +819,7 @@ proptest! {
             prop_assert!(refused <= protect.dropped());
             prop_assert!(protect.flows(now).count() <= flows_max + 1);
             for status in protect.flows(now) {
-                prop_assert!(status.waiting_packets <= packets_max);
+                prop_assert!(status.waiting_packets <= 1 || status.waiting_bytes <= u64::from(flow_bytes_max));
                 prop_assert!(bytes_max == u32::MAX || status.waiting_bytes <= u64::from(bytes_max));
             }
             prop_assert_eq!(
@@ -739,7 +838,7 @@ proptest! {
         flows in 1u16..4,
     ) {
         let rules = (0..flows).map(|number| ruled(Class::Bulk, 10_000 + number)).collect();
-        let mut protect = Protect::new(Config { rules, packets_max: 2_000, ..Config::default() });
+        let mut protect = Protect::new(Config { rules, ..Config::default() });
         protect.set_open(true, at(0));
         let mut sent = 0;
         for number in 0..flows {

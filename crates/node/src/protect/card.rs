@@ -5,12 +5,14 @@
 //! receiver without one (`neighbours.rs`) has a socket of its own, of which nothing is counted.
 
 use std::collections::VecDeque;
-use std::io;
+use std::io::{self, IoSlice};
 use std::net::SocketAddrV4;
 
 use coorp_core::protect::Class;
 use coorp_core::{Duration, FlowId, Instant};
 use nix::sys::socket::{setsockopt, sockopt};
+use rustix::net::addr::SocketAddrArg;
+use rustix::net::{sendmmsg, MMsgHdr, SendAncillaryBuffer, SendFlags};
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::neighbours::Neighbours;
@@ -22,6 +24,8 @@ use crate::outqueue::{EmulatedPackets, OutQueue};
 /// Packets that may be below before ordinary ones wait. Few, so that a sender of more than the channel carries soon shows, by
 /// packets that wait here; and enough for an aggregate, since others may be just behind.
 pub(super) const BELOW_ORDINARY_MAX: usize = 16;
+/// Packets that are handed over together at most.
+pub(super) const TOGETHER_MAX: usize = 16;
 /// The most sends that are followed.
 const FOLLOWED_MAX: usize = 4_096;
 /// Packets that the card holds for this long are lost to its count.
@@ -59,6 +63,8 @@ struct RawSocket {
     sends: VecDeque<Sent>,
     /// The number of packets that have left.
     left: u64,
+    /// The end of the newest packet in the send queue.
+    mark: u64,
     /// A packet that the card holds for longer is lost to its count.
     held_max: Duration,
 }
@@ -104,48 +110,58 @@ impl Card {
         self.rest.sends.is_empty() && self.voice.sends.is_empty()
     }
 
-    /// Sends a packet; `flow` if it is control and the robot knows its flow. One that the kernel does not take is lost: its
-    /// link is down, or it is too long.
-    pub fn send(&mut self, packet: &mut [u8], class: Class, flow: Option<FlowId>, now: Instant) {
-        match class {
-            Class::Control => packet::set_dscp(packet, TOS_VOICE >> 2),
-            Class::Bulk if packet::dscp(packet) >= DSCP_VIDEO => packet::set_dscp(packet, 0),
-            Class::Bulk | Class::Ordinary => {}
-        }
-        let name = packet::name(packet, self.fresh);
-        self.fresh = self.fresh.wrapping_add(1).max(1);
-        let receiver = packet::to(packet);
-        let to = SocketAddrV4::new(receiver, 0).into();
-        if !self.neighbours.knows(receiver, now) {
-            if let Err(error) = self.unknown.send_to(packet, &to) {
+    /// Sends packets of one class, at most [`TOGETHER_MAX`]. With `flow`, they are a message of it, which has left once the last
+    /// of them has. Those that the kernel does not take are lost: their link is down, or they are too long.
+    pub fn send(&mut self, packets: &mut [Box<[u8]>], class: Class, flow: Option<FlowId>, now: Instant) {
+        let mut ready = Vec::with_capacity(packets.len());
+        for packet in packets.iter_mut().take(TOGETHER_MAX) {
+            match class {
+                Class::Control => packet::set_dscp(packet, TOS_VOICE >> 2),
+                Class::Bulk if packet::dscp(packet) >= DSCP_VIDEO => packet::set_dscp(packet, 0),
+                Class::Bulk | Class::Ordinary => {}
+            }
+            let name = self.name(packet);
+            let receiver = packet::to(packet);
+            let to = SocketAddrV4::new(receiver, 0);
+            if self.neighbours.knows(receiver, now) {
+                ready.push((&**packet, to, name));
+            } else if let Err(error) = self.unknown.send_to(packet, &to.into()) {
                 tracing::debug!("a packet to {receiver} is lost: {error}");
             }
-            return;
         }
         let by = if class == Class::Control {
             &mut self.voice
         } else {
             &mut self.rest
         };
-        let sent = by
-            .queue
-            .send(packet.len(), 1, || by.socket.send_to(packet, &to).map(drop));
-        let mark = match sent {
-            Ok(mark) => mark,
-            Err(error) => return tracing::debug!("a packet of {} bytes is lost: {error}", packet.len()),
+        let Some(sent) = by.hand_over(&ready) else {
+            return;
         };
-        if let Some(emulated) = &mut self.emulated {
-            emulated.expect(name, by.number);
+        let whole: usize = sent.iter().map(|(packet, ..)| packet.len()).sum();
+        let (from, until, mut bytes) = (by.mark, by.queue.entered(), 0);
+        by.mark = until;
+        for (at, (packet, _, name)) in sent.iter().enumerate() {
+            if let Some(emulated) = &mut self.emulated {
+                emulated.expect(*name, by.number);
+            }
+            bytes += packet.len();
+            by.push(Sent {
+                at: now,
+                left_before: by.left,
+                left_by: by.left,
+                flow: flow.filter(|_| at + 1 == sent.len()),
+                class,
+                mark: from + (until - from) * bytes as u64 / whole as u64,
+                bytes: packet.len(),
+            });
         }
-        by.push(Sent {
-            at: now,
-            left_before: by.left,
-            left_by: by.left,
-            flow,
-            class,
-            mark,
-            bytes: packet.len(),
-        });
+    }
+
+    /// Gives a packet an identification if it has none; returns its name for the emulator.
+    pub fn name(&mut self, packet: &mut [u8]) -> (u16, u16) {
+        let name = packet::name(packet, self.fresh);
+        self.fresh = self.fresh.wrapping_add(1).max(1);
+        name
     }
 
     /// Returns the packets that have left since the last call.
@@ -154,8 +170,12 @@ impl Card {
             emulated.read();
         }
         let mut left = Vec::new();
-        self.voice.take_left(now, &mut left);
-        self.rest.take_left(now, &mut left);
+        for socket in [&mut self.voice, &mut self.rest] {
+            // The emulator may still report what was given up.
+            if !socket.sends.is_empty() || self.emulated.is_some() {
+                socket.take_left(now, &mut left);
+            }
+        }
         left
     }
 }
@@ -188,8 +208,36 @@ impl RawSocket {
             queue,
             sends: VecDeque::new(),
             left: 0,
+            mark: 0,
             held_max,
         })
+    }
+
+    /// Hands packets over to the kernel; returns those that it took.
+    fn hand_over<'p, T>(
+        &mut self,
+        packets: &'p [(&[u8], SocketAddrV4, T)],
+    ) -> Option<&'p [(&'p [u8], SocketAddrV4, T)]> {
+        if packets.is_empty() {
+            return None;
+        }
+        let bytes = packets.iter().map(|(packet, ..)| packet.len()).sum();
+        let slices: Vec<_> = packets.iter().map(|(packet, ..)| [IoSlice::new(packet)]).collect();
+        let addresses: Vec<_> = packets.iter().map(|(_, to, _)| to.as_any()).collect();
+        let mut none: Vec<_> = packets.iter().map(|_| SendAncillaryBuffer::default()).collect();
+        let each = addresses.iter().zip(&slices).zip(&mut none);
+        let mut messages: Vec<_> = each
+            .map(|((to, slice), none)| MMsgHdr::new_with_addr(to, slice, none))
+            .collect();
+        let mut taken = 0;
+        let sent = self.queue.send(bytes, packets.len(), || {
+            taken = sendmmsg(&self.socket, &mut messages, SendFlags::empty())?;
+            Ok(())
+        });
+        if let Err(error) = sent {
+            tracing::debug!("{} packets of {bytes} bytes are lost: {error}", packets.len());
+        }
+        packets.get(..taken).filter(|taken| !taken.is_empty())
     }
 
     fn push(&mut self, sent: Sent) {

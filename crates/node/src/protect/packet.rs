@@ -1,28 +1,84 @@
 //! IPv4 packets, as far as the agent reads and changes them.
+//!
+//! The TUN has the largest MTU that there is, so that datagrams arrive whole: then they can be judged, taken apart and
+//! dropped as a whole. What is longer than the interface's MTU is cut into fragments here ([`fragments`]).
 
+use std::collections::VecDeque;
 use std::net::Ipv4Addr;
 
 use coorp_core::protect::{Flow, Head};
+use coorp_core::rtps::{self, Content, Message};
 
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 const HEADER_BYTES: usize = 20;
-/// Where a header has its type of service, its identification and its checksum.
+const UDP_HEADER_BYTES: usize = 8;
+/// Where a header has its type of service, its length, its identification, the fragment's place, and its checksum.
 const TOS: usize = 1;
+const LENGTH: usize = 2;
 const IDENTIFICATION: usize = 4;
+const FRAGMENT: usize = 6;
 const CHECKSUM: usize = 10;
+const ADDRESSES: std::ops::Range<usize> = 12..20;
+/// In the word at `FRAGMENT`: whether it must not be cut, whether more fragments follow, and its place in units of 8 bytes.
+const DONT_FRAGMENT: u16 = 0x4000;
+const MORE_FRAGMENTS: u16 = 0x2000;
+const PLACE: u16 = 0x1fff;
+
+/// Datagrams whose fragments are expected at a time.
+const CUT_MAX: usize = 64;
+
+/// The flows of datagrams whose first fragments have passed: only these have ports. The kernel cuts what is longer than
+/// 65,520 bytes, whatever the MTU, and sends the pieces in order.
+#[derive(Debug, Default)]
+pub(super) struct Cut {
+    recent: VecDeque<([u8; 11], Flow)>,
+}
+
+impl Cut {
+    /// A packet of this flow is sent, perhaps a first fragment.
+    pub fn remember(&mut self, packet: &[u8], flow: Flow) {
+        if word(packet, FRAGMENT) & (MORE_FRAGMENTS | PLACE) == MORE_FRAGMENTS {
+            self.recent.push_front((datagram(packet), flow));
+            self.recent.truncate(CUT_MAX);
+        }
+    }
+
+    /// The flow of a later fragment, if its first one was seen.
+    pub fn flow(&self, packet: &[u8]) -> Option<Flow> {
+        let name = Some(datagram(packet)).filter(|_| word(packet, FRAGMENT) & PLACE != 0)?;
+        let found = self.recent.iter().find(|(known, _)| *known == name);
+        found.map(|(_, flow)| *flow)
+    }
+}
+
+/// By what the fragments of a datagram are known: addresses, identification and protocol.
+fn datagram(packet: &[u8]) -> [u8; 11] {
+    let mut name = [0; 11];
+    name[..8].copy_from_slice(&packet[ADDRESSES]);
+    name[8..10].copy_from_slice(&packet[IDENTIFICATION..IDENTIFICATION + 2]);
+    name[10] = packet[9];
+    name
+}
 
 /// Reads a packet's head; `None` if it is not an IPv4 packet of exactly this length.
 pub(super) fn head(packet: &[u8]) -> Option<Head> {
     let header = packet.get(..HEADER_BYTES)?;
     let length = usize::from(header[0] & 0x0f) * 4;
-    if header[0] >> 4 != 4 || length < HEADER_BYTES || usize::from(word(header, 2)) != packet.len() {
+    if header[0] >> 4 != 4 || length < HEADER_BYTES || usize::from(word(header, LENGTH)) != packet.len() {
         return None;
     }
     let protocol = header[9];
-    let ports = packet.get(length..length + 4);
-    let ports = ports.filter(|_| !is_fragment(header) && [TCP, UDP].contains(&protocol));
-    let (from, to) = ports.map_or((0, 0), |ports| (word(ports, 0), word(ports, 2)));
+    let inside = packet.get(length..)?;
+    let ported = word(header, FRAGMENT) & PLACE == 0 && [TCP, UDP].contains(&protocol) && inside.len() >= 4;
+    let (from, to) = if ported {
+        (word(inside, 0), word(inside, 2))
+    } else {
+        (0, 0)
+    };
+    // The length of TCP's header is in units of 4 bytes.
+    let tcp = inside.get(12).filter(|_| ported && protocol == TCP);
+    let carries_nothing = tcp.is_some_and(|begin| inside.len() <= usize::from(begin >> 4) * 4);
     Some(Head {
         flow: Flow {
             protocol,
@@ -31,15 +87,139 @@ pub(super) fn head(packet: &[u8]) -> Option<Head> {
                 from,
             ),
             to: (self::to(packet).into(), to),
+            writer: None,
         },
         bytes: packet.len() as u32,
         dscp: dscp(packet),
+        message_bytes: carries_nothing.then_some(0),
     })
 }
 
-/// Whether it is a part of a longer packet. Only the first has ports, so all go by addresses alone.
-fn is_fragment(header: &[u8]) -> bool {
-    word(header, 6) & 0x3fff != 0
+/// Reads the RTPS message in a packet with this head, if it has one, or the beginning of one.
+pub(super) fn rtps<'p>(packet: &'p [u8], head: &Head) -> Option<Message<'p>> {
+    let begins = head.flow.protocol == UDP && word(packet, FRAGMENT) & PLACE == 0;
+    rtps::read(
+        packet
+            .get(header_bytes(packet) + UDP_HEADER_BYTES..)
+            .filter(|_| begins)?,
+    )
+}
+
+/// Takes a packet apart into one for each DDS writer, and the rest.
+pub(super) fn parts<'m>(
+    packet: &'m [u8],
+    head: Head,
+    message: &'m Message<'m>,
+) -> impl Iterator<Item = (Head, Box<[u8]>)> + 'm {
+    message.parts().map(move |(content, payload)| {
+        let at = header_bytes(packet);
+        let mut part = [&packet[..at + UDP_HEADER_BYTES], &payload].concat();
+        let bytes = part.len() as u16;
+        part[LENGTH..LENGTH + 2].copy_from_slice(&bytes.to_be_bytes());
+        // Otherwise all parts would have the same.
+        part[IDENTIFICATION..IDENTIFICATION + 2].fill(0);
+        part[at + 4..at + 6].copy_from_slice(&(bytes - at as u16).to_be_bytes());
+        set_udp_checksum(&mut part, at);
+        (of(head, part.len(), content), part.into())
+    })
+}
+
+/// The head of a packet, or a part of one, with this content.
+pub(super) fn of(head: Head, bytes: usize, content: Content) -> Head {
+    Head {
+        flow: Flow {
+            writer: content.writer,
+            ..head.flow
+        },
+        bytes: bytes as u32,
+        message_bytes: Some(content.sample_bytes),
+        ..head
+    }
+}
+
+/// Cuts a packet into fragments of at most this many bytes (RFC 791, section 3.2).
+pub(super) fn fragments(packet: &[u8], mtu: usize) -> impl Iterator<Item = Box<[u8]>> + '_ {
+    let (header, inside) = packet.split_at(header_bytes(packet));
+    let space = (mtu.saturating_sub(header.len()) / 8 * 8).max(8);
+    let (own, pieces) = (word(packet, FRAGMENT), inside.len().div_ceil(space));
+    inside.chunks(space).enumerate().map(move |(at, piece)| {
+        let mut fragment = [header, piece].concat();
+        let more = if at + 1 < pieces { MORE_FRAGMENTS } else { 0 };
+        let place = own & (MORE_FRAGMENTS | PLACE) | more;
+        let place = place.wrapping_add((at * space / 8) as u16);
+        let bytes = fragment.len() as u16;
+        fragment[LENGTH..LENGTH + 2].copy_from_slice(&bytes.to_be_bytes());
+        fragment[FRAGMENT..FRAGMENT + 2].copy_from_slice(&place.to_be_bytes());
+        fragment.into()
+    })
+}
+
+/// Whether the sender forbids that the packet is cut.
+pub(super) fn is_uncuttable(packet: &[u8]) -> bool {
+    word(packet, FRAGMENT) & DONT_FRAGMENT != 0
+}
+
+/// What its sender is told of a packet that is too long and must not be cut: 'fragmentation needed' (RFC 1191), as if its
+/// receiver said so.
+pub(super) fn too_long(packet: &[u8], mtu: usize) -> Vec<u8> {
+    const ICMP: u8 = 1;
+    const ICMP_HEADER_BYTES: usize = 8;
+    const UNREACHABLE: u8 = 3;
+    const FRAGMENTATION_NEEDED: u8 = 4;
+    let quoted = &packet[..packet.len().min(header_bytes(packet) + 8)];
+    let bytes = (HEADER_BYTES + ICMP_HEADER_BYTES + quoted.len()) as u16;
+    let mut reply = vec![0; HEADER_BYTES + ICMP_HEADER_BYTES];
+    (reply[0], reply[8], reply[9]) = (0x45, 64, ICMP);
+    reply[LENGTH..LENGTH + 2].copy_from_slice(&bytes.to_be_bytes());
+    reply[ADDRESSES.start..ADDRESSES.start + 4].copy_from_slice(&packet[16..20]);
+    reply[ADDRESSES.start + 4..ADDRESSES.end].copy_from_slice(&packet[12..16]);
+    let sum = !ones_sum(&reply, 0);
+    reply[CHECKSUM..CHECKSUM + 2].copy_from_slice(&sum.to_be_bytes());
+    (reply[HEADER_BYTES], reply[HEADER_BYTES + 1]) = (UNREACHABLE, FRAGMENTATION_NEEDED);
+    let next_mtu = u16::try_from(mtu).unwrap_or(u16::MAX);
+    reply[HEADER_BYTES + 6..HEADER_BYTES + 8].copy_from_slice(&next_mtu.to_be_bytes());
+    reply.extend_from_slice(quoted);
+    let sum = !ones_sum(&reply[HEADER_BYTES..], 0);
+    reply[HEADER_BYTES + 2..HEADER_BYTES + 4].copy_from_slice(&sum.to_be_bytes());
+    reply
+}
+
+/// The length of an IPv4 packet's header.
+fn header_bytes(packet: &[u8]) -> usize {
+    usize::from(packet[0] & 0x0f) * 4
+}
+
+/// Computes the checksum of UDP at this place anew, if there is one.
+fn set_udp_checksum(packet: &mut [u8], at: usize) {
+    let checksum = at + 6..at + 8;
+    if packet[checksum.clone()] == [0, 0] {
+        return;
+    }
+    packet[checksum.clone()].fill(0);
+    let pseudo = ones_sum(&packet[ADDRESSES], u32::from(UDP) + (packet.len() - at) as u32);
+    // 0 would say that there is none.
+    let sum = match !ones_sum(&packet[at..], u32::from(pseudo)) {
+        0 => u16::MAX,
+        sum => sum,
+    };
+    packet[checksum].copy_from_slice(&sum.to_be_bytes());
+}
+
+/// The ones' complement sum of words (RFC 1071) and of what was summed before.
+fn ones_sum(bytes: &[u8], before: u32) -> u16 {
+    let words = bytes
+        .chunks(2)
+        .map(|pair| u32::from(pair[0]) << 8 | u32::from(*pair.get(1).unwrap_or(&0)));
+    let mut sum = before + words.sum::<u32>();
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    sum as u16
+}
+
+/// Whether it is a part of a longer packet.
+pub(super) fn is_fragment(header: &[u8]) -> bool {
+    word(header, FRAGMENT) & (MORE_FRAGMENTS | PLACE) != 0
 }
 
 /// A packet's DSCP.
@@ -89,28 +269,50 @@ mod tests {
     }
 
     #[test]
-    fn heads_are_read_and_fragments_have_no_ports() {
+    fn heads_are_read_and_later_fragments_have_no_ports() {
         let mut packet = udp(b"pose");
         let flow = Flow {
             protocol: UDP,
             from: (IpAddr::from([10, 0, 0, 1]), 5_000),
             to: (IpAddr::from([10, 0, 0, 2]), 5_001),
+            writer: None,
         };
         assert_eq!(
             head(&packet),
             Some(Head {
                 flow,
                 bytes: 32,
-                dscp: 46
+                dscp: 46,
+                message_bytes: None,
             })
         );
-        for fragment in [[0x20, 0], [0x20, 1], [0, 1]] {
+        for (fragment, ports) in [([0x20, 0], (5_000, 5_001)), ([0x20, 1], (0, 0)), ([0, 1], (0, 0))] {
             packet[6..8].copy_from_slice(&fragment);
             let head = head(&packet).unwrap();
-            assert_eq!((head.flow.from.1, head.flow.to.1), (0, 0));
+            assert_eq!((head.flow.from.1, head.flow.to.1), ports);
         }
         packet[9] = 1;
         assert_eq!(head(&packet).unwrap().flow.protocol, 1);
+    }
+
+    #[test]
+    fn later_fragments_are_of_the_flow_of_their_first() {
+        let whole = udp(&[0; 3_000]);
+        let mut named = whole.clone();
+        named[IDENTIFICATION + 1] = 7;
+        let (mut cut, flow) = (Cut::default(), head(&whole).unwrap().flow);
+        cut.remember(&whole, flow);
+        assert_eq!(cut.recent.len(), 0);
+        let pieces: Vec<_> = fragments(&named, 1_500).collect();
+        cut.remember(&pieces[0], head(&pieces[0]).unwrap().flow);
+        let flows: Vec<_> = pieces.iter().map(|piece| cut.flow(piece)).collect();
+        assert_eq!(flows, [None, Some(flow), Some(flow)]);
+        assert!(fragments(&whole, 1_500).all(|other| cut.flow(&other).is_none()));
+        for name in 8..=7 + CUT_MAX as u8 {
+            named[IDENTIFICATION + 1] = name;
+            cut.remember(&fragments(&named, 1_500).next().unwrap(), flow);
+        }
+        assert_eq!((cut.flow(&pieces[1]), cut.recent.len()), (None, CUT_MAX));
     }
 
     #[test]
@@ -126,7 +328,104 @@ mod tests {
         }
         let mut options = packet;
         options[0] = 0x4f;
-        assert_eq!(head(&options).unwrap().flow.from.1, 0, "the ports are beyond its end");
+        assert_eq!(head(&options), None, "its header reaches beyond its end");
+    }
+
+    #[test]
+    fn tcp_without_data_carries_nothing() {
+        let tcp = |words: u8, data: usize| {
+            let mut packet = udp(&vec![0; usize::from(words) * 4 + data - 8]);
+            (packet[9], packet[20 + 12]) = (TCP, words << 4);
+            head(&packet).unwrap().message_bytes
+        };
+        assert_eq!((tcp(5, 0), tcp(8, 0), tcp(15, 0)), (Some(0), Some(0), Some(0)));
+        assert_eq!((tcp(5, 1), tcp(8, 1), tcp(5, 12)), (None, None, None));
+        assert_eq!(head(&udp(b"")).unwrap().message_bytes, None);
+    }
+
+    /// A DDS message with a sample of one writer and a heartbeat of another.
+    fn of_two_writers() -> Vec<u8> {
+        let mut payload = b"RTPS\x02\x03\x01\x10participant1".to_vec();
+        payload.extend(b"\x15\x05\x1d\0\0\0\x10\0\0\0\0\0\0\0\x12\x03\0\0\0\0\0\0\0\x01odd sampl");
+        payload.extend(b"\x07\x01\x1c\0\0\0\0\0\0\0\x13\x02\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0");
+        udp(&payload)
+    }
+
+    #[test]
+    fn writers_get_packets_of_their_own_with_right_checksums() {
+        for checksum in [0, 1] {
+            let mut packet = of_two_writers();
+            packet[20 + 7] = checksum;
+            let head = head(&packet).unwrap();
+            let message = rtps(&packet, &head).unwrap();
+            assert_eq!(message.content(), None);
+            let parts: Vec<_> = parts(&packet, head, &message).collect();
+            let lengths: Vec<_> = parts.iter().map(|(_, part)| part.len()).collect();
+            assert_eq!(lengths, [20 + 8 + 20 + 33, 20 + 8 + 20 + 32]);
+            let entities: Vec<_> = parts.iter().map(|(head, _)| head.flow.writer.unwrap().0[14]).collect();
+            assert_eq!(entities, [0x12, 0x13]);
+            for (head, part) in &parts {
+                let again = super::head(part).unwrap();
+                let content = rtps(part, &again).unwrap().content().unwrap();
+                assert_eq!(of(again, part.len(), content), *head);
+                assert_eq!(usize::from(word(part, 24)), part.len() - 20);
+                // Over a right packet, the sum is all ones.
+                let pseudo = ones_sum(&part[ADDRESSES], u32::from(UDP) + (part.len() - 20) as u32);
+                let sum = ones_sum(&part[20..], u32::from(pseudo));
+                assert!(if checksum == 0 {
+                    part[26..28] == [0, 0]
+                } else {
+                    sum == u16::MAX
+                });
+            }
+            assert_eq!(
+                (parts[0].0.message_bytes, parts[1].0.message_bytes),
+                (Some(29), Some(0))
+            );
+        }
+    }
+
+    #[test]
+    fn fragments_put_together_are_the_packet() {
+        let mut packet = udp(&(0..5_000u32).map(|byte| byte as u8).collect::<Vec<_>>());
+        packet[FRAGMENT] = 0;
+        let pieces: Vec<_> = fragments(&packet, 1_500).collect();
+        assert_eq!(pieces.len(), 4);
+        let mut together = Vec::new();
+        for (at, piece) in pieces.iter().enumerate() {
+            assert!(head(piece).is_some() && piece.len() <= 1_500);
+            assert_eq!(usize::from(word(piece, FRAGMENT) & PLACE) * 8, together.len());
+            assert_eq!(word(piece, FRAGMENT) & MORE_FRAGMENTS != 0, at < 3);
+            together.extend_from_slice(&piece[20..]);
+        }
+        assert_eq!(together, packet[20..]);
+        // A fragment is cut further.
+        let middle: Vec<_> = fragments(&pieces[1], 700).collect();
+        let places: Vec<_> = middle.iter().map(|piece| word(piece, FRAGMENT)).collect();
+        let first = 1_480 / 8;
+        assert_eq!(
+            places,
+            [first, first + 85, first + 170].map(|place| place | MORE_FRAGMENTS)
+        );
+        assert_eq!(fragments(&packet[..20], 1_500).count(), 0);
+        assert_eq!(fragments(&packet, 0).count(), 5_008 / 8);
+    }
+
+    #[test]
+    fn a_sender_is_told_that_its_packet_is_too_long() {
+        let packet = udp(&[0; 2_000]);
+        assert!(is_uncuttable(&packet));
+        let told = too_long(&packet, 1_500);
+        let head = head(&told).unwrap();
+        assert_eq!((head.flow.protocol, head.flow.from.0), (1, IpAddr::from([10, 0, 0, 2])));
+        assert_eq!(head.flow.to.0, IpAddr::from([10, 0, 0, 1]));
+        assert_eq!(
+            (ones_sum(&told[..20], 0), ones_sum(&told[20..], 0)),
+            (u16::MAX, u16::MAX)
+        );
+        assert_eq!(told[20..22], [3, 4]);
+        assert_eq!(word(&told, 26), 1_500);
+        assert_eq!(told[28..], packet[..28]);
     }
 
     #[test]

@@ -26,6 +26,10 @@ const PRIORITY: usize = 5_190;
 const TABLE: usize = 7_460;
 /// The most rules that earlier starts can have left of one kind.
 const LEFT_MAX: usize = 16;
+/// The TUN's MTU: datagrams come whole, and are cut by the agent.
+const MTU: usize = 65_535;
+/// The headers of IPv4 and TCP without options.
+const TCP_HEADERS_BYTES: usize = 40;
 /// Packets that wait in a TUN before the kernel drops some.
 pub(super) const QUEUE_PACKETS: usize = 10_000;
 /// Values of `rp_filter`: strict, and loose.
@@ -52,7 +56,7 @@ pub(super) struct Outlet {
     /// As `10.77.0.0/24`.
     pub network: String,
     prefix: u8,
-    mtu: u32,
+    pub mtu: usize,
     /// Whether a packet may have to wait until its receiver's hardware address is known.
     pub has_neighbours: bool,
 }
@@ -102,14 +106,16 @@ impl Routes {
         let mut routes = Routes { path, filter: None };
         // Without an address of its own: some programs announce every address that the machine has.
         ip(&format!(
-            "link set dev {tun} mtu {mtu} txqueuelen {QUEUE_PACKETS} addrgenmode none"
+            "link set dev {tun} mtu {MTU} txqueuelen {QUEUE_PACKETS} addrgenmode none"
         ))?;
         ip(&format!("link set dev {tun} up"))?;
         let [first, second] = priorities(path);
         let table = TABLE + path;
-        // As if beyond a router: else the kernel would take the TUN for the way to routers of new routes.
+        // As if beyond a router: else the kernel would take the TUN for the way to routers of new routes. The MTU is locked, so
+        // that only what a program itself forbids to be cut says so. TCP's segments fit the interface.
+        let segment = mtu.saturating_sub(TCP_HEADERS_BYTES);
         ip(&format!(
-            "-4 route replace {network} dev {tun} src {address} scope global table {table}"
+            "-4 route replace {network} dev {tun} src {address} scope global table {table} mtu lock {MTU} advmss {segment}"
         ))?;
         routes.loosen(interface);
         // As if the kernel had made them: systemd-networkd deletes the rules of others.

@@ -3,7 +3,7 @@
 //! Left out: robots' names as receivers. Their addresses are known only once the team runs, and the emulator's differ.
 
 use crate::model::Robot;
-use crate::rules::{DSCP_MAX, PORTED, PROTECT_MAX};
+use crate::rules::{DSCP_MAX, PORTED, PROTECT_MAX, TOPIC_BYTES_MAX};
 use crate::sheet::Sheet;
 use crate::units::clip;
 use coorp_core::protect::{Class, Rule};
@@ -64,13 +64,14 @@ fn rule(sheet: &mut Sheet<'_>, robots: &[Robot]) -> Rule {
     }
     let to = to(sheet, robots);
     let dscp = sheet.name_or_integer("dscp", &CODE_POINTS, 0..=DSCP_MAX);
-    if !["protocol", "port", "ports", "to", "dscp"]
+    let topic = topic(sheet);
+    if !["protocol", "port", "ports", "to", "dscp", "topic"]
         .iter()
         .any(|key| sheet.has(key))
     {
         let (problems, file) = sheet.problems();
         let message = "[[protect]] has no condition, so it would match every packet";
-        let mend = "add `port`, `ports`, `protocol`, `to` or `dscp`";
+        let mend = "add `port`, `ports`, `protocol`, `to`, `dscp` or `topic`";
         problems.add(file, sheet.span(), message, mend);
     }
     sheet.finish();
@@ -81,7 +82,20 @@ fn rule(sheet: &mut Sheet<'_>, robots: &[Robot]) -> Rule {
         ports,
         to,
         dscp,
+        topic,
     }
+}
+
+/// `topic`: the name of a DDS topic, or of one of ROS 2.
+fn topic(sheet: &mut Sheet<'_>) -> Option<String> {
+    let (text, _) = sheet.string("topic")?;
+    if text.is_empty() || text.len() > TOPIC_BYTES_MAX {
+        let message = format!("`topic` has {} characters", text.len());
+        let mend = format!("write a topic's name of 1 to {TOPIC_BYTES_MAX} characters, such as \"/camera/*\"");
+        sheet.problem("topic", message, mend);
+        return None;
+    }
+    Some(text.to_owned())
 }
 
 /// `port` or `ports`: the first and the last.

@@ -96,10 +96,10 @@ impl Kind {
             let message: &[(f64, u32)] = match self {
                 Kind::Pose => &[(0.0, 228)],
                 Kind::Commands => &[(0.0, 148)],
-                Kind::Telemetry => &[(0.0, 752), (0.003, 52)],
+                Kind::Telemetry => &[(0.0, 752), (0.003, BARE)],
                 Kind::Ping => &[(0.0, 84)],
                 Kind::Maps => &[(0.0, FULL); 166],
-                Kind::Acknowledgements | Kind::QuietAcknowledgements => &[(0.0, 52); 6],
+                Kind::Acknowledgements | Kind::QuietAcknowledgements => &[(0.0, BARE); 6],
                 Kind::Video => &[(0.0, FULL); 11],
                 Kind::Lookups => &[(0.0, 70), (0.000_1, 70)],
                 Kind::Typing => &[(0.0, 88)],
@@ -110,6 +110,14 @@ impl Kind {
         }
         out
     }
+}
+
+/// TCP's packets of this length carry nothing.
+const BARE: u32 = 52;
+
+/// How much a packet carries, if it is known to carry nothing.
+fn carries(protocol: u8, bytes: u32) -> Option<u32> {
+    (protocol == TCP && bytes == BARE).then_some(0)
 }
 
 /// What became of one program.
@@ -158,6 +166,7 @@ fn run(kinds: &[Kind], seed: u64) -> Vec<Seen> {
         },
         bytes,
         dscp: 0,
+        message_bytes: carries(kinds[program].protocol(), bytes),
     };
     let mut below = VecDeque::new();
     let mut answers: VecDeque<(Instant, usize)> = VecDeque::new();
@@ -291,6 +300,7 @@ fn classes(messages: impl Iterator<Item = (f64, u32)>, protocol: u8) -> Vec<Clas
                 flow,
                 bytes: (bytes - piece * FULL).min(FULL),
                 dscp: 0,
+                message_bytes: carries(protocol, bytes),
             };
             protect.on_packet(head, (), now);
             protect.next(Class::Ordinary, now);
