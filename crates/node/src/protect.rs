@@ -45,8 +45,9 @@ use crate::Error;
 const TOGETHER: usize = 64;
 /// The longest IP packet.
 const PACKET_BYTES_MAX: usize = 65_535;
-/// For how long a permit is kept without bulk: senders that wait for acknowledgements have a queue that runs empty.
-const LINGER: Duration = Duration::from_millis(30);
+/// For how long a permit is kept without bulk: senders that wait for acknowledgements have a queue that runs empty. Some
+/// longer than it takes to hand a permit over, so that neither waiting nor giving back too early costs much.
+const LINGER: Duration = Duration::from_millis(8);
 /// How often the flows are shown anew, and the interface is looked at.
 const SHOW_EVERY: Duration = Duration::from_millis(500);
 /// Small packets of bulk that wait behind a datagram of which a part is sent, at most.
