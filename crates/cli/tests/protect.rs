@@ -129,12 +129,19 @@ up() {
     "$COORP" up "$FOLDER/team.toml" --robot rover --protect --state "$FOLDER/state" & agent=$!
     ready $agent
 }
+rights() {
+    for task in /proc/$1/task/*; do
+        grep -E 'Cap(Prm|Eff|Bnd|Amb)|NoNewPrivs' $task/status | tr '\t\n' '  '; echo
+    done | sort -u
+}
 says() { ping -c 2 -i 0.2 -W 5 base > "$FOLDER/ping" && echo "$*: passes" || { echo "$*: fails"; cat "$FOLDER/ping"; }; }
 state > "$FOLDER/before"
 up
 base=$(getent hosts base | cut -d' ' -f1)
 ip route get "$base" | grep -q 'dev coorp0' && echo routed
 says protected
+rights $agent | sed 's/^/rights /'
+awk '$2 == "(coorp-lane0)" && $41 == 2' /proc/$agent/task/*/stat | grep -q . && echo ahead of others
 ip route add 10.200.0.0/24 via "$base" && ip route show 10.200.0.0/24 | grep -q 'dev wlan0' && echo through the card
 ip route del 10.200.0.0/24
 # An absent receiver holds nobody up.
@@ -156,6 +163,8 @@ up
 says again
 kill $agent; wait $agent
 ip rule | grep -c '519[01]'
+# From here on, the state is another user's.
+chown -R 12345 "$FOLDER/state" && chmod 700 "$FOLDER/state"
 "$COORP" up "$FOLDER/team.toml" --robot rover --protect --state "$FOLDER/state" & agent=$!
 ready $agent
 echo second; timeout 20 "$COORP" up "$FOLDER/other.toml" --robot rover --protect --insecure --state "$FOLDER/other"
@@ -186,6 +195,7 @@ fn what_an_agent_changes_is_undone_and_traffic_flows_after_its_death() {
         "[rover] through the card\n",
         "[rover] beside an absent one: passes\n",
         "[rover] smaller: passes\n",
+        "[rover] ahead of others\n",
         "[rover] undone\n",
         "[rover] killed: passes\n",
         "[rover] again: passes\n",
@@ -195,6 +205,27 @@ fn what_an_agent_changes_is_undone_and_traffic_flows_after_its_death() {
         assert!(stdout.contains(found), "{found}: {all}");
     }
     assert!(stderr.contains("another agent protects this machine"), "{all}");
+    assert!(stderr.contains("/state is another user's"), "{all}");
+    has_few_rights(&stdout);
+}
+
+/// All threads of an agent have the same rights, and no more than it needs.
+fn has_few_rights(stdout: &str) {
+    let lines: Vec<&str> = stdout
+        .lines()
+        .filter(|line| line.starts_with("[rover] rights "))
+        .collect();
+    assert_eq!(lines.len(), 1, "{stdout}");
+    let right = |name: &str| {
+        let value = lines[0].split(&format!("{name}: ")).nth(1).unwrap();
+        u64::from_str_radix(value.split_whitespace().next().unwrap(), 16).unwrap()
+    };
+    let (admin, raw, nice) = (1 << 12, 1 << 13, 1 << 23);
+    // Where the limit of real-time priorities cannot be raised, that takes a right.
+    for of in ["CapPrm", "CapEff", "CapBnd"] {
+        assert_eq!(right(of) & !nice, admin | raw, "{of}: {}", lines[0]);
+    }
+    assert_eq!((right("CapAmb"), right("NoNewPrivs")), (admin, 1), "{}", lines[0]);
 }
 
 #[test]

@@ -93,3 +93,4 @@ pub use protect::protect_interface;
 pub use pulse::Pulse;
 pub use rank::real_time;
 pub use shared_robot::Wish;
+pub use state::folder as state_folder;

@@ -15,7 +15,7 @@ use coorp_node::{Node, Options};
 use coorp_team::Team;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use super::{load, log, note_insecure, supervise};
+use super::{load, log, note_insecure, rights, supervise};
 use crate::failure::Failure;
 use crate::{output, policies};
 
@@ -67,12 +67,28 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     if args.insecure {
         note_insecure();
     }
+    let state = match &args.state {
+        Some(state) => state.clone(),
+        None => coorp_node::state_folder(&team.name, &args.robot)?,
+    };
+    if args.protect {
+        // Before there are threads.
+        let keys = (!args.insecure).then_some(&team.live.keys);
+        let written = [Some(&state), args.into.as_ref(), args.record.as_ref()];
+        let places: Vec<&Path> = [keys]
+            .into_iter()
+            .chain(written)
+            .flatten()
+            .map(PathBuf::as_path)
+            .collect();
+        rights::drop_most(&places)?;
+    }
     let node = Node::open(Options {
         team: team.clone(),
         robot: args.robot.clone(),
         policy,
         insecure: args.insecure,
-        state: args.state.clone(),
+        state: Some(state),
     })?;
     // Watched before anything is changed that an orderly end undoes.
     let signals = Signals::watch()?;
