@@ -134,6 +134,7 @@ rights() {
         grep -E 'Cap(Prm|Eff|Bnd|Amb)|NoNewPrivs' $task/status | tr '\t\n' '  '; echo
     done | sort -u
 }
+same() { state > "$FOLDER/now"; diff "$FOLDER/before" "$FOLDER/now" && echo "$*"; }
 says() { ping -c 2 -i 0.2 -W 5 base > "$FOLDER/ping" && echo "$*: passes" || { echo "$*: fails"; cat "$FOLDER/ping"; }; }
 state > "$FOLDER/before"
 up
@@ -154,15 +155,27 @@ until ip link show coorp0 | grep -q 'mtu 1400'; do sleep 0.1; done; says smaller
 ip link set wlan0 mtu 1500
 until ip link show coorp0 | grep -q 'mtu 1500'; do sleep 0.1; done
 kill $agent; wait $agent
-state > "$FOLDER/after"
-cmp "$FOLDER/before" "$FOLDER/after" && echo undone
+same undone
 up
 kill -9 $agent; wait $agent
 says killed
+[ "$(cat /proc/sys/net/ipv4/conf/wlan0/rp_filter)" = 2 ] && echo loose
 up
 says again
+timeout 20 "$COORP" up "$FOLDER/team.toml" --robot rover --protect=off --state "$FOLDER/state"
 kill $agent; wait $agent
-ip rule | grep -c '519[01]'
+same undone by the next one
+up
+kill -9 $agent; wait $agent
+off() {
+    "$COORP" up "$FOLDER/team.toml" --robot rover --protect=off --state "$FOLDER/state" > "$FOLDER/off" 2>&1 & agent=$!
+    until grep -q 'is up' "$FOLDER/off"; do sleep 0.1; kill -0 $agent || break; done
+    kill $agent; wait $agent
+    cat "$FOLDER/off"
+}
+off
+same undone by off
+off
 # From here on, the state is another user's.
 chown -R 12345 "$FOLDER/state" && chmod 700 "$FOLDER/state"
 "$COORP" up "$FOLDER/team.toml" --robot rover --protect --state "$FOLDER/state" & agent=$!
@@ -198,13 +211,22 @@ fn what_an_agent_changes_is_undone_and_traffic_flows_after_its_death() {
         "[rover] ahead of others\n",
         "[rover] undone\n",
         "[rover] killed: passes\n",
+        "[rover] loose\n",
         "[rover] again: passes\n",
-        "[rover] 0\n",
+        "[rover] undone by the next one\n",
+        "[rover] undone: the rule 5190, 'from all fwmark 0x2 iif wlan0 nop'\n",
+        "[rover] undone: rp_filter of wlan0, which is 1 again\n",
+        "[rover] undone by off\n",
+        "[rover] nothing was left of an agent that protected this machine\n",
         "[rover] kept\n",
     ] {
         assert!(stdout.contains(found), "{found}: {all}");
     }
     assert!(stderr.contains("another agent protects this machine"), "{all}");
+    assert!(
+        stderr.contains("an agent protects this machine now, by the interface coorp0"),
+        "{all}"
+    );
     assert!(stderr.contains("/state is another user's"), "{all}");
     has_few_rights(&stdout);
 }

@@ -48,12 +48,19 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
     /// Protect what this machine's other programs send over the robot's interfaces: control goes out at once, bulk waits for
-    /// its permit. Needs root
-    #[arg(long)]
-    protect: bool,
+    /// its permit. 'off' does not, and first undoes what an agent that was killed has left. Both need root
+    #[arg(long, value_name = "WHETHER", num_args = 0..=1, require_equals = true, default_missing_value = "on")]
+    protect: Option<Whether>,
     /// Run without keys: only for networks that nobody else can reach
     #[arg(long)]
     insecure: bool,
+}
+
+/// Whether to protect other programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Whether {
+    On,
+    Off,
 }
 
 /// Runs `coorp up`; returns only on failure.
@@ -71,7 +78,11 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         Some(state) => state.clone(),
         None => coorp_node::state_folder(&team.name, &args.robot)?,
     };
-    if args.protect {
+    let protects = args.protect == Some(Whether::On);
+    if args.protect == Some(Whether::Off) {
+        leave_no_trace()?;
+    }
+    if protects {
         // Before there are threads.
         let keys = (!args.insecure).then_some(&team.live.keys);
         let written = [Some(&state), args.into.as_ref(), args.record.as_ref()];
@@ -92,7 +103,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     })?;
     // Watched before anything is changed that an orderly end undoes.
     let signals = Signals::watch()?;
-    if args.protect {
+    if protects {
         node.protect()?;
     }
     if let Some(into) = &args.into {
@@ -116,6 +127,18 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     // Closes its links, so the other robots notice at once.
     drop(node);
     signal_hook::low_level::emulate_default_handler(signal).map_err(|error| unwatched(&error))
+}
+
+/// Undoes what an agent that was killed has left on this machine, and says what that was.
+fn leave_no_trace() -> Result<(), Failure> {
+    let undone = coorp_node::unprotect()?;
+    if undone.is_empty() {
+        output::note("nothing was left of an agent that protected this machine");
+    }
+    for what in undone {
+        output::note(&format!("undone: {what}"));
+    }
+    Ok(())
 }
 
 /// Moves each bulk message into its own file until the process ends.
