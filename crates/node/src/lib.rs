@@ -89,7 +89,7 @@ pub use file_name::file_name;
 pub use links::MESSAGE_BYTES_MAX;
 pub use node::{Node, Options, INSECURE};
 pub use policy::{live_policies, why_not_live};
-pub use protect::{protect_interface, unprotect};
+pub use protect::{protect_interface, protect_priorities, unprotect};
 pub use pulse::Pulse;
 pub use rank::real_time;
 pub use shared_robot::Wish;

@@ -33,7 +33,7 @@ use coorp_core::{Duration, FlowId, Instant};
 use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags, Timespec};
 
 use self::card::{Card, BELOW_ORDINARY_MAX};
-pub use self::routes::unprotect;
+pub use self::routes::{protect_priorities, unprotect};
 use self::routes::{Outlet, Routes};
 use crate::member::Member;
 use crate::rank::real_time;

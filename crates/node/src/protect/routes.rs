@@ -14,6 +14,7 @@
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr};
+use std::ops::Range;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
@@ -197,6 +198,11 @@ pub(super) fn forget_from(path: usize) {
 /// The priorities of a path's two rules.
 fn priorities(path: usize) -> [usize; 2] {
     [PRIORITY + 2 * path, PRIORITY + 2 * path + 1]
+}
+
+/// The priorities of all our rules.
+pub fn protect_priorities() -> Range<usize> {
+    PRIORITY..PRIORITY + 2 * PATHS_MAX
 }
 
 /// Deletes a path's rules, and puts the filter back that one of them notes. Returns what that was, in words.
