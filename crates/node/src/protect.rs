@@ -13,6 +13,7 @@
 //! offload; back-pressure, since a full TUN drops where a full card would make a program wait.
 
 mod card;
+mod fragments;
 mod neighbours;
 mod packet;
 mod routes;

@@ -13,6 +13,7 @@ use coorp_core::{Duration, FlowId, Instant};
 use nix::sys::socket::{setsockopt, sockopt};
 use socket2::{Domain, Protocol, Socket, Type};
 
+use super::fragments;
 use super::neighbours::Neighbours;
 use super::packet;
 use super::routes::Outlet;
@@ -167,6 +168,7 @@ fn open_raw(outlet: &Outlet) -> io::Result<Socket> {
     let socket = Socket::new(Domain::IPV4, Type::RAW, Some(raw))?;
     socket.bind_device(Some(outlet.interface.as_bytes()))?;
     socket.set_nonblocking(true)?;
+    fragments::keep(&socket)?;
     Ok(socket)
 }
 
