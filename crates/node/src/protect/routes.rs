@@ -117,6 +117,7 @@ impl Routes {
             "-4 route replace {network} dev {tun} src {address} scope global table {table}"
         ))?;
         routes.loosen(interface)?;
+        note_ipv6(interface);
         // As if the kernel had made them: systemd-networkd deletes the rules of others.
         ip(&format!(
             "-4 rule add pref {first} iif lo lookup main suppress_prefixlength {prefix} protocol kernel"
@@ -154,6 +155,21 @@ impl Drop for Routes {
         if let Err(error) = forget(self.path) {
             tracing::warn!("rules stay, and do no harm: {error}");
         }
+    }
+}
+
+/// Says that an interface has an IPv6 address by which others may reach it past the agent.
+fn note_ipv6(interface: &str) {
+    let found = pnet_datalink::interfaces();
+    let ours = found.iter().filter(|one| one.name == interface);
+    let mut networks = ours.flat_map(|one| &one.ips);
+    let six = networks.find_map(|network| match network.ip() {
+        // fe80::/10 reaches only the link, and no name resolves to it.
+        IpAddr::V6(address) if address.segments()[0] & 0xffc0 != 0xfe80 => Some(address),
+        _ => None,
+    });
+    if let Some(address) = six {
+        tracing::warn!("IPv6 goes round the agent, and {interface} has {address}: let bulk go by IPv4");
     }
 }
 
