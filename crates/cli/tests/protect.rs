@@ -295,6 +295,8 @@ def answer_streams():
             stream.sendall(hasher.digest())
 
 if ROBOT == "base":
+    # The agent looks for the base's, and would use up the errors that it may send.
+    pathlib.Path("/proc/sys/net/ipv4/icmp_ratelimit").write_text("0")
     run("ip addr add fd77::1/64 dev wlan0 nodad")
     for work in ((answer, ""), (answer, SIX, socket.AF_INET6), (answer_streams,)):
         threading.Thread(target=work[0], args=work[1:], daemon=True).start()
@@ -317,6 +319,17 @@ def asks(to, size=100, port=PORT, options=(), times=10):
             except (TimeoutError, PermissionError):
                 pass  # A firewall's drop is told to a program only if its own packet was dropped.
         return False
+
+def refused():
+    "Whether a program learns by ICMP that nobody receives."
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as own:
+        own.settimeout(5)
+        own.connect((BASE, PORT + 1))
+        own.send(b"")
+        try:
+            return not own.recv(100)
+        except ConnectionRefusedError:
+            return True
 
 def streams():
     with socket.create_connection((BASE, PORT)) as own:
@@ -353,6 +366,7 @@ TRIES = {
     "what does not fit": lambda: whole(1_473),
     "a stream": streams,
     "an echo": lambda: "1 received" in run(f"ping -c 1 -W 5 {BASE}", check=False),
+    "a refusal": refused,
     "a broadcast": lambda: asks(ALL, options=[(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)]),
     "a broadcast to all": lambda: asks("255.255.255.255", options=[
         (socket.SOL_SOCKET, socket.SO_BROADCAST, 1), (socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"wlan0")]),
@@ -457,6 +471,7 @@ fn what_a_machine_has_already_works_beside_an_agent_as_without() {
         ("what does not fit", "Message too long, 1500"),
         ("a stream", "True"),
         ("an echo", "True"),
+        ("a refusal", "True"),
         ("a broadcast", "True"),
         ("a broadcast to all", "True"),
         ("a multicast", "True"),
