@@ -19,7 +19,10 @@ fn loopback_is_usable_and_each_line_says_what_it_means() {
     let output = doctor("lo");
     let said = text(&output.stdout);
     assert_eq!(output.status.code(), Some(0), "{said}{}", text(&output.stderr));
-    assert!(said.starts_with("lo\n") && said.contains("\nthis machine\n"), "{said}");
+    assert!(
+        said.starts_with("lo\n") && said.contains("\nthis machine\n") && said.contains("\ncoorp up --protect\n"),
+        "{said}"
+    );
     for about in [
         "state",
         "driver",
@@ -31,6 +34,9 @@ fn loopback_is_usable_and_each_line_says_what_it_means() {
         "clock source",
         "DSCP mark",
         "TUN",
+        "reverse path",
+        "rights",
+        "iproute2",
     ] {
         let line = said.lines().find(|line| line.contains(&format!("  {about} ")));
         assert!(line.is_some_and(|line| line.contains(": ")), "{about}: {said}");

@@ -129,12 +129,20 @@ up() {
     "$COORP" up "$FOLDER/team.toml" --robot rover --protect --state "$FOLDER/state" & agent=$!
     ready $agent
 }
+rights() {
+    for task in /proc/$1/task/*; do
+        grep -E 'Cap(Prm|Eff|Bnd|Amb)|NoNewPrivs' $task/status | tr '\t\n' '  '; echo
+    done | sort -u
+}
+same() { state > "$FOLDER/now"; diff "$FOLDER/before" "$FOLDER/now" && echo "$*"; }
 says() { ping -c 2 -i 0.2 -W 5 base > "$FOLDER/ping" && echo "$*: passes" || { echo "$*: fails"; cat "$FOLDER/ping"; }; }
 state > "$FOLDER/before"
 up
 base=$(getent hosts base | cut -d' ' -f1)
 ip route get "$base" | grep -q 'dev coorp0' && echo routed
 says protected
+rights $agent | sed 's/^/rights /'
+awk '$2 == "(coorp-lane0)" && $41 == 2' /proc/$agent/task/*/stat | grep -q . && echo ahead of others
 ip route add 10.200.0.0/24 via "$base" && ip route show 10.200.0.0/24 | grep -q 'dev wlan0' && echo through the card
 ip route del 10.200.0.0/24
 # An absent receiver holds nobody up.
@@ -147,15 +155,29 @@ until ip route show table 7460 | grep -q 'advmss 1360'; do sleep 0.1; done; says
 ip link set wlan0 mtu 1500
 until ip route show table 7460 | grep -q 'advmss 1460'; do sleep 0.1; done
 kill $agent; wait $agent
-state > "$FOLDER/after"
-cmp "$FOLDER/before" "$FOLDER/after" && echo undone
+same undone
 up
 kill -9 $agent; wait $agent
 says killed
+[ "$(cat /proc/sys/net/ipv4/conf/wlan0/rp_filter)" = 2 ] && echo loose
 up
 says again
+timeout 20 "$COORP" up "$FOLDER/team.toml" --robot rover --protect=off --state "$FOLDER/state"
 kill $agent; wait $agent
-ip rule | grep -c '519[01]'
+same undone by the next one
+up
+kill -9 $agent; wait $agent
+off() {
+    "$COORP" up "$FOLDER/team.toml" --robot rover --protect=off --state "$FOLDER/state" > "$FOLDER/off" 2>&1 & agent=$!
+    until grep -q 'is up' "$FOLDER/off"; do sleep 0.1; kill -0 $agent || break; done
+    kill $agent; wait $agent
+    cat "$FOLDER/off"
+}
+off
+same undone by off
+off
+# From here on, the state is another user's.
+chown -R 12345 "$FOLDER/state" && chmod 700 "$FOLDER/state"
 "$COORP" up "$FOLDER/team.toml" --robot rover --protect --state "$FOLDER/state" & agent=$!
 ready $agent
 echo second; timeout 20 "$COORP" up "$FOLDER/other.toml" --robot rover --protect --insecure --state "$FOLDER/other"
@@ -186,15 +208,46 @@ fn what_an_agent_changes_is_undone_and_traffic_flows_after_its_death() {
         "[rover] through the card\n",
         "[rover] beside an absent one: passes\n",
         "[rover] smaller: passes\n",
+        "[rover] ahead of others\n",
         "[rover] undone\n",
         "[rover] killed: passes\n",
+        "[rover] loose\n",
         "[rover] again: passes\n",
-        "[rover] 0\n",
+        "[rover] undone by the next one\n",
+        "[rover] undone: the rule 5190, 'from all fwmark 0x2 iif wlan0 nop'\n",
+        "[rover] undone: rp_filter of wlan0, which is 1 again\n",
+        "[rover] undone by off\n",
+        "[rover] nothing was left of an agent that protected this machine\n",
         "[rover] kept\n",
     ] {
         assert!(stdout.contains(found), "{found}: {all}");
     }
     assert!(stderr.contains("another agent protects this machine"), "{all}");
+    assert!(
+        stderr.contains("an agent protects this machine now, by the interface coorp0"),
+        "{all}"
+    );
+    assert!(stderr.contains("/state is another user's"), "{all}");
+    has_few_rights(&stdout);
+}
+
+/// All threads of an agent have the same rights, and no more than it needs.
+fn has_few_rights(stdout: &str) {
+    let lines: Vec<&str> = stdout
+        .lines()
+        .filter(|line| line.starts_with("[rover] rights "))
+        .collect();
+    assert_eq!(lines.len(), 1, "{stdout}");
+    let right = |name: &str| {
+        let value = lines[0].split(&format!("{name}: ")).nth(1).unwrap();
+        u64::from_str_radix(value.split_whitespace().next().unwrap(), 16).unwrap()
+    };
+    let (admin, raw, nice) = (1 << 12, 1 << 13, 1 << 23);
+    // Where the limit of real-time priorities cannot be raised, that takes a right.
+    for of in ["CapPrm", "CapEff", "CapBnd"] {
+        assert_eq!(right(of) & !nice, admin | raw, "{of}: {}", lines[0]);
+    }
+    assert_eq!((right("CapAmb"), right("NoNewPrivs")), (admin, 1), "{}", lines[0]);
 }
 
 /// The rover sends the base long datagrams, some that must not be cut, and a DDS message of two writers.
@@ -286,4 +339,234 @@ fn a_robot_without_interfaces_says_what_is_missing() {
     let stderr = text(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{stderr}");
     assert!(stderr.contains("add interfaces = [\"wlan0\"]"), "{stderr}");
+}
+
+/// The rover talks to the base in all the ways that may go wrong in a TUN: without an agent, with one, and without again. It
+/// has a firewall, a bridge as Docker's, and a VPN that routes as tailscale does.
+const TRIES: &str = r#"
+import hashlib, os, pathlib, signal, socket, struct, subprocess, sys, threading, time
+COORP, FOLDER = sys.argv[1:]
+ROBOT, DONE, PORT = os.environ["COORP_ROBOT"], os.path.join(FOLDER, "done"), 7100
+BASE, OWN, ALL, GROUP, SIX = "10.77.0.1", "10.77.0.2", "10.77.255.255", "239.7.7.7", "fd77::1"
+
+def run(command, check=True):
+    return subprocess.run(command.split(), check=check, capture_output=True, text=True).stdout
+
+def answer(bound, family=socket.AF_INET):
+    "Answers each datagram with the hash of what came."
+    own = socket.socket(family, socket.SOCK_DGRAM)
+    own.bind((bound, PORT))
+    if bound == "":
+        own.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, socket.inet_aton(GROUP) + socket.inet_aton(BASE))
+    while True:
+        came, sender = own.recvfrom(65_536)
+        own.sendto(hashlib.sha256(came).digest(), sender)
+
+def answer_streams():
+    server = socket.create_server(("", PORT))
+    while True:
+        stream, _ = server.accept()
+        with stream:
+            hasher = hashlib.sha256()
+            while data := stream.recv(1 << 16):
+                hasher.update(data)
+            stream.sendall(hasher.digest())
+
+if ROBOT == "base":
+    # The agent looks for the base's, and would use up the errors that it may send.
+    pathlib.Path("/proc/sys/net/ipv4/icmp_ratelimit").write_text("0")
+    run("ip addr add fd77::1/64 dev wlan0 nodad")
+    for work in ((answer, ""), (answer, SIX, socket.AF_INET6), (answer_streams,)):
+        threading.Thread(target=work[0], args=work[1:], daemon=True).start()
+if ROBOT != "rover":
+    while not os.path.exists(DONE):
+        time.sleep(0.1)
+    os._exit(0)
+
+def asks(to, size=100, port=PORT, options=(), times=10):
+    "Whether a datagram is answered with its hash; a broadcast has no retries on the air."
+    with socket.socket(socket.AF_INET6 if ":" in to else socket.AF_INET, socket.SOCK_DGRAM) as own:
+        for option in options:
+            own.setsockopt(*option)
+        own.settimeout(0.5)
+        payload = os.urandom(size)
+        for _ in range(times):
+            try:
+                own.sendto(payload, (to, port))
+                return own.recv(100) == hashlib.sha256(payload).digest()
+            except (TimeoutError, PermissionError):
+                pass  # A firewall's drop is told to a program only if its own packet was dropped.
+        return False
+
+def refused():
+    "Whether a program learns by ICMP that nobody receives."
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as own:
+        own.settimeout(5)
+        own.connect((BASE, PORT + 1))
+        own.send(b"")
+        try:
+            return not own.recv(100)
+        except ConnectionRefusedError:
+            return True
+
+def streams():
+    with socket.create_connection((BASE, PORT)) as own:
+        # Segments fit the link, whatever the interface takes that they go into.
+        fits = own.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG) <= 1_460
+        payload = os.urandom(1_000_000)
+        own.sendall(payload)
+        own.shutdown(socket.SHUT_WR)
+        return fits and own.recv(100) == hashlib.sha256(payload).digest()
+
+def whole(size):
+    "What a program is told that asks for no fragments."
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as own:
+        own.setsockopt(socket.IPPROTO_IP, 10, 2)  # IP_MTU_DISCOVER, IP_PMTUDISC_DO
+        own.connect((BASE, PORT))
+        try:
+            for _ in range(10):
+                own.send(bytes(size))
+                time.sleep(0.05)
+        except OSError as error:
+            return f"{error.strerror}, {own.getsockopt(socket.IPPROTO_IP, 14)}"  # IP_MTU
+        return "sent"
+
+def goes(to):
+    "The interface by which a packet leaves."
+    return run(f"ip route get {to}").split("dev ")[1].split()[0]
+
+multicast = (socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(OWN))
+TRIES = {
+    "a datagram": lambda: asks(BASE),
+    "fragments": lambda: asks(BASE, 20_000),
+    "the longest datagram": lambda: asks(BASE, 65_507),
+    "what just fits": lambda: whole(1_472),
+    "what does not fit": lambda: whole(1_473),
+    "a stream": streams,
+    "an echo": lambda: "1 received" in run(f"ping -c 1 -W 5 {BASE}", check=False),
+    "a refusal": refused,
+    "a broadcast": lambda: asks(ALL, options=[(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)]),
+    "a broadcast to all": lambda: asks("255.255.255.255", options=[
+        (socket.SOL_SOCKET, socket.SO_BROADCAST, 1), (socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"wlan0")]),
+    "a multicast": lambda: asks(GROUP, options=[multicast]),
+    "IPv6": lambda: asks(SIX),
+    "to a container": lambda: goes("10.77.200.9"),
+    "from a container": lambda: goes(f"{BASE} from 10.77.200.9 iif docker0"),
+    "into the VPN": lambda: goes("100.64.0.9"),
+    "past the VPN by its mark": lambda: goes("100.64.0.9 mark 0x80000"),
+    "to the internet": lambda: goes("198.51.100.1"),
+}
+if FIREWALL := subprocess.run(["nft", "list", "ruleset"], capture_output=True).returncode == 0:
+    TRIES["what the firewall drops"] = lambda: not asks(BASE, port=PORT + 2, times=2)
+else:
+    print("SKIPPED a firewall: no nft, or a kernel without", file=sys.stderr)
+
+def network():
+    run("ip addr add fd77::2/64 dev wlan0 nodad")
+    run("ip link add docker0 type bridge")
+    run("ip addr add 10.77.200.1/24 dev docker0")
+    run("ip link set docker0 up")
+    run("ip tuntap add mode tun vpn0")
+    run("ip addr add 100.64.0.1/32 dev vpn0")
+    run("ip link set vpn0 up")
+    run(f"ip route add default via {BASE}")
+    run("ip route add 100.64.0.0/10 dev vpn0 table 52")
+    for rule in ("5210 fwmark 0x80000/0xff0000 lookup main", "5230 fwmark 0x80000/0xff0000 lookup default",
+                 "5250 fwmark 0x80000/0xff0000 unreachable", "5270 lookup 52"):
+        run(f"ip rule add pref {rule}")
+    for name, value in (("wlan0/rp_filter", "1"), ("docker0/forwarding", "1"), ("wlan0/forwarding", "1")):
+        pathlib.Path("/proc/sys/net/ipv4/conf", name).write_text(value)
+    if FIREWALL:
+        subprocess.run(["nft", "-f", "-"], check=True, text=True, input="""
+            table inet own {
+                chain in {
+                    type filter hook input priority 0; policy drop;
+                    ct state established,related accept
+                    iifname { "lo", "docker0" } accept
+                    meta l4proto { icmp, ipv6-icmp } accept
+                    udp sport 7100 accept
+                }
+                chain out {
+                    type filter hook output priority 0; policy accept;
+                    oifname "wlan0" udp dport 7102 drop
+                }
+            }""")
+
+def state():
+    shown = [run(f"ip {what}") for what in ("rule", "-6 rule", "route show table all", "-6 route show table all", "link")]
+    if FIREWALL:
+        shown.append(run("nft list ruleset"))
+    for file in sorted(pathlib.Path("/proc/sys/net").glob("ipv[46]/*/*/*")):
+        try:
+            shown.append(f"{file} {file.read_text()}")
+        except OSError:
+            pass  # Some can only be written.
+    return "\n".join(shown).splitlines()
+
+def tried():
+    return {name: attempt() for name, attempt in TRIES.items()}
+
+try:
+    network()
+    run(f"ping -c 1 -W 5 {BASE}")
+    before, found = state(), [tried()]
+    with open(os.path.join(FOLDER, "log"), "w+") as log:
+        agent = subprocess.Popen([COORP, "up", os.path.join(FOLDER, "team.toml"), "--robot", "rover", "--protect",
+                                  "--state", os.path.join(FOLDER, "state")], stderr=log)
+        while "dev coorp0" not in run(f"ip route get {BASE}"):
+            assert agent.poll() is None
+            time.sleep(0.1)
+        found.append(tried())
+        agent.send_signal(signal.SIGTERM)
+        agent.wait()
+        log.seek(0)
+        print(log.read())
+    found.append(tried())
+    for name, *results in ((name, *(one[name] for one in found)) for name in TRIES):
+        print(f"{name}:", *(results[:1] if len(set(results)) == 1 else ("CHANGED", *results)), flush=True)
+    after = state()
+    print("undone" if before == after else f"NOT UNDONE {set(before) ^ set(after)}", flush=True)
+finally:
+    open(DONE, "w").close()
+"#;
+
+#[test]
+fn what_a_machine_has_already_works_beside_an_agent_as_without() {
+    if !possible("what_a_machine_has_already", &["ping", "python3"]) {
+        return;
+    }
+    let (folder, file) = team("tries", "", TRIES);
+    let (own, place, program) = (env!("CARGO_BIN_EXE_coorp"), folder.path(""), folder.path("program"));
+    let output = coorp(&["emu", &file, "--", "python3", &program, own, &place]);
+    let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
+    let all = format!("{stdout}\n{stderr}");
+    assert!(output.status.success(), "{all}");
+    for (what, found) in [
+        ("a datagram", "True"),
+        ("fragments", "True"),
+        ("the longest datagram", "True"),
+        ("what just fits", "sent"),
+        ("what does not fit", "Message too long, 1500"),
+        ("a stream", "True"),
+        ("an echo", "True"),
+        ("a refusal", "True"),
+        ("a broadcast", "True"),
+        ("a broadcast to all", "True"),
+        ("a multicast", "True"),
+        ("IPv6", "True"),
+        ("to a container", "docker0"),
+        ("from a container", "wlan0"),
+        ("into the VPN", "vpn0"),
+        ("past the VPN by its mark", "wlan0"),
+        ("to the internet", "wlan0"),
+    ] {
+        assert!(stdout.contains(&format!("[rover] {what}: {found}\n")), "{what}: {all}");
+    }
+    let firewall = stdout.contains("[rover] what the firewall drops: True\n");
+    assert!(firewall || stderr.contains("SKIPPED a firewall"), "{all}");
+    assert!(stdout.contains("[rover] undone\n"), "{all}");
+    assert!(
+        stdout.contains("IPv6 goes round the agent, and wlan0 has fd77::2"),
+        "{all}"
+    );
 }

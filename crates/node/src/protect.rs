@@ -13,6 +13,7 @@
 //! full TUN drops where a full card would make a program wait.
 
 mod card;
+mod fragments;
 mod neighbours;
 mod packet;
 mod routes;
@@ -33,6 +34,7 @@ use coorp_core::{Duration, FlowId, Instant};
 use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags, Timespec};
 
 use self::card::{Card, BELOW_ORDINARY_MAX, TOGETHER_MAX};
+pub use self::routes::{protect_priorities, unprotect};
 use self::routes::{Outlet, Routes};
 use crate::member::Member;
 use crate::rank::real_time;

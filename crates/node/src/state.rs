@@ -22,7 +22,7 @@ const OF_SERVICES: &str = "/var/lib/coorp";
 ///
 /// # Errors
 /// If the user has no home, and the folder of services is not the user's.
-pub(crate) fn folder(team: &str, robot: &str) -> Result<PathBuf, Error> {
+pub fn folder(team: &str, robot: &str) -> Result<PathBuf, Error> {
     let set = |name: &str| {
         std::env::var_os(name)
             .filter(|value| !value.is_empty())

@@ -1,8 +1,8 @@
 //! `coorp doctor`: reports what this machine's card and kernel offer, what that means for Coorp, and how to fix what is
 //! missing.
 //!
-//! It reads `/sys` and `/proc`, tries its own sockets, and calls `iw` for what only nl80211 provides. It changes
-//! nothing and sends nothing. Left out: whether the team's other robots are reachable (`coorp watch`), and the
+//! It reads `/sys` and `/proc`, tries its own sockets, and calls `iw` for what only nl80211 provides, and `ip` for rules. It
+//! changes nothing and sends nothing. Left out: whether the team's other robots are reachable (`coorp watch`), and the
 //! behaviour of an access point.
 
 use std::fs;
@@ -15,12 +15,14 @@ use coorp_node::status::Completions;
 use crate::failure::Failure;
 use crate::output;
 
-/// Where `iw` may be: users' PATH often lacks the sbin folders.
-const IW: [&str; 3] = ["iw", "/usr/sbin/iw", "/sbin/iw"];
+/// Where programs may be: users' PATH often lacks the sbin folders.
+const FOLDERS: [&str; 3] = ["", "/usr/sbin/", "/sbin/"];
 const IW_MISSING: &str = "unknown: iw is not installed";
 const IW_MEND: &str = "apt-get install iw";
+const IP_MEND: &str = "apt-get install iproute2";
 /// Bits in a process's effective capabilities (linux/capability.h).
 const CAP_NET_ADMIN: u32 = 12;
+const CAP_NET_RAW: u32 = 13;
 const CAP_SYS_NICE: u32 = 23;
 /// Clock sources that can be read without a system call.
 const QUICK_CLOCKS: [&str; 5] = [
@@ -74,8 +76,9 @@ fn finding(about: &'static str, found: impl Into<String>, means: &'static str, g
 struct Machine<'a> {
     sys: &'a Path,
     proc: &'a Path,
-    /// The output of `iw`; `None` if it is not installed.
+    /// The output of `iw` and of `ip`; `None` if it is not installed.
     iw: &'a dyn Fn(&[&str]) -> Option<String>,
+    ip: &'a dyn Fn(&[&str]) -> Option<String>,
 }
 
 impl Machine<'_> {
@@ -129,7 +132,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let machine = Machine {
         sys: Path::new("/sys"),
         proc: Path::new("/proc"),
-        iw: &iw,
+        iw: &|arguments| said("iw", arguments),
+        ip: &|arguments| said("ip", arguments),
     };
     let interfaces = match &args.interface {
         Some(name) if machine.sys.join("class/net").join(name).exists() => vec![name.clone()],
@@ -161,6 +165,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             .map(|finding| finding.about),
     );
     text += &section("this machine", &found);
+    text += &section("coorp up --protect", &of_protect(&machine));
     output::print(&text)?;
     if bad.is_empty() {
         return Ok(());
@@ -211,6 +216,7 @@ fn of_card(machine: &Machine<'_>, interface: &str, driver: Option<&str>, counts:
         completions(driver, bus.as_deref(), counts),
         transmit_status(driver),
         queues(machine, interface),
+        reverse_path(machine, interface),
     ];
     if wireless {
         found.extend(of_radio(machine, interface));
@@ -288,6 +294,19 @@ fn queues(machine: &Machine<'_>, interface: &str) -> Finding {
         qdisc.as_deref().unwrap_or("unknown")
     );
     finding("queues", found, "the gate keeps them short, whatever they are", Fine)
+}
+
+fn reverse_path(machine: &Machine<'_>, interface: &str) -> Finding {
+    let of = |name: &str| read(&machine.proc.join("sys/net/ipv4/conf").join(name).join("rp_filter"));
+    // The greater of the two counts.
+    let found = match of(interface).max(of("all")).as_deref() {
+        Some("0") => "off",
+        Some("1") => "strict",
+        Some("2") => "loose",
+        _ => "unknown",
+    };
+    let means = "'coorp up --protect' makes a strict one loose while it runs";
+    finding("reverse path", found, means, Fine)
 }
 
 /// What only nl80211 provides, by `iw`.
@@ -410,7 +429,7 @@ fn buffers(machine: &Machine<'_>) -> Finding {
 }
 
 fn tun(machine: &Machine<'_>) -> Finding {
-    let means = "'coorp emu' needs it to create interfaces; robots do not need it";
+    let means = "'coorp emu' and 'coorp up --protect' need it to create interfaces; other robots do not";
     // Opening it creates nothing.
     let opened = fs::OpenOptions::new().read(true).write(true).open("/dev/net/tun");
     match opened {
@@ -425,6 +444,79 @@ fn tun(machine: &Machine<'_>) -> Finding {
             means,
             Note("modprobe tun, as root".to_owned()),
         ),
+    }
+}
+
+/// Whether other programs can be protected. Nothing of it is needed for else.
+fn of_protect(machine: &Machine<'_>) -> Vec<Finding> {
+    let rights = if [CAP_NET_ADMIN, CAP_NET_RAW].iter().all(|right| machine.may(*right)) {
+        ("sufficient", Fine)
+    } else {
+        let mend = "run as root, or as a service: packaging/coorp@.service".to_owned();
+        ("without CAP_NET_ADMIN and CAP_NET_RAW", Note(mend))
+    };
+    let version = (machine.ip)(&["-V"]);
+    let iproute2 = match &version {
+        Some(version) if version.contains("iproute2") => (version.trim(), Fine),
+        Some(_) => ("another program's 'ip'", Note(IP_MEND.to_owned())),
+        None => ("not installed", Note(IP_MEND.to_owned())),
+    };
+    let mut found = vec![
+        finding(
+            "rights",
+            rights.0,
+            "it keeps these and drops the others of root",
+            rights.1,
+        ),
+        finding("iproute2", iproute2.0, "it sets routes and rules", iproute2.1),
+    ];
+    let rules = version.and_then(|_| (machine.ip)(&["-4", "rule"]));
+    found.extend(rules.map(|rules| policy_rules(machine, &rules)));
+    found
+}
+
+/// Policy rules: an agent's, and others' that come before.
+fn policy_rules(machine: &Machine<'_>, rules: &str) -> Finding {
+    let about = "policy rules";
+    let ours = coorp_node::protect_priorities();
+    let by_priority = rules.lines().filter_map(|line| {
+        let priority: usize = line.split_once(':')?.0.parse().ok()?;
+        Some((priority, line.split_whitespace().collect::<Vec<_>>().join(" ")))
+    });
+    let (agents, others): (Vec<_>, Vec<_>) = by_priority
+        // The first is the kernel's, for the machine's own addresses.
+        .filter(|(priority, _)| (1..ours.end).contains(priority))
+        .partition(|(priority, _)| ours.contains(priority));
+    let name = coorp_node::protect_interface(0);
+    if rules.is_empty() {
+        let mend = "a kernel with CONFIG_IP_MULTIPLE_TABLES".to_owned();
+        return finding(about, "refused", "without them nothing can be protected", Note(mend));
+    }
+    if let Some((_, first)) = others.first() {
+        let found = format!("{} before an agent's, such as '{first}'", others.len());
+        let mend = format!("give it a priority above {}, unless that is intended", ours.end);
+        return finding(
+            about,
+            found,
+            "what they match goes round the agent, such as into a VPN",
+            Note(mend),
+        );
+    }
+    match (machine.interfaces().contains(&name), agents.is_empty()) {
+        (true, _) => {
+            let found = format!("an agent's, which protects this machine by {name}");
+            finding(about, found, "there can be only one", Fine)
+        }
+        (false, true) => finding(
+            about,
+            "none before an agent's",
+            "what programs send can be protected",
+            Fine,
+        ),
+        (false, false) => {
+            let mend = "coorp up --protect=off, or the next --protect".to_owned();
+            finding(about, "left by an agent that was killed", "they do no harm", Note(mend))
+        }
     }
 }
 
@@ -482,11 +574,11 @@ fn read(file: &Path) -> Option<String> {
     Some(fs::read_to_string(file).ok()?.trim_end().to_owned())
 }
 
-/// The output of `iw`, empty if it fails; `None` if it is not installed.
-fn iw(arguments: &[&str]) -> Option<String> {
-    let outputs = IW
+/// The output of a program, empty if it fails; `None` if it is not installed.
+fn said(program: &str, arguments: &[&str]) -> Option<String> {
+    let outputs = FOLDERS
         .iter()
-        .filter_map(|program| Command::new(program).args(arguments).output().ok());
+        .filter_map(|folder| Command::new(format!("{folder}{program}")).args(arguments).output().ok());
     outputs
         .map(|output| String::from_utf8_lossy(&output.stdout).into_owned())
         .next()
@@ -522,13 +614,22 @@ mod tests {
         }
 
         fn look(&self, driver: &str, iw: &dyn Fn(&[&str]) -> Option<String>) -> Vec<Finding> {
-            let machine = Machine {
+            let machine = self.machine(iw, &|_| None);
+            assert_eq!(machine.likely(), ["wlan0"]);
+            of_card(&machine, "wlan0", Some(driver), Ok(()))
+        }
+
+        fn machine<'a>(
+            &'a self,
+            iw: &'a dyn Fn(&[&str]) -> Option<String>,
+            ip: &'a dyn Fn(&[&str]) -> Option<String>,
+        ) -> Machine<'a> {
+            Machine {
                 sys: &self.0,
                 proc: &self.0,
                 iw,
-            };
-            assert_eq!(machine.likely(), ["wlan0"]);
-            of_card(&machine, "wlan0", Some(driver), Ok(()))
+                ip,
+            }
         }
     }
 
@@ -593,5 +694,55 @@ mod tests {
         assert_eq!(says(&found, "state").grade, Bad("ip link set wlan0 up".to_owned()));
         assert!(completions(Some("ath9k"), None, Err(std::io::ErrorKind::PermissionDenied.into())).is_bad());
         assert!(!completions(Some("tun"), None, Err(std::io::ErrorKind::PermissionDenied.into())).is_bad());
+    }
+
+    #[test]
+    fn what_keeps_programs_from_being_protected_is_named() {
+        let fake = Fake::new("protect");
+        const KERNELS: &str = "0:\tfrom all lookup local\n32766:\tfrom all lookup main\n";
+        let with = |rules: &str| -> Vec<Finding> {
+            let ip = |arguments: &[&str]| match arguments {
+                ["-V"] => Some("ip utility, iproute2-6.1.0\n".to_owned()),
+                _ => Some(rules.to_owned()),
+            };
+            of_protect(&fake.machine(&|_| None, &ip))
+        };
+        let found = with(KERNELS);
+        assert!(says(&found, "rights").found.starts_with("without"));
+        assert_eq!(says(&found, "policy rules").grade, Fine);
+        let left = format!("{KERNELS}5191:\tfrom all iif lo lookup 7460\n");
+        let found = with(&left);
+        assert!(matches!(&says(&found, "policy rules").grade, Note(mend) if mend.contains("--protect=off")));
+        fs::create_dir_all(fake.0.join("class/net/coorp0")).unwrap();
+        assert_eq!(says(&with(&left), "policy rules").grade, Fine);
+        let found = with(&format!(
+            "{left}5189:\tfrom all fwmark 0x1 lookup 51\n5210:\tfrom all lookup 52\n"
+        ));
+        let ahead = &says(&found, "policy rules").found;
+        assert_eq!(
+            ahead,
+            "1 before an agent's, such as '5189: from all fwmark 0x1 lookup 51'"
+        );
+        assert!(matches!(says(&with(""), "policy rules").grade, Note(_)));
+        let found = of_protect(&fake.machine(&|_| None, &|_| None));
+        assert_eq!(says(&found, "iproute2").found, "not installed");
+        assert!(found.iter().all(|finding| finding.about != "policy rules"));
+    }
+
+    #[test]
+    fn the_stricter_reverse_path_filter_counts() {
+        let fake = Fake::new("filter");
+        let set = |of: &str, value: &str| {
+            let folder = fake.0.join("sys/net/ipv4/conf").join(of);
+            fs::create_dir_all(&folder).unwrap();
+            fs::write(folder.join("rp_filter"), format!("{value}\n")).unwrap();
+        };
+        let found = || says(&fake.look("ath9k", &|_| None), "reverse path").found.clone();
+        assert_eq!(found(), "unknown");
+        set("wlan0", "0");
+        set("all", "1");
+        assert_eq!(found(), "strict");
+        set("wlan0", "2");
+        assert_eq!(found(), "loose");
     }
 }

@@ -11,6 +11,7 @@ pub mod keys;
 #[cfg(target_os = "linux")]
 mod program;
 pub mod replay;
+mod rights;
 mod supervise;
 pub mod up;
 pub mod watch;

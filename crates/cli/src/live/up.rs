@@ -15,7 +15,7 @@ use coorp_node::{Node, Options};
 use coorp_team::Team;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use super::{load, log, note_insecure, supervise};
+use super::{load, log, note_insecure, rights, supervise};
 use crate::failure::Failure;
 use crate::{output, policies};
 
@@ -48,12 +48,19 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
     /// Protect what this machine's other programs send over the robot's interfaces: control goes out at once, bulk waits for
-    /// its permit. Needs root
-    #[arg(long)]
-    protect: bool,
+    /// its permit. 'off' does not, and first undoes what an agent that was killed has left. Both need root
+    #[arg(long, value_name = "WHETHER", num_args = 0..=1, require_equals = true, default_missing_value = "on")]
+    protect: Option<Whether>,
     /// Run without keys: only for networks that nobody else can reach
     #[arg(long)]
     insecure: bool,
+}
+
+/// Whether to protect other programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Whether {
+    On,
+    Off,
 }
 
 /// Runs `coorp up`; returns only on failure.
@@ -67,16 +74,36 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     if args.insecure {
         note_insecure();
     }
+    let state = match &args.state {
+        Some(state) => state.clone(),
+        None => coorp_node::state_folder(&team.name, &args.robot)?,
+    };
+    let protects = args.protect == Some(Whether::On);
+    if args.protect == Some(Whether::Off) {
+        leave_no_trace()?;
+    }
+    if protects {
+        // Before there are threads.
+        let keys = (!args.insecure).then_some(&team.live.keys);
+        let written = [Some(&state), args.into.as_ref(), args.record.as_ref()];
+        let places: Vec<&Path> = [keys]
+            .into_iter()
+            .chain(written)
+            .flatten()
+            .map(PathBuf::as_path)
+            .collect();
+        rights::drop_most(&places)?;
+    }
     let node = Node::open(Options {
         team: team.clone(),
         robot: args.robot.clone(),
         policy,
         insecure: args.insecure,
-        state: args.state.clone(),
+        state: Some(state),
     })?;
     // Watched before anything is changed that an orderly end undoes.
     let signals = Signals::watch()?;
-    if args.protect {
+    if protects {
         node.protect()?;
     }
     if let Some(into) = &args.into {
@@ -100,6 +127,18 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     // Closes its links, so the other robots notice at once.
     drop(node);
     signal_hook::low_level::emulate_default_handler(signal).map_err(|error| unwatched(&error))
+}
+
+/// Undoes what an agent that was killed has left on this machine, and says what that was.
+fn leave_no_trace() -> Result<(), Failure> {
+    let undone = coorp_node::unprotect()?;
+    if undone.is_empty() {
+        output::note("nothing was left of an agent that protected this machine");
+    }
+    for what in undone {
+        output::note(&format!("undone: {what}"));
+    }
+    Ok(())
 }
 
 /// Moves each bulk message into its own file until the process ends.

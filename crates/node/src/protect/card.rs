@@ -15,6 +15,7 @@ use rustix::net::addr::SocketAddrArg;
 use rustix::net::{sendmmsg, MMsgHdr, SendAncillaryBuffer, SendFlags};
 use socket2::{Domain, Protocol, Socket, Type};
 
+use super::fragments;
 use super::neighbours::Neighbours;
 use super::packet;
 use super::routes::Outlet;
@@ -187,6 +188,7 @@ fn open_raw(outlet: &Outlet) -> io::Result<Socket> {
     let socket = Socket::new(Domain::IPV4, Type::RAW, Some(raw))?;
     socket.bind_device(Some(outlet.interface.as_bytes()))?;
     socket.set_nonblocking(true)?;
+    fragments::keep(&socket)?;
     Ok(socket)
 }
 

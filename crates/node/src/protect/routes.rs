@@ -6,13 +6,15 @@
 //! deletes them. Sockets that are bound to the interface look only for routes over it, and so go round the TUN: those of the
 //! agent, and any other program's.
 //!
-//! A strict reverse-path filter would drop what arrives from that network by the interface: it becomes loose, and is put back.
+//! A strict reverse-path filter would drop what arrives from that network by the interface: it becomes loose. A rule that does
+//! nothing notes what it was. The note is gone when the setting is, with the network namespace or at the next boot, and until
+//! then whoever clears the rules puts the filter back, whichever agent has died.
 //!
-//! Left out: IPv6, broadcast and multicast, what goes beyond the interface's own network, and putting the filter back after a
-//! death.
+//! Left out: IPv6, broadcast and multicast, and what goes beyond the interface's own network.
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr};
+use std::ops::Range;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
@@ -24,8 +26,9 @@ use crate::Error;
 const PRIORITY: usize = 5_190;
 /// The number of the first path's table.
 const TABLE: usize = 7_460;
-/// The most rules that earlier starts can have left of one kind.
-const LEFT_MAX: usize = 16;
+/// The most rules that are looked at, and that earlier starts can have left.
+const RULES_MAX: usize = 4_096;
+const LEFT_MAX: usize = 256;
 /// The TUN's MTU: datagrams come whole, and are cut by the agent.
 const MTU: usize = 65_535;
 /// The headers of IPv4 and TCP without options.
@@ -35,6 +38,8 @@ pub(super) const QUEUE_PACKETS: usize = 2_000;
 /// Values of `rp_filter`: strict, and loose.
 const STRICT: &str = "1";
 const LOOSE: &str = "2";
+/// The mark in the rule that notes what a filter was.
+const NOTES: [(&str, &str); 2] = [("0x1", "0"), ("0x2", STRICT)];
 /// `IFF_NOARP`: whatever is sent over such an interface needs no neighbour.
 const NO_ARP: u32 = 0x80;
 
@@ -42,8 +47,6 @@ const NO_ARP: u32 = 0x80;
 #[derive(Debug)]
 pub(super) struct Routes {
     path: usize,
-    /// The file of the interface's reverse-path filter, and what it had.
-    filter: Option<(PathBuf, String)>,
 }
 
 /// An interface, with the network that it is in.
@@ -102,8 +105,10 @@ impl Routes {
             mtu,
             ..
         } = outlet;
-        forget(path);
-        let mut routes = Routes { path, filter: None };
+        for undone in forget(path)? {
+            tracing::info!("undid what an agent that was killed had left: {undone}");
+        }
+        let routes = Routes { path };
         // Without an address of its own: some programs announce every address that the machine has.
         ip(&format!(
             "link set dev {tun} mtu {MTU} txqueuelen {QUEUE_PACKETS} addrgenmode none"
@@ -117,7 +122,8 @@ impl Routes {
         ip(&format!(
             "-4 route replace {network} dev {tun} src {address} scope global table {table} mtu lock {MTU} advmss {segment}"
         ))?;
-        routes.loosen(interface);
+        routes.loosen(interface)?;
+        note_ipv6(interface);
         // As if the kernel had made them: systemd-networkd deletes the rules of others.
         ip(&format!(
             "-4 rule add pref {first} iif lo lookup main suppress_prefixlength {prefix} protocol kernel"
@@ -128,40 +134,87 @@ impl Routes {
         Ok(routes)
     }
 
-    /// Makes the reverse-path filter loose if it is strict.
-    fn loosen(&mut self, interface: &str) {
-        let file = |of: &str| PathBuf::from(format!("/proc/sys/net/ipv4/conf/{of}/rp_filter"));
-        let had = |of: &str| fs::read_to_string(file(of)).unwrap_or_default().trim().to_owned();
-        let own = had(interface);
+    /// Makes the reverse-path filter loose if it is strict, and notes what it was.
+    fn loosen(&self, interface: &str) -> Result<(), Error> {
+        let own = filter_of(interface);
         // The greater of the two counts.
-        if own == LOOSE || ![own.as_str(), had("all").as_str()].contains(&STRICT) {
-            return;
+        if own == LOOSE || ![own.as_str(), filter_of("all").as_str()].contains(&STRICT) {
+            return Ok(());
         }
-        match fs::write(file(interface), LOOSE) {
-            Ok(()) => self.filter = Some((file(interface), own)),
-            Err(error) => {
-                let file = file(interface);
-                tracing::warn!("{} stays strict, which may drop what arrives: {error}", file.display());
-            }
+        let [first, _] = priorities(self.path);
+        let Some((mark, _)) = NOTES.iter().find(|(_, had)| *had == own) else {
+            return Ok(());
+        };
+        ip(&format!(
+            "-4 rule add pref {first} iif {interface} fwmark {mark} nop protocol kernel"
+        ))?;
+        if let Err(error) = fs::write(filter_file(interface), LOOSE) {
+            let file = filter_file(interface);
+            tracing::warn!("{} stays strict, which may drop what arrives: {error}", file.display());
         }
+        Ok(())
     }
 }
 
 impl Drop for Routes {
     fn drop(&mut self) {
-        forget(self.path);
-        if let Some((file, had)) = &self.filter {
-            // The interface may be gone.
-            if let Err(error) = fs::write(file, had) {
-                tracing::debug!("{} is not {had} again: {error}", file.display());
-            }
+        if let Err(error) = forget(self.path) {
+            tracing::warn!("rules stay, and do no harm: {error}");
         }
     }
 }
 
+/// Says that an interface has an IPv6 address by which others may reach it past the agent.
+fn note_ipv6(interface: &str) {
+    let found = pnet_datalink::interfaces();
+    let ours = found.iter().filter(|one| one.name == interface);
+    let mut networks = ours.flat_map(|one| &one.ips);
+    let six = networks.find_map(|network| match network.ip() {
+        // fe80::/10 reaches only the link, and no name resolves to it.
+        IpAddr::V6(address) if address.segments()[0] & 0xffc0 != 0xfe80 => Some(address),
+        _ => None,
+    });
+    if let Some(address) = six {
+        tracing::warn!("IPv6 goes round the agent, and {interface} has {address}: let bulk go by IPv4");
+    }
+}
+
+/// The file of an interface's reverse-path filter, or that of all.
+fn filter_file(interface: &str) -> PathBuf {
+    PathBuf::from(format!("/proc/sys/net/ipv4/conf/{interface}/rp_filter"))
+}
+
+fn filter_of(interface: &str) -> String {
+    let value = fs::read_to_string(filter_file(interface)).unwrap_or_default();
+    value.trim().to_owned()
+}
+
+/// Undoes what an agent that was killed has left on this machine. Returns what that was, in words.
+///
+/// # Errors
+/// If an agent protects this machine now, or the machine refuses.
+pub fn unprotect() -> Result<Vec<String>, Error> {
+    let interfaces = pnet_datalink::interfaces();
+    let mut ours = (0..PATHS_MAX).map(super::protect_interface);
+    if let Some(taken) = ours.find(|name| interfaces.iter().any(|one| one.name == *name)) {
+        return Err(Error::Protect(format!(
+            "an agent protects this machine now, by the interface {taken}: stop it first"
+        )));
+    }
+    let mut undone = Vec::new();
+    for path in 0..PATHS_MAX {
+        undone.extend(forget(path)?);
+    }
+    Ok(undone)
+}
+
 /// Deletes the rules that earlier starts have left of this path and further ones.
 pub(super) fn forget_from(path: usize) {
-    (path..PATHS_MAX).for_each(forget);
+    for path in path..PATHS_MAX {
+        if let Err(error) = forget(path) {
+            tracing::debug!("rules of path {path} stay: {error}");
+        }
+    }
 }
 
 /// The priorities of a path's two rules.
@@ -169,30 +222,107 @@ fn priorities(path: usize) -> [usize; 2] {
     [PRIORITY + 2 * path, PRIORITY + 2 * path + 1]
 }
 
-/// Deletes a path's rules.
-fn forget(path: usize) {
-    let [first, second] = priorities(path);
-    let table = TABLE + path;
-    for rule in [
-        format!("pref {first} iif lo lookup main"),
-        format!("pref {second} lookup {table}"),
-    ] {
-        for _ in 0..LEFT_MAX {
-            if ip(&format!("-4 rule del {rule}")).is_err() {
-                break;
-            }
-        }
-    }
+/// The priorities of all our rules.
+pub fn protect_priorities() -> Range<usize> {
+    PRIORITY..PRIORITY + 2 * PATHS_MAX
 }
 
-/// Runs iproute2.
-fn ip(arguments: &str) -> Result<(), Error> {
+/// Deletes a path's rules, and puts the filter back that one of them notes. Returns what that was, in words.
+fn forget(path: usize) -> Result<Vec<String>, Error> {
+    let left = rules_of(path, &ip("-4 rule")?);
+    let mut undone = Vec::new();
+    for (priority, rule, _) in &left {
+        ip(&format!("-4 rule del pref {priority} {rule}"))?;
+        undone.push(format!("the rule {priority}, '{rule}'"));
+    }
+    // Only now: with the rules, a strict one drops what arrives.
+    for (interface, had) in left.into_iter().filter_map(|(_, _, filter)| filter) {
+        // Somebody may have set it since.
+        if filter_of(&interface) != LOOSE {
+            continue;
+        }
+        match fs::write(filter_file(&interface), had) {
+            Ok(()) => undone.push(format!("rp_filter of {interface}, which is {had} again")),
+            Err(error) => tracing::warn!("rp_filter of {interface} is not {had} again: {error}"),
+        }
+    }
+    Ok(undone)
+}
+
+/// A path's rules among all, as `ip` shows and takes them, with their priorities; and the interface's filter that one notes.
+fn rules_of(path: usize, all: &str) -> Vec<(usize, String, Option<(String, &'static str)>)> {
+    let [first, second] = priorities(path);
+    let ours = |line: &str| {
+        let (priority, rule) = line.split_once(':')?;
+        let priority: usize = priority.parse().ok()?;
+        let rule: Vec<&str> = rule.split_whitespace().filter(|word| *word != "[detached]").collect();
+        let filter = match rule.as_slice() {
+            ["from", "all", "iif", "lo", "lookup", "main", "suppress_prefixlength", ..] if priority == first => None,
+            ["from", "all", "iif", "lo", "lookup", ..] if priority == second => None,
+            ["from", "all", "fwmark", mark, "iif", interface, "nop", ..] if priority == first => {
+                let had = NOTES.iter().find(|(noted, _)| noted == mark)?.1;
+                Some(((*interface).to_owned(), had))
+            }
+            _ => return None,
+        };
+        Some((priority, rule.join(" "), filter))
+    };
+    all.lines().take(RULES_MAX).filter_map(ours).take(LEFT_MAX).collect()
+}
+
+/// Runs iproute2. Returns what it prints.
+fn ip(arguments: &str) -> Result<String, Error> {
     let cannot = |why: &str| Error::Protect(format!("'ip {arguments}' failed: {why}"));
     let mut command = Command::new("ip");
     let command = command.args(arguments.split(' ')).stdin(Stdio::null());
     match command.output() {
-        Ok(output) if output.status.success() => Ok(()),
+        Ok(output) if output.status.success() => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
         Ok(output) => Err(cannot(String::from_utf8_lossy(&output.stderr).trim())),
         Err(error) => Err(cannot(&format!("{error}; install iproute2"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_rules_of_the_path_are_taken_for_its_own() {
+        let all = "\
+0:	from all lookup local
+5190:	from all iif lo lookup main suppress_prefixlength 24 proto kernel
+5190:	from all fwmark 0x2 iif wlan0 [detached] nop
+5190:	from all fwmark 0x3 iif wlan0 nop
+5190:	from all to 192.0.2.4 lookup main
+5191:	from all iif lo lookup 7460
+5191:	from all fwmark 0x2 iif wlan0 nop
+5192:	from all fwmark 0x1 iif wlan1 nop
+5193:	from all iif lo lookup 7461
+5210:	from all fwmark 0x80000/0xff0000 lookup main
+nonsense
+32766:	from all lookup main
+";
+        let shown = |path| -> Vec<String> {
+            let rules = rules_of(path, all).into_iter();
+            rules
+                .map(|(priority, rule, filter)| format!("{priority} {rule} {filter:?}"))
+                .collect()
+        };
+        assert_eq!(
+            shown(0),
+            [
+                "5190 from all iif lo lookup main suppress_prefixlength 24 proto kernel None",
+                "5190 from all fwmark 0x2 iif wlan0 nop Some((\"wlan0\", \"1\"))",
+                "5191 from all iif lo lookup 7460 None",
+            ]
+        );
+        assert_eq!(
+            shown(1),
+            [
+                "5192 from all fwmark 0x1 iif wlan1 nop Some((\"wlan1\", \"0\"))",
+                "5193 from all iif lo lookup 7461 None",
+            ]
+        );
+        assert_eq!(shown(2), [""; 0]);
     }
 }
