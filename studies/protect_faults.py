@@ -46,7 +46,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lib.lan import HUB, Lan, address, ask, card, end, ip, is_possible, tell
+from lib.lan import HUB, Lan, address, answer, ask, card, end, ip, is_possible, tell
 from lib.simulator import REPOSITORY, binary
 from lib.streams import Stream, describe
 from lib.table import number, percent, show
@@ -85,8 +85,7 @@ SEEN = (
 )
 STRICT = "/proc/sys/net/ipv4/conf/eth0/rp_filter:1"
 LOOSE = "/proc/sys/net/ipv4/conf/eth0/rp_filter:2"
-NO_ADDRESS = re.compile(r"has no IPv4 address|Invalid prefsrc address")
-"""Why an agent may end at its start."""
+LEADS = re.compile(r"driver: (\w+) leads")
 PASSED = re.compile(r"is (bulk|control): (.*)")
 
 
@@ -203,7 +202,9 @@ class Robot:
         self.command += ["--state", str(folder / name)]
         self.agent: subprocess.Popen[str] | None = None
         self.is_wanted = self.was_killed = self.is_loose = self.is_dead = False
-        self.carried = 0
+        # The card has no address; it had none at some time since the agent's start.
+        self.is_bare = self.was_bare = False
+        self.carried = self.leaders_killed = 0
         self.programs: subprocess.Popen[str] | None = None
         self.before = ""
         self.ups = 0
@@ -221,6 +222,12 @@ class Robot:
         self.before = self.seen()
         own = [sys.executable, str(PROGRAMS), "--robot", self.name, "--streams", str(streams)]
         self.programs = self.lan.run(self.name, *own)
+        answer(self.programs)
+
+    def close(self) -> None:
+        for running in (self.programs, self.agent):
+            if running is not None:
+                end(running)
 
     def write(self, family: str, setting: str) -> None:
         where, value = setting.split("=")
@@ -237,7 +244,7 @@ class Robot:
 
     def start(self) -> None:
         self.is_wanted, self.was_killed = True, False
-        self.ups = self.said_up()
+        self.ups, self.was_bare = self.said_up(), self.is_bare
         with self.log.open("a") as log:
             inside = ["ip", "netns", "exec", self.inside, *self.command]
             self.agent = subprocess.Popen(inside, stdout=log, stderr=log, stdin=subprocess.DEVNULL, text=True)
@@ -252,6 +259,10 @@ class Robot:
         """Whether the agent that was started last has said that it is."""
         self.look()
         return self.said_up() > self.ups
+
+    def is_refused(self) -> bool:
+        """Whether the agent that was started last could not be up, for want of an address."""
+        return self.was_bare and self.said_up() == self.ups
 
     def count(self) -> int:
         """The packets that this agent has taken from programs."""
@@ -268,7 +279,7 @@ class Robot:
         """Starts an agent again that found its card without an address; any other end is a problem."""
         if self.agent is None or not self.is_wanted or self.agent.poll() is None:
             return
-        if NO_ADDRESS.search(self.said_last()):
+        if self.is_refused():
             self.start()
         else:
             self.is_wanted = False
@@ -280,11 +291,13 @@ class Robot:
             return
         self.look()
         self.carried += self.count()
+        if how == signal.SIGKILL:
+            self.leaders_killed += LEADS.findall(self.log.read_text())[-1:] == [self.name]
         self.is_wanted = False
         self.agent.send_signal(how)
         try:
             code = self.agent.wait(END_MAX_S)
-            if code != -how and not NO_ADDRESS.search(self.said_last()):
+            if code != -how and not self.is_refused():
                 self.problems.append(f"{self.name}'s agent ended with {code} after signal {how}")
         except subprocess.TimeoutExpired:
             self.problems.append(f"{self.name}'s agent did not end within {END_MAX_S:.0f} s after signal {how}")
@@ -314,9 +327,11 @@ class Robot:
             case "unplug" | "plug":
                 ip("-n", hub, "link", "set", card(self.place), "down" if step.do == "unplug" else "up")
             case "unset":
+                self.is_bare = self.was_bare = True
                 ip("-n", self.inside, "addr", "del", f"{own}/24", "dev", "eth0")
             case "set":
                 ip("-n", self.inside, "addr", "add", f"{own}/24", "brd", "+", "dev", "eth0")
+                self.is_bare = False
                 self.route()
                 self.look()
             case "shorten" | "lengthen":
@@ -378,6 +393,7 @@ class Found:
     passed: collections.Counter[str] = field(default_factory=collections.Counter)
     udp: collections.Counter[str] = field(default_factory=collections.Counter)
     carried: int = 0
+    leaders_killed: int = 0
     took_s: list[float] = field(default_factory=list)
 
     def add(self, other: Found) -> None:
@@ -397,17 +413,14 @@ def run(plan: Plan, folder: Path, program: Path) -> Found:
         streams = folder / "streams.json"
         addresses = {name: address(place) for place, name in enumerate(ROBOTS)}
         streams.write_text(describe([stream for stream, _ in plan.streams.values()], addresses))
-        each(robots, lambda robot: robot.prepare(streams))
         for robot in robots.values():
-            assert robot.programs is not None
-            assert robot.programs.stdout is not None
-            ends.callback(end, robot.programs)
-            ends.callback(lambda robot=robot: robot.agent and end(robot.agent))
-            robot.programs.stdout.readline()
+            ends.callback(robot.close)
+        each(robots, lambda robot: robot.prepare(streams))
         last_s = carry_out(plan, robots, found)
         conclude(plan, robots, found, last_s)
         for robot in robots.values():
             found.carried += robot.carried
+            found.leaders_killed += robot.leaders_killed
             found.problems += robot.problems
             found.passed.update(f"{kind}: {why}" for kind, why in PASSED.findall(robot.log.read_text()))
     found.took_s.append(time.monotonic() - began_s)
@@ -493,7 +506,7 @@ def judge(plan: Plan, reports: dict[str, Any], found: Found) -> None:
         sides = {robot: reports[robot]["streams"].get(stream.name) or {} for robot in both if robot in reports}
         _, kind, when = stream.name.split("-")
         found.streams[f"{kind}, {when}"] += 1
-        found.cut += plan.dies in both
+        found.cut += plan.dies in both and any(side.get("bytes") for side in sides.values())
         for robot, side in sides.items():
             found.bytes[f"{kind}, {when}"] += side.get("bytes", 0)
             if side.get("wrong"):
@@ -503,8 +516,11 @@ def judge(plan: Plan, reports: dict[str, Any], found: Found) -> None:
         if plan.dies in both:
             continue
         opener, answerer = (sides[robot] for robot in both)
+        if opener.get("wrong") or answerer.get("wrong"):
+            continue
         if not (opener.get("done") and answerer.get("done")):
-            found.problems.append(f"{stream.name} is not at its end after {GO_ON_MAX_S:.0f} s: {sides}")
+            brief = {robot: [side.get(what) for what in ("sent", "received", "broke")] for robot, side in sides.items()}
+            found.problems.append(f"{stream.name} is not at its end after {GO_ON_MAX_S:.0f} s: {brief}")
         elif opener["sent"] != answerer["received"] or answerer["sent"] != opener["received"]:
             found.problems.append(f"{stream.name}: the hashes of both ends are not the same")
     for robot, report in reports.items():
@@ -518,16 +534,18 @@ def report(found: Found, runs: int, *, markdown: bool) -> None:
     print(f"{runs} runs of {statistics.fmean(found.took_s):.1f} s (at most {max(found.took_s):.1f} s).\n")
     rows = [[name, f"{found.faults[name]:,}"] for name in FAULTS]
     show(["fault", "times"], rows, markdown=markdown)
-    rows = [[name, f"{count:,}", number(found.bytes[name] / 1e6, 0)] for name, count in sorted(found.streams.items())]
+    rows = [[name, f"{count:,}", number(found.bytes[name] / 1e6, 2)] for name, count in sorted(found.streams.items())]
     show(["streams, begun", "count", "MB checked"], rows, markdown=markdown)
     late = sorted(found.resumed_s) or [float("nan")]
     p50, p99 = (late[int(share * (len(late) - 1))] for share in (0.5, 0.99))
     lost = 1.0 - found.udp["answered"] / found.udp["asked"] if found.udp["asked"] else float("nan")
+    passed = (f"{count:,} {of}" for of, count in sorted(found.passed.items()))
     for line in (
+        f"{found.leaders_killed} of the agents that were killed, by themselves or with their robots, led the team",
         f"{found.cut} of the streams were cut off by a robot's death; what had come was a prefix",
         f"the next record after the last fault: p50 {p50:.2f} s, p99 {p99:.2f} s, at most {late[-1]:.2f} s",
         f"requests by UDP without a reply: {percent(lost)} of {found.udp['asked']:,}",
-        f"{found.carried:,} packets passed agents; flows taken for {dict(sorted(found.passed.items()))}",
+        f"{found.carried:,} packets passed agents; how often a flow was taken for what: {'; '.join(passed)}",
     ):
         print(f"- {line}" if markdown else line)
 
