@@ -15,7 +15,9 @@ run a robot dies: its agent and its programs, with its card unplugged at first i
 A run fails if
 
 - a byte is not what was sent. What came from a robot that died must be a prefix;
-- a stream breaks whose robots both live, or is not at its end, confirmed by both hashes, 10 s after the last fault;
+- a stream breaks after its first byte whose robots both live, or is not at its end, confirmed by both hashes, 10 s
+  after the last fault. One that is reset before is opened again, and counted: a robot that loses its address forgets
+  half-open connections;
 - an agent ends by itself, does not carry packets again after the faults, or does not end when told;
 - `ip rule`, `ip route show table all`, `ip link` or `rp_filter` are not as before, to the byte. What was killed leaves
   its two rules, which the next start has to clear, and a loose `rp_filter`, which stays.
@@ -394,6 +396,7 @@ class Found:
     udp: collections.Counter[str] = field(default_factory=collections.Counter)
     carried: int = 0
     leaders_killed: int = 0
+    resets: int = 0
     took_s: list[float] = field(default_factory=list)
 
     def add(self, other: Found) -> None:
@@ -524,6 +527,7 @@ def judge(plan: Plan, reports: dict[str, Any], found: Found) -> None:
         elif opener["sent"] != answerer["received"] or answerer["sent"] != opener["received"]:
             found.problems.append(f"{stream.name}: the hashes of both ends are not the same")
     for robot, report in reports.items():
+        found.resets += report["resets"]
         found.udp.update(report["udp"])
         if report["udp"]["wrong"]:
             found.problems.append(f"{robot}: {report['udp']['wrong']} datagrams are not what was sent")
@@ -543,6 +547,7 @@ def report(found: Found, runs: int, *, markdown: bool) -> None:
     for line in (
         f"{found.leaders_killed} of the agents that were killed, by themselves or with their robots, led the team",
         f"{found.cut} of the streams were cut off by a robot's death; what had come was a prefix",
+        f"{found.resets} connections were reset before their first byte, and opened again",
         f"the next record after the last fault: p50 {p50:.2f} s, p99 {p99:.2f} s, at most {late[-1]:.2f} s",
         f"requests by UDP without a reply: {percent(lost)} of {found.udp['asked']:,}",
         f"{found.carried:,} packets passed agents; how often a flow was taken for what: {'; '.join(passed)}",

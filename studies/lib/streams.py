@@ -214,6 +214,7 @@ class Programs:
         self.ends: dict[str, End] = {}
         self.finish = asyncio.Event()
         self.requests = Requests()
+        self.resets = 0
         self.tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -248,26 +249,29 @@ class Programs:
         task.add_done_callback(self.tasks.discard)
 
     async def open(self, stream: Stream) -> None:
-        """Connects, however long there is no way."""
-        end, to = End(stream, self.own), (self.addresses[stream.answerer], stream.port)
-        self.ends[stream.name] = end
+        """Connects, however long there is no way, and again if nothing came before it was reset."""
+        to = (self.addresses[stream.answerer], stream.port)
         while True:
             opened = checked_socket()
             opened.setblocking(False)
             try:
                 await asyncio.get_running_loop().sock_connect(opened, to)
-                break
             except OSError:
                 opened.close()
                 await asyncio.sleep(AGAIN_S)
-        reader, writer = await asyncio.open_connection(sock=opened)
-        await end.run(reader, writer, self.finish)
+                continue
+            reader, writer = await asyncio.open_connection(sock=opened)
+            end = self.ends[stream.name] = End(stream, self.own)
+            await end.run(reader, writer, self.finish)
+            if not end.broke or end.received or end.left:
+                return
+            self.resets += 1
 
     def answer(self, stream: Stream) -> Any:  # noqa: ANN401
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             end = End(stream, self.own)
             known = self.ends.setdefault(stream.name, end)
-            # A handshake whose end the opener never saw: it has opened another.
+            # Nothing came on the one before: the opener has opened another.
             if known is not end and not known.received:
                 self.ends[stream.name] = end
             elif known is not end:
@@ -278,7 +282,8 @@ class Programs:
 
     def report(self) -> dict[str, Any]:
         udp = {"asked": self.requests.asked, "answered": self.requests.answered, "wrong": self.requests.wrong}
-        return {"streams": {name: end.report() for name, end in self.ends.items()}, "udp": udp}
+        streams = {name: end.report() for name, end in self.ends.items()}
+        return {"streams": streams, "udp": udp, "resets": self.resets}
 
 
 def checked_socket() -> socket.socket:
