@@ -27,17 +27,20 @@ protection. A goal that is missed is a finding, and the study succeeds. It fails
 run of some, whose figures mean nothing.
 
 **What it costs.** Two robots in network namespaces, joined by a veth: `ping`, marked EF, and `iperf3` over TCP, which a
-rule of the team file makes bulk. Without agents and with one on each: the round trip's median; the agent's share of a
-core while it carries 200 Mbit/s; the highest rate. A way takes half of a round trip. The goals: 60 us more a way,
-15 % of a core, 1 Gbit/s. The figures are noisy on a busy machine.
+rule of the team file makes bulk. Without agents, with a forwarder in their place that decides nothing (lib/forward.c,
+the least that any agent in user space costs), and with an agent on each: the round trip's median; the agent's share of
+a core while it carries 200 Mbit/s; the highest rate. A way takes half of a round trip. Over a veth, the sender's thread
+also does the receiver's work in the kernel, which counts as the agent's. The goals: 60 us more a way, 15 % of a core,
+1 Gbit/s. The figures are noisy on a busy machine.
 
 If the `coorp` binary, root or TUN is missing, the study says so and succeeds. Whatever else is missing is skipped:
-`ping`, `iperf3`, `rsync`, the packages `cyclonedds` and `torch`, and HTB or u32 of the kernel.
+`ping`, `iperf3`, `rsync`, a C compiler, the packages `cyclonedds` and `torch`, and HTB or u32 of the kernel.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import os
@@ -48,6 +51,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,6 +77,7 @@ PAIR = ("one", "two")
 IPERF_PORT = 5201
 TOS_EF = 46 << 2
 STEADY_MBPS, SETTLE_S = 200, 3.0
+FORWARDED, FORWARDED_TABLE = "tun0", 100
 MORE_US, CORE, HIGH_MBPS = 60.0, 0.15, 1_000
 
 
@@ -150,25 +155,23 @@ def costs(program: Path, *, quick: bool, markdown: bool) -> None:
         team.write_text("\n".join([*robots, rule]).replace("interfaces", "leader = true\ninterfaces", 1))
         subprocess.run([str(program), "keys", "init", str(team)], capture_output=True, check=True)
         without = cost(lan, pings, span_s, None)
-        agents = []
-        try:
-            for name in PAIR:
-                state = str(Path(folder) / name)
-                command = [str(program), "up", str(team), "--robot", name, "--protect", "--state", state]
-                agents.append(lan.run(name, *command))
+        found = [("without agents", without)]
+        if (forwarder := compiled(Path(folder))) is not None:
+            with beside(lan, lambda _: [str(forwarder), FORWARDED, "eth0"]) as forwarders:
+                for place, name in enumerate(PAIR):
+                    forwards(lan, name, address(place))
+                found.append(("with empty forwarders", cost(lan, pings, span_s, forwarders[0])))
+        state = Path(folder) / "state"
+        agent = [str(program), "up", str(team), "--protect"]
+        with beside(lan, lambda name: [*agent, "--robot", name, "--state", str(state / name)]) as agents:
             # Each says that it is up; then they need a leader.
-            for agent in agents:
-                assert agent.stdout is not None
-                agent.stdout.readline()
+            for each in agents:
+                assert each.stdout is not None
+                each.stdout.readline()
             time.sleep(SETTLE_S)
             ours = cost(lan, pings, span_s, agents[0])
-        finally:
-            for agent in agents:
-                end(agent)
-    rows = [
-        [name, number(found.round_trip_us, 0), percent(found.core, 0), number(found.mbps, 0)]
-        for name, found in (("without agents", without), ("with agents", ours))
-    ]
+        found.append(("with agents", ours))
+    rows = [[name, number(one.round_trip_us, 0), percent(one.core, 0), number(one.mbps, 0)] for name, one in found]
     show(["", "round trip us", f"core at {STEADY_MBPS} Mbit/s", "highest Mbit/s"], rows, markdown=markdown)
     more = (ours.round_trip_us - without.round_trip_us) / 2.0
     for what, holds in (
@@ -178,6 +181,42 @@ def costs(program: Path, *, quick: bool, markdown: bool) -> None:
     ):
         claim = f"the goal {'holds' if holds else 'DOES NOT HOLD'}: {what}"
         print(f"- {claim}" if markdown else claim)
+
+
+@contextlib.contextmanager
+def beside(lan: Lan, command: Callable[[str], list[str]]) -> Iterator[list[subprocess.Popen[str]]]:
+    """Runs a program on each robot."""
+    programs: list[subprocess.Popen[str]] = []
+    try:
+        for name in PAIR:
+            programs.append(lan.run(name, *command(name)))
+        yield programs
+    finally:
+        for program in programs:
+            end(program)
+
+
+def compiled(folder: Path) -> Path | None:
+    """The forwarder, if there is a compiler."""
+    if shutil.which("cc") is None:
+        print("skipped: empty forwarders: a C compiler is missing")
+        return None
+    forwarder = folder / "forward"
+    source = Path(__file__).with_name("lib") / "forward.c"
+    subprocess.run(["cc", "-O2", "-o", str(forwarder), str(source)], check=True)
+    return forwarder
+
+
+def forwards(lan: Lan, name: str, own: str) -> None:
+    """Routes what a robot sends through its forwarder, as the agent does; all of it goes with the TUN but the rule."""
+    network = f"{own.rsplit('.', 1)[0]}.0/24"
+    for command in (
+        f"until ip link set {FORWARDED} up txqueuelen 2000 2> /dev/null; do sleep 0.05; done",
+        f"ip route add {network} dev {FORWARDED} src {own} table {FORWARDED_TABLE}",
+        f"ip rule add pref 100 iif lo lookup {FORWARDED_TABLE}",
+    ):
+        done = lan.run(name, "sh", "-c", command)
+        done.communicate(timeout=10)
 
 
 def cost(lan: Lan, pings: int, span_s: int, agent: subprocess.Popen[str] | None) -> Cost:
