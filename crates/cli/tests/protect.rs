@@ -428,7 +428,7 @@ def whole(size):
                 own.send(bytes(size))
                 time.sleep(0.05)
         except OSError as error:
-            return f"{error.strerror}, {own.getsockopt(socket.IPPROTO_IP, 14)}"  # IP_MTU
+            return error.strerror
         return "sent"
 
 def goes(to):
@@ -546,7 +546,7 @@ fn what_a_machine_has_already_works_beside_an_agent_as_without() {
         ("fragments", "True"),
         ("the longest datagram", "True"),
         ("what just fits", "sent"),
-        ("what does not fit", "Message too long, 1500"),
+        ("what does not fit", "Message too long"),
         ("a stream", "True"),
         ("an echo", "True"),
         ("a refusal", "True"),

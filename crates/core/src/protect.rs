@@ -354,6 +354,17 @@ impl<P> Protect<P> {
 
     /// Takes the next packet of ordinary flows, or of bulk. Whether bulk may go now is the driver's knowledge.
     pub fn next(&mut self, class: Class, now: Instant) -> Option<(Head, P)> {
+        self.next_piece(class, now, |_| None)
+    }
+
+    /// Takes the next packet, or a piece of it: `cut` takes one off a packet that is too long, and tells its length in bytes. The
+    /// rest is then the first of its flow, and its flow has had its turn by the piece alone.
+    pub fn next_piece(
+        &mut self,
+        class: Class,
+        now: Instant,
+        mut cut: impl FnMut(&mut P) -> Option<(P, u32)>,
+    ) -> Option<(Head, P)> {
         let lane = lane(class)?;
         while let Some(at) = self.queues.turn(lane) {
             if lane == Lane::Ordinary {
@@ -362,7 +373,7 @@ impl<P> Protect<P> {
                     continue;
                 }
             }
-            let taken = self.queues.take(at, now)?;
+            let taken = self.queues.take(at, now, &mut cut)?;
             if let Some(held) = taken.emptied {
                 self.flows.get_mut(at).calm_from += held;
             }
@@ -479,7 +490,11 @@ impl<P> Protect<P> {
     fn note(&mut self, at: u32, head: &Head, now: Instant) -> bool {
         self.flows.touch(at, now);
         let entry = self.flows.get_mut(at);
-        let begins = entry.packets == 0 || now.since(entry.packet_at) > MESSAGE_GAP;
+        let carries = head.message_bytes != Some(0);
+        let begins = carries && entry.message_at.is_none_or(|at| now.since(at) > MESSAGE_GAP);
+        if carries {
+            entry.message_at = Some(now);
+        }
         entry.packet_at = now;
         entry.packets += 1;
         entry.bytes += u64::from(head.bytes);

@@ -9,7 +9,8 @@
 //! Discovery and what readers answer (ACKNACK) are nobody's: a part of their own without a writer.
 //!
 //! Left out: what DDS-Security hides, submessages of vendors and header extensions, which may cover the whole message: such
-//! a message stays whole, and has a writer only if there is but one. RTPS over TCP.
+//! a message stays whole, and has a writer only if there is but one. So does one of more than eight writers. It may overtake
+//! other messages of its writers. RTPS over TCP.
 
 use std::fmt;
 
@@ -40,7 +41,7 @@ const HEARTBEAT_FRAG: u8 = 0x13;
 const DATA: u8 = 0x15;
 const DATA_FRAG: u8 = 0x16;
 
-/// The writer that announces writers, and its secure twin, whose announcements are hidden.
+/// The writer that announces writers. The announcements of its secure twin are hidden.
 const ANNOUNCES_WRITERS: [u8; 4] = [0x00, 0x00, 0x03, 0xc2];
 const PID_TOPIC_NAME: u16 = 0x05;
 const PID_ENDPOINT_GUID: u16 = 0x5a;
@@ -83,9 +84,16 @@ impl fmt::Debug for Guid {
 pub struct Content {
     /// The writer, or none: discovery, readers' answers, or several writers.
     pub writer: Option<Guid>,
-    /// The length of the sample of which it carries something, in bytes; 0 for heartbeats and the like.
-    pub sample_bytes: u32,
+    /// The length of the sample of which it carries something, in bytes; 0 for heartbeats and the like. `None` if that is
+    /// hidden.
+    pub sample_bytes: Option<u32>,
 }
+
+/// What readers answer, for example.
+const NOTHING: Content = Content {
+    writer: None,
+    sample_bytes: Some(0),
+};
 
 /// A message that was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -102,11 +110,12 @@ impl<'m> Message<'m> {
     /// The content of the message, if it has one writer or none, or cannot be taken apart.
     pub fn content(&self) -> Option<Content> {
         match self.contents.as_slice() {
-            [] => Some(Content::default()),
+            [] if self.whole => Some(Content::default()),
+            [] => Some(NOTHING),
             [only] => Some(*only),
             several if self.whole => Some(Content {
                 writer: None,
-                sample_bytes: several.iter().map(|content| content.sample_bytes).max().unwrap_or(0),
+                sample_bytes: several.iter().filter_map(|content| content.sample_bytes).max(),
             }),
             _ => None,
         }
@@ -160,7 +169,7 @@ pub fn read(payload: &[u8]) -> Option<Message<'_>> {
                 continue;
             }
             PAD => continue,
-            ACKNACK | NACK_FRAG => Content::default(),
+            ACKNACK | NACK_FRAG => NOTHING,
             HEARTBEAT | GAP | HEARTBEAT_FRAG => of_writer(prefix, body.get(4..8)?, 0),
             DATA => of_writer(prefix, body.get(8..12)?, body.len() as u32),
             DATA_FRAG => of_writer(prefix, body.get(8..12)?, submessage.long(28)?),
@@ -185,8 +194,10 @@ pub fn read(payload: &[u8]) -> Option<Message<'_>> {
 }
 
 fn of_writer(prefix: &[u8], entity: &[u8], sample_bytes: u32) -> Content {
-    let writer = Some(Guid::new(prefix, entity)).filter(Guid::is_users);
-    Content { writer, sample_bytes }
+    Content {
+        writer: Some(Guid::new(prefix, entity)).filter(Guid::is_users),
+        sample_bytes: Some(sample_bytes),
+    }
 }
 
 /// The writer that a submessage announces.
@@ -237,7 +248,7 @@ struct Submessage<'m> {
 }
 
 impl<'m> Submessage<'m> {
-    /// Of bytes that have been found to be one.
+    /// Splits bytes that are known to be a submessage.
     fn of(bytes: &'m [u8]) -> Self {
         Submessage {
             kind: bytes[0],
@@ -270,7 +281,7 @@ struct Submessages<'m> {
 }
 
 impl<'m> Submessages<'m> {
-    /// Of a message that is at least as long as a header.
+    /// The message must be as long as a header.
     fn of(payload: &'m [u8]) -> Self {
         Submessages {
             left: &payload[HEADER_BYTES..],

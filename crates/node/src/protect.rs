@@ -20,7 +20,7 @@ mod routes;
 mod tun;
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -34,6 +34,7 @@ use coorp_core::{Duration, FlowId, Instant};
 use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags, Timespec};
 
 use self::card::{Card, BELOW_ORDINARY_MAX, TOGETHER_MAX};
+use self::packet::Packet;
 pub use self::routes::{protect_priorities, unprotect};
 use self::routes::{Outlet, Routes};
 use crate::member::Member;
@@ -52,8 +53,6 @@ const PACKET_BYTES_MAX: usize = 65_535;
 const LINGER: Duration = Duration::from_millis(8);
 /// How often the flows are shown anew, and the interface is looked at.
 const SHOW_EVERY: Duration = Duration::from_millis(500);
-/// Small packets of bulk that wait behind a datagram of which a part is sent, at most.
-const BEHIND_MAX: usize = 1_000;
 /// The most flows that are shown.
 const SHOWN_MAX: usize = 64;
 /// How long a thread waits if nothing happens.
@@ -181,15 +180,12 @@ enum Rest {
 struct Lane {
     path: usize,
     robot: Arc<SharedRobot>,
-    protect: Protect<Box<[u8]>>,
+    protect: Protect<Packet>,
     outlet: Outlet,
     /// `None` while the interface cannot be used. Dropped before the TUN, so that packets go round it.
     routes: Option<Routes>,
     tun: File,
     card: Card,
-    /// What is left of a datagram of which a part is sent, ordinary and bulk, and bulk's small packets behind that.
-    ordinary: VecDeque<Box<[u8]>>,
-    bulk: VecDeque<Box<[u8]>>,
     cut: packet::Cut,
     /// Room for one packet.
     buffer: Box<[u8]>,
@@ -229,8 +225,6 @@ impl Lane {
             routes: Some(routes),
             tun,
             card,
-            ordinary: VecDeque::new(),
-            bulk: VecDeque::new(),
             cut: packet::Cut::default(),
             buffer: vec![0; PACKET_BYTES_MAX].into(),
             outside,
@@ -254,8 +248,9 @@ impl Lane {
             self.show(now);
             self.follow_outlet();
         }
-        // What a fast card has sent already needs no look later, and makes room.
-        let made_room = self.learn() && bulk == Rest::Held;
+        // What a fast card has sent already needs no later look, and makes room.
+        let waits = bulk == Rest::Held || self.protect.has(Class::Ordinary);
+        let made_room = self.learn() && waits;
         if more || made_room || bulk == Rest::More {
             return Ok(());
         }
@@ -383,11 +378,17 @@ impl Lane {
             let packet = &self.buffer[..read];
             // The kernel gives no others; IPv6 that a program forced into the TUN.
             let Some(mut head) = packet::head(packet) else { continue };
-            if read > self.outlet.mtu && packet::is_uncuttable(packet) {
-                // If it cannot be told, it is lost, as it would be beyond a router that tells nothing.
-                let _ = self.tun.write(&packet::too_long(packet, self.outlet.mtu));
-                continue;
+            let packet = &mut self.buffer[..read];
+            if read > self.outlet.mtu {
+                if packet::is_uncuttable(packet) {
+                    // If it cannot be told, it is lost, as it would be beyond a router that tells nothing.
+                    let _ = self.tun.write(&packet::too_long(packet, self.outlet.mtu));
+                    continue;
+                }
+                // One for all fragments.
+                self.card.name(packet);
             }
+            let packet = &*packet;
             if let Some(message) = packet::rtps(packet, &head) {
                 for (writer, topic) in message.topics() {
                     self.protect.on_topic(writer, topic);
@@ -395,7 +396,8 @@ impl Lane {
                 let is_fragment = packet::is_fragment(packet);
                 let Some(content) = message.content().or(is_fragment.then(Default::default)) else {
                     let parts: Vec<_> = packet::parts(packet, head, &message).collect();
-                    for (head, part) in parts {
+                    for (head, mut part) in parts {
+                        self.card.name(&mut part);
                         self.sort(head, part);
                     }
                     continue;
@@ -413,37 +415,22 @@ impl Lane {
     /// Sends a packet, or keeps it.
     fn sort(&mut self, head: Head, packet: Box<[u8]>) {
         let now = self.robot.now();
-        match self.protect.on_packet(head, packet, now) {
-            Verdict::Send { packet, number, begins } => self.send_control(packet, number, begins),
-            Verdict::Pass(packet) if self.bulk.is_empty() => {
-                self.card.send(&mut [packet], Class::Ordinary, None, now);
-            }
-            Verdict::Pass(packet) if self.bulk.len() < BEHIND_MAX => self.bulk.push_back(packet),
-            Verdict::Queued | Verdict::Pass(_) | Verdict::Dropped(_) => {}
+        match self.protect.on_packet(head, Packet::new(packet), now) {
+            Verdict::Send { packet, number, begins } => self.send_control(packet.into_bytes(), number, begins),
+            Verdict::Pass(packet) => self.card.send(&mut [packet.into_bytes()], Class::Ordinary, None, now),
+            Verdict::Queued | Verdict::Dropped(_) => {}
         }
     }
 
     /// The next packet of a class that waits, or the next fragment of one.
     fn next(&mut self, class: Class, now: Instant) -> Option<Box<[u8]>> {
         let mtu = self.outlet.mtu;
-        let begun = match class {
-            Class::Bulk => &mut self.bulk,
-            _ => &mut self.ordinary,
-        };
-        if let Some(fragment) = begun.pop_front() {
-            return Some(fragment);
-        }
-        let (_, mut packet) = self.protect.next(class, now)?;
-        if packet.len() <= mtu {
-            return Some(packet);
-        }
-        self.card.name(&mut packet);
-        begun.extend(packet::fragments(&packet, mtu));
-        begun.pop_front()
+        let (_, packet) = self.protect.next_piece(class, now, |packet| packet.cut(mtu))?;
+        Some(packet.into_bytes())
     }
 
     /// Sends a control packet, perhaps the first one of a message. The robot is told after that, as it takes a while to think.
-    fn send_control(&mut self, mut packet: Box<[u8]>, number: u32, begins: bool) {
+    fn send_control(&mut self, packet: Box<[u8]>, number: u32, begins: bool) {
         // A flow that has just become control is not known to the robot yet.
         self.follow_changes();
         let known = self.control.get(&number).copied().filter(|_| begins);
@@ -451,8 +438,7 @@ impl Lane {
         if packet.len() <= self.outlet.mtu {
             self.card.send(&mut [packet], Class::Control, known, now);
         } else {
-            self.card.name(&mut packet);
-            let mut fragments: Vec<_> = packet::fragments(&packet, self.outlet.mtu).collect();
+            let mut fragments = packet::fragments(packet, self.outlet.mtu);
             let chunks = fragments.chunks_mut(TOGETHER_MAX);
             let last = chunks.len() - 1;
             for (at, together) in chunks.enumerate() {
@@ -479,13 +465,13 @@ impl Lane {
                 return false;
             }
         }
-        self.protect.has(Class::Ordinary) || !self.ordinary.is_empty()
+        self.protect.has(Class::Ordinary)
     }
 
     /// Sends bulk for as long as it may go. Returns what becomes of the rest.
     fn send_bulk(&mut self) -> Rest {
         let now = self.robot.now();
-        if !self.protect.has(Class::Bulk) && self.bulk.is_empty() {
+        if !self.protect.has(Class::Bulk) {
             if self.wish.is_some() && now >= self.bulk_until {
                 self.wish = None;
             }

@@ -33,6 +33,8 @@ pub(super) struct Entry {
     pub packets: u64,
     pub bytes: u64,
     pub packet_at: Instant,
+    /// When the last packet came that carried something.
+    pub message_at: Option<Instant>,
     /// When it was last heard of, or asked.
     touched: Instant,
     /// The period that was told to the driver.
@@ -57,6 +59,7 @@ impl Entry {
             packets: 0,
             bytes: 0,
             packet_at: now,
+            message_at: None,
             touched: now,
             told: None,
             calm_from: now,

@@ -79,15 +79,16 @@ impl Nature {
         if message_bytes == Some(0) {
             return;
         }
-        let bytes = bytes.max(message_bytes.unwrap_or_default());
         let follows = self.packet_at.is_some_and(|at| now.since(at) <= MESSAGE_GAP);
         self.packet_at = Some(now);
-        if follows {
-            self.message_bytes = self.message_bytes.saturating_add(bytes);
-            return;
+        if !follows {
+            self.begin(bounds, now);
+            self.message_bytes = 0;
         }
-        self.begin(bounds, now);
-        self.message_bytes = bytes;
+        self.message_bytes = match message_bytes {
+            Some(whole) => self.message_bytes.max(whole),
+            None => self.message_bytes.saturating_add(bytes),
+        };
     }
 
     /// Whether messages are small and periodic.

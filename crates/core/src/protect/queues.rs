@@ -42,6 +42,8 @@ struct Waiting<P> {
     queued_at: Instant,
     /// The same by the clock that stands still during holds.
     open_at: Instant,
+    /// Whether a piece of it has left: then CoDel does not drop the rest.
+    begun: bool,
     next: u32,
 }
 
@@ -230,6 +232,7 @@ impl<P> Queues<P> {
             head,
             queued_at: now,
             open_at,
+            begun: false,
             next: NONE,
         });
         let queue = &mut self.queues[flow as usize];
@@ -276,11 +279,13 @@ impl<P> Queues<P> {
         self.rounds.first(lane as usize).is_some()
     }
 
-    /// Takes the flow's oldest packet, or drops it if CoDel says so.
-    pub fn take(&mut self, flow: u32, now: Instant) -> Option<Taken<P>> {
+    /// Takes the flow's oldest packet, or drops it if CoDel says so. If `cut` takes a piece off the packet, of so many bytes, the
+    /// rest stays.
+    pub fn take(&mut self, flow: u32, now: Instant, cut: impl FnOnce(&mut P) -> Option<(P, u32)>) -> Option<Taken<P>> {
         let held = self.load(flow, now).held;
         let open_now = self.open_clock(now);
-        let waiting = self.unlink(flow)?;
+        let since = self.queues[flow as usize].since;
+        let mut waiting = self.unlink(flow)?;
         let queue = &mut self.queues[flow as usize];
         let (wait, clock) = match queue.lane {
             Lane::Ordinary => (now.since(waiting.queued_at), now),
@@ -288,7 +293,20 @@ impl<P> Queues<P> {
             Lane::Bulk => (open_now.since(waiting.open_at), open_now),
         };
         let left = u32::try_from(queue.bytes).unwrap_or(u32::MAX);
-        let drops = queue.codel.drops(wait, left, clock, &self.codel);
+        let drops = !waiting.begun && queue.codel.drops(wait, left, clock, &self.codel);
+        let piece = waiting.packet.as_mut().filter(|_| !drops).and_then(cut);
+        if let Some((piece, bytes)) = piece {
+            queue.deficit -= i64::from(length(bytes));
+            let head = Head { bytes, ..waiting.head };
+            waiting.head.bytes = waiting.head.bytes.saturating_sub(bytes);
+            waiting.begun = true;
+            self.put_first(flow, waiting, since);
+            return Some(Taken {
+                packet: Some(piece),
+                head,
+                emptied: None,
+            });
+        }
         if drops {
             queue.dropped += 1;
             self.dropped += 1;
@@ -330,6 +348,24 @@ impl<P> Queues<P> {
         }
         self.sort(flow);
         Some(waiting)
+    }
+
+    /// Puts the rest of a packet back; its flow's queue has been so since then.
+    fn put_first(&mut self, flow: u32, waiting: Waiting<P>, since: Option<(Instant, Instant)>) {
+        let bytes = waiting.head.bytes;
+        let first = self.queues[flow as usize].first;
+        let at = self.put(Waiting { next: first, ..waiting });
+        let queue = &mut self.queues[flow as usize];
+        queue.first = at;
+        if queue.packets == 0 {
+            (queue.last, queue.since) = (at, since);
+            self.rounds.append(queue.lane as usize, flow);
+        }
+        queue.packets += 1;
+        queue.bytes += u64::from(length(bytes));
+        queue.memory += memory(bytes);
+        self.memory += u64::from(memory(bytes));
+        self.sort(flow);
     }
 
     fn put(&mut self, waiting: Waiting<P>) -> u32 {

@@ -309,7 +309,8 @@ fn writers_behind_one_port_part() {
             protect.on_packet(written(1, 200, 150), 'p', at(now));
             // Its heartbeats are no messages, whenever they come.
             let heartbeat = at(now) + Duration::from_micros(now * 7_919 % 20_000);
-            protect.on_packet(written(1, 80, 0), 'h', heartbeat);
+            let sent = protect.on_packet(written(1, 80, 0), 'h', heartbeat);
+            assert!(!matches!(sent, Verdict::Send { begins: true, .. }));
         }
         if now % 200 < 180 {
             for _ in 0..4 {
@@ -593,6 +594,44 @@ fn if_no_memory_is_left_one_of_the_longest_flows_loses_its_oldest() {
         [5, 0, 0]
     );
     assert_eq!(drain(&mut protect, at(0)), (5..90).collect::<Vec<_>>());
+}
+
+/// Packets of 4,000 bytes leave in pieces of at most 1,500, in turn with another flow's.
+#[test]
+fn the_rest_of_a_packet_stays_the_first_of_its_flow() {
+    let rules = (0..2).map(|number| ruled(Class::Bulk, 10_000 + number)).collect();
+    let mut protect = Protect::new(Config {
+        rules,
+        ..Config::default()
+    });
+    protect.set_open(true, at(0));
+    let small = head(0, 100);
+    let cut = |packet: &mut (char, u32)| {
+        let piece = (packet.0, 1_500);
+        (packet.1 > 1_500).then(|| {
+            packet.1 -= 1_500;
+            (piece, 1_500)
+        })
+    };
+    for name in ['a', 'b'] {
+        assert_eq!(protect.on_packet(head(0, 4_000), (name, 4_000), at(0)), Verdict::Queued);
+        assert_eq!(protect.on_packet(head(1, FULL), ('o', FULL), at(0)), Verdict::Queued);
+    }
+    let mut out = Vec::new();
+    while let Some((head, piece)) = protect.next_piece(Class::Bulk, at(1), cut) {
+        assert_eq!(head.bytes, piece.1);
+        out.push(piece);
+        if out.len() == 1 {
+            // It is not empty, so a small packet waits behind.
+            assert_eq!(protect.on_packet(small, ('s', 100), at(1)), Verdict::Queued);
+            assert_eq!(status(&protect, 0, at(1)).waiting_bytes, 2_500 + 4_000 + 100);
+        }
+    }
+    let of_first: Vec<_> = out.iter().copied().filter(|piece| piece.0 != 'o').collect();
+    let whole = |name| [(name, 1_500), (name, 1_500), (name, 1_000)];
+    assert_eq!(of_first, [&whole('a')[..], &whole('b'), &[('s', 100)]].concat());
+    let first_two: Vec<_> = out.iter().take(3).map(|piece| piece.0).collect();
+    assert!(first_two.contains(&'o'), "{out:?}");
 }
 
 /// A flow of one large packet at a time is never behind, and still has no advantage.

@@ -71,12 +71,15 @@ fn a_message_of_one_writer_stays_whole() {
     for little in [false, true] {
         let sample = content(&[time(1), data(POSE, little, &[7; 100]), heartbeat(POSE)]).unwrap();
         assert_eq!(sample.writer, Some(guid(POSE)));
-        assert_eq!(sample.sample_bytes, 120);
+        assert_eq!(sample.sample_bytes, Some(120));
         let fragment = content(&[data_frag(IMAGE, little, 1_000_000, &[7; 100])]).unwrap();
-        assert_eq!((fragment.writer, fragment.sample_bytes), (Some(guid(IMAGE)), 1_000_000));
+        assert_eq!(
+            (fragment.writer, fragment.sample_bytes),
+            (Some(guid(IMAGE)), Some(1_000_000))
+        );
     }
     let nothing = content(&[heartbeat(POSE)]).unwrap();
-    assert_eq!((nothing.writer, nothing.sample_bytes), (Some(guid(POSE)), 0));
+    assert_eq!((nothing.writer, nothing.sample_bytes), (Some(guid(POSE)), Some(0)));
     for nobodys in [
         vec![],
         vec![time(1)],
@@ -137,7 +140,7 @@ fn the_last_submessage_may_reach_to_the_end() {
     let whole = message(&[data(POSE, true, &[]), last.clone()]);
     let parts: Vec<_> = read(&whole).unwrap().parts().collect();
     assert_eq!(parts[1].1, message(&[last]));
-    assert_eq!(parts[1].0.sample_bytes, 70_020);
+    assert_eq!(parts[1].0.sample_bytes, Some(70_020));
     // An INFO_TS without a time is really empty.
     let invalid = submessage(INFO_TS, 0x02, true, &[]);
     assert_eq!(content(&[invalid, heartbeat(POSE)]).unwrap().writer, Some(guid(POSE)));
@@ -152,10 +155,14 @@ fn what_may_cover_the_whole_message_keeps_it_whole() {
             content(&two),
             Some(Content {
                 writer: None,
-                sample_bytes: 100
+                sample_bytes: Some(100)
             })
         );
-        assert_eq!(content(&[cover, heartbeat(POSE)]).unwrap().writer, Some(guid(POSE)));
+        assert_eq!(
+            content(&[cover.clone(), heartbeat(POSE)]).unwrap().writer,
+            Some(guid(POSE))
+        );
+        assert_eq!(content(&[cover]), Some(Content::default()), "hidden");
     }
     let many: Vec<_> = (0..9).map(|number| data([0, 0, number, 3], true, &[])).collect();
     assert_eq!(content(&many).unwrap().writer, None);
@@ -213,17 +220,18 @@ fn what_ends_too_soon_is_read_as_far_as_it_tells_its_writer() {
         let expected = match end {
             end if end < HEADER_BYTES => None,
             // A submessage has at least its own header.
-            end if end < sample + 4 => Some(Content::default()),
+            end if end < HEADER_BYTES + 4 || (sample..sample + 4).contains(&end) => Some(NOTHING),
+            end if end < sample => Some(Content::default()),
             end if end < size_is_known => None,
             end if end < sample + 44 + 4 => Some(Content {
                 writer: Some(guid(IMAGE)),
-                sample_bytes: 9_000,
+                sample_bytes: Some(9_000),
             }),
             // The heartbeat's writer is not known yet; then there are two writers.
             end if end < sample + 44 + 12 => None,
             _ => Some(Content {
                 writer: None,
-                sample_bytes: 9_000,
+                sample_bytes: Some(9_000),
             }),
         };
         assert_eq!(found, expected, "{end}");

@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::net::SocketAddrV4;
+use std::ops::Range;
 
 use coorp_core::protect::Class;
 use coorp_core::{Duration, FlowId, Instant};
@@ -135,24 +136,18 @@ impl Card {
         } else {
             &mut self.rest
         };
-        let Some(sent) = by.hand_over(&ready) else {
-            return;
-        };
-        let whole: usize = sent.iter().map(|(packet, ..)| packet.len()).sum();
-        let (from, until, mut bytes) = (by.mark, by.queue.entered(), 0);
-        by.mark = until;
-        for (at, (packet, _, name)) in sent.iter().enumerate() {
+        for (at, mark) in by.hand_over(&ready) {
+            let (packet, _, name) = &ready[at];
             if let Some(emulated) = &mut self.emulated {
                 emulated.expect(*name, by.number);
             }
-            bytes += packet.len();
             by.push(Sent {
                 at: now,
                 left_before: by.left,
                 left_by: by.left,
-                flow: flow.filter(|_| at + 1 == sent.len()),
+                flow: flow.filter(|_| at + 1 == ready.len()),
                 class,
-                mark: from + (until - from) * bytes as u64 / whole as u64,
+                mark,
                 bytes: packet.len(),
             });
         }
@@ -161,7 +156,9 @@ impl Card {
     /// Gives a packet an identification if it has none; returns its name for the emulator.
     pub fn name(&mut self, packet: &mut [u8]) -> (u16, u16) {
         let name = packet::name(packet, self.fresh);
-        self.fresh = self.fresh.wrapping_add(1).max(1);
+        if name.0 == self.fresh {
+            self.fresh = self.fresh.wrapping_add(1).max(1);
+        }
         name
     }
 
@@ -215,15 +212,8 @@ impl RawSocket {
         })
     }
 
-    /// Hands packets over to the kernel; returns those that it took.
-    fn hand_over<'p, T>(
-        &mut self,
-        packets: &'p [(&[u8], SocketAddrV4, T)],
-    ) -> Option<&'p [(&'p [u8], SocketAddrV4, T)]> {
-        if packets.is_empty() {
-            return None;
-        }
-        let bytes = packets.iter().map(|(packet, ..)| packet.len()).sum();
+    /// Hands packets over to the kernel. Returns the places of those that it took, each with its end in the send queue.
+    fn hand_over<T>(&mut self, packets: &[(&[u8], SocketAddrV4, T)]) -> Vec<(usize, u64)> {
         let slices: Vec<_> = packets.iter().map(|(packet, ..)| [IoSlice::new(packet)]).collect();
         let addresses: Vec<_> = packets.iter().map(|(_, to, _)| to.as_any()).collect();
         let mut none: Vec<_> = packets.iter().map(|_| SendAncillaryBuffer::default()).collect();
@@ -231,15 +221,29 @@ impl RawSocket {
         let mut messages: Vec<_> = each
             .map(|((to, slice), none)| MMsgHdr::new_with_addr(to, slice, none))
             .collect();
-        let mut taken = 0;
-        let sent = self.queue.send(bytes, packets.len(), || {
-            taken = sendmmsg(&self.socket, &mut messages, SendFlags::empty())?;
-            Ok(())
-        });
-        if let Err(error) = sent {
-            tracing::debug!("{} packets of {bytes} bytes are lost: {error}", packets.len());
+        let bytes = |of: Range<usize>| packets[of].iter().map(|(packet, ..)| packet.len() as u64).sum::<u64>();
+        let (mut taken, mut at) = (Vec::with_capacity(packets.len()), 0);
+        while at < packets.len() {
+            let (all, mut count) = (bytes(at..packets.len()), 0);
+            let sent = self.queue.send(all as usize, packets.len() - at, || {
+                count = sendmmsg(&self.socket, &mut messages[at..], SendFlags::empty())?;
+                Ok(())
+            });
+            if let Err(error) = sent {
+                tracing::debug!("a packet of {} bytes is lost: {error}", packets[at].0.len());
+                // The socket is full for those behind it, too; a firewall or a route may be against this one alone.
+                let full = error.kind() == io::ErrorKind::WouldBlock;
+                at = if full { packets.len() } else { at + 1 };
+                continue;
+            }
+            let (from, until, through) = (self.mark, self.queue.entered(), at + count);
+            let whole = bytes(at..through).max(1);
+            self.queue.give_up(all.saturating_sub(whole));
+            taken.extend((at..through).map(|one| (one, from + (until - from) * bytes(at..one + 1) / whole)));
+            // A call that takes none and says nothing would go on for ever.
+            (self.mark, at) = (until, through.max(at + 1));
         }
-        packets.get(..taken).filter(|taken| !taken.is_empty())
+        taken
     }
 
     fn push(&mut self, sent: Sent) {

@@ -1,7 +1,7 @@
 //! IPv4 packets, as far as the agent reads and changes them.
 //!
 //! The TUN has the largest MTU that there is, so that datagrams arrive whole: then they can be judged, taken apart and
-//! dropped as a whole. What is longer than the interface's MTU is cut into fragments here ([`fragments`]).
+//! dropped as a whole. What is longer than the interface's MTU is cut into fragments here ([`Packet::cut`]).
 
 use std::collections::VecDeque;
 use std::net::Ipv4Addr;
@@ -52,7 +52,7 @@ impl Cut {
     }
 }
 
-/// By what the fragments of a datagram are known: addresses, identification and protocol.
+/// What identifies a datagram's fragments: addresses, identification and protocol.
 fn datagram(packet: &[u8]) -> [u8; 11] {
     let mut name = [0; 11];
     name[..8].copy_from_slice(&packet[ADDRESSES]);
@@ -132,26 +132,72 @@ pub(super) fn of(head: Head, bytes: usize, content: Content) -> Head {
             ..head.flow
         },
         bytes: bytes as u32,
-        message_bytes: Some(content.sample_bytes),
+        message_bytes: content.sample_bytes,
         ..head
     }
 }
 
-/// Cuts a packet into fragments of at most this many bytes (RFC 791, section 3.2).
-pub(super) fn fragments(packet: &[u8], mtu: usize) -> impl Iterator<Item = Box<[u8]>> + '_ {
-    let (header, inside) = packet.split_at(header_bytes(packet));
-    let space = (mtu.saturating_sub(header.len()) / 8 * 8).max(8);
-    let (own, pieces) = (word(packet, FRAGMENT), inside.len().div_ceil(space));
-    inside.chunks(space).enumerate().map(move |(at, piece)| {
-        let mut fragment = [header, piece].concat();
-        let more = if at + 1 < pieces { MORE_FRAGMENTS } else { 0 };
-        let place = own & (MORE_FRAGMENTS | PLACE) | more;
-        let place = place.wrapping_add((at * space / 8) as u16);
+/// A packet that waits, from which fragments may have been cut.
+#[derive(Clone, Debug)]
+pub(super) struct Packet {
+    bytes: Box<[u8]>,
+    /// How much of what is inside has been cut off.
+    cut: usize,
+}
+
+impl Packet {
+    pub fn new(bytes: Box<[u8]>) -> Self {
+        Packet { bytes, cut: 0 }
+    }
+
+    /// Cuts a fragment of at most this many bytes off (RFC 791, section 3.2), if the rest is longer. Returns also by how much
+    /// the rest is shorter. The packet must have an identification. All fragments keep all options.
+    pub fn cut(&mut self, mtu: usize) -> Option<(Packet, u32)> {
+        let at = header_bytes(&self.bytes);
+        let left = self.bytes.len() - at - self.cut;
+        if at + left <= mtu {
+            return None;
+        }
+        let space = (mtu.saturating_sub(at) / 8 * 8).max(8).min(left);
+        let piece = self.fragment(space);
+        self.cut += space;
+        Some((Packet::new(piece), space as u32))
+    }
+
+    /// What is left of it.
+    pub fn into_bytes(self) -> Box<[u8]> {
+        match self.cut {
+            0 => self.bytes,
+            cut => self.fragment(self.bytes.len() - header_bytes(&self.bytes) - cut),
+        }
+    }
+
+    /// The next fragment, with so many bytes inside.
+    fn fragment(&self, inside: usize) -> Box<[u8]> {
+        let (header, all) = self.bytes.split_at(header_bytes(&self.bytes));
+        let mut fragment = [header, &all[self.cut..self.cut + inside]].concat();
+        let more = if self.cut + inside < all.len() {
+            MORE_FRAGMENTS
+        } else {
+            0
+        };
+        let place = word(header, FRAGMENT) & (MORE_FRAGMENTS | PLACE) | more;
+        let place = place.wrapping_add((self.cut / 8) as u16);
         let bytes = fragment.len() as u16;
         fragment[LENGTH..LENGTH + 2].copy_from_slice(&bytes.to_be_bytes());
         fragment[FRAGMENT..FRAGMENT + 2].copy_from_slice(&place.to_be_bytes());
         fragment.into()
-    })
+    }
+}
+
+/// All fragments of a packet.
+pub(super) fn fragments(packet: Box<[u8]>, mtu: usize) -> Vec<Box<[u8]>> {
+    let mut packet = Packet::new(packet);
+    let mut fragments: Vec<_> = std::iter::from_fn(|| packet.cut(mtu))
+        .map(|(piece, _)| piece.into_bytes())
+        .collect();
+    fragments.push(packet.into_bytes());
+    fragments
 }
 
 /// Whether the sender forbids that the packet is cut.
@@ -189,7 +235,7 @@ fn header_bytes(packet: &[u8]) -> usize {
     usize::from(packet[0] & 0x0f) * 4
 }
 
-/// Computes the checksum of UDP at this place anew, if there is one.
+/// Recomputes the checksum of UDP at this place, if there is one.
 fn set_udp_checksum(packet: &mut [u8], at: usize) {
     let checksum = at + 6..at + 8;
     if packet[checksum.clone()] == [0, 0] {
@@ -303,14 +349,16 @@ mod tests {
         let (mut cut, flow) = (Cut::default(), head(&whole).unwrap().flow);
         cut.remember(&whole, flow);
         assert_eq!(cut.recent.len(), 0);
-        let pieces: Vec<_> = fragments(&named, 1_500).collect();
+        let pieces = fragments(named.clone().into(), 1_500);
         cut.remember(&pieces[0], head(&pieces[0]).unwrap().flow);
         let flows: Vec<_> = pieces.iter().map(|piece| cut.flow(piece)).collect();
         assert_eq!(flows, [None, Some(flow), Some(flow)]);
-        assert!(fragments(&whole, 1_500).all(|other| cut.flow(&other).is_none()));
+        assert!(fragments(whole.into(), 1_500)
+            .iter()
+            .all(|other| cut.flow(other).is_none()));
         for name in 8..=7 + CUT_MAX as u8 {
             named[IDENTIFICATION + 1] = name;
-            cut.remember(&fragments(&named, 1_500).next().unwrap(), flow);
+            cut.remember(&fragments(named.clone().into(), 1_500)[0], flow);
         }
         assert_eq!((cut.flow(&pieces[1]), cut.recent.len()), (None, CUT_MAX));
     }
@@ -389,7 +437,7 @@ mod tests {
     fn fragments_put_together_are_the_packet() {
         let mut packet = udp(&(0..5_000u32).map(|byte| byte as u8).collect::<Vec<_>>());
         packet[FRAGMENT] = 0;
-        let pieces: Vec<_> = fragments(&packet, 1_500).collect();
+        let pieces = fragments(packet.clone().into(), 1_500);
         assert_eq!(pieces.len(), 4);
         let mut together = Vec::new();
         for (at, piece) in pieces.iter().enumerate() {
@@ -400,15 +448,15 @@ mod tests {
         }
         assert_eq!(together, packet[20..]);
         // A fragment is cut further.
-        let middle: Vec<_> = fragments(&pieces[1], 700).collect();
+        let middle = fragments(pieces[1].clone(), 700);
         let places: Vec<_> = middle.iter().map(|piece| word(piece, FRAGMENT)).collect();
         let first = 1_480 / 8;
         assert_eq!(
             places,
             [first, first + 85, first + 170].map(|place| place | MORE_FRAGMENTS)
         );
-        assert_eq!(fragments(&packet[..20], 1_500).count(), 0);
-        assert_eq!(fragments(&packet, 0).count(), 5_008 / 8);
+        assert_eq!(fragments(packet[..20].into(), 1_500), [packet[..20].into()]);
+        assert_eq!(fragments(packet.clone().into(), 0).len(), 5_008 / 8);
     }
 
     #[test]

@@ -33,8 +33,8 @@ const LEFT_MAX: usize = 256;
 const MTU: usize = 65_535;
 /// The headers of IPv4 and TCP without options.
 const TCP_HEADERS_BYTES: usize = 40;
-/// Packets that wait in a TUN before the kernel drops some: of 64 kB, they take 130 MB.
-pub(super) const QUEUE_PACKETS: usize = 2_000;
+/// Packets that wait in a TUN before the kernel drops some. Senders are not charged for them: of 64 kB, they take 65 MB.
+pub(super) const QUEUE_PACKETS: usize = 1_000;
 /// Values of `rp_filter`: strict, and loose.
 const STRICT: &str = "1";
 const LOOSE: &str = "2";
@@ -231,12 +231,12 @@ pub fn protect_priorities() -> Range<usize> {
 fn forget(path: usize) -> Result<Vec<String>, Error> {
     let left = rules_of(path, &ip("-4 rule")?);
     let mut undone = Vec::new();
-    for (priority, rule, _) in &left {
+    for Rule { priority, rule, .. } in &left {
         ip(&format!("-4 rule del pref {priority} {rule}"))?;
         undone.push(format!("the rule {priority}, '{rule}'"));
     }
     // Only now: with the rules, a strict one drops what arrives.
-    for (interface, had) in left.into_iter().filter_map(|(_, _, filter)| filter) {
+    for (interface, had) in left.into_iter().filter_map(|left| left.filter) {
         // Somebody may have set it since.
         if filter_of(&interface) != LOOSE {
             continue;
@@ -249,8 +249,17 @@ fn forget(path: usize) -> Result<Vec<String>, Error> {
     Ok(undone)
 }
 
-/// A path's rules among all, as `ip` shows and takes them, with their priorities; and the interface's filter that one notes.
-fn rules_of(path: usize, all: &str) -> Vec<(usize, String, Option<(String, &'static str)>)> {
+/// A policy rule of ours.
+struct Rule {
+    priority: usize,
+    /// As `ip` shows and takes it.
+    rule: String,
+    /// An interface, and the filter that it had, which the rule notes.
+    filter: Option<(String, &'static str)>,
+}
+
+/// A path's rules among all.
+fn rules_of(path: usize, all: &str) -> Vec<Rule> {
     let [first, second] = priorities(path);
     let ours = |line: &str| {
         let (priority, rule) = line.split_once(':')?;
@@ -265,7 +274,8 @@ fn rules_of(path: usize, all: &str) -> Vec<(usize, String, Option<(String, &'sta
             }
             _ => return None,
         };
-        Some((priority, rule.join(" "), filter))
+        let rule = rule.join(" ");
+        Some(Rule { priority, rule, filter })
     };
     all.lines().take(RULES_MAX).filter_map(ours).take(LEFT_MAX).collect()
 }
@@ -305,7 +315,7 @@ nonsense
         let shown = |path| -> Vec<String> {
             let rules = rules_of(path, all).into_iter();
             rules
-                .map(|(priority, rule, filter)| format!("{priority} {rule} {filter:?}"))
+                .map(|found| format!("{} {} {:?}", found.priority, found.rule, found.filter))
                 .collect()
         };
         assert_eq!(
