@@ -97,10 +97,13 @@ def waited_us() -> float:
     return float(first.rsplit("total=", 1)[1])
 
 
-def emulate(command: list[str]) -> tuple[str | None, float]:
-    """Runs `coorp emu`. Returns why it failed, if so, and the share of time in which some program waited for a core."""
+def emulate(command: list[str], log: Path | None = None) -> tuple[str | None, float]:
+    """Runs `coorp emu`. Returns why it failed, if so, and the share of time in which some program waited for a core.
+    What its robots log goes to `log`."""
     began, before = time.monotonic(), waited_us()
     done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if log is not None:
+        log.write_text(done.stderr)
     share = (waited_us() - before) / (1e6 * (time.monotonic() - began))
     why = None if done.returncode == 0 else f"{done.stdout}{done.stderr}".strip()
     return why, share

@@ -104,6 +104,15 @@ class Part:
     start: float = 0.0
     """Known once all robots have met."""
 
+    @classmethod
+    def here(cls, duration: float, folder: Path, *, bulk: bool) -> Part:
+        """The part of the robot that this process runs on."""
+        leader = os.environ["COORP_LEADER"]
+        # Each is `name=address@interface,…`.
+        names = [entry.split("=")[0] for entry in os.environ["COORP_NETWORK"].split()]
+        others = [name for name in names if name != leader]
+        return cls(os.environ["COORP_ROBOT"], leader, others, duration, bulk, folder)
+
     @property
     def begin(self) -> float:
         """When the measurement starts."""
@@ -611,19 +620,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.shape is not None:
         subprocess.run(["tc", "-batch", "-"], input=shaper(CARD, arguments.shape), text=True, check=True)
-    leader = os.environ["COORP_LEADER"]
-    # Each is `name=address@interface,…`.
-    names = [entry.split("=")[0] for entry in os.environ["COORP_NETWORK"].split()]
-    HOWS[arguments.how](
-        Part(
-            robot=os.environ["COORP_ROBOT"],
-            leader=leader,
-            others=[name for name in names if name != leader],
-            duration=arguments.duration,
-            bulk=arguments.bulk,
-            folder=arguments.folder,
-        )
-    )
+    HOWS[arguments.how](Part.here(arguments.duration, arguments.folder, bulk=arguments.bulk))
 
 
 if __name__ == "__main__":
