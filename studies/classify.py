@@ -25,9 +25,8 @@ taken for control. Bulk is right if it is not: to the agent, bulk is what keeps 
 
 'Jitter' is that of what was sent, measured as `coorp import` does; '-' is irregular. 'After' is when the final class
 began: the time since the topic's first message, and the messages before that. Flows begin as ordinary. 'Right' is the
-share of messages. Datagrams that do not fit into a packet go as fragments, and a pair of machines has one flow for all
-of them: their class is that of the flow. 'Late' is how long a message took from program to program; what is 'missing'
-had not come whole a second after the run. In the table of jitters, a cell has the share of messages that were right,
+share of messages. 'Late' is how long a message took from program to program; what is 'missing' had not come whole a
+second after the run. In the table of jitters, a cell has the share of messages that were right,
 and when the final class began.
 
 A wrong class is a finding, and the study succeeds. It fails if a run does, or if the log names no topic's class.
@@ -73,8 +72,6 @@ TOLD = re.compile(
     r"\[(?P<robot>[^]]+)] (?P<at>\S+Z) .*: (?P<flow>\w+ [^ :]+(:(?P<from>\d+))? > [^ :]+(:(?P<to>\d+))?) "
     r"is (?P<taken>\w+): (?P<why>.+)"
 )
-FRAGMENTS = 0
-"""In place of the port."""
 LAST_NS = 50_000_000
 """How long after the last message a change is still due to it."""
 
@@ -220,7 +217,7 @@ def judge(program: Path, team: Path, mix: Mix, span_s: float, runs: Runs) -> tup
         histories, strangers = read_log(log.read_text(), mix.topics)
         outcomes = [Outcome.read(folder, place) for place in range(len(mix.topics))]
     found = [
-        judged(mix.name, topic, outcome, *(histories.get(key, []) for key in (PORT + place, FRAGMENTS)))
+        judged(mix.name, topic, outcome, histories.get(PORT + place, []))
         for place, (topic, outcome) in enumerate(zip(mix.topics, outcomes, strict=True))
         if len(outcome.sent_ns) >= MESSAGES_MIN
     ]
@@ -230,12 +227,12 @@ def judge(program: Path, team: Path, mix: Mix, span_s: float, runs: Runs) -> tup
 def read_log(text: str, topics: list[Topic]) -> tuple[dict[int, list[Change]], list[str]]:
     """How the sender's flows changed, by the topic's port; and other flows that were taken for control. What answers
     control is no such flow."""
-    ports = {PORT + place for place in range(len(topics))} | {FRAGMENTS}
+    ports = {PORT + place for place in range(len(topics))}
     control = {PORT + place for place, topic in enumerate(topics) if topic.control}
     histories: dict[int, list[Change]] = {}
     strangers = []
     for told in TOLD.finditer(text):
-        begin, end = (int(told[key] or FRAGMENTS) for key in ("from", "to"))
+        begin, end = (int(told[key] or 0) for key in ("from", "to"))
         if told["robot"] == SENDER and end in ports:
             history = histories.setdefault(end, [BEGIN])
             at_ns = int(datetime.fromisoformat(told["at"]).timestamp() * 1e6) * 1_000
@@ -247,16 +244,13 @@ def read_log(text: str, topics: list[Topic]) -> tuple[dict[int, list[Change]], l
     return histories, strangers
 
 
-def judged(mix: str, topic: Topic, outcome: Outcome, own: list[Change], fragments: list[Change]) -> Judged:
-    """Judges a topic by the history of its flow, and that of fragments."""
+def judged(mix: str, topic: Topic, outcome: Outcome, history: list[Change]) -> Judged:
+    """Judges a topic by the history of its flow."""
     sent_ns = outcome.sent_ns
     sizes = topic.sizes[: len(sent_ns)]
-    in_fragments = [not topic.tcp and min(size, topic.piece_bytes) > UDP_FITS_BYTES for size in sizes]
     # A change follows the packet that it is due to.
     until_ns = [*sent_ns[1:], sent_ns[-1] + LAST_NS]
-    classes = [
-        in_force(fragments if fragment else own, until) for fragment, until in zip(in_fragments, until_ns, strict=True)
-    ]
+    classes = [in_force(history, until) for until in until_ns]
     last, first_ns = classes[-1], sent_ns[0]
     after = max(0, bisect.bisect_right(sent_ns, last.at_ns) - 1)
     changes = {change for change in classes if change.at_ns > first_ns}
