@@ -155,10 +155,10 @@ impl Packet {
     pub fn cut(&mut self, mtu: usize) -> Option<(Packet, u32)> {
         let at = header_bytes(&self.bytes);
         let left = self.bytes.len() - at - self.cut;
-        if at + left <= mtu {
+        let space = (mtu.saturating_sub(at) / 8 * 8).max(8);
+        if at + left <= mtu || left <= space {
             return None;
         }
-        let space = (mtu.saturating_sub(at) / 8 * 8).max(8).min(left);
         let piece = self.fragment(space);
         self.cut += space;
         Some((Packet::new(piece), space as u32))
