@@ -40,7 +40,6 @@ import bisect
 import itertools
 import json
 import math
-import os
 import re
 import statistics
 import subprocess
@@ -52,11 +51,11 @@ from datetime import datetime
 from pathlib import Path
 
 from lib.edit import replaced
-from lib.emulated import Runs, emulate, failures, show_emulator
+from lib.emulated import Runs, emulate, emulator, failures, show_emulator
 from lib.mixes import EF, JITTERS, RATES_HZ, SHARES, Mix, mixes, rung
 from lib.recordings import Topic, read
 from lib.replay import PORT, UDP_FITS_BYTES, Outcome, Plan, replay
-from lib.simulator import REPOSITORY, binary
+from lib.simulator import REPOSITORY
 from lib.table import number, percent, show
 
 TEAM = REPOSITORY / "examples" / "navigation.toml"
@@ -87,11 +86,8 @@ def main() -> int:
     if arguments.folder is not None:
         replay(arguments.folder)
         return 0
-    program = binary()
+    program = emulator()
     if program is None:
-        return 0
-    if os.geteuid() != 0 or not Path("/dev/net/tun").exists():
-        print("skipped: coorp emu needs root and /dev/net/tun")
         return 0
     span_s = QUICK_SPAN_S if arguments.quick else SPAN_S
     if arguments.recording is None:
@@ -208,8 +204,8 @@ def judge(program: Path, team: Path, mix: Mix, span_s: float, runs: Runs) -> tup
         folder.mkdir()
         Plan(mix.topics, span_s, mix.busy).write(folder)
         own = [sys.executable, str(Path(__file__).resolve()), "--folder", str(folder)]
-        emulator = [str(program), "emu", str(team), "--protect", "--json", str(result), "--quiet", "--", *own]
-        why, waited = emulate(["env", f"RUST_LOG={LOG}", *emulator], log)
+        command = [str(program), "emu", str(team), "--protect", "--json", str(result), "--quiet", "--", *own]
+        why, waited = emulate(["env", f"RUST_LOG={LOG}", *command], log)
         if why is not None:
             runs.failures.append(why)
             return [], []

@@ -53,8 +53,8 @@ from pathlib import Path
 from typing import Any
 
 from lib.edit import changed_key, with_keys
-from lib.emulated import BOUND_MS, PEERS, Peer, Runs, cell, emulate, failures, met, show_emulator
-from lib.simulator import REPOSITORY, binary
+from lib.emulated import BOUND_MS, PEERS, Peer, Runs, cell, emulate, emulator, failures, met, show_emulator
+from lib.simulator import REPOSITORY
 from lib.table import number, percent, show
 
 TEAM = REPOSITORY / "examples" / "navigation.toml"
@@ -302,11 +302,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--markdown", action="store_true")
     arguments = parser.parse_args()
-    program = binary()
+    program = emulator()
     if program is None:
-        return
-    if os.geteuid() != 0 or not Path("/dev/net/tun").exists():
-        print("skipped: coorp emu needs root and /dev/net/tun")
         return
     plan = QUICK if arguments.quick else FULL
     text = TEAM.read_text()

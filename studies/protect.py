@@ -55,10 +55,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from lib.emulated import BOUND_MS, PEERS, Peer, Runs, cell, failures, met, shaping_lacks, show_emulator
+from lib.emulated import BOUND_MS, PEERS, Peer, Runs, cell, emulator, failures, met, shaping_lacks, show_emulator
 from lib.lan import Lan, address, end
 from lib.processes import ticks
-from lib.simulator import REPOSITORY, binary
+from lib.simulator import REPOSITORY
 from lib.table import number, percent, show
 
 TEAM = REPOSITORY / "examples" / "navigation.toml"
@@ -88,11 +88,8 @@ def main() -> int:
     parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
     parser.add_argument("--only", choices=HOWS, help="one kind of control")
     arguments = parser.parse_args()
-    program = binary()
+    program = emulator()
     if program is None:
-        return 0
-    if os.geteuid() != 0 or not Path("/dev/net/tun").exists():
-        print("skipped: coorp emu needs root and /dev/net/tun")
         return 0
     ways: dict[str, tuple[str, ...]] = QUICK if arguments.quick else {how: WAYS for how in HOWS}
     if arguments.only:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import os
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lib.peers import shaper
-from lib.simulator import Spread
+from lib.simulator import Spread, binary
 from lib.table import number, percent, show
 
 PLAYER = Path(__file__).with_name("peers.py")
@@ -86,6 +87,15 @@ class Runs:
         if emulator["kept_up"]:
             self.kept_up += 1
             self.figures.append(figures)
+
+
+def emulator() -> Path | None:
+    """The `coorp` binary, if `coorp emu` can run here; says so if not."""
+    program = binary()
+    if program is not None and (os.geteuid() != 0 or not Path("/dev/net/tun").exists()):
+        print("skipped: coorp emu needs root and /dev/net/tun")
+        return None
+    return program
 
 
 def waited_us() -> float:

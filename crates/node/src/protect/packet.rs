@@ -164,7 +164,7 @@ impl Packet {
         Some((Packet::new(piece), space as u32))
     }
 
-    /// What is left of it.
+    /// The whole packet, or its last fragment if others have been cut off.
     pub fn into_bytes(self) -> Box<[u8]> {
         match self.cut {
             0 => self.bytes,
