@@ -255,6 +255,7 @@ impl Lane {
             return Ok(());
         }
         let look = match (self.card.is_empty(), bulk == Rest::Held) {
+            _ if self.protect.has_acknowledgements() => LOOK_HELD,
             (true, _) => REST,
             (false, true) => LOOK_HELD,
             (false, false) => LOOK_OPEN,
@@ -453,6 +454,10 @@ impl Lane {
 
     /// Sends what is neither control nor bulk, as long as there is room below. Returns whether more could go.
     fn send_ordinary(&mut self) -> bool {
+        if self.protect.has_acknowledgements() {
+            let may = self.robot.tell(|robot, now| robot.may(Input::MayAcknowledge, now));
+            self.protect.hold_acknowledgements(!may);
+        }
         for _ in 0..TOGETHER / TOGETHER_MAX {
             if self.card.below() >= BELOW_ORDINARY_MAX {
                 self.learn();
@@ -534,7 +539,7 @@ impl Lane {
             if is_control && !self.control.contains_key(&number) {
                 let added = self
                     .robot
-                    .tell(|robot, now| robot.handle(Input::AddFlow(None), now).flow());
+                    .tell(|robot, now| robot.handle(Input::AddForeignFlow, now).flow());
                 if let Some(added) = added {
                     self.control.insert(number, added);
                 }
