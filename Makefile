@@ -45,6 +45,7 @@ cli:
 build: cli
 	cargo build --release --locked -p coorp-node --example control --example stranger
 	cargo build --release --locked --manifest-path crates/node/cost/Cargo.toml
+	cargo build --release --locked --manifest-path studies/ros2/Cargo.toml
 
 # First, sync: a robot's start syncs its state, and waits seconds if a build has just filled the disk's queue.
 define live_faults
