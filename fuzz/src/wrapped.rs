@@ -8,7 +8,7 @@ use coorp_core::paths::{Merge, PacketCopy, PathId, Paths, Sequence};
 use coorp_core::{Duration, Instant};
 use coorp_node::fuzz::unwraps;
 
-use crate::input::Input;
+use super::input::Input;
 
 const FROM: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
 const TO: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);

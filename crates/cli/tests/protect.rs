@@ -667,7 +667,8 @@ else:
                 return
     threading.Thread(target=chatter).start()
     send, number, begin, phases, next_s = link(7001, 0xb8), 0, None, list(PHASES), 0.0
-    while phases or time.monotonic() < next_s:
+    # Without protection, control never comes whole.
+    while (phases or time.monotonic() < next_s) and number < 3_000:
         send(number, 100 if number % 4 else 1_450)
         number += 1
         if not next_s and there("whole"):
