@@ -45,7 +45,7 @@ fn step(input: &mut Input, merge: &mut Merge<(u32, Sequence)>, now: &mut Instant
     let number = u32::from(input.word()?).wrapping_sub(0x100);
     let sequence = Sequence { incarnation, number };
     let (path, over) = (PathId(input.byte()? % 10), Paths(input.byte()?));
-    *now = *now + Duration::from_millis(u64::from(input.byte()? / 8));
+    *now += Duration::from_millis(u64::from(input.byte()? / 8));
     merge.on_deadline(*now);
     let copy = PacketCopy {
         flow,
