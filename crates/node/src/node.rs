@@ -26,7 +26,7 @@ use crate::links::Links;
 use crate::member::{robot_named, Member};
 use crate::metrics::Metrics;
 use crate::policy::as_run;
-use crate::protect::Protection;
+use crate::protect::{Protection, Wrapper};
 use crate::pulse::Pulse;
 use crate::quic::Credentials;
 use crate::rank::real_time;
@@ -140,6 +140,7 @@ impl Node {
         let control = Control::open(&member, &robot, &links, &gatherings)?;
         let bulk = identity.map(|_| Bulk::open(&member, &robot, &addresses, &credentials, &state));
         let bulk = bulk.transpose()?;
+        let wrapper = Wrapper::new(&member, &robot, &addresses, &links);
         let agent = Arc::new(Agent {
             member,
             robot,
@@ -148,6 +149,7 @@ impl Node {
             control,
             gatherings,
             bulk,
+            wrapper,
             protection: Mutex::default(),
         });
         let receiver = Arc::downgrade(&agent);
@@ -258,11 +260,13 @@ impl Node {
             protection,
             member,
             robot,
+            control,
+            wrapper,
             ..
         } = &*self.agent;
         let mut protection = lock(protection);
         if protection.is_none() {
-            *protection = Some(Arc::new(Protection::start(member, robot)?));
+            *protection = Some(Arc::new(Protection::start(member, robot, control, wrapper)?));
         }
         Ok(())
     }
