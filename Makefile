@@ -70,6 +70,7 @@ lab:
 
 # All but the day's run: python studies/day.py
 studies: package build
+	cargo build --release --locked --manifest-path studies/ros2/Cargo.toml
 	$(COORP) sim examples/faults-live.toml --faults --nodes --seeds $(NODE_FAULT_SEEDS_STUDIES)
 	@$(call live_faults,$(LIVE_FAULT_SEEDS_STUDIES))
 	COORP_LOCAL_FAULT_RUNS=200 cargo test --release --locked -p coorp-local --test faults --test run_deaths

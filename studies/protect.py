@@ -1,6 +1,7 @@
 """Programs that know nothing of Coorp: their control beside their bulk, without and with `coorp up --protect`.
 
     cargo build --release -p coorp-cli
+    cargo build --release --manifest-path studies/ros2/Cargo.toml
     sudo python studies/protect.py [--quick] [--markdown]
 
 Over `coorp emu`, on the channel of `examples/navigation.toml`. Every 33 ms, each of four robots sends the leader a
@@ -8,6 +9,7 @@ request and gets a reply, beside bulk of programs that nobody here wrote (lib/pe
 
 - `ping`, marked EF and not, and datagrams marked EF, beside `iperf3` over TCP;
 - Cyclone DDS: poses beside images of 1 MB from the same participant, all as ROS 2 has them by default;
+- the same from nodes of `ros2-client` (RustDDS), which Cyclone DDS takes and answers;
 - datagrams of teleoperation, not marked, beside `rsync` of 1 GB;
 - datagrams of an MPC loop, not marked, beside `torch.distributed` with gloo: all five robots reduce gradients of 40 MB.
 
@@ -34,7 +36,8 @@ also does the receiver's work in the kernel, which counts as the agent's. The go
 1 Gbit/s. The figures are noisy on a busy machine.
 
 If the `coorp` binary, root or TUN is missing, the study says so and succeeds. Whatever else is missing is skipped:
-`ping`, `iperf3`, `rsync`, a C compiler, the packages `cyclonedds` and `torch`, and HTB or u32 of the kernel.
+`ping`, `iperf3`, `rsync`, a C compiler, the node of `ros2-client`, the packages `cyclonedds` and `torch`, HTB or u32
+of the kernel.
 """
 
 from __future__ import annotations
@@ -62,7 +65,7 @@ from lib.simulator import REPOSITORY
 from lib.table import number, percent, show
 
 TEAM = REPOSITORY / "examples" / "navigation.toml"
-HOWS = ("ping-ef", "ping", "udp", "dds", "rsync", "gloo")
+HOWS = ("ping-ef", "ping", "udp", "dds", "ros2", "rsync", "gloo")
 ALONE, UNPROTECTED, SHAPED, PROTECTED = WAYS = ("alone", "unprotected", "tc", "protected")
 QUICK: dict[str, tuple[str, ...]] = {
     "ping-ef": (ALONE, UNPROTECTED, PROTECTED),

@@ -9,3 +9,4 @@ mod input;
 pub mod rtps;
 pub mod team_file;
 pub mod wire;
+pub mod wrapped;

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lib.peers import shaper
+from lib.peers import ROS2, shaper
 from lib.simulator import Spread, binary
 from lib.table import number, percent, show
 
@@ -52,6 +52,7 @@ PEERS = (
     Peer("ping, EF", "iperf3", "ping-ef", ("ping", "iperf3")),
     Peer("UDP, EF", "iperf3", "udp", ("iperf3",)),
     Peer("Cyclone DDS", "Cyclone DDS", "dds", package="cyclonedds"),
+    Peer("ROS 2", "ROS 2", "ros2", (str(ROS2),), package="cyclonedds"),
     Peer("UDP", "rsync", "rsync", ("rsync",)),
     Peer("UDP", "gloo", "gloo", package="torch", senders=5),
     Peer("Zenoh", "Zenoh", "zenoh", package="zenoh"),

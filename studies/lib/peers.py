@@ -10,6 +10,8 @@ as much bulk as possible, to the leader if nothing else is said. HOW, and what c
 - `dds`: Cyclone DDS's own Python package. Poses and images of 1 MB have the same participant, so they share a pair of
   UDP ports. All topics have ROS 2's default profile: reliable, keep last 10. A robot sends its next image once the
   leader has the last one, as Cyclone's limit on unacknowledged data has it;
+- `ros2`: nodes of `ros2-client` (RustDDS, studies/ros2) with poses and images of 1 MB, which Cyclone DDS at the leader
+  takes and answers by ROS 2's names of topics and types. The next image waits for the last one in the same way;
 - `rsync`: teleoperation, a small unmarked datagram each way; bulk is a folder of 1 GB for the leader's rsync daemon;
 - `gloo`: messages of an MPC loop, as for `rsync`; bulk is torch's all-reduce of a model's gradients, 40 MB, among all
   robots, the leader included;
@@ -19,8 +21,8 @@ as much bulk as possible, to the leader if nothing else is said. HOW, and what c
 - `coorp`: `coorp.Node` under the policy `coorp`; bulk is its bulk stream.
 
 Requests and replies of `udp`, `zenoh` and `coorp` have the sizes of a perception and a command of
-`examples/navigation.toml`; those of `dds`, `rsync` and `gloo` are small. `--shape` has `tc` send control first, at this
-rate at most.
+`examples/navigation.toml`; those of `dds`, `ros2`, `rsync` and `gloo` are small. `--shape` has `tc` send control first,
+at this rate at most.
 
 Once all robots have had a reply, they start together. Bulk starts then; the measurement starts `SETTLE_S` later and
 lasts for the given duration. Each robot writes a JSON file: the number of requests, their round trips in ms, and the
@@ -43,7 +45,10 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from cyclonedds import pub
 
 PERIOD_S = 0.033
 ASK_BYTES, ANSWER_BYTES = 12 << 10, 1 << 10
@@ -73,6 +78,8 @@ REPLY = re.compile(rb"icmp_seq=(\d+) .*time=([\d.]+) ms")
 ARRIVED = re.compile(rb"bytes_received:(\d+)")
 MEMORY = Path("/dev/shm")
 """Each robot of an emulation has its own."""
+ROS2 = Path(os.environ.get("CARGO_TARGET_DIR", Path(__file__).parents[1] / "ros2" / "target")) / "release" / "ros2-node"
+"""The node of `ros2-client`, where cargo builds it."""
 
 
 @dataclass
@@ -423,42 +430,57 @@ class Received:
         self._part.leave(Found(bulk_mbps=self._bytes * 8e-6 / self._part.duration))
 
 
-def with_cyclone(part: Part) -> NoReturn:
-    """Round trips over two topics of Cyclone DDS for each robot."""
-    from cyclonedds import core, domain, pub, sub, topic
-    from cyclonedds.idl import make_idl_struct, types
-    from cyclonedds.util import duration
+class Cyclone:
+    """A participant of Cyclone DDS, whose topics have ROS 2's default profile."""
 
-    # As rmw_cyclonedds has ROS 2's default profile: a writer waits without a limit.
-    forever = duration(infinite=True)
-    qos = core.Qos(core.Policy.Reliability.Reliable(forever), core.Policy.History.KeepLast(KEPT))
-    participant = domain.DomainParticipant()
-    # The binding carries an array as bytes, but a sequence as a list of numbers.
-    pose: Any = make_idl_struct("Pose", "Pose", {"data": types.array[types.uint8, SMALL_BYTES]})
-    image: Any = make_idl_struct("Image", "Image", {"data": types.array[types.uint8, BULK_BYTES]})
+    def __init__(self) -> None:
+        from cyclonedds import core, domain
+        from cyclonedds.util import duration
 
-    def publish(name: str, kind: type) -> pub.DataWriter:
-        return pub.DataWriter(participant, topic.Topic(participant, name, kind, qos=qos), qos=qos)
+        # As rmw_cyclonedds has it: a writer waits without a limit.
+        self.forever = duration(infinite=True)
+        self._qos = core.Qos(core.Policy.Reliability.Reliable(self.forever), core.Policy.History.KeepLast(KEPT))
+        self._participant = domain.DomainParticipant()
 
-    def subscribe(name: str, kind: type, take: Callable[[bytes], object]) -> None:
-        reader = sub.DataReader(participant, topic.Topic(participant, name, kind, qos=qos), qos=qos)
+    def publish(self, name: str, kind: type) -> pub.DataWriter:
+        """A writer of a topic."""
+        from cyclonedds import pub, topic
+
+        about = topic.Topic(self._participant, name, kind, qos=self._qos)
+        return pub.DataWriter(self._participant, about, qos=self._qos)
+
+    def subscribe(self, name: str, kind: type, take: Callable[[Any], object]) -> None:
+        """Calls back for each sample of a topic."""
+        from cyclonedds import sub, topic
+
+        about = topic.Topic(self._participant, name, kind, qos=self._qos)
+        reader = sub.DataReader(self._participant, about, qos=self._qos)
 
         def listen() -> None:
             for sample in reader.take_iter():
-                take(sample.data)
+                take(sample)
 
         background(listen)
 
+
+def with_cyclone(part: Part) -> NoReturn:
+    """Round trips over two topics of Cyclone DDS for each robot."""
+    from cyclonedds.idl import make_idl_struct, types
+
+    dds = Cyclone()
+    # The binding carries an array as bytes, but a sequence as a list of numbers.
+    pose: Any = make_idl_struct("Pose", "Pose", {"data": types.array[types.uint8, SMALL_BYTES]})
+    image: Any = make_idl_struct("Image", "Image", {"data": types.array[types.uint8, BULK_BYTES]})
     if part.leads:
         received = Received(part)
         for place in range(len(part.others)):
-            answers = publish(f"answer_{place}", pose)
-            subscribe(f"ask_{place}", pose, lambda ask, answers=answers: answers.write(pose(data=ask)))
-            subscribe(f"image_{place}", image, lambda data: received.add(len(data)))
+            answers = dds.publish(f"answer_{place}", pose)
+            dds.subscribe(f"ask_{place}", pose, answers.write)
+            dds.subscribe(f"image_{place}", image, lambda image: received.add(len(image.data)))
         received.leave()
     asks = Asks(part, SMALL_BYTES)
-    subscribe(f"answer_{part.place}", pose, asks.on_answer)
-    asking, sending = publish(f"ask_{part.place}", pose), publish(f"image_{part.place}", image)
+    dds.subscribe(f"answer_{part.place}", pose, lambda answer: asks.on_answer(answer.data))
+    asking, sending = dds.publish(f"ask_{part.place}", pose), dds.publish(f"image_{part.place}", image)
 
     def ask(message: bytes) -> None:
         asking.write(pose(data=message))
@@ -470,12 +492,48 @@ def with_cyclone(part: Part) -> NoReturn:
                 time.sleep(0.02)
             sending.write(message)
             # The next write would wait too, but with Python's lock, so that control would wait as well.
-            sending.wait_for_acks(forever)
+            sending.wait_for_acks(dds.forever)
 
     asks.meet(ask)
     if part.bulk:
         background(send)
     part.leave(asks.run(ask))
+
+
+def with_ros2(part: Part) -> NoReturn:
+    """Round trips between a node of ros2-client and Cyclone DDS at the leader."""
+    if part.leads:
+        from cyclonedds.idl import make_idl_struct, types
+
+        # Its default on a WiFi card. Otherwise RustDDS would send it all data by multicast.
+        os.environ["CYCLONEDDS_URI"] = "<General><AllowMulticast>spdp</AllowMulticast></General>"
+        # As in the IDL of ROS 2, without its structs within structs, which CDR does not show.
+        header = {"sec": types.int32, "nanosec": types.uint32, "frame_id": str}
+        numbers = {"position": types.array[types.float64, 3], "orientation": types.array[types.float64, 4]}
+        pose: Any = make_idl_struct("PoseStamped", "geometry_msgs.msg.dds_.PoseStamped_", {**header, **numbers})
+        # A sequence is its length and an array, which is what the binding carries as bytes.
+        size = {"height": types.uint32, "width": types.uint32}
+        form = {"encoding": str, "is_bigendian": types.uint8, "step": types.uint32}
+        pixels = {"length": types.uint32, "data": types.array[types.uint8, BULK_BYTES]}
+        image: Any = make_idl_struct("Image", "sensor_msgs.msg.dds_.Image_", {**header, **size, **form, **pixels})
+        dds, received = Cyclone(), Received(part)
+        for place in range(len(part.others)):
+            goals = dds.publish(f"rt/robot_{place}/goal", pose)
+            dds.subscribe(f"rt/robot_{place}/pose", pose, goals.write)
+            dds.subscribe(f"rt/robot_{place}/image", image, lambda image: received.add(len(image.data)))
+        received.leave()
+    command = [str(ROS2), str(part.place), *(["--bulk"] if part.bulk else [])]
+    node = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+    asks, numbers, answers = Asks(part, NUMBER.size), node.stdin, node.stdout
+    assert numbers is not None and answers is not None
+
+    def listen() -> None:
+        while answer := answers.read(NUMBER.size):
+            asks.on_answer(answer)
+
+    background(listen)
+    asks.meet(numbers.write)
+    part.leave(asks.run(numbers.write))
 
 
 def with_zenoh(part: Part, *, real_time: bool) -> NoReturn:
@@ -582,6 +640,7 @@ HOWS: dict[str, Callable[[Part], NoReturn]] = {
     "ping-ef": lambda part: ping(part, marked=True),
     "udp": lambda part: udp(part, Iperf3(part), tos=TOS_EF, size=ASK_BYTES),
     "dds": with_cyclone,
+    "ros2": with_ros2,
     "rsync": lambda part: udp(part, Rsync(part)),
     "gloo": lambda part: udp(part, AllReduce(part)),
     "zenoh": lambda part: with_zenoh(part, real_time=False),

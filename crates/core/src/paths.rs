@@ -1,7 +1,7 @@
 //! Which paths carry a control message, and which of its copies is delivered: DupCon (004, sections III and IV).
 //!
 //! [`Sender`] is duplicator and assignor towards one peer, [`Listener`] the peer's answer to probes, [`Deduplicator`] the
-//! receiver's choice for one flow. The classifier is left to the caller, as 004 III-C allows: the sender says whether a
+//! receiver's choice for one flow, and [`Merge`] the same for packets that have to keep their order. The classifier is left to the caller, as 004 III-C allows: the sender says whether a
 //! message is control.
 //!
 //! **Assignor.** The original goes over the best path, the duplicate over the best one on another interface. 004 takes
@@ -27,9 +27,11 @@
 //! Left out: forward error correction, splitting a flow over paths by share, one-way delays (they need common clocks: half
 //! a round trip is taken), and queues within the sender (eq. 2 to 6 model TCP's, which control does not have).
 
+mod merge;
 mod receiver;
 mod sender;
 
+pub use merge::{Merge, Outflow, PacketCopy, Paths, WAIT_MAX};
 pub use receiver::{Deduplicator, Delivery, Listener, Verdict};
 pub use sender::{Class, Health, PathAction, PathCopy, Sender};
 

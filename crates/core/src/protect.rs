@@ -25,6 +25,10 @@
 //! Small packets of bulk go at once if nothing of their flow waits, such as requests, and the acknowledgements of what comes the
 //! other way under the same rule: held, they would hold a robot that has a permit.
 //!
+//! Flows whose packets carry nothing acknowledge what comes the other way. They need no permit, but the driver holds them too
+//! while control is due ([`Protect::hold_acknowledgements`]): such a packet may wait for another robot's bulk below, where
+//! control cannot overtake it.
+//!
 //! No flow is ever reordered: as long as packets of it wait, the next one waits behind them, whatever the flow's class is
 //! by now. What waits changes lanes with its flow. A flow becomes control only with the first packet of a message, so that the
 //! packets before it, which went another way, have a head start.
@@ -77,6 +81,8 @@ const SMALL_BYTES: u32 = 256;
 /// Bulk without a backlog for this long, and for so many messages, is ordinary again.
 const CALM_FOR: Duration = Duration::from_secs(5);
 const CALM_MESSAGES: u8 = 8;
+/// So many packets in a row that carry nothing make a flow one of acknowledgements.
+const EMPTY_MIN: u8 = 8;
 /// EF, CS6, CS7 and voice-admit.
 const URGENT: [u8; 4] = [46, 48, 56, 44];
 /// A message of more than this is bulk at first sight.
@@ -289,6 +295,8 @@ pub struct Protect<P> {
     flows: Flows,
     topics: Topics,
     queues: Queues<P>,
+    /// Whether acknowledgements are held.
+    holds_empty: bool,
     changes: VecDeque<Change>,
 }
 
@@ -310,6 +318,7 @@ impl<P> Protect<P> {
                 queues.add(SHARED);
                 queues
             },
+            holds_empty: false,
             changes: VecDeque::new(),
         }
     }
@@ -327,7 +336,8 @@ impl<P> Protect<P> {
                 begins,
             };
         }
-        if class == Class::Bulk && head.bytes <= SMALL_BYTES && self.queues.is_empty(at) {
+        let acknowledges = self.queues.lane(at) == Lane::Empty;
+        if class == Class::Bulk && head.bytes <= SMALL_BYTES && self.queues.is_empty(at) && !acknowledges {
             return Verdict::Pass(packet);
         }
         match self.queues.push(at, packet, head, now) {
@@ -347,9 +357,21 @@ impl<P> Protect<P> {
         }
     }
 
-    /// Returns whether packets wait of ordinary flows, or of bulk. Control that had to queue waits with the ordinary ones.
+    /// Returns whether packets wait of ordinary flows, or of bulk, that are not held as acknowledgements. Control that had to queue
+    /// waits with the ordinary ones, and so do acknowledgements.
     pub fn has(&self, class: Class) -> bool {
-        lane(class).is_some_and(|lane| self.queues.waits(lane))
+        let empty = class == Class::Ordinary && !self.holds_empty && self.has_acknowledgements();
+        empty || lane(class).is_some_and(|lane| self.queues.waits(lane))
+    }
+
+    /// Returns whether acknowledgements wait.
+    pub fn has_acknowledgements(&self) -> bool {
+        self.queues.waits(Lane::Empty)
+    }
+
+    /// From now on acknowledgements are held, or no longer.
+    pub fn hold_acknowledgements(&mut self, hold: bool) {
+        self.holds_empty = hold;
     }
 
     /// Takes the next packet of ordinary flows, or of bulk. Whether bulk may go now is the driver's knowledge.
@@ -365,7 +387,10 @@ impl<P> Protect<P> {
         now: Instant,
         mut cut: impl FnMut(&mut P) -> Option<(P, u32)>,
     ) -> Option<(Head, P)> {
-        let lane = lane(class)?;
+        let lane = match lane(class)? {
+            Lane::Ordinary if !self.holds_empty && self.has_acknowledgements() => Lane::Empty,
+            lane => lane,
+        };
         while let Some(at) = self.queues.turn(lane) {
             if lane == Lane::Ordinary {
                 self.judge(at, false, now);
@@ -495,6 +520,7 @@ impl<P> Protect<P> {
         if carries {
             entry.message_at = Some(now);
         }
+        entry.empty = if carries { 0 } else { entry.empty.saturating_add(1) };
         entry.packet_at = now;
         entry.packets += 1;
         entry.bytes += u64::from(head.bytes);
@@ -510,8 +536,18 @@ impl<P> Protect<P> {
         begins
     }
 
-    /// Gives the flow the class that it has earned.
+    /// Gives the flow the class that it has earned, and its place to wait.
     fn judge(&mut self, at: u32, begins: bool, now: Instant) {
+        self.classify(at, begins, now);
+        let entry = self.flows.get(at);
+        let lane = match lane(entry.class) {
+            Some(_) if at != SHARED && entry.empty >= EMPTY_MIN => Lane::Empty,
+            lane => lane.unwrap_or(Lane::Ordinary),
+        };
+        self.queues.set_lane(at, lane);
+    }
+
+    fn classify(&mut self, at: u32, begins: bool, now: Instant) {
         let load = self.queues.load(at, now);
         let unread = self.is_unread();
         let entry = self.flows.get_mut(at);
@@ -538,9 +574,6 @@ impl<P> Protect<P> {
                 reason,
                 period,
             });
-        }
-        if changes {
-            self.queues.set_lane(at, lane(class).unwrap_or(Lane::Ordinary));
         }
     }
 }

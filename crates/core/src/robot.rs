@@ -289,6 +289,11 @@ impl Robot {
         usize::from(path.0)
     }
 
+    /// Returns whether a path to a robot is answered. The only one there is counts as such.
+    pub fn is_alive(&self, to: RobotId, path: PathId) -> bool {
+        self.peers.is_alive(to, path)
+    }
+
     /// Returns whether bulk to a robot has to leave this path, because it is dead and another one is not.
     pub fn bulk_moves(&mut self, to: RobotId, from: usize, now: Instant) -> bool {
         let better = self.peers.bulk_path(to, now);

@@ -18,7 +18,7 @@ use crate::gather::Gatherings;
 use crate::links::Links;
 use crate::member::{robot_named, Member};
 use crate::presence::Presence;
-use crate::protect::Protection;
+use crate::protect::{Protection, Wrapper};
 use crate::shared_robot::{SharedRobot, STARTED};
 use crate::status::{self, Status};
 use crate::sync::lock;
@@ -35,6 +35,7 @@ pub(crate) struct Agent {
     pub gatherings: Arc<Gatherings>,
     /// `None` without keys.
     pub bulk: Option<Arc<Bulk>>,
+    pub wrapper: Arc<Wrapper>,
     /// What protects this machine's other programs, if that was asked for.
     pub protection: Mutex<Option<Arc<Protection>>>,
 }

@@ -127,7 +127,7 @@ impl Control {
     }
 
     /// A message of this robot is on its way to `targets`; the robot is told when it has left.
-    fn follow(&self, flow: FlowId, targets: Vec<Target>) {
+    pub fn follow(&self, flow: FlowId, targets: Vec<Target>) {
         // Nothing to wait for.
         let departures = self.departures.as_ref().filter(|_| !targets.is_empty());
         if !departures.is_some_and(|departures| departures.follow(flow, targets, self.robot.now())) {

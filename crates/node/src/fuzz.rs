@@ -1,4 +1,5 @@
-//! A robot's QUIC for links, as configured at its port but without the port, for the fuzz targets (`fuzz/`).
+//! For the fuzz targets (`fuzz/`): a robot's QUIC for links, as configured at its port but without the port, and what is
+//! unwrapped of what others wrap.
 
 use std::net::Ipv4Addr;
 
@@ -9,6 +10,11 @@ use crate::keys::Identity;
 use crate::links::{transport, PROTOCOL};
 use crate::quic::Credentials;
 use crate::Error;
+
+/// Whether a packet that a robot has wrapped goes to the kernel, if these are its address and the receiver's.
+pub fn unwraps(packet: &[u8], from: Ipv4Addr, to: Ipv4Addr) -> bool {
+    crate::protect::accepted(packet, |address| address == from, |address| address == to).is_ok()
+}
 
 /// The three configurations.
 #[derive(Clone, Debug)]

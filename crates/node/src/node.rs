@@ -27,7 +27,7 @@ use crate::links::Links;
 use crate::member::{robot_named, Member};
 use crate::metrics::Metrics;
 use crate::policy::as_run;
-use crate::protect::Protection;
+use crate::protect::{Protection, Wrapper};
 use crate::pulse::Pulse;
 use crate::quic::Credentials;
 use crate::rank::real_time;
@@ -173,6 +173,7 @@ impl Node {
         let control = Control::open(&member, &robot, &links, &gatherings)?;
         let bulk = identity.map(|_| Bulk::open(&member, &robot, &addresses, &credentials, &state));
         let bulk = bulk.transpose()?;
+        let wrapper = Wrapper::new(&member, &robot, &addresses, &links);
         let agent = Arc::new(Agent {
             member,
             robot,
@@ -181,6 +182,7 @@ impl Node {
             control,
             gatherings,
             bulk,
+            wrapper,
             protection: Mutex::default(),
         });
         let receiver = Arc::downgrade(&agent);
@@ -306,11 +308,13 @@ impl Node {
             protection,
             member,
             robot,
+            control,
+            wrapper,
             ..
         } = &**self.own("protects its machine")?;
         let mut protection = lock(protection);
         if protection.is_none() {
-            *protection = Some(Arc::new(Protection::start(member, robot)?));
+            *protection = Some(Arc::new(Protection::start(member, robot, control, wrapper)?));
         }
         Ok(())
     }

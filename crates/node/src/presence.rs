@@ -47,6 +47,8 @@ pub(crate) struct Change {
     pub stale: Vec<LinkId>,
     /// The topics that the robot subscribes to, if they are to be taken over.
     pub subscribes: Option<BTreeSet<String>>,
+    /// Whether its agent unwraps, if that is to be taken over.
+    pub unwraps: Option<bool>,
     /// The topics that it no longer gathers.
     pub ungathers: Vec<Gathers>,
     /// The topics that it gathers from now on.
@@ -91,6 +93,7 @@ impl Presence {
         }
         known.number = hello.number;
         change.subscribes = Some(hello.subscribes.into_iter().collect());
+        change.unwraps = Some(hello.unwraps);
         let gathers: BTreeSet<_> = hello.gathers.into_iter().collect();
         let start = known.incarnation;
         let named = |(topic, number): &(String, u32)| (topic.clone(), (start, *number));
@@ -135,6 +138,7 @@ mod tests {
             number,
             subscribes: subscribes.iter().map(|topic| (*topic).to_owned()).collect(),
             gathers: gathers.iter().map(|(topic, of)| ((*topic).to_owned(), *of)).collect(),
+            unwraps: number % 2 == 1,
         }
     }
 
@@ -164,7 +168,7 @@ mod tests {
         let mut presence = Presence::default();
         presence.on_hello(ONE, LINKS[0], hello(7, 1, &["plan"], &[("pose", 1)]), AT);
         let newer = presence.on_hello(ONE, LINKS[1], hello(7, 3, &[], &[("pose", 2)]), AT);
-        assert_eq!(newer.subscribes, topics(&[]));
+        assert_eq!((newer.subscribes, newer.unwraps), (topics(&[]), Some(true)));
         // Gathered anew, so it is left first.
         assert_eq!(newer.ungathers, [("pose".to_owned(), (7, 1))]);
         assert_eq!(newer.gathers, [("pose".to_owned(), (7, 2))]);

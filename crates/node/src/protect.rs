@@ -6,11 +6,15 @@
 //! the gate, exactly as QUIC's does below the library; it is held in order, and nothing of its protocol is touched. The rest
 //! keeps its mark and goes as long as few packets are below, so that a sender of more than the channel carries shows here.
 //!
-//! What arrives does not pass: the kernel delivers it as ever. If the thread or the process dies, the TUN goes, and packets
+//! With a choice of paths, control goes wrapped over some of them to the other agent, which unwraps it (`wrap.rs`). Whatever else
+//! arrives does not pass: the kernel delivers it as ever. If the thread or the process dies, the TUN goes, and packets
 //! flow as before.
 //!
-//! Left out: IPv6, multicast and broadcast, which go round the TUN; control over two paths; offload; back-pressure, since a
-//! full TUN drops where a full card would make a program wait.
+//! A flow is never reordered here when it begins to go wrapped, or ends. It begins with a message, once what went unwrapped has left
+//! the card. When it is control no longer, all that waits stays here until what went wrapped is with its receiver.
+//!
+//! Left out: IPv6, multicast and broadcast, which go round the TUN; offload; back-pressure, since a full TUN drops where a full
+//! card would make a program wait.
 
 mod card;
 mod fragments;
@@ -18,6 +22,7 @@ mod neighbours;
 mod packet;
 mod routes;
 mod tun;
+mod wrap;
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -28,6 +33,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
+use coorp_core::paths;
 use coorp_core::protect::{Change, Class, Config, Head, Protect, Status, Verdict};
 use coorp_core::robot::{Input, LOOK_HELD, LOOK_OPEN};
 use coorp_core::{Duration, FlowId, Instant};
@@ -37,7 +43,11 @@ use self::card::{Card, BELOW_ORDINARY_MAX, TOGETHER_MAX};
 use self::packet::Packet;
 pub use self::routes::{protect_priorities, unprotect};
 use self::routes::{Outlet, Routes};
+pub(crate) use self::wrap::{accepted, Wrapper};
+use self::wrap::{Inlet, LOOKS};
+use crate::control::Control;
 use crate::member::Member;
+use crate::outqueue::Target;
 use crate::rank::real_time;
 use crate::shared_robot::{SharedRobot, Wish};
 use crate::sync::lock;
@@ -55,6 +65,9 @@ const LINGER: Duration = Duration::from_millis(8);
 const SHOW_EVERY: Duration = Duration::from_millis(500);
 /// The most flows that are shown.
 const SHOWN_MAX: usize = 64;
+/// How long after a flow's last wrapped packet its next one may go unwrapped: longer than the former may take and wait at its
+/// receiver.
+const UNWRAPPED_AFTER: Duration = Duration::from_nanos(2 * paths::WAIT_MAX.as_nanos());
 /// How long a thread waits if nothing happens.
 const REST: Duration = Duration::from_millis(200);
 
@@ -70,6 +83,7 @@ pub fn protect_interface(path: usize) -> String {
 #[derive(Debug)]
 pub(crate) struct Protection {
     robot: Arc<SharedRobot>,
+    wrapper: Arc<Wrapper>,
     stop: Arc<AtomicBool>,
     lanes: Vec<(Arc<Outside>, JoinHandle<()>)>,
 }
@@ -82,9 +96,21 @@ struct Outside {
     flows: Mutex<Vec<Status>>,
 }
 
+impl Outside {
+    fn wake(&self) {
+        // It fails only if it is full, and then the thread is about to wake up.
+        let _ = rustix::io::write(&self.wakes, &1u64.to_ne_bytes());
+    }
+}
+
 impl Protection {
     /// Begins. Needs root, or `CAP_NET_ADMIN` and `CAP_NET_RAW`.
-    pub fn start(member: &Arc<Member>, robot: &Arc<SharedRobot>) -> Result<Protection, Error> {
+    pub fn start(
+        member: &Arc<Member>,
+        robot: &Arc<SharedRobot>,
+        control: &Arc<Control>,
+        wrapper: &Arc<Wrapper>,
+    ) -> Result<Protection, Error> {
         let interfaces = &member.team.robots[usize::from(member.me.0)].interfaces;
         if interfaces.is_empty() {
             return Err(Error::Protect(format!(
@@ -94,6 +120,7 @@ impl Protection {
         }
         let mut protection = Protection {
             robot: robot.clone(),
+            wrapper: wrapper.clone(),
             stop: Arc::default(),
             lanes: Vec::new(),
         };
@@ -105,7 +132,8 @@ impl Protection {
                 wakes,
                 flows: Mutex::default(),
             });
-            let lane = Lane::open(member, robot, path, &outlet, outside.clone())?;
+            let with = (member, robot, control, wrapper);
+            let lane = Lane::open(with, path, &outlet, outside.clone())?;
             tracing::info!("protects what programs send to {} over {interface}", outlet.network);
             let (stop, panicked) = (protection.stop.clone(), robot.clone());
             let carry = move || {
@@ -135,15 +163,13 @@ impl Protection {
         // What an earlier start has left of paths that there are no more. Another agent would have been found by now.
         routes::forget_from(protection.lanes.len());
         robot.tell(|robot, now| robot.handle(Input::Protects(true), now));
+        wrapper.set_unwraps(true);
         Ok(protection)
     }
 
     /// Bulk may be allowed to go now, or no longer.
     pub fn wake(&self) {
-        for (outside, _) in &self.lanes {
-            // It fails only if it is full, and then the thread is about to wake up.
-            let _ = rustix::io::write(&outside.wakes, &1u64.to_ne_bytes());
-        }
+        self.lanes.iter().for_each(|(outside, _)| outside.wake());
     }
 
     /// What programs send.
@@ -155,6 +181,10 @@ impl Protection {
 
 impl Drop for Protection {
     fn drop(&mut self) {
+        if self.wrapper.set_unwraps(false) {
+            // What others have wrapped already still arrives.
+            std::thread::sleep(std::time::Duration::from_nanos(UNWRAPPED_AFTER.as_nanos()));
+        }
         self.stop.store(true, Ordering::Release);
         self.wake();
         for (_, thread) in self.lanes.drain(..) {
@@ -176,10 +206,21 @@ enum Rest {
     More,
 }
 
+/// How the last packet of a control flow went.
+#[derive(Clone, Copy, Debug)]
+enum Went {
+    Nowhere,
+    Unwrapped(Instant),
+    Wrapped(Instant),
+}
+
 /// The way over one path.
 struct Lane {
     path: usize,
     robot: Arc<SharedRobot>,
+    follower: Arc<Control>,
+    /// `None` with one path.
+    wrapper: Option<Arc<Wrapper>>,
     protect: Protect<Packet>,
     outlet: Outlet,
     /// `None` while the interface cannot be used. Dropped before the TUN, so that packets go round it.
@@ -194,14 +235,15 @@ struct Lane {
     wish: Option<Wish>,
     bulk_until: Instant,
     /// By number, the flows that are control, as the robot knows them.
-    control: BTreeMap<u32, FlowId>,
+    control: BTreeMap<u32, (FlowId, Went)>,
+    /// Until then, ordinary packets and bulk wait.
+    still_until: Instant,
     show_at: Instant,
 }
 
 impl Lane {
     fn open(
-        member: &Member,
-        robot: &Arc<SharedRobot>,
+        (member, robot, control, wrapper): (&Arc<Member>, &Arc<SharedRobot>, &Arc<Control>, &Arc<Wrapper>),
         path: usize,
         outlet: &Outlet,
         outside: Arc<Outside>,
@@ -212,14 +254,17 @@ impl Lane {
             "cannot make the interface {name} (run as root; if it is taken, another agent protects this machine)"
         )))?;
         let card = Card::open(outlet).map_err(cannot(format!("cannot send packets over {}", outlet.interface)))?;
-        let routes = Routes::set(path, &name, outlet)?;
+        let wrapper = Some(wrapper).filter(|wrapper| wrapper.is_of_use()).cloned();
+        let routes = Routes::set(path, &name, outlet, wrapper.is_some())?;
         let config = Config {
             rules: member.team.protect.clone(),
             ..Config::default()
         };
-        Ok(Lane {
+        let lane = Lane {
             path,
             robot: robot.clone(),
+            follower: control.clone(),
+            wrapper,
             protect: Protect::new(config),
             outlet: outlet.clone(),
             routes: Some(routes),
@@ -231,18 +276,42 @@ impl Lane {
             wish: None,
             bulk_until: Instant::ZERO,
             control: BTreeMap::new(),
+            still_until: Instant::ZERO,
             show_at: Instant::ZERO,
-        })
+        };
+        lane.let_in()
+            .map_err(cannot(format!("cannot use the interface {name}")))?;
+        Ok(lane)
+    }
+
+    /// Lets what other agents have wrapped for this path's address in.
+    fn let_in(&self) -> io::Result<()> {
+        if let Some(wrapper) = &self.wrapper {
+            let inlet = Inlet {
+                address: self.outlet.address,
+                tun: self.tun.try_clone()?,
+                outside: self.outside.clone(),
+            };
+            wrapper.open(self.path, inlet);
+        }
+        Ok(())
     }
 
     /// One round: takes what programs have sent, sends what may go, and waits for more.
     fn round(&mut self) -> io::Result<()> {
         self.learn();
         let more = self.take()?;
-        let more = self.send_ordinary() || more;
-        let bulk = self.send_bulk();
         self.follow_changes();
+        let still = self.still_until.since(self.robot.now());
+        let more = still == Duration::ZERO && self.send_ordinary() || more;
+        let bulk = if still == Duration::ZERO {
+            self.send_bulk()
+        } else {
+            Rest::Held
+        };
         let now = self.robot.now();
+        let wrapper = self.wrapper.as_ref().filter(|_| self.path == LOOKS);
+        let wrapped_due = wrapper.and_then(|wrapper| wrapper.look(now));
         if now >= self.show_at {
             self.show_at = now + SHOW_EVERY;
             self.show(now);
@@ -255,11 +324,14 @@ impl Lane {
             return Ok(());
         }
         let look = match (self.card.is_empty(), bulk == Rest::Held) {
+            _ if self.protect.has_acknowledgements() => LOOK_HELD,
             (true, _) => REST,
             (false, true) => LOOK_HELD,
             (false, false) => LOOK_OPEN,
         };
-        let due = self.protect.next_deadline().unwrap_or(Instant::FAR_FUTURE).since(now);
+        let due = self.protect.next_deadline().into_iter().chain(wrapped_due).min();
+        let due = due.unwrap_or(Instant::FAR_FUTURE).since(now);
+        let due = if still == Duration::ZERO { due } else { due.min(still) };
         let linger = if self.wish.is_some() { LINGER } else { REST };
         self.wait(look.min(due).min(linger))
     }
@@ -292,7 +364,7 @@ impl Lane {
                 let opened = opened.and_then(|card| {
                     self.card = card;
                     let name = protect_interface(self.path);
-                    Routes::set(self.path, &name, &found).map_err(|error| error.to_string())
+                    Routes::set(self.path, &name, &found, self.wrapper.is_some()).map_err(|error| error.to_string())
                 });
                 match opened {
                     Ok(routes) => {
@@ -303,10 +375,16 @@ impl Lane {
                     Err(_) => {}
                 }
                 self.outlet = found;
+                if let Err(error) = self.let_in() {
+                    tracing::warn!("control that others send over several paths is lost: {error}");
+                }
             }
             Err(error) => {
                 if self.routes.take().is_some() {
                     tracing::warn!("programs are not protected: {error}");
+                    if let Some(wrapper) = &self.wrapper {
+                        wrapper.close(self.path);
+                    }
                 }
             }
         }
@@ -433,7 +511,14 @@ impl Lane {
     fn send_control(&mut self, packet: Box<[u8]>, number: u32, begins: bool) {
         // A flow that has just become control is not known to the robot yet.
         self.follow_changes();
-        let known = self.control.get(&number).copied().filter(|_| begins);
+        let known = self.control.get(&number).map(|(flow, _)| *flow).filter(|_| begins);
+        if let Some(targets) = self.wrap(&packet, number, begins) {
+            if let Some(known) = known {
+                self.robot.tell(|robot, now| robot.handle(Input::Control(known), now));
+                self.follower.follow(known, targets);
+            }
+            return;
+        }
         let now = self.robot.now();
         if packet.len() <= self.outlet.mtu {
             self.card.send(&mut [packet], Class::Control, known, now);
@@ -451,8 +536,31 @@ impl Lane {
         }
     }
 
+    /// Sends a control packet wrapped, if its receiver unwraps it and its flow is in order then.
+    fn wrap(&mut self, packet: &[u8], number: u32, begins: bool) -> Option<Vec<Target>> {
+        let wrapper = self.wrapper.as_ref()?;
+        let (_, went) = self.control.get_mut(&number)?;
+        let now = self.robot.now();
+        let may = match *went {
+            Went::Nowhere => false,
+            Went::Unwrapped(at) => begins && self.card.has_sent_until(at),
+            Went::Wrapped(_) => true,
+        };
+        let to = wrapper.robot_at(packet::to(packet)).filter(|_| may);
+        let wrapped = to.and_then(|to| wrapper.send(to, (self.path, number), packet));
+        *went = match wrapped {
+            Some(_) => Went::Wrapped(now),
+            None => Went::Unwrapped(now),
+        };
+        wrapped
+    }
+
     /// Sends what is neither control nor bulk, as long as there is room below. Returns whether more could go.
     fn send_ordinary(&mut self) -> bool {
+        if self.protect.has_acknowledgements() {
+            let may = self.robot.tell(|robot, now| robot.may(Input::MayAcknowledge, now));
+            self.protect.hold_acknowledgements(!may);
+        }
         for _ in 0..TOGETHER / TOGETHER_MAX {
             if self.card.below() >= BELOW_ORDINARY_MAX {
                 self.learn();
@@ -534,12 +642,15 @@ impl Lane {
             if is_control && !self.control.contains_key(&number) {
                 let added = self
                     .robot
-                    .tell(|robot, now| robot.handle(Input::AddFlow(None), now).flow());
+                    .tell(|robot, now| robot.handle(Input::AddForeignFlow, now).flow());
                 if let Some(added) = added {
-                    self.control.insert(number, added);
+                    self.control.insert(number, (added, Went::Nowhere));
                 }
             } else if !is_control {
-                if let Some(gone) = self.control.remove(&number) {
+                if let Some((gone, went)) = self.control.remove(&number) {
+                    if let Went::Wrapped(at) = went {
+                        self.still_until = self.still_until.max(at + UNWRAPPED_AFTER);
+                    }
                     self.robot.tell(|robot, now| robot.handle(Input::RemoveFlow(gone), now));
                 }
             }
@@ -556,7 +667,10 @@ impl Lane {
 
 impl Drop for Lane {
     fn drop(&mut self) {
-        for gone in std::mem::take(&mut self.control).into_values() {
+        if let Some(wrapper) = &self.wrapper {
+            wrapper.close(self.path);
+        }
+        for (gone, _) in std::mem::take(&mut self.control).into_values() {
             self.robot.tell(|robot, now| robot.handle(Input::RemoveFlow(gone), now));
         }
         lock(&self.outside.flows).clear();

@@ -12,6 +12,7 @@
 
 pub mod guest;
 
+use coorp_core::paths::{Paths, Sequence};
 use coorp_core::robot::{self, Stamp};
 use coorp_core::tracker::{self, StateHeader, TopicId};
 use coorp_core::Instant;
@@ -19,7 +20,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// The version of all frames.
-pub const VERSION: u8 = 6;
+pub const VERSION: u8 = 7;
 
 const MAGIC: [u8; 2] = *b"Co";
 const HEADER_BYTES: usize = 4;
@@ -89,6 +90,8 @@ pub struct Hello {
     pub subscribes: Vec<String>,
     /// The topics that it gathers, as many at most, each with a number that is new whenever it begins to gather one.
     pub gathers: Vec<(String, u32)>,
+    /// Whether its agent unwraps control of unchanged programs.
+    pub unwraps: bool,
 }
 
 impl Hello {
@@ -185,6 +188,24 @@ pub struct State {
     pub copy: Option<u32>,
 }
 
+/// The header of a packet of an unchanged program (`protect`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WrapHeader {
+    /// Its flow's number with its sender.
+    pub flow: u32,
+    /// Its number within the flow.
+    pub sequence: Sequence,
+    /// The paths that may carry it, or packets before it.
+    pub over: Paths,
+    /// The number of this copy on its path to this receiver.
+    pub copy: Option<u32>,
+}
+
+impl WrapHeader {
+    /// The longest that [`pack`] makes of one, bytes.
+    pub const PACKED_BYTES_MAX: usize = 32;
+}
+
 /// What precedes a message's content on a link: see `links`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Parcel {
@@ -206,6 +227,8 @@ pub enum Parcel {
     },
     /// A message between robots. No content.
     Robot(robot::Message),
+    /// A packet of an unchanged program.
+    Wrapped(WrapHeader),
 }
 
 impl Frame for Parcel {

@@ -30,6 +30,11 @@ fn any_message_of_dds() {
     drive(targets::rtps::run);
 }
 
+#[test]
+fn any_wrapped_packets() {
+    drive(targets::wrapped::run);
+}
+
 fn drive(target: fn(&[u8])) {
     if let Some(number) = variable("COORP_FUZZ_INPUT") {
         return target(&input(number));

@@ -384,6 +384,7 @@ fn name(input: &Input) -> &'static str {
         Input::Deadline => "deadline",
         Input::MayPass { .. } => "may-pass",
         Input::MayForward { .. } => "may-forward",
+        Input::MayAcknowledge => "may-acknowledge",
         Input::Protects(_) => "protects",
         Input::Left { .. } | Input::Completed { .. } => "bulk-left",
         Input::Control(_) => "control",
@@ -398,9 +399,12 @@ fn name(input: &Input) -> &'static str {
         | Input::BulkMoves { .. }
         | Input::Bulk { .. }
         | Input::BulkSent { .. } => "bulk",
-        Input::AddFlow(_) | Input::RemoveFlow(_) | Input::SetBound(..) | Input::Publish(_) | Input::Unpublish(_) => {
-            "flows"
-        }
+        Input::AddFlow(_)
+        | Input::AddForeignFlow
+        | Input::RemoveFlow(_)
+        | Input::SetBound(..)
+        | Input::Publish(_)
+        | Input::Unpublish(_) => "flows",
         Input::TellModelsAgain | Input::Gone(_) | Input::Dead { .. } | Input::Gatherer { .. } => "peers",
         Input::Resign => "resign",
     }

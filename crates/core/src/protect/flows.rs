@@ -44,6 +44,8 @@ pub(super) struct Entry {
     pub calm_messages: u8,
     /// Whether it has sent large messages lately.
     pub large: bool,
+    /// How many of its newest packets in a row carried nothing.
+    pub empty: u8,
 }
 
 impl Entry {
@@ -65,6 +67,7 @@ impl Entry {
             calm_from: now,
             calm_messages: 0,
             large: false,
+            empty: 0,
         }
     }
 

@@ -32,6 +32,8 @@ pub(super) enum Lane {
     Ordinary = 0,
     /// For the permit and the gate, too.
     Bulk = 1,
+    /// For room below and for the end of a window: packets that carry nothing.
+    Empty = 2,
 }
 
 #[derive(Clone, Debug)]
@@ -134,7 +136,7 @@ impl<P> Queues<P> {
             slab: Vec::new(),
             free: NONE,
             queues: Vec::new(),
-            rounds: Order::new(2),
+            rounds: Order::new(3),
             sizes: Order::new(SIZES),
             memory: 0,
             dropped: 0,
@@ -288,7 +290,7 @@ impl<P> Queues<P> {
         let mut waiting = self.unlink(flow)?;
         let queue = &mut self.queues[flow as usize];
         let (wait, clock) = match queue.lane {
-            Lane::Ordinary => (now.since(waiting.queued_at), now),
+            Lane::Ordinary | Lane::Empty => (now.since(waiting.queued_at), now),
             Lane::Bulk if self.forgiven.is_some_and(|until| waiting.open_at <= until) => (Duration::ZERO, open_now),
             Lane::Bulk => (open_now.since(waiting.open_at), open_now),
         };

@@ -102,6 +102,56 @@ fn small_packets_of_bulk_go_at_once_unless_others_of_their_flow_wait() {
     assert_eq!(protect.on_packet(head(0, 256), 4, at(4)), Verdict::Pass(4));
 }
 
+/// Packets of a flow that carry nothing.
+fn acknowledge(protect: &mut Protect<u32>, number: u16, packets: std::ops::Range<u32>) -> Vec<Verdict<u32>> {
+    let empty = Head {
+        message_bytes: Some(0),
+        ..head(number, 52)
+    };
+    packets
+        .map(|packet| protect.on_packet(empty, packet, at(u64::from(packet))))
+        .collect()
+}
+
+#[test]
+fn acknowledgements_can_be_held_until_they_carry_something() {
+    let taken = |protect: &mut Protect<u32>| {
+        let packets = std::iter::from_fn(|| protect.next(Class::Ordinary, at(50)));
+        packets.map(|(_, packet)| packet).collect::<Vec<u32>>()
+    };
+    let mut protect = Protect::new(config());
+    acknowledge(&mut protect, 2, 0..7);
+    protect.hold_acknowledgements(true);
+    assert_eq!(taken(&mut protect), [0, 1, 2, 3, 4, 5, 6], "too few to tell");
+    acknowledge(&mut protect, 2, 7..10);
+    queue(&mut protect, 3, 20..22, at(20));
+    assert!(protect.has_acknowledgements());
+    assert_eq!(taken(&mut protect), [20, 21], "others pass");
+    assert!(!protect.has(Class::Ordinary));
+    protect.hold_acknowledgements(false);
+    assert!(protect.has(Class::Ordinary));
+    assert_eq!(taken(&mut protect), [7, 8, 9]);
+    protect.hold_acknowledgements(true);
+    acknowledge(&mut protect, 2, 30..32);
+    queue(&mut protect, 2, 32..33, at(32));
+    assert_eq!(taken(&mut protect), [30, 31, 32], "in their order");
+}
+
+#[test]
+fn acknowledgements_under_a_rule_for_bulk_need_no_permit_but_can_be_held() {
+    let mut protect = Protect::new(config());
+    let passed = |packet| Verdict::Pass(packet);
+    assert_eq!(
+        acknowledge(&mut protect, 0, 0..7),
+        (0..7).map(passed).collect::<Vec<_>>()
+    );
+    assert_eq!(acknowledge(&mut protect, 0, 7..10).last(), Some(&Verdict::Queued));
+    protect.hold_acknowledgements(true);
+    assert!(protect.has_acknowledgements() && !protect.has(Class::Ordinary) && !protect.has(Class::Bulk));
+    protect.hold_acknowledgements(false);
+    assert_eq!(protect.next(Class::Ordinary, at(10)).map(|(_, packet)| packet), Some(7));
+}
+
 #[test]
 fn control_goes_at_once_and_the_rest_waits_to_be_asked_for() {
     let mut protect = Protect::new(config());

@@ -96,6 +96,19 @@ impl Robot {
         Some(FlowId(free as u32))
     }
 
+    /// As [`Robot::add_flow`], for a flow of programs that know nothing of Coorp. This robot alone keeps windows for it: others
+    /// never hear its messages, and could not tell when to end theirs. It has no part in the team's control loop.
+    pub fn add_foreign_flow(&mut self) -> Option<FlowId> {
+        let added = self.add_flow(None)?;
+        self.flows[added.0 as usize].foreign = true;
+        Some(added)
+    }
+
+    /// Whether a flow is one of programs that know nothing of Coorp.
+    fn is_foreign(&self, flow: u8) -> bool {
+        self.flows.get(usize::from(flow)).is_some_and(|own| own.foreign)
+    }
+
     /// Sets the age at which messages of a control flow of this robot are late; `None` for none. Given bounds, the leader
     /// learns whether bulk makes them late, and bulk is held back only as much as that calls for.
     pub fn set_bound(&mut self, flow: FlowId, bound: Option<Duration>) {
@@ -123,7 +136,9 @@ impl Robot {
         let flow = flow.0 as u8;
         let put_off = self.is_put_off(flow, now);
         self.local.on_message(flow, put_off, now);
-        if self.leader(now) == Some(self.me) {
+        if self.is_foreign(flow) {
+            // Neither a perception nor a command.
+        } else if self.leader(now) == Some(self.me) {
             self.commands_waiting = self.commands_waiting.saturating_add(1);
             if let Some(lead) = &mut self.lead {
                 lead.on_commanded(now);
@@ -158,7 +173,7 @@ impl Robot {
     /// A control message of this robot has left its WNIC, delivered or given up.
     pub fn on_control_left(&mut self, flow: FlowId, now: Instant) {
         self.local.on_message_sent(flow.0 as u8, now);
-        if self.commands_waiting > 0 {
+        if self.commands_waiting > 0 && !self.is_foreign(flow.0 as u8) {
             self.commands_waiting -= 1;
             if self.commands_waiting == 0 {
                 self.end_loop(now, now);

@@ -22,6 +22,8 @@ pub enum FlowKey {
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(super) struct OwnFlow {
     pub taken: bool,
+    /// Whether it is a flow of programs that know nothing of Coorp.
+    pub foreign: bool,
     /// The period that its publisher declared.
     pub period: Option<Duration>,
     /// The age at which its messages are late, if its publisher stated one.

@@ -155,6 +155,10 @@ pub enum Input {
         /// Packets on their way over it.
         n: usize,
     },
+    /// [`Robot::add_foreign_flow`], answered by [`Answer::Flow`].
+    AddForeignFlow,
+    /// [`Robot::may_acknowledge`], answered by [`Answer::Yes`] or [`Answer::No`].
+    MayAcknowledge,
 }
 
 /// A robot's immediate answer to an [`Input`]. Everything else is an [`Action`].
@@ -291,6 +295,8 @@ impl Robot {
             Input::Bulk { to, path } => self.on_bulk(to, path, now),
             Input::BulkSent { to, path } => self.on_bulk_sent(to, path, now),
             Input::AddFlow(period) => return Answer::Flow(self.add_flow(period)),
+            Input::AddForeignFlow => return Answer::Flow(self.add_foreign_flow()),
+            Input::MayAcknowledge => return Answer::of(self.may_acknowledge(now)),
             Input::RemoveFlow(flow) => self.remove_flow(flow),
             Input::SetBound(flow, bound) => self.set_bound(flow, bound),
             Input::TellModelsAgain => self.tell_models_again(),

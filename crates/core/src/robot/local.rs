@@ -27,6 +27,8 @@ const DEPTH_MAX: usize = 512;
 /// For how long nobody may lead before bulk of programs that know nothing of Coorp goes without a permit; a new leader is
 /// found sooner.
 const LEADERLESS_MAX: Duration = Duration::from_secs(2);
+/// How long before a window the last acknowledgements go: about as long as another robot's aggregate, for which they wait.
+const ACKNOWLEDGING: Duration = Duration::from_millis(2);
 /// Completions of one aggregate come within this of each other, even acknowledgements that had to wait for the air
 /// themselves.
 const TOGETHER: Duration = Duration::from_micros(500);
@@ -339,14 +341,28 @@ impl Robot {
         self.passes_gate(path, n, now)
     }
 
-    /// As [`Robot::may_pass`], if permits are kept elsewhere, such as where streams are paused.
+    /// Returns whether acknowledgements of others' bulk may go now. They need no permit, but one that has just gone holds up this
+    /// robot's control for as long as the other robot's bulk keeps the channel.
+    pub fn may_acknowledge(&mut self, now: Instant) -> bool {
+        self.plan_windows(now);
+        let window = self.window();
+        now + ACKNOWLEDGING < window.start || window.end <= now
+    }
+
+    /// Plans the next window if this one is over. Called when bulk asks: doing so at each window's end would wake a robot
+    /// without bulk for every control message.
     #[inline]
-    pub fn passes_gate(&mut self, path: usize, n: usize, now: Instant) -> bool {
-        // Planned when bulk asks: doing so at each window's end would wake a robot without bulk for every control message.
+    fn plan_windows(&mut self, now: Instant) {
         if self.local.window_deadline().is_some_and(|due| now >= due) {
             self.local.plan(now, &mut self.journal);
             self.gather();
         }
+    }
+
+    /// As [`Robot::may_pass`], if permits are kept elsewhere, such as where streams are paused.
+    #[inline]
+    pub fn passes_gate(&mut self, path: usize, n: usize, now: Instant) -> bool {
+        self.plan_windows(now);
         let Some(gate) = self.local.gates.get_mut(path) else {
             return true;
         };

@@ -5,7 +5,7 @@
 //! have moved, when a robot may not know them, and every [`TELL_EVERY`], as a frame may have been lost. On the leader, models
 //! also show which sensors sample at another phase than the rest.
 //!
-//! Left out: flows beyond the limit; models that are of no use, as their period is out of bounds or shorter than their
+//! Left out: flows of programs that know nothing of Coorp, whose messages nobody hears; flows beyond the limit; models that are of no use, as their period is out of bounds or shorter than their
 //! interval; and models from a robot whose clock is not known yet. It soon is, and newcomers are told again.
 
 use serde::{Deserialize, Serialize};
@@ -138,7 +138,7 @@ impl Robot {
     }
 
     fn own_models(&self) -> Vec<(u8, TimeModel)> {
-        let taken = (0u8..).zip(&self.flows).filter(|(_, flow)| flow.taken);
+        let taken = (0u8..).zip(&self.flows).filter(|(_, flow)| flow.taken && !flow.foreign);
         let models = taken.filter_map(|(flow, _)| Some((flow, self.local.model(flow)?)));
         models.collect()
     }

@@ -74,6 +74,41 @@ fn bulk_is_held_while_control_is_due_and_told_when_to_ask_again() {
     assert!(robot.may_pass(0, 0, at(660)), "nothing is due any more");
 }
 
+/// Once, flows of unchanged programs at the control loop's rate were taken for its perceptions, whose commands never came.
+#[test]
+fn foreign_flows_have_windows_here_and_no_part_in_the_loop() {
+    let mut policy = Policy::named("coorp").unwrap();
+    policy.global = None;
+    let mut config = RobotConfig::new(&policy, RobotId(1), 2, RobotId(1), 1);
+    config.control = Some(ControlLoop {
+        period: Duration::from_millis(20),
+        bound: Duration::from_millis(10),
+    });
+    let mut robot = Robot::new(config, at(0)).unwrap();
+    robot.want_bulk(true, at(0));
+    let flow = robot.add_foreign_flow().unwrap();
+    let mut actions = Vec::new();
+    for message in 1..=150 {
+        actions.extend(run(&mut robot, at(20 * message)));
+        make(&mut robot, flow, at(20 * message));
+    }
+    let told = |action: &Action| matches!(action, Action::Broadcast(Message::Models { .. }));
+    assert!(!actions.iter().any(told), "nobody hears its messages");
+    run(&mut robot, at(3_008));
+    assert!(robot.may_pass(0, 0, at(3_008)), "no loop ends at 3,010");
+    run(&mut robot, at(3_015));
+    assert!(robot.may_acknowledge(at(3_015)));
+    run(&mut robot, at(3_019));
+    assert!(!robot.may_acknowledge(at(3_019)), "one is due soon");
+    run(&mut robot, at(3_020));
+    assert!(!robot.may_pass(0, 0, at(3_020)), "one is due");
+    make(&mut robot, flow, at(3_020));
+    assert!(
+        robot.may_pass(0, 0, at(3_020)) && robot.may_acknowledge(at(3_020)),
+        "it is out"
+    );
+}
+
 #[test]
 fn windows_wake_nobody_who_does_not_ask_but_for_a_recording() {
     let mut robot = robot("edca+local");

@@ -16,7 +16,7 @@ use crate::status::{Status, Twins};
 use crate::sync::lock;
 use crate::tasks::beside;
 use crate::topic::checked;
-use crate::wire::{self, ControlHeader, Frame, Gathering, Hello, Parcel, Refusal, Revocations};
+use crate::wire::{self, ControlHeader, Frame, Gathering, Hello, Parcel, Refusal, Revocations, WrapHeader};
 use crate::Error;
 
 /// Whether a message goes over coordination's stream, and not with control, tied to one path.
@@ -60,6 +60,14 @@ impl Agent {
         self.gatherings.on_state(from, topic, header, content);
     }
 
+    fn on_wrapped(&self, from: RobotId, path: PathId, header: WrapHeader, packet: Bytes) {
+        // First, because the robot takes a while to think.
+        self.wrapper.on_wrapped(from, path, header, packet);
+        if let Some(copy) = copy(from, path, header.sequence.incarnation, header.copy) {
+            self.robot.tell(|robot, now| robot.handle(copy, now));
+        }
+    }
+
     /// A robot announces what it subscribes to and gathers.
     fn on_hello(&self, from: RobotId, link: LinkId, hello: Hello) {
         let topics = hello.gathers.iter().map(|(topic, _)| topic);
@@ -80,6 +88,7 @@ impl Agent {
             new_link,
             stale,
             subscribes,
+            unwraps,
             ungathers,
             gathers,
         } = presence.on_hello(from, link, hello, self.robot.now());
@@ -95,6 +104,9 @@ impl Agent {
         }
         if let Some(subscribes) = subscribes {
             self.control.on_subscriptions(from, subscribes);
+        }
+        if let Some(unwraps) = unwraps {
+            self.wrapper.on_announced(from, unwraps);
         }
         self.gatherings.on_gathers(from, ungathers, false);
         self.gatherings.on_gathers(from, gathers, true);
@@ -114,6 +126,7 @@ impl Agent {
     /// A robot's links are gone: its process has ended, or is out of reach.
     fn on_gone(&self, robot: RobotId) {
         self.control.on_gone(robot);
+        self.wrapper.on_gone(robot);
         self.robot.tell(|it, now| it.handle(Input::Gone(robot), now));
         self.gatherings.on_gone(robot);
     }
@@ -146,6 +159,7 @@ impl Receiver for Agent {
             }
             Parcel::Control { topic, header, riders } => self.on_control(from, path, &topic, header, riders, &content),
             Parcel::State { topic, header } => self.on_state(from, path, &topic, header, &content),
+            Parcel::Wrapped(header) => self.on_wrapped(from, path, header, content),
             Parcel::Robot(message) if !is_coordination(&message) || message.may_ride() => {
                 self.on_message(from, Some(path), message);
             }
@@ -203,6 +217,7 @@ impl Receiver for Agent {
             number,
             subscribes: self.control.subscribed_topics(),
             gathers: self.gatherings.topics(),
+            unwraps: self.wrapper.unwraps(),
         }
     }
 

@@ -217,17 +217,23 @@ impl Links {
             slot: match parcel {
                 Parcel::Control { topic, .. } => Some((false, topic.clone())),
                 Parcel::State { topic, .. } => Some((true, topic.clone())),
-                Parcel::Robot(_) => None,
+                Parcel::Robot(_) | Parcel::Wrapped(_) => None,
             },
             head: wire::pack(parcel),
             content: content.clone(),
         };
         let bytes = message.head.len() + message.content.len();
         // Before the message goes, because it may be handed over at once.
-        let target = message.slot.as_ref().and(self.handed.get(usize::from(path.0)));
-        let target = target.map(|socket| lock(socket).expect(bytes));
+        let socket = self.handed.get(usize::from(path.0));
+        let socket = socket.filter(|_| !matches!(parcel, Parcel::Robot(_)));
+        let target = socket.map(|socket| lock(socket).expect(bytes));
         up.send(&self.tasks, message);
         target
+    }
+
+    /// The longest datagram to a robot over a path, bytes; `None` if there is no link.
+    pub fn room(&self, to: RobotId, path: usize) -> Option<usize> {
+        self.best(to, path)?.connection.max_datagram_size()
     }
 
     /// Sends a frame of coordination to a robot, over all paths. Does not block.

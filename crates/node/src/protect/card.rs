@@ -112,6 +112,14 @@ impl Card {
         self.rest.sends.is_empty() && self.voice.sends.is_empty()
     }
 
+    /// Whether all that was handed over until then has left.
+    pub fn has_sent_until(&self, then: Instant) -> bool {
+        let mut oldest = [&self.voice, &self.rest]
+            .into_iter()
+            .filter_map(|socket| socket.sends.front());
+        oldest.all(|sent| sent.at > then)
+    }
+
     /// Sends packets of one class, at most [`TOGETHER_MAX`]. With `flow`, they are a message of it, which has left once the last
     /// of them has. Those that the kernel does not take are lost: their link is down, or they are too long.
     pub fn send(&mut self, packets: &mut [Box<[u8]>], class: Class, flow: Option<FlowId>, now: Instant) {

@@ -95,6 +95,15 @@ pub(super) fn head(packet: &[u8]) -> Option<Head> {
     })
 }
 
+/// The sender's address and the receiver's; `None` if it is not an IPv4 packet of exactly this length.
+pub(super) fn ends(packet: &[u8]) -> Option<(Ipv4Addr, Ipv4Addr)> {
+    head(packet)?;
+    Some((
+        Ipv4Addr::new(packet[12], packet[13], packet[14], packet[15]),
+        to(packet),
+    ))
+}
+
 /// Reads the RTPS message in a packet with this head, if it has one, or the beginning of one.
 pub(super) fn rtps<'p>(packet: &'p [u8], head: &Head) -> Option<Message<'p>> {
     let begins = head.flow.protocol == UDP && word(packet, FRAGMENT) & PLACE == 0;
@@ -200,6 +209,14 @@ pub(super) fn fragments(packet: Box<[u8]>, mtu: usize) -> Vec<Box<[u8]>> {
     fragments
 }
 
+/// Computes the header's checksum, as the kernel does for raw sockets.
+pub(super) fn finish(packet: &mut [u8]) {
+    let header = header_bytes(packet);
+    packet[CHECKSUM..CHECKSUM + 2].fill(0);
+    let sum = !ones_sum(&packet[..header], 0);
+    packet[CHECKSUM..CHECKSUM + 2].copy_from_slice(&sum.to_be_bytes());
+}
+
 /// Whether the sender forbids that the packet is cut.
 pub(super) fn is_uncuttable(packet: &[u8]) -> bool {
     word(packet, FRAGMENT) & DONT_FRAGMENT != 0
@@ -219,8 +236,7 @@ pub(super) fn too_long(packet: &[u8], mtu: usize) -> Vec<u8> {
     reply[LENGTH..LENGTH + 2].copy_from_slice(&bytes.to_be_bytes());
     reply[ADDRESSES.start..ADDRESSES.start + 4].copy_from_slice(&packet[16..20]);
     reply[ADDRESSES.start + 4..ADDRESSES.end].copy_from_slice(&packet[12..16]);
-    let sum = !ones_sum(&reply, 0);
-    reply[CHECKSUM..CHECKSUM + 2].copy_from_slice(&sum.to_be_bytes());
+    finish(&mut reply[..HEADER_BYTES]);
     (reply[HEADER_BYTES], reply[HEADER_BYTES + 1]) = (UNREACHABLE, FRAGMENTATION_NEEDED);
     let next_mtu = u16::try_from(mtu).unwrap_or(u16::MAX);
     reply[HEADER_BYTES + 6..HEADER_BYTES + 8].copy_from_slice(&next_mtu.to_be_bytes());
@@ -339,6 +355,15 @@ mod tests {
         }
         packet[9] = 1;
         assert_eq!(head(&packet).unwrap().flow.protocol, 1);
+    }
+
+    #[test]
+    fn a_finished_header_has_its_checksum() {
+        let mut packet = udp(b"pose");
+        finish(&mut packet);
+        assert_eq!(ones_sum(&packet[..HEADER_BYTES], 0), u16::MAX);
+        assert_eq!(word(&packet, CHECKSUM), 0x2612);
+        assert_eq!(ends(&packet), Some(([10, 0, 0, 1].into(), [10, 0, 0, 2].into())));
     }
 
     #[test]

@@ -47,6 +47,8 @@ const NO_ARP: u32 = 0x80;
 #[derive(Debug)]
 pub(super) struct Routes {
     path: usize,
+    /// The route by which packets to the interface's address come out of the TUN, also while the interface is down.
+    inwards: Option<String>,
 }
 
 /// An interface, with the network that it is in.
@@ -55,7 +57,7 @@ pub(super) struct Outlet {
     pub interface: String,
     /// The kernel's number, which a card that is plugged in again does not keep.
     index: u32,
-    address: Ipv4Addr,
+    pub address: Ipv4Addr,
     /// As `10.77.0.0/24`.
     pub network: String,
     prefix: u8,
@@ -95,8 +97,8 @@ impl Outlet {
 }
 
 impl Routes {
-    /// Brings a TUN up and routes an outlet's network into it.
-    pub fn set(path: usize, tun: &str, outlet: &Outlet) -> Result<Routes, Error> {
+    /// Brings a TUN up and routes an outlet's network into it, and what comes out of it to this machine, if anything is to.
+    pub fn set(path: usize, tun: &str, outlet: &Outlet, inwards: bool) -> Result<Routes, Error> {
         let Outlet {
             interface,
             address,
@@ -108,7 +110,7 @@ impl Routes {
         for undone in forget(path)? {
             tracing::info!("undid what an agent that was killed had left: {undone}");
         }
-        let routes = Routes { path };
+        let mut routes = Routes { path, inwards: None };
         // Without an address of its own: some programs announce every address that the machine has.
         ip(&format!(
             "link set dev {tun} mtu {MTU} txqueuelen {QUEUE_PACKETS} addrgenmode none"
@@ -122,6 +124,13 @@ impl Routes {
         ip(&format!(
             "-4 route replace {network} dev {tun} src {address} scope global table {table} mtu lock {MTU} advmss {segment}"
         ))?;
+        if inwards {
+            // Behind the kernel's own, which goes while the interface is down.
+            let route = format!("local {address} dev {tun} table local metric {TABLE}");
+            ip(&format!("-4 route replace {route}"))?;
+            routes.inwards = Some(route);
+            loosen_tun(tun);
+        }
         routes.loosen(interface)?;
         note_ipv6(interface);
         // As if the kernel had made them: systemd-networkd deletes the rules of others.
@@ -158,9 +167,20 @@ impl Routes {
 
 impl Drop for Routes {
     fn drop(&mut self) {
+        // Another machine may have the address next.
+        if let Some(Err(error)) = self.inwards.take().map(|route| ip(&format!("-4 route del {route}"))) {
+            tracing::debug!("a route went with its interface: {error}");
+        }
         if let Err(error) = forget(self.path) {
             tracing::warn!("rules stay, and do no harm: {error}");
         }
+    }
+}
+
+/// Lets packets from addresses of any path come out of a TUN. The setting goes with it.
+fn loosen_tun(tun: &str) {
+    if let Err(error) = fs::write(filter_file(tun), LOOSE) {
+        tracing::warn!("rp_filter of {tun} is not {LOOSE}, which may drop what other agents have wrapped: {error}");
     }
 }
 

@@ -123,6 +123,7 @@ fn the_longest_announcement_fits_and_a_frame_on_a_stream_follows_its_length() {
         number: u64::MAX,
         subscribes: vec![topic.clone(); Hello::TOPICS_MAX],
         gathers: vec![(topic, u32::MAX); Hello::TOPICS_MAX],
+        unwraps: true,
     };
     let written = prefixed(&hello);
     let (length, frame) = written.split_first_chunk().unwrap();
@@ -203,7 +204,14 @@ fn the_longest_parcels_fit() {
     };
     let robots = [robot::Message::Probe(probe), robot::Message::Echo(echo), arrived];
     let parcels = robots.map(Parcel::Robot).into_iter();
-    for parcel in parcels.chain([Parcel::State { topic, header }]) {
+    let wrapped = Parcel::Wrapped(WrapHeader {
+        flow: u32::MAX,
+        sequence,
+        over: paths::Paths(u8::MAX),
+        copy: Some(u32::MAX),
+    });
+    assert!(pack(&wrapped).len() <= WrapHeader::PACKED_BYTES_MAX);
+    for parcel in parcels.chain([Parcel::State { topic, header }, wrapped]) {
         assert_eq!(decode(&encode(&parcel)), Ok(parcel));
     }
 }
