@@ -46,8 +46,11 @@ class Agent:
         assert re.search(r"r1 is up .* programs join it at .*agent\.sock", said), said
 
     def kill(self) -> None:
+        """A test may have done so before its fixture does."""
+        assert self.process.stdout is not None
         self.process.kill()
-        self.process.communicate()
+        self.process.wait()
+        self.process.stdout.close()
 
 
 @pytest.fixture
