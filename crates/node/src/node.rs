@@ -87,7 +87,7 @@ impl Node {
     pub fn open(options: Options) -> Result<Node, Error> {
         let state = options.state.as_deref();
         let dead = match Guest::join(&options.team, &options.robot, state, options.insecure)? {
-            Joined::Guest(guest) => return Ok(Node(By::Guest(guest))),
+            Joined::Guest(guest) => return Ok(Node(By::Guest(*guest))),
             Joined::NoAgent(dead) => dead,
         };
         let node = Node::open_here(options)?;

@@ -58,7 +58,7 @@ const CLOSE_MAX: StdDuration = StdDuration::from_secs(1);
 /// Whether a program has joined its robot's agent.
 pub(crate) enum Joined {
     /// It is a guest.
-    Guest(Guest),
+    Guest(Box<Guest>),
     /// There is no agent; sockets of agents that were killed lie here.
     NoAgent(Vec<Place>),
 }
@@ -165,7 +165,7 @@ impl Guest {
                 }
                 Err(_) => continue,
             };
-            return Guest::over(stream, place, team, me, insecure).map(Joined::Guest);
+            return Guest::over(stream, place, team, me, insecure).map(|guest| Joined::Guest(Box::new(guest)));
         }
         Ok(Joined::NoAgent(dead))
     }
