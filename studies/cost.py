@@ -39,7 +39,11 @@ MEET_S = 60.0
 """For links, a leader and clocks."""
 PLAIN_CONTROL = "zenoh, callback"
 PLAIN_BULK = "quinn"
+OWN_CONTROL = "coorp, recv"
+GUESTS_CONTROL = "guests of coorp, recv"
 CONTROL_US = 20.0
+GUESTS_US = 120.0
+"""Both ends are guests: 60 us each."""
 BULK_SHARE = 0.9
 PERMIT_US = 1000.0
 CORE_PERCENT = 1.0
@@ -155,8 +159,13 @@ def claims(rows: list[Row], agents: list[Agent]) -> list[Claim]:
     """Each claim, compared with the measurements."""
     found: list[Claim] = []
     plain = {(row.what, row.bytes): row for row in rows if row.contender in (PLAIN_CONTROL, PLAIN_BULK)}
+    own = {row.bytes: row for row in rows if row.contender == OWN_CONTROL}
     for row in rows:
         beside = plain.get((row.what, row.bytes))
+        if row.contender == GUESTS_CONTROL and row.bytes in own:
+            more_us = row.p50_us - own[row.bytes].p50_us
+            what = f"control of {row.bytes} B between guests: median over that between robots"
+            found.append(Claim(what, f"{more_us:+.1f} us", f"{GUESTS_US:.0f} us", more_us <= GUESTS_US))
         if not row.contender.startswith("coorp"):
             continue
         if row.what == "control" and beside is not None:

@@ -2,6 +2,7 @@
 
 use coorp_core::robot;
 use coorp_node::status::Status;
+use coorp_node::wire::guest::{packed, unpacked, FromGuest, ToGuest};
 use coorp_node::wire::{
     decode, encode, pack, unpack, Answer, Begin, Frame, Gathering, Hello, Parcel, Revocations, Start, StatusQuery,
     VERSION,
@@ -18,10 +19,23 @@ pub fn run(body: &[u8]) {
     read::<Answer>(body);
     read::<Start>(body);
     read::<Parcel>(body);
+    read::<FromGuest>(body);
+    read::<ToGuest>(body);
+    read_packed::<FromGuest>(body);
+    read_packed::<ToGuest>(body);
     if let Ok((parcel, content)) = unpack(body) {
         assert!(content <= body.len());
         let head = pack(&parcel);
         assert_eq!(unpack(&head), Ok((parcel, head.len())));
+    }
+}
+
+fn read_packed<F: Frame + PartialEq + std::fmt::Debug>(body: &[u8]) {
+    if let Ok(Some((frame, lengths))) = unpacked::<F>(body) {
+        let payload = &body[lengths.whole() - lengths.payload..lengths.whole()];
+        let again = packed(&frame, payload);
+        let (same, lengths) = unpacked::<F>(&again).unwrap().unwrap();
+        assert_eq!((same, &again[lengths.whole() - lengths.payload..]), (frame, payload));
     }
 }
 

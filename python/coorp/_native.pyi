@@ -225,7 +225,10 @@ class Waiting(Generic[T]):
 
 @final
 class Node:
-    """A robot that takes part in its team until it is closed. Open one node per robot, in a single process.
+    """A robot that takes part in its team until it is closed.
+
+    Where the robot's agent (`coorp up`) runs on this machine, any number of programs may open nodes of it, as its
+    guests. Without one, the first program is the robot itself, and the only one.
 
     `team` is the path of a team file, or its text (with line breaks), and `robot` a name in it. `insecure` runs without
     the team's keys: anyone on the network can then read messages, impersonate robots and grant permits, and bulk is
@@ -236,7 +239,8 @@ class Node:
     `write` release it for more than 64 KiB; no other thread may change the buffer in the meantime. Nodes that are still
     open when the interpreter ends are closed.
 
-    Raises InputError for invalid input, such as missing keys, and NodeError if ports are taken.
+    Raises InputError for invalid input, such as missing keys or an agent that does not let this program join, and
+    NodeError if ports are taken.
     """
 
     def __new__(
@@ -251,6 +255,9 @@ class Node:
     @property
     def robot(self) -> str:
         """This robot's name."""
+    @property
+    def guest(self) -> bool:
+        """Whether this program is a guest of the robot's agent (`coorp up`), and not the robot itself."""
     @property
     def leader(self) -> str | None:
         """The name of the leader, if known."""
@@ -274,7 +281,8 @@ class Node:
     def status(self) -> dict[str, Any]:
         """The robot's status as in `coorp watch`; robots are identified by their index in the team file."""
     def serve_metrics(self, port: int = 0) -> int:
-        """Serves Prometheus metrics at http://127.0.0.1:<port>/metrics and returns the port; 0 selects a free one."""
+        """Serves Prometheus metrics at http://127.0.0.1:<port>/metrics and returns the port; 0 selects a free one.
+        Raises InputError if this program is a guest, as does `record`: the agent's options do the same."""
     def record(self, path: str | os.PathLike[str]) -> None:
         """Records all of this robot's decisions into a new MCAP file until `stop_recording` or `close`. A full disk
         ends the recording; the robot continues."""

@@ -199,17 +199,11 @@ fn agent(file: &std::path::Path, states: &std::path::Path) -> Result<coorp_emu::
     let own = std::env::current_exe()
         .map_err(|error| Failure::Found(format!("failed: cannot find this program's file: {error}")))?;
     // The robot is known in its environment only.
-    let script = r#"exec "$0" up "$1" --robot "$COORP_ROBOT" --protect --state "$2/$COORP_ROBOT""#;
+    let script = r#"exec "$0" up "$1" --robot "$COORP_ROBOT" --protect --state "$COORP_AGENT""#;
     Ok(coorp_emu::Companion {
-        command: vec![
-            "sh".into(),
-            "-c".into(),
-            script.into(),
-            own.into(),
-            file.into(),
-            states.into(),
-        ],
+        command: vec!["sh".into(), "-c".into(), script.into(), own.into(), file.into()],
         interface: coorp_node::protect_interface(0),
+        folder: states.to_owned(),
     })
 }
 

@@ -323,14 +323,14 @@ fn program() {
         let message = node.bulk_receiver().unwrap().recv(Some(soon)).unwrap();
         println!("{} of {} bytes", message.name, message.length);
         // The sender waits for the confirmation of delivery.
-        while node.status().alive.len() > 1 {
+        while node.status().unwrap().alive.len() > 1 {
             std::thread::sleep(std::time::Duration::from_millis(10));
         }
     } else {
         let mut stream = node.bulk_stream("base", "map").unwrap();
         stream.write(&[7; 3_000_000]).unwrap();
         stream.finish().unwrap().wait().unwrap();
-        println!("by {}", node.status().bulk.unwrap().completions);
+        println!("by {}", node.status().unwrap().bulk.unwrap().completions);
     }
 }
 

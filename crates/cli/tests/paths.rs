@@ -167,7 +167,7 @@ fn drive(node: &Node, phases: &[Phase]) {
     for (number, (name, reached)) in (b'0'..).zip(phases) {
         let (began, mut stood_still) = (Instant::now(), 0);
         loop {
-            let paths = node.status().choices;
+            let paths = node.status().unwrap().choices;
             if reached(&paths) {
                 println!("\nreached: {name}");
                 break;
@@ -194,7 +194,14 @@ fn listen(node: &Node) {
     let poses = node.control_subscriber("pose").unwrap();
     let mut paths = BTreeMap::<u8, BTreeSet<usize>>::new();
     // Messages that never arrived at this robot. A program that is slow to take them receives even fewer.
-    let missed = || node.status().heard.iter().map(|heard| heard.missed).sum::<u64>();
+    let missed = || {
+        node.status()
+            .unwrap()
+            .heard
+            .iter()
+            .map(|heard| heard.missed)
+            .sum::<u64>()
+    };
     let mut missed_before = None;
     loop {
         let pose = poses.recv(Some(LONG)).expect("control goes on");
@@ -211,7 +218,13 @@ fn listen(node: &Node) {
     for (phase, paths) in paths {
         println!("\nphase {}: {paths:?}", char::from(phase));
     }
-    let copies = node.status().heard.iter().map(|heard| heard.duplicates).sum::<u64>();
+    let copies = node
+        .status()
+        .unwrap()
+        .heard
+        .iter()
+        .map(|heard| heard.duplicates)
+        .sum::<u64>();
     let missed = missed() - missed_before.unwrap_or(0);
     println!("\nmissed {missed}, copies {}", copies > 0);
 }
@@ -226,7 +239,7 @@ fn send(node: &Node) {
         scope.spawn(|| {
             let mut before = None;
             while !done.load(Ordering::Relaxed) {
-                let now = node.status().choices.iter().position(|path| path.bulk);
+                let now = node.status().unwrap().choices.iter().position(|path| path.bulk);
                 if let Some(path) = now.filter(|_| now != before) {
                     println!("\nbulk over path {path}");
                     before = now;
@@ -249,14 +262,14 @@ fn receive(node: &Node) {
         if let Some(message) = receiver.recv(Some(Duration::from_millis(5))) {
             break message;
         }
-        let bytes = node.status().bulk.unwrap().received_bytes;
+        let bytes = node.status().unwrap().bulk.unwrap().received_bytes;
         if bytes != came {
             pause = pause.max(if came > 0 { last.elapsed() } else { Duration::ZERO });
             (came, last) = (bytes, Instant::now());
         }
         assert!(began.elapsed() < LONG, "{bytes} bytes arrived");
     };
-    let received = node.status().bulk.unwrap().received_bytes;
+    let received = node.status().unwrap().bulk.unwrap().received_bytes;
     let same = message.take().unwrap() == content();
     // Wait as long as its sender may need to learn that it is whole.
     let again = receiver.recv(Some(Duration::from_secs(15))).is_some();

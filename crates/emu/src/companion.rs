@@ -6,6 +6,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::io;
+use std::path::PathBuf;
 
 use coorp_core::{Duration, Instant};
 use rustix::process::Signal;
@@ -30,6 +31,8 @@ pub struct Companion {
     pub command: Vec<OsString>,
     /// The network interface that it creates in its robot's namespace once it is ready.
     pub interface: String,
+    /// A folder with one for each companion to keep what it needs; both programs find the robot's as `COORP_AGENT`.
+    pub folder: PathBuf,
 }
 
 /// The companion of one robot, started or not.

@@ -305,8 +305,9 @@ impl Robots {
             for (number, of_all) in made.cards.iter_mut().enumerate() {
                 of_all.push(has.contains(&number).then(|| cards.next()).flatten());
             }
-            let environment = environment(team, robot, &options.team_file);
-            if options.companion.is_some() {
+            let mut environment = environment(team, robot, &options.team_file);
+            if let Some(companion) = &options.companion {
+                environment.push(("COORP_AGENT".to_owned(), companion.folder.join(name).into()));
                 made.companions.push(Attendant::new(name, environment.clone()));
             }
             made.programs.push(Program::new(name, environment));

@@ -35,6 +35,7 @@ fn run(more: &str, program: &str, companion: Option<&str>) -> (Result<Report, Er
         companion: companion.map(|script| Companion {
             command: shell(script),
             interface: "coorp0".to_owned(),
+            folder: "".into(),
         }),
         duration: Some(Duration::from_secs(60)),
         ..Options::default()
@@ -157,6 +158,7 @@ fn without_its_companion_no_program_starts() {
         companion: Some(Companion {
             command: vec!["./no-such-agent".into()],
             interface: "coorp0".to_owned(),
+            folder: "".into(),
         }),
         ..Options::default()
     };

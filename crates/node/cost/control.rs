@@ -114,7 +114,7 @@ struct Contender {
     pair: usize,
 }
 
-const CONTENDERS: [Contender; 4] = [
+const CONTENDERS: [Contender; 5] = [
     Contender {
         name: "zenoh, callback",
         key: CALLBACK,
@@ -135,6 +135,11 @@ const CONTENDERS: [Contender; 4] = [
         key: "",
         pair: 2,
     },
+    Contender {
+        name: "guests of coorp, recv",
+        key: "",
+        pair: 3,
+    },
 ];
 
 pub fn measure(extent: &Extent) -> Outcome<Vec<Row>> {
@@ -144,6 +149,9 @@ pub fn measure(extent: &Extent) -> Outcome<Vec<Row>> {
         pairs.push(zenoh_pair(&team, protocol)?);
     }
     pairs.push(team.robots(None)?);
+    let team_of_guests = Team::make()?;
+    let (_agents, guests) = team_of_guests.guests()?;
+    pairs.push(guests);
     for [receiver, _] in &mut pairs {
         receiver.ask::<()>(&Ask::Listen)?;
     }

@@ -26,6 +26,8 @@ pub enum Role {
         team: PathBuf,
         name: String,
         state: PathBuf,
+        /// Whether programs join it. Otherwise it joins an agent that runs.
+        is_agent: bool,
     },
     /// A session of Zenoh.
     Zenoh { config: String },
@@ -112,7 +114,12 @@ impl Drop for Peer {
 /// What such a process does, until its input ends.
 pub fn be(role: &str) -> Outcome<()> {
     match serde_json::from_str(role)? {
-        Role::Robot { team, name, state } => serve(robot::Robot::open(&team, name, state)?),
+        Role::Robot {
+            team,
+            name,
+            state,
+            is_agent,
+        } => serve(robot::Robot::open(&team, name, state, is_agent)?),
         Role::Zenoh { config } => serve(control::Zenoh::open(&config)?),
         Role::Quic { team, name, state } => serve(bulk::Quic::open(&team, &name, state)?),
     }

@@ -28,8 +28,9 @@ pub struct Robot {
 }
 
 impl Robot {
-    pub fn open(team: &Path, robot: String, state: PathBuf) -> Outcome<Robot> {
-        let node = Node::open(Options {
+    pub fn open(team: &Path, robot: String, state: PathBuf, is_agent: bool) -> Outcome<Robot> {
+        let open = if is_agent { Node::open_agent } else { Node::open };
+        let node = open(Options {
             team: coorp_team::load(team).map_err(|error| error.to_string())?,
             robot,
             policy: Policy::named("coorp").ok_or("no such policy")?,
@@ -78,8 +79,8 @@ impl Robot {
         for _ in 0..count {
             std::thread::sleep(REST);
             let began = Instant::now();
-            let wish = self.node.wish_bulk();
-            while !self.node.may_send_bulk() {
+            let wish = self.node.wish_bulk()?;
+            while !self.node.may_send_bulk()? {
                 if began.elapsed() > PERMIT_MAX {
                     return Err("no permit comes".into());
                 }
@@ -114,7 +115,7 @@ impl Obey for Robot {
             Ask::Bulk { to, .. } => json!(self.bulk(&to)?),
             Ask::Clear => json!(self.clear()?),
             Ask::Leads => {
-                let status = self.node.status();
+                let status = self.node.status()?;
                 json!((status.leads, status.leader.is_some()))
             }
             Ask::Permits { count } => json!(self.permits(count)?),

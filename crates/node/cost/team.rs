@@ -43,14 +43,27 @@ impl Team {
     /// Both robots, of which the second one sends, once the first one leads. What comes is kept below `base`, or
     /// below the team's folder.
     pub fn robots(&self, base: Option<&Path>) -> Outcome<[Peer; 2]> {
-        let base = base.unwrap_or(&self.folder).join("state");
-        let start = |name: &str| {
-            Peer::start(&Role::Robot {
-                team: self.file.clone(),
-                name: name.to_owned(),
-                state: base.join(name),
-            })
-        };
+        self.start(base, false)
+    }
+
+    /// The same as agents, which have to live on, and a guest of each.
+    pub fn guests(&self) -> Outcome<([Peer; 2], [Peer; 2])> {
+        let agents = self.start(None, true)?;
+        let guest = |name: &str| self.robot(name, None, false);
+        Ok((agents, [guest("one")?, guest("two")?]))
+    }
+
+    fn robot(&self, name: &str, base: Option<&Path>, is_agent: bool) -> Outcome<Peer> {
+        Peer::start(&Role::Robot {
+            team: self.file.clone(),
+            name: name.to_owned(),
+            state: base.unwrap_or(&self.folder).join("state").join(name),
+            is_agent,
+        })
+    }
+
+    fn start(&self, base: Option<&Path>, are_agents: bool) -> Outcome<[Peer; 2]> {
+        let start = |name: &str| self.robot(name, base, are_agents);
         let mut robots = [start("one")?, start("two")?];
         let began = Instant::now();
         loop {

@@ -97,7 +97,7 @@ fn receive_bulk(node: &Node, began: Instant, end: Instant) -> Result<Vec<(f64, u
             message.take()?;
         }
         if began.elapsed().as_secs() >= bytes.len() as u64 {
-            let came = node.status().bulk.map_or(0, |bulk| bulk.received_bytes);
+            let came = node.status()?.bulk.map_or(0, |bulk| bulk.received_bytes);
             bytes.push((began.elapsed().as_secs_f64(), came));
         }
     }

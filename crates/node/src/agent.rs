@@ -10,18 +10,19 @@ use std::sync::{Arc, Mutex};
 
 use coorp_core::robot::PermitState;
 use coorp_core::windows::Window;
-use coorp_core::{Duration, Instant};
+use coorp_core::{Duration, Instant, RobotId};
 
 use crate::bulk::Bulk;
 use crate::control::Control;
 use crate::gather::Gatherings;
 use crate::links::Links;
-use crate::member::Member;
+use crate::member::{robot_named, Member};
 use crate::presence::Presence;
 use crate::protect::{Protection, Wrapper};
 use crate::shared_robot::{SharedRobot, STARTED};
 use crate::status::{self, Status};
 use crate::sync::lock;
+use crate::Error;
 
 /// A robot with everything that feeds it and acts for it.
 #[derive(Debug)]
@@ -48,6 +49,31 @@ impl Agent {
     /// What protects this machine's other programs.
     pub fn protection(&self) -> Option<Arc<Protection>> {
         lock(&self.protection).clone()
+    }
+
+    /// The robot that a bulk message goes to: the one with a name, or `leader`.
+    pub fn bulk_to(&self, to: &str) -> Result<RobotId, Error> {
+        let team = &self.member.team;
+        let (robot, own) = match team.robot_named(to) {
+            None if to == "leader" => match self.robot.ask(|robot, now| robot.leader(now)) {
+                Some(leader) => (
+                    leader,
+                    "leads now: use here what is for the leader, or name another robot",
+                ),
+                None => (
+                    team.leader,
+                    "is the team file's leader, and nobody leads now: wait for a leader, or name another robot",
+                ),
+            },
+            _ => (robot_named(team, to)?, "is this one: name another one"),
+        };
+        if robot == self.member.me {
+            let name = self.member.name();
+            return Err(Error::BulkToItself(format!(
+                "bulk goes from one robot to another, and {name} {own}"
+            )));
+        }
+        Ok(robot)
     }
 
     /// Sends nothing any more: the robot has failed.

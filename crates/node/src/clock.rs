@@ -27,6 +27,11 @@ impl Clock {
         }
     }
 
+    /// Its start, since the ground's.
+    pub fn started(&self) -> Duration {
+        self.started
+    }
+
     /// The time since its start, including sleep.
     pub fn elapsed(&self) -> Duration {
         self.ground.now().saturating_sub(self.started)

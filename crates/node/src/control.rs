@@ -19,6 +19,7 @@ use coorp_core::{Duration, FlowId, Instant, RobotId};
 
 use crate::gather::Gatherings;
 use crate::ground::watched;
+use crate::guests::{self, By};
 use crate::links::{Links, Subscriptions, MESSAGE_BYTES_MAX};
 use crate::mailbox::Mailbox;
 use crate::member::Member;
@@ -207,7 +208,48 @@ impl Control {
 
 /// Publishes control messages on one topic. Dropping it ends the topic.
 #[derive(Debug)]
-pub struct Publisher {
+pub struct Publisher(pub(crate) By<OwnPublisher, guests::Publisher>);
+
+impl Publisher {
+    pub(crate) fn new(control: &Arc<Control>, topic: &str, period: Option<Duration>) -> Result<Publisher, Error> {
+        Ok(Publisher(By::Robot(OwnPublisher::new(control, topic, period)?)))
+    }
+
+    /// Sets the age at which the topic's messages are late; `None` for none. Receivers then judge them, and the team
+    /// holds bulk back only as much as late messages require. Without a bound, bulk keeps clear of every message.
+    pub fn set_bound(&self, bound: Option<Duration>) {
+        match &self.0 {
+            By::Robot(own) => own.set_bound(bound),
+            By::Guest(guest) => guest.set_bound(bound),
+        }
+    }
+
+    /// Sends a message, or drops it if the network takes no more, or the robot's agent does not run. Does not block.
+    ///
+    /// # Errors
+    /// If the message is larger than [`MESSAGE_BYTES_MAX`], or the node has closed.
+    pub fn put(&self, message: &[u8]) -> Result<(), Error> {
+        match &self.0 {
+            By::Robot(own) => own.put(message),
+            By::Guest(guest) => guest.put(message),
+        }
+    }
+}
+
+/// Refuses a message that is too long.
+pub(crate) fn checked_length(topic: &str, message: &[u8]) -> Result<(), Error> {
+    if message.len() > MESSAGE_BYTES_MAX {
+        return Err(Error::TooLarge(format!(
+            "a control message of {} bytes on \"{topic}\" is over the limit of {MESSAGE_BYTES_MAX}: send it as bulk",
+            message.len(),
+        )));
+    }
+    Ok(())
+}
+
+/// A robot's own publisher.
+#[derive(Debug)]
+pub(crate) struct OwnPublisher {
     control: Arc<Control>,
     flow: FlowId,
     sent: Arc<Sent>,
@@ -221,8 +263,8 @@ pub(crate) struct Sent {
     next: Arc<AtomicU64>,
 }
 
-impl Publisher {
-    pub(crate) fn new(control: &Arc<Control>, topic: &str, period: Option<Duration>) -> Result<Publisher, Error> {
+impl OwnPublisher {
+    fn new(control: &Arc<Control>, topic: &str, period: Option<Duration>) -> Result<OwnPublisher, Error> {
         let topic = checked(topic)?;
         if let Some(period) = period.filter(|period| !(PERIOD_MIN..=PERIOD_MAX).contains(period)) {
             return Err(Error::Period(format!(
@@ -233,32 +275,20 @@ impl Publisher {
             topic: topic.to_owned(),
             next: lock(&control.counts).entry(topic.to_owned()).or_default().clone(),
         });
-        Ok(Publisher {
+        Ok(OwnPublisher {
             flow: control.publish(&sent, period)?,
             control: control.clone(),
             sent,
         })
     }
 
-    /// Sets the age at which the topic's messages are late; `None` for none. Receivers then judge them, and the team
-    /// holds bulk back only as much as late messages require. Without a bound, bulk keeps clear of every message.
-    pub fn set_bound(&self, bound: Option<Duration>) {
+    fn set_bound(&self, bound: Option<Duration>) {
         let bound = Input::SetBound(self.flow, bound);
         self.control.robot.tell(|robot, now| robot.handle(bound, now));
     }
 
-    /// Sends a message, or drops it if the network takes no more. Does not block.
-    ///
-    /// # Errors
-    /// If the message is larger than [`MESSAGE_BYTES_MAX`], or the node has closed.
-    pub fn put(&self, message: &[u8]) -> Result<(), Error> {
-        if message.len() > MESSAGE_BYTES_MAX {
-            return Err(Error::TooLarge(format!(
-                "a control message of {} bytes on \"{}\" is over the limit of {MESSAGE_BYTES_MAX}: send it as bulk",
-                message.len(),
-                self.sent.topic
-            )));
-        }
+    fn put(&self, message: &[u8]) -> Result<(), Error> {
+        checked_length(&self.sent.topic, message)?;
         let (control, topic) = (&*self.control, &self.sent.topic);
         let mut subscribers = control.subscribers(topic);
         let (made_at, stamp, copies, states) = control.robot.tell(|robot, now| {
@@ -301,7 +331,7 @@ impl Publisher {
     }
 }
 
-impl Drop for Publisher {
+impl Drop for OwnPublisher {
     fn drop(&mut self) {
         self.control.unpublish(self.flow);
     }
@@ -320,7 +350,7 @@ pub struct Message {
     pub arrived_at: Instant,
     /// Its age when it was taken, if both ends know the leader's clock.
     pub age: Option<Age>,
-    payload: Bytes,
+    pub(crate) payload: Bytes,
 }
 
 impl Message {
@@ -332,7 +362,41 @@ impl Message {
 
 /// Receives one topic of all robots.
 #[derive(Debug)]
-pub struct Subscriber {
+pub struct Subscriber(pub(crate) By<OwnSubscriber, guests::Subscriber>);
+
+impl Subscriber {
+    pub(crate) fn new(control: &Arc<Control>, topic: &str) -> Result<Subscriber, Error> {
+        Ok(Subscriber(By::Robot(OwnSubscriber::new(control, topic)?)))
+    }
+
+    /// Returns the message that has waited longest, if any.
+    pub fn try_recv(&self) -> Option<Message> {
+        match &self.0 {
+            By::Robot(own) => own.inbox.waiting.try_recv().map(|waiting| own.taken(waiting)),
+            By::Guest(guest) => guest.try_recv(),
+        }
+    }
+
+    /// Waits for a message until `timeout` has passed; without a timeout, forever.
+    pub fn recv(&self, timeout: Option<std::time::Duration>) -> Option<Message> {
+        match &self.0 {
+            By::Robot(own) => own.inbox.waiting.recv(timeout).map(|waiting| own.taken(waiting)),
+            By::Guest(guest) => guest.recv(timeout),
+        }
+    }
+
+    /// Waits for a message.
+    pub async fn next(&self) -> Message {
+        match &self.0 {
+            By::Robot(own) => own.taken(own.inbox.waiting.next().await),
+            By::Guest(guest) => guest.next().await,
+        }
+    }
+}
+
+/// A robot's own subscriber.
+#[derive(Debug)]
+pub(crate) struct OwnSubscriber {
     control: Arc<Control>,
     inbox: Arc<Inbox>,
 }
@@ -360,33 +424,18 @@ struct FromRobot {
     late: u64,
 }
 
-impl Subscriber {
-    pub(crate) fn new(control: &Arc<Control>, topic: &str) -> Result<Subscriber, Error> {
+impl OwnSubscriber {
+    fn new(control: &Arc<Control>, topic: &str) -> Result<OwnSubscriber, Error> {
         let inbox = Arc::new(Inbox {
             topic: checked(topic)?.to_owned(),
             robots: Mutex::default(),
             waiting: Mailbox::new(),
         });
         control.subscribe(&inbox)?;
-        Ok(Subscriber {
+        Ok(OwnSubscriber {
             control: control.clone(),
             inbox,
         })
-    }
-
-    /// Returns the message that has waited longest, if any.
-    pub fn try_recv(&self) -> Option<Message> {
-        self.inbox.waiting.try_recv().map(|waiting| self.taken(waiting))
-    }
-
-    /// Waits for a message until `timeout` has passed; without a timeout, forever.
-    pub fn recv(&self, timeout: Option<std::time::Duration>) -> Option<Message> {
-        self.inbox.waiting.recv(timeout).map(|waiting| self.taken(waiting))
-    }
-
-    /// Waits for a message.
-    pub async fn next(&self) -> Message {
-        self.taken(self.inbox.waiting.next().await)
     }
 
     fn taken(&self, (mut message, stamp): (Message, Stamp)) -> Message {
@@ -404,7 +453,7 @@ impl Subscriber {
     }
 }
 
-impl Drop for Subscriber {
+impl Drop for OwnSubscriber {
     fn drop(&mut self) {
         self.control.unsubscribe(&self.inbox);
     }

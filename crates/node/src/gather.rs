@@ -22,6 +22,7 @@ use coorp_core::tracker::{Message, Stamps, Topics, Tracker, TrackerAction, Track
 use coorp_core::{Duration, Instant, RobotId};
 
 use crate::ground::{watched, Signal, Worker};
+use crate::guests::{self, By};
 use crate::links::Links;
 use crate::mailbox::Mailbox;
 use crate::member::Member;
@@ -45,7 +46,55 @@ const OTHERS_FIRST: Duration = Duration::from_micros(300);
 
 /// Gathers the states of all robots on a topic. Dropping it ends that.
 #[derive(Debug)]
-pub struct Gather {
+pub struct Gather(pub(crate) By<OwnGather, guests::Gather>);
+
+impl Gather {
+    pub(crate) fn new(
+        gatherings: &Arc<Gatherings>,
+        topic: &str,
+        period: Duration,
+        topics: Topics,
+    ) -> Result<Gather, Error> {
+        Ok(Gather(By::Robot(OwnGather::new(gatherings, topic, period, topics)?)))
+    }
+
+    /// Returns the newest list, if it was not taken yet.
+    pub fn try_recv(&self) -> Option<Table> {
+        match &self.0 {
+            By::Robot(own) => own.shared.lists.try_recv().map(|listed| own.table(listed)),
+            By::Guest(guest) => guest.try_recv(),
+        }
+    }
+
+    /// Waits for the next list until `timeout` has passed; without one, forever. Each list goes to one taker: a caller
+    /// that waits here makes it, and leaves none for [`Gather::next`].
+    pub fn recv(&self, timeout: Option<std::time::Duration>) -> Option<Table> {
+        match &self.0 {
+            By::Robot(own) => own.recv(timeout),
+            By::Guest(guest) => guest.recv(timeout),
+        }
+    }
+
+    /// Waits for the next list.
+    pub async fn next(&self) -> Table {
+        match &self.0 {
+            By::Robot(own) => own.table(own.shared.lists.next().await),
+            By::Guest(guest) => guest.next().await,
+        }
+    }
+
+    /// The connected robots, and on how many lists each had no fresh state. Empty while a guest's agent does not run.
+    pub fn updates(&self) -> Vec<(RobotId, Updates)> {
+        match &self.0 {
+            By::Robot(own) => lock(&own.shared.state).tracker.robots().collect(),
+            By::Guest(guest) => guest.updates(),
+        }
+    }
+}
+
+/// What a robot itself gathers.
+#[derive(Debug)]
+pub(crate) struct OwnGather {
     gatherings: Arc<Gatherings>,
     shared: Arc<Gathering>,
     lister: Option<Worker>,
@@ -94,6 +143,20 @@ pub struct Table {
     pub states: Vec<RobotState>,
 }
 
+impl Table {
+    /// A list that was made and is taken now, at this time.
+    pub(crate) fn taken(listed_at: Instant, mut states: Vec<RobotState>, taken_at: Instant) -> Table {
+        for state in &mut states {
+            state.age = Age::of(&state.stamps, taken_at);
+        }
+        Table {
+            listed_at,
+            taken_at,
+            states,
+        }
+    }
+}
+
 /// A robot's newest state.
 #[derive(Clone, Debug)]
 pub struct RobotState {
@@ -105,7 +168,7 @@ pub struct RobotState {
     pub fresh: bool,
     /// Its age when the list was taken: T4 - T1. `None` before the clocks were compared.
     pub age: Option<Age>,
-    payload: Bytes,
+    pub(crate) payload: Bytes,
 }
 
 impl RobotState {
@@ -115,13 +178,8 @@ impl RobotState {
     }
 }
 
-impl Gather {
-    pub(crate) fn new(
-        gatherings: &Arc<Gatherings>,
-        topic: &str,
-        period: Duration,
-        topics: Topics,
-    ) -> Result<Gather, Error> {
+impl OwnGather {
+    fn new(gatherings: &Arc<Gatherings>, topic: &str, period: Duration, topics: Topics) -> Result<OwnGather, Error> {
         let topic = checked(topic)?;
         if !(PERIOD_MIN..=PERIOD_MAX).contains(&period) {
             return Err(Error::Period(format!(
@@ -149,7 +207,7 @@ impl Gather {
         });
         gatherings.insert(topic, &shared)?;
         // From here on, dropping this ends whatever was started.
-        let mut gather = Gather {
+        let mut gather = OwnGather {
             gatherings: gatherings.clone(),
             shared: shared.clone(),
             lister: None,
@@ -171,14 +229,7 @@ impl Gather {
         Ok(gather)
     }
 
-    /// Returns the newest list, if it was not taken yet.
-    pub fn try_recv(&self) -> Option<Table> {
-        self.shared.lists.try_recv().map(|listed| self.table(listed))
-    }
-
-    /// Waits for the next list until `timeout` has passed; without one, forever. Each list goes to one taker: a caller
-    /// that waits here makes it, and leaves none for [`Gather::next`].
-    pub fn recv(&self, timeout: Option<std::time::Duration>) -> Option<Table> {
+    fn recv(&self, timeout: Option<std::time::Duration>) -> Option<Table> {
         let until = timeout.and_then(|timeout| StdInstant::now().checked_add(timeout));
         loop {
             let mut state = lock(&self.shared.state);
@@ -202,30 +253,12 @@ impl Gather {
         }
     }
 
-    /// Waits for the next list.
-    pub async fn next(&self) -> Table {
-        self.table(self.shared.lists.next().await)
-    }
-
-    /// The connected robots, and on how many lists each had no fresh state.
-    pub fn updates(&self) -> Vec<(RobotId, Updates)> {
-        lock(&self.shared.state).tracker.robots().collect()
-    }
-
     fn table(&self, listed: Listed) -> Table {
-        let (taken_at, mut states) = (self.gatherings.robot.now(), listed.states);
-        for state in &mut states {
-            state.age = Age::of(&state.stamps, taken_at);
-        }
-        Table {
-            listed_at: listed.at,
-            taken_at,
-            states,
-        }
+        Table::taken(listed.at, listed.states, self.gatherings.robot.now())
     }
 }
 
-impl Drop for Gather {
+impl Drop for OwnGather {
     fn drop(&mut self) {
         // First, so that no more robots connect.
         lock(&self.gatherings.by_topic).remove(&self.shared.topic);
@@ -385,7 +418,7 @@ impl Gatherings {
         let mut all = lock(&self.by_topic);
         if all.contains_key(topic) {
             return Err(Error::Gathered(format!(
-                "this robot gathers \"{topic}\" already: share what `gather` has returned"
+                "this robot gathers \"{topic}\" already: share what `gather` has returned, or end the other program that does"
             )));
         }
         if all.len() >= Hello::TOPICS_MAX {

@@ -22,7 +22,7 @@ use coorp_team::{Robot, Team};
 use quinn::AsyncUdpSocket;
 
 pub(crate) use self::disk::{folder_of, replace, replace_for_now, About, Disk, Opened};
-pub(crate) use self::linux::{socket, Linux};
+pub(crate) use self::linux::{copy, socket, Linux};
 pub(crate) use self::threads::{Spawn, Task, Threads};
 pub(crate) use self::worker::{watched, Signal, Work, Worker};
 use crate::discovery::Place;

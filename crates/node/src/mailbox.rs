@@ -41,6 +41,18 @@ impl<T> Mailbox<T> {
         self.came_async.notify_one();
     }
 
+    /// Puts a message before all others.
+    pub fn put_first(&self, message: T) {
+        lock(&self.waiting).push_front(message);
+        self.came.notify_one();
+        self.came_async.notify_one();
+    }
+
+    /// Whether no message waits.
+    pub fn is_empty(&self) -> bool {
+        lock(&self.waiting).is_empty()
+    }
+
     /// Takes the first message, if any.
     pub fn try_recv(&self) -> Option<T> {
         lock(&self.waiting).pop_front()

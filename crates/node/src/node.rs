@@ -14,13 +14,14 @@ use coorp_team::Team;
 use crate::addresses::Addresses;
 use crate::agent::Agent;
 use crate::alarms::{Bell, Lookout};
-use crate::bulk::{Bulk, BulkReceiver, BulkStream, Written};
+use crate::bulk::{Bulk, BulkReceiver, BulkStream};
 use crate::control::{Control, Publisher, Subscriber};
 use crate::descriptors;
 use crate::door::Door;
 use crate::flight::Recorder;
 use crate::gather::{Gather, Gatherings};
 use crate::ground::{Ground, Linux, Worker};
+use crate::guests::{self, By, Guest, Guests, Joined, Place};
 use crate::keys::Identity;
 use crate::links::Links;
 use crate::member::{robot_named, Member};
@@ -33,10 +34,9 @@ use crate::rank::real_time;
 use crate::recording::Recording;
 use crate::refused::RefusedCounts;
 use crate::revoked::Revoked;
-use crate::shared_robot::{SharedRobot, Wish};
-use crate::status::Status;
+use crate::shared_robot::{self, SharedRobot};
+use crate::status::{Permit, Status};
 use crate::sync::lock;
-use crate::topic::checked;
 use crate::{network, state, Error};
 
 /// The options for taking part in a team.
@@ -60,25 +60,58 @@ pub const INSECURE: &str =
     "nothing is encrypted and nobody proves who they are; whoever reaches this network can read, \
                             speak for any robot and hand out permits";
 
-/// A robot that takes part in its team until it is dropped.
+/// A robot that takes part in its team until it is dropped: this process is it, or a guest of its agent.
 #[derive(Debug)]
-pub struct Node {
+pub struct Node(By<Own, Guest>);
+
+/// This process is the robot.
+#[derive(Debug)]
+struct Own {
     agent: Arc<Agent>,
     driver: Option<Worker>,
     /// Ends with the node, after everything else.
     recorder: Option<Recorder>,
     _lookout: Lookout,
+    guests: Option<Guests>,
 }
 
 impl Node {
-    /// Joins the team. Works without any other robot. Like dropping the node, this blocks for a fraction of a second,
-    /// also in async code, under any of tokio's runtimes. An insecure node says so in the log, as
-    /// `coorp_node::insecure`.
+    /// Joins the robot's agent ([`Node::open_agent`]) as a guest, if one runs on this machine; otherwise, this process is the
+    /// robot. Works without any other robot. Like dropping the node, this blocks for a fraction of a second,
+    /// also in async code, under any of tokio's runtimes. If an agent was killed here, it may come back for three seconds.
+    /// An insecure node says so in the log, as `coorp_node::insecure`.
     ///
     /// # Errors
     /// If the policy does not run on real sockets, the team has no such robot, its keys are missing or revoked, this machine
-    /// lacks its interfaces or addresses, or its ports are taken.
-    pub fn open(mut options: Options) -> Result<Node, Error> {
+    /// lacks its interfaces or addresses, its ports are taken, or the robot's agent does not let this program join.
+    pub fn open(options: Options) -> Result<Node, Error> {
+        let state = options.state.as_deref();
+        let dead = match Guest::join(&options.team, &options.robot, state, options.insecure)? {
+            Joined::Guest(guest) => return Ok(Node(By::Guest(*guest))),
+            Joined::NoAgent(dead) => dead,
+        };
+        let node = Node::open_here(options)?;
+        // This process is the robot now, so no other one listens there.
+        dead.iter().for_each(Place::remove);
+        Ok(node)
+    }
+
+    /// Becomes the robot, and lets programs of this machine join as guests. If they cannot, the log says why.
+    ///
+    /// # Errors
+    /// As [`Node::open`].
+    pub fn open_agent(options: Options) -> Result<Node, Error> {
+        let (team, robot) = (options.team.name.clone(), options.robot.clone());
+        let state = options.state.clone().map_or_else(|| state::folder(&team, &robot), Ok)?;
+        let mut node = Node::open_here(options)?;
+        if let By::Robot(own) = &mut node.0 {
+            let guests = Guests::open(&own.agent, Place::to_listen(&team, &robot, &state));
+            own.guests = guests.map_err(|error| tracing::error!("{error}")).ok();
+        }
+        Ok(node)
+    }
+
+    fn open_here(mut options: Options) -> Result<Node, Error> {
         descriptors::raise();
         options.team = network::placed(options.team)?;
         Node::open_on(Arc::new(Linux), options)
@@ -171,17 +204,36 @@ impl Node {
             .worker("coorp-driver", || _ = real_time(), Box::new(round))
             .map_err(Error::Thread)?;
         agent.robot.driven_by(driver.signal().clone());
-        Ok(Node {
+        Ok(Node(By::Robot(Own {
             agent,
             driver: Some(driver),
             recorder: Some(recorder),
             _lookout: lookout,
-        })
+            guests: None,
+        })))
     }
 
     /// This robot's ID in the team.
     pub fn place(&self) -> RobotId {
-        self.agent.member.me
+        match &self.0 {
+            By::Robot(own) => own.agent.member.me,
+            By::Guest(guest) => guest.place(),
+        }
+    }
+
+    /// Whether this process is a guest of the robot's agent, and not the robot itself.
+    pub fn is_guest(&self) -> bool {
+        matches!(self.0, By::Guest(_))
+    }
+
+    /// The robot's parts, if this process is the robot; `what` only the robot itself does.
+    fn own(&self, what: &str) -> Result<&Arc<Agent>, Error> {
+        match &self.0 {
+            By::Robot(own) => Ok(&own.agent),
+            By::Guest(_) => Err(Error::Guest(format!(
+                "only the robot's agent itself {what}, and this program is its guest: see the options of coorp up"
+            ))),
+        }
     }
 
     /// Begins a bulk message to a robot, or to `leader`: the robot that leads at this moment, or the team file's leader
@@ -190,32 +242,13 @@ impl Node {
     /// # Errors
     /// If there is no such robot, it is this one, or bulk is disabled for lack of keys.
     pub fn bulk_stream(&self, to: &str, name: &str) -> Result<BulkStream, Error> {
-        let team = &self.agent.member.team;
-        let (robot, own) = match team.robot_named(to) {
-            None if to == "leader" => match self.agent.robot.ask(|robot, now| robot.leader(now)) {
-                Some(leader) => (
-                    leader,
-                    "leads now: use here what is for the leader, or name another robot",
-                ),
-                None => (
-                    team.leader,
-                    "is the team file's leader, and nobody leads now: wait for a leader, or name another robot",
-                ),
-            },
-            _ => (robot_named(team, to)?, "is this one: name another one"),
-        };
-        if robot == self.agent.member.me {
-            let name = self.agent.member.name();
-            return Err(Error::BulkToItself(format!(
-                "bulk goes from one robot to another, and {name} {own}"
-            )));
+        match &self.0 {
+            By::Robot(own) => {
+                let to = own.agent.bulk_to(to)?;
+                BulkStream::new(own.bulk()?, to, name)
+            }
+            By::Guest(guest) => guest.bulk_stream(to, name),
         }
-        Ok(BulkStream {
-            bulk: self.bulk()?.clone(),
-            to: robot,
-            name: checked(name)?.to_owned(),
-            written: Written::default(),
-        })
     }
 
     /// Receives bulk messages from all robots, including those that arrived before.
@@ -223,7 +256,10 @@ impl Node {
     /// # Errors
     /// If bulk is disabled for lack of keys.
     pub fn bulk_receiver(&self) -> Result<BulkReceiver, Error> {
-        Ok(self.bulk()?.receiver())
+        match &self.0 {
+            By::Robot(own) => Ok(own.bulk()?.receiver()),
+            By::Guest(guest) => Ok(BulkReceiver(By::Guest(guest.receiver(None)?))),
+        }
     }
 
     /// Receives the bulk messages whose name begins with `prefix`, including those that arrived before. As long as the
@@ -232,21 +268,32 @@ impl Node {
     /// # Errors
     /// If bulk is disabled for lack of keys.
     pub fn bulk_receiver_of(&self, prefix: &str) -> Result<BulkReceiver, Error> {
-        Ok(self.bulk()?.receiver_of(prefix))
-    }
-
-    fn bulk(&self) -> Result<&Arc<Bulk>, Error> {
-        self.agent.bulk.as_ref().ok_or(Error::NoKeys)
+        match &self.0 {
+            By::Robot(own) => Ok(own.bulk()?.receiver_of(prefix)),
+            By::Guest(guest) => Ok(BulkReceiver(By::Guest(guest.receiver(Some(prefix))?))),
+        }
     }
 
     /// Requests a permit for as long as the wish is kept: for bulk that does not go through this library.
-    pub fn wish_bulk(&self) -> Wish {
-        self.agent.robot.wish()
+    ///
+    /// # Errors
+    /// If the robot's agent does not answer.
+    pub fn wish_bulk(&self) -> Result<Wish, Error> {
+        Ok(Wish(match &self.0 {
+            By::Robot(own) => By::Robot(own.agent.robot.wish()),
+            By::Guest(guest) => By::Guest(guest.wish()?),
+        }))
     }
 
     /// Whether bulk may be sent now, as far as permits go.
-    pub fn may_send_bulk(&self) -> bool {
-        self.agent.robot.ask(|robot, now| robot.is_permitted(now))
+    ///
+    /// # Errors
+    /// If the robot's agent does not answer.
+    pub fn may_send_bulk(&self) -> Result<bool, Error> {
+        match &self.0 {
+            By::Robot(own) => Ok(own.agent.robot.ask(|robot, now| robot.is_permitted(now))),
+            By::Guest(guest) => Ok(matches!(guest.status()?.permit, Permit::Holding | Permit::NotNeeded)),
+        }
     }
 
     /// Protects what this machine's other programs send over the robot's interfaces, until the node is dropped: control goes
@@ -254,7 +301,8 @@ impl Node {
     /// and `CAP_NET_RAW`, and iproute2.
     ///
     /// # Errors
-    /// If the team file names no interface of this robot, one has no IPv4 address, or the machine refuses.
+    /// If the team file names no interface of this robot, one has no IPv4 address, the machine refuses, or this process is a
+    /// guest.
     pub fn protect(&self) -> Result<(), Error> {
         let Agent {
             protection,
@@ -263,7 +311,7 @@ impl Node {
             control,
             wrapper,
             ..
-        } = &*self.agent;
+        } = &**self.own("protects its machine")?;
         let mut protection = lock(protection);
         if protection.is_none() {
             *protection = Some(Arc::new(Protection::start(member, robot, control, wrapper)?));
@@ -276,7 +324,10 @@ impl Node {
     /// # Errors
     /// If the topic's name or the period is invalid, or this robot publishes too many topics.
     pub fn control_publisher(&self, topic: &str, period: Option<Duration>) -> Result<Publisher, Error> {
-        Publisher::new(&self.agent.control, topic, period)
+        match &self.0 {
+            By::Robot(own) => Publisher::new(&own.agent.control, topic, period),
+            By::Guest(guest) => Ok(Publisher(By::Guest(guest.publisher(topic, period)?))),
+        }
     }
 
     /// Receives the control messages of all robots on a topic, including this robot's own.
@@ -284,7 +335,10 @@ impl Node {
     /// # Errors
     /// If the topic's name is invalid.
     pub fn control_subscriber(&self, topic: &str) -> Result<Subscriber, Error> {
-        Subscriber::new(&self.agent.control, topic)
+        match &self.0 {
+            By::Robot(own) => Subscriber::new(&own.agent.control, topic),
+            By::Guest(guest) => Ok(Subscriber(By::Guest(guest.subscriber(topic)?))),
+        }
     }
 
     /// Gathers the states that robots publish on a topic into one list per period. The robots may come and go at any
@@ -293,38 +347,71 @@ impl Node {
     /// # Errors
     /// If the topic's name or the period is invalid, or this robot gathers the topic already.
     pub fn gather(&self, topic: &str, period: Duration, topics: Topics) -> Result<Gather, Error> {
-        Gather::new(&self.agent.gatherings, topic, period, topics)
+        match &self.0 {
+            By::Robot(own) => Gather::new(&own.agent.gatherings, topic, period, topics),
+            By::Guest(guest) => Ok(Gather(By::Guest(guest.gather(topic, period, topics)?))),
+        }
     }
 
     /// Shows whether the robot still decides.
-    pub fn pulse(&self) -> Pulse {
-        Pulse(self.agent.robot.clone())
+    ///
+    /// # Errors
+    /// If this process is a guest: whoever runs the agent looks after it.
+    pub fn pulse(&self) -> Result<Pulse, Error> {
+        Ok(Pulse(self.own("has a pulse")?.robot.clone()))
     }
 
     /// The robot's current status.
-    pub fn status(&self) -> Status {
-        self.agent.status()
+    ///
+    /// # Errors
+    /// If the robot's agent does not answer.
+    pub fn status(&self) -> Result<Status, Error> {
+        match &self.0 {
+            By::Robot(own) => Ok(own.agent.status()),
+            By::Guest(guest) => guest.status(),
+        }
+    }
+
+    /// Where programs join this process as guests; `None` if they cannot.
+    pub fn joined_at(&self) -> Option<&Path> {
+        match &self.0 {
+            By::Robot(own) => Some(own.guests.as_ref()?.place().path()),
+            By::Guest(_) => None,
+        }
     }
 
     /// Serves this robot's metrics at `http://127.0.0.1:<port>/metrics`; with port 0 the kernel chooses one.
     ///
     /// # Errors
-    /// If the port is taken.
+    /// If the port is taken, or this process is a guest.
     pub fn serve_metrics(&self, port: u16) -> Result<Metrics, Error> {
-        Metrics::serve(&self.agent, port)
+        Metrics::serve(self.own("serves metrics")?, port)
     }
 
     /// Records everything that this robot decides into a new MCAP file. One recording at a time.
     ///
     /// # Errors
-    /// If the file exists already or cannot be created, or this robot is being recorded.
+    /// If the file exists already or cannot be created, this robot is being recorded, or this process is a guest.
     pub fn record(&self, path: &Path) -> Result<Recording, Error> {
-        Recording::begin(&self.agent, path)
+        Recording::begin(self.own("records what it decides")?, path)
     }
 }
 
-impl Drop for Node {
+impl Own {
+    fn bulk(&self) -> Result<&Arc<Bulk>, Error> {
+        self.agent.bulk.as_ref().ok_or(Error::NoKeys)
+    }
+}
+
+/// A wish for a permit to send bulk; dropping it ends it.
+#[derive(Debug)]
+pub struct Wish(#[allow(dead_code)] By<shared_robot::Wish, guests::Wish>);
+
+impl Drop for Own {
     fn drop(&mut self) {
+        if let Some(guests) = self.guests.take() {
+            guests.close();
+        }
         drop(lock(&self.agent.protection).take());
         if let Some(bulk) = &self.agent.bulk {
             bulk.close();

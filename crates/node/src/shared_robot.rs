@@ -99,6 +99,11 @@ impl SharedRobot {
         }))
     }
 
+    /// When the robot's clock began, since the machine's start.
+    pub fn began(&self) -> Duration {
+        self.clock.started()
+    }
+
     /// The robot's clock.
     pub fn now(&self) -> Instant {
         STARTED + self.clock.elapsed()

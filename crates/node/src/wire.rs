@@ -10,6 +10,8 @@
 //! On a stream, each frame follows its length ([`prefixed`]). Left out: the sender, because links are authenticated: its
 //! certificate names it.
 
+pub mod guest;
+
 use coorp_core::paths::{Paths, Sequence};
 use coorp_core::robot::{self, Stamp};
 use coorp_core::tracker::{self, StateHeader, TopicId};

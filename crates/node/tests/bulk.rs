@@ -38,7 +38,7 @@ fn robot() {
     let named = RefCell::new("gradients".to_owned());
     let name = || named.borrow().clone();
     be_a_robot(|node, words| {
-        let status = node.status().bulk;
+        let status = node.status().unwrap().bulk;
         Some(match words {
             ["send", to, seed, length] => {
                 let mut stream = node.bulk_stream(to, &name()).unwrap();
@@ -117,7 +117,7 @@ fn robot() {
                 heard.count().to_string()
             }
             ["received"] => status.unwrap().received_bytes.to_string(),
-            ["alarms"] => format!("{:?}", node.status().alarms),
+            ["alarms"] => format!("{:?}", node.status().unwrap().alarms),
             ["sent"] => status.unwrap().sent_bytes.to_string(),
             ["completions"] => status.unwrap().completions.to_string(),
             ["publish"] => {

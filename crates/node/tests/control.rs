@@ -56,14 +56,19 @@ fn robot() {
                 }
             },
             ["missed", topic] => {
-                let heard = node.status().heard.into_iter().find(|heard| heard.topic == *topic);
+                let heard = node
+                    .status()
+                    .unwrap()
+                    .heard
+                    .into_iter()
+                    .find(|heard| heard.topic == *topic);
                 heard.map_or(0, |heard| heard.missed).to_string()
             }
             // A status plans no window: it shows the last planned one, unless it is over.
             ["windows"] => (0..200)
                 .any(|_| {
                     std::thread::sleep(Duration::from_millis(5));
-                    node.status().window_us.is_some()
+                    node.status().unwrap().window_us.is_some()
                 })
                 .to_string(),
             _ => return None,

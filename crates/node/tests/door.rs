@@ -23,7 +23,7 @@ fn robot() {
     let publisher = RefCell::default();
     let subscriber = RefCell::default();
     be_a_robot(|node, words| {
-        let door = node.status().door;
+        let door = node.status().unwrap().door;
         Some(match words {
             ["send", to, length] => {
                 let mut stream = node.bulk_stream(to, "map").unwrap();

@@ -49,7 +49,7 @@ fn open(fleet: &Fleet, name: &str) -> Node {
 fn assert_silent(node: Node, other: &str) {
     // Its sockets close a moment later.
     std::thread::sleep(Duration::from_secs(2));
-    let pulse = node.pulse();
+    let pulse = node.pulse().unwrap();
     let rounds = pulse.rounds();
     std::thread::sleep(Duration::from_secs(1));
     assert_eq!(pulse.rounds(), rounds);
@@ -65,7 +65,7 @@ fn a_panic_in_the_deciding_thread_silences_the_robot() {
     let fleet = Fleet::new(&["lead", "one"], "");
     let node = open(&fleet, "lead");
     // It logs that it leads.
-    let failed = node.pulse().failed_within(SOON).unwrap();
+    let failed = node.pulse().unwrap().failed_within(SOON).unwrap();
     assert!(failed.contains("its process must start anew"), "{failed}");
     assert_silent(node, "one");
 }
@@ -74,11 +74,11 @@ fn a_panic_in_the_deciding_thread_silences_the_robot() {
 fn a_panic_in_a_links_task_silences_the_robot_and_is_told() {
     let fleet = Fleet::new(&["left", "right"], "");
     let (node, other) = (open(&fleet, "left"), open(&fleet, "right"));
-    let failed = node.pulse().failed_within(SOON).unwrap();
+    let failed = node.pulse().unwrap().failed_within(SOON).unwrap();
     assert!(
         failed.contains("receiving coordination panicked: a fault in the log"),
         "{failed}"
     );
     assert_silent(node, "right");
-    assert_eq!(other.pulse().failed_within(Duration::ZERO), None);
+    assert_eq!(other.pulse().unwrap().failed_within(Duration::ZERO), None);
 }

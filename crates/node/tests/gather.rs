@@ -58,7 +58,7 @@ fn robot() {
             }
             ["updates", topic] => format!("{:?}", gathers[*topic].updates().len()),
             ["due", robot] => {
-                let gathered = node.status().gathered;
+                let gathered = node.status().unwrap().gathered;
                 let of = gathered.iter().find(|gathered| gathered.from.to_string() == *robot);
                 of.map_or_else(|| "absent".to_owned(), |of| (of.due > 0 && of.missed > 0).to_string())
             }

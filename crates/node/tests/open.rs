@@ -129,7 +129,7 @@ async fn take_part(fleet: &Fleet) {
             .len(),
         100_000
     );
-    assert_eq!(lead.status().robot, "lead");
+    assert_eq!(lead.status().unwrap().robot, "lead");
     let watch = Watch::open(&fleet.team, false).unwrap();
     let began = Instant::now();
     while watch.look().len() < 2 {

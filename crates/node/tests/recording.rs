@@ -42,8 +42,8 @@ fn robot() {
                 });
                 "ok".to_owned()
             }
-            ["holds"] => node.status().bulk.unwrap().holds.to_string(),
-            ["windows"] => node.status().window_us.is_some().to_string(),
+            ["holds"] => node.status().unwrap().bulk.unwrap().holds.to_string(),
+            ["windows"] => node.status().unwrap().window_us.is_some().to_string(),
             ["send", to] => {
                 let mut stream = node.bulk_stream(to, "map").unwrap();
                 stream.write(&vec![7; 8_000_000]).unwrap();

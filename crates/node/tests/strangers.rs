@@ -21,7 +21,7 @@ use coorp_node::wire::{self, Revocations, StatusQuery};
 fn robot() {
     be_a_robot(|node, words| match words {
         ["operators", "refused"] => {
-            let totals = node.status().door.totals;
+            let totals = node.status().unwrap().door.totals;
             let of = |(reason, count): (Reason, u64)| (reason == Reason::TooManyConnections).then_some(count);
             totals.into_iter().find_map(of).map(|count| count.to_string())
         }

@@ -12,14 +12,15 @@ use common::{be_a_robot, Fleet, Robot};
 #[ignore = "the process of a robot in the other tests"]
 fn robot() {
     be_a_robot(|node, words| match words {
-        ["twins"] => Some(format!("{:?}", node.status().twins)),
+        ["twins"] => Some(format!("{:?}", node.status().unwrap().twins)),
         ["alarmed"] => Some(
             node.status()
+                .unwrap()
                 .alarms
                 .contains(&coorp_core::alarms::Alarm::Twins)
                 .to_string(),
         ),
-        ["attempts"] => Some(node.status().found.attempts.to_string()),
+        ["attempts"] => Some(node.status().unwrap().found.attempts.to_string()),
         _ => None,
     });
 }

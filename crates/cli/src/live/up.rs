@@ -94,7 +94,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             .collect();
         rights::drop_most(&places)?;
     }
-    let node = Node::open(Options {
+    let node = Node::open_agent(Options {
         team: team.clone(),
         robot: args.robot.clone(),
         policy,
@@ -112,14 +112,17 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     // Served until the process ends.
     let _metrics = args.metrics.map(|port| node.serve_metrics(port)).transpose()?;
     let recording = args.record.as_ref().map(|path| node.record(path)).transpose()?;
-    let status = node.status();
+    let status = node.status()?;
+    // If none can, the log has said why.
+    let joined = node.joined_at();
+    let joined = joined.map_or_else(String::new, |at| format!("programs join it at {}; ", at.display()));
     output::print(&format!(
-        "{} is up with policy {} over {}; 'coorp watch' shows the team\n",
+        "{} is up with policy {} over {}; {joined}'coorp watch' shows the team\n",
         status.robot,
         status.policy,
         status.paths.join(", ")
     ))?;
-    supervise::start(node.pulse())?;
+    supervise::start(node.pulse()?)?;
     let signal = signals.wait()?;
     if let Some(Err(error)) = recording.map(|recording| recording.finish()) {
         output::note(&format!("note: {error}"));

@@ -3,9 +3,16 @@
 //! Large pieces use huge pages: the thousands of small ones under a message of hundreds of megabytes cost as much time
 //! as sending it.
 
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
 use blake3::Hasher;
 use bytes::{Buf, Bytes};
 use memmap2::{Advice, MmapMut};
+use nix::fcntl::{fcntl, FcntlArg};
 
 /// The size that is copied and hashed together, while it is in the processor's cache, bytes.
 const WRITE_BYTES: usize = 256 << 10;
@@ -92,55 +99,93 @@ impl Written {
     }
 
     /// The number of bytes written.
-    pub(super) fn length(&self) -> u64 {
+    pub fn length(&self) -> u64 {
         self.length as u64
     }
 
-    pub(super) fn finish(mut self) -> Message {
+    pub fn finish(mut self) -> Message {
         self.pieces.push(self.open.whole());
         self.pieces.retain(|piece| !piece.is_empty());
         Message {
             hash: *self.hasher.finalize().as_bytes(),
             length: self.length,
-            pieces: self.pieces,
+            content: Content::Pieces(self.pieces),
         }
     }
 }
 
 /// A complete message.
 #[derive(Clone, Debug)]
-pub(super) struct Message {
+pub(crate) struct Message {
     pub hash: [u8; 32],
     /// Its length, bytes.
     pub length: usize,
-    pieces: Vec<Bytes>,
+    content: Content,
+}
+
+#[derive(Clone, Debug)]
+enum Content {
+    Pieces(Vec<Bytes>),
+    /// What another program has written, and still may: its hash is that program's, too, so that harms its own message alone.
+    Memory(Arc<File>),
 }
 
 impl Message {
+    /// A message that another program has written and hashed, if its memory is that: reading another file might block.
+    pub fn in_memory(content: OwnedFd, length: u64, hash: [u8; 32]) -> io::Result<Message> {
+        // Other files have no seals.
+        fcntl(&content, FcntlArg::F_GET_SEALS)?;
+        Ok(Message {
+            hash,
+            length: usize::try_from(length).unwrap_or(usize::MAX),
+            content: Content::Memory(Arc::new(content.into())),
+        })
+    }
+
     /// Returns the hash of its first bytes, if it has this many.
     pub fn hash_of_first(&self, bytes: u64) -> Option<[u8; 32]> {
-        let mut left = usize::try_from(bytes).ok().filter(|bytes| *bytes <= self.length)?;
+        let bytes = usize::try_from(bytes).ok().filter(|bytes| *bytes <= self.length)?;
         let mut hasher = Hasher::new();
-        for piece in &self.pieces {
-            let taken = left.min(piece.len());
-            hasher.update(&piece[..taken]);
-            left -= taken;
+        for chunk in self.part(0, bytes, WRITE_BYTES) {
+            hasher.update(&chunk);
         }
         Some(*hasher.finalize().as_bytes())
     }
 
     /// Returns what follows its first bytes, in chunks of at most this size.
     pub fn after(&self, bytes: usize, at_once: usize) -> impl Iterator<Item = Bytes> + '_ {
-        let mut left_out = bytes;
-        let rests = self.pieces.iter().map(move |piece| {
-            let skipped = left_out.min(piece.len());
-            left_out -= skipped;
-            piece.slice(skipped..)
-        });
-        rests.flat_map(move |mut rest| {
-            std::iter::from_fn(move || rest.has_remaining().then(|| rest.split_to(rest.len().min(at_once))))
-        })
+        self.part(bytes, self.length, at_once)
     }
+
+    /// Returns the bytes from one place to another, in chunks of at most this size.
+    fn part(&self, from: usize, to: usize, at_once: usize) -> Box<dyn Iterator<Item = Bytes> + Send + '_> {
+        match &self.content {
+            Content::Pieces(pieces) => Box::new(part_of(pieces, from, to, at_once)),
+            Content::Memory(file) => {
+                let places = (from..to).step_by(at_once);
+                // One that has become shorter arrives garbled.
+                Box::new(places.map_while(move |at| {
+                    let mut chunk = vec![0; at_once.min(to - at)];
+                    file.read_exact_at(&mut chunk, at as u64).ok()?;
+                    Some(chunk.into())
+                }))
+            }
+        }
+    }
+}
+
+fn part_of(pieces: &[Bytes], from: usize, to: usize, at_once: usize) -> impl Iterator<Item = Bytes> + Send + '_ {
+    let (mut left_out, mut left) = (from, to.saturating_sub(from));
+    let rests = pieces.iter().map(move |piece| {
+        let skipped = left_out.min(piece.len());
+        left_out -= skipped;
+        let taken = left.min(piece.len() - skipped);
+        left -= taken;
+        piece.slice(skipped..skipped + taken)
+    });
+    rests.flat_map(move |mut rest| {
+        std::iter::from_fn(move || rest.has_remaining().then(|| rest.split_to(rest.len().min(at_once))))
+    })
 }
 
 #[cfg(test)]

@@ -40,14 +40,16 @@ use coorp_core::RobotId;
 use quinn::{Endpoint, EndpointConfig};
 use tokio::sync::{mpsc, oneshot, Notify};
 
-use self::inbox::{Inbox, Whole};
-pub(crate) use self::message::Written;
+use self::inbox::Inbox;
+pub(crate) use self::inbox::Whole;
+pub(crate) use self::message::{Message, Written};
 use self::send::Job;
 use self::socket::GatedSocket;
 use self::turns::Receivers;
 use crate::addresses::Addresses;
 use crate::disk::Room;
-use crate::ground::{Bound, Disk, Threads};
+use crate::ground::{folder_of, Bound, Disk, Threads};
+use crate::guests::{By, Letter, Parcel, Receiver};
 use crate::mailbox::Mailbox;
 use crate::member::Member;
 use crate::quic::Credentials;
@@ -225,10 +227,16 @@ impl Bulk {
         self.lanes.iter().for_each(|lane| lane.socket().wake());
     }
 
-    /// Takes the written message if there is room for it; otherwise leaves it.
-    pub fn send(self: &Arc<Self>, to: RobotId, name: &str, written: &mut Written) -> Result<Delivery, Error> {
+    /// Takes the message, of this length, if there is room for it; otherwise leaves it.
+    pub fn send(
+        self: &Arc<Self>,
+        to: RobotId,
+        name: &str,
+        length: u64,
+        message: impl FnOnce() -> Message,
+    ) -> Result<Delivery, Error> {
         let name = checked(name)?.to_owned();
-        checked_length(&name, written.length())?;
+        checked_length(&name, length)?;
         let (done, outcome) = oneshot::channel();
         let mut queues = lock(&self.queues);
         let queue = queues.entry(to).or_insert_with(|| {
@@ -247,7 +255,7 @@ impl Bulk {
         room.send(Job {
             name,
             sequence: queue.next,
-            message: std::mem::take(written).finish(),
+            message: message(),
             _waiting: Waiting::new(self),
             done,
         });
@@ -269,11 +277,17 @@ impl Bulk {
         found.unwrap_or_else(|| self.delivered.clone())
     }
 
+    /// A program that has received a message ended before it took that: somebody else receives it next.
+    pub fn put_back(&self, message: BulkMessage) {
+        // What it took without a word is gone.
+        if message.path().exists() {
+            self.mailbox_of(&message.name).put_first(message);
+        }
+    }
+
     /// Receives the messages that nobody else receives.
     pub fn receiver(&self) -> BulkReceiver {
-        BulkReceiver {
-            mailbox: self.delivered.clone(),
-        }
+        BulkReceiver(By::Robot(self.delivered.clone()))
     }
 
     /// Receives the messages whose name begins so, including those that nobody has received.
@@ -284,7 +298,7 @@ impl Bulk {
         for message in waiting {
             self.mailbox_of(&message.name).put(message, |_| false);
         }
-        BulkReceiver { mailbox }
+        BulkReceiver(By::Robot(mailbox))
     }
 
     pub fn status(&self) -> status::Bulk {
@@ -452,29 +466,55 @@ impl Drop for Waiting {
 /// A bulk message that is being written. Dropping it discards the message.
 #[derive(Debug)]
 pub struct BulkStream {
-    pub(crate) bulk: Arc<Bulk>,
-    pub(crate) to: RobotId,
-    pub(crate) name: String,
-    pub(crate) written: Written,
+    to: RobotId,
+    name: String,
+    message: By<(Arc<Bulk>, Written), Letter>,
 }
 
 impl BulkStream {
+    pub(crate) fn new(bulk: &Arc<Bulk>, to: RobotId, name: &str) -> Result<BulkStream, Error> {
+        BulkStream::with(to, name, By::Robot((bulk.clone(), Written::default())))
+    }
+
+    pub(crate) fn of_guest(letter: Letter, to: RobotId, name: &str) -> Result<BulkStream, Error> {
+        BulkStream::with(to, name, By::Guest(letter))
+    }
+
+    fn with(to: RobotId, name: &str, message: By<(Arc<Bulk>, Written), Letter>) -> Result<BulkStream, Error> {
+        let name = checked(name)?.to_owned();
+        Ok(BulkStream { to, name, message })
+    }
+
     /// Appends to the message.
     ///
     /// # Errors
-    /// If it would be longer than [`BULK_BYTES_MAX`]; then nothing of this is written.
+    /// If it would be longer than [`BULK_BYTES_MAX`], or there is no memory for it; then nothing of this is written.
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
-        checked_length(&self.name, self.written.length().saturating_add(bytes.len() as u64))?;
-        self.written.write(bytes);
+        let before = match &self.message {
+            By::Robot((_, written)) => written.length(),
+            By::Guest(letter) => letter.length(),
+        };
+        checked_length(&self.name, before.saturating_add(bytes.len() as u64))?;
+        match &mut self.message {
+            By::Robot((_, written)) => written.write(bytes),
+            By::Guest(letter) => letter.write(bytes)?,
+        }
         Ok(())
     }
 
     /// Completes the message, which goes as soon as it may.
     ///
     /// # Errors
-    /// If too many wait already, or the node has closed. The error contains the message, to be finished later.
+    /// If too many wait already, the node has closed, or the robot's agent does not run. The error contains the message, to
+    /// be finished later.
     pub fn finish(mut self) -> Result<Delivery, Unfinished> {
-        let sent = self.bulk.send(self.to, &self.name, &mut self.written);
+        let sent = match &mut self.message {
+            By::Robot((bulk, written)) => {
+                let length = written.length();
+                bulk.send(self.to, &self.name, length, || std::mem::take(written).finish())
+            }
+            By::Guest(letter) => letter.send(self.to, &self.name),
+        };
         sent.map_err(|error| Unfinished {
             error,
             stream: Box::new(self),
@@ -508,7 +548,7 @@ impl std::error::Error for Unfinished {}
 /// The outcome of a bulk message. Dropping it does not stop the message.
 #[derive(Debug)]
 pub struct Delivery {
-    outcome: oneshot::Receiver<Result<(), Error>>,
+    pub(crate) outcome: oneshot::Receiver<Result<(), Error>>,
 }
 
 impl Delivery {
@@ -542,17 +582,34 @@ pub struct BulkMessage {
     /// Its length, bytes.
     pub length: u64,
     path: PathBuf,
-    disk: Arc<dyn Disk>,
+    on: By<Arc<dyn Disk>, Parcel>,
 }
 
 impl BulkMessage {
     fn new(disk: Arc<dyn Disk>, from: RobotId, whole: Whole) -> Self {
+        BulkMessage::with(from, whole, By::Robot(disk))
+    }
+
+    pub(crate) fn of_guest(parcel: Parcel, from: RobotId, whole: Whole) -> Self {
+        BulkMessage::with(from, whole, By::Guest(parcel))
+    }
+
+    fn with(from: RobotId, whole: Whole, on: By<Arc<dyn Disk>, Parcel>) -> Self {
         BulkMessage {
             from,
             name: whole.name,
             length: whole.length,
             path: whole.path,
-            disk,
+            on,
+        }
+    }
+
+    /// Another program has taken it, and perhaps moved its file: removes what is left of it.
+    pub(crate) fn discard(&self) -> io::Result<()> {
+        let By::Robot(disk) = &self.on else { return Ok(()) };
+        match disk.remove(&self.path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => disk.sync(folder_of(&self.path)),
         }
     }
 
@@ -566,7 +623,10 @@ impl BulkMessage {
     /// # Errors
     /// If it cannot be read or removed; then it is still there, and can be taken again. Also if it was taken before.
     pub fn take(&self) -> io::Result<Vec<u8>> {
-        self.disk.take(&self.path)
+        match &self.on {
+            By::Robot(disk) => disk.take(&self.path),
+            By::Guest(parcel) => parcel.take(self.length),
+        }
     }
 
     /// Moves it to the caller's file, which is replaced, and which has it after a power cut, too. To another disk it is copied; until the copy is complete, it
@@ -575,30 +635,40 @@ impl BulkMessage {
     /// # Errors
     /// If it cannot be moved; then it is still there, and can be taken again. Also if it was taken before.
     pub fn take_to(&self, path: &Path) -> io::Result<()> {
-        self.disk.hand_over(&self.path, path)
+        match &self.on {
+            By::Robot(disk) => disk.hand_over(&self.path, path),
+            By::Guest(parcel) => parcel.hand_over(&self.path, path),
+        }
     }
 }
 
 /// Receives bulk messages, each once.
 #[derive(Debug)]
-pub struct BulkReceiver {
-    mailbox: Arc<Mailbox<BulkMessage>>,
-}
+pub struct BulkReceiver(pub(crate) By<Arc<Mailbox<BulkMessage>>, Receiver>);
 
 impl BulkReceiver {
     /// Returns the oldest message that nobody has received, if any.
     pub fn try_recv(&self) -> Option<BulkMessage> {
-        self.mailbox.try_recv()
+        match &self.0 {
+            By::Robot(mailbox) => mailbox.try_recv(),
+            By::Guest(guest) => guest.try_recv(),
+        }
     }
 
     /// Waits for a message until `timeout` has passed; without a timeout, forever.
     pub fn recv(&self, timeout: Option<Duration>) -> Option<BulkMessage> {
-        self.mailbox.recv(timeout)
+        match &self.0 {
+            By::Robot(mailbox) => mailbox.recv(timeout),
+            By::Guest(guest) => guest.recv(timeout),
+        }
     }
 
     /// Waits for a message.
     pub async fn next(&self) -> BulkMessage {
-        self.mailbox.next().await
+        match &self.0 {
+            By::Robot(mailbox) => mailbox.next().await,
+            By::Guest(guest) => guest.next().await,
+        }
     }
 }
 

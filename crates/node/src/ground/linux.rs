@@ -2,6 +2,8 @@
 
 mod disk;
 
+pub(crate) use self::disk::copy;
+
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 use std::io;

@@ -490,7 +490,7 @@ fn is_taken(member: &Member, port: u16, error: Error) -> Error {
     match error {
         Error::Socket(_, error) if error.kind() == std::io::ErrorKind::AddrInUse => Error::Listen(format!(
             "{name} cannot listen: port {port} is taken: {name} runs here already, or another robot with the same `port` \
-             does",
+             does. Programs join an agent (coorp up) if they name the same state folder, or its service",
             name = member.name()
         )),
         error => error,

@@ -1,7 +1,9 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use super::guest::{packed, unpacked, Failure, FromGuest, Lengths, ToGuest, HEAD_BYTES};
 use super::*;
+use crate::links::MESSAGE_BYTES_MAX;
 use crate::status::Status;
 use coorp_core::arrival::TimeModel;
 use coorp_core::failover::{self, Epoch};
@@ -231,6 +233,70 @@ fn a_message_on_a_link_is_read_as_it_was_written() {
     assert_eq!(unpack(&long), Err(Refusal::Oversized));
 }
 
+#[test]
+fn the_longest_of_what_guests_and_their_agent_say_fits() {
+    let name = LONGEST_CHARACTER.repeat(64);
+    let said = [
+        FromGuest::Publish {
+            id: u64::MAX,
+            topic: name.clone(),
+            period: Some(EVER),
+        },
+        FromGuest::Address {
+            id: u64::MAX,
+            to: name.clone(),
+            name: name.clone(),
+        },
+        FromGuest::Send {
+            id: u64::MAX,
+            to: RobotId(u16::MAX),
+            name: name.clone(),
+            length: u64::MAX,
+            hash: [u8::MAX; 32],
+        },
+    ];
+    for frame in said {
+        assert_eq!(decode(&encode(&frame)), Ok(frame));
+    }
+    let bulk = ToGuest::Bulk {
+        id: u64::MAX,
+        message: u64::MAX,
+        from: RobotId(u16::MAX),
+        name: name.clone(),
+        length: u64::MAX,
+        path: vec![b'x'; 4_096],
+        wanted: true,
+    };
+    let failure = Failure::from(crate::Error::Undelivered(LONGEST_CHARACTER.repeat(10_000)));
+    let outcome = Err(failure);
+    for frame in [bulk, ToGuest::Delivered { id: u64::MAX, outcome }] {
+        assert_eq!(decode(&encode(&frame)), Ok(frame));
+    }
+}
+
+#[test]
+fn a_guests_frame_is_read_with_its_payload_once_it_is_whole() {
+    let frame = FromGuest::Put { id: 300 };
+    let written = [packed(&frame, b"content"), b"next".to_vec()].concat();
+    let whole = written.len() - 4;
+    for cut in 0..whole {
+        assert_eq!(unpacked::<FromGuest>(&written[..cut]), Ok(None), "{cut}");
+    }
+    let (read, lengths) = unpacked::<FromGuest>(&written).unwrap().unwrap();
+    assert_eq!((read, lengths.whole(), lengths.payload), (frame, whole, 7));
+    assert_eq!(
+        unpacked::<ToGuest>(&written),
+        Err(Refusal::Malformed),
+        "of another kind"
+    );
+    let lengths = |frame: u32, payload: u32| [frame.to_le_bytes(), payload.to_le_bytes()].concat();
+    let of = |frame, payload| Lengths::of::<FromGuest>(*lengths(frame, payload).first_chunk::<HEAD_BYTES>().unwrap());
+    let most = (FromGuest::BYTES_MAX as u32, MESSAGE_BYTES_MAX as u32);
+    assert!(of(most.0, most.1).is_ok());
+    assert_eq!(of(most.0 + 1, 0), Err(Refusal::Oversized));
+    assert_eq!(of(0, most.1 + 1), Err(Refusal::Oversized));
+}
+
 /// The decoder of one kind of frame, with the kind's name in the source and its number.
 type Reader = (&'static str, u8, fn(&[u8]));
 
@@ -243,7 +309,7 @@ macro_rules! readers {
 }
 
 /// All kinds.
-fn readers() -> [Reader; 10] {
+fn readers() -> [Reader; 12] {
     readers![
         robot::Message,
         Hello,
@@ -254,7 +320,9 @@ fn readers() -> [Reader; 10] {
         Begin,
         Answer,
         Start,
-        Parcel
+        Parcel,
+        FromGuest,
+        ToGuest
     ]
 }
 
@@ -296,5 +364,7 @@ proptest! {
             read(&[&[b'C', b'o', VERSION, kind], bytes.as_slice()].concat());
         }
         let _ = unpack(&bytes);
+        let _ = unpacked::<FromGuest>(&bytes);
+        let _ = unpacked::<ToGuest>(&bytes);
     }
 }

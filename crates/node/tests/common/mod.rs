@@ -251,28 +251,28 @@ pub fn be_a_robot(answer_to: impl Fn(&Node, &[&str]) -> Option<String>) {
         let words: Vec<&str> = line.split_whitespace().collect();
         let said = match words.as_slice() {
             ["bulk", wants] => {
-                wish = (*wants == "on").then(|| node.wish_bulk());
+                wish = (*wants == "on").then(|| node.wish_bulk().unwrap());
                 "ok".to_owned()
             }
             ["wishes"] => wish.is_some().to_string(),
-            ["may"] => node.may_send_bulk().to_string(),
-            ["alive"] => format!("{:?}", node.status().alive),
-            ["holders"] => format!("{:?}", node.status().holders),
-            ["leader"] => format!("{:?}", node.status().leader),
-            ["leads"] => node.status().leads.to_string(),
+            ["may"] => node.may_send_bulk().unwrap().to_string(),
+            ["alive"] => format!("{:?}", node.status().unwrap().alive),
+            ["holders"] => format!("{:?}", node.status().unwrap().holders),
+            ["leader"] => format!("{:?}", node.status().unwrap().leader),
+            ["leads"] => node.status().unwrap().leads.to_string(),
             ["place"] => format!("[{}]", node.place().0),
-            ["queue"] => format!("{:?}", node.status().queue),
-            ["refused"] => format!("{:?}", node.status().refused),
+            ["queue"] => format!("{:?}", node.status().unwrap().queue),
+            ["refused"] => format!("{:?}", node.status().unwrap().refused),
             ["revoked"] => {
-                let revoked = node.status().revoked;
+                let revoked = node.status().unwrap().revoked;
                 format!("{} {} {}", revoked.list, revoked.certificates, revoked.rejected)
             }
             ["door", reason] => {
-                let totals = node.status().door.totals;
+                let totals = node.status().unwrap().door.totals;
                 let of_reason = totals.iter().find(|(of, _)| of.name() == *reason);
                 of_reason.unwrap().1.to_string()
             }
-            ["synchronised"] => node.status().clock_ns.is_some().to_string(),
+            ["synchronised"] => node.status().unwrap().clock_ns.is_some().to_string(),
             _ => answer_to(&node, &words).unwrap_or_else(|| panic!("what is '{line}'?")),
         };
         println!("\n{ANSWER}{said}");

@@ -156,7 +156,7 @@ impl Node {
             metrics: Mutex::default(),
             recording: Mutex::default(),
             robots,
-            paths: node.status().paths,
+            paths: py.detach(|| node.status()).map_err(failed)?.paths,
             node: Mutex::new(Some(node)),
         });
         close_at_exit(py, &shared)?;
@@ -169,8 +169,13 @@ impl Node {
     }
 
     #[getter]
+    fn guest(&self) -> PyResult<bool> {
+        self.shared.with(|node| Ok(node.is_guest()))
+    }
+
+    #[getter]
     fn leader(&self, py: Python<'_>) -> PyResult<Option<String>> {
-        let status = py.detach(|| self.shared.with(|node| Ok(node.status())))?;
+        let status = py.detach(|| self.shared.with(coorp_node::Node::status))?;
         let leader = status
             .leader
             .map(|leader| self.shared.robot(RobotId(leader)).to_owned());
@@ -226,7 +231,7 @@ impl Node {
     }
 
     fn status<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let status = py.detach(|| self.shared.with(|node| Ok(node.status())))?;
+        let status = py.detach(|| self.shared.with(coorp_node::Node::status))?;
         as_in_json(py, &status)
     }
 

@@ -95,7 +95,7 @@ pub fn run(part: &Part<'_>) -> Result<(Record, Span), Failure> {
         record.epochs = learning.transpose()?.unwrap_or_default();
         Ok::<(), Failure>(())
     })?;
-    let completions = part.node.status().bulk.map(|bulk| bulk.completions);
+    let completions = part.node.status()?.bulk.map(|bulk| bulk.completions);
     let known = completions.filter(|completions| *completions != Completions::Unknown);
     record.completions = known.map(|known| known.to_string());
     Ok((record, span))
@@ -111,7 +111,7 @@ fn meet(part: &Part<'_>) -> Result<u64, Failure> {
     }
     let word = part.node.control_publisher("demo-start", None)?;
     loop {
-        let here = part.node.status().alive.len();
+        let here = part.node.status()?.alive.len();
         if here >= part.team.robots.len() {
             break;
         }
@@ -372,7 +372,7 @@ impl Run<'_> {
         let mut before = None;
         while self.goes_on() {
             thread::sleep(until((now_ns() / BIN_NS + 1) * BIN_NS));
-            let Some(bulk) = self.part.node.status().bulk else {
+            let Ok(Some(bulk)) = self.part.node.status().map(|status| status.bulk) else {
                 continue;
             };
             let received = bulk.received_bytes - before.replace(bulk.received_bytes).unwrap_or(bulk.received_bytes);

@@ -275,7 +275,7 @@ impl<S: Seat> Robot<S> {
             if before - last > GAP_MIN_NS {
                 self.seat.write(&Line::Gap { from: last, to: before });
             }
-            let may_now = self.node.may_send_bulk();
+            let may_now = self.node.may_send_bulk()?;
             let at = self.seat.now_ns();
             match (may, may_now) {
                 (_, true) => self.seat.write(&Line::May { asked: before, at }),
@@ -284,7 +284,7 @@ impl<S: Seat> Robot<S> {
             }
             (may, last) = (may_now, before);
             if look % LOOKS_A_LEADER == 0 {
-                let leads = self.node.status().leader;
+                let leads = self.node.status()?.leader;
                 if leads != leader {
                     self.seat.write(&Line::Led { at, leader: leads });
                     leader = leads;
@@ -323,7 +323,7 @@ impl<S: Seat> Robot<S> {
             let other = RobotId((self.node.place().0 + rng.random_range(1..robots)) % robots);
             let other = (Some(other.0), self.team.robots[usize::from(other.0)].name.as_str());
             // A leader cannot send to "leader", and this robot may become the leader at any moment.
-            let to_leader = number % 2 == 0 && !self.node.status().leads;
+            let to_leader = number % 2 == 0 && !self.node.status()?.leads;
             let (to, to_name) = if to_leader { (None, "leader") } else { other };
             let name = format!("{}-{number}", self.start);
             let (to, mut stream) = match self.node.bulk_stream(to_name, &name) {

@@ -294,7 +294,7 @@ impl Run {
             insecure: false,
             state: Some(self.state(robot)),
         })?;
-        self.saw().pulses.push((robot.0, node.pulse()));
+        self.saw().pulses.push((robot.0, node.pulse()?));
         let program = Robot {
             node: Arc::new(node),
             team,

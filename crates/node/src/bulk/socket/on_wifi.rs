@@ -345,7 +345,7 @@ fn robot_that_receives() {
     let node = robot("lead");
     let message = node.bulk_receiver().unwrap().recv(Some(2 * SOON)).unwrap();
     assert!(message.take().unwrap() == map());
-    until("the sender is done", || !node.status().alive.contains(&1));
+    until("the sender is done", || !node.status().unwrap().alive.contains(&1));
 }
 
 #[test]
@@ -355,7 +355,7 @@ fn robot_that_sends() {
     let mut stream = node.bulk_stream("lead", "map").unwrap();
     stream.write(&map()).unwrap();
     stream.finish().unwrap().wait().unwrap();
-    let bulk = || node.status().bulk.unwrap();
+    let bulk = || node.status().unwrap().bulk.unwrap();
     assert_eq!(bulk().completions, Completions::WifiStatus);
     until("all is reported", || bulk().in_flight == 0);
     println!("{:?}", bulk());

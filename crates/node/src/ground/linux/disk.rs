@@ -87,7 +87,7 @@ impl Disk for Linux {
         };
         match fs::rename(file, to) {
             Err(error) if error.kind() == io::ErrorKind::CrossesDevices => {
-                copy(file, to)?;
+                copy(&File::open(file)?, to)?;
                 fs::remove_file(file)?;
             }
             moved => moved?,
@@ -139,9 +139,10 @@ fn for_good(file: &Path, folder: &File) {
     }
 }
 
-fn copy(from: &Path, to: &Path) -> io::Result<()> {
+/// Copies a file that was just opened to a place, which then has it or what it had before.
+pub(crate) fn copy(mut from: &File, to: &Path) -> io::Result<()> {
     let folder = folder_of(to);
-    let (space, length) = (Linux.space(folder)?, fs::metadata(from)?.len());
+    let (space, length) = (Linux.space(folder)?, from.metadata()?.len());
     if length > space.usable() {
         return Err(space.short());
     }
@@ -152,7 +153,7 @@ fn copy(from: &Path, to: &Path) -> io::Result<()> {
     let _ = fs::remove_file(&new);
     let mut file = File::create_new(&new)?;
     let mut copy = || {
-        io::copy(&mut File::open(from)?, &mut file)?;
+        io::copy(&mut from, &mut file)?;
         file.sync_all()?;
         fs::rename(&new, to)
     };

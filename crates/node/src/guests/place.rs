@@ -1,0 +1,133 @@
+//! Where an agent's socket is, and who may use it.
+//!
+//! It is `agent.sock` in the robot's state folder, which is its user's alone. Where others are to reach it, it is
+//! `/run/coorp/ROBOT/TEAM.sock`: for a service with that `RuntimeDirectory=`, and for root with the default state folder.
+//! Nobody but root can make either place. Joining takes the agent's user, root, the user who has called `sudo`, or a member
+//! of the agent's group, if that is not root's.
+
+use std::ffi::CString;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+use nix::unistd::{getegid, geteuid, getgrouplist, Gid, Uid, User};
+
+use crate::file_name::file_name;
+use crate::state;
+
+/// The folder of agents that others than their user may reach.
+const RUN: &str = "/run/coorp";
+/// The socket's name in a state folder.
+const NAME: &str = "agent.sock";
+/// The variable by which `coorp emu` tells programs where their robot's agent is.
+const GIVEN: &str = "COORP_AGENT";
+/// The longest path of a socket that Linux takes, bytes.
+const PATH_BYTES_MAX: usize = 107;
+
+/// A socket's path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Place(PathBuf);
+
+impl Place {
+    /// Where a robot's agent listens, given its state folder.
+    pub fn to_listen(team: &str, robot: &str, state: &Path) -> Place {
+        let run = Path::new(RUN).join(file_name(robot));
+        let is_service = std::env::var_os("RUNTIME_DIRECTORY").is_some_and(|folder| Path::new(&folder) == run);
+        let is_default = || {
+            let is_moved = std::env::var_os("XDG_STATE_HOME").is_some_and(|folder| !folder.is_empty());
+            !is_moved && state::folder(team, robot).is_ok_and(|folder| folder == state)
+        };
+        if is_service || (geteuid().is_root() && is_default()) {
+            return Place::run(team, robot);
+        }
+        Place(state.join(NAME))
+    }
+
+    /// Where a program looks for a robot's agent.
+    pub fn to_find(team: &str, robot: &str, state: Option<&Path>) -> Vec<Place> {
+        let given = || std::env::var_os(GIVEN).filter(|folder| !folder.is_empty());
+        let own = match state {
+            Some(state) => Some(state.to_owned()),
+            None => given().map(PathBuf::from).or_else(|| state::folder(team, robot).ok()),
+        };
+        let own = own.map(|state| Place(state.join(NAME)));
+        // A program that names its state folder means that robot, and no other one of the machine.
+        let run = state.is_none().then(|| Place::run(team, robot));
+        own.into_iter().chain(run).collect()
+    }
+
+    fn run(team: &str, robot: &str) -> Place {
+        let socket = format!("{}.sock", file_name(team));
+        Place(Path::new(RUN).join(file_name(robot)).join(socket))
+    }
+
+    /// The path.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Connects to the agent that listens there.
+    pub fn connect(&self) -> io::Result<UnixStream> {
+        self.shortly(|path| UnixStream::connect(path))
+    }
+
+    /// Listens there, in place of an agent that has died.
+    ///
+    /// # Errors
+    /// If another one lives, or the socket cannot be made.
+    pub fn listen(&self) -> io::Result<UnixListener> {
+        if let Some(folder) = self.0.parent().filter(|folder| folder.starts_with(RUN)) {
+            fs::DirBuilder::new().recursive(true).mode(0o755).create(folder)?;
+        }
+        if self.connect().is_ok() {
+            return Err(io::Error::new(io::ErrorKind::AddrInUse, "another agent listens there"));
+        }
+        self.remove();
+        let listener = self.shortly(|path| UnixListener::bind(path))?;
+        // Whoever gets there is asked who it is.
+        fs::set_permissions(&self.0, fs::Permissions::from_mode(0o666))?;
+        Ok(listener)
+    }
+
+    /// Removes the socket, so that programs do not wait for its agent to come back.
+    pub fn remove(&self) {
+        let _ = fs::remove_file(&self.0);
+    }
+
+    /// Does something with the path, or with one that is short enough.
+    fn shortly<T>(&self, what: impl FnOnce(&Path) -> io::Result<T>) -> io::Result<T> {
+        let (folder, name) = (self.0.parent(), self.0.file_name());
+        match (folder, name) {
+            (Some(folder), Some(name)) if self.0.as_os_str().len() > PATH_BYTES_MAX => {
+                let folder: File = OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(folder)?;
+                let short = Path::new("/proc/self/fd").join(folder.as_raw_fd().to_string());
+                what(&short.join(name))
+            }
+            _ => what(&self.0),
+        }
+    }
+}
+
+/// Returns whether a user may join this process' robot.
+pub(super) fn admits(user: u32, group: u32) -> bool {
+    let own = geteuid();
+    let caller = std::env::var("SUDO_UID").ok().filter(|_| own.is_root());
+    let is_caller = caller.is_some_and(|caller| caller == user.to_string());
+    user == 0 || user == own.as_raw() || is_caller || is_member(Uid::from_raw(user), Gid::from_raw(group))
+}
+
+/// Returns whether a user is in this process' group.
+fn is_member(user: Uid, group: Gid) -> bool {
+    let own = getegid();
+    if own.as_raw() == 0 {
+        return false;
+    }
+    let by_database = || {
+        let name = User::from_uid(user).ok()??.name;
+        getgrouplist(&CString::new(name).ok()?, group).ok()
+    };
+    group == own || by_database().is_some_and(|groups| groups.contains(&own))
+}
