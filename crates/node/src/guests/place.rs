@@ -87,7 +87,7 @@ impl Place {
         }
         self.remove();
         let listener = self.shortly(|path| UnixListener::bind(path))?;
-        // Whoever gets there is asked who it is.
+        // Anyone may connect; the agent then checks the peer's credentials.
         fs::set_permissions(&self.0, fs::Permissions::from_mode(0o666))?;
         Ok(listener)
     }

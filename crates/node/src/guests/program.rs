@@ -77,7 +77,7 @@ pub(crate) struct Link {
     me: RobotId,
     hello: FromGuest,
     place: Place,
-    /// Of the robot and its team, for errors.
+    /// Names the robot and its team in errors.
     name: String,
     state: Mutex<State>,
     connected: Condvar,
@@ -101,7 +101,7 @@ struct State {
     sent: BTreeMap<u64, (String, oneshot::Sender<Result<(), Error>>)>,
 }
 
-/// What is declared, again whenever the agent has started anew.
+/// The guest's declarations, which are repeated whenever the agent has restarted.
 #[derive(Debug)]
 struct Declared {
     frame: FromGuest,
@@ -126,7 +126,7 @@ pub(crate) struct Reply {
     pub descriptor: Option<OwnedFd>,
 }
 
-/// What has not gone out.
+/// Frames that are still to be sent.
 #[derive(Debug, Default)]
 struct Unsent {
     stream: Option<Arc<UnixStream>>,
@@ -554,7 +554,7 @@ impl Link {
                         payload,
                         descriptor,
                     };
-                    // Whoever has asked may have given up.
+                    // The caller may have given up waiting.
                     let _ = asked.try_send(reply);
                 } else if let (Err(failure), true) = (outcome, is_declared) {
                     let error = Error::from(failure);
@@ -678,7 +678,7 @@ impl Frame {
             let descriptor = self.descriptor.as_ref().filter(|_| self.done == 0).map(AsFd::as_fd);
             match send(stream, &self.bytes[self.done..], descriptor) {
                 Ok(sent) => self.done += sent,
-                // Whoever reads sees that the connection is over.
+                // The reader notices that the connection is closed.
                 Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Ok(()),
                 Err(error) => return Err(error),
             }

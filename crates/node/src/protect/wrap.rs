@@ -56,7 +56,7 @@ pub(crate) struct Wrapper {
     inside: Mutex<Inside>,
 }
 
-/// What comes in.
+/// The receiving side.
 #[derive(Debug, Default)]
 struct Inside {
     /// By path.
