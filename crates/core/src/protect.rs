@@ -376,16 +376,17 @@ impl<P> Protect<P> {
 
     /// Takes the next packet of ordinary flows, or of bulk. Whether bulk may go now is the driver's knowledge.
     pub fn next(&mut self, class: Class, now: Instant) -> Option<(Head, P)> {
-        self.next_piece(class, now, |_| None)
+        self.next_piece(class, now, |_, _| None)
     }
 
     /// Takes the next packet, or a piece of it: `cut` takes one off a packet that is too long, and tells its length in bytes. The
-    /// rest is then the first of its flow, and its flow has had its turn by the piece alone.
+    /// rest is then the first of its flow, and its flow has had its turn by the piece alone. With `true`, the piece is to be dropped,
+    /// so `cut` takes none off a packet that is of no use without it.
     pub fn next_piece(
         &mut self,
         class: Class,
         now: Instant,
-        mut cut: impl FnMut(&mut P) -> Option<(P, u32)>,
+        mut cut: impl FnMut(&mut P, bool) -> Option<(P, u32)>,
     ) -> Option<(Head, P)> {
         let lane = match lane(class)? {
             Lane::Ordinary if !self.holds_empty && self.has_acknowledgements() => Lane::Empty,

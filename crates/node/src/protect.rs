@@ -13,7 +13,9 @@
 //! A flow is never reordered here when it begins to go wrapped, or ends. It begins with a message, once what went unwrapped has left
 //! the card. When it is control no longer, all that waits stays here until what went wrapped is with its receiver.
 //!
-//! Left out: IPv6, multicast and broadcast, which go round the TUN; offload; back-pressure, since a full TUN drops where a full
+//! TCP's segments may come from the kernel together and go on together, up to 16 at a time (`segments.rs`).
+//!
+//! Left out: IPv6, multicast and broadcast, which go round the TUN; offload for UDP; back-pressure, since a full TUN drops where a full
 //! card would make a program wait.
 
 mod card;
@@ -21,13 +23,13 @@ mod fragments;
 mod neighbours;
 mod packet;
 mod routes;
+mod segments;
 mod tun;
 mod wrap;
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -43,6 +45,8 @@ use self::card::{Card, BELOW_ORDINARY_MAX, TOGETHER_MAX};
 use self::packet::Packet;
 pub use self::routes::{protect_priorities, unprotect};
 use self::routes::{Outlet, Routes};
+use self::segments::{Offer, Segments};
+use self::tun::Tun;
 pub(crate) use self::wrap::{accepted, Wrapper};
 use self::wrap::{Inlet, LOOKS};
 use crate::control::Control;
@@ -56,8 +60,8 @@ use crate::Error;
 
 /// The most packets taken from a TUN, or sent of one class, before others get their turn.
 const TOGETHER: usize = 64;
-/// The longest IP packet.
-const PACKET_BYTES_MAX: usize = 65_535;
+/// The longest IP packet, and the kernel's header.
+const READ_BYTES_MAX: usize = 65_535 + Offer::BYTES;
 /// For how long a permit is kept without bulk: senders that wait for acknowledgements have a queue that runs empty. Some
 /// longer than it takes to hand a permit over, so that neither waiting nor giving back too early costs much.
 const LINGER: Duration = Duration::from_millis(8);
@@ -225,7 +229,7 @@ struct Lane {
     outlet: Outlet,
     /// `None` while the interface cannot be used. Dropped before the TUN, so that packets go round it.
     routes: Option<Routes>,
-    tun: File,
+    tun: Tun,
     card: Card,
     cut: packet::Cut,
     /// Room for one packet.
@@ -250,7 +254,7 @@ impl Lane {
     ) -> Result<Lane, Error> {
         let name = protect_interface(path);
         let cannot = |what: String| move |error: io::Error| Error::Protect(format!("{what}: {error}"));
-        let tun = tun::open(&name).map_err(cannot(format!(
+        let tun = Tun::open(&name).map_err(cannot(format!(
             "cannot make the interface {name} (run as root; if it is taken, another agent protects this machine)"
         )))?;
         let card = Card::open(outlet).map_err(cannot(format!("cannot send packets over {}", outlet.interface)))?;
@@ -271,7 +275,7 @@ impl Lane {
             tun,
             card,
             cut: packet::Cut::default(),
-            buffer: vec![0; PACKET_BYTES_MAX].into(),
+            buffer: vec![0; READ_BYTES_MAX].into(),
             outside,
             wish: None,
             bulk_until: Instant::ZERO,
@@ -279,9 +283,18 @@ impl Lane {
             still_until: Instant::ZERO,
             show_at: Instant::ZERO,
         };
+        lane.offer_segments();
         lane.let_in()
             .map_err(cannot(format!("cannot use the interface {name}")))?;
         Ok(lane)
+    }
+
+    /// Has TCP's segments come together if they can go together.
+    fn offer_segments(&self) {
+        let takes = self.card.takes_segments();
+        if let Err(error) = self.tun.take_segments(takes) {
+            tracing::debug!("the kernel does not hand over segments together: {error}");
+        }
     }
 
     /// Lets what other agents have wrapped for this path's address in.
@@ -289,7 +302,7 @@ impl Lane {
         if let Some(wrapper) = &self.wrapper {
             let inlet = Inlet {
                 address: self.outlet.address,
-                tun: self.tun.try_clone()?,
+                tun: self.tun.clone(),
                 outside: self.outside.clone(),
             };
             wrapper.open(self.path, inlet);
@@ -347,8 +360,8 @@ impl Lane {
         let now = self.robot.now();
         self.protect.set_open(true, now);
         for class in [Class::Ordinary, Class::Bulk] {
-            while let Some(packet) = self.next(class, now) {
-                self.card.send(&mut [packet], class, None, now);
+            while let Some(packet) = self.next(class, TOGETHER_MAX, now) {
+                self.card.send(vec![packet], class, None, now);
             }
         }
     }
@@ -363,6 +376,7 @@ impl Lane {
                 let opened = Card::open(&found).map_err(|error| error.to_string());
                 let opened = opened.and_then(|card| {
                     self.card = card;
+                    self.offer_segments();
                     let name = protect_interface(self.path);
                     Routes::set(self.path, &name, &found, self.wrapper.is_some()).map_err(|error| error.to_string())
                 });
@@ -447,16 +461,28 @@ impl Lane {
     /// Takes packets from the TUN. Returns whether there may be more.
     fn take(&mut self) -> io::Result<bool> {
         for _ in 0..TOGETHER {
-            let read = match self.tun.read(&mut self.buffer) {
-                Ok(read) => read,
+            let (offer, packet) = match self.tun.read(&mut self.buffer) {
+                Ok(Some(read)) => read,
+                Ok(None) => continue,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => return Err(error),
             };
-            let packet = &self.buffer[..read];
             // The kernel gives no others; IPv6 that a program forced into the TUN.
             let Some(mut head) = packet::head(packet) else { continue };
-            let packet = &mut self.buffer[..read];
+            if let Some(segment) = offer.segment() {
+                let Some(segments) = Segments::of((&*packet).into(), segment) else {
+                    continue;
+                };
+                if segments.longest() > self.outlet.mtu {
+                    let _ = self.tun.write(&packet::too_long(packet, self.outlet.mtu));
+                } else {
+                    self.sort(head, Packet::Segments(segments));
+                }
+                continue;
+            }
+            offer.finish(packet);
+            let read = packet.len();
             if read > self.outlet.mtu {
                 if packet::is_uncuttable(packet) {
                     // If it cannot be told, it is lost, as it would be beyond a router that tells nothing.
@@ -476,7 +502,7 @@ impl Lane {
                     let parts: Vec<_> = packet::parts(packet, head, &message).collect();
                     for (head, mut part) in parts {
                         self.card.name(&mut part);
-                        self.sort(head, part);
+                        self.sort(head, Packet::of(part));
                     }
                     continue;
                 };
@@ -484,27 +510,35 @@ impl Lane {
             }
             head.flow = self.cut.flow(packet).unwrap_or(head.flow);
             self.cut.remember(packet, head.flow);
-            let packet = packet.into();
+            let packet = Packet::of(packet.into());
             self.sort(head, packet);
         }
         Ok(true)
     }
 
     /// Sends a packet, or keeps it.
-    fn sort(&mut self, head: Head, packet: Box<[u8]>) {
+    fn sort(&mut self, head: Head, packet: Packet) {
         let now = self.robot.now();
-        match self.protect.on_packet(head, Packet::new(packet), now) {
-            Verdict::Send { packet, number, begins } => self.send_control(packet.into_bytes(), number, begins),
-            Verdict::Pass(packet) => self.card.send(&mut [packet.into_bytes()], Class::Ordinary, None, now),
+        match self.protect.on_packet(head, packet, now) {
+            Verdict::Send { packet, number, begins } => {
+                for (place, one) in packet.one_by_one().into_iter().enumerate() {
+                    self.send_control(one, number, begins && place == 0);
+                }
+            }
+            Verdict::Pass(packet) => self.card.send(vec![packet], Class::Ordinary, None, now),
             Verdict::Queued | Verdict::Dropped(_) => {}
         }
     }
 
-    /// The next packet of a class that waits, or the next fragment of one.
-    fn next(&mut self, class: Class, now: Instant) -> Option<Box<[u8]>> {
-        let mtu = self.outlet.mtu;
-        let (_, packet) = self.protect.next_piece(class, now, |packet| packet.cut(mtu))?;
-        Some(packet.into_bytes())
+    /// The next packet of a class that waits, or the next fragment of one, or the next segments, so many at most.
+    fn next(&mut self, class: Class, most: usize, now: Instant) -> Option<Packet> {
+        let (mtu, card) = (self.outlet.mtu, &mut self.card);
+        let cut = |packet: &mut Packet, lost: bool| match lost {
+            true => packet.cut_lost(),
+            false => packet.cut(mtu, card.together(packet.to(), most, now)),
+        };
+        let (_, packet) = self.protect.next_piece(class, now, cut)?;
+        Some(packet.rest())
     }
 
     /// Sends a control packet, perhaps the first one of a message. The robot is told after that, as it takes a while to think.
@@ -521,13 +555,15 @@ impl Lane {
         }
         let now = self.robot.now();
         if packet.len() <= self.outlet.mtu {
-            self.card.send(&mut [packet], Class::Control, known, now);
+            self.card.send(vec![Packet::of(packet)], Class::Control, known, now);
         } else {
-            let mut fragments = packet::fragments(packet, self.outlet.mtu);
-            let chunks = fragments.chunks_mut(TOGETHER_MAX);
-            let last = chunks.len() - 1;
-            for (at, together) in chunks.enumerate() {
-                let ends = known.filter(|_| at == last);
+            let mut fragments = packet::fragments(packet, self.outlet.mtu)
+                .into_iter()
+                .map(Packet::of)
+                .peekable();
+            while fragments.peek().is_some() {
+                let together = fragments.by_ref().take(TOGETHER_MAX).collect();
+                let ends = known.filter(|_| fragments.peek().is_none());
                 self.card.send(together, Class::Control, ends, now);
             }
         }
@@ -610,17 +646,17 @@ impl Lane {
 
     /// Sends packets of a class that waits, as many as there is room for. Returns whether there were any.
     fn send_some(&mut self, class: Class, room: usize, now: Instant) -> bool {
-        let mut some = Vec::with_capacity(TOGETHER_MAX);
-        while some.len() < room.min(TOGETHER_MAX) {
-            match self.next(class, now) {
-                Some(packet) => some.push(packet),
-                None => break,
-            }
+        let (mut some, mut left) = (Vec::with_capacity(TOGETHER_MAX), room.min(TOGETHER_MAX));
+        while left > 0 {
+            let Some(packet) = self.next(class, left, now) else {
+                break;
+            };
+            left = left.saturating_sub(packet.count());
+            some.push(packet);
         }
-        if !some.is_empty() {
-            self.card.send(&mut some, class, None, now);
-        }
-        !some.is_empty()
+        let are_some = !some.is_empty();
+        self.card.send(some, class, None, now);
+        are_some
     }
 
     /// Tells the robot which flows are control.

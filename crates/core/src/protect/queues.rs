@@ -281,9 +281,14 @@ impl<P> Queues<P> {
         self.rounds.first(lane as usize).is_some()
     }
 
-    /// Takes the flow's oldest packet, or drops it if CoDel says so. If `cut` takes a piece off the packet, of so many bytes, the
-    /// rest stays.
-    pub fn take(&mut self, flow: u32, now: Instant, cut: impl FnOnce(&mut P) -> Option<(P, u32)>) -> Option<Taken<P>> {
+    /// Takes the flow's oldest packet, or drops it if CoDel says so. If `cut` takes a piece off the packet, of so many bytes, that
+    /// piece alone is taken or dropped, and the rest stays. `cut` is told whether it is to be dropped.
+    pub fn take(
+        &mut self,
+        flow: u32,
+        now: Instant,
+        cut: impl FnOnce(&mut P, bool) -> Option<(P, u32)>,
+    ) -> Option<Taken<P>> {
         let held = self.load(flow, now).held;
         let open_now = self.open_clock(now);
         let since = self.queues[flow as usize].since;
@@ -296,23 +301,26 @@ impl<P> Queues<P> {
         };
         let left = u32::try_from(queue.bytes).unwrap_or(u32::MAX);
         let drops = !waiting.begun && queue.codel.drops(wait, left, clock, &self.codel);
-        let piece = waiting.packet.as_mut().filter(|_| !drops).and_then(cut);
+        let piece = waiting.packet.as_mut().and_then(|packet| cut(packet, drops));
+        if drops {
+            queue.dropped += 1;
+            self.dropped += 1;
+        }
         if let Some((piece, bytes)) = piece {
-            queue.deficit -= i64::from(length(bytes));
+            if !drops {
+                queue.deficit -= i64::from(length(bytes));
+            }
             let head = Head { bytes, ..waiting.head };
             waiting.head.bytes = waiting.head.bytes.saturating_sub(bytes);
             waiting.begun = true;
             self.put_first(flow, waiting, since);
             return Some(Taken {
-                packet: Some(piece),
+                packet: Some(piece).filter(|_| !drops),
                 head,
                 emptied: None,
             });
         }
-        if drops {
-            queue.dropped += 1;
-            self.dropped += 1;
-        } else {
+        if !drops {
             queue.deficit -= i64::from(length(waiting.head.bytes));
         }
         Some(Taken {

@@ -656,7 +656,7 @@ fn the_rest_of_a_packet_stays_the_first_of_its_flow() {
     });
     protect.set_open(true, at(0));
     let small = head(0, 100);
-    let cut = |packet: &mut (char, u32)| {
+    let cut = |packet: &mut (char, u32), _| {
         let piece = (packet.0, 1_500);
         (packet.1 > 1_500).then(|| {
             packet.1 -= 1_500;
@@ -682,6 +682,41 @@ fn the_rest_of_a_packet_stays_the_first_of_its_flow() {
     assert_eq!(of_first, [&whole('a')[..], &whole('b'), &[('s', 100)]].concat());
     let first_two: Vec<_> = out.iter().take(3).map(|piece| piece.0).collect();
     assert!(first_two.contains(&'o'), "{out:?}");
+}
+
+/// What waits too long loses one piece, if the rest is of use without it, or all of it.
+#[test]
+fn a_piece_is_dropped_alone_where_the_rest_is_of_use() {
+    let dropped = |in_part: bool| {
+        let rules = vec![ruled(Class::Bulk, 10_000)];
+        let mut protect = Protect::new(Config {
+            rules,
+            ..Config::default()
+        });
+        protect.set_open(true, at(0));
+        for name in 0..4u32 {
+            let verdict = protect.on_packet(head(0, 40_000), (name, 40_000), at(0));
+            assert_eq!(verdict, Verdict::Queued);
+        }
+        let cut = |packet: &mut (u32, u32), drops: bool| {
+            let bytes = if drops { 1_000 } else { 10_000 };
+            let cuts = packet.1 > bytes && (in_part || !drops);
+            cuts.then(|| {
+                packet.1 -= bytes;
+                ((packet.0, bytes), bytes)
+            })
+        };
+        // One every 50 ms: far too slow.
+        let times = (1..=20).map(|n| at(50 * n));
+        let left: u32 = times
+            .filter_map(|now| protect.next_piece(Class::Bulk, now, cut))
+            .map(|(_, piece)| piece.1)
+            .sum();
+        (160_000 - left, status(&protect, 0, at(1_000)).dropped)
+    };
+    let ((all_bytes, all), (part_bytes, part)) = (dropped(false), dropped(true));
+    assert!(all > 0 && u64::from(all_bytes) == all * 40_000, "{all_bytes} bytes of {all}");
+    assert!(part > 0 && u64::from(part_bytes) == part * 1_000, "{part_bytes} bytes of {part}");
 }
 
 /// A flow of one large packet at a time is never behind, and still has no advantage.

@@ -1,4 +1,5 @@
-//! Below the gate: raw sockets, one of them for control, and the packets that they have handed to the card.
+//! Below the gate: raw sockets, one of them for control, and the packets that they have handed to the card. TCP's segments that
+//! come together go together, by a third socket (`segments.rs`).
 //!
 //! Which packets have left is known from the sockets' send queues ([`crate::outqueue`]). These count a packet as long as it
 //! waits for its receiver's hardware address, too, which takes seconds if that receiver is absent. So whatever goes to a
@@ -6,7 +7,7 @@
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
-use std::net::SocketAddrV4;
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::ops::Range;
 
 use coorp_core::protect::Class;
@@ -18,8 +19,9 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use super::fragments;
 use super::neighbours::Neighbours;
-use super::packet;
+use super::packet::{self, Packet};
 use super::routes::Outlet;
+use super::segments::{self, Hardware, Segments};
 use crate::links::TOS_VOICE;
 use crate::outqueue::{EmulatedPackets, OutQueue};
 
@@ -42,11 +44,18 @@ const DSCP_VIDEO: u8 = 32;
 /// The sockets' numbers for the emulator.
 const VOICE: usize = 0;
 const REST: usize = 1;
+const TOGETHER: usize = 2;
 
-/// The two sockets over one interface.
+/// The sockets over one interface.
 pub(super) struct Card {
     voice: RawSocket,
     rest: RawSocket,
+    /// For segments that go together, with the sender's hardware address; `None` if the interface or the kernel takes none.
+    together: Option<(RawSocket, Hardware)>,
+    /// The interface's number.
+    index: u32,
+    /// The number of packets that have left, control aside.
+    left: u64,
     /// For receivers whose hardware address is unknown.
     unknown: Socket,
     neighbours: Neighbours,
@@ -63,15 +72,15 @@ struct RawSocket {
     queue: OutQueue,
     /// Handed over and not left, in order.
     sends: VecDeque<Sent>,
-    /// The number of packets that have left.
-    left: u64,
+    /// How many packets these are.
+    below: usize,
     /// The end of the newest packet in the send queue.
     mark: u64,
     /// A packet that the card holds for longer is lost to its count.
     held_max: Duration,
 }
 
-/// A packet that was handed over.
+/// A packet that was handed over, or several segments.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sent {
     /// When.
@@ -82,6 +91,7 @@ pub(super) struct Sent {
     /// Its flow, if it is control and the robot knows the flow.
     pub flow: Option<FlowId>,
     pub class: Class,
+    packets: usize,
     /// Its end in the send queue.
     mark: u64,
     bytes: usize,
@@ -89,12 +99,21 @@ pub(super) struct Sent {
 
 impl Card {
     pub fn open(outlet: &Outlet) -> io::Result<Card> {
-        let emulated = EmulatedPackets::connect(&outlet.interface, 2)?;
+        let emulated = EmulatedPackets::connect(&outlet.interface, 3)?;
         let voice = RawSocket::open(outlet, VOICE, emulated.as_ref(), CONTROL_HELD_MAX)?;
         voice.socket.set_priority(PRIORITY_VOICE)?;
+        let together = outlet.hardware.filter(|_| outlet.has_neighbours).and_then(|own| {
+            let socket = segments::open();
+            let opened = socket.and_then(|socket| RawSocket::by(socket, TOGETHER, emulated.as_ref(), HELD_MAX));
+            let kept = opened.inspect_err(|error| tracing::info!("segments of TCP go one by one: {error}"));
+            kept.ok().map(|socket| (socket, own))
+        });
         Ok(Card {
             voice,
             rest: RawSocket::open(outlet, REST, emulated.as_ref(), HELD_MAX)?,
+            together,
+            index: outlet.index,
+            left: 0,
             unknown: open_raw(outlet)?,
             neighbours: Neighbours::of(outlet),
             emulated,
@@ -104,32 +123,60 @@ impl Card {
 
     /// The number of packets below, control aside.
     pub fn below(&self) -> usize {
-        self.rest.sends.len()
+        self.rest.below + self.together.as_ref().map_or(0, |(socket, _)| socket.below)
     }
 
     /// Whether nothing is below.
     pub fn is_empty(&self) -> bool {
-        self.rest.sends.is_empty() && self.voice.sends.is_empty()
+        self.voice.below + self.below() == 0
+    }
+
+    /// Whether segments can go together at all.
+    pub fn takes_segments(&self) -> bool {
+        self.together.is_some()
+    }
+
+    /// How many segments may go together now to a receiver, of so many packets that may go at all.
+    pub fn together(&mut self, receiver: Ipv4Addr, most: usize, now: Instant) -> usize {
+        if self.together.is_some() && self.neighbours.hardware(receiver, now).is_some() {
+            most
+        } else {
+            1
+        }
     }
 
     /// Whether all that was handed over until then has left.
     pub fn has_sent_until(&self, then: Instant) -> bool {
-        let mut oldest = [&self.voice, &self.rest]
-            .into_iter()
-            .filter_map(|socket| socket.sends.front());
+        let together = self.together.as_ref().map(|(socket, _)| socket);
+        let sockets = [&self.voice, &self.rest].into_iter().chain(together);
+        let mut oldest = sockets.filter_map(|socket| socket.sends.front());
         oldest.all(|sent| sent.at > then)
     }
 
     /// Sends packets of one class, at most [`TOGETHER_MAX`]. With `flow`, they are a message of it, which has left once the last
     /// of them has. Those that the kernel does not take are lost: their link is down, or they are too long.
-    pub fn send(&mut self, packets: &mut [Box<[u8]>], class: Class, flow: Option<FlowId>, now: Instant) {
-        let mut ready = Vec::with_capacity(packets.len());
-        for packet in packets.iter_mut().take(TOGETHER_MAX) {
-            match class {
-                Class::Control => packet::set_dscp(packet, TOS_VOICE >> 2),
-                Class::Bulk if packet::dscp(packet) >= DSCP_VIDEO => packet::set_dscp(packet, 0),
-                Class::Bulk | Class::Ordinary => {}
+    pub fn send(&mut self, packets: Vec<Packet>, class: Class, flow: Option<FlowId>, now: Instant) {
+        let mut ones = Vec::with_capacity(packets.len());
+        for packet in packets {
+            match packet {
+                Packet::One(one) => ones.push(one.into_bytes()),
+                Packet::Segments(segments) => {
+                    // In their order.
+                    self.send_ones(std::mem::take(&mut ones), class, flow, now);
+                    self.send_segments(segments, class, now);
+                }
             }
+        }
+        self.send_ones(ones, class, flow, now);
+    }
+
+    fn send_ones(&mut self, mut packets: Vec<Box<[u8]>>, class: Class, flow: Option<FlowId>, now: Instant) {
+        if packets.is_empty() {
+            return;
+        }
+        let mut ready = Vec::with_capacity(packets.len());
+        for packet in &mut packets {
+            mark(packet, class);
             let name = self.name(packet);
             let receiver = packet::to(packet);
             let to = SocketAddrV4::new(receiver, 0);
@@ -149,16 +196,54 @@ impl Card {
             if let Some(emulated) = &mut self.emulated {
                 emulated.expect(*name, by.number);
             }
-            by.push(Sent {
+            self.left += by.push(Sent {
                 at: now,
-                left_before: by.left,
-                left_by: by.left,
+                left_before: self.left,
+                left_by: self.left,
                 flow: flow.filter(|_| at + 1 == ready.len()),
                 class,
+                packets: 1,
                 mark,
                 bytes: packet.len(),
             });
         }
+    }
+
+    /// Sends segments together that are not control, to a receiver whose hardware address is known.
+    fn send_segments(&mut self, mut segments: Segments, class: Class, now: Instant) {
+        mark(segments.bytes_mut(), class);
+        let (first, _) = self.name(segments.bytes_mut());
+        let receiver = packet::to(segments.header());
+        let to = self.neighbours.hardware(receiver, now);
+        let (Some((by, own)), Some(to)) = (&mut self.together, to) else {
+            // Looked up a moment ago.
+            return self.send_ones(Packet::Segments(segments).one_by_one(), class, None, now);
+        };
+        let lengths: Vec<usize> = segments.lengths().collect();
+        let (bytes, packets) = (lengths.iter().sum(), lengths.len());
+        // Both the kernel and the emulator count one packet for each.
+        let (own, index, socket) = (*own, self.index, &by.socket);
+        let sent = by.queue.send(bytes, packets, || segments.send(socket, index, own, to));
+        let mark = match sent {
+            Ok(mark) => mark,
+            Err(error) => return tracing::debug!("{packets} segments to {receiver} are lost: {error}"),
+        };
+        by.mark = mark;
+        if let Some(emulated) = &mut self.emulated {
+            for (place, length) in lengths.iter().enumerate() {
+                emulated.expect((first.wrapping_add(place as u16), *length as u16), by.number);
+            }
+        }
+        self.left += by.push(Sent {
+            at: now,
+            left_before: self.left,
+            left_by: self.left,
+            flow: None,
+            class,
+            packets,
+            mark,
+            bytes,
+        });
     }
 
     /// Gives a packet an identification if it has none; returns its name for the emulator.
@@ -176,13 +261,27 @@ impl Card {
             emulated.read();
         }
         let mut left = Vec::new();
-        for socket in [&mut self.voice, &mut self.rest] {
+        let together = self.together.as_mut().map(|(socket, _)| socket);
+        for socket in [&mut self.voice, &mut self.rest].into_iter().chain(together) {
             // The emulator may still report what was given up.
             if !socket.sends.is_empty() || self.emulated.is_some() {
                 socket.take_left(now, &mut left);
             }
         }
+        for sent in left.iter_mut().filter(|sent| sent.class != Class::Control) {
+            self.left += sent.packets as u64;
+            sent.left_by = self.left;
+        }
         left
+    }
+}
+
+/// Marks what bulk and control need.
+fn mark(packet: &mut [u8], class: Class) {
+    match class {
+        Class::Control => packet::set_dscp(packet, TOS_VOICE >> 2),
+        Class::Bulk if packet::dscp(packet) >= DSCP_VIDEO => packet::set_dscp(packet, 0),
+        Class::Bulk | Class::Ordinary => {}
     }
 }
 
@@ -204,7 +303,15 @@ impl RawSocket {
         emulated: Option<&EmulatedPackets>,
         held_max: Duration,
     ) -> io::Result<RawSocket> {
-        let socket = open_raw(outlet)?;
+        RawSocket::by(open_raw(outlet)?, number, emulated, held_max)
+    }
+
+    fn by(
+        socket: Socket,
+        number: usize,
+        emulated: Option<&EmulatedPackets>,
+        held_max: Duration,
+    ) -> io::Result<RawSocket> {
         // More than the system usually allows, for which being root suffices.
         setsockopt(&socket, sockopt::SndBufForce, &SEND_BUFFER_BYTES)
             .or_else(|_| setsockopt(&socket, sockopt::SndBuf, &SEND_BUFFER_BYTES))?;
@@ -214,7 +321,7 @@ impl RawSocket {
             socket,
             queue,
             sends: VecDeque::new(),
-            left: 0,
+            below: 0,
             mark: 0,
             held_max,
         })
@@ -254,12 +361,13 @@ impl RawSocket {
         taken
     }
 
-    fn push(&mut self, sent: Sent) {
-        if self.sends.len() >= FOLLOWED_MAX {
-            self.sends.pop_front();
-            self.left += 1;
-        }
+    /// Follows a send. Returns how many packets are followed no longer for that.
+    fn push(&mut self, sent: Sent) -> u64 {
+        let oldest = (self.sends.len() >= FOLLOWED_MAX).then(|| self.sends.pop_front());
+        let forgotten = oldest.flatten().map_or(0, |oldest| oldest.packets);
+        self.below = self.below + sent.packets - forgotten;
         self.sends.push_back(sent);
+        forgotten as u64
     }
 
     fn take_left(&mut self, now: Instant, into: &mut Vec<Sent>) {
@@ -273,9 +381,8 @@ impl RawSocket {
                 self.queue.give_up(sent.bytes as u64);
             }
             self.sends.pop_front();
-            self.left += 1;
-            let left_by = self.left;
-            into.push(Sent { left_by, ..sent });
+            self.below -= sent.packets;
+            into.push(sent);
         }
     }
 }

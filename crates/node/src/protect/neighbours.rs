@@ -1,14 +1,16 @@
-//! Which receivers on an interface's network have a known hardware address: packets to others wait in the kernel for seconds,
-//! and then get lost.
+//! Which receivers on an interface's network have a known hardware address, and which: packets to others wait in the kernel for
+//! seconds, and then get lost.
 //!
 //! Known from `/proc/net/arp`, read while packets go to a receiver that is not known, or was known a while ago.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 
 use coorp_core::{Duration, Instant};
+use pnet_datalink::MacAddr;
 
 use super::routes::Outlet;
+use super::segments::Hardware;
 
 /// How long what was read holds: of a receiver that was there, and of one that was not and may be found any moment.
 const KNOWN_FOR: Duration = Duration::from_millis(200);
@@ -24,7 +26,7 @@ pub(super) struct Neighbours {
     interface: String,
     /// Whether the interface has any; else each packet just goes.
     any: bool,
-    known: BTreeSet<Ipv4Addr>,
+    known: BTreeMap<Ipv4Addr, Hardware>,
     read_at: Option<Instant>,
 }
 
@@ -33,7 +35,7 @@ impl Neighbours {
         Neighbours {
             interface: outlet.interface.clone(),
             any: outlet.has_neighbours,
-            known: BTreeSet::new(),
+            known: BTreeMap::new(),
             read_at: None,
         }
     }
@@ -43,7 +45,7 @@ impl Neighbours {
         if !self.any {
             return true;
         }
-        let holds_for = if self.known.contains(&receiver) {
+        let holds_for = if self.known.contains_key(&receiver) {
             KNOWN_FOR
         } else {
             UNKNOWN_FOR
@@ -56,20 +58,29 @@ impl Neighbours {
                 Err(_) => self.any = false,
             }
         }
-        !self.any || self.known.contains(&receiver)
+        !self.any || self.known.contains_key(&receiver)
+    }
+
+    /// A receiver's hardware address, if it has one that is known.
+    pub fn hardware(&mut self, receiver: Ipv4Addr, now: Instant) -> Option<Hardware> {
+        if !self.knows(receiver, now) {
+            return None;
+        }
+        self.known.get(&receiver).copied()
     }
 }
 
 /// The complete entries of an interface: address, type, flags, hardware address, mask, device.
-fn complete(table: &str, interface: &str) -> BTreeSet<Ipv4Addr> {
+fn complete(table: &str, interface: &str) -> BTreeMap<Ipv4Addr, Hardware> {
     let entry = |line: &str| {
         let fields: Vec<&str> = line.split_whitespace().collect();
-        let [address, _, flags, .., device] = fields.as_slice() else {
+        let [address, _, flags, hardware, .., device] = fields.as_slice() else {
             return None;
         };
         let flags = u32::from_str_radix(flags.strip_prefix("0x")?, 16).ok()?;
         let address = address.parse().ok()?;
-        (*device == interface && flags & COMPLETE != 0).then_some(address)
+        let hardware = hardware.parse::<MacAddr>().ok()?.octets();
+        (*device == interface && flags & COMPLETE != 0).then_some((address, hardware))
     };
     table.lines().skip(1).take(LINES_MAX).filter_map(entry).collect()
 }
@@ -88,7 +99,8 @@ IP address       HW type     Flags       HW address            Mask     Device
 10.78.0.1        0x1         0x2         02:63:6f:00:01:00     *        wlan1
 nonsense
 ";
-        let known: Vec<Ipv4Addr> = complete(table, "wlan0").into_iter().collect();
-        assert_eq!(known, [Ipv4Addr::new(10, 77, 0, 1), Ipv4Addr::new(10, 77, 0, 2)]);
+        let known: Vec<_> = complete(table, "wlan0").into_iter().collect();
+        let robot = |last| (Ipv4Addr::new(10, 77, 0, last), [2, 0x63, 0x6f, 0, 0, last - 1]);
+        assert_eq!(known, [robot(1), robot(2)]);
     }
 }

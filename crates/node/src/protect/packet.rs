@@ -1,13 +1,16 @@
 //! IPv4 packets, as far as the agent reads and changes them.
 //!
 //! The TUN has the largest MTU that there is, so that datagrams arrive whole: then they can be judged, taken apart and
-//! dropped as a whole. What is longer than the interface's MTU is cut into fragments here ([`Packet::cut`]).
+//! dropped as a whole. What is longer than the interface's MTU is cut into fragments here ([`Packet::cut`]). TCP's segments may come
+//! together ([`Segments`]).
 
 use std::collections::VecDeque;
 use std::net::Ipv4Addr;
 
 use coorp_core::protect::{Flow, Head};
 use coorp_core::rtps::{self, Content, Message};
+
+use super::segments::Segments;
 
 const TCP: u8 = 6;
 const UDP: u8 = 17;
@@ -124,7 +127,7 @@ pub(super) fn parts<'m>(
         let at = header_bytes(packet);
         let mut part = [&packet[..at + UDP_HEADER_BYTES], &payload].concat();
         let bytes = part.len() as u16;
-        part[LENGTH..LENGTH + 2].copy_from_slice(&bytes.to_be_bytes());
+        set_length(&mut part);
         // Otherwise all parts would have the same.
         part[IDENTIFICATION..IDENTIFICATION + 2].fill(0);
         part[at + 4..at + 6].copy_from_slice(&(bytes - at as u16).to_be_bytes());
@@ -146,22 +149,93 @@ pub(super) fn of(head: Head, bytes: usize, content: Content) -> Head {
     }
 }
 
-/// A packet that waits, from which fragments may have been cut.
+/// What waits, and what is handed over.
 #[derive(Clone, Debug)]
-pub(super) struct Packet {
+pub(super) enum Packet {
+    One(One),
+    Segments(Segments),
+}
+
+impl Packet {
+    /// One complete packet.
+    pub fn of(bytes: Box<[u8]>) -> Self {
+        Packet::One(One { bytes, cut: 0 })
+    }
+
+    /// How many packets it is on the air.
+    pub fn count(&self) -> usize {
+        match self {
+            Packet::One(_) => 1,
+            Packet::Segments(segments) => segments.count(),
+        }
+    }
+
+    /// The receiver's address.
+    pub fn to(&self) -> Ipv4Addr {
+        match self {
+            Packet::One(one) => to(&one.bytes),
+            Packet::Segments(segments) => to(segments.header()),
+        }
+    }
+
+    /// Cuts a fragment off that fits an MTU, or at most so many segments, if there is more. Returns also by how much the rest is
+    /// shorter.
+    pub fn cut(&mut self, mtu: usize, most: usize) -> Option<(Packet, u32)> {
+        match self {
+            Packet::One(one) => one.cut(mtu),
+            Packet::Segments(segments) => segments.cut(most),
+        }
+    }
+
+    /// Cuts off what can be lost alone.
+    pub fn cut_lost(&mut self) -> Option<(Packet, u32)> {
+        match self {
+            Packet::One(_) => None,
+            Packet::Segments(segments) => segments.cut(1),
+        }
+    }
+
+    /// All that is left, one by one.
+    pub fn one_by_one(self) -> Vec<Box<[u8]>> {
+        let mut ones = Vec::with_capacity(self.count());
+        let mut add = |packet| {
+            if let Packet::One(one) = packet {
+                ones.push(one.into_bytes());
+            }
+        };
+        match self {
+            Packet::One(_) => add(self),
+            Packet::Segments(mut segments) => {
+                while let Some((one, _)) = segments.cut(1) {
+                    add(one);
+                }
+                add(segments.rest());
+            }
+        }
+        ones
+    }
+
+    /// What is left, to be sent.
+    pub fn rest(self) -> Packet {
+        match self {
+            Packet::One(one) => Packet::of(one.into_bytes()),
+            Packet::Segments(segments) => segments.rest(),
+        }
+    }
+}
+
+/// A packet from which fragments may have been cut.
+#[derive(Clone, Debug)]
+pub(super) struct One {
     bytes: Box<[u8]>,
     /// How much of what is inside has been cut off.
     cut: usize,
 }
 
-impl Packet {
-    pub fn new(bytes: Box<[u8]>) -> Self {
-        Packet { bytes, cut: 0 }
-    }
-
+impl One {
     /// Cuts a fragment of at most this many bytes off (RFC 791, section 3.2), if the rest is longer. Returns also by how much
     /// the rest is shorter. The packet must have an identification. All fragments keep all options.
-    pub fn cut(&mut self, mtu: usize) -> Option<(Packet, u32)> {
+    fn cut(&mut self, mtu: usize) -> Option<(Packet, u32)> {
         let at = header_bytes(&self.bytes);
         let left = self.bytes.len() - at - self.cut;
         let space = (mtu.saturating_sub(at) / 8 * 8).max(8);
@@ -170,7 +244,7 @@ impl Packet {
         }
         let piece = self.fragment(space);
         self.cut += space;
-        Some((Packet::new(piece), space as u32))
+        Some((Packet::of(piece), space as u32))
     }
 
     /// The whole packet, or its last fragment if others have been cut off.
@@ -192,8 +266,7 @@ impl Packet {
         };
         let place = word(header, FRAGMENT) & (MORE_FRAGMENTS | PLACE) | more;
         let place = place.wrapping_add((self.cut / 8) as u16);
-        let bytes = fragment.len() as u16;
-        fragment[LENGTH..LENGTH + 2].copy_from_slice(&bytes.to_be_bytes());
+        set_length(&mut fragment);
         fragment[FRAGMENT..FRAGMENT + 2].copy_from_slice(&place.to_be_bytes());
         fragment.into()
     }
@@ -201,12 +274,12 @@ impl Packet {
 
 /// All fragments of a packet.
 pub(super) fn fragments(packet: Box<[u8]>, mtu: usize) -> Vec<Box<[u8]>> {
-    let mut packet = Packet::new(packet);
-    let mut fragments: Vec<_> = std::iter::from_fn(|| packet.cut(mtu))
-        .map(|(piece, _)| piece.into_bytes())
+    let mut packet = Packet::of(packet);
+    let mut pieces: Vec<_> = std::iter::from_fn(|| packet.cut(mtu, 1))
+        .map(|(piece, _)| piece)
         .collect();
-    fragments.push(packet.into_bytes());
-    fragments
+    pieces.push(packet.rest());
+    pieces.into_iter().flat_map(Packet::one_by_one).collect()
 }
 
 /// Computes the header's checksum, as the kernel does for raw sockets.
@@ -247,7 +320,7 @@ pub(super) fn too_long(packet: &[u8], mtu: usize) -> Vec<u8> {
 }
 
 /// The length of an IPv4 packet's header.
-fn header_bytes(packet: &[u8]) -> usize {
+pub(super) fn header_bytes(packet: &[u8]) -> usize {
     usize::from(packet[0] & 0x0f) * 4
 }
 
@@ -258,7 +331,7 @@ fn set_udp_checksum(packet: &mut [u8], at: usize) {
         return;
     }
     packet[checksum.clone()].fill(0);
-    let pseudo = ones_sum(&packet[ADDRESSES], u32::from(UDP) + (packet.len() - at) as u32);
+    let pseudo = pseudo_sum(packet, at);
     // 0 would say that there is none.
     let sum = match !ones_sum(&packet[at..], u32::from(pseudo)) {
         0 => u16::MAX,
@@ -267,12 +340,20 @@ fn set_udp_checksum(packet: &mut [u8], at: usize) {
     packet[checksum].copy_from_slice(&sum.to_be_bytes());
 }
 
+/// The sum of the header before what begins at this place (RFC 9293, section 3.1).
+pub(super) fn pseudo_sum(packet: &[u8], at: usize) -> u16 {
+    ones_sum(
+        &packet[ADDRESSES],
+        u32::from(protocol(packet)) + (packet.len() - at) as u32,
+    )
+}
+
 /// The ones' complement sum of words (RFC 1071) and of what was summed before.
-fn ones_sum(bytes: &[u8], before: u32) -> u16 {
-    let words = bytes
-        .chunks(2)
-        .map(|pair| u32::from(pair[0]) << 8 | u32::from(*pair.get(1).unwrap_or(&0)));
-    let mut sum = before + words.sum::<u32>();
+pub(super) fn ones_sum(bytes: &[u8], before: u32) -> u16 {
+    let words = bytes.chunks_exact(2);
+    let last = words.remainder().first().map_or(0, |byte| u32::from(*byte) << 8);
+    let words = words.map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]])));
+    let mut sum = before + last + words.sum::<u32>();
     while sum > 0xffff {
         sum = (sum & 0xffff) + (sum >> 16);
     }
@@ -282,6 +363,23 @@ fn ones_sum(bytes: &[u8], before: u32) -> u16 {
 /// Whether it is a part of a longer packet.
 pub(super) fn is_fragment(header: &[u8]) -> bool {
     word(header, FRAGMENT) & (MORE_FRAGMENTS | PLACE) != 0
+}
+
+/// The number of the protocol inside.
+pub(super) fn protocol(packet: &[u8]) -> u8 {
+    packet[9]
+}
+
+/// Writes a packet's length into its header.
+pub(super) fn set_length(packet: &mut [u8]) {
+    let bytes = packet.len() as u16;
+    packet[LENGTH..LENGTH + 2].copy_from_slice(&bytes.to_be_bytes());
+}
+
+/// Counts a packet's identification up, as for segments behind it.
+pub(super) fn add_to_identification(packet: &mut [u8], more: u16) {
+    let own = word(packet, IDENTIFICATION).wrapping_add(more);
+    packet[IDENTIFICATION..IDENTIFICATION + 2].copy_from_slice(&own.to_be_bytes());
 }
 
 /// A packet's DSCP.

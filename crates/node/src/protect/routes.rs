@@ -20,6 +20,7 @@ use std::process::{Command, Stdio};
 
 use coorp_team::PATHS_MAX;
 
+use super::segments::Hardware;
 use crate::Error;
 
 /// The priority of the first path's first rule: ahead of tailscale's (5,210) and of all that people usually have.
@@ -56,7 +57,9 @@ pub(super) struct Routes {
 pub(super) struct Outlet {
     pub interface: String,
     /// The kernel's number, which a card that is plugged in again does not keep.
-    index: u32,
+    pub index: u32,
+    /// Of an interface that has one.
+    pub hardware: Option<Hardware>,
     pub address: Ipv4Addr,
     /// As `10.77.0.0/24`.
     pub network: String,
@@ -87,6 +90,7 @@ impl Outlet {
         Ok(Outlet {
             interface: interface.to_owned(),
             index: found.index,
+            hardware: found.mac.map(|hardware| hardware.octets()),
             address,
             network: format!("{network}/{prefix}"),
             prefix,

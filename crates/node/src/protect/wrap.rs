@@ -11,8 +11,6 @@
 //! Left out: programs' broadcast and multicast, and other classes.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
-use std::io::Write;
 use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::sync::{Arc, Mutex};
@@ -22,6 +20,7 @@ use coorp_core::paths::{Merge, Outflow, PacketCopy, PathId, Sequence, PATHS_MAX}
 use coorp_core::robot::Input;
 use coorp_core::{Instant, RobotId};
 
+use super::tun::Tun;
 use super::{packet, Outside};
 use crate::addresses::Addresses;
 use crate::links::Links;
@@ -68,7 +67,7 @@ struct Inside {
 #[derive(Debug)]
 pub(super) struct Inlet {
     pub address: Ipv4Addr,
-    pub tun: File,
+    pub tun: Tun,
     pub outside: Arc<Outside>,
 }
 
@@ -274,7 +273,7 @@ impl Inside {
         };
         while let Some(packet) = merge.poll() {
             let to = packet::to(&packet);
-            let Some(inlet) = self.inlets.values_mut().find(|inlet| inlet.address == to) else {
+            let Some(inlet) = self.inlets.values().find(|inlet| inlet.address == to) else {
                 continue;
             };
             if let Err(error) = inlet.tun.write(&packet) {
