@@ -44,7 +44,7 @@ cli:
 # Also builds the programs used by the studies.
 build: cli
 	cargo build --release --locked -p coorp-node --example control --example stranger
-	cargo build --release --locked --manifest-path crates/node/cost/Cargo.toml
+	cargo build --release --locked --manifest-path crates/node/cost/Cargo.toml --target-dir $(TARGET)
 
 # First, sync: a robot's start syncs its state, and waits seconds if a build has just filled the disk's queue.
 define live_faults
@@ -71,6 +71,7 @@ lab:
 # All but the day's run: python studies/day.py
 studies: package build
 	cargo build --release --locked --manifest-path studies/ros2/Cargo.toml
+	cargo build --release --locked --manifest-path crates/node/cost/Cargo.toml --target-dir $(TARGET) --features zenoh
 	$(COORP) sim examples/faults-live.toml --faults --nodes --seeds $(NODE_FAULT_SEEDS_STUDIES)
 	@$(call live_faults,$(LIVE_FAULT_SEEDS_STUDIES))
 	COORP_LOCAL_FAULT_RUNS=200 cargo test --release --locked -p coorp-local --test faults --test run_deaths

@@ -3,10 +3,10 @@
     cargo build --release -p coorp-cli
     python studies/cost.py [--quick] [--markdown]
 
-Runs `crates/node/cost`, whose source describes the measurements. Then runs five robots with
-`coorp up` on loopback that publish nothing: each robot's share of a core over some time, from `/proc/PID/stat`, and its
-memory at the end. Resident memory (RSS) counts the program's own pages for every robot; the proportional share (PSS)
-counts them once in total.
+Runs `crates/node/cost`, whose source describes the measurements; with `--quick`, without Zenoh, which takes minutes to
+compile. Then runs five robots with `coorp up` on loopback that publish nothing: each robot's share of a core over some
+time, from `/proc/PID/stat`, and its memory at the end. Resident memory (RSS) counts the program's own pages for every
+robot; the proportional share (PSS) counts them once in total.
 
 Prints all measurements, and then each claim and whether it holds. All figures are noisy on a busy machine, so the load
 before the run is shown. If the program or cargo is missing, the study says so and succeeds.
@@ -90,7 +90,10 @@ def bench(cargo: str, *, quick: bool) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder) / "cost.json"
         command = [cargo, "run", "--quiet", "--release", "--locked", "--manifest-path", "crates/node/cost/Cargo.toml"]
-        command += ["--", "--json", str(found), *(["--quick"] if quick else [])]
+        # The main workspace's, which has compiled most of it.
+        command += ["--target-dir", os.environ.get("CARGO_TARGET_DIR", "target")]
+        command += [*([] if quick else ["--features", "zenoh"]), "--"]
+        command += ["--json", str(found), *(["--quick"] if quick else [])]
         done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             sys.exit(f"the bench failed:\n{done.stdout}{done.stderr}")

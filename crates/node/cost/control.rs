@@ -1,16 +1,13 @@
-//! Control messages: a node beside Zenoh used plainly.
+//! Control messages of a node, beside those of Zenoh (`zenoh.rs`).
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use coorp_node::keys::Identity;
 use rustix::time::ClockId;
-use serde_json::{json, Value};
-use zenoh::{Config, Session, Wait};
 
-use crate::peer::{nanos, Ask, Obey, Peer, Role};
-use crate::team::{free_ports, Team};
+use crate::peer::{nanos, Ask, Peer};
+use crate::team::Team;
 use crate::{turns, Extent, Outcome, Row};
 
 const SIZES: [usize; 3] = [64, 1_000, 32_000];
@@ -19,9 +16,6 @@ const PERIOD_US: u64 = 5_000;
 const WARM_UP: usize = 5;
 /// How long the first message may take to arrive, and the last.
 const SOON: Duration = Duration::from_secs(20);
-/// Keys of plain Zenoh's messages, by how they are received.
-const CALLBACK: &str = "cost/callback";
-const RECV: &str = "cost/recv";
 
 /// How long messages took, by their key.
 #[derive(Default)]
@@ -58,111 +52,47 @@ pub fn send(bytes: usize, count: usize, period_us: u64, put: impl Fn(&[u8]) -> O
     Ok(())
 }
 
-/// A session of Zenoh, with its own defaults but for where it listens and connects.
-pub struct Zenoh {
-    session: Session,
-    times: Arc<Times>,
-}
-
-impl Zenoh {
-    pub fn open(config: &str) -> Outcome<Zenoh> {
-        Ok(Zenoh {
-            session: zenoh::open(Config::from_json5(config)?).wait()?,
-            times: Arc::default(),
-        })
-    }
-
-    fn listen(&self) -> Outcome<()> {
-        let times = self.times.clone();
-        let callback = self.session.declare_subscriber(CALLBACK);
-        let callback = callback.callback(move |sample| times.note(CALLBACK, &sample.payload().to_bytes()));
-        callback.background().wait()?;
-        let (subscriber, times) = (self.session.declare_subscriber(RECV).wait()?, self.times.clone());
-        std::thread::spawn(move || {
-            while let Ok(sample) = subscriber.recv() {
-                times.note(RECV, &sample.payload().to_bytes());
-            }
-        });
-        Ok(())
-    }
-}
-
-impl Obey for Zenoh {
-    fn obey(&mut self, ask: Ask) -> Outcome<Value> {
-        Ok(match ask {
-            Ask::Listen => json!(self.listen()?),
-            Ask::Send {
-                key,
-                bytes,
-                count,
-                period_us,
-            } => {
-                let publisher = self.session.declare_publisher(key).wait()?;
-                json!(send(bytes, count, period_us, |message| publisher.put(message).wait())?)
-            }
-            Ask::Collect { key } => json!(self.times.take(&key)),
-            _ => return Err("Zenoh alone does control".into()),
-        })
-    }
-}
-
 /// Two processes between which messages go.
 struct Contender {
     name: &'static str,
     key: &'static str,
-    /// Of the processes below; two contenders may share theirs.
+    /// Of the processes; two contenders may share theirs.
     pair: usize,
 }
 
-const CONTENDERS: [Contender; 5] = [
-    Contender {
-        name: "zenoh, callback",
-        key: CALLBACK,
-        pair: 0,
-    },
-    Contender {
-        name: "zenoh, recv",
-        key: RECV,
-        pair: 0,
-    },
-    Contender {
-        name: "zenoh over TLS, callback",
-        key: CALLBACK,
-        pair: 1,
-    },
-    Contender {
-        name: "coorp, recv",
-        key: "",
-        pair: 2,
-    },
-    Contender {
-        name: "guests of coorp, recv",
-        key: "",
-        pair: 3,
-    },
-];
+/// Adds a pair and those who use it.
+fn add(pairs: &mut Vec<[Peer; 2]>, contenders: &mut Vec<Contender>, pair: [Peer; 2], names: &[(&'static str, &'static str)]) {
+    let place = pairs.len();
+    contenders.extend(names.iter().map(|(name, key)| Contender { name, key, pair: place }));
+    pairs.push(pair);
+}
 
 pub fn measure(extent: &Extent) -> Outcome<Vec<Row>> {
     let team = Team::make()?;
-    let mut pairs = Vec::new();
-    for protocol in ["tcp", "tls"] {
-        pairs.push(zenoh_pair(&team, protocol)?);
+    let (mut pairs, mut contenders) = (Vec::new(), Vec::new());
+    #[cfg(feature = "zenoh")]
+    {
+        use crate::zenoh::{pair, CALLBACK, RECV};
+        let plain = [("zenoh, callback", CALLBACK), ("zenoh, recv", RECV)];
+        add(&mut pairs, &mut contenders, pair(&team, "tcp")?, &plain);
+        let over_tls = [("zenoh over TLS, callback", CALLBACK)];
+        add(&mut pairs, &mut contenders, pair(&team, "tls")?, &over_tls);
     }
-    pairs.push(team.robots(None)?);
+    add(&mut pairs, &mut contenders, team.robots(None)?, &[("coorp, recv", "")]);
     let team_of_guests = Team::make()?;
     let (_agents, guests) = team_of_guests.guests()?;
-    pairs.push(guests);
+    add(&mut pairs, &mut contenders, guests, &[("guests of coorp, recv", "")]);
     for [receiver, _] in &mut pairs {
         receiver.ask::<()>(&Ask::Listen)?;
     }
-    for contender in &CONTENDERS {
+    for contender in &contenders {
         await_first(&mut pairs[contender.pair], contender.key)?;
     }
     let mut found: BTreeMap<(usize, usize), (Vec<u64>, usize)> = BTreeMap::new();
     for round in 0..extent.control_rounds {
-        for turn in turns(CONTENDERS.len() * SIZES.len(), round) {
-            let (place, size) = (turn % CONTENDERS.len(), turn / CONTENDERS.len());
-            let contender = &CONTENDERS[place];
+        for turn in turns(contenders.len() * SIZES.len(), round) {
+            let (place, size) = (turn % contenders.len(), turn / contenders.len());
+            let contender = &contenders[place];
             let times = run(&mut pairs[contender.pair], contender.key, SIZES[size], extent.messages)?;
             let (all, lost) = found.entry((size, place)).or_default();
             *lost += extent.messages.saturating_sub(times.len());
@@ -170,36 +100,8 @@ pub fn measure(extent: &Extent) -> Outcome<Vec<Row>> {
         }
     }
     let rows = found.into_iter();
-    rows.map(|((size, place), (times, lost))| Row::new("control", CONTENDERS[place].name, SIZES[size], times, lost))
+    rows.map(|((size, place), (times, lost))| Row::new("control", contenders[place].name, SIZES[size], times, lost))
         .collect()
-}
-
-fn zenoh_pair(team: &Team, protocol: &str) -> Outcome<[Peer; 2]> {
-    let endpoint = format!("{protocol}/127.0.0.1:{}", free_ports(1)?);
-    let start = |name: &str, listen: &[&str], connect: &[&str]| {
-        let mut config = json!({
-            "mode": "peer",
-            "listen": { "endpoints": listen },
-            "connect": { "endpoints": connect },
-            // Or the pairs would find each other.
-            "scouting": { "multicast": { "enabled": false } },
-        });
-        if protocol != "tcp" {
-            let identity = Identity::of(&team.team, name)?;
-            config["transport"]["link"]["tls"] = json!({
-                "enable_mtls": true,
-                "verify_name_on_connect": false,
-                "root_ca_certificate": identity.authority,
-                "listen_private_key": identity.key,
-                "listen_certificate": identity.certificate,
-                "connect_private_key": identity.key,
-                "connect_certificate": identity.certificate,
-            });
-        }
-        let config = config.to_string();
-        Peer::start(&Role::Zenoh { config })
-    };
-    Ok([start("one", &[&endpoint], &[])?, start("two", &[], &[&endpoint])?])
 }
 
 /// Sends until something arrives.

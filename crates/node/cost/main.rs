@@ -1,12 +1,13 @@
 //! What Coorp costs beside the libraries that it stands on, side by side in one run.
 //!
-//!     cargo run --release --manifest-path crates/node/cost/Cargo.toml -- [--quick] [--json FILE]
+//!     cargo run --release --manifest-path crates/node/cost/Cargo.toml --features zenoh -- [--quick] [--json FILE]
 //!
 //! Three things, each between processes of their own on loopback, with keys:
 //!
 //! - **control**: from before `put` until the receiver has the message, at a message every 5 ms. A node's receiver waits
 //!   in `recv`; once more, both programs are guests of their robots' agents. Zenoh's has it in a callback, and in `recv` as
 //!   well. Zenoh as it comes runs over TCP without keys; over TLS it has the team's.
+//!   Without the feature `zenoh` it is left out.
 //! - **bulk**: from giving a message away until its receiver has confirmed the whole of it, on a new connection each
 //!   time. Plain QUIC (quinn) drops what it receives; in a second form it hashes, writes and syncs as a node does. A node
 //!   takes a copy and hashes it when it is given away; `written` is the time after that alone.
@@ -22,6 +23,8 @@ mod control;
 mod peer;
 mod robot;
 mod team;
+#[cfg(feature = "zenoh")]
+mod zenoh;
 
 use std::error::Error;
 use std::path::PathBuf;

@@ -30,6 +30,7 @@ pub enum Role {
         is_agent: bool,
     },
     /// A session of Zenoh.
+    #[cfg(feature = "zenoh")]
     Zenoh { config: String },
     /// An end of plain QUIC, with the keys of a robot of a team.
     Quic {
@@ -120,7 +121,8 @@ pub fn be(role: &str) -> Outcome<()> {
             state,
             is_agent,
         } => serve(robot::Robot::open(&team, name, state, is_agent)?),
-        Role::Zenoh { config } => serve(control::Zenoh::open(&config)?),
+        #[cfg(feature = "zenoh")]
+        Role::Zenoh { config } => serve(crate::zenoh::Plain::open(&config)?),
         Role::Quic { team, name, state } => serve(bulk::Quic::open(&team, &name, state)?),
     }
 }
