@@ -336,6 +336,7 @@ impl Lane {
         if more || made_room || bulk == Rest::More {
             return Ok(());
         }
+        self.card.rest(now);
         let look = match (self.card.is_empty(), bulk == Rest::Held) {
             _ if self.protect.has_acknowledgements() => LOOK_HELD,
             (true, _) => REST,

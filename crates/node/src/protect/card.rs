@@ -145,6 +145,11 @@ impl Card {
         }
     }
 
+    /// No packet is in a hurry now.
+    pub fn rest(&mut self, now: Instant) {
+        self.neighbours.refresh(now);
+    }
+
     /// Whether all that was handed over until then has left.
     pub fn has_sent_until(&self, then: Instant) -> bool {
         let together = self.together.as_ref().map(|(socket, _)| socket);

@@ -1,7 +1,8 @@
 //! Which receivers on an interface's network have a known hardware address, and which: packets to others wait in the kernel for
 //! seconds, and then get lost.
 //!
-//! Known from `/proc/net/arp`, read while packets go to a receiver that is not known, or was known a while ago.
+//! Known from `/proc/net/arp`, which takes some 0.1 ms. So it is read anew between packets while some go, and before one only if its
+//! receiver is not known, or was known a while ago.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -12,8 +13,10 @@ use pnet_datalink::MacAddr;
 use super::routes::Outlet;
 use super::segments::Hardware;
 
-/// How long what was read holds: of a receiver that was there, and of one that was not and may be found any moment.
-const KNOWN_FOR: Duration = Duration::from_millis(200);
+/// How long what was read holds: of a receiver that was there, until it is read anew between packets or before one; and of one
+/// that was not there and may be found any moment.
+const FRESH_FOR: Duration = Duration::from_millis(200);
+const KNOWN_FOR: Duration = Duration::from_secs(1);
 const UNKNOWN_FOR: Duration = Duration::from_millis(10);
 /// The most that is read of the table.
 const LINES_MAX: usize = 4_096;
@@ -28,6 +31,8 @@ pub(super) struct Neighbours {
     any: bool,
     known: BTreeMap<Ipv4Addr, Hardware>,
     read_at: Option<Instant>,
+    /// Whether packets went since.
+    is_asked: bool,
 }
 
 impl Neighbours {
@@ -37,6 +42,7 @@ impl Neighbours {
             any: outlet.has_neighbours,
             known: BTreeMap::new(),
             read_at: None,
+            is_asked: false,
         }
     }
 
@@ -50,15 +56,31 @@ impl Neighbours {
         } else {
             UNKNOWN_FOR
         };
-        if self.read_at.is_none_or(|at| now.since(at) >= holds_for) {
-            self.read_at = Some(now);
-            match std::fs::read_to_string("/proc/net/arp") {
-                Ok(table) => self.known = complete(&table, &self.interface),
-                // Without it, better no packet waits than every one.
-                Err(_) => self.any = false,
-            }
+        if self.is_older(holds_for, now) {
+            self.read(now);
         }
+        self.is_asked = true;
         !self.any || self.known.contains_key(&receiver)
+    }
+
+    /// No packet is in a hurry now. Reads anew what was asked for and is no longer fresh.
+    pub fn refresh(&mut self, now: Instant) {
+        if self.any && self.is_asked && self.is_older(FRESH_FOR, now) {
+            self.read(now);
+        }
+    }
+
+    fn is_older(&self, than: Duration, now: Instant) -> bool {
+        self.read_at.is_none_or(|at| now.since(at) >= than)
+    }
+
+    fn read(&mut self, now: Instant) {
+        (self.read_at, self.is_asked) = (Some(now), false);
+        match std::fs::read_to_string("/proc/net/arp") {
+            Ok(table) => self.known = complete(&table, &self.interface),
+            // Without it, better no packet waits than every one.
+            Err(_) => self.any = false,
+        }
     }
 
     /// A receiver's hardware address, if it has one that is known.
