@@ -20,7 +20,7 @@
 //!
 //! Control by 3 and 4 is bounded: nothing is aggregated in AC_VO, so a fast flow there would ruin the channel for everybody.
 //! A flow that sends more than 1 Mbit/s, averaged over a quarter of a second, is not control until it has kept below half of
-//! that for five seconds.
+//! that for five seconds. If its program marks it, 4 Mbit/s are its bound: a perception of 12 KiB, 30 times a second, takes three.
 //!
 //! Small packets of bulk go at once if nothing of their flow waits, such as requests, and the acknowledgements of what comes the
 //! other way under the same rule: held, they would hold a robot that has a permit.
@@ -164,6 +164,8 @@ pub struct Config {
     pub bytes_max: u32,
     /// What a flow that is not control by a rule may send as control, in bits a second.
     pub control_bps_max: u64,
+    /// The same for a flow that its program marks.
+    pub marked_bps_max: u64,
     /// The longest message of control that is recognised by its period, in bytes with headers.
     pub message_bytes_max: u32,
     /// Which delay of waiting packets is too long.
@@ -180,6 +182,7 @@ impl Default for Config {
             flow_bytes_max: 8 << 20,
             bytes_max: 32 << 20,
             control_bps_max: 1_000_000,
+            marked_bps_max: 4_000_000,
             message_bytes_max: 4_096,
             codel: codel::Config::default(),
         }
@@ -291,7 +294,8 @@ pub struct Status {
 #[derive(Clone, Debug)]
 pub struct Protect<P> {
     rules: Vec<Rule>,
-    bounds: Bounds,
+    /// For flows that are not marked, and for those that are.
+    bounds: [Bounds; 2],
     flows: Flows,
     topics: Topics,
     queues: Queues<P>,
@@ -307,10 +311,10 @@ impl<P> Protect<P> {
         rules.truncate(RULES_MAX);
         Protect {
             rules,
-            bounds: Bounds {
+            bounds: [config.control_bps_max, config.marked_bps_max].map(|rate_bps_max| Bounds {
                 message_bytes_max: config.message_bytes_max,
-                rate_bps_max: config.control_bps_max,
-            },
+                rate_bps_max,
+            }),
             flows: Flows::new(config.flows_max.clamp(1, FLOWS_MAX)),
             topics: Topics::default(),
             queues: {
@@ -526,7 +530,8 @@ impl<P> Protect<P> {
         entry.packets += 1;
         entry.bytes += u64::from(head.bytes);
         entry.calm_messages = entry.calm_messages.saturating_add(u8::from(begins));
-        entry.nature.on_packet(head.bytes, head.message_bytes, self.bounds, now);
+        let bounds = self.bounds[usize::from(URGENT.contains(&head.dscp))];
+        entry.nature.on_packet(head.bytes, head.message_bytes, bounds, now);
         if head.message_bytes.is_some_and(|bytes| bytes > LARGE_BYTES) {
             (entry.large, entry.calm_from, entry.calm_messages) = (true, now, 0);
         }
