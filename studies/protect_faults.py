@@ -221,6 +221,8 @@ class Robot:
         self.do(Step(0.0, self.name, "down"))
         self.do(Step(0.0, self.name, "up"))
         shape(self.inside)
+        # The kernel gives the card its IPv6 address some time later.
+        soon(lambda: "local fe80" in self.seen(), 2.0)
         self.before = self.seen()
         own = [sys.executable, str(PROGRAMS), "--robot", self.name, "--streams", str(streams)]
         self.programs = self.lan.run(self.name, *own)
