@@ -61,7 +61,12 @@ struct Contender {
 }
 
 /// Adds a pair and those who use it.
-fn add(pairs: &mut Vec<[Peer; 2]>, contenders: &mut Vec<Contender>, pair: [Peer; 2], names: &[(&'static str, &'static str)]) {
+fn add(
+    pairs: &mut Vec<[Peer; 2]>,
+    contenders: &mut Vec<Contender>,
+    pair: [Peer; 2],
+    names: &[(&'static str, &'static str)],
+) {
     let place = pairs.len();
     contenders.extend(names.iter().map(|(name, key)| Contender { name, key, pair: place }));
     pairs.push(pair);

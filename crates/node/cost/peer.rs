@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::{bulk, control, robot, Outcome};
+use crate::{bulk, robot, Outcome};
 
 /// What makes this program a peer.
 pub const ARGUMENT: &str = "--peer";

@@ -17,7 +17,6 @@ const PORTS: u16 = 16;
 pub struct Team {
     folder: PathBuf,
     pub file: PathBuf,
-    pub team: coorp_team::Team,
 }
 
 impl Team {
@@ -37,7 +36,7 @@ impl Team {
         std::fs::write(&file, text)?;
         let team = coorp_team::load(&file).map_err(|error| error.to_string())?;
         coorp_node::keys::init(&team)?;
-        Ok(Team { folder, file, team })
+        Ok(Team { folder, file })
     }
 
     /// Both robots, of which the second one sends, once the first one leads. What comes is kept below `base`, or

@@ -75,7 +75,7 @@ pub fn pair(team: &Team, protocol: &str) -> Outcome<[Peer; 2]> {
             "scouting": { "multicast": { "enabled": false } },
         });
         if protocol != "tcp" {
-            let identity = Identity::of(&team.team, name)?;
+            let identity = Identity::of(&coorp_team::load(&team.file).map_err(|error| error.to_string())?, name)?;
             config["transport"]["link"]["tls"] = json!({
                 "enable_mtls": true,
                 "verify_name_on_connect": false,
