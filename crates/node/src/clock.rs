@@ -11,6 +11,9 @@ use rustix::time::{clock_gettime, ClockId};
 
 use crate::ground::Ground;
 
+/// How often both clocks are read to find one moment on them.
+const READINGS: usize = 5;
+
 /// Time since its start, on a ground.
 #[derive(Clone, Debug)]
 pub(crate) struct Clock {
@@ -36,6 +39,26 @@ impl Clock {
     pub fn elapsed(&self) -> Duration {
         self.ground.now().saturating_sub(self.started)
     }
+
+    /// One moment on this clock, and as Unix time in nanoseconds. A busy machine may pause between two readings, so the closest
+    /// of a few count.
+    pub fn moment(&self) -> (Duration, u64) {
+        let (elapsed, unix) = moment(|| self.elapsed(), || self.ground.unix());
+        (elapsed, u64::try_from(unix.as_nanos()).unwrap_or(u64::MAX))
+    }
+}
+
+/// The times of two clocks that were read most closely together.
+fn moment<T>(one: impl Fn() -> Duration, other: impl Fn() -> T) -> (Duration, T) {
+    let read = |_| {
+        let (before, other) = (one(), other());
+        (one().saturating_sub(before), before, other)
+    };
+    let first = read(0);
+    let (_, one, other) = (1..READINGS)
+        .map(read)
+        .fold(first, |best, next| if next.0 < best.0 { next } else { best });
+    (one, other)
 }
 
 /// The time since this machine's start, including sleep.
@@ -48,9 +71,25 @@ pub(crate) fn since_boot() -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cell::Cell;
     use std::process::Command;
 
     const SLEPT_S: u64 = 100_000;
+
+    #[test]
+    fn a_pause_between_two_readings_does_not_part_the_clocks() {
+        // The other clock is an hour ahead. The machine pauses after each reading of the first, at one time not.
+        let (now, reading) = (Cell::new(Duration::ZERO), Cell::new(0));
+        let one = || {
+            let at = now.get();
+            let pause = if reading.replace(reading.get() + 1) == 4 { 0 } else { 50 };
+            now.set(at + Duration::from_millis(pause));
+            at
+        };
+        let hour = Duration::from_secs(3_600);
+        let (at, other) = moment(one, || now.get() + hour);
+        assert_eq!(other, at + hour);
+    }
 
     #[test]
     #[ignore = "the program of the other test"]

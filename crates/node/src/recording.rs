@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{channel, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
-use std::time::{Duration as StdDuration, SystemTime, UNIX_EPOCH};
+use std::time::Duration as StdDuration;
 
 use coorp_core::permits::Message;
 use coorp_core::robot::{Event, Led};
@@ -214,11 +214,7 @@ impl Recorder {
     fn begin(agent: &Arc<Agent>, path: &Path) -> Result<Recorder, Error> {
         let file = open(path)?;
         let kept = file.try_clone().map_err(|error| Error::at("record to", path, error))?;
-        let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let began = (
-            agent.robot.now(),
-            u64::try_from(since_epoch.as_nanos()).unwrap_or(u64::MAX),
-        );
+        let began = agent.robot.moment();
         let failed =
             |error: McapError| Error::Recording(format!("cannot record to {}: {}", path.display(), plain(&error)));
         // Chunks are assembled in memory: a file never contains half of a chunk's length.

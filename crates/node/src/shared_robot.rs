@@ -81,11 +81,12 @@ impl SharedRobot {
     pub fn start(ground: &Arc<dyn Ground>, team: &Team, config: RobotConfig) -> Result<Arc<Self>, Error> {
         let clock = Clock::start(ground);
         let robot = Robot::new(config.clone(), STARTED).map_err(Error::Config)?;
+        let (elapsed, unix_ns) = clock.moment();
         let about = About {
             team: team.name.clone(),
             robots: team.robots.iter().map(|robot| robot.name.clone()).collect(),
             config,
-            origin: (STARTED, u64::try_from(ground.unix().as_nanos()).unwrap_or(u64::MAX)),
+            origin: (STARTED, unix_ns.saturating_sub(elapsed.as_nanos())),
         };
         Ok(Arc::new(SharedRobot {
             clock,
@@ -107,6 +108,12 @@ impl SharedRobot {
     /// The robot's clock.
     pub fn now(&self) -> Instant {
         STARTED + self.clock.elapsed()
+    }
+
+    /// One moment on the robot's clock, and as Unix time in nanoseconds.
+    pub fn moment(&self) -> (Instant, u64) {
+        let (elapsed, unix_ns) = self.clock.moment();
+        (STARTED + elapsed, unix_ns)
     }
 
     /// Passes an input to the robot, and wakes the driver for its consequences.
