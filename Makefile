@@ -64,9 +64,10 @@ test: package build
 	@$(call live_faults,$(LIVE_FAULT_SEEDS))
 	@set -e; for study in $(STUDIES); do echo "== $$study --quick"; $(PYTHON) $$study --quick; done
 
-lab:
+lab: cli
 	bash .ci/packages
 	cargo test --locked -p coorp-node --lib -- --nocapture in_the_lab
+	cargo test --locked -p coorp-cli --test on_wifi -- --nocapture in_the_lab
 
 # All but the day's run: python studies/day.py
 studies: package build
