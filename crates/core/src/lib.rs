@@ -53,6 +53,7 @@ pub mod starts;
 pub mod time;
 pub mod tracker;
 pub mod windows;
+pub mod zenoh;
 
 pub use id::{FlowId, RobotId};
 pub use time::{Duration, Instant};

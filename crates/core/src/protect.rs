@@ -18,7 +18,8 @@
 //!    tenth of its period passes now and then. What carries nothing is no message, such as TCP's bare acknowledgements: on a
 //!    quiet channel those of bulk come as regularly as the air takes aggregates.
 //!
-//! Control by 3 and 4 is bounded: nothing is aggregated in AC_VO, so a fast flow there would ruin the channel for everybody.
+//! Rules of the agent itself come behind those of the team file, for connections of its own ([`crate::zenoh`]). Their control, and
+//! that by 3 and 4, is bounded: nothing is aggregated in AC_VO, so a fast flow there would ruin the channel for everybody.
 //! A flow that sends more than 1 Mbit/s, averaged over a quarter of a second, is not control until it has kept below half of
 //! that for five seconds. If its program marks it, 4 Mbit/s are its bound: a perception of 12 KiB, 30 times a second, takes three.
 //!
@@ -60,7 +61,8 @@ use crate::{codel, Duration, Instant};
 use flows::{Entry, Flows, SHARED};
 use nature::{Bounds, MESSAGE_GAP};
 use queues::{Lane, Load, Queues};
-use topics::{is_match, Topics};
+pub(crate) use topics::is_match;
+use topics::Topics;
 
 /// Rules that are read at most.
 pub const RULES_MAX: usize = 256;
@@ -156,13 +158,15 @@ impl Rule {
 pub struct Config {
     /// The first rule that covers a flow holds; at most [`RULES_MAX`] are read.
     pub rules: Vec<Rule>,
+    /// Rules of the agent itself, for flows that none of the above covers. Their control is bounded.
+    pub own_rules: Vec<Rule>,
     /// Flows that are known at a time; 1 to [`FLOWS_MAX`].
     pub flows_max: usize,
     /// Memory for one flow's packets that wait, of which each takes 256 bytes or more. One packet may always wait.
     pub flow_bytes_max: u32,
     /// Memory for all packets that wait; at most [`BYTES_MAX`].
     pub bytes_max: u32,
-    /// What a flow that is not control by a rule may send as control, in bits a second.
+    /// What a flow that is not control by a rule of the team file may send as control, in bits a second.
     pub control_bps_max: u64,
     /// The same for a flow that its program marks.
     pub marked_bps_max: u64,
@@ -178,6 +182,7 @@ impl Default for Config {
     fn default() -> Self {
         Config {
             rules: Vec::new(),
+            own_rules: Vec::new(),
             flows_max: 4_096,
             flow_bytes_max: 8 << 20,
             bytes_max: 32 << 20,
@@ -222,6 +227,8 @@ pub enum Reason {
     Undecided,
     /// Ordinary, and forgotten: it sent nothing for a minute, or others needed its place.
     Silent,
+    /// By a rule of the agent itself: a connection of its own.
+    Own,
 }
 
 /// What to do with a packet.
@@ -293,7 +300,9 @@ pub struct Status {
 /// Sorts packets into classes, and keeps those that have to wait. A packet that is dropped inside is dropped as a value.
 #[derive(Clone, Debug)]
 pub struct Protect<P> {
+    /// The team file's, and behind them the agent's own.
     rules: Vec<Rule>,
+    first_own: usize,
     /// For flows that are not marked, and for those that are.
     bounds: [Bounds; 2],
     flows: Flows,
@@ -309,8 +318,11 @@ impl<P> Protect<P> {
     pub fn new(config: Config) -> Self {
         let mut rules = config.rules;
         rules.truncate(RULES_MAX);
+        let first_own = rules.len();
+        rules.extend(config.own_rules.into_iter().take(RULES_MAX));
         Protect {
             rules,
+            first_own,
             bounds: [config.control_bps_max, config.marked_bps_max].map(|rate_bps_max| Bounds {
                 message_bytes_max: config.message_bytes_max,
                 rate_bps_max,
@@ -558,6 +570,10 @@ impl<P> Protect<P> {
         let unread = self.is_unread();
         let entry = self.flows.get_mut(at);
         let (class, reason) = match entry.rule {
+            Some(rule) if rule >= self.first_own => match self.rules[rule].class {
+                Class::Control if entry.nature.is_fast(now) => (Class::Ordinary, Reason::TooFast),
+                class => (class, Reason::Own),
+            },
             Some(rule) => (self.rules[rule].class, Reason::Rule(rule)),
             None => earned(entry, load, at == SHARED, now),
         };

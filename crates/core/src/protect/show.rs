@@ -21,6 +21,7 @@ impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Reason::Rule(index) => write!(f, "rule {} of the team file", index + 1),
+            Reason::Own => f.write_str("the agent's own"),
             Reason::Marked => f.write_str("its program marks it"),
             Reason::Periodic => f.write_str("small and periodic"),
             Reason::Backlog => f.write_str("keeps a backlog"),

@@ -225,6 +225,34 @@ fn the_first_rule_that_covers_a_flow_holds() {
 }
 
 #[test]
+fn the_agents_own_rules_come_behind_the_team_files() {
+    let mut protect = Protect::new(Config {
+        rules: vec![ruled(Class::Control, 10_000)],
+        own_rules: vec![ruled(Class::Bulk, 10_000), ruled(Class::Bulk, 10_001)],
+        ..Config::default()
+    });
+    for number in 0..2 {
+        protect.on_packet(head(number, FULL), 0, at(0));
+    }
+    assert_eq!(class_of(&protect, 0, at(1)), (Class::Control, Reason::Rule(0)));
+    assert_eq!(class_of(&protect, 1, at(1)), (Class::Bulk, Reason::Own));
+}
+
+#[test]
+fn control_by_the_agents_own_rules_is_bounded() {
+    let mut protect = Protect::new(Config {
+        own_rules: vec![ruled(Class::Control, 10_000)],
+        ..Config::default()
+    });
+    protect.on_packet(head(0, 100), 0, at(0));
+    assert_eq!(class_of(&protect, 0, at(1)), (Class::Control, Reason::Own));
+    for packet in 1..100 {
+        protect.on_packet(head(0, FULL), packet, at(packet));
+    }
+    assert_eq!(class_of(&protect, 0, at(100)), (Class::Ordinary, Reason::TooFast));
+}
+
+#[test]
 fn port_0_stands_for_no_port() {
     let rule = ruled(Class::Bulk, 0);
     let portless = Flow {

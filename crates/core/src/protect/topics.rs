@@ -43,7 +43,7 @@ impl Topics {
 }
 
 /// Whether a DDS topic has a name of this pattern, or, if the pattern begins with '/', this name in ROS 2.
-pub(super) fn is_match(pattern: &str, topic: &str) -> bool {
+pub(crate) fn is_match(pattern: &str, topic: &str) -> bool {
     if !pattern.starts_with('/') {
         return is_alike(pattern, topic);
     }
