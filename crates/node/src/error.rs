@@ -57,6 +57,8 @@ pub enum Error {
     Recording(String),
     /// This machine's programs could not be protected.
     Protect(String),
+    /// The robot's agent could not be its Zenoh router.
+    Zenoh(String),
     /// The program cannot be a guest of the robot's agent, or only the robot itself can do this.
     Guest(String),
     /// The robot's agent, whose guest this program is, does not answer, or has failed.
@@ -88,7 +90,9 @@ impl fmt::Display for Error {
             UnknownRobot(text) | BulkToItself(text) | Name(text) | Period(text) | TooLarge(text) => f.write_str(text),
             TooManyTopics(text) | Gathered(text) | Keys(text) | Network(text) => f.write_str(text),
             Config(text) | Flight(text) | QueueFull(text) | Undelivered(text) | Crypto(text) => f.write_str(text),
-            Listen(text) | Recording(text) | Protect(text) | Guest(text) | Agent(text) => f.write_str(text),
+            Listen(text) | Recording(text) | Protect(text) | Zenoh(text) | Guest(text) | Agent(text) => {
+                f.write_str(text)
+            }
             Recorded => f.write_str("this robot is being recorded already"),
             NoKeys => f.write_str(
                 "bulk needs the team's keys: run this robot without --insecure, in Python without insecure=True",

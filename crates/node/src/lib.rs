@@ -80,6 +80,7 @@ mod topic;
 pub mod trial;
 pub mod watch;
 pub mod wire;
+mod zenoh;
 
 pub use coorp_core::policy::Policy;
 pub use coorp_core::tracker::Topics;

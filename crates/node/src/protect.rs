@@ -36,7 +36,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use coorp_core::paths;
-use coorp_core::protect::{Change, Class, Config, Head, Protect, Status, Verdict};
+use coorp_core::protect::{Change, Class, Config, Head, Protect, Reason, Status, Verdict};
 use coorp_core::robot::{Input, LOOK_HELD, LOOK_OPEN};
 use coorp_core::{Duration, FlowId, Instant};
 use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags, Timespec};
@@ -56,6 +56,7 @@ use crate::rank::real_time;
 use crate::shared_robot::{SharedRobot, Wish};
 use crate::sync::lock;
 use crate::tasks::caught;
+use crate::zenoh::{self, Router};
 use crate::Error;
 
 /// The most packets taken from a TUN, or sent of one class, before others get their turn.
@@ -90,6 +91,7 @@ pub(crate) struct Protection {
     wrapper: Arc<Wrapper>,
     stop: Arc<AtomicBool>,
     lanes: Vec<(Arc<Outside>, JoinHandle<()>)>,
+    router: Option<Router>,
 }
 
 /// A lane, as others see it.
@@ -127,6 +129,8 @@ impl Protection {
             wrapper: wrapper.clone(),
             stop: Arc::default(),
             lanes: Vec::new(),
+            // First, so that whoever sees the interface finds the router.
+            router: Router::start(member, wrapper.addresses())?,
         };
         for (path, interface) in interfaces.iter().enumerate().take(member.paths) {
             let outlet = Outlet::of(interface)?;
@@ -185,6 +189,8 @@ impl Protection {
 
 impl Drop for Protection {
     fn drop(&mut self) {
+        // Its last words still go by the lanes.
+        self.router = None;
         if self.wrapper.set_unwraps(false) {
             // What others have wrapped already still arrives.
             std::thread::sleep(std::time::Duration::from_nanos(UNWRAPPED_AFTER.as_nanos()));
@@ -262,6 +268,7 @@ impl Lane {
         let routes = Routes::set(path, &name, outlet, wrapper.is_some())?;
         let config = Config {
             rules: member.team.protect.clone(),
+            own_rules: zenoh::rules(&member.team),
             ..Config::default()
         };
         let lane = Lane {
@@ -674,7 +681,12 @@ impl Lane {
             ..
         }) = self.protect.poll()
         {
-            tracing::info!("{flow} is {class}: {reason}");
+            if reason == Reason::Own {
+                // Of a robot that is off, there is another one every few seconds.
+                tracing::debug!("{flow} is {class}: {reason}");
+            } else {
+                tracing::info!("{flow} is {class}: {reason}");
+            }
             let is_control = class == Class::Control;
             if is_control && !self.control.contains_key(&number) {
                 let added = self

@@ -88,6 +88,8 @@ pub struct Live {
     pub keys: PathBuf,
     /// When control is sent over two interfaces at once; default adaptive.
     pub duplicate: Duplicate,
+    /// Whether the agents that protect programs are their robots' Zenoh routers; default no.
+    pub zenoh: bool,
 }
 
 /// The rate settings of a robot or a link; `None` defers to the next wider setting.

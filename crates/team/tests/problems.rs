@@ -599,10 +599,10 @@ fn a_live_team_is_read_with_its_defaults() {
     assert_eq!((team.port(alpha), team.port(bravo)), (7460, 7600));
     assert_eq!(team.robots[1].interfaces, ["wlan0"]);
     assert_eq!(team.robot_named("charlie"), None);
-    assert_eq!(team.live.duplicate, Duplicate::Adaptive);
-    let text = format!("{TEAM}[live]\nduplicate = \"never\"\n");
+    assert_eq!((team.live.duplicate, team.live.zenoh), (Duplicate::Adaptive, false));
+    let text = format!("{TEAM}[live]\nduplicate = \"never\"\nzenoh = true\n");
     let team = parse(&text, "team.toml", Path::new("/team")).unwrap();
-    assert_eq!(team.live.duplicate, Duplicate::Never);
+    assert_eq!((team.live.duplicate, team.live.zenoh), (Duplicate::Never, true));
 }
 
 #[test]

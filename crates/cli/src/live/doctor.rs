@@ -469,6 +469,16 @@ fn of_protect(machine: &Machine<'_>) -> Vec<Finding> {
             rights.1,
         ),
         finding("iproute2", iproute2.0, "it sets routes and rules", iproute2.1),
+        finding(
+            "Zenoh router",
+            if cfg!(feature = "zenoh") {
+                "built in"
+            } else {
+                "not built in"
+            },
+            "for ROS 2 over Zenoh: 'zenoh = true' in the team file, and a coorp built with '--features zenoh'",
+            Fine,
+        ),
     ];
     let rules = version.and_then(|_| (machine.ip)(&["-4", "rule"]));
     found.extend(rules.map(|rules| policy_rules(machine, &rules)));

@@ -91,6 +91,11 @@ impl Wrapper {
         })
     }
 
+    /// Where the other robots are.
+    pub fn addresses(&self) -> &Arc<Addresses> {
+        &self.addresses
+    }
+
     /// Whether this robot has anything to unwrap with.
     pub fn is_of_use(&self) -> bool {
         self.member.paths > 1

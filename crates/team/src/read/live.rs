@@ -15,6 +15,7 @@ pub(super) fn live(root: &mut Sheet<'_>, base: &Path) -> Live {
         port: PORT_DEFAULT,
         keys: base.join("keys"),
         duplicate: Duplicate::Adaptive,
+        zenoh: false,
     };
     let Some(mut sheet) = root.table("live", "[live]") else {
         return default;
@@ -28,6 +29,7 @@ pub(super) fn live(root: &mut Sheet<'_>, base: &Path) -> Live {
         port: sheet.integer("port", rules::PORT_RANGE).unwrap_or(default.port),
         keys: sheet.string("keys").map_or(default.keys, |(keys, _)| base.join(keys)),
         duplicate: sheet.choice("duplicate", &names).unwrap_or(default.duplicate),
+        zenoh: sheet.flag("zenoh").unwrap_or(default.zenoh),
     };
     sheet.finish();
     live

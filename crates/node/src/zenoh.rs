@@ -1,0 +1,85 @@
+//! The agent as its robot's Zenoh router, in place of `rmw_zenohd`: the sessions of ROS 2 nodes connect to it unchanged.
+//!
+//! It listens where `rmw_zenohd` does, with its settings, and connects to the other agents' routers (`relay.rs`). Two routers have
+//! a connection for each [`Link`], reliable and not, told apart by ports of the robots. Its connections pass the agent's own lane
+//! ([`crate::protect`]) like any program's, which knows those of control and of bulk by [`rules`]. By which of them a message
+//! goes is decided in [`coorp_core::zenoh`].
+//!
+//! Left out: TLS. Who reaches the port may take part, as with `rmw_zenohd`.
+
+use coorp_core::protect::{Class, Rule};
+use coorp_core::zenoh::Link;
+use coorp_core::RobotId;
+use coorp_team::Team;
+
+/// Of a robot's ports, those on which links come in, by [`Link`].
+const PORT_LINKS: u16 = 8;
+const TCP: u8 = 6;
+
+/// The rules by which the lane knows the links' connections.
+pub(crate) fn rules(team: &Team) -> Vec<Rule> {
+    if !team.live.zenoh {
+        return Vec::new();
+    }
+    let mut ports: Vec<u16> = ids(team).map(|robot| team.port(robot)).collect();
+    ports.sort_unstable();
+    ports.dedup();
+    let rule = |class, port| Rule {
+        class,
+        protocol: Some(TCP),
+        ports: Some((port, port)),
+        to: None,
+        dscp: None,
+        topic: None,
+    };
+    let of_robots = |first: u16| {
+        [
+            rule(Class::Control, first + place(Link::Control)),
+            rule(Class::Bulk, first + place(Link::Bulk)),
+        ]
+    };
+    ports.into_iter().flat_map(of_robots).collect()
+}
+
+fn ids(team: &Team) -> impl Iterator<Item = RobotId> {
+    (0u16..).map(RobotId).take(team.robots.len())
+}
+
+/// The place of a link among a robot's ports.
+const fn place(link: Link) -> u16 {
+    PORT_LINKS
+        + match link {
+            Link::Control => 0,
+            Link::Ordinary => 1,
+            Link::Bulk => 2,
+        }
+}
+
+#[cfg(feature = "zenoh")]
+mod relay;
+#[cfg(feature = "zenoh")]
+mod router;
+#[cfg(feature = "zenoh")]
+pub(crate) use self::router::Router;
+
+/// What a build without Zenoh has in the router's place.
+#[cfg(not(feature = "zenoh"))]
+#[derive(Debug)]
+pub(crate) struct Router(std::convert::Infallible);
+
+#[cfg(not(feature = "zenoh"))]
+impl Router {
+    /// Begins, if the team file says so.
+    pub fn start(
+        member: &crate::member::Member,
+        _: &std::sync::Arc<crate::addresses::Addresses>,
+    ) -> Result<Option<Router>, crate::Error> {
+        if !member.team.live.zenoh {
+            return Ok(None);
+        }
+        Err(crate::Error::Zenoh(
+            "the team file has zenoh = true, and this coorp was built without it: build with `--features zenoh`, or remove it"
+                .to_owned(),
+        ))
+    }
+}
