@@ -73,6 +73,10 @@ lab: cli
 studies: package build
 	cargo build --release --locked --manifest-path studies/ros2/Cargo.toml
 	cargo build --release --locked --manifest-path crates/node/cost/Cargo.toml --target-dir $(TARGET) --features zenoh
+	cargo build --release --locked --manifest-path studies/ros2-zenoh/Cargo.toml
+	cargo build --release --locked -p coorp-cli --features zenoh
+	cargo test --release --locked -p coorp-node --features zenoh --lib zenoh
+	PATH="$(abspath $(VENV))/bin:$$PATH" cargo test --release --locked -p coorp-cli --features zenoh --test zenoh
 	$(COORP) sim examples/faults-live.toml --faults --nodes --seeds $(NODE_FAULT_SEEDS_STUDIES)
 	@$(call live_faults,$(LIVE_FAULT_SEEDS_STUDIES))
 	COORP_LOCAL_FAULT_RUNS=200 cargo test --release --locked -p coorp-local --test faults --test run_deaths

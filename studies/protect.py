@@ -1,7 +1,8 @@
 """Programs that know nothing of Coorp: their control beside their bulk, without and with `coorp up --protect`.
 
-    cargo build --release -p coorp-cli
+    cargo build --release -p coorp-cli --features zenoh
     cargo build --release --manifest-path studies/ros2/Cargo.toml
+    cargo build --release --manifest-path studies/ros2-zenoh/Cargo.toml
     sudo python studies/protect.py [--quick] [--markdown]
 
 Over `coorp emu`, on the channel of `examples/navigation.toml`. Every 33 ms, each of four robots sends the leader a
@@ -10,6 +11,8 @@ request and gets a reply, beside bulk of programs that nobody here wrote (lib/pe
 - `ping`, marked EF and not, and datagrams marked EF, beside `iperf3` over TCP;
 - Cyclone DDS: poses beside images of 1 MB from the same participant, all as ROS 2 has them by default;
 - the same from nodes of `ros2-client` (RustDDS), which Cyclone DDS takes and answers;
+- poses and images of nodes of hiroz, which speaks rmw_zenoh's protocol, with a service and parameters beside them. The
+  protecting agents are the Zenoh routers;
 - datagrams of teleoperation, not marked, beside `rsync` of 1 GB;
 - datagrams of an MPC loop, not marked, beside `torch.distributed` with gloo: all five robots reduce gradients of 40 MB.
 
@@ -37,8 +40,8 @@ cores, which no two robots share. Over a veth, the sender's thread also does the
 counts as the agent's. The goals: 60 us more a way, 15 % of a core, 3 Gbit/s. The figures are noisy on a busy machine.
 
 If the `coorp` binary, root or TUN is missing, the study says so and succeeds. Whatever else is missing is skipped:
-`ping`, `iperf3`, `rsync`, a C compiler, the node of `ros2-client`, the packages `cyclonedds` and `torch`, HTB or u32
-of the kernel.
+`ping`, `iperf3`, `rsync`, a C compiler, the nodes of `ros2-client` and hiroz, Zenoh in `coorp`, the packages
+`cyclonedds` and `torch`, HTB or u32 of the kernel.
 """
 
 from __future__ import annotations
@@ -67,12 +70,13 @@ from lib.simulator import REPOSITORY
 from lib.table import number, percent, show
 
 TEAM = REPOSITORY / "examples" / "navigation.toml"
-HOWS = ("ping-ef", "ping", "udp", "dds", "ros2", "rsync", "gloo")
+HOWS = ("ping-ef", "ping", "udp", "dds", "ros2", "ros2-zenoh", "rsync", "gloo")
 ALONE, UNPROTECTED, SHAPED, PROTECTED = WAYS = ("alone", "unprotected", "tc", "protected")
 QUICK: dict[str, tuple[str, ...]] = {
     "ping-ef": (ALONE, UNPROTECTED, PROTECTED),
     "dds": (UNPROTECTED, SHAPED, PROTECTED),
 }
+ZENOH = "ros2-zenoh"
 SHARE = 0.95
 """Of the bulk without protection: what robots may send if they are shaped, with its headers."""
 SPAN_S, TIMES = 30.0, 2
@@ -111,9 +115,14 @@ def main() -> int:
         for way in ways[peer.how]
         if peer.missing() is None and (way != SHAPED or lacking is None)
     }
+    if any(peer.how == ZENOH for peer in peers) and not has_zenoh(program):
+        print("skipped: ROS 2 over Zenoh, protected: coorp was built without --features zenoh")
+        cases = {(peer, way): runs for (peer, way), runs in cases.items() if (peer.how, way) != (ZENOH, PROTECTED)}
     with tempfile.TemporaryDirectory() as folder:
         team = Path(folder) / TEAM.name
         team.write_text(TEAM.read_text())
+        routers = Path(folder) / "routers.toml"
+        routers.write_text(f"{TEAM.read_text()}\n[live]\nzenoh = true\n")
         subprocess.run([str(program), "keys", "init", str(team)], capture_output=True, check=True)
         for _ in range(1 if arguments.quick else TIMES):
             for (peer, way), runs in cases.items():
@@ -125,10 +134,17 @@ def main() -> int:
                         continue
                 span_s = QUICK_SPAN_S if arguments.quick else SPAN_S
                 options = ("--protect",) if way == PROTECTED else ()
-                met(peer, program, team, span_s, runs, bulk=way != ALONE, options=options, shape_mbps=rate)
+                of = routers if (peer.how, way) == (ZENOH, PROTECTED) else team
+                met(peer, program, of, span_s, runs, bulk=way != ALONE, options=options, shape_mbps=rate)
     report(cases, markdown=arguments.markdown)
     costs(program, quick=arguments.quick, markdown=arguments.markdown)
     return 1 if failures((name(*case), runs) for case, runs in cases.items()) else 0
+
+
+def has_zenoh(program: Path) -> bool:
+    """Whether this `coorp` can be a Zenoh router."""
+    said = subprocess.run([str(program), "doctor"], capture_output=True, text=True, check=False).stdout
+    return "not built in" not in said
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lib.peers import ROS2, shaper
+from lib.peers import ROS2, ROS2_ZENOH, shaper
 from lib.simulator import Spread, binary
 from lib.table import number, percent, show
 
@@ -53,6 +53,7 @@ PEERS = (
     Peer("UDP, EF", "iperf3", "udp", ("iperf3",)),
     Peer("Cyclone DDS", "Cyclone DDS", "dds", package="cyclonedds"),
     Peer("ROS 2", "ROS 2", "ros2", (str(ROS2),), package="cyclonedds"),
+    Peer("ROS 2, Zenoh", "ROS 2, Zenoh", "ros2-zenoh", (str(ROS2_ZENOH),)),
     Peer("UDP", "rsync", "rsync", ("rsync",)),
     Peer("UDP", "gloo", "gloo", package="torch", senders=5),
     Peer("Zenoh", "Zenoh", "zenoh", package="zenoh"),

@@ -12,6 +12,9 @@ as much bulk as possible, to the leader if nothing else is said. HOW, and what c
   leader has the last one, as Cyclone's limit on unacknowledged data has it;
 - `ros2`: nodes of `ros2-client` (RustDDS, studies/ros2) with poses and images of 1 MB, which Cyclone DDS at the leader
   takes and answers by ROS 2's names of topics and types. The next image waits for the last one in the same way;
+- `ros2-zenoh`: nodes of hiroz (studies/ros2-zenoh), which speaks rmw_zenoh's protocol, with poses and images of 1 MB.
+  Beside them, each robot calls a service of the leader and reads a parameter each second; a wrong or missing reply ends
+  the run. Each robot has a Zenoh router as `rmw_zenohd` is, unless an agent is it;
 - `rsync`: teleoperation, a small unmarked datagram each way; bulk is a folder of 1 GB for the leader's rsync daemon;
 - `gloo`: messages of an MPC loop, as for `rsync`; bulk is torch's all-reduce of a model's gradients, 40 MB, among all
   robots, the leader included;
@@ -80,6 +83,10 @@ MEMORY = Path("/dev/shm")
 """Each robot of an emulation has its own."""
 ROS2 = Path(os.environ.get("CARGO_TARGET_DIR", Path(__file__).parents[1] / "ros2" / "target")) / "release" / "ros2-node"
 """The node of `ros2-client`, where cargo builds it."""
+ROS2_ZENOH = ROS2.with_name("ros2-zenoh-node")
+if "CARGO_TARGET_DIR" not in os.environ:
+    ROS2_ZENOH = Path(__file__).parents[1] / "ros2-zenoh" / "target" / "release" / "ros2-zenoh-node"
+"""The node of hiroz."""
 
 
 @dataclass
@@ -536,6 +543,39 @@ def with_ros2(part: Part) -> NoReturn:
     part.leave(asks.run(numbers.write))
 
 
+def with_ros2_zenoh(part: Part) -> NoReturn:
+    """Round trips between nodes of hiroz."""
+    # Both end with their input.
+    to = [] if part.leads else [part.leader]
+    router = subprocess.Popen([str(ROS2_ZENOH), "router", *to], stdin=subprocess.PIPE)
+    what = ["leader", str(len(part.others))] if part.leads else ["robot", str(part.place)]
+    what += ["--bulk"] if part.bulk and not part.leads else []
+    node = subprocess.Popen([str(ROS2_ZENOH), *what], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+    numbers, answers = node.stdin, node.stdout
+    assert numbers is not None and answers is not None
+    if part.leads:
+        received = Received(part)
+
+        def count() -> None:
+            while size := answers.read(NUMBER.size):
+                received.add(NUMBER.unpack(size)[0])
+
+        background(count)
+        received.leave()
+    asks = Asks(part, NUMBER.size)
+
+    def listen() -> None:
+        while answer := answers.read(NUMBER.size):
+            asks.on_answer(answer)
+
+    background(listen)
+    asks.meet(numbers.write)
+    found = asks.run(numbers.write)
+    if node.poll() is not None or router.poll():
+        sys.exit("a node or its router has ended")
+    part.leave(found)
+
+
 def with_zenoh(part: Part, *, real_time: bool) -> NoReturn:
     """Round trips over two Zenoh topics."""
     import zenoh
@@ -641,6 +681,7 @@ HOWS: dict[str, Callable[[Part], NoReturn]] = {
     "udp": lambda part: udp(part, Iperf3(part), tos=TOS_EF, size=ASK_BYTES),
     "dds": with_cyclone,
     "ros2": with_ros2,
+    "ros2-zenoh": with_ros2_zenoh,
     "rsync": lambda part: udp(part, Rsync(part)),
     "gloo": lambda part: udp(part, AllReduce(part)),
     "zenoh": lambda part: with_zenoh(part, real_time=False),
