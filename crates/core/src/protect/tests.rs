@@ -757,8 +757,14 @@ fn a_piece_is_dropped_alone_where_the_rest_is_of_use() {
         (160_000 - left, status(&protect, 0, at(1_000)).dropped)
     };
     let ((all_bytes, all), (part_bytes, part)) = (dropped(false), dropped(true));
-    assert!(all > 0 && u64::from(all_bytes) == all * 40_000, "{all_bytes} bytes of {all}");
-    assert!(part > 0 && u64::from(part_bytes) == part * 1_000, "{part_bytes} bytes of {part}");
+    assert!(
+        all > 0 && u64::from(all_bytes) == all * 40_000,
+        "{all_bytes} bytes of {all}"
+    );
+    assert!(
+        part > 0 && u64::from(part_bytes) == part * 1_000,
+        "{part_bytes} bytes of {part}"
+    );
 }
 
 /// A flow of one large packet at a time is never behind, and still has no advantage.
