@@ -554,7 +554,14 @@ def test_without_torch_it_says_what_to_install(team: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_saves_and_says_how_to_go_on(team: Path, model: Path, tmp_path: Path, number: int) -> None:
     out = tmp_path / "runs"
-    command = [sys.executable, "-m", "coorp", "learn", str(team), "--model", str(model), "--out", str(out)]
+    # Ten minutes before the first checkpoint take a real one.
+    code = (
+        "import sys\n"
+        "from coorp.learn import run, main\n"
+        "run.SAVE_EVERY_S = 60\n"
+        "sys.exit(main.main(sys.argv[1:]))\n"
+    )
+    command = [sys.executable, "-c", code, str(team), "--model", str(model), "--out", str(out)]
     run = subprocess.Popen([*command, "--minutes", "1000", "--overwrite"], stderr=subprocess.PIPE, text=True)
     checkpoint_file = out / "small-seed1" / "coorp-bsp" / "checkpoint.pt"
     deadline = time.monotonic() + 300
