@@ -411,7 +411,7 @@ def refused():
             return True
 
 def streams():
-    with socket.create_connection((BASE, PORT)) as own:
+    with socket.create_connection((BASE, PORT), timeout=20) as own:
         # Segments fit the link, whatever the interface takes that they go into.
         fits = own.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG) <= 1_460
         payload = os.urandom(1_000_000)
@@ -518,6 +518,12 @@ try:
             assert agent.poll() is None
             time.sleep(0.1)
         found.append(tried())
+        # The base's link is larger, and so are the segments that it asks for.
+        run("ip link set wlan0 mtu 1400")
+        while "advmss 1360" not in run("ip route show table 7460"):
+            time.sleep(0.1)
+        print("a stream over a smaller link:", streams(), flush=True)
+        run("ip link set wlan0 mtu 1500")
         agent.send_signal(signal.SIGTERM)
         agent.wait()
         log.seek(0)
@@ -560,6 +566,7 @@ fn what_a_machine_has_already_works_beside_an_agent_as_without() {
         ("into the VPN", "vpn0"),
         ("past the VPN by its mark", "wlan0"),
         ("to the internet", "wlan0"),
+        ("a stream over a smaller link", "True"),
     ] {
         assert!(stdout.contains(&format!("[rover] {what}: {found}\n")), "{what}: {all}");
     }

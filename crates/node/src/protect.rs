@@ -61,6 +61,8 @@ use crate::Error;
 
 /// The most packets taken from a TUN, or sent of one class, before others get their turn.
 const TOGETHER: usize = 64;
+/// The most bytes taken, give or take a packet.
+const TOGETHER_BYTES: usize = 256 << 10;
 /// The longest IP packet, and the kernel's header.
 const READ_BYTES_MAX: usize = 65_535 + Offer::BYTES;
 /// For how long a permit is kept without bulk: senders that wait for acknowledgements have a queue that runs empty. Some
@@ -468,7 +470,11 @@ impl Lane {
 
     /// Takes packets from the TUN. Returns whether there may be more.
     fn take(&mut self) -> io::Result<bool> {
+        let mut bytes = 0;
         for _ in 0..TOGETHER {
+            if bytes >= TOGETHER_BYTES {
+                return Ok(true);
+            }
             let (offer, packet) = match self.tun.read(&mut self.buffer) {
                 Ok(Some(read)) => read,
                 Ok(None) => continue,
@@ -476,18 +482,36 @@ impl Lane {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => return Err(error),
             };
+            bytes += packet.len();
             // The kernel gives no others; IPv6 that a program forced into the TUN.
             let Some(mut head) = packet::head(packet) else { continue };
             if let Some(segment) = offer.segment() {
-                let Some(segments) = Segments::of((&*packet).into(), segment) else {
-                    continue;
-                };
-                if segments.longest() > self.outlet.mtu {
-                    let _ = self.tun.write(&packet::too_long(packet, self.outlet.mtu));
-                } else {
-                    self.sort(head, Packet::Segments(segments));
+                match Segments::of((&*packet).into(), segment) {
+                    Some(segments) if segments.longest() <= self.outlet.mtu => {
+                        self.sort(head, Packet::Segments(segments));
+                        continue;
+                    }
+                    Some(segments) if !packet::is_uncuttable(packet) => {
+                        // The kernel does not learn that they are too long: they go in fragments.
+                        for mut one in Packet::Segments(segments).one_by_one() {
+                            self.card.name(&mut one);
+                            if let Some(head) = packet::head(&one) {
+                                self.sort(head, Packet::of(one));
+                            }
+                        }
+                        continue;
+                    }
+                    Some(_) => {
+                        let _ = self.tun.write(&packet::too_long(packet, self.outlet.mtu));
+                        continue;
+                    }
+                    None if packet.len() > self.outlet.mtu => {
+                        tracing::debug!("a packet of {} bytes is lost: it is none of TCP's", packet.len());
+                        continue;
+                    }
+                    // It was cut already.
+                    None => {}
                 }
-                continue;
             }
             offer.finish(packet);
             let read = packet.len();

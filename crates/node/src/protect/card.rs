@@ -103,7 +103,11 @@ impl Card {
         let voice = RawSocket::open(outlet, VOICE, emulated.as_ref(), CONTROL_HELD_MAX)?;
         voice.socket.set_priority(PRIORITY_VOICE)?;
         let together = outlet.hardware.filter(|_| outlet.has_neighbours).and_then(|own| {
-            let socket = segments::open();
+            let socket = segments::open().and_then(|socket| {
+                let plain = segments::has_plain_frames(&socket, outlet.index, outlet.mtu);
+                let unlike = || io::Error::other(format!("frames of {} do not begin as Ethernet's", outlet.interface));
+                plain.then_some(socket).ok_or_else(unlike)
+            });
             let opened = socket.and_then(|socket| RawSocket::by(socket, TOGETHER, emulated.as_ref(), HELD_MAX));
             let kept = opened.inspect_err(|error| tracing::info!("segments of TCP go one by one: {error}"));
             kept.ok().map(|socket| (socket, own))

@@ -29,7 +29,8 @@ pub(super) struct Neighbours {
     interface: String,
     /// Whether the interface has any; else each packet just goes.
     any: bool,
-    known: BTreeMap<Ipv4Addr, Hardware>,
+    /// Without an address as Ethernet has it, if theirs are of another kind.
+    known: BTreeMap<Ipv4Addr, Option<Hardware>>,
     read_at: Option<Instant>,
     /// Whether packets went since.
     is_asked: bool,
@@ -88,12 +89,12 @@ impl Neighbours {
         if !self.knows(receiver, now) {
             return None;
         }
-        self.known.get(&receiver).copied()
+        self.known.get(&receiver).copied().flatten()
     }
 }
 
 /// The complete entries of an interface: address, type, flags, hardware address, mask, device.
-fn complete(table: &str, interface: &str) -> BTreeMap<Ipv4Addr, Hardware> {
+fn complete(table: &str, interface: &str) -> BTreeMap<Ipv4Addr, Option<Hardware>> {
     let entry = |line: &str| {
         let fields: Vec<&str> = line.split_whitespace().collect();
         let [address, _, flags, hardware, .., device] = fields.as_slice() else {
@@ -101,7 +102,7 @@ fn complete(table: &str, interface: &str) -> BTreeMap<Ipv4Addr, Hardware> {
         };
         let flags = u32::from_str_radix(flags.strip_prefix("0x")?, 16).ok()?;
         let address = address.parse().ok()?;
-        let hardware = hardware.parse::<MacAddr>().ok()?.octets();
+        let hardware = hardware.parse::<MacAddr>().ok().map(|found| found.octets());
         (*device == interface && flags & COMPLETE != 0).then_some((address, hardware))
     };
     table.lines().skip(1).take(LINES_MAX).filter_map(entry).collect()
@@ -117,12 +118,13 @@ mod tests {
 IP address       HW type     Flags       HW address            Mask     Device
 10.77.0.1        0x1         0x2         02:63:6f:00:00:00     *        wlan0
 10.77.0.2        0x1         0x6         02:63:6f:00:00:01     *        wlan0
-10.77.0.3        0x1         0x0         00:00:00:00:00:00     *        wlan0
+10.77.0.3        0x20        0x2         80:00:00:48:fe:80:00:00:00:00:00:00 *  wlan0
+10.77.0.4        0x1         0x0         00:00:00:00:00:00     *        wlan0
 10.78.0.1        0x1         0x2         02:63:6f:00:01:00     *        wlan1
 nonsense
 ";
         let known: Vec<_> = complete(table, "wlan0").into_iter().collect();
-        let robot = |last| (Ipv4Addr::new(10, 77, 0, last), [2, 0x63, 0x6f, 0, 0, last - 1]);
-        assert_eq!(known, [robot(1), robot(2)]);
+        let robot = |last| (Ipv4Addr::new(10, 77, 0, last), Some([2, 0x63, 0x6f, 0, 0, last - 1]));
+        assert_eq!(known, [robot(1), robot(2), (Ipv4Addr::new(10, 77, 0, 3), None)]);
     }
 }

@@ -183,6 +183,8 @@ impl Packet {
     pub fn cut(&mut self, mtu: usize, most: usize) -> Option<(Packet, u32)> {
         match self {
             Packet::One(one) => one.cut(mtu),
+            // They came while the MTU was larger: alone, the kernel sees that they are too long.
+            Packet::Segments(segments) if segments.longest() > mtu => segments.cut(1),
             Packet::Segments(segments) => segments.cut(most),
         }
     }

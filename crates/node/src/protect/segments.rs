@@ -238,9 +238,48 @@ pub(super) fn open() -> io::Result<Socket> {
     }
 }
 
+/// Whether frames of an interface begin with an Ethernet header and nothing else. The kernel takes it from the interface where IP
+/// begins, and silently drops what it cannot cut: some cards put a header of their own before it, and so do some VLANs. The kernel
+/// refuses frames by their length before it reads them, so two that cannot be read tell, and are never sent.
+pub(super) fn has_plain_frames(socket: &Socket, index: u32, mtu: usize) -> bool {
+    const VLAN_BYTES: usize = 4;
+    let longest = mtu + ETHERNET_BYTES + VLAN_BYTES;
+    let refused = |bytes| unreadable(socket, index, bytes).raw_os_error();
+    refused(longest) == Some(libc::EFAULT) && refused(longest + 1) == Some(libc::EMSGSIZE)
+}
+
+/// Offers the kernel a frame of so many bytes at an address where there are none, and returns how it refuses.
+#[allow(unsafe_code)]
+fn unreadable(socket: &Socket, index: u32, bytes: usize) -> io::Error {
+    let offer = [0u8; Offer::BYTES];
+    let parts = [
+        libc::iovec {
+            iov_base: offer.as_ptr().cast_mut().cast(),
+            iov_len: offer.len(),
+        },
+        libc::iovec {
+            iov_base: std::ptr::null_mut(),
+            iov_len: bytes,
+        },
+    ];
+    // SAFETY: the kernel only reads the parts, and checks each address as it does.
+    match unsafe { send(socket, index, parts.as_ptr(), parts.len()) } {
+        Ok(()) => io::ErrorKind::Other.into(),
+        Err(error) => error,
+    }
+}
+
 /// Sends one frame by the interface with this number.
 #[allow(unsafe_code)]
 fn hand_over(socket: &Socket, index: u32, parts: &[IoSlice<'_>]) -> io::Result<()> {
+    // SAFETY: an `IoSlice` is an `iovec`, and all of them outlive the call.
+    unsafe { send(socket, index, parts.as_ptr().cast(), parts.len()) }
+}
+
+/// # Safety
+/// There must be so many parts, which the kernel only reads.
+#[allow(unsafe_code)]
+unsafe fn send(socket: &Socket, index: u32, parts: *const libc::iovec, count: usize) -> io::Result<()> {
     // SAFETY: all zeroes is a valid address, and a valid message.
     let (mut to, mut message): (libc::sockaddr_ll, libc::msghdr) = unsafe { (zeroed(), zeroed()) };
     to.sll_family = libc::AF_PACKET as u16;
@@ -248,10 +287,9 @@ fn hand_over(socket: &Socket, index: u32, parts: &[IoSlice<'_>]) -> io::Result<(
     to.sll_ifindex = index as libc::c_int;
     message.msg_name = (&raw mut to).cast();
     message.msg_namelen = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
-    // The kernel only reads them. An `IoSlice` is an `iovec`.
-    message.msg_iov = parts.as_ptr().cast_mut().cast();
-    message.msg_iovlen = parts.len() as _;
-    // SAFETY: the address and the parts outlive the call, which reads them.
+    message.msg_iov = parts.cast_mut();
+    message.msg_iovlen = count as _;
+    // SAFETY: the address outlives the call, and the parts do, as the caller warrants.
     match unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, 0) } {
         0.. => Ok(()),
         _ => Err(io::Error::last_os_error()),
