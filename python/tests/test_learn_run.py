@@ -555,12 +555,7 @@ def test_without_torch_it_says_what_to_install(team: Path) -> None:
 def test_ctrl_c_saves_and_says_how_to_go_on(team: Path, model: Path, tmp_path: Path, number: int) -> None:
     out = tmp_path / "runs"
     # Ten minutes before the first checkpoint take a real one.
-    code = (
-        "import sys\n"
-        "from coorp.learn import run, main\n"
-        "run.SAVE_EVERY_S = 60\n"
-        "sys.exit(main.main(sys.argv[1:]))\n"
-    )
+    code = "import sys\nfrom coorp.learn import run, main\nrun.SAVE_EVERY_S = 60\nsys.exit(main.main(sys.argv[1:]))\n"
     command = [sys.executable, "-c", code, str(team), "--model", str(model), "--out", str(out)]
     run = subprocess.Popen([*command, "--minutes", "1000", "--overwrite"], stderr=subprocess.PIPE, text=True)
     checkpoint_file = out / "small-seed1" / "coorp-bsp" / "checkpoint.pt"
