@@ -358,7 +358,7 @@ fn permits_hold(robots: &[Robot]) {
     for Robot { number, bulk, record } in robots {
         let within = inside(&record.permits, bulk);
         let used = within.iter().filter(|count| **count > 0).count();
-        // What was on its way when a permit ended comes behind it.
+        // Packets on their way when a permit ends come behind it.
         let mut behind = vec![0; record.permits.len()];
         for at in bulk {
             let begun = record.permits.partition_point(|permit| permit.start <= *at);

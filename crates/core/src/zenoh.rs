@@ -19,7 +19,7 @@
 
 use crate::protect::{Class, Rule};
 
-/// What is longest of control, and what is shortest of ordinary messages' successors, in bytes of payload.
+/// The longest control message and the shortest bulk message, in bytes of payload.
 const SMALL_BYTES_MAX: u64 = 4 << 10;
 const LARGE_BYTES_MIN: u64 = (64 << 10) + 1;
 /// Zenoh's priorities; 0 is the most urgent, and for Zenoh's own declarations.
@@ -86,7 +86,7 @@ pub struct Batches {
     whole: u32,
     /// The lower byte of a length whose upper one is to come.
     lower: Option<u8>,
-    /// What is missing of the current batch.
+    /// Bytes missing from the current batch.
     left: usize,
 }
 

@@ -56,7 +56,7 @@ pub fn send(bytes: usize, count: usize, period_us: u64, put: impl Fn(&[u8]) -> O
 struct Contender {
     name: &'static str,
     key: &'static str,
-    /// Of the processes; two contenders may share theirs.
+    /// Index of its two processes; two contenders may share theirs.
     pair: usize,
 }
 

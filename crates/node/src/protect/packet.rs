@@ -217,7 +217,7 @@ impl Packet {
         ones
     }
 
-    /// What is left, to be sent.
+    /// The rest, ready to be sent.
     pub fn rest(self) -> Packet {
         match self {
             Packet::One(one) => Packet::of(one.into_bytes()),

@@ -58,7 +58,7 @@ impl Offer {
         }
     }
 
-    /// What is to be cut into segments of this length, behind an Ethernet header; TCP begins here in it.
+    /// Header of a packet behind an Ethernet header, to be cut into segments of this length. TCP and its data begin at these offsets.
     fn write(segment: usize, tcp_at: usize, data_at: usize) -> [u8; Offer::BYTES] {
         let mut header = [0; Offer::BYTES];
         (header[0], header[1]) = (NEEDS_CHECKSUM, OF_TCP4);
