@@ -5,8 +5,8 @@ COORP := $(TARGET)/release/coorp
 VENV := $(TARGET)/venv
 PYTHON := $(VENV)/bin/python
 # Pinned versions, so that a new release of a checker does not break an old commit.
-PYTHON_PACKAGES := ns3==3.44.post0 ruff==0.17.6 pyright[nodejs]==1.1.414 pytest==9.2.0 rosbags==0.11.9 \
-	torch==2.13.0 ir-sim==2.12.0 pettingzoo==1.27.0 matplotlib==3.11.2 mcap-ros2-support==0.6.0 tqdm==4.70.1 \
+PYTHON_PACKAGES := ns3==3.44.post0 ruff==0.17.6 pyright[nodejs]==1.1.414 pytest==9.2.0 pytest-timeout==2.4.0 \
+	rosbags==0.11.9 torch==2.13.0 ir-sim==2.12.0 pettingzoo==1.27.0 matplotlib==3.11.2 mcap-ros2-support==0.6.0 tqdm==4.70.1 \
 	cyclonedds==11.0.1 eclipse-zenoh==1.10.2
 STUDIES = $(sort $(wildcard studies/*.py) $(wildcard studies/*/run.py))
 
