@@ -105,7 +105,7 @@ impl fmt::Display for Error {
                 )
             }
             File(what, error) | Socket(what, error) => write!(f, "{what}: {error}"),
-            Closed => f.write_str("the node has closed"),
+            Closed => f.write_str("the node has been closed"),
             Thread(error) => write!(f, "cannot start a thread: {error}"),
         }
     }

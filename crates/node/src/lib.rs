@@ -71,6 +71,7 @@ pub mod recording;
 mod refused;
 mod resets;
 mod revoked;
+pub mod shared_node;
 mod shared_robot;
 mod state;
 pub mod status;

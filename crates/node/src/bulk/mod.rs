@@ -17,6 +17,7 @@
 mod cubic;
 mod inbox;
 mod message;
+mod outcome;
 mod receive;
 mod reports;
 mod send;
@@ -43,6 +44,7 @@ use tokio::sync::{mpsc, oneshot, Notify};
 use self::inbox::Inbox;
 pub(crate) use self::inbox::Whole;
 pub(crate) use self::message::{Message, Written};
+pub use self::outcome::Outcome;
 use self::send::Job;
 use self::socket::GatedSocket;
 use self::turns::Receivers;

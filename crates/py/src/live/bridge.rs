@@ -61,7 +61,7 @@ impl Bridge {
         settings: &Bound<'_, PyDict>,
     ) -> PyResult<Self> {
         let id = |name: &str| {
-            let at = node.shared.robots.iter().position(|robot| robot == name);
+            let at = node.shared.node.robots().iter().position(|robot| robot == name);
             let at = at.and_then(|at| u16::try_from(at).ok());
             at.map(RobotId)
                 .ok_or_else(|| PyKeyError::new_err(format!("the team has no robot {name:?}")))

@@ -1,14 +1,11 @@
 //! Bulk messages in Python.
 
-use std::collections::VecDeque;
-use std::future::Future;
 use std::io;
 use std::path::PathBuf;
-use std::pin::Pin;
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::Poll;
 
-use coorp_node::bulk;
+use coorp_node::bulk::{self, Outcome};
 use numpy::PyArray1;
 use pyo3::exceptions::{PyFileNotFoundError, PyOSError};
 use pyo3::prelude::*;
@@ -47,7 +44,7 @@ impl BulkStream {
         match std::mem::replace(&mut *state, Stream::Dropped) {
             Stream::Open(stream) => match stream.finish() {
                 Ok(delivery) => {
-                    let outcome = Arc::new(Outcome::new(delivery));
+                    let outcome = Arc::new(Outcome::from(delivery));
                     *state = Stream::Finished(outcome.clone());
                     Ok(outcome)
                 }
@@ -132,79 +129,6 @@ impl BulkStream {
     }
 }
 
-/// Maximum number of waiters for one message; beyond it the oldest is woken, and has most likely gone.
-const WAKERS_MAX: usize = 1_024;
-
-/// The outcome of a message, for any number of waiters.
-struct Outcome {
-    state: Mutex<Fate>,
-    wakers: Arc<Wakers>,
-}
-
-enum Fate {
-    Pending(bulk::Delivery),
-    Whole,
-    Failed(String),
-}
-
-/// Wakes all waiters.
-#[derive(Default)]
-struct Wakers(Mutex<VecDeque<Waker>>);
-
-impl Wake for Wakers {
-    fn wake(self: Arc<Self>) {
-        let wakers = std::mem::take(&mut *lock(&self.0));
-        wakers.into_iter().for_each(Waker::wake);
-    }
-}
-
-impl Wakers {
-    fn add(&self, waker: &Waker) {
-        let mut wakers = lock(&self.0);
-        if wakers.iter().any(|known| known.will_wake(waker)) {
-            return;
-        }
-        wakers.push_back(waker.clone());
-        let oldest = (wakers.len() > WAKERS_MAX).then(|| wakers.pop_front()).flatten();
-        drop(wakers);
-        if let Some(oldest) = oldest {
-            oldest.wake();
-        }
-    }
-}
-
-impl Outcome {
-    fn new(delivery: bulk::Delivery) -> Self {
-        Outcome {
-            state: Mutex::new(Fate::Pending(delivery)),
-            wakers: Arc::default(),
-        }
-    }
-
-    /// Polls whether the outcome is known.
-    fn look(&self) -> Poll<Result<(), String>> {
-        let mut state = lock(&self.state);
-        if let Fate::Pending(delivery) = &mut *state {
-            // Every poll registers a waker that wakes all waiters, because only the latest waker is kept.
-            let all = Waker::from(self.wakers.clone());
-            let Poll::Ready(outcome) = Pin::new(delivery).poll(&mut Context::from_waker(&all)) else {
-                return Poll::Pending;
-            };
-            *state = match outcome {
-                Ok(()) => Fate::Whole,
-                Err(error) => Fate::Failed(error.to_string()),
-            };
-            drop(state);
-            all.wake();
-            return self.look();
-        }
-        Poll::Ready(match &*state {
-            Fate::Failed(text) => Err(text.clone()),
-            _ => Ok(()),
-        })
-    }
-}
-
 /// The delivery of a bulk message.
 #[pyclass(module = "coorp", frozen)]
 pub struct Delivery {
@@ -216,12 +140,11 @@ impl Delivery {
     fn coming(&self) -> Coming {
         let outcome = self.outcome.clone();
         Box::pin(async move {
-            let outcome = std::future::poll_fn(|cx| {
-                outcome.wakers.add(cx.waker());
-                outcome.look()
-            })
-            .await;
-            let came: Came = Box::new(move |py| outcome.map(|()| py.None()).map_err(NodeError::new_err));
+            let outcome = outcome.known().await;
+            let came: Came = Box::new(move |py| match outcome {
+                Ok(()) => Ok(py.None()),
+                Err(error) => Err(NodeError::new_err(error.to_string())),
+            });
             came
         })
     }
@@ -292,7 +215,7 @@ impl BulkReceiver {
     }
 
     fn try_recv(&self) -> PyResult<Option<BulkMessage>> {
-        self.shared.closing.check()?;
+        self.shared.check()?;
         let message = self.receiver.try_recv();
         Ok(message.map(|message| BulkMessage::new(&self.shared, message)))
     }

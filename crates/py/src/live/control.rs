@@ -32,7 +32,7 @@ impl ControlPublisher {
 #[pymethods]
 impl ControlPublisher {
     fn put(&self, message: &Bound<'_, PyAny>) -> PyResult<()> {
-        self.shared.closing.check()?;
+        self.shared.check()?;
         let py = message.py();
         buffer::bytes(message, |bytes| {
             with(py, &self.publisher, bytes.len(), |publisher| match publisher {
@@ -83,7 +83,7 @@ impl ControlSubscriber {
     }
 
     fn try_recv(&self) -> PyResult<Option<Message>> {
-        self.shared.closing.check()?;
+        self.shared.check()?;
         let message = self.subscriber.try_recv();
         Ok(message.map(|message| Message::new(&self.shared, message)))
     }
@@ -125,7 +125,7 @@ impl Message {
 
     #[getter]
     fn path(&self) -> &str {
-        self.shared.paths.get(self.message.path).map_or("", String::as_str)
+        self.shared.node.path(self.message.path)
     }
 
     #[getter]

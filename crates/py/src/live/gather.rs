@@ -29,7 +29,7 @@ struct Names(Arc<[Py<PyString>]>);
 
 impl Gather {
     pub(super) fn new(py: Python<'_>, shared: &Arc<Shared>, topic: &str, gather: gather::Gather) -> Self {
-        let names = shared.robots.iter().map(|name| PyString::new(py, name).unbind());
+        let names = shared.node.robots().iter().map(|name| PyString::new(py, name).unbind());
         Gather {
             shared: shared.clone(),
             topic: topic.to_owned(),
@@ -77,11 +77,11 @@ impl Gather {
         let limit = timeout.map(input::timeout).transpose()?;
         let until = limit.and_then(|limit| Instant::now().checked_add(limit));
         loop {
-            self.shared.closing.check()?;
+            self.shared.check()?;
             let left = until.map_or(LOOK_EVERY, |until| until.saturating_duration_since(Instant::now()));
             // On the waiting thread: it makes the list itself when it is due, which is faster than being woken.
             if let Some(table) = py.detach(|| self.gather.recv(Some(left.min(LOOK_EVERY)))) {
-                self.shared.closing.check()?;
+                self.shared.check()?;
                 return self.names.states(py, table);
             }
             py.check_signals()?;
@@ -94,7 +94,7 @@ impl Gather {
     }
 
     fn try_recv<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
-        self.shared.closing.check()?;
+        self.shared.check()?;
         let table = self.gather.try_recv();
         table.map(|table| self.names.states(py, table)).transpose()
     }

@@ -16,6 +16,7 @@ use coorp_core::tracker::Topics;
 use coorp_core::RobotId;
 use coorp_node::metrics::Metrics;
 use coorp_node::recording::Recording;
+use coorp_node::shared_node::SharedNode;
 use coorp_node::{Error, Options, INSECURE};
 use pyo3::exceptions::{PyRuntimeWarning, PyTimeoutError};
 use pyo3::prelude::*;
@@ -24,7 +25,7 @@ use pyo3::sync::PyOnceLock;
 use crate::error::{input as mend, raised, NodeError};
 use crate::input;
 use crate::result::as_in_json;
-use wait::{block, lock, or_closed, Closing, Coming, Waiting};
+use wait::{block, lock, or_closed, Coming, Waiting};
 
 /// Adds the live classes to the module.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -47,45 +48,42 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
 
 /// State shared by a node's objects.
 struct Shared {
-    node: Mutex<Option<coorp_node::Node>>,
-    closing: Arc<Closing>,
+    node: SharedNode,
     metrics: Mutex<Option<Metrics>>,
     recording: Mutex<Option<Recording>>,
-    robots: Vec<String>,
-    paths: Vec<String>,
 }
 
 impl Shared {
     /// Runs `what` with the node. Call it without the GIL if that may take long.
     fn with<T>(&self, what: impl FnOnce(&coorp_node::Node) -> Result<T, Error>) -> PyResult<T> {
-        let node = lock(&self.node);
-        self.closing.check()?;
-        match &*node {
-            Some(node) => what(node).map_err(failed),
-            None => Err(NodeError::new_err("the node has been closed")),
-        }
+        self.node.with(what).map_err(failed)
+    }
+
+    /// Raises once the node has been closed.
+    fn check(&self) -> PyResult<()> {
+        self.node.closing().check().map_err(failed)
     }
 
     fn robot(&self, robot: RobotId) -> &str {
-        self.robots.get(usize::from(robot.0)).map_or("", String::as_str)
+        self.node.robot(robot)
     }
 
     fn waiting(&self, coming: Coming) -> PyResult<Waiting> {
-        Waiting::new(or_closed(coming, self.closing.clone()))
+        Waiting::new(or_closed(coming, self.node.closing().clone()))
     }
 
     /// Blocks until the result arrives; raises `TimeoutError` if it does not arrive in time.
     fn block(&self, py: Python<'_>, coming: Coming, timeout: Option<f64>, what: &str) -> PyResult<Py<PyAny>> {
         let limit = timeout.map(input::timeout).transpose()?;
-        let came = block(py, or_closed(coming, self.closing.clone()), limit)?;
+        let came = block(py, or_closed(coming, self.node.closing().clone()), limit)?;
         came.ok_or_else(|| PyTimeoutError::new_err(format!("{what} within {} s", timeout.unwrap_or_default())))
     }
 
     fn close(&self) {
-        self.closing.close();
+        self.node.closing().close();
         let (recording, metrics) = (lock(&self.recording).take(), lock(&self.metrics).take());
-        let node = lock(&self.node).take();
-        drop((recording, metrics, node));
+        drop((recording, metrics));
+        self.node.close();
     }
 }
 
@@ -136,7 +134,6 @@ impl Node {
         if std::env::var_os("RUST_LOG").is_some() {
             coorp_cli::log();
         }
-        let robots = team.robots.iter().map(|robot| robot.name.clone()).collect();
         let name = robot.clone();
         let options = Options {
             team,
@@ -150,14 +147,10 @@ impl Node {
             let text = CString::new(format!("{name} is insecure: {INSECURE}"))?;
             PyErr::warn(py, &py.get_type::<PyRuntimeWarning>(), &text, 1)?;
         }
-        let node = py.detach(|| coorp_node::Node::open(options)).map_err(failed)?;
         let shared = Arc::new(Shared {
-            closing: Arc::default(),
+            node: py.detach(|| SharedNode::open(options)).map_err(failed)?,
             metrics: Mutex::default(),
             recording: Mutex::default(),
-            robots,
-            paths: py.detach(|| node.status()).map_err(failed)?.paths,
-            node: Mutex::new(Some(node)),
         });
         close_at_exit(py, &shared)?;
         Ok(Node { shared, name })
@@ -275,11 +268,7 @@ impl Node {
     }
 
     fn __repr__(&self) -> String {
-        let closed = if self.shared.closing.check().is_err() {
-            ", closed"
-        } else {
-            ""
-        };
+        let closed = if self.shared.check().is_err() { ", closed" } else { "" };
         format!("<coorp.Node '{}'{closed}>", self.name)
     }
 }

@@ -9,16 +9,15 @@ use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
-use std::thread::Thread;
 use std::time::{Duration, Instant};
 
+use coorp_node::shared_node::{wait, Closing};
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
-use tokio::sync::Notify;
 
+use super::failed;
 use crate::error::NodeError;
 
 /// Time between two checks for Python signals (Ctrl-C).
@@ -32,61 +31,26 @@ pub type Came = Box<dyn FnOnce(Python<'_>) -> PyResult<Py<PyAny>> + Send>;
 /// A result that arrives later.
 pub type Coming = Pin<Box<dyn Future<Output = Came> + Send>>;
 
-/// Whether the node has been closed.
-#[derive(Debug, Default)]
-pub struct Closing {
-    closed: AtomicBool,
-    notify: Notify,
-}
-
-impl Closing {
-    pub fn close(&self) {
-        self.closed.store(true, Ordering::Release);
-        self.notify.notify_waiters();
-    }
-
-    /// # Errors
-    /// Once the node has been closed.
-    pub fn check(&self) -> PyResult<()> {
-        if self.closed.load(Ordering::Acquire) {
-            return Err(closed());
-        }
-        Ok(())
-    }
-}
-
-fn closed() -> PyErr {
-    NodeError::new_err("the node has been closed")
-}
-
 /// The same, but it ends with an error once the node is closed.
-pub fn or_closed(mut coming: Coming, closing: Arc<Closing>) -> Coming {
+pub fn or_closed(coming: Coming, closing: Arc<Closing>) -> Coming {
     Box::pin(async move {
-        let mut notified = std::pin::pin!(closing.notify.notified());
-        notified.as_mut().enable();
-        std::future::poll_fn(|cx| {
-            if let Poll::Ready(came) = coming.as_mut().poll(cx) {
-                return Poll::Ready(came);
+        match closing.or_closed(coming).await {
+            Ok(came) => came,
+            Err(error) => {
+                let raised: Came = Box::new(move |_| Err(failed(error)));
+                raised
             }
-            let woken = notified.as_mut().poll(cx).is_ready();
-            if woken || closing.check().is_err() {
-                let failed: Came = Box::new(|_| Err(closed()));
-                return Poll::Ready(failed);
-            }
-            Poll::Pending
-        })
-        .await
+        }
     })
 }
 
 /// Blocks until the result arrives, until `timeout` has passed (`None`), or until a signal handler raises.
 pub fn block(py: Python<'_>, mut coming: Coming, timeout: Option<Duration>) -> PyResult<Option<Py<PyAny>>> {
     let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-    let waker = Waker::from(Arc::new(Unparks(std::thread::current())));
     loop {
         let look_at = Instant::now() + LOOK_EVERY;
         let until_now = until.map_or(look_at, |until| until.min(look_at));
-        let polled = py.detach(|| park(&mut coming, &waker, until_now));
+        let polled = py.detach(|| wait(coming.as_mut(), Some(until_now)));
         if let Some(came) = polled {
             return came(py).map(Some);
         }
@@ -94,26 +58,6 @@ pub fn block(py: Python<'_>, mut coming: Coming, timeout: Option<Duration>) -> P
         if until.is_some_and(|until| Instant::now() >= until) {
             return Ok(None);
         }
-    }
-}
-
-fn park(coming: &mut Coming, waker: &Waker, until: Instant) -> Option<Came> {
-    loop {
-        if let Poll::Ready(came) = coming.as_mut().poll(&mut Context::from_waker(waker)) {
-            return Some(came);
-        }
-        let left = until
-            .checked_duration_since(Instant::now())
-            .filter(|left| !left.is_zero())?;
-        std::thread::park_timeout(left);
-    }
-}
-
-struct Unparks(Thread);
-
-impl Wake for Unparks {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
     }
 }
 
