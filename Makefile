@@ -31,7 +31,7 @@ help:
 	@echo "make test     all tests, the studies in quick form, fault runs: $(FAULT_SEEDS) simulated, $(NODE_FAULT_SEEDS) of nodes, $(LIVE_FAULT_SEEDS) live"
 	@echo "make lab      the tests on a real WiFi stack, in a virtual machine; part of make test"
 	@echo "make studies  the studies in full (long)"
-	@echo "make lint     rustfmt, clippy, ruff, pyright, node's syntax check"
+	@echo "make lint     rustfmt, clippy, the C header, ruff, pyright, node's syntax check"
 	@echo "make bench    measure the hot paths"
 
 demo: cli
@@ -85,6 +85,7 @@ studies: package build
 lint: package
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
+	cargo test --locked --manifest-path crates/c/header/Cargo.toml --target-dir $(TARGET)
 	$(VENV)/bin/ruff check python studies examples
 	$(VENV)/bin/ruff format --check python studies examples
 	$(VENV)/bin/pyright --pythonpath $(PYTHON)
