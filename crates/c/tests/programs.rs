@@ -165,31 +165,27 @@ fn source(name: &str) -> PathBuf {
     crate_c().join("tests/programs").join(name)
 }
 
-/// Control both ways, bulk of some megabytes both ways, and a gather.
-fn exchange(fleet: &Fleet, is_guest: bool) {
-    let (base, robot) = (
-        fleet.compile(CPP, &source("base.cpp"), true),
-        fleet.compile(C, &source("robot.c"), false),
-    );
-    let (in_base, role) = (fleet.state("base"), if is_guest { "guest" } else { "robot" });
+/// Control both ways, bulk of some megabytes both ways, and a gather, between three programs.
+fn exchange(fleet: &Fleet, base: &Path, robot: &Path, role: &str) {
+    let in_base = fleet.state("base");
     std::fs::create_dir_all(&in_base).unwrap();
-    let mut programs = vec![fleet.start(&base, &[&fleet.file, &in_base, "r1".as_ref(), "r2".as_ref()])];
+    let mut programs = vec![fleet.start(base, &[&fleet.file, &in_base, "r1".as_ref(), "r2".as_ref()])];
     for name in ["r1", "r2"] {
-        programs.push(fleet.start(&robot, &[&fleet.file, name.as_ref(), &fleet.state(name), role.as_ref()]));
+        programs.push(fleet.start(robot, &[&fleet.file, name.as_ref(), &fleet.state(name), role.as_ref()]));
     }
     assert_eq!(all_ended(programs), ["done\n"; 3]);
 }
 
 #[test]
-fn robots_in_c_and_cpp_exchange_control_bulk_and_states() {
-    exchange(&Fleet::new(&["base", "r1", "r2"]), false);
-}
-
-#[test]
-fn programs_in_c_are_guests_of_their_robots_agents() {
+fn programs_in_c_and_cpp_exchange_control_bulk_and_states_as_robots_and_as_guests() {
     let fleet = Fleet::new(&["base", "r1", "r2"]);
-    let _agents = ["r1", "r2"].map(|name| Node::open_agent(fleet.options(name)).unwrap());
-    exchange(&fleet, true);
+    let base = fleet.compile(CPP, &source("base.cpp"), true);
+    let robot = fleet.compile(C, &source("robot.c"), false);
+    exchange(&fleet, &base, &robot, "robot");
+
+    let with_agents = Fleet::new(&["base", "r1", "r2"]);
+    let _agents = ["r1", "r2"].map(|name| Node::open_agent(with_agents.options(name)).unwrap());
+    exchange(&with_agents, &base, &robot, "guest");
 }
 
 #[test]
