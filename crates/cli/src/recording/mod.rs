@@ -8,6 +8,7 @@
 //! Message times are log times, the only times that every format has and that all topics share. Left out: the content
 //! of messages, ROS 1 bags (there is a converter), and data after the damage that ends a file.
 
+#[cfg(feature = "bags")]
 mod bag;
 mod container;
 mod names;
@@ -150,7 +151,14 @@ fn read_file(path: &Path, see: &mut See<'_>) -> Result<(), Stopped> {
     let mut file = File::open(path).map_err(unread)?;
     let head = head(&mut file).map_err(unread)?;
     if head.starts_with(SQLITE_MAGIC) {
+        #[cfg(feature = "bags")]
         return bag::read(path, see);
+        #[cfg(not(feature = "bags"))]
+        return Err(Stopped::Unusable(
+            "is stored by SQLite, which this coorp was built without; build it with '--features bags', or convert the \
+             bag to MCAP: ros2 bag convert"
+                .to_owned(),
+        ));
     }
     if !head.starts_with(&ZSTD_MAGIC) {
         recognise(&head)?;
