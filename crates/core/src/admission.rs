@@ -1,22 +1,23 @@
 //! Decides which connection attempts a robot accepts, so that strangers cannot starve members.
 //!
-//! An address has to prove itself first, by a Retry (RFC 9000, 8.1.2). Until then nothing is stored for it, because it
-//! may be forged. Each handshake after that costs signatures, so three shares bound them: how often an address may
-//! begin one, how many of an address are unfinished, and how many in all. IPv6 strangers share by /64, the least that a
-//! site gets.
+//! An address must first be proved by a Retry (RFC 9000, 8.1.2). Until then nothing is stored for it, because it may be
+//! forged. Each handshake after that costs signatures, so three limits bound them: how often an address may begin one,
+//! how many of an address are unfinished, and how many are unfinished in all. IPv6 strangers share their limits by /64,
+//! the smallest network that a site gets.
 //!
-//! Addresses at which a member has recently shown its certificate, and those of the team file, have a share of their own,
-//! each by its whole address. So a flood from elsewhere takes nothing from them. One handshake at a time goes without proof
-//! there, and handshakes that succeed count against no share: robots open a connection for each burst of bulk. If a share is
-//! full, its oldest handshake makes room once it has had its time, as in a SYN cache: a member finishes within a few round
-//! trips, and what lingers is a stranger's. So a member at a new address gets in too.
+//! Addresses at which a member has recently shown its certificate, and addresses in the team file, have a separate
+//! share, counted by whole address. A flood from elsewhere takes nothing from that share. There, one handshake at a
+//! time needs no proof. Handshakes that succeed count against no share, because robots open a connection for each burst
+//! of bulk. If a share is full, its oldest handshake makes room once it has lasted [`HANDSHAKE_MIN`], as in a SYN
+//! cache. A member finishes within a few round trips, so a handshake that lingers is a stranger's. A member at a new
+//! address therefore gets in too.
 //!
-//! The operator's certificate only lets somebody ask. Its connections have a few places of their own, its handshakes count
-//! like a stranger's, and its address does not become a member's. So no number of them keeps a robot out.
+//! The operator's certificate permits only queries. Its connections have a few places of their own, its handshakes
+//! count like a stranger's, and its address does not become a member's. No number of them keeps a robot out.
 //!
-//! Everything is bounded, and so are the counts of what was refused. Source: this project; the idea of proof before
-//! state is WireGuard's and QUIC's. Left out: shares of bytes and streams of established connections, which are members'
-//! (QUIC's flow control bounds them), and a member's neighbour that sends from the member's own address.
+//! All state is bounded, including the counts of refusals. Source: this project; proof before state is an idea of
+//! WireGuard and QUIC. Left out: limits on the bytes and streams of established connections, which belong to members
+//! (QUIC's flow control bounds them). Also left out: a member's neighbour that sends from the member's own address.
 
 mod refusals;
 
@@ -26,9 +27,9 @@ use std::net::{IpAddr, Ipv6Addr};
 pub use self::refusals::{Reason, Refusals, Refused, ADDRESSES_SHOWN_MAX};
 use crate::{Duration, Instant, RobotId};
 
-/// A handshake that takes longer is abandoned.
+/// Maximum duration of a handshake. A longer one is abandoned.
 pub const HANDSHAKE_MAX: Duration = Duration::from_secs(2);
-/// A handshake that has had this long makes room for a new one if its share is full.
+/// Age from which a handshake makes room for a new one if its share is full.
 pub const HANDSHAKE_MIN: Duration = Duration::from_millis(250);
 /// How long an address counts as a member's after its last connection has ended.
 pub const KNOWN_FOR: Duration = Duration::from_secs(600);
@@ -36,48 +37,49 @@ pub const KNOWN_FOR: Duration = Duration::from_secs(600);
 /// A rate with a burst.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
-    /// One more is allowed after each of these.
+    /// The interval after which one more is allowed.
     pub every: Duration,
     /// The number allowed at once.
     pub burst: u64,
 }
 
-/// What addresses of one kind get.
+/// The limits for addresses of one kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
     /// How often one address may begin a handshake.
     pub each: Rate,
-    /// How often all of them together may.
+    /// How often all addresses of the kind together may begin a handshake.
     pub all: Rate,
-    /// The number of unfinished handshakes of one address.
+    /// The maximum number of unfinished handshakes of one address.
     pub unfinished_each_max: usize,
-    /// The number of unfinished handshakes of all of them.
+    /// The maximum number of unfinished handshakes of all addresses of the kind.
     pub unfinished_max: usize,
-    /// The number of addresses that are remembered.
+    /// The maximum number of addresses that are remembered.
     pub addresses_max: usize,
 }
 
 /// All limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// The share of addresses at which no member was seen.
+    /// The share of all addresses at which no member was seen.
     pub strangers: Share,
     /// The share of the team's addresses.
     pub members: Share,
-    /// How often any addresses are asked for their proof, and how often each of a member's is.
+    /// How often proof is demanded: of all addresses together, and in addition of each member's address.
     pub proofs: Rate,
-    /// The number of connections of one robot's certificate.
+    /// The maximum number of connections with one robot's certificate.
     pub connections_per_robot_max: usize,
-    /// The number of connections of robots from one address.
+    /// The maximum number of robots' connections from one address.
     pub connections_per_address_max: usize,
-    /// The number of connections with the operator's certificate.
+    /// The maximum number of connections with the operator's certificate.
     pub operators_max: usize,
 }
 
 impl Limits {
-    /// The limits for a team of so many robots with so many paths each.
+    /// Returns the limits for a team of `robots` with `paths` each.
     pub fn of_team(robots: usize, paths: usize) -> Limits {
-        // A robot opens one for control and one for bulk on each path, and new ones overlap with those that end.
+        // A robot opens one connection for control and one for bulk on each path, and new ones overlap with those that
+        // end.
         let per_robot = 4 * paths.max(1);
         let rate = |every_ms, burst| Rate {
             every: Duration::from_millis(every_ms),
@@ -91,7 +93,7 @@ impl Limits {
                 unfinished_max: 32,
                 addresses_max: 256,
             },
-            // All of a team may share an address, behind a router or on one machine.
+            // A whole team may share one address, behind a router or on one machine.
             members: Share {
                 each: rate(20, 50 + 4 * robots as u64),
                 all: rate(5, 200 + 4 * robots as u64),
@@ -107,20 +109,20 @@ impl Limits {
     }
 }
 
-/// An admitted attempt, from its beginning to the end of its connection. Numbers grow.
+/// Identifies an admitted attempt, from its beginning to the end of its connection. Numbers increase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(u64);
 
-/// What to do about an attempt.
+/// The decision about an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Demand a proof of its address.
+    /// Demand proof of the address.
     Prove,
     /// Begin the handshake.
     Begin {
-        /// By which to name it from now on.
+        /// Identifies the attempt from now on.
         ticket: Ticket,
-        /// Abandon this one for it; it has ended.
+        /// An older attempt to abandon in favour of this one. Its ticket has ended.
         instead_of: Option<Ticket>,
     },
     /// Do not answer.
@@ -134,14 +136,14 @@ pub struct Admission {
     strangers: Class,
     members: Class,
     proofs: Bucket,
-    /// Of robots; `None`: of the operator.
+    /// By ticket, the address and the robot; `None` for the operator.
     connections: BTreeMap<Ticket, (IpAddr, Option<RobotId>)>,
     next: u64,
     refusals: Refusals,
 }
 
 impl Admission {
-    /// `addresses` are those of the team's robots, as far as they are fixed.
+    /// Creates the state. `addresses` are those of the team's robots that are fixed.
     pub fn new(limits: Limits, addresses: impl IntoIterator<Item = IpAddr>) -> Self {
         let mut members = Class::new(limits.members, false);
         let fixed = addresses.into_iter().take(limits.members.addresses_max / 2);
@@ -158,7 +160,7 @@ impl Admission {
         }
     }
 
-    /// Somebody attempts to connect. `proved` says whether the address is proved to be its own.
+    /// Decides about an attempt to connect. `proved` says whether the address is proved to be the sender's own.
     pub fn on_attempt(&mut self, from: IpAddr, proved: bool, now: Instant) -> Verdict {
         let from = from.to_canonical();
         let is_busy = self.members.unfinished.values().any(|(at, ..)| *at == from);
@@ -168,17 +170,17 @@ impl Admission {
             .any(|(at, robot)| *at == from && robot.is_some());
         let known = self.members.entries.get_mut(&from);
         let mut known = known.filter(|entry| is_in_use || entry.until >= now);
-        // One handshake of a member's address goes without a proof, which saves a round trip. Whoever forges the address
-        // gets no more than that one, and fills a bucket of its own with those that fail at once.
+        // One handshake of a member's address needs no proof, which saves a round trip. A forger of the address gets no
+        // more than that one; its attempts that fail at once count in a separate bucket.
         let (each, proofs) = (self.limits.members.each, self.limits.proofs);
         let is_free = |entry: &mut &mut Entry| !is_busy && entry.unproved.take(each, now);
         if !proved && !known.as_mut().is_some_and(is_free) {
-            // A member's has its own budget, and the general one after that.
+            // A member's address uses its own budget first, then the general one.
             let own = known.is_some_and(|entry| entry.proofs.take(proofs, now));
             if own || self.proofs.take(self.limits.proofs, now) {
                 return Verdict::Prove;
             }
-            // Not by address: it may be forged.
+            // Not counted by address, because the address may be forged.
             self.refusals.count(None, Reason::Unproved);
             return Verdict::Ignore(Reason::Unproved);
         }
@@ -204,7 +206,8 @@ impl Admission {
         }
     }
 
-    /// A handshake has ended with a robot's certificate. Returns whether the connection may stay; if not, it has ended.
+    /// Ends a handshake that showed a robot's certificate. Returns whether the connection may stay; if not, its ticket
+    /// has ended.
     pub fn on_member(&mut self, ticket: Ticket, robot: RobotId, now: Instant) -> bool {
         // Only handshakes that fail count against a share.
         let of_member = self.members.unfinished.contains_key(&ticket);
@@ -230,8 +233,8 @@ impl Admission {
         true
     }
 
-    /// A handshake has ended with the operator's certificate. Returns whether the connection may stay; if not, it has
-    /// ended.
+    /// Ends a handshake that showed the operator's certificate. Returns whether the connection may stay; if not, its
+    /// ticket has ended.
     pub fn on_operator(&mut self, ticket: Ticket) -> bool {
         let Some(from) = self.finish(ticket) else { return false };
         let operators = self.connections.values().filter(|(_, of)| of.is_none()).count();
@@ -243,14 +246,14 @@ impl Admission {
         true
     }
 
-    /// A handshake has failed, or its deadline has passed.
+    /// Ends a handshake that failed or timed out.
     pub fn on_failed(&mut self, ticket: Ticket, reason: Reason) {
         if let Some(from) = self.finish(ticket) {
             self.refusals.count(Some(site(from)), reason);
         }
     }
 
-    /// A connection has ended, or a handshake that brought none.
+    /// Ends a connection, or a handshake that led to none.
     pub fn on_ended(&mut self, ticket: Ticket, now: Instant) {
         match self.connections.remove(&ticket) {
             Some((from, Some(_))) => self.members.know(from, now),
@@ -259,22 +262,22 @@ impl Admission {
         }
     }
 
-    /// The attempts refused so far.
+    /// Returns the attempts refused so far.
     pub fn refusals(&self) -> &Refusals {
         &self.refusals
     }
 
-    /// The number of unfinished handshakes.
+    /// Returns the number of unfinished handshakes.
     pub fn unfinished(&self) -> usize {
         self.strangers.unfinished.len() + self.members.unfinished.len()
     }
 
-    /// The number of connections.
+    /// Returns the number of connections.
     pub fn connections(&self) -> usize {
         self.connections.len()
     }
 
-    /// The number of addresses that something is stored for.
+    /// Returns the number of addresses for which something is stored.
     pub fn addresses(&self) -> usize {
         self.strangers.entries.len() + self.members.entries.len()
     }
@@ -285,7 +288,8 @@ impl Admission {
     }
 }
 
-/// What strangers at an address share: all of a /64, but on one link, where all share that, each its address.
+/// Returns the address that strangers are counted by: the /64 of an IPv6 address, but a whole link-local address, since
+/// all hosts of a link share that /64.
 fn site(address: IpAddr) -> IpAddr {
     match address {
         IpAddr::V6(six) if !six.is_unicast_link_local() => {
@@ -300,22 +304,23 @@ fn site(address: IpAddr) -> IpAddr {
 #[derive(Clone, Debug)]
 struct Class {
     share: Share,
-    /// Of strangers by [`site`], of members by address.
+    /// Whether addresses are counted by [`site`], as strangers' are, or whole, as members' are.
     by_site: bool,
     entries: BTreeMap<IpAddr, Entry>,
     all: Bucket,
-    /// With the whole addresses, and whether they are proved; the oldest first.
+    /// By ticket, oldest first: the whole address, the start, and whether the address is proved.
     unfinished: BTreeMap<Ticket, (IpAddr, Instant, bool)>,
 }
 
-/// An address.
+/// The state of one address.
 #[derive(Clone, Debug)]
 struct Entry {
     attempts: Bucket,
-    /// Attempts without a proof. They take nothing from the others, because they may be forged.
+    /// Attempts without proof. They take nothing from `attempts`, because they may be forged.
     unproved: Bucket,
     proofs: Bucket,
-    /// Until when it is remembered; a stranger's is replaced by need only.
+    /// For a member's address, when it ceases to count as one; for a stranger's, the last activity. The entry with the
+    /// lowest value makes room for a new one.
     until: Instant,
 }
 
@@ -349,7 +354,7 @@ impl Class {
         }
     }
 
-    /// Begins a handshake. Returns the one that makes room for it, and whose that was.
+    /// Begins a handshake. Returns the handshake that makes room for it, if any, with its address.
     fn begin(
         &mut self,
         ticket: Ticket,
@@ -387,7 +392,7 @@ impl Class {
         self.unfinished.remove(&ticket).map(|(from, ..)| from)
     }
 
-    /// A handshake does not count after all.
+    /// Refunds the tokens that a handshake took.
     fn give_back(&mut self, from: IpAddr, proved: bool) {
         if proved {
             self.all.give_back(self.share.all);
@@ -403,7 +408,7 @@ impl Class {
         }
     }
 
-    /// Makes an entry for a stranger, in place of the one that was least active.
+    /// Updates or creates the entry of an address. If there is no room, the entry with the lowest `until` goes.
     fn remember(&mut self, key: IpAddr, now: Instant) {
         if let Some(entry) = self.entries.get_mut(&key) {
             entry.until = entry.until.max(now);
@@ -413,7 +418,7 @@ impl Class {
         self.entries.insert(key, Entry::until(now));
     }
 
-    /// An address is a member's, now.
+    /// Records that an address is a member's.
     fn know(&mut self, address: IpAddr, now: Instant) {
         let until = now + KNOWN_FOR;
         if let Some(entry) = self.entries.get_mut(&address) {
@@ -434,7 +439,7 @@ impl Class {
     }
 }
 
-/// A token bucket, by when it will be full (the generic cell rate algorithm, ITU-T I.371).
+/// A token bucket, stored as the time when it will be full (the generic cell rate algorithm, ITU-T I.371).
 #[derive(Clone, Copy, Debug, Default)]
 struct Bucket(Instant);
 

@@ -5,27 +5,27 @@
 //! with it: n + 1 is the number that left between its arrival and its departure. Each aggregate gives one sample, that
 //! of its newest packet.
 //!
-//! With transmit status, all packets of an aggregate have the same time. Acknowledgements of a transport arrive one by
-//! one, so those that closely follow each other count as one aggregate. Mistaking two aggregates for one costs a sample
-//! and does no other harm.
+//! With transmit status, all packets of an aggregate have the same time. A transport's acknowledgements arrive one by
+//! one, so acknowledgements in close succession count as one aggregate. Mistaking two aggregates for one costs only a
+//! sample.
 //!
 //! Left out: counting departures. The caller does that, because it knows the packets.
 
 use crate::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
-/// A packet that found `ahead` before it when it came at `entered_at`, those that left together with it among them.
+/// A packet that found `ahead` packets before it at `entered_at`. These include the packets that left together with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sample {
-    /// Packets ahead of it.
+    /// The number of packets ahead.
     pub ahead: usize,
-    /// When it entered the WNIC.
+    /// When the packet entered the WNIC.
     pub entered_at: Instant,
-    /// When it left.
+    /// When the packet left the WNIC.
     pub left_at: Instant,
 }
 
-/// Gathers packets that leave together, those of one queue.
+/// Groups packets of one queue that leave together.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Aggregates {
     within: Duration,
@@ -40,14 +40,14 @@ struct Open {
 }
 
 impl Aggregates {
-    /// Packets that leave within `within` of the first count as one aggregate.
+    /// Creates a state in which packets that leave within `within` of the first count as one aggregate.
     pub fn new(within: Duration) -> Self {
         Aggregates { within, open: None }
     }
 
-    /// Records that a packet left at `left_at` that had entered at `entered_at`. The counts are of packets that had
-    /// left when it entered, and that have left now, including itself. Returns the sample of the previous aggregate
-    /// once that is complete.
+    /// Records that a packet that had entered at `entered_at` left at `left_at`. `left_before` is the number of packets
+    /// that had left when it entered, `left_by_now` the number that have left now, including this one. Returns the
+    /// sample of the previous aggregate once that is complete.
     pub fn on_left(
         &mut self,
         left_before: u64,
@@ -85,7 +85,7 @@ mod tests {
     #[test]
     fn an_aggregate_gives_one_sample_of_all_its_packets() {
         let mut aggregates = Aggregates::default();
-        // 64 enter at once and leave at once; then one that was alone.
+        // 64 enter at once and leave at once; then one enters that is alone.
         for n in 1..=64 {
             assert_eq!(aggregates.on_left(0, n, at(100), at(5_100)), None);
         }
@@ -131,7 +131,7 @@ mod tests {
             let (mut left, mut now) = (0, 10_000);
             for (below, together, gap) in steps {
                 now += gap;
-                // The number below when the aggregate's packets entered, all at once.
+                // The number of packets that had left when those of the aggregate entered, all at once.
                 let before = left.max(below) - below;
                 for _ in 0..together {
                     left += 1;

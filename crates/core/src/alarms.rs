@@ -1,8 +1,8 @@
-//! What an operator should look at: causes that a robot notices, each for a while after it was last seen.
+//! Conditions that an operator should look at. Each alarm stands for a while after its cause was last seen.
 //!
-//! A driver tells once a second what it sees ([`Sight`]). Counters that have risen, a clock that has moved against the
-//! robot's own and a disk without its reserve raise an alarm, which stands for [`STANDS`]. Leaders that change now and
-//! then do not; [`LEADERS_MAX`] changes within [`STANDS`] do.
+//! Once a second, a driver reports what it sees ([`Sight`]). Counters that have risen, a clock that has moved against
+//! the robot's own and a disk without its reserve raise an alarm, which stands for [`STANDS`]. So do [`LEADERS_MAX`]
+//! changes of the leader within [`STANDS`]; fewer do not.
 //!
 //! Left out: what to do about an alarm. No decision depends on one.
 
@@ -14,17 +14,17 @@ use serde::{Deserialize, Serialize};
 
 /// How long an alarm stands after its cause was last seen.
 pub const STANDS: Duration = Duration::from_secs(60);
-/// So many changes of the leader in [`STANDS`] are too many.
+/// The number of changes of the leader within [`STANDS`] that raises an alarm.
 pub const LEADERS_MAX: usize = 4;
-/// A clock that has moved further than this between two looks has jumped, nanoseconds.
+/// The deviation between two reports beyond which a clock has jumped, in nanoseconds.
 const JUMP_NS: u64 = 1_000_000_000;
 
-/// A reason to look.
+/// A condition that an operator should look at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Alarm {
     /// Connections were refused for their certificates.
     Strangers,
-    /// Frames of another version came.
+    /// Frames of another version arrived.
     OtherVersion,
     /// Two robots run under one name.
     Twins,
@@ -37,13 +37,13 @@ pub enum Alarm {
 }
 
 impl Alarm {
-    /// All of them.
+    /// All alarms.
     pub const ALL: [Alarm; 6] = {
         use Alarm::*;
         [Strangers, OtherVersion, Twins, LeaderChanges, ClockJumped, DiskShort]
     };
 
-    /// The name in metrics.
+    /// Returns the alarm's name in metrics.
     pub fn name(self) -> &'static str {
         match self {
             Alarm::Strangers => "strangers",
@@ -92,7 +92,7 @@ pub struct Alarms {
 }
 
 impl Alarms {
-    /// Takes in what the driver sees. Returns the alarms that this raises.
+    /// Records what the driver sees. Returns the alarms that it raises.
     pub fn on_sight(&mut self, sight: Sight, now: Instant) -> Vec<Alarm> {
         let (before, at) = self.before.replace((sight, now)).unwrap_or((
             Sight {
@@ -129,7 +129,7 @@ impl Alarms {
         raised
     }
 
-    /// The alarms that stand now.
+    /// Returns the alarms that stand now.
     pub fn standing(&self, now: Instant) -> Vec<Alarm> {
         let standing = Alarm::ALL.into_iter().filter(|alarm| self.is_standing(*alarm, now));
         standing.collect()
@@ -197,7 +197,7 @@ mod tests {
     }
 
     proptest! {
-        /// A clock that NTP slews is no alarm; one that is set is, whichever way.
+        /// A clock that NTP slews raises no alarm; a clock that is set raises one, in either direction.
         #[test]
         fn a_clock_that_is_set_is_noticed(by_s in -4_000i64..4_000, slew_ppm in 0u64..500) {
             let mut it = Alarms::default();

@@ -1,96 +1,99 @@
-//! When the next control message of a flow comes: the time model {p, q, sigma} (001, section IV-B).
+//! Predicts when the next control message of a flow arrives: the time model {p, q, sigma} (Deng 2022, section IV-B).
 //!
-//! Message k of a flow is expected at q + p k and comes within a normal deviation of sigma. [`ArrivalModel`]
-//! learns the three by linear regression over a sliding window of samples, and fits again when a message misses
-//! by more than 2 sigma or when an interval has passed. [`TimeModel`] is what it knows, to be sent to others.
+//! Message k of a flow is expected at q + p k, with a normal deviation of sigma. [`ArrivalModel`] learns the three by
+//! linear regression over a sliding window of samples. It fits again when a message misses by more than 2 sigma or when
+//! an interval has passed. [`TimeModel`] is the learnt model, to be sent to others.
 //!
 //! A sample is only a time. Its k is the nearest whole number of periods, which bridges lost messages and drops
-//! duplicates. Samples that miss by far more than is usual for the flow mean a new period or a clock that stepped:
-//! after a few of them the model starts again from these alone.
+//! duplicates. Samples that miss by far more than is usual for the flow mean a new period or a clock that stepped.
+//! After a few of them the model starts again from only these.
 //!
 //! The sums of the regression are exact integers over the residuals to a reference line, which moves with the
 //! window, so nothing cancels and nothing drifts. A sample costs O(1), amortised with quantiles, whose residuals are
-//! selected only when the model is fitted. With few samples the interval is widened by Student's factor and by the
-//! uncertainty of the line itself (001 has neither; with a full window both vanish).
+//! selected only when the model is fitted. With few samples, the interval is widened by Student's factor and by the
+//! uncertainty of the line itself. Deng 2022 has neither; with a full window both vanish.
 //!
-//! A flow with a declared period whose interval is wider than half of it gets the middle half of a period: at a deviation
-//! of a quarter that still catches two messages in three. If it has caught little more than half of the newest messages,
-//! as chance would, there is no interval. A model that predicts nothing starts again on fewer misfits, since it may have
-//! taken a fraction of the period for the period.
+//! If a flow has a declared period and its interval is wider than half of that, it gets the middle half of a period. At
+//! a deviation of a quarter, this still catches two messages in three. If it has caught little more than half of the
+//! newest messages, as chance would, there is no interval. A model that predicts nothing starts again after fewer
+//! misfits, since it may have mistaken a fraction of the period for the period.
 //!
-//! Left out: flows whose message k is not the nearest one. They get no prediction, nor do flows that fell silent.
+//! Left out: flows whose message k is not the nearest one. They get no prediction, and neither do flows that fell
+//! silent.
 
 use crate::normal::{normal_quantile, student_from_normal};
 use crate::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
-/// Samples needed for a first fit.
+/// Minimum number of samples for a first fit.
 const FIT_MIN: usize = 4;
-/// Raw times kept to start again from.
+/// Number of raw times kept for a restart.
 const RECENT_MAX: usize = 8;
-/// Misfits among the last eight samples that mean that the flow has changed, or that a model without predictions is wrong.
+/// Numbers of misfits among the last eight samples that mean that the flow has changed, or that a model without
+/// predictions is wrong.
 const MISFITS_MAX: u32 = 4;
 const MISFITS_USELESS_MAX: u32 = 2;
-/// A misfit misses by this many times the usual width (about 2 sigma, more while samples are few).
+/// A sample is a misfit if it misses by this many times the usual width (about 2 sigma, more while samples are few).
 const MISFIT_WIDTHS: f64 = 2.5;
 /// A run of this many misses beyond the usual width on one side is a change too.
 const ONE_SIDED_MAX: i32 = 6;
 /// If this many samples in a row are the same number of periods (above one) apart, the period is longer.
 const SAME_STRIDE_MAX: u32 = 8;
-/// Quantiles are read again once a quarter of the window is new: they cost a pass over it, and move slowly.
+/// Quantiles are read again once a quarter of the window is new, because they cost a pass over it and move slowly.
 const QUANTILE_SHARE: usize = 4;
 /// The normal quantile of an accuracy of 95 %.
 const Z_95: f64 = 1.96;
 /// Below this deviation (1 us) differences come from clocks and rounding, not from the flow.
 const SIGMA_FLOOR_NS: f64 = 1e3;
-/// An interval is at most this share of the period. Without a declared period, one wider than the second share is of no use.
+/// Maximum width of an interval, as a share of the period. Without a declared period, an interval wider than the second
+/// share is of no use.
 const WIDTH_MAX: f64 = 1.0 / 2.0;
 const WIDTH_UNDECLARED_MAX: f64 = 1.0 / 8.0;
-/// An interval that was cut to [`WIDTH_MAX`] is of use if it catches this share of the newest messages; judged from this
-/// number of messages on.
+/// An interval that was cut to [`WIDTH_MAX`] is of use if it catches the first constant's share of the newest messages.
+/// The second is the number of messages from which this is judged.
 const CAUGHT_MIN: f64 = 0.56;
 const CAUGHT_OF_MIN: u32 = 32;
 /// A flow is irregular if it deviates by more than the first share of its period. Its fitted period stays within the second
-/// share of the declared one, as few samples would show any period.
+/// share of the declared one, because with few samples any period would seem to fit.
 const IRREGULAR: f64 = 1.0 / 16.0;
 const DECLARED_OFF_MAX: f64 = 0.02;
 /// A flow that was silent for this many periods is not predicted.
 const SILENT_PERIODS_MAX: u64 = 16;
 /// After a gap of this many periods the phase is no longer trusted.
 const GAP_PERIODS_MAX: i64 = 1_000;
-/// Most samples in the window.
+/// Maximum number of samples in the window.
 pub const SAMPLES_MAX: usize = 1_024;
 /// The shortest period that is predicted.
 pub const PERIOD_MIN: Duration = Duration::from_micros(10);
 /// The longest period that is predicted.
 pub const PERIOD_MAX: Duration = Duration::from_secs(3_600);
 
-/// How the width of the interval is found.
+/// How the width of the interval is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Deviation {
-    /// From sigma, as if normal: the same width early and late (the paper's).
+    /// From sigma, assuming a normal distribution: the same width early and late, as in Deng 2022.
     Normal,
-    /// From the residuals' own quantiles: as early and as late as the flow really is.
+    /// From the quantiles of the residuals: as early and as late as the flow really is.
     Quantile,
 }
 
 /// How much to learn from, and how wide to predict.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ArrivalConfig {
-    /// The share of messages that come within the predicted interval (C).
+    /// The share of messages that arrive within the predicted interval (C).
     pub accuracy: f64,
-    /// How the interval's width is found.
+    /// How the interval's width is computed.
     pub deviation: Deviation,
-    /// The model is fitted again after this time.
+    /// The time after which the model is fitted again.
     pub refit_interval: Duration,
-    /// Samples in the window, [`SAMPLES_MAX`] at most.
+    /// The number of samples in the window, at most [`SAMPLES_MAX`].
     pub samples_max: usize,
-    /// The period, if the flow's owner declares one. Saves learning it; samples correct it.
+    /// The period, if the flow's owner declares one. Then it need not be learnt, and samples correct it.
     pub period: Option<Duration>,
 }
 
 impl Default for ArrivalConfig {
-    /// The paper's accuracy of 95 % under a normal deviation.
+    /// Returns the accuracy of 95 % of Deng 2022, with a normal deviation.
     fn default() -> Self {
         ArrivalConfig {
             accuracy: 0.95,
@@ -102,51 +105,52 @@ impl Default for ArrivalConfig {
     }
 }
 
-/// An expected message: it comes within `[expected - early, expected + late]`.
+/// An expected message: it should arrive within `[expected - early, expected + late]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Arrival {
     /// The ideal time.
     pub expected: Instant,
-    /// How much earlier it may come.
+    /// How much earlier the message may arrive.
     pub early: Duration,
-    /// How much later it may come.
+    /// How much later the message may arrive.
     pub late: Duration,
 }
 
 impl Arrival {
-    /// The earliest time it may come.
+    /// Returns the earliest time at which the message may arrive.
     pub fn start(&self) -> Instant {
         self.expected - self.early
     }
 
-    /// The latest time it may come.
+    /// Returns the latest time at which the message may arrive.
     pub fn end(&self) -> Instant {
         self.expected + self.late
     }
 }
 
-/// A fitted model by itself: what one robot tells another about its flow.
+/// The parameters of a fitted model, as one robot reports them to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TimeModel {
     /// Time between two messages (p).
     pub period: Duration,
-    /// When some message is expected (q), preferably the next.
+    /// When one message is expected (q), preferably the next.
     pub phase: Instant,
     /// The standard deviation (sigma).
     pub sigma: Duration,
-    /// How much earlier than expected a message may come.
+    /// How much earlier than expected a message may arrive.
     pub early: Duration,
-    /// How much later than expected a message may come.
+    /// How much later than expected a message may arrive.
     pub late: Duration,
 }
 
 impl TimeModel {
-    /// Returns whether it can be of use: the period is one that is predicted, and bulk has time between two intervals.
+    /// Returns whether the model can be of use: its period is within the limits, and bulk has time between two
+    /// intervals.
     pub fn is_usable(&self) -> bool {
         (PERIOD_MIN..=PERIOD_MAX).contains(&self.period) && self.early + self.late <= self.period
     }
 
-    /// The first message, from `phase` on, whose interval ends after `after`. `None` without a period.
+    /// Returns the first message, from `phase` on, whose interval ends after `after`; `None` without a period.
     pub fn next_after(&self, after: Instant) -> Option<Arrival> {
         if self.period == Duration::ZERO {
             return None;
@@ -164,8 +168,8 @@ impl TimeModel {
         })
     }
 
-    /// Returns whether `other` predicts messages as this model does: at the same times to within `tolerance`, in intervals
-    /// that differ by no more than that or a quarter.
+    /// Returns whether `other` predicts messages as this model does: at the same times to within `tolerance`, and in
+    /// intervals that differ by at most `tolerance` or a quarter.
     pub fn agrees_with(&self, other: &TimeModel, tolerance: Duration) -> bool {
         let near = |a: Duration, b: Duration, by: Duration| a.as_nanos().abs_diff(b.as_nanos()) <= by.as_nanos();
         if self.period == Duration::ZERO || other.period == Duration::ZERO || self.phase < other.phase {
@@ -177,7 +181,7 @@ impl TimeModel {
             && near(self.late, other.late, tolerance.max(other.late / 4))
     }
 
-    /// The end of the interval of the message that was made at `made_at`; `made_at` itself for a message before `phase`.
+    /// Returns the end of the interval of the message made at `made_at`; `made_at` itself for a message before `phase`.
     pub fn end_of(&self, made_at: Instant) -> Instant {
         let middle = made_at + self.period / 2;
         if self.period == Duration::ZERO || middle < self.phase {
@@ -226,7 +230,7 @@ impl Sums {
     }
 }
 
-/// The line at + period * (k - k0), in whole nanoseconds, that residuals are taken to.
+/// The line at + period * (k - k0), in whole nanoseconds, from which residuals are measured.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Reference {
     k0: i64,
@@ -235,7 +239,7 @@ struct Reference {
 }
 
 impl Reference {
-    /// The residual of a sample, in nanoseconds.
+    /// Returns the residual of a sample, in nanoseconds.
     #[inline]
     fn residual(&self, s: Sample) -> i64 {
         signed_ns(s.at, self.at).saturating_sub((s.k - self.k0).saturating_mul(self.period_ns))
@@ -248,23 +252,23 @@ struct Fit {
     offset: f64,
     slope: f64,
     sigma: f64,
-    /// The usual deviation: 95 % of the messages are due within it.
+    /// The usual deviation: 95 % of the messages arrive within it.
     usual: f64,
     early: f64,
     late: f64,
     at: Instant,
 }
 
-/// Learns one flow's times and predicts its next.
+/// Learns the arrival times of one flow and predicts the next.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ArrivalModel {
     config: ArrivalConfig,
     z: f64,
     window: Vec<Sample>,
-    /// The place of the oldest sample once the window is full.
+    /// Index of the oldest sample once the window is full.
     oldest: usize,
     since_rebase: usize,
-    /// Samples since quantiles were read; as many as the window holds if they never were.
+    /// Number of samples since quantiles were read; the window's capacity if they never were.
     since_quantiles: usize,
     sums: Sums,
     reference: Reference,
@@ -273,21 +277,21 @@ pub struct ArrivalModel {
     /// The newest raw times, oldest first.
     recent: [Instant; RECENT_MAX],
     recent_len: usize,
-    /// One bit for each sample, newest lowest: whether it was a misfit.
+    /// One bit per sample, newest lowest: whether it was a misfit.
     misfits: u8,
-    /// One bit for each sample, newest lowest: whether its interval, cut to [`WIDTH_MAX`], caught it; and how many bits
-    /// count. Kept across restarts, as it describes the flow.
+    /// One bit per sample, newest lowest: whether its interval, cut to [`WIDTH_MAX`], caught it; and the number of
+    /// valid bits. Kept across restarts, because it describes the flow.
     caught: u64,
     caught_of: u32,
     /// The number of misses in a row, signed by their side.
     one_sided: i32,
-    /// The last step of k, and how many equal steps above one came in a row.
+    /// The last step of k, and the number of consecutive equal steps above one.
     stride: (i64, u32),
     scratch: Vec<i64>,
 }
 
 impl ArrivalModel {
-    /// A model that knows nothing yet.
+    /// Creates a model without samples.
     pub fn new(config: ArrivalConfig) -> Self {
         let samples_max = config.samples_max.clamp(RECENT_MAX, SAMPLES_MAX);
         let accuracy = if config.accuracy.is_nan() {
@@ -321,7 +325,7 @@ impl ArrivalModel {
         }
     }
 
-    /// The flow sent a message at `now`.
+    /// Records that the flow sent a message at `now`.
     pub fn on_sample(&mut self, now: Instant) {
         let (Some(last), Some(fit)) = (self.last, self.fit) else {
             return self.learn(now);
@@ -345,7 +349,7 @@ impl ArrivalModel {
             return self.restart(now, FIT_MIN);
         }
         if k <= last.k || residual.abs() > self.residual_max(&fit, period) {
-            return; // Its k is ambiguous: it counts as a misfit only.
+            return; // Its k is ambiguous, so it counts only as a misfit.
         }
         self.insert(Sample { k, at: now });
         let miss = residual.abs() > 2.0 * fit.sigma;
@@ -355,8 +359,8 @@ impl ArrivalModel {
         }
     }
 
-    /// The flow sent a message at `now` that had to wait for something else, such as the end of a late loop. It tells
-    /// nothing about when other messages are due.
+    /// Records that the flow sent a message at `now` that had to wait for something else, such as the end of a late
+    /// loop. It says nothing about when other messages are due.
     pub fn on_put_off(&mut self, now: Instant) {
         let (Some(last), Some(fit)) = (self.last, self.fit) else {
             return self.learn(now);
@@ -369,11 +373,12 @@ impl ArrivalModel {
         }
     }
 
-    /// The next message that has not come yet and whose interval ends after `after`.
+    /// Returns the next message that has not arrived yet and whose interval ends after `after`.
     ///
-    /// `None` while too little is known, once the flow has fallen silent, and if it is too irregular for an interval to be of
-    /// use. Without a declared period that means an eighth of the period or more: messages that follow from something else, as
-    /// commands do from an inference, come at times that resemble a period, and their windows cost more than they are worth.
+    /// Returns `None` while too little is known, once the flow has fallen silent, and if it is too irregular for an
+    /// interval to be of use. Without a declared period, too irregular means an interval of an eighth of the period or
+    /// more. Messages that follow from something else, as commands follow from an inference, arrive at times that
+    /// resemble a period, and their windows cost more than they are worth.
     pub fn predict(&self, after: Instant) -> Option<Arrival> {
         let (last, fit) = (self.last?, self.fit?);
         let period = self.reference.period_ns as f64 + fit.slope;
@@ -393,7 +398,7 @@ impl ArrivalModel {
         })
     }
 
-    /// How early and how late messages are expected, in nanoseconds; `None` if such an interval is of no use.
+    /// Returns how early and how late messages are expected, in nanoseconds; `None` if an interval is of no use.
     fn useful(&self, fit: &Fit, period: f64) -> Option<(f64, f64)> {
         let (width, most) = (fit.early + fit.late, period * WIDTH_MAX);
         if self.config.period.is_none() {
@@ -406,26 +411,26 @@ impl ArrivalModel {
         Some(cut(fit, period))
     }
 
-    /// The largest residual that still tells which message it is: a quarter of the period, or half if the period is declared
-    /// and the flow usually is that irregular.
+    /// Returns the largest residual that still identifies the message: a quarter of the period, or half if the period
+    /// is declared and the flow usually is that irregular.
     fn residual_max(&self, fit: &Fit, period: f64) -> f64 {
         let wide = self.config.period.is_some() && MISFIT_WIDTHS * fit.usual > period / 4.0;
         period / if wide { 2.0 } else { 4.0 }
     }
 
-    /// The time between two messages, once known.
+    /// Returns the time between two messages, once known.
     pub fn period(&self) -> Option<Duration> {
         let fit = self.fit?;
         Some(nanos(self.reference.period_ns as f64 + fit.slope))
     }
 
-    /// How far messages deviate from the model (sigma), whether or not that is too much to predict them, and how many it was
-    /// fitted to.
+    /// Returns the deviation of messages from the model (sigma), whether or not they can be predicted, and the number
+    /// of messages that the model was fitted to.
     pub fn deviation(&self) -> Option<(Duration, usize)> {
         Some((nanos(self.fit?.sigma), self.window.len()))
     }
 
-    /// The model to tell others; its phase is that of the next message.
+    /// Returns the model to send to other robots. Its phase is the next message's expected time.
     pub fn time_model(&self) -> Option<TimeModel> {
         let (last, fit) = (self.last?, self.fit?);
         let next = self.predict(last.at)?;
@@ -438,7 +443,7 @@ impl ArrivalModel {
         })
     }
 
-    /// Counts misfits, and returns whether there are more than chance explains.
+    /// Counts misfits. Returns whether there are more than chance explains.
     #[inline]
     fn has_changed(&mut self, step: i64, residual: f64, fit: &Fit, period: f64) -> bool {
         let usual = fit.usual;
@@ -463,7 +468,7 @@ impl ArrivalModel {
         self.caught_of = (self.caught_of + 1).min(u64::BITS);
         self.misfits.count_ones() >= misfits_max
             || self.one_sided.abs() >= ONE_SIDED_MAX
-            // A declared period stands: its owner may leave out messages.
+            // A declared period is kept, because its owner may leave out messages.
             || (self.stride.1 >= SAME_STRIDE_MAX && self.config.period.is_none())
     }
 
@@ -494,7 +499,7 @@ impl ArrivalModel {
         }
     }
 
-    /// Without a model: gathers times until they lie on a line.
+    /// Collects times, while there is no model, until they lie on a line.
     #[cold]
     fn learn(&mut self, now: Instant) {
         if let Some(newest) = self.recent_len.checked_sub(1).map(|i| self.recent[i]) {
@@ -564,8 +569,8 @@ impl ArrivalModel {
         self.refit(now);
     }
 
-    /// As [`ArrivalModel::seed`] for messages too irregular to tell how many periods each gap has: takes the declared period,
-    /// and as phase their circular mean.
+    /// Starts the window like [`ArrivalModel::seed`] if messages are too irregular to tell how many periods each gap
+    /// has. Uses the declared period, and their circular mean as the phase.
     #[cold]
     fn seed_irregular(&mut self, period_ns: u64, now: Instant) {
         if !(PERIOD_MIN.as_nanos()..=PERIOD_MAX.as_nanos()).contains(&period_ns) {
@@ -617,7 +622,7 @@ impl ArrivalModel {
         }
     }
 
-    /// Moves the reference line to the window as it is now; once a window's length, so O(1) a sample.
+    /// Moves the reference line to the current window. Runs once per window length, so it costs O(1) per sample.
     #[cold]
     fn rebase(&mut self, now: Instant) {
         self.since_rebase = 0;
@@ -678,7 +683,7 @@ impl ArrivalModel {
         });
     }
 
-    /// The slope, bounded by what the flow's owner declares where the flow is irregular.
+    /// Returns the slope, limited by the declared period if the flow is irregular.
     fn believable(&self, slope: f64, sigma: f64) -> f64 {
         let declared = self.config.period.map(|period| period.as_nanos() as f64);
         let Some(declared) = declared.filter(|declared| sigma > declared * IRREGULAR) else {
@@ -686,14 +691,14 @@ impl ArrivalModel {
         };
         let known = self.reference.period_ns as f64;
         let off = declared * DECLARED_OFF_MAX;
-        // A flow may have another period altogether than is declared.
+        // The flow may have an entirely different period from the declared one.
         if (known - declared).abs() > off {
             return slope;
         }
         slope.clamp(declared - off - known, declared + off - known)
     }
 
-    /// How early and how late the residuals are at the accuracy; `None` while there are too few to say.
+    /// Returns how early and how late the residuals are at the configured accuracy; `None` while there are too few.
     fn quantiles(&mut self, offset: f64, slope: f64) -> Option<(f64, f64)> {
         let tail = (1.0 - self.config.accuracy) / 2.0;
         let beyond = (tail * self.window.len() as f64) as usize;
@@ -707,7 +712,7 @@ impl ArrivalModel {
             let x = (s.k - reference.k0) as f64;
             reference.residual(*s) - (offset + slope * x).round() as i64
         }));
-        // As many samples lie beyond as the tail allows for, less one: the sample that bounds them.
+        // The sample at this rank bounds the tail: one sample fewer than the tail allows lies beyond it.
         let (rank, last) = (beyond - 1, self.scratch.len() - 1);
         let early = -*self.scratch.select_nth_unstable(rank).1;
         let late = *self.scratch.select_nth_unstable(last - rank).1;
@@ -715,19 +720,19 @@ impl ArrivalModel {
     }
 }
 
-/// The interval of a fit, of [`WIDTH_MAX`] at most, in nanoseconds early and late.
+/// Returns the interval of a fit, in nanoseconds early and late, cut to [`WIDTH_MAX`].
 fn cut(fit: &Fit, period: f64) -> (f64, f64) {
     let part = (period * WIDTH_MAX / (fit.early + fit.late)).min(1.0);
     (fit.early * part, fit.late * part)
 }
 
-/// Whether a gap is a whole number of periods, and at least one, to within a part of one.
+/// Returns whether a gap is a whole number of periods, at least one, to within 1 / `part` of a period.
 fn is_multiple(gap: u64, period: u64, part: u64) -> bool {
     let periods = gap.saturating_add(period / 2) / period;
     periods >= 1 && periods <= GAP_PERIODS_MAX as u64 && gap.abs_diff(periods * period) <= period / part
 }
 
-/// `a - b` in nanoseconds, which clocks since an origin keep within 63 bits.
+/// Returns `a - b` in nanoseconds. Differences between times since one origin fit 63 bits.
 fn signed_ns(a: Instant, b: Instant) -> i64 {
     let span = |d: Duration| i64::try_from(d.as_nanos()).unwrap_or(i64::MAX);
     if a >= b {
@@ -746,7 +751,7 @@ fn offset_by(at: Instant, ns: i64) -> Instant {
     }
 }
 
-/// A span from nanoseconds as a float; negative and NaN become zero.
+/// Converts nanoseconds to a span; negative values and NaN become zero.
 fn nanos(ns: f64) -> Duration {
     Duration::from_nanos(ns.round() as u64)
 }

@@ -19,7 +19,7 @@ pub const CW_DEFAULT: (u32, u32) = (3, 15);
 /// Upper limit for contention windows.
 const CW_MAX: u32 = 32_767;
 
-/// The probability that bulk transmits before control if both begin to contend at once, with contention windows
+/// Returns the probability that bulk transmits before control if both begin to contend at once, with contention windows
 /// `cw_control` and `cw_bulk`. Either bulk draws the lower backoff, or both draw the same, collide, double their
 /// windows, and bulk then draws the lower. The model counts at most one collision and assumes equal AIFS.
 pub fn bulk_first_probability(cw_control: u32, cw_bulk: u32) -> f64 {
@@ -31,7 +31,7 @@ pub fn bulk_first_probability(cw_control: u32, cw_bulk: u32) -> f64 {
     lower(control, bulk) + equal(control, bulk) * lower(2.0 * control, 2.0 * bulk)
 }
 
-/// The probability that bulk's draw is the lower one, for uniform draws from `control` and `bulk` values.
+/// Returns the probability that bulk's draw is the lower one, for uniform draws from `control` and `bulk` values.
 fn lower(control: f64, bulk: f64) -> f64 {
     // For control's draw c, min(c, bulk) values of bulk are lower: a triangle up to bulk, then a rectangle.
     let triangle = control.min(bulk);
@@ -63,7 +63,8 @@ pub struct Capacity {
 }
 
 impl Capacity {
-    /// Eq. 1: the probability of each number of bulk transmissions, 0 to 2 N, during one loop with N = `workers`.
+    /// Returns the probability of each number of bulk transmissions, 0 to 2 N, during one loop with N = `workers` (eq.
+    /// 1).
     pub fn bulk_transmissions(&self, workers: u32) -> Vec<f64> {
         let contentions = 2 * workers.min(WORKERS_MAX);
         let p = if self.bulk_first.is_nan() {
@@ -92,7 +93,8 @@ impl Capacity {
             .collect()
     }
 
-    /// Eq. 2: the reaction time of a loop with `workers` during which bulk went first `bulk_transmissions` times.
+    /// Returns the reaction time of a loop with `workers` during which bulk went first `bulk_transmissions` times (eq.
+    /// 2).
     pub fn reaction_time(&self, workers: u32, bulk_transmissions: u32) -> Duration {
         let control = u128::from(workers) * u128::from(self.loop_bytes());
         let bulk = u128::from(bulk_transmissions) * u128::from(self.ampdu_bytes);
@@ -102,7 +104,7 @@ impl Capacity {
         self.inference + Duration::from_secs_f64((control + bulk) as f64 * 8.0 / self.bandwidth_bps)
     }
 
-    /// The reaction time that a share `quantile` of the loops does not exceed.
+    /// Returns the reaction time that a share `quantile` of the loops does not exceed.
     pub fn reaction_quantile(&self, workers: u32, quantile: f64) -> Duration {
         let mut below = 0.0;
         let terms = self.bulk_transmissions(workers);
@@ -115,7 +117,7 @@ impl Capacity {
         self.reaction_time(workers, count.unwrap_or(most) as u32)
     }
 
-    /// The share of loops that take no longer than `bound`.
+    /// Returns the share of loops that take no longer than `bound`.
     pub fn reaction_share(&self, workers: u32, bound: Duration) -> f64 {
         let terms = self.bulk_transmissions(workers);
         let within = |k: &(usize, &f64)| self.reaction_time(workers, k.0 as u32) <= bound;
@@ -128,14 +130,14 @@ impl Capacity {
             .min(1.0)
     }
 
-    /// Eq. 3: the bandwidth left for bulk, in bits per second; zero if control needs all of it.
+    /// Returns the bandwidth left for bulk, in bits per second; zero if control needs all of it (eq. 3).
     pub fn bulk_bps(&self, workers: u32) -> f64 {
         let control = f64::from(workers) * self.frequency_hz * self.loop_bytes() as f64 * 8.0;
         (self.bandwidth_bps - control).max(0.0)
     }
 
-    /// The largest team, including the leader, in which a share `quantile` of the loops stays within `bound` and
-    /// control fits the channel. `None` if not even one worker fits.
+    /// Returns the largest team, including the leader, in which a share `quantile` of the loops stays within `bound`
+    /// and control fits the channel. `None` if not even one worker fits.
     pub fn robots_max(&self, bound: Duration, quantile: f64) -> Option<u32> {
         let fits = |workers| {
             self.has_bandwidth() && self.bulk_bps(workers) > 0.0 && self.reaction_quantile(workers, quantile) <= bound
@@ -171,14 +173,14 @@ pub enum Stage {
     OtherTransmits,
     /// This robot transmits bulk, and a share of its messages falls into a protection window.
     SelfTransmits {
-        /// That share, from 0 to 1.
+        /// The share of protected messages, from 0 to 1.
         protected: f64,
     },
 }
 
-/// Property 1: the probability that a control message takes at most `latency`. The inputs are the latency distributions
-/// of an idle channel (`free`), against one bulk flow of another robot under EDCA (`edca`), and behind the robot's own
-/// bulk (`congested`).
+/// Returns the probability that a control message takes at most `latency` (property 1). The inputs are the latency
+/// distributions of an idle channel (`free`), against one bulk flow of another robot under EDCA (`edca`), and behind
+/// the robot's own bulk (`congested`).
 pub fn latency_share(
     stage: Stage,
     latency: Duration,
@@ -193,7 +195,7 @@ pub fn latency_share(
     }
 }
 
-/// Property 2: the share of its permit that a robot can use for bulk. Control messages have the frequency
+/// Returns the share of its permit that a robot can use for bulk (property 2). Control messages have the frequency
 /// `frequency_hz`, deviate by `sigma`, and are protected at `accuracy`.
 ///
 /// The published formula is 1 - 2 F norminv((1 + C) / 2), with norminv the inverse of N(0, sigma^2). With the standard
@@ -225,7 +227,7 @@ mod tests {
         let expected = 6.0 / 64.0 + 4.0 / 64.0 * 28.0 / 256.0;
         let p0 = bulk_first_probability(3, 15);
         assert!((p0 - expected).abs() < 1e-12 && (p0 - 0.1).abs() < 0.001, "{p0}");
-        // Against its own kind each goes first equally often, minus the share of two collisions in a row.
+        // Two flows of the same category go first equally often, minus the share of two collisions in a row.
         let alike = bulk_first_probability(15, 15);
         assert!(
             (alike - (0.5 - 1.0 / 32.0 + 1.0 / 16.0 * (0.5 - 1.0 / 64.0))).abs() < 1e-12,

@@ -1,27 +1,29 @@
-//! The offset of another robot's clock, from messages there and back.
+//! Estimates the offset of another robot's clock from round trips of messages.
 //!
 //! An exchange has four times: sent here, received there, answered there, returned here. If both directions took
 //! equally long, the offset would be the mean of the two differences. The error is at most half of the round trip (as
-//! in NTP, RFC 5905; Dust calls the stamps T1 to T4). So each exchange tells two bounds on the offset. Quick exchanges that
-//! are far apart also bound the rate at which one clock gains on the other. With that, the newest exchanges are narrowed to
-//! what all of them allow. Bounds widen with age by what is not known of the rate.
+//! in NTP, RFC 5905; Dust calls the stamps T1 to T4). So each exchange gives a lower and an upper bound on the offset.
+//! Quick exchanges that are far apart also bound the rate at which one clock gains on the other. With that rate, the
+//! bounds of the newest exchange are narrowed to what all exchanges allow. Bounds widen with age by the uncertainty of
+//! the rate.
 //!
-//! Left out: rates that change within the time that exchanges are remembered, unless they contradict each other.
+//! Left out: rates that change while exchanges are remembered, unless the exchanges then contradict each other.
 
 use crate::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
-/// Number of exchanges to remember: about a minute's, at one a second.
+/// Number of exchanges to remember: about a minute's worth at one per second.
 const KEPT: usize = 64;
-/// Bound on the error of a clock's rate against true time, in millionths, for what must never happen: two robots that grant
-/// the same permit. A crystal is off by at most 100, with its age and heat; the kernel slews a clock by up to 500 for NTP; the
-/// rest is room.
+/// Bound on the error of a clock's rate against true time, in parts per million, where an error must never happen: two
+/// robots must not grant the same permit. A crystal is off by at most 100, including ageing and heat, and the kernel
+/// slews a clock by up to 500 for NTP. The rest is margin.
 pub const DRIFT_PPM: u32 = 1_000;
-/// The same where a rare error costs little: when a window begins, how old a state is. Crystals alone.
+/// The same bound where a rare error costs little, such as the start of a window or the age of a state. Covers only
+/// crystals.
 pub const DRIFT_USUAL_PPM: u32 = 100;
 
-/// How far two clocks usually have run apart after `span`.
+/// Returns how far two clocks usually drift apart during `span`.
 pub fn drift_between(span: Duration) -> Duration {
     span / (1_000_000 / (2 * u64::from(DRIFT_USUAL_PPM)))
 }
@@ -31,29 +33,29 @@ pub fn drift_between(span: Duration) -> Duration {
 pub struct Offset {
     /// The other clock minus ours, in nanoseconds.
     pub ahead_ns: i64,
-    /// The bound on the error.
+    /// The maximum error.
     pub within: Duration,
 }
 
 impl Offset {
-    /// That of a clock to itself.
+    /// The offset of a clock from itself.
     pub const NONE: Offset = Offset {
         ahead_ns: 0,
         within: Duration::ZERO,
     };
 
-    /// What the other clock shows when ours shows `ours`.
+    /// Returns what the other clock shows when ours shows `ours`.
     pub fn theirs(&self, ours: Instant) -> Instant {
         Instant::from_nanos(ours.as_nanos().saturating_add_signed(self.ahead_ns))
     }
 
-    /// What our clock shows when the other shows `theirs`.
+    /// Returns what our clock shows when the other shows `theirs`.
     pub fn ours(&self, theirs: Instant) -> Instant {
         Instant::from_nanos(theirs.as_nanos().saturating_add_signed(self.ahead_ns.saturating_neg()))
     }
 }
 
-/// What one exchange tells: the other clock was between these two ahead of ours, in nanoseconds.
+/// The result of one exchange: the other clock was ahead of ours by between `low_ns` and `high_ns`.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Exchange {
     low_ns: i64,
@@ -67,7 +69,7 @@ impl Exchange {
     }
 }
 
-/// Bounds that hold at `at` and those of the rate at which the other clock gains on ours, a share of 1.
+/// Bounds on the offset at `at`, and on the rate at which the other clock gains on ours, as a fraction.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Bounds {
     low_ns: i64,
@@ -78,7 +80,7 @@ struct Bounds {
 }
 
 impl Bounds {
-    /// Both clocks may be off by as much as crystals are, each to its side.
+    /// Creates the bounds from one exchange. Each clock may be off by as much as a crystal, in opposite directions.
     fn of(exchange: Exchange) -> Self {
         let drift = 2.0 * f64::from(DRIFT_USUAL_PPM) / 1e6;
         Bounds {
@@ -90,7 +92,7 @@ impl Bounds {
         }
     }
 
-    /// Narrows the rate by two exchanges, one of them before the other. Returns `None` if they do not go together.
+    /// Narrows the rate by two exchanges, one before the other. Returns `None` if they contradict each other.
     fn narrowed(mut self, before: &Exchange, after: &Exchange) -> Option<Self> {
         let apart_ns = after.at.since(before.at).as_nanos() as f64;
         if apart_ns > 0.0 {
@@ -101,7 +103,7 @@ impl Bounds {
         (self.slowest <= self.fastest).then_some(self)
     }
 
-    /// Narrows the bounds by an earlier exchange. Returns `None` if it does not go together with them.
+    /// Narrows the bounds by an earlier exchange. Returns `None` if it contradicts them.
     fn and(mut self, earlier: &Exchange) -> Option<Self> {
         let ago_ns = self.at.since(earlier.at).as_nanos() as f64;
         let gained = |rate: f64| (rate * ago_ns) as i64;
@@ -123,20 +125,20 @@ impl Bounds {
     }
 }
 
-/// Estimates one other clock.
+/// The estimate of one other clock.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct ClockEstimate {
-    /// Identifies the other clock, as that robot names it.
+    /// Identifier of the other clock, chosen by its robot.
     clock: Option<u64>,
-    /// The oldest first.
+    /// The remembered exchanges, oldest first.
     exchanges: VecDeque<Exchange>,
     bounds: Option<Bounds>,
 }
 
 impl ClockEstimate {
     /// Records an exchange that ended at `back_at`: sent and returned on our clock, received and answered on theirs.
-    /// Inconsistent times are ignored. A different `clock` discards all earlier exchanges, as does one that has been set or
-    /// runs at another rate than before.
+    /// Inconsistent times are ignored. A different `clock` discards all earlier exchanges, as does a clock that has
+    /// been set or runs at a different rate than before.
     pub fn on_exchange(
         &mut self,
         clock: u64,
@@ -177,7 +179,7 @@ impl ClockEstimate {
         }
     }
 
-    /// What all exchanges tell together; `None` if they contradict each other.
+    /// Combines all exchanges. Returns `None` if they contradict each other.
     fn together(&self) -> Option<Bounds> {
         let newest = self.exchanges.back()?;
         let quickest = |range| self.exchanges.range(range).min_by_key(|exchange| exchange.width_ns());
@@ -191,7 +193,7 @@ impl ClockEstimate {
             .try_fold(bounds, |bounds, earlier| bounds.and(earlier))
     }
 
-    /// The other clock's name and offset, once there has been an exchange with it.
+    /// Returns the other clock's identifier and offset, once there has been an exchange with it.
     pub fn offset(&self, now: Instant) -> Option<(u64, Offset)> {
         Some((self.clock?, self.bounds?.offset(now)))
     }
@@ -251,7 +253,7 @@ mod tests {
             }
         }
 
-        /// Holds even if both clocks drift apart at the usual bound and the exchange is old.
+        /// The bound holds even if both clocks drift apart at the usual maximum and the exchange is old.
         #[test]
         fn the_bound_holds_while_clocks_run_apart(age in 0..3_600_000_000_000u64, ours_fast: bool) {
             let at = |true_ns: u64, fast: bool| {
@@ -265,7 +267,7 @@ mod tests {
             let now = 3_000 + age;
             let (_, offset) = estimate.offset(ours(now)).unwrap();
             let off = offset.theirs(ours(now)).as_nanos().abs_diff(theirs(now).as_nanos());
-            // A slow clock counts less of the time that both have run apart.
+            // A slow clock undercounts the time for which both have drifted apart.
             prop_assert!(off <= offset.within.as_nanos() + age / 500_000 + 10, "{off} of {}", offset.within);
         }
 

@@ -1,4 +1,4 @@
-//! CoDel (RFC 8289): which packet of a flow's queue to drop at its head, as Linux runs it for mac80211.
+//! Decides which packets to drop at the head of a flow's queue: CoDel (RFC 8289), as Linux runs it for mac80211.
 //!
 //! It measures how long each packet waited. Once the delay has stayed above the target for a whole interval, it drops
 //! one packet. It then drops more and more often (after the interval divided by the square root of the drops so far)
@@ -10,10 +10,10 @@
 
 use crate::{Duration, Instant};
 
-/// For how many intervals after the last drop a new dropping phase resumes at the old rate.
+/// Number of intervals after the last drop during which a new dropping phase resumes at the old rate.
 const MEMORY_INTERVALS: u64 = 16;
 
-/// Which delay is too long.
+/// The delays at which CoDel begins to drop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
     /// The standing delay that CoDel accepts.
@@ -23,7 +23,7 @@ pub struct Config {
 }
 
 impl Default for Config {
-    /// The values of mac80211.
+    /// Returns the values of mac80211.
     fn default() -> Self {
         Config {
             target: Duration::from_millis(20),
@@ -35,11 +35,12 @@ impl Default for Config {
 /// CoDel's state for one flow.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Codel {
-    /// When the delay will have stayed above the target for an interval; `None` while it is below.
+    /// The time from which to drop: when the delay will have been above the target for an interval; `None` while it is
+    /// below.
     drop_from: Option<Instant>,
     dropping: bool,
     drop_next: Instant,
-    /// Drops in this phase.
+    /// Number of drops in this phase.
     count: u32,
     /// `count` at the start of this phase.
     count_at_start: u32,
@@ -76,7 +77,7 @@ impl Codel {
     }
 
     fn begin(&mut self, now: Instant, config: &Config) {
-        // A phase soon after the last one has the same cause: resume near the rate that controlled the queue then.
+        // A phase soon after the last one has the same cause. Resume near the rate that controlled the queue then.
         let added = self.count - self.count_at_start;
         let recent = now.since(self.drop_next) < config.interval * MEMORY_INTERVALS;
         self.count = if added > 1 && recent { added } else { 1 };
@@ -94,7 +95,7 @@ impl Codel {
 mod tests {
     use super::*;
 
-    /// Offers one packet per millisecond that waited long, and counts the drops.
+    /// Offers one long-delayed packet per millisecond and returns the number of drops.
     fn spell(codel: &mut Codel, from_ms: u64, to_ms: u64) -> usize {
         let config = Config::default();
         (from_ms..to_ms)

@@ -1,25 +1,25 @@
 //! Decides which addresses a robot tries in order to reach the others of its team.
 //!
-//! Addresses have three sources. *Given* ones stand in the team file. *Proven* ones are those at which a robot has shown
-//! its certificate before. *Heard* ones are hints from the network, which anybody may forge. Given and proven addresses
-//! are tried without a budget, one at a time for each robot and path, with a back-off. So no flood of hints delays a
-//! robot that is known.
+//! Addresses have three sources. *Given* addresses come from the team file. At a *proven* address, a robot has shown
+//! its certificate before. *Heard* addresses are hints from the network, which anybody may forge. Given and proven
+//! addresses are tried without a budget, one at a time for each robot and path, with a back-off. So a flood of hints
+//! never delays a known robot.
 //!
 //! A hint names one robot of the team, one path and one address. It is refused unless it carries the team's proof (if
-//! the team has keys), and unless the address belongs to a network that an own interface of that path is connected to.
-//! So nobody can aim a robot at third parties. A heard address at which somebody showed a wrong certificate is not tried
-//! again for a while, which grows with each repetition.
+//! the team has keys), and unless the address belongs to a network that an interface of this robot on that path is
+//! connected to. So nobody can direct a robot at third parties. A heard address at which somebody showed a wrong
+//! certificate is not tried again for a while, which grows with each repetition.
 //!
-//! Attempts at heard addresses share one [allowance](GUESSES_MAX) for all robots: it comes back when an attempt
-//! succeeds, and only slowly when attempts fail. Half of it is reserved for robots that no attempt has failed for, so a
-//! robot that comes late is tried at once, even if others do not answer.
+//! Attempts at heard addresses share one [allowance](GUESSES_MAX) for all robots. A successful attempt gives back what
+//! it took; after failed attempts, the allowance recovers only slowly. Half of it is reserved for robots without a
+//! failed attempt, so a robot that joins late is tried at once, even if others do not answer.
 //!
-//! Searches, that is, questions to the network, are due while a robot is missing, at first often, then every four
+//! Searches, that is, queries to the network, are due while a robot is missing, at first often, then every four
 //! seconds.
 //!
-//! Source: this project; compare decision 23. Left out: first contact while a member of the team, or anybody if the
-//! team has no keys, floods the network with hints for all names. The allowance then runs dry, and a robot that was
-//! never reached at that address waits. IPv6 link-local addresses, which need a zone, are refused.
+//! Source: this project; see decision 23. Left out: first contact while a member of the team (or anybody, if the team
+//! has no keys) floods the network with hints for all names. The allowance then runs out, and a robot that was never
+//! reached at its address waits. IPv6 link-local addresses, which need a zone, are refused.
 
 mod allowance;
 mod counts;
@@ -35,33 +35,33 @@ use self::peer::{Candidate, Peer, Source, HEARD_FOR, HEARD_MAX, HELD_MIN, PROVEN
 use crate::paths::PathId;
 use crate::{Duration, Instant, RobotId};
 
-/// The number of attempts at heard addresses in progress.
+/// The maximum number of attempts at heard addresses in progress.
 pub const GUESSES_AT_ONCE_MAX: usize = 4;
-/// An attempt that takes longer has failed.
+/// Maximum duration of an attempt. A longer one has failed.
 pub const ATTEMPT_MAX: Duration = Duration::from_secs(2);
-/// How long an address is avoided after the first wrong certificate, and at most. Each one quadruples it.
+/// How long an address is avoided after the first wrong certificate, and at most. Each further one quadruples the time.
 const MISFIT_MIN: Duration = Duration::from_secs(4);
 const MISFIT_MAX: Duration = Duration::from_secs(3_600);
-/// The number of such addresses that are remembered.
+/// The maximum number of such addresses that are remembered.
 const MISFITS_MAX: usize = 256;
-/// Searches: the time from the first to the second one, and the most.
+/// The interval between the first two searches, and the longest interval.
 const SEARCH_MIN: Duration = Duration::from_millis(500);
 const SEARCH_MAX: Duration = Duration::from_secs(4);
-/// The number of an own path's networks.
+/// The maximum number of networks of a path.
 const NETWORKS_MAX: usize = 32;
 
-/// A robot to reach on a path, and its addresses there by the team file.
+/// A robot to reach on a path, with its address there according to the team file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
     /// The robot.
     pub robot: RobotId,
     /// The path.
     pub path: PathId,
-    /// Its address there, if the team file has one.
+    /// The robot's address there, if the team file has one.
     pub given: Option<IpAddr>,
 }
 
-/// A network that an own interface is connected to.
+/// A network that an interface of this robot is connected to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Network {
     /// The interface's own address.
@@ -71,13 +71,13 @@ pub struct Network {
 }
 
 impl Network {
-    /// Whether a robot of this network may have this address.
+    /// Returns whether a robot of this network may have this address.
     pub fn has(self, address: IpAddr) -> bool {
         match (self.address, address) {
             (IpAddr::V4(own), IpAddr::V4(address)) => {
                 let host = u32::MAX.checked_shr(u32::from(self.prefix)).unwrap_or(0);
                 let (own, bits) = (own.to_bits(), address.to_bits());
-                // In networks with more than two addresses, the first and the last one are nobody's.
+                // In networks with more than two addresses, the first and the last belong to no host.
                 let nobodys = host > 1 && (bits & host == 0 || bits & host == host);
                 own & !host == bits & !host && !nobodys && !address.is_multicast() && !address.is_unspecified()
             }
@@ -94,50 +94,50 @@ impl Network {
 /// A claim from the network that a robot is reachable at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hint {
-    /// The robot, by its claim.
+    /// The robot that the sender claims to be.
     pub robot: RobotId,
     /// The path whose interface heard it.
     pub path: PathId,
     /// The address that sent it.
     pub address: IpAddr,
-    /// Whether it carries the team's proof.
+    /// Whether the hint carries the team's proof.
     pub proved: bool,
 }
 
-/// The name of an attempt. Numbers grow.
+/// Identifies an attempt. Numbers increase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AttemptId(pub u64);
 
-/// How an attempt has ended.
+/// The result of an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// This robot has shown its certificate; not always the one that was expected.
+    /// This robot has shown its certificate. It may not be the expected one.
     Connected(RobotId),
     /// Somebody answered without a certificate of the team.
     Misfit,
     /// Nobody answered.
     NoAnswer,
-    /// Somebody, or the own kernel, refused.
+    /// Somebody, or this robot's kernel, refused.
     Refused,
 }
 
-/// What to do.
+/// An action for the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Attempt to connect, and report the [`Outcome`].
     Dial {
-        /// By which to report.
+        /// Identifies the attempt in the report.
         attempt: AttemptId,
         /// The robot that is expected there.
         robot: RobotId,
         /// The path to use.
         path: PathId,
-        /// Its address.
+        /// The address to dial.
         address: IpAddr,
     },
     /// Abandon an attempt. Nothing needs to be reported.
     Stop(AttemptId),
-    /// Ask on the networks of a path for the robots that are [missing](Discovery::missing) there.
+    /// Query the networks of a path for the robots that are [missing](Discovery::missing) there.
     Search(PathId),
 }
 
@@ -181,8 +181,8 @@ struct Search {
 }
 
 impl Discovery {
-    /// `targets` are the robots that this one connects to. `needs_proof`: whether hints need the team's proof. `seed`
-    /// makes the jitter of one robot differ from that of others.
+    /// Creates the state. `targets` are the robots that this one connects to. `needs_proof` says whether hints need the
+    /// team's proof. `seed` makes each robot's jitter different.
     pub fn new(targets: impl IntoIterator<Item = Target>, needs_proof: bool, seed: u64, now: Instant) -> Self {
         let mut peers: BTreeMap<(RobotId, PathId), Peer> = BTreeMap::new();
         for target in targets {
@@ -216,7 +216,7 @@ impl Discovery {
         discovery
     }
 
-    /// An own path is now connected to these networks, and to no others.
+    /// Records that a path is now connected to exactly these networks.
     pub fn on_networks(&mut self, path: PathId, mut networks: Vec<Network>, now: Instant) {
         networks.truncate(NETWORKS_MAX);
         for ((_, of), peer) in &mut self.peers {
@@ -233,7 +233,7 @@ impl Discovery {
                 self.allowance.give_back();
             }
             peer.candidates.retain(stays);
-            // What did not answer over the old network may answer over the new one.
+            // An address that did not answer over the old network may answer over the new one.
             for candidate in peer.candidates.iter_mut().filter(|one| one.source != Source::Heard) {
                 candidate.again(now);
             }
@@ -243,7 +243,7 @@ impl Discovery {
         self.decide(now);
     }
 
-    /// Somebody claims something. Returns why it is refused, if so.
+    /// Handles a hint. Returns the reason if it is refused.
     pub fn on_hint(&mut self, hint: Hint, now: Instant) -> Option<Refusal> {
         let refusal = self.take_hint(hint, now).err();
         match refusal {
@@ -256,12 +256,12 @@ impl Discovery {
         refusal
     }
 
-    /// A message was refused before it became a hint.
+    /// Counts a message that was refused before it became a hint.
     pub fn on_refused(&mut self, refusal: Refusal) {
         self.counts.refuse(refusal);
     }
 
-    /// An attempt has ended. One that is unknown or stopped is ignored.
+    /// Records the outcome of an attempt. Unknown and stopped attempts are ignored.
     pub fn on_outcome(&mut self, attempt: AttemptId, outcome: Outcome, now: Instant) {
         if let Some(ended) = self.attempts.remove(&attempt) {
             self.end(ended, attempt, outcome, now);
@@ -269,13 +269,13 @@ impl Discovery {
         }
     }
 
-    /// A robot is connected over a path, whichever side has begun it.
+    /// Records that a robot is connected over a path, whichever side has opened the connection.
     pub fn on_connected(&mut self, robot: RobotId, path: PathId, address: IpAddr, now: Instant) {
         self.connect(robot, path, address, now);
         self.decide(now);
     }
 
-    /// The connection to a robot over a path has ended.
+    /// Records that the connection to a robot over a path has ended.
     pub fn on_lost(&mut self, robot: RobotId, path: PathId, now: Instant) {
         let Some(peer) = self.peers.get_mut(&(robot, path)) else {
             return;
@@ -292,22 +292,22 @@ impl Discovery {
         self.decide(now);
     }
 
-    /// The time asked for has come.
+    /// Handles the deadline of [`next_deadline`](Self::next_deadline).
     pub fn on_deadline(&mut self, now: Instant) {
         self.decide(now);
     }
 
-    /// When to call [`on_deadline`](Self::on_deadline).
+    /// Returns when to call [`on_deadline`](Self::on_deadline).
     pub fn next_deadline(&self) -> Option<Instant> {
         self.wake
     }
 
-    /// What to do, until `None`.
+    /// Returns the next action, until `None`.
     pub fn poll(&mut self) -> Option<Action> {
         self.actions.pop_front()
     }
 
-    /// The robots without a given address that are not connected over a path.
+    /// Returns the robots without a given address that are not connected over a path.
     pub fn missing(&self, path: PathId) -> impl Iterator<Item = RobotId> + '_ {
         let of_path = self.peers.iter().filter(move |((_, of), _)| *of == path);
         of_path
@@ -315,12 +315,12 @@ impl Discovery {
             .map(|((robot, _), _)| *robot)
     }
 
-    /// The counts so far.
+    /// Returns the counts so far.
     pub fn counts(&self) -> &Counts {
         &self.counts
     }
 
-    /// The number of addresses that something is stored for.
+    /// Returns the number of addresses for which something is stored.
     pub fn addresses(&self) -> usize {
         let candidates = self.peers.values().map(|peer| peer.candidates.len());
         candidates.sum::<usize>() + self.misfits.len()
@@ -337,7 +337,7 @@ impl Discovery {
         if self.misfits.get(&hint.address).is_some_and(|misfit| misfit.until > now) {
             return Err(Refusal::Misfit);
         }
-        // Those with a given address need no other.
+        // Robots with a given address need no other.
         let peer = self.peers.get_mut(&(hint.robot, hint.path));
         let Some(peer) = peer.filter(|peer| !peer.is_given()) else {
             return Ok(());
@@ -354,7 +354,7 @@ impl Discovery {
                     && one.attempt.is_none()
                     && (one.tried.is_some() || now.since(one.since) > HELD_MIN)
             };
-            // The one that failed most, and the oldest of those.
+            // The address with the most failures, and the oldest of those.
             let places = (0..peer.candidates.len()).filter(|place| idle(&peer.candidates[*place]));
             let place = places.max_by_key(|place| {
                 let one = &peer.candidates[*place];
@@ -393,7 +393,7 @@ impl Discovery {
                 Outcome::Misfit if heard => {
                     peer.candidates.swap_remove(place);
                 }
-                // Whoever takes the address of a robot that is away must not keep it out when it is back.
+                // A host that takes the address of an absent robot must not keep that robot out when it returns.
                 Outcome::Misfit | Outcome::Connected(_) => candidate.fail(true, now, &mut self.random),
                 Outcome::NoAnswer | Outcome::Refused => candidate.fail(false, now, &mut self.random),
             }
@@ -416,7 +416,7 @@ impl Discovery {
             if let Some(attempt) = candidate.attempt.take() {
                 if self.attempts.remove(&attempt).is_some() {
                     self.actions.push_back(Action::Stop(attempt));
-                    // It was no failure.
+                    // The stopped attempt did not fail.
                     if candidate.source == Source::Heard {
                         self.allowance.give_back();
                     }
@@ -426,7 +426,7 @@ impl Discovery {
         peer.prove(address, now);
     }
 
-    /// Somebody else is at this address. A robot that is connected there proves the opposite.
+    /// Avoids an address at which somebody else answered, unless a robot is connected there.
     fn avoid(&mut self, address: IpAddr, now: Instant) {
         if self.peers.values().any(|peer| peer.connected == Some(address)) {
             return;
@@ -455,7 +455,7 @@ impl Discovery {
         }
     }
 
-    /// Does everything that is due, and says when something is due next.
+    /// Carries out everything that is due, and sets the next deadline.
     fn decide(&mut self, now: Instant) {
         self.expire(now);
         self.allowance.refill(now);
@@ -481,7 +481,7 @@ impl Discovery {
         }
     }
 
-    /// Attempts at given and proven addresses: one for each robot and path.
+    /// Dials given and proven addresses, one at a time for each robot and path.
     fn dial_known(&mut self, now: Instant, wake: &mut Instant) {
         let mut due = Vec::new();
         for (key, peer) in &self.peers {
@@ -506,7 +506,7 @@ impl Discovery {
         }
     }
 
-    /// Attempts at heard addresses, as far as the allowance goes.
+    /// Dials heard addresses, within the allowance.
     fn dial_heard(&mut self, now: Instant, wake: &mut Instant) {
         loop {
             let in_progress = self.attempts.values().filter(|one| one.source == Source::Heard).count();
@@ -523,7 +523,7 @@ impl Discovery {
                 for one in peer.candidates.iter().filter(heard) {
                     let allowed = self.allowance.next(peer.failed == 0, now);
                     if one.next.max(allowed) > now {
-                        // One that expires before is of no interest.
+                        // Wake no later than the address expires.
                         let due = one.next.max(allowed);
                         *wake = (*wake).min(if due < one.until { due } else { one.until });
                         continue;

@@ -1,12 +1,13 @@
-//! Which robot leads when the leader's controller disappears, such that two controllers never grant above the limit.
+//! Decides which robot leads when the leader's controller disappears, such that two controllers never grant above the
+//! limit.
 //!
 //! The conclusion of Deng 2022 leaves this open: the paper has one controller, and without it no robot sends bulk.
 //! [`Coordinator`] is one robot's whole part in global preemption. It elects, owns the [`permits`] controller while its
 //! robot leads, and always owns its robot's requester. Every robot runs one. The guarantee, its proof and the checks
 //! are in docs/decisions/0009-failover.md.
 //!
-//! **Promises.** A leader broadcasts a [`Message::Beat`]; a voter answers with a [`Message::Promise`]. With it the
-//! voter promises nothing to any other robot for one `lease` of its own clock. A candidate broadcasts a
+//! **Promises.** A leader broadcasts a [`Message::Beat`]; a voter answers with a [`Message::Promise`]. The promise is
+//! that the voter will promise nothing to any other robot for one `lease` of its own clock. A candidate broadcasts a
 //! [`Message::Ask`] and is answered in the same way. A robot leads while promises of a quorum are running. It counts
 //! each from when it *sent* the message being answered, and shortens it by twice the allowed clock drift. Two quorums
 //! share a voter, and a voter's promises to different robots never overlap. So at most one robot leads at any time,
@@ -17,7 +18,7 @@
 //! decided earlier, and expire at their holders within that lease, counted from the holder's own request.
 //!
 //! **Fence.** Each leadership has its own [`Epoch`], greater than those that its voters know. Every permit message
-//! carries it. A robot that has heard a leader accepts nothing from an older one, and tells it so.
+//! carries it. A robot that has heard a leader accepts nothing from an older one, and informs that one.
 //!
 //! **Order.** The voters are the leader of the team file and the robots after it. A voter asks when its promise to the
 //! last leader has expired, and later by one `stagger` for each place between the last leader and itself. The old
@@ -64,8 +65,8 @@ pub struct FailoverConfig {
 }
 
 impl FailoverConfig {
-    /// The usual values for a team of `robots`: takes over within 1 s after two deaths at once, with some beats lost.
-    /// The first [`VOTERS_MAX`] robots, starting with the leader, vote.
+    /// Returns the usual values for a team of `robots`: they take over within 1 s after two simultaneous deaths, with
+    /// some beats lost. The first [`VOTERS_MAX`] robots, starting with the leader, vote.
     pub fn for_team(leader: RobotId, robots: u16) -> Self {
         let order = (leader.0..robots).chain(0..leader.0.min(robots)).map(RobotId);
         FailoverConfig {
@@ -77,7 +78,7 @@ impl FailoverConfig {
         }
     }
 
-    /// `permits` with leases and retries short enough that a new leader can grant within the second.
+    /// Returns `permits` with leases and retries short enough that a new leader can grant within the second.
     pub fn permits(&self, permits: PermitConfig) -> PermitConfig {
         let lease = permits.lease.min(self.lease);
         PermitConfig {
@@ -87,8 +88,8 @@ impl FailoverConfig {
         }
     }
 
-    /// The maximum time from a leader's death to the next leader's first grant. Assumes that the next `dead` robots in
-    /// the order died too, that no message is lost, and that none takes longer than `delay`.
+    /// Returns the maximum time from a leader's death to the next leader's first grant. Assumes that the next `dead`
+    /// robots in the order died too, that no message is lost, and that none takes longer than `delay`.
     pub fn takeover_max(&self, permits: &PermitConfig, dead: u16, delay: Duration) -> Duration {
         // The last beat was in flight. Then the promise ends, the ask is repeated until all other promises have ended
         // too, it is answered, and the new controller waits for the permits of the old one.
@@ -114,13 +115,13 @@ impl FailoverConfig {
         Ok(())
     }
 
-    /// The interval at which an unanswered ask is repeated.
+    /// Returns the interval at which an unanswered ask is repeated.
     fn retry(&self) -> Duration {
         self.beat / 2
     }
 
-    /// `span` as one clock may count it such that it does not outlast `span` on any other clock: shorter by twice the
-    /// drift.
+    /// Returns `span` as one clock may count it such that it does not outlast `span` on any other clock: shorter by
+    /// twice the drift.
     fn shortened(&self, span: Duration) -> Duration {
         let millionth = span / 1_000_000 + Duration::from_nanos(1);
         span.saturating_sub(millionth * (2 * u64::from(self.drift_ppm)))
@@ -130,13 +131,13 @@ impl FailoverConfig {
         self.voters.iter().position(|voter| *voter == robot)
     }
 
-    /// The first voter's third vote breaks a tie.
+    /// Returns the number of votes of a seat. The first voter's third vote breaks a tie.
     fn votes(seat: usize) -> usize {
         2 + usize::from(seat == 0)
     }
 
-    /// The number of voters between `last`, the last leader, and `seat`. Without a last leader, the first voter is
-    /// first.
+    /// Returns the number of voters between `last`, the last leader, and `seat`. Without a last leader, the first voter
+    /// is first.
     fn rank(&self, seat: usize, last: Option<RobotId>) -> u64 {
         let count = self.voters.len();
         let after = last.and_then(|robot| self.seat(robot)).map_or(0, |last| last + 1);
@@ -170,7 +171,7 @@ impl fmt::Display for ConfigError {
 
 impl std::error::Error for ConfigError {}
 
-/// Names one leadership, or one attempt at it. Later leaderships have greater ones.
+/// Identifies one leadership, or one attempt at it. Later leaderships have greater epochs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Epoch {
     /// Greater than all rounds that its voters had seen.
@@ -184,21 +185,21 @@ pub struct Epoch {
 /// A message between the coordinators of a team.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Message {
-    /// A leader to all: it is present. Broadcast.
+    /// From a leader to all: it is present. Broadcast.
     Beat {
         /// Its leadership.
         epoch: Epoch,
         /// When this was sent, on the sender's clock; only the sender reads it again.
         sent_at: Instant,
     },
-    /// A candidate to all other voters: it wants to lead. Broadcast.
+    /// From a candidate to all other voters: it wants to lead. Broadcast.
     Ask {
         /// The epoch that its leadership would have.
         epoch: Epoch,
         /// As in a beat.
         sent_at: Instant,
     },
-    /// A voter to the sender of a beat or an ask: for one lease it promises nothing to any other robot.
+    /// From a voter to the sender of a beat or an ask: for one lease, the voter promises nothing to any other robot.
     Promise {
         /// The epoch of the beat or ask.
         epoch: Epoch,
@@ -209,7 +210,7 @@ pub enum Message {
     Deny {
         /// The newest epoch that the sender knows.
         epoch: Epoch,
-        /// Whether that leadership was elected. An attempt alone deposes no leader.
+        /// Whether that leadership was elected. A mere attempt deposes no leader.
         elected: bool,
     },
     /// To all: this leadership or attempt is over, and its voters are released. Broadcast.

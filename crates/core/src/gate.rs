@@ -1,61 +1,62 @@
-//! Whether a bulk packet may enter the WNIC: the virtual-preemption layer (001, section IV-C, Algorithm 2).
+//! Decides whether a bulk packet may enter the WNIC: the virtual-preemption layer (Deng 2022, section IV-C, algorithm
+//! 2).
 //!
-//! [`CompletionTable`] is CTT: for n packets found in the WNIC, how long it took until n + 1 were through, the
-//! newest samples, read at a percentile. [`Gate`] holds a packet that would not be through before the protection
-//! window begins, and every packet inside the window.
+//! [`CompletionTable`] is the completion time table (CTT): for n packets found in the WNIC, how long it took until n +
+//! 1 had left. It keeps the newest samples and reads them at a percentile. [`Gate`] holds every packet that would not
+//! have left before the protection window begins, and every packet inside the window.
 //!
 //! Beyond the algorithm:
 //!
-//! - An n never seen is inferred: between two neighbours by a straight line, above the highest in proportion to
-//!   the packets, below the lowest by the lowest itself (fewer packets cannot take longer).
-//! - A window ends before its last instant, so that asking again at the end passes. A window that is over, or
-//!   that ends before it begins, holds nothing.
-//! - How far bulk keeps off a window may follow what it does to the loops ([`Caution`]): most can afford that it sometimes
-//!   runs into one, some cannot.
+//! - An n that was never seen is inferred: between two neighbours by linear interpolation, above the highest in
+//!   proportion to the number of packets, and below the lowest as the lowest itself (fewer packets cannot take longer).
+//! - A window excludes its end, so that a packet asked about at the end passes. A window that is over, or that ends
+//!   before it begins, holds nothing.
+//! - The distance that bulk keeps from a window may depend on its effect on the loops ([`Caution`]). Most loops
+//!   tolerate that bulk sometimes runs into a window, some do not.
 //! - `backlog_max` keeps the WNIC shallow at all times, so that an unpredicted message waits little.
-//! - Until the first completion, with a bound or without, few packets are in the WNIC: sending blindly would flood it, and
-//!   a slow card keeps its queue for seconds.
-//! - The table can lock itself in: where samples say that not even one packet fits between two windows, none
-//!   passes, so no new sample ever corrects them. After [`FRUITLESS_HOLDS_MAX`] windows with an empty WNIC and
-//!   nothing passed, the table is forgotten. If samples of a bad moment say that n packets take for ever, n is never
-//!   reached again. So a depth is forgotten if it had no sample for as long as the policy says while others had some.
+//! - Until the first completion, only a few packets enter the WNIC, with or without a bound. Sending blindly would
+//!   flood it, and a slow card keeps its queue for seconds.
+//! - The table can lock itself in. If samples say that not even one packet fits between two windows, none passes, so no
+//!   new sample ever corrects them. After [`FRUITLESS_HOLDS_MAX`] windows with an empty WNIC in which nothing passed,
+//!   the table is cleared. If samples of a bad moment say that n packets take forever, n is never reached again. So a
+//!   depth is forgotten if it had no sample for as long as the policy says while other depths had some.
 //!
-//! Left out: counting the packets in the WNIC and stamping them at enqueue, which the driver's own hooks do.
+//! Left out: counting the packets in the WNIC and timestamping them at enqueue. The driver's own hooks do that.
 
 use crate::windows::Window;
 use crate::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
-/// After how many holds in a row, each with an empty WNIC and nothing passed, the table is given up.
+/// Number of consecutive holds with an empty WNIC and nothing passed, after which the table is cleared.
 pub const FRUITLESS_HOLDS_MAX: u32 = 8;
-/// Completions further apart than this are a time without any.
+/// Longest gap between completions that counts in full as time with completions.
 const COMPLETIONS_APART_MAX: Duration = Duration::from_millis(100);
-/// How many packets may be in the WNIC while nothing is known of it.
+/// Maximum number of packets in the WNIC while nothing is known about it.
 const UNKNOWN_MAX: usize = 8;
-/// The longest hold for a full WNIC while nothing is known of it.
+/// Longest hold for a full WNIC while nothing is known about it.
 const UNKNOWN_HOLD_MAX: Duration = Duration::from_millis(100);
-/// Factor by which the backlog may be longer while no loop is late: cards fill longer aggregates from it.
+/// Factor by which the backlog may be longer while no loop is late, because cards then fill longer aggregates.
 const CALM_BACKLOGS: u64 = 4;
-/// Deepest WNIC queue that the table keeps samples for; deeper ones are extrapolated.
+/// Greatest depth of a WNIC queue for which the table keeps samples; greater depths are extrapolated.
 pub const DEPTH_MAX: usize = 1024;
-/// Most samples kept for one depth.
+/// Maximum number of samples kept for one depth.
 pub const SAMPLES_MAX: usize = 256;
 
-/// How long the WNIC takes to send n + 1 packets, learnt from its completions.
+/// The time that the WNIC takes to send n + 1 packets, learnt from completions.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct CompletionTable {
     depth: usize,
     samples_max: usize,
     percentile: f64,
-    /// The rank that is read of a depth with `samples_max` samples, from 0.
+    /// The zero-based rank that is read for a depth with `samples_max` samples.
     rank_full: usize,
-    /// For each n, its samples in order of arrival (a ring); `samples_max` places each. In nanoseconds, of which 32 bits
-    /// hold 4.3 s: longer times count as that. The smaller the table, the more of it stays in the cache.
+    /// For each n, its samples in order of arrival, in a ring of `samples_max` places. In nanoseconds: 32 bits hold 4.3
+    /// s, and longer times count as that. The smaller the table, the more of it stays in the cache.
     rings: Vec<u32>,
     /// For each n, the same samples in ascending order.
     sorted: Vec<u32>,
     rows: Vec<Row>,
-    /// One bit for each n: whether it has samples.
+    /// One bit per n: whether it has samples.
     seen: Vec<u64>,
     /// One more than the greatest n that has samples; 0 if none has.
     seen_end: usize,
@@ -68,15 +69,15 @@ pub struct CompletionTable {
 
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Row {
-    /// `busy` when its newest sample came.
+    /// `busy` when the newest sample arrived.
     newest: Duration,
     len: u16,
     next: u16,
 }
 
 impl CompletionTable {
-    /// A table for up to `depth` packets (clamped to 1 to [`DEPTH_MAX`]) that keeps `samples_max` samples for each
-    /// depth (N_samp, clamped to 1 to [`SAMPLES_MAX`]) and reads them at `percentile` (p_prot, a share of 1).
+    /// Creates a table for up to `depth` packets (clamped to 1 to [`DEPTH_MAX`]). It keeps `samples_max` samples for
+    /// each depth (N_samp, clamped to 1 to [`SAMPLES_MAX`]) and reads them at `percentile` (p_prot, from 0 to 1).
     pub fn new(depth: usize, samples_max: usize, percentile: f64) -> Self {
         let depth = depth.clamp(1, DEPTH_MAX);
         let samples_max = samples_max.clamp(1, SAMPLES_MAX);
@@ -98,14 +99,14 @@ impl CompletionTable {
         }
     }
 
-    /// The same table, but it forgets the samples of a depth that had no new one for `stale_after`. Times without any
+    /// Returns the table, set to forget the samples of a depth without a new one for `stale_after`. Times without any
     /// completion do not count.
     pub fn forgetting(mut self, stale_after: Duration) -> Self {
         self.stale_after = stale_after;
         self
     }
 
-    /// A packet that found `n` before it was through at `now`, `took` after it was enqueued. O(N_samp).
+    /// Records that a packet that had found `n` before it left at `now`, `took` after it was enqueued. O(N_samp).
     pub fn record(&mut self, n: usize, took: Duration, now: Instant) {
         if n >= self.depth {
             return;
@@ -121,8 +122,8 @@ impl CompletionTable {
         let sorted = &mut self.sorted[first..first + self.samples_max];
         let value = u32::try_from(took.as_nanos()).unwrap_or(u32::MAX);
         let (next, len) = (usize::from(row.next), usize::from(row.len));
-        // The place that comes free: the oldest one's, or the next one while there is room. Samples between it and the new
-        // one's place move by one.
+        // The place that becomes free: the oldest sample's, or the next one while there is room. Samples between it and
+        // the new sample's place move by one.
         let free = if len == self.samples_max {
             sorted.partition_point(|s| *s < ring[next])
         } else {
@@ -145,7 +146,7 @@ impl CompletionTable {
         }
     }
 
-    /// How long `n + 1` packets take, or zero if the table is empty.
+    /// Returns how long `n + 1` packets take, or zero if the table is empty.
     #[inline]
     pub fn time(&self, n: usize) -> Duration {
         match self.rows.get(n) {
@@ -154,19 +155,19 @@ impl CompletionTable {
         }
     }
 
-    /// Whether nothing is known.
+    /// Returns whether the table has no samples.
     pub fn is_empty(&self) -> bool {
         self.seen_end == 0
     }
 
-    /// From now on the samples are read at `percentile`.
+    /// Sets the percentile at which samples are read from now on.
     pub fn set_percentile(&mut self, percentile: f64) {
         self.percentile = bounded(percentile);
         self.rank_full = rank(self.percentile, self.samples_max);
     }
 
-    /// The nearest rank of depth `n`, which has `len` samples: the smallest one that the percentile's share of the
-    /// samples does not exceed.
+    /// Returns the nearest-rank percentile of depth `n`, which has `len` samples: the smallest sample that the
+    /// percentile's share of the samples does not exceed.
     #[inline]
     fn read(&self, n: usize, len: u16) -> u64 {
         let len = usize::from(len);
@@ -207,7 +208,7 @@ impl CompletionTable {
         };
         let read = |n: usize| self.read(n, self.rows[n].len);
         let ns = if n > highest {
-            // u128: a depth given from outside times a sample may exceed 64 bits.
+            // u128, because the product of a depth from outside and a sample may exceed 64 bits.
             let scaled = u128::from(read(highest)) * (n as u128 + 1) / (highest as u128 + 1);
             u64::try_from(scaled).unwrap_or(u64::MAX)
         } else {
@@ -224,7 +225,7 @@ impl CompletionTable {
         Duration::from_nanos(ns)
     }
 
-    /// The lowest n at or above `n` that has samples.
+    /// Returns the lowest n at or above `n` that has samples.
     fn seen_from(&self, n: usize) -> Option<usize> {
         let (mut word, mut mask) = (n / 64, u64::MAX << (n % 64));
         while word < self.seen.len() {
@@ -237,7 +238,7 @@ impl CompletionTable {
         None
     }
 
-    /// The highest n below `n` that has samples.
+    /// Returns the highest n below `n` that has samples.
     fn seen_before(&self, n: usize) -> Option<usize> {
         let (mut word, mut mask) = (n / 64, (1u64 << (n % 64)) - 1);
         loop {
@@ -250,7 +251,7 @@ impl CompletionTable {
     }
 }
 
-/// The nearest rank among `len` samples, from 0.
+/// Returns the zero-based nearest rank among `len` samples.
 fn rank(percentile: f64, len: usize) -> usize {
     ((percentile * len as f64).ceil() as usize).clamp(1, len) - 1
 }
@@ -263,11 +264,12 @@ fn bounded(percentile: f64) -> f64 {
     }
 }
 
-/// How careful the gate is. The level rises quickly with each loop that bulk made late and falls slowly with each other one,
-/// so it settles where bulk makes one loop in 130 late, or at its minimum or maximum.
+/// How careful the gate is. The level rises quickly with each loop that bulk made late and falls slowly with each other
+/// loop. So it settles at the level at which bulk makes one loop in 130 late, or at its minimum or maximum.
 ///
-/// First p_prot rises, from the policy's to its highest; then bulk also keeps a distance from the window that the longest
-/// PPDU does not bridge. If fewer loops than that are late without any care, windows hold no bulk at all (first do no harm).
+/// First p_prot rises, from the policy's minimum to its maximum. Then bulk also keeps a distance from the window that
+/// the longest PPDU does not bridge. If fewer loops than that are late without any caution, windows hold no bulk at all
+/// (first do no harm).
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Caution {
     percentile_low: f64,
@@ -279,13 +281,14 @@ pub struct Caution {
 impl Caution {
     const UP: f64 = 0.04;
     const DOWN: f64 = 0.000_3;
-    /// Below 0: windows are off after 250 loops in time at most, and a late one brings them back for 125.
+    /// Steps below level 0. Windows are off after at most 250 loops in time, and a late loop brings them back for 125.
     const UP_CALM: f64 = 0.25;
     const DOWN_CALM: f64 = 0.002;
     const CALM: f64 = -0.5;
     const DISTANCE_MAX: Duration = Duration::from_millis(2);
 
-    /// The least careful one. Loops do not move it if the higher percentile is not above the lower.
+    /// Returns the lowest caution with windows on. Loops do not change it if the higher percentile is not above the
+    /// lower.
     pub fn new(percentile_low: f64, percentile_high: f64) -> Self {
         let percentile_low = bounded(percentile_low);
         Caution {
@@ -295,7 +298,7 @@ impl Caution {
         }
     }
 
-    /// The same one with windows off until bulk makes a loop late; unchanged if loops do not move it.
+    /// Returns this caution with windows off until bulk makes a loop late; unchanged if loops do not change it.
     pub fn calm(self) -> Self {
         let level = if self.percentile_high > self.percentile_low {
             Self::CALM
@@ -305,7 +308,7 @@ impl Caution {
         Caution { level, ..self }
     }
 
-    /// A loop has ended.
+    /// Adjusts the level at the end of a loop.
     pub fn on_loop(&mut self, late_by_bulk: bool) {
         if self.percentile_high <= self.percentile_low {
             return;
@@ -319,17 +322,17 @@ impl Caution {
         self.level = moved.clamp(Self::CALM, 2.0);
     }
 
-    /// Returns whether windows are off: no loop was late for long.
+    /// Returns whether windows are off, because no loop has been late for long.
     pub fn is_calm(&self) -> bool {
         self.level <= Self::CALM
     }
 
-    /// From -0.5, where windows are off, to 2.
+    /// Returns the level, from -0.5, at which windows are off, to 2.
     pub fn level(&self) -> f64 {
         self.level
     }
 
-    /// The same one at another level.
+    /// Returns this caution at another level.
     pub fn at_level(self, level: f64) -> Self {
         let level = if level.is_nan() {
             0.0
@@ -339,12 +342,12 @@ impl Caution {
         Caution { level, ..self }
     }
 
-    /// p_prot, a share of 1.
+    /// Returns p_prot, from 0 to 1.
     pub fn percentile(&self) -> f64 {
         self.percentile_low + (self.percentile_high - self.percentile_low) * self.level.clamp(0.0, 1.0)
     }
 
-    /// How long before a window the last packet is to be through.
+    /// Returns how long before a window the last packet should have left.
     pub fn distance(&self) -> Duration {
         Duration::from_secs_f64(Self::DISTANCE_MAX.as_secs_f64() * (self.level - 1.0).max(0.0))
     }
@@ -357,7 +360,7 @@ pub enum Verdict {
     Pass,
     /// Leave it in the queue and pause the queue.
     Hold {
-        /// When to ask again; `None`: at the next completion.
+        /// When to ask again; `None` means at the next completion.
         until: Option<Instant>,
     },
 }
@@ -378,15 +381,15 @@ pub struct Gate {
     backlog_max: Duration,
     distance: Duration,
     table: CompletionTable,
-    /// Set while the queue is paused: when to resume it without being told.
+    /// While the queue is paused, the time at which it resumes without further input.
     paused_until: Option<Instant>,
     resume: bool,
     fruitless_holds: u32,
 }
 
 impl Gate {
-    /// A gate without a window. `backlog_max` holds a packet whenever it and those before it would take longer
-    /// than that, window or not; an empty WNIC takes one in any case.
+    /// Creates a gate without a window. A packet is held whenever it and the packets before it would take longer than
+    /// `backlog_max`, window or not. An empty WNIC takes one packet in any case.
     pub fn new(table: CompletionTable, backlog_max: Option<Duration>) -> Self {
         let backlog_max = backlog_max.unwrap_or(Duration::MAX);
         Gate {
@@ -401,11 +404,11 @@ impl Gate {
         }
     }
 
-    /// The driver wants to take a bulk packet while `n` are in the WNIC.
+    /// Decides about a bulk packet that the driver wants to take while `n` are in the WNIC.
     #[inline]
     pub fn on_dequeue(&mut self, n: usize, now: Instant) -> Verdict {
         let time = self.table.time(n);
-        // Outside a window to come, and with the backlog within its bound: the common case.
+        // The common case: the packet keeps clear of the window, and the backlog is within its bound.
         let clear_of_window =
             now >= self.window.end || (now < self.window.start && self.window.start.since(now) > time + self.distance);
         if clear_of_window && (n == 0 || self.is_within_backlog(n, time)) {
@@ -415,7 +418,7 @@ impl Gate {
         self.hold(n, now, clear_of_window)
     }
 
-    /// How many packets, from one to `most`, would pass together while `n` are in the WNIC. Decides nothing.
+    /// Returns how many packets, from one to `most`, would pass together while `n` are in the WNIC. Changes nothing.
     pub fn room(&self, n: usize, most: usize, now: Instant) -> usize {
         let clear = |more: &usize| {
             let time = self.table.time(n + more);
@@ -423,21 +426,22 @@ impl Gate {
                 || (now < self.window.start && self.window.start.since(now) > time + self.distance);
             window && self.is_within_backlog(n + more, time)
         };
-        // More take longer, so the first that does not fit is the last to ask about.
+        // More packets take longer, so the search ends at the first that does not fit.
         1 + (1..most).take_while(clear).count()
     }
 
-    /// A bulk packet is through; it had found `n_at_enqueue` before it at `enqueued_at`.
+    /// Records that a bulk packet has left. It had found `n_at_enqueue` before it at `enqueued_at`.
     #[inline]
     pub fn on_complete(&mut self, n_at_enqueue: usize, enqueued_at: Instant, now: Instant) {
-        // A clock that stepped back since would teach that packets take no time.
+        // After a backward step of the clock, the sample would say that packets take no time.
         if now >= enqueued_at {
             self.table.record(n_at_enqueue, now.since(enqueued_at), now);
         }
         self.on_left(now);
     }
 
-    /// Something has left the WNIC, whether or not there is a sample in it: a hold for the backlog alone ends.
+    /// Records that something has left the WNIC, whether or not it gives a sample. A hold that is only for the backlog
+    /// ends.
     #[inline]
     pub fn on_left(&mut self, now: Instant) {
         if self.paused_until.is_some() && !self.window_holds(now) {
@@ -451,7 +455,7 @@ impl Gate {
         self.resume();
     }
 
-    /// Sets how careful the gate is from now on.
+    /// Sets the caution from now on.
     pub fn set_caution(&mut self, caution: Caution) {
         self.table.set_percentile(caution.percentile());
         self.distance = caution.distance();
@@ -459,52 +463,52 @@ impl Gate {
         self.backlog_max = self.backlog_usual * times;
     }
 
-    /// The time asked for by [`Gate::next_deadline`] has come. Harmless at any other time.
+    /// Handles the deadline of [`Gate::next_deadline`]. Harmless at any other time.
     pub fn on_deadline(&mut self, now: Instant) {
         if self.paused_until.is_some_and(|until| now >= until) {
             self.resume();
         }
     }
 
-    /// When the queue resumes even if no new window comes. `None` while it is not paused.
+    /// Returns when the queue resumes even without a new window; `None` while it is not paused.
     pub fn next_deadline(&self) -> Option<Instant> {
         self.paused_until
     }
 
-    /// The next thing to do, until `None`.
+    /// Returns the next action, until `None`.
     #[inline]
     pub fn poll(&mut self) -> Option<GateAction> {
         std::mem::take(&mut self.resume).then_some(GateAction::Resume)
     }
 
-    /// Whether the queue is paused.
+    /// Returns whether the queue is paused.
     pub fn is_paused(&self) -> bool {
         self.paused_until.is_some()
     }
 
-    /// The window that is kept clear.
+    /// Returns the window that is kept clear.
     #[inline]
     pub fn window(&self) -> Window {
         self.window
     }
 
-    /// Returns whether a packet behind `n` others would be through before the window. Decides nothing.
+    /// Returns whether a packet behind `n` others would leave before the window. Changes nothing.
     pub fn is_clear_of_window(&self, n: usize, now: Instant) -> bool {
         let needs = self.table.time(n) + self.distance;
         now >= self.window.end || (now < self.window.start && self.window.start.since(now) > needs)
     }
 
-    /// Returns whether `n` packets are backlog enough, window or not.
+    /// Returns whether a packet behind `n` others is held for the backlog, window or not.
     pub fn is_held_for_backlog(&self, n: usize) -> bool {
         n > 0 && !self.is_within_backlog(n, self.table.time(n))
     }
 
-    /// How long a packet behind `n` others would take, and the bound on that.
+    /// Returns how long a packet behind `n` others would take, and the bound on that time.
     pub fn backlog(&self, n: usize) -> (Duration, Duration) {
         (self.table.time(n), self.backlog_max)
     }
 
-    /// The completion times learnt so far.
+    /// Returns the completion times learnt so far.
     pub fn table(&self) -> &CompletionTable {
         &self.table
     }
@@ -521,7 +525,7 @@ impl Gate {
     #[cold]
     fn hold(&mut self, n: usize, now: Instant, clear_of_window: bool) -> Verdict {
         if clear_of_window {
-            // Only the backlog is in the way. Should its completions never be reported, time opens the gate.
+            // Only the backlog holds the packet. If completions are never reported, the gate opens after a time.
             let most = if self.table.is_empty() {
                 UNKNOWN_HOLD_MAX
             } else {
@@ -653,7 +657,7 @@ mod tests {
         assert_eq!(t.time(14), us(2_000));
         assert_eq!(t.time(39), us(6_000));
         assert_eq!(t.time(1_000_000).as_nanos(), 3_000_000 / 20 * 1_000_001);
-        // Noise may put the deeper one lower: the inferred one still does not fall below its lower neighbour.
+        // Noise may make the greater depth faster. The inferred time still does not fall below its lower neighbour's.
         assert_eq!(table(&[(5, 900), (70, 800)]).time(66), us(900));
     }
 
@@ -663,7 +667,7 @@ mod tests {
         for ms in 0..3_900 {
             t.record(0, us(300), at(ms * 1_000));
         }
-        // An hour without bulk says nothing about either.
+        // An hour without bulk says nothing about either depth.
         t.record(0, us(300), at(3_600_000_000));
         assert_eq!(t.time(8), us(900_000));
         for ms in 0..1_500 {
@@ -765,8 +769,8 @@ mod tests {
     }
 
     proptest! {
-        /// The gate always opens again: whatever came before, a paused queue has a deadline, at the deadline it
-        /// resumes, and an empty WNIC's packet passes once the window is over.
+        /// The gate always opens again. After any events, a paused queue has a deadline and resumes at it, and a packet
+        /// for an empty WNIC passes once the window is over.
         #[test]
         fn the_gate_always_opens_again(
             events in prop::collection::vec((0..3u8, 0..300usize, 0..50_000u64, 0..50_000u64), 1..200),
@@ -797,7 +801,7 @@ mod tests {
             }
         }
 
-        /// What the table says is one of its samples, as sorting them anew finds it.
+        /// The table returns the same sample that sorting the samples again would find.
         #[test]
         fn the_percentile_kept_ready_is_the_one_of_the_newest_samples(
             samples in prop::collection::vec(0..1_000u64, 1..100),
@@ -813,7 +817,7 @@ mod tests {
             prop_assert_eq!(t.time(0).as_nanos(), newest[rank - 1]);
         }
 
-        /// Above and between the seen ones, more packets never take less time where the seen ones do not.
+        /// If the seen times rise with the number of packets, so do the times inferred above and between them.
         #[test]
         fn inferred_times_rise_with_the_packets(mut seen in prop::collection::btree_map(0..200usize, 1..10_000u64, 1..8)) {
             let mut highest = 0;

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// A robot of the team: its place in the team file, from 0. The leader has one too.
+/// A robot of the team, by its zero-based place in the team file. The leader has one too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct RobotId(pub u16);
 

@@ -1,8 +1,8 @@
 //! Coorp's decisions, without I/O.
 //!
-//! Every decision is a state machine. It is told what happened and when, and returns what to do and when to be called
-//! again. Nothing here has a clock, a socket, a thread, randomness or a global, so the code that runs on a robot is the
-//! code that is simulated, fuzzed and replayed from a seed.
+//! Every decision is a state machine. The driver tells it what happened and when; it returns what to do and when to
+//! call it again. Nothing here has a clock, a socket, a thread, randomness or a global. So the code that runs on a
+//! robot is the code that is simulated, fuzzed and replayed from a seed.
 //!
 //! # How to drive a state machine
 //!
@@ -11,12 +11,12 @@
 //! - Tell it each event as it happens, with `now` read from one monotonic clock after the event and directly before the call.
 //! - After every call, poll until `None`, and take the actions in that order.
 //! - Call `on_deadline` at `next_deadline`. A call at any other time is harmless. Every call may change the deadline.
-//! - An answer that permits something (`may_pass`, `may_send`) holds only for the instant that it is asked for. Ask again
-//!   before each packet: a process that was stopped has missed the end of its permission.
+//! - An answer that permits something (`may_pass`, `may_send`) holds only for the instant of the call. Ask again before
+//!   each packet, because a process that was stopped has missed the end of its permission.
 //!
 //! # Sources
 //!
-//! As in docs/sources.md; comments also use the short numbers:
+//! Comments name sources as docs/sources.md does, or by these short numbers:
 //!
 //! - 001, Deng 2022: 'COORP', IEEE Internet of Things Journal, 2022.
 //! - 000, its draft: 'COORP: A High Performance and High Accuracy Wireless Supporting System for Coordinated Robotic

@@ -1,10 +1,10 @@
 //! The cost of a decision: of the gate per bulk packet, of a model per control message, and of a whole robot's step.
 //!
-//! `cargo bench -p coorp-core`. A step is one input with all actions that follow from it; the goals are 50 ns where bulk asks
-//! whether it may pass, and 1 us for every other usual input. Each step's figure includes reading the clock, some 25 ns, but
-//! for bulk's, of which many are timed together.
+//! `cargo bench -p coorp-core`. A step is one input with all actions that follow from it. The goals are 50 ns for a
+//! gate's decision about bulk, and 1 us for every other usual input. Each step's figure includes reading the clock,
+//! some 25 ns. Gate decisions are the exception, because many are timed together.
 
-// criterion's macros make public functions.
+// criterion's macros generate public functions.
 #![allow(missing_docs)]
 
 mod team;

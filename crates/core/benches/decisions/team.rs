@@ -1,4 +1,4 @@
-//! Five robots in virtual time, in steady state, so that what they are told is what a robot is usually told.
+//! Five robots in virtual time, in steady state, so that their inputs are a robot's usual inputs.
 //!
 //! Robot 0 leads. Every other robot sends a perception in each period and gets a command back, and always has bulk, so one of
 //! them holds the permit. Windows are on at all times. Every message arrives a little later; none is lost.
@@ -15,15 +15,15 @@ const ROBOTS: u16 = 5;
 const LEADER: RobotId = RobotId(0);
 const PERIOD: Duration = Duration::from_nanos(33_333_333);
 const INFERENCE: Duration = Duration::from_millis(20);
-/// A message takes so long.
+/// Latency of a message.
 const AIR: Duration = Duration::from_micros(500);
-/// Bulk packets that go together at most, and how long each takes.
+/// Maximum number of bulk packets in an aggregate, and the time per packet.
 const AGGREGATE: u64 = 32;
 const PACKET: Duration = Duration::from_micros(60);
-/// Virtual time until models, clocks and completion times are learnt.
+/// Virtual time in which models, clocks and completion times are learnt.
 const SETTLED: Duration = Duration::from_secs(20);
 
-/// What a robot is told.
+/// The kinds of input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Ask,
@@ -57,7 +57,7 @@ enum Event {
     Command,
     /// A robot's bulk asks the gate.
     Ask(RobotId),
-    /// So many packets that entered then leave together.
+    /// This number of packets, which entered together at that time, leave together.
     Leave(RobotId, u64, Instant),
 }
 
@@ -67,7 +67,7 @@ pub struct Team {
     events: BTreeMap<(Instant, u64), Event>,
     events_made: u64,
     perceptions: u16,
-    /// Bulk packets that have left each robot.
+    /// Number of bulk packets that have left each robot.
     left: Vec<u64>,
     random: u64,
     watched: Kind,
@@ -121,7 +121,7 @@ impl Team {
         team
     }
 
-    /// How long robots take to do what follows from `times` inputs of a kind.
+    /// Returns how long robots take to process `times` inputs of a kind, with all actions that follow.
     pub fn measure(&mut self, kind: Kind, times: u64) -> std::time::Duration {
         (self.watched, self.times, self.spent) = (kind, 0, std::time::Duration::ZERO);
         while self.times < times {
@@ -139,7 +139,8 @@ impl Team {
         self.tell_all(robot, std::iter::once(input))
     }
 
-    /// Tells a robot some inputs of one kind, one after the other, and does what it wants. Returns the last answer.
+    /// Passes inputs of one kind to a robot, one after the other, and carries out the resulting actions. Returns the
+    /// last answer.
     fn tell_all(&mut self, robot: RobotId, inputs: impl Iterator<Item = Input>) -> Answer {
         let it = &mut self.robots[usize::from(robot.0)];
         let mut inputs = inputs.peekable();
@@ -178,7 +179,7 @@ impl Team {
         self.after(AIR, Event::Tell(to, Input::Message { from, path, message }));
     }
 
-    /// The next thing happens: a deadline of a robot, or an event.
+    /// Advances to the next deadline of a robot, or to the next event, whichever is earlier.
     fn step(&mut self) {
         let deadlines = (0..).map(RobotId).zip(self.robots.iter().map(Robot::next_deadline));
         let (robot, deadline) = deadlines.min_by_key(|(_, at)| *at).expect("some robots");
@@ -232,7 +233,7 @@ impl Team {
         }
     }
 
-    /// A control message goes from robot to robot, with the words that wait for one.
+    /// Sends a control message from robot to robot, with the coordination messages that wait for one.
     fn make(&mut self, from: RobotId, to: RobotId, flow: FlowId) {
         let stamp = self.tell(from, Input::Control(flow)).stamp();
         let riders = self.tell(from, Input::Riders(to)).riders();
@@ -244,7 +245,7 @@ impl Team {
         }
     }
 
-    /// Bulk asks the gate for one packet after the other, and sends those that may go.
+    /// Asks the gate about one bulk packet after the other, and sends those that may pass.
     fn ask(&mut self, robot: RobotId) {
         let it = &self.robots[usize::from(robot.0)];
         if !it.is_permitted(self.now) {

@@ -1,9 +1,9 @@
 //! The cost of logical time: of a reaction in the scheduler, of building a graph, and of coordinating many federates.
 //!
-//! `cargo bench -p coorp-core --bench logical`. Figures with a number of elements are for all of them together. Reactions
-//! do nothing but set their outputs.
+//! `cargo bench -p coorp-core --bench logical`. Figures that show a number of elements are the cost of all elements
+//! together. Reactions do nothing but set their outputs.
 
-// criterion's macros make public functions.
+// criterion's macros generate public functions.
 #![allow(missing_docs)]
 
 mod programs;
@@ -39,7 +39,7 @@ fn scheduler(graph: &Arc<Graph>) -> Scheduler<u64> {
     scheduler
 }
 
-/// Runs one tag, and returns how many reactions ran.
+/// Runs one tag and returns the number of reactions that ran.
 fn tag(graph: &Graph, scheduler: &mut Scheduler<u64>) -> u64 {
     let mut count = 0;
     loop {
@@ -94,7 +94,7 @@ fn graphs(c: &mut Criterion) {
     }
 }
 
-/// An RTI with federates that complete one tag after the other, each in its turn.
+/// An RTI with federates that take turns at completing one tag after the other.
 struct Round {
     graph: Arc<Graph>,
     rti: Rti<u64>,
@@ -107,7 +107,7 @@ const EPOCH: Epoch = Epoch {
     incarnation: 0,
 };
 
-/// What a federate reports before the start.
+/// Returns the report of a federate before the start.
 fn waiting() -> Report<u64> {
     Report {
         now: Instant::ZERO,
@@ -154,7 +154,7 @@ impl Round {
         actions
     }
 
-    /// Everybody completes a tag and tells the next.
+    /// Lets every federate complete a tag and report its next one.
     fn run(&mut self) -> u64 {
         let completed = self.at;
         let time = completed.time().expect("a program ends before") + Duration::from_millis(10);

@@ -1,4 +1,4 @@
-//! Programs of any size.
+//! Programs of configurable size.
 
 use coorp_core::logical::program::{Connection, FederateId, Program, Reaction, Reactor};
 use coorp_core::Duration;
@@ -16,7 +16,7 @@ pub enum Shape {
     Mutual,
 }
 
-/// A reactor that ticks, and then each reacts to the one before it.
+/// Builds a reactor that ticks, and a chain of others in which each reacts to the one before it.
 pub fn chain(reactors: usize) -> Program {
     let mut program = one_federate();
     program.reactors.push(source("r0", FederateId(0)));
@@ -31,7 +31,7 @@ pub fn chain(reactors: usize) -> Program {
     program
 }
 
-/// A reactor that ticks, and all others react to it.
+/// Builds a reactor that ticks, and others that all react to it.
 pub fn fan_out(reactors: usize) -> Program {
     let mut program = one_federate();
     program.reactors.push(source("r0", FederateId(0)));
@@ -45,7 +45,7 @@ pub fn fan_out(reactors: usize) -> Program {
     program
 }
 
-/// `reactors` with `connections` between them, on one federate or on one each.
+/// Builds `reactors` with `connections` between them, on one federate, or each on its own.
 pub fn mesh(shape: Shape, reactors: usize, connections: usize, one_each: bool) -> Program {
     let mut program = Program {
         federates: (0..if one_each { reactors } else { 1 })

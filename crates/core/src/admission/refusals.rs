@@ -1,34 +1,34 @@
-//! Counts of what was refused, by reason and, for few addresses, by address.
+//! Counts of refused attempts, by reason and, for a few addresses, by address.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-/// The number of counts by address. The smallest makes room for a new one.
+/// The maximum number of counts by address. The smallest makes room for a new one.
 pub const ADDRESSES_SHOWN_MAX: usize = 32;
 
-/// Why an attempt to connect was refused.
+/// The reason for refusing an attempt to connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Reason {
-    /// It showed no certificate, or not one of the team's.
+    /// The peer showed no certificate, or none of the team's.
     NoCertificate,
-    /// Its certificate is revoked.
+    /// The peer's certificate is revoked.
     Revoked,
-    /// It did not finish its handshake in time, or broke it.
+    /// The peer did not finish the handshake in time, or broke it off.
     Unfinished,
-    /// Its address, or all addresses of its kind, began handshakes too often.
+    /// The address, or all addresses of its kind together, began handshakes too often.
     TooOften,
     /// Too many handshakes were unfinished.
     TooMany,
     /// Too many connections of this robot or from this address are open.
     TooManyConnections,
-    /// More addresses than can be asked had to prove themselves.
+    /// More attempts lacked proof than the budget for demanding it allows.
     Unproved,
 }
 
 impl Reason {
-    /// All of them.
+    /// All reasons.
     pub const ALL: [Reason; 7] = [
         Reason::NoCertificate,
         Reason::Revoked,
@@ -39,7 +39,7 @@ impl Reason {
         Reason::Unproved,
     ];
 
-    /// Its name among metrics.
+    /// Returns the reason's name in metrics.
     pub const fn name(self) -> &'static str {
         match self {
             Reason::NoCertificate => "no-certificate",
@@ -67,14 +67,14 @@ impl std::fmt::Display for Reason {
     }
 }
 
-/// How often something was refused, at one address.
+/// How often attempts of one address were refused for one reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refused {
     /// The address, or the first of its /64.
     pub address: IpAddr,
-    /// Why.
+    /// The reason.
     pub reason: Reason,
-    /// How often.
+    /// The number of refusals.
     pub count: u64,
 }
 
@@ -86,12 +86,12 @@ pub struct Refusals {
 }
 
 impl Refusals {
-    /// How often for a reason, at all addresses.
+    /// Returns the number of refusals for a reason, over all addresses.
     pub fn total(&self, reason: Reason) -> u64 {
         self.totals.get(&reason).copied().unwrap_or(0)
     }
 
-    /// The addresses at which most was refused, those with the highest counts first.
+    /// Returns the addresses with the most refusals, in descending order of counts.
     pub fn by_address(&self) -> Vec<Refused> {
         let counts = self.by_address.iter();
         let mut shown: Vec<Refused> = counts
@@ -101,7 +101,7 @@ impl Refusals {
         shown
     }
 
-    /// One more; `address` is `None` if it may be forged.
+    /// Counts a refusal. `address` is `None` if it may be forged.
     pub(super) fn count(&mut self, address: Option<IpAddr>, reason: Reason) {
         *self.totals.entry(reason).or_default() += 1;
         let Some(address) = address else { return };

@@ -128,7 +128,8 @@ fn a_member_connects_as_often_as_it_likes() {
     }
 }
 
-/// Attempts that fail at once, in the name of a member's address: Initial packets that nobody can decrypt cost nothing.
+/// Attempts that fail at once in the name of a member's address, such as Initial packets that nobody can decrypt, cost
+/// nothing.
 #[test]
 fn forged_attempts_that_fail_take_no_share_of_the_member_nor_of_others() {
     let mut door = team();
@@ -162,7 +163,7 @@ fn an_address_is_a_members_for_a_while() {
     assert!(flood(&mut door, later) <= 4, "as anybody");
 }
 
-/// The number of unfinished handshakes of the address that has most.
+/// Returns the number of unfinished handshakes of the address that has the most.
 fn most(class: &Class) -> usize {
     let mut counts = BTreeMap::<IpAddr, usize>::new();
     for (address, ..) in class.unfinished.values() {
@@ -171,7 +172,7 @@ fn most(class: &Class) -> usize {
     counts.into_values().max().unwrap_or(0)
 }
 
-/// What may happen at a door.
+/// What may happen to an [`Admission`].
 #[derive(Clone, Debug)]
 enum Event {
     Attempt { from: u8, proved: bool },
@@ -196,7 +197,7 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
 }
 
 proptest! {
-    /// Whatever happens, everything stays within its limits, and no ticket is told of twice.
+    /// Whatever happens, all state stays within its limits, and no ticket is reported twice.
     #[test]
     fn everything_is_bounded(events in events()) {
         let mut limits = Limits::of_team(2, 1);
@@ -263,7 +264,7 @@ proptest! {
         }
     }
 
-    /// A flood from any addresses but its own keeps no member out, nor ends its handshake before its time.
+    /// A flood from any addresses but a member's own neither keeps that member out nor ends its handshake early.
     #[test]
     fn a_member_gets_in_whatever_strangers_do(from in prop::collection::vec((2..=255u8, any::<bool>()), 800), per_ms in 1..6u64) {
         let mut door = team();
@@ -284,7 +285,8 @@ proptest! {
         }
     }
 
-    /// A member at a new address gets in beside a flood of 150 handshakes a second from few others that never finish.
+    /// A member at a new address gets in beside a flood of 150 handshakes a second from a few other addresses that
+    /// never finish.
     #[test]
     fn a_member_at_a_new_address_gets_in_beside_few_strangers(others in 1..8u8, comes in 1_000..4_000u64) {
         let mut door = team();

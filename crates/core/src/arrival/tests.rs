@@ -1,4 +1,4 @@
-//! Flows that jitter, lose, double, change and step.
+//! Flows with jitter, losses, duplicates, changes and steps.
 
 use super::*;
 use proptest::prelude::*;
@@ -6,7 +6,7 @@ use proptest::prelude::*;
 const PERIOD_NS: u64 = 33_333_333;
 const MS: u64 = 1_000_000;
 
-/// Roughly normal numbers, the same for the same seed.
+/// Approximately normal numbers, reproducible from a seed.
 struct Noise(u64);
 
 impl Noise {
@@ -17,7 +17,7 @@ impl Noise {
         (self.0 >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// The sum of twelve uniform ones, less six: deviation one.
+    /// Returns the sum of twelve uniform numbers, less six, which has a deviation of one.
     fn normal(&mut self) -> f64 {
         (0..12).map(|_| self.uniform()).sum::<f64>() - 6.0
     }
@@ -57,7 +57,8 @@ fn a_model_that_was_told_is_compared_across_periods() {
         ..told
     };
     assert!(!wider.agrees_with(&told, tolerance));
-    // A message of 415 ms belongs to the one expected at 430, one of 414 to that of 400.
+    // A message at 415 ms belongs to the one expected at 430 ms; a message at 414 ms belongs to the one expected at 400
+    // ms.
     assert_eq!(
         told.end_of(Instant::from_nanos(415 * MS)),
         Instant::from_nanos(432 * MS)
@@ -92,7 +93,7 @@ fn messages_that_were_put_off_widen_nothing() {
     assert!(widths[1] > Duration::from_nanos(5 * MS / 2), "{widths:?}");
 }
 
-/// Feeds messages and gives the share that came within the interval predicted just after the one before.
+/// Feeds messages and returns the share that arrived within the interval predicted just after the previous message.
 fn coverage(model: &mut ArrivalModel, times: impl Iterator<Item = Instant>) -> f64 {
     let (mut within, mut all, mut last) = (0, 0, Instant::ZERO);
     for at in times {
@@ -141,13 +142,13 @@ fn quantiles_see_that_a_flow_is_late_more_than_early() {
     let mut noise = Noise(11);
     let mut m = model(Deviation::Quantile);
     for k in 1..500u64 {
-        // Exponential lateness of 1 ms in the mean.
+        // Exponential lateness with a mean of 1 ms.
         let late = -(1.0 - noise.uniform()).ln() * 1e6;
         m.on_sample(Instant::from_nanos(k * PERIOD_NS + late as u64));
     }
     let next = m.predict(Instant::ZERO).unwrap();
     assert!(next.late > next.early * 2, "{next:?}");
-    // Nothing is earlier than the mean lateness; the line's own error comes on top.
+    // No message is early by more than the mean lateness; the line's own error adds to it.
     assert!(next.early < Duration::from_micros(1_400), "{next:?}");
 }
 
@@ -213,7 +214,7 @@ fn a_period_that_drifts_within_the_deviation_is_followed() {
     let mut m = model(Deviation::Normal);
     let mut at = 0;
     for k in 0..240 {
-        // 0.1 ms more each time: a third of the deviation, so no single message stands out at first.
+        // 0.1 ms more each time, a third of the deviation, so no single message stands out at first.
         at += PERIOD_NS + if k < 200 { 0 } else { MS / 10 };
         m.on_sample(noise.message(at, 300e3));
     }
@@ -279,7 +280,7 @@ fn a_flow_that_jitters_widely_is_still_predicted_for_half_of_the_time() {
             last = *at;
         }
         assert!(predicted * 3 > times.len() * 2, "{deviation:?}: {predicted}");
-        // The middle half of a period holds 70 % of them, and some overtake one another.
+        // The middle half of a period holds 70 % of the messages, and some overtake others.
         assert!(met * 100 > predicted * 58, "{deviation:?}: {met} of {predicted}");
     }
 }
@@ -381,7 +382,7 @@ fn a_model_told_to_others_predicts_alike() {
 }
 
 proptest! {
-    /// Any times in any order: no panic, and what is predicted ends after the time asked for.
+    /// Any times in any order cause no panic, and any predicted interval ends after the requested time.
     #[test]
     fn any_samples_are_survived(
         steps in prop::collection::vec((prop_oneof![0..100u64, 30_000_000..36_000_000u64, any::<u64>()], any::<bool>(), 0..20u8), 1..300),
@@ -404,13 +405,13 @@ proptest! {
             }
             if let Some(arrival) = m.predict(now) {
                 prop_assert!(arrival.start() <= arrival.end());
-                // Far from the origin a float keeps a microsecond.
+                // Far from the origin, a float is accurate to a microsecond.
                 prop_assert!(arrival.end() + Duration::from_micros(1) >= now, "{arrival:?} {now:?}");
             }
         }
     }
 
-    /// A model that has taken another period for the flow's own, a fraction of it say, finds that out.
+    /// A model that has learnt a wrong period, such as a fraction of the flow's period, discovers the mistake.
     #[test]
     fn a_wrong_multiple_of_the_period_is_given_up(
         (part, of) in (1..7u64, 1..7u64),
@@ -432,8 +433,8 @@ proptest! {
         prop_assert!(learnt.is_some_and(|learnt| learnt.abs_diff(period) < period / 20), "{learnt:?}");
     }
 
-    /// However much a flow of a declared period jitters, its interval is no wider than half the period, and at deviations up
-    /// to a fifth there is one most of the time, which catches more than chance.
+    /// However much a flow with a declared period jitters, its interval is no wider than half the period. At deviations
+    /// up to a fifth there is an interval most of the time, and it catches more than chance would.
     #[test]
     fn windows_degrade_gracefully(
         share in 0.0..0.5f64,
@@ -459,7 +460,7 @@ proptest! {
         prop_assert!(share > 0.2 || hits * 2 > all, "{hits} of {all}");
     }
 
-    /// After any history at all, a steady flow is predicted well again.
+    /// After any history, a steady flow is predicted well again.
     #[test]
     fn any_history_is_recovered_from(
         history in prop::collection::vec(0..80_000_000u64, 0..200),
@@ -485,7 +486,7 @@ proptest! {
 
 #[test]
 fn what_nobody_declared_periodic_is_predicted_only_while_it_is_regular() {
-    // Commands after inferences that take 3 ms more or less: times that resemble a period of 33 ms.
+    // Commands after inferences whose duration varies by 3 ms: arrival times that resemble a period of 33 ms.
     let widths = |period: Option<Duration>, off_us: u64| {
         let mut model = ArrivalModel::new(ArrivalConfig {
             period,

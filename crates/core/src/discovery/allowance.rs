@@ -1,16 +1,16 @@
-//! How often attempts at heard addresses may fail, over all robots.
+//! Limits how often attempts at heard addresses may fail, over all robots.
 
 use crate::{Duration, Instant};
 
 /// The number of attempts at heard addresses that may fail in a row, over all robots.
 pub const GUESSES_MAX: u32 = 8;
-/// Part of that which only robots without a failed attempt may use.
+/// The part of [`GUESSES_MAX`] that only robots without a failed attempt may use.
 const GUESSES_RESERVED: u32 = 4;
-/// After this time one more is allowed. Each failure doubles it, each success halves it.
+/// The time after which one more attempt is allowed. Each failure doubles it, each success halves it.
 const GUESS_EVERY_MIN: Duration = Duration::from_secs(4);
 const GUESS_EVERY_MAX: Duration = Duration::from_secs(64);
 
-/// How many attempts at heard addresses may fail.
+/// The number of attempts at heard addresses that may still fail.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Allowance {
     free: u32,
@@ -37,7 +37,7 @@ impl Allowance {
         }
     }
 
-    /// From when on one may be taken: for a robot without failures, or for others.
+    /// Returns when an attempt may begin, for a robot without failures (`fresh`) or for any other.
     pub fn next(&self, fresh: bool, now: Instant) -> Instant {
         let least = if fresh { 1 } else { GUESSES_RESERVED + 1 };
         match least.saturating_sub(self.free) {

@@ -1,30 +1,30 @@
-//! What has been heard, tried and refused.
+//! Counts of hints, attempts and refusals.
 
 use serde::{Deserialize, Serialize};
 
 use super::Outcome;
 
-/// Why a message from the network led to nothing.
+/// The reason for refusing a message from the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Refusal {
-    /// It could not be parsed, or is of another version.
+    /// The message could not be parsed, or is of another version.
     Garbled,
-    /// It is about another team.
+    /// The message is about another team.
     OtherTeam,
-    /// It names no robot of the team.
+    /// The message names no robot of the team.
     UnknownRobot,
-    /// It lacks the team's proof.
+    /// The message lacks the team's proof.
     Unproved,
     /// The address is on no network of that path.
     Elsewhere,
     /// Somebody else answered there a short time ago.
     Misfit,
-    /// Too many addresses for one robot.
+    /// Too many addresses are stored for one robot.
     TooMany,
 }
 
 impl Refusal {
-    /// All of them.
+    /// All reasons.
     pub const ALL: [Refusal; 7] = [
         Refusal::Garbled,
         Refusal::OtherTeam,
@@ -35,7 +35,7 @@ impl Refusal {
         Refusal::TooMany,
     ];
 
-    /// Its name in metrics.
+    /// Returns the reason's name in metrics.
     pub const fn name(self) -> &'static str {
         match self {
             Refusal::Garbled => "garbled",
@@ -52,7 +52,7 @@ impl Refusal {
 /// Totals since the start.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counts {
-    /// Hints taken.
+    /// Hints accepted.
     pub hints: u64,
     /// Attempts begun.
     pub attempts: u64,
@@ -64,17 +64,17 @@ pub struct Counts {
     pub unanswered: u64,
     /// Attempts that were refused.
     pub rejected: u64,
-    /// Messages refused, by reason, in the order of [`Refusal::ALL`].
+    /// Messages refused, per reason in the order of [`Refusal::ALL`].
     pub refused: [u64; Refusal::ALL.len()],
 }
 
 impl Counts {
-    /// The number of messages refused for a reason.
+    /// Returns the number of messages refused for a reason.
     pub fn refused(&self, refusal: Refusal) -> u64 {
         self.refused[refusal as usize]
     }
 
-    /// The number of attempts that met nobody of the team.
+    /// Returns the number of attempts that did not reach a member of the team.
     pub fn failed(&self) -> u64 {
         self.misfits + self.unanswered + self.rejected
     }

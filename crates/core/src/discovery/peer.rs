@@ -5,15 +5,15 @@ use std::net::IpAddr;
 use super::{jittered, AttemptId};
 use crate::{Duration, Instant};
 
-/// The number of heard addresses kept for each robot and path, and of proven ones.
+/// The maximum numbers of heard and of proven addresses kept for each robot and path.
 pub(super) const HEARD_MAX: usize = 4;
 pub(super) const PROVEN_MAX: usize = 2;
-/// A heard address is forgotten if it was not heard again for this long, a proven one later.
+/// A heard address is forgotten if it is not heard again for this long, a proven one after the second, longer time.
 pub(super) const HEARD_FOR: Duration = Duration::from_secs(15);
 pub(super) const PROVEN_FOR: Duration = Duration::from_secs(600);
 /// An untried address keeps its place against newer ones for this long.
 pub(super) const HELD_MIN: Duration = Duration::from_secs(2);
-/// Back-off at given and proven addresses, at heard ones, and where a given address has shown a wrong certificate.
+/// Back-off at given and proven addresses, at heard ones, and at given or proven ones that showed a wrong certificate.
 const RETRY_MIN: Duration = Duration::from_millis(100);
 const RETRY_MAX: Duration = Duration::from_secs(1);
 const RETRY_HEARD_MIN: Duration = Duration::from_secs(1);
@@ -42,7 +42,7 @@ pub(super) enum Source {
 pub(super) struct Candidate {
     pub address: IpAddr,
     pub source: Source,
-    /// When it was first heard or proven, and when it will be forgotten.
+    /// When the address was first heard or proven, and when it will be forgotten.
     pub since: Instant,
     pub until: Instant,
     pub failures: u32,
@@ -62,7 +62,7 @@ impl Peer {
         self.candidates.retain(stays);
     }
 
-    /// The robot is at this address.
+    /// Records that the robot has been reached at this address.
     pub fn prove(&mut self, address: IpAddr, now: Instant) {
         let until = now + PROVEN_FOR;
         if let Some(known) = self.candidates.iter_mut().find(|one| one.address == address) {
@@ -110,7 +110,7 @@ impl Candidate {
         }
     }
 
-    /// Begins its back-off again.
+    /// Resets the back-off.
     pub fn again(&mut self, now: Instant) {
         self.failures = 0;
         self.next = now;

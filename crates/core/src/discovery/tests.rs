@@ -90,7 +90,7 @@ struct World {
     places: BTreeMap<u16, (IpAddr, Instant)>,
     connected: BTreeMap<u16, IpAddr>,
     answered: BTreeMap<u16, Instant>,
-    /// Attempts at addresses without a robot.
+    /// Times of attempts at addresses without a robot.
     astray: Vec<Instant>,
     proofs: bool,
 }
@@ -118,7 +118,7 @@ impl World {
         self.events.insert((at, self.numbers), event);
     }
 
-    /// A forger sends so many hints a second for all names, from any addresses of the LAN.
+    /// Lets a forger send `per_second` hints for all names, from any addresses of the LAN.
     fn flood(&mut self, per_second: u64, from: Instant, until: Instant, proved: bool) {
         let every = Duration::from_secs(1) / per_second;
         let mut when = from;
@@ -252,7 +252,7 @@ impl World {
         assert!(heard.count() <= GUESSES_AT_ONCE_MAX);
     }
 
-    /// Panics if a robot has been where it is for five seconds and is not connected.
+    /// Panics if a robot has been at its address for five seconds and is not connected.
     fn assert_found(&self) {
         for (robot, (address, since)) in &self.places {
             let found = self.connected.get(robot) == Some(address);
@@ -275,7 +275,7 @@ impl World {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
 
-    /// Robots come, move and go while somebody without the team's key floods the network.
+    /// Robots join, move and leave while somebody without the team's key floods the network.
     #[test]
     fn a_stranger_delays_nobody_and_causes_no_attempt(seed in any::<u64>()) {
         let mut world = World::new(seed, true);
@@ -290,12 +290,12 @@ proptest! {
             }
         }
         world.run_and_find(at(40_000));
-        // Those that went are tried where they were; nothing else is.
+        // Robots that left are tried at their last address; nothing else is tried.
         prop_assert!(world.discovery.counts().misfits + world.discovery.counts().hints > 0);
         prop_assert!(world.discovery.counts().refused(Refusal::Unproved) == 20_000);
     }
 
-    /// Nobody is there, and all that is heard is forged by somebody who can prove it, or who need not.
+    /// No robot is present, and all hints are forged by somebody who can prove them, or who need not.
     #[test]
     fn forged_hints_cause_ten_attempts_at_most(seed in any::<u64>(), needs_proof in any::<bool>()) {
         let mut world = World::new(seed, needs_proof);
@@ -319,7 +319,7 @@ proptest! {
         }
         world.flood(300, at(7_000), at(50_000), true);
         world.run_and_find(at(50_000));
-        // Attempts at those that are away are no attempts at forged addresses.
+        // Attempts at absent robots are not attempts at forged addresses.
         prop_assert_eq!(world.connected.len(), usize::from(ROBOTS) - 1);
     }
 }
@@ -403,7 +403,7 @@ fn a_wrong_certificate_is_remembered_longer_each_time() {
         }
         ms += 100;
     }
-    // One of the two may have begun before.
+    // One of the two may have begun earlier.
     assert!(tried.len() <= 8, "{tried:?}");
     assert!(discovery.counts().refused(Refusal::Misfit) > 1_000);
     let first = tried.iter().filter(|ms| **ms < 4_000);
@@ -430,7 +430,7 @@ fn given_addresses_are_tried_without_a_network_or_a_hint() {
     let mut discovery = Discovery::new(targets(|robot| Some(lan(1, robot as u8))), true, 1, at(0));
     let first = dials(&mut discovery);
     assert_eq!(first.len(), usize::from(ROBOTS) - 1, "each of them at once");
-    // At the first one is somebody else.
+    // Somebody else is at the first address.
     let outcome = |robot: RobotId| match robot.0 {
         0 => Outcome::Misfit,
         _ => Outcome::Refused,

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 /// The maximum number of consecutive messages between a controller and the local requester; more would be a bug.
 const EXCHANGES_MAX: usize = 1_024;
 
-/// Requests permits from the current leader, keeps to them, and grants them if this robot leads.
+/// The state machine that requests permits from the current leader, observes them, and grants them if this robot leads.
 ///
 /// Drive it like every state machine in this crate. `now` is the robot's own monotonic clock, read *after* the message
 /// was received and directly before the call: a promise or a grant is only as good as that instant. Read a clock that
@@ -51,8 +51,8 @@ pub struct Coordinator {
 }
 
 impl Coordinator {
-    /// The coordinator of `robot`, starting now. `incarnation` must differ from those of all other starts of this robot,
-    /// also after a crash (use a boot counter on disk, for example). `permits` should come from
+    /// Creates the coordinator of `robot`, starting now. `incarnation` must differ from those of all other starts of
+    /// this robot, also after a crash (use a boot counter on disk, for example). `permits` should come from
     /// [`FailoverConfig::permits`].
     ///
     /// # Errors
@@ -66,7 +66,7 @@ impl Coordinator {
     ) -> Result<Self, super::ConfigError> {
         config.check()?;
         // The holder counts shorter times than the controller, so that it stops first even if its clock is slow. For a
-        // slice it shortens the grace, because each renewal tells it anew what is left of the slice.
+        // slice it shortens the grace, because each renewal tells it again how much of the slice is left.
         let drift = permits.slice.saturating_sub(config.shortened(permits.slice));
         let permits = PermitConfig {
             grace: permits.grace.max(drift),
@@ -89,14 +89,14 @@ impl Coordinator {
         })
     }
 
-    /// Bulk is waiting. Repeated calls have no effect.
+    /// Records that bulk is waiting. Repeated calls have no effect.
     pub fn want(&mut self, now: Instant) {
         self.enter(now);
         self.requester.want(now);
         self.settle(now);
     }
 
-    /// No bulk is left.
+    /// Records that no bulk is left.
     pub fn done(&mut self, now: Instant) {
         self.enter(now);
         self.requester.done(now);
@@ -113,7 +113,7 @@ impl Coordinator {
         self.settle(now);
     }
 
-    /// The time returned by [`Coordinator::next_deadline`] has come. Harmless at any other time.
+    /// Handles the deadline returned by [`Coordinator::next_deadline`]. Harmless at any other time.
     pub fn on_deadline(&mut self, now: Instant) {
         self.enter(now);
         self.member.on_deadline(now);
@@ -125,16 +125,17 @@ impl Coordinator {
         self.settle(now);
     }
 
-    /// The robot is about to stop in an orderly way. It returns its permit and gives up leading, so that the next
-    /// leader need not wait for the lease. Poll and send what follows, then stop.
+    /// Prepares an orderly stop of the robot. It returns its permit and gives up leading, so that the next leader need
+    /// not wait for the lease. Poll and send the resulting actions, then stop.
     pub fn resign(&mut self, now: Instant) {
         self.done(now);
         self.member.resign(now);
         self.settle(now);
     }
 
-    /// The process of `robot` had certainly ended at some time after `since`, so it transmits nothing, and any permit
-    /// or place that it had then is free. A broken link is no such proof; then the lease must end it.
+    /// Records that the process of `robot` has certainly ended at some time after `since`. It transmits nothing, and
+    /// any permit or place that it had then is free. A broken link does not prove this; then the lease must end the
+    /// permit.
     pub fn on_gone(&mut self, robot: RobotId, since: Instant, now: Instant) {
         self.enter(now);
         if let Some((_, controller)) = &mut self.controller {
@@ -143,30 +144,30 @@ impl Coordinator {
         self.settle(now);
     }
 
-    /// When to call [`Coordinator::on_deadline`] next.
+    /// Returns when to call [`Coordinator::on_deadline`] next.
     pub fn next_deadline(&self) -> Option<Instant> {
         let controller = self.controller.as_ref().and_then(|(_, c)| c.next_deadline());
         let others = [self.member.next_deadline(), self.requester.next_deadline(), controller];
         others.into_iter().flatten().min()
     }
 
-    /// The next action, until `None`.
+    /// Returns the next action, until `None`.
     pub fn poll(&mut self) -> Option<Action> {
         self.outbox.pop_front()
     }
 
-    /// Whether bulk may be transmitted at `now`. Correct even if a frozen robot has missed its deadline.
+    /// Returns whether bulk may be transmitted at `now`. Correct even if a frozen robot has missed its deadline.
     pub fn may_send(&self, now: Instant) -> bool {
         self.requester.may_send(now)
     }
 
-    /// Whether this robot leads at `now`. Correct even if a frozen robot has missed its deadline.
+    /// Returns whether this robot leads at `now`. Correct even if a frozen robot has missed its deadline.
     pub fn is_leading(&self, now: Instant) -> bool {
         self.member.leads(now).is_some()
     }
 
-    /// The leader, if it was heard within the lease, or this robot itself if it leads. `None` means that no leader is
-    /// known: bulk waits, control continues.
+    /// Returns the leader, if it was heard within the lease, or this robot itself if it leads. `None` means that no
+    /// leader is known: bulk waits, control continues.
     pub fn leader(&self, now: Instant) -> Option<RobotId> {
         self.member
             .epoch()
@@ -174,17 +175,17 @@ impl Coordinator {
             .map(|epoch| epoch.robot)
     }
 
-    /// The newest leadership that this robot has heard of.
+    /// Returns the newest leadership that this robot has heard of.
     pub fn epoch(&self) -> Option<Epoch> {
         self.member.epoch()
     }
 
-    /// The robots that hold a permit, in order of their grants, if this robot leads.
+    /// Returns the robots that hold a permit, in order of their grants, if this robot leads.
     pub fn holders(&self) -> impl Iterator<Item = RobotId> + '_ {
         self.controller.iter().flat_map(|(_, controller)| controller.holders())
     }
 
-    /// The waiting robots in order of the queue, if this robot leads.
+    /// Returns the waiting robots in order of the queue, if this robot leads.
     pub fn queue(&self) -> impl Iterator<Item = RobotId> + '_ {
         self.controller.iter().flat_map(|(_, controller)| controller.queue())
     }
@@ -252,7 +253,7 @@ impl Coordinator {
         }
     }
 
-    /// A permit belongs to the leadership that granted it. Under a new one the robot stops and requests again.
+    /// A permit belongs to the leadership that granted it. Under a new leadership, the robot stops and requests again.
     fn ask_anew(&mut self, now: Instant) {
         let wants = self.requester.is_active();
         self.requester.done(now);

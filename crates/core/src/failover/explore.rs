@@ -29,7 +29,7 @@ struct Bounds {
     states_max: usize,
 }
 
-/// When, to whom, by whom, and what.
+/// Messages as (tick, receiver, sender, message).
 type Sent = BTreeSet<(u64, usize, usize, Message)>;
 
 /// Parts are shared between states, and each carries its hash, because a step changes only one part.
@@ -47,7 +47,7 @@ struct State {
 #[derive(Clone, Copy, Debug, Default)]
 struct Found {
     states: usize,
-    /// Of these, states in which one robot leads after another one.
+    /// The number of these states in which one robot leads after another.
     successions: usize,
     leaders_max: usize,
     cut_short: bool,
@@ -83,7 +83,7 @@ impl Bounds {
         Coordinator::new(self.config.clone(), PermitConfig::default(), id, incarnation, now).unwrap()
     }
 
-    /// The successor of `state` if the current robot does `step`; `None` if that changes nothing.
+    /// Returns the successor of `state` if the current robot does `step`; `None` if that changes nothing.
     fn after(&self, state: &State, step: impl FnOnce(&mut Coordinator, Instant)) -> Option<State> {
         let robot = state.turn;
         let now = self.clock(robot, state.tick);
@@ -152,7 +152,7 @@ impl Bounds {
         }
     }
 
-    /// The team as it starts.
+    /// Returns the team as it starts.
     fn cold(&self) -> State {
         let robot = |robot| {
             let fresh = self.start(robot, 0, 0);
@@ -170,7 +170,7 @@ impl Bounds {
         }
     }
 
-    /// The team after both others elected robot 0.
+    /// Returns the team after both others elected robot 0.
     fn led(&self) -> State {
         let mut state = State {
             events: u8::MAX,

@@ -1,4 +1,4 @@
-//! The election: to whom this robot promised its vote, whom it follows, and whether it leads.
+//! Decides the election: to whom this robot promises its vote, whom it follows, and whether it leads.
 
 use super::{Action, Epoch, FailoverConfig, Message};
 use crate::{Instant, RobotId};
@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 /// After each failed attempt, a robot waits one more stagger, up to this many.
 const PATIENCE_MAX: u64 = 4;
 
-/// Robots that do not vote hear one beat in so many, and miss a leader only after so many leases.
+/// Robots that do not vote hear one beat in this many, and miss a leader only after this many leases.
 const UNHEARD: u32 = 4;
 
 /// A promise that this robot gave, also to itself.
@@ -22,15 +22,15 @@ struct Bond {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Claim {
     epoch: Epoch,
-    /// By seat: when the message was sent that the voter's newest promise answers.
+    /// By seat, the time at which this robot sent the message that the voter's newest promise answers.
     given: Vec<Option<Instant>>,
     /// When to send the next beat or ask.
     send_at: Instant,
-    /// How many of them were sent.
+    /// The number of beats or asks sent.
     sent: u32,
-    /// Until when a quorum's promises are certainly running.
+    /// The time until which a quorum's promises are certainly running.
     lease_until: Instant,
-    /// When an attempt is given up.
+    /// The time at which an attempt is given up.
     ends_at: Instant,
 }
 
@@ -50,7 +50,7 @@ pub(super) struct Member {
     /// This robot's place among the voters.
     seat: Option<usize>,
     clock: Instant,
-    /// No promise before this instant: those of an earlier start may still be running.
+    /// The time before which this robot promises nothing, because promises of an earlier start may still be running.
     wake_at: Instant,
     bond: Option<Bond>,
     /// The newest epoch that this robot promised to on an ask.
@@ -68,7 +68,7 @@ pub(super) struct Member {
 }
 
 impl Member {
-    /// More actions than one call can cause.
+    /// A limit above the number of actions that one call can cause.
     const OUTBOX_MAX: usize = 32;
 
     pub fn new(config: FailoverConfig, me: RobotId, incarnation: u32, now: Instant) -> Self {
@@ -94,12 +94,12 @@ impl Member {
         member
     }
 
-    /// The leadership that this robot follows or holds: the newest one it knows.
+    /// Returns the leadership that this robot follows or holds: the newest one it knows.
     pub fn epoch(&self) -> Option<Epoch> {
         self.fence
     }
 
-    /// The leadership that this robot holds at `now`.
+    /// Returns the leadership that this robot holds at `now`.
     pub fn leads(&self, now: Instant) -> Option<Epoch> {
         match &self.role {
             Role::Leader(claim) if now < claim.lease_until => Some(claim.epoch),
@@ -107,7 +107,7 @@ impl Member {
         }
     }
 
-    /// Whether the leader of [`Member::epoch`] was heard within the lease.
+    /// Returns whether the leader of [`Member::epoch`] was heard within the lease.
     pub fn hears(&self, now: Instant) -> bool {
         let leases = if self.seat.is_some() { 1 } else { u64::from(UNHEARD) };
         self.leads(now).is_some() || (self.fence.is_some() && now < self.heard_at + self.config.lease * leases)
@@ -195,7 +195,7 @@ impl Member {
         self.assert_invariants(now);
     }
 
-    /// Another robot knows of `epoch`. If it is newer than this robot's own, that one is useless.
+    /// Records that another robot knows of `epoch`. If that is newer than this robot's own, its own is useless.
     pub fn on_newer(&mut self, epoch: Epoch, elected: bool, now: Instant) {
         self.round_seen = self.round_seen.max(epoch.round);
         match &self.role {
@@ -240,8 +240,8 @@ impl Member {
         let (Some(seat), Some(other)) = (self.seat, self.config.seat(epoch.robot)) else {
             return;
         };
-        // Two attempts of one round deny each other, and would so again in each round that follows. The one nearer to the
-        // front goes on.
+        // Two attempts of one round deny each other, and would do so in each later round. The one nearer to the front
+        // continues.
         let tied = matches!(&self.role, Role::Candidate(claim) if claim.epoch.round == epoch.round);
         if other < seat && tied {
             self.drop_claim(now);
@@ -251,7 +251,7 @@ impl Member {
         if let Some(newest) = newest.filter(|n| epoch.round <= n.round && epoch != *n) {
             return self.deny(epoch.robot, newest);
         }
-        // If two ask at once, the one nearer to the front continues; all see that alike.
+        // If two robots ask at once, the one nearer to the front continues. All robots agree on that.
         if other < seat && matches!(self.role, Role::Candidate(_)) {
             self.drop_claim(now);
         }
@@ -334,7 +334,7 @@ impl Member {
         self.count(now);
     }
 
-    /// Until when the promises of a quorum run. An attempt that has a quorum at `now` becomes a leadership.
+    /// Computes how long the promises of a quorum run. An attempt that has a quorum at `now` becomes a leadership.
     fn count(&mut self, now: Instant) {
         let total: usize = (0..self.config.voters.len()).map(FailoverConfig::votes).sum();
         let counted = self.config.shortened(self.config.lease);
@@ -369,7 +369,7 @@ impl Member {
         }
     }
 
-    /// Stops counting on promises. The voters are told, and this robot is free itself.
+    /// Stops relying on promises. Tells the voters, and frees this robot itself.
     fn drop_claim(&mut self, now: Instant) {
         let epoch = match &self.role {
             Role::Follower => return,
@@ -388,7 +388,7 @@ impl Member {
         self.push(Action::Broadcast(Message::Resign { epoch }));
     }
 
-    /// Whether no promise to another robot is running.
+    /// Returns whether no promise to another robot is running.
     fn is_free_for(&self, robot: RobotId, now: Instant) -> bool {
         let bound = |bond: &Bond| bond.epoch.robot != robot && now < bond.until;
         self.seat.is_some() && now >= self.wake_at && !self.bond.as_ref().is_some_and(bound)
@@ -439,7 +439,7 @@ impl Member {
 
     fn assert_invariants(&self, now: Instant) {
         if let Role::Candidate(claim) | Role::Leader(claim) = &self.role {
-            // A robot that counts on promises has promised itself, and no other robot since.
+            // A robot that relies on promises has promised itself, and no other robot since.
             let own = self.bond.as_ref().is_some_and(|bond| bond.epoch == claim.epoch);
             assert!(own, "claims to lead while promised to another");
             assert!(

@@ -7,17 +7,17 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 const MS: u64 = 1_000_000;
-/// How often a robot may be harmed.
+/// The interval at which a robot may be harmed.
 const GRID: u64 = 100 * MS;
 
-/// Decides what goes wrong.
+/// The source of faults.
 enum Fortune {
     Seed {
         random: u64,
         loss_percent: u64,
         delay_max: u64,
     },
-    /// All is well, except at the listed choice points. Counts all choice points, and the number of options at each.
+    /// No fault except at the listed choice points. Counts all choice points, and the number of options at each.
     Listed { listed: Vec<(usize, u8)>, ways: Vec<u8> },
 }
 
@@ -26,7 +26,7 @@ enum Harm {
     Kill(usize),
     Restart(usize),
     Freeze(usize, u64),
-    /// The robots in the bit mask hear only one another.
+    /// The robots in the bit mask hear only each other.
     Part(u8),
     /// The first robot does not hear the second.
     Deafen(usize, usize),
@@ -42,7 +42,7 @@ enum Event {
     Grid,
 }
 
-/// Numbers of starts differ, and have no order: a wiped disk begins them anew.
+/// Returns a number that differs for each start but has no order, because a wiped disk restarts the count.
 fn unordered(start: u32) -> u32 {
     start.wrapping_mul(0x9E37_79B1)
 }
@@ -68,10 +68,10 @@ struct World {
     sequence: u64,
     now: u64,
     fortune: Fortune,
-    /// When a robot began to lead and when bulk began to flow, newest last.
+    /// When robots began to lead, with the robot, and when bulk began to flow; newest last.
     led: Vec<(u64, usize)>,
     started: Vec<u64>,
-    /// Robot 1 assumes very short permits, so it hardly waits when it takes over.
+    /// Whether robot 1 assumes very short permits, so that it hardly waits when it takes over.
     hasty: bool,
     /// Whether more robots than the limit ever sent, which fails a test unless it is hasty.
     over_limit: bool,
@@ -102,7 +102,7 @@ impl Fortune {
         chosen
     }
 
-    /// The delays with which copies of a message arrive; empty if it is lost.
+    /// Returns the delays with which copies of a message arrive; empty if it is lost.
     fn arrivals(&mut self) -> Vec<u64> {
         match *self {
             Fortune::Seed {
@@ -217,7 +217,8 @@ impl World {
             return;
         };
         let wait = deadline.since(self.local(robot)).as_nanos();
-        // A slow clock reaches its time later. If called too early, nothing happens and it is called again.
+        // A slow clock reaches its deadline later. If the robot is called too early, nothing happens and it is called
+        // again.
         let at = self.now + wait + wait / 1_000;
         if self.robots[robot].alarm != Some(at) {
             self.robots[robot].alarm = Some(at);
@@ -345,7 +346,7 @@ impl World {
         (0..self.robots.len()).find(|i| self.robots[*i].alive && self.robots[*i].it.is_leading(self.local(*i)))
     }
 
-    /// The faults end: all robots live and hear one another well.
+    /// Ends the faults: all robots live and hear each other well.
     fn calm(&mut self) {
         self.fortune = Fortune::Seed {
             random: 88_172_645_463_325_252,
@@ -361,8 +362,8 @@ impl World {
         }
     }
 
-    /// After the faults, one robot leads, the others follow it, and bulk flows. The leader's death costs at most a
-    /// second, and after its return it follows.
+    /// Checks that after the faults one robot leads, the others follow it, and bulk flows. The leader's death costs at
+    /// most a second, and after its return it follows.
     fn recovers(&mut self) {
         self.calm();
         self.run(&[], self.now + 3_000 * MS);
@@ -431,7 +432,7 @@ fn harm(robots: usize) -> impl Strategy<Value = (u64, Harm)> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
-    /// At any time at most one robot leads, and no more robots send than the limit. Afterwards all is well again.
+    /// At any time, at most one robot leads and at most `limit` robots send. Afterwards the team works again.
     #[test]
     fn one_leads_and_the_limit_holds_through_any_trouble(
         robots in 1..8usize,
@@ -463,7 +464,7 @@ impl Harm {
     }
 }
 
-/// The leader and a holder are cut off from the three others, at some time within the holder's slice.
+/// Cuts off the leader and a holder from the three others, at some time within the holder's slice.
 fn cut_off_with_a_holder(hasty: bool) -> bool {
     (0..15).any(|step| {
         let fortune = Fortune::Listed {

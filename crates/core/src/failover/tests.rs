@@ -53,7 +53,7 @@ fn promises(it: &mut Coordinator) -> bool {
     actions(it).iter().any(promise)
 }
 
-/// Robot 0 of three, leading since 300 ms through the promise of robot 1.
+/// Returns robot 0 of three, leading since 300 ms through the promise of robot 1.
 fn leader() -> Coordinator {
     let mut it = robot(0, 3);
     it.on_deadline(at(300));
@@ -136,7 +136,7 @@ fn promises_count_from_when_they_were_asked_for() {
     let mut it = leader();
     it.on_deadline(at(402));
     let epoch = epoch(1, 0);
-    // A late one and a forged one.
+    // A late promise and a forged one.
     it.on_message(RobotId(1), Message::Promise { epoch, echo: at(300) }, at(590));
     it.on_message(RobotId(2), Message::Promise { epoch, echo: at(9_000) }, at(590));
     it.on_message(RobotId(9), Message::Promise { epoch, echo: at(590) }, at(590));

@@ -1,26 +1,28 @@
 //! One federate's part in decentralised coordination (Kwok, section IV-B).
 //!
 //! Federates send to each other directly, and none grants anything. [`Decentralised`] opens a tag as soon as all inputs
-//! are known up to it, or the clock has passed it by the *safe-to-process offset*. In doubt it therefore assumes that
-//! nothing more comes. If something does, that is a **violation**: it is reported with the tag that was meant. Its value
-//! goes to the reactions that handle late values of its input, at the next tag that is still free; without any, it changes
-//! nothing. Without violations, the result is that of centralised coordination.
+//! are known up to it, or the clock has passed it by the *safe-to-process offset*. So if inputs are unknown by then, it
+//! assumes that no message will arrive. A message that does arrive is a **violation**, and is reported with its
+//! intended tag. The value goes to the reactions that handle late values of that input, at the next tag that is still
+//! free. Without such reactions, it has no effect. Without violations, the result equals the result of centralised
+//! coordination.
 //!
-//! - By default there is no offset: a federate waits until its inputs are known, for ever if need be. It skips what is
-//!   left of an offset once they are.
-//! - What makes an input known: a message, and the promise of its sender. A promise follows from the sender's next
-//!   event, its own inputs and its clock. It is sent with each tag, as soon as more is known of the near future, and at an
-//!   interval while the sender waits.
-//! - An input with a delay is known for that long from the start. At an open tag, inputs without one may still be unknown;
-//!   then their level waits, up to the offset and the offset within a tag.
-//! - A link that ends before its federate has resigned is a fault: it is reported, and its inputs stay absent.
+//! - By default there is no offset: a federate waits until its inputs are known, forever if necessary. With an offset,
+//!   it stops waiting as soon as they are known.
+//! - An input becomes known by a message or by a promise of its sender. A promise follows from the sender's next event,
+//!   its own inputs and its clock. The sender repeats it with each tag, as soon as more is known about the near future,
+//!   and at an interval while it waits.
+//! - An input with a delay is known for that long from the start. At an open tag, inputs without a delay may still be
+//!   unknown. Then their level waits, up to the offset plus the offset within a tag.
+//! - A link that ends before its federate has resigned is a fault. The fault is reported, and the inputs from that
+//!   federate stay absent.
 //!
-//! - Nobody foresees the last tag, at which everybody has an event. So promises of it are void once it is decided, while
-//!   what a sender did there holds.
+//! - No federate can foresee the last tag, at which every federate has an event. So promises about that tag are void
+//!   once it is decided, but messages already sent for it count.
 //!
-//! In a zero-delay cycle nobody can promise anything, so its members need an offset. The start and the last tag are agreed
-//! on over the RTI, by [`Federate`](super::Federate). Left out: negative offsets, because logical time is never ahead of
-//! the clock.
+//! In a zero-delay cycle no member can promise anything, so its members need an offset. [`Federate`](super::Federate)
+//! agrees on the start and the last tag over the RTI. Left out: negative offsets, because logical time is never ahead
+//! of the clock.
 
 use super::graph::{ElementId, Graph, Link, ReactionId};
 use super::program::FederateId;
@@ -32,23 +34,24 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 
-/// Up to so many intervals of null messages ahead, a promise is sent as soon as more is known.
+/// A promise up to this many null-message intervals ahead is sent as soon as more is known.
 const NEAR_INTERVALS: u64 = 10;
 
 /// The settings of a federate.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct DecentralisedConfig {
-    /// Those of its scheduler.
+    /// The settings of the scheduler.
     pub scheduler: SchedulerConfig,
-    /// How long after a tag everything for it has surely come: more than the delays of messages, the errors of clocks and
-    /// the durations of reactions upstream together. `None` to wait until everything is known.
+    /// The time after a tag by which all messages for it have arrived. It must exceed the sum of message delays, clock
+    /// errors and durations of reactions upstream. `None` to wait until all inputs are known.
     pub offset: Option<Duration>,
-    /// How much longer to wait at an open tag, for inputs without a delay. In a zero-delay cycle, all members may open a
-    /// tag only at their offsets, and send to each other at that tag from then on: use more than one round of messages.
+    /// How much longer to wait at an open tag for inputs without a delay. In a zero-delay cycle, members may open a tag
+    /// only at their offsets, and then send to each other at that tag. So use more than one round of messages.
     pub offset_within_tag: Duration,
-    /// The least time between two promises to one input while no tag completes and no more is known of the near future.
+    /// The minimum time between two promises about one input while no tag completes and no more is known about the near
+    /// future.
     pub null_interval: Duration,
-    /// The most messages that are kept before the start.
+    /// The maximum number of messages kept before the start.
     pub early_max: usize,
 }
 
@@ -64,7 +67,7 @@ impl Default for DecentralisedConfig {
     }
 }
 
-/// A federate of a zero-delay cycle without an offset would wait for ever.
+/// A federate of a zero-delay cycle has no offset, so it would wait forever.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NeedsOffset {
     /// The name of the federate.
@@ -83,7 +86,8 @@ impl fmt::Display for NeedsOffset {
 
 impl std::error::Error for NeedsOffset {}
 
-/// From one federate to another, for one of the receiver's inputs. In order and without loss.
+/// A message from one federate to another, for one of the receiver's inputs. Must be delivered in order and without
+/// loss.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum PeerMessage<V> {
     /// A value.
@@ -102,7 +106,7 @@ pub enum PeerMessage<V> {
         /// The tag.
         tag: Tag,
     },
-    /// A promise: the same, as far as the sender can foresee. Nobody foresees the last tag.
+    /// A promise: no more values up to this tag, as far as the sender can foresee. It cannot foresee the last tag.
     Known {
         /// The input.
         input: ElementId,
@@ -121,44 +125,45 @@ pub enum DecentralisedAction<V> {
         /// The message.
         message: PeerMessage<V>,
     },
-    /// Run these reactions, and tell [`Decentralised::finish`] the effects of each.
+    /// Run these reactions, and pass the effects of each to [`Decentralised::finish`].
     Run {
-        /// Their tag.
+        /// The tag of the reactions.
         tag: Tag,
         /// How far the clock is ahead of the tag.
         lag: Duration,
         /// The reactions.
         reactions: Vec<Ready>,
     },
-    /// A message came after its tag.
+    /// A message arrived after its tag.
     Violation {
-        /// Its input.
+        /// The input.
         input: ElementId,
-        /// The tag that was meant.
+        /// The intended tag of the message.
         meant: Tag,
         /// The tag that had been reached.
         reached: Tag,
-        /// When the reactions that handle late values see it. `None` if there are none, or the program ends before.
+        /// When the reactions that handle late values see the message. `None` if there are none, or if the program ends
+        /// before.
         handled: Option<Tag>,
     },
     /// A reaction wants the program to end, at this tag at the earliest.
     StopRequested(Tag),
-    /// The link to a federate ended before it resigned. Its outputs stay absent from now on.
+    /// The link to a federate ended before that federate resigned. Its outputs stay absent from now on.
     Gone(FederateId),
-    /// The result is no longer that of the program.
+    /// The result no longer follows from the program.
     Fault(Refused),
-    /// The last tag is complete and told.
+    /// The last tag is complete and has been announced.
     Ended,
 }
 
-/// What is known of an input from another federate, over a logical connection.
+/// What is known about an input from another federate, over a logical connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Known {
     from: FederateId,
     is_direct: bool,
-    /// By what its sender did, or died.
+    /// The tag up to which the sender's messages, or its death, make the input known.
     told: Tag,
-    /// Nothing more comes up to this tag, by what its sender did or foresaw.
+    /// The tag up to which no more messages arrive, by the sender's messages and promises.
     through: Tag,
 }
 
@@ -170,20 +175,20 @@ pub struct Decentralised<V> {
     config: DecentralisedConfig,
     scheduler: Scheduler<V>,
     known: BTreeMap<ElementId, Known>,
-    /// Per input of another federate, what it was promised.
+    /// Per input of another federate, the tag of the latest promise.
     promised: BTreeMap<ElementId, Tag>,
     promised_at: Instant,
-    /// Whether more is known of the inputs since the last promise.
+    /// Whether more has become known about the inputs since the last promise.
     knows_more: bool,
     early: Vec<PeerMessage<V>>,
     outbox: VecDeque<DecentralisedAction<V>>,
 }
 
 impl<V: Value> Decentralised<V> {
-    /// A federate of a program.
+    /// Creates a federate of a program.
     ///
     /// # Errors
-    /// If it would wait for ever.
+    /// If it would wait forever.
     pub fn new(graph: Arc<Graph>, id: FederateId, config: DecentralisedConfig) -> Result<Self, NeedsOffset> {
         let info = graph.federate(id);
         if let Some(info) = info.filter(|info| info.cycle.is_some() && config.offset.is_none()) {
@@ -220,12 +225,12 @@ impl<V: Value> Decentralised<V> {
         })
     }
 
-    /// The scheduler: for reading ports, tags and the clock.
+    /// Returns the scheduler, for reading ports, tags and the clock.
     pub fn scheduler(&self) -> &Scheduler<V> {
         &self.scheduler
     }
 
-    /// Whether all federates that send to this one have ended or died, and all that they sent is here.
+    /// Returns whether all federates that send to this one have ended or died, and all their messages have arrived.
     pub fn has_heard_all(&self) -> bool {
         self.known.values().all(|known| known.told == Tag::FOREVER)
     }
@@ -235,12 +240,13 @@ impl<V: Value> Decentralised<V> {
         self.scheduler.hold(tag);
     }
 
-    /// Whether nothing can happen here any more: no event is left, nothing can come, and no clock can bring anything.
+    /// Returns whether nothing more can happen here: no event is left, no message can arrive, and no clock can cause an
+    /// event.
     pub fn is_done(&self) -> bool {
         self.scheduler.is_starved() && self.known.values().all(|known| known.through == Tag::FOREVER)
     }
 
-    /// Tags count from `start`.
+    /// Starts the program. Tags count from `start`.
     pub fn start(&mut self, start: Instant, now: Instant) {
         self.scheduler.start(start, Tag::START);
         for message in std::mem::take(&mut self.early) {
@@ -248,7 +254,7 @@ impl<V: Value> Decentralised<V> {
         }
     }
 
-    /// `tag` is the program's last tag.
+    /// Sets the program's last tag.
     ///
     /// # Errors
     /// As in [`Scheduler::stop_at`].
@@ -258,7 +264,7 @@ impl<V: Value> Decentralised<V> {
         }
         self.scheduler.stop_at(tag)?;
         self.scheduler.revoke_from(tag);
-        // Whoever promised more did not know that everybody has an event at the last tag.
+        // A sender that promised more did not know that every federate has an event at the last tag.
         for known in self.known.values_mut().filter(|known| known.is_direct) {
             known.through = tag.before().min(known.through).max(known.told);
         }
@@ -268,7 +274,7 @@ impl<V: Value> Decentralised<V> {
         Ok(())
     }
 
-    /// Another federate said something. Before the start, it is kept.
+    /// Handles a message of another federate. Before the start, the message is kept.
     pub fn on_message(&mut self, message: PeerMessage<V>, now: Instant) {
         if self.scheduler.started_at().is_none() {
             if self.early.len() < self.config.early_max {
@@ -305,7 +311,7 @@ impl<V: Value> Decentralised<V> {
         }
     }
 
-    /// A federate died, or the link to it ended. After it has ended, this is no news.
+    /// Records that a federate died, or that the link to it ended. Has no effect if that federate has ended.
     pub fn on_gone(&mut self, federate: FederateId) {
         let from_it = self.known.iter().filter(|(_, known)| known.from == federate);
         let unknown: Vec<_> = from_it
@@ -321,7 +327,7 @@ impl<V: Value> Decentralised<V> {
         }
     }
 
-    /// A physical action happened. Returns its tag.
+    /// Schedules a physical action. Returns its tag.
     ///
     /// # Errors
     /// If there is no such action, the program does not run, or the queue is full.
@@ -329,7 +335,7 @@ impl<V: Value> Decentralised<V> {
         self.scheduler.on_physical(action, value, now)
     }
 
-    /// A reaction has run, or its late handler.
+    /// Records the effects of a reaction or of its late handler.
     ///
     /// # Errors
     /// As in [`Scheduler::finish`].
@@ -337,7 +343,7 @@ impl<V: Value> Decentralised<V> {
         self.scheduler.finish(reaction, effects, now)
     }
 
-    /// The next thing to do at `now`, until `None`.
+    /// Returns the next action at `now`, until `None`.
     pub fn poll(&mut self, now: Instant) -> Option<DecentralisedAction<V>> {
         loop {
             if let Some(action) = self.outbox.pop_front() {
@@ -379,7 +385,7 @@ impl<V: Value> Decentralised<V> {
         }
     }
 
-    /// When to call [`Decentralised::poll`] again, if nothing happens before.
+    /// Returns when to call [`Decentralised::poll`] again, if nothing happens before.
     pub fn next_deadline(&self) -> Option<Instant> {
         let start = self.scheduler.started_at()?;
         let next = self.scheduler.next_tag();
@@ -406,7 +412,7 @@ impl<V: Value> Decentralised<V> {
             self.knows_more |= through > known.through;
             known.told = known.told.max(through);
             known.through = known.through.max(through);
-            // Of an input that it does not have, there is nothing to know.
+            // Errors only for an input that this federate does not have. Those are ignored.
             let _ = self.scheduler.on_absent(input, through);
         }
     }
@@ -415,13 +421,13 @@ impl<V: Value> Decentralised<V> {
         let Some(known) = self.known.get_mut(&input) else {
             return;
         };
-        // A promise of the last tag or more is older than the decision.
+        // A promise of the last tag or a later one is older than the decision.
         let stop = self.scheduler.stop();
         let is_old = known.is_direct && stop <= through;
         let through = known.through.max(if is_old { stop.before() } else { through });
         self.knows_more |= through > known.through;
         known.through = through;
-        // The scheduler revokes all but the infinite.
+        // A finite tag, because the scheduler revokes all promises except infinite ones.
         let through = known.through.min(Tag::at(Duration::MAX, u32::MAX));
         self.scheduler.on_promise(input, through);
     }
@@ -444,7 +450,7 @@ impl<V: Value> Decentralised<V> {
         }
     }
 
-    /// The earliest tag at which this federate may still do anything.
+    /// Returns the earliest tag at which this federate may still do anything.
     fn earliest(&self, now: Instant) -> Tag {
         let inputs = self
             .known
@@ -473,15 +479,16 @@ impl<V: Value> Decentralised<V> {
         }
     }
 
-    /// Whether a promise would be about the near future. Then it is sent as soon as more is known: others may wait for it,
-    /// and around a loop of short delays each promise takes all of them. Far ahead, they would only chase each other.
+    /// Returns whether a promise would concern the near future. Then it is sent as soon as more is known, because
+    /// others may wait for it, and in a loop of short delays each promise has to travel around the whole loop. Far
+    /// ahead, promises would only chase each other.
     fn is_near(&self, now: Instant) -> bool {
         let elapsed = self.scheduler.elapsed(now).unwrap_or(Duration::ZERO);
         let horizon = elapsed + self.config.null_interval * NEAR_INTERVALS;
         self.earliest(now) <= Tag::at(horizon, 0)
     }
 
-    /// Whether time alone, or what has come, would allow a further promise.
+    /// Returns whether the passage of time, or what has arrived, would allow a further promise.
     fn would_promise(&self) -> bool {
         let has_clock = self
             .graph
@@ -492,7 +499,7 @@ impl<V: Value> Decentralised<V> {
         links.any(|link| has_clock || self.promise_to(&link, earliest).is_some())
     }
 
-    /// The connections to other federates that carry an order.
+    /// Returns the logical connections to other federates.
     fn links(&self) -> impl Iterator<Item = Link> + '_ {
         let outputs = self
             .graph
@@ -503,7 +510,7 @@ impl<V: Value> Decentralised<V> {
         links.filter(|link| !link.physical && link.federate != self.id)
     }
 
-    /// What can be promised over a connection, if that is news.
+    /// Returns what can be promised over a connection, if that is more than before.
     fn promise_to(&self, link: &Link, earliest: Tag) -> Option<Tag> {
         let through = (earliest + link.delay()).before();
         let before = self

@@ -1,10 +1,11 @@
-//! Searches exhaustively in which order things can happen to small programs under centralised coordination.
+//! Searches exhaustively the orders in which events can happen to small programs under centralised coordination.
 //!
-//! Each step delivers the next message of one link. Once each, at any moment and if the bounds allow it: somebody asks for
-//! the end, the RTI is replaced and everything in flight is lost, a federate dies with what it has in flight. Because
-//! messages can be delivered before, every prefix of what is in flight can survive. States seen before are not searched
-//! again. Wherever nothing more has to happen, all must have ended, and the records must equal the reference. These
-//! programs end by a request, by their time limit, or by themselves, once nobody has an event.
+//! Each step delivers the next message of one link. Each of these can happen once, at any moment, if the bounds allow
+//! it: a federate asks for the end, the RTI is replaced and everything in flight is lost, or a federate dies with its
+//! messages in flight. Because messages can be delivered before, every prefix of the messages in flight can survive.
+//! States seen before are not searched again. In each state without a further step, all must have ended, and the
+//! records must equal the reference. These programs end by a request, by their time limit, or by themselves once no
+//! federate has an event.
 
 use super::failover_epoch as epoch;
 use super::program::{ActionKind, Connection, Program, Reaction, Reactor};
@@ -29,22 +30,22 @@ struct Site {
     up: VecDeque<Envelope<Up<u64>>>,
     down: VecDeque<Envelope<Down<u64>>>,
     is_alive: bool,
-    /// The end of its link has still to be noticed.
+    /// Whether the end of the link has still to be noticed.
     is_leaving: bool,
     has_ended: bool,
-    /// What runs, if reactions take time.
+    /// The running reactions, if reactions take time.
     running: Option<(Tag, Vec<Ready>)>,
     arrived: BTreeMap<(Tag, ElementId), usize>,
     received: BTreeSet<(FederateId, u64)>,
 }
 
-/// Sites are shared between states, because a step changes few.
+/// A state of the search. Sites are shared between states, because a step changes few.
 #[derive(Clone, Hash)]
 struct State {
     sites: Vec<Rc<Site>>,
     rti: Rc<Rti<u64>>,
     round: u64,
-    /// Of each RTI.
+    /// The patience of each RTI.
     patience: u32,
     stops: u8,
     takeovers: u8,
@@ -57,9 +58,9 @@ struct Bounds {
     takeovers: u8,
     deaths: u8,
     timeout: Option<Duration>,
-    /// Of each RTI.
+    /// The patience of each RTI.
     patience: u32,
-    /// While the reactions of this one run, other things may happen.
+    /// The site whose reactions take time, so that other events may happen meanwhile.
     slow: Option<usize>,
     states_max: usize,
 }
@@ -69,9 +70,9 @@ struct Found {
     states: usize,
     ends: usize,
     records: usize,
-    /// How often somebody was told that nobody waits for its next events.
+    /// How often a federate was told that no other waits for its next events.
     spared: usize,
-    /// How often that was taken back, after something had not been told.
+    /// How often that was revoked after the federate had left out a report.
     recalled: usize,
     cut_short: bool,
 }
@@ -251,7 +252,7 @@ impl State {
         }
     }
 
-    /// Checks an end: nothing is left to happen.
+    /// Checks a final state, in which nothing more can happen.
     fn check(&self, graph: &Graph, bounds: Bounds) -> usize {
         let alive = || self.sites.iter().filter(|site| site.is_alive);
         assert!(alive().all(|site| site.has_ended), "hangs: {:?}", self.describe());
@@ -266,7 +267,7 @@ impl State {
         }
         let mut records: Vec<_> = self.sites.iter().flat_map(|site| site.brains.records.clone()).collect();
         records.sort_unstable();
-        // The dead may have been ahead.
+        // Dead federates may have been ahead.
         records.retain(|(tag, ..)| *tag <= stop);
         let dead = self.sites.iter().enumerate().filter(|(_, site)| !site.is_alive);
         let deaths = dead.map(|(at, site)| {
@@ -298,7 +299,7 @@ impl State {
         records.len()
     }
 
-    /// Once all that was sent has arrived, nobody waits for what somebody else could have told.
+    /// Checks that once all messages have arrived, no federate waits for something that another could have reported.
     fn check_what_is_told(&self, graph: &Graph) {
         let is_quiet = |site: &Rc<Site>| site.up.is_empty() && site.down.is_empty() && !site.is_leaving;
         if !self.sites.iter().all(is_quiet) {
@@ -342,7 +343,7 @@ impl State {
 }
 
 impl Site {
-    /// Whether the next message spares the federate something, or takes that back after it made use of it.
+    /// Returns whether the next message spares the federate reports, or revokes that after the federate made use of it.
     fn is_spared(&self) -> (bool, bool) {
         let Some(Down::Awaited(tag)) = self.down.front().map(|envelope| &envelope.body) else {
             return (false, false);
@@ -433,7 +434,7 @@ fn once(name: &str, at: u16, offset: Duration) -> Reactor {
         .timer("t", offset, None)
 }
 
-/// Two federates that ask each other and read the answers within the tag, and act on them after a step.
+/// Builds two federates that ask each other, read the answers within the tag, and act on them after a step.
 fn asking() -> Program {
     let asks = once("a", 0, ms(0))
         .input("in")
@@ -447,7 +448,7 @@ fn asking() -> Program {
     program(2, vec![asks, answers], connections)
 }
 
-/// A chain of three with a delay and a shortcut without one.
+/// Builds a chain of three with a delay, and a shortcut without one.
 fn chain() -> Program {
     let source = once("a", 0, ms(0))
         .action("x", ActionKind::Logical, ms(0))
@@ -506,7 +507,7 @@ fn small_programs_do_the_same_in_every_order() {
     }
 }
 
-/// One that ticks and says nothing until the third tick; the other waits for it once.
+/// Builds a federate that ticks and sends nothing until the third tick, and another that waits for it once.
 fn sparse() -> Program {
     let ticks = Reactor::new("a", FederateId(0))
         .output("out")
@@ -522,7 +523,7 @@ fn sparse() -> Program {
     program(2, vec![ticks, waits], vec![Connection::new("a.out", "b.in")])
 }
 
-/// One that only ticks, another that says something, and one that has only their messages.
+/// Builds a federate that only ticks, one that sends messages, and one whose only events are their messages.
 fn fan_in() -> Program {
     let ticks = Reactor::new("a", FederateId(0))
         .output("out")
@@ -637,7 +638,7 @@ fn the_deep_search_of_coordination_finds_nothing() {
     for seed in 0..200 {
         let (stops, takeovers, deaths) = ((seed % 2) as u8, (seed / 2 % 2) as u8, (seed / 4 % 2) as u8);
         let program = random_small(seed);
-        // Events that multiply without an end would fill the memory.
+        // Events that multiply endlessly would fill the memory.
         let ends = reference::end(&Graph::new(&program).unwrap()).is_some();
         let bounds = Bounds {
             stops,

@@ -1,30 +1,34 @@
 //! One federate's part in coordination by an RTI (Kwok, section IV-A).
 //!
-//! [`Federate`] is a [`Scheduler`] that asks the RTI before it advances. It decides when the RTI has to hear what:
+//! [`Federate`] is a [`Scheduler`] that asks the RTI before it advances. It decides what to report to the RTI, and
+//! when:
 //!
-//! - Each completed tag at once. The next event's tag whenever the queue has changed while it waits.
-//! - Neither of them, nor a null message, if the RTI said that nobody downstream waits for it, and the next event is
-//!   granted. If somebody comes to wait for it, it is told at once, even while a reaction runs. That holds until this
-//!   federate sends a message or has a new RTI. The last tag, and the end of all events, are always told.
-//! - A federate with physical actions and downstream federates promises what its clock allows: nothing before now and
-//!   the least delay. It repeats this null message at an interval. Physical actions respect the promise. Without
-//!   downstream federates, nobody needs it.
+//! - Each completed tag at once, and the next event's tag whenever the queue has changed while the federate waits.
+//! - Neither of these, nor a null message, if the RTI said that no federate downstream waits for it and the next event
+//!   is granted. If a federate begins to wait for it, it is reported at once, even while a reaction runs. This
+//!   exemption holds until this federate sends a message or has a new RTI. The last tag and the end of all events are
+//!   always reported.
+//! - A federate with physical actions and downstream federates promises as much as its clock allows: no event before
+//!   now plus the least delay. It repeats this null message at an interval. Physical actions respect the promise.
+//!   Without downstream federates, no promise is needed.
 //! - A federate without upstream federates is always granted, and waits for no answer.
-//! - After it has asked for the end or was asked, it opens no tag from its proposal on until the last tag is decided. Then
-//!   everybody has an event at the last tag, so grants from there on are void; the RTI grants it anew.
+//! - After a federate has requested the end or was asked about it, it opens no tag from its proposal on until the last
+//!   tag is decided. Then every federate has an event at the last tag, so grants from there on are void, and the RTI
+//!   grants that tag again.
 //!
-//! **A new RTI** has a greater epoch. The federate reports to it and ignores every older one from then on. It keeps what
-//! it was granted, and goes on with that meanwhile.
+//! **A new RTI** has a greater epoch. The federate reports to it and ignores every older RTI from then on. It keeps its
+//! grants and continues with them meanwhile.
 //!
-//! **Back pressure.** It opens no tag while a receiver has too many messages outstanding. It does not acknowledge
-//! messages while its own queue is more than half full and it has work, so fast senders wait for it.
+//! **Back pressure.** A federate opens no tag while a receiver has too many messages outstanding. It does not
+//! acknowledge messages while its own queue is more than half full and it has work, so fast senders wait for it.
 //!
 //! **Decentralised coordination.** [`Federate::decentralised`] is driven in the same way, and reports, starts, holds and
-//! resigns as above. It tells the RTI neither tags nor values: those go directly to other federates, for their
-//! [`Federate::on_peer_message`]. Of the next event it tells only that there is none any more. It resigns once all that it
-//! listens to have ended or died, so that a message that comes after the last tag is still reported as a violation.
+//! resigns as above. It sends the RTI neither tags nor values: those go directly to other federates, for their
+//! [`Federate::on_peer_message`]. About its next event, it reports only that there are no more. It resigns once all
+//! federates that it listens to have ended or died, so that a message that arrives after the last tag is still reported
+//! as a violation.
 //!
-//! A federate that dies says nothing: its driver's peers notice. Left out: choosing the next RTI, which
+//! A federate that dies reports nothing; its driver's peers notice. Left out: choosing the next RTI, which
 //! [`failover`](crate::failover) does between robots.
 
 use super::decentralised::{Decentralised, DecentralisedAction, DecentralisedConfig, NeedsOffset, PeerMessage};
@@ -38,20 +42,20 @@ use crate::{Duration, Instant};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-/// A federate says that it has received messages at least this often.
+/// Number of received messages after which a federate acknowledges them at the latest.
 const RECEIVED_EVERY: u64 = 16;
 
 /// The settings of a federate.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct FederateConfig {
-    /// Those of its scheduler.
+    /// The settings of the scheduler.
     pub scheduler: SchedulerConfig,
     /// The interval of null messages: how much later than necessary the federates downstream of a physical action
     /// advance.
     pub null_interval: Duration,
-    /// How long to wait, after the last tag, until the RTI says that everybody has completed it.
+    /// How long to wait, after the last tag, until the RTI says that every federate has completed it.
     pub linger_max: Duration,
-    /// The most messages to one receiver that have not arrived, above which no tag opens. More than 64.
+    /// The number of outstanding messages to one receiver from which no tag opens. More than 64.
     pub outstanding_max: usize,
 }
 
@@ -69,57 +73,57 @@ impl Default for FederateConfig {
 /// An action for the federate's driver.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum FederateAction<V> {
-    /// Send to the RTI of that epoch. Without a link to it, drop this.
+    /// Send to the RTI of that epoch. Drop this if there is no link to it.
     Send(Envelope<Up<V>>),
-    /// Run these reactions, and tell [`Federate::finish`] the effects of each.
+    /// Run these reactions, and pass the effects of each to [`Federate::finish`].
     Run {
-        /// Their tag.
+        /// The tag of the reactions.
         tag: Tag,
         /// How far the clock is ahead of the tag.
         lag: Duration,
         /// The reactions.
         reactions: Vec<Ready>,
     },
-    /// Send directly to another federate, in order and without loss. Only a decentralised federate wants this.
+    /// Send directly to another federate, in order and without loss. Only a decentralised federate emits this.
     SendToPeer {
         /// The receiver.
         to: FederateId,
-        /// For its [`Federate::on_peer_message`].
+        /// The message, for the receiver's [`Federate::on_peer_message`].
         message: PeerMessage<V>,
     },
-    /// A message came after its tag. Only to a decentralised federate.
+    /// A message arrived after its tag. Only a decentralised federate emits this.
     Violation {
-        /// Its input.
+        /// The input.
         input: ElementId,
-        /// The tag that was meant.
+        /// The intended tag of the message.
         meant: Tag,
         /// The tag that had been reached.
         reached: Tag,
-        /// When the reactions that handle late values see it; `None` if it is not used.
+        /// When the reactions that handle late values see the message; `None` if it is not used.
         handled: Option<Tag>,
     },
-    /// The program starts then.
+    /// The program starts at this time.
     Started(Instant),
     /// Another federate died. Its outputs stay absent from now on.
     Gone(FederateId),
     /// A dead federate takes part again.
     Back(FederateId),
-    /// The result is no longer that of the program.
+    /// The result no longer follows from the program.
     Fault(Refused),
     /// Nothing was started: these federates did not report in time.
     StartFailed(Vec<FederateId>),
-    /// The others take this federate for dead. It has to start anew.
+    /// The others consider this federate dead. It has to restart.
     Expelled,
-    /// Everybody has completed the last tag, or the time to wait for that is over. Close the link after it is flushed.
+    /// Every federate has completed the last tag, or the time to wait for that is over. Flush the link, then close it.
     Ended,
 }
 
-/// How a federate decides to advance.
+/// The way in which a federate decides to advance.
 #[derive(Clone, Debug, Hash)]
 enum Core<V> {
     /// The RTI grants tags.
     Granted(Scheduler<V>),
-    /// It relies on offsets and promises.
+    /// The federate relies on offsets and promises.
     Alone(Decentralised<V>),
 }
 
@@ -140,16 +144,16 @@ pub struct Federate<V> {
     config: FederateConfig,
     core: Core<V>,
     epoch: Option<Epoch>,
-    /// How many messages the link to the RTI has delivered, and how many of them are acknowledged.
+    /// The numbers of messages that the link to the RTI has delivered, and of those that are acknowledged.
     received: (u64, u64),
     received_from: BTreeMap<FederateId, u64>,
     sent_to: BTreeMap<FederateId, u64>,
     retained: BTreeMap<FederateId, VecDeque<Message<V>>>,
-    /// The tag up to which all is done.
+    /// The tag up to which everything is done.
     completed: Tag,
-    /// Nobody downstream waits for a next event before this tag.
+    /// The tag before which no federate downstream waits for a next event.
     awaited: Tag,
-    /// Whether the RTI does not know what is completed, and whether it does not know the next event.
+    /// Whether the completed tag has not been reported to the RTI, and whether the next event has not.
     skipped: (bool, bool),
     /// Whether a reaction ran since the last completed tag.
     has_run: bool,
@@ -157,7 +161,7 @@ pub struct Federate<V> {
     announced_at: Instant,
     stop_proposal: Option<Tag>,
     gone: BTreeSet<FederateId>,
-    /// When it completed the last tag.
+    /// When the last tag was completed.
     ended_at: Option<Instant>,
     has_resigned: bool,
     is_over: bool,
@@ -165,17 +169,18 @@ pub struct Federate<V> {
 }
 
 impl<V: Value> Federate<V> {
-    /// A federate of a program. It waits for the RTI's [`Down::Hello`].
+    /// Creates a federate of a program. It waits for the RTI's [`Down::Hello`].
     pub fn new(graph: Arc<Graph>, id: FederateId, config: FederateConfig) -> Self {
         let scheduler = Scheduler::new(Arc::clone(&graph), id, Waits::InCycles, config.scheduler.clone());
         Federate::over(graph, id, config, Core::Granted(scheduler))
     }
 
-    /// A federate that advances by itself, as [`decentralised`](super::decentralised) says. Its RTI has to be
-    /// [decentralised](super::RtiConfig::is_decentralised) too. The settings that both have are taken from `config`.
+    /// Creates a federate that advances by itself, as described in [`decentralised`](super::decentralised). Its RTI has
+    /// to be [decentralised](super::RtiConfig::is_decentralised) too. Settings in both configurations are taken from
+    /// `config`.
     ///
     /// # Errors
-    /// If it would wait for ever.
+    /// If it would wait forever.
     pub fn decentralised(
         graph: Arc<Graph>,
         id: FederateId,
@@ -217,17 +222,17 @@ impl<V: Value> Federate<V> {
         }
     }
 
-    /// The scheduler: for reading ports, tags and the clock.
+    /// Returns the scheduler, for reading ports, tags and the clock.
     pub fn scheduler(&self) -> &Scheduler<V> {
         self.core.scheduler()
     }
 
-    /// The RTI that it follows.
+    /// Returns the epoch of the RTI that this federate follows.
     pub fn epoch(&self) -> Option<Epoch> {
         self.epoch
     }
 
-    /// The RTI said something.
+    /// Handles a message of the RTI.
     pub fn on_message(&mut self, envelope: Envelope<Down<V>>, now: Instant) {
         if matches!(envelope.body, Down::Hello) {
             return self.on_hello(envelope.epoch, now);
@@ -269,7 +274,7 @@ impl<V: Value> Federate<V> {
         }
     }
 
-    /// What only a federate that is granted tags is told.
+    /// Handles the messages that only a federate under grants receives.
     fn on_grant(&mut self, body: Down<V>) {
         let Core::Granted(scheduler) = &mut self.core else {
             return;
@@ -287,14 +292,15 @@ impl<V: Value> Federate<V> {
         }
     }
 
-    /// Another federate said something directly. Only decentralised federates do.
+    /// Handles a direct message of another federate. Only decentralised federates send these.
     pub fn on_peer_message(&mut self, message: PeerMessage<V>, now: Instant) {
         if let Core::Alone(decentralised) = &mut self.core {
             decentralised.on_message(message, now);
         }
     }
 
-    /// Whether [`Federate::on_message`] would take a message in this envelope: it is from the RTI that it follows, and new.
+    /// Returns whether [`Federate::on_message`] would accept this envelope: it is from the RTI that this federate
+    /// follows, and new.
     pub fn takes(&self, envelope: &Envelope<Down<V>>) -> bool {
         let Down::Message(message) = &envelope.body else {
             return false;
@@ -303,7 +309,7 @@ impl<V: Value> Federate<V> {
         self.epoch == Some(envelope.epoch) && message.number > last
     }
 
-    /// A physical action happened. Returns its tag.
+    /// Schedules a physical action. Returns its tag.
     ///
     /// # Errors
     /// If there is no such action, the program does not run, or the queue is full.
@@ -314,7 +320,7 @@ impl<V: Value> Federate<V> {
         }
     }
 
-    /// A reaction has run, or its late handler.
+    /// Records the effects of a reaction or of its late handler.
     ///
     /// # Errors
     /// As in [`Scheduler::finish`].
@@ -330,7 +336,7 @@ impl<V: Value> Federate<V> {
         self.request_stop_at(Tag::START);
     }
 
-    /// The next thing to do at `now`, until `None`.
+    /// Returns the next action at `now`, until `None`.
     pub fn poll(&mut self, now: Instant) -> Option<FederateAction<V>> {
         if self.outbox.is_empty() {
             self.advance(now);
@@ -341,7 +347,7 @@ impl<V: Value> Federate<V> {
         self.outbox.pop_front()
     }
 
-    /// When to call [`Federate::poll`] again, if nothing happens before.
+    /// Returns when to call [`Federate::poll`] again, if nothing happens before.
     pub fn next_deadline(&self) -> Option<Instant> {
         let due = match &self.core {
             Core::Granted(scheduler) => scheduler.next_deadline().filter(|_| !self.is_held_back()),
@@ -353,7 +359,8 @@ impl<V: Value> Federate<V> {
             .min()
     }
 
-    /// It may have to tell a new RTI the last tag, and what it sent there. So it stays until all know.
+    /// Returns until when this federate stays. It may have to report the last tag and its messages there to a new RTI,
+    /// so it stays until all federates know.
     fn lingers_until(&self) -> Option<Instant> {
         let ended_at = self.ended_at.filter(|_| !self.is_over)?;
         Some(ended_at + self.config.linger_max)
@@ -366,13 +373,13 @@ impl<V: Value> Federate<V> {
         }
     }
 
-    /// Whether a receiver has too many messages outstanding for another tag to open.
+    /// Returns whether a receiver has too many messages outstanding for another tag to open.
     fn is_held_back(&self) -> bool {
         let max = self.config.outstanding_max;
         self.scheduler().is_between_tags() && self.retained.values().any(|retained| retained.len() >= max)
     }
 
-    /// Moves what the scheduler wants into the outbox, until it waits.
+    /// Moves the scheduler's actions into the outbox, until it waits.
     fn advance(&mut self, now: Instant) {
         while !self.is_held_back() {
             let goes_on = match &mut self.core {
@@ -390,7 +397,7 @@ impl<V: Value> Federate<V> {
         self.tell_received();
     }
 
-    /// Returns whether to go on at once.
+    /// Handles a step of the scheduler. Returns whether to continue at once.
     fn on_step(&mut self, step: Step<V>, now: Instant) -> bool {
         match step {
             Step::Run { tag, lag, reactions } => {
@@ -402,7 +409,7 @@ impl<V: Value> Federate<V> {
             Step::StopRequested(tag) => self.request_stop_at(tag),
             Step::Completed(tag) => {
                 self.completed = tag;
-                // A message may have lowered what the RTI takes for the next event, for this tag only.
+                // A message may have lowered the RTI's view of the next event, only for this tag.
                 self.announced = None;
                 self.skipped.0 = true;
                 let last = self.scheduler().last();
@@ -410,7 +417,7 @@ impl<V: Value> Federate<V> {
                     return true;
                 }
                 self.tell_completed();
-                // One tag at a time, so that a fast federate still takes what comes.
+                // One tag at a time, so that a fast federate still handles arriving messages.
                 return self.scheduler().last() == tag;
             }
             Step::Ended => self.ended_at = Some(now),
@@ -419,7 +426,7 @@ impl<V: Value> Federate<V> {
         true
     }
 
-    /// Returns whether to go on at once.
+    /// Handles an action of the decentralised coordination. Returns whether to continue at once.
     fn on_action(&mut self, action: DecentralisedAction<V>, now: Instant) -> bool {
         self.completed = self.scheduler().completed();
         match action {
@@ -442,7 +449,7 @@ impl<V: Value> Federate<V> {
                 handled,
             }),
             DecentralisedAction::StopRequested(tag) => self.request_stop_at(tag),
-            // The RTI said so.
+            // The RTI has reported this already.
             DecentralisedAction::Gone(_) => {}
             DecentralisedAction::Fault(refused) => self.outbox.push_back(FederateAction::Fault(refused)),
             DecentralisedAction::Ended => {
@@ -470,7 +477,7 @@ impl<V: Value> Federate<V> {
         if self.epoch.is_some_and(|known| epoch < known) {
             return;
         }
-        // Everything that is done belongs into the report. What is left of the old link is void.
+        // The report must cover everything that is done. Messages left over for the old link are void.
         self.advance(now);
         self.outbox.retain(|action| !matches!(action, FederateAction::Send(_)));
         self.epoch = Some(epoch);
@@ -572,7 +579,8 @@ impl<V: Value> Federate<V> {
         self.tell_received();
     }
 
-    /// Before this tag, the RTI need not hear of a next event: nobody downstream waits for it, and it is granted.
+    /// Returns the tag before which next events need not be reported: no federate downstream waits for them, and they
+    /// are granted.
     fn needed_from(&self) -> Tag {
         self.awaited.min(self.scheduler().grants().0.next())
     }
@@ -581,10 +589,10 @@ impl<V: Value> Federate<V> {
         self.skipped.0 || self.skipped.1
     }
 
-    /// Somebody waits for another next event than before.
+    /// Records that federates downstream wait for a different next event than before.
     fn on_awaited(&mut self, tag: Tag) {
         self.awaited = tag;
-        // Between tags, it is told with the next poll. An open tag may take long.
+        // Between tags, the next poll reports it. An open tag may take long.
         let open = self.scheduler().reached();
         if self.has_skipped() && open > self.completed && open >= self.needed_from() {
             self.tell_next((open, false));
@@ -611,7 +619,7 @@ impl<V: Value> Federate<V> {
 
     fn request_stop_at(&mut self, tag: Tag) {
         let decided = self.scheduler().stop() != Tag::FOREVER;
-        // At its time limit it ends without being asked.
+        // At the time limit, the program ends without a request.
         let is_earlier = self.scheduler().reached().next() < self.scheduler().limit();
         if self.scheduler().started_at().is_some() && self.stop_proposal.is_none() && !decided && is_earlier {
             let proposal = self.propose_stop(tag);
@@ -619,7 +627,7 @@ impl<V: Value> Federate<V> {
         }
     }
 
-    /// The earliest last tag at or after `tag` that this federate accepts. It holds there.
+    /// Returns the earliest last tag at or after `tag` that this federate accepts, and holds there.
     fn propose_stop(&mut self, tag: Tag) -> Tag {
         let proposal = *self
             .stop_proposal
@@ -643,15 +651,15 @@ impl<V: Value> Federate<V> {
             value,
         };
         self.retained.entry(to).or_default().push_back(message.clone());
-        // Its receiver will wait for what comes next.
+        // The receiver will wait for the event after this one.
         self.awaited = Tag::NEVER;
         self.send(Up::Message(message));
     }
 
-    /// The tag before which no event comes by itself, and whether only the clock says so.
+    /// Returns the tag before which no event occurs by itself, and whether only the clock says so.
     fn next_event(&self, now: Instant) -> (Tag, bool) {
         if let Core::Alone(decentralised) = &self.core {
-            // Of this, the RTI needs only the end.
+            // A decentralised RTI needs to know only when there are no more events.
             return if decentralised.is_done() {
                 (Tag::FOREVER, false)
             } else {
@@ -668,7 +676,7 @@ impl<V: Value> Federate<V> {
         (next.min(bound), bound < next)
     }
 
-    /// The least delay of a physical action, if anyone depends on this federate's promises.
+    /// Returns the least delay of a physical action, if any federate depends on this one's promises.
     fn promised_delay(&self) -> Option<Duration> {
         if matches!(self.core, Core::Alone(_)) {
             return None;
@@ -688,7 +696,8 @@ impl<V: Value> Federate<V> {
         }
     }
 
-    /// When to announce again although nothing happened: at the interval, or when the clock has passed the next event.
+    /// Returns when to announce again although nothing happened: at the interval, or when the clock has passed the next
+    /// event.
     fn repeats_at(&self) -> Option<Instant> {
         let (start, delay) = (self.scheduler().started_at()?, self.promised_delay()?);
         if self.ended_at.is_some() || !self.scheduler().is_between_tags() {
@@ -712,7 +721,7 @@ impl<V: Value> Federate<V> {
         )
     }
 
-    /// Tells the RTI the next event, if that is news.
+    /// Reports the next event to the RTI, if it has changed.
     fn announce(&mut self, now: Instant) {
         let waits = self.scheduler().started_at().is_some() && self.scheduler().is_between_tags();
         if !waits || self.ended_at.is_some() || self.epoch.is_none() {
@@ -733,7 +742,7 @@ impl<V: Value> Federate<V> {
             return;
         }
         if self.announced == Some(next) && !self.skipped.1 {
-            // Logical time is ahead of the clock, say. Look again after the interval.
+            // For example, logical time is ahead of the clock. Check again after the interval.
             self.announced_at = now;
             return;
         }
@@ -741,7 +750,7 @@ impl<V: Value> Federate<V> {
         self.tell_next(next);
     }
 
-    /// How many messages are acknowledged: all, unless there is enough to do first.
+    /// Returns how many messages to acknowledge: all, unless the queue is rather full and there is work.
     fn acknowledged(&self) -> u64 {
         let full = self.scheduler().events() > self.config.scheduler.events_max / 2;
         let (received, before) = self.received;
@@ -763,7 +772,7 @@ impl<V: Value> Federate<V> {
 
 #[cfg(test)]
 impl<V: Value> Federate<V> {
-    /// What it was told that nobody waits for, and whether it made use of that.
+    /// Returns the tag before which no federate waits, and whether a report was left out because of it.
     pub(super) fn awaited(&self) -> (Tag, bool) {
         (self.awaited, self.has_skipped())
     }

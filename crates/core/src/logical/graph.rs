@@ -1,16 +1,16 @@
-//! A program that can run: everything resolved, checked and put in order (Kwok, sections III-B and IV-A).
+//! Turns a program into one that can run: resolves, checks and orders everything (Kwok, sections III-B and IV-A).
 //!
-//! [`Graph::new`] reports every problem of a [`Program`] at once. What it decides:
+//! [`Graph::new`] reports every problem of a [`Program`] at once. It decides:
 //!
 //! - **Levels.** At one tag, a reaction runs after those before it in its reactor, and after those that may set an input
 //!   it reads. Its level is the longest such chain. Reactions of one level are independent. Levels are counted over the
-//!   whole program and are the same on every federate, so federates that wait for each other within a tag always make
-//!   progress: somewhere the lowest level can run.
-//! - **Delays between federates.** For each pair, the least delay by which an event of the one can cause a message to the
-//!   other, over all paths of reactions, actions and connections. Federates in between count only with what can
-//!   actually pass through them.
-//! - **Zero-delay cycles.** Federates that can reach one another without a delay, directly or over others, can only be
-//!   granted a tag provisionally.
+//!   whole program and are the same on every federate. So federates that wait for each other within a tag always make
+//!   progress, because the lowest level can run somewhere.
+//! - **Delays between federates.** For each pair, the least delay by which an event of one federate can cause a message
+//!   to the other, over all paths of reactions, actions and connections. Federates in between count only with the paths
+//!   that actually lead through them.
+//! - **Zero-delay cycles.** Federates that can reach each other without a delay, directly or through others, can be
+//!   granted a tag only provisionally.
 //!
 //! Physical connections carry no order, so they appear in neither levels nor delays; their receiver treats them like
 //! physical actions.
@@ -29,20 +29,20 @@ use crate::Duration;
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
 
-/// The most reactors of a program.
+/// The maximum number of reactors of a program.
 pub const REACTORS_MAX: usize = 1 << 16;
-/// The most reactions, and the most ports, timers and actions.
+/// The maximum number of reactions, and of ports, timers and actions.
 pub const ELEMENTS_MAX: usize = 1 << 20;
-/// The most connections.
+/// The maximum number of connections.
 pub const CONNECTIONS_MAX: usize = 1 << 20;
-/// The most federates.
+/// The maximum number of federates.
 pub const FEDERATES_MAX: usize = 1024;
 
 /// A reactor of a graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ReactorId(pub u32);
 
-/// A reaction of a graph. Within a reactor, a later reaction has a greater one.
+/// A reaction of a graph. Within a reactor, a later reaction has a greater id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ReactionId(pub u32);
 
@@ -51,7 +51,7 @@ pub struct ReactionId(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 pub struct ElementId(pub u32);
 
-/// What an element is.
+/// The kind of an element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ElementKind {
     /// Present at a program's first tag.
@@ -73,7 +73,7 @@ pub enum ElementKind {
     Logical(Duration),
     /// A physical action with its least delay.
     Physical(Duration),
-    /// The values of an input that came after their tag.
+    /// The values of an input that arrived after their tag.
     Tardy,
 }
 
@@ -105,72 +105,72 @@ impl Link {
 /// A port, timer or action.
 #[derive(Clone, Debug)]
 pub struct Element {
-    /// Its full name.
+    /// The full name.
     pub name: String,
-    /// What it is.
+    /// The kind.
     pub kind: ElementKind,
-    /// Its reactor.
+    /// The reactor.
     pub reactor: ReactorId,
-    /// Its federate.
+    /// The federate.
     pub federate: FederateId,
-    /// The reactions that it triggers, in order.
+    /// The triggered reactions, in order.
     pub triggers: Vec<ReactionId>,
-    /// Of an input: the least level of a reaction that reads it; until it is known, this level and those above wait.
-    /// Of an output: the greatest level of a reaction that may set it; once that is done, it is final. `None` if there
-    /// is no such reaction.
+    /// Of an input, the least level of a reaction that reads it. Until the input is known, this level and those above
+    /// wait. Of an output, the greatest level of a reaction that may set it. Once that level is done, the output is
+    /// final. `None` if there is no such reaction.
     pub level: Option<u32>,
-    /// Of an output: where its values go.
+    /// Of an output, its connections.
     pub to: Vec<Link>,
-    /// Of an input: where its values come from.
+    /// Of an input, its connection.
     pub from: Option<Link>,
-    /// Of an input: where its values go that came after their tag. `None` if no reaction handles them.
+    /// Of an input, the element for values that arrive after their tag. `None` if no reaction handles them.
     pub tardy: Option<ElementId>,
 }
 
 /// A reaction.
 #[derive(Clone, Debug)]
 pub struct ReactionInfo {
-    /// Its full name.
+    /// The full name.
     pub name: String,
-    /// Its reactor.
+    /// The reactor.
     pub reactor: ReactorId,
-    /// Its federate.
+    /// The federate.
     pub federate: FederateId,
-    /// Its level.
+    /// The level.
     pub level: u32,
-    /// What triggers it.
+    /// The triggers.
     pub triggers: Vec<ElementId>,
-    /// What it only reads.
+    /// The elements that the reaction reads without being triggered by them.
     pub sources: Vec<ElementId>,
-    /// What it may set or schedule.
+    /// The elements that the reaction may set or schedule.
     pub effects: Vec<ElementId>,
-    /// How late it may begin.
+    /// The deadline: how late the reaction may begin.
     pub deadline: Option<Duration>,
 }
 
 /// A federate and its neighbours.
 #[derive(Clone, Debug, Default)]
 pub struct FederateInfo {
-    /// Its name.
+    /// The name.
     pub name: String,
     /// The federates whose events can cause a message to this one, each with the least delay, in order. Contains the
     /// federate itself if its own messages can come back.
     pub upstream: Vec<(FederateId, Delay)>,
-    /// The same in the other direction: the federates that have this one upstream, with the delays to them, in order.
+    /// The federates that have this one upstream, with the delays to them, in order.
     pub downstream: Vec<(FederateId, Delay)>,
-    /// The zero-delay cycle that it is part of. Federates with the same number are in the same one.
+    /// The zero-delay cycle that includes this federate. Federates with the same number are in the same cycle.
     pub cycle: Option<u16>,
     /// The inputs that reactions of other federates may set, over logical connections.
     pub inputs: Vec<ElementId>,
-    /// Of these, the ones set without a delay from within the zero-delay cycle.
+    /// The inputs among these that are set without a delay from within the zero-delay cycle.
     pub cycle_inputs: Vec<ElementId>,
     /// The outputs that are connected to other federates.
     pub outputs: Vec<ElementId>,
-    /// The least delay of its physical actions and of physical connections from other federates. `None` without any.
+    /// The least delay of this federate's physical actions and of physical connections to it. `None` without any.
     pub physical_delay: Option<Duration>,
 }
 
-/// A checked program. Immutable, and shared by all that run a part of it.
+/// A checked program. Immutable, and shared by all that run parts of it.
 #[derive(Clone, Debug)]
 pub struct Graph {
     reactors: Vec<(String, FederateId)>,
@@ -181,75 +181,75 @@ pub struct Graph {
 }
 
 impl Hash for Graph {
-    /// All states that are compared share one graph, so it adds nothing.
+    /// Adds nothing, because all states that are compared share one graph.
     fn hash<H: Hasher>(&self, _: &mut H) {}
 }
 
 impl Graph {
     /// # Errors
-    /// Everything that is wrong with `program`.
+    /// All problems of `program`.
     pub fn new(program: &Program) -> Result<Graph, BuildError> {
         build::build(program)
     }
 
-    /// The reaction with this id, if it is of this graph.
+    /// Returns the reaction with this id, if it belongs to this graph.
     pub fn reaction(&self, id: ReactionId) -> Option<&ReactionInfo> {
         self.reactions.get(id.0 as usize)
     }
 
-    /// The element with this id, if it is of this graph.
+    /// Returns the element with this id, if it belongs to this graph.
     pub fn element(&self, id: ElementId) -> Option<&Element> {
         self.elements.get(id.0 as usize)
     }
 
-    /// The federate with this id, if it is of this graph.
+    /// Returns the federate with this id, if it belongs to this graph.
     pub fn federate(&self, id: FederateId) -> Option<&FederateInfo> {
         self.federates.get(usize::from(id.0))
     }
 
-    /// All reactors: their names and where they run.
+    /// Returns all reactors, with their names and federates.
     pub fn reactors(&self) -> impl Iterator<Item = (ReactorId, &str, FederateId)> {
         let reactors = (0..).map(ReactorId).zip(&self.reactors);
         reactors.map(|(id, (name, federate))| (id, name.as_str(), *federate))
     }
 
-    /// The name of a reactor.
+    /// Returns the name of a reactor.
     pub fn reactor_name(&self, id: ReactorId) -> Option<&str> {
         self.reactors.get(id.0 as usize).map(|(name, _)| name.as_str())
     }
 
-    /// The port, timer or action with this full name.
+    /// Returns the port, timer or action with this full name.
     pub fn find(&self, name: &str) -> Option<ElementId> {
         self.names.get(name).copied()
     }
 
-    /// The reaction with this full name.
+    /// Returns the reaction with this full name.
     pub fn find_reaction(&self, name: &str) -> Option<ReactionId> {
         let at = self.reactions.iter().position(|reaction| reaction.name == name)?;
         Some(ReactionId(at as u32))
     }
 
-    /// All reactions, in order of their ids.
+    /// Returns all reactions, in order of their ids.
     pub fn reactions(&self) -> &[ReactionInfo] {
         &self.reactions
     }
 
-    /// All elements, in order of their ids.
+    /// Returns all elements, in order of their ids.
     pub fn elements(&self) -> &[Element] {
         &self.elements
     }
 
-    /// All federates, in order of their ids.
+    /// Returns all federates, in order of their ids.
     pub fn federates(&self) -> &[FederateInfo] {
         &self.federates
     }
 
-    /// The ids of all federates, in order.
+    /// Returns the ids of all federates, in order.
     pub fn federate_ids(&self) -> impl Iterator<Item = FederateId> {
         (0..self.federates.len() as u16).map(FederateId)
     }
 
-    /// The least delay by which an event of `from` can cause a message to `to`; `None` if none can.
+    /// Returns the least delay by which an event of `from` can cause a message to `to`; `None` if none can.
     pub fn delay(&self, from: FederateId, to: FederateId) -> Option<Delay> {
         let upstream = &self.federate(to)?.upstream;
         let at = upstream.binary_search_by_key(&from, |(id, _)| *id).ok()?;

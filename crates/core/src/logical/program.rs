@@ -1,13 +1,12 @@
 //! A program as the front end describes it: reactors, connections and placement, by name and without values.
 //!
-//! The vocabulary is that of Lingua Franca (Kwok, section III-B). Nothing here is checked:
-//! [`Graph::new`](super::Graph::new) does that. A full name is the reactor's name, a dot, and the name within the
-//! reactor.
+//! It uses Lingua Franca's vocabulary (Kwok, section III-B). Nothing here is checked: [`Graph::new`](super::Graph::new)
+//! does that. A full name is the reactor's name, a dot, and the name within the reactor.
 
 use crate::Duration;
 use serde::{Deserialize, Serialize};
 
-/// A federate of the program: its place in [`Program::federates`].
+/// A federate of the program: the index in [`Program::federates`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct FederateId(pub u16);
 
@@ -16,7 +15,7 @@ pub struct FederateId(pub u16);
 pub struct Program {
     /// The names of the federates.
     pub federates: Vec<String>,
-    /// All reactors, in an order that every federate shares.
+    /// All reactors, in the same order on every federate.
     pub reactors: Vec<Reactor>,
     /// All connections.
     pub connections: Vec<Connection>,
@@ -25,9 +24,9 @@ pub struct Program {
 /// One reactor. Its reactions share its state, so they never run at the same time, and at one tag run in their order.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reactor {
-    /// Unique in the program; may contain dots.
+    /// The name, unique in the program. May contain dots.
     pub name: String,
-    /// The federate that it runs on.
+    /// The federate that runs the reactor.
     pub federate: FederateId,
     /// The names of the input ports.
     pub inputs: Vec<String>,
@@ -41,10 +40,10 @@ pub struct Reactor {
     pub reactions: Vec<Reaction>,
 }
 
-/// Triggers reactions at fixed times.
+/// A timer that triggers reactions at fixed times.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Timer {
-    /// Unique within the reactor.
+    /// The name, unique within the reactor.
     pub name: String,
     /// The time of the first event, from the start.
     pub offset: Duration,
@@ -52,19 +51,19 @@ pub struct Timer {
     pub period: Option<Duration>,
 }
 
-/// Who decides an action's tag.
+/// What decides an action's tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ActionKind {
-    /// The reaction that schedules it: its own tag and a delay.
+    /// The reaction that schedules the action: its own tag plus a delay.
     Logical,
-    /// The clock, when it is scheduled, by a reaction or from outside.
+    /// The clock at the time of scheduling, by a reaction or from outside.
     Physical,
 }
 
 /// An event that a reactor schedules for itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Action {
-    /// Unique within the reactor.
+    /// The name, unique within the reactor.
     pub name: String,
     /// Logical or physical.
     pub kind: ActionKind,
@@ -72,7 +71,7 @@ pub struct Action {
     pub delay_min: Duration,
 }
 
-/// What starts a reaction.
+/// What triggers a reaction.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Trigger {
     /// The program's first tag.
@@ -81,27 +80,28 @@ pub enum Trigger {
     Shutdown,
     /// An input, timer or action of the reactor.
     Element(String),
-    /// Values of this input that came after their tag, under decentralised coordination. The reaction reads them, and
-    /// never sees those that come in time.
+    /// Values of this input that arrived after their tag, under decentralised coordination. The reaction reads them,
+    /// and never sees values that arrive in time.
     Tardy(String),
 }
 
 /// Code that runs at a tag.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reaction {
-    /// Unique within the reactor.
+    /// The name, unique within the reactor.
     pub name: String,
-    /// The reaction runs when any of these is present.
+    /// The triggers. The reaction runs when any of them is present.
     pub triggers: Vec<Trigger>,
-    /// Inputs and actions that it only reads.
+    /// Inputs and actions that the reaction reads without being triggered by them.
     pub sources: Vec<String>,
-    /// Outputs that it may set, and actions that it may schedule.
+    /// Outputs that the reaction may set, and actions that it may schedule.
     pub effects: Vec<String>,
-    /// If it would begin later than this after its tag in physical time, its late handler runs instead.
+    /// The deadline. If the reaction would begin later than this after its tag in physical time, its late handler runs
+    /// instead.
     pub deadline: Option<Duration>,
 }
 
-/// From an output to an input.
+/// A connection from an output to an input.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Connection {
     /// The full name of the output.
@@ -110,12 +110,12 @@ pub struct Connection {
     pub to: String,
     /// The logical delay.
     pub after: Duration,
-    /// Whether the receiver's clock decides the tag at arrival, and not the sender's tag.
+    /// Whether the receiver's clock at arrival decides the tag, instead of the sender's tag.
     pub physical: bool,
 }
 
 impl Reactor {
-    /// A reactor without ports, timers, actions and reactions.
+    /// Creates a reactor without ports, timers, actions or reactions.
     pub fn new(name: &str, federate: FederateId) -> Self {
         Reactor {
             name: name.into(),
@@ -160,7 +160,7 @@ impl Reactor {
         self
     }
 
-    /// Adds a reaction after those that are there.
+    /// Adds a reaction after the existing ones.
     #[must_use]
     pub fn reaction(mut self, reaction: Reaction) -> Self {
         self.reactions.push(reaction);
@@ -169,7 +169,7 @@ impl Reactor {
 }
 
 impl Reaction {
-    /// A reaction without triggers, sources and effects.
+    /// Creates a reaction without triggers, sources or effects.
     pub fn new(name: &str) -> Self {
         Reaction {
             name: name.into(),
@@ -177,49 +177,49 @@ impl Reaction {
         }
     }
 
-    /// Triggers it when the input, timer or action `name` is present.
+    /// Adds a trigger: the input, timer or action `name` is present.
     #[must_use]
     pub fn on(mut self, name: &str) -> Self {
         self.triggers.push(Trigger::Element(name.into()));
         self
     }
 
-    /// Triggers it when a value of the input `name` has come after its tag.
+    /// Adds a trigger: a value of the input `name` has arrived after its tag.
     #[must_use]
     pub fn on_tardy(mut self, name: &str) -> Self {
         self.triggers.push(Trigger::Tardy(name.into()));
         self
     }
 
-    /// Triggers it at the program's first tag.
+    /// Adds a trigger: the program's first tag.
     #[must_use]
     pub fn on_startup(mut self) -> Self {
         self.triggers.push(Trigger::Startup);
         self
     }
 
-    /// Triggers it at the program's last tag.
+    /// Adds a trigger: the program's last tag.
     #[must_use]
     pub fn on_shutdown(mut self) -> Self {
         self.triggers.push(Trigger::Shutdown);
         self
     }
 
-    /// Lets it read the input or action `name`, without a trigger.
+    /// Lets the reaction read the input or action `name` without being triggered by it.
     #[must_use]
     pub fn reads(mut self, name: &str) -> Self {
         self.sources.push(name.into());
         self
     }
 
-    /// Lets it set the output or schedule the action `name`.
+    /// Lets the reaction set the output or schedule the action `name`.
     #[must_use]
     pub fn effect(mut self, name: &str) -> Self {
         self.effects.push(name.into());
         self
     }
 
-    /// Gives it a deadline.
+    /// Sets the deadline.
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = Some(deadline);
@@ -228,7 +228,7 @@ impl Reaction {
 }
 
 impl Connection {
-    /// A logical connection without a delay, between full names.
+    /// Creates a logical connection without a delay, between full names.
     pub fn new(from: &str, to: &str) -> Self {
         Connection {
             from: from.into(),
@@ -238,14 +238,14 @@ impl Connection {
         }
     }
 
-    /// Gives it a delay.
+    /// Sets the delay.
     #[must_use]
     pub fn after(mut self, after: Duration) -> Self {
         self.after = after;
         self
     }
 
-    /// Makes it a physical connection.
+    /// Makes the connection physical.
     #[must_use]
     pub fn physical(mut self) -> Self {
         self.physical = true;

@@ -1,4 +1,4 @@
-//! What federates and the RTI tell each other (Kwok, section IV-A).
+//! The messages between federates and the RTI (Kwok, section IV-A).
 //!
 //! | here | in the paper and in Lingua Franca |
 //! | --- | --- |
@@ -9,12 +9,12 @@
 //! | [`Message`] without a value | absent message |
 //!
 //! Each direction of each link must deliver in order and without loss, as a stream does, for as long as the link lasts.
-//! Between links, everything may come in any order. Values are whatever the driver wants routed: small values, or
+//! Messages of different links may arrive in any order. Values are whatever the driver wants to route: small values, or
 //! references to payloads that travel elsewhere.
 //!
 //! **Messages outlive an RTI.** The sender numbers its messages to each receiver and keeps them until the receiver has
-//! them. The receiver counts what its link delivered, and says so in each [`Envelope`]. With that count, the RTI knows
-//! exactly which messages a next event tag accounts for.
+//! them. The receiver counts the messages that its link delivered, and reports the count in each [`Envelope`]. With
+//! that count, the RTI knows exactly which messages a next event tag accounts for.
 //!
 //! Left out: encoding and authentication. Members are trusted.
 
@@ -32,7 +32,7 @@ pub struct Message<V> {
     pub from: FederateId,
     /// The receiver.
     pub to: FederateId,
-    /// Counts the messages from this sender to this receiver, from 1.
+    /// The number of this message from this sender to this receiver, from 1.
     pub number: u64,
     /// The receiver's input.
     pub input: ElementId,
@@ -42,73 +42,74 @@ pub struct Message<V> {
     pub value: Option<V>,
 }
 
-/// Everything that an RTI has to know of a federate. Answers [`Down::Hello`].
+/// All that an RTI has to know about a federate. Answers [`Down::Hello`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Report<V> {
-    /// The federate's time. Before the start, it wants to start then at the earliest.
+    /// The federate's time. Before the start, the earliest start that the federate accepts.
     pub now: Instant,
     /// When the program started. `None` if this federate has not started.
     pub start: Option<Instant>,
-    /// The tag up to which all is done and sent.
+    /// The tag up to which everything is done and sent.
     pub completed: Tag,
-    /// The tag up to which it was granted, under whichever RTI.
+    /// The tag up to which the federate was granted, by any RTI.
     pub granted: Tag,
-    /// The latest tag that it was granted provisionally.
+    /// The latest tag that the federate was granted provisionally.
     pub provisional: Tag,
     /// As in [`Up::NextEvent`].
     pub next: Tag,
     /// As in [`Up::NextEvent`].
     pub is_bound: bool,
-    /// Per sender, the number of its latest message here.
+    /// Per sender, the number of its latest message received here.
     pub received: Vec<(FederateId, u64)>,
-    /// The federates that it was told are dead.
+    /// The federates reported dead to this one.
     pub gone: Vec<FederateId>,
-    /// Its own messages that may not have arrived.
+    /// The federate's own messages that may not have arrived.
     pub retained: Vec<Message<V>>,
-    /// The earliest last tag that it would accept, if it was asked or asked itself.
+    /// The earliest last tag that the federate would accept, if it requested the end or was asked about it.
     pub stop_proposal: Option<Tag>,
-    /// The last tag, if it was told.
+    /// The last tag, if the federate knows it.
     pub stop: Option<Tag>,
-    /// Whether it has resigned.
+    /// Whether the federate has resigned.
     pub has_ended: bool,
 }
 
-/// From a federate to the RTI.
+/// A message from a federate to the RTI.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Up<V> {
     /// The answer to [`Down::Hello`].
     Report(Box<Report<V>>),
-    /// Its next event has this tag, unless it receives a message. All messages with an earlier tag are sent.
+    /// The federate's next event has this tag, unless it receives a message. All messages with an earlier tag are sent.
     NextEvent {
-        /// The tag. [`Tag::FOREVER`] if it waits for messages only.
+        /// The tag. [`Tag::FOREVER`] if the federate waits only for messages.
         tag: Tag,
-        /// There is no event at this tag, but a physical action could still get it.
+        /// Whether there is no event at this tag, but a physical action could still get it.
         is_bound: bool,
     },
     /// Everything up to this tag is done and sent.
     Completed(Tag),
-    /// To another federate.
+    /// A message to another federate.
     Message(Message<V>),
-    /// The program has to end, at this tag at the earliest. This federate opens no later tag until it is told.
+    /// The program has to end, at this tag at the earliest. This federate opens no later tag until it knows the last
+    /// one.
     StopRequest(Tag),
     /// The same, as an answer to [`Down::StopRequest`].
     StopReply(Tag),
-    /// Only the envelope's count is new.
+    /// No news except the envelope's count.
     Received,
     /// The last tag is complete, and nothing follows. The federate stays reachable until [`Down::Over`].
     Resign,
 }
 
-/// From the RTI to a federate.
+/// A message from the RTI to a federate.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Down<V> {
     /// A new RTI, with a new epoch. Report to it.
     Hello,
     /// The program starts, or has started.
     Start {
-        /// When tags begin to count.
+        /// The time from which tags count.
         at: Instant,
-        /// This federate's first tag. [`Tag::START`], unless it joins later.
+        /// This federate's first tag: [`Tag::START`], unless it joins later.
         first: Tag,
         /// Per receiver, the number of the last message that this federate sent in an earlier life.
         sent: Vec<(FederateId, u64)>,
@@ -118,16 +119,17 @@ pub enum Down<V> {
         /// The missing federates.
         missing: Vec<FederateId>,
     },
-    /// This federate counts as dead, and others have gone on. It has to start anew.
+    /// This federate counts as dead, and others have continued. It has to restart.
     Expelled,
     /// All messages up to this tag have been delivered.
     Grant(Tag),
-    /// All messages before this tag have been delivered, and at this tag those from outside of its zero-delay cycle.
+    /// All messages before this tag have been delivered, and at this tag those from outside the receiver's zero-delay
+    /// cycle.
     Provisional(Tag),
-    /// Nobody downstream waits for a next event before this tag. What that spares the federate it need not tell, until it
-    /// sends a message or is told another tag.
+    /// No federate downstream waits for a next event before this tag. The receiver may leave out the reports that this
+    /// makes unnecessary, until it sends a message or receives another tag.
     Awaited(Tag),
-    /// From another federate.
+    /// A message from another federate.
     Message(Message<V>),
     /// Within a zero-delay cycle: no more messages from `federate` up to this tag.
     Settled {
@@ -136,20 +138,20 @@ pub enum Down<V> {
         /// The tag.
         through: Tag,
     },
-    /// A federate died. All that arrived from it has been delivered.
+    /// A federate died. All messages that arrived from it have been delivered.
     Gone(FederateId),
     /// A dead federate takes part again, from this tag on.
     Back {
         /// The federate.
         federate: FederateId,
-        /// Its first tag.
+        /// The first tag of that federate.
         first: Tag,
     },
     /// Another federate wants the program to end. Hold, and reply.
     StopRequest,
     /// The program's last tag.
     Stop(Tag),
-    /// Everybody has completed the last tag, or died.
+    /// Every federate has completed the last tag or died.
     Over,
     /// `to` has all messages up to this number, or will never need them.
     Delivered {
@@ -160,12 +162,12 @@ pub enum Down<V> {
     },
 }
 
-/// What travels on a link.
+/// The frame of every message on a link.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Envelope<T> {
-    /// The RTI that it is from or for. Greater than that of any earlier RTI.
+    /// The epoch of the RTI at one end. Greater than the epochs of earlier RTIs.
     pub epoch: Epoch,
-    /// To the RTI: how many messages of other federates this link has delivered. Otherwise zero.
+    /// Towards the RTI, the number of messages of other federates that this link has delivered. Otherwise zero.
     pub received: u64,
     /// The content.
     pub body: T,

@@ -1,8 +1,8 @@
-//! Random programs, what their reactions do, and a single-threaded executor to compare with.
+//! Random programs, the effects of their reactions, and a single-threaded executor to compare with.
 //!
-//! The executor knows nothing of levels, federates and grants. It runs every reaction of the program that has a trigger,
-//! in an order found by comparing reactions pair by pair. Each value is a hash of everything that the reaction saw, so
-//! two runs with equal records did the same.
+//! The executor knows nothing about levels, federates or grants. It runs every reaction of the program that has a
+//! trigger, in an order found by comparing reactions pair by pair. Each value is a hash of everything that the reaction
+//! saw, so two runs with equal records did the same.
 
 use super::graph::{ElementKind, Link, Problem};
 use super::program::{Action, ActionKind, Connection, FederateId, Program, Reaction, Reactor, Timer, Trigger};
@@ -10,7 +10,7 @@ use super::{Delay, Effects, ElementId, Graph, ReactionId, Tag};
 use crate::Duration;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Numbers from a seed.
+/// Pseudorandom numbers from a seed.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
@@ -19,7 +19,7 @@ impl Random {
         Random(mix(seed, 0x9e37_79b9_7f4a_7c15))
     }
 
-    /// Less than `limit`.
+    /// Returns a number below `limit`.
     pub fn below(&mut self, limit: u64) -> u64 {
         self.0 = mix(self.0, 1);
         self.0 % limit.max(1)
@@ -30,7 +30,7 @@ impl Random {
     }
 }
 
-/// SplitMix64's finaliser.
+/// Mixes two numbers with SplitMix64's finaliser.
 pub fn mix(state: u64, value: u64) -> u64 {
     let mut z = (state ^ value.wrapping_mul(0xff51_afd7_ed55_8ccd)).wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -38,10 +38,10 @@ pub fn mix(state: u64, value: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// What ran when, and a hash of all that it saw. Sorted, this is comparable between runs.
+/// A reaction that ran, its tag, and a hash of everything that it saw. Sorted records are comparable between runs.
 pub type Record = (Tag, ReactionId, u64);
 
-/// The states of all reactors, and what their reactions do.
+/// The states of all reactors, and the behaviour of their reactions.
 #[derive(Clone, Debug, Hash)]
 pub struct Brains {
     states: BTreeMap<u32, u64>,
@@ -56,7 +56,7 @@ impl Brains {
         }
     }
 
-    /// Runs `reaction`, which reads its elements by `read`.
+    /// Runs `reaction`, which reads its elements through `read`.
     pub fn run(
         &mut self,
         graph: &Graph,
@@ -83,7 +83,7 @@ impl Brains {
             let dice = mix(seen, 100 + at as u64);
             match graph.element(*effect).unwrap().kind {
                 ElementKind::Output if dice % 4 > 0 => effects.sets.push((*effect, dice)),
-                // Loops without a delay end.
+                // The limit ends loops without a delay.
                 ElementKind::Logical(_) if dice % 2 > 0 && tag.microstep() < 4 => {
                     let delay = Duration::from_millis((dice >> 8) % 3);
                     effects.schedules.push((*effect, delay, Some(dice)));
@@ -101,23 +101,23 @@ impl Brains {
 /// An event from outside: a physical action, an arrival over a physical connection, or a late value.
 pub type Outside = (Tag, ElementId, Option<u64>);
 
-/// A federate that died, and what is known to have happened by then.
+/// A federate that died, and what had happened by then.
 #[derive(Clone, Debug, Default)]
 pub struct Death {
-    /// What it ran.
+    /// The reactions that it had run.
     pub ran: BTreeSet<(Tag, ReactionId)>,
-    /// Which messages from it or to it arrived.
+    /// The messages from it or to it that arrived.
     pub arrived: BTreeMap<(Tag, ElementId), usize>,
-    /// Whether it knew the last tag.
+    /// Whether the federate knew the last tag.
     pub knew_stop: bool,
 }
 
-/// What a run had that does not follow from its program.
+/// The inputs of a run that do not follow from its program.
 #[derive(Clone, Debug, Default)]
 pub struct Given {
     pub outside: Vec<Outside>,
     pub deaths: BTreeMap<FederateId, Death>,
-    /// By tag and input, how many messages came in time, for those where some came late.
+    /// By tag and input, the number of messages that arrived in time, if some arrived late.
     pub in_time: BTreeMap<(Tag, ElementId), usize>,
 }
 
@@ -126,21 +126,22 @@ pub fn run(graph: &Graph, stop: Tag, given: &Given) -> Vec<Record> {
     simulate(graph, stop, given).0
 }
 
-/// The latest end that [`end`] sees. In twice that time, the events of a program that multiplies them are not yet too many.
+/// The latest end that [`end`] finds. Within twice that time, a program that multiplies its events does not yet have
+/// too many.
 pub const SIGHT: Duration = Duration::from_millis(100);
 
-/// The tag at which a program ends by itself: the one after its last event. `None` if that is beyond [`SIGHT`], as for one
-/// that goes on and on.
+/// Returns the tag at which a program ends by itself: the one after its last event. `None` if that is beyond [`SIGHT`],
+/// as for a program that runs forever.
 pub fn end(graph: &Graph) -> Option<Tag> {
     let (_, last) = simulate(graph, Tag::at(SIGHT + SIGHT, 0), &Given::default());
     (last < Tag::at(SIGHT, 0)).then(|| Delay::NONE.first_past(last))
 }
 
-/// The records, and the tag of the last event before `stop`.
+/// Returns the records, and the tag of the last event before `stop`.
 fn simulate(graph: &Graph, stop: Tag, given: &Given) -> (Vec<Record>, Tag) {
     let deaths = &given.deaths;
     let order = order(graph);
-    // If all died, nobody knows of a last tag.
+    // If all died, no federate knows a last tag.
     let all_died = deaths.len() == graph.federates().len();
     let latest = || {
         deaths
@@ -195,7 +196,7 @@ fn simulate(graph: &Graph, stop: Tag, given: &Given) -> (Vec<Record>, Tag) {
                 insert(&mut queue, tag + Delay::of_connection(period), *id, None, false);
             }
         }
-        // Which messages from the dead or to them arrive, and which in time, decided once a tag.
+        // The messages from or to dead federates that arrive, and those that arrive in time, decided once per tag.
         let mut decided = BTreeMap::new();
         let mut arrives = |from: FederateId, link: &Link, tag: Tag| {
             let message = (tag, link.other);
@@ -203,7 +204,7 @@ fn simulate(graph: &Graph, stop: Tag, given: &Given) -> (Vec<Record>, Tag) {
                 let dead = [from, link.federate].into_iter().find(|id| left.contains_key(id));
                 let dead = dead.filter(|_| from != link.federate).and_then(|id| left.get_mut(&id));
                 let left = match (in_time.get_mut(&message), dead) {
-                    // Those that come late are the last ones.
+                    // The last messages are the late ones.
                     (Some(left), _) => left,
                     (None, Some(left)) => left.entry(message).or_insert(0),
                     (None, None) => return true,
@@ -243,7 +244,7 @@ fn simulate(graph: &Graph, stop: Tag, given: &Given) -> (Vec<Record>, Tag) {
                 }
             }
         }
-        // The last value that was set goes over a delay.
+        // Over a delay, only the last value that was set is sent.
         for (output, value) in &present {
             let element = graph.element(*output).unwrap();
             for link in element.to.iter().filter(|link| !link.is_direct() && !link.physical) {
@@ -258,7 +259,7 @@ fn simulate(graph: &Graph, stop: Tag, given: &Given) -> (Vec<Record>, Tag) {
     (brains.records, last)
 }
 
-/// An order in which every reaction comes after those that it depends on.
+/// Returns an order in which every reaction follows those that it depends on.
 fn order(graph: &Graph) -> Vec<ReactionId> {
     let reactions = graph.reactions();
     let after = |late: usize, early: usize| {
@@ -286,18 +287,18 @@ fn order(graph: &Graph) -> Vec<ReactionId> {
     placed.into_iter().map(|at| ReactionId(at as u32)).collect()
 }
 
-/// What a random program may contain.
+/// The features that a random program may have.
 #[derive(Clone, Copy, Debug)]
 pub struct Kinds {
     pub federates: u16,
     pub physical_actions: bool,
     pub physical_connections: bool,
     pub shutdown: bool,
-    /// Whether timers go on for ever.
+    /// Whether timers fire forever.
     pub periodic: bool,
 }
 
-/// A random program that is correct.
+/// Returns a random program without problems.
 pub fn random_program(random: &mut Random, kinds: Kinds) -> Program {
     let count = 2 + random.below(5).max(u64::from(kinds.federates).saturating_sub(2));
     let mut program = Program {
@@ -344,7 +345,7 @@ pub fn random_program(random: &mut Random, kinds: Kinds) -> Program {
         program.connections.push(match random.below(8) {
             0 => connection.after(Duration::from_millis(1)),
             1 => connection.after(Duration::from_millis(2)),
-            // In a loop, events at ever new times would multiply without end.
+            // In a loop, physical connections would multiply events endlessly, at new times each.
             2 if kinds.physical_connections && from < to => connection.physical(),
             _ => connection,
         });
@@ -352,7 +353,7 @@ pub fn random_program(random: &mut Random, kinds: Kinds) -> Program {
     for reactor in &mut program.reactors {
         add_reactions(random, kinds, reactor);
     }
-    // Delay a connection of each causality cycle.
+    // Delays a connection of each causality cycle.
     while let Err(error) = Graph::new(&program) {
         for problem in error.problems {
             let Problem::CausalityCycle { path } = problem else {

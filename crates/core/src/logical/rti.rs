@@ -1,40 +1,43 @@
-//! Which federate may advance, and how far: the run-time infrastructure of centralised coordination (Kwok, section IV-A).
+//! Decides which federate may advance, and how far: the run-time infrastructure of centralised coordination (Kwok,
+//! section IV-A).
 //!
-//! Of each federate, [`Rti`] knows the next event tag (NET) and the completed tag (LTC). It forwards all messages, so it
-//! also knows what is in transit. From these follows the earliest tag at which a federate can still receive a message:
-//! the least, over all federates upstream, of their next event and the least delay from there. What it decides:
+//! For each federate, [`Rti`] knows the next event tag (NET) and the completed tag (LTC). It forwards all messages, so
+//! it also knows what is in transit. From these follows the earliest tag at which a federate can still receive a
+//! message: the minimum, over all federates upstream, of their next event plus the least delay from there. It decides:
 //!
 //! - **Grants.** A federate is granted all tags before that one, if its own next event is among them.
-//! - **Provisional grants**, in zero-delay cycles only. If the next event in a cycle cannot be granted, but nothing from
-//!   outside of the cycle can come up to its tag, all members may open this tag. They then wait for each other's inputs
-//!   level by level. To members that wait, the RTI says from whom nothing more will come.
-//! - **Messages.** A forwarded message lowers the receiver's next event. It is in transit until the receiver has
-//!   acknowledged it, and no earlier next event tag of the receiver can raise that again.
+//! - **Provisional grants**, in zero-delay cycles only. If the next event in a cycle cannot be granted, but no message
+//!   from outside the cycle can arrive up to its tag, all members may open this tag. They then wait for each other's
+//!   inputs level by level. The RTI tells waiting members which senders will send nothing more.
+//! - **Messages.** A forwarded message lowers the receiver's next event. The message is in transit until the receiver
+//!   has acknowledged it, and a next event tag sent before that cannot raise the receiver's next event again.
 //! - **Start.** The program starts once all federates have reported. If one does not report in time, none starts.
-//! - **Death.** A dead federate sends nothing more: its next event is never. Its messages were forwarded before. The
-//!   others are told. It may return at a tag that nobody has gone beyond in the belief that it is dead. While one is dead,
-//!   grants stay as short as possible.
-//! - **Stop.** The last tag is the latest that any federate proposes; the dead count as having replied. A federate that
-//!   does not reply in time counts as dead. All hold before the last tag, so it is granted anew, with everybody's shutdown
-//!   as an event there. A federate that has completed it stays until all have: nobody else may know what it sent there.
-//! - **Starvation.** When nobody has an event, no message is on its way and no federate has physical actions or physical
-//!   connections, the RTI asks for the end itself. So the last tag is the one after the latest that anybody has reached.
-//!   With a time limit, everybody has an event there, so nobody starves.
-//! - **Takeover.** An RTI that starts anew asks all federates what they know, and decides nothing before it has heard
-//!   them. Nothing granted before is taken back: grants only grow, and follow from the same facts. Federates that do not
-//!   report in time count as dead. If an earlier RTI told anybody that a federate is dead, it stays dead: what it has
-//!   said since reaches nobody, and if it lives, it has to start anew.
+//! - **Death.** A dead federate sends nothing more: it has no next event. Its messages were forwarded before. The RTI
+//!   informs the others. The federate may return at a tag beyond which no other has advanced in the belief that it is
+//!   dead. While a federate is dead, grants stay as short as possible.
+//! - **Stop.** The last tag is the latest that any federate proposes; dead federates count as having replied. A
+//!   federate that does not reply in time counts as dead. All hold before the last tag, so it is granted again, with
+//!   every federate's shutdown as an event there. A federate that has completed the last tag stays until all have,
+//!   because no other may know what it sent there.
+//! - **Starvation.** When no federate has an event, no message is in transit, and no federate has physical actions or
+//!   physical connections, the RTI requests the end itself. So the last tag is the one after the latest that any
+//!   federate has reached. With a time limit, every federate has an event there, so none starves.
+//! - **Takeover.** A new RTI asks all federates what they know, and decides nothing before it has heard them. No
+//!   earlier grant is revoked: grants only grow, and follow from the same facts. Federates that do not report in time
+//!   count as dead. If an earlier RTI reported a federate as dead, it stays dead. Its messages since then reach no one,
+//!   and if it lives, it has to restart.
 //!
-//! **Decentralised coordination** ([`decentralised`](super::decentralised)) needs of this the start, death, the stop and
-//! takeovers. Federates then tell no next event but the end of all events, and nothing is granted.
+//! **Decentralised coordination** ([`decentralised`](super::decentralised)) uses only the start, death, the stop and
+//! takeovers. Federates then report only the end of all events, and nothing is granted.
 //!
 //! A message's value passes through untouched, and may be a reference. The number of messages in transit is bounded by
-//! what their senders may have outstanding.
+//! the number that senders may have outstanding.
 //!
-//! **Sparing.** Next events and completed tags that nobody downstream waits for need not be told: the RTI says so
-//! (module `awaited`).
+//! **Sparing.** Next events and completed tags for which no federate downstream waits need not be reported. The RTI
+//! says so (module `awaited`).
 //!
-//! Left out: liveness of links: the driver knows. Whether this RTI is the only one: the epochs of [`failover`](crate::failover) see to that.
+//! Left out: the liveness of links, which the driver knows, and whether this RTI is the only one, which the epochs of
+//! [`failover`](crate::failover) ensure.
 
 mod awaited;
 mod gather;
@@ -54,7 +57,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use stop::Stop;
 
-/// A sender is told what has arrived at least every this many messages.
+/// Number of arrived messages after which their sender is informed at the latest.
 const DELIVERED_EVERY: u64 = 32;
 
 /// The settings of an RTI.
@@ -66,7 +69,7 @@ pub struct RtiConfig {
     pub start_delay: Duration,
     /// How long to wait for replies to a stop request.
     pub stop_reply_max: Duration,
-    /// Whether the federates advance by themselves. Then nothing is granted, and nobody can return.
+    /// Whether the federates advance by themselves. Then nothing is granted, and no federate can return.
     pub is_decentralised: bool,
 }
 
@@ -84,24 +87,24 @@ impl Default for RtiConfig {
 /// An action for the RTI's driver.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum RtiAction<V> {
-    /// Send to a federate. Without a link to it, drop this.
+    /// Send to a federate. Drop this if there is no link to it.
     Send {
         /// The receiver.
         to: FederateId,
         /// The message.
         envelope: Envelope<Down<V>>,
     },
-    /// The program starts then, or continues under this RTI.
+    /// The program starts at this time, or continues under this RTI.
     Runs(Instant),
     /// Nothing was started: these federates did not report in time.
     StartFailed(Vec<FederateId>),
     /// A federate counts as dead.
     Gone(FederateId),
-    /// A federate sent something that no federate of this program sends; it was dropped.
+    /// A federate sent something that no federate of this program sends. It was dropped.
     Nonsense(FederateId),
-    /// A federate was granted the tag of this message before. Its result is no longer that of the program.
+    /// A federate had already been granted the tag of this message. Its result no longer follows from the program.
     Tardy(FederateId, Tag),
-    /// A later RTI exists. This one does nothing any more.
+    /// A later RTI exists. This one does nothing more.
     Deposed(Epoch),
     /// All federates have left or died.
     Over,
@@ -122,18 +125,19 @@ pub struct Rti<V> {
     epoch: Epoch,
     phase: Phase,
     nodes: Vec<Node<V>>,
-    /// Follows from the nodes, while the program runs.
+    /// Derived from the nodes, while the program runs.
     horizon: Horizon,
-    /// Those that are not present, and have not resigned.
+    /// The federates that are neither present nor resigned.
     absent: BTreeSet<FederateId>,
     stop: Stop,
-    /// After so many messages that nobody needs, their sender is told so.
+    /// Number of unneeded messages after which their sender is informed.
     patience: u32,
     outbox: VecDeque<RtiAction<V>>,
 }
 
 impl<V: Clone> Rti<V> {
-    /// An RTI for a program, whether or not that runs already. `epoch` must be greater than that of every earlier one.
+    /// Creates an RTI for a program, which may already be running. `epoch` must be greater than the epochs of all
+    /// earlier RTIs.
     pub fn new(graph: Arc<Graph>, epoch: Epoch, config: RtiConfig, now: Instant) -> Self {
         let nodes = graph.federates().iter().map(|_| Node::new()).collect();
         let until = now + config.report_max;
@@ -151,18 +155,19 @@ impl<V: Clone> Rti<V> {
         }
     }
 
-    /// A link to a federate is there, for the first time or anew.
+    /// Records that a link to a federate exists, for the first time or again.
     pub fn on_connected(&mut self, federate: FederateId, now: Instant) {
         if self.phase == Phase::Over || usize::from(federate.0) >= self.nodes.len() {
             return;
         }
-        // What was on its way over an earlier link is lost.
+        // Messages in flight over an earlier link are lost.
         self.on_gone(federate, now);
         self.node_mut(federate).connect();
         self.send(federate, Down::Hello);
     }
 
-    /// The link to a federate ended, and everything that came over it was handled. Unless it resigned, that is a fault.
+    /// Records that the link to a federate ended and everything that arrived over it was handled. This is a fault
+    /// unless the federate resigned.
     pub fn on_gone(&mut self, federate: FederateId, now: Instant) {
         if usize::from(federate.0) >= self.nodes.len() {
             return;
@@ -175,7 +180,7 @@ impl<V: Clone> Rti<V> {
             Phase::Running { .. } => {
                 let has_resigned = self.node(federate).status == Status::Resigned;
                 if has_resigned && self.config.is_decentralised {
-                    // What it sent last may not arrive.
+                    // The last messages to it may not arrive.
                     self.send_to_present(Some(federate), &Down::Gone(federate));
                 }
                 self.bury(federate, now);
@@ -184,7 +189,7 @@ impl<V: Clone> Rti<V> {
         }
     }
 
-    /// A federate said something.
+    /// Handles a message of a federate.
     pub fn on_message(&mut self, from: FederateId, envelope: Envelope<Up<V>>, now: Instant) {
         if usize::from(from.0) >= self.nodes.len() || self.phase == Phase::Over {
             return;
@@ -217,7 +222,7 @@ impl<V: Clone> Rti<V> {
                 self.spare(from);
             }
             Up::Message(message) => self.on_value(from, message),
-            // While others may still report, it only counts as part of the report.
+            // While others may still report, the proposal only counts as part of the report.
             Up::StopRequest(tag) | Up::StopReply(tag) => match &mut self.node_mut(from).report {
                 Some(report) => report.stop_proposal = Some(tag),
                 None => self.on_stop_proposal(from, tag, now),
@@ -231,7 +236,7 @@ impl<V: Clone> Rti<V> {
         }
     }
 
-    /// The time returned by [`Rti::next_deadline`] has come. Harmless at any other time.
+    /// Handles the deadline returned by [`Rti::next_deadline`]. Harmless at any other time.
     pub fn on_deadline(&mut self, now: Instant) {
         match self.phase {
             Phase::Gathering { until } if until <= now => self.finish_gathering(now),
@@ -240,7 +245,7 @@ impl<V: Clone> Rti<V> {
         }
     }
 
-    /// When to call [`Rti::on_deadline`] next.
+    /// Returns when to call [`Rti::on_deadline`] next.
     pub fn next_deadline(&self) -> Option<Instant> {
         match self.phase {
             Phase::Gathering { until } => Some(until),
@@ -249,12 +254,12 @@ impl<V: Clone> Rti<V> {
         }
     }
 
-    /// The next thing to do, until `None`.
+    /// Returns the next action, until `None`.
     pub fn poll(&mut self) -> Option<RtiAction<V>> {
         self.outbox.pop_front()
     }
 
-    /// The tag up to which a federate may advance, and the one that it may open provisionally.
+    /// Returns the tag up to which a federate may advance, and the one that it may open provisionally.
     pub fn grants(&self, federate: FederateId) -> Option<(Tag, Tag)> {
         let node = self.nodes.get(usize::from(federate.0))?;
         Some((node.granted, node.provisional))
@@ -282,7 +287,7 @@ impl<V: Clone> Rti<V> {
         }
     }
 
-    /// `from` has received this many messages of its link. Tells their senders, once it is worth it.
+    /// Records that `from` has received this many messages of its link. Informs their senders once there are enough.
     fn on_received(&mut self, from: FederateId, count: u64) {
         for (sender, number) in self.node_mut(from).acknowledge(count) {
             self.send(sender, Down::Delivered { to: from, number });
@@ -301,7 +306,7 @@ impl<V: Clone> Rti<V> {
             return;
         }
         if matches!(self.phase, Phase::Gathering { .. }) {
-            // Until all have reported, nobody knows who takes the sender for dead.
+            // Until all have reported, it is unknown which federates consider the sender dead.
             return self.node_mut(to).held.push(message);
         }
         self.forward(message);
@@ -314,10 +319,10 @@ impl<V: Clone> Rti<V> {
         let last = self.node_mut(to).last_from.entry(from).or_insert(0);
         let is_new = number > *last;
         *last = number.max(*last);
-        // An absent input, or a message without a tag of its own, is no event that could come too early.
+        // An absent input, or a message without a tag of its own, is not an event that could be too early.
         let lowers = message.value.is_some() && !is_physical;
         let node = self.node(to);
-        // What comes before the tag at which it returned counts as sent while it was dead.
+        // A message before the tag at which the receiver returned counts as sent while it was dead.
         let takes_part = node.status == Status::Present && (is_physical || tag >= node.first);
         if !takes_part {
             self.node_mut(to).drop_message(tag);
@@ -325,7 +330,7 @@ impl<V: Clone> Rti<V> {
         if !is_new || !takes_part {
             return self.send(from, Down::Delivered { to, number });
         }
-        // Before all have reported, the last tag may be decided, but unknown here; it makes grants void.
+        // Before all have reported, the last tag may already be decided without being known here. It makes grants void.
         let runs = matches!(self.phase, Phase::Running { .. });
         if runs && lowers && tag <= self.node(to).granted {
             self.outbox.push_back(RtiAction::Tardy(to, tag));
@@ -337,13 +342,13 @@ impl<V: Clone> Rti<V> {
         }
     }
 
-    /// The earliest tag at which a message can still come to `to`, over all that is upstream, or only from outside of
-    /// its zero-delay cycle.
+    /// Returns the earliest tag at which a message can still arrive at `to`, from all federates upstream, or only from
+    /// outside its zero-delay cycle.
     fn earliest_message(&self, to: FederateId, from_outside: bool) -> Tag {
         self.horizon.earliest(to, from_outside)
     }
 
-    /// Takes the events of all federates into account, before anything is granted.
+    /// Records the events of all federates, before anything is granted.
     fn count_all(&mut self) {
         self.horizon.set_all(self.nodes.iter().map(Node::event));
         self.absent = self
@@ -353,7 +358,7 @@ impl<V: Clone> Rti<V> {
             .collect();
     }
 
-    /// Grants what follows from a change of `changed`.
+    /// Grants the tags that become possible after a change of `changed`.
     fn settle(&mut self, changed: FederateId) {
         if !matches!(self.phase, Phase::Running { .. }) {
             return;
@@ -408,7 +413,7 @@ impl<V: Clone> Rti<V> {
     fn grant(&mut self, federate: FederateId) {
         let graph = Arc::clone(&self.graph);
         let Some(info) = graph.federate(federate) else { return };
-        // Without upstream it never asks.
+        // Without federates upstream, it never asks.
         if info.upstream.is_empty() {
             return;
         }
@@ -424,7 +429,7 @@ impl<V: Clone> Rti<V> {
             }
         } else if let Some(tag) = info.cycle.and_then(|cycle| self.horizon.next_in_cycle(cycle)) {
             let node = self.node(federate);
-            // One at a time: until that is complete, it may wait there.
+            // One tag at a time: until it is complete, the federate may wait there.
             let is_waiting = node.provisional > node.granted.max(node.completed);
             let is_new = tag > node.granted.max(node.completed) && !is_waiting;
             if is_new && earliest == tag && self.earliest_message(federate, true) > tag {
@@ -448,7 +453,7 @@ impl<V: Clone> Rti<V> {
             return;
         }
         let node = self.node(sender);
-        // What it was granted, it cannot receive any more, whatever others may do at earlier tags meanwhile.
+        // At granted tags it cannot receive any more, whatever others may do at earlier tags meanwhile.
         let granted = node.granted >= waits_at || node.provisional > waits_at;
         let nothing_comes = || granted || self.earliest_message(sender, false) > waits_at;
         if node.completed >= waits_at || (node.next() > waits_at && nothing_comes()) {
@@ -472,7 +477,7 @@ impl<V: Clone> Rti<V> {
     }
 
     fn give_up(&mut self, federate: FederateId) {
-        // What it had not received, it will not need.
+        // The federate will not need the messages that it had not received.
         for (sender, number) in self.node_mut(federate).die() {
             self.send(sender, Down::Delivered { to: federate, number });
         }
@@ -491,7 +496,7 @@ impl<V: Clone> Rti<V> {
         }
     }
 
-    /// The federates that take part, in order.
+    /// Returns the federates that take part, in order.
     fn present(&self) -> impl Iterator<Item = FederateId> + '_ {
         self.graph
             .federate_ids()
@@ -501,17 +506,17 @@ impl<V: Clone> Rti<V> {
 
 #[cfg(test)]
 impl<V: Clone> Rti<V> {
-    /// As if this were [`awaited::PATIENCE`].
+    /// Replaces [`awaited::PATIENCE`].
     pub(super) fn with_patience(self, patience: u32) -> Self {
         Rti { patience, ..self }
     }
 
-    /// The next event of a federate, as it knows it.
+    /// Returns the next event of a federate, as the RTI knows it.
     pub(super) fn next_of(&self, federate: FederateId) -> Tag {
         self.node(federate).next()
     }
 
-    /// What it knows of each federate, for failed tests.
+    /// Describes what the RTI knows about each federate, for failed tests.
     pub(super) fn describe(&self) -> Vec<String> {
         let describe = |id: FederateId| {
             let (node, info) = (self.node(id), &self.graph.federates()[usize::from(id.0)]);
@@ -527,7 +532,7 @@ impl<V: Clone> Rti<V> {
     }
 }
 
-/// The highest number of each sender.
+/// The highest message number of each sender.
 type Numbers = BTreeMap<FederateId, u64>;
 
 #[cfg(test)]

@@ -10,12 +10,12 @@ const MS: u64 = 1_000_000;
 const A: FederateId = FederateId(0);
 const B: FederateId = FederateId(1);
 
-/// a ticks, b joins what a sends with ticks of its own.
+/// a ticks; b joins a's messages with ticks of its own.
 fn joining(after: Duration) -> Arc<Graph> {
     joining_with(after, |b| b)
 }
 
-/// The same, where b has more reactions.
+/// As [`joining`], but b has more reactions.
 fn joining_with(after: Duration, more: impl Fn(Reactor) -> Reactor) -> Arc<Graph> {
     let a = Reactor::new("a", A)
         .output("out")
@@ -44,7 +44,7 @@ fn federate(graph: &Arc<Graph>, id: FederateId, offset: Option<Duration>) -> Dec
     federate
 }
 
-/// The tag of the reactions that run now, which have no effects.
+/// Runs the reactions that are due now, without effects, and returns their tag.
 fn runs(federate: &mut Decentralised<u64>, now: Instant) -> Option<Tag> {
     match federate.poll(now) {
         Some(DecentralisedAction::Run { tag, reactions, .. }) => {
@@ -149,7 +149,7 @@ fn rule_12_what_is_tardy_is_reported_with_the_tag_that_was_meant() {
     assert_eq!(b.poll(at(13)), Some(violation));
 }
 
-/// As [`joining`], and b also handles what came late, and another reaction of b takes it in time only.
+/// As [`joining`], but b also handles late values, and another reaction of b takes only values in time.
 fn handling() -> Arc<Graph> {
     joining_with(ms(0), |b| {
         b.reaction(Reaction::new("hold").on_tardy("in"))
@@ -270,7 +270,7 @@ enum Event {
     Message(usize, PeerMessage<u64>),
 }
 
-/// Records, and the number of violations.
+/// Returns the records, and the number of violations.
 fn run(graph: &Arc<Graph>, offset: impl Fn(FederateId) -> Option<Duration>, random: &mut Random) -> (Vec<Record>, u64) {
     let (delay_max, error_max) = (
         [0, MS, 4 * MS][random.below(3) as usize],
@@ -345,7 +345,7 @@ fn run(graph: &Arc<Graph>, offset: impl Fn(FederateId) -> Option<Duration>, rand
 proptest! {
     #![proptest_config(ProptestConfig { max_shrink_iters: 0, ..ProptestConfig::default() })]
 
-    /// Whatever the offsets: if the result differs from the reference, a violation was reported.
+    /// Whatever the offsets, if the result differs from the reference, a violation was reported.
     #[test]
     fn without_a_violation_the_result_is_that_of_the_reference(seed in any::<u64>()) {
         let mut random = Random::new(seed);
@@ -362,7 +362,7 @@ proptest! {
     }
 }
 
-/// The property above would also hold if there were never a violation, or always one. Long offsets help, but not where
+/// The property above would also hold if there were never a violation, or always one. Long offsets help, except if
 /// members of a zero-delay cycle wait for them before they send over a shorter delay.
 #[test]
 fn short_offsets_are_violated_more_often_than_long_ones() {

@@ -7,7 +7,7 @@ use super::*;
 const A: FederateId = FederateId(0);
 const B: FederateId = FederateId(1);
 
-/// a ticks and has a button, b reads.
+/// Builds a program in which a ticks and has a button, and b reads.
 fn graph() -> Arc<Graph> {
     let a = Reactor::new("a", A)
         .output("out")
@@ -31,7 +31,7 @@ fn tell(federate: &mut Federate<u64>, body: Down<u64>, now: Instant) {
     federate.on_message(Envelope { epoch, received, body }, now);
 }
 
-/// What it sends; its reactions run at once and set `out` to 1 if there is one.
+/// Returns the messages that a federate sends. Its reactions run at once and set `out` to 1, if there is one.
 fn sends(federate: &mut Federate<u64>, now: Instant) -> Vec<Up<u64>> {
     let mut sent = Vec::new();
     while let Some(action) = federate.poll(now) {
@@ -55,7 +55,7 @@ fn sends(federate: &mut Federate<u64>, now: Instant) -> Vec<Up<u64>> {
     sent
 }
 
-/// A federate that starts at zero.
+/// Returns a federate that starts at zero.
 fn started(graph: &Arc<Graph>, id: FederateId, config: FederateConfig) -> Federate<u64> {
     let mut federate = Federate::new(Arc::clone(graph), id, config);
     tell(&mut federate, Down::Hello, at(0));
@@ -252,7 +252,7 @@ fn a_new_rti_is_told_everything_and_an_old_one_is_ignored() {
     b.on_message(old, at(3));
     b.on_message(hello(1), at(3));
     assert_eq!(b.scheduler().grants().0, tag(1, 0));
-    // The new RTI delivers the message again; it takes no effect again.
+    // The new RTI delivers the message again; it has no second effect.
     tell(&mut b, Down::Message(message), at(3));
     assert_eq!(sends(&mut b, at(3)), []);
     assert_eq!(b.scheduler().next_tag(), tag(10, 0));
@@ -309,7 +309,7 @@ fn a_receiver_with_much_to_do_acknowledges_later() {
     assert_eq!(b.received.1, 80);
 }
 
-/// b alone, which joins what a sends within the tag with a tick at that tag.
+/// Returns only b, which joins a's messages within the tag with a tick at that tag.
 fn alone() -> (Arc<Graph>, Federate<u64>) {
     let a = Reactor::new("a", A)
         .output("out")
@@ -391,7 +391,7 @@ fn decentralised_it_holds_for_the_last_tag_and_resigns_once_it_has_heard_all() {
     assert_eq!(b.poll(at(28)), Some(FederateAction::Ended));
 }
 
-/// Ticks so often, and could send something.
+/// Builds a reactor that ticks with this period, and that could send.
 fn ticks(name: &str, federate: FederateId, period: Duration) -> Reactor {
     Reactor::new(name, federate)
         .output("out")
@@ -399,7 +399,7 @@ fn ticks(name: &str, federate: FederateId, period: Duration) -> Reactor {
         .reaction(Reaction::new("tick").on("t").effect("out"))
 }
 
-/// a ticks every millisecond, c every ten, and b has only their messages.
+/// Builds a program in which a ticks every millisecond, c every ten, and b's only events are their messages.
 fn fan_in() -> Arc<Graph> {
     let b = Reactor::new("b", B)
         .input("in")
@@ -413,7 +413,7 @@ fn fan_in() -> Arc<Graph> {
     Arc::new(Graph::new(&program).unwrap())
 }
 
-/// a ticks every millisecond, and b has an event a second.
+/// Builds a program in which a ticks every millisecond, and b has one event per second.
 fn sparse() -> Arc<Graph> {
     let b = Reactor::new("b", B)
         .input("in")
@@ -427,7 +427,7 @@ fn sparse() -> Arc<Graph> {
     Arc::new(Graph::new(&program).unwrap())
 }
 
-/// What it sends at these times, if its reactions have no effects.
+/// Returns the messages that a federate sends at these times, if its reactions have no effects.
 fn sends_silently(federate: &mut Federate<u64>, times_ms: std::ops::RangeInclusive<u64>) -> Vec<Up<u64>> {
     let mut sent = Vec::new();
     for now in times_ms.map(at) {
@@ -547,8 +547,8 @@ fn rule_7_null_messages_begin_where_somebody_waits() {
     assert_eq!(sends(&mut a, due), [net(Tag::at(bound, 0), true)]);
 }
 
-/// How many messages the RTI gets and sends in five seconds, if all messages arrive at once. Reactions have their effects
-/// when `sends` says so of their federate and the time in milliseconds.
+/// Returns how many messages the RTI receives and sends in five seconds, if all messages arrive at once. Reactions have
+/// their effects if `sends` says so for their federate and the time in milliseconds.
 fn messages(graph: &Arc<Graph>, patience: u32, sends: impl Fn(FederateId, u64) -> bool) -> (usize, usize) {
     let config = RtiConfig::default();
     let start = at(0) + config.start_delay;
@@ -603,7 +603,7 @@ fn messages(graph: &Arc<Graph>, patience: u32, sends: impl Fn(FederateId, u64) -
 #[test]
 fn rule_7_a_sparse_sender_tells_little_and_a_dense_one_costs_nothing_more() {
     let (sparse, fan_in) = (sparse(), fan_in());
-    // What the RTI gets, without and with what this rule spares, and what it sends for that.
+    // The number of messages to the RTI, without and with this rule, and the number that it sends for that.
     let count = |graph, sends: &dyn Fn(FederateId, u64) -> bool| {
         let (told, spared) = (messages(graph, u32::MAX, sends), messages(graph, 4, sends));
         println!("{told:?} {spared:?}");

@@ -1,4 +1,4 @@
-//! From names to ids, with everything that is wrong on the way.
+//! Resolves names to ids, and collects problems on the way.
 
 use super::super::program::{ActionKind, FederateId, Program, Reaction, Reactor, Trigger};
 use super::{paths, BuildError, Element, ElementId, ElementKind, FederateInfo, Graph, Link, Place, Problem};
@@ -20,7 +20,7 @@ pub(super) fn build(program: &Program) -> Result<Graph, BuildError> {
             more: 0,
         },
     };
-    // A program beyond the limits is not looked at further.
+    // A program beyond the limits is not examined further.
     if builder.exceeds_limits(program) {
         return Err(builder.error);
     }
@@ -199,7 +199,7 @@ impl Builder {
         });
     }
 
-    /// The late values of an input.
+    /// Returns the element for the late values of an input.
     fn tardy(&mut self, reactor: &Reactor, of: ReactorId, input: &str, reaction: String) -> Option<ElementId> {
         let id = self.resolve(reactor, input, Place::Tardy(reaction))?;
         if let Some(tardy) = self.graph.elements[id.0 as usize].tardy {

@@ -1,4 +1,4 @@
-//! Levels within a tag, and least delays between federates.
+//! Computes levels within a tag, and least delays between federates.
 
 use super::super::program::FederateId;
 use super::super::Delay;
@@ -33,7 +33,7 @@ impl Nodes {
     }
 }
 
-/// What has to be done after each node at the same tag.
+/// Returns, per node, the nodes that must follow it at the same tag.
 fn followers(graph: &Graph) -> Vec<Vec<usize>> {
     let nodes = Nodes::of(graph);
     let mut after = vec![Vec::new(); nodes.count];
@@ -64,7 +64,7 @@ fn followers(graph: &Graph) -> Vec<Vec<usize>> {
 /// Sets the levels of reactions and ports.
 ///
 /// # Errors
-/// The cycles, each by names with the first repeated at the end.
+/// The cycles, each as names with the first repeated at the end.
 pub(super) fn set_levels(graph: &mut Graph) -> Result<(), Vec<Vec<String>>> {
     let (nodes, after) = (Nodes::of(graph), followers(graph));
     let mut waits = vec![0u32; nodes.count];
@@ -77,7 +77,7 @@ pub(super) fn set_levels(graph: &mut Graph) -> Result<(), Vec<Vec<String>>> {
     while at < done.len() {
         let node = done[at];
         at += 1;
-        // Only reactions take a level of their own.
+        // Only reactions add a level.
         let reached = level[node] + u32::from(node < nodes.reactions);
         for next in &after[node] {
             level[*next] = level[*next].max(reached);
@@ -107,7 +107,7 @@ pub(super) fn set_levels(graph: &mut Graph) -> Result<(), Vec<Vec<String>>> {
     Ok(())
 }
 
-/// Disjoint cycles among the nodes that still wait. A walk backwards from any of them enters a cycle.
+/// Returns disjoint cycles among the nodes that still wait. A walk backwards from any of them enters a cycle.
 fn cycles(graph: &Graph, nodes: &Nodes, after: &[Vec<usize>], waits: &[u32]) -> Vec<Vec<String>> {
     let mut before = vec![usize::MAX; nodes.count];
     for (node, next) in after.iter().enumerate() {
@@ -142,7 +142,7 @@ fn cycles(graph: &Graph, nodes: &Nodes, after: &[Vec<usize>], waits: &[u32]) -> 
     found
 }
 
-/// Sets everything that is known of each federate and its neighbours. Expects that all ids are valid.
+/// Computes the information about each federate and its neighbours. Expects that all ids are valid.
 pub(super) fn set_delays(graph: &mut Graph) {
     set_ends(graph);
     let mut search = Search::new(graph);
@@ -167,7 +167,7 @@ fn set_ends(graph: &mut Graph) {
             (ElementKind::Physical(delay), _) => Some(delay),
             (_, Some(link)) if link.physical => Some(link.after),
             (_, Some(link)) => {
-                // Nobody waits for an output that no reaction sets.
+                // No federate waits for an output that no reaction sets.
                 if graph.elements[link.other.0 as usize].level.is_some() {
                     federate.inputs.push(id);
                 }
@@ -182,16 +182,16 @@ fn set_ends(graph: &mut Graph) {
     }
 }
 
-/// The least delays from any event of one federate to messages of other federates and its own, by Dijkstra's algorithm.
-/// It applies because a longer path never has an earlier tag, whatever follows.
+/// The search for the least delays from any event of one federate to messages to other federates and to itself, by
+/// Dijkstra's algorithm. It applies because a longer path never has an earlier tag, whatever follows.
 ///
-/// An input has one connection, so paths go from outputs to reactions at once.
+/// An input has one connection, so paths go directly from outputs to reactions.
 struct Search {
-    /// Where the reactions of each federate begin.
+    /// Per federate, the nodes at which paths begin.
     starts: Vec<Vec<usize>>,
-    /// Per node, what it causes, and with which delay.
+    /// Per node, its effects, with delays.
     effects: Vec<Vec<(usize, Delay)>>,
-    /// Per node, the other federates that it sends to.
+    /// Per node, the other federates that it sends to, with delays.
     sends: Vec<Vec<(FederateId, Delay)>>,
     /// Per node, the least delay found by this search.
     least: Vec<Option<Delay>>,
@@ -218,7 +218,7 @@ impl Search {
             for effect in &reaction.effects {
                 let step = match graph.elements[effect.0 as usize].kind {
                     ElementKind::Logical(delay_min) => Delay::of_action(delay_min),
-                    // Where logical time is ahead of the clock, a physical action comes at the next tag.
+                    // If logical time is ahead of the clock, a physical action occurs at the next tag.
                     ElementKind::Physical(_) => Delay::MICROSTEP,
                     _ => Delay::NONE,
                 };
@@ -249,7 +249,7 @@ impl Search {
         self.effects[at].extend(triggers.iter().map(|reaction| (reaction.0 as usize, step)));
     }
 
-    /// Sets `arrivals`.
+    /// Computes `arrivals` for events of `from`.
     fn run(&mut self, from: FederateId) {
         for node in self.reached.drain(..) {
             self.least[node] = None;
@@ -297,8 +297,9 @@ impl Search {
 
 /// Finds the federates that can reach each other without a delay, and the inputs on which they may wait for each other.
 ///
-/// What one path needs of a federate may differ from what the next one gives to it. Such paths cause nothing together,
-/// but they wait for each other, so each connection counts that a reaction can send over.
+/// The reactions that one path needs in a federate may differ from those that the next path reaches. Together such
+/// paths cause nothing, but the federates still wait for each other. So every connection counts over which a reaction
+/// can send.
 fn set_cycles(graph: &mut Graph) {
     let mut next = vec![Vec::new(); graph.federates.len()];
     let senders = graph.elements.iter().filter(|element| element.level.is_some());
@@ -335,7 +336,7 @@ fn set_cycles(graph: &mut Graph) {
     }
 }
 
-/// Per node, the number of its strongly connected component, by Tarjan's algorithm without recursion.
+/// Returns, per node, the number of its strongly connected component, by Tarjan's algorithm without recursion.
 fn components(next: &[Vec<usize>]) -> Vec<usize> {
     let (mut order, mut low) = (vec![usize::MAX; next.len()], vec![0; next.len()]);
     let mut component = vec![usize::MAX; next.len()];

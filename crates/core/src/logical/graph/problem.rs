@@ -1,8 +1,8 @@
-//! What can be wrong with a program.
+//! The problems that a program can have.
 
 use std::fmt;
 
-/// Whose element is named.
+/// Where an element is named.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Place {
@@ -35,7 +35,7 @@ pub enum Problem {
         /// The reactions and ports around the cycle. The first is also the last.
         path: Vec<String>,
     },
-    /// Two connections lead to one input.
+    /// An input has two connections.
     DoubleWriter {
         /// The input.
         input: String,
@@ -44,23 +44,23 @@ pub enum Problem {
         /// The output connected second.
         second: String,
     },
-    /// No connection leads to an input.
+    /// An input has no connection.
     UnconnectedInput {
         /// The input.
         input: String,
     },
-    /// A name that nothing has.
+    /// A name that does not exist.
     Unknown {
         /// The name.
         name: String,
-        /// Where it stands.
+        /// The place of the name.
         place: Place,
     },
-    /// A name of something that cannot stand there.
+    /// A name of something that is not allowed there.
     WrongKind {
         /// The name.
         name: String,
-        /// Where it stands.
+        /// The place of the name.
         place: Place,
     },
     /// Two things share a name.
@@ -68,7 +68,7 @@ pub enum Problem {
         /// The name.
         name: String,
     },
-    /// A reaction that nothing triggers.
+    /// A reaction without a trigger.
     NoTrigger {
         /// The reaction.
         reaction: String,
@@ -82,18 +82,18 @@ pub enum Problem {
     UnknownFederate {
         /// The reactor.
         reactor: String,
-        /// The place of the federate.
+        /// The index of the federate.
         federate: u16,
-        /// How many federates there are.
+        /// The number of federates.
         federates: usize,
     },
     /// The program is too large.
     TooMany {
-        /// What there is too much of.
+        /// The kind of thing of which there are too many.
         what: &'static str,
-        /// How much.
+        /// The number of them.
         count: usize,
-        /// How much there may be.
+        /// The maximum number.
         max: usize,
     },
 }
@@ -164,16 +164,16 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Everything that is wrong with a program, at least one problem.
+/// The problems of a program, at least one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BuildError {
     /// The problems, in the order of the program. At most [`PROBLEMS_MAX`] are kept.
     pub problems: Vec<Problem>,
-    /// How many were left off.
+    /// The number of problems that were left off.
     pub more: usize,
 }
 
-/// The most problems that are reported at once.
+/// The maximum number of problems reported at once.
 pub const PROBLEMS_MAX: usize = 100;
 
 impl BuildError {

@@ -15,7 +15,7 @@ fn program(federates: usize, reactors: Vec<Reactor>, connections: Vec<Connection
     }
 }
 
-/// A reactor that passes its input on, within the same tag.
+/// Returns a reactor that passes its input on, within the same tag.
 fn relay(name: &str, federate: FederateId) -> Reactor {
     Reactor::new(name, federate)
         .input("in")
@@ -159,7 +159,7 @@ fn a_program_that_is_too_large_is_refused_and_reports_stay_short() {
     assert!(error.to_string().ends_with("and 50 more"));
 }
 
-/// The least delay from s on A over the relays on B and C, with these delays of their connections.
+/// Builds the path from s on A through the relays on B and C, with these delays of their connections.
 fn chain(first: Duration, second: Duration) -> Graph {
     Graph::new(&program(
         3,
@@ -185,7 +185,7 @@ fn delays_add_up_along_a_path() {
 
 #[test]
 fn rule_3_the_delay_of_a_path_depends_on_its_direction() {
-    // On the way through b, an action without a delay costs a microstep, which a later delay in time drops.
+    // Along the path through b, an action without a delay costs a microstep, which a later delay in time drops.
     let stepping = |name: &str, federate| {
         Reactor::new(name, federate)
             .input("in")
@@ -277,7 +277,7 @@ fn traffic_both_ways_that_does_not_meet_is_no_path_but_may_be_a_wait() {
     assert_eq!([A, B].map(|f| graph.federate(f).unwrap().cycle), [Some(0); 2]);
 }
 
-/// As defined: step by step from each federate's reactions, until nothing becomes shorter.
+/// Computes delays by definition: step by step from each federate's reactions, until no delay becomes shorter.
 fn delays_by_definition(graph: &Graph, from: FederateId) -> BTreeMap<FederateId, Delay> {
     let (mut reactions, mut elements, mut arrivals) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
     for (at, reaction) in graph.reactions().iter().enumerate() {

@@ -1,20 +1,24 @@
-//! Which next events nobody waits for: downstream next event tags (Lingua Franca's reactor-c, pull request 349).
+//! Decides which next events no federate waits for: downstream next event tags (Lingua Franca's reactor-c, pull request
+//! 349).
 //!
-//! A federate's next event matters downstream where it is the first past a tag that somebody wants to be granted. Until
-//! then, the federate need not tell next events, null messages or completed tags. A smaller next event than the real one
-//! is always safe to grant by. So this only has to see that nobody waits for something that is not told:
+//! A federate's next event matters downstream only if it is the first past a tag that some federate wants to be
+//! granted. Until then, the federate need not report next events, null messages or completed tags. Grants based on a
+//! smaller next event than the real one are always safe. So this module only has to ensure that no federate waits for
+//! something that is not reported:
 //!
-//! - If somebody now waits for an earlier next event than the federate was told, it is told the earlier one, and
-//!   answers. That happens when a message, the last tag or a return gives a federate downstream an earlier event.
-//! - A federate that sends a message tells what follows, without being asked.
-//! - Where the federate itself needs a grant, it tells its next event as ever. The end of all events is always told.
-//! - Members of zero-delay cycles are told nothing: what they wait for within a tag follows from completed tags, too.
+//! - If some federate now waits for an earlier next event than the sender was told, the sender is told the earlier one,
+//!   and answers. That happens when a message, the last tag or a return gives a federate downstream an earlier event.
+//! - A federate that sends a message reports the following events without being asked.
+//! - If the federate itself needs a grant, it reports its next event as usual. The end of all events is always
+//!   reported.
+//! - Members of zero-delay cycles are never exempted, because their waiting within a tag also depends on completed
+//!   tags.
 //!
-//! Each later tag that a federate is told costs a message, and perhaps another to take it back. So it is told one only
-//! after some messages in a row that changed nothing for anybody, while what is waited for stayed the same.
+//! Each later tag that a federate is told costs a message, and perhaps another to revoke it. So it is told one only
+//! after several consecutive messages that changed nothing for any federate, while the awaited tag stayed the same.
 //!
-//! What a dead federate had completed in silence, the RTI does not know. It sent nothing there, so nobody can tell the
-//! difference if it does so again.
+//! The RTI does not know which tags a dead federate had completed without reporting them. It sent nothing there, so
+//! completing them again makes no difference.
 
 use super::super::program::FederateId;
 use super::super::protocol::Down;
@@ -22,22 +26,22 @@ use super::super::Tag;
 use super::{Rti, Status, Stop};
 use std::sync::Arc;
 
-/// So many messages in a row that nobody needs are worth telling so.
+/// Number of consecutive unneeded messages after which their sender is informed.
 pub(super) const PATIENCE: u32 = 4;
 
 impl<V: Clone> Rti<V> {
-    /// The first next event of `federate` that changes anything for somebody downstream.
+    /// Returns the first next event of `federate` that changes anything downstream.
     fn awaited(&self, federate: FederateId) -> Tag {
         let next = self.node(federate).next();
         let info = self.graph.federate(federate);
         let downstream = info.map_or(&[][..], |info| &info.downstream).iter();
         let others = downstream.filter(|(to, _)| *to != federate);
         let awaited = others.map(|(to, delay)| delay.first_past(self.node(*to).wants()));
-        // Nobody waits for a tag that this federate has told already.
+        // No federate waits for a tag that this one has already reported.
         awaited.filter(|tag| *tag > next).min().unwrap_or(Tag::FOREVER)
     }
 
-    /// `federate` told something. If nobody needed it, and what would follow, spares it that.
+    /// Exempts `federate` from further reports if its last ones were not needed.
     pub(super) fn spare(&mut self, federate: FederateId) {
         let is_in_cycle = self.graph.federate(federate).is_some_and(|info| info.cycle.is_some());
         if self.config.is_decentralised || is_in_cycle {
@@ -58,7 +62,7 @@ impl<V: Clone> Rti<V> {
         }
     }
 
-    /// Tells `changed` and those upstream of it if somebody now waits for an earlier next event of theirs.
+    /// Informs `changed` and the federates upstream of it if an earlier next event of theirs is now awaited.
     pub(super) fn recall(&mut self, changed: FederateId) {
         self.recall_one(changed);
         let (graph, wants) = (Arc::clone(&self.graph), self.node(changed).wants());

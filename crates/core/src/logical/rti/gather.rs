@@ -1,4 +1,4 @@
-//! Starting a program, taking over a running one, and letting single federates in.
+//! Starts a program, takes over a running one, and admits single federates.
 
 use super::super::program::FederateId;
 use super::super::protocol::{Down, Message, Report};
@@ -17,7 +17,7 @@ impl<V: Clone> Rti<V> {
                 self.gather(now);
             }
             Phase::Running { .. } if self.node(from).status != Status::Absent => {}
-            // The others have gone on without what it knows.
+            // The others have continued without what it knows.
             Phase::Running { .. } if report.start.is_some() => self.send(from, Down::Expelled),
             Phase::Running { start } => {
                 let first = self.first_open_to(from, true).max(Tag::at(now.since(start), 0));
@@ -32,7 +32,7 @@ impl<V: Clone> Rti<V> {
         }
     }
 
-    /// Takes a report as the state of its federate.
+    /// Adopts a report as the state of its federate.
     fn take_in(&mut self, from: FederateId, mut report: Report<V>) {
         let retained = std::mem::take(&mut report.retained);
         let node = self.node_mut(from);
@@ -49,7 +49,7 @@ impl<V: Clone> Rti<V> {
         }
     }
 
-    /// Goes on if nobody is left to wait for. Before a start, those who are gone may come back.
+    /// Continues if no report is awaited any more. Before a start, federates whose link ended may come back.
     pub(super) fn gather(&mut self, now: Instant) {
         let mut reports = self.nodes.iter().filter_map(|node| node.report.as_deref());
         let runs = reports.any(|report| report.start.is_some());
@@ -62,7 +62,7 @@ impl<V: Clone> Rti<V> {
         }
     }
 
-    /// All have reported, or the time is over.
+    /// Evaluates the reports, after all have arrived or the time is over.
     pub(super) fn finish_gathering(&mut self, now: Instant) {
         let reports: Vec<_> = self.nodes.iter_mut().map(|node| node.report.take()).collect();
         let ids = || self.graph.federate_ids().zip(&reports);
@@ -87,10 +87,10 @@ impl<V: Clone> Rti<V> {
             .flatten()
             .flat_map(|report| report.gone.iter().copied())
             .collect();
-        // An earlier RTI lost them. Others have gone on, without what they may have told this one since.
+        // An earlier RTI lost these federates. Others have continued without what these may have told this RTI since.
         self.drop_held(|message| gone.contains(&message.from));
         for federate in fresh {
-            // If it only missed the start, neither the clock counts nor that others wait for it.
+            // If it only missed the start, others still wait for it, and the clock does not matter.
             let first = self.first_open_to(federate, gone.contains(&federate));
             self.let_in(federate, first, start);
         }
@@ -112,7 +112,7 @@ impl<V: Clone> Rti<V> {
             node.dropped = latest.unwrap_or(Tag::NEVER).max(node.dropped);
         }
         self.drop_held(|_| true);
-        // Nothing is granted before all are in.
+        // Nothing is granted before all have been admitted.
         self.phase = Phase::Running { start };
         self.count_all();
         for federate in missing {
@@ -155,7 +155,7 @@ impl<V: Clone> Rti<V> {
         }
     }
 
-    /// Lets a federate in while the program runs. Returns whether that is possible.
+    /// Admits a federate while the program runs. Returns whether that is possible.
     fn let_in(&mut self, federate: FederateId, first: Tag, start: Instant) -> bool {
         if first == Tag::FOREVER || matches!(self.stop, Stop::Decided(stop) if stop < first) {
             self.send(federate, Down::Expelled);
@@ -182,11 +182,14 @@ impl<V: Clone> Rti<V> {
         true
     }
 
-    /// After all that the federate did in an earlier life, all that was dropped or in flight to it, and all that others
-    /// were granted, and at provisional tags what they took for absent, if it counted as dead.
+    /// Returns the first tag that is still open to a federate. It is after everything that the federate did in an
+    /// earlier life, after all messages to it that were dropped or in flight, and after the tags that others were
+    /// granted. If the federate counted as dead, it is also after their provisional tags, at which they took its
+    /// messages for absent.
     fn first_open_to(&self, federate: FederateId, was_dead: bool) -> Tag {
         if self.config.is_decentralised {
-            // How far others have gone is not known here. Who only missed the start, others still wait for.
+            // It is not known here how far others have advanced. They still wait for a federate that only missed the
+            // start.
             return if was_dead { Tag::FOREVER } else { Tag::START };
         }
         let node = self.node(federate);
@@ -208,14 +211,14 @@ impl<V: Clone> Rti<V> {
         first
     }
 
-    /// Forwards what waited for it to take part.
+    /// Forwards the messages that were held until the federate takes part.
     fn release_held(&mut self, federate: FederateId) {
         for message in std::mem::take(&mut self.node_mut(federate).held) {
             self.forward(message);
         }
     }
 
-    /// Nobody gets such messages.
+    /// Drops held messages, and reports them as delivered.
     fn drop_held(&mut self, is_dropped: impl Fn(&Message<V>) -> bool) {
         for at in 0..self.nodes.len() {
             let held = std::mem::take(&mut self.nodes[at].held);

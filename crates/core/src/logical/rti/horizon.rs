@@ -1,8 +1,9 @@
-//! How far away the next message to each federate is, kept up to date as single federates advance.
+//! Keeps the earliest possible next message to each federate up to date as single federates advance.
 //!
-//! A federate's event matters to all that are downstream, so a table of all pairs would be read at each message. Instead
-//! each federate remembers on whom its horizon rests: only if that one advances is it looked for anew, among all in the
-//! order of their events. The first few decide, because no delay is negative.
+//! A federate's event matters to all federates downstream, so a table of all pairs would be read at each message.
+//! Instead, each federate remembers which other determines its horizon. Only when that one advances is the horizon
+//! searched again, among all federates in the order of their events. The first few decide, because no delay is
+//! negative.
 
 use super::super::graph::Graph;
 use super::super::program::FederateId;
@@ -11,20 +12,20 @@ use std::collections::BTreeSet;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-/// Up to so many federates upstream, looking at each is faster than looking in the order of events.
+/// Number of federates upstream up to which looking at each is faster than searching in the order of events.
 const FEW: usize = 32;
 
-/// The earliest message that can come, and from whom.
+/// The tag of the earliest message that can arrive, and its sender.
 type Rest = (Tag, Option<FederateId>);
 
 #[derive(Clone, Debug)]
 pub(super) struct Horizon {
     graph: Arc<Graph>,
-    /// Per federate, its next event, and whether that is not known to be one.
+    /// Per federate, the tag of its next event, and whether that is only a bound.
     events: Vec<(Tag, bool)>,
     order: BTreeSet<(Tag, FederateId)>,
     all: Vec<Rest>,
-    /// Of members of a zero-delay cycle: from outside of it.
+    /// For members of a zero-delay cycle, the same for messages from outside the cycle.
     outside: Vec<Rest>,
     /// Per zero-delay cycle, the events of its members.
     cycles: Vec<BTreeSet<(Tag, bool, FederateId)>>,
@@ -35,7 +36,7 @@ pub(super) struct Horizon {
 }
 
 impl Hash for Horizon {
-    /// It follows from the graph and the nodes.
+    /// Adds nothing, because the horizon follows from the graph and the nodes.
     fn hash<H: Hasher>(&self, _: &mut H) {}
 }
 
@@ -70,7 +71,7 @@ impl Horizon {
         horizon
     }
 
-    /// Takes the events of all federates, in order.
+    /// Sets the events of all federates, in order.
     pub fn set_all(&mut self, events: impl Iterator<Item = (Tag, bool)>) {
         let graph = Arc::clone(&self.graph);
         self.events = events.collect();
@@ -88,8 +89,8 @@ impl Horizon {
         }
     }
 
-    /// The next event of a federate is now this one. Returns the federates for which anything changes by that: in order,
-    /// perhaps more than once.
+    /// Sets the next event of a federate. Returns the federates for which this changes anything, in order, some perhaps
+    /// more than once.
     pub fn set(&mut self, changed: FederateId, event: (Tag, bool)) -> Vec<FederateId> {
         let (graph, at) = (Arc::clone(&self.graph), usize::from(changed.0));
         let before = std::mem::replace(&mut self.events[at], event);
@@ -122,7 +123,8 @@ impl Horizon {
         touched
     }
 
-    /// A message from `changed` to `to` can now come at `arrival`. Returns whether that moves the horizon of `to`.
+    /// Records that a message from `changed` to `to` can now arrive at `arrival`. Returns whether that moves the
+    /// horizon of `to`.
     fn moved(&mut self, to: FederateId, from_outside: bool, changed: FederateId, arrival: Tag) -> bool {
         let (tag, from) = *self.rest(to, from_outside);
         let new = if arrival < tag {
@@ -141,7 +143,7 @@ impl Horizon {
         &mut of[usize::from(to.0)]
     }
 
-    /// Looks for the horizon of `to`, which is not before `floor`.
+    /// Searches for the horizon of `to`, which is not before `floor`.
     fn look(&self, to: FederateId, from_outside: bool, floor: Tag) -> Rest {
         let (graph, mut earliest) = (&self.graph, (Tag::FOREVER, None));
         let Some(info) = graph.federate(to) else {
@@ -173,21 +175,21 @@ impl Horizon {
         earliest
     }
 
-    /// The earliest tag at which a message can still come to `to`, over all that is upstream, or only from outside of
-    /// its zero-delay cycle.
+    /// Returns the earliest tag at which a message can still arrive at `to`, from all federates upstream, or only from
+    /// outside its zero-delay cycle.
     pub fn earliest(&self, to: FederateId, from_outside: bool) -> Tag {
         let of = if from_outside { &self.outside } else { &self.all };
         of[usize::from(to.0)].0
     }
 
-    /// The tag of the next event of a zero-delay cycle, if that is certain to be one.
+    /// Returns the tag of the next event of a zero-delay cycle, if that is certain to be an event.
     pub fn next_in_cycle(&self, cycle: u16) -> Option<Tag> {
         let (tag, is_bound, _) = *self.cycles.get(usize::from(cycle))?.first()?;
         tag.time().filter(|_| !is_bound)?;
         Some(tag)
     }
 
-    /// The first event of all.
+    /// Returns the tag of the first event of all federates.
     pub fn next(&self) -> Tag {
         self.order.first().map_or(Tag::FOREVER, |(tag, _)| *tag)
     }
@@ -200,7 +202,7 @@ impl Horizon {
         &self.receivers[usize::from(from.0)]
     }
 
-    /// Compares with what the definition says.
+    /// Compares the horizons with their definition.
     #[cfg(test)]
     pub fn check(&self, events: impl Iterator<Item = (Tag, bool)>) {
         let events: Vec<_> = events.collect();

@@ -1,4 +1,4 @@
-//! What the RTI knows of one federate.
+//! What the RTI knows about one federate.
 
 use super::super::program::FederateId;
 use super::super::protocol::{Message, Report};
@@ -8,11 +8,11 @@ use std::collections::{BTreeMap, VecDeque};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Status {
-    /// Does not take part yet, or is dead.
+    /// The federate does not take part yet, or is dead.
     Absent,
-    /// Takes part.
+    /// The federate takes part.
     Present,
-    /// Has completed the last tag.
+    /// The federate has completed the last tag.
     Resigned,
 }
 
@@ -21,44 +21,44 @@ pub(super) enum Status {
 struct InTransit {
     from: FederateId,
     number: u64,
-    /// `None` if its arrival is no event.
+    /// The tag; `None` if the arrival is not an event.
     tag: Option<Tag>,
 }
 
 #[derive(Clone, Debug, Hash)]
 pub(super) struct Node<V> {
     pub status: Status,
-    /// Its link ended, and no new one has come.
+    /// Whether the link ended and there is no new one.
     pub is_gone: bool,
-    /// The tag from which on it takes part.
+    /// The first tag at which the federate takes part.
     pub first: Tag,
     pub completed: Tag,
     pub granted: Tag,
     pub provisional: Tag,
-    /// The first next event of it that somebody waits for, as it was told.
+    /// The first awaited next event of this federate, as reported to it.
     pub awaited: Tag,
-    /// The first one that somebody waited for lately, and how many messages in a row have not changed that.
+    /// The first next event that was lately awaited, and the number of consecutive messages that have not changed it.
     pub unneeded: (Tag, u32),
-    /// Its next event, lowered by everything forwarded since it was told.
+    /// The next event, lowered by messages forwarded since it was reported.
     next: Tag,
-    /// Whether `next` is not known to be an event.
+    /// Whether `next` is only a bound, not certainly an event.
     is_bound: bool,
     /// The program's last tag; [`Tag::FOREVER`] until it is decided.
     last: Tag,
     in_transit: VecDeque<InTransit>,
-    /// How many messages of this link are acknowledged.
+    /// The number of messages of this link that are acknowledged.
     acknowledged: u64,
     /// Per sender, the number of the last message that was forwarded or dropped.
     pub last_from: Numbers,
-    /// Per sender, the last number acknowledged, and the last one that the sender was told.
+    /// Per sender, the last number acknowledged, and the last number reported to the sender.
     delivered: BTreeMap<FederateId, (u64, u64)>,
-    /// Per sender, up to where it was told that nothing more comes.
+    /// Per sender, the tag up to which this federate was told that no more messages will arrive.
     pub settled: BTreeMap<FederateId, Tag>,
     /// The latest tag of a message that was dropped.
     pub dropped: Tag,
-    /// Messages to it that wait until all have reported.
+    /// Messages to this federate that are held until all have reported.
     pub held: Vec<Message<V>>,
-    /// Until all have reported.
+    /// The report, until all have reported.
     pub report: Option<Box<Report<V>>>,
 }
 
@@ -87,35 +87,35 @@ impl<V> Node<V> {
         }
     }
 
-    /// The earliest event that it can have by itself, and whether that is not known to be one.
+    /// Returns the tag of the earliest event that the federate can have by itself, and whether that is only a bound.
     pub fn event(&self) -> (Tag, bool) {
         if self.status != Status::Present {
             return (Tag::FOREVER, true);
         }
-        // At the last tag everybody has an event, even those who have not heard of it.
+        // At the last tag every federate has an event, even if it does not know that tag yet.
         if self.completed < self.last && self.last <= self.next {
             return (self.last, false);
         }
         (self.next, self.is_bound)
     }
 
-    /// The tag of [`Node::event`].
+    /// Returns the tag of [`Node::event`].
     pub fn next(&self) -> Tag {
         self.event().0
     }
 
-    /// The earliest tag for which it may still want a grant.
+    /// Returns the earliest tag for which the federate may still want a grant.
     pub fn wants(&self) -> Tag {
         self.next().max(self.granted.next())
     }
 
-    /// A link is there. Its counts begin anew.
+    /// Records a new link, whose counts begin at zero.
     pub fn connect(&mut self) {
         self.is_gone = false;
         self.acknowledged = 0;
     }
 
-    /// It takes part from `first` on.
+    /// Lets the federate take part from `first` on.
     pub fn join(&mut self, first: Tag) {
         self.status = Status::Present;
         self.first = first;
@@ -128,7 +128,7 @@ impl<V> Node<V> {
         self.settled.clear();
     }
 
-    /// It goes on as it reported.
+    /// Lets the federate continue from its report.
     pub fn resume(&mut self, report: &Report<V>) {
         self.completed = report.completed;
         self.granted = report.granted;
@@ -142,7 +142,7 @@ impl<V> Node<V> {
     }
 
     pub fn on_next(&mut self, tag: Tag, is_bound: bool) {
-        // A message that is not acknowledged may still have been taken into account, and be done.
+        // A message that is not acknowledged may already have been taken into account and be done.
         let coming = self.in_transit.iter().filter_map(|message| message.tag);
         let coming = coming.filter(|tag| *tag > self.completed).min().unwrap_or(Tag::FOREVER);
         self.is_bound = is_bound && tag < coming;
@@ -165,7 +165,7 @@ impl<V> Node<V> {
         }
     }
 
-    /// It has received `count` messages. Returns what their senders should be told.
+    /// Records that the federate has received `count` messages. Returns the numbers to report to their senders.
     pub fn acknowledge(&mut self, count: u64) -> Vec<(FederateId, u64)> {
         let mut news = Vec::new();
         while self.acknowledged < count {
@@ -186,7 +186,7 @@ impl<V> Node<V> {
     pub fn stop_at(&mut self, tag: Tag) {
         self.last = tag;
         self.unneeded = (Tag::NEVER, 0);
-        // It has agreed to hold before this tag. When it was granted, nobody had an event here.
+        // The federate has agreed to hold before this tag. When a later tag was granted, no federate had an event here.
         if self.completed < tag {
             self.granted = self.granted.min(tag.before());
             if self.provisional >= tag {
@@ -202,7 +202,8 @@ impl<V> Node<V> {
         self.dropped = tag.max(self.dropped);
     }
 
-    /// Returns, by sender, the last message that it may not have received, and will not need.
+    /// Records the federate's death. Returns, by sender, the last message that it may not have received and will not
+    /// need.
     pub fn die(&mut self) -> Numbers {
         self.status = Status::Absent;
         self.is_gone = true;

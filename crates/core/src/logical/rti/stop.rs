@@ -1,4 +1,4 @@
-//! Agreeing on the last tag.
+//! Agrees on the last tag.
 
 use super::super::graph::FederateInfo;
 use super::super::program::FederateId;
@@ -28,7 +28,7 @@ impl Stop {
 }
 
 impl<V: Clone> Rti<V> {
-    /// A federate asks for the end, or replies. Either way it holds at `tag`.
+    /// Handles a federate's request for the end, or its reply. Either way it holds at `tag`.
     pub(super) fn on_stop_proposal(&mut self, from: FederateId, tag: Tag, now: Instant) {
         match &mut self.stop {
             Stop::None => {
@@ -42,7 +42,7 @@ impl<V: Clone> Rti<V> {
         self.check_stop(now);
     }
 
-    /// Decides once all have replied. Those that are too late to reply count as dead.
+    /// Decides the last tag once all have replied. Federates that do not reply in time count as dead.
     pub(super) fn check_stop(&mut self, now: Instant) {
         let Stop::Asking { proposals, until } = &self.stop else {
             return;
@@ -50,18 +50,18 @@ impl<V: Clone> Rti<V> {
         let silent = self.present().find(|federate| !proposals.contains_key(federate));
         match silent {
             None => {
-                // Who has left completed the tag of the time limit, which no proposal exceeds.
+                // A federate that has left completed the tag of the time limit, which no proposal exceeds.
                 let left = self.nodes.iter().filter(|node| node.status == Status::Resigned);
                 let latest = proposals.values().copied().chain(left.map(|node| node.completed)).max();
                 self.decide_stop(latest.unwrap_or(Tag::START));
             }
-            // Comes back here for the next one.
+            // `bury` calls this function again for the next one.
             Some(federate) if *until <= now => self.bury(federate, now),
             Some(_) => {}
         }
     }
 
-    /// Asks all for the end once nobody has an event, nothing is on its way, and no clock can bring an event.
+    /// Asks all federates for the end once none has an event, nothing is in transit, and no clock can cause an event.
     pub(super) fn check_starved(&mut self, now: Instant) {
         let runs = matches!(self.phase, Phase::Running { .. }) && self.stop == Stop::None;
         let has_clock =
@@ -72,7 +72,7 @@ impl<V: Clone> Rti<V> {
         }
     }
 
-    /// All but `asking` have to hold and reply.
+    /// Asks all federates except `asking` to hold and reply.
     fn ask_for_stop(&mut self, proposals: BTreeMap<FederateId, Tag>, asking: Option<FederateId>, now: Instant) {
         let until = now + self.config.stop_reply_max;
         self.stop = Stop::Asking { proposals, until };

@@ -28,7 +28,7 @@ fn source(name: &str, federate: FederateId) -> Reactor {
         .reaction(Reaction::new("tick").on("t").effect("out"))
 }
 
-/// a -> b -> c, with these delays.
+/// Builds a -> b -> c, with these delays.
 fn chain(first: Duration, second: Duration) -> Arc<Graph> {
     let program = Program {
         federates: vec!["a".into(), "b".into(), "c".into()],
@@ -41,7 +41,7 @@ fn chain(first: Duration, second: Duration) -> Arc<Graph> {
     Arc::new(Graph::new(&program).unwrap())
 }
 
-/// a asks b and reads b's answer at the same tag; both answer to nobody else.
+/// Builds a program in which a asks b and reads b's answer at the same tag. Neither sends to others.
 fn cycle() -> Arc<Graph> {
     let asks = Reactor::new("a", A)
         .input("answer")
@@ -111,7 +111,7 @@ fn sent<V: Clone>(rti: &mut Rti<V>) -> Vec<(FederateId, Down<V>)> {
     sent
 }
 
-/// Only what was sent to `to`.
+/// Returns only the messages to `to`.
 fn sent_to(rti: &mut Rti<u64>, to: FederateId) -> Vec<Down<u64>> {
     let sent = sent(rti).into_iter();
     sent.filter(|(receiver, _)| *receiver == to)
@@ -142,7 +142,7 @@ fn rule_1_a_forwarded_message_lowers_the_next_event_until_it_is_accounted_for() 
     tell(&mut rti, A, Up::Completed(tag(5, 0)), at(5));
     next(&mut rti, A, tag(90, 0));
     assert!(sent_to(&mut rti, C).is_empty(), "b may still send at 5 ms");
-    // b had not received it when it said this; the number of received messages tells.
+    // b had not received the message when it sent this, as its count of received messages shows.
     next(&mut rti, B, tag(50, 0));
     assert!(sent_to(&mut rti, C).is_empty());
     let is_bound = false;
@@ -390,7 +390,7 @@ fn rule_14_who_returns_does_so_after_everything_that_others_relied_on() {
         first.before() + Delay::of_connection(ms(2)) <= tag(30, 0),
         "no later than necessary: {first}"
     );
-    // Dropped messages count as well: here those to b, which dies in turn.
+    // Dropped messages count as well: here those to b, which dies too.
     rti.on_gone(B, at(10));
     tell(&mut rti, A, Up::Message(value(A, B, 1, input, tag(77, 0))), at(10));
     rti.on_connected(B, at(11));
@@ -553,7 +553,7 @@ fn who_is_dead_to_one_that_reports_is_expelled_and_nobody_gets_what_it_told_a_ne
     for federate in [A, B, C] {
         rti.on_connected(federate, at(50));
     }
-    // b has come over; the earlier RTI believes that it has no event, that a is dead, and grants c all there is.
+    // b has come over. The earlier RTI believes that b has no event and that a is dead, and grants c everything.
     let mut of_a = running(tag(20, 0));
     of_a.retained = vec![value(A, B, 1, to_b, tag(10, 0))];
     tell(&mut rti, A, Up::Report(Box::new(of_a)), at(51));
@@ -575,7 +575,8 @@ fn who_is_dead_to_one_that_reports_is_expelled_and_nobody_gets_what_it_told_a_ne
 
 #[test]
 fn many_federates_are_granted_what_the_definition_says() {
-    // Enough upstream that the horizon is looked for in the order of events; the RTI compares it with the definition.
+    // Enough federates upstream that the horizon is searched in the order of events. The RTI compares it with the
+    // definition.
     const COUNT: u16 = 60;
     let mut random = Random::new(1);
     for with_cycle in [false, true] {
@@ -620,7 +621,7 @@ fn awaited(rti: &mut Rti<u64>) -> Vec<(FederateId, Tag)> {
     sent(rti).into_iter().filter_map(awaited).collect()
 }
 
-/// a tells enough that nobody needs, with its next event at `from_ms` and later.
+/// Lets a send enough unneeded reports, with its next event at `from_ms` and later.
 fn tell_unneeded(rti: &mut Rti<u64>, from_ms: u64) {
     for step in 0..=u64::from(awaited::PATIENCE) {
         assert_eq!(awaited(rti), []);
@@ -636,7 +637,7 @@ fn rule_7_who_tells_what_nobody_waits_for_is_told_so_and_told_again_where_that_d
     next(&mut rti, B, tag(50, 0));
     next(&mut rti, C, tag(40, 0));
     tell_unneeded(&mut rti, 1);
-    // What a sends at 35 ms comes to c at 40 ms, and it waits for what is after that.
+    // a's message at 35 ms arrives at c at 40 ms, and c waits for the event after that.
     assert_eq!(
         awaited(&mut rti),
         [(A, tag(35, 0) + Delay::of_connection(Duration::from_nanos(1)))]
