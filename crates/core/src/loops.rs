@@ -1,10 +1,10 @@
-//! Whether bulk made an MPC loop late (001, section III-A), by what one robot knows of the loops.
+//! Decides whether bulk made an MPC loop late (Deng 2022, section III-A), from what one robot knows about the loops.
 //!
-//! A loop's time is that of perceptions on the air, inference, and commands on the air. Bulk can only lengthen the first
-//! and the last. So a late loop counts against bulk if it would have been in time with messages as fast as those of the
-//! quieter loops; but not if most loops are late, as then care is of no use. Where it is unknown when all perceptions
-//! were in, the parts cannot be told apart, and bulk is not blamed. While bulk has no regard for loops there are no quieter ones: then
-//! each late loop counts unless its inference alone was late.
+//! A loop's time consists of perceptions on the air, inference, and commands on the air. Bulk can lengthen only the
+//! first and the last. So a late loop counts against bulk if it would have been in time with messages as fast as in the
+//! quieter loops. It does not count if most loops are late, because then caution is of no use. If it is unknown when
+//! the last perception arrived, the parts cannot be separated, and bulk is not blamed. While bulk has no regard for
+//! loops, there are no quieter ones. Then each late loop counts unless its inference alone exceeded the bound.
 
 use std::collections::VecDeque;
 
@@ -12,17 +12,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Duration, Instant};
 
-/// Loops that are remembered.
+/// Number of loops that are remembered.
 const KEPT: usize = 64;
-/// One in this many of the remembered loops is quieter than what counts as quiet.
+/// One in this many of the remembered loops is faster than the time that counts as quiet.
 const QUIET_RANK: usize = 8;
 
 /// How a loop ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ended {
-    /// It ended after its bound.
+    /// Whether the loop ended after its bound.
     pub late: bool,
-    /// Because of bulk.
+    /// Whether bulk made it late.
     pub by_bulk: bool,
 }
 
@@ -30,22 +30,22 @@ pub struct Ended {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Loops {
     current: Option<Current>,
-    /// How long the newest loops took, and how much of that their messages.
+    /// The duration of the newest loops, and below, the time that their messages took.
     times: VecDeque<Duration>,
     on_the_air: Quiet,
 }
 
-/// The newest of some times that bulk can only lengthen, and how long they are without it.
+/// The newest samples of a time that bulk can only lengthen, and an estimate of the time without bulk.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Quiet(VecDeque<Duration>);
 
 impl Quiet {
-    /// Adds a time.
+    /// Adds a sample.
     pub fn add(&mut self, time: Duration) {
         keep(&mut self.0, time);
     }
 
-    /// What one in eight of the newest 64 is below; zero if there is none.
+    /// Returns the time below which one in eight of the newest 64 samples lies; zero without samples.
     pub fn get(&self) -> Duration {
         let mut sorted: Vec<Duration> = self.0.iter().copied().collect();
         sorted.sort_unstable();
@@ -56,15 +56,15 @@ impl Quiet {
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Current {
     began: Instant,
-    /// When all perceptions were in and when the commands were made, if known.
+    /// When the last perception arrived and when the commands were made, if known.
     all_in: Option<Instant>,
     commanded: Option<Instant>,
-    /// When the newest command was through.
+    /// When the newest command had left.
     through: Option<Instant>,
 }
 
 impl Loops {
-    /// A loop began at `start`; `all_in` where all its perceptions are known to be in.
+    /// Begins a loop at `start`. `all_in` is when the last of its perceptions arrived, if that is known.
     pub fn begin(&mut self, start: Instant, all_in: Option<Instant>) {
         self.current = Some(Current {
             began: start,
@@ -74,22 +74,22 @@ impl Loops {
         });
     }
 
-    /// A command of the loop was made then.
+    /// Records when a command of the loop was made.
     pub fn on_commanded(&mut self, at: Instant) {
         if let Some(current) = &mut self.current {
             current.commanded.get_or_insert(at);
         }
     }
 
-    /// A command of the loop was through then.
+    /// Records when a command of the loop had left.
     pub fn on_through(&mut self, at: Instant) {
         if let Some(current) = &mut self.current {
             current.through = Some(at);
         }
     }
 
-    /// The loop is over, with the newest command that was through. Returns how it ended, or `None` if that is not
-    /// known. `calm`: bulk has no regard for loops, so none shows how long messages take without it.
+    /// Ends the loop with the newest command that had left. Returns how it ended, or `None` if that is not known.
+    /// `calm` says that bulk has no regard for loops, so no loop shows how long messages take without bulk.
     pub fn end(&mut self, bound: Duration, calm: bool) -> Option<Ended> {
         let current = self.current.take()?;
         let time = current.through?.since(current.began);

@@ -1,4 +1,4 @@
-//! Quantiles of the normal and of Student's distribution, which turn an accuracy into a width.
+//! Quantiles of the normal distribution and of Student's, which turn an accuracy into a width.
 //!
 //! The normal quantile is Acklam's rational approximation (relative error below 1.2e-9); Student's follows from
 //! it by the Cornish-Fisher expansion (Abramowitz and Stegun, 26.7.5). Left out: cumulative distributions, which
@@ -48,8 +48,8 @@ fn polynomial(coefficients: &[f64], x: f64) -> f64 {
     coefficients.iter().fold(0.0, |sum, c| sum * x + c)
 }
 
-/// The value below which a standard normal variable stays with probability `p`. If `p` is outside (0, 1) or NaN, the
-/// nearest probability with a finite answer is used.
+/// Returns the value below which a standard normal variable stays with probability `p`. If `p` is outside (0, 1) or
+/// NaN, uses the nearest probability with a finite answer.
 pub fn normal_quantile(p: f64) -> f64 {
     let p = if p.is_nan() {
         0.5
@@ -68,8 +68,8 @@ pub fn normal_quantile(p: f64) -> f64 {
     polynomial(&CENTRE.0, r) * q / (polynomial(&CENTRE.1, r) * r + 1.0)
 }
 
-/// Student's quantile for `freedom` degrees of freedom, from the normal quantile `z`. At the accuracies used here the
-/// error is below 12 % from two degrees of freedom on, and much smaller from five on.
+/// Returns Student's quantile for `freedom` degrees of freedom, from the normal quantile `z`. At the accuracies used
+/// here, the error is below 12 % from two degrees of freedom on, and much smaller from five on.
 pub fn student_from_normal(z: f64, freedom: f64) -> f64 {
     let v = freedom.max(1.0);
     let (z3, z5) = (z.powi(3), z.powi(5));

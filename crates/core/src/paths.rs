@@ -1,31 +1,35 @@
-//! Which paths carry a control message, and which of its copies is delivered: DupCon (004, sections III and IV).
+//! Decides which paths carry a control message, and which of its copies is delivered: DupCon (Lee, sections III and
+//! IV).
 //!
-//! [`Sender`] is duplicator and assignor towards one peer, [`Listener`] the peer's answer to probes, [`Deduplicator`] the
-//! receiver's choice for one flow, and [`Merge`] the same for packets that have to keep their order. The classifier is left to the caller, as 004 III-C allows: the sender says whether a
-//! message is control.
+//! [`Sender`] is the duplicator and the assignor towards one peer, [`Listener`] the peer's answer to probes, and
+//! [`Deduplicator`] the receiver's choice for one flow. [`Merge`] is the same for packets that have to keep their
+//! order. The classifier is left to the caller, as Lee III-C allows: the sender says whether a message is control.
 //!
-//! **Assignor.** The original goes over the best path, the duplicate over the best one on another interface. 004 takes
-//! the shortest smoothed round trip; here the expected delay with losses counts, eq. 10: d / (1 - q). A path that is a
-//! little better than the one in use does not displace it. Bulk goes over the best path, once.
+//! **Assignor.** The original goes over the best path, the duplicate over the best one on another interface. Lee takes
+//! the shortest smoothed round trip. Here the expected delay including losses counts, eq. 10: d / (1 - q). A path that
+//! is only a little better than the one in use does not displace it. Bulk goes over the best path, once.
 //!
 //! **Duplicator.** [`Duplicate::Always`] sends two copies, [`Duplicate::Never`] one. [`Duplicate::Adaptive`] adds copies
 //! until the product of their failure rates (eq. 11 and 12, as if paths failed independently) is small enough. Eq. 16
-//! bounds it by 1 - d / target, so that the mean delay stays below the target; eq. 17 is that, solved for a number of like
-//! paths. With a long target that alone would let nearly every second message fail: 004 retransmits within a round trip,
-//! but a control message is only followed by the next. So the share of failures is bounded as well. A copy that comes later
-//! than the target has failed, so a slow path calls for a duplicate as a lossy one does.
+//! bounds the product by 1 - d / target, so that the mean delay stays below the target. Eq. 17 is the same, solved for
+//! a number of equal paths. With a long target, this bound alone would let nearly every second message fail. Lee
+//! retransmits within a round trip, but here a control message is only followed by the next. So the share of failures
+//! is bounded as well. A copy that arrives later than the target has failed, so a slow path requires a duplicate as a
+//! lossy one does.
 //!
-//! **Health of a path.** All copies on a path, including probes, carry its running number. The peer echoes each probe with
-//! the newest number and which of the 64 before it came. If there are more copies between two probes, the rest are not
-//! judged: 64 are a fair sample, and more probes would cost air. Silence ends a path's life, and answers in a row renew it.
-//! Paths to a peer that nothing is sent to are not probed. Their figures are old when they are used again, so at first they
-//! count as unknown.
+//! **Health of a path.** All copies on a path, including probes, carry consecutive numbers. The peer echoes each probe
+//! with the newest number, and with which of the 64 before it arrived. If there are more copies between two probes, the
+//! rest are not judged: 64 are a fair sample, and more probes would cost air. After some silence a path counts as dead,
+//! and after some consecutive answers as alive again. Paths to a peer are not probed while nothing is sent to it. Their
+//! figures are old when they are used again, so at first they count as unknown.
 //!
 //! **De-duplication.** The first copy is delivered. A sequence number carries its sender's incarnation; numbers wrap. A
-//! window remembers which numbers came; a copy from before it is dropped, as it might have come before.
+//! window remembers which numbers arrived. A copy from before the window is dropped, because its message may already
+//! have been delivered.
 //!
-//! Left out: forward error correction, splitting a flow over paths by share, one-way delays (they need common clocks: half
-//! a round trip is taken), and queues within the sender (eq. 2 to 6 model TCP's, which control does not have).
+//! Left out: forward error correction, splitting a flow over paths by share, one-way delays (they need common clocks;
+//! half a round trip is used instead), and queues within the sender (eq. 2 to 6 model TCP's queues, which control does
+//! not have).
 
 mod merge;
 mod receiver;
@@ -39,10 +43,10 @@ use crate::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Most paths to one peer.
+/// Maximum number of paths to one peer.
 pub const PATHS_MAX: usize = 8;
 
-/// One path to a peer: its place in the list that the sender was made with. Both ends use the same list.
+/// One path to a peer: its index in the list that the sender was created with. Both ends use the same list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct PathId(pub u8);
 
@@ -53,7 +57,7 @@ pub struct InterfaceId(pub u8);
 /// When control goes out more than once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Duplicate {
-    /// Each message twice, as in 004.
+    /// Each message twice, as in Lee.
     Always,
     /// Each message once.
     Never,
@@ -61,12 +65,12 @@ pub enum Duplicate {
     Adaptive,
 }
 
-/// How a sender chooses.
+/// The settings of a sender.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PathConfig {
     /// When to duplicate.
     pub duplicate: Duplicate,
-    /// A control message that takes longer is late (d^target of eq. 15).
+    /// The time after which a control message is late (d^target of eq. 15).
     pub target: Duration,
     /// The share of control messages that may be lost or late before another copy is sent.
     pub failures_max: f64,
@@ -76,12 +80,12 @@ pub struct PathConfig {
     pub misses_max: u32,
     /// A dead path is alive again after this many answered probes in a row.
     pub answers_min: u32,
-    /// If nothing was sent to the peer for this long, its paths are not probed until something is.
+    /// If nothing has been sent to the peer for this long, its paths are not probed until something is sent.
     pub rest_after: Duration,
 }
 
 impl Default for PathConfig {
-    /// For loops of 33 ms.
+    /// Returns the values for loops of 33 ms.
     fn default() -> Self {
         PathConfig {
             duplicate: Duplicate::Adaptive,
@@ -119,31 +123,31 @@ impl std::error::Error for PathError {}
 /// The number of a message within its flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Sequence {
-    /// Which start of the sender ([`starts`](crate::starts)).
+    /// The sender's start ([`starts`](crate::starts)).
     pub incarnation: u32,
-    /// Counts messages, and wraps.
+    /// The number of the message; wraps.
     pub number: u32,
 }
 
 impl Sequence {
-    /// The first number of a flow whose sender starts with `incarnation`.
+    /// Returns the first number of a flow whose sender starts with `incarnation`.
     pub fn first(incarnation: u32) -> Self {
         Sequence { incarnation, number: 0 }
     }
 
-    /// The number after this one.
+    /// Returns the number after this one.
     pub fn next(self) -> Self {
         let number = self.number.wrapping_add(1);
         Sequence { number, ..self }
     }
 }
 
-/// Sender to peer, over `path`: is it there? To be answered with [`Listener::on_probe`] over the same path.
+/// Asks the peer over `path` whether it is reachable. Answer with [`Listener::on_probe`] over the same path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Probe {
     /// The path that is probed.
     pub path: PathId,
-    /// Which start of the sender.
+    /// The sender's start.
     pub incarnation: u32,
     /// The probe's number on its path.
     pub number: u32,
@@ -156,13 +160,13 @@ pub struct Probe {
 pub struct Echo {
     /// The probe being answered.
     pub probe: Probe,
-    /// The newest number that came over the path.
+    /// The newest number that arrived over the path.
     pub newest: u32,
-    /// Bit i: the number `newest - 1 - i` came too.
+    /// Bit i says whether the number `newest - 1 - i` arrived too.
     pub seen: u64,
 }
 
-/// How far `number` is ahead of `other` where both wrap; negative where it is behind.
+/// Returns how far `number` is ahead of `other`, modulo wrapping; negative if it is behind.
 fn ahead(number: u32, other: u32) -> i32 {
     number.wrapping_sub(other) as i32
 }

@@ -1,15 +1,15 @@
-//! Which robots may transmit bulk, and for how long: global preemption (Deng 2022, section IV-A, algorithm 1).
+//! Decides which robots may transmit bulk, and for how long: global preemption (Deng 2022, section IV-A, algorithm 1).
 //!
 //! [`Controller`] is `schedule()` on the leader: a queue Q of requesting robots and a set S of transmitting robots, at
 //! most `limit` of them, each for at most `slice`. [`Requester`] is `send()` on every robot, including the leader.
-//! Neither does I/O: both are told what happened and when, and return messages.
+//! Neither does I/O: both take events with their times, and return messages.
 //!
 //! The published algorithm assumes that every message arrives and that no robot dies. This module assumes neither:
 //!
 //! - Each grant carries a fresh [`Token`], so a late, repeated or forged release frees nothing else.
 //! - A request carries an increasing id, and a grant names the request that it answers. A late grant for a request that
 //!   is over is returned at once. A request with a newer id of the same start implies that the older one is over.
-//!   Numbers of different starts say nothing about which is the later one.
+//!   Ids of different starts do not show which start is the later one.
 //! - A permit is leased. The holder renews it; the controller answers each renewal with the grant. After `lease` of
 //!   silence the controller takes the place back, and an unanswered holder stops by itself.
 //! - Clocks are not shared. Each message of a robot carries the robot's own time of sending, and the grant echoes the
@@ -37,7 +37,7 @@ const INTERVAL_MIN: Duration = Duration::from_millis(1);
 /// The settings shared by the controller and the requesters of one team.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct PermitConfig {
-    /// How many robots may transmit bulk at once (LIMIT). Zero allows none.
+    /// The maximum number of robots that may transmit bulk at once (LIMIT). Zero allows none.
     pub limit: u16,
     /// The duration of a permit (TIMESLICE).
     pub slice: Duration,
@@ -52,7 +52,7 @@ pub struct PermitConfig {
 }
 
 impl Default for PermitConfig {
-    /// The paper's limit of one and slice of five seconds.
+    /// Returns a limit of one and a slice of five seconds, as in Deng 2022.
     fn default() -> Self {
         PermitConfig {
             limit: 1,
@@ -70,22 +70,22 @@ impl PermitConfig {
         self.retry.max(INTERVAL_MIN)
     }
 
-    /// Four renewals per lease, so three may be lost.
+    /// Returns the interval of renewals: four per lease, so three may be lost.
     fn renew_interval(&self) -> Duration {
         (self.lease / 4).max(INTERVAL_MIN)
     }
 }
 
-/// Names one grant. No two grants of a controller share one, nor do those of two incarnations.
+/// Identifies one grant. No two grants of a controller share a token, nor do grants of two incarnations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Token(pub u64);
 
-/// Names one request of a robot. Within a start of that robot, a later request has a greater one.
+/// Identifies one request of a robot. Within a start of that robot, a later request has a greater id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct RequestId(pub u64);
 
 impl RequestId {
-    /// The first of a start.
+    /// Returns the first id of a start.
     fn first(incarnation: u32) -> Self {
         RequestId(u64::from(incarnation) << 32)
     }
@@ -98,7 +98,7 @@ impl RequestId {
 /// A message between controller and requester.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Message {
-    /// Robot to controller: `robot` has bulk to send. Repeated until answered.
+    /// From robot to controller: `robot` has bulk to send. Repeated until answered.
     Request {
         /// The requesting robot.
         robot: RobotId,
@@ -107,7 +107,7 @@ pub enum Message {
         /// When this copy was sent, on the robot's clock; only that robot evaluates it.
         sent_at: Instant,
     },
-    /// Controller to robot: transmit for `slice` from now. Also answers a renewal, with the rest of the slice.
+    /// From controller to robot: transmit for `slice` from now. Also answers a renewal, with the rest of the slice.
     Grant {
         /// The granted request.
         request: RequestId,
@@ -118,19 +118,19 @@ pub enum Message {
         /// The newest `sent_at` that the controller received from this robot.
         echo: Instant,
     },
-    /// Robot to controller: the grant is over.
+    /// From robot to controller: the grant is over.
     Release {
         /// The returned grant.
         token: Token,
     },
-    /// Robot to controller: still present and transmitting.
+    /// From robot to controller: the robot is still present and transmitting.
     Renew {
         /// The grant being held.
         token: Token,
         /// When this was sent, on the robot's clock.
         sent_at: Instant,
     },
-    /// Controller to robot: the queue is full.
+    /// From controller to robot: the queue is full.
     Refuse {
         /// The refused request.
         request: RequestId,

@@ -1,7 +1,7 @@
-//! A policy as data: which of the parts decide, and how they are set.
+//! A policy as data: which parts decide, and their settings.
 //!
-//! The presets are the systems that 001 compares (section VI), its two components alone (table III), and ours. A
-//! simulation and a robot read the same value. Left out: anything of the network or the team itself.
+//! The presets are the systems that Deng 2022 compares (section VI), each of its two components alone (table III), and
+//! ours. A simulation and a robot read the same value. Left out: properties of the network or of the team.
 
 pub use crate::arrival::Deviation;
 use crate::permits::PermitConfig;
@@ -9,16 +9,17 @@ pub use crate::robot::{Completions, Sight};
 use crate::time::Duration;
 use serde::{Deserialize, Serialize};
 
-/// The most bulk in the WNIC under `coorp` once control was late (`gate` allows four times as much before): the aggregate on
-/// the air, the next one, which a card makes as long as its queue, and the time until the first is known to have left. With
-/// 3 ms, aggregates were short and bulk lost a tenth. Windows keep bulk out whatever this bound is. But an unpredicted message
-/// waits for the backlog, and the backlog still leaves after a permit is lost without notice. Other presets have no bound.
+/// The maximum backlog of bulk in the WNIC under `coorp` once control was late (`gate` allows four times as much
+/// before). It covers the aggregate on the air, the next one, which a card makes as long as its queue, and the time
+/// until the first is known to have left. With 3 ms, aggregates were short and bulk lost a tenth. Windows keep bulk out
+/// whatever this bound is. But an unpredicted message waits for the backlog, and the backlog still leaves after a
+/// permit is lost without notice. Other presets have no bound.
 pub const BACKLOG_MAX: Duration = Duration::from_millis(8);
 
-/// Which traffic runs and what coordinates it.
+/// The traffic that runs, and what coordinates it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Policy {
-    /// Its name on the command line.
+    /// The name on the command line.
     pub name: String,
     /// Whether the control loop and control flows run.
     pub control: bool,
@@ -28,76 +29,77 @@ pub struct Policy {
     pub access: Access,
     /// Global preemption: permits for bulk.
     pub global: Option<PermitConfig>,
-    /// With several receivers, a robot sends bulk to one at a time.
+    /// Whether a robot with several receivers sends bulk to one at a time.
     pub turns: bool,
     /// Local preemption: arrival models, protection windows and the gate.
     pub local: Option<LocalConfig>,
     /// SchedWiFi's ST windows in place of predicted ones.
     pub schedwifi: Option<SchedWifiConfig>,
-    /// Segments that a receiver of bulk acknowledges at once: 2 as TCP does, more where the transport is ours. Each
-    /// acknowledgement contends for the air like a packet.
+    /// The number of segments that a receiver of bulk acknowledges together: 2 as in TCP, more if the transport is
+    /// ours. Each acknowledgement contends for the air like a packet.
     pub ack_every: u32,
     /// How much a robot sees of its own traffic.
     pub sight: Sight,
-    /// A PPDU longer than this opens with RTS/CTS, even if the air is set up without: a collision then costs a bulk
-    /// sender, and control behind it, an RTS and not the whole aggregate. [`Duration::MAX`] leaves it to the air.
+    /// A PPDU longer than this begins with RTS/CTS, even if the air is configured without. A collision then costs a
+    /// bulk sender, and control behind it, an RTS instead of the whole aggregate. [`Duration::MAX`] leaves the decision
+    /// to the air.
     pub rts_over: Duration,
 }
 
 /// How access categories are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Everything goes AC_BE.
+    /// Everything goes out in AC_BE.
     BestEffort,
-    /// Control goes AC_VO, bulk AC_BE; plain flows go as they say.
+    /// Control goes out in AC_VO, bulk in AC_BE, and plain flows in the category that they set.
     Edca,
 }
 
-/// Local preemption's parameters and switches.
+/// The parameters and switches of local preemption.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LocalConfig {
-    /// C: share of control messages that a window is to catch, above 0 and below 1.
+    /// C: the share of control messages that a window should catch, above 0 and below 1.
     pub accuracy: f64,
     /// Constant by which each window is extended at its end.
     pub extension: Duration,
-    /// How deviations are taken.
+    /// How the width of an interval is computed.
     pub deviation: Deviation,
-    /// A model is refitted at least this often.
+    /// The interval at which a model is refitted at the latest.
     pub refit_interval: Duration,
-    /// Samples that a model keeps.
+    /// The number of samples that a model keeps.
     pub model_samples: usize,
-    /// N_samp: completion times kept for each number of packets.
+    /// N_samp: the number of completion times kept for each number of packets.
     pub completion_samples: usize,
     /// How long a depth may go without a new completion time before its old ones are forgotten; times without bulk do not
     /// count.
     pub completions_stale: Option<Duration>,
     /// p_prot: the percentile, as a share, at which completion times are read.
     pub protection_percentile: f64,
-    /// How far p_prot rises while bulk makes loops late; then bulk also keeps a distance to windows. If it is not above
-    /// p_prot, neither happens.
+    /// How far p_prot rises while bulk makes loops late. Beyond that, bulk also keeps a distance from windows. If this
+    /// value is not above p_prot, neither happens.
     pub protection_percentile_max: Option<f64>,
-    /// A window ends once the messages that it was opened for have left the WNIC.
+    /// Whether a window ends once the messages that it was opened for have left the WNIC.
     pub early_release: bool,
-    /// Windows for commands: once only a free channel can get a loop's commands out before its bound, the leader and
-    /// every robot that waits for one hold bulk back.
+    /// Whether there are windows for commands. Once only a free channel can get a loop's commands out before its bound,
+    /// the leader and every robot that waits for a command hold bulk back.
     pub command_windows: bool,
-    /// The longest that bulk on its way holds up a loop's commands. For so long before the last moment at which commands
-    /// can be made in time, bulk is held back.
+    /// The longest time for which bulk on its way delays a loop's commands. Bulk is held back for this long before the
+    /// last moment at which commands can be made in time.
     pub command_delay: Duration,
-    /// Windows for the messages of other robots hold a permit holder's bulk too.
+    /// Whether windows for the messages of other robots also hold a permit holder's bulk.
     pub shared_windows: bool,
-    /// Share of the time that windows may take; 1 for no bound.
+    /// The share of time that windows may take; 1 for no bound.
     pub window_share_max: f64,
-    /// Sensor phases are steered together, so that one pause protects all.
+    /// Whether sensor phases are steered together, so that one pause protects all.
     pub steered_phases: bool,
-    /// Bulk is held whenever the WNIC would take longer than this to send what it has.
+    /// The backlog bound. Bulk is held whenever the WNIC would take longer than this to send its packets.
     pub backlog_max: Option<Duration>,
 }
 
-/// SchedWiFi's parameters (eq. 4 of 001 and the values beside it).
+/// SchedWiFi's parameters (Deng 2022, eq. 4 and the values given with it).
 #[derive(Clone, Debug, PartialEq)]
 pub struct SchedWifiConfig {
-    /// R: transmissions beyond the first that a window has room for.
+    /// R: the number of retransmissions that a window has room for.
     pub retries: u32,
     /// Duration of an acknowledgement.
     pub acknowledgement: Duration,
@@ -110,9 +112,9 @@ pub struct SchedWifiConfig {
 }
 
 impl Default for LocalConfig {
-    /// Local preemption as in 001: C = 95 %, 2 ms extension, normal deviations, none of the switches. Where the paper
-    /// leaves something open, the modules decide without a switch: how an n without samples is read, when a table that
-    /// lets nothing pass is forgotten, that a window not begun may be replaced, and leases.
+    /// Returns local preemption as in Deng 2022: C = 95 %, 2 ms extension, normal deviations, none of the switches. The
+    /// modules decide without a switch what the paper leaves open: how an n without samples is read, when a table that
+    /// lets nothing pass is cleared, that a window that has not begun may be replaced, and leases.
     fn default() -> Self {
         LocalConfig {
             accuracy: 0.95,
@@ -161,7 +163,7 @@ impl Policy {
         "coorp",
     ];
 
-    /// The preset of this name.
+    /// Returns the preset of this name.
     pub fn named(name: &str) -> Option<Policy> {
         let mut policy = Policy {
             name: name.to_owned(),

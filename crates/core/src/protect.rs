@@ -1,48 +1,50 @@
-//! What a packet of a program that knows nothing of Coorp is taken for, and when it may go: control at once, bulk by permit
-//! and gate, the rest as it came.
+//! Classifies packets of programs that know nothing about Coorp, and decides when they may go: control at once, bulk by
+//! permit and gate, the rest as it arrives.
 //!
-//! [`Protect`] stands in the path of all packets that a machine's programs send. Its flows have a [`Class`] each, by the
-//! first of these that says something:
+//! [`Protect`] is in the path of all packets that a machine's programs send. Each flow has a [`Class`], by the first of
+//! these criteria that applies:
 //!
 //! 1. A [`Rule`] of the team file.
-//! 2. A backlog: what has kept packets waiting for 50 ms, and more than ten full ones, is bulk. For that the driver takes
-//!    ordinary packets only while few are below it; otherwise the card's queue would hide the backlog. Bulk becomes ordinary
-//!    again after five seconds and eight messages without a backlog. Time in which it waits for a permit proves nothing,
-//!    and silence neither: a trainer is silent between two models. Where a protocol tells the length of its messages, one of
-//!    more than 64 kB is a backlog in itself.
-//! 3. The DSCP that its program set: voice and network control are control, as the program knows best.
-//! 4. Small messages at a regular time are control: at most 4 kB, every 5 ms to 1 s. [`crate::arrival`] is the test, and every
-//!    message must come one period after the one before: eight times in a row to within a tenth of the period, or sixteen
-//!    times to within a fifth. Control stays control while a good third of its messages is on time, as programs stall and
-//!    change their rates. Keys, requests and the acknowledgements of a busy channel do not pass; what is irregular by a
-//!    tenth of its period passes now and then. What carries nothing is no message, such as TCP's bare acknowledgements: on a
-//!    quiet channel those of bulk come as regularly as the air takes aggregates.
+//! 2. A backlog: a flow with packets waiting for 50 ms, and with more than ten full ones, is bulk. For that, the driver
+//!    takes ordinary packets only while few are queued below it; otherwise the card's queue would hide the backlog.
+//!    Bulk becomes ordinary again after five seconds and eight messages without a backlog. Time in which it waits for a
+//!    permit proves nothing, nor does silence: a trainer is silent between two models. If a protocol states the length
+//!    of its messages, a message of more than 64 kB counts as a backlog.
+//! 3. The DSCP set by the program: voice and network control are control, because the program knows best.
+//! 4. Small messages at regular times are control: at most 4 kB, every 5 ms to 1 s. [`crate::arrival`] is the test, and
+//!    every message must arrive one period after the previous one: eight times in a row to within a tenth of the
+//!    period, or sixteen times to within a fifth. Control stays control while at least a third of its messages are on
+//!    time, because programs stall and change their rates. Keystrokes, requests and the acknowledgements of a busy
+//!    channel do not pass; a flow that is irregular by a tenth of its period passes now and then. Packets without
+//!    payload, such as TCP's bare acknowledgements, are not messages. On a quiet channel, bulk's acknowledgements
+//!    arrive as regularly as the air takes aggregates.
 //!
-//! Rules of the agent itself come behind those of the team file, for connections of its own ([`crate::zenoh`]). Their control, and
-//! that by 3 and 4, is bounded: nothing is aggregated in AC_VO, so a fast flow there would ruin the channel for everybody.
-//! A flow that sends more than 1 Mbit/s, averaged over a quarter of a second, is not control until it has kept below half of
-//! that for five seconds. If its program marks it, 4 Mbit/s are its bound: a perception of 12 KiB, 30 times a second, takes three.
+//! Rules of the agent itself follow those of the team file, for its own connections ([`crate::zenoh`]). Control by
+//! these rules, and by 3 and 4, is bounded: nothing is aggregated in AC_VO, so a fast flow there would ruin the channel
+//! for everybody. A flow that sends more than 1 Mbit/s, averaged over a quarter of a second, is not control until it
+//! has kept below half of that for five seconds. If its program marks it, its bound is 4 Mbit/s: a perception of 12
+//! KiB, 30 times a second, takes three.
 //!
-//! Small packets of bulk go at once if nothing of their flow waits, such as requests, and the acknowledgements of what comes the
-//! other way under the same rule: held, they would hold a robot that has a permit.
+//! Small packets of bulk go at once if no packet of their flow waits. Examples are requests, and acknowledgements of
+//! traffic in the other direction under the same rule. If held, they would hold up a robot that has a permit.
 //!
-//! Flows whose packets carry nothing acknowledge what comes the other way. They need no permit, but the driver holds them too
-//! while control is due ([`Protect::hold_acknowledgements`]): such a packet may wait for another robot's bulk below, where
-//! control cannot overtake it.
+//! Flows whose packets have no payload acknowledge traffic in the other direction. They need no permit, but the driver
+//! holds them too while control is due ([`Protect::hold_acknowledgements`]). A bare acknowledgement may have to wait
+//! for another robot's bulk below the agent, and there control cannot overtake it.
 //!
-//! No flow is ever reordered: as long as packets of it wait, the next one waits behind them, whatever the flow's class is
-//! by now. What waits changes lanes with its flow. A flow becomes control only with the first packet of a message, so that the
-//! packets before it, which went another way, have a head start.
+//! No flow is ever reordered: as long as packets of a flow wait, the next one waits behind them, whatever the flow's
+//! class is by then. Waiting packets change lanes with their flow. A flow becomes control only with the first packet of
+//! a message, so that the packets before it, which took another way, have a head start.
 //!
-//! Everything is bounded. If the table of flows is full, the most silent flow without a waiting packet goes; if all have
-//! some, new flows share one queue until that is empty.
+//! Everything is bounded. If the table of flows is full, the most silent flow without a waiting packet is forgotten. If
+//! all flows have waiting packets, new flows share one queue until that is empty.
 //!
-//! DDS sends all topics of two participants through one pair of ports. There, each writer is a flow ([`crate::rtps`]), whose
-//! topic is known once its announcement has passed ([`Protect::on_topic`]).
+//! DDS sends all topics of two participants through one pair of ports. In DDS, each writer is a flow ([`crate::rtps`]).
+//! Its topic is known once its announcement has passed ([`Protect::on_topic`]).
 //!
-//! Left out: what overtakes below the agent, where categories have their own queues. Other flows inside a flow.
-//! IP fragments after the first have no ports: give port 0 for all fragments of a packet. They are a flow of their own, which
-//! falls under no rule with ports, and whose period does not make it control: it may be several programs'.
+//! Left out: overtaking below the agent, where categories have their own queues, and other flows inside a flow. IP
+//! fragments after the first have no ports, so pass port 0 for all fragments of a packet. They form a separate flow,
+//! which no rule with ports covers. Its period does not make it control, because it may belong to several programs.
 
 mod flows;
 mod nature;
@@ -64,41 +66,41 @@ use queues::{Lane, Load, Queues};
 pub(crate) use topics::is_match;
 use topics::Topics;
 
-/// Rules that are read at most.
+/// Maximum number of rules that are read.
 pub const RULES_MAX: usize = 256;
-/// Flows that are known at most, whatever the configuration says.
+/// Maximum number of known flows, whatever the configuration says.
 pub const FLOWS_MAX: usize = 65_536;
-/// Most memory for waiting packets, whatever the configuration says.
+/// Maximum memory for waiting packets, whatever the configuration says.
 pub const BYTES_MAX: u32 = 1 << 30;
-/// Changes that wait for [`Protect::poll`] at most: beyond, flows keep their classes.
+/// Maximum number of changes that wait for [`Protect::poll`]. Beyond it, flows keep their classes.
 const CHANGES_MAX: usize = 1_024;
-/// Silent flows that are forgotten in one call.
+/// Maximum number of silent flows that are forgotten in one call.
 const FORGOTTEN_MAX: usize = 64;
 
-/// A backlog holds more than this, ten full packets, and for this long.
+/// A backlog is more than this, ten full packets, for at least the second constant.
 const BACKLOG_BYTES: u64 = 10 * 1_514;
 const BACKLOG_FOR: Duration = Duration::from_millis(50);
-/// Packets up to this length, headers included, are not what makes bulk.
+/// Packets of bulk up to this length, including headers, pass if no packet of their flow waits.
 const SMALL_BYTES: u32 = 256;
-/// Bulk without a backlog for this long, and for so many messages, is ordinary again.
+/// Bulk without a backlog for this long, and for this many messages, becomes ordinary again.
 const CALM_FOR: Duration = Duration::from_secs(5);
 const CALM_MESSAGES: u8 = 8;
-/// So many packets in a row that carry nothing make a flow one of acknowledgements.
+/// This many consecutive packets without payload make a flow one of acknowledgements.
 const EMPTY_MIN: u8 = 8;
 /// EF, CS6, CS7 and voice-admit.
 const URGENT: [u8; 4] = [46, 48, 56, 44];
-/// A message of more than this is bulk at first sight.
+/// A flow with a message longer than this is bulk at once.
 const LARGE_BYTES: u32 = 64 << 10;
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 
-/// What a flow is taken for.
+/// The class of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Class {
     /// Sent at once in AC_VO, and predicted.
     Control,
-    /// Neither: sent as it came.
+    /// Neither: sent as it arrives.
     Ordinary,
     /// Waits for the permit and for the gate.
     Bulk,
@@ -113,30 +115,30 @@ pub struct Flow {
     pub from: (IpAddr, u16),
     /// The receiver's address and port; port 0 if the protocol has none.
     pub to: (IpAddr, u16),
-    /// In DDS, the writer.
+    /// The writer, in DDS.
     pub writer: Option<Guid>,
 }
 
-/// A rule of the team file: which flows are of a class. All conditions that are set must hold.
+/// A rule of the team file that assigns a class to flows. All conditions that are set must hold.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rule {
     /// The class of these flows.
     pub class: Class,
     /// The IP protocol's number.
     pub protocol: Option<u8>,
-    /// The port of either end, first and last. Port 0, which stands for none, is in no range.
+    /// The first and last port of a range for either end. Port 0, which stands for no port, is in no range.
     pub ports: Option<(u16, u16)>,
     /// The address of the receiver.
     pub to: Option<IpAddr>,
     /// The DSCP that the program sets, 0 to 63.
     pub dscp: Option<u8>,
-    /// In DDS, the topic's name; `*` stands for any characters. A name that begins with '/' is one of ROS 2, where the
-    /// topic, service or action is meant that has it there.
+    /// The topic's name, in DDS; `*` stands for any characters. A name that begins with '/' is the name of a topic,
+    /// service or action in ROS 2.
     pub topic: Option<String>,
 }
 
 impl Rule {
-    /// Returns whether a flow of this topic whose packets have this DSCP falls under the rule.
+    /// Returns whether the rule covers a flow of this topic whose packets have this DSCP.
     pub fn covers(&self, flow: &Flow, dscp: u8, topic: Option<&str>) -> bool {
         let in_range = |(first, last): (u16, u16)| {
             let within = |port: u16| port != 0 && (first..=last).contains(&port);
@@ -156,29 +158,30 @@ impl Rule {
 /// The configuration of a [`Protect`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// The first rule that covers a flow holds; at most [`RULES_MAX`] are read.
+    /// The rules. The first one that covers a flow applies; at most [`RULES_MAX`] are read.
     pub rules: Vec<Rule>,
     /// Rules of the agent itself, for flows that none of the above covers. Their control is bounded.
     pub own_rules: Vec<Rule>,
-    /// Flows that are known at a time; 1 to [`FLOWS_MAX`].
+    /// The maximum number of known flows; 1 to [`FLOWS_MAX`].
     pub flows_max: usize,
-    /// Memory for one flow's packets that wait, of which each takes 256 bytes or more. One packet may always wait.
+    /// The maximum memory for one flow's waiting packets, each of which takes at least 256 bytes. One packet may always
+    /// wait.
     pub flow_bytes_max: u32,
-    /// Memory for all packets that wait; at most [`BYTES_MAX`].
+    /// The maximum memory for all waiting packets; at most [`BYTES_MAX`].
     pub bytes_max: u32,
-    /// What a flow that is not control by a rule of the team file may send as control, in bits a second.
+    /// The maximum rate of control flows that no rule of the team file makes control, in bits per second.
     pub control_bps_max: u64,
-    /// The same for a flow that its program marks.
+    /// The same for flows that their program marks.
     pub marked_bps_max: u64,
-    /// The longest message of control that is recognised by its period, in bytes with headers.
+    /// The longest control message that is recognised by its period, in bytes including headers.
     pub message_bytes_max: u32,
-    /// Which delay of waiting packets is too long.
+    /// The delays of waiting packets that are too long.
     pub codel: codel::Config,
 }
 
 impl Default for Config {
-    /// No rules; limits for a robot with some hundred connections, and for uncompressed images in datagrams, whose senders
-    /// nothing slows down.
+    /// Returns a configuration without rules. Its limits suit a robot with some hundred connections, and uncompressed
+    /// images in datagrams, whose senders nothing slows down.
     fn default() -> Self {
         Config {
             rules: Vec::new(),
@@ -197,113 +200,114 @@ impl Default for Config {
 /// The fields of a packet that decide its class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Head {
-    /// Its addresses.
+    /// The addresses.
     pub flow: Flow,
-    /// Its length, IP header included.
+    /// The length, including the IP header.
     pub bytes: u32,
-    /// Its DSCP, 0 to 63.
+    /// The DSCP, 0 to 63.
     pub dscp: u8,
-    /// How long the message is of which it carries a part, if its protocol tells; 0 if it carries nothing.
+    /// The length of the message that the packet is part of, if its protocol states it; 0 for a packet without payload.
     pub message_bytes: Option<u32>,
 }
 
-/// Why a flow is of its class.
+/// The reason for a flow's class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Reason {
-    /// By the rule with this index.
+    /// Covered by the rule with this index.
     Rule(usize),
-    /// Control: its program marks it so, by EF, CS6, CS7 or voice-admit.
+    /// Control: the program marks the flow so, by EF, CS6, CS7 or voice-admit.
     Marked,
-    /// Control: it is small and periodic.
+    /// Control: the messages are small and periodic.
     Periodic,
-    /// Bulk: it keeps a backlog.
+    /// Bulk: the flow keeps a backlog.
     Backlog,
-    /// Bulk: its messages are large.
+    /// Bulk: the messages are large.
     Large,
-    /// Ordinary: it would be control if it did not send so much.
+    /// Ordinary: the flow would be control if it sent less.
     TooFast,
-    /// Ordinary: nothing speaks for another class.
+    /// Ordinary: nothing indicates another class.
     Undecided,
-    /// Ordinary, and forgotten: it sent nothing for a minute, or others needed its place.
+    /// Ordinary, and forgotten: the flow sent nothing for a minute, or others needed its place.
     Silent,
-    /// By a rule of the agent itself: a connection of its own.
+    /// Covered by a rule of the agent itself, for its own connections.
     Own,
 }
 
-/// What to do with a packet.
+/// The decision about a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict<P> {
-    /// Control: to be sent now.
+    /// Control: send now.
     Send {
         /// The packet.
         packet: P,
         /// The flow's number, as in [`Change`].
         number: u32,
-        /// Whether it is the first packet of a message.
+        /// Whether the packet is the first of a message.
         begins: bool,
     },
-    /// Small, of a bulk flow of which nothing waits: to be sent now, as it came.
+    /// A small packet of a bulk flow without waiting packets: send now, unchanged.
     Pass(P),
-    /// It waits: ask [`Protect::next`].
+    /// The packet waits. Take it with [`Protect::next`].
     Queued,
-    /// No room: too much of the flow waits.
+    /// There was no room: too much of the flow waits.
     Dropped(P),
 }
 
-/// A flow has another class than before, or control another period.
+/// A change of a flow's class, or of control's period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Change {
     /// The flow.
     pub flow: Flow,
-    /// Its number: small, and its own as long as it is not ordinary.
+    /// The flow's number: small, and unique as long as the flow is not ordinary.
     pub number: u32,
-    /// What it is taken for now. Flows begin as ordinary, which is not told.
+    /// The new class. Flows begin as ordinary, which is not reported.
     pub class: Class,
-    /// Why.
+    /// The reason.
     pub reason: Reason,
-    /// Of control, the time between two messages, once known.
+    /// The time between two messages, for control, once known.
     pub period: Option<Duration>,
 }
 
 /// One flow as an operator sees it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
-    /// The flow. Packets that found no room in the table are shown as of protocol 255.
+    /// The flow. Packets that found no room in the table are shown as protocol 255.
     pub flow: Flow,
-    /// In DDS, its topic, if its announcement was seen.
+    /// The topic, in DDS, if its announcement was seen.
     pub topic: Option<String>,
-    /// What it is taken for.
+    /// The class.
     pub class: Class,
-    /// Why.
+    /// The reason.
     pub reason: Reason,
-    /// The time between two messages, if it is periodic.
+    /// The time between two messages, if the flow is periodic.
     pub period: Option<Duration>,
-    /// The DSCP that its program sets.
+    /// The DSCP that the program sets.
     pub dscp: u8,
-    /// Packets that came so far.
+    /// The number of packets so far.
     pub packets: u64,
-    /// Their bytes.
+    /// The bytes of these packets.
     pub bytes: u64,
-    /// Bits a second, over the last second.
+    /// The rate over the last second, in bits per second.
     pub rate_bps: u64,
-    /// For how long no packet has come.
+    /// The time since the last packet.
     pub silent: Duration,
-    /// Packets that wait.
+    /// The number of waiting packets.
     pub waiting_packets: u32,
-    /// Their bytes.
+    /// The bytes of the waiting packets.
     pub waiting_bytes: u64,
-    /// Packets that were dropped.
+    /// The number of dropped packets.
     pub dropped: u64,
 }
 
-/// Sorts packets into classes, and keeps those that have to wait. A packet that is dropped inside is dropped as a value.
+/// Sorts packets into classes, and keeps those that have to wait. A packet that is dropped inside is dropped as a Rust
+/// value.
 #[derive(Clone, Debug)]
 pub struct Protect<P> {
-    /// The team file's, and behind them the agent's own.
+    /// The rules of the team file, followed by the agent's own.
     rules: Vec<Rule>,
     first_own: usize,
-    /// For flows that are not marked, and for those that are.
+    /// The bounds for unmarked flows, and for marked ones.
     bounds: [Bounds; 2],
     flows: Flows,
     topics: Topics,
@@ -314,7 +318,7 @@ pub struct Protect<P> {
 }
 
 impl<P> Protect<P> {
-    /// No flows yet, and bulk held. Limits out of range are clamped.
+    /// Creates the state without flows, with bulk held. Limits out of range are clamped.
     pub fn new(config: Config) -> Self {
         let mut rules = config.rules;
         rules.truncate(RULES_MAX);
@@ -339,7 +343,7 @@ impl<P> Protect<P> {
         }
     }
 
-    /// A program sends a packet.
+    /// Handles a packet that a program sends.
     pub fn on_packet(&mut self, head: Head, packet: P, now: Instant) -> Verdict<P> {
         let at = self.place(&head, now);
         let begins = self.note(at, &head, now);
@@ -362,7 +366,7 @@ impl<P> Protect<P> {
         }
     }
 
-    /// A DDS program announces a writer and its topic.
+    /// Records that a DDS program announces a writer and its topic.
     pub fn on_topic(&mut self, writer: Guid, topic: &str) {
         if self.topics.add(writer, topic) {
             for at in self.flows.of_writer(writer) {
@@ -373,8 +377,8 @@ impl<P> Protect<P> {
         }
     }
 
-    /// Returns whether packets wait of ordinary flows, or of bulk, that are not held as acknowledgements. Control that had to queue
-    /// waits with the ordinary ones, and so do acknowledgements.
+    /// Returns whether packets of a class, ordinary or bulk, wait that are not held as acknowledgements. Control that
+    /// had to queue waits with the ordinary ones, as do acknowledgements.
     pub fn has(&self, class: Class) -> bool {
         let empty = class == Class::Ordinary && !self.holds_empty && self.has_acknowledgements();
         empty || lane(class).is_some_and(|lane| self.queues.waits(lane))
@@ -385,19 +389,19 @@ impl<P> Protect<P> {
         self.queues.waits(Lane::Empty)
     }
 
-    /// From now on acknowledgements are held, or no longer.
+    /// Sets whether acknowledgements are held from now on.
     pub fn hold_acknowledgements(&mut self, hold: bool) {
         self.holds_empty = hold;
     }
 
-    /// Takes the next packet of ordinary flows, or of bulk. Whether bulk may go now is the driver's knowledge.
+    /// Takes the next packet of ordinary flows, or of bulk. The driver has to know whether bulk may go now.
     pub fn next(&mut self, class: Class, now: Instant) -> Option<(Head, P)> {
         self.next_piece(class, now, |_, _| None)
     }
 
-    /// Takes the next packet, or a piece of it: `cut` takes one off a packet that is too long, and tells its length in bytes. The
-    /// rest is then the first of its flow, and its flow has had its turn by the piece alone. With `true`, the piece is to be dropped,
-    /// so `cut` takes none off a packet that is of no use without it.
+    /// Takes the next packet, or a piece of it. `cut` takes a piece off a packet that is too long, and returns it with
+    /// its length in bytes. The rest is then the first of its flow, and only the piece counts for the flow's turn. With
+    /// `true`, the piece is to be dropped, so `cut` must take none off a packet that is of no use without it.
     pub fn next_piece(
         &mut self,
         class: Class,
@@ -426,12 +430,12 @@ impl<P> Protect<P> {
         None
     }
 
-    /// Bulk may leave from now on, or is held. What waits longer because of that is not dropped for it.
+    /// Sets whether bulk may leave from now on. Packets are not dropped for the time during which they are held.
     pub fn set_open(&mut self, open: bool, now: Instant) {
         self.queues.set_open(open, now);
     }
 
-    /// When to call [`Protect::on_deadline`].
+    /// Returns when to call [`Protect::on_deadline`].
     pub fn next_deadline(&self) -> Option<Instant> {
         self.flows.forget_at()
     }
@@ -452,7 +456,7 @@ impl<P> Protect<P> {
         self.changes.pop_front()
     }
 
-    /// All flows that are known.
+    /// Returns all known flows.
     pub fn flows(&self, now: Instant) -> impl Iterator<Item = Status> + '_ {
         self.flows.all().map(move |(at, entry)| {
             let load = self.queues.load(at, now);
@@ -474,12 +478,12 @@ impl<P> Protect<P> {
         })
     }
 
-    /// Packets that were dropped, of all flows so far.
+    /// Returns the number of packets dropped so far, over all flows.
     pub fn dropped(&self) -> u64 {
         self.queues.dropped()
     }
 
-    /// The number of the packet's flow, which is added if it is new.
+    /// Returns the number of the packet's flow, which is added if it is new.
     fn place(&mut self, head: &Head, now: Instant) -> u32 {
         if let Some(at) = self.flows.find(&head.flow) {
             return at;
@@ -518,7 +522,7 @@ impl<P> Protect<P> {
         }
     }
 
-    /// Whether the driver has not polled for long.
+    /// Returns whether the driver has not polled for long.
     fn is_unread(&self) -> bool {
         self.changes.len() >= CHANGES_MAX
     }
@@ -528,7 +532,7 @@ impl<P> Protect<P> {
         self.rules.iter().position(|rule| rule.covers(flow, dscp, topic))
     }
 
-    /// Takes down that a packet came; returns whether it begins a message.
+    /// Records a packet. Returns whether it begins a message.
     fn note(&mut self, at: u32, head: &Head, now: Instant) -> bool {
         self.flows.touch(at, now);
         let entry = self.flows.get_mut(at);
@@ -554,7 +558,7 @@ impl<P> Protect<P> {
         begins
     }
 
-    /// Gives the flow the class that it has earned, and its place to wait.
+    /// Assigns the flow its class and its lane.
     fn judge(&mut self, at: u32, begins: bool, now: Instant) {
         self.classify(at, begins, now);
         let entry = self.flows.get(at);
@@ -600,7 +604,7 @@ impl<P> Protect<P> {
     }
 }
 
-/// The class of a flow without a rule, and why.
+/// Returns the class of a flow without a rule, with the reason.
 fn earned(entry: &mut Entry, load: Load, shared: bool, now: Instant) -> (Class, Reason) {
     let is_bulk = entry.class == Class::Bulk;
     let held = if is_bulk { load.held } else { Duration::ZERO };
@@ -628,7 +632,7 @@ fn earned(entry: &mut Entry, load: Load, shared: bool, now: Instant) -> (Class, 
     }
 }
 
-/// Where packets of a class wait. Control does not.
+/// Returns the lane in which packets of a class wait. Control does not wait.
 fn lane(class: Class) -> Option<Lane> {
     match class {
         Class::Control => None,
@@ -637,7 +641,7 @@ fn lane(class: Class) -> Option<Lane> {
     }
 }
 
-/// Whether a period is another one than was told: by an eighth or more.
+/// Returns whether a period differs from the reported one, by more than an eighth.
 fn differs(told: Option<Duration>, period: Option<Duration>) -> bool {
     match (told, period) {
         (Some(told), Some(period)) => told.as_nanos().abs_diff(period.as_nanos()) > told.as_nanos() / 8,

@@ -1,26 +1,27 @@
-//! In which order the reactions of one federate run (Kwok, section III-B).
+//! Decides the order in which the reactions of one federate run (Kwok, section III-B).
 //!
-//! The scheduler is told of events, of the tag up to which it may advance, and of physical time. It returns which
-//! reactions to run next, what goes to other federates, and which tags are complete. Several rules decide:
+//! The inputs of the scheduler are events, the tag up to which it may advance, and physical time. It returns the
+//! reactions to run next, the values for other federates, and the completed tags. These rules apply:
 //!
-//! - Tags are handled in order, each one whole. The next one opens once it is granted and the clock has reached it.
-//!   With `fast` it does not wait for the clock.
-//! - Within a tag, reactions run by level. Those of one level are independent: a driver may run them in parallel, and
-//!   tell their effects in any order. The result is the same.
+//! - Tags are handled in order, one at a time. The next one opens once it is granted and the clock has reached it. With
+//!   `fast` it does not wait for the clock.
+//! - Within a tag, reactions run by level. Reactions of one level are independent: a driver may run them in parallel,
+//!   and report their effects in any order. The result is the same.
 //! - A tag that is granted only provisionally may still receive inputs. While any is unknown, its level and those above
-//!   wait. Outputs that are final meanwhile are sent or reported absent, which is how federates of a zero-delay cycle
+//!   wait. Outputs that become final meanwhile are sent or reported absent. That is how federates of a zero-delay cycle
 //!   make progress. The tag is complete once all inputs are known. A provisional grant makes no input known.
-//! - A reaction that would begin later than its tag and its deadline runs its late handler. With `fast`, none is late.
-//! - An action that is scheduled twice for one tag is present at the next microstep too; nothing is overwritten. So are
-//!   the values of a delayed connection whose sender set them at several microsteps of one time. The last value that is
-//!   set on an output at one tag counts.
-//! - A value that comes after its tag goes to the reactions that handle late values of its input, at the next tag that is
-//!   still free. It never counts as a value of the input itself.
-//! - Physical actions get the time of the clock, yet never a tag that is open, complete, or promised to be empty. The
-//!   clock is guarded: a time before the latest one counts as the latest one.
+//! - If a reaction would begin later than its tag plus its deadline, its late handler runs instead. With `fast`, none
+//!   is late.
+//! - An action that is scheduled twice for one tag is present at the next microstep too; nothing is overwritten. The
+//!   same applies to the values of a delayed connection whose sender set them at several microsteps of one time. On an
+//!   output, the last value set at a tag counts.
+//! - A value that arrives after its tag goes to the reactions that handle late values of its input, at the next tag
+//!   that is still free. It never counts as a value of the input itself.
+//! - Physical actions get the time of the clock, but never a tag that is open, complete, or promised to be empty. The
+//!   clock never goes back: a time before the latest one counts as the latest one.
 //!
-//! Left out: when to advance, which [`federate`](super::federate) and [`decentralised`](super::decentralised) decide.
-//! Actions with a least spacing.
+//! Left out: when to advance, which [`federate`](super::federate) and [`decentralised`](super::decentralised) decide,
+//! and actions with a minimum spacing.
 
 mod inputs;
 mod plan;
@@ -63,16 +64,16 @@ pub struct Scheduler<V> {
     /// The latest time passed in.
     clock: Instant,
     queue: BTreeMap<(Tag, ElementId), Option<V>>,
-    /// The tags meant for the late values in the queue and at the open tag.
+    /// The intended tags of the late values in the queue and at the open tag.
     meant: BTreeMap<(Tag, ElementId), Tag>,
     granted: Tag,
     provisional: Tag,
-    /// Tags from here on do not open.
+    /// The tag from which on no tag opens.
     barrier: Tag,
     stop: Tag,
     stop_requested: bool,
     completed: Tag,
-    /// No physical action gets a tag before this one.
+    /// The tag before which no physical action takes place.
     promised: Tag,
     open: Option<Tag>,
     values: Vec<Presence<V>>,
@@ -80,15 +81,15 @@ pub struct Scheduler<V> {
     ready: BTreeSet<(u32, ReactionId)>,
     progress: Vec<Progress>,
     running: usize,
-    /// Of the plan's outputs, how many are final at the open tag.
+    /// The number of the plan's outputs that are final at the open tag.
     outputs_final: usize,
-    /// Per waiting input of the plan.
+    /// Per waiting input of the plan, the tags up to which it is known.
     known: Vec<Known>,
     outbox: VecDeque<Step<V>>,
 }
 
 impl<V: Hash> Hash for Scheduler<V> {
-    /// Everything that changes and decides what comes next.
+    /// Hashes everything that changes and affects further steps.
     fn hash<H: Hasher>(&self, state: &mut H) {
         (self.start, self.clock, &self.queue, self.granted, self.provisional).hash(state);
         (
@@ -106,7 +107,7 @@ impl<V: Hash> Hash for Scheduler<V> {
 }
 
 impl<V: Value> Scheduler<V> {
-    /// The scheduler of one federate. It does nothing before [`Scheduler::start`].
+    /// Creates the scheduler of one federate. It does nothing before [`Scheduler::start`].
     pub fn new(graph: Arc<Graph>, federate: FederateId, waits: Waits, config: SchedulerConfig) -> Self {
         let plan = Arc::new(Plan::new(&graph, federate, waits));
         Scheduler {
@@ -137,8 +138,9 @@ impl<V: Value> Scheduler<V> {
         }
     }
 
-    /// Starts the program: tags count from `start`. This federate takes part from `first`, usually [`Tag::START`]. One
-    /// that joins later gets its startup events there, and its timers keep their times. A second start is ignored.
+    /// Starts the program. Tags count from `start`. This federate takes part from `first`, usually [`Tag::START`]. A
+    /// federate that joins later gets its startup events there, and its timers keep their times. A second start is
+    /// ignored.
     pub fn start(&mut self, start: Instant, first: Tag) {
         let Some(from) = first.time().filter(|_| self.start.is_none()) else {
             return;
@@ -153,7 +155,7 @@ impl<V: Value> Scheduler<V> {
             let ElementKind::Timer { offset, period } = self.graph.elements()[timer.0 as usize].kind else {
                 continue;
             };
-            // The first of its times at or after `first`.
+            // The timer's first time at or after `first`.
             let missed_ns = from.saturating_sub(offset).as_nanos() + u64::from(first.microstep() > 0);
             let at = match period.filter(|_| Tag::at(offset, 0) < first) {
                 Some(period) => offset + period * missed_ns.div_ceil(period.as_nanos().max(1)),
@@ -165,27 +167,28 @@ impl<V: Value> Scheduler<V> {
         }
     }
 
-    /// All messages up to `tag` are here.
+    /// Grants `tag`: all messages up to it have arrived.
     pub fn advance_to(&mut self, tag: Tag) {
         self.granted = self.granted.max(tag);
     }
 
-    /// All messages before `tag` are here, and at `tag` all but those of inputs that it may have to wait for.
+    /// Grants `tag` provisionally: all messages before it have arrived, and at `tag` all except those of inputs on
+    /// which the federate may have to wait.
     pub fn advance_provisionally(&mut self, tag: Tag) {
         self.provisional = self.provisional.max(tag);
     }
 
-    /// Does not open `tag`, nor any later one, until a stop is decided. The tag of the time limit needs no decision.
+    /// Keeps `tag` and all later ones closed until a stop is decided. The tag of the time limit needs no decision.
     pub fn hold(&mut self, tag: Tag) {
         if self.stop == Tag::FOREVER && tag < self.limit() {
             self.barrier = self.barrier.min(tag);
         }
     }
 
-    /// `tag` is the program's last tag. Later events are dropped.
+    /// Sets the program's last tag. Later events are dropped.
     ///
     /// # Errors
-    /// If that tag is already complete, or open: it cannot become the last one any more.
+    /// If that tag is already complete or open, so it can no longer become the last one.
     pub fn stop_at(&mut self, tag: Tag) -> Result<(), Refused> {
         if tag == self.stop {
             return Ok(());
@@ -205,11 +208,11 @@ impl<V: Value> Scheduler<V> {
         self.promised = self.promised.max(tag);
     }
 
-    /// A reaction has run, or its late handler.
+    /// Records the effects of a reaction or of its late handler.
     ///
     /// # Errors
-    /// If it was not to be run, or has effects that it does not declare; then none takes effect. If an action cannot be
-    /// scheduled; then the effects before it have taken effect.
+    /// If the reaction was not to be run, or has effects that it does not declare. Then none takes effect. Also if an
+    /// action cannot be scheduled. Then the effects before it have taken effect.
     pub fn finish(&mut self, reaction: ReactionId, effects: Effects<V>, now: Instant) -> Result<(), Refused> {
         self.clock = self.clock.max(now);
         let (Some(tag), Some(Progress::Running)) = (self.open, self.progress.get(reaction.0 as usize)) else {
@@ -243,7 +246,7 @@ impl<V: Value> Scheduler<V> {
         Ok(())
     }
 
-    /// The next thing to do at `now`; `None` if it waits for a grant, an input, the clock, or a running reaction.
+    /// Returns the next step at `now`; `None` while waiting for a grant, an input, the clock, or a running reaction.
     pub fn poll(&mut self, now: Instant) -> Option<Step<V>> {
         self.clock = self.clock.max(now);
         loop {
@@ -277,14 +280,14 @@ impl<V: Value> Scheduler<V> {
         }
     }
 
-    /// When the clock alone lets [`Scheduler::poll`] continue.
+    /// Returns when the clock alone lets [`Scheduler::poll`] continue.
     pub fn next_deadline(&self) -> Option<Instant> {
         let tag = self.opens_next().filter(|_| self.open.is_none())?;
         let time = tag.time().filter(|_| !self.is_due(tag))?;
         self.start.map(|start| start + time)
     }
 
-    /// The tag of the next event, or the open tag while one is open. [`Tag::FOREVER`] if there is none.
+    /// Returns the tag of the next event, or the open tag while one is open. [`Tag::FOREVER`] if there is none.
     pub fn next_tag(&self) -> Tag {
         if let Some(tag) = self.open {
             return tag;
@@ -294,80 +297,80 @@ impl<V: Value> Scheduler<V> {
         event.min(last.unwrap_or(Tag::FOREVER))
     }
 
-    /// The tag up to which everything is done.
+    /// Returns the tag up to which everything is done.
     pub fn completed(&self) -> Tag {
         self.completed
     }
 
-    /// The open tag, or the last one that is complete.
+    /// Returns the open tag, or the last one that is complete.
     pub fn reached(&self) -> Tag {
         self.open.unwrap_or(self.completed)
     }
 
-    /// Whether no tag is open, and everything before is told.
+    /// Returns whether no tag is open and all steps before have been returned.
     pub fn is_between_tags(&self) -> bool {
         self.open.is_none() && self.outbox.is_empty()
     }
 
-    /// Whether a tag is open, or the next one is granted and due.
+    /// Returns whether a tag is open, or the next one is granted and due.
     pub fn has_work(&self) -> bool {
         self.open.is_some() || self.opens_next().is_some_and(|tag| self.is_due(tag))
     }
 
-    /// The number of events in the queue.
+    /// Returns the number of events in the queue.
     pub fn events(&self) -> usize {
         self.queue.len()
     }
 
-    /// The tag up to which it may advance, and the one that it may open provisionally.
+    /// Returns the tag up to which the federate may advance, and the one that it may open provisionally.
     pub fn grants(&self) -> (Tag, Tag) {
         (self.granted, self.provisional)
     }
 
-    /// The last tag that was decided; [`Tag::FOREVER`] until then.
+    /// Returns the decided last tag; [`Tag::FOREVER`] until it is decided.
     pub fn stop(&self) -> Tag {
         self.stop
     }
 
-    /// The tag of the time limit; [`Tag::FOREVER`] without one.
+    /// Returns the tag of the time limit; [`Tag::FOREVER`] without one.
     pub fn limit(&self) -> Tag {
         self.config.timeout.map_or(Tag::FOREVER, |time| Tag::at(time, 0))
     }
 
-    /// The last tag, by decision or by the time limit.
+    /// Returns the last tag, by decision or by the time limit.
     pub fn last(&self) -> Tag {
         self.stop.min(self.limit())
     }
 
-    /// Whether it waits for nothing but messages: no event is left, and no physical action can bring one. A federate
-    /// without others then ends at the next tag. Others leave that to the RTI.
+    /// Returns whether only messages can cause further events: no event is left, and no physical action can cause one.
+    /// A federate without others then ends at the next tag. Otherwise the RTI decides.
     pub fn is_starved(&self) -> bool {
         let federate = self.graph.federate(self.federate);
         let is_physical = federate.is_none_or(|federate| federate.physical_delay.is_some());
         self.start.is_some() && self.is_between_tags() && self.next_tag() == Tag::FOREVER && !is_physical
     }
 
-    /// The time since the program's start; `None` while that is unknown, and zero before it.
+    /// Returns the time since the program's start; `None` while the start is unknown, and zero before it.
     pub fn elapsed(&self, now: Instant) -> Option<Duration> {
         self.start.map(|start| now.max(self.clock).since(start))
     }
 
-    /// When the program started or will.
+    /// Returns when the program started or will start.
     pub fn started_at(&self) -> Option<Instant> {
         self.start
     }
 
-    /// Whether a port, timer or action is present at the open tag.
+    /// Returns whether a port, timer or action is present at the open tag.
     pub fn is_present(&self, element: ElementId) -> bool {
         self.presence(element).is_some()
     }
 
-    /// The value of a port or action at the open tag, if it is present and has one.
+    /// Returns the value of a port or action at the open tag, if it is present and has one.
     pub fn value(&self, element: ElementId) -> Option<&V> {
         self.presence(element).and_then(Option::as_ref)
     }
 
-    /// Of a late value at the open tag, the tag that was meant.
+    /// Returns the intended tag of a late value at the open tag.
     pub fn meant(&self, element: ElementId) -> Option<Tag> {
         self.meant.get(&(self.open?, element)).copied()
     }
@@ -380,7 +383,7 @@ impl<V: Value> Scheduler<V> {
         }
     }
 
-    /// The tag that would open next, if it is granted.
+    /// Returns the tag that would open next, if it is granted.
     fn opens_next(&self) -> Option<Tag> {
         let next = self.next_tag();
         let provisional = self.provisional > self.granted.max(self.completed) && self.provisional <= next;
@@ -425,7 +428,7 @@ impl<V: Value> Scheduler<V> {
         }
     }
 
-    /// The level from which on reactions wait for inputs; `None` if all are known.
+    /// Returns the level from which on reactions wait for inputs; `None` if all are known.
     fn wall(&self, tag: Tag) -> Option<u32> {
         if self.granted >= tag {
             return None;
@@ -474,7 +477,7 @@ impl<V: Value> Scheduler<V> {
         }
     }
 
-    /// Sends what can no longer change, because all reactions below `level` are done.
+    /// Sends the outputs that can no longer change, because all reactions below `level` are done.
     fn send_final_outputs(&mut self, tag: Tag, level: u32) {
         let plan = Arc::clone(&self.plan);
         let left = &plan.outputs[self.outputs_final.min(plan.outputs.len())..];

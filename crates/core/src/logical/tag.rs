@@ -1,10 +1,11 @@
-//! Superdense time: which of two events comes first, and what a delay does to a tag (Kwok, section III-B).
+//! Superdense time: the order of events, and the effect of delays on tags (Kwok, section III-B).
 //!
 //! A tag is a time and a microstep. Times count from the program's start, so two runs of a program have the same tags.
-//! The infinities are variants of their own: no arithmetic leaves them, and none reaches [`Tag::NEVER`].
+//! The infinities are separate variants: arithmetic on an infinity returns that infinity, and no arithmetic reaches
+//! [`Tag::NEVER`].
 //!
 //! A connection without a delay keeps the tag. An action without a delay still advances one microstep, so that no
-//! reaction causes itself. A delay in time drops the microsteps before it. **So adding delays does not commute:** one
+//! reaction causes itself. A delay in time drops the microsteps before it. **So adding delays is not commutative:** one
 //! microstep and then 5 ms is 5 ms, but 5 ms and then one microstep is one microstep more. [`Delay::then`] adds in the
 //! direction of the path, and is associative.
 //!
@@ -30,7 +31,7 @@ pub enum Tag {
     Forever,
 }
 
-/// The sum of the delays along a path: how far a tag moves.
+/// The sum of the delays along a path, by which a tag moves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Delay {
     time: Duration,
@@ -45,12 +46,12 @@ impl Tag {
     /// After every event.
     pub const FOREVER: Tag = Tag::Forever;
 
-    /// The tag `time` after the program's start, at `microstep`.
+    /// Returns the tag `time` after the program's start, at `microstep`.
     pub const fn at(time: Duration, microstep: u32) -> Tag {
         Tag::At { time, microstep }
     }
 
-    /// The time since the program's start; `None` for the infinities.
+    /// Returns the time since the program's start; `None` for the infinities.
     pub const fn time(self) -> Option<Duration> {
         match self {
             Tag::At { time, .. } => Some(time),
@@ -58,7 +59,7 @@ impl Tag {
         }
     }
 
-    /// The microstep; zero for the infinities.
+    /// Returns the microstep; zero for the infinities.
     pub const fn microstep(self) -> u32 {
         match self {
             Tag::At { microstep, .. } => microstep,
@@ -66,12 +67,12 @@ impl Tag {
         }
     }
 
-    /// The earliest tag after this one. An infinity is its own.
+    /// Returns the earliest tag after this one; an infinity returns itself.
     pub fn next(self) -> Tag {
         self + Delay::MICROSTEP
     }
 
-    /// The latest tag before this one; [`Tag::NEVER`] for the first tag. An infinity is its own.
+    /// Returns the latest tag before this one; [`Tag::NEVER`] for the first tag. An infinity returns itself.
     pub fn before(self) -> Tag {
         let Tag::At { time, microstep } = self else { return self };
         if let Some(microstep) = microstep.checked_sub(1) {
@@ -85,7 +86,7 @@ impl Tag {
 }
 
 impl Delay {
-    /// No delay: the tag stays.
+    /// No delay: keeps the tag.
     pub const NONE: Delay = Delay {
         time: Duration::ZERO,
         microstep: 0,
@@ -96,7 +97,7 @@ impl Delay {
         microstep: 1,
     };
 
-    /// The delay of a connection. Zero keeps the tag.
+    /// Returns the delay of a connection. Zero keeps the tag.
     pub const fn of_connection(after: Duration) -> Delay {
         Delay {
             time: after,
@@ -104,7 +105,7 @@ impl Delay {
         }
     }
 
-    /// The delay of an action. Zero still advances one microstep.
+    /// Returns the delay of an action. Zero still advances one microstep.
     pub fn of_action(delay: Duration) -> Delay {
         if delay == Duration::ZERO {
             return Delay::MICROSTEP;
@@ -112,7 +113,7 @@ impl Delay {
         Delay::of_connection(delay)
     }
 
-    /// The earliest tag that this delay moves past `reached`; [`Tag::FOREVER`] if there is none.
+    /// Returns the earliest tag that this delay moves past `reached`; [`Tag::FOREVER`] if there is none.
     pub fn first_past(self, reached: Tag) -> Tag {
         let Tag::At { time, microstep } = reached else {
             return if reached == Tag::NEVER {
@@ -134,7 +135,7 @@ impl Delay {
         Tag::at(Duration::from_nanos(ns.saturating_add(u64::from(!lands_past))), 0)
     }
 
-    /// This delay, and then `later`.
+    /// Returns this delay followed by `later`.
     #[must_use]
     pub fn then(self, later: Delay) -> Delay {
         match Tag::at(self.time, self.microstep) + later {
@@ -150,7 +151,7 @@ impl Delay {
 impl std::ops::Add<Delay> for Tag {
     type Output = Tag;
 
-    /// The tag `delay` after this one. Past the end of time lies [`Tag::FOREVER`].
+    /// Returns the tag `delay` after this one. [`Tag::FOREVER`] follows the end of time.
     fn add(self, delay: Delay) -> Tag {
         let Tag::At { time, microstep } = self else { return self };
         let kept = if delay.time == Duration::ZERO { microstep } else { 0 };

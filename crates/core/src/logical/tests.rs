@@ -46,7 +46,7 @@ fn random_run(seed: u64, adjust: impl Fn(&mut Random, &mut Kinds, &mut Scenario)
     };
     adjust(&mut random, &mut kinds, &mut scenario);
     if scenario.fast {
-        // Federates without upstream run far ahead meanwhile.
+        // Federates without upstream federates run far ahead meanwhile.
         scenario.stop_at_ns /= 4;
         scenario.delay_max_ns = scenario.delay_max_ns.min(MS);
     }
@@ -54,7 +54,7 @@ fn random_run(seed: u64, adjust: impl Fn(&mut Random, &mut Kinds, &mut Scenario)
     let graph = Arc::new(Graph::new(&program).map_err(|e| e.to_string())?);
     let limit = scenario.timeout.map(|time| Tag::at(time, 0));
     let end = limit.or_else(|| reference::end(&graph).filter(|_| !kinds.periodic));
-    // What goes on and on ends only if somebody asks.
+    // A program that runs forever ends only on request.
     scenario.somebody_asks |= end.is_none() || (scenario.offsets.is_some() && has_loop(&graph));
     let outcome = World::new(Arc::clone(&graph), scenario, random)
         .run()
@@ -90,8 +90,8 @@ fn random_run(seed: u64, adjust: impl Fn(&mut Random, &mut Kinds, &mut Scenario)
     ))
 }
 
-/// Whether messages of some federate can come back to it: then decentralised federates promise each other a little more
-/// for ever.
+/// Returns whether messages of some federate can return to it. Then decentralised federates promise each other a little
+/// more forever.
 fn has_loop(graph: &Graph) -> bool {
     let count = graph.federates().len();
     let mut reaches = vec![vec![false; count]; count];
@@ -228,7 +228,7 @@ proptest! {
     }
 }
 
-/// Members of zero-delay cycles have an offset; others may wait for ever.
+/// Makes a scenario decentralised. Members of zero-delay cycles have an offset; others may wait forever.
 fn decentralise(random: &mut Random, scenario: &mut Scenario) {
     let offset = Duration::from_millis(random.below(12));
     scenario.offsets = Some((offset, Some(offset).filter(|_| random.one_in(2))));

@@ -1,8 +1,8 @@
-//! A program on federates under RTIs, in virtual time: random delays, clocks with errors, and deaths from a seed. The
+//! A program on federates under RTIs, in virtual time, with random delays, clock errors and deaths from a seed. The
 //! federates are granted tags, or advance by themselves.
 //!
-//! Each link delivers in order, as the protocol demands; between links, anything may overtake. What the reactions saw
-//! is recorded, to be compared with the reference.
+//! Each link delivers in order, as the protocol demands; messages of different links may overtake each other.
+//! Everything that the reactions saw is recorded, to be compared with the reference.
 
 use super::decentralised::PeerMessage;
 use super::failover_epoch as epoch;
@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 const MS: u64 = 1_000_000;
 
-/// What happens when.
+/// The events of a run.
 #[derive(Clone, Debug)]
 enum Event {
     Wake(usize),
@@ -46,13 +46,13 @@ pub struct Scenario {
     pub clock_error_ns: u64,
     pub deaths: u64,
     pub new_rtis: u64,
-    /// Whether an RTI lives on when there is a new one.
+    /// Whether an RTI survives the arrival of a new one.
     pub rtis_survive: bool,
-    /// When somebody asks for the end, if anybody does.
+    /// The time of the request for the end, if `somebody_asks`.
     pub stop_at_ns: u64,
     pub somebody_asks: bool,
     pub timeout: Option<Duration>,
-    /// Of decentralised federates: that of members of zero-delay cycles, and that of the others.
+    /// For decentralised federates, the offset of members of zero-delay cycles, and the offset of others.
     pub offsets: Option<(Duration, Option<Duration>)>,
 }
 
@@ -91,15 +91,15 @@ pub struct World {
     links: BTreeMap<(usize, usize, bool), Link>,
     outside: BTreeSet<Outside>,
     arrived: BTreeMap<(Tag, ElementId), usize>,
-    /// (receiver, sender, number)
+    /// Arrived messages as (receiver, sender, number).
     seen: BTreeSet<(usize, FederateId, u64)>,
     /// When the last message from one federate to another arrives.
     peers: BTreeMap<(usize, usize), u64>,
-    /// How many messages came after their tag.
+    /// The number of messages that arrived after their tag.
     late: BTreeMap<(Tag, ElementId), usize>,
-    /// When reactions have to handle some of these, per site.
+    /// The tags at which reactions have to handle some of these, per site.
     handled: BTreeSet<(usize, Tag, ElementId)>,
-    /// Somebody died before the start.
+    /// Whether a federate died before the start.
     start_failed: bool,
     /// When a federate last reached another tag.
     moved_at: u64,
@@ -121,7 +121,7 @@ fn federate(graph: &Arc<Graph>, id: FederateId, config: FederateConfig, scenario
     Federate::decentralised(Arc::clone(graph), id, config, offsets).unwrap()
 }
 
-/// What a run came to.
+/// The result of a run.
 pub struct Outcome {
     pub records: Vec<Record>,
     pub given: Given,
@@ -184,7 +184,7 @@ impl World {
         let asks = self.random.below(count) as usize;
         if self.scenario.somebody_asks {
             self.at(stop_at, Event::RequestStop(asks));
-            // Somebody else asks in the end, in case that one is dead.
+            // Finally every federate asks, in case the first one is dead.
             for site in 0..self.sites.len() {
                 self.at(stop_at * 2, Event::RequestStop(site));
                 self.at(stop_at * 2 + 700 * MS, Event::RequestStop(site));
@@ -226,7 +226,7 @@ impl World {
 
     /// Runs until all have ended.
     pub fn run(mut self) -> Result<Outcome, String> {
-        // A tag may take a federate a tenth of a second, so only one that does nothing hangs.
+        // A tag may take a federate a tenth of a second, so only a long time without progress means a hang.
         let (idle_max, limit) = (30_000 * MS, 600_000 * MS);
         let (mut at_once, mut asks_at) = (0, idle_max / 2);
         while let Some(Reverse((at, id))) = self.events.pop() {
@@ -261,7 +261,7 @@ impl World {
             if let Some(event) = self.queue.remove(&id) {
                 self.handle(event)?;
             }
-            // Without the values of the dead, a program may run on and on.
+            // Without the values of dead federates, a program may run forever.
             if at > asks_at && self.scenario.deaths > 0 && at < self.moved_at + 1000 * MS {
                 asks_at = u64::MAX;
                 for site in 0..self.sites.len() {
@@ -374,7 +374,7 @@ impl World {
         }
     }
 
-    /// When the next message of a link arrives; `None` if the link breaks before.
+    /// Returns when the next message of a link arrives; `None` if the link breaks before.
     fn deliver(&mut self, center: usize, site: usize, up: bool) -> Option<u64> {
         let delay = self.delay(self.scenario.delay_max_ns);
         let now = self.now;
@@ -451,7 +451,7 @@ impl World {
         Ok(())
     }
 
-    /// Physical events and late values that are present now; the reference cannot know them.
+    /// Records the physical events and late values that are present now, because the reference cannot know them.
     fn note_outside(&mut self, site: usize, tag: Tag) {
         let s = self.sites[site].federate.scheduler();
         for (id, element) in self.graph.elements().iter().enumerate() {
@@ -499,7 +499,7 @@ impl World {
         }
         self.sites[site].is_alive = false;
         for center in 0..self.centers.len() {
-            // Some of what it sent last still arrives.
+            // Some of its last messages still arrive.
             let cut = self.now + self.random.below(self.scenario.delay_max_ns + 1);
             self.cut(center, site, true, cut);
             let noticed = cut.max(self.now) + self.random.below(2 * MS);
@@ -514,7 +514,7 @@ impl World {
         }
     }
 
-    /// Breaks a link: what would arrive from then on never does.
+    /// Breaks a link. Messages that would arrive from then on never do.
     fn cut(&mut self, center: usize, site: usize, up: bool, cut: u64) {
         let link = self.links.entry((center, site, up)).or_insert(Link { last: 0, cut });
         link.cut = cut.min(link.cut);
@@ -525,7 +525,7 @@ impl World {
         });
     }
 
-    /// Removes such events from `cut` on.
+    /// Removes the events that `is_hit` selects, from `cut` on.
     fn lose(&mut self, cut: u64, is_hit: impl Fn(&Event) -> bool) {
         let lost: Vec<_> = self
             .events
@@ -581,7 +581,7 @@ impl World {
         records.sort_unstable();
         let stops = self.sites.iter().map(|site| site.federate.scheduler().last());
         let stop = stops.min().filter(|_| !self.start_failed).unwrap_or(Tag::NEVER);
-        // The dead may have been ahead.
+        // Dead federates may have been ahead.
         records.retain(|(tag, ..)| *tag <= stop);
         let mut arrived = self.arrived.clone();
         for (message, late) in &self.late {

@@ -1,24 +1,26 @@
-//! Packets that have to keep their order, though their copies go over several paths.
+//! Keeps packets in order although their copies go over several paths.
 //!
-//! Each flow is numbered on its own. A packet ahead of a missing one waits until that can no longer come. A path keeps the
-//! order in which it carries packets. So a missing packet is lost once each path that may carry it has brought a later one, or
-//! after [`WAIT_MAX`], as a path may be dead. A packet that comes later still is dropped: it was overtaken.
+//! Each flow has its own numbers. A packet after a missing one waits until the missing one can no longer arrive. A path
+//! keeps packets in order. So a missing packet is lost once each path that may carry it has delivered a later one. It
+//! is also lost after [`WAIT_MAX`], because a path may be dead. A packet that arrives even later was overtaken and is
+//! dropped.
 //!
-//! Each packet says which paths may still carry packets of its flow ([`Outflow`]). If these are one path, nothing ever waits.
+//! Each packet says which paths may still carry packets of its flow ([`Outflow`]). If there is only one such path,
+//! nothing ever waits.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use super::{ahead, Deduplicator, Delivery, PathId, Sequence, Verdict, PATHS_MAX};
 use crate::{Duration, Instant};
 
-/// How long a packet waits at most for those before it. A copy that comes later than that is of little use to control.
+/// Maximum time that a packet waits for those before it. A copy that arrives later is of little use to control.
 pub const WAIT_MAX: Duration = Duration::from_millis(20);
-/// For how long a path may carry a packet.
+/// How long a path may carry a packet.
 const CARRIED_FOR: Duration = Duration::from_millis(100);
-/// The most flows of a sender that are known at a time; one that was silent for longest makes room. Twice what a sender
-/// has at a time, so that late copies still find their flow.
+/// Maximum number of flows of a sender that are known at a time. The one that was silent for longest makes room. Twice
+/// as many as a sender has at a time, so that late copies still find their flow.
 pub const FLOWS_MAX: usize = 2 * crate::robot::FLOWS_MAX;
-/// The most packets that wait, of one flow and of all.
+/// Maximum numbers of waiting packets, of one flow and of all.
 const WAITING_MAX: usize = 32;
 const WAITING_ALL_MAX: usize = 512;
 
@@ -27,7 +29,7 @@ const WAITING_ALL_MAX: usize = 512;
 pub struct Paths(pub u8);
 
 impl Paths {
-    /// With this path, too.
+    /// Returns the set with this path added.
     pub fn with(self, path: PathId) -> Paths {
         Paths(self.0 | 1u8.checked_shl(path.0.into()).unwrap_or(0))
     }
@@ -41,12 +43,13 @@ impl Paths {
 #[derive(Clone, Debug, Default)]
 pub struct Outflow {
     number_next: u32,
-    /// When each path carried a packet last.
+    /// When each path last carried a packet.
     used_at: [Option<Instant>; PATHS_MAX],
 }
 
 impl Outflow {
-    /// The number of a packet that goes over these paths, which are alive, and the paths that may still carry packets.
+    /// Returns the number of a packet that goes over these paths, which are alive, and the paths that may still carry
+    /// packets.
     pub fn number(&mut self, over: impl IntoIterator<Item = PathId>, now: Instant) -> (u32, Paths) {
         for path in over {
             if let Some(used_at) = self.used_at.get_mut(usize::from(path.0)) {
@@ -67,13 +70,13 @@ impl Outflow {
 /// One copy of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PacketCopy {
-    /// The flow's number with its sender.
+    /// The sender's number for the flow.
     pub flow: u32,
     /// The packet's number within the flow.
     pub sequence: Sequence,
     /// The path that has carried it.
     pub path: PathId,
-    /// The paths that may carry it, or packets before it.
+    /// The paths that may carry this packet, or packets before it.
     pub over: Paths,
 }
 
@@ -89,9 +92,9 @@ struct Flow<P> {
     deduplicator: Deduplicator,
     /// The number of the next packet.
     next: u32,
-    /// The newest number that each path has brought.
+    /// The newest number that each path has delivered.
     newest: [Option<u32>; PATHS_MAX],
-    /// Packets ahead of a missing one, in order.
+    /// Packets after a missing one, in order.
     waiting: VecDeque<Waiting<P>>,
     heard_at: Instant,
 }
@@ -114,7 +117,7 @@ impl<P> Default for Merge<P> {
 }
 
 impl<P> Merge<P> {
-    /// A copy came. What may go on is ready then ([`poll`](Self::poll)).
+    /// Handles a copy. Packets that need not wait are then ready ([`poll`](Self::poll)).
     pub fn on_copy(&mut self, copy: PacketCopy, packet: P, now: Instant) -> Verdict {
         if !self.flows.contains_key(&copy.flow) {
             if self.flows.len() >= FLOWS_MAX {
@@ -132,25 +135,25 @@ impl<P> Merge<P> {
         verdict
     }
 
-    /// The time asked for by [`next_deadline`](Self::next_deadline) has come. Harmless at any other time.
+    /// Handles the deadline of [`next_deadline`](Self::next_deadline). Harmless at any other time.
     pub fn on_deadline(&mut self, now: Instant) {
         for flow in self.flows.values_mut() {
             flow.release(WAITING_MAX, now, &mut self.ready);
         }
     }
 
-    /// When to call [`on_deadline`](Self::on_deadline) next.
+    /// Returns when to call [`on_deadline`](Self::on_deadline) next.
     pub fn next_deadline(&self) -> Option<Instant> {
         let first = self.flows.values().filter_map(|flow| flow.waiting.front());
         first.map(|first| first.since + WAIT_MAX).min()
     }
 
-    /// The next packet to deliver, until `None`.
+    /// Returns the next packet to deliver, until `None`.
     pub fn poll(&mut self) -> Option<P> {
         self.ready.pop_front()
     }
 
-    /// Makes room for a flow.
+    /// Forgets the most silent flow, to make room for another.
     fn forget(&mut self) {
         let silent = self.flows.iter().min_by_key(|(_, flow)| flow.heard_at);
         let gone = silent
@@ -213,7 +216,7 @@ impl<P> Flow<P> {
         verdict
     }
 
-    /// Lets go of what need not wait, or no longer, and of all but so many.
+    /// Releases the packets that need not wait any longer, and the oldest ones beyond `most`.
     fn release(&mut self, most: usize, now: Instant, ready: &mut VecDeque<P>) {
         while let Some(first) = self.waiting.front() {
             let waits = first.number != self.next
@@ -228,13 +231,13 @@ impl<P> Flow<P> {
         }
     }
 
-    /// Whether a path has brought this number or a later one.
+    /// Returns whether a path has delivered this number or a later one.
     fn has_passed(&self, path: usize, number: u32) -> bool {
         self.newest[path].is_some_and(|newest| ahead(newest, number) >= 0)
     }
 }
 
-/// The first number of which something may still come, if this one is the first that came.
+/// Returns the first number that may still arrive, if `first` is the first that has arrived.
 fn begin(first: Sequence) -> u32 {
     match first.number {
         number if number < WAITING_MAX as u32 => 0,
@@ -363,8 +366,8 @@ mod tests {
     }
 
     proptest! {
-        /// Two paths that keep their order, lose some and are late by different times: whatever comes by time is delivered,
-        /// once and in order, and nothing waits for longer than it may.
+        /// Two paths keep their order, lose some packets and have different delays. Every packet that arrives in time
+        /// is delivered once and in order, and none waits longer than allowed.
         #[test]
         fn each_packet_is_delivered_once_and_in_order(
             start in prop_oneof![Just(0), Just(u32::MAX - 20), any::<u32>()],
@@ -385,7 +388,7 @@ mod tests {
                     }
                 }
             }
-            // By time; each path in its order.
+            // Sorted by time; each path keeps its order.
             copies.sort();
             let mut it = Receiver::default();
             let mut delivered = Vec::new();
@@ -401,7 +404,8 @@ mod tests {
             prop_assert_eq!(it.0.next_deadline(), None);
             let indices: Vec<u32> = delivered.iter().map(|number| number.wrapping_sub(start)).collect();
             prop_assert!(indices.windows(2).all(|pair| pair[0] < pair[1]), "{:?}", indices);
-            // Numbers before the first that came are not known to be missing, unless they are the flow's first ones.
+            // Numbers before the first that arrived are not known to be missing, unless they are the flow's first
+            // numbers.
             let begins = first.map(|first| first - begin(Sequence { incarnation: 1, number: start.wrapping_add(first) })
                 .abs_diff(start.wrapping_add(first)));
             let expected: Vec<u32> = arrived.into_iter().filter(|index| Some(*index) >= begins).collect();

@@ -1,19 +1,19 @@
-//! The receiver's half: which copies came over each path, and which copy of a message is delivered.
+//! The receiver's half: records which copies arrived over each path, and decides which copy of a message is delivered.
 
 use super::{ahead, Echo, PathError, PathId, Probe, Sequence, PATHS_MAX};
 use crate::starts::{Start, Starts};
 use serde::{Deserialize, Serialize};
 
-/// How many messages back a duplicate is still recognised.
+/// The number of messages within which a duplicate is recognised.
 const WINDOW: u32 = 1_024;
 const WORDS: usize = WINDOW as usize / 64;
 
-/// Which messages of a flow are delivered.
+/// Which messages of a flow to deliver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Delivery {
-    /// Every message that comes within the window, once, in the order of arrival.
+    /// Every message that arrives within the window, once, in the order of arrival.
     Every,
-    /// Only messages newer than all delivered so far: for states and set-points.
+    /// Only messages newer than all delivered so far. For states and set-points.
     Newest,
 }
 
@@ -24,7 +24,7 @@ pub enum Verdict {
     Deliver,
     /// The message was delivered already.
     Duplicate,
-    /// From before the window, or overtaken where only the newest counts.
+    /// From before the window, or overtaken if only the newest counts.
     Stale,
     /// From an earlier start of the sender.
     Over,
@@ -35,14 +35,15 @@ pub enum Verdict {
 pub struct Deduplicator {
     delivery: Delivery,
     starts: Starts,
-    /// The newest that was delivered.
+    /// The newest number that was delivered.
     newest: Option<Sequence>,
-    /// Bit i of all words together: whether the number whose lowest bits are i was delivered, if within the window.
+    /// Bit i of the concatenated words says whether the number whose lowest bits are i was delivered, if it is within
+    /// the window.
     seen: [u64; WORDS],
 }
 
 impl Deduplicator {
-    /// A deduplicator that has seen nothing yet.
+    /// Creates a deduplicator that has seen nothing yet.
     pub fn new(delivery: Delivery) -> Self {
         Deduplicator {
             delivery,
@@ -52,7 +53,7 @@ impl Deduplicator {
         }
     }
 
-    /// A copy came in. A sender that starts anew begins a new window; copies from its earlier start are stale.
+    /// Handles a copy. A restarted sender begins a new window; copies from its earlier start are stale.
     pub fn on_copy(&mut self, sequence: Sequence) -> Verdict {
         let newest = match (self.starts.on_heard(sequence.incarnation), self.newest) {
             (Start::Over, _) => return Verdict::Over,
@@ -64,7 +65,7 @@ impl Deduplicator {
         };
         let step = ahead(sequence.number, newest.number);
         if step > 0 {
-            // The numbers between are yet to come; their places held numbers that have left the window.
+            // The numbers between have not arrived yet. Their places held numbers that have left the window.
             for skipped in 1..step.unsigned_abs().min(WINDOW) {
                 self.mark(newest.number.wrapping_add(skipped), false);
             }
@@ -85,7 +86,7 @@ impl Deduplicator {
         }
     }
 
-    /// The newest message that was delivered.
+    /// Returns the newest message that was delivered.
     pub fn newest(&self) -> Option<Sequence> {
         self.newest
     }
@@ -123,14 +124,14 @@ struct Heard {
     seen: u64,
 }
 
-/// Records which copies came over each path from one sender, and reports them.
+/// Records which copies from one sender arrived over each path, and reports them.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Listener {
     paths: Vec<Heard>,
 }
 
 impl Listener {
-    /// A listener for a sender with this many paths to here.
+    /// Creates a listener for a sender with this many paths to here.
     ///
     /// # Errors
     /// If there are none or too many.
@@ -143,7 +144,7 @@ impl Listener {
         })
     }
 
-    /// A copy of a control message came over `path`, whether it is delivered or not.
+    /// Records that a copy of a control message arrived over `path`, whether or not it is delivered.
     pub fn on_copy(&mut self, path: PathId, incarnation: u32, number: u32) {
         let Some(heard) = self.paths.get_mut(usize::from(path.0)) else {
             return;
@@ -159,7 +160,7 @@ impl Listener {
         let step = ahead(number, heard.newest);
         if step > 0 {
             let shifted = heard.seen.checked_shl(step.unsigned_abs()).unwrap_or(0);
-            // The one that was newest takes its place among those before.
+            // The number that was newest takes its place among the earlier ones.
             let place = 1u64.checked_shl(step.unsigned_abs() - 1).unwrap_or(0);
             (heard.newest, heard.seen) = (number, shifted | place);
         } else if step < 0 {
@@ -167,7 +168,7 @@ impl Listener {
         }
     }
 
-    /// A probe came in. Returns the answer to send over the same path; `None` for an unknown path or an earlier start.
+    /// Handles a probe. Returns the answer to send over the same path; `None` for an unknown path or an earlier start.
     pub fn on_probe(&mut self, probe: Probe) -> Option<Echo> {
         self.on_copy(probe.path, probe.incarnation, probe.number);
         let heard = self.paths.get(usize::from(probe.path.0))?;

@@ -1,4 +1,4 @@
-//! The sender's half: which paths are alive and good, and which of them carry a message.
+//! The sender's half: decides which paths are alive and good, and which of them carry a message.
 
 use super::{ahead, Duplicate, Echo, InterfaceId, PathConfig, PathError, PathId, Probe, PATHS_MAX};
 use crate::{Duration, Instant};
@@ -9,13 +9,13 @@ use std::collections::VecDeque;
 const OPEN_MAX: usize = 256;
 /// A number overtaken by this many is lost.
 const OVERTAKEN_MAX: i32 = 8;
-/// How many numbers before the newest an echo covers.
+/// The number of numbers before the newest that an echo covers.
 const ECHOED: i32 = u64::BITS as i32;
-/// How much one copy moves the failure rate, and one round trip its mean (as TCP does) and its deviation.
+/// The weights of one copy in the failure rate, and of one round trip in the mean (as in TCP) and in the deviation.
 const FAILURE_GAIN: f64 = 1.0 / 32.0;
 const MEAN_GAIN: f64 = 0.125;
 const DEVIATION_GAIN: f64 = 0.25;
-/// The loss rate assumed of an unknown path: enough to duplicate at first.
+/// The loss rate assumed for an unknown path: enough to duplicate at first.
 const FAILURES_UNKNOWN: f64 = 0.1;
 /// A path displaces the one in use if its expected delay is below this share of the other's.
 const DISPLACES: f64 = 0.8;
@@ -25,7 +25,7 @@ const RELENTS: f64 = 0.5;
 const TIMEOUT_MIN: Duration = Duration::from_millis(20);
 const TIMEOUT_MAX: Duration = Duration::from_secs(1);
 const PROBE_MIN: Duration = Duration::from_millis(1);
-/// A path that never fails cannot be told from one that seldom does.
+/// A path that never fails cannot be distinguished from one that seldom does.
 const FAILURES_FLOOR: f64 = 1e-9;
 
 /// The kind of message to send.
@@ -40,9 +40,9 @@ pub enum Class {
 /// One copy of a message: send it over `path` with `number` in its header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PathCopy {
-    /// Over which path.
+    /// The path.
     pub path: PathId,
-    /// The copy's number on that path. Bulk has none of its own: its transport knows what was lost.
+    /// The copy's number on that path. `None` for bulk, whose transport knows what was lost.
     pub number: Option<u32>,
 }
 
@@ -62,7 +62,7 @@ pub enum PathAction {
 pub struct Health {
     /// Whether probes are answered.
     pub alive: bool,
-    /// The smoothed round trip, once there was one.
+    /// The smoothed round trip, once one has been measured.
     pub round_trip: Option<Duration>,
     /// The share of copies that is lost or late, smoothed.
     pub failures: f64,
@@ -82,9 +82,9 @@ struct Path {
     open: VecDeque<Open>,
     /// The newest probe that was answered.
     answered: Option<u32>,
-    /// Smoothed round trip and its mean deviation, nanoseconds.
+    /// Smoothed round trip and its mean deviation, in nanoseconds.
     round_trip: Option<(f64, f64)>,
-    /// The share of copies that is lost, and that of answered probes that is late: copies are not timed.
+    /// The share of copies that is lost, and the share of answered probes that is late, because copies are not timed.
     losses: f64,
     late: f64,
     alive: bool,
@@ -104,21 +104,21 @@ pub struct Sender {
     clock: Instant,
     /// The path in use.
     first: usize,
-    /// How many copies the last control message had, and over which paths they went.
+    /// The number of copies of the last control message, and the paths that they went over.
     copies: usize,
     carriers: Vec<PathId>,
     outbox: VecDeque<PathAction>,
 }
 
 impl Sender {
-    /// More actions than one call can cause.
+    /// A limit above the number of actions that one call can cause.
     const OUTBOX_MAX: usize = 4 * PATHS_MAX;
 
-    /// A sender with a path over each of `interfaces`; an interface may occur more than once. `incarnation`
-    /// differs from those of all other starts of this robot.
+    /// Creates a sender with a path over each of `interfaces`; an interface may occur more than once. `incarnation`
+    /// must differ from those of all other starts of this robot.
     ///
     /// # Errors
-    /// If there is no path or too many, or a share is none.
+    /// If there is no path or too many, or if a share is not between 0 and 1.
     pub fn new(
         config: PathConfig,
         interfaces: &[InterfaceId],
@@ -181,7 +181,7 @@ impl Sender {
         copies
     }
 
-    /// The answer to a probe came in.
+    /// Handles the answer to a probe.
     pub fn on_echo(&mut self, echo: Echo, now: Instant) {
         self.follow_clock(now);
         let Probe {
@@ -193,7 +193,7 @@ impl Sender {
         let Some(path) = self.paths.get_mut(usize::from(id.0)) else {
             return;
         };
-        // It answers an earlier start, or something never sent.
+        // The echo answers an earlier start, or something that was never sent.
         if incarnation != self.incarnation || sent_at > now || ahead(echo.newest, path.number_next) >= 0 {
             return;
         }
@@ -209,7 +209,7 @@ impl Sender {
         } else if path.answered.is_some_and(|newest| ahead(number, newest) <= 0) {
             return; // A duplicate.
         }
-        // Even the answer to a probe that was given up shows that the path is alive, and its round trip.
+        // Even the answer to an abandoned probe shows that the path is alive, and its round trip.
         path.measure(round_trip, late);
         path.answered = path
             .answered
@@ -224,7 +224,7 @@ impl Sender {
         }
     }
 
-    /// The time asked for by [`Sender::next_deadline`] has come. Harmless at any other time.
+    /// Handles the deadline of [`Sender::next_deadline`]. Harmless at any other time.
     pub fn on_deadline(&mut self, now: Instant) {
         self.follow_clock(now);
         for at in 0..self.paths.len() {
@@ -253,19 +253,19 @@ impl Sender {
         }
     }
 
-    /// When to call [`Sender::on_deadline`] next.
+    /// Returns when to call [`Sender::on_deadline`] next.
     pub fn next_deadline(&self) -> Option<Instant> {
         let expiries = self.paths.iter().filter_map(|path| path.expires_at(self.config.probe));
         let probe_at = (!self.is_resting(self.probe_at)).then_some(self.probe_at);
         expiries.chain(probe_at).min()
     }
 
-    /// The next thing to do, until `None`.
+    /// Returns the next action, until `None`.
     pub fn poll(&mut self) -> Option<PathAction> {
         self.outbox.pop_front()
     }
 
-    /// The health of `path`, if there is one.
+    /// Returns the health of `path`, if there is one.
     pub fn health(&self, path: PathId) -> Option<Health> {
         self.paths.get(usize::from(path.0)).map(|path| Health {
             alive: path.alive,
@@ -274,17 +274,17 @@ impl Sender {
         })
     }
 
-    /// The paths that the last control message went over, its original's first. Empty before there was one.
+    /// Returns the paths of the last control message, the original's first. Empty before the first message.
     pub fn carriers(&self) -> &[PathId] {
         &self.carriers
     }
 
-    /// Whether paths are not probed because nothing was sent for long.
+    /// Returns whether paths are not probed because nothing has been sent for long.
     pub fn is_resting(&self, now: Instant) -> bool {
         now.since(self.used_at) >= self.config.rest_after
     }
 
-    /// Something is sent. After a rest the paths may have changed.
+    /// Records that something is sent. After a rest, the paths may have changed.
     fn wake(&mut self, now: Instant) {
         if self.is_resting(now) {
             self.probe_at = now;
@@ -295,7 +295,7 @@ impl Sender {
         self.used_at = now;
     }
 
-    /// The path in use first, then the best one on each other interface, living ones before dead ones.
+    /// Returns the path in use first, then the best one on each other interface, living ones before dead ones.
     fn order(&mut self) -> Vec<usize> {
         let mut order: Vec<usize> = (0..self.paths.len()).collect();
         order.sort_by(|a, b| self.paths[*a].rank().total_cmp(&self.paths[*b].rank()));
@@ -316,7 +316,7 @@ impl Sender {
         order
     }
 
-    /// Eq. 11, 12 and 16: copies until the product of their failure rates is small enough.
+    /// Returns the number of copies at which the product of their failure rates is small enough (eq. 11, 12 and 16).
     fn copies_needed(&self, order: &[usize]) -> usize {
         let delay = self.paths[order[0]].delay();
         let mean_allows = 1.0 - delay / (self.config.target.as_nanos() as f64).max(1.0);
@@ -337,7 +337,7 @@ impl Sender {
         order.len()
     }
 
-    /// A clock that steps back would make open copies last; they move along with it.
+    /// Moves times along with a clock that steps back, so that open copies do not last longer.
     fn follow_clock(&mut self, now: Instant) {
         let back = self.clock.since(now);
         self.clock = now;
@@ -347,7 +347,7 @@ impl Sender {
         self.probe_at = self.probe_at - back;
         self.used_at = self.used_at - back;
         for open in self.paths.iter_mut().flat_map(|path| &mut path.open) {
-            // A probe's answer then no longer matches, so it counts as lost; its round trip would be wrong.
+            // A probe's answer then no longer matches, so the probe counts as lost. Its round trip would be wrong.
             open.sent_at = open.sent_at - back;
         }
     }
@@ -380,7 +380,7 @@ impl Path {
         self.losses += FAILURE_GAIN * (f64::from(u8::from(lost)) - self.losses);
     }
 
-    /// The share of copies that is lost or late.
+    /// Returns the share of copies that is lost or late.
     fn failures(&self) -> f64 {
         1.0 - (1.0 - self.losses) * (1.0 - self.late)
     }
@@ -417,7 +417,7 @@ impl Path {
         (0..lost).for_each(|_| self.count(true));
     }
 
-    /// Counts copies that have waited too long as lost. Returns how many of these were probes.
+    /// Counts copies that have been open for too long as lost. Returns how many of these were probes.
     fn expire(&mut self, probe: Duration, now: Instant) -> u32 {
         let timeout = self.timeout();
         let (mut lost, mut probes) = (0u32, 0u32);
@@ -445,12 +445,13 @@ impl Path {
         }
     }
 
-    /// d of eq. 10: half the round trip, nanoseconds.
+    /// Returns d of eq. 10: half the round trip, in nanoseconds.
     fn delay(&self) -> f64 {
         self.round_trip.map_or(0.0, |(mean, _)| mean / 2.0)
     }
 
-    /// The expected delay, eq. 10. Paths never measured come after all that were, dead paths after all living ones.
+    /// Returns the expected delay (eq. 10). Unmeasured paths rank after measured ones, dead paths after all living
+    /// ones.
     fn rank(&self) -> f64 {
         const UNKNOWN_NS: f64 = 1e10;
         const DEAD: f64 = 1e6;
@@ -465,7 +466,8 @@ impl Path {
 }
 
 impl Open {
-    /// A probe is answered at once; the fate of other copies comes with the next probe's answer.
+    /// Returns when the copy counts as lost. A probe is answered at once; the fate of other copies is known with the
+    /// next probe's answer.
     fn expires_at(&self, timeout: Duration, probe: Duration) -> Instant {
         let wait = if self.probe { timeout } else { timeout + probe * 2 };
         self.sent_at + wait

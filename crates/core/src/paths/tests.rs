@@ -1,4 +1,4 @@
-//! Both ends over paths that lose, double, delay and reorder, and what each must never do.
+//! Both ends over paths that lose, duplicate, delay and reorder, and what each must never do.
 
 use super::*;
 use proptest::prelude::*;
@@ -54,7 +54,7 @@ fn numbers_wrap_and_the_window_ends() {
     assert_eq!(it.on_copy(sequence(1, u32::MAX)), Verdict::Duplicate);
 }
 
-/// Two paths in virtual time, and what the peer delivers.
+/// Two paths in virtual time, and the messages that the peer delivers.
 struct Pair {
     sender: Sender,
     listener: Listener,
@@ -67,7 +67,7 @@ struct Pair {
     paths: Vec<(u64, u64)>,
     events: BinaryHeap<std::cmp::Reverse<(u64, u64)>>,
     mail: Vec<Mail>,
-    /// Which messages were delivered, and how many copies each message had.
+    /// The delivered messages, and the number of copies of each message.
     delivered: Vec<u32>,
     copies: Vec<usize>,
     /// The path of each message's original.
@@ -124,7 +124,7 @@ impl Pair {
         }
     }
 
-    /// Sends control every period for a while.
+    /// Sends a control message in each period of a time span.
     fn run(&mut self, span_ms: u64) {
         let end = self.now + span_ms * MS;
         let mut send_at = self.now;
@@ -174,7 +174,7 @@ impl Pair {
         }
     }
 
-    /// The share of the newest messages that had more than one copy.
+    /// Returns the share of the newest messages that had more than one copy.
     fn duplicated(&self, of: usize) -> f64 {
         self.copies.iter().rev().take(of).filter(|n| **n > 1).count() as f64 / of as f64
     }
@@ -220,7 +220,7 @@ fn adaptive_duplicates_while_the_first_path_loses_and_no_longer() {
     );
     pair.run(10_000);
     assert_eq!(pair.duplicated(100), 0.0);
-    // Both lose, so neither is enough.
+    // Both lose, so neither alone is enough.
     pair.paths = vec![(2, 20), (4, 20)];
     pair.run(5_000);
     assert!(pair.duplicated(100) > 0.9);
@@ -229,7 +229,7 @@ fn adaptive_duplicates_while_the_first_path_loses_and_no_longer() {
     assert_eq!(pair.duplicated(100), 0.0);
 }
 
-/// An echo tells of 64 numbers, and probes are 100 ms apart.
+/// An echo covers 64 numbers, and probes are 100 ms apart.
 #[test]
 fn losses_are_known_at_any_rate() {
     // Losses in either direction raise the estimate, as unanswered probes count.
@@ -278,7 +278,7 @@ fn a_path_dies_and_revives_and_control_goes_on() {
     pair.run(20_000);
     assert!(pair.health(0).alive);
     assert_eq!(pair.first(), PathId(0));
-    // With all dead it still sends, and lives on when one is back.
+    // With all paths dead it still sends, and it recovers when one is back.
     pair.paths = vec![(2, 100), (10, 100)];
     pair.run(5_000);
     assert!(!pair.health(0).alive && !pair.health(1).alive);
@@ -292,7 +292,7 @@ fn nobody_probes_paths_that_are_not_used_and_what_was_known_of_them_is_old() {
     let mut pair = Pair::new(Duplicate::Adaptive, &[(2, 0), (4, 0)]);
     pair.run(10_000);
     assert_eq!(pair.sender.carriers(), [PathId(0)]);
-    // Only what is open still has a deadline, and the last probe.
+    // Only open copies and the last probe still have a deadline.
     let (mut it, end) = (pair.sender.clone(), pair.now + 60_000 * MS);
     let (mut now, mut probes) = (pair.now, 0);
     while let Some(deadline) = it.next_deadline() {
@@ -376,7 +376,7 @@ fn what_makes_no_sense_is_refused() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
 
-    /// Against a plain set of all that was ever delivered, over any walk of numbers around the wrap.
+    /// Compares with a plain set of all delivered numbers, over any walk of numbers around the wrap.
     #[test]
     fn nothing_is_delivered_twice_nor_from_before_the_window(
         start in prop_oneof![Just(0u32), Just(u32::MAX - 700), any::<u32>()],
@@ -416,7 +416,7 @@ proptest! {
         }
     }
 
-    /// Paths of any delay and loss: the one that comes first is the best, by the delay that it is expected to have.
+    /// With paths of any delay and loss, the first one is the best by its expected delay.
     #[test]
     fn the_best_path_is_in_use_once_it_is_known(
         paths in prop::collection::vec((1..100u64, 0..15u64), 2..5),
@@ -430,7 +430,7 @@ proptest! {
             delay as f64 / (1.0 - loss as f64 / 100.0)
         };
         let best = (0..paths.len() as u8).map(|path| expected(&PathId(path))).fold(f64::MAX, f64::min);
-        // Estimates vary, a little better does not displace, and a lossy path seems dead at times.
+        // Estimates vary, a slightly better path does not displace, and a lossy path seems dead at times.
         let good = pair.firsts.iter().rev().take(400).filter(|path| expected(path) < best * 1.5).count();
         prop_assert!(good > 200, "{good} of 400 over {paths:?}");
         let mut once = pair.delivered.clone();
@@ -439,7 +439,8 @@ proptest! {
         prop_assert_eq!(once.len(), pair.delivered.len(), "delivered twice");
     }
 
-    /// Any echoes, copies and clocks: no panic, numbers and memory bounded, always a path.
+    /// With any echoes, copies and clocks, there is no panic, numbers and memory are bounded, and there is always a
+    /// path.
     #[test]
     fn garbage_does_no_harm(
         events in prop::collection::vec((0..6u8, any::<u8>(), any::<u32>(), any::<u64>(), any::<u64>()), 0..300),

@@ -5,7 +5,7 @@ use crate::{Duration, Instant, RobotId};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
-/// A message that the controller wants sent.
+/// An action for the controller's driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ControllerAction {
     /// Send `message` to robot `to`.
@@ -34,12 +34,12 @@ struct Waiting {
     heard_at: Instant,
 }
 
-/// Hands out permits; runs on the leader.
+/// The state machine that grants permits; runs on the leader.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Controller {
     config: PermitConfig,
     token_next: u64,
-    /// No grant before this instant: holders known to an earlier incarnation may still transmit.
+    /// The time before which nothing is granted, because holders known to an earlier incarnation may still transmit.
     quiet_until: Instant,
     /// The latest time passed in, to detect a clock that steps back.
     clock: Instant,
@@ -49,9 +49,9 @@ pub struct Controller {
 }
 
 impl Controller {
-    /// A controller for a team that starts together with it: no robot can hold a permit yet.
+    /// Creates a controller for a team that starts together with it, so that no robot can hold a permit yet.
     ///
-    /// `incarnation` must differ from that of every earlier controller of this team (a boot counter, say).
+    /// `incarnation` must differ from that of every earlier controller of this team. A boot counter will do.
     pub fn new(config: PermitConfig, incarnation: u32) -> Self {
         Controller {
             config,
@@ -64,7 +64,7 @@ impl Controller {
         }
     }
 
-    /// A controller that replaces one that may have granted permits. It grants none for one lease.
+    /// Creates a controller that replaces one that may have granted permits. It grants none for one lease.
     pub fn recovering(config: PermitConfig, incarnation: u32, now: Instant) -> Self {
         let quiet_until = now + config.lease;
         Controller {
@@ -95,8 +95,8 @@ impl Controller {
         self.assert_invariants();
     }
 
-    /// `robot` had certainly stopped at some time after `since`, so any permit or place that it had then is free at
-    /// once. Anything heard from it later belongs to a new start.
+    /// Records that `robot` had certainly stopped at some time after `since`. Any permit or place that it had then is
+    /// free at once. Anything heard from it later belongs to a new start.
     pub fn on_gone(&mut self, robot: RobotId, since: Instant, now: Instant) {
         self.follow_clock(now);
         self.holders.retain(|h| h.robot != robot || h.heard_at > since);
@@ -104,7 +104,7 @@ impl Controller {
         self.on_deadline(now);
     }
 
-    /// The time returned by [`Controller::next_deadline`] has come. Harmless at any other time.
+    /// Handles the deadline returned by [`Controller::next_deadline`]. Harmless at any other time.
     pub fn on_deadline(&mut self, now: Instant) {
         self.follow_clock(now);
         self.expire(now);
@@ -112,24 +112,24 @@ impl Controller {
         self.assert_invariants();
     }
 
-    /// When to call [`Controller::on_deadline`] next.
+    /// Returns when to call [`Controller::on_deadline`] next.
     pub fn next_deadline(&self) -> Option<Instant> {
         let expiry = self.holders.iter().map(|h| self.expires_at(h)).min();
         let quiet = (!self.queue.is_empty() && self.clock < self.quiet_until).then_some(self.quiet_until);
         expiry.into_iter().chain(quiet).min()
     }
 
-    /// The next message to send, until `None`.
+    /// Returns the next message to send, until `None`.
     pub fn poll(&mut self) -> Option<ControllerAction> {
         self.outbox.pop_front()
     }
 
-    /// The robots that hold a permit, in order of their grants.
+    /// Returns the robots that hold a permit, in order of their grants.
     pub fn holders(&self) -> impl Iterator<Item = RobotId> + '_ {
         self.holders.iter().map(|h| h.robot)
     }
 
-    /// The waiting robots, in order of the queue.
+    /// Returns the waiting robots, in order of the queue.
     pub fn queue(&self) -> impl Iterator<Item = RobotId> + '_ {
         self.queue.iter().map(|w| w.robot)
     }
@@ -137,8 +137,8 @@ impl Controller {
     fn on_request(&mut self, robot: RobotId, request: RequestId, sent_at: Instant, now: Instant) {
         if let Some(at) = self.holders.iter().position(|h| h.robot == robot) {
             let held = self.holders[at].request;
-            // Of another start, nobody knows which is the later one. If the holder's start is over, its lease ends soon,
-            // or `on_gone` ends it.
+            // If the request is of another start, it is unknown which start is the later one. If the holder's start is
+            // over, its lease ends soon, or `on_gone` ends it.
             if request < held || !request.is_of_start(held) {
                 return;
             }
@@ -150,7 +150,7 @@ impl Controller {
             self.holders.remove(at);
         }
         if let Some(waiting) = self.queue.iter_mut().find(|w| w.robot == robot) {
-            // To wait for another start's request harms nothing: its grant would come back.
+            // It does no harm if a request of another start waits: its grant would be returned.
             if request >= waiting.request || !request.is_of_start(waiting.request) {
                 // The echo may go back: after a step of the robot's clock, only the newest copy is meaningful.
                 *waiting = Waiting {
@@ -188,7 +188,7 @@ impl Controller {
         }
     }
 
-    /// Repeats a holder's grant, with what is left of the slice.
+    /// Repeats a holder's grant, with the rest of the slice.
     fn answer(&mut self, at: usize, echo: Instant, now: Instant) {
         let holder = &self.holders[at];
         let slice = (holder.granted_at + self.config.slice).since(now);
@@ -251,7 +251,7 @@ impl Controller {
         }
     }
 
-    /// A clock that steps back would prolong old deadlines; they are moved along with it.
+    /// Moves deadlines along with a clock that steps back, which would otherwise prolong them.
     fn follow_clock(&mut self, now: Instant) {
         let back = self.clock.since(now);
         self.clock = now;

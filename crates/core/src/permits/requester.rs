@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 
 /// The longest wait after a refusal that a robot accepts.
 const REFUSAL_WAIT_MAX: Duration = Duration::from_secs(10);
-/// How many times a refused robot doubles its wait.
+/// The number of times that a refused robot doubles its wait.
 const REFUSAL_DOUBLINGS_MAX: u32 = 3;
 
 /// An action for the requester's owner.
@@ -38,16 +38,15 @@ struct Permit {
     token: Token,
     /// The end of the slice.
     stop_at: Instant,
-    /// Until when the controller certainly counts this robot as a holder.
+    /// The time until which the controller certainly counts this robot as a holder.
     lease_until: Instant,
     renew_at: Instant,
-    /// A grant that travelled too long starts nothing; until this instant the requester waits for a fresher
-    /// one.
+    /// The time until which the requester waits for a fresher grant. A grant that travelled too long starts nothing.
     patience_until: Instant,
     started: bool,
 }
 
-/// Asks for permits and keeps to them; runs on every robot.
+/// The state machine that requests permits and observes them; runs on every robot.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Requester {
     robot: RobotId,
@@ -62,7 +61,7 @@ impl Requester {
     /// The maximum number of actions in the outbox; older ones are dropped, as the air might drop them.
     const OUTBOX_MAX: usize = 32;
 
-    /// A requester of `robot`. `incarnation` must differ from that of every other start of this robot.
+    /// Creates the requester of `robot`. `incarnation` must differ from that of every other start of this robot.
     pub fn new(robot: RobotId, config: PermitConfig, incarnation: u32) -> Self {
         Requester {
             robot,
@@ -74,7 +73,7 @@ impl Requester {
         }
     }
 
-    /// Bulk is waiting. Repeated calls have no effect.
+    /// Records that bulk is waiting. Repeated calls have no effect.
     pub fn want(&mut self, now: Instant) {
         self.follow_clock(now);
         if matches!(self.state, State::Idle) {
@@ -82,7 +81,7 @@ impl Requester {
         }
     }
 
-    /// No bulk is left. Returns the rest of the slice, and abandons a pending request.
+    /// Records that no bulk is left: gives back the rest of the slice, and abandons a pending request.
     pub fn done(&mut self, now: Instant) {
         self.follow_clock(now);
         self.give_back();
@@ -122,7 +121,7 @@ impl Requester {
         }
     }
 
-    /// The time returned by [`Requester::next_deadline`] has come. Harmless at any other time.
+    /// Handles the deadline returned by [`Requester::next_deadline`]. Harmless at any other time.
     pub fn on_deadline(&mut self, now: Instant) {
         self.follow_clock(now);
         match &mut self.state {
@@ -155,7 +154,7 @@ impl Requester {
         }
     }
 
-    /// When to call [`Requester::on_deadline`] next.
+    /// Returns when to call [`Requester::on_deadline`] next.
     pub fn next_deadline(&self) -> Option<Instant> {
         match &self.state {
             State::Idle => None,
@@ -172,12 +171,12 @@ impl Requester {
         }
     }
 
-    /// The next action, until `None`.
+    /// Returns the next action, until `None`.
     pub fn poll(&mut self) -> Option<RequesterAction> {
         self.outbox.pop_front()
     }
 
-    /// Whether bulk may be transmitted at `now`. Correct even if a frozen robot has missed its deadline.
+    /// Returns whether bulk may be transmitted at `now`. Correct even if a frozen robot has missed its deadline.
     pub fn may_send(&self, now: Instant) -> bool {
         match &self.state {
             State::Holding(permit) => now < permit.stop_at && now < permit.lease_until,
@@ -185,7 +184,7 @@ impl Requester {
         }
     }
 
-    /// Whether a request is pending or a permit held.
+    /// Returns whether a request is pending or a permit held.
     pub fn is_active(&self) -> bool {
         !matches!(self.state, State::Idle)
     }

@@ -80,7 +80,7 @@ fn a_release_frees_only_the_grant_that_it_names() {
     request(&mut c, 2, 1, at(10));
     let second = token_of(&sent(&mut c));
     request(&mut c, 1, 2, at(11));
-    // The first release again, a guess of the waiting robot, and one of a stranger: none frees a place.
+    // A repetition of the first release, a guess by the waiting robot, and a guess by a stranger: none frees a place.
     c.on_message(RobotId(1), Message::Release { token: first }, at(12));
     c.on_message(RobotId(1), Message::Release { token: second }, at(13));
     c.on_message(RobotId(9), Message::Release { token: second }, at(14));
@@ -104,7 +104,7 @@ fn a_robot_that_asks_twice_holds_one_place_and_is_told_again() {
     assert_eq!(c.holders().count(), 1);
 }
 
-/// A robot whose disk was wiped counts from the start again, so that its requests have lower numbers than before.
+/// A robot whose disk was wiped restarts its count, so its requests have lower numbers than before.
 #[test]
 fn another_starts_request_is_neither_ignored_nor_taken_for_a_release() {
     let (old, new) = (9 << 32 | 7, 1 << 32);
@@ -116,7 +116,7 @@ fn another_starts_request_is_neither_ignored_nor_taken_for_a_release() {
         // The holder's earlier process may still send, until its lease is over.
         request(&mut c, 1, after, at(2));
         assert_eq!(sent(&mut c), []);
-        // One that waits keeps its place, and gets a grant for what it asks now.
+        // A waiting robot keeps its place, and gets a grant for its newest request.
         request(&mut c, 2, after, at(150));
         c.on_deadline(at(200));
         let granted = sent(&mut c);
@@ -562,7 +562,7 @@ proptest! {
         prop_assert_eq!(team.controller.holders().count(), usize::from(limit).min(5));
     }
 
-    /// Arbitrary messages: no panic, and the bounds hold.
+    /// Arbitrary messages cause no panic, and the bounds hold.
     #[test]
     fn garbage_does_no_harm(
         messages in prop::collection::vec((0..5u8, any::<u16>(), any::<u64>(), any::<u64>(), any::<u64>()), 0..200),

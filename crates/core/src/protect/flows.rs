@@ -1,4 +1,4 @@
-//! The flows that are known: found by their addresses, and forgotten once silent.
+//! The known flows: found by their addresses, and forgotten once silent.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -9,13 +9,13 @@ use super::{Class, Flow, Reason};
 use crate::rtps::Guid;
 use crate::{Duration, Instant};
 
-/// The flow of all packets that found no room in the table.
+/// The flow of all packets for which there was no room in the table.
 pub(super) const SHARED: u32 = 0;
-/// A flow is forgotten after this silence.
+/// Silence after which a flow is forgotten.
 const FORGET: Duration = Duration::from_secs(60);
-/// How many of the most silent flows are asked whether they can make room.
+/// Number of the most silent flows that are considered for making room.
 const ASKED_MAX: usize = 16;
-/// Packets in a row with another DSCP that make it the flow's.
+/// Number of consecutive packets with another DSCP after which it becomes the flow's.
 const DSCP_PROOF: u8 = 8;
 
 /// One flow.
@@ -24,27 +24,28 @@ pub(super) struct Entry {
     pub flow: Flow,
     pub class: Class,
     pub reason: Reason,
-    /// The rule that it falls under.
+    /// The rule that covers the flow.
     pub rule: Option<usize>,
     pub dscp: u8,
-    /// Another DSCP, and how many packets in a row had it.
+    /// Another DSCP, and the number of consecutive packets that had it.
     odd_dscp: (u8, u8),
     pub nature: Nature,
     pub packets: u64,
     pub bytes: u64,
     pub packet_at: Instant,
-    /// When the last packet came that carried something.
+    /// When the last packet with payload arrived.
     pub message_at: Option<Instant>,
-    /// When it was last heard of, or asked.
+    /// When the flow last had a packet, or a packet of it was seen waiting.
     touched: Instant,
-    /// The period that was told to the driver.
+    /// The period that was reported to the driver.
     pub told: Option<Duration>,
-    /// Bulk only: since when it has had no backlog, without the time that it was held, and its messages since then.
+    /// Only for bulk: the time since which the flow has had no backlog, not counting the time for which it was held,
+    /// and its messages since then.
     pub calm_from: Instant,
     pub calm_messages: u8,
-    /// Whether it has sent large messages lately.
+    /// Whether the flow has sent large messages lately.
     pub large: bool,
-    /// How many of its newest packets in a row carried nothing.
+    /// The number of newest consecutive packets without payload.
     pub empty: u8,
 }
 
@@ -71,7 +72,8 @@ impl Entry {
         }
     }
 
-    /// A packet has this DSCP. Returns whether it is now the flow's, as a few in a row had it.
+    /// Records the DSCP of a packet. Returns whether it has become the flow's, because several consecutive packets had
+    /// it.
     pub fn has_new_dscp(&mut self, dscp: u8) -> bool {
         self.odd_dscp = match self.odd_dscp {
             _ if dscp == self.dscp => (dscp, 0),
@@ -93,9 +95,9 @@ pub(super) struct Flows {
     entries: Vec<Entry>,
     index: BTreeMap<Flow, u32>,
     free: Vec<u32>,
-    /// Flows by their last packet; one list.
+    /// Flows ordered by their last packet, in one list.
     silent: Order,
-    /// The flow found last: packets come in bursts of one flow.
+    /// The flow found last, because packets arrive in bursts of one flow.
     recent: Option<(Flow, u32)>,
 }
 
@@ -126,7 +128,7 @@ impl Flows {
         &mut self.entries[at as usize]
     }
 
-    /// The flow's number, if it is known.
+    /// Returns the flow's number, if it is known.
     pub fn find(&mut self, flow: &Flow) -> Option<u32> {
         if let Some((recent, at)) = &self.recent {
             if recent == flow {
@@ -138,7 +140,7 @@ impl Flows {
         Some(at)
     }
 
-    /// Adds a flow that is not known, if there is room.
+    /// Adds a flow that is not yet known. Returns its number.
     pub fn add(&mut self, flow: Flow, dscp: u8, now: Instant) -> u32 {
         let entry = Entry::new(flow, dscp, now);
         let at = match self.free.pop() {
@@ -155,7 +157,7 @@ impl Flows {
         at
     }
 
-    /// The flow has sent a packet, or something of it still waits.
+    /// Records that the flow has sent a packet, or that a packet of it still waits.
     pub fn touch(&mut self, at: u32, now: Instant) {
         self.entries[at as usize].touched = now;
         if at != SHARED {
@@ -163,7 +165,7 @@ impl Flows {
         }
     }
 
-    /// Forgets a flow; returns what it was.
+    /// Forgets a flow. Returns its entry.
     pub fn forget(&mut self, at: u32) -> Entry {
         let place = &mut self.entries[at as usize];
         let gone = std::mem::replace(place, Entry::new(place.flow, 0, Instant::ZERO));
@@ -176,37 +178,37 @@ impl Flows {
         gone
     }
 
-    /// When the most silent flow is to be forgotten.
+    /// Returns when to forget the most silent flow.
     pub fn forget_at(&self) -> Option<Instant> {
         let first = self.silent.first(0)?;
         Some(self.entries[first as usize].touched + FORGET)
     }
 
-    /// The most silent flow, once it has been silent for long.
+    /// Returns the most silent flow, once it has been silent for long.
     pub fn silent(&self, now: Instant) -> Option<u32> {
         self.silent
             .first(0)
             .filter(|_| self.forget_at().is_some_and(|at| at <= now))
     }
 
-    /// Some flows, the most silent first.
+    /// Returns some flows, the most silent first.
     pub fn most_silent(&self) -> impl Iterator<Item = u32> + '_ {
         self.silent.members(0).take(ASKED_MAX)
     }
 
-    /// Whether there is room for one more.
+    /// Returns whether there is room for one more flow.
     pub fn has_room(&self) -> bool {
         self.index.len() < self.flows_max
     }
 
-    /// The flows of a DDS writer.
+    /// Returns the flows of a DDS writer.
     pub fn of_writer(&self, writer: Guid) -> Vec<u32> {
         let all = self.index.iter();
         let of_it = all.filter(|(flow, _)| flow.writer == Some(writer));
         of_it.map(|(_, at)| *at).collect()
     }
 
-    /// All flows that have sent something, in the order of their addresses.
+    /// Returns all flows that have sent something, in the order of their addresses.
     pub fn all(&self) -> impl Iterator<Item = (u32, &Entry)> {
         let shared = std::iter::once(SHARED);
         let all = shared.chain(self.index.values().copied());

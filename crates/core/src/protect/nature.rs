@@ -1,44 +1,45 @@
-//! What a flow's own packets tell of it: whether they are small and periodic, and whether they are many.
+//! Decides by a flow's packets whether they are small and periodic, and whether there are too many.
 
 use crate::arrival::{ArrivalConfig, ArrivalModel};
 use crate::{Duration, Instant};
 
 /// Packets that follow each other within this time are one message.
 pub(super) const MESSAGE_GAP: Duration = Duration::from_millis(1);
-/// The shortest and the longest period of control: 5 ms and 1 s, with some tolerance, as both are common. A flow that is
-/// control already may leave them by a quarter.
+/// The shortest and the longest period of control: 5 ms and 1 s, with some tolerance, because both are common. A flow
+/// that is already control may exceed them by a quarter.
 const PERIOD_MIN: Duration = Duration::from_micros(4_800);
 const PERIOD_MAX: Duration = Duration::from_millis(1_050);
-/// Messages that prove a flow periodic if it deviates by less than the first share of its period, and less than the second.
+/// Numbers of messages that prove a flow periodic if it deviates by at most the first share of its period, and by at
+/// most the second.
 const PROOF: u32 = 8;
 const PROOF_NOISY: u32 = 16;
 const REGULAR: u64 = 25;
 const REGULAR_NOISY: u64 = 12;
-/// A message is on time if it comes one period after the one before, to within this share of the period: the first two
-/// to prove a flow periodic, the last for it to stay so.
+/// A message is on time if it arrives one period after the previous one, to within this share of the period. The first
+/// two apply to proving a flow periodic, the last to staying so.
 const ON_TIME_PROOF: u64 = 10;
 const ON_TIME_NOISY: u64 = 5;
 const ON_TIME: u64 = 3;
-/// A periodic flow stays control while so many of its newest [`KEPT`] messages are on time, and so many are small.
+/// A periodic flow stays control while this many of its newest [`KEPT`] messages are on time, and this many are small.
 const KEPT: u32 = 16;
 const KEPT_ON_TIME_MIN: u32 = 6;
 const KEPT_SMALL_MIN: u32 = 12;
-/// Samples in the arrival model: enough to see the deviation, few enough to have one for each flow.
+/// Number of samples in the arrival model: enough to see the deviation, few enough to have a model for each flow.
 const SAMPLES: usize = 32;
-/// How much a flow may send ahead of the bound on its rate: what the bound allows for in this time.
+/// The burst that a flow may send above the bound on its rate, as the time in which the bound allows it.
 const BURST: Duration = Duration::from_millis(250);
-/// A flow that was too fast stays so until it has kept below half of the bound for this time.
+/// A flow that was too fast counts as fast until it has kept below half of the bound for this time.
 const FAST: Duration = Duration::from_secs(5);
 const SECOND: Duration = Duration::from_secs(1);
 
-/// What bounds control.
+/// The bounds on control.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds {
     pub message_bytes_max: u32,
     pub rate_bps_max: u64,
 }
 
-/// What the arrival model knows.
+/// The result of the arrival model.
 #[derive(Clone, Copy, Debug)]
 struct Fit {
     period: Duration,
@@ -49,31 +50,32 @@ struct Fit {
 /// One flow's history.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Nature {
-    /// The newest packet and the newest message's first.
+    /// The times of the newest packet and of the newest message's first packet.
     packet_at: Option<Instant>,
     began_at: Instant,
     message_bytes: u32,
-    /// The newest times between messages, in nanoseconds, in a ring, and how many there have been.
+    /// The newest times between messages, in nanoseconds, in a ring, and the number of messages so far.
     gaps: [u64; KEPT as usize],
     messages: u32,
-    /// One bit for each message, newest lowest: whether it was small; whether it was on time by what was known then.
+    /// One bit per message, newest lowest: whether it was small, and whether it was on time by the period known then.
     small: u32,
     on_time: u32,
     model: Option<Box<ArrivalModel>>,
-    /// The period last known from enough messages.
+    /// The last period that was known from enough messages.
     period: Option<Duration>,
     periodic: bool,
-    /// When all that was sent would have been, at the bound on the rate.
+    /// When everything sent so far would have been sent at the bound on the rate.
     paid_until: Instant,
     fast_at: Option<Instant>,
-    /// The current second's begin and bytes, and the bytes of the second before.
+    /// The start and the bytes of the current second, and the bytes of the previous one.
     second_at: Instant,
     second_bytes: u64,
     before_bytes: u64,
 }
 
 impl Nature {
-    /// A packet came. If its protocol tells how long its message is, one that carries nothing is no message.
+    /// Records a packet. `message_bytes` is its message's length, if the protocol states it; 0 means no payload and no
+    /// message.
     pub fn on_packet(&mut self, bytes: u32, message_bytes: Option<u32>, bounds: Bounds, now: Instant) {
         self.pay(bytes, bounds, now);
         if message_bytes == Some(0) {
@@ -91,22 +93,22 @@ impl Nature {
         };
     }
 
-    /// Whether messages are small and periodic.
+    /// Returns whether messages are small and periodic.
     pub fn is_periodic(&self) -> bool {
         self.periodic
     }
 
-    /// Whether the flow sends, or sent lately, more than control may.
+    /// Returns whether the flow sends, or lately sent, more than control may.
     pub fn is_fast(&self, now: Instant) -> bool {
         self.fast_at.is_some_and(|at| now.since(at) < FAST)
     }
 
-    /// The time between two messages, if they are periodic.
+    /// Returns the time between two messages, if they are periodic.
     pub fn period(&self) -> Option<Duration> {
         self.period.filter(|_| self.periodic)
     }
 
-    /// Bits a second, over the last second.
+    /// Returns the rate over the last second, in bits per second.
     pub fn rate_bps(&self, now: Instant) -> u64 {
         let into = now.since(self.second_at);
         let (whole, before) = match into {
@@ -129,7 +131,7 @@ impl Nature {
         self.gaps[(self.messages % KEPT) as usize] = gap.as_nanos();
         self.messages = self.messages.wrapping_add(1).max(1);
         self.small = self.small << 1 | u32::from(small);
-        // A model that begins anew may take a fraction of the period for the period.
+        // A restarted model may mistake a fraction of the period for the period.
         let periods = [self.period, self.model.as_ref().and_then(|model| model.period())];
         let near = |period: Duration| is_near(gap.as_nanos(), period, ON_TIME);
         self.on_time = self.on_time << 1 | u32::from(periods.into_iter().flatten().any(near));
@@ -144,7 +146,7 @@ impl Nature {
         if self.periodic {
             self.periodic = self.stays_periodic();
         } else if fit.is_some_and(|fit| self.proves_periodic(fit)) {
-            // Proved by as many as there are: the unknown ones before count for it.
+            // All messages so far proved it, so unknown ones before them count as good.
             (self.periodic, self.small, self.on_time) = (true, u32::MAX, u32::MAX);
         }
     }
@@ -211,7 +213,7 @@ impl Nature {
     }
 }
 
-/// Whether a time between two messages is one period, to within a share of one.
+/// Returns whether a time between two messages is one period, to within a period divided by `share`.
 fn is_near(gap_ns: u64, period: Duration, share: u64) -> bool {
     gap_ns.abs_diff(period.as_nanos()) <= period.as_nanos() / share
 }

@@ -1,4 +1,4 @@
-//! Numbered members in doubly linked lists: a member is in one list at most, and every step is O(1).
+//! Numbered members in doubly linked lists. A member is in at most one list, and every step is O(1).
 
 /// No member.
 const NONE: u32 = u32::MAX;
@@ -16,7 +16,7 @@ const OUT: Link = Link {
     list: NONE,
 };
 
-/// Lists of members that are numbered from 0.
+/// Lists of members with zero-based numbers.
 #[derive(Clone, Debug)]
 pub(super) struct Order {
     /// First and last member of each list.
@@ -32,7 +32,7 @@ impl Order {
         }
     }
 
-    /// Appends the member to the list, out of the one that it is in.
+    /// Appends the member to the list, after removing it from its current one.
     pub fn append(&mut self, list: usize, member: u32) {
         self.remove(member);
         if self.links.len() <= member as usize {
@@ -50,7 +50,7 @@ impl Order {
         };
     }
 
-    /// Takes the member out of its list, if it is in one.
+    /// Removes the member from its list, if it is in one.
     pub fn remove(&mut self, member: u32) {
         let Some(list) = self.list_of(member) else {
             return;
@@ -66,18 +66,18 @@ impl Order {
         }
     }
 
-    /// The list that the member is in.
+    /// Returns the list that the member is in.
     pub fn list_of(&self, member: u32) -> Option<usize> {
         let list = self.links.get(member as usize)?.list;
         (list != NONE).then_some(list as usize)
     }
 
-    /// The list's first member.
+    /// Returns the list's first member.
     pub fn first(&self, list: usize) -> Option<u32> {
         Some(self.ends[list].0).filter(|first| *first != NONE)
     }
 
-    /// The list's members, first to last.
+    /// Returns the list's members, first to last.
     pub fn members(&self, list: usize) -> impl Iterator<Item = u32> + '_ {
         std::iter::successors(self.first(list), |at| {
             Some(self.links[*at as usize].after).filter(|next| *next != NONE)

@@ -1,4 +1,4 @@
-//! What comes to a federate from outside, and what is known of what will come.
+//! Events from outside a federate, and what is known about future ones.
 
 use super::super::graph::{ElementId, ElementKind, Link};
 use super::super::program::FederateId;
@@ -6,12 +6,12 @@ use super::super::{Delay, Tag};
 use super::{Refused, Scheduler, Value};
 use crate::{Duration, Instant};
 
-/// Up to which tags an input is known.
+/// The tags up to which an input is known.
 #[derive(Clone, Copy, Debug, Hash)]
 pub(super) struct Known {
-    /// By what its sender did.
+    /// By the messages of its sender.
     pub told: Tag,
-    /// By what was foreseen.
+    /// By promises.
     pub promised: Tag,
 }
 
@@ -31,8 +31,8 @@ impl Known {
 }
 
 impl<V: Value> Scheduler<V> {
-    /// Grants from `tag` on do not hold any more, nor do promises; at the last tag, everybody has an event that nobody
-    /// foresaw. What senders told holds.
+    /// Revokes grants and promises from `tag` on, because at the last tag every federate has an event that none
+    /// foresaw. Messages of senders still count.
     ///
     /// Does nothing if the tag is open or complete.
     pub fn revoke_from(&mut self, tag: Tag) {
@@ -50,10 +50,10 @@ impl<V: Value> Scheduler<V> {
         }
     }
 
-    /// A message for `input` has come, with its tag. On a physical connection it gets the time of its arrival instead.
+    /// Handles a message for `input` with its tag. On a physical connection, it gets the time of its arrival instead.
     ///
     /// # Errors
-    /// If there is no such input, it comes too late, or the queue is full.
+    /// If there is no such input, the message is too late, or the queue is full.
     pub fn on_message(&mut self, input: ElementId, tag: Tag, value: V, now: Instant) -> Result<(), Refused> {
         let link = self.link_to(input)?;
         self.clock = self.clock.max(now);
@@ -85,8 +85,8 @@ impl<V: Value> Scheduler<V> {
         Ok(())
     }
 
-    /// A message for `input` came after its tag, `meant`. Returns at which tag its handlers run; `None` if no reaction
-    /// handles late values of this input, or not before the program's end.
+    /// Handles a message for `input` that arrived after its tag, `meant`. Returns the tag at which its handlers run;
+    /// `None` if no reaction handles late values of this input, or not before the program's end.
     ///
     /// # Errors
     /// If the queue is full.
@@ -94,7 +94,7 @@ impl<V: Value> Scheduler<V> {
         let Some(tardy) = self.graph.element(input).and_then(|element| element.tardy) else {
             return Ok(None);
         };
-        // As for a physical action: nobody foresaw it.
+        // As for a physical action, because no federate foresaw it.
         let first = self.promised.max(self.reached().next());
         match self.insert_free(first, tardy, Some(value)) {
             Ok(tag) => {
@@ -106,7 +106,7 @@ impl<V: Value> Scheduler<V> {
         }
     }
 
-    /// `input` stays absent at `tag`, and receives nothing before it any more.
+    /// Records that `input` stays absent at `tag`, and receives nothing more before it.
     ///
     /// # Errors
     /// If there is no such input.
@@ -116,7 +116,7 @@ impl<V: Value> Scheduler<V> {
         Ok(())
     }
 
-    /// No input from `federate` receives anything up to `tag` any more.
+    /// Records that no input from `federate` receives anything more up to `tag`.
     pub fn on_settled(&mut self, federate: FederateId, tag: Tag) {
         for (waiting, known) in self.plan.waiting.iter().zip(&mut self.known) {
             if waiting.from == federate {
@@ -125,7 +125,7 @@ impl<V: Value> Scheduler<V> {
         }
     }
 
-    /// `input` receives nothing up to `tag` any more, as far as its sender can foresee.
+    /// Records that `input` receives nothing more up to `tag`, as far as its sender can foresee.
     pub fn on_promise(&mut self, input: ElementId, tag: Tag) {
         for (waiting, known) in self.plan.waiting.iter().zip(&mut self.known) {
             if waiting.input == input {
@@ -134,7 +134,7 @@ impl<V: Value> Scheduler<V> {
         }
     }
 
-    /// `federate` takes part again, from `first` on: nothing of it is known there.
+    /// Records that `federate` takes part again from `first` on. From there, nothing is known about its inputs here.
     pub fn on_back(&mut self, federate: FederateId, first: Tag) {
         for (waiting, known) in self.plan.waiting.iter().zip(&mut self.known) {
             if waiting.from == federate {
@@ -144,7 +144,7 @@ impl<V: Value> Scheduler<V> {
         }
     }
 
-    /// A physical action happened. Returns its tag.
+    /// Schedules a physical action. Returns its tag.
     ///
     /// # Errors
     /// If there is no such action, the program does not run, or the queue is full.
@@ -158,7 +158,8 @@ impl<V: Value> Scheduler<V> {
         }
     }
 
-    /// In a replay: the physical action, the input of a physical connection, or a late value was present at this tag.
+    /// Replays a recorded event: a physical action, the input of a physical connection, or a late value was present at
+    /// this tag.
     ///
     /// # Errors
     /// If there is no such element, the tag is over, or the queue is full.
@@ -181,7 +182,7 @@ impl<V: Value> Scheduler<V> {
         self.insert(tag, element, value)
     }
 
-    /// The link to one of this federate's inputs from another federate.
+    /// Returns the link to one of this federate's inputs from another federate.
     fn link_to(&self, input: ElementId) -> Result<Link, Refused> {
         let element = self
             .graph
@@ -206,7 +207,7 @@ impl<V: Value> Scheduler<V> {
         }
     }
 
-    /// Inserts an event at the clock's time, and after everything that is fixed already.
+    /// Inserts an event at the clock's time, but after everything that is already fixed.
     pub(super) fn schedule_at_clock(
         &mut self,
         element: ElementId,

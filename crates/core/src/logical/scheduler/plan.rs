@@ -1,14 +1,14 @@
-//! What one federate's scheduler looks up at every step, worked out once.
+//! The tables that one federate's scheduler reads at every step, computed once.
 
 use super::super::graph::{ElementId, ElementKind, Graph, Link, ReactionId};
 use super::super::program::FederateId;
 use super::Waits;
 
-/// An output with connections that are more than a name for the same value.
+/// An output with connections that need more than sharing the value with an input.
 #[derive(Clone, Debug)]
 pub(super) struct Output {
     pub element: ElementId,
-    /// It is final once all reactions of this level are done. `None` if nothing ever sets it.
+    /// The level at whose end the output is final. `None` if no reaction ever sets it.
     pub level: Option<u32>,
     pub links: Vec<Link>,
 }
@@ -18,20 +18,20 @@ pub(super) struct Output {
 pub(super) struct Waiting {
     pub input: ElementId,
     pub from: FederateId,
-    /// While the input is unknown, reactions of this level and above wait.
+    /// The level from which on reactions wait while the input is unknown.
     pub level: u32,
 }
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Plan {
-    /// Per element, where its value is kept: an input that is connected directly has that of its output.
+    /// Per element, the element that keeps its value: for an input that is connected directly, the output.
     pub kept: Vec<ElementId>,
     /// Per element, the reactions here that its value triggers.
     pub triggers: Vec<Vec<ReactionId>>,
-    /// Sorted by level.
+    /// The outputs, sorted by level.
     pub outputs: Vec<Output>,
     pub waiting: Vec<Waiting>,
-    /// Startup and shutdown of reactors here that react to them.
+    /// The startup and shutdown elements of reactors here that react to them.
     pub startups: Vec<ElementId>,
     pub shutdowns: Vec<ElementId>,
     pub timers: Vec<ElementId>,

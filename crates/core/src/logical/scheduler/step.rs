@@ -1,4 +1,4 @@
-//! What a scheduler is told and tells.
+//! The inputs and outputs of a scheduler.
 
 use super::super::graph::{ElementId, ReactionId};
 use super::super::program::FederateId;
@@ -6,10 +6,10 @@ use super::super::Tag;
 use crate::Duration;
 use std::fmt;
 
-/// What reactions give to each other.
+/// A value that reactions pass to each other.
 pub trait Value: Clone {
-    /// What goes to another federate in its place, and is kept until it has arrived: a reference to a payload, say,
-    /// where readers of this federate get the object itself.
+    /// Returns the value to send to another federate and to keep until it has arrived. It may be a reference to a
+    /// payload, while readers in this federate get the object itself.
     #[must_use]
     fn to_send(&self) -> Self {
         self.clone()
@@ -25,17 +25,19 @@ impl Value for String {}
 /// The settings of a scheduler.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SchedulerConfig {
-    /// Do not wait for the clock, and take no reaction for late.
+    /// Whether not to wait for the clock. Then no reaction is late.
     pub fast: bool,
-    /// Physical actions and physical connections are taken from a recording, through [`Scheduler::on_recorded`] alone.
+    /// Whether physical actions and physical connections are taken only from a recording, through
+    /// [`Scheduler::on_recorded`].
     ///
     /// [`Scheduler::on_recorded`]: super::Scheduler::on_recorded
     pub replay: bool,
     /// The time of the last tag, unless an earlier one is decided. The same on all federates.
     pub timeout: Option<Duration>,
-    /// The most events in the queue.
+    /// The maximum number of events in the queue.
     pub events_max: usize,
-    /// The greatest microstep. Beyond it, time stands still: two actions schedule each other without a delay, say.
+    /// The greatest microstep. Beyond it, time would stand still, for example because two actions schedule each other
+    /// without a delay.
     pub microstep_max: u32,
 }
 
@@ -51,12 +53,12 @@ impl Default for SchedulerConfig {
     }
 }
 
-/// On which inputs a federate may have to wait within a tag.
+/// The inputs on which a federate may have to wait within a tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Waits {
-    /// Those of its zero-delay cycle. A grant covers all others.
+    /// The inputs from its zero-delay cycle. A grant covers all others.
     InCycles,
-    /// Those of all connections without a delay.
+    /// The inputs of all connections without a delay.
     OnAll,
 }
 
@@ -65,16 +67,17 @@ pub enum Waits {
 pub struct Ready {
     /// The reaction.
     pub reaction: ReactionId,
-    /// Whether its deadline has passed, so that its late handler runs in its place.
+    /// Whether the deadline has passed, so that the late handler runs instead.
     pub late: bool,
 }
 
-/// What the driver has to do, in this order.
+/// A step for the driver. Steps must be carried out in order.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Step<V> {
-    /// Run these reactions, in any order or in parallel, and tell [`finish`](super::Scheduler::finish) the effects of each.
+    /// Run these reactions, in any order or in parallel, and pass the effects of each to
+    /// [`finish`](super::Scheduler::finish).
     Run {
-        /// Their tag.
+        /// The tag of the reactions.
         tag: Tag,
         /// How far the clock is ahead of the tag; zero with `fast`.
         lag: Duration,
@@ -85,7 +88,7 @@ pub enum Step<V> {
     Send {
         /// The receiver.
         to: FederateId,
-        /// Its input.
+        /// The receiver's input.
         input: ElementId,
         /// The tag at the receiver. On a physical connection, the tag at the sender.
         tag: Tag,
@@ -98,16 +101,16 @@ pub enum Step<V> {
     Completed(Tag),
     /// The last tag is complete.
     Ended,
-    /// The result is no longer that of the program.
+    /// The result no longer follows from the program.
     Fault(Refused),
 }
 
-/// What a reaction did.
+/// The effects of a reaction.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Effects<V> {
     /// Outputs with their values.
     pub sets: Vec<(ElementId, V)>,
-    /// Actions, each with a delay on top of its least one, and a value.
+    /// Actions, each with a delay in addition to its least one, and a value.
     pub schedules: Vec<(ElementId, Duration, Option<V>)>,
     /// Whether the program has to end.
     pub stop: bool,
@@ -123,7 +126,7 @@ impl<V> Default for Effects<V> {
     }
 }
 
-/// Why something was not accepted.
+/// The reason why something was not accepted.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Refused {
@@ -139,23 +142,23 @@ pub enum Refused {
     Undeclared {
         /// The reaction.
         reaction: ReactionId,
-        /// What it would affect.
+        /// The element that it would affect.
         element: ElementId,
     },
-    /// A message came after its tag.
+    /// A message arrived after its tag.
     Tardy {
-        /// Its input.
+        /// The input.
         input: ElementId,
-        /// The tag that was meant.
+        /// The intended tag of the message.
         meant: Tag,
         /// The tag that had been reached.
         reached: Tag,
     },
     /// A second message for one input and tag, or an infinite tag.
     BadTag {
-        /// Its input.
+        /// The input.
         input: ElementId,
-        /// Its tag.
+        /// The tag.
         tag: Tag,
     },
     /// The queue is full.

@@ -32,7 +32,7 @@ fn free(graph: &Arc<Graph>, fast: bool) -> Scheduler<u64> {
     scheduler
 }
 
-/// The reactions that run now, by name; each sets and schedules nothing.
+/// Returns the names of the reactions to run. None sets or schedules anything.
 fn names(graph: &Graph, step: Option<Step<u64>>) -> Vec<String> {
     match step {
         Some(Step::Run { reactions, .. }) => {
@@ -253,7 +253,7 @@ fn bad_input_is_refused_by_name_and_changes_nothing() {
 
 #[test]
 fn values_for_other_federates_are_sent_once_they_are_final() {
-    // The second writer overrides the first one; the other federate sees only the last value.
+    // The second writer overrides the first. The other federate sees only the last value.
     let reactor = Reactor::new("a", A)
         .output("out")
         .reaction(Reaction::new("first").on_startup().effect("out"))
@@ -274,7 +274,7 @@ fn values_for_other_federates_are_sent_once_they_are_final() {
     assert_eq!(s.poll(at(0)), Some(Step::Completed(Tag::START)));
 }
 
-/// A value of which other federates get only a part.
+/// A value of which other federates receive only a part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Seen {
     Whole,
@@ -353,7 +353,7 @@ fn limited(graph: &Arc<Graph>, timeout: Duration) -> Scheduler<u64> {
     s
 }
 
-/// The tags at which it runs something, until it ends.
+/// Returns the tags at which reactions run, until the end.
 fn runs(s: &mut Scheduler<u64>) -> Vec<Tag> {
     let mut tags = Vec::new();
     loop {
@@ -477,7 +477,7 @@ fn rule_13_a_clock_that_steps_back_counts_as_standing_still() {
     assert!(matches!(s.poll(at(1)), Some(Step::Run { .. })));
 }
 
-/// a asks b and reads b's answer at the same tag.
+/// Builds a program in which a asks b and reads b's answer at the same tag.
 fn asking() -> Arc<Graph> {
     let asks = Reactor::new("a", A)
         .input("answer")

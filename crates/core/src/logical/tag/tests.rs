@@ -76,7 +76,7 @@ fn tags() -> impl Strategy<Value = Tag> {
 }
 
 proptest! {
-    /// The least delay of a path can be found edge by edge, and be added to a tag at once.
+    /// The least delay of a path can be found edge by edge and then added to a tag in one step.
     #[test]
     fn a_path_may_be_added_at_once_or_edge_by_edge(tag in tags(), a in delays(), b in delays(), c in delays()) {
         prop_assert_eq!((tag + a) + b, tag + a.then(b));
